@@ -1,0 +1,55 @@
+# The commands of this project. `make` alone lists them; each one sets up what it needs in .venv.
+.DEFAULT_GOAL := help
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+REPORT ?= warplens-report
+
+.PHONY: help demo test lint format bench docs clean
+
+help: ## list the commands
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 10) else "Warplens needs Python 3.10 or newer; set PYTHON=python3.x")'
+	@echo "setting up $(VENV) …"
+	@$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
+	@$(PIP) install --constraint constraints.txt --editable .
+	@touch $@
+
+$(VENV)/.installed-dev: pyproject.toml constraints.txt | $(BIN)/python
+	@$(PIP) install --constraint constraints.txt --editable '.[dev]'
+	@touch $@ $(VENV)/.installed
+
+$(VENV)/.installed-docs: pyproject.toml constraints.txt | $(BIN)/python
+	@$(PIP) install --constraint constraints.txt --editable '.[docs]'
+	@touch $@
+
+demo: $(VENV)/.installed ## report on the profiles shipped with the package
+	@$(BIN)/warplens demo --output $(REPORT)
+
+test: $(VENV)/.installed-dev ## run the tests
+	@$(BIN)/python -m pytest
+
+lint: $(VENV)/.installed-dev ## style, types, and the import contracts of the rooms
+	@$(BIN)/ruff check
+	@$(BIN)/ruff format --check
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+format: $(VENV)/.installed-dev ## rewrite the sources in the project's style
+	@$(BIN)/ruff check --fix
+	@$(BIN)/ruff format
+
+bench: $(VENV)/.installed-dev ## speed and memory against peers, in one run (needs minutes)
+	@$(BIN)/python -m benchmarks.run
+
+docs: $(VENV)/.installed-docs ## build the documentation into site/
+	@$(BIN)/mkdocs build --strict
+
+clean: ## remove everything that the other commands made
+	rm -rf $(VENV) $(REPORT) site dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

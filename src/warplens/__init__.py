@@ -1,0 +1,61 @@
+"""Where the GPU time of a transformer went, why, and what to do about it.
+
+The public names below are loaded when they are first used, so that `import warplens` costs next to nothing.
+
+>>> import warplens
+>>> trace = warplens.read("profile.sqlite")                 # doctest: +SKIP
+>>> timeline = warplens.Timeline(trace)                     # doctest: +SKIP
+>>> window = timeline.window("steady")                      # doctest: +SKIP
+>>> warplens.kernel_statistics(timeline, window)            # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from warplens._version import __version__
+
+if TYPE_CHECKING:
+    from warplens.analysis.timeline import Timeline
+    from warplens.analysis.window import Window
+    from warplens.errors import UnreadableInputError, UsageError, WarplensError
+    from warplens.profile import Capture, Device, Trace
+    from warplens.readers import read
+
+_HOME = {
+    "Capture": "warplens.profile",
+    "Device": "warplens.profile",
+    "Timeline": "warplens.analysis.timeline",
+    "Trace": "warplens.profile",
+    "UnreadableInputError": "warplens.errors",
+    "UsageError": "warplens.errors",
+    "WarplensError": "warplens.errors",
+    "Window": "warplens.analysis.window",
+    "read": "warplens.readers",
+}
+
+__all__ = [
+    "Capture",
+    "Device",
+    "Timeline",
+    "Trace",
+    "UnreadableInputError",
+    "UsageError",
+    "WarplensError",
+    "Window",
+    "__version__",
+    "read",
+]
+
+
+def __getattr__(name: str) -> Any:
+    try:
+        module = _HOME[name]
+    except KeyError:
+        raise AttributeError(f"module 'warplens' has no attribute {name!r}") from None
+    return getattr(import_module(module), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

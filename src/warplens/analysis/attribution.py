@@ -1,0 +1,229 @@
+"""Which annotated range a piece of GPU work belongs to.
+
+Two rules, in this order:
+
+1. *Same thread*: the innermost range that is open on the launching thread when the launching API call begins.
+2. *Waiting thread*: work launched from a thread that has no range of its own open, while another thread of the process
+   holds one open, belongs to that range. This is how PyTorch's autograd works: `backward()` is called on one thread,
+   which waits, while another thread launches the kernels. Such an attribution is marked as inferred. It also gives a
+   parent to the outermost ranges of the launching thread, so that their time counts in the waiting thread's ranges.
+
+Where several threads hold ranges open, the one whose outermost ranges cover the most host time is asked first (the
+training loop's own thread spans the step, its helpers do not), and links only ever lead from a thread with less cover to
+one with more, so that no range can become its own ancestor.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from warplens.analysis.intervals import Intervals, total, union
+
+__all__ = ["NO_RANGE", "RangeForest", "range_forest"]
+
+Int64s = npt.NDArray[np.int64]
+
+#: Stands for "no range" in arrays of range rows.
+NO_RANGE = -1
+
+# Process and thread ids are 32-bit, so that a pair of them is one integer key.
+_THREAD_BITS = 32
+_THREAD_MASK = (1 << _THREAD_BITS) - 1
+
+#: Up to this many threads, one scan per thread is cheaper than sorting all launches by thread.
+_FEW_THREADS = 12
+
+
+class _OpenRanges(NamedTuple):
+    """The innermost open range of one thread as a step function of time."""
+
+    times: Int64s
+    innermost: Int64s
+
+    def at(self, when: Int64s) -> Int64s:
+        index = np.searchsorted(self.times, when, side="right") - 1
+        return np.where(index >= 0, self.innermost[np.maximum(index, 0)], NO_RANGE)
+
+
+@dataclass(frozen=True, eq=False)
+class RangeForest:
+    """The ranges of a profile with their enclosing ranges, across threads.
+
+    Attributes:
+        parent: shape (n,), row of the enclosing range, on the same thread or inferred on another; `NO_RANGE` for none.
+        parent_inferred: shape (n,), whether that link crosses threads.
+        level: shape (n,), number of enclosing ranges across threads.
+    """
+
+    parent: Int64s
+    parent_inferred: npt.NDArray[np.bool_]
+    level: Int64s
+    _threads: dict[tuple[int, int], _OpenRanges]
+    _asked_first: dict[int, list[tuple[int, int]]]
+
+    def attribute(self, process: Int64s, thread: Int64s, when: Int64s) -> tuple[Int64s, npt.NDArray[np.bool_]]:
+        """The range of each launch, and whether it was inferred.
+
+        Args:
+            process, thread, when: shape (m,), the launching thread and the time at which its API call began.
+        """
+        found = np.full(len(when), NO_RANGE, dtype=np.int64)
+        inferred = np.zeros(len(when), dtype=np.bool_)
+        for launcher, rows in _rows_by_thread(process, thread):
+            own = self._threads[launcher].at(when[rows]) if launcher in self._threads else found[rows]
+            waiting = self._waiting(launcher, when[rows])
+            found[rows] = np.where(own != NO_RANGE, own, waiting)
+            inferred[rows] = (own == NO_RANGE) & (waiting != NO_RANGE)
+        return found, inferred
+
+    def _waiting(self, launcher: tuple[int, int], when: Int64s) -> Int64s:
+        found = np.full(len(when), NO_RANGE, dtype=np.int64)
+        for thread in self._asked_first.get(launcher[0], ()):
+            if thread == launcher:
+                break  # only threads with more cover than the launcher may lend it a range
+            found = np.where(found == NO_RANGE, self._threads[thread].at(when), found)
+        return found
+
+    def inclusive(self, exclusive: Int64s, *, across_threads: bool = True) -> Int64s:
+        """Adds each range's own amount to all of its ancestors; exact integers, one pass per level.
+
+        Args:
+            exclusive: shape (n,), the amount that belongs to each range directly.
+            across_threads: whether inferred links between threads count.
+        """
+        amount = exclusive.astype(np.int64, copy=True)
+        for rows, parents in self._upwards(across_threads):
+            np.add.at(amount, parents, amount[rows])
+        return amount
+
+    def earliest(self, values: Int64s, *, across_threads: bool = True) -> Int64s:
+        """The minimum over each range and all of its descendants."""
+        best = values.astype(np.int64, copy=True)
+        for rows, parents in self._upwards(across_threads):
+            np.minimum.at(best, parents, best[rows])
+        return best
+
+    def latest(self, values: Int64s, *, across_threads: bool = True) -> Int64s:
+        """The maximum over each range and all of its descendants."""
+        best = values.astype(np.int64, copy=True)
+        for rows, parents in self._upwards(across_threads):
+            np.maximum.at(best, parents, best[rows])
+        return best
+
+    def outermost_match(self, label: Int64s) -> Int64s:
+        """For each range the label (> 0) of its outermost labelled ancestor or itself; 0 where none is labelled."""
+        result = label.astype(np.int64, copy=True)
+        for rows in self._levels():
+            parents = self.parent[rows]
+            inherited = np.where(parents != NO_RANGE, result[np.maximum(parents, 0)], 0)
+            result[rows] = np.where(inherited > 0, inherited, result[rows])
+        return result
+
+    def _levels(self) -> list[Int64s]:
+        if not len(self.level):
+            return []
+        order = np.argsort(self.level, kind="stable")
+        cuts = np.searchsorted(self.level[order], np.arange(1, int(self.level.max()) + 1))
+        return list(np.split(order, cuts))
+
+    def _upwards(self, across_threads: bool) -> list[tuple[Int64s, Int64s]]:
+        pairs = []
+        for rows in reversed(self._levels()):
+            linked = self.parent[rows] != NO_RANGE
+            if not across_threads:
+                linked &= ~self.parent_inferred[rows]
+            pairs.append((rows[linked], self.parent[rows[linked]]))
+        return pairs
+
+
+def range_forest(ranges: pl.DataFrame) -> RangeForest:
+    """Links the ranges of all threads. `ranges` is the table `ranges` of a `Trace`."""
+    start = ranges["start_ns"].to_numpy()
+    end = ranges["end_ns"].to_numpy()
+    process = ranges["process"].to_numpy().astype(np.int64)
+    thread = ranges["thread"].to_numpy().astype(np.int64)
+    depth = ranges["depth"].to_numpy().astype(np.int64)
+    parent = ranges["parent"].fill_null(NO_RANGE).to_numpy().astype(np.int64).copy()
+
+    threads: dict[tuple[int, int], _OpenRanges] = {}
+    cover: dict[tuple[int, int], int] = {}
+    for key, rows in _rows_by_thread(process, thread):
+        threads[key] = _open_ranges(start, end, depth, parent, rows)
+        roots = rows[parent[rows] == NO_RANGE]
+        cover[key] = total(union(Intervals(start[roots], end[roots])))
+    asked_first: dict[int, list[tuple[int, int]]] = {}
+    for key in sorted(threads, key=lambda item: (-cover[item], item)):
+        asked_first.setdefault(key[0], []).append(key)
+
+    forest = RangeForest(parent, np.zeros(len(parent), np.bool_), np.zeros(len(parent), np.int64), threads, asked_first)
+    for key, rows in _rows_by_thread(process, thread):
+        roots = rows[parent[rows] == NO_RANGE]
+        lent = forest._waiting(key, start[roots])
+        encloses = (lent != NO_RANGE) & (end[np.maximum(lent, 0)] >= end[roots])
+        forest.parent[roots[encloses]] = lent[encloses]
+        forest.parent_inferred[roots[encloses]] = True
+    _number_levels(forest)
+    return forest
+
+
+def _open_ranges(start: Int64s, end: Int64s, depth: Int64s, parent: Int64s, rows: Int64s) -> _OpenRanges:
+    rows = rows[end[rows] > start[rows]]  # an empty range holds nothing open
+    times = np.concatenate((end[rows], start[rows]))
+    opened = np.concatenate((parent[rows], rows))
+    is_start = np.repeat(np.array([0, 1]), len(rows))
+    # At equal times ranges close from the inside out before others open from the outside in.
+    within = np.concatenate((-depth[rows], depth[rows]))
+    order = np.lexsort((within, is_start, times))
+    if _crosses(start, end, parent, rows):
+        return _open_ranges_with_crossings(np.concatenate((rows, rows))[order], is_start[order], times[order])
+    return _OpenRanges(times[order], opened[order])
+
+
+def _crosses(start: Int64s, end: Int64s, parent: Int64s, rows: Int64s) -> bool:
+    """Whether two ranges of one thread overlap without one enclosing the other."""
+    order = rows[np.lexsort((-end[rows], start[rows], parent[rows]))]
+    same_parent = parent[order[1:]] == parent[order[:-1]]
+    return bool(np.any(same_parent & (start[order[1:]] < end[order[:-1]])))
+
+
+def _open_ranges_with_crossings(rows: Int64s, is_start: Int64s, times: Int64s) -> _OpenRanges:
+    """The range opened last among those still open, for start-end ranges that need not nest."""
+    opened: dict[int, None] = {}  # insertion order is opening order
+    innermost = np.empty(len(rows), dtype=np.int64)
+    for position, (row, starts) in enumerate(zip(rows.tolist(), is_start.tolist(), strict=True)):
+        if starts:
+            opened[row] = None
+        else:
+            opened.pop(row, None)
+        innermost[position] = next(reversed(opened), NO_RANGE)
+    return _OpenRanges(times, innermost)
+
+
+def _number_levels(forest: RangeForest) -> None:
+    pending = np.flatnonzero(forest.parent != NO_RANGE)
+    level = 0
+    known = forest.parent == NO_RANGE
+    while len(pending):
+        level += 1
+        reached = known[forest.parent[pending]]
+        rows = pending[reached]
+        forest.level[rows] = level
+        pending = pending[~reached]
+        known[rows] = True
+
+
+def _rows_by_thread(process: Int64s, thread: Int64s) -> list[tuple[tuple[int, int], Int64s]]:
+    """The rows of each (process, thread), in their order."""
+    key = (process << _THREAD_BITS) | thread
+    distinct = pl.Series(key).unique().sort().to_list()
+    if len(distinct) <= _FEW_THREADS:
+        groups = [np.flatnonzero(key == value) for value in distinct]
+    else:
+        order = np.argsort(key, kind="stable")
+        groups = np.split(order, np.flatnonzero(np.diff(key[order])) + 1)
+    return [((value >> _THREAD_BITS, value & _THREAD_MASK), rows) for value, rows in zip(distinct, groups, strict=True)]

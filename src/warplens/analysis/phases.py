@@ -1,0 +1,155 @@
+"""Forward, backward, optimizer: which part of a training step GPU work belongs to, from the names of its ranges.
+
+Work belongs to the phase of its *outermost* range that is named after one: a forward pass recomputed inside the backward
+pass (activation checkpointing) is backward work. Backward kernels are launched by another thread than the one that holds
+`backward` open; they arrive there by the waiting-thread rule and are counted as inferred.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from warplens.analysis.attribution import NO_RANGE
+from warplens.analysis.categories import classify_names
+from warplens.analysis.intervals import Intervals, clip, total, union
+from warplens.analysis.timeline import Timeline
+from warplens.analysis.window import Window
+from warplens.profile.schema import name_categories
+
+__all__ = ["NO_PHASE", "PHASES", "PHASE_SCHEMA", "phase_of_work", "phase_statistics", "phase_steps"]
+
+Int64s = npt.NDArray[np.int64]
+
+#: Phases in the order of a training step.
+PHASES: Final = ("forward", "backward", "optimizer")
+
+#: Label of work outside of all phases.
+NO_PHASE: Final = "none"
+
+PHASE: Final = pl.Enum([NO_PHASE, *PHASES])
+
+#: One row a phase. `gpu_ns` sums durations, `busy_ns` is their interval union on one device after the other,
+#: `matmul_ns` is the part of `gpu_ns` in GEMM kernels; `share` is of the window's summed GPU time.
+PHASE_SCHEMA = pl.Schema(
+    {
+        "phase": pl.String(),
+        "gpu_ns": pl.Int64(),
+        "inferred_ns": pl.Int64(),
+        "busy_ns": pl.Int64(),
+        "kernel_ns": pl.Int64(),
+        "matmul_ns": pl.Int64(),
+        "kernels": pl.Int64(),
+        "ops": pl.Int64(),
+        "share": pl.Float64(),
+    }
+)
+
+#: One row a step: its wall time and the GPU time of each phase inside it.
+PHASE_STEP_SCHEMA = pl.Schema(
+    {"step": pl.Int64(), "wall_ns": pl.Int64(), **{f"{phase}_ns": pl.Int64() for phase in (*PHASES, NO_PHASE)}}
+)
+
+_WORDS = {
+    "forward": re.compile(r"(?<![a-z])(forward|fwd)(?![a-z])", re.IGNORECASE),
+    "backward": re.compile(r"(?<![a-z])(backward|bwd|backprop)(?![a-z])", re.IGNORECASE),
+    "optimizer": re.compile(r"(?<![a-z])(optim(izer|iser)?|adamw?|sgd|weight[\s_-]*update)(?![a-z])", re.IGNORECASE),
+}
+
+
+def phase_of_name(name: str) -> str:
+    """The phase that a range's name speaks of; `none` where it names no phase, or more than one."""
+    if "::" in name and not name.startswith("autograd::"):
+        return NO_PHASE  # an operator (`flash_attn::_flash_attn_forward`), which the backward pass may call as well
+    # Camel case and underscores separate words: `OptimizerStep`, `forward_pass`.
+    spaced = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name).replace("_", " ")
+    named = [phase for phase, pattern in _WORDS.items() if pattern.search(spaced)]
+    return named[0] if len(named) == 1 else NO_PHASE
+
+
+def phase_of_work(timeline: Timeline) -> pl.Series:
+    """The phase of each row of `Timeline.work` (dtype `PHASE`)."""
+    ranges = timeline.trace.ranges
+    if not ranges.height:
+        return pl.Series("phase", [NO_PHASE], dtype=PHASE).gather(np.zeros(timeline.work.height, np.int64))
+    numbers = {phase: number for number, phase in enumerate((NO_PHASE, *PHASES))}
+    by_name = np.array([numbers[phase_of_name(name)] for name in name_categories(ranges["name"])], dtype=np.int64)
+    labels = timeline.forest.outermost_match(by_name[ranges["name"].to_physical().to_numpy()])
+    code = np.r_[labels, 0][timeline.work["range"].fill_null(NO_RANGE).to_numpy()]
+    return pl.Series("phase", [NO_PHASE, *PHASES], dtype=PHASE).gather(code)
+
+
+def phase_statistics(timeline: Timeline, window: Window) -> pl.DataFrame:
+    """The GPU work of each phase in the window (`PHASE_SCHEMA`), in order, `none` last; phases without work are left out."""
+    work = _work_with_phase(timeline, window)
+    if not work.height:
+        return pl.DataFrame(schema=PHASE_SCHEMA)
+    duration = pl.col("end_ns") - pl.col("start_ns")
+    is_kernel = pl.col("kind") == "kernel"
+    sums = work.group_by("phase").agg(
+        duration.sum().alias("gpu_ns"),
+        duration.filter("inferred").sum().alias("inferred_ns"),
+        duration.filter(is_kernel).sum().alias("kernel_ns"),
+        duration.filter(pl.col("matmul")).sum().alias("matmul_ns"),
+        is_kernel.sum().cast(pl.Int64).alias("kernels"),
+        pl.len().cast(pl.Int64).alias("ops"),
+    )
+    order = {phase: position for position, phase in enumerate((*PHASES, NO_PHASE))}
+    busy = {phase: _busy_ns(work.filter(pl.col("phase") == phase), window) for phase in sums["phase"]}
+    return (
+        sums.with_columns(
+            pl.col("phase").cast(pl.String),
+            pl.Series("busy_ns", [busy[phase] for phase in sums["phase"]]),
+            (pl.col("gpu_ns") / max(1, int(sums["gpu_ns"].sum()))).alias("share"),
+        )
+        .sort(pl.col("phase").replace_strict(order))
+        .select(PHASE_SCHEMA.names())
+        .cast(PHASE_SCHEMA)  # type: ignore[arg-type]
+    )
+
+
+def phase_steps(timeline: Timeline, window: Window) -> pl.DataFrame:
+    """GPU time of each phase in each step of the window (`PHASE_STEP_SCHEMA`); empty where there are no steps."""
+    if not window.steps:
+        return pl.DataFrame(schema=PHASE_STEP_SCHEMA)
+    work = _work_with_phase(timeline, window)
+    starts = np.array([step.start_ns for step in window.steps])
+    ends = np.array([step.end_ns for step in window.steps])
+    begun = work["start_ns"].to_numpy()
+    place = np.searchsorted(starts, begun, side="right") - 1
+    inside = (place >= 0) & (begun < ends[np.maximum(place, 0)])
+    duration = (work["end_ns"] - work["start_ns"]).to_numpy()
+    phase = work["phase"].cast(pl.String)
+    columns = {}
+    for name in (*PHASES, NO_PHASE):
+        mine = inside & (phase == name).to_numpy()
+        sums = np.zeros(len(starts), dtype=np.int64)
+        np.add.at(sums, place[mine], duration[mine])
+        columns[f"{name}_ns"] = sums
+    return pl.DataFrame(
+        {"step": [step.index for step in window.steps], "wall_ns": ends - starts, **columns}, schema=PHASE_STEP_SCHEMA
+    )
+
+
+def _work_with_phase(timeline: Timeline, window: Window) -> pl.DataFrame:
+    is_gemm = (classify_names(timeline.trace.kernels)["category"] == "gemm").to_numpy()
+    kernel = (timeline.work["kind"] == "kernel").to_numpy()
+    matmul = np.zeros(timeline.work.height, dtype=np.bool_)
+    matmul[kernel] = is_gemm[timeline.work["row"].to_numpy()[kernel]]
+    # Window selection keeps rows, so that the columns are picked by the same rows.
+    numbered = timeline.work_in(window, with_index="position")
+    return numbered.with_columns(
+        phase_of_work(timeline).gather(numbered["position"]), pl.Series("matmul", matmul).gather(numbered["position"])
+    )
+
+
+def _busy_ns(work: pl.DataFrame, window: Window) -> int:
+    spent = 0
+    for (_device,), ops in work.group_by("device"):
+        intervals = Intervals(ops["start_ns"].to_numpy(), ops["end_ns"].to_numpy())
+        spent += total(union(clip(intervals, window.start_ns, window.end_ns)))
+    return spent

@@ -1,0 +1,373 @@
+"""Device-projected ranges: the GPU time of an annotated range is the time of the work launched inside it.
+
+A range's own duration on the host says when work was *launched*, not when or how long it ran. Here each piece of GPU work
+belongs to the innermost range of `warplens.analysis.attribution`; a range's inclusive time adds that of everything inside
+it, its exclusive time does not. Both are sums of the work's durations; `span_ns` is from the first begin to the last end
+(NVIDIA's "projected" time, idle time included).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from warplens.analysis.attribution import NO_RANGE
+from warplens.analysis.intervals import Intervals
+from warplens.analysis.timeline import Timeline
+from warplens.analysis.window import Window
+from warplens.errors import UsageError
+from warplens.profile.schema import name_categories
+
+__all__ = [
+    "INSTANCE_SCHEMA",
+    "RANGE_SCHEMA",
+    "RangeCoverage",
+    "plain_range_name",
+    "projected_spans",
+    "range_coverage",
+    "range_instances",
+    "range_statistics",
+]
+
+Int64s = npt.NDArray[np.int64]
+
+#: One row a range that launched GPU work in the window or began in it; `row` points into `Trace.ranges`.
+INSTANCE_SCHEMA = pl.Schema(
+    {
+        "row": pl.Int64(),
+        "parent": pl.Int64(),
+        "host_ns": pl.Int64(),
+        "gpu_ns": pl.Int64(),
+        "gpu_exclusive_ns": pl.Int64(),
+        "inferred_ns": pl.Int64(),
+        "first_ns": pl.Int64(),
+        "last_ns": pl.Int64(),
+        "span_ns": pl.Int64(),
+        "ops": pl.Int64(),
+        "kernels": pl.Int64(),
+        "same_thread_ops": pl.Int64(),
+        "same_thread_span_ns": pl.Int64(),
+    }
+)
+
+#: One row a name or a path of names. `parent` and `id` link the rows of a tree; `share` is of all GPU work's time.
+RANGE_SCHEMA = pl.Schema(
+    {
+        "id": pl.Int64(),
+        "parent": pl.Int64(),
+        "depth": pl.Int64(),
+        "name": pl.String(),
+        "instances": pl.Int64(),
+        "host_ns": pl.Int64(),
+        "gpu_ns": pl.Int64(),
+        "gpu_exclusive_ns": pl.Int64(),
+        "inferred_ns": pl.Int64(),
+        "span_ns": pl.Int64(),
+        "ops": pl.Int64(),
+        "kernels": pl.Int64(),
+        "share": pl.Float64(),
+    }
+)
+
+# PyTorch's emit_nvtx appends running numbers and shapes to operator names; they make every instance a name of its own.
+_RUNNING_NUMBERS = re.compile(r",\s*(?:op_id|seq|sizes|input_op_ids)\s*=.*$")
+
+
+@dataclass(frozen=True)
+class RangeCoverage:
+    """How much of the GPU work's summed duration belongs to ranges, and by which rule.
+
+    Attributes:
+        total_ns: all GPU work of the window.
+        same_thread_ns: attributed to a range on the launching thread.
+        inferred_ns: attributed to a range that another, waiting thread holds open.
+    """
+
+    total_ns: int
+    same_thread_ns: int
+    inferred_ns: int
+
+    @property
+    def unattributed_ns(self) -> int:
+        """Launched outside of every range, or by an unknown call."""
+        return self.total_ns - self.same_thread_ns - self.inferred_ns
+
+    @property
+    def attributed_share(self) -> float | None:
+        """Share of the GPU work's time that belongs to some range; None where there was no work."""
+        return 1 - self.unattributed_ns / self.total_ns if self.total_ns else None
+
+    @property
+    def inferred_share(self) -> float | None:
+        """Share of the GPU work's time whose range was inferred; None where there was no work."""
+        return self.inferred_ns / self.total_ns if self.total_ns else None
+
+
+def plain_range_name(name: str) -> str:
+    """The name without the running numbers that PyTorch's `emit_nvtx` appends: `aten::add, op_id = 7` → `aten::add`."""
+    return _RUNNING_NUMBERS.sub("", name)
+
+
+def range_coverage(timeline: Timeline, window: Window) -> RangeCoverage:
+    """How much of the window's GPU work belongs to ranges."""
+    work = timeline.work_in(window)
+    duration = (work["end_ns"] - work["start_ns"]).to_numpy()
+    attributed = work["range"].is_not_null().to_numpy()
+    inferred = work["inferred"].to_numpy()
+    return RangeCoverage(
+        int(duration.sum()), int(duration[attributed & ~inferred].sum()), int(duration[attributed & inferred].sum())
+    )
+
+
+def range_instances(timeline: Timeline, window: Window) -> pl.DataFrame:
+    """Every range of the window with the GPU work launched inside it (`INSTANCE_SCHEMA`), in the order of `Trace.ranges`."""
+    ranges = timeline.trace.ranges
+    count = ranges.height
+    if not count:
+        return pl.DataFrame(schema=INSTANCE_SCHEMA)
+    work = timeline.work_in(window)
+    forest = timeline.forest
+    start, end = work["start_ns"].to_numpy(), work["end_ns"].to_numpy()
+    duration = end - start
+    is_kernel = (work["kind"] == "kernel").to_numpy()
+    owner = work["range"].fill_null(NO_RANGE).to_numpy()
+    inferred = work["inferred"].to_numpy()
+    held = owner != NO_RANGE
+
+    exclusive = _sum(owner[held], duration[held], count)
+    gpu = forest.inclusive(exclusive)
+    same_thread = _same_thread(ranges, work)
+    gpu_same = same_thread.duration
+    # What crossing ranges hold is known from containment alone; links between threads only ever add to it.
+    crossing = timeline.forest_crossing
+    linked = gpu - forest.inclusive(_sum(owner[held & ~inferred], duration[held & ~inferred], count), across_threads=False)
+    gpu = np.where(crossing, gpu_same + linked, gpu)
+    first = forest.earliest(_extreme(owner[held], start[held], count, np.minimum, np.iinfo(np.int64).max))
+    last = forest.latest(_extreme(owner[held], end[held], count, np.maximum, np.iinfo(np.int64).min))
+    first, last = np.minimum(first, same_thread.first), np.maximum(last, same_thread.last)
+    ops = forest.inclusive(_sum(owner[held], np.ones(int(held.sum()), np.int64), count))
+    kernels = forest.inclusive(_sum(owner[held & is_kernel], np.ones(int((held & is_kernel).sum()), np.int64), count))
+    ops = np.where(crossing, np.maximum(ops, same_thread.ops), ops)
+    span = np.where(ops > 0, last - first, 0)
+    same_span = np.where(same_thread.ops > 0, same_thread.last - same_thread.first, 0)
+    begins_inside = (ranges["start_ns"] >= window.start_ns) & (ranges["start_ns"] < window.end_ns)
+    selected = (ops > 0) | (begins_inside.to_numpy() & (window.range_name is None)) | (window.kind == "all" and window.range_name is None)
+    parent = forest.parent
+    return pl.DataFrame(
+        {
+            "row": np.arange(count),
+            "parent": parent,
+            "host_ns": ranges["end_ns"] - ranges["start_ns"],
+            "gpu_ns": gpu,
+            "gpu_exclusive_ns": exclusive,
+            "inferred_ns": gpu - gpu_same,
+            "first_ns": np.where(ops > 0, first, 0),
+            "last_ns": np.where(ops > 0, last, 0),
+            "span_ns": span,
+            "ops": ops,
+            "kernels": kernels,
+            "same_thread_ops": same_thread.ops,
+            "same_thread_span_ns": same_span,
+        },
+        schema=INSTANCE_SCHEMA,
+    ).filter(pl.Series(selected))
+
+
+def range_statistics(timeline: Timeline, window: Window, by: str = "tree") -> pl.DataFrame:
+    """Ranges summed over their instances (`RANGE_SCHEMA`).
+
+    Args:
+        timeline: the profile.
+        window: only work that begins inside it counts.
+        by: `tree` (by path of names, parents before children, largest first), `name` (by name wherever it stands; running
+            numbers of PyTorch operators dropped) or `full_name` (by name as recorded).
+
+    Raises:
+        UsageError: `by` is none of these.
+    """
+    if by not in ("tree", "name", "full_name"):
+        raise UsageError(f"ranges cannot be grouped by {by!r}; use tree, name or full_name")
+    instances = range_instances(timeline, window)
+    if not instances.height:
+        return pl.DataFrame(schema=RANGE_SCHEMA)
+    names = timeline.trace.ranges["name"]
+    categories = name_categories(names)
+    texts = categories if by == "full_name" else pl.Series([plain_range_name(text) for text in categories], dtype=pl.String)
+    distinct = texts.unique(maintain_order=True)
+    name_code = texts.cast(pl.Enum(distinct)).to_physical().cast(pl.Int64).to_numpy()
+    code = name_code[names.to_physical().to_numpy()]
+    if by == "tree":
+        group, group_parent, group_code, depth = _paths(code, instances)
+    else:
+        rows = instances["row"].to_numpy()
+        group_code, group = np.unique(code[rows], return_inverse=True)
+        group = group.reshape(-1)
+        group_parent = np.full(len(group_code), NO_RANGE, dtype=np.int64)
+        depth = np.zeros(len(group_code), dtype=np.int64)
+    total_ns = range_coverage(timeline, window).total_ns
+    sums = [
+        "host_ns", "gpu_ns", "gpu_exclusive_ns", "inferred_ns", "span_ns", "ops", "kernels",
+    ]  # fmt: skip
+    table = (
+        instances.with_columns(pl.Series("id", group))
+        .group_by("id")
+        .agg(pl.len().cast(pl.Int64).alias("instances"), *(pl.col(column).sum() for column in sums))
+        .sort("id")
+        .with_columns(
+            pl.Series("parent", group_parent).replace(NO_RANGE, None),
+            pl.Series("depth", depth),
+            distinct.gather(group_code).alias("name"),
+            (pl.col("gpu_ns") / total_ns if total_ns else pl.lit(0.0)).alias("share"),
+        )
+        .select(RANGE_SCHEMA.names())
+        .cast(RANGE_SCHEMA)  # type: ignore[arg-type]
+    )
+    if by == "tree":
+        return _depth_first(table)
+    return table.sort(["gpu_ns", "host_ns", "name"], descending=[True, True, False])
+
+
+def projected_spans(timeline: Timeline, rows: Int64s, device: int | None = None) -> Intervals:
+    """From the first begin to the last end of the GPU work launched inside each of these ranges, at any depth.
+
+    Args:
+        timeline: the profile.
+        rows: rows of `Trace.ranges`. Where one encloses another, the outer one's span is given.
+        device: only work on this device counts; None for all.
+    """
+    label = np.zeros(timeline.trace.ranges.height, dtype=np.int64)
+    label[rows] = np.arange(1, len(rows) + 1)
+    outermost = np.r_[timeline.forest.outermost_match(label), 0]
+    work = timeline.work
+    instance = outermost[work["range"].fill_null(NO_RANGE).to_numpy()]
+    mine = instance > 0
+    if device is not None:
+        mine &= (work["device"] == device).to_numpy()
+    first = _extreme(instance[mine] - 1, work["start_ns"].to_numpy()[mine], len(rows), np.minimum, np.iinfo(np.int64).max)
+    last = _extreme(instance[mine] - 1, work["end_ns"].to_numpy()[mine], len(rows), np.maximum, np.iinfo(np.int64).min)
+    found = last > first
+    return Intervals(first[found], last[found])
+
+
+@dataclass(frozen=True, eq=False)
+class _SameThread:
+    """Per range: the work launched on its own thread while it was open, whatever else was open."""
+
+    ops: Int64s
+    duration: Int64s
+    first: Int64s
+    last: Int64s
+
+
+def _same_thread(ranges: pl.DataFrame, work: pl.DataFrame) -> _SameThread:
+    count = ranges.height
+    ops = np.zeros(count, dtype=np.int64)
+    duration = np.zeros(count, dtype=np.int64)
+    first = np.full(count, np.iinfo(np.int64).max)
+    last = np.full(count, np.iinfo(np.int64).min)
+    launched = work.filter(pl.col("thread").is_not_null()).select(
+        "process", "thread", "launch_start_ns", "start_ns", "end_ns"
+    )
+    threads = ranges.select("process", "thread").unique().rows()
+    for process, thread in threads:
+        here = (pl.col("process") == process) & (pl.col("thread") == thread)
+        mine = launched.filter(here).sort("launch_start_ns", maintain_order=True)
+        if not mine.height:
+            continue
+        rows = np.flatnonzero(ranges.select(here).to_series().to_numpy())
+        when = mine["launch_start_ns"].to_numpy()
+        low = np.searchsorted(when, ranges["start_ns"].to_numpy()[rows], side="left")
+        high = np.searchsorted(when, ranges["end_ns"].to_numpy()[rows], side="left")
+        rows, low, high = rows[high > low], low[high > low], high[high > low]
+        if not len(rows):
+            continue
+        start, end = mine["start_ns"].to_numpy(), mine["end_ns"].to_numpy()
+        before = np.r_[np.int64(0), np.cumsum(end - start)]
+        ops[rows] = high - low
+        duration[rows] = before[high] - before[low]
+        first[rows] = _reduce_slices(start, low, high, np.minimum)
+        last[rows] = _reduce_slices(end, low, high, np.maximum)
+    return _SameThread(ops, duration, first, last)
+
+
+def _reduce_slices(values: Int64s, low: Int64s, high: Int64s, function: np.ufunc) -> Int64s:
+    """`function` over each `values[low[i]:high[i]]`, none of which is empty."""
+    # reduceat reduces [e[i], e[i+1]) for consecutive edges; the odd results, between slices, are dropped.
+    edges = np.stack((low, high), axis=1).reshape(-1)
+    padded = np.r_[values, values[-1:]]  # an edge may equal the length
+    result: Int64s = function.reduceat(padded, edges)[::2]
+    return result
+
+
+def _sum(groups: Int64s, amounts: Int64s, count: int) -> Int64s:
+    sums = np.zeros(count, dtype=np.int64)
+    np.add.at(sums, groups, amounts)
+    return sums
+
+
+def _extreme(groups: Int64s, values: Int64s, count: int, function: np.ufunc, start: int) -> Int64s:
+    best = np.full(count, start, dtype=np.int64)
+    function.at(best, groups, values)
+    return best
+
+
+def _paths(code: Int64s, instances: pl.DataFrame) -> tuple[Int64s, Int64s, Int64s, Int64s]:
+    """Groups of equal name paths: each instance's group, and each group's parent group, name code and depth."""
+    rows = instances["row"].to_numpy()
+    position = np.full(len(code), NO_RANGE, dtype=np.int64)
+    position[rows] = np.arange(len(rows))
+    parent_row = instances["parent"].to_numpy()
+    # An ancestor outside of the window is no ancestor in the tree of the window.
+    parent = np.where(parent_row != NO_RANGE, position[np.maximum(parent_row, 0)], NO_RANGE)
+    group = np.full(len(rows), NO_RANGE, dtype=np.int64)
+    parents: list[Int64s] = []
+    codes: list[Int64s] = []
+    depths: list[Int64s] = []
+    used = 0
+    pending = np.flatnonzero(parent == NO_RANGE)
+    level = 0
+    children = _children(parent)
+    while len(pending):
+        above = np.where(parent[pending] != NO_RANGE, group[np.maximum(parent[pending], 0)], NO_RANGE)
+        pairs, inverse = np.unique(np.stack((above, code[rows[pending]])), axis=1, return_inverse=True)
+        group[pending] = used + inverse.reshape(-1)
+        parents.append(pairs[0])
+        codes.append(pairs[1])
+        depths.append(np.full(pairs.shape[1], level, dtype=np.int64))
+        used += pairs.shape[1]
+        level += 1
+        pending = children(pending)
+    return group, np.concatenate(parents), np.concatenate(codes), np.concatenate(depths)
+
+
+def _children(parent: Int64s):  # type: ignore[no-untyped-def]
+    order = np.argsort(parent, kind="stable")
+    ordered = parent[order]
+
+    def of(rows: Int64s) -> Int64s:
+        low, high = np.searchsorted(ordered, rows, "left"), np.searchsorted(ordered, rows, "right")
+        lengths = high - low
+        offsets = np.repeat(low - np.r_[0, np.cumsum(lengths)[:-1]], lengths)
+        picked: Int64s = order[offsets + np.arange(int(lengths.sum()))]
+        return picked
+
+    return of
+
+
+def _depth_first(table: pl.DataFrame) -> pl.DataFrame:
+    """Rows in tree order: parents before their children, siblings by GPU time, then host time, then name."""
+    ranked = table.sort(["gpu_ns", "host_ns", "name"], descending=[True, True, False])
+    below: dict[int | None, list[int]] = {}
+    for row, above in zip(ranked["id"].to_list(), ranked["parent"].to_list(), strict=True):
+        below.setdefault(above, []).append(row)
+    order: list[int] = []
+    stack = list(reversed(below.get(None, [])))
+    while stack:
+        row = stack.pop()
+        order.append(row)
+        stack.extend(reversed(below.get(row, [])))
+    return table[order]

@@ -1,0 +1,361 @@
+"""The repetitions of the workload: warm-up is not the work, and numbers are per step.
+
+Steps are looked for in two places, in this order:
+
+1. annotated ranges of one name that repeat one after the other on a thread (numbers in the name ignored, so that
+   `ProfilerStep#3` and `ProfilerStep#4` are one name) and together hold most of the GPU work of the time they span;
+2. a kernel sequence that repeats: the distance at which the sequence of launches equals itself over the longest stretch.
+
+The leading steps that are much slower than the rest, or that run another number of kernels, are left out as warm-up.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from warplens.analysis.attribution import NO_RANGE, RangeForest
+from warplens.analysis.window import Step
+from warplens.profile import Trace
+from warplens.profile.schema import name_categories
+
+__all__ = ["StepSearch", "find_steps"]
+
+Int64s = npt.NDArray[np.int64]
+
+#: Names that people and frameworks give to one repetition of the workload.
+_STEP_NAME = re.compile(
+    r"^(profilerstep|(train(ing)?|eval(uation)?|inference|model|global|benchmark)?[\s_-]*(step|iter(ation)?|batch))s?[\s_:#-]*#?$",
+    re.IGNORECASE,
+)
+_WARMUP_NAME = re.compile(r"warm[\s_-]*up", re.IGNORECASE)
+_DIGITS = re.compile(r"\d+")
+
+#: A range that is called a step may leave out this much of the GPU work (evaluation, checkpoints); any other repeated
+#: range must hold nearly all of it, or it is only a part of the step (a layer, the forward pass of a training step).
+_NAMED_STEP_COVERAGE = 0.5
+_ANY_RANGE_COVERAGE = 0.9
+
+#: Fewer repetitions than this are no evidence of a loop in a kernel sequence.
+_MIN_SEQUENCE_REPEATS = 3
+#: The repeating stretch must hold this share of the GPU work, or it is only a part of the program.
+_MIN_SEQUENCE_SHARE = 0.5
+#: How many launches must agree for two places of the sequence to be candidates for the same point of a step.
+_ANCHOR_LENGTH = 8
+#: Candidate periods that are tried; each costs one pass over the sequence.
+_MAX_CANDIDATES = 64
+
+#: A leading step this much slower than the median is still warming up (compilation, allocation, autotuning). Ordinary
+#: steps of one program stay within some 20 % of each other even where the host is the limit; real warm-up steps in our
+#: captures are 1.3 to 100 times slower.
+_WARMUP_SLOWDOWN = 1.25
+
+#: Ranges of one name are steps only if most of them launch about the same amount of work.
+_ALIKE_SHARE = 0.5
+_ALIKE_TOLERANCE = 0.1
+
+
+@dataclass(frozen=True)
+class StepSearch:
+    """What the search for steps found.
+
+    Attributes:
+        steps: all steps in time order, on the clock of the analysis; empty where the profile shows no repetition.
+        steady: the steps without the leading ones that are still warming up.
+        source: `range`, `sequence` or `none`.
+        name: the range name, with numbers replaced by `#`; None for other sources.
+        how: one sentence for people.
+    """
+
+    steps: tuple[Step, ...]
+    steady: tuple[Step, ...]
+    source: str
+    name: str | None
+    how: str
+
+
+def find_steps(trace: Trace, work: pl.DataFrame, forest: RangeForest) -> StepSearch:
+    """The steps of a profile. `work` and `forest` are those of the `Timeline`."""
+    if not work.height:
+        return StepSearch((), (), "none", None, "no GPU work was recorded, so there are no steps")
+    found = _steps_from_ranges(trace, work, forest)
+    if found is None:
+        found = _steps_from_sequence(trace, work, forest)
+    if found is None:
+        how = "no repeating step was found (neither ranges nor a repeating kernel sequence): from the first to the last GPU work"
+        return StepSearch((), (), "none", None, how)
+    steps = tuple(Step(i + 1, int(s), int(e)) for i, (s, e) in enumerate(zip(found.starts, found.ends, strict=True)))
+    left_out = _warmup_count(found)
+    source = "sequence" if found.name is None else "range"
+    return StepSearch(steps, steps[left_out:], source, found.name, _describe(steps, left_out, found.name))
+
+
+def _describe(steps: tuple[Step, ...], left_out: int, name: str | None) -> str:
+    origin = f"ranges named {name!r}" if name is not None else "the repeating kernel sequence"
+    first, last = left_out + 1, len(steps)
+    kept = f"steps {first}–{last} of {last}" if last > first else f"step {last} of {last}"
+    leading = "the first" if left_out == 1 else f"the first {left_out}"
+    return f"{kept}, from {origin}" + (f"; {leading} left out as warm-up" if left_out else "")
+
+
+class _Found(NamedTuple):
+    """Candidate steps: begin, end and number of launches of each, and whether it lies in a range called "warm-up"."""
+
+    starts: Int64s
+    ends: Int64s
+    counts: Int64s
+    named_warmup: npt.NDArray[np.bool_]
+    name: str | None
+
+
+def _warmup_count(found: _Found) -> int:
+    """How many leading steps are still warming up; at least the last step is always kept."""
+    durations = found.ends - found.starts
+    later = slice(len(durations) // 2, None)
+    usual_duration = float(np.median(durations[later]))
+    usual_count = np.median(found.counts[later])
+    unusual = (durations > _WARMUP_SLOWDOWN * usual_duration) | (found.counts != usual_count)
+    leading = int(np.argmin(unusual)) if not unusual.all() else 0
+    # A workload whose steps all differ has no warm-up: unusual steps are only left out if their successors settle.
+    leading = leading if leading <= len(durations) // 2 else 0
+    named = int(np.argmin(found.named_warmup)) if not found.named_warmup.all() else 0
+    return max(leading, named)
+
+
+# ── ranges ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+def _steps_from_ranges(trace: Trace, work: pl.DataFrame, forest: RangeForest) -> _Found | None:
+    ranges = trace.ranges
+    if ranges.height < 2:
+        return None
+    candidates = _repeated_ranges(ranges, forest)
+    if not candidates:
+        return None
+    launches = forest.inclusive(
+        np.bincount(work["range"].fill_null(NO_RANGE).to_numpy() + 1, minlength=ranges.height + 1)[1:]
+    )
+    best: tuple[tuple[int, ...], str, Int64s] | None = None
+    for name, rows in candidates:
+        coverage = _coverage(rows, ranges, work, launches)
+        named = _STEP_NAME.match(_DIGITS.sub("", name).strip()) is not None
+        if coverage < (_NAMED_STEP_COVERAGE if named else _ANY_RANGE_COVERAGE):
+            continue
+        if not named and (len(rows) < _MIN_SEQUENCE_REPEATS or not _alike(launches[rows])):
+            continue  # numbered stages of a program (phase1, phase2) are not repetitions
+        # A name that says "step" wins; then repetitions enough to have a spread; then the outermost; then the most.
+        rank = (int(named), int(len(rows) >= _MIN_SEQUENCE_REPEATS), -int(forest.level[rows].min()), len(rows))
+        if best is None or rank > best[0]:
+            best = (rank, name, rows)
+    if best is None:
+        return None
+    return _on_analysis_clock(best[2], trace, work, forest, best[1])
+
+
+def _alike(launches: Int64s) -> bool:
+    usual = float(np.median(launches))
+    return bool(np.mean(np.abs(launches - usual) <= _ALIKE_TOLERANCE * usual) >= _ALIKE_SHARE)
+
+
+def _repeated_ranges(ranges: pl.DataFrame, forest: RangeForest) -> list[tuple[str, Int64s]]:
+    """Names whose ranges follow one another on one thread at least twice, outside warm-up; rows in time order."""
+    categories = name_categories(ranges["name"]).to_list()
+    generic = [_DIGITS.sub("#", text) for text in categories]
+    numbering = {text: number for number, text in enumerate(dict.fromkeys(generic))}
+    code_of_category = np.array([numbering[text] for text in generic], dtype=np.int64)
+    codes = ranges["name"].to_physical().to_numpy()
+    code = code_of_category[codes]
+    outside_warmup = forest.outermost_match(_is_warmup(ranges)) == 0
+
+    start, end = ranges["start_ns"].to_numpy(), ranges["end_ns"].to_numpy()
+    thread = (ranges["process"].to_numpy().astype(np.int64) << 32) | ranges["thread"].to_numpy()
+    rows = np.flatnonzero(outside_warmup & (end > start))
+    order = rows[np.lexsort((start[rows], code[rows], thread[rows]))]
+    changes = np.flatnonzero((np.diff(code[order]) != 0) | (np.diff(thread[order]) != 0)) + 1
+    names = list(numbering)
+    groups = []
+    for group in np.split(order, changes):
+        if len(group) >= 2 and np.all(start[group][1:] >= end[group][:-1]):
+            groups.append((names[int(code[group[0]])], group))
+    return groups
+
+
+def _coverage(rows: Int64s, ranges: pl.DataFrame, work: pl.DataFrame, launches_inside: Int64s) -> float:
+    """Share of the launches made between the first and the last of these ranges that were made inside them."""
+    process = int(ranges["process"][int(rows[0])])
+    first, last = int(ranges["start_ns"][int(rows[0])]), int(ranges["end_ns"][int(rows[-1])])
+    during = work.filter(
+        (pl.col("process") == process) & pl.col("launch_start_ns").is_between(first, last, closed="left")
+    ).height
+    return float(launches_inside[rows].sum() / during) if during else 0.0
+
+
+def _on_analysis_clock(rows: Int64s, trace: Trace, work: pl.DataFrame, forest: RangeForest, name: str) -> _Found | None:
+    """Steps as intervals in which both their host and their GPU side lie, as far as the program keeps them together.
+
+    Where each step waits for its GPU work (it ends before the range does), the range itself is the step. Where the host
+    runs ahead, the ranges say nothing about the GPU: then a step lasts from its first GPU work to the next step's first.
+    """
+    begin, finish = trace.ranges["start_ns"].to_numpy()[rows], trace.ranges["end_ns"].to_numpy()[rows]
+    step_of_range = np.zeros(trace.ranges.height, dtype=np.int64)
+    step_of_range[rows] = np.arange(1, len(rows) + 1)
+    step_of_range = np.r_[forest.outermost_match(step_of_range), 0]
+    step = step_of_range[work["range"].fill_null(NO_RANGE).to_numpy()]
+    mine = np.flatnonzero(step)
+    counts = np.bincount(step[mine] - 1, minlength=len(rows))
+    if not counts.all():
+        busy = np.flatnonzero(counts)
+        if len(busy) < 2:
+            return None
+        return _on_analysis_clock(rows[busy], trace, work, forest, name)
+    first = np.full(len(rows), np.iinfo(np.int64).max)
+    last = np.full(len(rows), np.iinfo(np.int64).min)
+    np.minimum.at(first, step[mine] - 1, work["start_ns"].to_numpy()[mine])
+    np.maximum.at(last, step[mine] - 1, work["end_ns"].to_numpy()[mine])
+    if np.all(last <= finish):
+        return _Found(begin, finish, counts, np.zeros(len(rows), dtype=np.bool_), name)
+    if np.any(np.diff(first) <= 0):
+        return None  # steps overlap on the GPU: no instant separates them
+    return _Found(first, np.r_[first[1:], last[-1]], counts, np.zeros(len(rows), dtype=np.bool_), name)
+
+
+# ── kernel sequence ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _steps_from_sequence(trace: Trace, work: pl.DataFrame, forest: RangeForest) -> _Found | None:
+    sequence = _launch_sequence(trace, work)
+    if sequence.height < _MIN_SEQUENCE_REPEATS:
+        return None
+    codes = sequence["code"].to_numpy()
+    period, begin, stop = _longest_repetition(codes)
+    if period == 0:
+        return None
+    repeats = (stop - begin) // period
+    if repeats < _MIN_SEQUENCE_REPEATS:
+        return None
+    start, end = sequence["start_ns"].to_numpy(), sequence["end_ns"].to_numpy()
+    busy = end - start
+    if busy[begin:stop].sum() < _MIN_SEQUENCE_SHARE * busy.sum():
+        return None
+    begin += _largest_gap_offset(start, end, begin, stop, period)
+    repeats = (stop - begin) // period
+    if repeats < 2:
+        return None
+    cuts = begin + period * np.arange(repeats + 1)
+    firsts = np.minimum.reduceat(start[begin:stop], cuts[:-1] - begin)
+    last = int(end[cuts[-2] : cuts[-1]].max())
+    if np.any(np.diff(firsts) <= 0):
+        return None
+    warming = np.add.reduceat(_launched_in_warmup(sequence, trace, forest)[begin:stop].astype(np.int64), cuts[:-1] - begin)
+    return _Found(firsts, np.r_[firsts[1:], np.int64(last)], np.full(repeats, period), warming > period // 2, None)
+
+
+def _launched_in_warmup(sequence: pl.DataFrame, trace: Trace, forest: RangeForest) -> npt.NDArray[np.bool_]:
+    """Which launches a range called "warm-up" holds."""
+    held = np.r_[forest.outermost_match(_is_warmup(trace.ranges)) > 0, False]
+    inside: npt.NDArray[np.bool_] = held[sequence["range"].fill_null(NO_RANGE).to_numpy()]
+    return inside
+
+
+def _is_warmup(ranges: pl.DataFrame) -> Int64s:
+    if not ranges.height:
+        return np.empty(0, dtype=np.int64)
+    by_name = np.array([bool(_WARMUP_NAME.search(text)) for text in name_categories(ranges["name"])], dtype=np.int64)
+    return by_name[ranges["name"].to_physical().to_numpy()]
+
+
+def _launch_sequence(trace: Trace, work: pl.DataFrame) -> pl.DataFrame:
+    """Kernels and graph launches of the process with the most GPU time, in launch order, each with a code of its identity."""
+    ops = work.filter(pl.col("kind").is_in(["kernel", "graph"]))
+    if not ops.height:
+        return ops.with_columns(pl.lit(0, dtype=pl.Int64).alias("code"))
+    duration = pl.col("end_ns") - pl.col("start_ns")
+    busiest = ops.group_by("process", "device").agg(duration.sum().alias("t")).sort("t", "process", "device")
+    ops = ops.filter((pl.col("process") == busiest["process"][-1]) & (pl.col("device") == busiest["device"][-1]))
+    kernel_code = trace.kernels["full_name"].to_physical().cast(pl.Int64)
+    graph_code = -1 - trace.graph_launches["graph"].fill_null(0)
+    rows = ops["row"].to_numpy()
+    is_kernel = (ops["kind"] == "kernel").to_numpy()
+    codes = np.empty(ops.height, dtype=np.int64)
+    codes[is_kernel] = kernel_code.to_numpy()[rows[is_kernel]]
+    codes[~is_kernel] = graph_code.to_numpy()[rows[~is_kernel]]
+    ops = ops.with_columns(pl.Series("code", codes))
+    # Launch order is the program's order; streams may run it in another one.
+    return ops.sort(pl.coalesce("launch_start_ns", "start_ns"), "start_ns", maintain_order=True)
+
+
+def _longest_repetition(codes: Int64s) -> tuple[int, int, int]:
+    """Period, begin and stop of the longest stretch in which the sequence repeats itself; (0, 0, 0) for none.
+
+    A layer repeats, too, but only within one step: its stretch ends where the layers do. The step's own period explains
+    the longest stretch, and among periods that explain (nearly) the same stretch the shortest is the step.
+    """
+    best = (0, 0, 0)
+    best_length = 0
+    for period in _candidate_periods(codes):
+        begin, stop = _longest_run(codes[period:] == codes[:-period])
+        length = stop - begin + period if stop > begin else 0
+        # Multiples of a period explain as much as the period itself, less one period at the most.
+        if length > best_length + period:
+            best, best_length = (period, begin, begin + length), length
+    return best
+
+
+def _candidate_periods(codes: Int64s) -> list[int]:
+    """Distances between places of the sequence that look alike, shortest first."""
+    count = len(codes)
+    length = min(_ANCHOR_LENGTH, max(1, count // (2 * _MIN_SEQUENCE_REPEATS)))
+    periods: set[int] = set()
+    windows = np.lib.stride_tricks.sliding_window_view(codes, length)
+    # Anchors spread over the sequence: the end (steady state) first, then places before it.
+    for anchor in np.unique(np.linspace(len(windows) // 2, len(windows) - 1, 8).astype(np.int64)):
+        same = np.flatnonzero((windows == windows[anchor]).all(axis=1))
+        distances = np.unique(np.abs(same[same != anchor] - anchor))
+        periods.update(int(d) for d in distances[: _MAX_CANDIDATES // 4])
+        # Rarely repeated launches (the loss, the optimizer) give the step's own period among few distances.
+    rare = _distances_of_rarest(codes)
+    periods.update(rare)
+    usable = sorted(period for period in periods if 0 < period <= count // 2)
+    return usable if len(usable) <= 4 * _MAX_CANDIDATES else usable[:: len(usable) // (4 * _MAX_CANDIDATES) + 1]
+
+
+def _distances_of_rarest(codes: Int64s) -> set[int]:
+    """Distances between repetitions of the launches that repeat least often: such launches occur once or twice a step."""
+    values, inverse, counts = np.unique(codes, return_inverse=True, return_counts=True)
+    order = np.argsort(counts, kind="stable")
+    repeated = order[counts[order] >= _MIN_SEQUENCE_REPEATS][:_MAX_CANDIDATES // 4]
+    distances: set[int] = set()
+    for value in repeated.tolist():
+        places = np.flatnonzero(inverse.reshape(-1) == value)
+        gaps = np.diff(places)
+        common, frequency = np.unique(gaps, return_counts=True)
+        distances.update(common[np.argsort(-frequency, kind="stable")[:2]].tolist())
+        pairs = np.unique(places[2:] - places[:-2])
+        distances.update(pairs[:2].tolist())
+    return distances
+
+
+def _longest_run(equal: npt.NDArray[np.bool_]) -> tuple[int, int]:
+    """Begin and stop of the longest run of true."""
+    edges = np.flatnonzero(np.diff(np.r_[False, equal, False].astype(np.int8)))
+    if not len(edges):
+        return 0, 0
+    begins, stops = edges[::2], edges[1::2]
+    longest = int(np.argmax(stops - begins))
+    return int(begins[longest]), int(stops[longest])
+
+
+def _largest_gap_offset(start: Int64s, end: Int64s, begin: int, stop: int, period: int) -> int:
+    """Where in the period a step begins: after the largest typical pause, since steps are where programs wait.
+
+    Only places that do not cost a whole repetition are considered; a stretch of whole periods begins with a step.
+    """
+    repeats, rest = divmod(stop - begin, period)
+    reach = np.maximum.accumulate(end)
+    index = begin + np.arange(repeats * period)
+    gaps = np.where(index > 0, start[index] - reach[np.maximum(index - 1, 0)], 0).reshape(repeats, period)
+    return int(np.argmax(np.median(gaps[:, : rest + 1], axis=0)))

@@ -1,0 +1,312 @@
+"""`Timeline`: a `Trace` plus the joins that several analyses share, each computed once, when first needed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from difflib import get_close_matches
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from warplens.analysis.attribution import NO_RANGE, RangeForest, range_forest
+from warplens.analysis.steps import StepSearch, find_steps
+from warplens.analysis.window import Step, Window, parse_span
+from warplens.errors import MissingDataError, UsageError
+from warplens.profile import Trace
+from warplens.profile.nesting import nest
+from warplens.profile.schema import name_categories
+
+__all__ = ["WORK_KINDS", "Timeline"]
+
+Int64s = npt.NDArray[np.int64]
+
+#: Kind of a piece of GPU work → the table of the `Trace` that its row number points into.
+WORK_KINDS = {"kernel": "kernels", "copy": "copies", "memset": "memsets", "graph": "graph_launches"}
+
+_KIND = pl.Enum(list(WORK_KINDS))
+_LAUNCH_COLUMNS = ("launch_start_ns", "launch_end_ns", "thread", "range", "inferred")
+
+#: A direct look-up table from correlation id to API call is used while it stays this many times as long as the calls.
+_LOOKUP_SPARSITY = 16
+
+
+class Timeline:
+    """The recorded events with host and device joined.
+
+    >>> timeline = Timeline(warplens.read("profile.sqlite"))       # doctest: +SKIP
+    >>> timeline.kernels_in(timeline.window("steady"))             # doctest: +SKIP
+    """
+
+    def __init__(self, trace: Trace) -> None:
+        self.trace = trace
+
+    @cached_property
+    def work(self) -> pl.DataFrame:
+        """All GPU work, one row per kernel, copy, memset and whole-graph launch, in order of its begin.
+
+        Columns: `kind`, `row` (in the table of that kind), `start_ns`, `end_ns`, `device`, `stream`, `process`,
+        `correlation`; of the launching API call `api_row`, `launch_start_ns`, `launch_end_ns`, `thread`; and `range`
+        (row of the innermost range it is attributed to) with `inferred` (by the waiting-thread rule). Nulls stand
+        where there is no such call or range.
+        """
+        parts = [
+            getattr(self.trace, table)
+            .select("start_ns", "end_ns", "device", "stream", "process", "correlation")
+            .with_row_index("row")
+            .select(pl.lit(kind, dtype=_KIND).alias("kind"), pl.col("row").cast(pl.Int64), pl.exclude("row"))
+            for kind, table in WORK_KINDS.items()
+        ]
+        work = pl.concat(parts).sort("start_ns", maintain_order=True)
+        calls = self.trace.api_calls
+        api_row = self._api_rows(work["process"].to_numpy(), work["correlation"])
+        known = api_row >= 0
+        launching = _nullable(api_row, "api_row")
+        work = work.with_columns(
+            launching,
+            calls["start_ns"].gather(launching).alias("launch_start_ns"),
+            calls["end_ns"].gather(launching).alias("launch_end_ns"),
+            calls["thread"].gather(launching).alias("thread"),
+        )
+        found = np.full(work.height, NO_RANGE, dtype=np.int64)
+        inferred = np.zeros(work.height, dtype=np.bool_)
+        if self.trace.ranges.height:
+            rows = np.flatnonzero(known)
+            found[rows], inferred[rows] = self.forest.attribute(
+                work["process"].to_numpy()[rows].astype(np.int64),
+                calls["thread"].to_numpy()[api_row[rows]].astype(np.int64),
+                calls["start_ns"].to_numpy()[api_row[rows]],
+            )
+        return work.with_columns(_nullable(found, "range"), pl.Series("inferred", inferred))
+
+    @cached_property
+    def forest(self) -> RangeForest:
+        """The annotated ranges with their enclosing ranges, across threads."""
+        return range_forest(self.trace.ranges)
+
+    @cached_property
+    def forest_crossing(self) -> npt.NDArray[np.bool_]:
+        """Which ranges overlap another one of their thread without nesting (NVTX start-end ranges may)."""
+        ranges = self.trace.ranges
+        thread = (ranges["process"].cast(pl.Int64) * (1 << 32) + ranges["thread"]).to_numpy()
+        return nest(ranges["start_ns"].to_numpy(), ranges["end_ns"].to_numpy(), thread).crossing
+
+    @cached_property
+    def steps(self) -> StepSearch:
+        """The repetitions of the workload, and which of them are steady."""
+        return find_steps(self.trace, self.work, self.forest)
+
+    def window(self, spec: str = "steady", range_name: str | None = None) -> Window:
+        """The part of the profile to analyse.
+
+        Args:
+            spec: `steady` (the repeating steps without warm-up; without steps, from the first to the last GPU work),
+                `all` (everything recorded), or `START:END` in the profile's clock (`1.5s:2s`).
+            range_name: count only work launched inside ranges of this name.
+
+        Raises:
+            UsageError: the spec cannot be read, or no range has that name.
+        """
+        if spec == "all":
+            window = Window(*self._recorded_span(), kind="all", how="everything that was recorded")
+        elif spec == "steady":
+            window = self._steady_window()
+        else:
+            start, end = parse_span(spec)
+            first, last = self._recorded_span()
+            window = Window(first if start is None else start, last if end is None else end, "explicit", "as asked for")
+            if window.end_ns <= window.start_ns:
+                raise UsageError(f"window {spec!r} lies outside the recorded time, {first} ns to {last} ns")
+            inside = (step for step in self.steps.steps if window.start_ns <= step.start_ns < step.end_ns <= window.end_ns)
+            window = replace(window, steps=tuple(inside))
+        if range_name is not None:
+            self.range_rows(range_name)
+            window = replace(window, range_name=range_name)
+        return window
+
+    def range_rows(self, name: str) -> Int64s:
+        """The rows of all ranges with this name.
+
+        Raises:
+            UsageError: there is none; the message names the closest ones.
+        """
+        names = self.trace.ranges["name"]
+        categories = name_categories(names).to_list()
+        rows = np.flatnonzero((names == name).to_numpy()) if name in set(categories) else np.empty(0, np.int64)
+        if len(rows):
+            return rows
+        if not categories:
+            raise UsageError(f"there is no range {name!r}: the profile holds no annotated ranges at all")
+        close = get_close_matches(name, categories, n=3, cutoff=0.4) or sorted(categories)[:3]
+        raise UsageError(f"there is no range {name!r}; ranges with similar names: {', '.join(map(repr, close))}")
+
+    def in_range(self, name: str) -> npt.NDArray[np.bool_]:
+        """For each row of `work`, whether it was launched inside a range of this name, at any depth."""
+        label = np.zeros(self.trace.ranges.height, dtype=np.int64)
+        label[self.range_rows(name)] = 1
+        inside = np.r_[self.forest.outermost_match(label) > 0, False]  # the last entry answers for "no range"
+        return inside[self.work["range"].fill_null(NO_RANGE).to_numpy()]
+
+    def work_in(self, window: Window, *, with_index: str | None = None) -> pl.DataFrame:
+        """The rows of `work` that begin inside the window (all of them for kind `all`) and inside its range, if any.
+
+        Args:
+            window: what to select.
+            with_index: add the position in `work` as a column of this name.
+        """
+        work = self.work if with_index is None else self.work.with_row_index(with_index)
+        start, end = 0, work.height
+        if window.kind != "all":
+            begun = work["start_ns"].to_numpy()
+            start, end = (int(np.searchsorted(begun, edge)) for edge in (window.start_ns, window.end_ns))
+            work = work[start:end]
+        if window.range_name is not None:
+            work = work.filter(pl.Series(self.in_range(window.range_name)[start:end]))
+        return work
+
+    def kernels_in(self, window: Window) -> pl.DataFrame:
+        """The kernels of the window: all columns of the table, and the launch columns of `work`."""
+        return self._table_in(window, "kernel")
+
+    def copies_in(self, window: Window) -> pl.DataFrame:
+        """The copies of the window: all columns of the table, and the launch columns of `work`."""
+        return self._table_in(window, "copy")
+
+    def memsets_in(self, window: Window) -> pl.DataFrame:
+        """The memsets of the window: all columns of the table, and the launch columns of `work`."""
+        return self._table_in(window, "memset")
+
+    def graphs_in(self, window: Window) -> pl.DataFrame:
+        """The whole-graph launches of the window: all columns of the table, and the launch columns of `work`."""
+        return self._table_in(window, "graph")
+
+    def api_calls_in(self, window: Window) -> pl.DataFrame:
+        """The API calls that begin in the window; with a range, those made on a thread inside such a range."""
+        return self._host_rows_in(window, self.trace.api_calls)
+
+    def synchronizations_in(self, window: Window) -> pl.DataFrame:
+        """The synchronisations that begin in the window; with a range, those whose API call was made inside it."""
+        waits = self.trace.synchronizations
+        if window.kind != "all":
+            waits = waits.filter(_begins_in(window))
+        if window.range_name is None or not waits.height:
+            return waits
+        api_row = self._api_rows(waits["process"].to_numpy(), waits["correlation"])
+        threads = np.r_[self.trace.api_calls["thread"].to_numpy(), np.int32(-1)]
+        return self._inside_range(window.range_name, waits, pl.Series(threads[api_row]))
+
+    def _table_in(self, window: Window, kind: str) -> pl.DataFrame:
+        selected = self.work_in(window).filter(pl.col("kind") == kind)
+        table: pl.DataFrame = getattr(self.trace, WORK_KINDS[kind])
+        rows = selected["row"]
+        if rows.len() == table.height and (rows.diff().drop_nulls() == 1).all():
+            picked = table  # everything, in the table's own order: no need to gather
+        else:
+            picked = table[rows]
+        return picked.with_columns(selected.select(_LAUNCH_COLUMNS).get_columns())
+
+    def _host_rows_in(self, window: Window, calls: pl.DataFrame) -> pl.DataFrame:
+        if window.kind != "all":
+            calls = calls.filter(_begins_in(window))
+        if window.range_name is None or not calls.height:
+            return calls
+        return self._inside_range(window.range_name, calls, calls["thread"])
+
+    def _inside_range(self, name: str, calls: pl.DataFrame, thread: pl.Series) -> pl.DataFrame:
+        label = np.zeros(self.trace.ranges.height, dtype=np.int64)
+        label[self.range_rows(name)] = 1
+        inside = np.r_[self.forest.outermost_match(label) > 0, False]
+        found, _ = self.forest.attribute(
+            calls["process"].to_numpy().astype(np.int64),
+            thread.to_numpy().astype(np.int64),
+            calls["start_ns"].to_numpy(),
+        )
+        return calls.filter(pl.Series(inside[found]))
+
+    def _steady_window(self) -> Window:
+        search = self.steps
+        if search.steady:
+            return Window(search.steady[0].start_ns, search.steady[-1].end_ns, "steady", search.how, search.steady)
+        if not self.work.height:
+            return Window(*self._recorded_span(), kind="all", how="no GPU work was recorded; everything that was")
+        start, end = int(self.work["start_ns"][0]), _maximum(self.work["end_ns"])
+        return Window(start, end, "device", search.how)
+
+    def _recorded_span(self) -> tuple[int, int]:
+        start, end = self.trace.capture.window_ns
+        if self.work.height:
+            start = min(start, int(self.work["start_ns"][0])) if end > start else int(self.work["start_ns"][0])
+            end = max(end, _maximum(self.work["end_ns"]))
+        return start, end
+
+    def _api_rows(self, process: npt.NDArray[np.int32], correlation: pl.Series) -> Int64s:
+        """The row of the API call with the same process and correlation id; the outermost of several; −1 for none."""
+        wanted = correlation.fill_null(-1).to_numpy()
+        rows = np.full(len(wanted), -1, dtype=np.int64)
+        for pid, (ids, api_rows) in self._calls_by_process.items():
+            mine = np.flatnonzero((process == pid) & (wanted >= 0))
+            rows[mine] = _look_up(ids, api_rows, wanted[mine])
+        return rows
+
+    @cached_property
+    def _calls_by_process(self) -> dict[int, tuple[Int64s, Int64s]]:
+        """Correlation ids of each process in ascending order, with the row of the call that began first."""
+        calls = self.trace.api_calls
+        process = calls["process"].to_numpy()
+        correlation = calls["correlation"].to_numpy()
+        begun = calls["start_ns"].to_numpy()
+        result = {}
+        for pid in calls["process"].unique().sort().to_list():
+            rows = np.flatnonzero(process == pid)
+            ids = correlation[rows]
+            if not _strictly_ascending(ids):
+                order = np.lexsort((begun[rows], ids))
+                ids, rows = ids[order], rows[order]
+                first = np.r_[True, ids[1:] != ids[:-1]]
+                ids, rows = ids[first], rows[first]
+            result[int(pid)] = (ids, rows)
+        return result
+
+
+def _look_up(ids: Int64s, rows: Int64s, wanted: Int64s) -> Int64s:
+    """`rows[i]` where `ids[i]` equals the wanted id, else −1; `ids` ascend strictly."""
+    if not len(ids) or not len(wanted):
+        return np.full(len(wanted), -1, dtype=np.int64)
+    low, high = int(ids[0]), int(ids[-1])
+    if high - low < _LOOKUP_SPARSITY * len(ids):
+        table = np.full(high - low + 2, -1, dtype=np.int64)
+        table[ids - low] = rows
+        inside = (wanted >= low) & (wanted <= high)
+        return table[np.where(inside, wanted - low, high - low + 1)]
+    position = np.minimum(np.searchsorted(ids, wanted), len(ids) - 1)
+    return np.where(ids[position] == wanted, rows[position], -1)
+
+
+def _strictly_ascending(values: Int64s) -> bool:
+    return bool(np.all(values[1:] > values[:-1]))
+
+
+def _begins_in(window: Window) -> pl.Expr:
+    if window.kind == "all":
+        return pl.lit(True)
+    return pl.col("start_ns").is_between(window.start_ns, window.end_ns, closed="left")
+
+
+def _nullable(values: Int64s, name: str) -> pl.Series:
+    series = pl.Series(name, values)
+    return pl.select(pl.when(series >= 0).then(series).alias(name)).to_series()
+
+
+def _maximum(values: pl.Series) -> int:
+    return int(values.max())  # type: ignore[arg-type]
+
+
+def require_work(timeline: Timeline) -> None:
+    """Stops with one clear line where a question needs GPU work and the profile holds none.
+
+    Raises:
+        MissingDataError: nothing ran on a GPU in this profile.
+    """
+    if not timeline.trace.has_device_work:
+        raise MissingDataError(f"{timeline.trace.capture.source}: the profile holds no GPU work")

@@ -1,0 +1,113 @@
+"""Depth and parent of annotated ranges, from their times alone."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["Nesting", "nest"]
+
+Int64s = npt.NDArray[np.int64]
+
+#: Deeper nesting than this is left to the general method, whose cost does not grow with the depth.
+_MAX_VECTORISED_DEPTH = 256
+
+
+class Nesting(NamedTuple):
+    """`depth[i]` and `parent[i]` (−1 for an outermost range), and whether the range overlaps another without nesting."""
+
+    depth: Int64s
+    parent: Int64s
+    crossing: npt.NDArray[np.bool_]
+
+
+def nest(start_ns: Int64s, end_ns: Int64s, thread: Int64s) -> Nesting:
+    """Which range encloses which, within each thread.
+
+    A range's parent is the innermost range of its thread that is open when it starts and ends no earlier than it does.
+    Ranges that merely overlap (NVTX start-end ranges may) are marked `crossing` and get the innermost range that does
+    enclose them. Of two ranges with the same begin the longer one is outside; of two equal ones, the earlier row.
+
+    Args:
+        start_ns, end_ns: shape (n,), begin and end of each range.
+        thread: shape (n,), any number that tells threads apart.
+    """
+    order = np.lexsort((-end_ns, start_ns, thread))
+    nested = _properly_nested(start_ns[order], end_ns[order], thread[order])
+    if nested is None:
+        nested = _general(start_ns[order], end_ns[order], thread[order])
+    count = len(order)
+    depth = np.empty(count, dtype=np.int64)
+    parent = np.empty(count, dtype=np.int64)
+    crossing = np.empty(count, dtype=np.bool_)
+    depth[order] = nested.depth
+    parent[order] = np.where(nested.parent >= 0, order[nested.parent], -1)
+    crossing[order] = nested.crossing
+    return Nesting(depth, parent, crossing)
+
+
+def _properly_nested(start_ns: Int64s, end_ns: Int64s, thread: Int64s) -> Nesting | None:
+    """The answer for sorted ranges of which no two cross, level by level without a loop over ranges; else None."""
+    count = len(start_ns)
+    rows = np.arange(count)
+    parent = np.full(count, -1, dtype=np.int64)
+    depth = np.zeros(count, dtype=np.int64)
+    pending = rows  # ranges whose enclosing range at the current level is still sought
+    for level in range(_MAX_VECTORISED_DEPTH):
+        if not len(pending):
+            return Nesting(depth, parent, np.zeros(count, dtype=np.bool_))
+        # In start order, a range opens this level when it begins at or after the end of the level's previous one.
+        # That previous one is found by a running maximum of ends, which is exact as long as ranges nest.
+        starts, ends, threads = start_ns[pending], end_ns[pending], thread[pending]
+        new_thread = np.r_[True, threads[1:] != threads[:-1]]
+        group = np.cumsum(new_thread) - 1
+        reach = _running_max_before(ends, group)
+        opens = new_thread | (starts >= reach)
+        # A zero-length range at the very begin of its sibling's end is a sibling, too.
+        opener = np.maximum.accumulate(np.where(opens, np.arange(len(pending)), 0))
+        inside = ~opens
+        if np.any(ends[inside] > ends[opener[inside]]):
+            return None
+        depth[pending[inside]] = level + 1
+        parent[pending[inside]] = pending[opener[inside]]
+        pending = pending[inside]
+    return None
+
+
+def _running_max_before(values: Int64s, group: Int64s) -> Int64s:
+    """For each element the maximum of the earlier ones of its (contiguous, ascending) group; the lowest int64 for a first."""
+    if not len(values):
+        return values
+    lowest = np.iinfo(np.int64).min
+    # Ranks keep the order of the values and leave room to lift each group above the one before it.
+    ranked = np.unique(values, return_inverse=True)
+    lift = group.astype(np.int64) * (len(ranked[0]) + 1)
+    best = np.maximum.accumulate(ranked[1].reshape(-1) + lift)
+    before = np.r_[-1, best[:-1]] - lift
+    return np.where(before >= 0, ranked[0][np.maximum(before, 0)], lowest)
+
+
+def _general(start_ns: Int64s, end_ns: Int64s, thread: Int64s) -> Nesting:
+    """The answer for sorted ranges that may cross, with one stack per thread."""
+    count = len(start_ns)
+    depth = np.zeros(count, dtype=np.int64)
+    parent = np.full(count, -1, dtype=np.int64)
+    crossing = np.zeros(count, dtype=np.bool_)
+    starts, ends, threads = start_ns.tolist(), end_ns.tolist(), thread.tolist()
+    stack: list[int] = []
+    for row in range(count):
+        if row and threads[row] != threads[row - 1]:
+            stack = []
+        stack = [open_ for open_ in stack if ends[open_] > starts[row]]
+        for position in range(len(stack) - 1, -1, -1):
+            enclosing = stack[position]
+            if ends[enclosing] >= ends[row]:
+                parent[row] = enclosing
+                depth[row] = depth[enclosing] + 1
+                break
+            crossing[row] = True
+            crossing[enclosing] = True
+        stack.append(row)
+    return Nesting(depth, parent, crossing)
