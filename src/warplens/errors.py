@@ -1,4 +1,7 @@
-"""The errors that Warplens raises on purpose; every one of them ends as one clear line for the person at the terminal."""
+"""The errors that Warplens raises on purpose.
+
+Every one of them ends as one clear line for the person at the terminal.
+"""
 
 from __future__ import annotations
 

@@ -9,8 +9,8 @@ Two rules, in this order:
    parent to the outermost ranges of the launching thread, so that their time counts in the waiting thread's ranges.
 
 Where several threads hold ranges open, the one whose outermost ranges cover the most host time is asked first (the
-training loop's own thread spans the step, its helpers do not), and links only ever lead from a thread with less cover to
-one with more, so that no range can become its own ancestor.
+training loop's own thread spans the step, its helpers do not), and links only ever lead from a thread with less cover
+to one with more, so that no range can become its own ancestor.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import numpy.typing as npt
 import polars as pl
 
 from warplens.analysis.intervals import Intervals, total, union
+from warplens.profile.nesting import nest
 
 __all__ = ["NO_RANGE", "RangeForest", "range_forest"]
 
@@ -58,11 +59,13 @@ class RangeForest:
         parent: shape (n,), row of the enclosing range, on the same thread or inferred on another; `NO_RANGE` for none.
         parent_inferred: shape (n,), whether that link crosses threads.
         level: shape (n,), number of enclosing ranges across threads.
+        crossing: shape (n,), whether the range overlaps another one of its thread without nesting.
     """
 
     parent: Int64s
     parent_inferred: npt.NDArray[np.bool_]
     level: Int64s
+    crossing: npt.NDArray[np.bool_]
     _threads: dict[tuple[int, int], _OpenRanges]
     _asked_first: dict[int, list[tuple[int, int]]]
 
@@ -89,31 +92,21 @@ class RangeForest:
             found = np.where(found == NO_RANGE, self._threads[thread].at(when), found)
         return found
 
-    def inclusive(self, exclusive: Int64s, *, across_threads: bool = True) -> Int64s:
-        """Adds each range's own amount to all of its ancestors; exact integers, one pass per level.
+    def inclusive(self, exclusive: Int64s) -> Int64s:
+        """Adds each range's own amount to all of its ancestors, across threads; exact integers, one pass per level.
 
         Args:
             exclusive: shape (n,), the amount that belongs to each range directly.
-            across_threads: whether inferred links between threads count.
         """
-        amount = exclusive.astype(np.int64, copy=True)
-        for rows, parents in self._upwards(across_threads):
-            np.add.at(amount, parents, amount[rows])
-        return amount
+        return self._upwards(exclusive, np.add)
 
-    def earliest(self, values: Int64s, *, across_threads: bool = True) -> Int64s:
+    def earliest(self, values: Int64s) -> Int64s:
         """The minimum over each range and all of its descendants."""
-        best = values.astype(np.int64, copy=True)
-        for rows, parents in self._upwards(across_threads):
-            np.minimum.at(best, parents, best[rows])
-        return best
+        return self._upwards(values, np.minimum)
 
-    def latest(self, values: Int64s, *, across_threads: bool = True) -> Int64s:
+    def latest(self, values: Int64s) -> Int64s:
         """The maximum over each range and all of its descendants."""
-        best = values.astype(np.int64, copy=True)
-        for rows, parents in self._upwards(across_threads):
-            np.maximum.at(best, parents, best[rows])
-        return best
+        return self._upwards(values, np.maximum)
 
     def outermost_match(self, label: Int64s) -> Int64s:
         """For each range the label (> 0) of its outermost labelled ancestor or itself; 0 where none is labelled."""
@@ -131,14 +124,12 @@ class RangeForest:
         cuts = np.searchsorted(self.level[order], np.arange(1, int(self.level.max()) + 1))
         return list(np.split(order, cuts))
 
-    def _upwards(self, across_threads: bool) -> list[tuple[Int64s, Int64s]]:
-        pairs = []
+    def _upwards(self, values: Int64s, combine: np.ufunc) -> Int64s:
+        result = values.astype(np.int64, copy=True)
         for rows in reversed(self._levels()):
-            linked = self.parent[rows] != NO_RANGE
-            if not across_threads:
-                linked &= ~self.parent_inferred[rows]
-            pairs.append((rows[linked], self.parent[rows[linked]]))
-        return pairs
+            linked = rows[self.parent[rows] != NO_RANGE]
+            combine.at(result, self.parent[linked], result[linked])
+        return result
 
 
 def range_forest(ranges: pl.DataFrame) -> RangeForest:
@@ -152,15 +143,17 @@ def range_forest(ranges: pl.DataFrame) -> RangeForest:
 
     threads: dict[tuple[int, int], _OpenRanges] = {}
     cover: dict[tuple[int, int], int] = {}
+    crossing = np.zeros(len(start), dtype=np.bool_)
     for key, rows in _rows_by_thread(process, thread):
-        threads[key] = _open_ranges(start, end, depth, parent, rows)
+        threads[key], crossing[rows] = _open_ranges(start, end, depth, parent, rows)
         roots = rows[parent[rows] == NO_RANGE]
         cover[key] = total(union(Intervals(start[roots], end[roots])))
     asked_first: dict[int, list[tuple[int, int]]] = {}
     for key in sorted(threads, key=lambda item: (-cover[item], item)):
         asked_first.setdefault(key[0], []).append(key)
 
-    forest = RangeForest(parent, np.zeros(len(parent), np.bool_), np.zeros(len(parent), np.int64), threads, asked_first)
+    inferred, level = np.zeros(len(parent), dtype=np.bool_), np.zeros(len(parent), dtype=np.int64)
+    forest = RangeForest(parent, inferred, level, crossing, threads, asked_first)
     for key, rows in _rows_by_thread(process, thread):
         roots = rows[parent[rows] == NO_RANGE]
         lent = forest._waiting(key, start[roots])
@@ -171,20 +164,25 @@ def range_forest(ranges: pl.DataFrame) -> RangeForest:
     return forest
 
 
-def _open_ranges(start: Int64s, end: Int64s, depth: Int64s, parent: Int64s, rows: Int64s) -> _OpenRanges:
-    rows = rows[end[rows] > start[rows]]  # an empty range holds nothing open
-    times = np.concatenate((end[rows], start[rows]))
-    opened = np.concatenate((parent[rows], rows))
-    is_start = np.repeat(np.array([0, 1]), len(rows))
+def _open_ranges(
+    start: Int64s, end: Int64s, depth: Int64s, parent: Int64s, rows: Int64s
+) -> tuple[_OpenRanges, npt.NDArray[np.bool_]]:
+    """The step function of one thread's ranges, and which of them cross another."""
+    lasting = rows[end[rows] > start[rows]]  # an empty range holds nothing open
+    times = np.concatenate((end[lasting], start[lasting]))
+    opened = np.concatenate((parent[lasting], lasting))
+    is_start = np.repeat(np.array([0, 1]), len(lasting))
     # At equal times ranges close from the inside out before others open from the outside in.
-    within = np.concatenate((-depth[rows], depth[rows]))
+    within = np.concatenate((-depth[lasting], depth[lasting]))
     order = np.lexsort((within, is_start, times))
-    if _crosses(start, end, parent, rows):
-        return _open_ranges_with_crossings(np.concatenate((rows, rows))[order], is_start[order], times[order])
-    return _OpenRanges(times[order], opened[order])
+    if not _any_crossing(start, end, parent, rows):
+        return _OpenRanges(times[order], opened[order]), np.zeros(len(rows), dtype=np.bool_)
+    crossing = nest(start[rows], end[rows], np.zeros(len(rows), dtype=np.int64)).crossing
+    both = np.concatenate((lasting, lasting))
+    return _open_ranges_with_crossings(both[order], is_start[order], times[order]), crossing
 
 
-def _crosses(start: Int64s, end: Int64s, parent: Int64s, rows: Int64s) -> bool:
+def _any_crossing(start: Int64s, end: Int64s, parent: Int64s, rows: Int64s) -> bool:
     """Whether two ranges of one thread overlap without one enclosing the other."""
     order = rows[np.lexsort((-end[rows], start[rows], parent[rows]))]
     same_parent = parent[order[1:]] == parent[order[:-1]]

@@ -2,10 +2,11 @@
 
 The work that ends a gap tells which thread had to issue it and when. That splits the gap in two:
 
-* *before the launching call began*, the host had not issued the work. What its thread was inside of at each instant names
-  the cause: a synchronisation, an allocation, a blocking copy, the profiler, another CUDA call. Outside of CUDA calls, a
-  short pause between two calls is the ordinary cost of issuing work (`launch`), a long one is the host doing something
-  else (`host`). Where the launching thread is outside of CUDA, the other launching threads of the process are asked;
+* *before the launching call began*, the host had not issued the work. What its thread was inside of at each instant
+  names the cause: a synchronisation, an allocation, a blocking copy, the profiler, another CUDA call. Outside of CUDA
+  calls, a short pause between two calls is the ordinary cost of issuing work (`launch`), a long one is the host doing
+  something else (`host`). Where the launching thread is outside of CUDA, the other launching threads of the process are
+  asked;
 * *after it began*: the rest of the call is still `launch`. From its return on, the work was queued: a short wait is the
   device's `start-latency`; a long one is a `dependency` where the work before it ran on another stream or other devices
   were at work meanwhile, and otherwise `submission` (batched submission under Windows, another program on the GPU).
@@ -140,7 +141,9 @@ def _may_depend(
     other_stream = (ended_by > 0) & (stream[finishing[np.maximum(ended_by - 1, 0)]] != stream[ended_by])
     elsewhere = timeline.work.filter(pl.col("device") != device)
     running = union(Intervals(elsewhere["start_ns"].to_numpy(), elsewhere["end_ns"].to_numpy()))
-    return other_stream | (measure_before(running, ends) > measure_before(running, begins))
+    others_ran = measure_before(running, ends) > measure_before(running, begins)
+    depends: npt.NDArray[np.bool_] = other_stream | others_ran
+    return depends
 
 
 class _HostStates:
@@ -169,7 +172,9 @@ class _HostStates:
             masks = [cause[piece.owner] == number for piece in chosen]
             result[name] = union(
                 Intervals(
-                    np.concatenate([p.starts[m] for p, m in zip(chosen, masks, strict=True)] or [np.empty(0, np.int64)]),
+                    np.concatenate(
+                        [p.starts[m] for p, m in zip(chosen, masks, strict=True)] or [np.empty(0, np.int64)]
+                    ),
                     np.concatenate([p.ends[m] for p, m in zip(chosen, masks, strict=True)] or [np.empty(0, np.int64)]),
                 )
             )

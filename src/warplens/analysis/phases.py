@@ -1,8 +1,8 @@
 """Forward, backward, optimizer: which part of a training step GPU work belongs to, from the names of its ranges.
 
-Work belongs to the phase of its *outermost* range that is named after one: a forward pass recomputed inside the backward
-pass (activation checkpointing) is backward work. Backward kernels are launched by another thread than the one that holds
-`backward` open; they arrive there by the waiting-thread rule and are counted as inferred.
+Work belongs to the phase of its *outermost* range that is named after one: a forward pass recomputed inside the
+backward pass (activation checkpointing) is backward work. Backward kernels are launched by another thread than the one
+that holds `backward` open; they arrive there by the waiting-thread rule and are counted as inferred.
 """
 
 from __future__ import annotations
@@ -84,7 +84,10 @@ def phase_of_work(timeline: Timeline) -> pl.Series:
 
 
 def phase_statistics(timeline: Timeline, window: Window) -> pl.DataFrame:
-    """The GPU work of each phase in the window (`PHASE_SCHEMA`), in order, `none` last; phases without work are left out."""
+    """The GPU work of each phase in the window (`PHASE_SCHEMA`), in order, `none` last.
+
+    Phases without work are left out.
+    """
     work = _work_with_phase(timeline, window)
     if not work.height:
         return pl.DataFrame(schema=PHASE_SCHEMA)
@@ -108,7 +111,7 @@ def phase_statistics(timeline: Timeline, window: Window) -> pl.DataFrame:
         )
         .sort(pl.col("phase").replace_strict(order))
         .select(PHASE_SCHEMA.names())
-        .cast(PHASE_SCHEMA)  # type: ignore[arg-type]
+        .cast(PHASE_SCHEMA)
     )
 
 

@@ -1,21 +1,22 @@
 """Device-projected ranges: the GPU time of an annotated range is the time of the work launched inside it.
 
-A range's own duration on the host says when work was *launched*, not when or how long it ran. Here each piece of GPU work
-belongs to the innermost range of `warplens.analysis.attribution`; a range's inclusive time adds that of everything inside
-it, its exclusive time does not. Both are sums of the work's durations; `span_ns` is from the first begin to the last end
-(NVIDIA's "projected" time, idle time included).
+A range's own duration on the host says when work was *launched*, not when or how long it ran. Here each piece of GPU
+work belongs to the innermost range of `warplens.analysis.attribution`; a range's inclusive time adds that of everything
+inside it, its exclusive time does not. Both are sums of the work's durations; `span_ns` is from the first begin to the
+last end (NVIDIA's "projected" time, idle time included).
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from warplens.analysis.attribution import NO_RANGE
+from warplens.analysis.attribution import NO_RANGE, RangeForest
 from warplens.analysis.intervals import Intervals
 from warplens.analysis.timeline import Timeline
 from warplens.analysis.window import Window
@@ -124,54 +125,40 @@ def range_coverage(timeline: Timeline, window: Window) -> RangeCoverage:
 
 
 def range_instances(timeline: Timeline, window: Window) -> pl.DataFrame:
-    """Every range of the window with the GPU work launched inside it (`INSTANCE_SCHEMA`), in the order of `Trace.ranges`."""
+    """Every range with GPU work in the window, or begun in it (`INSTANCE_SCHEMA`), in the order of `Trace.ranges`."""
     ranges = timeline.trace.ranges
-    count = ranges.height
-    if not count:
+    if not ranges.height:
         return pl.DataFrame(schema=INSTANCE_SCHEMA)
-    work = timeline.work_in(window)
     forest = timeline.forest
-    start, end = work["start_ns"].to_numpy(), work["end_ns"].to_numpy()
-    duration = end - start
-    is_kernel = (work["kind"] == "kernel").to_numpy()
-    owner = work["range"].fill_null(NO_RANGE).to_numpy()
-    inferred = work["inferred"].to_numpy()
-    held = owner != NO_RANGE
-
-    exclusive = _sum(owner[held], duration[held], count)
-    gpu = forest.inclusive(exclusive)
-    same_thread = _same_thread(ranges, work)
-    gpu_same = same_thread.duration
-    # What crossing ranges hold is known from containment alone; links between threads only ever add to it.
-    crossing = timeline.forest_crossing
-    linked = gpu - forest.inclusive(_sum(owner[held & ~inferred], duration[held & ~inferred], count), across_threads=False)
-    gpu = np.where(crossing, gpu_same + linked, gpu)
-    first = forest.earliest(_extreme(owner[held], start[held], count, np.minimum, np.iinfo(np.int64).max))
-    last = forest.latest(_extreme(owner[held], end[held], count, np.maximum, np.iinfo(np.int64).min))
-    first, last = np.minimum(first, same_thread.first), np.maximum(last, same_thread.last)
-    ops = forest.inclusive(_sum(owner[held], np.ones(int(held.sum()), np.int64), count))
-    kernels = forest.inclusive(_sum(owner[held & is_kernel], np.ones(int((held & is_kernel).sum()), np.int64), count))
-    ops = np.where(crossing, np.maximum(ops, same_thread.ops), ops)
-    span = np.where(ops > 0, last - first, 0)
-    same_span = np.where(same_thread.ops > 0, same_thread.last - same_thread.first, 0)
-    begins_inside = (ranges["start_ns"] >= window.start_ns) & (ranges["start_ns"] < window.end_ns)
-    selected = (ops > 0) | (begins_inside.to_numpy() & (window.range_name is None)) | (window.kind == "all" and window.range_name is None)
-    parent = forest.parent
+    own = _Exclusive.of(timeline.work_in(window), ranges.height)
+    held = _contained(ranges, timeline.work_in(window))
+    gpu = forest.inclusive(own.duration)
+    ops = forest.inclusive(own.ops)
+    # What two crossing ranges share belongs to both, which no tree can say: there, containment in time counts.
+    inferred = forest.inclusive(own.inferred) + _lent(forest, held.duration)
+    gpu = np.where(forest.crossing, held.duration + inferred, gpu)
+    ops = np.where(forest.crossing, np.maximum(ops, held.ops), ops)
+    first = np.minimum(forest.earliest(own.first), held.first)
+    last = np.maximum(forest.latest(own.last), held.last)
+    selected = ops > 0
+    if window.range_name is None:
+        begun = ranges["start_ns"].to_numpy()
+        selected |= (window.kind == "all") | ((begun >= window.start_ns) & (begun < window.end_ns))
     return pl.DataFrame(
         {
-            "row": np.arange(count),
-            "parent": parent,
+            "row": np.arange(ranges.height),
+            "parent": forest.parent,
             "host_ns": ranges["end_ns"] - ranges["start_ns"],
             "gpu_ns": gpu,
-            "gpu_exclusive_ns": exclusive,
-            "inferred_ns": gpu - gpu_same,
+            "gpu_exclusive_ns": own.duration,
+            "inferred_ns": gpu - held.duration,
             "first_ns": np.where(ops > 0, first, 0),
             "last_ns": np.where(ops > 0, last, 0),
-            "span_ns": span,
+            "span_ns": np.where(ops > 0, last - first, 0),
             "ops": ops,
-            "kernels": kernels,
-            "same_thread_ops": same_thread.ops,
-            "same_thread_span_ns": same_span,
+            "kernels": forest.inclusive(own.kernels),
+            "same_thread_ops": held.ops,
+            "same_thread_span_ns": np.where(held.ops > 0, held.last - held.first, 0),
         },
         schema=INSTANCE_SCHEMA,
     ).filter(pl.Series(selected))
@@ -183,8 +170,8 @@ def range_statistics(timeline: Timeline, window: Window, by: str = "tree") -> pl
     Args:
         timeline: the profile.
         window: only work that begins inside it counts.
-        by: `tree` (by path of names, parents before children, largest first), `name` (by name wherever it stands; running
-            numbers of PyTorch operators dropped) or `full_name` (by name as recorded).
+        by: `tree` (by path of names, parents before children, largest first), `name` (by name wherever it stands;
+            running numbers of PyTorch operators dropped) or `full_name` (by name as recorded).
 
     Raises:
         UsageError: `by` is none of these.
@@ -196,7 +183,9 @@ def range_statistics(timeline: Timeline, window: Window, by: str = "tree") -> pl
         return pl.DataFrame(schema=RANGE_SCHEMA)
     names = timeline.trace.ranges["name"]
     categories = name_categories(names)
-    texts = categories if by == "full_name" else pl.Series([plain_range_name(text) for text in categories], dtype=pl.String)
+    texts = (
+        categories if by == "full_name" else pl.Series([plain_range_name(text) for text in categories], dtype=pl.String)
+    )
     distinct = texts.unique(maintain_order=True)
     name_code = texts.cast(pl.Enum(distinct)).to_physical().cast(pl.Int64).to_numpy()
     code = name_code[names.to_physical().to_numpy()]
@@ -224,7 +213,7 @@ def range_statistics(timeline: Timeline, window: Window, by: str = "tree") -> pl
             (pl.col("gpu_ns") / total_ns if total_ns else pl.lit(0.0)).alias("share"),
         )
         .select(RANGE_SCHEMA.names())
-        .cast(RANGE_SCHEMA)  # type: ignore[arg-type]
+        .cast(RANGE_SCHEMA)
     )
     if by == "tree":
         return _depth_first(table)
@@ -247,14 +236,50 @@ def projected_spans(timeline: Timeline, rows: Int64s, device: int | None = None)
     mine = instance > 0
     if device is not None:
         mine &= (work["device"] == device).to_numpy()
-    first = _extreme(instance[mine] - 1, work["start_ns"].to_numpy()[mine], len(rows), np.minimum, np.iinfo(np.int64).max)
+    first = _extreme(
+        instance[mine] - 1, work["start_ns"].to_numpy()[mine], len(rows), np.minimum, np.iinfo(np.int64).max
+    )
     last = _extreme(instance[mine] - 1, work["end_ns"].to_numpy()[mine], len(rows), np.maximum, np.iinfo(np.int64).min)
     found = last > first
     return Intervals(first[found], last[found])
 
 
 @dataclass(frozen=True, eq=False)
-class _SameThread:
+class _Exclusive:
+    """Per range: the work that belongs to it directly, not to a range inside it."""
+
+    ops: Int64s
+    kernels: Int64s
+    duration: Int64s
+    inferred: Int64s
+    first: Int64s
+    last: Int64s
+
+    @classmethod
+    def of(cls, work: pl.DataFrame, count: int) -> _Exclusive:
+        attributed = work.filter(pl.col("range").is_not_null())
+        owner = attributed["range"].to_numpy()
+        start, end = attributed["start_ns"].to_numpy(), attributed["end_ns"].to_numpy()
+        inferred = attributed["inferred"].to_numpy()
+        is_kernel = (attributed["kind"] == "kernel").to_numpy()
+        return cls(
+            np.bincount(owner, minlength=count),
+            np.bincount(owner[is_kernel], minlength=count),
+            _sum(owner, end - start, count),
+            _sum(owner[inferred], (end - start)[inferred], count),
+            _extreme(owner, start, count, np.minimum, np.iinfo(np.int64).max),
+            _extreme(owner, end, count, np.maximum, np.iinfo(np.int64).min),
+        )
+
+
+def _lent(forest: RangeForest, duration: Int64s) -> Int64s:
+    """Per range: the time that outermost ranges of other threads bring into it, at any depth."""
+    linked = np.flatnonzero(forest.parent_inferred)
+    return forest.inclusive(_sum(forest.parent[linked], duration[linked], len(duration)))
+
+
+@dataclass(frozen=True, eq=False)
+class _Contained:
     """Per range: the work launched on its own thread while it was open, whatever else was open."""
 
     ops: Int64s
@@ -263,7 +288,7 @@ class _SameThread:
     last: Int64s
 
 
-def _same_thread(ranges: pl.DataFrame, work: pl.DataFrame) -> _SameThread:
+def _contained(ranges: pl.DataFrame, work: pl.DataFrame) -> _Contained:
     count = ranges.height
     ops = np.zeros(count, dtype=np.int64)
     duration = np.zeros(count, dtype=np.int64)
@@ -291,7 +316,7 @@ def _same_thread(ranges: pl.DataFrame, work: pl.DataFrame) -> _SameThread:
         duration[rows] = before[high] - before[low]
         first[rows] = _reduce_slices(start, low, high, np.minimum)
         last[rows] = _reduce_slices(end, low, high, np.maximum)
-    return _SameThread(ops, duration, first, last)
+    return _Contained(ops, duration, first, last)
 
 
 def _reduce_slices(values: Int64s, low: Int64s, high: Int64s, function: np.ufunc) -> Int64s:
@@ -344,7 +369,8 @@ def _paths(code: Int64s, instances: pl.DataFrame) -> tuple[Int64s, Int64s, Int64
     return group, np.concatenate(parents), np.concatenate(codes), np.concatenate(depths)
 
 
-def _children(parent: Int64s):  # type: ignore[no-untyped-def]
+def _children(parent: Int64s) -> Callable[[Int64s], Int64s]:
+    """A look-up of all rows whose parent is among the given ones."""
     order = np.argsort(parent, kind="stable")
     ordered = parent[order]
 

@@ -4,7 +4,8 @@ Steps are looked for in two places, in this order:
 
 1. annotated ranges of one name that repeat one after the other on a thread (numbers in the name ignored, so that
    `ProfilerStep#3` and `ProfilerStep#4` are one name) and together hold most of the GPU work of the time they span;
-2. a kernel sequence that repeats: the distance at which the sequence of launches equals itself over the longest stretch.
+2. a kernel sequence that repeats: the distance at which the sequence of launches equals itself over the longest
+   stretch.
 
 The leading steps that are much slower than the rest, or that run another number of kernels, are left out as warm-up.
 """
@@ -87,7 +88,7 @@ def find_steps(trace: Trace, work: pl.DataFrame, forest: RangeForest) -> StepSea
     if found is None:
         found = _steps_from_sequence(trace, work, forest)
     if found is None:
-        how = "no repeating step was found (neither ranges nor a repeating kernel sequence): from the first to the last GPU work"
+        how = "from the first to the last GPU work (neither ranges nor the kernel sequence show a repeating step)"
         return StepSearch((), (), "none", None, how)
     steps = tuple(Step(i + 1, int(s), int(e)) for i, (s, e) in enumerate(zip(found.starts, found.ends, strict=True)))
     left_out = _warmup_count(found)
@@ -128,6 +129,7 @@ def _warmup_count(found: _Found) -> int:
 
 
 # ── ranges ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
 
 def _steps_from_ranges(trace: Trace, work: pl.DataFrame, forest: RangeForest) -> _Found | None:
     ranges = trace.ranges
@@ -177,11 +179,11 @@ def _repeated_ranges(ranges: pl.DataFrame, forest: RangeForest) -> list[tuple[st
     order = rows[np.lexsort((start[rows], code[rows], thread[rows]))]
     changes = np.flatnonzero((np.diff(code[order]) != 0) | (np.diff(thread[order]) != 0)) + 1
     names = list(numbering)
-    groups = []
-    for group in np.split(order, changes):
-        if len(group) >= 2 and np.all(start[group][1:] >= end[group][:-1]):
-            groups.append((names[int(code[group[0]])], group))
-    return groups
+    return [
+        (names[int(code[group[0]])], group)
+        for group in np.split(order, changes)
+        if len(group) >= 2 and np.all(start[group][1:] >= end[group][:-1])
+    ]
 
 
 def _coverage(rows: Int64s, ranges: pl.DataFrame, work: pl.DataFrame, launches_inside: Int64s) -> float:
@@ -198,7 +200,8 @@ def _on_analysis_clock(rows: Int64s, trace: Trace, work: pl.DataFrame, forest: R
     """Steps as intervals in which both their host and their GPU side lie, as far as the program keeps them together.
 
     Where each step waits for its GPU work (it ends before the range does), the range itself is the step. Where the host
-    runs ahead, the ranges say nothing about the GPU: then a step lasts from its first GPU work to the next step's first.
+    runs ahead, the ranges say nothing about the GPU: then a step lasts from its first GPU work to the next step's
+    first.
     """
     begin, finish = trace.ranges["start_ns"].to_numpy()[rows], trace.ranges["end_ns"].to_numpy()[rows]
     step_of_range = np.zeros(trace.ranges.height, dtype=np.int64)
@@ -250,7 +253,9 @@ def _steps_from_sequence(trace: Trace, work: pl.DataFrame, forest: RangeForest) 
     last = int(end[cuts[-2] : cuts[-1]].max())
     if np.any(np.diff(firsts) <= 0):
         return None
-    warming = np.add.reduceat(_launched_in_warmup(sequence, trace, forest)[begin:stop].astype(np.int64), cuts[:-1] - begin)
+    warming = np.add.reduceat(
+        _launched_in_warmup(sequence, trace, forest)[begin:stop].astype(np.int64), cuts[:-1] - begin
+    )
     return _Found(firsts, np.r_[firsts[1:], np.int64(last)], np.full(repeats, period), warming > period // 2, None)
 
 
@@ -265,11 +270,12 @@ def _is_warmup(ranges: pl.DataFrame) -> Int64s:
     if not ranges.height:
         return np.empty(0, dtype=np.int64)
     by_name = np.array([bool(_WARMUP_NAME.search(text)) for text in name_categories(ranges["name"])], dtype=np.int64)
-    return by_name[ranges["name"].to_physical().to_numpy()]
+    labels: Int64s = by_name[ranges["name"].to_physical().to_numpy()]
+    return labels
 
 
 def _launch_sequence(trace: Trace, work: pl.DataFrame) -> pl.DataFrame:
-    """Kernels and graph launches of the process with the most GPU time, in launch order, each with a code of its identity."""
+    """Kernels and graph launches of the busiest process and device in launch order, with a code for each identity."""
     ops = work.filter(pl.col("kind").is_in(["kernel", "graph"]))
     if not ops.height:
         return ops.with_columns(pl.lit(0, dtype=pl.Int64).alias("code"))
@@ -324,10 +330,10 @@ def _candidate_periods(codes: Int64s) -> list[int]:
 
 
 def _distances_of_rarest(codes: Int64s) -> set[int]:
-    """Distances between repetitions of the launches that repeat least often: such launches occur once or twice a step."""
-    values, inverse, counts = np.unique(codes, return_inverse=True, return_counts=True)
+    """Distances between repetitions of the launches that repeat least often, once or twice a step."""
+    _, inverse, counts = np.unique(codes, return_inverse=True, return_counts=True)
     order = np.argsort(counts, kind="stable")
-    repeated = order[counts[order] >= _MIN_SEQUENCE_REPEATS][:_MAX_CANDIDATES // 4]
+    repeated = order[counts[order] >= _MIN_SEQUENCE_REPEATS][: _MAX_CANDIDATES // 4]
     distances: set[int] = set()
     for value in repeated.tolist():
         places = np.flatnonzero(inverse.reshape(-1) == value)

@@ -15,9 +15,9 @@ __all__ = ["STEP_SCHEMA", "step_statistics"]
 
 Int64s = npt.NDArray[np.int64]
 
-#: One row a step of the window. `busy_ns` is the union over the device's work (the busiest device's, where several worked),
-#: `gpu_ns` the summed duration of all work that began in the step; `gap_ns` is the time from the step's end to the next
-#: step's begin (null for the last).
+#: One row a step of the window. `busy_ns` is the union over the device's work (the busiest device's, where several
+#: worked), `gpu_ns` the summed duration of all work that began in the step; `gap_ns` is the time from the step's end to
+#: the next step's begin (null for the last).
 STEP_SCHEMA = pl.Schema(
     {
         "step": pl.Int64(),

@@ -12,10 +12,9 @@ import polars as pl
 
 from warplens.analysis.attribution import NO_RANGE, RangeForest, range_forest
 from warplens.analysis.steps import StepSearch, find_steps
-from warplens.analysis.window import Step, Window, parse_span
+from warplens.analysis.window import Window, parse_span
 from warplens.errors import MissingDataError, UsageError
 from warplens.profile import Trace
-from warplens.profile.nesting import nest
 from warplens.profile.schema import name_categories
 
 __all__ = ["WORK_KINDS", "Timeline"]
@@ -51,12 +50,12 @@ class Timeline:
         (row of the innermost range it is attributed to) with `inferred` (by the waiting-thread rule). Nulls stand
         where there is no such call or range.
         """
+        tables: dict[str, pl.DataFrame] = {kind: getattr(self.trace, table) for kind, table in WORK_KINDS.items()}
         parts = [
-            getattr(self.trace, table)
-            .select("start_ns", "end_ns", "device", "stream", "process", "correlation")
+            table.select("start_ns", "end_ns", "device", "stream", "process", "correlation")
             .with_row_index("row")
             .select(pl.lit(kind, dtype=_KIND).alias("kind"), pl.col("row").cast(pl.Int64), pl.exclude("row"))
-            for kind, table in WORK_KINDS.items()
+            for kind, table in tables.items()
         ]
         work = pl.concat(parts).sort("start_ns", maintain_order=True)
         calls = self.trace.api_calls
@@ -86,13 +85,6 @@ class Timeline:
         return range_forest(self.trace.ranges)
 
     @cached_property
-    def forest_crossing(self) -> npt.NDArray[np.bool_]:
-        """Which ranges overlap another one of their thread without nesting (NVTX start-end ranges may)."""
-        ranges = self.trace.ranges
-        thread = (ranges["process"].cast(pl.Int64) * (1 << 32) + ranges["thread"]).to_numpy()
-        return nest(ranges["start_ns"].to_numpy(), ranges["end_ns"].to_numpy(), thread).crossing
-
-    @cached_property
     def steps(self) -> StepSearch:
         """The repetitions of the workload, and which of them are steady."""
         return find_steps(self.trace, self.work, self.forest)
@@ -118,7 +110,9 @@ class Timeline:
             window = Window(first if start is None else start, last if end is None else end, "explicit", "as asked for")
             if window.end_ns <= window.start_ns:
                 raise UsageError(f"window {spec!r} lies outside the recorded time, {first} ns to {last} ns")
-            inside = (step for step in self.steps.steps if window.start_ns <= step.start_ns < step.end_ns <= window.end_ns)
+            inside = (
+                step for step in self.steps.steps if window.start_ns <= step.start_ns < step.end_ns <= window.end_ns
+            )
             window = replace(window, steps=tuple(inside))
         if range_name is not None:
             self.range_rows(range_name)
@@ -146,7 +140,8 @@ class Timeline:
         label = np.zeros(self.trace.ranges.height, dtype=np.int64)
         label[self.range_rows(name)] = 1
         inside = np.r_[self.forest.outermost_match(label) > 0, False]  # the last entry answers for "no range"
-        return inside[self.work["range"].fill_null(NO_RANGE).to_numpy()]
+        found: npt.NDArray[np.bool_] = inside[self.work["range"].fill_null(NO_RANGE).to_numpy()]
+        return found
 
     def work_in(self, window: Window, *, with_index: str | None = None) -> pl.DataFrame:
         """The rows of `work` that begin inside the window (all of them for kind `all`) and inside its range, if any.
@@ -200,10 +195,8 @@ class Timeline:
         selected = self.work_in(window).filter(pl.col("kind") == kind)
         table: pl.DataFrame = getattr(self.trace, WORK_KINDS[kind])
         rows = selected["row"]
-        if rows.len() == table.height and (rows.diff().drop_nulls() == 1).all():
-            picked = table  # everything, in the table's own order: no need to gather
-        else:
-            picked = table[rows]
+        whole = rows.len() == table.height and (rows.diff().drop_nulls() == 1).all()
+        picked = table if whole else table[rows]
         return picked.with_columns(selected.select(_LAUNCH_COLUMNS).get_columns())
 
     def _host_rows_in(self, window: Window, calls: pl.DataFrame) -> pl.DataFrame:

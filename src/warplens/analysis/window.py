@@ -33,8 +33,8 @@ class Window:
 
     Attributes:
         start_ns, end_ns: the half-open interval, in the profile's clock.
-        kind: `steady` (repeating steps, warm-up left out), `device` (no steps were found: from the first to the last GPU
-            work), `all` (everything recorded) or `explicit` (as the user asked).
+        kind: `steady` (repeating steps, warm-up left out), `device` (no steps were found: from the first to the last
+            GPU work), `all` (everything recorded) or `explicit` (as the user asked).
         how: one sentence for people on how it was found.
         steps: the steps inside; empty where none were found.
         range_name: only work launched inside ranges of this name counts; None for all work.

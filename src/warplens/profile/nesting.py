@@ -16,7 +16,7 @@ _MAX_VECTORISED_DEPTH = 256
 
 
 class Nesting(NamedTuple):
-    """`depth[i]` and `parent[i]` (−1 for an outermost range), and whether the range overlaps another without nesting."""
+    """`depth[i]`, `parent[i]` (−1 for an outermost range), and whether the range overlaps another without nesting."""
 
     depth: Int64s
     parent: Int64s
@@ -77,7 +77,10 @@ def _properly_nested(start_ns: Int64s, end_ns: Int64s, thread: Int64s) -> Nestin
 
 
 def _running_max_before(values: Int64s, group: Int64s) -> Int64s:
-    """For each element the maximum of the earlier ones of its (contiguous, ascending) group; the lowest int64 for a first."""
+    """For each element the maximum of the earlier ones of its (contiguous, ascending) group.
+
+    The lowest int64 for a first.
+    """
     if not len(values):
         return values
     lowest = np.iinfo(np.int64).min

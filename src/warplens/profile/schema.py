@@ -4,7 +4,8 @@ Conventions that every table keeps:
 
 * time is `Int64` nanoseconds in the profile's own clock, in columns that end in `_ns`; bytes end in `_bytes`;
 * `process` and `thread` are operating-system ids, `device` is the CUDA ordinal in the profile;
-* host and device are joined on `(process, correlation)`: the same correlation id does occur in two processes of one file;
+* host and device are joined on `(process, correlation)`: the same correlation id does occur in two processes of one
+  file;
 * names are dictionary-encoded (`polars.Enum`), because a capture holds millions of launches of a few hundred kernels;
 * a quantity that the source does not record is null, never zero.
 """
@@ -147,8 +148,12 @@ TABLES: Mapping[str, Table] = {
                 Column("block_y", pl.Int32, "threads of a block, y", nullable=True),
                 Column("block_z", pl.Int32, "threads of a block, z", nullable=True),
                 Column("registers_per_thread", pl.Int32, "registers that each thread uses", nullable=True),
-                Column("static_shared_bytes", pl.Int32, "shared memory of a block, fixed at compile time", nullable=True),
-                Column("dynamic_shared_bytes", pl.Int32, "shared memory of a block, asked for at launch", nullable=True),
+                Column(
+                    "static_shared_bytes", pl.Int32, "shared memory of a block, fixed at compile time", nullable=True
+                ),
+                Column(
+                    "dynamic_shared_bytes", pl.Int32, "shared memory of a block, asked for at launch", nullable=True
+                ),
                 _GRAPH_NODE,
             ),
         ),

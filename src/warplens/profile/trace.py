@@ -12,11 +12,6 @@ from warplens.profile.schema import table
 __all__ = ["Trace"]
 
 
-def _frame(name: str) -> pl.DataFrame:
-    # The default of a table that a file lacks: no rows, whole schema.
-    return field(default_factory=table(name).empty)  # type: ignore[no-any-return]
-
-
 @dataclass(frozen=True, eq=False)
 class Trace:
     """One profile as tables. Each is checked against `warplens.profile.schema.TABLES` on entry.
@@ -29,16 +24,16 @@ class Trace:
     """
 
     capture: Capture
-    kernels: pl.DataFrame = _frame("kernels")
-    copies: pl.DataFrame = _frame("copies")
-    memsets: pl.DataFrame = _frame("memsets")
-    graph_launches: pl.DataFrame = _frame("graph_launches")
-    api_calls: pl.DataFrame = _frame("api_calls")
-    synchronizations: pl.DataFrame = _frame("synchronizations")
-    ranges: pl.DataFrame = _frame("ranges")
-    memory: pl.DataFrame = _frame("memory")
-    os_calls: pl.DataFrame = _frame("os_calls")
-    profiler_overhead: pl.DataFrame = _frame("profiler_overhead")
+    kernels: pl.DataFrame = field(default_factory=table("kernels").empty)
+    copies: pl.DataFrame = field(default_factory=table("copies").empty)
+    memsets: pl.DataFrame = field(default_factory=table("memsets").empty)
+    graph_launches: pl.DataFrame = field(default_factory=table("graph_launches").empty)
+    api_calls: pl.DataFrame = field(default_factory=table("api_calls").empty)
+    synchronizations: pl.DataFrame = field(default_factory=table("synchronizations").empty)
+    ranges: pl.DataFrame = field(default_factory=table("ranges").empty)
+    memory: pl.DataFrame = field(default_factory=table("memory").empty)
+    os_calls: pl.DataFrame = field(default_factory=table("os_calls").empty)
+    profiler_overhead: pl.DataFrame = field(default_factory=table("profiler_overhead").empty)
 
     def __post_init__(self) -> None:
         for item in fields(self):
