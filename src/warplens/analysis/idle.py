@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from warplens.analysis.apikinds import api_kinds, blocks_host
+from warplens.analysis.apikinds import api_kind, blocks_host
 from warplens.analysis.intervals import Intervals, Owned, measure_before, owned_union, subtract, union
 from warplens.profile.schema import name_categories
 
@@ -59,7 +59,8 @@ _STALL_MIN_NS = 100_000
 #: its launch call returns, and back-to-back kernels of one stream are 1–2 µs apart.
 _START_LATENCY_NS = 10_000
 
-_STATE_CAUSES = ("profiler", "synchronization", "allocation", "blocking-copy", "launch")
+#: Causes that a call's own name (or the copy it issues) reveals.
+_HOLDING_CAUSES = ("synchronization", "allocation", "blocking-copy")
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,7 +92,7 @@ class IdleGaps:
 def idle_gaps(timeline: Timeline, device: int, gaps: Intervals) -> IdleGaps:
     """Splits each gap of one device by cause. `gaps` are disjoint intervals in which the device runs nothing."""
     parts = {cause: np.zeros(len(gaps.starts), dtype=np.int64) for cause in IDLE_CAUSES}
-    work = timeline.work.filter(pl.col("device") == device)
+    work = timeline.work_on(device)
     ended_by = np.searchsorted(work["start_ns"].to_numpy(), gaps.ends, side="left")
     has_next = ended_by < work.height
     # After the last work nobody is known to have had to issue more; the last launching thread is watched instead.
@@ -117,16 +118,17 @@ def idle_gaps(timeline: Timeline, device: int, gaps: Intervals) -> IdleGaps:
     parts["submission"][row] += np.where(waited & ~depends, queued, 0)
     parts["start-latency"][row] += np.where(waited, 0, queued)
 
-    process, thread = calls["process"].to_numpy()[call], calls["thread"].to_numpy()[call]
-    for pid, tid in sorted(set(zip(process.tolist(), thread.tolist(), strict=True))):
-        mine = np.flatnonzero((process == pid) & (thread == tid))
-        host = _HostStates(timeline, pid, tid)
+    # What happened before the launching call began, where that was after the gap did, is seen in the host's own calls.
+    late = np.flatnonzero(issued > begins)
+    process, thread = calls["process"].to_numpy()[call[late]], calls["thread"].to_numpy()[call[late]]
+    for pid, tid in pl.DataFrame({"process": process, "thread": thread}).unique().sort("process", "thread").rows():
+        mine = late[(process == pid) & (thread == tid)]
         unexplained = issued[mine] - begins[mine]
-        for cause, intervals in host.intervals().items():
+        for cause, intervals in _host_states(timeline, pid, tid).items():
             spent = measure_before(intervals, issued[mine]) - measure_before(intervals, begins[mine])
             parts[cause][row[mine]] += spent
             unexplained -= spent
-        parts["launch"][row[mine]] += unexplained  # outside of CUDA, but not for long
+        parts["launch"][row[mine]] += unexplained  # issuing other work, or outside of CUDA but not for long
     return IdleGaps(gaps, parts)
 
 
@@ -146,88 +148,89 @@ def _may_depend(
     return depends
 
 
-class _HostStates:
-    """What one launching thread of a process was doing, as disjoint intervals per cause."""
+def _host_states(timeline: Timeline, process: int, thread: int) -> dict[str, Intervals]:
+    """When a launching thread was held up, as disjoint intervals per cause.
 
-    def __init__(self, timeline: Timeline, process: int, thread: int) -> None:
-        self._timeline = timeline
-        self._process = process
-        self._thread = thread
-
-    def intervals(self) -> dict[str, Intervals]:
-        """Disjoint intervals per cause; what none of them covers is a short pause between calls."""
-        calls, cause = self._calls()
-        own = (calls["thread"] == self._thread).to_numpy()
-        starts, ends = calls["start_ns"].to_numpy(), calls["end_ns"].to_numpy()
-        mine = owned_union(starts[own], ends[own])
-        mine = Owned(mine.starts, mine.ends, np.flatnonzero(own)[mine.owner])
-        held = self._profiler()
-        others = subtract(owned_union(starts, ends), union(Intervals(mine.starts, mine.ends)))
-        pieces = [subtract(mine, held), subtract(others, held)]
-        result = {"profiler": held}
-        for number, name in enumerate(_STATE_CAUSES):
-            if name == "profiler":
-                continue
-            chosen = [piece for piece in pieces if len(piece.starts)]
-            masks = [cause[piece.owner] == number for piece in chosen]
-            result[name] = union(
-                Intervals(
-                    np.concatenate(
-                        [p.starts[m] for p, m in zip(chosen, masks, strict=True)] or [np.empty(0, np.int64)]
-                    ),
-                    np.concatenate([p.ends[m] for p, m in zip(chosen, masks, strict=True)] or [np.empty(0, np.int64)]),
-                )
+    Where the thread itself is outside of CUDA, the calls of the process's other launching threads count. What no
+    interval covers is the ordinary cost of issuing work: a launching call, or a short pause between two calls.
+    """
+    calls, cause = _launching_calls(timeline, process)
+    starts, ends = calls["start_ns"].to_numpy(), calls["end_ns"].to_numpy()
+    own = np.flatnonzero((calls["thread"] == thread).to_numpy())
+    held = _profiler(timeline, process, thread)
+    mine = owned_union(starts[own], ends[own])
+    mine = Owned(mine.starts, mine.ends, own[mine.owner])
+    pieces = [_holding(mine, cause)]
+    if len(own) < len(starts):
+        others = _holding(owned_union(starts, ends), cause)
+        pieces.append(subtract(others, Intervals(mine.starts, mine.ends)))
+    pieces = [subtract(piece, held) for piece in pieces]
+    states = {"profiler": held}
+    for number, name in enumerate(_HOLDING_CAUSES, start=1):
+        chosen = [(piece, cause[piece.owner] == number) for piece in pieces]
+        states[name] = union(
+            Intervals(
+                np.concatenate([piece.starts[mask] for piece, mask in chosen]),
+                np.concatenate([piece.ends[mask] for piece, mask in chosen]),
             )
-        result["host"] = self._stalls(union(Intervals(starts, ends)), starts[own], held)
-        return result
-
-    def _calls(self) -> tuple[pl.DataFrame, Int64s]:
-        """The calls of the process's launching threads, and the number of the cause that each stands for."""
-        trace = self._timeline.trace
-        launching = self._timeline.work.filter(pl.col("process") == self._process)["thread"].drop_nulls().unique()
-        calls = (
-            trace.api_calls.with_row_index("api_row")
-            .filter((pl.col("process") == self._process) & pl.col("thread").is_in(launching.implode()))
-            .select("api_row", "start_ns", "end_ns", "thread", "name")
         )
-        kind = api_kinds(calls["name"])
-        categories = name_categories(calls["name"])
-        blocking = pl.Series([blocks_host(name) for name in categories], dtype=pl.Boolean).gather(
-            calls["name"].to_physical()
-        )
-        pageable = calls["api_row"].cast(pl.Int64).is_in(self._pageable_copies().implode())
-        number = {name: position for position, name in enumerate(_STATE_CAUSES)}
-        cause = np.full(calls.height, number["launch"], dtype=np.int64)
-        cause[(kind == "sync").to_numpy()] = number["synchronization"]
-        cause[(kind == "allocation").to_numpy()] = number["allocation"]
-        cause[((kind == "copy") & (blocking | pageable)).to_numpy()] = number["blocking-copy"]
-        return calls, cause
+    states["host"] = _stalls(union(Intervals(starts, ends)), starts[own], held)
+    return states
 
-    def _pageable_copies(self) -> pl.Series:
-        """API rows of the copies from or to pageable memory: even the asynchronous call holds the host."""
-        copies = self._timeline.trace.copies
-        work = self._timeline.work.filter((pl.col("kind") == "copy") & (pl.col("process") == self._process))
-        pageable = (copies["source_memory"] == "pageable").fill_null(value=False) | (
-            copies["destination_memory"] == "pageable"
-        ).fill_null(value=False)
-        return work.filter(pageable.gather(work["row"]))["api_row"].drop_nulls()
 
-    def _profiler(self) -> Intervals:
-        overhead = self._timeline.trace.profiler_overhead.filter(
-            (pl.col("process") == self._process) & (pl.col("thread") == self._thread)
-        )
-        return union(Intervals(overhead["start_ns"].to_numpy(), overhead["end_ns"].to_numpy()))
+def _holding(pieces: Owned, cause: Int64s) -> Owned:
+    """The pieces whose call holds the host up, other than by launching."""
+    kept = cause[pieces.owner] > 0
+    return Owned(pieces.starts[kept], pieces.ends[kept], pieces.owner[kept])
 
-    def _stalls(self, in_cuda: Intervals, own_starts: Int64s, held: Intervals) -> Intervals:
-        """Pauses without any CUDA call that are far longer than the usual one between calls of this thread."""
-        pauses = Intervals(in_cuda.ends[:-1], in_cuda.starts[1:])
-        usual = float(np.median(np.diff(own_starts))) if len(own_starts) > 1 else 0.0
-        # Before the first and after the last call the host does something else by definition.
-        lowest, highest = np.iinfo(np.int64).min // 4, np.iinfo(np.int64).max // 4
-        long = pauses.ends - pauses.starts >= max(_STALL_MIN_NS, _STALL_FACTOR * usual)
-        starts, ends = pauses.starts[long], pauses.ends[long]
-        if len(in_cuda.starts):
-            starts = np.r_[np.int64(lowest), starts, in_cuda.ends[-1]]
-            ends = np.r_[in_cuda.starts[0], ends, np.int64(highest)]
-        stalls = subtract(Owned(starts, ends, np.arange(len(starts))), held)
-        return Intervals(stalls.starts, stalls.ends)
+
+def _launching_calls(timeline: Timeline, process: int) -> tuple[pl.DataFrame, Int64s]:
+    """The calls of the process's launching threads, and for each the position (from 1) of its cause, 0 for launching."""
+    calls = timeline.trace.api_calls.select("start_ns", "end_ns", "process", "thread", "name")
+    launching = timeline.work.filter(pl.col("process") == process)["thread"].drop_nulls().unique()
+    selected = ((calls["process"] == process) & calls["thread"].is_in(launching.implode())).to_numpy()
+    if not selected.all():
+        calls = calls.filter(pl.Series(selected))
+    number = {name: position for position, name in enumerate(_HOLDING_CAUSES, start=1)}
+    by_kind = {"sync": number["synchronization"], "allocation": number["allocation"]}
+    names = name_categories(calls["name"])
+    by_name = np.array(
+        [
+            number["blocking-copy"] if api_kind(n) == "copy" and blocks_host(n) else by_kind.get(api_kind(n), 0)
+            for n in names
+        ],
+        dtype=np.int64,
+    )
+    cause = by_name[calls["name"].to_physical().to_numpy()]
+    pageable = np.zeros(timeline.trace.api_calls.height, dtype=np.bool_)
+    pageable[_pageable_copy_calls(timeline, process)] = True
+    cause[pageable[selected] & (cause == 0)] = number["blocking-copy"]
+    return calls, cause
+
+
+def _pageable_copy_calls(timeline: Timeline, process: int) -> Int64s:
+    """API rows of the copies from or to pageable memory: even the asynchronous call holds the host."""
+    copies = timeline.trace.copies
+    pageable = (copies["source_memory"] == "pageable").fill_null(value=False) | (
+        copies["destination_memory"] == "pageable"
+    ).fill_null(value=False)
+    work = timeline.work.filter((pl.col("kind") == "copy") & (pl.col("process") == process))
+    return work.filter(pageable.gather(work["row"]))["api_row"].drop_nulls().to_numpy()
+
+
+def _profiler(timeline: Timeline, process: int, thread: int) -> Intervals:
+    overhead = timeline.trace.profiler_overhead.filter((pl.col("process") == process) & (pl.col("thread") == thread))
+    return union(Intervals(overhead["start_ns"].to_numpy(), overhead["end_ns"].to_numpy()))
+
+
+def _stalls(in_cuda: Intervals, own_starts: Int64s, held: Intervals) -> Intervals:
+    """Pauses without any CUDA call that are far longer than the usual one between calls of this thread."""
+    usual = float(np.median(np.diff(own_starts))) if len(own_starts) > 1 else 0.0
+    starts, ends = in_cuda.ends[:-1], in_cuda.starts[1:]
+    long = ends - starts >= max(_STALL_MIN_NS, _STALL_FACTOR * usual)
+    # Before the first and after the last call the host does something else by definition.
+    far = np.iinfo(np.int64).max // 4
+    starts = np.r_[np.int64(-far), starts[long], in_cuda.ends[-1:]]
+    ends = np.r_[in_cuda.starts[:1], ends[long], np.int64(far)]
+    stalls = subtract(Owned(starts, ends, np.arange(len(starts))), held)
+    return Intervals(stalls.starts, stalls.ends)

@@ -56,10 +56,11 @@ def owned_union(starts: Int64s, ends: Int64s) -> Owned:
     A later interval owns only what reaches beyond all earlier ones; of two that begin together, the first row owns.
     The pieces are sorted by time, at most one per input interval.
     """
+    if not len(starts):
+        return Owned(starts, ends, np.empty(0, dtype=np.int64))
+    # Profiles are nearly sorted, on which a stable sort takes one pass.
     order = np.argsort(starts, kind="stable")
     sorted_starts, sorted_ends = starts[order], ends[order]
-    if not len(order):
-        return Owned(sorted_starts, sorted_ends, order)
     reach = np.maximum.accumulate(sorted_ends)
     piece_starts = sorted_starts.copy()
     piece_starts[1:] = np.maximum(sorted_starts[1:], reach[:-1])
@@ -90,20 +91,23 @@ def subtract(pieces: Owned, disjoint: Intervals) -> Owned:
     """Disjoint owned pieces without the time that a disjoint set covers; owners are kept."""
     if not len(pieces.starts) or not len(disjoint.starts):
         return pieces
-    # Both sides are cut at every edge of the other; each elementary piece is then wholly inside or outside.
+    # The pieces are cut at every edge of the other side; each elementary piece is then wholly inside or outside.
     edges = np.concatenate((disjoint.starts, disjoint.ends))
-    first = np.searchsorted(pieces.starts, edges, side="right") - 1
-    cuts = (first >= 0) & (edges > pieces.starts[first]) & (edges < pieces.ends[first])
-    starts = np.concatenate((pieces.starts, edges[cuts]))
-    source = np.concatenate((np.arange(len(pieces.starts)), first[cuts]))
-    order = np.lexsort((starts, source))
-    starts, source = starts[order], source[order]
-    last_of_source = np.r_[source[1:] != source[:-1], True]
-    ends = np.where(last_of_source, pieces.ends[source], np.r_[starts[1:], np.int64(0)])
+    source = np.searchsorted(pieces.starts, edges, side="right") - 1
+    inner = (source >= 0) & (edges > pieces.starts[source]) & (edges < pieces.ends[source])
+    starts, ends, owner = pieces
+    if inner.any():
+        starts = np.concatenate((starts, edges[inner]))
+        source = np.concatenate((np.arange(len(pieces.starts)), source[inner]))
+        # Cuts lie inside of disjoint pieces, so that sorting by time keeps each piece's parts together.
+        order = np.argsort(starts, kind="stable")
+        starts, source = starts[order], source[order]
+        last = np.r_[source[1:] != source[:-1], True]
+        ends = np.where(last, pieces.ends[source], np.r_[starts[1:], np.int64(0)])
+        owner = pieces.owner[source]
     covering = np.searchsorted(disjoint.starts, starts, side="right") - 1
-    covered = (covering >= 0) & (disjoint.ends[covering] > starts)
-    kept = ~covered & (ends > starts)
-    return Owned(starts[kept], ends[kept], pieces.owner[source[kept]])
+    kept = ((covering < 0) | (disjoint.ends[covering] <= starts)) & (ends > starts)
+    return Owned(starts[kept], ends[kept], owner[kept])
 
 
 def measure_before(disjoint: Intervals, times: Int64s) -> Int64s:

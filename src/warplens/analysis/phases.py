@@ -140,19 +140,17 @@ def phase_steps(timeline: Timeline, window: Window) -> pl.DataFrame:
 
 def _work_with_phase(timeline: Timeline, window: Window) -> pl.DataFrame:
     is_gemm = (classify_names(timeline.trace.kernels)["category"] == "gemm").to_numpy()
-    kernel = (timeline.work["kind"] == "kernel").to_numpy()
-    matmul = np.zeros(timeline.work.height, dtype=np.bool_)
-    matmul[kernel] = is_gemm[timeline.work["row"].to_numpy()[kernel]]
-    # Window selection keeps rows, so that the columns are picked by the same rows.
-    numbered = timeline.work_in(window, with_index="position")
-    return numbered.with_columns(
-        phase_of_work(timeline).gather(numbered["position"]), pl.Series("matmul", matmul).gather(numbered["position"])
-    )
+    rows = timeline.work_rows_in(window)
+    work = timeline.work.select("kind", "row", "start_ns", "end_ns", "device", "inferred")[rows]
+    kernel = (work["kind"] == "kernel").to_numpy()
+    matmul = np.zeros(work.height, dtype=np.bool_)
+    matmul[kernel] = is_gemm[work["row"].to_numpy()[kernel]]
+    return work.with_columns(phase_of_work(timeline)[rows], pl.Series("matmul", matmul))
 
 
 def _busy_ns(work: pl.DataFrame, window: Window) -> int:
-    spent = 0
-    for (_device,), ops in work.group_by("device"):
-        intervals = Intervals(ops["start_ns"].to_numpy(), ops["end_ns"].to_numpy())
-        spent += total(union(clip(intervals, window.start_ns, window.end_ns)))
-    return spent
+    starts, ends, device = (work[column].to_numpy() for column in ("start_ns", "end_ns", "device"))
+    return sum(
+        total(union(clip(Intervals(starts[device == number], ends[device == number]), window.start_ns, window.end_ns)))
+        for number in work["device"].unique()
+    )

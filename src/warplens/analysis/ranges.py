@@ -353,17 +353,18 @@ def _paths(code: Int64s, instances: pl.DataFrame) -> tuple[Int64s, Int64s, Int64
     codes: list[Int64s] = []
     depths: list[Int64s] = []
     used = 0
+    distinct_codes = int(code.max()) + 1
     pending = np.flatnonzero(parent == NO_RANGE)
     level = 0
     children = _children(parent)
     while len(pending):
         above = np.where(parent[pending] != NO_RANGE, group[np.maximum(parent[pending], 0)], NO_RANGE)
-        pairs, inverse = np.unique(np.stack((above, code[rows[pending]])), axis=1, return_inverse=True)
+        pairs, inverse = np.unique((above + 1) * distinct_codes + code[rows[pending]], return_inverse=True)
         group[pending] = used + inverse.reshape(-1)
-        parents.append(pairs[0])
-        codes.append(pairs[1])
-        depths.append(np.full(pairs.shape[1], level, dtype=np.int64))
-        used += pairs.shape[1]
+        parents.append(pairs // distinct_codes - 1)
+        codes.append(pairs % distinct_codes)
+        depths.append(np.full(len(pairs), level, dtype=np.int64))
+        used += len(pairs)
         level += 1
         pending = children(pending)
     return group, np.concatenate(parents), np.concatenate(codes), np.concatenate(depths)

@@ -31,7 +31,7 @@ Int64s = npt.NDArray[np.int64]
 
 #: Names that people and frameworks give to one repetition of the workload.
 _STEP_NAME = re.compile(
-    r"^(profilerstep|(train(ing)?|eval(uation)?|inference|model|global|benchmark)?[\s_-]*(step|iter(ation)?|batch))s?[\s_:#-]*#?$",
+    r"^(profilerstep|(train(ing)?|eval(uation)?|inference|model|global|benchmark)?[\s_-]*(step|iter(ation)?|batch))s?[\s_:#-]*N?$",
     re.IGNORECASE,
 )
 _WARMUP_NAME = re.compile(r"warm[\s_-]*up", re.IGNORECASE)
@@ -69,7 +69,7 @@ class StepSearch:
         steps: all steps in time order, on the clock of the analysis; empty where the profile shows no repetition.
         steady: the steps without the leading ones that are still warming up.
         source: `range`, `sequence` or `none`.
-        name: the range name, with numbers replaced by `#`; None for other sources.
+        name: the range name, with numbers replaced by `N`; None for other sources.
         how: one sentence for people.
     """
 
@@ -144,7 +144,7 @@ def _steps_from_ranges(trace: Trace, work: pl.DataFrame, forest: RangeForest) ->
     best: tuple[tuple[int, ...], str, Int64s] | None = None
     for name, rows in candidates:
         coverage = _coverage(rows, ranges, work, launches)
-        named = _STEP_NAME.match(_DIGITS.sub("", name).strip()) is not None
+        named = _STEP_NAME.match(name.strip()) is not None
         if coverage < (_NAMED_STEP_COVERAGE if named else _ANY_RANGE_COVERAGE):
             continue
         if not named and (len(rows) < _MIN_SEQUENCE_REPEATS or not _alike(launches[rows])):
@@ -166,7 +166,7 @@ def _alike(launches: Int64s) -> bool:
 def _repeated_ranges(ranges: pl.DataFrame, forest: RangeForest) -> list[tuple[str, Int64s]]:
     """Names whose ranges follow one another on one thread at least twice, outside warm-up; rows in time order."""
     categories = name_categories(ranges["name"]).to_list()
-    generic = [_DIGITS.sub("#", text) for text in categories]
+    generic = [_DIGITS.sub("N", text) for text in categories]
     numbering = {text: number for number, text in enumerate(dict.fromkeys(generic))}
     code_of_category = np.array([numbering[text] for text in generic], dtype=np.int64)
     codes = ranges["name"].to_physical().to_numpy()

@@ -7,7 +7,6 @@ import numpy.typing as npt
 import polars as pl
 
 from warplens.analysis.intervals import measure_before
-from warplens.analysis.timebudget import busy_union
 from warplens.analysis.timeline import Timeline
 from warplens.analysis.window import Window
 
@@ -44,7 +43,7 @@ def step_statistics(timeline: Timeline, window: Window) -> pl.DataFrame:
     work = timeline.work_in(window)
     busy = np.zeros(len(starts), dtype=np.int64)
     for device in work["device"].unique().sort():
-        running = busy_union(timeline, device)
+        running = timeline.busy(device)
         busy = np.maximum(busy, measure_before(running, ends) - measure_before(running, starts))
     begun = work["start_ns"].to_numpy()
     place = np.searchsorted(starts, begun, side="right") - 1

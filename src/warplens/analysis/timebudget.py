@@ -29,7 +29,7 @@ from warplens.analysis.timeline import Timeline
 from warplens.analysis.window import Window
 from warplens.profile.schema import name_categories
 
-__all__ = ["BUDGET_SCHEMA", "PART_GROUPS", "TimeBudget", "busy_union", "time_budgets"]
+__all__ = ["BUDGET_SCHEMA", "PART_GROUPS", "TimeBudget", "time_budgets"]
 
 Int64s = npt.NDArray[np.int64]
 
@@ -87,17 +87,12 @@ def time_budgets(timeline: Timeline, window: Window) -> tuple[TimeBudget, ...]:
     return tuple(_budget(timeline, window, device) for device in devices)
 
 
-def busy_union(timeline: Timeline, device: int) -> Intervals:
-    """When the device was doing anything, over the whole profile, as disjoint intervals."""
-    work = timeline.work.filter(pl.col("device") == device)
-    return union(Intervals(work["start_ns"].to_numpy(), work["end_ns"].to_numpy()))
-
-
 def _budget(timeline: Timeline, window: Window, device: int) -> TimeBudget:
     segments = _segments(timeline, window, device)
-    work = timeline.work.filter(
-        (pl.col("device") == device) & (pl.col("end_ns") > window.start_ns) & (pl.col("start_ns") < window.end_ns)
-    )
+    work = timeline.work_on(device)
+    touching = (work["end_ns"].to_numpy() > window.start_ns) & (work["start_ns"].to_numpy() < window.end_ns)
+    if not touching.all():
+        work = work.filter(pl.Series(touching))
     labels, names = _labels(timeline, work)
     starts, ends = work["start_ns"].to_numpy(), work["end_ns"].to_numpy()
     outside = complement(segments, *_hull(starts, ends, segments))

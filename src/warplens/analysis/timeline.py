@@ -11,6 +11,7 @@ import numpy.typing as npt
 import polars as pl
 
 from warplens.analysis.attribution import NO_RANGE, RangeForest, range_forest
+from warplens.analysis.intervals import Intervals, union
 from warplens.analysis.steps import StepSearch, find_steps
 from warplens.analysis.window import Window, parse_span
 from warplens.errors import MissingDataError, UsageError
@@ -40,6 +41,8 @@ class Timeline:
 
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
+        self._busy: dict[int, Intervals] = {}
+        self._work_on: dict[int, pl.DataFrame] = {}
 
     @cached_property
     def work(self) -> pl.DataFrame:
@@ -57,7 +60,9 @@ class Timeline:
             .select(pl.lit(kind, dtype=_KIND).alias("kind"), pl.col("row").cast(pl.Int64), pl.exclude("row"))
             for kind, table in tables.items()
         ]
-        work = pl.concat(parts).sort("start_ns", maintain_order=True)
+        work = pl.concat(parts)
+        # The tables are nearly sorted runs, on which a stable sort takes one pass.
+        work = work[np.argsort(work["start_ns"].to_numpy(), kind="stable")]
         calls = self.trace.api_calls
         api_row = self._api_rows(work["process"].to_numpy(), work["correlation"])
         known = api_row >= 0
@@ -143,22 +148,36 @@ class Timeline:
         found: npt.NDArray[np.bool_] = inside[self.work["range"].fill_null(NO_RANGE).to_numpy()]
         return found
 
-    def work_in(self, window: Window, *, with_index: str | None = None) -> pl.DataFrame:
-        """The rows of `work` that begin inside the window (all of them for kind `all`) and inside its range, if any.
+    def work_in(self, window: Window) -> pl.DataFrame:
+        """The rows of `work` that begin inside the window (all of them for kind `all`) and inside its range, if any."""
+        if window.kind == "all" and window.range_name is None:
+            return self.work
+        return self.work[self.work_rows_in(window)]
 
-        Args:
-            window: what to select.
-            with_index: add the position in `work` as a column of this name.
-        """
-        work = self.work if with_index is None else self.work.with_row_index(with_index)
-        start, end = 0, work.height
+    def work_rows_in(self, window: Window) -> slice | Int64s:
+        """The positions of those rows in `work`, to index arrays alongside it."""
+        start, end = 0, self.work.height
         if window.kind != "all":
-            begun = work["start_ns"].to_numpy()
+            begun = self.work["start_ns"].to_numpy()
             start, end = (int(np.searchsorted(begun, edge)) for edge in (window.start_ns, window.end_ns))
-            work = work[start:end]
-        if window.range_name is not None:
-            work = work.filter(pl.Series(self.in_range(window.range_name)[start:end]))
-        return work
+        if window.range_name is None:
+            return slice(start, end)
+        return start + np.flatnonzero(self.in_range(window.range_name)[start:end])
+
+    def work_on(self, device: int) -> pl.DataFrame:
+        """The rows of `work` on one device, with the columns that interval arithmetic needs."""
+        if device not in self._work_on:
+            work = self.work.select("kind", "row", "start_ns", "end_ns", "device", "stream", "api_row")
+            one = work["device"].n_unique() == 1
+            self._work_on[device] = work if one else work.filter(pl.col("device") == device)
+        return self._work_on[device]
+
+    def busy(self, device: int) -> Intervals:
+        """When the device was doing anything, over the whole profile, as disjoint intervals."""
+        if device not in self._busy:
+            work = self.work_on(device)
+            self._busy[device] = union(Intervals(work["start_ns"].to_numpy(), work["end_ns"].to_numpy()))
+        return self._busy[device]
 
     def kernels_in(self, window: Window) -> pl.DataFrame:
         """The kernels of the window: all columns of the table, and the launch columns of `work`."""

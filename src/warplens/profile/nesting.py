@@ -106,11 +106,10 @@ def _general(start_ns: Int64s, end_ns: Int64s, thread: Int64s) -> Nesting:
         stack = [open_ for open_ in stack if ends[open_] > starts[row]]
         for position in range(len(stack) - 1, -1, -1):
             enclosing = stack[position]
-            if ends[enclosing] >= ends[row]:
+            if ends[enclosing] < ends[row]:
+                crossing[row] = crossing[enclosing] = True
+            elif parent[row] < 0:
                 parent[row] = enclosing
                 depth[row] = depth[enclosing] + 1
-                break
-            crossing[row] = True
-            crossing[enclosing] = True
         stack.append(row)
     return Nesting(depth, parent, crossing)

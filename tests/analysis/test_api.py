@@ -1,0 +1,144 @@
+from __future__ import annotations
+
+import pytest
+
+from tests.analysis.builders import AUTOGRAD_THREAD, MAIN_THREAD, call, copy, launch, nvtx, sync, trace
+from warplens.analysis.api import (
+    API_KEYS,
+    API_SCHEMA,
+    BLOCKING_SCHEMA,
+    api_statistics,
+    blocking_calls,
+    synchronization_statistics,
+)
+from warplens.analysis.timeline import Timeline
+from warplens.analysis.window import Window
+from warplens.errors import UsageError
+
+ALL = Window(0, 1_000, "all", "everything")
+
+CALLS = Timeline(
+    trace(
+        api=[
+            launch(0, 10, 1),
+            launch(20, 40, 2, thread=AUTOGRAD_THREAD),
+            call(50, 120, "cudaStreamSynchronize", 3),
+        ]
+    )
+)
+
+
+def test_functions_are_ranked_by_their_time() -> None:
+    statistics = api_statistics(CALLS, ALL)
+
+    assert statistics.select("name", "kind", "calls", "total_ns").rows() == [
+        ("cudaStreamSynchronize", "sync", 1, 70),
+        ("cudaLaunchKernel", "launch", 2, 30),
+    ]
+    assert statistics["share"].to_list() == pytest.approx([0.7, 0.3])
+
+
+def test_a_single_call_has_a_deviation_of_zero_as_nsys_prints_it() -> None:
+    statistics = api_statistics(CALLS, ALL)
+
+    assert statistics["stdev_ns"].to_list() == [0.0, pytest.approx(50**0.5)]
+    assert statistics["median_ns"].to_list() == [70.0, 15.0]
+
+
+def test_calls_can_be_grouped_by_kind_and_by_thread() -> None:
+    assert api_statistics(CALLS, ALL, by=("kind",)).select("kind", "calls").rows() == [("sync", 1), ("launch", 2)]
+    assert api_statistics(CALLS, ALL, by=("process", "thread")).select("thread", "total_ns").rows() == [
+        (MAIN_THREAD, 80),
+        (AUTOGRAD_THREAD, 20),
+    ]
+
+
+def test_only_calls_that_begin_in_the_window_count() -> None:
+    assert api_statistics(CALLS, Window(20, 50, "explicit", ""))["total_ns"].to_list() == [20]
+
+
+def test_only_calls_inside_the_named_range_count() -> None:
+    timeline = Timeline(trace(api=[launch(5, 8, 1), launch(30, 32, 2)], ranges=[nvtx(0, 10, "forward")]))
+
+    assert api_statistics(timeline, timeline.window("all", range_name="forward"))["total_ns"].to_list() == [3]
+
+
+def test_the_frames_have_the_declared_schemas_even_without_calls() -> None:
+    nothing = Timeline(trace())
+
+    assert api_statistics(nothing, ALL).schema == {"name": API_KEYS["name"], "kind": API_KEYS["kind"], **API_SCHEMA}
+    assert blocking_calls(nothing, ALL).schema == BLOCKING_SCHEMA
+    assert synchronization_statistics(nothing, ALL).height == 0
+
+
+def test_an_unknown_grouping_is_refused() -> None:
+    with pytest.raises(UsageError, match="API calls cannot be grouped by colour"):
+        api_statistics(CALLS, ALL, by=("colour",))
+
+
+def test_waits_are_counted_by_kind() -> None:
+    timeline = Timeline(
+        trace(synchronizations=[sync(0, 10, "stream"), sync(20, 50, "stream"), sync(60, 100, "context", stream=None)])
+    )
+
+    rows = synchronization_statistics(timeline, ALL).select("kind", "waits", "total_ns", "max_ns", "share").rows()
+
+    assert rows == [("context", 1, 40, 40, 0.5), ("stream", 2, 40, 30, 0.5)]
+
+
+def test_a_wait_belongs_to_the_thread_of_its_call() -> None:
+    timeline = Timeline(
+        trace(
+            api=[
+                call(0, 12, "cudaStreamSynchronize", 1),
+                call(1, 11, "cudaStreamSynchronize", 1),  # the same wait, recorded by the driver as well
+                call(19, 41, "cudaStreamSynchronize", 2, thread=AUTOGRAD_THREAD),
+            ],
+            synchronizations=[sync(0, 10, correlation=1), sync(20, 40, correlation=2), sync(50, 51, correlation=None)],
+        )
+    )
+
+    rows = synchronization_statistics(timeline, ALL, by=("kind", "thread")).select("thread", "waits", "total_ns").rows()
+
+    assert rows == [(AUTOGRAD_THREAD, 1, 20), (MAIN_THREAD, 1, 10), (None, 1, 1)]
+
+
+def test_waits_synchronous_copies_and_copies_of_pageable_memory_hold_the_host() -> None:
+    timeline = Timeline(
+        trace(
+            api=[
+                call(0, 40, "cudaDeviceSynchronize", 1),
+                call(50, 80, "cudaMemcpy", 2),
+                call(90, 110, "cudaMemcpyAsync", 3),
+                call(120, 125, "cudaMemcpyAsync", 4),
+                launch(130, 135, 5),
+            ],
+            copies=[
+                copy(55, 75, correlation=2, source="pageable"),
+                copy(95, 105, correlation=3, source="pageable"),
+                copy(130, 140, correlation=4, source="pinned"),
+            ],
+        )
+    )
+
+    rows = blocking_calls(timeline, ALL).select("reason", "name", "calls", "total_ns").rows()
+
+    assert rows == [
+        ("synchronization", "cudaDeviceSynchronize", 1, 40),
+        ("synchronous-copy", "cudaMemcpy", 1, 30),
+        ("pageable-copy", "cudaMemcpyAsync", 1, 20),
+    ]
+
+
+def test_a_copy_of_another_process_with_the_same_correlation_id_does_not_count() -> None:
+    timeline = Timeline(
+        trace(
+            api=[call(0, 20, "cudaMemcpyAsync", 1, process=1), call(0, 30, "cudaMemcpyAsync", 1, process=2)],
+            copies=[
+                copy(5, 15, correlation=1, process=2, source="pageable"),
+                copy(5, 15, correlation=1, source="pinned"),
+            ],
+        )
+    )
+
+    assert blocking_calls(timeline, ALL).select("process", "total_ns").rows() == [(2, 30)]

@@ -1,0 +1,253 @@
+from __future__ import annotations
+
+from tests.analysis.builders import (
+    AUTOGRAD_THREAD,
+    Row,
+    call,
+    graph,
+    kernel,
+    launch,
+    nvtx,
+    overhead,
+    trace,
+)
+from warplens.analysis.abortedsteps import aborted_steps
+from warplens.analysis.quality import quality_notes
+from warplens.analysis.timeline import Timeline
+from warplens.analysis.window import Step, Window
+from warplens.profile import Note, NoteLevel, Trace
+
+STEP_NS = 1_000
+GEMM = "sm90_xmma_gemm_f32f32_tf32f32_f32_tn_n_tilesize128x128x32"
+
+
+def _step(
+    number: int, *, forward: int = 100, backward: int = 200, optimizer: int = 50
+) -> tuple[list[Row], list[Row], list[Row]]:
+    """Kernels, calls and ranges of one training step of `STEP_NS` whose phases run kernels of these lengths; 0 is none."""
+    begin = number * STEP_NS
+    kernels, calls = [], []
+    ranges = [
+        nvtx(begin, begin + STEP_NS, "step"),
+        nvtx(begin + 10, begin + 110, "forward"),
+        nvtx(begin + 200, begin + 300, "backward"),
+        nvtx(begin + 600, begin + 700, "optimizer"),
+    ]
+    for place, (offset, length) in enumerate(((20, forward), (210, backward), (610, optimizer))):
+        if length:
+            correlation = 10 * number + place
+            calls.append(launch(begin + offset, begin + offset + 2, correlation))
+            kernels.append(kernel(begin + offset + 10, begin + offset + 10 + length, GEMM, correlation=correlation))
+    return kernels, calls, ranges
+
+
+def _training(*steps: tuple[list[Row], list[Row], list[Row]], **tables: list[Row]) -> Timeline:
+    kernels, calls, ranges = ([row for step in steps for row in step[table]] for table in range(3))
+    calls = calls + tables.pop("api", [])
+    return Timeline(trace(kernels=kernels, api=calls, ranges=ranges, **tables))
+
+
+def _window(*numbers: int, length: int = STEP_NS) -> Window:
+    steps = tuple(Step(number + 1, number * STEP_NS, number * STEP_NS + length) for number in numbers)
+    return Window(steps[0].start_ns, steps[-1].end_ns, "steady", "ranges named 'step'", steps)
+
+
+HEALTHY = _training(*(_step(number) for number in range(4)))
+
+
+def _codes(timeline: Timeline, window: Window) -> list[str]:
+    return [note.code for note in quality_notes(timeline, window)]
+
+
+def test_a_healthy_profile_gives_no_notes() -> None:
+    assert quality_notes(HEALTHY, _window(1, 2, 3)) == ()
+
+
+def test_notes_of_the_reader_come_first_within_their_level_and_the_worst_come_first() -> None:
+    notes = [
+        Note("odd", NoteLevel.INFO, "odd"),
+        Note("bad", NoteLevel.WARNING, "bad"),
+        Note("no", NoteLevel.BLOCKING, "no"),
+    ]
+    timeline = Timeline(trace(kernels=[kernel(0, 10, GEMM)], api=[], notes=notes))
+
+    codes = _codes(timeline, Window(0, 10, "all", ""))
+
+    assert codes == ["no", "bad", "no-api-calls", "no-ranges", "no-steps", "odd"]
+
+
+def test_a_matter_that_reader_and_analysis_both_noticed_is_told_once() -> None:
+    reader = Note("no-ranges", NoteLevel.WARNING, "no NVTX ranges")
+    timeline = Timeline(trace(kernels=[kernel(0, 10, GEMM)], notes=[reader]))
+
+    assert _codes(timeline, Window(0, 10, "all", "")).count("no-ranges") == 1
+
+
+def test_a_profile_without_gpu_work_has_only_the_readers_notes() -> None:
+    nothing = Note("no-cuda-data", NoteLevel.BLOCKING, "nothing")
+
+    assert quality_notes(Timeline(trace(notes=[nothing])), Window(0, 1, "all", "")) == (nothing,)
+
+
+def test_a_step_without_backward_work_was_aborted() -> None:
+    timeline = _training(_step(0), _step(1), _step(2, backward=0), _step(3))
+
+    (note,) = quality_notes(timeline, _window(1, 2, 3))
+
+    assert (note.code, note.level) == ("aborted-step", NoteLevel.WARNING)
+    assert note.text.startswith("1 of 3 steps did not finish (it has a forward pass, but no backward work on the GPU)")
+
+
+def test_a_profile_whose_every_step_was_aborted_cannot_answer() -> None:
+    timeline = _training(_step(0, backward=0, optimizer=1))
+
+    notes = quality_notes(timeline, _window(0))
+
+    assert (notes[0].code, notes[0].level) == ("aborted-step", NoteLevel.BLOCKING)
+    assert notes[0].text.startswith("the only step did not finish")
+
+
+def test_a_step_whose_optimizer_ran_nothing_was_aborted() -> None:
+    timeline = _training(*(_step(number, optimizer=0 if number == 2 else 50) for number in range(4)))
+
+    (aborted,) = aborted_steps(timeline, _window(1, 2, 3))
+
+    assert (aborted.step.index, aborted.reasons) == (3, ("its optimizer has no work on the GPU",))
+
+
+def test_a_step_shorter_than_the_shortest_forward_pass_was_aborted() -> None:
+    (aborted,) = aborted_steps(HEALTHY, _window(1, length=50))
+
+    assert "it is shorter than the shortest forward pass of the profile" in aborted.reasons
+
+
+def test_an_evaluation_step_is_not_an_aborted_training_step() -> None:
+    evaluation = (
+        [kernel(2_030, 2_130, GEMM, correlation=20)],
+        [launch(2_020, 2_022, 20)],
+        [nvtx(2_000, 3_000, "step"), nvtx(2_010, 2_110, "forward")],
+    )
+    timeline = _training(_step(0), _step(1), evaluation, _step(3))
+
+    assert aborted_steps(timeline, _window(1, 2, 3)) == ()
+
+
+def test_steps_without_update_are_normal_where_gradients_accumulate() -> None:
+    kernels, calls, ranges = zip(*(_step(n, optimizer=50 * (n % 2)) for n in range(4)), strict=True)
+    without_empty_optimizers = [
+        row for n, rows in enumerate(ranges) for row in rows if n % 2 or row["name"] != "optimizer"
+    ]
+    timeline = Timeline(trace(sum(kernels, []), sum(calls, []), without_empty_optimizers))
+
+    assert aborted_steps(timeline, _window(0, 1, 2, 3)) == ()
+
+
+def test_inference_cannot_be_an_aborted_training_step() -> None:
+    timeline = Timeline(
+        trace(
+            kernels=[kernel(30, 130, GEMM, correlation=1)],
+            api=[launch(20, 22, 1)],
+            ranges=[nvtx(0, 1_000, "step"), nvtx(10, 110, "forward")],
+        )
+    )
+
+    assert aborted_steps(timeline, _window(0)) == ()
+
+
+def test_allocations_that_failed_for_lack_of_memory_are_told() -> None:
+    refused = [
+        call(1_500, 1_510, "cudaMalloc", 900, return_value=2),
+        call(1_520, 1_530, "cudaEventQuery", 901, return_value=600),
+    ]
+    timeline = _training(*(_step(number) for number in range(4)), api=refused)
+
+    (note,) = quality_notes(timeline, _window(1, 2, 3))
+
+    assert (note.code, note.text) == ("failed-allocations", "1 memory allocations failed for lack of memory")
+
+
+def test_hidden_graph_interiors_are_told_with_their_share_of_the_busy_time() -> None:
+    hidden = [graph(number * STEP_NS + 800, number * STEP_NS + 835, correlation=900 + number) for number in range(4)]
+    calls = [
+        launch(number * STEP_NS + 790, number * STEP_NS + 795, 900 + number, "cudaGraphLaunch") for number in range(4)
+    ]
+    timeline = _training(*(_step(number, forward=65) for number in range(4)), graph_launches=hidden, api=calls)
+
+    (note,) = quality_notes(timeline, _window(1, 2, 3))
+
+    assert (note.code, note.level) == ("graph-level-tracing", NoteLevel.WARNING)
+    assert note.text.startswith("10.0% of the GPU's busy time lies inside 3 CUDA graph runs")
+
+
+def test_work_whose_launch_was_not_recorded_is_told() -> None:
+    kernels, calls, ranges = _step(0)
+    timeline = Timeline(trace([*kernels, kernel(900, 901, GEMM)], calls, ranges))
+
+    assert "unknown-launches" in _codes(timeline, _window(0))
+
+
+def test_work_outside_of_all_ranges_is_told() -> None:
+    outside = ([kernel(5_010, 5_110, GEMM, correlation=99)], [launch(5_000, 5_002, 99)], [])
+    timeline = _training(_step(0), _step(1), _step(2), outside)
+
+    notes = quality_notes(timeline, Window(0, 6_000, "all", "", _window(0, 1, 2).steps))
+
+    (note,) = [note for note in notes if note.code == "work-outside-ranges"]
+    assert note.text.startswith("8.7%")  # 100 of 1,150 ns
+
+
+def test_work_attributed_across_threads_is_told() -> None:
+    kernels, calls, ranges = (list(rows) for rows in _step(0))
+    calls[1]["thread"] = AUTOGRAD_THREAD
+    timeline = Timeline(trace(kernels, calls, ranges))
+
+    (note,) = [note for note in quality_notes(timeline, _window(0)) if note.code == "inferred-ranges"]
+
+    assert note.level is NoteLevel.INFO
+    assert note.text.startswith("57.1%")  # 200 of 350 ns
+
+
+def test_too_few_steps_have_no_spread() -> None:
+    assert _codes(HEALTHY, _window(2, 3)) == ["few-steps"]
+
+
+def test_steps_that_run_different_work_are_told() -> None:
+    more = [kernel(3_800, 3_810, GEMM, correlation=32), kernel(3_820, 3_830, GEMM, correlation=32)]
+    timeline = _training(_step(0), _step(1), _step(2), (_step(3)[0] + more, *_step(3)[1:]))
+
+    (note,) = quality_notes(timeline, _window(1, 2, 3))
+
+    assert (note.code, note.text.startswith("the steps run between 3 and 5 kernels")) == ("unequal-steps", True)
+
+
+def test_profiler_overhead_counts_as_time_not_as_a_sum_over_threads() -> None:
+    held = [overhead(1_000, 1_300), overhead(1_100, 1_300, thread=AUTOGRAD_THREAD)]
+    timeline = _training(*(_step(number) for number in range(4)), profiler_overhead=held)
+
+    (note,) = quality_notes(timeline, _window(1, 2, 3))
+
+    assert (note.code, note.text) == (
+        "profiler-overhead",
+        "the profiler itself held host threads up during 10.0% of the window",
+    )
+
+
+def test_kernels_whose_names_fit_no_category_are_told() -> None:
+    timeline = _training(*(_step(number) for number in range(4)))
+    renamed = [{**row, "name": "frobnicate", "full_name": "frobnicate(int)"} for n in range(4) for row in _step(n)[0]]
+    unknown = Timeline(_with_kernels(timeline.trace, renamed))
+
+    assert _codes(unknown, _window(1, 2, 3)) == ["unclassified-kernels"]
+
+
+def test_several_gpus_are_told() -> None:
+    kernels, calls, ranges = (list(rows) for rows in zip(*(_step(n) for n in range(4)), strict=True))
+    for row in kernels[2]:
+        row["device"] = 1
+    timeline = Timeline(trace(sum(kernels, []), sum(calls, []), sum(ranges, [])))
+
+    assert _codes(timeline, _window(1, 2, 3)) == ["several-devices"]
+
+
+def _with_kernels(original: Trace, kernels: list[Row]) -> Trace:
+    return Trace(original.capture, trace(kernels=kernels).kernels, api_calls=original.api_calls, ranges=original.ranges)

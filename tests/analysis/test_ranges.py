@@ -1,0 +1,209 @@
+"""Device-projected ranges: which range GPU work belongs to, and the sums over names and paths."""
+
+from __future__ import annotations
+
+import numpy as np
+import polars as pl
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.analysis.builders import AUTOGRAD_THREAD, copy, kernel, launch, nvtx, trace from warplens.analysis.ranges
+import plain_range_name, projected_spans, range_coverage, range_instances, range_statistics from
+warplens.analysis.timeline import Timeline from warplens.errors import UsageError from warplens.profile import Trace
+
+
+def _statistics(profile: Trace, by: str = "name") -> dict[str, dict[str, int]]:
+    timeline = Timeline(profile)
+    return {row["name"]: row for row in range_statistics(timeline, timeline.window("all"), by).iter_rows(named=True)}
+
+
+def test_work_belongs_to_the_innermost_range_open_at_its_launch_however_late_it_runs() -> None:
+    ranges = _statistics(
+        trace(
+            [kernel(1000, 1010, correlation=1), kernel(1010, 1030, correlation=2)],
+            [launch(2, 3, 1), launch(6, 7, 2)],
+            [nvtx(0, 10, "step"), nvtx(1, 5, "layer")],
+        )
+    )
+    assert (ranges["layer"]["gpu_ns"], ranges["layer"]["gpu_exclusive_ns"]) == (10, 10)
+    assert (ranges["step"]["gpu_ns"], ranges["step"]["gpu_exclusive_ns"]) == (30, 20)
+    assert ranges["step"]["span_ns"] == 30
+    assert ranges["step"]["host_ns"] == 10
+
+
+def test_backward_kernels_belong_to_the_range_that_the_waiting_thread_holds_open() -> None:
+    timeline = Timeline(
+        trace(
+            [kernel(100, 110, correlation=1), kernel(110, 150, correlation=2)],
+            [launch(2, 3, 1), launch(20, 21, 2, thread=AUTOGRAD_THREAD)],
+            [nvtx(0, 50, "step"), nvtx(1, 5, "forward"), nvtx(10, 40, "backward")],
+        )
+    )
+    window = timeline.window("all")
+    rows = {row["name"]: row for row in range_statistics(timeline, window, "name").iter_rows(named=True)}
+    assert rows["backward"]["gpu_ns"] == rows["backward"]["inferred_ns"] == 40
+    assert rows["forward"]["inferred_ns"] == 0
+    assert rows["step"]["gpu_ns"] == 50
+    coverage = range_coverage(timeline, window)
+    assert (coverage.same_thread_ns, coverage.inferred_ns, coverage.unattributed_ns) == (10, 40, 0)
+    assert coverage.inferred_share == 0.8
+
+
+def test_ranges_of_the_helping_thread_stand_inside_the_range_of_the_waiting_one() -> None:
+    timeline = Timeline(
+        trace(
+            [kernel(110, 150, correlation=2)],
+            [launch(20, 21, 2, thread=AUTOGRAD_THREAD)],
+            [nvtx(0, 50, "backward"), nvtx(15, 30, "AddmmBackward0", thread=AUTOGRAD_THREAD)],
+        )
+    )
+    tree = range_statistics(timeline, timeline.window("all"), "tree")
+    assert tree.select("depth", "name", "gpu_ns", "inferred_ns").rows() == [
+        (0, "backward", 40, 40),
+        (1, "AddmmBackward0", 40, 0),
+    ]
+
+
+def test_a_range_of_the_training_loop_is_never_put_inside_one_of_a_helper() -> None:
+    # The helper's range is open when the main one begins, but the main thread's ranges cover more time.
+    profile = trace(
+        [kernel(100, 110, correlation=1)],
+        [launch(8, 9, 1)],
+        [nvtx(5, 100, "step"), nvtx(0, 20, "prefetch", thread=AUTOGRAD_THREAD)],
+    )
+    assert _statistics(profile)["prefetch"]["gpu_ns"] == 0
+
+
+def test_another_process_lends_no_range() -> None:
+    profile = trace([kernel(100, 110, correlation=1, process=2)], [launch(8, 9, 1, process=2)], [nvtx(0, 50, "step")])
+    timeline = Timeline(profile)
+    assert range_coverage(timeline, timeline.window("all")).unattributed_ns == 10
+
+
+def test_of_touching_siblings_the_later_one_holds_the_launch_on_the_border() -> None:
+    ranges = _statistics(
+        trace([kernel(20, 30, correlation=1)], [launch(5, 6, 1)], [nvtx(0, 5, "first"), nvtx(5, 10, "second")])
+    )
+    assert (ranges["first"]["ops"], ranges["second"]["ops"]) == (0, 1)
+
+
+def test_an_empty_range_holds_nothing() -> None:
+    ranges = _statistics(
+        trace([kernel(20, 30, correlation=1)], [launch(5, 6, 1)], [nvtx(0, 10, "outer"), nvtx(5, 5, "mark")])
+    )
+    assert (ranges["outer"]["gpu_exclusive_ns"], ranges["mark"]["gpu_ns"]) == (10, 0)
+
+
+def test_work_shared_by_crossing_ranges_counts_in_both() -> None:
+    ranges = _statistics(
+        trace(
+            [kernel(100, 110, correlation=1), kernel(110, 130, correlation=2), kernel(130, 170, correlation=3)],
+            [launch(2, 3, 1), launch(6, 7, 2), launch(12, 13, 3)],
+            [nvtx(0, 10, "a", kind="start-end"), nvtx(5, 15, "b", kind="start-end")],
+        )
+    )
+    assert (ranges["a"]["gpu_ns"], ranges["b"]["gpu_ns"]) == (30, 60)
+
+
+def test_copies_count_as_work_and_kernels_are_counted_apart() -> None:
+    ranges = _statistics(
+        trace(
+            [kernel(20, 30, correlation=1)],
+            [launch(5, 6, 1), launch(7, 8, 2, "cudaMemcpyAsync")],
+            [nvtx(0, 10, "load")],
+            copies=[copy(30, 34, correlation=2)],
+        )
+    )
+    assert (ranges["load"]["ops"], ranges["load"]["kernels"], ranges["load"]["gpu_ns"]) == (2, 1, 14)
+
+
+def test_the_same_name_under_two_parents_is_two_rows_of_the_tree_and_one_by_name() -> None:
+    profile = trace(
+        [kernel(20, 30, correlation=1), kernel(30, 50, correlation=2)],
+        [launch(2, 3, 1), launch(12, 13, 2)],
+        [nvtx(0, 10, "forward"), nvtx(1, 5, "matmul"), nvtx(10, 20, "backward"), nvtx(11, 15, "matmul")],
+    )
+    timeline = Timeline(profile)
+    tree = range_statistics(timeline, timeline.window("all"), "tree")
+    assert tree.select("depth", "name", "gpu_ns").rows() == [
+        (0, "backward", 20),
+        (1, "matmul", 20),
+        (0, "forward", 10),
+        (1, "matmul", 10),
+    ]
+    assert _statistics(profile)["matmul"]["instances"] == 2
+
+
+def test_running_numbers_of_operators_do_not_make_names() -> None:
+    assert plain_range_name("aten::copy_, op_id = 991065") == "aten::copy_"
+    assert plain_range_name("AddmmBackward0, seq = 12, op_id = 7") == "AddmmBackward0"
+    assert plain_range_name("layer 7") == "layer 7"
+    profile = trace([], [], [nvtx(0, 1, "aten::add, op_id = 1"), nvtx(2, 3, "aten::add, op_id = 2")])
+    assert _statistics(profile)["aten::add"]["instances"] == 2
+    assert len(_statistics(profile, "full_name")) == 2
+
+
+def test_the_projected_span_of_a_range_reaches_from_its_first_to_its_last_work() -> None:
+    timeline = Timeline(
+        trace(
+            [kernel(100, 110, correlation=1), kernel(150, 160, correlation=2, device=1)],
+            [launch(2, 3, 1), launch(4, 5, 2)],
+            [nvtx(0, 10, "step")],
+        )
+    )
+    assert [edge.tolist() for edge in projected_spans(timeline, np.array([0]))] == [[100], [160]]
+    assert [edge.tolist() for edge in projected_spans(timeline, np.array([0]), device=0)] == [[100], [110]]
+
+
+def test_an_unknown_grouping_is_refused() -> None:
+    timeline = Timeline(trace())
+    with pytest.raises(UsageError, match="tree, name or full_name"):
+        range_statistics(timeline, timeline.window("all"), "thread")
+
+
+def test_a_profile_without_ranges_gives_empty_tables() -> None:
+    timeline = Timeline(trace([kernel(0, 10)]))
+    assert range_statistics(timeline, timeline.window("all")).height == 0
+    assert range_coverage(timeline, timeline.window("all")).attributed_share == 0
+
+
+# ── any nesting at all: against a walk over all ranges for each launch ───────────────────────────────────────────────
+
+_SPAN = st.tuples(st.integers(0, 40), st.integers(1, 30), st.sampled_from([1, 2]), st.sampled_from("abc"))
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(_SPAN, max_size=8), st.lists(st.tuples(st.integers(0, 70), st.sampled_from([1, 2])), max_size=8))
+def test_inclusive_time_on_the_launching_thread_is_containment(spans: list, launches: list) -> None:
+    ranges = [nvtx(start, start + length, name, thread=thread) for start, length, thread, name in spans]
+    kernels = [kernel(100 + i, 101 + 2 * i, correlation=i + 1) for i in range(len(launches))]
+    calls = [launch(when, when, i + 1, thread=thread) for i, (when, thread) in enumerate(launches)]
+    timeline = Timeline(trace(kernels, calls, ranges))
+    instances = range_instances(timeline, timeline.window("all"))
+    for row in instances.iter_rows(named=True):
+        annotated = ranges[row["row"]]
+        inside = [
+            k["end_ns"] - k["start_ns"]
+            for k, c in zip(kernels, calls, strict=True)
+            if c["thread"] == annotated["thread"] and annotated["start_ns"] <= c["start_ns"] < annotated["end_ns"]
+        ]
+        assert row["gpu_ns"] - row["inferred_ns"] == sum(inside)
+        assert row["same_thread_ops"] == len(inside)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(_SPAN, max_size=8), st.lists(st.tuples(st.integers(0, 70), st.sampled_from([1, 2])), max_size=8))
+def test_each_piece_of_work_is_counted_once_among_exclusive_times(spans: list, launches: list) -> None:
+    ranges = [nvtx(start, start + length, name, thread=thread) for start, length, thread, name in spans]
+    kernels = [kernel(100 + i, 101 + 2 * i, correlation=i + 1) for i in range(len(launches))]
+    calls = [launch(when, when, i + 1, thread=thread) for i, (when, thread) in enumerate(launches)]
+    timeline = Timeline(trace(kernels, calls, ranges))
+    window = timeline.window("all")
+    coverage = range_coverage(timeline, window)
+    tree = range_statistics(timeline, window, "tree")
+    assert tree["gpu_exclusive_ns"].sum() == coverage.total_ns - coverage.unattributed_ns
+    children = tree.group_by("parent").agg(pl.col("gpu_ns").sum().alias("inside"))
+    joined = tree.join(children, left_on="id", right_on="parent", how="inner")
+    if not timeline.forest.crossing.any():
+        assert (joined["gpu_ns"] - joined["gpu_exclusive_ns"] == joined["inside"]).all()

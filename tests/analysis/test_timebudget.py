@@ -1,0 +1,254 @@
+"""The time budget: every part measured by hand on small traces, and no nanosecond lost on random ones."""
+
+from __future__ import annotations
+
+import polars as pl
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.analysis.builders import AUTOGRAD_THREAD, call, copy, graph, kernel, launch, memset, nvtx, overhead, trace
+from warplens.analysis.timebudget import TimeBudget, time_budgets
+from warplens.analysis.timeline import Timeline
+from warplens.profile import Trace
+
+US = 1_000
+MS = 1_000_000
+
+GEMM = "ampere_sgemm_128x32_nn"
+NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
+
+
+def _budget(profile: Trace, spec: str = "all", range_name: str | None = None) -> TimeBudget:
+    timeline = Timeline(profile)
+    (budget,) = time_budgets(timeline, timeline.window(spec, range_name))
+    return budget
+
+
+def _parts(budget: TimeBudget) -> dict[str, int]:
+    return dict(zip(budget.parts["part"], budget.parts["time_ns"], strict=True))
+
+
+# ── busy time ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_overlapping_kernels_are_counted_once_for_the_one_that_began_first() -> None:
+    profile = trace([kernel(0, 10, GEMM), kernel(5, 15, "softmax_warp_forward", stream=8)], window_ns=(0, 15))
+    assert _parts(_budget(profile)) == {"gemm": 10, "softmax": 5}
+
+
+def test_communication_counts_only_where_no_compute_hides_it() -> None:
+    profile = trace([kernel(0, 10, NCCL, stream=8), kernel(2, 6, GEMM)], window_ns=(0, 10))
+    budget = _budget(profile)
+    assert _parts(budget) == {"gemm": 4, "communication": 6}
+    assert budget.group_ns("communication") == 6
+
+
+def test_copies_count_only_where_nothing_else_hides_them() -> None:
+    profile = trace([kernel(0, 10, GEMM)], copies=[copy(8, 14)], memsets=[memset(14, 15)], window_ns=(0, 15))
+    assert _parts(_budget(profile)) == {"gemm": 10, "host-to-device": 4, "memset": 1}
+
+
+def test_a_graph_traced_as_a_whole_is_busy_and_its_inside_hidden() -> None:
+    budget = _budget(trace([kernel(0, 2, GEMM)], graph_launches=[graph(2, 10)], window_ns=(0, 10)))
+    assert budget.idle_ns == 0
+    assert budget.group_ns("graph") == 8
+
+
+def test_work_that_reaches_into_the_window_counts_with_its_part_inside() -> None:
+    profile = trace([kernel(0, 10, GEMM), kernel(18, 30, GEMM)], [])
+    assert _parts(_budget(profile, "5ns:20ns"))["gemm"] == 5 + 2
+
+
+def test_each_device_has_a_budget_of_its_own() -> None:
+    timeline = Timeline(trace([kernel(0, 10, GEMM, device=0), kernel(4, 6, GEMM, device=1)], window_ns=(0, 10)))
+    budgets = time_budgets(timeline, timeline.window("all"))
+    assert [(budget.device, budget.busy_ns) for budget in budgets] == [(0, 10), (1, 2)]
+
+
+def test_a_window_without_work_has_no_budget() -> None:
+    timeline = Timeline(trace([kernel(0, 10)], window_ns=(0, 100)))
+    assert time_budgets(timeline, timeline.window("50ns:60ns")) == ()
+
+
+def test_the_budget_of_a_range_covers_the_spans_of_its_instances() -> None:
+    profile = trace(
+        [
+            kernel(10, 20, GEMM, correlation=1),
+            kernel(25, 30, GEMM, correlation=2),
+            kernel(100, 110, GEMM, correlation=3),
+        ],
+        [launch(0, 1, 1), launch(2, 3, 2), launch(4, 5, 3)],
+        [nvtx(0, 3, "forward"), nvtx(4, 6, "forward")],
+    )
+    budget = _budget(profile, range_name="forward")
+    assert budget.duration_ns == (30 - 10) + (110 - 100)
+    assert _parts(budget)["gemm"] == 25
+
+
+# ── idle causes: one gap each ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _gap(api: list[dict], *, start: int = 10 * US, end: int = 60 * US, **tables: list[dict]) -> dict[str, int]:
+    """The idle parts of a trace in which the GPU waits from `start` to `end` for a kernel with correlation 2."""
+    kernels = [kernel(0, start, GEMM, correlation=1), kernel(end, end + 10 * US, GEMM, correlation=2)]
+    first = launch(-5 * US, -2 * US, 1)
+    budget = _budget(trace(kernels, [first, *api], window_ns=(0, end + 10 * US), **tables))
+    parts = _parts(budget)
+    assert parts.pop("gemm") == start + 10 * US
+    assert sum(parts.values()) == end - start
+    return parts
+
+
+def test_the_host_issuing_late_is_launch_time_and_the_device_starting_is_latency() -> None:
+    assert _gap([launch(50 * US, 56 * US, 2)]) == {"launch": 46 * US, "start-latency": 4 * US}
+
+
+def test_waiting_in_a_synchronisation_call_is_named() -> None:
+    api = [call(5 * US, 30 * US, "cudaStreamSynchronize", 7), launch(50 * US, 60 * US, 2)]
+    assert _gap(api) == {"synchronization": 20 * US, "launch": 30 * US}
+
+
+def test_an_allocation_before_the_launch_is_named() -> None:
+    api = [call(12 * US, 40 * US, "cudaMalloc", 7), launch(50 * US, 60 * US, 2)]
+    assert _gap(api) == {"allocation": 28 * US, "launch": 22 * US}
+
+
+def test_a_synchronous_copy_call_blocks() -> None:
+    api = [call(12 * US, 40 * US, "cudaMemcpy", 7), launch(50 * US, 60 * US, 2)]
+    assert _gap(api)["blocking-copy"] == 28 * US
+
+
+def test_an_asynchronous_copy_from_pageable_memory_blocks_too() -> None:
+    api = [call(12 * US, 40 * US, "cudaMemcpyAsync", 7), launch(50 * US, 60 * US, 2)]
+    # The copy itself runs before the window; what counts is that its call holds the host.
+    pageable = [copy(-9 * US, -8 * US, correlation=7, source="pageable")]
+    pinned = [copy(-9 * US, -8 * US, correlation=7, source="pinned")]
+    assert _gap(api, copies=pageable)["blocking-copy"] == 28 * US
+    assert "blocking-copy" not in _gap(api, copies=pinned)
+
+
+def test_a_long_absence_from_cuda_is_the_host_doing_something_else() -> None:
+    parts = _gap([launch(5 * MS, 5 * MS + 6 * US, 2)], end=5 * MS + 10 * US)
+    assert parts == {"host": 5 * MS - 10 * US, "launch": 6 * US, "start-latency": 4 * US}
+
+
+def test_the_profiler_holding_the_thread_up_is_named() -> None:
+    parts = _gap([launch(50 * US, 60 * US, 2)], profiler_overhead=[overhead(20 * US, 45 * US)])
+    assert parts == {"profiler": 25 * US, "launch": 25 * US}
+
+
+def test_queued_work_that_does_not_start_was_kept_from_the_gpu() -> None:
+    assert _gap([launch(1 * US, 2 * US, 2)]) == {"submission": 50 * US}
+
+
+def test_queued_work_behind_another_stream_depends_on_it() -> None:
+    kernels = [
+        kernel(0, 10 * US, GEMM, stream=7, correlation=1),
+        kernel(60 * US, 70 * US, GEMM, stream=8, correlation=2),
+    ]
+    budget = _budget(trace(kernels, [launch(-5, -4, 1), launch(1, 2, 2)], window_ns=(0, 70 * US)))
+    assert _parts(budget)["dependency"] == 50 * US
+
+
+def test_a_thread_that_launches_waits_for_the_thread_that_is_inside_cuda() -> None:
+    api = [
+        launch(-9 * US, -8 * US, 3, thread=AUTOGRAD_THREAD),
+        call(12 * US, 40 * US, "cudaStreamSynchronize", 7),
+        launch(50 * US, 60 * US, 2, thread=AUTOGRAD_THREAD),
+    ]
+    kernels = [
+        kernel(-7 * US, -6 * US, GEMM, correlation=3),
+        kernel(0, 10 * US, GEMM, correlation=1),
+        kernel(60 * US, 70 * US, GEMM, correlation=2),
+    ]
+    budget = _budget(trace(kernels, [launch(-5 * US, -2 * US, 1), *api], window_ns=(0, 70 * US)))
+    assert _parts(budget)["synchronization"] == 28 * US
+
+
+def test_without_api_calls_the_cause_is_unknown_and_the_coverage_says_so() -> None:
+    budget = _budget(trace([kernel(0, 10, GEMM), kernel(40, 50, GEMM)], window_ns=(0, 50)))
+    assert _parts(budget)["unknown"] == 30
+    assert budget.attributed_share == 0
+
+
+def test_every_gap_is_listed_with_its_main_cause() -> None:
+    kernels = [kernel(0, 10 * US, GEMM, correlation=1), kernel(60 * US, 70 * US, GEMM, correlation=2)]
+    budget = _budget(trace(kernels, [launch(-5, -4, 1), launch(50 * US, 56 * US, 2)], window_ns=(0, 70 * US)))
+    (gap,) = budget.gaps.frame().rows(named=True)
+    assert (gap["start_ns"], gap["end_ns"], gap["main_cause"]) == (10 * US, 60 * US, "launch")
+    assert gap["launch_ns"] + gap["start-latency_ns"] == 50 * US
+
+
+# ── any trace at all ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+_NAMES = st.sampled_from([GEMM, NCCL, "softmax_warp_forward", "no_such_kernel"])
+_CALLS = st.sampled_from(["cudaLaunchKernel", "cudaMalloc", "cudaDeviceSynchronize", "cudaMemcpy", "cudaGraphLaunch"])
+_TIME = st.integers(0, 400 * US)
+_LENGTH = st.integers(0, 60 * US)
+
+
+@st.composite
+def _traces(draw: st.DrawFn) -> Trace:
+    ids = st.integers(1, 6)
+    kernels = [
+        kernel(start, start + draw(_LENGTH), draw(_NAMES), stream=draw(st.integers(1, 3)), correlation=draw(ids))
+        for start in draw(st.lists(_TIME, min_size=1, max_size=8))
+    ]
+    api = [
+        call(start, start + draw(_LENGTH), draw(_CALLS), draw(ids), thread=draw(st.integers(1, 2)))
+        for start in draw(st.lists(_TIME, max_size=8))
+    ]
+    copies = [copy(start, start + draw(_LENGTH), correlation=draw(ids)) for start in draw(st.lists(_TIME, max_size=3))]
+    graphs = [graph(start, start + draw(_LENGTH), correlation=draw(ids)) for start in draw(st.lists(_TIME, max_size=2))]
+    held = [overhead(start, start + draw(_LENGTH)) for start in draw(st.lists(_TIME, max_size=2))]
+    return trace(kernels, api, copies=copies, graph_launches=graphs, profiler_overhead=held)
+
+
+@settings(max_examples=200, deadline=None)
+@given(_traces(), st.tuples(_TIME, st.integers(1, 300 * US)))
+def test_the_parts_sum_to_the_window_exactly(profile: Trace, span: tuple[int, int]) -> None:
+    timeline = Timeline(profile)
+    windows = [timeline.window("all"), timeline.window("steady")]
+    if span[0] < timeline.window("all").end_ns:
+        windows.append(timeline.window(f"{span[0]}:{span[0] + span[1]}"))
+    for window in windows:
+        for budget in time_budgets(timeline, window):
+            assert budget.duration_ns == window.duration_ns
+            assert budget.parts["time_ns"].sum() == window.duration_ns
+            assert (budget.parts["time_ns"] > 0).all()
+            gaps = budget.gaps.frame()
+            assert (
+                gaps.select(
+                    pl.sum_horizontal(pl.selectors.ends_with("_ns") - pl.selectors.by_name("start_ns", "end_ns"))
+                )
+                .to_series()
+                .to_list()
+                == (gaps["end_ns"] - gaps["start_ns"]).to_list()
+            )
+
+
+@settings(max_examples=100, deadline=None)
+@given(_traces())
+def test_busy_time_is_the_set_of_instants_at_which_anything_runs(profile: Trace) -> None:
+    timeline = Timeline(profile)
+    window = timeline.window("all")
+    ops = sorted((row["start_ns"], row["end_ns"]) for row in timeline.work.iter_rows(named=True))
+    reach, busy = window.start_ns, 0
+    for start, end in ops:
+        busy += max(0, end - max(start, reach))
+        reach = max(reach, end)
+    assert time_budgets(timeline, window)[0].busy_ns == busy
+
+
+def test_an_empty_gap_frame_keeps_its_columns() -> None:
+    budget = _budget(trace([kernel(0, 10, GEMM)], window_ns=(0, 10)))
+    assert budget.gaps.frame().height == 0
+    assert budget.attributed_share is None
+
+
+@pytest.mark.parametrize("group", ["compute", "idle"])
+def test_shares_are_of_the_split_time(group: str) -> None:
+    budget = _budget(trace([kernel(0, 25, GEMM)], [], window_ns=(0, 100)))
+    expected = {"compute": 0.25, "idle": 0.75}[group]
+    assert budget.parts.filter(pl.col("group") == group)["share"].sum() == expected
