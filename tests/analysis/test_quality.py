@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from tests.analysis.builders import (
     AUTOGRAD_THREAD,
     Row,
@@ -15,36 +17,38 @@ from warplens.analysis.abortedsteps import aborted_steps
 from warplens.analysis.quality import quality_notes
 from warplens.analysis.timeline import Timeline
 from warplens.analysis.window import Step, Window
-from warplens.profile import Note, NoteLevel, Trace
+from warplens.profile import Note, NoteLevel
 
 STEP_NS = 1_000
 GEMM = "sm90_xmma_gemm_f32f32_tf32f32_f32_tn_n_tilesize128x128x32"
 
 
-def _step(
-    number: int, *, forward: int = 100, backward: int = 200, optimizer: int = 50
-) -> tuple[list[Row], list[Row], list[Row]]:
-    """Kernels, calls and ranges of one training step of `STEP_NS` whose phases run kernels of these lengths; 0 is none."""
+class Rows(NamedTuple):
+    """What one training step leaves in each table."""
+
+    kernels: list[Row]
+    calls: list[Row]
+    ranges: list[Row]
+
+
+def _step(number: int, *, forward: int = 100, backward: int = 200, optimizer: int = 50) -> Rows:
+    """A training step of `STEP_NS` whose phases run one kernel of the given length each, or none for 0."""
     begin = number * STEP_NS
-    kernels, calls = [], []
-    ranges = [
-        nvtx(begin, begin + STEP_NS, "step"),
-        nvtx(begin + 10, begin + 110, "forward"),
-        nvtx(begin + 200, begin + 300, "backward"),
-        nvtx(begin + 600, begin + 700, "optimizer"),
-    ]
-    for place, (offset, length) in enumerate(((20, forward), (210, backward), (610, optimizer))):
+    step = Rows([], [], [nvtx(begin, begin + STEP_NS, "step")])
+    phases = (("forward", 10, forward), ("backward", 200, backward), ("optimizer", 600, optimizer))
+    for place, (name, offset, length) in enumerate(phases):
+        launched = begin + offset + 10
+        step.ranges.append(nvtx(begin + offset, begin + offset + 100, name))
         if length:
-            correlation = 10 * number + place
-            calls.append(launch(begin + offset, begin + offset + 2, correlation))
-            kernels.append(kernel(begin + offset + 10, begin + offset + 10 + length, GEMM, correlation=correlation))
-    return kernels, calls, ranges
+            step.calls.append(launch(launched, launched + 2, 10 * number + place))
+            step.kernels.append(kernel(launched + 10, launched + 10 + length, GEMM, correlation=10 * number + place))
+    return step
 
 
-def _training(*steps: tuple[list[Row], list[Row], list[Row]], **tables: list[Row]) -> Timeline:
+def _training(*steps: Rows, **tables: list[Row]) -> Timeline:
+    """The profile of these steps, with further rows."""
     kernels, calls, ranges = ([row for step in steps for row in step[table]] for table in range(3))
-    calls = calls + tables.pop("api", [])
-    return Timeline(trace(kernels=kernels, api=calls, ranges=ranges, **tables))
+    return Timeline(trace(kernels, [*calls, *tables.pop("api", [])], ranges, **tables))
 
 
 def _window(*numbers: int, length: int = STEP_NS) -> Window:
@@ -122,7 +126,7 @@ def test_a_step_shorter_than_the_shortest_forward_pass_was_aborted() -> None:
 
 
 def test_an_evaluation_step_is_not_an_aborted_training_step() -> None:
-    evaluation = (
+    evaluation = Rows(
         [kernel(2_030, 2_130, GEMM, correlation=20)],
         [launch(2_020, 2_022, 20)],
         [nvtx(2_000, 3_000, "step"), nvtx(2_010, 2_110, "forward")],
@@ -133,11 +137,11 @@ def test_an_evaluation_step_is_not_an_aborted_training_step() -> None:
 
 
 def test_steps_without_update_are_normal_where_gradients_accumulate() -> None:
-    kernels, calls, ranges = zip(*(_step(n, optimizer=50 * (n % 2)) for n in range(4)), strict=True)
-    without_empty_optimizers = [
-        row for n, rows in enumerate(ranges) for row in rows if n % 2 or row["name"] != "optimizer"
-    ]
-    timeline = Timeline(trace(sum(kernels, []), sum(calls, []), without_empty_optimizers))
+    updating = [_step(1), _step(3)]
+    accumulating = [_step(number, optimizer=0) for number in (0, 2)]
+    for step in accumulating:
+        step.ranges.pop()  # no optimizer range either
+    timeline = _training(*updating, *accumulating)
 
     assert aborted_steps(timeline, _window(0, 1, 2, 3)) == ()
 
@@ -180,14 +184,14 @@ def test_hidden_graph_interiors_are_told_with_their_share_of_the_busy_time() -> 
 
 
 def test_work_whose_launch_was_not_recorded_is_told() -> None:
-    kernels, calls, ranges = _step(0)
-    timeline = Timeline(trace([*kernels, kernel(900, 901, GEMM)], calls, ranges))
+    orphan = Rows([kernel(900, 901, GEMM)], [], [])
+    timeline = _training(_step(0), orphan)
 
     assert "unknown-launches" in _codes(timeline, _window(0))
 
 
 def test_work_outside_of_all_ranges_is_told() -> None:
-    outside = ([kernel(5_010, 5_110, GEMM, correlation=99)], [launch(5_000, 5_002, 99)], [])
+    outside = Rows([kernel(5_010, 5_110, GEMM, correlation=99)], [launch(5_000, 5_002, 99)], [])
     timeline = _training(_step(0), _step(1), _step(2), outside)
 
     notes = quality_notes(timeline, Window(0, 6_000, "all", "", _window(0, 1, 2).steps))
@@ -197,9 +201,9 @@ def test_work_outside_of_all_ranges_is_told() -> None:
 
 
 def test_work_attributed_across_threads_is_told() -> None:
-    kernels, calls, ranges = (list(rows) for rows in _step(0))
-    calls[1]["thread"] = AUTOGRAD_THREAD
-    timeline = Timeline(trace(kernels, calls, ranges))
+    step = _step(0)
+    step.calls[1]["thread"] = AUTOGRAD_THREAD
+    timeline = _training(step)
 
     (note,) = [note for note in quality_notes(timeline, _window(0)) if note.code == "inferred-ranges"]
 
@@ -212,8 +216,9 @@ def test_too_few_steps_have_no_spread() -> None:
 
 
 def test_steps_that_run_different_work_are_told() -> None:
-    more = [kernel(3_800, 3_810, GEMM, correlation=32), kernel(3_820, 3_830, GEMM, correlation=32)]
-    timeline = _training(_step(0), _step(1), _step(2), (_step(3)[0] + more, *_step(3)[1:]))
+    longer = _step(3)
+    longer.kernels += [kernel(start, start + 10, GEMM, correlation=32) for start in (3_800, 3_820)]
+    timeline = _training(_step(0), _step(1), _step(2), longer)
 
     (note,) = quality_notes(timeline, _window(1, 2, 3))
 
@@ -233,21 +238,16 @@ def test_profiler_overhead_counts_as_time_not_as_a_sum_over_threads() -> None:
 
 
 def test_kernels_whose_names_fit_no_category_are_told() -> None:
-    timeline = _training(*(_step(number) for number in range(4)))
-    renamed = [{**row, "name": "frobnicate", "full_name": "frobnicate(int)"} for n in range(4) for row in _step(n)[0]]
-    unknown = Timeline(_with_kernels(timeline.trace, renamed))
+    steps = [_step(number) for number in range(4)]
+    for row in (row for step in steps for row in step.kernels):
+        row["name"] = row["full_name"] = "frobnicate"
 
-    assert _codes(unknown, _window(1, 2, 3)) == ["unclassified-kernels"]
+    assert _codes(_training(*steps), _window(1, 2, 3)) == ["unclassified-kernels"]
 
 
 def test_several_gpus_are_told() -> None:
-    kernels, calls, ranges = (list(rows) for rows in zip(*(_step(n) for n in range(4)), strict=True))
-    for row in kernels[2]:
+    steps = [_step(number) for number in range(4)]
+    for row in steps[2].kernels:
         row["device"] = 1
-    timeline = Timeline(trace(sum(kernels, []), sum(calls, []), sum(ranges, [])))
 
-    assert _codes(timeline, _window(1, 2, 3)) == ["several-devices"]
-
-
-def _with_kernels(original: Trace, kernels: list[Row]) -> Trace:
-    return Trace(original.capture, trace(kernels=kernels).kernels, api_calls=original.api_calls, ranges=original.ranges)
+    assert _codes(_training(*steps), _window(1, 2, 3)) == ["several-devices"]

@@ -8,9 +8,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.analysis.builders import AUTOGRAD_THREAD, copy, kernel, launch, nvtx, trace from warplens.analysis.ranges
-import plain_range_name, projected_spans, range_coverage, range_instances, range_statistics from
-warplens.analysis.timeline import Timeline from warplens.errors import UsageError from warplens.profile import Trace
+from tests.analysis.builders import AUTOGRAD_THREAD, copy, kernel, launch, nvtx, trace
+from warplens.analysis.ranges import (
+    plain_range_name,
+    projected_spans,
+    range_coverage,
+    range_instances,
+    range_statistics,
+)
+from warplens.analysis.timeline import Timeline
+from warplens.errors import UsageError
+from warplens.profile import Trace
 
 
 def _statistics(profile: Trace, by: str = "name") -> dict[str, dict[str, int]]:

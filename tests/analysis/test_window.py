@@ -64,10 +64,10 @@ def test_a_range_selects_the_work_launched_inside_it_not_the_work_that_runs_mean
 
 
 def test_an_unknown_range_is_refused_with_similar_names() -> None:
-    with pytest.raises(UsageError, match="'forwrd'.*'forward'"):
+    with pytest.raises(UsageError, match=r"'forwrd'.*'forward'"):
         _timeline().window("all", "forwrd")
 
 
 def test_a_window_outside_of_the_recording_is_refused() -> None:
-    with pytest.raises(UsageError, match="outside the recorded time"):
+    with pytest.raises(UsageError, match=r"outside the recorded time"):
         _timeline().window("1s:")

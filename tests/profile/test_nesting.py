@@ -11,7 +11,7 @@ from warplens.profile.nesting import nest
 _RANGES = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 12), st.integers(0, 1)), max_size=12)
 
 
-def _nest(ranges: list[tuple[int, int, int]]):  # noqa: ANN202
+def _nest(ranges: list[tuple[int, int, int]]):
     starts = np.array([start for start, _, _ in ranges], dtype=np.int64)
     ends = np.array([start + length for start, length, _ in ranges], dtype=np.int64)
     threads = np.array([thread for _, _, thread in ranges], dtype=np.int64)

@@ -28,12 +28,12 @@ def test_a_trace_without_tables_has_all_of_them_empty_with_their_schema() -> Non
 
 def test_a_column_of_the_wrong_type_is_refused_by_name() -> None:
     frame = table("os_calls").empty().with_columns(pl.col("start_ns").cast(pl.Float64))
-    with pytest.raises(SchemaError, match="os_calls.*start_ns.*Float64"):
+    with pytest.raises(SchemaError, match=r"os_calls.*start_ns.*Float64"):
         Trace(CAPTURE, os_calls=frame)
 
 
 def test_a_missing_column_is_refused_by_name() -> None:
-    with pytest.raises(SchemaError, match="kernels.*full_name is absent"):
+    with pytest.raises(SchemaError, match=r"kernels.*full_name is absent"):
         Trace(CAPTURE, kernels=table("kernels").empty().drop("full_name"))
 
 
@@ -42,7 +42,7 @@ def test_a_null_where_none_may_stand_is_refused() -> None:
         {"start_ns": [1], "end_ns": [None], "process": [1], "thread": [1], "name": ["poll"]},
         schema_overrides={"end_ns": pl.Int64, "process": pl.Int32, "thread": pl.Int32, "name": pl.Enum(["poll"])},
     )
-    with pytest.raises(SchemaError, match="end_ns holds 1 nulls"):
+    with pytest.raises(SchemaError, match=r"end_ns holds 1 nulls"):
         Trace(CAPTURE, os_calls=frame)
 
 
@@ -52,7 +52,7 @@ def test_extra_columns_do_not_enter_the_trace() -> None:
 
 
 def test_an_unknown_table_is_named_with_the_known_ones() -> None:
-    with pytest.raises(SchemaError, match="no table kernel;.*kernels"):
+    with pytest.raises(SchemaError, match=r"no table kernel;.*kernels"):
         table("kernel")
 
 

@@ -185,27 +185,28 @@ def _holding(pieces: Owned, cause: Int64s) -> Owned:
 
 
 def _launching_calls(timeline: Timeline, process: int) -> tuple[pl.DataFrame, Int64s]:
-    """The calls of the process's launching threads, and for each the position (from 1) of its cause, 0 for launching."""
+    codes = [number.get(_holding_cause(name), 0) for name in name_categories(calls["name"])]
+    by_name = np.array(codes, dtype=np.int64)
     calls = timeline.trace.api_calls.select("start_ns", "end_ns", "process", "thread", "name")
     launching = timeline.work.filter(pl.col("process") == process)["thread"].drop_nulls().unique()
     selected = ((calls["process"] == process) & calls["thread"].is_in(launching.implode())).to_numpy()
     if not selected.all():
         calls = calls.filter(pl.Series(selected))
     number = {name: position for position, name in enumerate(_HOLDING_CAUSES, start=1)}
-    by_kind = {"sync": number["synchronization"], "allocation": number["allocation"]}
-    names = name_categories(calls["name"])
-    by_name = np.array(
-        [
-            number["blocking-copy"] if api_kind(n) == "copy" and blocks_host(n) else by_kind.get(api_kind(n), 0)
-            for n in names
-        ],
-        dtype=np.int64,
-    )
+    by_name = np.array([number.get(_holding_cause(name), 0) for name in name_categories(calls["name"])], dtype=np.int64)
     cause = by_name[calls["name"].to_physical().to_numpy()]
     pageable = np.zeros(timeline.trace.api_calls.height, dtype=np.bool_)
     pageable[_pageable_copy_calls(timeline, process)] = True
     cause[pageable[selected] & (cause == 0)] = number["blocking-copy"]
     return calls, cause
+
+
+def _holding_cause(name: str) -> str:
+    """The cause that an API function's name stands for while the host is inside of it; empty for launching."""
+    kind = api_kind(name)
+    if kind == "copy":
+        return "blocking-copy" if blocks_host(name) else ""
+    return {"sync": "synchronization", "allocation": "allocation"}.get(kind, "")
 
 
 def _pageable_copy_calls(timeline: Timeline, process: int) -> Int64s:
