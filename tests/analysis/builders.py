@@ -285,10 +285,10 @@ def _on_thread(start: int, end: int, thread: int, process: int) -> Row:
 
 
 def _nested(ranges: Sequence[Row]) -> list[Row]:
-    """The ranges with depth and parent, which hold within one thread of one process and one NVTX domain."""
+    """The ranges with depth and parent, which hold within one thread of one process."""
     if not ranges:
         return []
-    homes = [(row["process"], row["thread"], row["domain"]) for row in ranges]
+    homes = [(row["process"], row["thread"]) for row in ranges]
     numbers = {home: number for number, home in enumerate(dict.fromkeys(homes))}
     nesting = nest(
         np.array([row["start_ns"] for row in ranges], dtype=np.int64),

@@ -104,6 +104,17 @@ def test_launches_per_step_are_counted_by_the_kernels_begin() -> None:
     assert (per_step.steps, per_step.min, per_step.median, per_step.max, per_step.is_constant) == (2, 2, 2.5, 3, False)
 
 
+def test_launches_per_step_are_those_of_the_process_that_the_steps_belong_to() -> None:
+    mine = [kernel(t, t + 4) for t in (0, 5, 10, 15)]
+    others = [kernel(t, t + 1, process=2, device=1) for t in (1, 2, 3)]
+    steps = (Step(1, 0, 10), Step(2, 10, 20))
+
+    per_step = launch_summary(Timeline(trace(kernels=mine + others)), Window(0, 20, "steady", "", steps)).per_step
+
+    assert per_step is not None
+    assert (per_step.min, per_step.max, per_step.is_constant) == (2, 2, True)
+
+
 def test_the_launch_interval_is_that_of_the_thread_that_launches_the_most() -> None:
     timeline = Timeline(
         trace(

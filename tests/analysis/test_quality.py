@@ -77,7 +77,7 @@ def test_notes_of_the_reader_come_first_within_their_level_and_the_worst_come_fi
 
     codes = _codes(timeline, Window(0, 10, "all", ""))
 
-    assert codes == ["no", "bad", "no-api-calls", "no-ranges", "no-steps", "odd"]
+    assert codes == ["no", "bad", "no-api-calls", "no-ranges", "odd", "no-steps"]
 
 
 def test_a_matter_that_reader_and_analysis_both_noticed_is_told_once() -> None:
@@ -96,7 +96,7 @@ def test_a_profile_without_gpu_work_has_only_the_readers_notes() -> None:
 def test_a_step_without_backward_work_was_aborted() -> None:
     timeline = _training(_step(0), _step(1), _step(2, backward=0), _step(3))
 
-    (note,) = quality_notes(timeline, _window(1, 2, 3))
+    note = quality_notes(timeline, _window(1, 2, 3))[0]
 
     assert (note.code, note.level) == ("aborted-step", NoteLevel.WARNING)
     assert note.text.startswith("1 of 3 steps did not finish (it has a forward pass, but no backward work on the GPU)")
@@ -108,7 +108,7 @@ def test_a_profile_whose_every_step_was_aborted_cannot_answer() -> None:
     notes = quality_notes(timeline, _window(0))
 
     assert (notes[0].code, notes[0].level) == ("aborted-step", NoteLevel.BLOCKING)
-    assert notes[0].text.startswith("the only step did not finish")
+    assert notes[0].text.startswith("The only step did not finish")
 
 
 def test_a_step_whose_optimizer_ran_nothing_was_aborted() -> None:
@@ -122,7 +122,7 @@ def test_a_step_whose_optimizer_ran_nothing_was_aborted() -> None:
 def test_a_step_shorter_than_the_shortest_forward_pass_was_aborted() -> None:
     (aborted,) = aborted_steps(HEALTHY, _window(1, length=50))
 
-    assert "it is shorter than the shortest forward pass of the profile" in aborted.reasons
+    assert aborted.reasons == ("it is shorter than the shortest forward pass of the profile",)
 
 
 def test_an_evaluation_step_is_not_an_aborted_training_step() -> None:
@@ -158,6 +158,14 @@ def test_inference_cannot_be_an_aborted_training_step() -> None:
     assert aborted_steps(timeline, _window(0)) == ()
 
 
+def test_a_profile_that_lost_kernels_says_nothing_about_aborted_steps() -> None:
+    lost = Note("lost-gpu-work", NoteLevel.BLOCKING, "kernels were lost")
+    step = _step(0, backward=0)
+    timeline = Timeline(trace(step.kernels, step.calls, step.ranges, notes=[lost]))
+
+    assert "aborted-step" not in _codes(timeline, _window(0))
+
+
 def test_allocations_that_failed_for_lack_of_memory_are_told() -> None:
     refused = [
         call(1_500, 1_510, "cudaMalloc", 900, return_value=2),
@@ -167,7 +175,7 @@ def test_allocations_that_failed_for_lack_of_memory_are_told() -> None:
 
     (note,) = quality_notes(timeline, _window(1, 2, 3))
 
-    assert (note.code, note.text) == ("failed-allocations", "1 memory allocations failed for lack of memory")
+    assert (note.code, note.text) == ("failed-allocations", "Memory allocations that failed for lack of memory: 1.")
 
 
 def test_hidden_graph_interiors_are_told_with_their_share_of_the_busy_time() -> None:
@@ -180,7 +188,7 @@ def test_hidden_graph_interiors_are_told_with_their_share_of_the_busy_time() -> 
     (note,) = quality_notes(timeline, _window(1, 2, 3))
 
     assert (note.code, note.level) == ("graph-level-tracing", NoteLevel.WARNING)
-    assert note.text.startswith("10.0% of the GPU's busy time lies inside 3 CUDA graph runs")
+    assert note.text.startswith("10.0% of the GPU's busy time lies inside 3 CUDA graph executions")
 
 
 def test_work_whose_launch_was_not_recorded_is_told() -> None:
@@ -211,18 +219,27 @@ def test_work_attributed_across_threads_is_told() -> None:
     assert note.text.startswith("57.1%")  # 200 of 350 ns
 
 
+def test_a_window_without_steps_is_doubtful_unless_it_was_asked_for() -> None:
+    levels = {
+        kind: [note.level for note in quality_notes(HEALTHY, Window(0, 4_000, kind, "")) if note.code == "no-steps"]
+        for kind in ("device", "all", "explicit")
+    }
+
+    assert levels == {"device": [NoteLevel.WARNING], "all": [NoteLevel.INFO], "explicit": [NoteLevel.INFO]}
+
+
 def test_too_few_steps_have_no_spread() -> None:
     assert _codes(HEALTHY, _window(2, 3)) == ["few-steps"]
 
 
 def test_steps_that_run_different_work_are_told() -> None:
     longer = _step(3)
-    longer.kernels += [kernel(start, start + 10, GEMM, correlation=32) for start in (3_800, 3_820)]
+    longer.kernels.extend(kernel(start, start + 10, GEMM, correlation=32) for start in (3_800, 3_820))
     timeline = _training(_step(0), _step(1), _step(2), longer)
 
     (note,) = quality_notes(timeline, _window(1, 2, 3))
 
-    assert (note.code, note.text.startswith("the steps run between 3 and 5 kernels")) == ("unequal-steps", True)
+    assert (note.code, note.text.startswith("The steps run between 3 and 5 kernels")) == ("unequal-steps", True)
 
 
 def test_profiler_overhead_counts_as_time_not_as_a_sum_over_threads() -> None:
@@ -233,7 +250,7 @@ def test_profiler_overhead_counts_as_time_not_as_a_sum_over_threads() -> None:
 
     assert (note.code, note.text) == (
         "profiler-overhead",
-        "the profiler itself held host threads up during 10.0% of the window",
+        "The profiler itself held host threads up during 10.0% of the window.",
     )
 
 

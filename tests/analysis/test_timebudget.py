@@ -93,7 +93,7 @@ def _gap(api: list[dict], *, start: int = 10 * US, end: int = 60 * US, **tables:
     """The idle parts of a trace in which the GPU waits from `start` to `end` for a kernel with correlation 2."""
     kernels = [kernel(0, start, GEMM, correlation=1), kernel(end, end + 10 * US, GEMM, correlation=2)]
     first = launch(-5 * US, -2 * US, 1)
-    budget = _budget(trace(kernels, [first, *api], window_ns=(0, end + 10 * US), **tables))
+    budget = _budget(trace(kernels, [first, *api], **tables), f"0:{end + 10 * US}")
     parts = _parts(budget)
     assert parts.pop("gemm") == start + 10 * US
     assert sum(parts.values()) == end - start

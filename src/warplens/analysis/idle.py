@@ -51,9 +51,11 @@ IDLE_CAUSES = {
 
 #: A pause between two CUDA calls counts as the host doing something else when it is this many times the usual pause
 #: between launches, and at least the given time: eager PyTorch issues work every 3–20 µs, and its slowest operators
-#: (views, dispatch through Python) stay within a few tens of µs.
+#: (views, dispatch through Python) stay within a few tens of µs. Beyond the upper bound it is no cost of issuing at all,
+#: however slow the host is otherwise.
 _STALL_FACTOR = 10
 _STALL_MIN_NS = 100_000
+_STALL_MAX_NS = 1_000_000
 
 #: Queued work that has not started after this time is waiting for something: an idle GPU starts a kernel 2–8 µs after
 #: its launch call returns, and back-to-back kernels of one stream are 1–2 µs apart.
@@ -185,16 +187,15 @@ def _holding(pieces: Owned, cause: Int64s) -> Owned:
 
 
 def _launching_calls(timeline: Timeline, process: int) -> tuple[pl.DataFrame, Int64s]:
-    codes = [number.get(_holding_cause(name), 0) for name in name_categories(calls["name"])]
-    by_name = np.array(codes, dtype=np.int64)
+    """The calls of the process's launching threads, and for each the position of its cause from 1, 0 for launching."""
     calls = timeline.trace.api_calls.select("start_ns", "end_ns", "process", "thread", "name")
     launching = timeline.work.filter(pl.col("process") == process)["thread"].drop_nulls().unique()
     selected = ((calls["process"] == process) & calls["thread"].is_in(launching.implode())).to_numpy()
     if not selected.all():
         calls = calls.filter(pl.Series(selected))
     number = {name: position for position, name in enumerate(_HOLDING_CAUSES, start=1)}
-    by_name = np.array([number.get(_holding_cause(name), 0) for name in name_categories(calls["name"])], dtype=np.int64)
-    cause = by_name[calls["name"].to_physical().to_numpy()]
+    codes = [number.get(_holding_cause(name), 0) for name in name_categories(calls["name"])]
+    cause = np.array(codes, dtype=np.int64)[calls["name"].to_physical().to_numpy()]
     pageable = np.zeros(timeline.trace.api_calls.height, dtype=np.bool_)
     pageable[_pageable_copy_calls(timeline, process)] = True
     cause[pageable[selected] & (cause == 0)] = number["blocking-copy"]
@@ -228,7 +229,7 @@ def _stalls(in_cuda: Intervals, own_starts: Int64s, held: Intervals) -> Interval
     """Pauses without any CUDA call that are far longer than the usual one between calls of this thread."""
     usual = float(np.median(np.diff(own_starts))) if len(own_starts) > 1 else 0.0
     starts, ends = in_cuda.ends[:-1], in_cuda.starts[1:]
-    long = ends - starts >= max(_STALL_MIN_NS, _STALL_FACTOR * usual)
+    long = ends - starts >= min(max(_STALL_MIN_NS, _STALL_FACTOR * usual), _STALL_MAX_NS)
     # Before the first and after the last call the host does something else by definition.
     far = np.iinfo(np.int64).max // 4
     starts = np.r_[np.int64(-far), starts[long], in_cuda.ends[-1:]]

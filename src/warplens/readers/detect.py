@@ -1,0 +1,171 @@
+"""What a file is, told by its first bytes; and which files of a folder are profiles."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from enum import Enum
+from pathlib import Path
+
+from warplens.errors import UnreadableInputError
+from warplens.readers.compressed import UNPACKERS, peek
+from warplens.readers.sqlite_file import is_nsys_export
+
+__all__ = ["EXPORT_ADVICE", "Kind", "discover", "kind_of", "refusal"]
+
+#: What to do with a file that cannot be read: the export that Nsight Systems can always make again.
+EXPORT_ADVICE = "Export the capture again: nsys export --type sqlite --output profile.sqlite profile.nsys-rep"
+
+#: Enough for every magic number below.
+_HEAD_BYTES = 64
+
+
+class Kind(Enum):
+    """A kind of file content. The value says for people what was found."""
+
+    SQLITE = "an SQLite database"
+    NSYS_REP = "an Nsight Systems report"
+    GZIP = "a gzip file"
+    XZ = "an xz file"
+    ZSTD = "a Zstandard file"
+    NCU_REP = "an Nsight Compute report"
+    JSON = "JSON, perhaps a Chrome or PyTorch trace"
+    ZIP = "a zip archive"
+    HDF5 = "an HDF5 file"
+    PARQUET = "a Parquet file"
+    ARROW = "an Arrow file"
+    TEXT = "text"
+    EMPTY = "no bytes at all"
+    UNKNOWN = "binary data of an unknown kind"
+
+
+_MAGIC: tuple[tuple[bytes, Kind], ...] = (
+    (b"SQLite format 3\x00", Kind.SQLITE),
+    (b"NVIDIA Tegra Profiler Report", Kind.NSYS_REP),  # .nsys-rep and .qdrep alike, 2020 to 2026
+    (b"\x1f\x8b", Kind.GZIP),
+    (b"\xfd7zXZ\x00", Kind.XZ),
+    (b"\x28\xb5\x2f\xfd", Kind.ZSTD),
+    (b"NVR\x00", Kind.NCU_REP),
+    (b"PK\x03\x04", Kind.ZIP),
+    (b"\x89HDF\r\n\x1a\n", Kind.HDF5),
+    (b"PAR1", Kind.PARQUET),
+    (b"ARROW1", Kind.ARROW),
+)
+
+_COMPRESSED = {Kind.GZIP: "gzip", Kind.XZ: "xz", Kind.ZSTD: "zstd"}
+
+_UNSUPPORTED_ADVICE = {
+    Kind.NCU_REP: "This version reads Nsight Systems captures only: give the .nsys-rep file or its SQLite export",
+    Kind.JSON: "This version reads Nsight Systems captures only: give the .nsys-rep file or its SQLite export",
+    Kind.ZIP: "Unpack it and give the files inside; .gz, .xz and .zst are read as they are",
+    Kind.HDF5: EXPORT_ADVICE,
+    Kind.PARQUET: EXPORT_ADVICE,
+    Kind.ARROW: EXPORT_ADVICE,
+    Kind.EMPTY: EXPORT_ADVICE,
+}
+
+
+def kind_of_bytes(head: bytes) -> Kind:
+    """The kind of a file that begins with these bytes."""
+    if not head:
+        return Kind.EMPTY
+    for magic, kind in _MAGIC:
+        if head.startswith(magic):
+            return kind
+    text = head.removeprefix(b"\xef\xbb\xbf").lstrip()
+    if text[:1] in (b"{", b"["):
+        return Kind.JSON
+    if all(byte >= 0x20 or byte in b"\t\r\n\f" for byte in head):
+        return Kind.TEXT
+    return Kind.UNKNOWN
+
+
+def compression(kind: Kind) -> str | None:
+    """The name of the unpacker in `compressed.UNPACKERS` for this kind; None for a kind that is not compressed."""
+    return _COMPRESSED.get(kind)
+
+
+def kind_of(path: Path) -> Kind:
+    """What the file holds, by its first bytes.
+
+    Raises:
+        UnreadableInputError: there is no such file, it is a folder, or it may not be read.
+    """
+    try:
+        with path.open("rb") as file:
+            return kind_of_bytes(file.read(_HEAD_BYTES))
+    except FileNotFoundError:
+        raise UnreadableInputError(path, "there is no such file", "Check the path") from None
+    except IsADirectoryError:
+        raise UnreadableInputError(path, "this is a folder", "Give the profiles in it one by one") from None
+    except PermissionError:
+        found = "this is a folder" if path.is_dir() else "permission to read it was denied"
+        raise UnreadableInputError(path, found, f'Allow it first: chmod u+r "{path.name}"') from None
+    except OSError as error:
+        found = f"the system cannot read it ({error.strerror or type(error).__name__})"
+        raise UnreadableInputError(path, found, "Copy the file to a local disk and try again") from None
+
+
+def refusal(path: Path, kind: Kind) -> UnreadableInputError:
+    """The error for a file of a kind that is not a profile this version can read."""
+    found = "the file is empty" if kind is Kind.EMPTY else f"found {kind.value}, not an Nsight Systems capture"
+    advice = _UNSUPPORTED_ADVICE.get(kind, "Give a .nsys-rep file or its SQLite export (nsys export --type sqlite)")
+    return UnreadableInputError(path, found, advice)
+
+
+def looks_like_profile(path: Path) -> bool:
+    """Whether this version of Warplens would try to read the file, judged by content alone; False if it cannot be opened."""
+    try:
+        kind = kind_of(path)
+        if (name := compression(kind)) is not None:
+            head = peek(path, UNPACKERS[name])
+            # The schema stands on the first pages, and the table of strings is the first that nsys creates.
+            return kind_of_bytes(head) is Kind.NSYS_REP or (
+                kind_of_bytes(head) is Kind.SQLITE and b"StringIds" in head
+            )
+        return kind is Kind.NSYS_REP or (kind is Kind.SQLITE and is_nsys_export(path))
+    except (UnreadableInputError, OSError):
+        return False
+
+
+def discover(paths: Iterable[Path | str]) -> list[Path]:
+    """The profiles that these files and folders name, folders searched to any depth.
+
+    A file that is named itself is always kept, in its place, so that an unreadable one is reported and not skipped.
+    Of a folder only files that are profiles by content are taken, in the order of their paths; hidden folders and files
+    are passed over, and so is a report (`.nsys-rep`) whose own SQLite export lies beside it: it is the same capture.
+
+    Raises:
+        UnreadableInputError: a path does not exist, or a folder holds no profile.
+    """
+    found: list[Path] = []
+    for given in map(Path, paths):
+        if not given.exists():
+            raise UnreadableInputError(given, "there is no such file or folder", "Check the path")
+        if given.is_dir():
+            files = sorted(_files_below(given))
+            profiles = _without_exported_reports([file for file in files if looks_like_profile(file)])
+            if not profiles:
+                raise UnreadableInputError(
+                    given,
+                    f"none of the {len(files)} files in this folder is an Nsight Systems capture",
+                    "Give a folder with .nsys-rep files or their SQLite exports",
+                )
+            found.extend(profiles)
+        else:
+            found.append(given)
+    return list(dict.fromkeys(found))
+
+
+def _files_below(folder: Path) -> Iterator[Path]:
+    for parent, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        for name in names:
+            path = Path(parent, name)
+            if not name.startswith(".") and path.is_file():  # a named pipe would block whoever opens it
+                yield path
+
+
+def _without_exported_reports(profiles: list[Path]) -> list[Path]:
+    exports = {profile.with_suffix("") for profile in profiles if kind_of(profile) is Kind.SQLITE}
+    return [p for p in profiles if not (kind_of(p) is Kind.NSYS_REP and p.with_suffix("") in exports)]

@@ -1,0 +1,245 @@
+"""Where an nsys export came from: tool and schema version, the GPUs used, what was asked for and what went wrong.
+
+The tables read here also hold environment variables, hosts, users, command lines and paths. Each value is asked for by
+its own name, and only versions, limits and yes-or-no answers leave this module: a diagnostic text is classified, never
+quoted.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from warplens.profile import Device
+from warplens.readers.sqlite_file import SqliteFile, quoted
+
+__all__ = ["Session", "devices_of", "session_of"]
+
+_VERSION = re.compile(r"\d+(\.\d+)+")
+
+
+@dataclass(frozen=True)
+class Session:
+    """What an export says about its own making.
+
+    Attributes:
+        tool_version: of the nsys that wrote the export (the recording one may be older).
+        schema_version: of the export's tables.
+        duration_ns: how long the session lasted; it is measured on another clock base than the events.
+        cuda_requested: whether tracing CUDA was asked for; None where the export does not say.
+        is_wsl: whether the capture was made in the Windows Subsystem for Linux.
+        reports_lost_events: whether nsys itself says that events of a process with CUDA calls were dropped.
+    """
+
+    tool_version: str | None
+    schema_version: str | None
+    duration_ns: int | None
+    cuda_requested: bool | None
+    is_wsl: bool
+    reports_lost_events: bool
+
+
+def session_of(file: SqliteFile, cuda_processes: frozenset[int]) -> Session:
+    """What the export says about its own making.
+
+    Args:
+        file: the export.
+        cuda_processes: ids of the processes that made CUDA calls; diagnostics about others (shells, helpers) are noise.
+    """
+    meta = _settings(file, "META_DATA_EXPORT") | _settings(file, "EXPORT_META_DATA")
+    return Session(
+        tool_version=_version(meta.get("EXPORT_PRODUCT_VERSION")),
+        schema_version=_version(meta.get("EXPORT_SCHEMA_VERSION")),
+        duration_ns=_duration(file),
+        cuda_requested=_cuda_requested(file),
+        is_wsl=_is_wsl(file),
+        reports_lost_events=_reports_lost_events(file, cuda_processes),
+    )
+
+
+def _has(file: SqliteFile, table: str, *columns: str) -> bool:
+    return set(columns) <= set(file.tables.get(table, ()))
+
+
+def _settings(file: SqliteFile, table: str) -> dict[str, str]:
+    if not _has(file, table, "name", "value"):
+        return {}
+    query = f"SELECT name, value FROM {table} WHERE name IN ('EXPORT_PRODUCT_VERSION', 'EXPORT_SCHEMA_VERSION')"  # noqa: S608
+    return {_text(name): _text(value) for name, value in file.rows(query)}
+
+
+def _text(value: object) -> str:
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+
+
+def _version(text: str | None) -> str | None:
+    found = _VERSION.match(text or "")
+    return found.group() if found else None
+
+
+def _duration(file: SqliteFile) -> int | None:
+    if not _has(file, "ANALYSIS_DETAILS", "duration"):
+        return None
+    found = [value for (value,) in file.rows("SELECT duration FROM ANALYSIS_DETAILS") if isinstance(value, int)]
+    return max(found, default=None)
+
+
+def _cuda_requested(file: SqliteFile) -> bool | None:
+    if not _has(file, "META_DATA_CAPTURE", "name", "value"):
+        return None
+    query = "SELECT value FROM META_DATA_CAPTURE WHERE name LIKE 'PROCESS_%:COLLECT_CUDA_TRACE'"
+    answers = [_text(value).strip().lower() for (value,) in file.rows(query)]
+    return "true" in answers if answers else None
+
+
+def _is_wsl(file: SqliteFile) -> bool:
+    if not _has(file, "TARGET_INFO_SYSTEM_ENV", "name", "value"):
+        return False
+    # The kernel release of WSL ends in "-microsoft-standard-WSL2".
+    query = "SELECT value FROM TARGET_INFO_SYSTEM_ENV WHERE name = 'SoftwareReleaseVersion'"
+    return any("microsoft" in _text(value).lower() for (value,) in file.rows(query))
+
+
+#: What nsys writes when the event buffers of a process did not all arrive.
+_LOST_EVENTS = re.compile(
+    r"not all CUDA events might have been collected|\b(CUDA|CUPTI|GPU)\b.*\b(dropped|lost|overflow\w*|discarded)\b"
+    r"|\b(dropped|lost|discarded)\b.*\b(CUDA|CUPTI|GPU|events?|buffers?|records?)\b",
+    re.IGNORECASE | re.DOTALL,
+)
+
+
+def _reports_lost_events(file: SqliteFile, cuda_processes: frozenset[int]) -> bool:
+    if not _has(file, "DIAGNOSTIC_EVENT", "severity", "text"):
+        return False
+    process = "globalPid" if _has(file, "DIAGNOSTIC_EVENT", "globalPid") else "NULL"
+    query = f"SELECT text, {process} FROM DIAGNOSTIC_EVENT WHERE severity IN (2, 3)"  # noqa: S608  # warnings, errors
+    return any(
+        _LOST_EVENTS.search(_text(text))
+        for text, owner in file.rows(query)
+        if not isinstance(owner, int) or owner == 0 or (owner >> 24) & 0xFFFFFF in cuda_processes
+    )
+
+
+#: Columns of TARGET_INFO_GPU (2022 on) for the fields of a `Device`.
+_GPU_COLUMNS = {
+    "name": "name",
+    "chip": "chipName",
+    "major": "computeMajor",
+    "minor": "computeMinor",
+    "sm_count": "smCount",
+    "clock_hz": "clockRate",
+    "memory_bytes": "totalMemory",
+    "memory_bandwidth_bytes_per_s": "memoryBandwidth",
+    "l2_bytes": "l2CacheSize",
+    "max_warps_per_sm": "maxWarpsPerSm",
+    "max_blocks_per_sm": "maxBlocksPerSm",
+    "max_threads_per_block": "maxThreadsPerBlock",
+    "registers_per_sm": "maxRegistersPerSm",
+    "shared_bytes_per_sm": "maxShmemPerSm",
+}
+
+#: The same in TARGET_INFO_CUDA_GPU (2021), whose clock and bandwidth are in thousands.
+_CUDA_GPU_COLUMNS = {
+    "name": "name",
+    "major": "computeCapabilityMajor",
+    "minor": "computeCapabilityMinor",
+    "sm_count": "numMultiprocessors",
+    "clock_hz": "coreClockRate",
+    "memory_bytes": "globalMemorySize",
+    "memory_bandwidth_bytes_per_s": "globalMemoryBandwidth",
+    "l2_bytes": "l2CacheSize",
+    "max_warps_per_sm": "maxWarpsPerMultiprocessor",
+    "max_blocks_per_sm": "maxBlocksPerMultiprocessor",
+    "max_threads_per_block": "maxThreadsPerBlock",
+    "registers_per_sm": "maxRegistersPerMultiprocessor",
+    "shared_bytes_per_sm": "maxSharedMemoryPerMultiprocessor",
+}
+_IN_THOUSANDS = ("clock_hz", "memory_bandwidth_bytes_per_s")
+
+
+def devices_of(file: SqliteFile, used: Sequence[tuple[int, int]]) -> tuple[tuple[Device, ...], bool]:
+    """The GPUs that the program used, and whether two processes use different models under the same ordinal.
+
+    An export lists every adapter of the machine, integrated graphics and software renderers included. Those that no work
+    ran on are left out; where nothing ran at all, those that cannot run CUDA.
+
+    Args:
+        file: the export.
+        used: (process, ordinal) of all GPU work.
+    """
+    by_process = _cuda_gpus_2021(file) or _listed_gpus(file)
+    wanted = sorted({ordinal for _, ordinal in used}) or sorted({ordinal for _, ordinal in by_process})
+    devices, ambiguous = [], False
+    for ordinal in wanted:
+        owners = [process for process, of in used if of == ordinal] or [process for process, of in by_process if of == ordinal]
+        candidates = [by_process.get((owner, ordinal)) or by_process.get((None, ordinal)) for owner in owners]
+        found = list(dict.fromkeys(candidate for candidate in candidates if candidate is not None))
+        devices.extend(found[:1])
+        ambiguous = ambiguous or len(found) > 1
+    return tuple(devices), ambiguous
+
+
+_ByProcess = dict[tuple["int | None", int], Device]
+
+
+def _cuda_gpus_2021(file: SqliteFile) -> _ByProcess:
+    rows = _gpu_rows(file, "TARGET_INFO_CUDA_GPU", _CUDA_GPU_COLUMNS | {"ordinal": "deviceId", "process": "pid"})
+    found: _ByProcess = {}
+    for row in rows:
+        for field in _IN_THOUSANDS:
+            row[field] = row[field] * 1000 if row.get(field) else None
+        device = _device(row["ordinal"], row)
+        found[row.get("process"), row["ordinal"]] = device
+        found.setdefault((None, row["ordinal"]), device)
+    return found
+
+
+def _listed_gpus(file: SqliteFile) -> _ByProcess:
+    extra = {"id": "id", "ordinal": "cuDevice"}
+    if "id" not in file.tables.get("TARGET_INFO_GPU", ()):
+        extra = {"id": "deviceId"}
+    rows = _gpu_rows(file, "TARGET_INFO_GPU", _GPU_COLUMNS | extra)
+    # Only NVIDIA's adapters have multiprocessors and a compute capability. Exports that state neither list no others.
+    rows = [row for row in rows if row.get("sm_count") or row.get("major") or not ({"sm_count", "major"} & row.keys())]
+    found: _ByProcess = {}
+    for row in rows:
+        ordinal = row["ordinal"] if isinstance(row.get("ordinal"), int) else row["id"]
+        found.setdefault((None, ordinal), _device(ordinal, row))
+    by_id = {row["id"]: row for row in rows}
+    if _has(file, "TARGET_INFO_CUDA_DEVICE", "gpuId", "cudaId"):
+        process = "pid" if _has(file, "TARGET_INFO_CUDA_DEVICE", "pid") else "NULL"
+        for gpu, ordinal, owner in file.rows(f"SELECT gpuId, cudaId, {process} FROM TARGET_INFO_CUDA_DEVICE"):  # noqa: S608
+            if gpu in by_id and isinstance(ordinal, int):
+                found[owner, ordinal] = _device(ordinal, by_id[gpu])
+    return found
+
+
+def _gpu_rows(file: SqliteFile, table: str, fields: Mapping[str, str]) -> list[dict[str, Any]]:
+    """The rows of a table of adapters as {field: value} for those fields whose column it has."""
+    available = {field: column for field, column in fields.items() if column in file.tables.get(table, ())}
+    key = "id" if "id" in fields else "ordinal"
+    if key not in available or "name" not in available:
+        return []
+    columns = ", ".join(quoted(column) for column in available.values())
+    rows = [dict(zip(available, row, strict=True)) for row in file.rows(f"SELECT {columns} FROM {table}")]  # noqa: S608
+    return [row for row in rows if isinstance(row[key], int)]
+
+
+def _device(ordinal: int, row: Mapping[str, Any]) -> Device:
+    # Zero stands for "not known" in both tables (maxBlocksPerSm of GPUs newer than the exporter).
+    limits = {
+        field: value
+        for field, value in row.items()
+        if field in Device.__dataclass_fields__ and field not in ("name", "chip", "ordinal")
+        if isinstance(value, int) and value > 0
+    }
+    major, minor = row.get("major"), row.get("minor")
+    return Device(
+        ordinal=ordinal,
+        name=_text(row["name"]),
+        chip=_text(row["chip"]) if row.get("chip") else None,
+        compute_capability=(major, minor) if isinstance(major, int) and isinstance(minor, int) and major > 0 else None,
+        **limits,
+    )

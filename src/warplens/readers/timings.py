@@ -1,0 +1,204 @@
+"""Times that a program measured itself, from a CSV file: the counterpart of what a profiler saw.
+
+One row a step, or one row a cell with statistics. A column's title says what it holds; words are separated by anything
+that is not a letter or digit, upper and lower case are alike, order does not matter:
+
+| column | titles |
+|---|---|
+| model | `model`, `size`, `model_size`, `model_name` |
+| context length | `context`, `ctx`, `context_length`, `ctx_len`, `seq`, `seq_len`, `sequence_length` |
+| kind of step | `mode`, `kind` (`forward`, `train`, …); optional |
+| batch | `batch`, `batch_size`, `bs`; optional |
+| step number | `step`, `index`, `iteration`, `run`; optional |
+| number of samples | `n`, `samples`, `count`, `steps`, `iterations`; optional |
+| a time | a phase (`forward`/`fwd`, `backward`/`bwd`, `optimizer`/`opt`, `step`/`total`), a statistic (`mean`, `std`, `median`, `min`, `max`; without one: a single measurement), and a unit (`s`, `ms`, `us`, `ns`): `forward_s`, `fwd_mean_ms`, `std (ms)` |
+
+A time without a phase belongs to what the row's kind of step says. Empty fields, `nan`, `n/a` and `oom` are no
+measurement. Other columns are ignored.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from decimal import Decimal, InvalidOperation
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import polars as pl
+
+from warplens.errors import UnreadableInputError
+
+__all__ = ["STATISTICS", "TIMING_PHASES", "TIMING_SCHEMA", "read_timings"]
+
+#: What a time may be of.
+TIMING_PHASES: Final = ("forward", "backward", "optimizer", "step")
+
+#: What a time may be: one measurement, or a statistic over several.
+STATISTICS: Final = ("sample", "mean", "median", "minimum", "maximum", "deviation")
+
+#: One row a time. `model` and `mode` are as written in the file; `mode` is null where the file has no such column.
+TIMING_SCHEMA = pl.Schema(
+    {
+        "model": pl.String(),
+        "context": pl.Int64(),
+        "mode": pl.String(),
+        "batch": pl.Int64(),
+        "phase": pl.Enum(TIMING_PHASES),
+        "statistic": pl.Enum(STATISTICS),
+        "index": pl.Int64(),
+        "samples": pl.Int64(),
+        "time_ns": pl.Int64(),
+    }
+)
+
+_COLUMNS: Final = {
+    "model": {"model", "size", "model size", "model name"},
+    "context": {"context", "ctx", "context length", "ctx len", "seq", "seq len", "sequence length", "context len"},
+    "mode": {"mode", "kind"},
+    "batch": {"batch", "batch size", "bs"},
+    "index": {"step", "index", "iteration", "run"},
+    "samples": {"n", "samples", "count", "steps", "iterations"},
+}
+_PHASE_WORDS: Final = {
+    "forward": "forward", "fwd": "forward", "backward": "backward", "bwd": "backward", "optimizer": "optimizer",
+    "optim": "optimizer", "opt": "optimizer", "step": "step", "total": "step",
+}  # fmt: skip
+_STATISTIC_WORDS: Final = {
+    "mean": "mean", "avg": "mean", "average": "mean", "median": "median", "p50": "median", "min": "minimum",
+    "max": "maximum", "std": "deviation", "stdev": "deviation", "sd": "deviation",
+}  # fmt: skip
+_UNITS_NS: Final = {
+    "s": 10**9, "sec": 10**9, "seconds": 10**9, "ms": 10**6, "us": 10**3, "µs": 10**3, "μs": 10**3, "ns": 1,
+}  # fmt: skip
+#: Words that say nothing more: `forward_pass_time_ms`, `training_step_s`.
+_FILLERS: Final = {"time", "times", "pass", "duration", "elapsed", "latency", "wall", "train", "training", "in"}
+
+_NO_MEASUREMENT: Final = {"", "nan", "n/a", "na", "none", "null", "oom", "-", "–"}
+
+_ADVICE = "Give columns such as model, context, mode, step, forward_s, backward_s, optimizer_s, step_s"
+
+
+class _TimeColumn(NamedTuple):
+    title: str
+    phase: str | None
+    statistic: str
+    factor: int
+
+
+def read_timings(path: Path | str) -> pl.DataFrame:
+    """The times in a CSV file (`TIMING_SCHEMA`), in the order of the file.
+
+    The separator is a comma, a semicolon or a tab. See the module's text for the columns.
+
+    Raises:
+        UnreadableInputError: the file cannot be read, lacks model, context or any time, has a time without a unit, or
+            holds something that is no number where one is needed.
+    """
+    source = Path(path)
+    try:
+        with source.open(newline="", encoding="utf-8-sig") as file:
+            header, *lines = list(csv.reader(file, delimiter=_separator(file.readline(), file))) or [[]]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise UnreadableInputError(source, f"cannot be read as CSV ({type(error).__name__})", _ADVICE) from error
+    columns, times = _columns(source, header)
+    rows: list[dict[str, Any]] = []
+    for number, line in enumerate(lines, start=2):
+        if not any(field.strip() for field in line):
+            continue
+        fields = dict(zip(header, (field.strip() for field in line), strict=False))
+        rows.extend(_times(source, number, fields, columns, times))
+    return pl.DataFrame(rows, schema=TIMING_SCHEMA, orient="row")
+
+
+def _separator(first_line: str, file: Any) -> str:
+    file.seek(0)
+    return max(",;\t", key=first_line.count)
+
+
+def _columns(source: Path, header: list[str]) -> tuple[dict[str, str], list[_TimeColumn]]:
+    columns: dict[str, str] = {}
+    times: list[_TimeColumn] = []
+    for title in header:
+        words = re.findall(r"[a-z0-9µμ]+", title.lower())
+        what = next((what for what, titles in _COLUMNS.items() if " ".join(words) in titles), None)
+        if what is not None:
+            columns.setdefault(what, title)
+        elif (time := _time_column(source, title, words)) is not None:
+            times.append(time)
+    missing = [what for what in ("model", "context") if what not in columns]
+    if missing or not times:
+        lacking = " and no ".join([*missing, *([] if times else ["time with a unit"])])
+        raise UnreadableInputError(source, f"no {lacking} among its columns ({', '.join(header)})", _ADVICE)
+    return columns, times
+
+
+def _time_column(source: Path, title: str, words: list[str]) -> _TimeColumn | None:
+    phases = [_PHASE_WORDS[word] for word in words if word in _PHASE_WORDS]
+    statistics = [_STATISTIC_WORDS[word] for word in words if word in _STATISTIC_WORDS]
+    units = [_UNITS_NS[word] for word in words if word in _UNITS_NS]
+    known = {*_PHASE_WORDS, *_STATISTIC_WORDS, *_UNITS_NS, *_FILLERS}
+    if not words or any(word not in known for word in words) or not (phases or statistics or units):
+        return None
+    # `forward_step_ms`: the step is the unit of repetition, the phase is what was timed.
+    distinct = [phase for phase in dict.fromkeys(phases) if phase != "step"] or phases[:1]
+    if len(distinct) > 1 or len(statistics) > 1 or len(units) > 1:
+        return None
+    if not units:
+        raise UnreadableInputError(
+            source,
+            f"column {title!r} is a time without a unit",
+            f"Call it {title}_s, {title}_ms, {title}_us or {title}_ns",
+        )
+    return _TimeColumn(title, next(iter(distinct), None), next(iter(statistics), "sample"), units[0])
+
+
+def _times(
+    source: Path, line: int, fields: dict[str, str], columns: dict[str, str], times: list[_TimeColumn]
+) -> list[dict[str, Any]]:
+    def whole(what: str) -> int | None:
+        text = fields.get(columns.get(what, ""), "").lower()
+        if text in _NO_MEASUREMENT:
+            return None
+        return int(_number(source, line, columns[what], re.sub(r"^(?:ctx|seq|bs)_?", "", text)))
+
+    context = whole("context")
+    if context is None:
+        raise UnreadableInputError(source, f"line {line} has no context length", _ADVICE)
+    mode = fields.get(columns.get("mode", ""), "") or None
+    common = {"model": fields.get(columns["model"], ""), "context": context, "mode": mode, "batch": whole("batch")}
+    rows = []
+    for time in times:
+        text = fields.get(time.title, "")
+        if text.lower() in _NO_MEASUREMENT:
+            continue
+        spent = _number(source, line, time.title, text) * time.factor
+        rows.append(
+            {
+                **common,
+                "phase": time.phase or _timed(mode),
+                "statistic": time.statistic,
+                "index": whole("index"),
+                "samples": whole("samples"),
+                "time_ns": int(spent.to_integral_value()),
+            }
+        )
+    return rows
+
+
+def _timed(mode: str | None) -> str:
+    """What a time without a phase is of: the phase that the kind of step names, the whole step for any other."""
+    words = [_PHASE_WORDS[word] for word in re.findall(r"[a-z]+", (mode or "").lower()) if word in _PHASE_WORDS]
+    return "forward" if words == ["forward"] or (mode or "").lower() == "inference" else "step"
+
+
+def _number(source: Path, line: int, title: str, text: str) -> Decimal:
+    try:
+        number = Decimal(text)
+    except InvalidOperation:
+        number = Decimal("NaN")
+    if not number.is_finite() or number < 0:
+        raise UnreadableInputError(
+            source, f"line {line}, column {title!r}: {text!r} is no number", "Correct it, or leave the field empty"
+        )
+    return number
