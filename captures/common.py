@@ -1,0 +1,76 @@
+"""What the capture programs share: annotations, honest clocks, and a region that a profiler can be scoped to."""
+
+from __future__ import annotations
+
+import csv
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+CUDA = torch.cuda.is_available()
+DEVICE = torch.device("cuda" if CUDA else "cpu")
+
+
+@contextmanager
+def annotate(name: str) -> Iterator[None]:
+    """An NVTX range of that name round the block; nothing on a machine without CUDA.
+
+    The range is closed when the block raises, as a range of a program that handles its own out-of-memory error is.
+    """
+    if not CUDA:
+        yield
+        return
+    torch.cuda.nvtx.range_push(name)
+    try:
+        yield
+    finally:
+        torch.cuda.nvtx.range_pop()
+
+
+@contextmanager
+def recorded() -> Iterator[None]:
+    """The region that `nsys profile --capture-range=cudaProfilerApi` records; otherwise it changes nothing."""
+    synchronize()
+    if CUDA:
+        torch.cuda.profiler.start()
+    try:
+        yield
+    finally:
+        synchronize()
+        if CUDA:
+            torch.cuda.profiler.stop()
+
+
+def synchronize() -> None:
+    """Waits until the GPU has done everything that was issued to it."""
+    if CUDA:
+        torch.cuda.synchronize()
+
+
+def now() -> float:
+    """Host clock in seconds. It says something about the GPU only right after `synchronize`."""
+    return time.perf_counter()
+
+
+def parameter_count(model: torch.nn.Module) -> int:
+    """Trainable numbers in the model."""
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def append_rows(path: Path, header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """Adds rows to a CSV file; writes the header first where the file is new.
+
+    None becomes an empty field; a number is written to nine decimals, which is the host clock's nanosecond.
+    """
+    is_new = not path.exists()
+    with path.open("a", newline="") as file:
+        writer = csv.writer(file)
+        if is_new:
+            writer.writerow(header)
+        writer.writerows([f"{value:.9f}" if isinstance(value, float) else value for value in row] for row in rows)

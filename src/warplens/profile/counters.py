@@ -1,0 +1,116 @@
+"""`KernelCounters`: what the hardware counted inside each profiled kernel launch, whichever export recorded it.
+
+Conventions:
+
+* one row of `launches` per profiled result, in the order of the file; `metrics` has the same rows and one column per
+  metric, named as Nsight Compute names it and in its base unit (`ns`, `byte`, `byte/second`, `hz`, `inst`, `%` as
+  0–100), never in a scaled one (`us`, `Kbyte`, `Ghz`), whichever export the file came from;
+* a metric that was not collected for a launch is null, never zero;
+* counters speak of the inside of one kernel. They say nothing about the time between kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import polars as pl
+
+from warplens.errors import MissingDataError, SchemaError
+from warplens.profile.capture import Capture
+from warplens.profile.schema import NAME, Column, Table
+
+__all__ = ["LAUNCHES", "RULES", "KernelCounters", "Session"]
+
+LAUNCHES = Table(
+    "launches",
+    "one profiled kernel launch (or range, or graph)",
+    (
+        Column("launch", pl.Int64, "position in the file, from 0"),
+        Column("kind", pl.Enum(["kernel", "range", "graph", "cmdlist"]), "what was profiled as one result"),
+        Column("name", NAME, "short name of the kernel"),
+        Column("full_name", NAME, "demangled name with template parameters and arguments"),
+        Column("device", pl.Int32, "CUDA ordinal of the GPU", nullable=True),
+        Column("context", pl.Int64, "CUDA context", nullable=True),
+        Column("stream", pl.Int64, "CUDA stream", nullable=True),
+        Column("process", pl.Int32, "process id", nullable=True),
+        Column("grid_x", pl.Int32, "blocks of the grid, x", nullable=True),
+        Column("grid_y", pl.Int32, "blocks of the grid, y", nullable=True),
+        Column("grid_z", pl.Int32, "blocks of the grid, z", nullable=True),
+        Column("block_x", pl.Int32, "threads of a block, x", nullable=True),
+        Column("block_y", pl.Int32, "threads of a block, y", nullable=True),
+        Column("block_z", pl.Int32, "threads of a block, z", nullable=True),
+        Column("nvtx", pl.List(pl.String), "open NVTX ranges, outermost first", nullable=True),
+    ),
+)
+
+RULES = Table(
+    "rules",
+    "one result of one of Nsight Compute's own rules",
+    (
+        Column("launch", pl.Int64, "row of `launches`"),
+        Column("rule", pl.String, "identifier of the rule"),
+        Column("name", pl.String, "what the rule is called"),
+        Column("section", pl.String, "section that the rule belongs to", nullable=True),
+        Column("kind", pl.String, "ok, optimization, warning, error, none"),
+        Column("message", pl.String, "its text"),
+        Column("speedup_kind", pl.String, "local or global", nullable=True),
+        Column("speedup_percent", pl.Float64, "its estimate; local ones do not add up", nullable=True),
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Session:
+    """How the counters were collected; None where the file does not say."""
+
+    sections: tuple[str, ...] = ()
+    clock_control: str | None = None
+    cache_control: str | None = None
+    replay_mode: str | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class KernelCounters:
+    """One Nsight Compute report.
+
+    Attributes:
+        capture: source, tool, devices, notes.
+        session: how the counters were collected.
+        launches: `LAUNCHES`.
+        metrics: one column per metric, rows as in `launches`; `Float64`, `UInt64` or `String`.
+        units: base unit of each metric, where known (`byte`, `ns`, `cycle`, `%`, `inst`, …).
+        rules: `RULES`.
+        instances: per instanced metric that was asked for, one row an instance: `launch`, `index`, `value`, and where
+            the file says what the instances are, `key` (an address, an opcode, a name).
+    """
+
+    capture: Capture
+    session: Session = field(default_factory=Session)
+    launches: pl.DataFrame = field(default_factory=LAUNCHES.empty)
+    metrics: pl.DataFrame = field(default_factory=pl.DataFrame)
+    units: Mapping[str, str] = field(default_factory=dict)
+    rules: pl.DataFrame = field(default_factory=RULES.empty)
+    instances: Mapping[str, pl.DataFrame] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "launches", LAUNCHES.checked(self.launches))
+        object.__setattr__(self, "rules", RULES.checked(self.rules))
+        if self.metrics.width and self.metrics.height != self.launches.height:
+            raise SchemaError(f"{self.metrics.height} rows of metrics for {self.launches.height} launches")
+
+    def values(self, metric: str) -> pl.Series:
+        """A metric of every launch, in its base unit; null where it was not collected, throughout if for no launch."""
+        if metric in self.metrics.columns:
+            return self.metrics[metric]
+        return pl.Series(metric, [None] * self.launches.height, dtype=pl.Float64)
+
+    def require(self, *metrics: str) -> None:
+        """Stops with one clear line where a question needs metrics that were not collected for any launch.
+
+        Raises:
+            MissingDataError: names them, so that they can be asked for.
+        """
+        absent = [metric for metric in metrics if self.values(metric).null_count() == self.launches.height]
+        if absent:
+            raise MissingDataError(f"{self.capture.source}: not collected: {', '.join(absent)}")

@@ -1,0 +1,343 @@
+"""A copy of an Nsight Systems export that can be shared: what identifies people and machines is left out.
+
+An export holds far more than a timeline: every environment variable of the program (tokens included), its command line
+and working folder, host and user names, what it printed, the files it opened, and the names of all processes of the
+machine. `scrub` builds a new file from what the analyses read, and nothing else: tables and settings that are not named
+here do not come along. Texts that do are searched for paths, addresses and the names and values just listed. Rows of
+events are copied as they are, so that every analysis of the copy gives the same numbers.
+
+Nothing is ever written to the copy and deleted again, so that no free page of it can hold a secret. Even so, its raw
+bytes are searched before it gets its name.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import re
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from warplens.errors import UsageError, WarplensError
+from warplens.readers.compressed import UNPACKERS, unpacked
+from warplens.readers.detect import Kind, compression, kind_of, refusal
+from warplens.readers.sqlite_file import SqliteFile, looks_like_nsys, quoted
+from warplens.scrub_secrets import ADDRESSES, FORBIDDEN, PATHS, Secrets
+
+__all__ = ["ScrubError", "ScrubReport", "scrub"]
+
+#: Tables that come along: what the analyses read, and what explains it.
+_KEPT_TABLES = re.compile(
+    r"StringIds|NVTX_EVENTS|OSRT_API|PROFILER_OVERHEAD|ANALYSIS_DETAILS|DIAGNOSTIC_EVENT|ThreadNames"
+    r"|TARGET_INFO_(SYSTEM_ENV|SESSION_START_TIME|GPU|CUDA_GPU|CUDA_DEVICE|CUDA_CONTEXT_INFO|CUDA_NULL_STREAM|CUDA_STREAM)"
+    r"|META_DATA_(CAPTURE|EXPORT)|EXPORT_META_DATA|CUPTI_ACTIVITY_KIND_\w+|ENUM_\w+"
+    r"|CUDA_GRAPH_(NODE_)?EVENTS|CUDA_GPU_MEMORY_(USAGE|POOL)_EVENTS|GPU_METRICS|TARGET_INFO_GPU_METRICS|CUDA_CALLCHAINS"
+)
+#: Tables that come along without rows: that there is one says that calls were recorded twice, once with their stack.
+_EMPTIED_TABLES = {"CUDA_CALLCHAINS"}
+
+_EXPORT_SETTINGS = re.compile(
+    rb"EXPORT_(PRODUCT|SCHEMA)_\w+|EXPORT_(PLATFORM|ARCH|TIME_UTC|LAZY|CONFIG_TIME_SHIFT)"
+    rb"|EXPORT_PARAM_(LAZY|TIME_NORMALIZE|TIME_SHIFT|TABLES_TO_EXPORT|TIMES_TO_EXPORT)"
+)
+#: Of the tables of settings, the names whose values come along.
+_KEPT_SETTINGS = {
+    "META_DATA_CAPTURE": re.compile(
+        rb"CAPTURE_EVENT_TYPE|RATE_HZ|START_TRIGGER|STOP_TRIGGER|START_DELAY_MS|RUN_DURATION_MS"
+        rb"|(PROCESS_\d+:)?(COLLECT|CUDA)_\w+(:\w+)?|(LINUX_PERF|OS_RUNTIME)_OPTIONS:\w+"
+    ),
+    "META_DATA_EXPORT": _EXPORT_SETTINGS,
+    "EXPORT_META_DATA": _EXPORT_SETTINGS,
+    "TARGET_INFO_SYSTEM_ENV": re.compile(
+        rb"Cpu(Cores|Architecture|Description)|(NvDriver|CudaDriver|SoftwareRelease)Version|HardwarePlatform|OsDescription"
+    ),
+}
+
+#: Threads that frameworks name; a thread of any other name may carry the name of the program.
+_KEPT_THREADS = re.compile(rb"python[\d.]*|pt_\w+|NCCL [\w ]+|cuda-EvtHandlr|CUPTI worker.*")
+
+#: Columns that are emptied: identities of the hardware, names of the machine, free content of annotations.
+_EMPTIED_COLUMNS = {"uuid", "ctxswDevPath", "ctrlDevPath", "devStateName", "jsonText", "jsonTextId", "binaryData"}
+
+#: Columns that refer to StringIds in schemas whose CREATE statements do not say so.
+_REFERRING_COLUMNS = {"nameId", "textId", "shortName", "demangledName", "mangledName"}
+
+#: Those that name functions. Compilers wrote these texts: an equal user name in them means nothing.
+_FUNCTION_COLUMNS = {"shortName", "demangledName", "mangledName"}
+_FUNCTION_TABLES = {"CUPTI_ACTIVITY_KIND_RUNTIME", "OSRT_API", "PROFILER_OVERHEAD"}
+
+#: Texts that people wrote, or that quote what they wrote.
+_WRITTEN_TEXTS = (
+    ("StringIds", "value"),
+    ("NVTX_EVENTS", "text"),
+    ("DIAGNOSTIC_EVENT", "text"),
+    ("ANALYSIS_FILE", "filename"),
+)
+
+#: Shorter than this, a value is found by chance among the numbers of a large file.
+_SHORTEST_RAW = 6
+_REMOVED = b"[removed]"
+
+
+class ScrubError(WarplensError):
+    """The copy still held something that it must not; it was discarded."""
+
+
+@dataclass(frozen=True)
+class ScrubReport:
+    """What `scrub` did, in counts: it never repeats what it removed.
+
+    Attributes:
+        source: name of the file that was read, without folders.
+        target: the copy.
+        source_bytes: size of the export, unpacked.
+        target_bytes: size of the copy.
+        tables: tables that were left out whole, with their rows.
+        rows: tables that came along, with the rows that did not.
+        texts: `table.column` with the number of different texts that were rewritten.
+        searched: names and values that the copy was searched for.
+    """
+
+    source: str
+    target: Path
+    source_bytes: int
+    target_bytes: int
+    tables: dict[str, int] = field(default_factory=dict)
+    rows: dict[str, int] = field(default_factory=dict)
+    texts: dict[str, int] = field(default_factory=dict)
+    searched: int = 0
+
+
+def scrub(source: Path, target: Path) -> ScrubReport:
+    """Copies an nsys SQLite export without what identifies people and machines; analyses of the copy give the same.
+
+    Left out: environment, host, user, command line, folders, program output, file accesses, other processes, names of
+    threads, call stacks, serials of the hardware, contents of NVTX payloads, and tables that Warplens does not know.
+    Paths and identifying names in NVTX and diagnostic texts become `[path 1]` and `[removed]`. The time of the capture,
+    the GPU, the versions, and the names of kernels, API calls and NVTX ranges stay.
+
+    Args:
+        source: the export, which may be compressed (.gz, .xz, .zst); opened read-only and left as it is.
+        target: a file that does not exist yet; SQLite, not compressed.
+
+    Raises:
+        UsageError: the target exists, or its folder does not.
+        UnreadableInputError: the source is damaged or no nsys export.
+        ScrubError: something identifying was left; no file is written.
+    """
+    if target.exists() or target.is_symlink():
+        raise UsageError(f"{target.name}: exists already; scrub writes a new file and changes none")
+    if not target.parent.is_dir():
+        raise UsageError(f"{target.name}: the folder to write it to does not exist")
+    kind = kind_of(source)
+    if (name := compression(kind)) is not None:
+        with unpacked(source, UNPACKERS[name]) as plain:
+            return _scrub(plain, source, target)
+    return _scrub(source, source, target)
+
+
+def _scrub(source: Path, known_as: Path, target: Path) -> ScrubReport:
+    if (kind := kind_of(source)) is not Kind.SQLITE:
+        raise refusal(known_as, kind)
+    with SqliteFile(source, known_as) as file, _unfinished(target) as partial:
+        if not looks_like_nsys(file.tables):
+            raise file.unreadable("this is an SQLite database, but not an Nsight Systems export")
+        try:
+            with closing(sqlite3.connect(partial.as_uri(), uri=True, isolation_level=None)) as connection:
+                copy = _Copy(connection, file)
+                copy.build()
+                functions, others = copy.texts()
+        except sqlite3.Error:
+            raise file.unreadable("the SQLite database is damaged") from None
+        _verify(partial, copy.secrets, functions, others, known_as)
+        sizes = source.stat().st_size, partial.stat().st_size
+        partial.rename(target)
+    return ScrubReport(
+        known_as.name, target, *sizes, copy.left_tables, copy.left_rows, copy.rewritten(), len(copy.secrets.all)
+    )
+
+
+@contextmanager
+def _unfinished(target: Path) -> Iterator[Path]:
+    """A new file beside the target; removed again unless it was renamed."""
+    partial = target.resolve().with_name(f".{target.name}.{os.getpid()}.partial")
+    partial.open("xb").close()
+    try:
+        yield partial
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+class _Copy:
+    """The copy under construction: an empty database with the source attached to it.
+
+    Attributes:
+        secrets: what the source says about people and machines.
+        left_tables: tables left out, with their rows.
+        left_rows: rows left out of the tables that came along.
+    """
+
+    def __init__(self, connection: sqlite3.Connection, file: SqliteFile) -> None:
+        self.secrets = Secrets(file, tuple(_KEPT_SETTINGS), _WRITTEN_TEXTS)
+        self.left_tables: dict[str, int] = {}
+        self.left_rows: dict[str, int] = {}
+        self._connection, self._columns = connection, file.tables
+        self._kept = [name for name in file.tables if _KEPT_TABLES.fullmatch(name)]
+        self._definitions: dict[str, str] = {}
+        self._paths: dict[bytes, bytes] = {}
+        self._texts: dict[str, dict[bytes, bytes]] = {}
+        connection.text_factory = bytes
+        for pragma in ("journal_mode = OFF", "synchronous = OFF", "secure_delete = ON", "temp_store = MEMORY"):
+            connection.execute(f"PRAGMA {pragma}")
+        connection.execute("ATTACH ? AS source", (file.uri,))
+        connection.create_function("clean", 2, self._clean)
+        connection.create_function("release", 1, _release)
+        connection.create_function("is_kept", 2, lambda table, name: bool(_KEPT_SETTINGS[table].fullmatch(name or b"")))
+        connection.create_function("is_kept_thread", 1, lambda name: bool(_KEPT_THREADS.fullmatch(name or b"")))
+
+    def build(self) -> None:
+        """Makes all tables, so that they stand at the front of the file, then fills them.
+
+        The strings come last, when it is known which of them the copy refers to.
+        """
+        for name, sql in self._rows("SELECT name, sql FROM source.sqlite_master WHERE type = 'table'"):
+            self._definitions[name.decode("utf-8", "replace")] = (sql or b"").decode("utf-8", "replace")
+        self._connection.execute("BEGIN")
+        for table in self._kept:
+            self._connection.execute(self._definitions[table])
+        for table in self._columns:
+            if table not in self._kept:
+                self.left_tables[table] = self._count("source", table)
+            elif table != "StringIds" and table not in _EMPTIED_TABLES:
+                self._fill(table)
+        self._fill_strings()
+        self._connection.execute("COMMIT")
+        left = {table: self._count("source", table) - self._count("main", table) for table in self._kept}
+        self.left_rows = {table: rows for table, rows in left.items() if rows}
+
+    def rewritten(self) -> dict[str, int]:
+        """How many different texts of each column were rewritten."""
+        counts = {column: sum(old != new for old, new in texts.items()) for column, texts in self._texts.items()}
+        return {column: count for column, count in counts.items() if count}
+
+    def texts(self) -> tuple[bytes, bytes]:
+        """All texts of the finished copy: names of functions and definitions of tables; and all others."""
+        functions = self._rows("SELECT value FROM StringIds WHERE id IN functions")
+        definitions = self._rows("SELECT sql FROM main.sqlite_master WHERE sql IS NOT NULL")
+        others = self._rows("SELECT value FROM StringIds WHERE id NOT IN functions")
+        for table in self._kept:
+            for column in self._text_columns("main", table) if table != "StringIds" else ():
+                name = f"CAST({quoted(column)} AS BLOB)"
+                others += self._rows(f"SELECT DISTINCT {name} FROM main.{quoted(table)}")  # noqa: S608
+        return _joined(functions + definitions), _joined(others)
+
+    def _fill(self, table: str) -> None:
+        texts = set(self._text_columns("source", table))
+        values = ", ".join(self._value(table, column, column in texts) for column in self._columns[table])
+        where = "TRUE"
+        if table in _KEPT_SETTINGS:
+            where = f"is_kept('{table}', CAST(name AS BLOB))" if "name" in self._columns[table] else "FALSE"
+        elif table == "ThreadNames":
+            where = "nameId IN (SELECT id FROM source.StringIds WHERE is_kept_thread(CAST(value AS BLOB)))"
+        self._connection.execute(
+            f"INSERT INTO main.{quoted(table)} SELECT {values} FROM source.{quoted(table)} WHERE {where}"  # noqa: S608
+        )
+
+    def _value(self, table: str, column: str, holds_text: bool) -> str:
+        """The SQL expression that gives a column of the copy."""
+        name = quoted(column)
+        if column in _EMPTIED_COLUMNS:
+            return f"CASE WHEN typeof({name}) IN ('text', 'blob') THEN '' END"
+        if table == "TARGET_INFO_SESSION_START_TIME" and column == "localTime" and "utcTime" in self._columns[table]:
+            return "utcTime"  # their difference says where the machine stands
+        if not holds_text:
+            return name
+        cleaned = f"CAST(clean('{table}.{column}', CAST({name} AS BLOB)) AS TEXT)"
+        if table == "TARGET_INFO_SYSTEM_ENV" and column == "value":
+            release = f"CAST(release(CAST({name} AS BLOB)) AS TEXT)"
+            cleaned = f"iif(name = 'SoftwareReleaseVersion', {release}, {cleaned})"
+        return f"CASE typeof({name}) WHEN 'text' THEN {cleaned} WHEN 'blob' THEN x'' ELSE {name} END"
+
+    def _fill_strings(self) -> None:
+        for ids in ("used", "functions"):
+            self._connection.execute(f"CREATE TEMP TABLE {ids} (id INTEGER PRIMARY KEY)")
+        for table in self._kept:
+            declared = set(re.findall(r"^\W*(\w+).*REFERENCES StringIds", self._definitions[table], re.MULTILINE))
+            for column in set(self._columns[table]) & ((declared | _REFERRING_COLUMNS) - _EMPTIED_COLUMNS):
+                is_function = column in _FUNCTION_COLUMNS or table in _FUNCTION_TABLES
+                for ids in ("used", "functions") if is_function else ("used",):
+                    self._connection.execute(
+                        f"INSERT OR IGNORE INTO temp.{ids} SELECT {quoted(column)} FROM main.{quoted(table)}"  # noqa: S608
+                        f" WHERE typeof({quoted(column)}) = 'integer'"
+                    )
+        where = "iif(id IN functions, 'StringIds.function', 'StringIds.value')"
+        self._connection.execute(
+            f"INSERT INTO main.StringIds (id, value) SELECT id, CAST(clean({where}, CAST(value AS BLOB)) AS TEXT)"  # noqa: S608
+            " FROM source.StringIds WHERE id IN used AND value IS NOT NULL ORDER BY id"
+        )
+
+    def _clean(self, column: str, text: bytes | None) -> bytes | None:
+        """A text without paths, addresses and secrets; the name of a function only without paths."""
+        if text is None:
+            return None
+        known = self._texts.setdefault(column, {})
+        if text not in known:
+            clean = PATHS.sub(self._numbered, text)
+            if column != "StringIds.function":
+                clean = ADDRESSES.sub(_REMOVED, clean)
+                clean = self.secrets.pattern.sub(_REMOVED, clean) if self.secrets.pattern else clean
+            known[text] = clean
+        return known[text]
+
+    def _numbered(self, path: re.Match[bytes]) -> bytes:
+        """A number for each different path: ranges whose names differ by a path stay different."""
+        return self._paths.setdefault(path.group(), b"[path %d]" % (len(self._paths) + 1))
+
+    def _text_columns(self, schema: str, table: str) -> list[str]:
+        """The columns that hold text or bytes anywhere, whatever type they are declared with."""
+        columns = self._columns[table]
+        flags = ", ".join(f"max(typeof({quoted(column)}) IN ('text', 'blob'))" for column in columns)
+        (found,) = self._rows(f"SELECT {flags} FROM {schema}.{quoted(table)}")  # noqa: S608
+        return [column for column, holds_text in zip(columns, found, strict=True) if holds_text]
+
+    def _count(self, schema: str, table: str) -> int:
+        ((count,),) = self._rows(f"SELECT count(*) FROM {schema}.{quoted(table)}")  # noqa: S608
+        return int(count)
+
+    def _rows(self, sql: str) -> list[tuple[Any, ...]]:
+        return self._connection.execute(sql).fetchall()
+
+
+def _joined(rows: list[tuple[Any, ...]]) -> bytes:
+    return b"\0".join(text or b"" for (text,) in rows)
+
+
+def _release(text: bytes | None) -> bytes | None:
+    """A kernel's release without the name of its build. That it is WSL's is kept: WSL records no GPU work."""
+    if text is None:
+        return None
+    version = re.match(rb"\d+\.\d+", text)
+    return (version.group() if version else b"") + (b"-microsoft" if b"microsoft" in text.lower() else b"")
+
+
+def _verify(path: Path, secrets: Secrets, functions: bytes, others: bytes, source: Path) -> None:
+    """Searches the finished copy: its texts for what was to be rewritten in them, its raw bytes for everything.
+
+    A word that also stands in a text of the copy, as a part of the name of a function, say, is there by chance.
+    """
+    if (secrets.pattern and secrets.pattern.search(others)) or ADDRESSES.search(others):
+        raise _left(source, "a name, an address or an identifying value")
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as raw:
+        if FORBIDDEN.search(raw):
+            raise _left(source, "the path of a home folder")
+        for value in secrets.all:
+            if len(value) >= _SHORTEST_RAW and value not in functions and value not in others and raw.find(value) >= 0:
+                raise _left(source, "a value of the environment or the command line")
+
+
+def _left(source: Path, what: str) -> ScrubError:
+    return ScrubError(f"{source.name}: {what} was still in the copy, which was discarded. Please report this")

@@ -1,0 +1,127 @@
+"""What identifies: paths, addresses, and the names and values that an nsys export itself lists. Used by `scrub`.
+
+Everything here works on bytes, since texts in exports need not be UTF-8.
+"""
+
+from __future__ import annotations
+
+import re
+
+from warplens.readers.sqlite_file import SqliteFile, quoted
+
+__all__ = ["ADDRESSES", "FORBIDDEN", "PATHS", "Secrets"]
+
+_SEGMENT = rb"[^\s/\\\"'<>|;,()\[\]{}\x00]"
+#: Folders inside a path may hold spaces, where a separator follows.
+_FOLDERS = rb"(?:%b+(?: %b+){0,3}[/\\]+)*%b*" % ((_SEGMENT,) * 3)
+_ROOTS = (
+    rb"tmp|var|opt|usr|mnt|media|data|scratch|workspaces?|work|projects?|gpfs|lustre|nfs|net|proc|sys|etc|dev|srv|private"
+    rb"|Volumes|Library|Applications|run|snap|content|kaggle|app|code|src|storage|nobackup|cluster|shared?|export|lib|lib64"
+    rb"|bin|sbin|boot"
+)
+#: Absolute paths. ONNX and TensorRT name layers `/model/layer`: only folders that file systems have count as a root.
+#: Each alternative begins where a word begins, so that a text of any length takes time in proportion to it.
+PATHS = re.compile(
+    rb"(?<!%b)(?<!/)(?:%b|/)*/(?:home|Users|root)/%b" % (_SEGMENT, _SEGMENT, _FOLDERS)
+    + rb"|(?<![\w.)\]>])/(?:%b)/%b" % (_ROOTS, _FOLDERS)
+    + rb"|(?<![A-Za-z])[A-Za-z]:[/\\]+%b" % _FOLDERS
+    + rb"|\\\\[\w.-]+\\%b" % _FOLDERS
+)
+#: Of mail, and of machines in a network.
+ADDRESSES = re.compile(rb"(?<![\w.+-])[\w.+-]+@[\w-]+(?:\.[\w-]+)+|(?<![\w.])\d{1,3}(?:\.\d{1,3}){3}(?![\w.])")
+#: What a scrubbed file may hold nowhere. Whatever matches here is matched by `PATHS`, too.
+FORBIDDEN = re.compile(rb"/(?:home|Users)/[\w.~-]|/root/|(?<![A-Za-z])[A-Za-z]:[/\\]+(?i:users)[/\\]")
+
+_HOME_OWNER = re.compile(rb"(?:/home/|/Users/|[A-Za-z]:[/\\]+[Uu]sers[/\\]+)([^/\\\s\"';:\x00]+)")
+#: Names of settings and environment variables whose values identify somebody, or open something.
+_IDENTIFYING = re.compile(
+    rb"USER|LOGNAME|HOST|COMPUTER|CONTAINER|DISPLAY_NAME|MAIL|TOKEN|SECRET|PASS|CREDENTIAL|AUTH|ACCOUNT|API_?KEY|PRIVATE"
+    rb"|ACCESS|LICENSE|PROXY|SESSION_UUID",
+    re.IGNORECASE,
+)
+_COMMAND_LINE = re.compile(rb":(COMMAND|ARGUMENT_\d+|WORKING_DIR)$|_(PATH|FILE)(_ABS)?$")
+#: Values of identifying settings that identify nobody; and words of what stands in place of what was removed.
+_COMMON = frozenset(
+    b"root user users admin administrator localhost local guest default unknown none null true false yes no auto nobody"
+    b" ubuntu debian linux windows docker container python python3 cuda nvidia x86_64 aarch64 production development"
+    b" path removed".split()
+)
+#: Shorter than this, a name is likelier a word than an identity.
+_SHORTEST_NAME = 3
+#: From this length on, and where it is no plain word, a value is redacted inside of words, too.
+_LONGEST_WORD = 15
+
+
+class Secrets:
+    """What is known to identify: from an export's settings and environment, and the home folders in its texts.
+
+    Args:
+        file: the export.
+        settings: its tables of names and values.
+        texts: columns whose texts are searched for home folders.
+
+    Attributes:
+        names: redacted as whole words: hosts, users, short values.
+        values: redacted anywhere: longer identifying values.
+        others: the rest of the environment and the command line. Not redacted (it holds words like `train`), but a
+            copy is searched for them.
+        pattern: matches `names` and `values`; None where there are none.
+    """
+
+    def __init__(self, file: SqliteFile, settings: tuple[str, ...], texts: tuple[tuple[str, str], ...]) -> None:
+        self.names: set[bytes] = set()
+        self.values: set[bytes] = set()
+        self.others: set[bytes] = set()
+        for table in settings:
+            if {"name", "value"} <= set(file.tables.get(table, ())):
+                for name, value in file.rows(f"SELECT name, value FROM {quoted(table)}"):  # noqa: S608
+                    if isinstance(name, bytes) and isinstance(value, bytes):
+                        self._add_setting(name, value)
+        for table, column in texts:
+            if column in file.tables.get(table, ()):
+                name = quoted(column)
+                homes = f"{name} LIKE '%/home/%' OR {name} LIKE '%/users/%' OR {name} LIKE '%\\users\\%'"
+                for (text,) in file.rows(f"SELECT DISTINCT {name} FROM {quoted(table)} WHERE {homes}"):  # noqa: S608
+                    self._add_home_owners(text if isinstance(text, bytes) else b"")
+        words = sorted(self.names | self.values, key=len, reverse=True)
+        self.pattern = re.compile(b"|".join(map(self._expression, words))) if words else None
+
+    @property
+    def all(self) -> frozenset[bytes]:
+        """Everything that a copy is searched for."""
+        return frozenset(self.names | self.values | self.others)
+
+    def _expression(self, word: bytes) -> bytes:
+        escaped = re.escape(word)
+        return rb"(?<![A-Za-z0-9])%b(?![A-Za-z0-9])" % escaped if word in self.names else escaped
+
+    def _add_setting(self, name: bytes, value: bytes) -> None:
+        self._add_home_owners(value)
+        if name.endswith(b":ENVIRONMENT_VARIABLE"):
+            self._add_variable(value)
+        elif name == b"DeviceEnvironment":
+            for variable in value.split(b";"):
+                self._add_variable(variable)
+        elif _IDENTIFYING.search(name):
+            self._identify(value)
+        elif _COMMAND_LINE.search(name) and value:
+            self.others.add(value)
+
+    def _add_variable(self, variable: bytes) -> None:
+        key, _, value = variable.partition(b"=")
+        value = value.strip(b'"')
+        if _IDENTIFYING.search(key):
+            self._identify(value)
+        elif value:
+            self.others.add(value)
+
+    def _add_home_owners(self, text: bytes) -> None:
+        for owner in _HOME_OWNER.findall(text):
+            self._identify(owner)
+
+    def _identify(self, value: bytes) -> None:
+        value = value.strip()
+        if len(value) < _SHORTEST_NAME or value.lower() in _COMMON or value.isdigit() or PATHS.fullmatch(value):
+            return
+        is_word = len(value) <= _LONGEST_WORD and re.fullmatch(rb"[A-Za-z0-9]+", value)
+        (self.names if is_word else self.values).add(value)
