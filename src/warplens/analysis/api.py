@@ -161,15 +161,8 @@ def blocking_calls(timeline: Timeline, window: Window) -> pl.DataFrame:
 
 
 def _pageable_copies(timeline: Timeline) -> pl.DataFrame:
-    pageable = pl.lit("pageable")
-    return (
-        timeline.trace.copies.filter(
-            pl.col("source_memory").cast(pl.String).eq(pageable)
-            | pl.col("destination_memory").cast(pl.String).eq(pageable)
-        )
-        .select("process", "correlation")
-        .unique()
-    )
+    pageable = (pl.col("source_memory") == "pageable") | (pl.col("destination_memory") == "pageable")
+    return timeline.trace.copies.filter(pageable).select("process", "correlation")
 
 
 def _require_keys(what: str, by: Sequence[str], keys: pl.Schema) -> None:

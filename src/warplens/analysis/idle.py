@@ -24,9 +24,8 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from warplens.analysis.apikinds import api_kind, blocks_host
-from warplens.analysis.intervals import Intervals, Owned, measure_before, owned_union, subtract, union
-from warplens.profile.schema import name_categories
+from warplens.analysis.hostcalls import HostCalls
+from warplens.analysis.intervals import Intervals, measure_before, union
 
 if TYPE_CHECKING:
     from warplens.analysis.timeline import Timeline
@@ -49,20 +48,9 @@ IDLE_CAUSES = {
     "unknown": "the profile does not record who issued the next work",
 }
 
-#: A pause between two CUDA calls counts as the host doing something else when it is this many times the usual pause
-#: between launches, and at least the given time: eager PyTorch issues work every 3–20 µs, and its slowest operators
-#: (views, dispatch through Python) stay within a few tens of µs. Beyond the upper bound it is no cost of issuing at all,
-#: however slow the host is otherwise.
-_STALL_FACTOR = 10
-_STALL_MIN_NS = 100_000
-_STALL_MAX_NS = 1_000_000
-
 #: Queued work that has not started after this time is waiting for something: an idle GPU starts a kernel 2–8 µs after
 #: its launch call returns, and back-to-back kernels of one stream are 1–2 µs apart.
 _START_LATENCY_NS = 10_000
-
-#: Causes that a call's own name (or the copy it issues) reveals.
-_HOLDING_CAUSES = ("synchronization", "allocation", "blocking-copy")
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,32 +100,50 @@ def idle_gaps(timeline: Timeline, device: int, gaps: Intervals) -> IdleGaps:
     call = api_row[row]
     issued = np.where(has_next[row], np.clip(calls["start_ns"].to_numpy()[call], begins, ends), ends)
     returned = np.where(has_next[row], np.clip(calls["end_ns"].to_numpy()[call], issued, ends), ends)
-    parts["launch"][row] += returned - issued
     queued = ends - returned
     waited = queued > _START_LATENCY_NS
-    depends = waited & _may_depend(timeline, work, device, position[row], begins, ends)
-    parts["dependency"][row] += np.where(depends, queued, 0)
-    parts["submission"][row] += np.where(waited & ~depends, queued, 0)
-    parts["start-latency"][row] += np.where(waited, 0, queued)
+    parts["start-latency"][row] = np.where(waited, 0, queued)
+    long = np.flatnonzero(waited)
+    depends = _may_depend(timeline, device, position[row[long]], begins[long], ends[long])
+    parts["dependency"][row[long]] = np.where(depends, queued[long], 0)
+    parts["submission"][row[long]] = np.where(depends, 0, queued[long])
+    # Issuing other work, or outside of CUDA but not for long, unless the host's own calls tell otherwise.
+    parts["launch"][row] = returned - begins
 
-    # What happened before the launching call began, where that was after the gap did, is seen in the host's own calls.
     late = np.flatnonzero(issued > begins)
     process, thread = calls["process"].to_numpy()[call[late]], calls["thread"].to_numpy()[call[late]]
-    for pid, tid in pl.DataFrame({"process": process, "thread": thread}).unique().sort("process", "thread").rows():
-        mine = late[(process == pid) & (thread == tid)]
-        unexplained = issued[mine] - begins[mine]
-        for cause, intervals in _host_states(timeline, pid, tid).items():
-            spent = measure_before(intervals, issued[mine]) - measure_before(intervals, begins[mine])
-            parts[cause][row[mine]] += spent
-            unexplained -= spent
-        parts["launch"][row[mine]] += unexplained  # issuing other work, or outside of CUDA but not for long
+    for pid in np.unique(process).tolist():
+        host = HostCalls.of(timeline, pid)
+        for tid in np.unique(thread[process == pid]).tolist():
+            mine = late[(process == pid) & (thread == tid)]
+            _charge(parts, host.states(tid), row[mine], begins[mine], issued[mine])
     return IdleGaps(gaps, parts)
 
 
+def _charge(parts: dict[str, Int64s], states: dict[str, Intervals], rows: Int64s, begins: Int64s, ends: Int64s) -> None:
+    """Moves the time in which the host was held up from `launch` to its causes."""
+    for cause, intervals in states.items():
+        touched = np.flatnonzero(_touches(intervals, begins, ends))
+        spent = measure_before(intervals, ends[touched]) - measure_before(intervals, begins[touched])
+        parts[cause][rows[touched]] += spent
+        parts["launch"][rows[touched]] -= spent
+
+
+def _touches(intervals: Intervals, begins: Int64s, ends: Int64s) -> npt.NDArray[np.bool_]:
+    """Whether any of the disjoint intervals reaches into each `[begin, end)`."""
+    touches: npt.NDArray[np.bool_] = np.searchsorted(intervals.starts, ends) > np.searchsorted(
+        intervals.ends, begins, side="right"
+    )
+    return touches
+
+
 def _may_depend(
-    timeline: Timeline, work: pl.DataFrame, device: int, ended_by: Int64s, begins: Int64s, ends: Int64s
+    timeline: Timeline, device: int, ended_by: Int64s, begins: Int64s, ends: Int64s
 ) -> npt.NDArray[np.bool_]:
     """Whether the work that ends each gap can have waited for other work: of another stream, or of another device."""
+    if not len(ended_by):
+        return np.empty(0, dtype=np.bool_)
+    work = timeline.work_on(device)
     stream = work["stream"].to_numpy()
     finish = work["end_ns"].to_numpy()
     latest = np.maximum.accumulate(finish)
@@ -148,91 +154,3 @@ def _may_depend(
     others_ran = measure_before(running, ends) > measure_before(running, begins)
     depends: npt.NDArray[np.bool_] = other_stream | others_ran
     return depends
-
-
-def _host_states(timeline: Timeline, process: int, thread: int) -> dict[str, Intervals]:
-    """When a launching thread was held up, as disjoint intervals per cause.
-
-    Where the thread itself is outside of CUDA, the calls of the process's other launching threads count. What no
-    interval covers is the ordinary cost of issuing work: a launching call, or a short pause between two calls.
-    """
-    calls, cause = _launching_calls(timeline, process)
-    starts, ends = calls["start_ns"].to_numpy(), calls["end_ns"].to_numpy()
-    own = np.flatnonzero((calls["thread"] == thread).to_numpy())
-    held = _profiler(timeline, process, thread)
-    mine = owned_union(starts[own], ends[own])
-    mine = Owned(mine.starts, mine.ends, own[mine.owner])
-    pieces = [_holding(mine, cause)]
-    if len(own) < len(starts):
-        others = _holding(owned_union(starts, ends), cause)
-        pieces.append(subtract(others, Intervals(mine.starts, mine.ends)))
-    pieces = [subtract(piece, held) for piece in pieces]
-    states = {"profiler": held}
-    for number, name in enumerate(_HOLDING_CAUSES, start=1):
-        chosen = [(piece, cause[piece.owner] == number) for piece in pieces]
-        states[name] = union(
-            Intervals(
-                np.concatenate([piece.starts[mask] for piece, mask in chosen]),
-                np.concatenate([piece.ends[mask] for piece, mask in chosen]),
-            )
-        )
-    states["host"] = _stalls(union(Intervals(starts, ends)), starts[own], held)
-    return states
-
-
-def _holding(pieces: Owned, cause: Int64s) -> Owned:
-    """The pieces whose call holds the host up, other than by launching."""
-    kept = cause[pieces.owner] > 0
-    return Owned(pieces.starts[kept], pieces.ends[kept], pieces.owner[kept])
-
-
-def _launching_calls(timeline: Timeline, process: int) -> tuple[pl.DataFrame, Int64s]:
-    """The calls of the process's launching threads, and for each the position of its cause from 1, 0 for launching."""
-    calls = timeline.trace.api_calls.select("start_ns", "end_ns", "process", "thread", "name")
-    launching = timeline.work.filter(pl.col("process") == process)["thread"].drop_nulls().unique()
-    selected = ((calls["process"] == process) & calls["thread"].is_in(launching.implode())).to_numpy()
-    if not selected.all():
-        calls = calls.filter(pl.Series(selected))
-    number = {name: position for position, name in enumerate(_HOLDING_CAUSES, start=1)}
-    codes = [number.get(_holding_cause(name), 0) for name in name_categories(calls["name"])]
-    cause = np.array(codes, dtype=np.int64)[calls["name"].to_physical().to_numpy()]
-    pageable = np.zeros(timeline.trace.api_calls.height, dtype=np.bool_)
-    pageable[_pageable_copy_calls(timeline, process)] = True
-    cause[pageable[selected] & (cause == 0)] = number["blocking-copy"]
-    return calls, cause
-
-
-def _holding_cause(name: str) -> str:
-    """The cause that an API function's name stands for while the host is inside of it; empty for launching."""
-    kind = api_kind(name)
-    if kind == "copy":
-        return "blocking-copy" if blocks_host(name) else ""
-    return {"sync": "synchronization", "allocation": "allocation"}.get(kind, "")
-
-
-def _pageable_copy_calls(timeline: Timeline, process: int) -> Int64s:
-    """API rows of the copies from or to pageable memory: even the asynchronous call holds the host."""
-    copies = timeline.trace.copies
-    pageable = (copies["source_memory"] == "pageable").fill_null(value=False) | (
-        copies["destination_memory"] == "pageable"
-    ).fill_null(value=False)
-    work = timeline.work.filter((pl.col("kind") == "copy") & (pl.col("process") == process))
-    return work.filter(pageable.gather(work["row"]))["api_row"].drop_nulls().to_numpy()
-
-
-def _profiler(timeline: Timeline, process: int, thread: int) -> Intervals:
-    overhead = timeline.trace.profiler_overhead.filter((pl.col("process") == process) & (pl.col("thread") == thread))
-    return union(Intervals(overhead["start_ns"].to_numpy(), overhead["end_ns"].to_numpy()))
-
-
-def _stalls(in_cuda: Intervals, own_starts: Int64s, held: Intervals) -> Intervals:
-    """Pauses without any CUDA call that are far longer than the usual one between calls of this thread."""
-    usual = float(np.median(np.diff(own_starts))) if len(own_starts) > 1 else 0.0
-    starts, ends = in_cuda.ends[:-1], in_cuda.starts[1:]
-    long = ends - starts >= min(max(_STALL_MIN_NS, _STALL_FACTOR * usual), _STALL_MAX_NS)
-    # Before the first and after the last call the host does something else by definition.
-    far = np.iinfo(np.int64).max // 4
-    starts = np.r_[np.int64(-far), starts[long], in_cuda.ends[-1:]]
-    ends = np.r_[in_cuda.starts[:1], ends[long], np.int64(far)]
-    stalls = subtract(Owned(starts, ends, np.arange(len(starts))), held)
-    return Intervals(stalls.starts, stalls.ends)

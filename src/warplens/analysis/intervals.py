@@ -56,16 +56,18 @@ def owned_union(starts: Int64s, ends: Int64s) -> Owned:
     A later interval owns only what reaches beyond all earlier ones; of two that begin together, the first row owns.
     The pieces are sorted by time, at most one per input interval.
     """
-    if not len(starts):
-        return Owned(starts, ends, np.empty(0, dtype=np.int64))
-    # Profiles are nearly sorted, on which a stable sort takes one pass.
-    order = np.argsort(starts, kind="stable")
-    sorted_starts, sorted_ends = starts[order], ends[order]
-    reach = np.maximum.accumulate(sorted_ends)
-    piece_starts = sorted_starts.copy()
-    piece_starts[1:] = np.maximum(sorted_starts[1:], reach[:-1])
-    kept = sorted_ends > piece_starts
-    return Owned(piece_starts[kept], sorted_ends[kept], order[kept])
+    owner = np.arange(len(starts))
+    if np.any(starts[1:] < starts[:-1]):
+        owner = np.argsort(starts, kind="stable")
+        starts, ends = starts[owner], ends[owner]
+    piece_starts = starts
+    if np.any(starts[1:] < ends[:-1]):
+        reach = np.maximum.accumulate(ends)
+        piece_starts = np.r_[starts[:1], np.maximum(starts[1:], reach[:-1])]
+    kept = ends > piece_starts
+    if kept.all():
+        return Owned(piece_starts, ends, owner)
+    return Owned(piece_starts[kept], ends[kept], owner[kept])
 
 
 def union(intervals: Intervals) -> Intervals:
@@ -89,25 +91,23 @@ def complement(disjoint: Intervals, start: int, end: int) -> Intervals:
 
 def subtract(pieces: Owned, disjoint: Intervals) -> Owned:
     """Disjoint owned pieces without the time that a disjoint set covers; owners are kept."""
-    if not len(pieces.starts) or not len(disjoint.starts):
+    first = np.searchsorted(disjoint.ends, pieces.starts, side="right")
+    stop = np.searchsorted(disjoint.starts, pieces.ends, side="left")
+    overlaps = np.maximum(stop - first, 0)
+    total_overlaps = int(overlaps.sum())
+    if not total_overlaps:
         return pieces
-    # The pieces are cut at every edge of the other side; each elementary piece is then wholly inside or outside.
-    edges = np.concatenate((disjoint.starts, disjoint.ends))
-    source = np.searchsorted(pieces.starts, edges, side="right") - 1
-    inner = (source >= 0) & (edges > pieces.starts[source]) & (edges < pieces.ends[source])
-    starts, ends, owner = pieces
-    if inner.any():
-        starts = np.concatenate((starts, edges[inner]))
-        source = np.concatenate((np.arange(len(pieces.starts)), source[inner]))
-        # Cuts lie inside of disjoint pieces, so that sorting by time keeps each piece's parts together.
-        order = np.argsort(starts, kind="stable")
-        starts, source = starts[order], source[order]
-        last = np.r_[source[1:] != source[:-1], True]
-        ends = np.where(last, pieces.ends[source], np.r_[starts[1:], np.int64(0)])
-        owner = pieces.owner[source]
-    covering = np.searchsorted(disjoint.starts, starts, side="right") - 1
-    kept = ((covering < 0) | (disjoint.ends[covering] <= starts)) & (ends > starts)
-    return Owned(starts[kept], ends[kept], owner[kept])
+    # A piece with k covered intervals leaves k + 1 parts: up to the first, between one and the next, after the last.
+    source = np.repeat(np.arange(len(overlaps)), overlaps + 1)
+    begin = np.cumsum(overlaps + 1) - (overlaps + 1)
+    rank = np.arange(total_overlaps + len(overlaps)) - begin[source]
+    after = first[source] + rank
+    starts, ends = pieces.starts[source], pieces.ends[source]
+    covered_before, covered_after = rank > 0, rank < overlaps[source]
+    starts[covered_before] = np.maximum(starts[covered_before], disjoint.ends[after[covered_before] - 1])
+    ends[covered_after] = np.minimum(ends[covered_after], disjoint.starts[after[covered_after]])
+    kept = ends > starts
+    return Owned(starts[kept], ends[kept], pieces.owner[source[kept]])
 
 
 def measure_before(disjoint: Intervals, times: Int64s) -> Int64s:

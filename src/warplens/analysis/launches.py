@@ -32,6 +32,7 @@ __all__ = [
     "PROMPT_START_NS",
     "CountPerStep",
     "LaunchSummary",
+    "count_per_step",
     "launch_statistics",
     "launch_summary",
 ]
@@ -90,17 +91,18 @@ class LaunchSummary:
         launches: kernels that were launched one by one.
         matched: … of which the launching API call was recorded.
         coverage_share: `matched / launches`.
-        per_step: `launches` in each step of the window.
+        per_step: `launches` in each step of the window, of the process with the most GPU time where there are several.
         per_second: `launches` divided by the length of the window.
         thread: process and thread id of the thread that launched the most.
         thread_share: its share of the matched launches.
         interval_median_ns: median time between the begins of two successive launching calls on that thread: what one
-            launch costs the program, Python and dispatch included.
+            launch costs the program, Python, dispatch and waiting for room in the queue included.
         api_total_ns: time inside the launching calls, summed over all threads.
         api_mean_ns, api_median_ns: time inside one launching call.
         queue_median_ns: median of kernel begin − end of call; negative where most kernels start before it.
         shorter_than_interval_share: share of the launches whose kernel runs shorter than `interval_median_ns`: the host
-            cannot issue such kernels as fast as the GPU finishes them.
+            does not issue such kernels as fast as the GPU finishes them. Only together with a high `prompt_share` does
+            this mean that the launches hold the GPU up.
         prompt_share: share of the matched launches that started less than `PROMPT_START_NS` after their call returned:
             the GPU had been waiting for them.
         graph_launches: CUDA graph launches, each started by one call.
@@ -188,7 +190,7 @@ def launch_summary(timeline: Timeline, window: Window) -> LaunchSummary:
         launches=launches.height,
         matched=matched.height,
         coverage_share=matched.height / launches.height if launches.height else None,
-        per_step=_per_step(launches["start_ns"], window),
+        per_step=count_per_step(launches, window),
         per_second=launches.height / window.duration_ns * 1e9 if window.duration_ns > 0 else None,
         thread=thread,
         thread_share=mine.height / matched.height if thread else None,
@@ -203,6 +205,26 @@ def launch_summary(timeline: Timeline, window: Window) -> LaunchSummary:
         graph_kernels=everything.height - launches.height,
         graph_api_total_ns=int((graph_calls["end_ns"] - graph_calls["start_ns"]).sum()),
     )
+
+
+def count_per_step(work: pl.DataFrame, window: Window) -> CountPerStep | None:
+    """How many of these pieces of work begin in each step of the window; None without steps.
+
+    Where several processes worked, those of the one with the most GPU time are counted: steps are the repetitions of
+    one process, and the others need not keep in time with it.
+
+    Args:
+        work: columns `process`, `start_ns`, `end_ns`, the begins in ascending order.
+        window: the window with its steps.
+    """
+    if not window.steps:
+        return None
+    if work["process"].n_unique() > 1:
+        busiest = work.group_by("process").agg(duration_ns().sum().alias("busy_ns")).sort(["busy_ns", "process"])
+        work = work.filter(pl.col("process") == busiest["process"][-1])
+    edges = np.array([(step.start_ns, step.end_ns) for step in window.steps], dtype=np.int64)
+    counts = np.diff(np.searchsorted(work["start_ns"].to_numpy(), edges), axis=1)
+    return CountPerStep(len(edges), int(counts.min()), float(np.median(counts)), int(counts.max()))
 
 
 def _kernel_launches(timeline: Timeline, window: Window, columns: Sequence[str]) -> pl.DataFrame:
@@ -254,12 +276,3 @@ def _busiest_thread(calls: pl.DataFrame) -> tuple[tuple[int, int] | None, float 
     process, thread = busiest["process"], busiest["thread"]
     begins = calls.filter((pl.col("process") == process) & (pl.col("thread") == thread))["start_ns"].sort()
     return (process, thread), number(begins.diff().median())
-
-
-def _per_step(begins: pl.Series, window: Window) -> CountPerStep | None:
-    """How many of these times, in ascending order, lie in each step of the window."""
-    if not window.steps:
-        return None
-    edges = np.array([(step.start_ns, step.end_ns) for step in window.steps], dtype=np.int64)
-    counts = np.diff(np.searchsorted(begins.to_numpy(), edges), axis=1)
-    return CountPerStep(len(edges), int(counts.min()), float(np.median(counts)), int(counts.max()))

@@ -101,6 +101,8 @@ def _budget(timeline: Timeline, window: Window, device: int) -> TimeBudget:
     for group in PART_GROUPS[:-1]:
         of_group = np.array([name[0] == group for name in names], dtype=np.bool_)[labels]
         rows = np.flatnonzero(of_group)
+        if not len(rows):
+            continue
         pieces = owned_union(starts[rows], ends[rows])
         pieces = subtract(subtract(pieces, outside), covered)
         amounts = _sum_by(labels[rows[pieces.owner]], pieces.ends - pieces.starts, len(names))

@@ -1,8 +1,8 @@
 """Profiles from files: one format per module, each giving a `Trace`.
 
 Lives here: `read`, which tells the format by content and reads it, and `discover`, which finds the profiles in folders;
-`detect` (magic numbers), `compressed` (.gz, .xz, .zst), `sqlite_file` (columns out of SQLite), the modules `nsys_*` (Nsight
-Systems: `nsys_sqlite` reads exports, `nsys_rep` converts reports to exports).
+`detect` (magic numbers), `compressed` (.gz, .xz, .zst), `sqlite_file` and `column_buffers` (columns out of SQLite), and
+the modules `nsys_*` (Nsight Systems: `nsys_sqlite` reads exports, `nsys_rep` converts reports to exports).
 
 May import: `warplens.profile` and `warplens.errors`. A new format becomes a module with one function that takes a path
 and gives a `Trace`, a magic number in `detect`, and a line in `read`.
@@ -14,7 +14,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from warplens.profile import Trace
-from warplens.readers.detect import discover
+from warplens.readers.compressed import UNPACKERS, peek, unpacked
+from warplens.readers.detect import Kind, compression, discover, kind_of, kind_of_bytes, refusal
+from warplens.readers.nsys_rep import converted
+from warplens.readers.nsys_sqlite import read_nsys_sqlite
 
 __all__ = ["discover", "read"]
 
@@ -32,23 +35,19 @@ def read(path: Path | str, *, progress: Callable[[str], None] | None = None) -> 
         UnreadableInputError: the file is missing, damaged, or not a profile that this version can read; the message
             says which file, what was found and what to do.
     """
-    from warplens.readers.compressed import UNPACKERS, unpacked
-    from warplens.readers.detect import compression, kind_of
-
     source = Path(path)
     report = progress or (lambda _: None)
     if (name := compression(kind_of(source))) is None:
         return _read_plain(source, source, report)
+    content = kind_of_bytes(head) if (head := peek(source, UNPACKERS[name])) else None
+    if content not in (None, Kind.SQLITE, Kind.NSYS_REP):
+        raise refusal(source, content)  # before gigabytes of something else are unpacked
     report(f"{source.name}: unpacking")
     with unpacked(source, UNPACKERS[name]) as plain:
         return _read_plain(plain, source, report)
 
 
 def _read_plain(path: Path, known_as: Path, report: Callable[[str], None]) -> Trace:
-    from warplens.readers.detect import Kind, kind_of, refusal
-    from warplens.readers.nsys_rep import converted
-    from warplens.readers.nsys_sqlite import read_nsys_sqlite
-
     kind = kind_of(path)
     if kind is Kind.SQLITE:
         return read_nsys_sqlite(path, known_as, report)

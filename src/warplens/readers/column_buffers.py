@@ -82,9 +82,7 @@ class ColumnBuffers:
         return buffer[: starts[-1]]
 
 
-def _series(
-    name: str, dtype: pl.DataType, values: npt.NDArray[Any], nulls: npt.NDArray[np.bool_] | None
-) -> pl.Series:
+def _series(name: str, dtype: pl.DataType, values: npt.NDArray[Any], nulls: npt.NDArray[np.bool_] | None) -> pl.Series:
     series = pl.Series(name, values, dtype=dtype)
     if nulls is None:
         return series

@@ -42,7 +42,7 @@ def _open_xz(packed: BinaryIO) -> BinaryIO:
 
 
 def _open_zstd(packed: BinaryIO) -> BinaryIO:
-    import zstandard
+    import zstandard  # noqa: PLC0415  the other compressions do without
 
     return cast(BinaryIO, zstandard.ZstdDecompressor().stream_reader(packed, read_across_frames=True))
 
@@ -80,28 +80,29 @@ def unpacked(path: Path, unpacker: Unpacker) -> Iterator[Path]:
 def _unpack(path: Path, unpacker: Unpacker, target: Path) -> None:
     limit = min(MAX_UNPACKED_BYTES, max(_UNSUSPICIOUS_BYTES, MAX_EXPANSION * path.stat().st_size))
     size = 0
-    with path.open("rb") as packed, target.open("wb") as plain:
-        stream = unpacker(packed)
-        while True:
-            try:
-                chunk = stream.read(_CHUNK_BYTES)
-            except _damage_errors():
-                found = "the compressed file is damaged or incomplete"
-                raise UnreadableInputError(path, found, "Copy or download it again") from None
-            if not chunk:
-                return
-            size += len(chunk)
-            if size > limit:
-                found = f"unpacking it gives more than {limit:,} bytes, {MAX_EXPANSION} times its size or more"
-                raise UnreadableInputError(path, found, "Unpack it yourself if you trust it, and give the result")
-            try:
+    try:
+        with path.open("rb") as packed, target.open("wb") as plain:
+            stream = unpacker(packed)
+            while chunk := _next_chunk(stream, path):
+                size += len(chunk)
+                if size > limit:
+                    found = f"unpacking it gives more than {limit:,} bytes, {MAX_EXPANSION} times its size or more"
+                    raise UnreadableInputError(path, found, "Unpack it yourself if you trust it, and give the result")
                 plain.write(chunk)
-            except OSError as error:
-                found = f"it cannot be unpacked into the temporary folder ({error.strerror})"
-                raise UnreadableInputError(path, found, "Set TMPDIR to a folder with more room") from None
+    except OSError as error:
+        found = f"it cannot be unpacked into the temporary folder ({error.strerror})"
+        raise UnreadableInputError(path, found, "Set TMPDIR to a folder with more room") from None
+
+
+def _next_chunk(stream: BinaryIO, path: Path) -> bytes:
+    try:
+        return stream.read(_CHUNK_BYTES)
+    except _damage_errors():
+        found = "the compressed file is damaged or incomplete"
+        raise UnreadableInputError(path, found, "Copy or download it again") from None
 
 
 def _damage_errors() -> tuple[type[Exception], ...]:
-    import zstandard
+    import zstandard  # noqa: PLC0415
 
     return (EOFError, OSError, zlib.error, lzma.LZMAError, zstandard.ZstdError)

@@ -11,7 +11,7 @@ from warplens.errors import UnreadableInputError
 from warplens.readers.compressed import UNPACKERS, peek
 from warplens.readers.sqlite_file import is_nsys_export
 
-__all__ = ["EXPORT_ADVICE", "Kind", "discover", "kind_of", "refusal"]
+__all__ = ["EXPORT_ADVICE", "Kind", "compression", "discover", "kind_of", "kind_of_bytes", "refusal"]
 
 #: What to do with a file that cannot be read: the export that Nsight Systems can always make again.
 EXPORT_ADVICE = "Export the capture again: nsys export --type sqlite --output profile.sqlite profile.nsys-rep"
@@ -92,6 +92,8 @@ def kind_of(path: Path) -> Kind:
         UnreadableInputError: there is no such file, it is a folder, or it may not be read.
     """
     try:
+        if path.exists() and not (path.is_file() or path.is_dir()):
+            raise UnreadableInputError(path, "this is no regular file", "Copy what it gives into a file first")
         with path.open("rb") as file:
             return kind_of_bytes(file.read(_HEAD_BYTES))
     except FileNotFoundError:
@@ -114,15 +116,13 @@ def refusal(path: Path, kind: Kind) -> UnreadableInputError:
 
 
 def looks_like_profile(path: Path) -> bool:
-    """Whether this version of Warplens would try to read the file, judged by content alone; False if it cannot be opened."""
+    """Whether this version would try to read the file, judged by content alone; False if it cannot be opened."""
     try:
         kind = kind_of(path)
         if (name := compression(kind)) is not None:
             head = peek(path, UNPACKERS[name])
             # The schema stands on the first pages, and the table of strings is the first that nsys creates.
-            return kind_of_bytes(head) is Kind.NSYS_REP or (
-                kind_of_bytes(head) is Kind.SQLITE and b"StringIds" in head
-            )
+            return kind_of_bytes(head) is Kind.NSYS_REP or (kind_of_bytes(head) is Kind.SQLITE and b"StringIds" in head)
         return kind is Kind.NSYS_REP or (kind is Kind.SQLITE and is_nsys_export(path))
     except (UnreadableInputError, OSError):
         return False

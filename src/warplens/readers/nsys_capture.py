@@ -162,8 +162,8 @@ _IN_THOUSANDS = ("clock_hz", "memory_bandwidth_bytes_per_s")
 def devices_of(file: SqliteFile, used: Sequence[tuple[int, int]]) -> tuple[tuple[Device, ...], bool]:
     """The GPUs that the program used, and whether two processes use different models under the same ordinal.
 
-    An export lists every adapter of the machine, integrated graphics and software renderers included. Those that no work
-    ran on are left out; where nothing ran at all, those that cannot run CUDA.
+    An export lists every adapter of the machine, integrated graphics and software renderers included. Those that no
+    work ran on are left out; where nothing ran at all, those that cannot run CUDA.
 
     Args:
         file: the export.
@@ -173,7 +173,7 @@ def devices_of(file: SqliteFile, used: Sequence[tuple[int, int]]) -> tuple[tuple
     wanted = sorted({ordinal for _, ordinal in used}) or sorted({ordinal for _, ordinal in by_process})
     devices, ambiguous = [], False
     for ordinal in wanted:
-        owners = [process for process, of in used if of == ordinal] or [process for process, of in by_process if of == ordinal]
+        owners = [process for process, of in (used or by_process) if of == ordinal]
         candidates = [by_process.get((owner, ordinal)) or by_process.get((None, ordinal)) for owner in owners]
         found = list(dict.fromkeys(candidate for candidate in candidates if candidate is not None))
         devices.extend(found[:1])

@@ -6,7 +6,7 @@ above the size of the result.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -17,6 +17,10 @@ from warplens.readers.nsys_tables import Field, Source
 from warplens.readers.sqlite_file import SqliteFile, quoted, worker_count
 
 __all__ = ["Loaded", "codes_of", "load"]
+
+
+#: From this size on, reading takes more than a second.
+_MANY_PARTS = 8
 
 
 @dataclass(frozen=True)
@@ -42,8 +46,15 @@ class _Plan:
     shape: tuple[pl.Expr, ...]
 
 
-def load(file: SqliteFile, sources: Iterable[Source]) -> dict[str, Loaded]:
+def load(
+    file: SqliteFile, sources: Iterable[Source], progress: Callable[[int], None] = lambda _: None
+) -> dict[str, Loaded]:
     """The rows of all sources that the export has a table for, by the table's name, in the file's order.
+
+    Args:
+        file: the export.
+        sources: what to read.
+        progress: told now and then how much has been read, in percent; of a small file not at all.
 
     Raises:
         UnreadableInputError: a table lacks a column without which its rows mean nothing, holds values that no such
@@ -53,10 +64,16 @@ def load(file: SqliteFile, sources: Iterable[Source]) -> dict[str, Loaded]:
     loaded = {}
     with ThreadPoolExecutor(worker_count()) as pool:
         pending = [_submit(pool, file, plan) for plan in plans]
+        count, done = sum(len(parts) for _, parts in pending), 0
         try:
             for plan in plans:
                 buffers, parts = pending.pop(0)
-                dropped = sum(part.result() for part in parts)
+                dropped = 0
+                for part in parts:
+                    dropped += part.result()
+                    done += 1
+                    if count >= _MANY_PARTS and done * 10 // count > (done - 1) * 10 // count:
+                        progress(done * 10 // count * 10)
                 loaded[plan.source.table] = Loaded(buffers.frame(), dropped)
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
@@ -124,7 +141,7 @@ def _shaped(file: SqliteFile, plan: _Plan, raw: pl.DataFrame) -> tuple[pl.DataFr
 
 
 def codes_of(file: SqliteFile, enumeration: str, defaults: Mapping[int, str]) -> dict[int, str]:
-    """What an export's numbers mean: its own table of them (`Host-to-Device` as `host-to-device`), over the defaults."""
+    """What an export's numbers mean: its own table of them (`Host-to-Device` → `host-to-device`), else the defaults."""
     codes = dict(defaults)
     if {"id", "label"} <= set(file.tables.get(enumeration, ())):
         for code, label in file.rows(f"SELECT id, label FROM {quoted(enumeration)}"):  # noqa: S608

@@ -23,9 +23,9 @@ LOST_SHARE_BLOCKING = 0.05
 #: when the capture stopped.
 LAUNCHES_IN_FLIGHT = 1024
 
-#: CUPTI numbers all calls of a process in sequence, and nsys leaves out those that say little: 1 to 10 numbers a recorded
-#: call, 615 at most between two of them, in every complete capture looked at. So long a silence, while ranges go on, is
-#: a trace that stopped.
+#: CUPTI numbers all calls of a process in sequence, and nsys leaves out those that say little: in the complete captures
+#: looked at 1 to 10 numbers a recorded call, and 615 at most between two. So long a silence, while ranges go on, is a
+#: trace that stopped.
 SILENT_CALLS = 10_000
 
 #: The newest schema that the reader was tested with, first two parts.
@@ -112,7 +112,9 @@ def _lost_work(findings: Findings) -> list[Note]:
         )
         level = NoteLevel.BLOCKING
     elif lost:
-        text = f"{lost:,} of {launches:,} launches have no kernel, copy or graph execution in the capture: work was lost."
+        text = (
+            f"{lost:,} of {launches:,} launches have no kernel, copy or graph execution in the capture: work was lost."
+        )
         level = NoteLevel.BLOCKING if lost >= LOST_SHARE_BLOCKING * launches else NoteLevel.WARNING
     else:
         return []
@@ -121,7 +123,7 @@ def _lost_work(findings: Findings) -> list[Note]:
 
 
 def _launches_without_work(findings: Findings) -> tuple[int, int]:
-    """How many successful launches no work belongs to, those still queued at the end left out; and how many there are."""
+    """How many successful launches have no work, those still queued at the end left out; and how many there are."""
     calls = findings.tables["api_calls"].filter(pl.col("return_value").fill_null(0) == 0)
     launches = calls.filter(_called(calls, _LAUNCHES)).select("process", "thread", "start_ns", "correlation")
     lost = 0
@@ -153,8 +155,8 @@ def _called(calls: pl.DataFrame, pattern: str) -> pl.Series:
     """For each call whether the function's name matches; the names are tested once each."""
     names = calls["name"]
     categories = pl.Series(getattr(names.dtype, "categories", ()), dtype=pl.String)
-    matching = categories.filter(categories.str.contains(pattern))
-    return names.is_in(matching.cast(names.dtype))
+    matching = categories.str.contains(pattern).arg_true().to_list()
+    return names.to_physical().is_in(matching)
 
 
 def _contained(wanted: Int64s, present: Int64s) -> npt.NDArray[np.bool_]:
@@ -168,7 +170,7 @@ def _contained(wanted: Int64s, present: Int64s) -> npt.NDArray[np.bool_]:
 
 
 def _while_capturing(launches: pl.DataFrame, calls: pl.DataFrame) -> pl.Series:
-    """For each launch whether it only recorded a node into a graph: its thread was between begin and end of a capture."""
+    """For each launch whether it only added a node to a graph: its thread was between begin and end of a capture."""
     begins = calls.filter(_called(calls, _CAPTURE_BEGIN)).select("thread", "start_ns", step=pl.lit(1))
     ends = calls.filter(_called(calls, _CAPTURE_END)).select("thread", "start_ns", step=pl.lit(-1))
     edges = pl.concat([begins, ends]).sort("start_ns")

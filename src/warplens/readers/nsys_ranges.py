@@ -1,9 +1,9 @@
 """NVTX ranges of an nsys export: their names, and which of them encloses which.
 
-Nesting. Push-pop ranges of one NVTX domain nest on their thread by construction, but each domain has a stack of its own,
-and start-end ranges may end whenever the program likes. In practice they nest across domains, too (a library's ranges
-lie inside the application's), and that is what a reader of the profile wants to see. So all ranges of a thread are
-nested together wherever they do nest. Where some of a thread cross, its start-end ranges are set apart; where the
+Nesting. Push-pop ranges of one NVTX domain nest on their thread by construction, but each domain has a stack of its
+own, and start-end ranges may end whenever the program likes. In practice they nest across domains, too (a library's
+ranges lie inside the application's), and that is what a reader of the profile wants to see. So all ranges of a thread
+are nested together wherever they do nest. Where some of a thread cross, its start-end ranges are set apart; where the
 others still cross, each domain of that thread is nested on its own. Other threads are not touched by this.
 """
 
@@ -16,7 +16,6 @@ import numpy.typing as npt
 import polars as pl
 
 from warplens.profile.nesting import nest
-from warplens.profile.schema import encode_names
 from warplens.readers.nsys_strings import Strings
 from warplens.readers.sqlite_file import SqliteFile
 
@@ -66,14 +65,13 @@ def ranges_of(loaded: pl.DataFrame, strings: Strings, kinds: Mapping[int, str], 
 
 
 def _names(loaded: pl.DataFrame, strings: Strings) -> pl.Series:
-    """The text of each range: its registered string where it has one (as nsys's own reports decide), else its own text."""
+    """The text of each range: its registered string where it has one, as nsys's own reports decide, else its own."""
     texts = strings.decode_all(loaded.get_column("text"))
     registered = loaded.get_column("registered")
     if registered.null_count() < registered.len():
         known = registered.set(registered.is_in(list(strings.missing)) & (texts != ""), None)
         texts = strings.encode(known).cast(pl.String).zip_with(known.is_not_null(), texts)
-    distinct = texts.unique(maintain_order=True)
-    return texts.cast(pl.Enum(distinct)).alias("name") if distinct.len() else encode_names(texts, []).alias("name")
+    return texts.cast(pl.Enum(texts.unique(maintain_order=True))).alias("name")
 
 
 def with_nesting(ranges: pl.DataFrame) -> pl.DataFrame:
@@ -105,7 +103,8 @@ def _group_numbers(coarse: npt.NDArray[np.generic], fine: npt.NDArray[np.generic
     """A number for each different pair."""
     outer = np.unique(coarse, return_inverse=True)[1].reshape(-1).astype(np.int64)
     values, inner = np.unique(fine, return_inverse=True)
-    return outer * (len(values) + 1) + inner.reshape(-1)
+    numbers: Int64s = outer * (len(values) + 1) + inner.reshape(-1)
+    return numbers
 
 
 def _crossing_groups(start: Int64s, end: Int64s, group: Int64s) -> Int64s:
@@ -121,9 +120,7 @@ def _crossing_groups(start: Int64s, end: Int64s, group: Int64s) -> Int64s:
     place = np.arange(count)
     # At one instant ends come before begins, inner ends before outer ones, outer begins before inner ones.
     is_begin = np.r_[np.zeros(count, np.int8), np.ones(count, np.int8)]
-    order = np.lexsort(
-        (np.r_[-place, place], is_begin, np.r_[end[rows], start[rows]], np.r_[group[rows], group[rows]])
-    )
+    order = np.lexsort((np.r_[-place, place], is_begin, np.r_[end[rows], start[rows]], np.r_[group[rows], group[rows]]))
     open_after = np.empty(2 * count, np.int64)
     open_after[order] = np.cumsum(2 * is_begin[order].astype(np.int64) - 1)
     crossing = open_after[:count] != open_after[count:] - 1

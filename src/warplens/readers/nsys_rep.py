@@ -138,7 +138,7 @@ def _cache_folder(known_as: Path) -> Path:
 
 
 def _export(nsys: Nsys, path: Path, target: Path, progress: Callable[[int], None]) -> bool:
-    """Whether the export failed. nsys draws a bar with a percentage on its error stream, lines ended by carriage returns."""
+    """Whether the export failed. nsys draws a bar with a percentage on its error stream, over and over on one line."""
     command = [str(nsys.program), "export", "--type", "sqlite", "--output", str(target), str(path.resolve())]
     try:
         process = subprocess.Popen(  # noqa: S603
@@ -162,23 +162,25 @@ def _export(nsys: Nsys, path: Path, target: Path, progress: Callable[[int], None
 
 
 def _no_nsys(known_as: Path, recorded_with: str | None) -> UnreadableInputError:
-    beside = known_as.with_suffix(".sqlite")
-    if beside.is_file():
-        advice = f"Give its SQLite export, which lies beside it: {beside.name}"
-    else:
-        advice = f'Where nsys is installed: {_EXPORT} "{known_as.name}"; then give profile.sqlite'
+    advice = f'Where nsys is installed: {_EXPORT} "{known_as.name}"; then give profile.sqlite'
     version = f" of nsys {recorded_with}" if recorded_with else ""
-    return UnreadableInputError(
-        known_as, f"a report{version}, which needs an installed nsys to be converted, and none was found", advice
-    )
+    found = f"a report{version}, which needs an installed nsys to be converted, and none was found"
+    return UnreadableInputError(known_as, found, _export_beside(known_as) or advice)
 
 
 def _failed(known_as: Path, nsys: Nsys, recorded_with: str | None) -> UnreadableInputError:
     newer = recorded_with is not None and tuple(map(int, recorded_with.split("."))) > nsys.version[:3]
     if newer:
-        found = f"recorded with nsys {recorded_with}, which the installed nsys {nsys.version_text} is too old to convert"
+        found = (
+            f"recorded with nsys {recorded_with}, which the installed nsys {nsys.version_text} is too old to convert"
+        )
         advice = f"Install nsys {recorded_with} or newer ({_DOWNLOAD}) and set NSYS to it, or export there: {_EXPORT}"
     else:
         found = f"nsys {nsys.version_text} could not convert it; the report is damaged or was recorded incompletely"
         advice = f'See what nsys says: {_EXPORT} "{known_as.name}"; else record the program again'
-    return UnreadableInputError(known_as, found, advice)
+    return UnreadableInputError(known_as, found, _export_beside(known_as) or advice)
+
+
+def _export_beside(known_as: Path) -> str | None:
+    beside = known_as.with_suffix(".sqlite")
+    return f"Give its SQLite export, which lies beside it: {beside.name}" if beside.is_file() else None

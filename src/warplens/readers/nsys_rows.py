@@ -1,4 +1,4 @@
-"""From loaded rows to the trace's tables: what the numbers in an nsys export mean, where that takes more than a cast."""
+"""From loaded rows to the trace's tables: what the numbers in an nsys export mean, where that takes more than casts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ BACKTRACE_CLASS = 67
 #: others (compiling, loading modules and functions lazily, a full command buffer) happen without a profiler, too.
 _PROFILER_OVERHEADS = (3, 4, 5)
 
-#: nsys appends the CUDA version that a function's parameters date from: cudaLaunchKernel_v7000. cuMemcpyHtoD_v2 is a name.
+#: nsys appends the CUDA version that a function's parameters date from: cudaLaunchKernel_v7000 → cudaLaunchKernel, but
+#: cuMemcpyHtoD_v2 is a name.
 _VERSION_SUFFIX = {r"_v\d{4,5}$": ""}
 
 #: The argument of `dlopen(…)` is a file of the user's where it is a path.
@@ -36,7 +37,7 @@ _SYNCHRONIZATIONS = ("event", "stream-wait-event", "stream", "context")
 
 
 def only_process(calls: pl.DataFrame | None) -> int:
-    """The process that work belongs to where an export's own rows do not say: the one that made all API calls, else 0."""
+    """The process of work whose rows do not say: the one that made all API calls, else 0."""
     processes = [] if calls is None else calls["process"].drop_nulls().unique().to_list()
     return int(processes[0]) if len(processes) == 1 else 0
 
@@ -65,14 +66,17 @@ def joined_overheads(frames: dict[str, pl.DataFrame]) -> dict[str, pl.DataFrame]
 def event_window(frames: Mapping[str, pl.DataFrame], duration_ns: int | None) -> tuple[int, int]:
     """Begin and end of the recorded time: the first and the last instant of any event.
 
-    The session's own duration is no measure of it. It runs from the start of the session on a clock of its own, and with
-    a capture range most of it was not recorded (138 s for 0.3 s of events). It stands in where there are no events.
+    The session's own duration is no measure of it. It runs from the start of the session on a clock of its own, and
+    with a capture range most of it was not recorded (138 s for 0.3 s of events). It stands in where there are no
+    events.
     """
     begins, ends = [], []
     for frame in frames.values():
         if frame.height:
             columns = [name for name in ("start_ns", "end_ns", "time_ns") if name in frame.columns]
-            row = frame.select(begin=pl.min_horizontal(pl.col(columns).min()), end=pl.max_horizontal(pl.col(columns).max()))
+            row = frame.select(
+                begin=pl.min_horizontal(pl.col(columns).min()), end=pl.max_horizontal(pl.col(columns).max())
+            )
             begins.append(row["begin"].item())
             ends.append(row["end"].item())
     return (min(begins), max(ends)) if begins else (0, duration_ns or 0)
@@ -113,9 +117,9 @@ def _with_kind(waits: pl.DataFrame) -> pl.DataFrame:
     """What each wait waited for, told by what it names: a stream, an event, both, or neither.
 
     Its number (`syncType`) cannot be trusted. In 2021 and 2022 a context is 1, an event 2, a stream 3; in 2024.6 and
-    2025.3 a context is 0, an event 1, a stream 2; in 2026 the numbers are CUPTI's (event 1, stream waiting for an event 2,
-    stream 3, context 4), while the export's own table of them always says the latter. What is named agrees with the API
-    call in every capture looked at.
+    2025.3 a context is 0, an event 1, a stream 2; in 2026 the numbers are CUPTI's (event 1, stream waiting for an event
+    2, stream 3, context 4), while the export's own table of them always says the latter. What is named agrees with the
+    API call in every capture looked at.
     """
     event, stream = pl.col("event").is_not_null(), pl.col("stream").is_not_null()
     kind = (

@@ -49,14 +49,17 @@ def read_nsys_sqlite(path: Path, known_as: Path, report: Report) -> Trace:
             raise _not_nsys(file)
         kinds = range_kinds(file)
         report(f"{known_as.name}: reading the tables")
-        loaded = load(file, _sources(file, kinds))
+        loaded = load(file, _sources(file, kinds), lambda percent: report(f"{known_as.name}: reading, {percent} %"))
         report(f"{known_as.name}: putting the trace together")
         return _trace(file, loaded, kinds)
 
 
 def _not_nsys(file: SqliteFile) -> Exception:
     if "StringTable" in file.tables:
-        found, advice = "an nvprof database, not an Nsight Systems export", "Record the program with nsys profile instead"
+        found, advice = (
+            "an nvprof database, not an Nsight Systems export",
+            "Record the program with nsys profile instead",
+        )
     else:
         found = "an SQLite database, but not an Nsight Systems export"
         advice = "Give the export of a capture: nsys export --type sqlite --output profile.sqlite profile.nsys-rep"
@@ -93,7 +96,7 @@ def _trace(file: SqliteFile, loaded: dict[str, Loaded], kinds: Mapping[int, str]
     strings = Strings(file, distinct_ids(_ids_of_strings(frames)))
     session = session_of(file, _cuda_processes(frames))
     window = event_window(frames, session.duration_ns)
-    tables = {name: declared.empty() for name, declared in TABLES.items()}
+    tables = {name: table.empty() for name, table in TABLES.items()}
     open_ranges = 0
     for name in list(frames):
         source, frame = _DECLARED[name], frames.pop(name)
@@ -102,7 +105,10 @@ def _trace(file: SqliteFile, loaded: dict[str, Loaded], kinds: Mapping[int, str]
             frame = ranges_of(frame, strings, kinds, window[1])
         else:
             frame = finished(file, source, frame, strings)
-        tables[source.trace_table] = TABLES[source.trace_table].checked(frame)
+        declared = TABLES[source.trace_table]
+        if any(frame[column.name].null_count() for column in declared.columns if not column.nullable):
+            raise file.unreadable(f"its table {source.table} lacks values that every row of it must have")
+        tables[source.trace_table] = declared.checked(frame)
 
     devices, ambiguous = devices_of(file, _used_devices(tables))
     notes = notes_of(

@@ -1,7 +1,7 @@
 """Text in an nsys export: the numbered strings that tables refer to, and text that stands in the tables themselves.
 
-Only strings that an event refers to are ever read. The rest of `StringIds` holds the process's environment, command lines
-and paths, which must not reach anything that Warplens shows.
+Only strings that an event refers to are ever read. The rest of `StringIds` holds the process's environment, command
+lines and paths, which must not reach anything that Warplens shows.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Strings:
         if "StringIds" in file.tables:
             for part in range(0, len(ids), _IDS_PER_QUERY):
                 wanted = ",".join(map(str, ids[part : part + _IDS_PER_QUERY].tolist()))
-                query = f"SELECT id, CAST(value AS BLOB) FROM StringIds WHERE id IN ({wanted}) AND value IS NOT NULL"
+                query = f"SELECT id, CAST(value AS BLOB) FROM StringIds WHERE id IN ({wanted}) AND value IS NOT NULL"  # noqa: S608
                 for identifier, raw in file.rows(query):
                     self._texts[identifier], replaced = decoded(raw)
                     self.replaced += replaced

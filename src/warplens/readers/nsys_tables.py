@@ -1,4 +1,4 @@
-"""How the tables of an nsys export become the tables of a `Trace`: one declaration per table, for all schemas since 2021.
+"""How the tables of an nsys export become the tables of a `Trace`: one declaration each, for all schemas since 2021.
 
 A `Source` names an export's table and says for each column of the trace which of the export's columns it comes from,
 newest schema first, how it is converted, and what stands for it in schemas that lack it. Only the columns that are
@@ -24,8 +24,8 @@ def process_of(identifier: str) -> pl.Expr:
 
 
 def thread_of(identifier: str) -> pl.Expr:
-    """The thread id in a `globalTid`: its low 24 bits."""
-    return (pl.col(identifier) & _LOW_24_BITS).cast(pl.Int32)
+    """The thread id in a `globalTid`: its low 24 bits; 0 where the row does not say."""
+    return (pl.col(identifier).fill_null(0) & _LOW_24_BITS).cast(pl.Int32)
 
 
 def _as_is(column: str) -> pl.Expr:

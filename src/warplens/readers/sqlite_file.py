@@ -1,10 +1,11 @@
 """An SQLite file, read in place and never changed: checked for completeness, then its columns as Polars frames.
 
 Large columns come through Apache Arrow's ADBC driver, several connections at a time, each with its own range of rows;
-small look-ups through Python's `sqlite3`. Measured with 1 M kernel rows × 18 columns on 2 cores: ADBC on two connections
-0.47 s, connectorx on two 0.55 s (and it wants pyarrow, 25 MB more memory and its own URL syntax without `immutable`),
-`sqlite3` with fetchall 4.4 s. Nine tenths of ADBC's time is spent value by value, in SQLite's decoding and the driver's
-appending, so the number of columns that are asked for is what counts; batches of 1 k to 64 k rows differ by 10 %.
+small look-ups through Python's `sqlite3`. Measured with 1 M kernel rows × 18 columns on 2 cores: ADBC on one, two and
+three connections 1.06, 0.47 and 0.53 s; connectorx on one and two 0.90 and 0.55 s (but it wants pyarrow, 50 MB more
+memory, and knows no `immutable`); `sqlite3` with fetchall 4.4 s. Walking the rows alone takes SQLite 0.02 s and two
+columns 0.07 s: nearly all the time is spent value by value, in SQLite's decoding and the driver's appending, so the
+number of columns that are asked for is what counts. Batches of 1 k to 64 k rows differ by less than 10 %.
 """
 
 from __future__ import annotations
@@ -15,10 +16,13 @@ import sqlite3
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
 
+import adbc_driver_manager as adbc
+import adbc_driver_sqlite
 import polars as pl
 
 from warplens.errors import UnreadableInputError
@@ -51,13 +55,13 @@ def worker_count() -> int:
 
 
 def is_nsys_export(path: Path) -> bool:
-    """Whether an SQLite file is an Nsight Systems export: every one has a table of strings, and one of these beside it."""
+    """Whether an SQLite file is an Nsight Systems export, judged by the names of its tables."""
     with SqliteFile(path) as file:
         return looks_like_nsys(file.tables)
 
 
 def looks_like_nsys(tables: Mapping[str, object]) -> bool:
-    """Whether these are the tables of an Nsight Systems export, however little it recorded."""
+    """Whether these are the tables of an Nsight Systems export, however little it recorded: strings, and one other."""
     marks = ("CUPTI_ACTIVITY_KIND_", "TARGET_INFO_", "META_DATA_EXPORT", "EXPORT_META_DATA", "NVTX_EVENTS", "OSRT_API")
     return "StringIds" in tables and any(name.startswith(marks) for name in tables)
 
@@ -72,8 +76,8 @@ class Part(NamedTuple):
 class SqliteFile:
     """An SQLite file opened read-only and immutable: no lock, no journal, nothing written beside it.
 
-    `immutable` also means that a write-ahead log beside the file would not be seen. Where there is one with content (the
-    export was interrupted), file and log are copied to a temporary folder and put together there.
+    `immutable` also means that a write-ahead log beside the file would not be seen. Where there is one with content
+    (the export was interrupted), file and log are copied to a temporary folder and put together there.
 
     Args:
         path: the file on disk.
@@ -129,9 +133,7 @@ class SqliteFile:
             return [Part("TRUE", count)]
         count = max(1, round((last - first + 1) / ROWS_PER_PART))
         edges = [first + (last - first + 1) * part // count for part in range(count + 1)]
-        return [
-            Part(f"rowid >= {low} AND rowid < {high}", high - low) for low, high in zip(edges[:-1], edges[1:], strict=True)
-        ]
+        return [Part(f"rowid >= {low} AND rowid < {high}", high - low) for low, high in pairwise(edges)]
 
     def frame(self, sql: str, texts: Sequence[str] = ()) -> pl.DataFrame:
         """The result of a query as columns: `Int64`, and `Binary` for the columns named in `texts`.
@@ -142,9 +144,6 @@ class SqliteFile:
         Raises:
             UnreadableInputError: a column holds other values than integers, or the file is damaged.
         """
-        import adbc_driver_manager as adbc
-        import adbc_driver_sqlite
-
         with (
             self._readable(),
             adbc_driver_sqlite.connect(self.uri) as database,
@@ -167,8 +166,6 @@ class SqliteFile:
     @contextmanager
     def _readable(self) -> Iterator[None]:
         # The libraries' own messages are not passed on: they quote SQL, and paths, which carry user names.
-        import adbc_driver_manager as adbc
-
         try:
             yield
         except (sqlite3.Error, sqlite3.Warning, adbc.Error, pl.exceptions.PolarsError, UnicodeError) as error:
@@ -200,7 +197,7 @@ class SqliteFile:
             raise self.unreadable(f"the file is cut off: {size:,} of {pages * page_bytes:,} bytes are there")
 
     def _recovered(self, path: Path) -> Path:
-        """`path`, or a copy with its write-ahead log or rollback journal applied where one with content lies beside it."""
+        """`path`, or, where a log or journal with content lies beside it, a copy to which that was applied."""
         logs = [path.with_name(path.name + suffix) for suffix in ("-wal", "-journal")]
         logs = [log for log in logs if log.is_file() and log.stat().st_size]
         if not logs:

@@ -11,10 +11,11 @@ that is not a letter or digit, upper and lower case are alike, order does not ma
 | batch | `batch`, `batch_size`, `bs`; optional |
 | step number | `step`, `index`, `iteration`, `run`; optional |
 | number of samples | `n`, `samples`, `count`, `steps`, `iterations`; optional |
-| a time | a phase (`forward`/`fwd`, `backward`/`bwd`, `optimizer`/`opt`, `step`/`total`), a statistic (`mean`, `std`, `median`, `min`, `max`; without one: a single measurement), and a unit (`s`, `ms`, `us`, `ns`): `forward_s`, `fwd_mean_ms`, `std (ms)` |
 
-A time without a phase belongs to what the row's kind of step says. Empty fields, `nan`, `n/a` and `oom` are no
-measurement. Other columns are ignored.
+Every other title made of these words is a time: a phase (`forward`/`fwd`, `backward`/`bwd`, `optimizer`/`opt`,
+`step`/`total`), a statistic (`mean`, `std`, `median`, `min`, `max`; without one: a single measurement) and a unit (`s`,
+`ms`, `us`, `ns`): `forward_s`, `fwd_mean_ms`, `std (ms)`. A time without a phase belongs to what the row's kind of step
+says. Empty fields, `nan`, `n/a` and `oom` are no measurement. Other columns are ignored.
 """
 
 from __future__ import annotations

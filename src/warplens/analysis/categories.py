@@ -1,0 +1,113 @@
+"""What kind of work a kernel does, read from its name: category, library, precision, tensor cores."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import polars as pl
+
+from warplens.analysis.category_rules import RULES
+from warplens.analysis.kernel_libraries import LIBRARY_NAMES, library_of
+from warplens.analysis.kernel_names import split_name
+from warplens.analysis.kernel_precision import PRECISIONS, PRODUCTS, arithmetic_of
+from warplens.profile.schema import name_categories
+
+__all__ = ["CATEGORIES", "CLASS_SCHEMA", "OTHER", "PRODUCTS", "KernelClass", "classify", "classify_names"]
+
+#: The kinds of work, in the order in which people expect to read them.
+CATEGORIES = (
+    "gemm",
+    "attention",
+    "softmax",
+    "normalization",
+    "elementwise",
+    "reduction",
+    "gather-scatter",
+    "sort-topk",
+    "copy-cast",
+    "convolution",
+    "optimizer",
+    "communication",
+    "random",
+    "triton",
+    "other",
+)
+
+#: The category of what no rule recognises.
+OTHER = "other"
+
+
+@dataclass(frozen=True)
+class KernelClass:
+    """What a kernel's name says.
+
+    Attributes:
+        category: one of `CATEGORIES`.
+        library: where the kernel comes from (`cublas`, `nvjet`, `at-native`, …); None where the name does not show it.
+        precision: format of the operands, one of `kernel_precision.PRECISIONS`; None where the name does not reveal it.
+        tensor_cores: whether tensor cores do the arithmetic; None where the name does not reveal it.
+        rule: the rule that decided the category; None for `other` by default.
+    """
+
+    category: str
+    library: str | None
+    precision: str | None
+    tensor_cores: bool | None
+    rule: str | None
+
+
+#: The columns that `classify_names` adds.
+CLASS_SCHEMA = pl.Schema(
+    {
+        "category": pl.Enum(CATEGORIES),
+        "library": pl.Enum(LIBRARY_NAMES),
+        "precision": pl.Enum(PRECISIONS),
+        "tensor_cores": pl.Boolean(),
+    }
+)
+
+#: Names read so far are kept, up to a number that only generated code exceeds.
+_REMEMBERED_NAMES = 65_536
+
+
+def classify(name: str, full_name: str | None = None) -> KernelClass:
+    """What a kernel is, judged by its name alone.
+
+    Args:
+        name: short name, as profilers shorten it.
+        full_name: demangled name with template arguments; the short name says too little of PyTorch's kernels.
+    """
+    return _classified(full_name or name)
+
+
+@lru_cache(maxsize=_REMEMBERED_NAMES)
+def _classified(name: str) -> KernelClass:
+    parts = split_name(name)
+    rule = next((rule for rule in RULES if rule.holds(parts)), None)
+    category = OTHER if rule is None else rule.category
+    arithmetic = arithmetic_of(parts, category)
+    return KernelClass(
+        category, library_of(parts), arithmetic.precision, arithmetic.tensor_cores, rule.name if rule else None
+    )
+
+
+def classify_names(frame: pl.DataFrame) -> pl.DataFrame:
+    """The class of the kernel of each row: the columns of `CLASS_SCHEMA`, in the order of the rows.
+
+    Each distinct name is read once; a row costs a look-up of its code.
+
+    Args:
+        frame: has the dictionary-encoded column `full_name`, as `Trace.kernels` does.
+    """
+    texts = name_categories(frame["full_name"])
+    codes = frame["full_name"].to_physical().to_numpy()
+    used = np.flatnonzero(np.bincount(codes, minlength=len(texts)))  # a dictionary may hold names that no row has
+    classes = [_classified(text) for text in texts.gather(used)]
+    table = pl.DataFrame(
+        {column: [getattr(found, column) for found in classes] for column in CLASS_SCHEMA}, CLASS_SCHEMA
+    )
+    position = np.zeros(len(texts), dtype=np.uint32)
+    position[used] = np.arange(len(used), dtype=np.uint32)
+    return table.select(pl.all().gather(pl.Series(position[codes])))

@@ -1,0 +1,307 @@
+"""What one profile answers for its cell of a grid of models × context lengths; see `warplens.analysis.grid`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+import polars as pl
+
+from warplens.analysis.attention import AttentionTime, attention_time, missing_attention_ranges
+from warplens.analysis.completeness import (
+    failed_allocations,
+    incomplete_layers,
+    incomplete_steps,
+    unnamed_phases,
+)
+from warplens.analysis.forwardkernels import (
+    KERNEL_USE_SCHEMA,
+    LABEL_USE_SCHEMA,
+    TopKernel,
+    kernel_use,
+    label_use,
+    top_kernel,
+    top_label,
+)
+from warplens.analysis.lm_flops import MODEL_SIZES, ModelSize, model_rank, model_size
+from warplens.analysis.passes import PhasedWork, Spread, phased_work
+from warplens.analysis.pythontimes import PythonTime, python_batch, python_time
+from warplens.analysis.timeline import Timeline
+from warplens.analysis.training import OptimizerCost, TrainingSplit, optimizer_cost, training_split
+from warplens.profile import NoteLevel
+
+__all__ = ["QUESTIONS", "CellAnswers", "ForwardTime", "GridCell", "answer_cell"]
+
+#: The questions, by letter.
+QUESTIONS: Final = {
+    "a": "forward time",
+    "b": "kernel with the most GPU time",
+    "c": "other kernels",
+    "d": "training step",
+    "e": "softmax and matrix products",
+}
+
+
+@dataclass(frozen=True, eq=False)
+class GridCell:
+    """One profile and the cell it is of.
+
+    Attributes:
+        model: name; layers and FLOPs are known of those in `warplens.analysis.lm_flops.MODEL_SIZES`.
+        context: context length in tokens.
+        mode: what one step does (`warplens.analysis.gridcells.MODES`); None to tell it from the profile's ranges.
+        source: the profile's file name.
+        timeline: the profile.
+        batch: sequences in a batch; None where not known.
+    """
+
+    model: str
+    context: int
+    mode: str | None
+    source: str
+    timeline: Timeline
+    batch: int | None = None
+
+
+@dataclass(frozen=True)
+class ForwardTime:
+    """How long a forward pass takes, in each of the ways that a profile can tell; all spreads are over passes, in ns.
+
+    Attributes:
+        host: duration of the forward range on the host; None where the profile has no forward ranges.
+        synchronised: in every pass the host waited inside the range until the GPU work was done, so that `host` is the
+            time of the pass and not of its launching.
+        elapsed: from the range's begin on the host to the end of its GPU work; None where the GPU was not always idle
+            when the range began, so that no such time exists.
+        span: from the begin of the first to the end of the last GPU work.
+        gpu: summed durations of the GPU work.
+        busy: time in which the GPU worked.
+        layers: attention layers; None where not known.
+        layers_counted: the layers were counted in the profile, not taken from the table of models.
+    """
+
+    host: Spread | None
+    synchronised: bool
+    elapsed: Spread | None
+    span: Spread
+    gpu: Spread
+    busy: Spread
+    layers: int | None
+    layers_counted: bool
+
+    @property
+    def time(self) -> Spread:
+        """The time of a pass as a clock around it would show it, as nearly as the profile can tell."""
+        return self.elapsed or self.span
+
+    @property
+    def time_is(self) -> str:
+        """What `time` was taken from."""
+        if self.elapsed is None:
+            return "device span"
+        return "host range, waits inside" if self.synchronised else "host begin to last GPU end"
+
+    @property
+    def per_layer(self) -> Spread | None:
+        """`time` over the layers; the embedding and the head count in."""
+        return self.time.scaled(self.layers) if self.layers else None
+
+    @property
+    def busy_share(self) -> float:
+        """Share of `time` in which the GPU worked, from the medians."""
+        return self.busy.median / self.time.median
+
+
+@dataclass(frozen=True, eq=False)
+class CellAnswers:
+    """What one profile answers for its cell.
+
+    Attributes:
+        model, context, mode, source, batch: of the cell; `mode` None where neither name nor ranges tell it.
+        device, bandwidth: name and memory bandwidth (bytes per second) of the GPU, where known.
+        size: widths of the model, where the table knows it.
+        how: how the steps were found.
+        invalid: why the profile cannot stand for its cell; empty where it can.
+        lacking: question → what to do so that the profile can answer it.
+        notes: what the reader of the numbers must know.
+        forward: (a).
+        python: (a) and (d), the program's own times by phase (`warplens.readers.timings.TIMING_PHASES`).
+        kernel, category: (b), in forward passes.
+        kernel_with_backward: (b), in forward and backward together; None without backward work.
+        kernels, labels: (c), `KERNEL_USE_SCHEMA` and `LABEL_USE_SCHEMA` of forward passes.
+        training: (d); None for a profile of forward passes.
+        step_labels: (d), `LABEL_USE_SCHEMA` of whole training steps.
+        optimizer: (d).
+        attention: (e).
+    """
+
+    model: str
+    context: int
+    mode: str | None
+    source: str
+    batch: int | None
+    device: str | None
+    bandwidth: int | None
+    size: ModelSize | None
+    how: str
+    invalid: tuple[str, ...] = ()
+    lacking: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    forward: ForwardTime | None = None
+    python: Mapping[str, PythonTime] = field(default_factory=dict)
+    kernel: TopKernel | None = None
+    category: TopKernel | None = None
+    kernel_with_backward: TopKernel | None = None
+    kernels: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=KERNEL_USE_SCHEMA))
+    labels: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=LABEL_USE_SCHEMA))
+    training: TrainingSplit | None = None
+    step_labels: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=LABEL_USE_SCHEMA))
+    optimizer: OptimizerCost | None = None
+    attention: AttentionTime | None = None
+
+    @property
+    def place(self) -> tuple[tuple[int, int, str], int, str]:
+        """Sorts by size of the model, then by context as a number, then by mode."""
+        return model_rank(self.model), self.context, self.mode or ""
+
+    def answers(self, question: str) -> bool:
+        """Whether the profile answers a question of `QUESTIONS`."""
+        if self.invalid:
+            return False
+        return {
+            "a": self.forward is not None,
+            "b": self.kernel is not None and "b" not in self.lacking,
+            "c": self.labels.height > 0 and "c" not in self.lacking,
+            "d": self.training is not None,
+            "e": self.attention is not None,
+        }[question]
+
+
+def answer_cell(cell: GridCell, *, timings: pl.DataFrame | None = None, batch: int | None = None) -> CellAnswers:
+    """What one profile answers.
+
+    Args:
+        cell: the profile and its place.
+        timings: the program's own times, as `warplens.readers.timings.read_timings` gives them.
+        batch: sequences in a batch, where the cell does not say.
+    """
+    timeline = cell.timeline
+    phased = phased_work(timeline, step_is_forward=cell.mode == "forward")
+    mode = cell.mode or _mode_of(phased.phases_seen)
+    batch = cell.batch or batch
+    if batch is None and timings is not None:
+        batch = python_batch(timings, cell.model, cell.context)
+    attention = attention_time(timeline, phased)
+    counted = attention.layers if attention else None
+    known = any(size.name == cell.model for size in MODEL_SIZES)
+    size = model_size(cell.model, counted)
+    devices = timeline.trace.capture.devices
+    peak = devices[0].memory_bandwidth_bytes_per_s if devices else None
+    answers = CellAnswers(
+        cell.model, cell.context, mode, cell.source, batch, devices[0].name if devices else None, peak, size, phased.how
+    )
+    invalid = list(incomplete_steps(timeline, phased, mode, size, peak)) if mode else []
+    if (few_layers := incomplete_layers(counted, cell.model)) is not None:
+        invalid.append(few_layers)
+    if invalid:
+        failed = failed_allocations(timeline)
+        evidence = f"{failed:,} memory allocations failed: out of memory" if failed else "out of memory is suspected"
+        invalid.append(evidence)
+    recorded = timeline.trace.capture.notes
+    if blocking := [note.text for note in recorded if note.level is NoteLevel.BLOCKING]:
+        invalid = blocking if timeline.trace.has_device_work else []
+    notes = [note.text for note in recorded if note.level is NoteLevel.WARNING and note.code != "no-ranges"]
+    if known and size is None and not few_layers:
+        notes.append(f"{counted} attention layers are not those of {cell.model}: FLOPs are not modelled")
+    if phased.pass_is_step:
+        notes.append("no range is named after the forward pass: a whole step counts as one, as its name says")
+    answers = replace(
+        answers,
+        invalid=tuple(invalid),
+        notes=tuple(notes),
+        lacking=_lacking(timeline, phased, attention, mode),
+        forward=_forward_time(phased, counted, size),
+        attention=attention,
+    )
+    if mode is not None and timings is not None:
+        phases = timings["phase"].cast(pl.String).unique().sort().to_list()
+        own = {phase: python_time(timings, cell.model, cell.context, mode, phase, batch) for phase in phases}
+        answers = replace(answers, python={phase: time for phase, time in own.items() if time is not None})
+    return _with_kernels(answers, timeline, phased, peak)
+
+
+def _with_kernels(answers: CellAnswers, timeline: Timeline, phased: PhasedWork, peak: int | None) -> CellAnswers:
+    in_passes = phased.pass_work
+    if in_passes.height:
+        answers = replace(
+            answers,
+            kernel=top_kernel(timeline, in_passes),
+            category=top_label(timeline, in_passes),
+            kernels=kernel_use(timeline, in_passes),
+            labels=label_use(in_passes),
+        )
+    if answers.mode in (None, "forward") or not phased.steps or "d" in answers.lacking:
+        return answers
+    both = phased.work.filter(pl.col("phase").is_in(["forward", "backward"]))
+    split = training_split(phased)
+    return replace(
+        answers,
+        kernel_with_backward=top_kernel(timeline, both, "step") if both.height else None,
+        training=split,
+        step_labels=label_use(phased.work, "step"),
+        optimizer=optimizer_cost(phased, split, answers.size, peak) if split else None,
+    )
+
+
+def _forward_time(phased: PhasedWork, counted: int | None, size: ModelSize | None) -> ForwardTime | None:
+    passes = phased.passes
+    spreads = {name: Spread.of(passes[name]) for name in ("host_ns", "elapsed_ns", "span_ns", "gpu_ns", "busy_ns")}
+    span, gpu, busy = spreads["span_ns"], spreads["gpu_ns"], spreads["busy_ns"]
+    if span is None or gpu is None or busy is None:
+        return None
+    return ForwardTime(
+        host=spreads["host_ns"],
+        synchronised=bool(passes["synchronised"].fill_null(False).all()),
+        elapsed=spreads["elapsed_ns"] if not passes["elapsed_ns"].null_count() else None,
+        span=span,
+        gpu=gpu,
+        busy=busy,
+        layers=counted or (size.layers if size else None),
+        layers_counted=counted is not None,
+    )
+
+
+def _lacking(
+    timeline: Timeline, phased: PhasedWork, attention: AttentionTime | None, mode: str | None
+) -> dict[str, str]:
+    if not timeline.trace.has_device_work:
+        notes = (f"{note.text} {note.remedy or ''}".strip() for note in timeline.trace.capture.notes)
+        return dict.fromkeys(QUESTIONS, next(notes, "no GPU work was recorded: use nsys profile --trace=cuda,nvtx"))
+    lacking = {}
+    if not phased.passes.height:
+        advice = "no forward pass can be told apart: put an NVTX range `forward_pass` around the call of the model"
+        if mode is None and phased.steps:
+            advice += ", or, where every step is one forward pass, say so with --cell NAME=MODEL,CONTEXT,forward"
+        lacking = dict.fromkeys("abce", advice)
+    elif hidden := int(phased.passes["hidden_ns"].sum()):
+        share = hidden / int(phased.passes["gpu_ns"].sum())
+        advice = f"{share:.1%} of the GPU time lies hidden inside CUDA graphs: record with --cuda-graph-trace=node"
+        lacking = dict.fromkeys("bc", advice)
+    if mode not in (None, "forward") and (unnamed := unnamed_phases(phased, mode)):
+        lacking["d"] = f"put NVTX ranges around {', '.join(unnamed)}: `forward_pass`, `backward_pass`, `optimizer_step`"
+    if phased.passes.height and attention is None:
+        missing = ", ".join(f"`{name}`" for name in missing_attention_ranges(timeline))
+        lacking["e"] = "the ranges inside attention hold no GPU work of a forward pass"
+        if missing:
+            lacking["e"] = f"put NVTX ranges {missing} around the parts of attention"
+    return lacking
+
+
+def _mode_of(phases: frozenset[str]) -> str | None:
+    """What one step does, by the phases that the profile's ranges name."""
+    if "forward" not in phases:
+        return None
+    if "optimizer" in phases:
+        return "train"
+    return "forward+backward" if "backward" in phases else "forward"

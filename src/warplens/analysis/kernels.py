@@ -1,0 +1,182 @@
+"""Which kernels the GPU time went to: by name, by kind of work, and by what multiplied the matrices."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import polars as pl
+
+from warplens.analysis.categories import CLASS_SCHEMA, OTHER, PRODUCTS, classify_names
+from warplens.analysis.spread import conform, duration_ns, ratio, spread, spread_schema
+from warplens.errors import UsageError
+
+if TYPE_CHECKING:
+    from warplens.analysis.timeline import Timeline
+    from warplens.analysis.window import Window
+
+__all__ = [
+    "GROUPINGS",
+    "KERNEL_GROUP_SCHEMA",
+    "KERNEL_SCHEMA",
+    "CategoryCoverage",
+    "TensorCoreUse",
+    "category_coverage",
+    "kernel_statistics",
+    "statistics_of",
+    "tensor_core_use",
+]
+
+_NAMES = ("name", "full_name")
+
+#: What kernels can be grouped by.
+GROUPINGS = (*_NAMES, *CLASS_SCHEMA, "device", "stream", "process")
+
+_NUMBERS: dict[str, pl.DataType] = {"calls": pl.Int64(), **spread_schema(), "share": pl.Float64()}
+
+#: A row per kernel: its names, what they reveal (null where they do not), and its durations. `share` is that of the
+#: summed time of all kernels counted.
+KERNEL_SCHEMA = pl.Schema(
+    {
+        "name": pl.String(),
+        "full_name": pl.String(),
+        "category": pl.String(),
+        "library": pl.String(),
+        "precision": pl.String(),
+        "tensor_cores": pl.Boolean(),
+        **_NUMBERS,
+    }
+)
+
+#: A row per group of kernels. First stands the column that they are grouped by; `kernels` counts distinct full names.
+KERNEL_GROUP_SCHEMA = pl.Schema({"kernels": pl.Int64(), **_NUMBERS})
+
+
+def kernel_statistics(timeline: Timeline, window: Window, by: str = "name") -> pl.DataFrame:
+    """Calls and durations of the kernels that begin in the window, the most expensive first.
+
+    Args:
+        timeline: the profile.
+        window: which kernels count.
+        by: one of `GROUPINGS`. `full_name` is what `nsys stats` groups by, `name` its `:base` variant.
+
+    Returns:
+        `KERNEL_SCHEMA` for the names, else the column `by` followed by `KERNEL_GROUP_SCHEMA`.
+
+    Raises:
+        UsageError: kernels cannot be grouped by that.
+    """
+    return statistics_of(timeline.kernels_in(window), by)
+
+
+def statistics_of(kernels: pl.DataFrame, by: str = "name") -> pl.DataFrame:
+    """`kernel_statistics` of a frame that has the columns of `Trace.kernels`.
+
+    A short name can stand for several full names (`elementwise_kernel` does any arithmetic). Its `full_name` is then
+    null, and it is classed by the full name that has most of its time.
+    """
+    if by not in GROUPINGS:
+        raise UsageError(f"kernels cannot be grouped by {by!r}; choose one of {', '.join(GROUPINGS)}")
+    if by in CLASS_SCHEMA:
+        kernels = kernels.with_columns(classify_names(kernels).get_column(by))
+    variety = [] if by in _NAMES else [pl.col("full_name").n_unique().alias("kernels")]
+    groups = kernels.group_by(by).agg(pl.len().alias("calls"), *spread(duration_ns()), *variety)
+    groups = groups.with_columns(ratio(pl.col("total_ns"), pl.col("total_ns").sum()).alias("share"))
+    if by in _NAMES:
+        table = conform(groups.join(_classed(kernels, by), on=by), KERNEL_SCHEMA)
+        return table.sort("total_ns", *_NAMES, descending=[True, False, False])
+    label = pl.String() if isinstance(groups.schema[by], pl.Enum) else groups.schema[by]
+    table = conform(groups, pl.Schema({by: label, **KERNEL_GROUP_SCHEMA}))
+    return table.sort("total_ns", by, descending=[True, False], nulls_last=True)
+
+
+def _classed(kernels: pl.DataFrame, by: str) -> pl.DataFrame:
+    """For each distinct `by`, which is one of the two names, the other name and the class."""
+    variants = kernels.group_by("full_name").agg(pl.col("name").first(), duration_ns().sum().alias("variant_ns"))
+    variants = variants.with_columns(classify_names(variants).get_columns())
+    if by == "full_name":
+        return variants.drop("variant_ns")
+    only = pl.when(pl.len() == 1).then(pl.col("full_name").first())
+    main = variants.sort("variant_ns", pl.col("full_name").cast(pl.String), descending=[True, False])
+    return main.group_by("name", maintain_order=True).agg(pl.col(*CLASS_SCHEMA).first(), only.alias("full_name"))
+
+
+@dataclass(frozen=True)
+class CategoryCoverage:
+    """How much of the kernel time has a name that tells.
+
+    Attributes:
+        total_ns: summed duration of the kernels counted.
+        categorised_ns: that of kernels whose category is not `other`.
+        precision_ns: that of kernels whose name reveals a precision.
+    """
+
+    total_ns: int
+    categorised_ns: int
+    precision_ns: int
+
+    @property
+    def category_share(self) -> float | None:
+        """Share of the kernel time that has a category; None without kernels."""
+        return self.categorised_ns / self.total_ns if self.total_ns else None
+
+    @property
+    def precision_share(self) -> float | None:
+        """Share of the kernel time whose precision is known; None without kernels."""
+        return self.precision_ns / self.total_ns if self.total_ns else None
+
+
+def category_coverage(timeline: Timeline, window: Window) -> CategoryCoverage:
+    """How much of the kernel time of the window has a name that reveals a category, and a precision."""
+    classed = _time_by_class(timeline, window)
+    return CategoryCoverage(
+        total_ns=_time(classed, pl.lit(True)),
+        categorised_ns=_time(classed, pl.col("category") != OTHER),
+        precision_ns=_time(classed, pl.col("precision").is_not_null()),
+    )
+
+
+@dataclass(frozen=True)
+class TensorCoreUse:
+    """What multiplied the matrices, as far as kernel names reveal it.
+
+    Attributes:
+        total_ns: summed duration of the kernels counted.
+        product_ns: that of the kernels that multiply matrices (`categories.PRODUCTS`); the sum of the next three.
+        tensor_core_ns, vector_ns, unknown_ns: of those, on tensor cores, on vector units, and where the name is silent.
+    """
+
+    total_ns: int
+    product_ns: int
+    tensor_core_ns: int
+    vector_ns: int
+    unknown_ns: int
+
+    @property
+    def tensor_core_share(self) -> float | None:
+        """Share of the products' time that is surely spent on tensor cores; None without products."""
+        return self.tensor_core_ns / self.product_ns if self.product_ns else None
+
+
+def tensor_core_use(timeline: Timeline, window: Window) -> TensorCoreUse:
+    """How much of the time of matrix products in the window is spent on tensor cores."""
+    classed = _time_by_class(timeline, window)
+    products = classed.filter(pl.col("category").is_in(PRODUCTS))
+    return TensorCoreUse(
+        total_ns=_time(classed, pl.lit(True)),
+        product_ns=_time(products, pl.lit(True)),
+        tensor_core_ns=_time(products, pl.col("tensor_cores")),
+        vector_ns=_time(products, ~pl.col("tensor_cores")),
+        unknown_ns=_time(products, pl.col("tensor_cores").is_null()),
+    )
+
+
+def _time_by_class(timeline: Timeline, window: Window) -> pl.DataFrame:
+    """Summed duration and class of each distinct kernel of the window."""
+    kernels = timeline.kernels_in(window)
+    variants = kernels.group_by("full_name").agg(duration_ns().sum().alias("total_ns"))
+    return variants.with_columns(classify_names(variants).get_columns())
+
+
+def _time(classed: pl.DataFrame, condition: pl.Expr) -> int:
+    return int(classed.filter(condition)["total_ns"].sum())

@@ -1,0 +1,181 @@
+"""Reports (.nsys-rep, .qdrep): converted by an installed nsys, once."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.readers.exports import Export
+from warplens.errors import UnreadableInputError
+from warplens.readers import nsys_rep, read
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+REPORT = b"NVIDIA Tegra Profiler Report 2024@6@2@225-246235"
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the stand-in for nsys is a shell script")
+
+
+@pytest.fixture(autouse=True)
+def machine(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine without nsys, with an empty cache."""
+    folder = tmp_path_factory.mktemp("machine")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+    monkeypatch.setenv("PATH", f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.delenv("NSYS", raising=False)
+    monkeypatch.setattr(nsys_rep, "_USUAL_PLACES", (f"{folder}/opt/*/bin/nsys",))
+    monkeypatch.setattr(nsys_rep.shutil, "which", lambda _: shutil_which(folder / "bin"))
+    return folder
+
+
+def shutil_which(folder: Path) -> str | None:
+    return str(folder / "nsys") if (folder / "nsys").exists() else None
+
+
+@pytest.fixture
+def report(tmp_path: Path) -> Path:
+    path = tmp_path / "run.nsys-rep"
+    path.write_bytes(REPORT)
+    return path
+
+
+def _install(place: Path, version: str, body: str) -> Path:
+    """A stand-in for nsys that answers --version and otherwise runs `body` with $out and $in set."""
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.write_text(
+        f'#!/bin/sh\nif [ "$1" = --version ]; then echo "NVIDIA Nsight Systems version {version}-1v0"; exit 0; fi\n'
+        f'echo run >> "{place}.log"\nout=$5\nin=$6\n{body}\n'
+    )
+    place.chmod(0o755)
+    return place
+
+
+def _runs(program: Path) -> int:
+    log = Path(f"{program}.log")
+    return len(log.read_text().splitlines()) if log.exists() else 0
+
+
+@pytest.fixture
+def converting(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The shell command of an nsys that succeeds."""
+    export = Export()
+    export.kernel(10, 20)
+    content = export.write(tmp_path_factory.mktemp("export") / "content.sqlite")
+    bar = 'printf "\\rProcessing events: [50%% ]" >&2; sleep 0.2; printf "\\rProcessing events: [100%% ]" >&2'
+    return f'{bar}\ncp "{content}" "$out"'
+
+
+def test_a_report_is_converted_once_and_keeps_its_name(machine: Path, report: Path, converting: str) -> None:
+    nsys = _install(machine / "bin/nsys", "2025.1.1.0", converting)
+    told: list[str] = []
+    for _ in range(2):
+        trace = read(report, progress=told.append)
+        assert trace.kernels.height == 1
+        assert trace.capture.source == "run.nsys-rep"
+    assert _runs(nsys) == 1
+    assert told[:3] == [
+        "run.nsys-rep: converting with nsys 2025.1.1.0",
+        "run.nsys-rep: converting, 50 %",
+        "run.nsys-rep: converting, 100 %",
+    ]
+    assert "run.nsys-rep: using its conversion from the cache" in told
+    assert [entry.name for entry in report.parent.iterdir()] == ["run.nsys-rep"]
+
+
+def test_the_same_content_under_another_name_is_not_converted_again(
+    machine: Path, report: Path, converting: str
+) -> None:
+    nsys = _install(machine / "bin/nsys", "2025.1.1.0", converting)
+    read(report)
+    read(report.rename(report.with_name("renamed.qdrep")))
+    assert _runs(nsys) == 1
+
+
+def test_other_content_or_another_nsys_converts_again(machine: Path, report: Path, converting: str) -> None:
+    nsys = _install(machine / "bin/nsys", "2025.1.1.0", converting)
+    read(report)
+    report.write_bytes(REPORT + b"more")
+    read(report)
+    assert _runs(nsys) == 2
+    _install(nsys, "2025.2.1.0", converting)
+    read(report)
+    assert _runs(nsys) == 3
+
+
+def test_the_cache_is_private_and_holds_only_finished_conversions(machine: Path, report: Path, converting: str) -> None:
+    _install(machine / "bin/nsys", "2025.1.1.0", f"{converting}\nexit 1")
+    with pytest.raises(UnreadableInputError):
+        read(report)
+    cache = machine / "cache/warplens/nsys-rep"
+    assert list(cache.iterdir()) == []
+    assert cache.stat().st_mode & 0o077 == 0
+
+
+def test_without_nsys_it_says_how_to_export(report: Path) -> None:
+    with pytest.raises(UnreadableInputError) as caught:
+        read(report)
+    assert str(caught.value) == (
+        "run.nsys-rep: a report of nsys 2024.6.2, which needs an installed nsys to be converted, and none was found. "
+        'Where nsys is installed: nsys export --type sqlite --output profile.sqlite "run.nsys-rep"; '
+        "then give profile.sqlite"
+    )
+
+
+def test_without_nsys_it_points_at_the_export_beside_the_report(report: Path) -> None:
+    Export().write(report.with_suffix(".sqlite"))
+    with pytest.raises(UnreadableInputError, match=r"which lies beside it: run\.sqlite"):
+        read(report)
+
+
+def test_an_nsys_older_than_the_report_is_named_with_both_versions(machine: Path, report: Path) -> None:
+    _install(machine / "bin/nsys", "2023.4.4.54", "exit 1")
+    with pytest.raises(
+        UnreadableInputError, match=r"recorded with nsys 2024\.6\.2, which the installed nsys 2023\.4\.4\.54 is too old"
+    ):
+        read(report)
+
+
+def test_a_report_that_a_newer_nsys_cannot_convert_is_damaged(machine: Path, report: Path) -> None:
+    _install(machine / "bin/nsys", "2025.1.1.0", "exit 1")
+    with pytest.raises(UnreadableInputError, match=r"nsys 2025\.1\.1\.0 could not convert it; the report is damaged"):
+        read(report)
+
+
+def test_the_newest_installed_nsys_is_used(machine: Path, report: Path, converting: str) -> None:
+    old = _install(machine / "bin/nsys", "2023.4.4.54", "exit 1")
+    new = _install(machine / "opt/2025/bin/nsys", "2025.1.1.0", converting)
+    read(report)
+    assert (_runs(old), _runs(new)) == (0, 1)
+
+
+def test_the_one_that_the_user_names_goes_first(
+    machine: Path, report: Path, converting: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    newer = _install(machine / "bin/nsys", "2026.1.1.0", "exit 1")
+    named = _install(machine / "my/nsys", "2025.1.1.0", converting)
+    monkeypatch.setenv("NSYS", str(named))
+    read(report)
+    assert (_runs(newer), _runs(named)) == (0, 1)
+
+
+_NVIDIAS = shutil.which("nsys") or os.environ.get("NSYS") or "/opt/nvref/usr/lib/nsight-systems/bin/nsys"
+
+
+@pytest.mark.oracle
+@pytest.mark.skipif(not Path(_NVIDIAS).exists(), reason="NVIDIA's nsys is not on this machine")
+def test_nvidias_own_tool_converts_an_old_report(
+    captured: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report = captured("nsys/empty_capture_old.qdrep")
+    monkeypatch.setenv("NSYS", _NVIDIAS)
+    siblings = sorted(report.parent.iterdir())
+    capture = read(report).capture
+    assert [note.code for note in capture.notes] == ["no-cuda-data"]
+    assert [device.name for device in capture.devices] == ["NVIDIA RTX A2000 12GB"]
+    assert sorted(report.parent.iterdir()) == siblings

@@ -1,0 +1,205 @@
+"""What the reader says about a capture that cannot answer the main questions."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.readers.exports import CALLS, KERNELS, Export, global_pid, global_tid
+from warplens.readers import read
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from warplens.profile import Note
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "profile.sqlite"
+
+
+def _notes(export: Export, path: Path) -> dict[str, Note]:
+    return {note.code: note for note in read(export.write(path)).capture.notes}
+
+
+def _good_export(launches: int = 100) -> Export:
+    """A capture with nothing to complain about: one kernel for each launch, 5 ns after it, and a range around all."""
+    export = Export()
+    export.gpu(0, "NVIDIA H200")
+    for number in range(1, launches + 1):
+        export.call(100 * number, 100 * number + 10, correlation=number)
+        export.kernel(100 * number + 15, 100 * number + 90, correlation=number)
+    export.range(0, 100 * (launches + 2), "step")
+    return export
+
+
+def test_a_complete_capture_needs_no_note(path: Path) -> None:
+    assert _notes(_good_export(), path) == {}
+
+
+def test_without_any_cuda_data_nothing_can_be_answered(path: Path) -> None:
+    export = Export()
+    export.range(0, 10)
+    (note,) = _notes(export, path).values()
+    assert (note.code, note.level) == ("no-cuda-data", "blocking")
+    assert "nsys profile --trace=cuda,nvtx" in str(note.remedy)
+
+
+def test_it_says_so_when_cuda_was_not_asked_for(path: Path) -> None:
+    export = Export()
+    export.row("META_DATA_CAPTURE", name="PROCESS_0:COLLECT_CUDA_TRACE", value="false")
+    assert "not asked for" in _notes(export, path)["no-cuda-data"].text
+
+
+def test_it_says_so_when_the_capture_is_from_wsl(path: Path) -> None:
+    export = Export()
+    export.row("TARGET_INFO_SYSTEM_ENV", name="SoftwareReleaseVersion", value="6.6.87.2-microsoft-standard-WSL2")
+    assert "WSL2" in _notes(export, path)["no-cuda-data"].text
+
+
+def test_calls_without_any_work_are_no_capture_of_a_gpu(path: Path) -> None:
+    export = _good_export()
+    del export.tables[KERNELS]
+    assert _notes(export, path)["no-gpu-work"].level == "blocking"
+
+
+def test_work_without_calls_cannot_be_attributed(path: Path) -> None:
+    export = _good_export()
+    del export.tables[CALLS]
+    assert _notes(export, path)["no-api-calls"].level == "warning"
+
+
+@pytest.mark.parametrize(("lost", "level"), [(3, "warning"), (40, "blocking")])
+def test_launches_without_a_kernel_are_lost_work(path: Path, lost: int, level: str) -> None:
+    export = _good_export()
+    del export.tables[KERNELS][10 : 10 + lost]
+    note = _notes(export, path)["lost-gpu-work"]
+    assert note.level == level
+    assert note.text.startswith(f"{lost} of 100 launches")
+
+
+def test_launches_that_still_waited_when_the_capture_stopped_are_not_lost(path: Path) -> None:
+    export = _good_export()
+    for number in range(101, 111):
+        export.call(10_100 + number, 10_110 + number, correlation=number)
+    assert _notes(export, path) == {}
+
+
+def test_launches_that_failed_are_not_lost(path: Path) -> None:
+    export = _good_export()
+    del export.tables[KERNELS][20:40]
+    for call in export.tables[CALLS][20:40]:
+        call["returnValue"] = 98
+    assert _notes(export, path) == {}
+
+
+def test_launches_into_a_graph_that_is_being_captured_are_not_lost(path: Path) -> None:
+    export = _good_export()
+    del export.tables[KERNELS][20:40]
+    export.call(2090, 2091, "cudaStreamBeginCapture_v10000", correlation=901)
+    export.call(4095, 4096, "cudaStreamEndCapture_v10000", correlation=902)
+    assert _notes(export, path) == {}
+
+
+def test_a_capture_on_another_thread_does_not_excuse_them(path: Path) -> None:
+    export = _good_export()
+    del export.tables[KERNELS][20:40]
+    export.call(2090, 2091, "cudaStreamBeginCapture_v10000", correlation=901, globalTid=global_tid(thread=5))
+    assert "lost-gpu-work" in _notes(export, path)
+
+
+def test_the_same_correlation_id_in_another_process_is_no_match(path: Path) -> None:
+    export = _good_export()
+    for kernel in export.tables[KERNELS][20:40]:
+        kernel["globalPid"] = global_pid(process=99)
+    assert "lost-gpu-work" in _notes(export, path)
+
+
+def test_a_launched_graph_may_come_back_as_its_nodes_or_as_a_whole(path: Path) -> None:
+    export = _good_export()
+    export.call(5001, 5002, "cudaGraphLaunch_v10000", correlation=901)
+    export.kernel(5010, 5020, correlation=901, graphNodeId=1)
+    export.kernel(5020, 5030, correlation=901, graphNodeId=2)
+    assert _notes(export, path) == {}
+
+
+def test_a_graph_as_a_whole_hides_its_kernels(path: Path) -> None:
+    export = _good_export()
+    export.call(5001, 5002, "cudaGraphLaunch_v10000", correlation=901)
+    row = {"deviceId": 0, "streamId": 7, "globalPid": global_pid(), "correlationId": 901, "graphId": 1}
+    export.row("CUPTI_ACTIVITY_KIND_GRAPH_TRACE", start=5010, end=5020, **row)
+    (note,) = _notes(export, path).values()
+    assert (note.code, note.level) == ("graph-level-tracing", "warning")
+    assert "--cuda-graph-trace=node" in str(note.remedy)
+
+
+def test_a_long_silence_of_the_calls_while_ranges_go_on_is_lost_work(path: Path) -> None:
+    export = _good_export()
+    for row in export.tables[CALLS][50:] + export.tables[KERNELS][50:]:
+        row["correlationId"] += 70_000
+        row["start"] += 10_000
+        row["end"] += 10_000
+    export.range(8000, 9000, "step that left no trace")
+    note = _notes(export, path)["lost-gpu-work"]
+    assert note.level == "blocking"
+    assert "70,001 CUDA calls left no trace" in note.text
+
+
+def test_a_pause_of_the_collection_is_no_lost_work(path: Path) -> None:
+    export = _good_export()
+    for row in export.tables[CALLS][50:] + export.tables[KERNELS][50:]:
+        row["correlationId"] += 70_000  # cudaProfilerStop … cudaProfilerStart: no ranges either in between
+        row["start"] += 10_000
+        row["end"] += 10_000
+    assert _notes(export, path) == {}
+
+
+def test_without_ranges_there_are_no_phases(path: Path) -> None:
+    export = _good_export()
+    del export.tables["NVTX_EVENTS"]
+    assert _notes(export, path)["no-ranges"].level == "warning"
+
+
+def test_without_a_gpus_description_there_are_no_limits(path: Path) -> None:
+    export = _good_export()
+    del export.tables["TARGET_INFO_GPU"]
+    assert _notes(export, path)["no-device-info"].level == "warning"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Not all CUDA events might have been collected.",
+        "12 CUDA events were dropped for process /home/someone/train.py",
+        "CUPTI buffer overflow: records lost",
+    ],
+)
+def test_a_diagnostic_about_lost_events_is_passed_on_but_never_quoted(path: Path, text: str) -> None:
+    export = _good_export()
+    export.row("DIAGNOSTIC_EVENT", severity=2, text=text, globalPid=global_pid())
+    (note,) = _notes(export, path).values()
+    assert (note.code, note.level) == ("dropped-events", "warning")
+    assert text not in note.text + str(note.remedy)
+
+
+@pytest.mark.parametrize(
+    ("severity", "text", "process"),
+    [
+        (2, "Not all CUDA events might have been collected.", 1234),  # a helper process without CUDA
+        (1, "Not all CUDA events might have been collected.", 77),  # for information only
+        (2, "No NVTX events collected. Does the process use NVTX?", 77),
+        (2, "No MMAP events were received; symbols might remain unresolved.", 77),
+    ],
+)
+def test_other_diagnostics_are_noise(path: Path, severity: int, text: str, process: int) -> None:
+    export = _good_export()
+    export.row("DIAGNOSTIC_EVENT", severity=severity, text=text, globalPid=global_pid(process))
+    assert _notes(export, path) == {}
+
+
+def test_a_newer_schema_than_tested_is_said(path: Path) -> None:
+    export = _good_export()
+    export.row("META_DATA_EXPORT", name="EXPORT_SCHEMA_VERSION", value="4.1.0")
+    assert _notes(export, path)["untested-schema"].level == "info"

@@ -1,0 +1,99 @@
+"""A program's own times from CSV files of several shapes."""
+
+from __future__ import annotations
+
+import pytest
+
+from warplens.errors import UnreadableInputError
+from warplens.readers.timings import TIMING_SCHEMA, read_timings
+
+
+@pytest.fixture
+def written(tmp_path):
+    def write(text, name="timings.csv", encoding="utf-8"):
+        path = tmp_path / name
+        path.write_text(text, encoding=encoding)
+        return path
+
+    return write
+
+
+def test_one_row_a_step_gives_one_sample_a_phase(written):
+    timings = read_timings(
+        written(
+            "model,context,mode,step,forward_s,backward_s,optimizer_s,step_s\n"
+            "small,128,train,0,0.014303124,0.022970734,0.015785468,0.053716634\n"
+            "small,128,forward,0,0.010755680,,,0.010755680\n"
+        )
+    )
+    assert timings.schema == TIMING_SCHEMA
+    assert timings.select("mode", "phase", "statistic", "index", "time_ns").rows() == [
+        ("train", "forward", "sample", 0, 14_303_124),
+        ("train", "backward", "sample", 0, 22_970_734),
+        ("train", "optimizer", "sample", 0, 15_785_468),
+        ("train", "step", "sample", 0, 53_716_634),
+        ("forward", "forward", "sample", 0, 10_755_680),
+        ("forward", "step", "sample", 0, 10_755_680),
+    ]
+
+
+def test_one_row_a_cell_gives_statistics(written):
+    timings = read_timings(
+        written("Model Size;Ctx;Batch Size;n;fwd_mean_ms;fwd_std_ms;bwd mean (us)\n2.7B;512;4;10;220.14;0.5;467870\n")
+    )
+    assert timings.select("model", "context", "batch", "phase", "statistic", "samples", "time_ns").rows() == [
+        ("2.7B", 512, 4, "forward", "mean", 10, 220_140_000),
+        ("2.7B", 512, 4, "forward", "deviation", 10, 500_000),
+        ("2.7B", 512, 4, "backward", "mean", 10, 467_870_000),
+    ]
+
+
+def test_a_time_without_a_phase_belongs_to_the_kind_of_step(written):
+    timings = read_timings(written("size\tseq_len\tmode\tmean_s\nsmall\tctx128\tforward\t0.5\nsmall\t128\ttrain\t2\n"))
+    assert timings.select("context", "phase", "time_ns").rows() == [
+        (128, "forward", 500_000_000),
+        (128, "step", 2_000_000_000),
+    ]
+
+
+def test_seconds_become_nanoseconds_exactly(written):
+    timings = read_timings(written("model,ctx,step_s\nsmall,8,0.123456789\nsmall,8,12345678.000000001\n"))
+    assert timings["time_ns"].to_list() == [123_456_789, 12_345_678_000_000_001]
+
+
+@pytest.mark.parametrize("nothing", ["", "nan", "OOM", "n/a", "-"])
+def test_what_was_not_measured_gives_no_row(written, nothing):
+    assert read_timings(written(f"model,ctx,forward_s\nxl,1024,{nothing}\n")).height == 0
+
+
+def test_other_columns_a_byte_order_mark_and_empty_lines_do_no_harm(written):
+    timings = read_timings(written("model,ctx,gpu,loss,forward_s\n\nsmall,8,H200,3.2,1\n", encoding="utf-8-sig"))
+    assert timings["time_ns"].to_list() == [1_000_000_000]
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("", "no model and no context and no time with a unit"),
+        ("model,forward_s\nsmall,1\n", "no context"),
+        ("model,ctx,tokens\nsmall,8,1\n", "no time with a unit"),
+        ("model,ctx,forward_mean\nsmall,8,1\n", "'forward_mean' is a time without a unit"),
+        ("model,ctx,forward_s\nsmall,8,fast\n", "line 2, column 'forward_s': 'fast' is no number"),
+        ("model,ctx,forward_s\nsmall,8,-1\n", "'-1' is no number"),
+        ("model,ctx,forward_s\nsmall,,1\n", "line 2 has no context length"),
+    ],
+)
+def test_a_file_that_does_not_fit_is_refused_with_the_reason(written, text, found):
+    with pytest.raises(UnreadableInputError) as error:
+        read_timings(written(text))
+    assert str(error.value).startswith("timings.csv: ")
+    assert found in str(error.value)
+
+
+def test_a_file_that_is_no_text_is_refused(tmp_path):
+    path = tmp_path / "profile.sqlite"
+    path.write_bytes(b"SQLite format 3\x00\xff\xfe")
+    with pytest.raises(UnreadableInputError, match="cannot be read as CSV"):
+        read_timings(path)
+    with pytest.raises(UnreadableInputError, match="cannot be read as CSV"):
+        read_timings(tmp_path / "absent.csv")

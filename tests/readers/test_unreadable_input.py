@@ -1,0 +1,164 @@
+"""Input that is no profile, or not all of one: one clear line, never another exception."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.readers.exports import Export
+from warplens.errors import UnreadableInputError
+from warplens.profile import Trace
+from warplens.readers import read
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def _refused(path: Path) -> str:
+    with pytest.raises(UnreadableInputError) as caught:
+        read(path)
+    message = str(caught.value)
+    assert message.startswith(f"{path.name}: ")
+    assert "\n" not in message
+    assert str(path.parent) not in message  # folders carry user names
+    assert caught.value.found
+    assert caught.value.advice
+    return message
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "the file is empty"),
+        (b"time,name\n1,gemm\n", "found text"),
+        (b"\x7fELF\x02\x01\x01", "binary data of an unknown kind"),
+        (b"NVR\x00rest", "an Nsight Compute report"),
+        (json.dumps({"traceEvents": []}).encode(), "JSON"),
+        (b'\n[{"ph": "X"}]', "JSON"),
+        (b'{"a": 1}\n{"a": 2}\n', "JSON"),
+        (b"PK\x03\x04zip", "a zip archive"),
+        (b"\x89HDF\r\n\x1a\n", "an HDF5 file"),
+        (b"PAR1", "a Parquet file"),
+        (b"SQLite format 3\x00", "within the SQLite header"),
+    ],
+)
+def test_a_file_of_another_kind_is_named_for_what_it_is(tmp_path: Path, content: bytes, said: str) -> None:
+    path = tmp_path / "profile.sqlite"
+    path.write_bytes(content)
+    assert said in _refused(path)
+
+
+def test_a_file_that_does_not_exist(tmp_path: Path) -> None:
+    assert "there is no such file" in _refused(tmp_path / "profile.sqlite")
+
+
+def test_a_folder(tmp_path: Path) -> None:
+    assert "this is a folder" in _refused(tmp_path)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
+def test_a_named_pipe_does_not_block(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    assert "no regular file" in _refused(tmp_path / "pipe")
+
+
+def test_a_file_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = Export().write(tmp_path / "profile.sqlite")
+
+    def denied(self: Path, *_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "open", denied)  # file modes do not stop root, who runs many test machines
+    assert 'permission to read it was denied. Allow it first: chmod u+r "profile.sqlite"' in _refused(path)
+
+
+def test_another_sqlite_database(tmp_path: Path) -> None:
+    path = tmp_path / "photos.sqlite"
+    with closing(sqlite3.connect(path)) as file:
+        file.execute("CREATE TABLE photos (id INTEGER)")
+    assert "an SQLite database, but not an Nsight Systems export" in _refused(path)
+
+
+def test_an_nvprof_database(tmp_path: Path) -> None:
+    path = tmp_path / "profile.nvvp"
+    with closing(sqlite3.connect(path)) as file:
+        file.execute("CREATE TABLE StringTable (_id_ INTEGER, value TEXT)")
+        file.execute("CREATE TABLE CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL (_id_ INTEGER)")
+    assert "an nvprof database" in _refused(path)
+
+
+def test_real_files_of_other_kinds(captured: Callable[[str], Path]) -> None:
+    assert "not an Nsight Systems export" in _refused(captured("nsys/not_an_nsys_file.sqlite"))
+    assert "an Nsight Compute report" in _refused(captured("ncu/truncated.ncu-rep"))
+    assert "found text" in _refused(captured("ncu/error_only.csv"))
+    assert "JSON" in _refused(captured("kineto/h200_lm_small_train.json.gz"))
+
+
+@pytest.mark.parametrize("share", [0.2, 0.5, 0.9, 0.999])
+def test_a_file_that_was_cut_off(tmp_path: Path, captured: Callable[[str], Path], share: float) -> None:
+    whole = captured("nsys/h200_lm_small_train.sqlite").read_bytes()
+    path = tmp_path / "profile.sqlite"
+    path.write_bytes(whole[: int(len(whole) * share)])
+    assert f"{int(len(whole) * share):,} of {len(whole):,} bytes are there" in _refused(path)
+
+
+def test_a_page_of_garbage_in_the_middle_of_a_table(tmp_path: Path) -> None:
+    export = Export()
+    for number in range(2000):
+        export.kernel(number, number + 1, correlation=number)
+    path = export.write(tmp_path / "profile.sqlite")
+    content = bytearray(path.read_bytes())
+    middle = len(content) // 2 // 4096 * 4096
+    content[middle : middle + 4096] = b"\xa5" * 4096
+    path.write_bytes(content)
+    assert "the SQLite database is damaged" in _refused(path)
+
+
+def test_a_view_in_place_of_a_table_is_not_run(tmp_path: Path) -> None:
+    path = Export().write(tmp_path / "profile.sqlite")
+    with closing(sqlite3.connect(path)) as file:
+        file.execute(
+            'CREATE VIEW CUPTI_ACTIVITY_KIND_KERNEL AS WITH RECURSIVE n(start, "end", shortName) AS '
+            "(SELECT 1, 2, 3 UNION ALL SELECT start + 1, 2, 3 FROM n) SELECT * FROM n"
+        )
+    assert read(path).kernels.height == 0
+
+
+@pytest.fixture(scope="module")
+def small_export(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    export = Export()
+    export.gpu(0, "NVIDIA H200")
+    for number in range(40):
+        export.call(10 * number, 10 * number + 2, correlation=number)
+        export.kernel(10 * number + 4, 10 * number + 9, correlation=number)
+        export.copy(10 * number + 4, 10 * number + 9, correlation=number)
+        export.range(10 * number, 10 * number + 9, f"step {number}", domainId=number % 2)
+    return export.write(tmp_path_factory.mktemp("fuzz") / "profile.sqlite").read_bytes()
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_damage_of_any_kind_gives_a_trace_or_one_clear_error(
+    tmp_path: Path, small_export: bytes, data: st.DataObject
+) -> None:
+    content = bytearray(small_export)
+    places = st.integers(0, len(content) - 1)
+    for place, value in data.draw(st.lists(st.tuples(places, st.integers(0, 255)), max_size=20), label="bytes"):
+        content[place] = value
+    length = data.draw(st.one_of(st.just(len(content)), places), label="length")
+    path = tmp_path / "profile.sqlite"
+    path.write_bytes(content[:length])
+    try:
+        assert isinstance(read(path), Trace)
+    except UnreadableInputError:
+        pass
+    finally:
+        assert [entry.name for entry in tmp_path.iterdir()] == ["profile.sqlite"]
