@@ -96,5 +96,5 @@ def ops(connection: sqlite3.Connection) -> list[Op]:
 
 
 def held(found: list[Op], item: Range) -> list[Op]:
-    """The work launched inside a range, on any thread: in these captures only one thread holds ranges of the program."""
+    """The work launched inside a range, on any thread: in these captures only one thread holds the program's ranges."""
     return [op for op in found if item.holds(op)]

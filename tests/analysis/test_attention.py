@@ -1,4 +1,4 @@
-"""Softmax against the two products of attention: synthetic layers counted by hand, and a real capture counted with SQL."""
+"""Softmax against the two products of attention: layers counted by hand, and a real capture counted with SQL."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ from warplens.readers import read
 
 
 def layers(names=("computing_attention_scores", "computing_softmax", "final_matmul"), count=2):
-    """One forward pass with `count` layers: product 30, scaling 10, softmax 20 + 25, product 40 ns; and two warm-up steps
-    that are ten times as slow."""
+    """Two forward passes of `count` layers, after a warm-up that is ten times as slow.
+
+    A layer takes 30 ns for a product, 10 for scaling, 20 + 25 for the softmax and 40 for the other product.
+    """
     kernels, calls, ranges = [], [], []
     at = 0
     for step, slow in enumerate((10, 1, 1)):

@@ -56,7 +56,9 @@ def test_a_stated_cell_may_name_any_model():
     assert parse_cell("x=my model,8,fwd") == ("x", CellName("my model", 8, "forward"))
 
 
-@pytest.mark.parametrize("text", ["small,512", "=small,512", "x=small", "x=small,many", "x=small,512,sometimes", "x=,512"])
+@pytest.mark.parametrize(
+    "text", ["small,512", "=small,512", "x=small", "x=small,many", "x=small,512,sometimes", "x=,512"]
+)
 def test_a_badly_stated_cell_is_refused(text):
     with pytest.raises(UsageError, match="cell"):
         parse_cell(text)
@@ -70,7 +72,7 @@ def test_stated_cells_win_over_names_and_fit_with_or_without_suffix():
 
 
 def test_a_stated_name_that_no_file_has_is_refused():
-    with pytest.raises(UsageError, match="'run8'.*run7"):
+    with pytest.raises(UsageError, match=r"'run8'.*run7"):
         assign_cells(["run7.sqlite"], {"run8": CellName("xl", 128)})
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.analysis.builders import AUTOGRAD_THREAD, kernel, launch, nvtx, trace
-from warplens.analysis.phases import phase_of_name, phase_statistics, phase_steps
+from warplens.analysis.phasenames import phase_of_name
+from warplens.analysis.phases import phase_statistics, phase_steps
 from warplens.analysis.timeline import Timeline
 
 GEMM = "ampere_sgemm_128x32_nn"

@@ -84,6 +84,19 @@ def test_a_kernel_sequence_repeats_by_step_not_by_layer() -> None:
     assert search.steps[1].start_ns == kernels[20]["start_ns"]
 
 
+def test_layers_that_repeat_inside_one_forward_pass_are_not_steps() -> None:
+    kernels, calls = _program("e" + "xyz" * 8 + "h")
+    ranges = [nvtx(-6 * US, kernels[-1]["end_ns"], "forward_pass")]
+    assert _search(kernels=kernels, api=calls, ranges=ranges).source == "none"
+
+
+def test_a_single_range_called_step_is_the_step_however_its_layers_repeat() -> None:
+    kernels, calls = _program("e" + "xyz" * 8 + "h")
+    ranges = [nvtx(-6 * US, kernels[-1]["end_ns"], "step")]
+    search = _search(kernels=kernels, api=calls, ranges=ranges)
+    assert (search.source, len(search.steps)) == ("range", 1)
+
+
 def test_start_up_work_before_the_loop_is_outside_of_the_steps() -> None:
     kernels, calls = _program("ijklm " + " ".join(["abcd"] * 6))
     search = _search(kernels=kernels, api=calls)

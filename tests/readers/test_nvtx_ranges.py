@@ -43,6 +43,7 @@ def test_names_come_from_the_row_or_from_the_strings_mixed_in_one_file(path: Pat
     export.range(60, 70, "own text", textId=9999)  # a string that the file lacks
     export.range(80, 90, None)
     assert _ranges(export, path)["name"].to_list() == ["own text", "registered", "registered", "own text", ""]
+    assert "unnamed-events" not in [note.code for note in read(path).capture.notes]
 
 
 def test_text_in_the_row_may_hold_nuls_and_foreign_bytes(path: Path) -> None:

@@ -86,6 +86,23 @@ def test_rows_that_are_still_in_the_write_ahead_log_are_seen(
     assert list(temporary.iterdir()) == []
 
 
+def test_a_transaction_that_was_never_finished_is_not_seen(
+    export: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    interrupted = tmp_path_factory.mktemp("interrupted")
+    with closing(sqlite3.connect(export)) as file:
+        file.execute("PRAGMA cache_size = 1")  # so that pages are written before the end of the transaction
+        file.execute("BEGIN")
+        for _ in range(12):
+            file.execute(f"INSERT INTO {KERNELS} SELECT * FROM {KERNELS}")
+        for entry in export.parent.iterdir():
+            shutil.copy(entry, interrupted)
+    assert sorted(entry.suffix for entry in interrupted.iterdir()) == [".sqlite", ".sqlite-journal"]
+    before = _state(interrupted)
+    assert read(interrupted / export.name).kernels.height == 1
+    assert _state(interrupted) == before
+
+
 def test_reading_tells_what_it_does(export: Path) -> None:
     told: list[str] = []
     read(export, progress=told.append)

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from warplens.analysis.attribution import NO_RANGE
-from warplens.analysis.phases import PHASES, phase_of_name, phase_steps
+from warplens.analysis.phasenames import PHASES, phase_of_name
+from warplens.analysis.phases import phase_steps
 from warplens.analysis.window import Step, Window
 from warplens.profile.schema import name_categories
 

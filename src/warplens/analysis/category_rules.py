@@ -140,7 +140,7 @@ _XLA = (
 )
 
 _COMMUNICATION = (
-    Rule("nccl", "communication", function=r"^(nccl|rccl|msccl)[A-Za-z_]|^oneRankReduce"),
+    Rule("nccl", "communication", function=r"^(nccl|rccl|msccl)[A-Za-z_]|^oneRankReduce|\bcomm::"),
     Rule("expert-parallel", "communication", function=r"\bdeep_ep\w*::|\b(intra|inter)node(_ll)?::|\bpplx::"),
     Rule(
         "device-initiated",
@@ -332,7 +332,7 @@ _GEMM = (
         "gemm",
         words=_any(
             r"ge(mm|mv)|mat ?mul|mul ?mat|\b[a-z]?[bm]mm\b|\b(add|badd|scaled|grouped?) ?mm\b|\bwg?mma\b",
-            r"\bmarlin\b|\bmachete\b",
+            r"\bmarlin\b|\bmachete\b|\beinsum\b|\bwv split k\b|\b[aw] \d+ [aw] \d+\b(?!.*quant)",
         ),
     ),
     Rule("product-of-experts", "gemm", words=r"^fused moe (kernel|gptq)|\bmoe mm\b|\bfused experts\b"),
@@ -428,7 +428,7 @@ _BY_WORD = (
         "elementwise",
         words=_any(
             r"\bd?(silu|gelu|swiglu|geglu|reglu|relu|sigmoid|tanh|swish|mish|elu|glu)\b",
-            r"\bactivation\b|\bact and mul\b",
+            r"\bactivation\b|\band mul\b",
         ),
     ),
     Rule(
@@ -436,15 +436,15 @@ _BY_WORD = (
         "elementwise",
         words=_any(
             r"\belement ?wise\b|\bpoint ?wise\b|\b(vectorized|unrolled) ?\d+ kernel$|\b(lstm|gru|rnn) cell\b",
-            r"\bbin bcast\b|\b(unary|binary) op\b",
+            r"\bbin bcast\b|\b(unary|binary) op\b|\bkernel rank \d",
         ),
-        why="PyTorch's run-time compiled functions end in `_vectorized4_kernel`",
+        why="PyTorch's run-time compiled functions end in `_vectorized4_kernel`, those of FlagGems in `_kernel_rank_1`",
     ),
     Rule(
         "copy",
         "copy-cast",
         words=_any(
-            r"\bcat array\b|\bchunk cat\b|\bconcat|\btransposes?\b|\bmem ?cpy|\bcopy\b|\bcpy\b|\bpermute\b|\breorder",
+            r"\bcat array\b|\bchunk cat\b|\bconcat|\btransposes?\b|\bmem ?cpy|\bcopy\b|\bcpy\b|\b(un)?permute\b|\breorder",
             r"\b(reflection|replication) pad|\broll cuda\b|\bflip\b",
         ),
     ),

@@ -291,10 +291,11 @@ def _lacking(
     if mode not in (None, "forward") and (unnamed := unnamed_phases(phased, mode)):
         lacking["d"] = f"put NVTX ranges around {', '.join(unnamed)}: `forward_pass`, `backward_pass`, `optimizer_step`"
     if phased.passes.height and attention is None:
-        missing = ", ".join(f"`{name}`" for name in missing_attention_ranges(timeline))
+        missing = [f"`{name}`" for name in missing_attention_ranges(timeline)]
         lacking["e"] = "the ranges inside attention hold no GPU work of a forward pass"
         if missing:
-            lacking["e"] = f"put NVTX ranges {missing} around the parts of attention"
+            ranges = "the NVTX range" if len(missing) == 1 else "NVTX ranges"
+            lacking["e"] = f"put {ranges} {', '.join(missing)} around the parts of attention"
     return lacking
 
 

@@ -45,6 +45,7 @@ def split_name(name: str) -> NameParts:
     >>> split_name("void at::native::(anonymous namespace)::CatArrayBatchedCopy<float, 3>(float*)").function
     'at::native::CatArrayBatchedCopy'
     """
+    name = name.removesuffix(".kd")  # ROCm's kernel descriptors
     if name.startswith("_Z"):
         function, template, parameters = _split_mangled(name)
     else:

@@ -242,6 +242,7 @@ def _around_product(parts: NameParts) -> Arithmetic | None:
 # Attention ------------------------------------------------------------------------------------------------------------
 
 _AROUND_ATTENTION = re.compile(r"dot_do_o|convert_dk?[qv]|[cC]ombine|lean_reduction|[mM]erge_?[sS]tate|preprocess")
+_AROUND_FLASH_3 = re.compile(r"FlashAttn\w*(Combine|Preprocess|Postprocess)")
 _FMHA_CUTLASS = re.compile(r"^fmha_cutlass[FB]_(?P<format>bf16|f16|f32)_\w*sm(?P<architecture>\d+)$")
 #: From this architecture on PyTorch's memory-efficient attention multiplies the format on tensor cores, fp32 as three
 #: TF32 products (`DefaultGemmType` in its sources).
@@ -253,7 +254,7 @@ _ONE_QUERY = re.compile(r"(Batch|Single)DecodeWith|paged_attention_(v\d|kernel)|
 
 def _attention(parts: NameParts) -> Arithmetic | None:
     name = parts.function
-    if _AROUND_ATTENTION.search(name):
+    if _AROUND_ATTENTION.search(name) or _AROUND_FLASH_3.search(parts.template):
         return Arithmetic(_query_format(parts), False)
     memory_efficient = _FMHA_CUTLASS.match(name)
     if memory_efficient is not None:

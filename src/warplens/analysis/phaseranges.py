@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from warplens.analysis.attribution import NO_RANGE
-from warplens.analysis.phases import NO_PHASE, PHASES, phase_of_name
+from warplens.analysis.phasenames import NO_PHASE, PHASES, phase_of_name
 from warplens.analysis.timeline import Timeline
 from warplens.analysis.window import Step
 from warplens.profile.schema import name_categories

@@ -7,7 +7,6 @@ that holds `backward` open; they arrive there by the waiting-thread rule and are
 
 from __future__ import annotations
 
-import re
 from typing import Final
 
 import numpy as np
@@ -17,6 +16,7 @@ import polars as pl
 from warplens.analysis.attribution import NO_RANGE
 from warplens.analysis.categories import classify_names
 from warplens.analysis.intervals import Intervals, clip, total, union
+from warplens.analysis.phasenames import NO_PHASE, PHASES, phase_of_name
 from warplens.analysis.timeline import Timeline
 from warplens.analysis.window import Window
 from warplens.profile.schema import name_categories
@@ -24,12 +24,6 @@ from warplens.profile.schema import name_categories
 __all__ = ["NO_PHASE", "PHASES", "PHASE_SCHEMA", "phase_of_work", "phase_statistics", "phase_steps"]
 
 Int64s = npt.NDArray[np.int64]
-
-#: Phases in the order of a training step.
-PHASES: Final = ("forward", "backward", "optimizer")
-
-#: Label of work outside of all phases.
-NO_PHASE: Final = "none"
 
 PHASE: Final = pl.Enum([NO_PHASE, *PHASES])
 
@@ -53,22 +47,6 @@ PHASE_SCHEMA = pl.Schema(
 PHASE_STEP_SCHEMA = pl.Schema(
     {"step": pl.Int64(), "wall_ns": pl.Int64(), **{f"{phase}_ns": pl.Int64() for phase in (*PHASES, NO_PHASE)}}
 )
-
-_WORDS = {
-    "forward": re.compile(r"(?<![a-z])(forward|fwd)(?![a-z])", re.IGNORECASE),
-    "backward": re.compile(r"(?<![a-z])(backward|bwd|backprop)(?![a-z])", re.IGNORECASE),
-    "optimizer": re.compile(r"(?<![a-z])(optim(izer|iser)?|adamw?|sgd|weight[\s_-]*update)(?![a-z])", re.IGNORECASE),
-}
-
-
-def phase_of_name(name: str) -> str:
-    """The phase that a range's name speaks of; `none` where it names no phase, or more than one."""
-    if "::" in name and not name.startswith("autograd::"):
-        return NO_PHASE  # an operator (`flash_attn::_flash_attn_forward`), which the backward pass may call as well
-    # Camel case and underscores separate words: `OptimizerStep`, `forward_pass`.
-    spaced = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name).replace("_", " ")
-    named = [phase for phase, pattern in _WORDS.items() if pattern.search(spaced)]
-    return named[0] if len(named) == 1 else NO_PHASE
 
 
 def phase_of_work(timeline: Timeline) -> pl.Series:

@@ -21,6 +21,7 @@ import numpy.typing as npt
 import polars as pl
 
 from warplens.analysis.attribution import NO_RANGE, RangeForest
+from warplens.analysis.phasenames import NO_PHASE, is_step_name, is_warmup_name, phase_of_name
 from warplens.analysis.window import Step
 from warplens.profile import Trace
 from warplens.profile.schema import name_categories
@@ -29,12 +30,6 @@ __all__ = ["StepSearch", "find_steps"]
 
 Int64s = npt.NDArray[np.int64]
 
-#: Names that people and frameworks give to one repetition of the workload.
-_STEP_NAME = re.compile(
-    r"^(profilerstep|(train(ing)?|eval(uation)?|inference|model|global|benchmark)?[\s_-]*(step|iter(ation)?|batch))s?[\s_:#-]*N?$",
-    re.IGNORECASE,
-)
-_WARMUP_NAME = re.compile(r"warm[\s_-]*up", re.IGNORECASE)
 _DIGITS = re.compile(r"\d+")
 
 #: A range that is called a step may leave out this much of the GPU work (evaluation, checkpoints); any other repeated
@@ -133,7 +128,7 @@ def _warmup_count(found: _Found) -> int:
 
 def _steps_from_ranges(trace: Trace, work: pl.DataFrame, forest: RangeForest) -> _Found | None:
     ranges = trace.ranges
-    if ranges.height < 2:
+    if not ranges.height:
         return None
     candidates = _repeated_ranges(ranges, forest)
     if not candidates:
@@ -144,7 +139,7 @@ def _steps_from_ranges(trace: Trace, work: pl.DataFrame, forest: RangeForest) ->
     best: tuple[tuple[int, ...], str, Int64s] | None = None
     for name, rows in candidates:
         coverage = _coverage(rows, ranges, work, launches)
-        named = _STEP_NAME.match(name.strip()) is not None
+        named = is_step_name(name)
         if coverage < (_NAMED_STEP_COVERAGE if named else _ANY_RANGE_COVERAGE):
             continue
         if not named and (len(rows) < _MIN_SEQUENCE_REPEATS or not _alike(launches[rows])):
@@ -164,7 +159,7 @@ def _alike(launches: Int64s) -> bool:
 
 
 def _repeated_ranges(ranges: pl.DataFrame, forest: RangeForest) -> list[tuple[str, Int64s]]:
-    """Names whose ranges follow one another on one thread at least twice, outside warm-up; rows in time order."""
+    """Names whose ranges follow one another on one thread, at least twice unless the name says "step"."""
     categories = name_categories(ranges["name"]).to_list()
     generic = [_DIGITS.sub("N", text) for text in categories]
     numbering = {text: number for number, text in enumerate(dict.fromkeys(generic))}
@@ -182,7 +177,7 @@ def _repeated_ranges(ranges: pl.DataFrame, forest: RangeForest) -> list[tuple[st
     return [
         (names[int(code[group[0]])], group)
         for group in np.split(order, changes)
-        if len(group) >= 2 and np.all(start[group][1:] >= end[group][:-1])
+        if (len(group) >= 2 or is_step_name(names[int(code[group[0]])])) and np.all(start[group][1:] >= end[group][:-1])
     ]
 
 
@@ -212,7 +207,7 @@ def _on_analysis_clock(rows: Int64s, trace: Trace, work: pl.DataFrame, forest: R
     counts = np.bincount(step[mine] - 1, minlength=len(rows))
     if not counts.all():
         busy = np.flatnonzero(counts)
-        if len(busy) < 2:
+        if not len(busy):
             return None
         return _on_analysis_clock(rows[busy], trace, work, forest, name)
     first = np.full(len(rows), np.iinfo(np.int64).max)
@@ -244,6 +239,8 @@ def _steps_from_sequence(trace: Trace, work: pl.DataFrame, forest: RangeForest) 
     busy = end - start
     if busy[begin:stop].sum() < _MIN_SEQUENCE_SHARE * busy.sum():
         return None
+    if _inside_one_part(sequence[begin:stop], trace, forest):
+        return None
     begin += _largest_gap_offset(start, end, begin, stop, period)
     repeats = (stop - begin) // period
     if repeats < 2:
@@ -266,10 +263,20 @@ def _launched_in_warmup(sequence: pl.DataFrame, trace: Trace, forest: RangeFores
     return inside
 
 
+def _inside_one_part(launches: pl.DataFrame, trace: Trace, forest: RangeForest) -> bool:
+    """Whether one range called after a phase holds all these launches: then they repeat by layer, not by step."""
+    if not trace.ranges.height:
+        return False
+    part = np.array([phase_of_name(text) != NO_PHASE for text in name_categories(trace.ranges["name"])])
+    number = np.where(part[trace.ranges["name"].to_physical().to_numpy()], np.arange(1, trace.ranges.height + 1), 0)
+    held = np.r_[forest.outermost_match(number), 0][launches["range"].fill_null(NO_RANGE).to_numpy()]
+    return bool(held[0] > 0 and np.all(held == held[0]))
+
+
 def _is_warmup(ranges: pl.DataFrame) -> Int64s:
     if not ranges.height:
         return np.empty(0, dtype=np.int64)
-    by_name = np.array([bool(_WARMUP_NAME.search(text)) for text in name_categories(ranges["name"])], dtype=np.int64)
+    by_name = np.array([is_warmup_name(text) for text in name_categories(ranges["name"])], dtype=np.int64)
     labels: Int64s = by_name[ranges["name"].to_physical().to_numpy()]
     return labels
 

@@ -120,7 +120,7 @@ def _trace(file: SqliteFile, loaded: dict[str, Loaded], kinds: Mapping[int, str]
             dropped_rows=dropped,
             open_ranges=open_ranges,
             repeated_calls=repeated,
-            unnamed=len(strings.missing),
+            unnamed=len(strings.unnamed),
             replaced=strings.replaced,
         )
     )

@@ -50,6 +50,7 @@ class Strings:
 
     Attributes:
         missing: ids for which the file has no string.
+        unnamed: those of them that a name was asked for.
         replaced: how many of the texts, those of `decode_all` included, were not UTF-8.
     """
 
@@ -64,9 +65,13 @@ class Strings:
                     self._texts[identifier], replaced = decoded(raw)
                     self.replaced += replaced
         self.missing = frozenset(ids.tolist()) - self._texts.keys()
+        self.unnamed: set[int] = set()
 
     def __getitem__(self, identifier: int) -> str:
-        return self._texts.get(identifier, f"unnamed ({identifier})")
+        if identifier in self.missing:
+            self.unnamed.add(identifier)
+            return f"unnamed ({identifier})"
+        return self._texts[identifier]
 
     def encode(self, column: pl.Series, rewrite: Mapping[str, str] | None = None) -> pl.Series:
         """Dictionary-encoded names for a column of ids; null for null.
