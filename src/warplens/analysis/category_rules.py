@@ -444,7 +444,8 @@ _BY_WORD = (
         "copy",
         "copy-cast",
         words=_any(
-            r"\bcat array\b|\bchunk cat\b|\bconcat|\btransposes?\b|\bmem ?cpy|\bcopy\b|\bcpy\b|\b(un)?permute\b|\breorder",
+            r"\bcat array\b|\bchunk cat\b|\bconcat|\bmem ?cpy|\bcopy\b|\bcpy\b",
+            r"\btransposes?\b|\b(un)?permute\b|\breorder",
             r"\b(reflection|replication) pad|\broll cuda\b|\bflip\b",
         ),
     ),

@@ -9,12 +9,9 @@ from pathlib import Path
 
 from warplens.errors import UnreadableInputError
 from warplens.readers.compressed import UNPACKERS, peek
-from warplens.readers.sqlite_file import is_nsys_export
+from warplens.readers.sqlite_file import EXPORT_ADVICE, is_nsys_export
 
-__all__ = ["EXPORT_ADVICE", "Kind", "compression", "discover", "kind_of", "kind_of_bytes", "refusal"]
-
-#: What to do with a file that cannot be read: the export that Nsight Systems can always make again.
-EXPORT_ADVICE = "Export the capture again: nsys export --type sqlite --output profile.sqlite profile.nsys-rep"
+__all__ = ["Kind", "compression", "discover", "kind_of", "kind_of_bytes", "refusal"]
 
 #: Enough for every magic number below.
 _HEAD_BYTES = 64

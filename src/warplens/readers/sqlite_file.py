@@ -27,7 +27,7 @@ import polars as pl
 
 from warplens.errors import UnreadableInputError
 
-__all__ = ["Part", "SqliteFile", "is_nsys_export", "quoted", "worker_count"]
+__all__ = ["EXPORT_ADVICE", "Part", "SqliteFile", "is_nsys_export", "quoted", "worker_count"]
 
 #: Rows that one connection reads at a time: small enough that two of them in 64-bit columns stay below 100 MB,
 #: large enough that opening a connection (1 ms, it parses the schema) does not show.
@@ -40,7 +40,8 @@ _BATCH_ROWS = 65_536
 _MAX_WORKERS = 8
 
 _HEADER_BYTES = 100
-_NEXT_STEP = "Export the capture again: nsys export --type sqlite --output profile.sqlite profile.nsys-rep"
+#: What to do with a file that cannot be read: the export that Nsight Systems can always make again.
+EXPORT_ADVICE = "Export the capture again: nsys export --type sqlite --output profile.sqlite profile.nsys-rep"
 
 
 def quoted(identifier: str) -> str:
@@ -159,7 +160,7 @@ class SqliteFile:
                 raise self.unreadable(f"column {name} holds other values than the whole numbers that belong there")
         return frame
 
-    def unreadable(self, found: str, advice: str = _NEXT_STEP) -> UnreadableInputError:
+    def unreadable(self, found: str, advice: str = EXPORT_ADVICE) -> UnreadableInputError:
         """An error about this file, under the name that the user knows."""
         return UnreadableInputError(self.known_as, found, advice)
 

@@ -1,0 +1,64 @@
+"""Runs every benchmark and prints its table: `python -m benchmarks.run [--quick] [--kernels N …] [--check]`."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import sys
+from typing import TYPE_CHECKING
+
+from benchmarks.measure import ProcessFailedError
+from benchmarks.report_vs_nsys import compare
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["main"]
+
+_QUICK = 20_000
+_STANDARD = 1_000_000
+
+#: Memory and time may grow with the number of kernels, not faster; the rest is measuring noise.
+_LINEAR = 1.15
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line; returns 1 where a measurement fails, or with `--check` where a promise is not kept."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.run", description=__doc__.partition(":")[0])
+    parser.add_argument(
+        "--quick", action="store_true", help=f"{_QUICK:,} kernels: whether it works, not how fast; nothing stored"
+    )
+    parser.add_argument("--kernels", type=int, nargs="+", default=[_STANDARD], help=f"sizes (default: {_STANDARD:,})")
+    parser.add_argument(
+        "--runs", type=int, default=3, help="runs of everything that is ours; the median counts (default: 3)"
+    )
+    parser.add_argument("--no-peer", action="store_true", help="measure ours alone")
+    parser.add_argument("--check", action="store_true", help="exit with 1 where a promise is not kept")
+    given = parser.parse_args(arguments)
+
+    missed: list[str] = []
+    results = []
+    for kernels in [_QUICK] if given.quick else sorted(given.kernels):
+        try:
+            result = compare(kernels, runs=given.runs, with_peer=not given.no_peer)
+        except ProcessFailedError as failure:
+            print(f"benchmark failed: {failure}", file=sys.stderr)
+            return 1
+        print(result.table(), end="\n\n")
+        if not given.quick:
+            print(f"stored in benchmarks/results/{result.store().name}", file=sys.stderr)
+        missed += result.missed()
+        results.append(result)
+    for small, large in itertools.pairwise(results):
+        growth = large.report.median_s / small.report.median_s / (large.kernels / small.kernels)
+        sizes = f"from {small.kernels:,} to {large.kernels:,} kernels"
+        print(f"Our time grew {growth:.2f} times as fast as the capture {sizes}.\n")
+        if growth > _LINEAR:
+            missed.append(f"{sizes} our time grew {growth:.2f} times as fast as the capture")
+    for sentence in missed:
+        print(f"Promise not kept: {sentence}.", file=sys.stderr)
+    return 1 if missed and given.check else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,42 @@
+"""What the time of a report is made of, stage by stage in one process: `python -m benchmarks.stages CAPTURE`.
+
+Prints one JSON object, seconds of wall time by stage in their order.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+
+__all__ = ["STAGES", "stages"]
+
+#: The stages in the order in which a report goes through them.
+STAGES = ("import", "read", "join host and device", "find the window", "analyse", "write JSON")
+
+
+def stages(capture: Path) -> dict[str, float]:
+    """Seconds that each of `STAGES` takes for a report on this capture."""
+    marks = [time.perf_counter()]
+    import warplens  # noqa: PLC0415  importing is a stage
+    from warplens.report.overview.numbers import examine  # noqa: PLC0415
+    from warplens.report.write import report_json  # noqa: PLC0415
+
+    marks.append(time.perf_counter())
+    trace = warplens.read(capture)
+    marks.append(time.perf_counter())
+    timeline = warplens.Timeline(trace)
+    _ = timeline.work  # made when first asked for
+    marks.append(time.perf_counter())
+    window = timeline.window("steady")
+    marks.append(time.perf_counter())
+    numbers = examine(timeline, window)
+    marks.append(time.perf_counter())
+    report_json([numbers])
+    marks.append(time.perf_counter())
+    return {stage: end - begin for stage, begin, end in zip(STAGES, marks, marks[1:], strict=False)}
+
+
+if __name__ == "__main__":
+    json.dump(stages(Path(sys.argv[1])), sys.stdout)

@@ -1,0 +1,8 @@
+"""`python -m warplens` is the same as `warplens`."""
+
+from __future__ import annotations
+
+from warplens.cli.main import run
+
+if __name__ == "__main__":
+    run()

@@ -1,0 +1,54 @@
+"""The commands, as `warplens --help` lists them. Kept apart from their modules, so that the list costs no imports."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["COMMANDS", "Command"]
+
+
+@dataclass(frozen=True)
+class Command:
+    """One command of the program.
+
+    Attributes:
+        name: what the user types; also the name of its module in `warplens.cli.commands` and of the function in it.
+        section: heading that it stands under in the list.
+        summary: what it does; the first line of the function's docstring says the same.
+    """
+
+    name: str
+    section: str
+    summary: str
+
+    def function(self) -> Callable[..., Any]:
+        """The function that carries the command out. This imports its module."""
+        function: Callable[..., Any] = getattr(import_module(f"warplens.cli.commands.{self.name}"), self.name)
+        return function
+
+
+_REPORT: Final = "Reports"
+_TABLE: Final = "One table of one profile"
+_SHARE: Final = "Before you share a profile"
+
+COMMANDS: Final = {
+    command.name: command
+    for command in (
+        Command("demo", _REPORT, "Report on the profiles that come with Warplens; no GPU needed."),
+        Command("report", _REPORT, "Report on your profiles: where the GPU time went, and why."),
+        Command("budget", _TABLE, "Where the time went, in parts that add up to it exactly."),
+        Command("steps", _TABLE, "Repetitions of the workload: wall, busy and idle time of each."),
+        Command("phases", _TABLE, "GPU time of forward, backward and optimizer."),
+        Command("kernels", _TABLE, "GPU kernels: how often, how long, share of the GPU time."),
+        Command("ranges", _TABLE, "Annotated ranges (NVTX): GPU time of the work launched inside."),
+        Command("launches", _TABLE, "Kernel launches: time in the call, queued, and on the GPU."),
+        Command("copies", _TABLE, "Memory copies and fills: time, size and bandwidth."),
+        Command("api", _TABLE, "CUDA API calls on the host: how often, how long."),
+        Command("scrub", _SHARE, "Copy a profile without what tells of people and machines."),
+    )
+}

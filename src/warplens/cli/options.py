@@ -1,0 +1,129 @@
+"""Arguments and options that several commands share, declared once, so that they behave the same everywhere."""
+
+from __future__ import annotations
+
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from warplens.analysis.window import parse_span
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+__all__ = [
+    "TABLE_ROWS",
+    "Format",
+    "FormatOption",
+    "LimitOption",
+    "ProfileArgument",
+    "RangeOption",
+    "WindowOption",
+    "group_by",
+    "words_option",
+]
+
+#: Rows of a table for people, unless `--limit` says otherwise: as many as a terminal shows at once.
+TABLE_ROWS: Final = 20
+
+
+class Format(str, Enum):
+    """What a table can be printed as."""
+
+    TABLE = "table"
+    JSON = "json"
+    CSV = "csv"
+    MD = "md"
+
+
+def _complete_windows(incomplete: str) -> list[str]:
+    return [word for word in ("steady", "all") if word.startswith(incomplete)]
+
+
+def _checked_window(spec: str) -> str:
+    """Refuse a window that cannot be read now, not after a large profile was."""
+    if spec not in ("steady", "all"):
+        parse_span(spec)
+    return spec
+
+
+ProfileArgument = Annotated[
+    Path,
+    typer.Argument(
+        metavar="PATH", show_default=False, help="A profile of Nsight Systems: .sqlite or .nsys-rep, also compressed."
+    ),
+]
+
+FormatOption = Annotated[
+    Format,
+    typer.Option("--format", "-f", help="For people (table, md), or with exact numbers for programs (json, csv)."),
+]
+
+WindowOption = Annotated[
+    str,
+    typer.Option(
+        "--window",
+        "-w",
+        metavar="steady|all|START:END",
+        callback=_checked_window,
+        autocompletion=_complete_windows,
+        help="Part of the profile: its steady steps without warm-up, everything, or a span such as 1.5s:2s or 250ms:",
+    ),
+]
+
+RangeOption = Annotated[
+    str | None,
+    typer.Option("--range", "-r", metavar="NAME", help="Only what was launched inside ranges (NVTX) of this name."),
+]
+
+LimitOption = Annotated[
+    int | None,
+    typer.Option(
+        "--limit",
+        "-n",
+        metavar="N",
+        min=0,
+        show_default=False,
+        help=f"Rows to print, 0 for all. By default {TABLE_ROWS} in table and md, all in json and csv.",
+    ),
+]
+
+
+def words_option(*names: str, words: Sequence[str], meaning: str, several: bool = False) -> Any:
+    """An option whose value is one of these words, checked before any profile is read.
+
+    Args:
+        names: of the option (`--by`).
+        words: what it takes.
+        meaning: the help.
+        several: whether more than one may be given, separated by commas.
+    """
+
+    def complete(incomplete: str) -> list[str]:
+        before, comma, last = incomplete.rpartition(",") if several else ("", "", incomplete)
+        return [before + comma + word for word in words if word.startswith(last)]
+
+    return typer.Option(
+        *names, metavar="|".join(words), callback=_only(words, several), autocompletion=complete, help=meaning
+    )
+
+
+def group_by(*keys: str, several: bool = False) -> Any:
+    """The `--by` option of a table that can be grouped by these keys, or by several of them at once."""
+    joined = f"; several may be joined: {keys[0]},{keys[1]}" if several else ""
+    return words_option("--by", words=keys, meaning=f"What makes a row{joined}.", several=several)
+
+
+def _only(words: Sequence[str], several: bool) -> Callable[[str], str]:
+    def checked(value: str) -> str:
+        given = value.split(",") if several else [value]
+        for word in given:
+            if word not in words:
+                raise typer.BadParameter(f"{word!r} is not one of {', '.join(words)}")
+        if len(set(given)) < len(given):
+            raise typer.BadParameter(f"{value!r} names something twice")
+        return value
+
+    return checked

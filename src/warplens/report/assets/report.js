@@ -1,0 +1,275 @@
+"use strict";
+(() => {
+  const all = (selector, root = document) => [...root.querySelectorAll(selector)];
+  const one = (selector, root = document) => root.querySelector(selector);
+
+  // --- theme: colours are CSS variables, charts included, so that switching redraws nothing ---------------------------
+  const root = document.documentElement;
+  const system = matchMedia("(prefers-color-scheme: dark)");
+  const themeButton = one("#warplens-theme");
+  const isDark = () => (root.dataset.theme ? root.dataset.theme === "dark" : system.matches);
+  const nameTheme = () => {
+    themeButton.textContent = isDark() ? "Light" : "Dark";
+    themeButton.setAttribute("aria-label", `Switch to the ${isDark() ? "light" : "dark"} theme`);
+  };
+  themeButton.hidden = false;
+  themeButton.addEventListener("click", () => {
+    root.dataset.theme = isDark() ? "light" : "dark";
+    try { localStorage.setItem("warplens-theme", root.dataset.theme); } catch { /* not kept, then */ }
+    nameTheme();
+  });
+  system.addEventListener("change", nameTheme);
+  nameTheme();
+
+  // --- contents: the section in view is marked -------------------------------------------------------------------------
+  const links = new Map(all(".contents a").map((link) => [link.hash.slice(1), link]));
+  const inView = new Set();
+  const mark = () => {
+    const current = [...links.keys()].filter((id) => inView.has(id)).pop();
+    for (const [id, link] of links) {
+      if (id === current) link.setAttribute("aria-current", "true");
+      else link.removeAttribute("aria-current");
+    }
+    const strip = one(".contents");
+    const link = links.get(current);
+    if (link && strip.scrollWidth > strip.clientWidth) {
+      strip.scrollLeft = link.offsetLeft - (strip.clientWidth - link.offsetWidth) / 2;
+    }
+  };
+  const watcher = new IntersectionObserver((entries) => {
+    for (const entry of entries) {
+      if (entry.isIntersecting) inView.add(entry.target.id);
+      else inView.delete(entry.target.id);
+    }
+    mark();
+  }, { rootMargin: "-15% 0px -70% 0px" });
+  for (const id of links.keys()) watcher.observe(document.getElementById(id));
+
+  // --- tables ----------------------------------------------------------------------------------------------------------
+  const valueOf = (row, column) => {
+    const cell = row.cells[column];
+    if (cell.dataset.v === undefined) return cell.textContent.trim().toLowerCase();
+    return cell.dataset.v === "" ? null : Number(cell.dataset.v);
+  };
+  const compare = (a, b) => {
+    // What was not recorded stands last, whichever way the rest is sorted.
+    if (typeof a === "string") return a.localeCompare(b);
+    return a - b;
+  };
+  const sorted = (rows, column, descending) => {
+    const keyed = rows.map((row) => [row, valueOf(row, column)]);
+    keyed.sort(([, a], [, b]) => {
+      if (a === null || b === null) return (a === null) - (b === null);
+      return descending ? compare(b, a) : compare(a, b);
+    });
+    return keyed.map(([row]) => row);
+  };
+
+  const setUpTable = (box) => {
+    const table = one("table", box);
+    if (!table) return;
+    const body = table.tBodies[0];
+    const isTree = box.classList.contains("tree");
+    const limit = Number(box.dataset.limit);
+    const original = [...body.rows];
+    const text = new Map(original.map((row) => [row, row.cells[0].textContent.concat(" ", row.textContent).toLowerCase()]));
+    const input = one("input[type=search]", box);
+    const moreButton = one("button.all", box);
+    const counter = one(".count", box);
+    let order = original;
+    let showAll = false;
+
+    // Trees: rows come in pre-order, so depth alone tells who is whose child.
+    const parent = new Map();
+    const children = new Map();
+    if (isTree) {
+      const path = [];
+      for (const row of original) {
+        const depth = Number(row.dataset.depth);
+        path.length = depth;
+        const above = path[depth - 1] ?? null;
+        parent.set(row, above);
+        children.set(above, [...(children.get(above) ?? []), row]);
+        path[depth] = row;
+      }
+    }
+    const foldOf = (row) => one("button.fold", row);
+    const isOpen = (row) => foldOf(row)?.getAttribute("aria-expanded") === "true";
+    const unfolded = (row) => {
+      for (let above = parent.get(row); above; above = parent.get(above)) if (!isOpen(above)) return false;
+      return true;
+    };
+
+    const show = () => {
+      const wanted = input?.value.trim().toLowerCase() ?? "";
+      let shown = 0;
+      if (wanted && isTree) {
+        const kept = new Set();
+        for (const row of order) {
+          if (text.get(row).includes(wanted)) for (let at = row; at; at = parent.get(at)) kept.add(at);
+        }
+        for (const row of order) shown += (row.hidden = !kept.has(row)) ? 0 : 1;
+      } else if (isTree) {
+        for (const row of order) shown += (row.hidden = !unfolded(row)) ? 0 : 1;
+      } else {
+        let matching = 0;
+        for (const row of order) {
+          const fits = !wanted || text.get(row).includes(wanted);
+          if (fits) matching += 1;
+          row.hidden = !fits || (!wanted && !showAll && matching > limit);
+          shown += row.hidden ? 0 : 1;
+        }
+      }
+      counter.textContent = shown === order.length ? `${shown} rows` : `${shown} of ${order.length} rows`;
+    };
+
+    const arrange = (column, descending) => {
+      if (column === null) order = original;
+      else if (!isTree) order = sorted(original, column, descending);
+      else {
+        order = [];
+        const add = (row) => {
+          order.push(row);
+          for (const child of sorted(children.get(row) ?? [], column, descending)) add(child);
+        };
+        for (const top of sorted(children.get(null) ?? [], column, descending)) add(top);
+      }
+      body.append(...order);
+      show();
+    };
+
+    all("thead th", table).forEach((head, column) => {
+      const button = document.createElement("button");
+      button.type = "button";
+      button.append(...head.childNodes);
+      head.append(button);
+      head.setAttribute("aria-sort", "none");
+      const numeric = head.classList.contains("num");
+      button.addEventListener("click", () => {
+        const now = head.getAttribute("aria-sort");
+        const first = numeric ? "descending" : "ascending";
+        const second = numeric ? "ascending" : "descending";
+        const next = now === "none" ? first : now === first ? second : "none";
+        for (const other of table.tHead.rows[0].cells) other.setAttribute("aria-sort", "none");
+        head.setAttribute("aria-sort", next);
+        arrange(next === "none" ? null : column, next === "descending");
+      });
+    });
+
+    if (input) {
+      input.closest("label").hidden = false;
+      input.addEventListener("input", show);
+    }
+    if (moreButton) {
+      moreButton.hidden = false;
+      moreButton.addEventListener("click", () => {
+        showAll = !showAll;
+        if (isTree) for (const row of original) foldOf(row)?.setAttribute("aria-expanded", String(showAll));
+        moreButton.textContent = isTree ? (showAll ? "Collapse all" : "Expand all") : (showAll ? "Show fewer" : "Show all");
+        show();
+      });
+    }
+    body.addEventListener("click", (event) => {
+      const fold = event.target.closest("button.fold");
+      if (!fold) return;
+      fold.setAttribute("aria-expanded", String(fold.getAttribute("aria-expanded") !== "true"));
+      show();
+    });
+  };
+  all(".table").forEach(setUpTable);
+
+  // Full names: a copy button appears with the name.
+  document.addEventListener("toggle", (event) => {
+    const details = event.target;
+    if (!(details instanceof HTMLDetailsElement) || !details.matches("details.name") || one("button", details)) return;
+    const button = document.createElement("button");
+    button.type = "button";
+    button.className = "quiet";
+    button.textContent = "Copy";
+    button.addEventListener("click", async () => {
+      const code = one("code", details);
+      getSelection().selectAllChildren(code);
+      try {
+        await navigator.clipboard.writeText(code.textContent);
+        button.textContent = "Copied";
+      } catch { button.textContent = "Selected"; }
+    });
+    details.append(button);
+  }, true);
+
+  // --- charts ----------------------------------------------------------------------------------------------------------
+  const tip = one("#warplens-tip");
+  // Vega hands over titles and values; they are set as text, never as markup. Titles that begin with "_" head the box.
+  const showTip = (_handler, event, _item, value) => {
+    if (value === null || value === undefined || value === "") { tip.hidden = true; return; }
+    tip.replaceChildren();
+    const list = document.createElement("dl");
+    for (const [title, content] of Object.entries(value)) {
+      if (content === "" || content === "null" || content === "undefined") continue;
+      if (title.startsWith("_")) {
+        const head = document.createElement("p");
+        head.textContent = content;
+        tip.append(head);
+      } else {
+        const term = document.createElement("dt");
+        const detail = document.createElement("dd");
+        term.textContent = title;
+        detail.textContent = content;
+        list.append(term, detail);
+      }
+    }
+    if (list.childElementCount) tip.append(list);
+    tip.hidden = false;
+    const gap = 14;
+    const box = tip.getBoundingClientRect();
+    const left = Math.max(gap, Math.min(event.clientX + gap, innerWidth - box.width - gap));
+    const below = event.clientY + gap;
+    tip.style.left = `${left}px`;
+    tip.style.top = `${below + box.height < innerHeight ? below : Math.max(gap, event.clientY - box.height - gap)}px`;
+  };
+  addEventListener("scroll", () => { tip.hidden = true; }, { passive: true });
+
+  // A saved chart leaves the page's variables behind: they are replaced by the colours of the moment.
+  const save = (figure) => {
+    const svg = one("svg", figure).cloneNode(true);
+    svg.setAttribute("xmlns", "http://www.w3.org/2000/svg");
+    const style = getComputedStyle(figure);
+    const text = svg.outerHTML.replace(/var\((--[\w-]+)\)/g, (_, name) => style.getPropertyValue(name).trim());
+    const link = document.createElement("a");
+    link.href = URL.createObjectURL(new Blob([text], { type: "image/svg+xml" }));
+    link.download = `${figure.id}.svg`;
+    link.click();
+    setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+  };
+
+  const holder = one("#warplens-charts");
+  const specs = holder ? JSON.parse(holder.textContent) : {};
+  const options = {
+    mode: "vega-lite",
+    renderer: "svg",
+    actions: false,
+    defaultStyle: false,
+    tooltip: showTip,
+    ast: true, // expressions are interpreted, not compiled: the page's policy forbids eval
+    loader: { load: () => Promise.reject(new Error("this page loads nothing")) },
+  };
+  const draw = async (place) => {
+    const label = place.getAttribute("aria-label");
+    await vegaEmbed(place, specs[place.dataset.chart], options);
+    place.setAttribute("aria-label", label);
+    const button = one("button.save", place.closest("figure"));
+    button.hidden = false;
+    button.addEventListener("click", () => save(place.closest("figure")));
+  };
+  const drawAll = async () => {
+    for (const place of all(".chart")) {
+      try { await draw(place); } catch (error) {
+        place.textContent = "This chart could not be drawn; its numbers are in the tables.";
+        console.error(error);
+      }
+      await new Promise((resolve) => setTimeout(resolve)); // lets the page answer between two charts
+    }
+    root.dataset.charts = "drawn";
+  };
+  drawAll();
+})();

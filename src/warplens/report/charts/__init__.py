@@ -1,0 +1,26 @@
+"""Every chart, defined once: the same definition is interactive in HTML and becomes SVG or PNG elsewhere.
+
+A chart function takes a small frame of finished numbers and returns a `Chart`, which draws itself when a renderer asks.
+What goes into a chart is aggregated beforehand (`warplens.report.chart_data`): no chart holds more than about two
+thousand marks. Labels stand at what they name rather than in legends; units are those of people.
+
+This package imports Altair, which takes a good part of a second: documents import it when they come to draw, never to
+count. A new chart becomes a function here, in the module of its kind (`bars`, `overtime`, `distributions`).
+"""
+
+from warplens.report.charts.bars import budget_chart, ranked_chart
+from warplens.report.charts.base import Chart, vega_lite_version
+from warplens.report.charts.distributions import bandwidth_chart, histogram_chart
+from warplens.report.charts.overtime import memory_chart, steps_chart, timeline_chart
+
+__all__ = [
+    "Chart",
+    "bandwidth_chart",
+    "budget_chart",
+    "histogram_chart",
+    "memory_chart",
+    "ranked_chart",
+    "steps_chart",
+    "timeline_chart",
+    "vega_lite_version",
+]

@@ -1,0 +1,140 @@
+"""What every chart is built from: `Chart` itself, and the scales, units and tooltips that they share."""
+
+from __future__ import annotations
+
+import html
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import altair as alt
+import vl_convert
+
+from warplens.report.chart_theme import chart_config, light_ink
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    import polars as pl
+
+    from warplens.report.chart_theme import Ink
+
+__all__ = [
+    "Chart",
+    "Mark",
+    "byte_unit",
+    "embedded",
+    "largest",
+    "layered",
+    "legend_above",
+    "series_colours",
+    "short",
+    "time_unit",
+    "tooltip",
+    "vega_lite_version",
+]
+
+#: One mark of a chart: field → value, as it is embedded.
+Mark: TypeAlias = dict[str, Any]
+
+#: Width of charts in files, in pixels; in HTML a chart takes the width of its place.
+STATIC_WIDTH = 760
+
+#: Fills of series that have no colour of their own: far apart in hue and in lightness.
+_SERIES_FILLS = ("gemm", "idle-1", "attention", "communication", "reduction", "idle-3", "elementwise", "other")
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A chart that is drawn on demand, in the colours of the output at hand."""
+
+    draw: Callable[[Ink], alt.LayerChart]
+
+    def spec(self, ink: Ink, description: str, width: int | str = "container") -> dict[str, Any]:
+        """The Vega-Lite specification.
+
+        Args:
+            ink: turns colour tokens into colours.
+            description: what the chart shows, for those who cannot see it.
+            width: pixels, or "container".
+        """
+        spec: dict[str, Any] = self.draw(ink).properties(width=width, description=description).to_dict()
+        spec["config"] = chart_config(ink)
+        spec["autosize"] = {"type": "fit-x", "contains": "padding"}
+        spec["padding"] = {"left": 0, "right": 0, "top": 2, "bottom": 2}
+        return spec
+
+    def svg(self, description: str) -> str:
+        """The chart as a stand-alone SVG in light colours."""
+        text: str = vl_convert.vegalite_to_svg(self._file_spec(description), vl_version=vega_lite_version())
+        return text.replace("<svg", f'<svg role="img" aria-label="{html.escape(description)}"', 1)
+
+    def png(self, description: str, scale: float = 2.0) -> bytes:
+        """The chart as a PNG in light colours, `scale` times its nominal size."""
+        spec = self._file_spec(description)
+        image: bytes = vl_convert.vegalite_to_png(spec, vl_version=vega_lite_version(), scale=scale)
+        return image
+
+    def _file_spec(self, description: str) -> dict[str, Any]:
+        spec = self.spec(light_ink, description, width=STATIC_WIDTH)
+        # Invisible layers answer the pointer, which a picture cannot; they would be most of a file's size.
+        visible = [layer for layer in spec["layer"] if layer["mark"].get("opacity") != 0]
+        # A file may be shown on any background; its colours are chosen for this one.
+        return {**spec, "layer": visible, "background": light_ink("surface"), "padding": 12}
+
+
+def vega_lite_version() -> str:
+    """The Vega-Lite version that Altair writes, as vl-convert names it (`6.4`)."""
+    major, minor = alt.SCHEMA_VERSION.lstrip("v").split(".")[:2]
+    return f"{major}.{minor}"
+
+
+def layered(*layers: alt.Chart, height: int) -> alt.LayerChart:
+    """Charts over one another, the first at the bottom, `height` pixels high."""
+    return alt.LayerChart(layer=list(layers), height=height)
+
+
+def embedded(marks: Iterable[Mark]) -> alt.InlineData:
+    """Marks as data of a chart; fields that are None are left out."""
+    return alt.InlineData(values=[{key: item for key, item in mark.items() if item is not None} for mark in marks])
+
+
+def tooltip(*fields: str, **titled: str) -> list[alt.Tooltip]:
+    """Fields of a tooltip: those by position become its head, shown without a title; the others keep theirs."""
+    head = [alt.Tooltip(f"{field}:N", title=f"_{field}") for field in fields]
+    return head + [alt.Tooltip(f"{field}:N", title=title) for title, field in titled.items()]
+
+
+def series_colours(names: list[str], ink: Ink) -> alt.Color:
+    """A colour for each of the named series (field `series`), with a legend above the chart if there are several."""
+    fills = [ink(_SERIES_FILLS[position % len(_SERIES_FILLS)]) for position in range(len(names))]
+    legend = legend_above() if len(names) > 1 else None
+    return alt.Color("series:N", scale=alt.Scale(domain=names, range=fills), legend=legend)
+
+
+def legend_above() -> alt.Legend:
+    """A legend without a title, in one line above the chart."""
+    return alt.Legend(orient="top", title=None, direction="horizontal", offset=4, columns=3)
+
+
+def largest(frame: pl.DataFrame, column: str) -> float:
+    """The largest value of a column, 0 if there is none."""
+    return float(max((item for item in frame.get_column(column).to_list() if item is not None), default=0))
+
+
+def short(quantity: float) -> float:
+    """A number with six significant digits: finer than any screen, and a third of the text."""
+    return float(f"{quantity:.6g}")
+
+
+def time_unit(largest_ns: float) -> tuple[int, str]:
+    """The unit of a time axis that reaches this far: its length in nanoseconds and its sign."""
+    return _unit(largest_ns, ((1_000_000_000, "s"), (1_000_000, "ms"), (1_000, "µs"), (1, "ns")), least=2)
+
+
+def byte_unit(largest_bytes: float) -> tuple[int, str]:
+    """The unit of an axis of bytes that reaches this far: its size in bytes and its sign."""
+    return _unit(largest_bytes, ((10**9, "GB"), (10**6, "MB"), (10**3, "kB"), (1, "B")), least=1)
+
+
+def _unit(reach: float, units: tuple[tuple[int, str], ...], least: int) -> tuple[int, str]:
+    return next((unit for unit in units if reach >= least * unit[0]), units[-1])

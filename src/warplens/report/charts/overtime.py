@@ -1,0 +1,194 @@
+"""Charts over time: steps, how busy each GPU is, memory in use."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import altair as alt
+
+from warplens.report import format as fmt
+from warplens.report.charts.base import (
+    Chart,
+    Mark,
+    byte_unit,
+    embedded,
+    largest,
+    layered,
+    legend_above,
+    series_colours,
+    short,
+    time_unit,
+    tooltip,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import polars as pl
+
+    from warplens.report.chart_theme import Ink
+
+__all__ = ["memory_chart", "steps_chart", "timeline_chart"]
+
+#: Pixels of one lane of the timeline: its label, its area, and the space to the next.
+_LANE_LABEL, _LANE_AREA, _LANE_GAP = 18, 56, 12
+_LANE = _LANE_LABEL + _LANE_AREA + _LANE_GAP
+
+#: A lane's label stands clear of the line that marks the first step.
+_LABEL_INDENT = 4
+
+#: Half the width of a step's bar, in steps; few steps get slimmer bars, not blocks.
+_HALF_BAR, _FEW_STEPS = 0.42, 10
+
+#: How strongly a step that does not count is drawn.
+_LEFT_OUT_OPACITY = 0.4
+
+
+def steps_chart(steps: pl.DataFrame) -> Chart:
+    """Wall time and GPU busy time of each step; what stands between the two is idle.
+
+    Args:
+        steps: `label`, `position` (1, 2, …), `wall_ns`, `busy_ns` (null where it is not known), `in_window`.
+    """
+    factor, unit = time_unit(largest(steps, "wall_ns"))
+    first, last = 1, 1
+    half = _HALF_BAR * min(1.0, (steps.height + 2) / (_FEW_STEPS + 2))
+    marks: list[Mark] = []
+    for row in steps.iter_rows(named=True):
+        first, last = min(first, row["position"]), max(last, row["position"])
+        marks.append(
+            {
+                "x0": row["position"] - half,
+                "x1": row["position"] + half,
+                "wall": short(row["wall_ns"] / factor),
+                "busy": None if row["busy_ns"] is None else short(row["busy_ns"] / factor),
+                "name": row["label"],
+                "state": "in the window" if row["in_window"] else "left out of the window",
+                "walltext": fmt.duration(row["wall_ns"]),
+                "busytext": fmt.value(row["busy_ns"], "duration_ns"),
+                "opacity": 1.0 if row["in_window"] else _LEFT_OUT_OPACITY,
+            }
+        )
+
+    def draw(ink: Ink) -> alt.LayerChart:
+        base = alt.Chart(embedded(marks))
+        x_axis = alt.Axis(grid=False, tickMinStep=1, format="d", tickCount=12)
+        x_scale = alt.Scale(domain=[first - 0.5, last + 0.5], nice=False)
+        colours = alt.Scale(domain=["wall time", "GPU busy"], range=[ink("strong-line"), ink("gemm")])
+        return layered(
+            *(
+                base.transform_calculate(part=f"'{part}'", zero="0")
+                .mark_rect(cornerRadius=1)
+                .encode(
+                    x=alt.X("x0:Q", title="step", scale=x_scale, axis=x_axis),
+                    x2="x1:Q",
+                    y=alt.Y(f"{field}:Q", title=unit, axis=alt.Axis(tickCount=5)),
+                    y2="zero:Q",
+                    color=alt.Color("part:N", scale=colours, legend=legend_above()),
+                    opacity=alt.Opacity("opacity:Q", scale=None),
+                    tooltip=tooltip("name", "state", wall="walltext", busy="busytext"),
+                )
+                for part, field in (("wall time", "wall"), ("GPU busy", "busy"))
+            ),
+            height=220,
+        )
+
+    return Chart(draw)
+
+
+def timeline_chart(bins: pl.DataFrame, step_starts_ns: Sequence[int] = ()) -> Chart:
+    """How busy each GPU is over the window: the share of every short stretch of time in which it works.
+
+    Args:
+        bins: `lane` (title), `start_ns`, `end_ns` (relative to the window's begin), `busy_share`, sorted by lane and
+            time.
+        step_starts_ns: begins of steps, relative to the window's begin, drawn as thin lines.
+    """
+    end_ns = largest(bins, "end_ns")
+    factor, unit = time_unit(end_ns)
+    lanes = bins.get_column("lane").unique(maintain_order=True).to_list()
+    marks: list[Mark] = []
+    for row in bins.iter_rows(named=True):
+        base = lanes.index(row["lane"]) * _LANE + _LANE_LABEL + _LANE_AREA
+        marks.append(
+            {
+                "lane": row["lane"],
+                "x0": short(row["start_ns"] / factor),
+                "x1": short(row["end_ns"] / factor),
+                "y0": base,
+                "y1": round(base - _LANE_AREA * row["busy_share"], 2),
+                "time": f"{fmt.duration(row['start_ns'])} – {fmt.duration(row['end_ns'])}",
+                "busy": fmt.share(row["busy_share"]),
+            }
+        )
+    labels: list[Mark] = [
+        {"lane": lane, "y": top + 8, "y0": top + _LANE_LABEL, "y1": top + _LANE_LABEL + _LANE_AREA}
+        for top, lane in ((position * _LANE, lane) for position, lane in enumerate(lanes))
+    ]
+    height = max(1, len(lanes)) * _LANE
+
+    def draw(ink: Ink) -> alt.LayerChart:
+        pixels = alt.Scale(domain=[0, height], nice=False, zero=False, reverse=True)
+        x = alt.X(
+            "x0:Q",
+            title=f"time since the window's begin [{unit}]",
+            scale=alt.Scale(domain=[0, end_ns / factor or 1], nice=False),
+            axis=alt.Axis(grid=False, tickCount=8),
+        )
+        place = {"x": x, "x2": "x1:Q", "y": alt.Y("y0:Q", axis=None, scale=pixels)}
+        stretches = alt.Chart(embedded(marks)).transform_calculate(top=f"datum.y0 - {_LANE_AREA}")
+        titles = alt.Chart(embedded(labels))
+        layers = [
+            titles.mark_rect(fill=ink("track")).encode(
+                x=alt.value(0), x2=alt.value("width"), y=alt.Y("y0:Q", axis=None, scale=pixels), y2="y1:Q"
+            ),
+            stretches.mark_area(fill=ink("gemm"), interpolate="step-after").encode(
+                x=x, y=place["y"], y2="y1:Q", detail="lane:N"
+            ),
+            stretches.mark_rect(opacity=0).encode(
+                **place, y2="top:Q", tooltip=tooltip("lane", time="time", busy="busy")
+            ),
+            titles.mark_text(align="left", baseline="middle", fill=ink("ink")).encode(
+                x=alt.value(_LABEL_INDENT), y=alt.Y("y:Q", scale=pixels), text="lane:N"
+            ),
+        ]
+        if step_starts_ns:
+            starts: list[Mark] = [{"x": short(start / factor)} for start in step_starts_ns]
+            rule = alt.Chart(embedded(starts)).mark_rule(color=ink("ink"), opacity=0.35, strokeDash=[2, 3])
+            layers.append(rule.encode(x=alt.X("x:Q")))
+        return layered(*layers, height=height)
+
+    return Chart(draw)
+
+
+def memory_chart(levels: pl.DataFrame) -> Chart:
+    """Memory in use over time, one line for each kind of memory.
+
+    Args:
+        levels: `memory` (title), `time_ns` (relative to the window's begin), `level_bytes`, sorted by kind and time.
+    """
+    factor, unit = time_unit(largest(levels, "time_ns"))
+    size, size_unit = byte_unit(largest(levels, "level_bytes"))
+    kinds = levels.get_column("memory").unique(maintain_order=True).to_list()
+    marks: list[Mark] = [
+        {
+            "series": row["memory"],
+            "x": short(row["time_ns"] / factor),
+            "y": short(row["level_bytes"] / size),
+            "time": fmt.duration(row["time_ns"]),
+            "level": fmt.data_size(row["level_bytes"]),
+        }
+        for row in levels.iter_rows(named=True)
+    ]
+
+    def draw(ink: Ink) -> alt.LayerChart:
+        base = alt.Chart(embedded(marks)).encode(
+            x=alt.X("x:Q", title=f"time since the window's begin [{unit}]", axis=alt.Axis(grid=False, tickCount=8)),
+            y=alt.Y("y:Q", title=size_unit, axis=alt.Axis(tickCount=5)),
+            color=series_colours(kinds, ink),
+        )
+        line = base.mark_line(interpolate="step-after", strokeWidth=2)
+        points = base.mark_point(size=60, opacity=0).encode(tooltip=tooltip("series", time="time", level="level"))
+        return layered(line, points, height=200)
+
+    return Chart(draw)

@@ -1,0 +1,219 @@
+"""A document as one self-contained HTML file that works offline, from a `file:` address, without a network request.
+
+Whatever comes from a profile is text: Jinja escapes it, chart data is JSON that cannot end its script element, and
+tooltips are written as text nodes. On top of that, a Content-Security-Policy forbids every script but the page's own
+three (by their hashes), every network access, and `eval`: charts run with Vega's expression interpreter instead.
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+import hashlib
+import re
+from dataclasses import dataclass
+from importlib import resources
+from typing import TYPE_CHECKING, Any
+
+import jinja2
+import polars as pl
+import vl_convert
+
+from warplens._version import __version__
+from warplens.report import format as fmt
+from warplens.report.chart_theme import FILLS, FONT, PAGE, Theme, colour, css_ink
+from warplens.report.charts import vega_lite_version
+from warplens.report.jsonout import dumps
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from warplens.report.document import Document, Table, TableColumn
+
+__all__ = ["render_html"]
+
+#: Rows of one table that are put into the page. More would make it slow on a phone; `report.json` holds them all.
+MOST_ROWS = 500
+
+#: A line may break behind these signs of a kernel's name.
+_BREAKS = re.compile(r"(?<=[_<,:/])(?=[^_<,:/])")
+
+_NOTE_TAGS = {"info": "Note", "warning": "Caution", "blocking": "Missing"}
+
+
+def render_html(document: Document) -> str:
+    """The whole page, as the text of one file."""
+    charts = {figure.id: figure.chart.spec(css_ink, figure.alt) for figure in document.figures()}
+    scripts = {"theme_script": _asset("theme.js"), "app_script": _asset("report.js")}
+    if charts:
+        scripts["vega_script"] = _vega_bundle()
+    environment = _environment()
+    blocks: Any = environment.get_template("blocks.html.j2").make_module({"view": _table_view, "note_tags": _NOTE_TAGS})
+    return environment.get_template("report.html.j2").render(
+        document=document,
+        version=__version__,
+        policy=_policy(scripts.values()),
+        style=_theme_css() + _asset("report.css").replace("PAGE_FONT", FONT),
+        charts=_embedded_json(charts) if charts else "",
+        render_section=blocks.section,
+        **scripts,
+    )
+
+
+def _environment() -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=jinja2.FunctionLoader(_asset), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
+    )
+    environment.filters["quantity"] = fmt.value
+    return environment
+
+
+@functools.cache
+def _asset(name: str) -> str:
+    return (resources.files("warplens.report") / "assets" / name).read_text("utf-8")
+
+
+@functools.cache
+def _vega_bundle() -> str:
+    """Vega, Vega-Lite and vega-embed as one script, in the versions that Altair writes for."""
+    bundle: str = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;", vl_version=vega_lite_version())
+    return bundle.replace("</script", "<\\/script")
+
+
+def _policy(scripts: Iterable[str]) -> str:
+    hashes = " ".join(
+        f"'sha256-{base64.b64encode(hashlib.sha256(code.encode()).digest()).decode()}'" for code in scripts
+    )
+    return (
+        f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; "
+        "form-action 'none'"
+    )
+
+
+def _embedded_json(value: Any) -> str:
+    """JSON for a script element: nothing in it can end the element or open a comment."""
+    text = dumps(value).decode()
+    for sign in "<>&\u2028\u2029":
+        text = text.replace(sign, f"\\u{ord(sign):04x}")
+    return text
+
+
+def _theme_css() -> str:
+    light, dark = _variables("light"), _variables("dark")
+    return (
+        f":root{{color-scheme:light;{light}}}"
+        f"@media (prefers-color-scheme:dark){{:root{{color-scheme:dark;{dark}}}}}"
+        f":root[data-theme=light]{{color-scheme:light;{light}}}:root[data-theme=dark]{{color-scheme:dark;{dark}}}"
+        f"@media print{{:root,:root[data-theme]{{color-scheme:light;{light}}}}}\n"
+    )
+
+
+def _variables(theme: Theme) -> str:
+    return "".join(f"--{token}:{colour(token, theme)};" for token in (*PAGE, *FILLS))
+
+
+# --- tables -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Cell:
+    text: str
+    numeric: bool
+    name: bool = False
+    raw: str = ""
+    full: str | None = None
+    meter: float | None = None
+
+    @property
+    def pieces(self) -> list[str]:
+        """The text in the pieces between which a line may break: names have no spaces."""
+        return _BREAKS.split(self.text)
+
+
+@dataclass(frozen=True)
+class _Row:
+    cells: tuple[_Cell, ...]
+    hidden: bool
+    depth: int = 0
+    parent: bool = False
+    open: bool = False
+
+
+@dataclass(frozen=True)
+class _Column:
+    title: str
+    numeric: bool
+    help: str
+
+
+@dataclass(frozen=True)
+class _TableView:
+    """A table as the template writes it out."""
+
+    id: str
+    caption: str
+    columns: tuple[_Column, ...]
+    rows: tuple[_Row, ...]
+    limit: int
+    tree: bool
+    count: str
+    more: bool
+    left_out: str
+    empty: str
+
+    @property
+    def explained(self) -> list[_Column]:
+        return [column for column in self.columns if column.help]
+
+
+def _table_view(table: Table) -> _TableView:
+    frame = table.rows.head(MOST_ROWS)
+    limit = table.limit if table.limit is not None else frame.height
+    depths = frame.get_column(table.depth).to_list() if table.depth else []
+    open_to = _open_depth(depths, limit)
+    rows = tuple(
+        _Row(
+            cells=cells,
+            hidden=depths[place] > open_to if depths else place >= limit,
+            depth=depths[place] if depths else 0,
+            parent=bool(depths) and place + 1 < len(depths) and depths[place + 1] > depths[place],
+            open=bool(depths) and depths[place] < open_to,
+        )
+        for place, cells in enumerate(_cells(table, frame))
+    )
+    shown = sum(not row.hidden for row in rows)
+    left_out = table.rows.height - frame.height
+    return _TableView(
+        id=table.id,
+        caption=table.caption,
+        columns=tuple(_Column(column.title, fmt.is_numeric(column.kind), column.help) for column in table.columns),
+        rows=rows,
+        limit=limit,
+        tree=table.depth is not None,
+        count=f"{shown} rows" if shown == len(rows) else f"{shown} of {len(rows)} rows",
+        more=shown < len(rows),
+        left_out=f"{fmt.count(left_out)} more rows are in report.json." if left_out else "",
+        empty=table.empty,
+    )
+
+
+def _open_depth(depths: list[int], limit: int) -> int:
+    """How deep a tree is unfolded at first: as deep as it stays within the limit."""
+    depth = 0
+    while depth < max(depths, default=0) and sum(level <= depth + 1 for level in depths) <= limit:
+        depth += 1
+    return depth
+
+
+def _cells(table: Table, frame: pl.DataFrame) -> Iterable[tuple[_Cell, ...]]:
+    return (tuple(_cell(row, column) for column in table.columns) for row in frame.iter_rows(named=True))
+
+
+def _cell(row: dict[str, Any], column: TableColumn) -> _Cell:
+    item = row[column.key]
+    text, full = fmt.name_and_full(item, row[column.full] if column.full else None, column.kind)
+    if not fmt.is_numeric(column.kind):
+        return _Cell(text, numeric=False, name=column.kind in ("kernel", "name"), full=full)
+    known = text != fmt.MISSING
+    meter = round(min(1.0, max(0.0, item)), 4) if known and column.kind == "share" else None
+    return _Cell(text, numeric=True, raw=str(item) if known else "", meter=meter)

@@ -1,0 +1,130 @@
+"""A document as GitHub-flavoured Markdown, its charts as image files beside it."""
+
+from __future__ import annotations
+
+import html
+import re
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from warplens.report import format as fmt
+from warplens.report.document import Figure, KeyFigures, Notes, Paragraph, Section, Table
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from warplens.report.document import Block, Document, TableColumn
+
+__all__ = ["escaped", "markdown_table", "render_markdown"]
+
+#: From a figure to the address of its image, relative to the Markdown file.
+ImageAddress: TypeAlias = "Callable[[Figure], str]"
+
+_NOTE_TAGS = {"info": "Note", "warning": "Caution", "blocking": "Missing"}
+
+#: Signs that would start markup. Underscores inside a word are harmless, and names are full of them.
+_MARKUP = re.compile(r"[\\`*\[\]|~$#]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
+
+#: Stands before a name for each level of a tree; ordinary spaces at the begin of a cell are dropped.
+_INDENT = "\N{EM SPACE}"
+
+
+def render_markdown(document: Document, image: ImageAddress | None = None) -> str:
+    """The whole document as Markdown.
+
+    Args:
+        document: what to render.
+        image: gives the address of a figure's image; None where images lie in `images/` as SVG.
+    """
+    parts = [f"# {escaped(document.title)}", escaped(document.lead)]
+    if document.meta:
+        parts.append(" · ".join(f"{escaped(label)}: {escaped(text)}" for label, text in document.meta))
+    for section in document.sections:
+        parts.extend(_section(section, 2, image or (lambda figure: f"images/{figure.id}.svg")))
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def markdown_table(table: Table) -> str:
+    """One table as a pipe table: its rows up to the limit, names shortened, numbers for people."""
+    shown = table.shown()
+    if shown.is_empty():
+        return escaped(table.empty)
+    lines = [
+        _pipes(escaped(column.title) for column in table.columns),
+        _pipes("---:" if fmt.is_numeric(column.kind) else ":---" for column in table.columns),
+    ]
+    for row in shown.iter_rows(named=True):
+        indent = _INDENT * row[table.depth] if table.depth else ""
+        cells = [escaped(_text(row, column)[0]) for column in table.columns]
+        lines.append(_pipes([indent + cells[0], *cells[1:]]))
+    if shown.height < table.rows.height:
+        lines.append(f"\n{fmt.count(shown.height)} of {fmt.count(table.rows.height)} rows.")
+    return "\n".join(lines)
+
+
+def escaped(text: str) -> str:
+    """Text that Markdown shows as it is, in a paragraph as well as in a table cell."""
+    return _MARKUP.sub(r"\\\g<0>", html.escape(fmt.printable(text), quote=False))
+
+
+def _section(section: Section, level: int, image: ImageAddress) -> Iterator[str]:
+    yield f"{'#' * level} {escaped(section.title)}"
+    for block in section.blocks:
+        yield _block(block, image)
+    for inner in section.subsections:
+        yield from _section(inner, level + 1, image)
+
+
+def _block(block: Block, image: ImageAddress) -> str:
+    if isinstance(block, Paragraph):
+        return escaped(block.text)
+    if isinstance(block, Notes):
+        return _notes(block)
+    if isinstance(block, KeyFigures):
+        return _key_figures(block)
+    if isinstance(block, Figure):
+        return f"**{escaped(block.caption)}**\n\n![{escaped(block.alt)}]({image(block)})"
+    return "\n\n".join(
+        part for part in (f"**{escaped(block.caption)}**", markdown_table(block), _full_names(block)) if part
+    )
+
+
+def _notes(block: Notes) -> str:
+    lines = []
+    for note in block.notes:
+        remedy = f" {escaped(note.remedy)}" if note.remedy else ""
+        lines.append(f"- **{_NOTE_TAGS[note.level.value]}.** {escaped(note.text)}{remedy}")
+    return "\n".join(lines)
+
+
+def _key_figures(block: KeyFigures) -> str:
+    rows = (
+        _pipes((escaped(entry.label), f"**{escaped(fmt.value(entry.value, entry.kind))}**", escaped(entry.explanation)))
+        for entry in block.figures
+    )
+    return "\n".join((_pipes(("Figure", "Value", "What it is")), _pipes((":---", "---:", ":---")), *rows))
+
+
+def _full_names(table: Table) -> str:
+    """The unabridged names behind the shortened ones of a table, folded."""
+    names: dict[str, str] = {}
+    for row in table.shown().iter_rows(named=True):
+        for column in table.columns:
+            short, full = _text(row, column)
+            if full:
+                names[full] = short
+    if not names:
+        return ""
+    entries = (f"<li>{_code(short)}<br>{_code(full)}</li>" for full, short in names.items())
+    return "<details><summary>Full names</summary><ul>\n" + "\n".join(entries) + "\n</ul></details>"
+
+
+def _code(text: str) -> str:
+    return f"<code>{html.escape(text)}</code>"
+
+
+def _text(row: dict[str, Any], column: TableColumn) -> tuple[str, str | None]:
+    return fmt.name_and_full(row[column.key], row[column.full] if column.full else None, column.kind)
+
+
+def _pipes(cells: Any) -> str:
+    return f"| {' | '.join(cells)} |"

@@ -1,0 +1,108 @@
+"""A report as files in a folder: `report.html`, `report.md` with `images/`, `report.json`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+
+from warplens.errors import UsageError
+from warplens.report.jsonout import envelope
+from warplens.report.overview.data import report_data
+from warplens.report.overview.numbers import examine
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Sequence
+    from pathlib import Path
+
+    from warplens.analysis.timeline import Timeline
+    from warplens.analysis.window import Window
+    from warplens.report.document import Document
+    from warplens.report.overview.numbers import Numbers
+
+__all__ = ["REPORT_FORMATS", "ReportFormat", "report_json", "write_document", "write_report"]
+
+ReportFormat: TypeAlias = Literal["html", "md", "json"]
+
+REPORT_FORMATS: Final[tuple[ReportFormat, ...]] = ("html", "md", "json")
+
+
+def write_report(
+    profiles: Sequence[tuple[Timeline, Window]],
+    folder: Path,
+    formats: Collection[ReportFormat] = REPORT_FORMATS,
+    progress: Callable[[str], None] = lambda _: None,
+) -> list[Path]:
+    """Analyse the profiles and write one report on all of them.
+
+    Args:
+        profiles: each profile with the window of it to analyse.
+        folder: where the files go; made if need be. Files of an earlier report there are replaced.
+        formats: which of `REPORT_FORMATS` to write.
+        progress: is told what is being done, in a few words.
+
+    Returns:
+        The files to open, in the order of `REPORT_FORMATS`; images are not among them.
+
+    Raises:
+        UsageError: there is no profile, or an unknown format.
+    """
+    if not profiles:
+        raise UsageError("there is no profile to report on")
+    if unknown := sorted(set(formats) - set(REPORT_FORMATS)):
+        raise UsageError(f"a report cannot be written as {', '.join(unknown)}; use {', '.join(REPORT_FORMATS)}")
+    examined: list[Numbers] = []
+    for timeline, window in profiles:
+        progress(f"analysing {timeline.trace.capture.source}")
+        examined.append(examine(timeline, window))
+    folder.mkdir(parents=True, exist_ok=True)
+    written = []
+    if set(formats) - {"json"}:
+        progress("drawing")
+        # Charts cost half a second to import; the numbers alone do without.
+        from warplens.report.overview.document import report_document  # noqa: PLC0415
+
+        written = write_document(report_document(examined), folder, formats)
+    if "json" in formats:
+        path = folder / "report.json"
+        path.write_bytes(report_json(examined))
+        written.append(path)
+    return written
+
+
+def report_json(profiles: Sequence[Numbers]) -> bytes:
+    """`report.json`: every table of every profile in full (schema `warplens.report/1`)."""
+    warnings = [note for numbers in profiles for note in numbers.notes]
+    return envelope("report", [numbers.capture.source for numbers in profiles], report_data(profiles), warnings)
+
+
+def write_document(
+    document: Document, folder: Path, formats: Collection[str] = ("html", "md"), name: str = "report"
+) -> list[Path]:
+    """Write any document as `<name>.html` and as `<name>.md` with its charts in `images/`.
+
+    Args:
+        document: what to write.
+        folder: an existing folder.
+        formats: `html`, `md` or both.
+        name: of the files, without suffix.
+
+    Returns:
+        The files to open.
+    """
+    written = []
+    if "html" in formats:
+        from warplens.report.html import render_html  # noqa: PLC0415  Jinja and Vega are for pages alone
+
+        page = folder / f"{name}.html"
+        page.write_text(render_html(document), "utf-8")
+        written.append(page)
+    if "md" in formats:
+        from warplens.report.markdown import render_markdown  # noqa: PLC0415
+
+        images = folder / "images"
+        images.mkdir(exist_ok=True)
+        for figure in document.figures():
+            (images / f"{figure.id}.svg").write_text(figure.chart.svg(figure.alt), "utf-8")
+        text = folder / f"{name}.md"
+        text.write_text(render_markdown(document), "utf-8")
+        written.append(text)
+    return written

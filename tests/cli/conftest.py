@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pytest
+from typer.testing import CliRunner
+
+from tests.cli.small_export import write_export
+from warplens.cli.main import app
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Run:
+    """How a run of the program ended."""
+
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def warplens() -> Callable[..., Run]:
+    """Runs the program in this process with the given arguments."""
+
+    def run(*arguments: object) -> Run:
+        result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+        assert not isinstance(result.exception, Exception), f"{arguments} raised {result.exception!r}"
+        return Run(result.exit_code, result.stdout, result.stderr)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def export(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small profile; see `small_export`."""
+    return write_export(tmp_path_factory.mktemp("profiles") / "small.sqlite")

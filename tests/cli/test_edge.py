@@ -1,0 +1,240 @@
+"""Every way a run can end: an exit code, one line on standard error at most, no traceback unless asked for."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shlex
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import typer
+
+from tests.cli.small_export import write_export
+from warplens.cli.edge import DEFECT, DONE, GATE_FAILED, INTERRUPTED, OUTPUT_CLOSED, UNUSABLE, guarded
+from warplens.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.cli.conftest import Run
+
+
+#: A device that has no room for anything.
+FULL = Path("/dev/full")
+
+
+def failing(error: BaseException) -> Callable[[], None]:
+    def run() -> None:
+        raise error
+
+    return run
+
+
+def subprocess_arguments(*arguments: object) -> list[str]:
+    return [sys.executable, "-m", "warplens", *map(str, arguments)]
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (UsageError("there is no range 'x'"), UNUSABLE),
+        (typer.BadParameter("'x' is not a number"), UNUSABLE),
+        (PermissionError(errno.EACCES, "Permission denied", "/home/ada/report"), UNUSABLE),
+        (MemoryError(), UNUSABLE),
+        (KeyboardInterrupt(), INTERRUPTED),
+        (typer.Abort(), INTERRUPTED),
+        (ZeroDivisionError("division by zero"), DEFECT),
+        (KeyError("two\nlines"), DEFECT),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else str(value),
+)
+def test_a_failure_is_one_line_and_an_exit_code(
+    error: BaseException, code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert guarded(failing(error), debug=False) == code
+
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.startswith("error: ")
+    assert shown.err.count("\n") == 1
+
+
+def test_success_and_a_failed_gate_say_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert guarded(lambda: None, debug=False) == DONE
+    assert guarded(lambda: GATE_FAILED, debug=False) == GATE_FAILED
+    assert capsys.readouterr() == ("", "")
+
+
+def test_debug_shows_where_it_failed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert guarded(failing(ZeroDivisionError("division by zero")), debug=True) == DEFECT
+
+    shown = capsys.readouterr().err
+    assert "Traceback" in shown
+    assert shown.splitlines()[-1].startswith("error: ZeroDivisionError: division by zero")
+
+
+def test_a_path_in_an_error_is_named_without_the_folders_above_it(capsys: pytest.CaptureFixture[str]) -> None:
+    guarded(failing(PermissionError(errno.EACCES, "Permission denied", "/home/ada/report.html")), debug=False)
+
+    assert capsys.readouterr().err == "error: report.html: Permission denied\n"
+
+
+def test_escape_sequences_of_a_name_do_not_reach_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    guarded(failing(UsageError("there is no range '\x1b]0;owned\x07'")), debug=False)
+
+    assert "\x1b" not in capsys.readouterr().err
+
+
+def text_file(folder: Path) -> Path:
+    path = folder / "notes.sqlite"
+    path.write_text("These are not the bytes of a profile.\n")
+    return path
+
+
+def empty_file(folder: Path) -> Path:
+    path = folder / "empty.sqlite"
+    path.touch()
+    return path
+
+
+def truncated_file(folder: Path) -> Path:
+    path = write_export(folder / "cut.sqlite")
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    return path
+
+
+def other_database(folder: Path) -> Path:
+    path = folder / "other.sqlite"
+    with sqlite3.connect(path) as file:
+        file.execute("CREATE TABLE pets (name TEXT)")
+    file.close()
+    return path
+
+
+def missing_file(folder: Path) -> Path:
+    return folder / "missing.sqlite"
+
+
+def empty_folder(folder: Path) -> Path:
+    return folder
+
+
+@pytest.mark.parametrize(
+    "make",
+    [text_file, empty_file, truncated_file, other_database, missing_file, empty_folder],
+    ids=lambda f: f.__name__,
+)
+def test_what_is_no_profile_gives_one_line_and_code_2(
+    make: Callable[[Path], Path], tmp_path: Path, warplens: Callable[..., Run]
+) -> None:
+    path = make(tmp_path)
+
+    run = warplens("kernels", path, "--format", "json")
+
+    assert run.code == UNUSABLE
+    assert run.out == ""
+    assert run.err.startswith(f"error: {path.name}")
+    assert run.err.count("\n") == 1
+
+
+def test_a_real_process_separates_answer_and_error(tmp_path: Path) -> None:
+    done = subprocess.run(
+        subprocess_arguments("kernels", text_file(tmp_path)), capture_output=True, text=True, check=False
+    )
+
+    assert done.returncode == UNUSABLE
+    assert done.stdout == ""
+    assert done.stderr.startswith("error: notes.sqlite")
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("kernels",),
+        ("kernels", "a.sqlite", "b.sqlite"),
+        ("kernels", "a.sqlite", "--format", "xml"),
+        ("kernels", "a.sqlite", "--limit", "-1"),
+        ("kernels", "a.sqlite", "--by", "colour"),
+        ("api", "a.sqlite", "--by", "name,colour"),
+        ("api", "a.sqlite", "--by", "name,name"),
+        ("kernels", "a.sqlite", "--window", "soon"),
+        ("kernels", "a.sqlite", "--window", "2s:1s"),
+        ("kernels", "a.sqlite", "--frobnicate"),
+    ],
+    ids=" ".join,
+)
+def test_wrong_usage_is_told_before_any_file_is_looked_at(
+    arguments: tuple[str, ...], warplens: Callable[..., Run]
+) -> None:
+    run = warplens(*arguments)
+
+    assert run.code == UNUSABLE
+    assert run.out == ""
+    assert run.err.count("\n") == 1
+    assert "no such file" not in run.err
+
+
+def test_a_reader_that_goes_away_is_no_failure(export: Path) -> None:
+    process = subprocess.Popen(
+        subprocess_arguments("kernels", export, "--format", "csv", "--quiet"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    process.stdout.close()
+
+    complaint = process.stderr.read()
+    process.stderr.close()
+
+    assert process.wait() == OUTPUT_CLOSED
+    assert complaint == b""
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs a POSIX shell")
+def test_closed_standard_streams_are_no_defect(export: Path) -> None:
+    command = shlex.join(subprocess_arguments("kernels", export, "--format", "csv"))
+
+    without_output = subprocess.run(["sh", "-c", f"{command} >&-"], stderr=subprocess.PIPE, text=True, check=False)
+    without_errors = subprocess.run(["sh", "-c", f"{command} 2>&-"], stdout=subprocess.PIPE, text=True, check=False)
+
+    assert without_output.returncode == OUTPUT_CLOSED
+    assert "Traceback" not in without_output.stderr
+    assert without_errors.returncode == DONE
+    assert without_errors.stdout.count("\n") == 3
+
+
+@pytest.mark.skipif(os.name != "posix", reason="Windows sends no SIGINT to a single process")
+def test_an_interrupted_run_is_one_line(tmp_path: Path) -> None:
+    script = (
+        "import os, signal, sys\n"
+        "import warplens.cli.commands.kernels as kernels\n"
+        "kernels.select = lambda *_: os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.argv = ['warplens', 'kernels', 'x.sqlite']\n"
+        "from warplens.cli.main import run\n"
+        "run()\n"
+    )
+
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+
+    assert (done.returncode, done.stdout) == (INTERRUPTED, "")
+    assert done.stderr == "error: interrupted\n"
+
+
+@pytest.mark.skipif(not FULL.exists(), reason="there is no /dev/full here")
+def test_a_full_disk_is_one_line(export: Path) -> None:
+    with FULL.open("w") as full:
+        done = subprocess.run(
+            subprocess_arguments("kernels", export, "--format", "csv", "--quiet"),
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+
+    assert done.returncode == UNUSABLE
+    assert done.stderr == "error: No space left on device\n"

@@ -1,0 +1,223 @@
+"""`warplens report` and `warplens demo`: which documents are written, where, and what is said about it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.cli.small_export import SECRET, write_export
+from warplens.cli.commands import demo
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.cli.conftest import Run
+
+GRID = ("lm_small_ctx128_forward.sqlite.xz", "lm_small_ctx256_forward.sqlite.xz")
+
+
+@pytest.fixture
+def grid_folder(tmp_path: Path) -> Path:
+    """A folder with profiles of two cells, and a file that is no profile."""
+    folder = tmp_path / "grid"
+    folder.mkdir()
+    for name in GRID:
+        shutil.copy(demo._CAPTURES / name, folder)
+    (folder / "notes.txt").write_text("No profile.")
+    return folder
+
+
+def names(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
+def test_a_report_is_three_files_and_their_paths_are_printed(
+    tmp_path: Path, export: Path, warplens: Callable[..., Run]
+) -> None:
+    run = warplens("report", export, "-o", tmp_path / "new" / "folder")
+
+    written = tmp_path / "new" / "folder"
+    assert (run.code, run.err) == (0, "")
+    assert run.out.splitlines() == [str(written / f"report.{form}") for form in ("html", "md", "json")]
+    assert names(written) == {"report.html", "report.md", "report.json", "images"}
+    for name in ("report.html", "report.md", "report.json"):
+        assert SECRET not in (written / name).read_text("utf-8")
+
+
+def test_the_default_folder_stands_in_the_current_one(
+    tmp_path: Path, export: Path, warplens: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    run = warplens("report", export, "--format", "html,json")
+
+    assert run.code == 0
+    assert names(tmp_path / "warplens-report") == {"report.html", "report.json"}
+
+
+def test_json_alone_goes_to_standard_output(
+    tmp_path: Path, export: Path, warplens: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    run = warplens("report", export, "--format", "json")
+
+    answer = json.loads(run.out)
+    assert (run.code, run.err) == (0, "")
+    assert answer["schema"] == "warplens.report/1"
+    assert answer["source"] == ["small.sqlite"]
+    assert names(tmp_path) == set()
+
+
+def test_printed_and_written_json_are_the_same(tmp_path: Path, export: Path, warplens: Callable[..., Run]) -> None:
+    printed = warplens("report", export, "--format", "json").out
+    warplens("report", export, "--format", "json", "-o", tmp_path)
+
+    assert json.loads(printed) == json.loads((tmp_path / "report.json").read_text("utf-8"))
+
+
+def test_the_window_of_a_report_can_be_chosen(export: Path, warplens: Callable[..., Run]) -> None:
+    out = warplens("report", export, "-f", "json", "--window", "1ms:2ms", "--range", "forward_pass").out
+
+    window = json.loads(out)["data"]["profiles"][0]["window"]
+    assert (window["start_ns"], window["end_ns"], window["range"]) == (1_000_000, 2_000_000, "forward_pass")
+
+
+def test_a_range_that_one_of_several_profiles_lacks_is_told_with_the_profile(
+    tmp_path: Path, export: Path, warplens: Callable[..., Run]
+) -> None:
+    plain = write_export(tmp_path / "plain.sqlite", annotated=False)
+
+    run = warplens("report", export, plain, "-f", "json", "--range", "step")
+
+    assert (run.code, run.out) == (2, "")
+    assert run.err.startswith("error: plain.sqlite: there is no range 'step'")
+    assert run.err.count("\n") == 1
+
+
+def test_an_unreadable_profile_does_not_stop_the_others_but_is_told(
+    tmp_path: Path, export: Path, warplens: Callable[..., Run]
+) -> None:
+    text = tmp_path / "text.sqlite"
+    text.write_text("Not the bytes of a profile.")
+
+    run = warplens("report", text, export, "-f", "json")
+
+    assert run.code == 2
+    assert json.loads(run.out)["source"] == ["small.sqlite"]
+    assert run.err.startswith("error: text.sqlite: ")
+    assert run.err.count("\n") == 1
+
+
+def test_output_that_is_a_file_is_refused_before_anything_is_read(tmp_path: Path, warplens: Callable[..., Run]) -> None:
+    taken = tmp_path / "report"
+    taken.write_text("mine")
+
+    run = warplens("report", tmp_path / "missing.sqlite", "-o", taken)
+
+    assert run.code == 2
+    assert run.err == "error: report is a file, but reports are written to a folder: name another with --output\n"
+    assert taken.read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--format", "pdf"),
+        ("--format", "html,html"),
+        ("--window", "soon"),
+        ("--cell", "small"),
+        ("--cell", "other=small,512"),
+        ("--batch", "0"),
+        ("--timings", "missing.csv"),
+        ("--batch", "4"),
+    ],
+    ids=" ".join,
+)
+def test_wrong_usage_is_one_line_and_writes_nothing(
+    arguments: tuple[str, ...], tmp_path: Path, export: Path, warplens: Callable[..., Run]
+) -> None:
+    run = warplens("report", export, "-o", tmp_path / "out", *arguments)
+
+    assert (run.code, run.out) == (2, "")
+    assert run.err.startswith("error: ")
+    assert run.err.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_of_cells_gets_a_grid_document_too(
+    grid_folder: Path, tmp_path: Path, warplens: Callable[..., Run]
+) -> None:
+    run = warplens("report", grid_folder, "-o", tmp_path / "out", "-f", "html,json", "--batch", 4)
+
+    assert (run.code, run.err) == (0, "")
+    assert names(tmp_path / "out") == {"report.html", "report.json", "grid.html", "grid.json"}
+    grid = json.loads((tmp_path / "out" / "grid.json").read_text("utf-8"))
+    assert grid["schema"] == "warplens.grid/1"
+    assert grid["source"] == list(GRID)
+    assert set(grid["data"]["questions"]) == set("abcde")
+
+
+def test_profiles_of_one_cell_are_no_grid_unless_asked_for(
+    grid_folder: Path, tmp_path: Path, warplens: Callable[..., Run]
+) -> None:
+    profile = grid_folder / GRID[0]
+
+    warplens("report", profile, "-o", tmp_path / "plain", "-f", "json")
+    warplens("report", profile, "-o", tmp_path / "asked", "-f", "json", "--cell", "lm_small_ctx128_forward=small,128")
+
+    assert names(tmp_path / "plain") == {"report.json"}
+    assert names(tmp_path / "asked") == {"report.json", "grid.json"}
+
+
+# ── demo ──────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_every_profile_of_the_index_is_shipped() -> None:
+    entries = demo._shipped_profiles()
+
+    assert len(entries) > len(demo._ALSO_IN_REPORT)
+    assert all((demo._CAPTURES / entry["file"]).is_file() for entry in entries)
+    assert set(demo._ALSO_IN_REPORT) <= {entry["file"] for entry in entries}
+    assert (demo._CAPTURES / demo._TIMINGS).is_file()
+
+
+def test_all_shipped_language_models_ran_with_the_same_batch() -> None:
+    workloads = [entry["workload"] for entry in demo._shipped_profiles() if "model" in entry]
+
+    assert all(f"batch {demo._BATCH}," in workload for workload in workloads)
+
+
+def test_the_demo_answers_in_two_sentences_and_says_where_the_documents_are(
+    tmp_path: Path, warplens: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few = {"deit224_bs1_baseline.sqlite.xz", *GRID}
+    entries = [entry for entry in demo._shipped_profiles() if entry["file"] in few]
+    monkeypatch.setattr(demo, "_shipped_profiles", lambda: entries)
+
+    run = warplens("demo", "--output", tmp_path)
+
+    assert (run.code, run.err) == (0, "")
+    assert names(tmp_path) == {"report.html", "report.json", "grid.html", "grid.json"}
+    for name in names(tmp_path):
+        assert f"  {tmp_path / name}\n" in run.out
+    (shown,) = json.loads((tmp_path / "report.json").read_text("utf-8"))["data"]["profiles"]
+    assert shown["source"] == "deit224_bs1_baseline.sqlite.xz"
+    assert shown["answer"] in " ".join(run.out.split())
+    assert "DeiT-B/16, fp16, eager, input 224, batch 1 (deit224_bs1_baseline)" in run.out
+
+
+def test_an_installation_without_profiles_says_so(
+    tmp_path: Path, warplens: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(demo, "_CAPTURES", tmp_path)
+
+    run = warplens("demo", "--output", tmp_path)
+
+    assert run.code == 2
+    assert "without its profiles" in run.err
+    assert run.err.count("\n") == 1

@@ -1,0 +1,242 @@
+"""The documentation says what the program does: columns, commands, options, notes, categories, and shown output."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import json
+import pkgutil
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+import pytest
+import typer
+from typer.testing import CliRunner
+
+import warplens.analysis
+import warplens.readers
+from warplens.analysis.categories import CATEGORIES, classify
+from warplens.analysis.idle import IDLE_CAUSES
+from warplens.cli.catalogue import COMMANDS
+from warplens.cli.main import app
+from warplens.profile.schema import TABLES
+from warplens.readers.nsys_tables import SOURCES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+sys.path.insert(0, str(DOCS))
+
+from console_examples import Example, examples, pages, profiles_at_hand  # noqa: E402  they stand beside the pages
+from generate_columns import PAGE, RESULTS, columns, page  # noqa: E402
+
+#: Options of nsys that the pages recommend.
+NSYS_OPTIONS = {"--trace", "--cuda-graph-trace", "--cuda-memory-usage", "--capture-range", "--type"}
+
+_FENCED = re.compile(r"^ *```(?P<kind>\w*)\n(?P<body>.*?)^ *```$", re.MULTILINE | re.DOTALL)
+_INLINE = re.compile(r"`([^`\n]+)`")
+
+
+def _text(path: str) -> str:
+    return (DOCS / path).read_text("utf-8")
+
+
+# ── columns ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _declared_schemas() -> dict[str, pl.Schema]:
+    """Every schema that the readers, the analyses or the grid document declare, by its address; each of them once."""
+    found: dict[str, pl.Schema] = {}
+    packages = (warplens.readers, warplens.analysis)
+    names = [info.name for p in packages for info in pkgutil.iter_modules(p.__path__, f"{p.__name__}.")]
+    for module in (*names, "warplens.report.grid_columns"):
+        for name, value in vars(importlib.import_module(module)).items():
+            if isinstance(value, pl.Schema) and not name.startswith("_") and not _is_in(value, found):
+                found[f"{module.removeprefix('warplens.')}.{name}"] = value
+    return found
+
+
+def _is_in(schema: pl.Schema, found: dict[str, pl.Schema]) -> bool:
+    return any(schema is known for known in found.values())
+
+
+def test_the_column_dictionary_is_what_the_schemas_give() -> None:
+    assert PAGE.read_text("utf-8") == page(), "run `python docs/generate_columns.py`"
+
+
+def test_every_declared_schema_is_in_the_column_dictionary() -> None:
+    addresses = {result.schema for result in RESULTS} | {result.keys for result in RESULTS if result.keys}
+    documented = {address: _at(address) for address in addresses}
+    missing = [address for address, schema in _declared_schemas().items() if not _is_in(schema, documented)]
+    assert not missing, "describe them in docs/column_meanings.json"
+
+
+def _at(address: str) -> pl.Schema:
+    module, _, name = f"warplens.{address}".rpartition(".")
+    schema: pl.Schema = getattr(importlib.import_module(module), name)
+    return schema
+
+
+def test_every_column_of_every_table_has_its_row_on_the_page() -> None:
+    sections = dict(re.findall(r"^### (.+?)\n(.*?)(?=^##|\Z)", PAGE.read_text("utf-8"), re.MULTILINE | re.DOTALL))
+    for table in TABLES.values():
+        for column in table.columns:
+            assert f"| `{column.name}` |" in sections[table.name]
+    for result in RESULTS:
+        for column in columns(result):
+            assert f"| `{column}` |" in sections[result.title]
+
+
+# ── commands ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture(scope="module")
+def options() -> dict[str, set[str]]:
+    """The options of each command, and of the program itself under the empty name."""
+    group: Any = typer.main.get_command(app)
+    found = {"": _options_of(group)}
+    for name in COMMANDS:
+        context = group.make_context("warplens", [name])
+        found[name] = _options_of(group.resolve_command(context, [name])[1])
+    return found
+
+
+def _options_of(command: Any) -> set[str]:
+    return {"--help", "-h", *(option for param in command.params for option in param.opts if option.startswith("-"))}
+
+
+def _command_lines(text: str) -> Iterator[list[str]]:
+    """Everything in code that begins with `warplens`, as words; comments left out."""
+    lines = [line for block in _FENCED.finditer(text) for line in block["body"].split("\n")]
+    lines += _INLINE.findall(_FENCED.sub("", text))
+    for line in lines:
+        words = line.strip().removeprefix("$ ").partition(" #")[0].split()
+        if words[:1] and words[0].rpartition("/")[2] == "warplens":
+            yield words[1:]
+
+
+@pytest.mark.parametrize("path", pages(), ids=lambda path: path.name)
+def test_every_command_and_option_on_the_page_exists(path: Path, options: dict[str, set[str]]) -> None:
+    for words in _command_lines(path.read_text("utf-8")):
+        name = next((word for word in words if re.fullmatch(r"[a-z]+", word)), "")
+        assert name in options, f"warplens {' '.join(words)}: no such command"
+        used = {word.partition("=")[0] for word in words if word.startswith("-") and word != "-"}
+        assert used <= options[name] | options[""], f"warplens {' '.join(words)}: no such option"
+
+
+@pytest.mark.parametrize("path", pages(), ids=lambda path: path.name)
+def test_every_option_named_in_the_text_exists(path: Path, options: dict[str, set[str]]) -> None:
+    known = set.union(*options.values()) | NSYS_OPTIONS
+    text = _FENCED.sub("", path.read_text("utf-8"))
+    named = {code.split()[0].partition("=")[0] for code in _INLINE.findall(text) if code.startswith("--")}
+    assert named <= known
+
+
+def test_every_command_has_a_page() -> None:
+    for name in COMMANDS:
+        assert f"warplens {name}" in _text(f"how-to/{name}.md")
+
+
+# ── output ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+#: The demo takes ten seconds and has tests of its own; `python docs/console_examples.py` runs its example, too.
+_EXAMPLES = [example for path in pages() for example in examples(path) if example.command != "warplens demo"]
+
+
+@pytest.fixture
+def _shipped() -> Iterator[None]:
+    with profiles_at_hand():
+        yield
+
+
+@pytest.mark.usefixtures("_shipped")
+@pytest.mark.parametrize("example", _EXAMPLES, ids=lambda example: f"{example.page.stem}: {example.command}")
+def test_the_output_on_the_page_is_what_the_command_prints(example: Example) -> None:
+    assert list(example.shown) == example.updated(), (
+        "run `python docs/console_examples.py --update` and read the changes"
+    )
+
+
+_PROGRAMS = [
+    pytest.param(block["body"], id=f"{path.stem}-{number}")
+    for path in pages()
+    for number, block in enumerate(_FENCED.finditer(path.read_text("utf-8")))
+    if block["kind"] == "python" and "import warplens" in block["body"]
+]
+
+
+@pytest.mark.usefixtures("_shipped")
+@pytest.mark.parametrize("program", _PROGRAMS)
+def test_the_python_on_the_page_runs(program: str) -> None:
+    exec(compile(program, "example", "exec"), {})
+
+
+_TABLES = sorted(COMMANDS.keys() - {"demo", "report", "scrub"})
+
+
+@pytest.mark.usefixtures("_shipped")
+@pytest.mark.parametrize("command", _TABLES)
+def test_every_key_of_the_json_output_is_explained(command: str) -> None:
+    documented = set(_INLINE.findall(_text("reference/json.md")))
+    result = CliRunner().invoke(app, [command, "deit224_bs1_graph_nodes.sqlite.xz", "--format", "json", "--quiet"])
+    assert set(_keys(json.loads(result.stdout), but=("rows",))) <= documented | _ENVELOPE
+
+
+#: Shown on the page as an example.
+_ENVELOPE = {"schema", "version", "source", "data", "warnings"}
+
+
+def _keys(value: Any, but: tuple[str, ...]) -> Iterator[str]:
+    if isinstance(value, dict):
+        yield from value
+        for key, inner in value.items():
+            yield from () if key in but else _keys(inner, but)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _keys(inner, but)
+
+
+# ── reference pages ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_every_quality_note_is_explained() -> None:
+    documented = set(_INLINE.findall(_text("reference/quality-notes.md")))
+    assert _note_codes() <= documented
+
+
+def _note_codes() -> set[str]:
+    """The first argument of every `Note(…)` in the sources; of a conditional expression, both texts."""
+    codes: set[str] = set()
+    for source in (ROOT / "src").rglob("*.py"):
+        for node in ast.walk(ast.parse(source.read_text("utf-8"))):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Note" and node.args:
+                code = node.args[0]
+                branches = (code.body, code.orelse) if isinstance(code, ast.IfExp) else (code,)
+                codes |= {str(branch.value) for branch in branches if isinstance(branch, ast.Constant)}
+    return codes
+
+
+def test_every_category_is_explained_with_names_that_belong_to_it() -> None:
+    table, _, _ = _text("reference/categories.md").partition("\n## ")
+    rows = re.findall(r"^\| `([\w-]+)` \| [^|]+ \| ([^|]+) \|$", table, re.MULTILINE)
+    assert [category for category, _ in rows] == list(CATEGORIES)
+    for category, names in rows:
+        for name in _INLINE.findall(names):
+            assert classify(name).category == category, name
+
+
+def test_every_idle_cause_is_explained() -> None:
+    documented = set(_INLINE.findall(_text("explanation/time-budget.md")))
+    assert IDLE_CAUSES.keys() <= documented
+
+
+def test_every_table_that_is_read_is_in_the_format_matrix() -> None:
+    documented = set(_INLINE.findall(_text("reference/formats.md")))
+    for source in SOURCES:
+        assert {source.table, source.trace_table} <= documented

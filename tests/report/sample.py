@@ -1,0 +1,161 @@
+"""A document with every kind of block and chart, and with names that try to become markup."""
+
+from __future__ import annotations
+
+import numpy as np
+import polars as pl
+
+from warplens.profile import Note, NoteLevel
+from warplens.report import chart_data, charts
+from warplens.report.document import (
+    Document,
+    Figure,
+    KeyFigure,
+    KeyFigures,
+    Notes,
+    Paragraph,
+    Section,
+    Table,
+    TableColumn,
+)
+
+#: A kernel or range may have any name; this one must never become an element.
+HOSTILE = "<img src=x onerror=alert(1)>"
+HOSTILE_FULL = f"void {HOSTILE}</script><script>alert(2)</script><!-- (int) | `x` ${{alert(3)}}"
+
+
+def kernel_table(limit: int | None = 15) -> Table:
+    """Forty kernels, the second of them hostile."""
+    total = [10**7 // (place + 1) for place in range(40)]
+    rows = pl.DataFrame(
+        {
+            "name": ["gemm", HOSTILE, *(f"kernel_{place:02}" for place in range(2, 40))],
+            "full_name": [
+                "gemm",
+                HOSTILE_FULL,
+                *(f"void ns::kernel_{place:02}<float>(T1 *)" for place in range(2, 40)),
+            ],
+            "total_ns": total,
+            "share": [time / sum(total) for time in total],
+            "calls": [3 * place + 1 for place in range(40)],
+            "stdev_ns": [None, *(float(place) for place in range(39))],
+        }
+    )
+    columns = (
+        TableColumn("name", "Kernel", "kernel", "The function that ran", full="full_name"),
+        TableColumn("total_ns", "Total", "duration_ns", "Summed duration"),
+        TableColumn("share", "Share", "share"),
+        TableColumn("calls", "Calls", "count"),
+        TableColumn("stdev_ns", "Std dev", "duration_ns"),
+    )
+    return Table("kernel-table", "Kernels by GPU time", columns, rows, limit=limit)
+
+
+def range_tree() -> Table:
+    """Two steps with forward and backward, layers inside; the second step is hostile."""
+    rows: list[tuple[str, int, int]] = []
+    for step in ("step", HOSTILE):
+        rows.append((step, 0, 10_000_000))
+        for phase, time in (("forward", 3_000_000), ("backward", 6_000_000)):
+            rows.append((phase, 1, time))
+            rows.extend((f"layer {layer}", 2, time // 10 + layer) for layer in range(5))
+    frame = pl.DataFrame(rows, schema=["name", "depth", "gpu_ns"], orient="row")
+    columns = (TableColumn("name", "Range", "name"), TableColumn("gpu_ns", "GPU time", "duration_ns"))
+    return Table("range-table", "Ranges", columns, frame, limit=8, depth="depth")
+
+
+def budget_parts() -> pl.DataFrame:
+    """A budget of nine parts over 72.02 ms."""
+    rows = [
+        ("GEMM", "busy", 30_120_000, "gemm"),
+        ("elementwise", "busy", 12_000_000, "elementwise"),
+        ("reduction", "busy", 4_000_000, "reduction"),
+        ("copies", "busy", 900_000, "transfer"),
+        ("communication", "busy", 1_500_000, "communication"),
+        ("waiting for a launch", "idle", 16_000_000, "idle-1"),
+        ("synchronisation", "idle", 5_200_000, "idle-3"),
+        ("host busy outside of CUDA", "idle", 2_000_000, "idle-2"),
+        ("unknown", "idle", 300_000, "idle-6"),
+    ]
+    frame = pl.DataFrame(rows, schema=["part", "family", "duration_ns", "fill"], orient="row")
+    return frame.with_columns((pl.col("duration_ns") / pl.col("duration_ns").sum()).alias("share"))
+
+
+def all_charts() -> dict[str, charts.Chart]:
+    """Every chart once, hostile names in those that show names."""
+    random = np.random.default_rng(1)
+    ranked = kernel_table().rows.head(5).select("name", "full_name", "share", value="total_ns", fill=pl.lit("gemm"))
+    wall = random.normal(65e6, 3e6, 24).astype(np.int64)
+    steps = pl.DataFrame({"index": range(1, 25), "wall_ns": wall, "busy_ns": wall * 7 // 10}).with_columns(
+        (pl.col("index") > 4).alias("in_window")
+    )
+    delays = pl.concat(
+        [
+            chart_data.log_bins(random.lognormal(8, 0.6, 2000), "API call"),
+            chart_data.log_bins(random.lognormal(10, 1.2, 2000), HOSTILE, floor_ns=100),
+        ]
+    )
+    starts = np.cumsum(random.integers(10_000, 60_000, 500))
+    ends = starts + random.integers(1_000, 10_000, 500)
+    span = (0, int(ends[-1]))
+    lanes = [chart_data.busy_bins(starts, ends, span, lane, bins=200) for lane in ("GPU 0", HOSTILE)]
+    size = (10 ** random.uniform(0, 9, 60)).astype(np.int64)
+    copies = pl.DataFrame(
+        {
+            "direction": ["host-to-device", "device-to-host"] * 30,
+            "bytes": size,
+            "start_ns": 0,
+            "end_ns": 1200 + size // 25,
+        }
+    )
+    memory = pl.DataFrame(
+        {
+            "memory": ["device"] * 50,
+            "time_ns": range(0, 50_000_000, 1_000_000),
+            "level_bytes": range(0, 5 * 10**9, 10**8),
+        }
+    )
+    return {
+        "budget": charts.budget_chart(budget_parts()),
+        "ranked": charts.ranked_chart(ranked),
+        "steps": charts.steps_chart(chart_data.merged_steps(steps)),
+        "histogram": charts.histogram_chart(delays, "duration"),
+        "timeline": charts.timeline_chart(pl.concat(lanes), [0, span[1] // 2]),
+        "bandwidth": charts.bandwidth_chart(chart_data.bandwidth_cells(copies)),
+        "memory": charts.memory_chart(chart_data.thinned_levels(memory)),
+    }
+
+
+def document() -> Document:
+    """Everything that a renderer must be able to render."""
+    notes = Notes(
+        (
+            Note("lost", NoteLevel.BLOCKING, f"Kernels are missing: {HOSTILE}.", "Record again with `nsys` 2025.3."),
+            Note("autograd", NoteLevel.WARNING, "Backward kernels carry no range.", None),
+            Note("warm-up", NoteLevel.INFO, "Two warm-up steps are left out."),
+        )
+    )
+    figures = KeyFigures(
+        (
+            KeyFigure("Step time", 65_200_000, "duration_ns", "median of 20 steps"),
+            KeyFigure("GPU busy", 0.674, "share", "of the window"),
+            KeyFigure("Peak memory", None, "bytes", "not recorded in this profile"),
+        )
+    )
+    drawn = tuple(
+        Figure(f"{name}-chart", f"The {name} chart", chart, f"The {name} chart in words")
+        for name, chart in all_charts().items()
+    )
+    return Document(
+        title=f"train {HOSTILE}.sqlite",
+        lead=f"The GPU is busy for 67.4 % of each step. {HOSTILE} dominates.",
+        sections=(
+            Section("quality", "Before you read the numbers", (notes,)),
+            Section("key", "Key figures", (figures, Paragraph("How it was got.", quiet=True))),
+            Section("charts", "Charts", drawn),
+            Section("kernels", "Kernels", (Paragraph(f"Top: {HOSTILE}."), kernel_table())),
+            Section("ranges", HOSTILE, (), (Section("tree", "Tree", (range_tree(),)),)),
+            Section("nothing", "Copies", (Paragraph("Not recorded in this profile."),)),
+        ),
+        meta=(("GPU", "NVIDIA H200"), ("Range", HOSTILE)),
+    )

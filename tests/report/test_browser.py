@@ -1,0 +1,230 @@
+"""The HTML report in a real browser: it draws, sorts, filters, obeys both themes, and nothing leaves the file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.report import sample
+from warplens.report.html import render_html
+
+playwright_api = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
+
+CHROMIUM = Path("/usr/bin/chromium")
+#: The browser's own background services would make network requests; these keep it quiet.
+QUIET = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--no-first-run",
+    "--disable-quic",
+]
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(not CHROMIUM.exists(), reason=f"there is no Chromium at {CHROMIUM}"),
+]
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with playwright_api.sync_playwright() as playwright:
+        running = playwright.chromium.launch(executable_path=str(CHROMIUM), args=QUIET)
+        yield running
+        running.close()
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory):
+    path = tmp_path_factory.mktemp("report") / "report.html"
+    path.write_text(render_html(sample.document()), "utf-8")
+    return path
+
+
+class Visit:
+    """One visit to the report, with everything that must not happen on it."""
+
+    def __init__(self, browser, report: Path, **context) -> None:
+        self.trouble: list[str] = []
+        self.context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}, **context})
+        self.page = self.context.new_page()
+        self.page.on("console", lambda said: self.trouble.append(f"console {said.type}: {said.text}"))
+        self.page.on("pageerror", lambda error: self.trouble.append(f"error: {error}"))
+        self.page.on("dialog", self._dialog)
+        self.page.on("request", lambda request: self._request(request.url, report.as_uri()))
+        self.page.goto(report.as_uri())
+        # A function in the page would need `eval`, which the report's policy forbids; an attribute tells as well.
+        self.page.wait_for_selector("html[data-charts=drawn]")
+
+    def _dialog(self, dialog) -> None:
+        self.trouble.append(f"dialog: {dialog.message}")
+        dialog.dismiss()
+
+    def _request(self, address: str, own: str) -> None:
+        if address.partition("#")[0] != own:
+            self.trouble.append(f"request: {address}")
+
+
+@pytest.fixture
+def visit(browser, report):
+    visits: list[Visit] = []
+
+    def start(**context) -> Visit:
+        visits.append(Visit(browser, report, **context))
+        return visits[-1]
+
+    yield start
+    for made in visits:
+        made.context.close()
+        assert made.trouble == []
+
+
+def shown(page, table: str) -> list[str]:
+    return page.locator(f"#{table} tbody tr:visible > :first-child").all_inner_texts()
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_every_chart_is_drawn_in_both_themes(visit, theme):
+    page = visit(color_scheme=theme).page
+    for name in sample.all_charts():
+        drawing = page.locator(f"[data-chart={name}-chart] svg")
+        assert drawing.count() == 1
+        box = drawing.bounding_box()
+        assert box["width"] > 300
+        assert box["height"] > 50
+        assert drawing.locator("path, text, rect").count() > 10
+        assert page.locator(f"[data-chart={name}-chart]").get_attribute("aria-label") == f"The {name} chart in words"
+
+
+def test_the_theme_follows_the_system_until_the_reader_chooses(visit):
+    page = visit(color_scheme="dark").page
+    ground = "getComputedStyle(document.body).backgroundColor"
+    fill = "getComputedStyle(document.querySelector('[data-chart=ranked-chart] svg text')).fill"
+    assert page.evaluate(ground) == "rgb(15, 18, 21)"
+    dark_text = page.evaluate(fill)
+    page.click("#warplens-theme")
+    assert page.evaluate(ground) == "rgb(247, 247, 246)"
+    assert page.evaluate(fill) != dark_text, "charts follow the theme without being drawn again"
+    assert page.locator("#warplens-theme").inner_text() == "Dark"
+
+
+def test_a_hostile_name_is_text_everywhere(visit):
+    page = visit().page
+    assert page.locator("img, iframe").count() == 0
+    assert page.locator("script").count() == 4
+    assert sample.HOSTILE in page.locator("h1").inner_text()
+    assert sample.HOSTILE in page.locator("[data-chart=ranked-chart]").inner_text()
+    # The bar of the hostile kernel is the second of the ranking.
+    box = page.locator("[data-chart=ranked-chart] svg").bounding_box()
+    page.locator("[data-chart=ranked-chart]").scroll_into_view_if_needed()
+    box = page.locator("[data-chart=ranked-chart] svg").bounding_box()
+    page.mouse.move(box["x"] + 20, box["y"] + 37 + 22)
+    assert sample.HOSTILE in page.locator("#warplens-tip").inner_text()
+    assert page.locator("#warplens-tip img, #warplens-tip script").count() == 0
+
+
+def test_a_click_on_a_heading_sorts_and_a_third_one_restores(visit):
+    page = visit().page
+    heading = page.locator("#kernel-table thead th", has_text="Calls")
+    original = shown(page, "kernel-table")
+    heading.locator("button").click()
+    assert heading.get_attribute("aria-sort") == "descending"
+    assert shown(page, "kernel-table")[0].startswith("kernel_39")
+    heading.locator("button").press("Enter")
+    assert heading.get_attribute("aria-sort") == "ascending"
+    assert shown(page, "kernel-table")[0] == "gemm"
+    heading.locator("button").click()
+    assert heading.get_attribute("aria-sort") == "none"
+    assert shown(page, "kernel-table") == original
+
+
+def test_what_is_not_known_stands_last_in_either_order(visit):
+    page = visit().page
+    page.click("#kernel-table button.all")
+    heading = page.locator("#kernel-table thead th", has_text="Std dev").locator("button")
+    for _ in range(2):
+        heading.click()
+        assert shown(page, "kernel-table")[-1] == "gemm"
+
+
+def test_filtering_finds_full_names_too_and_all_rows_can_be_shown(visit):
+    page = visit().page
+    assert len(shown(page, "kernel-table")) == 15
+    page.fill("#kernel-table input[type=search]", "ns::kernel_3")
+    assert len(shown(page, "kernel-table")) == 10, "kernel_30 … kernel_39, all beyond the limit"
+    assert page.locator("#kernel-table .count").inner_text() == "10 of 40 rows"
+    page.fill("#kernel-table input[type=search]", "")
+    page.click("#kernel-table button.all")
+    assert len(shown(page, "kernel-table")) == 40
+
+
+def test_a_shortened_name_unfolds_to_the_full_one(visit):
+    page = visit().page
+    details = page.locator("#kernel-table details.name").first
+    details.locator("summary").click()
+    assert details.locator("code").inner_text().strip() == sample.HOSTILE_FULL
+    assert details.locator("button").inner_text() == "Copy"
+
+
+def test_the_range_tree_folds_and_filters_with_its_ancestors(visit):
+    page = visit().page
+    assert shown(page, "range-table") == ["step", "forward", "backward", sample.HOSTILE, "forward", "backward"]
+    page.locator("#range-table button.fold[aria-label='Inside forward']").first.click()
+    assert len(shown(page, "range-table")) == 6 + 5
+    page.locator("#range-table button.fold[aria-label='Inside step']").click()
+    assert shown(page, "range-table") == ["step", sample.HOSTILE, "forward", "backward"]
+    page.fill("#range-table input[type=search]", "layer 4")
+    assert shown(page, "range-table") == [
+        *("step", "forward", "layer 4", "backward", "layer 4"),
+        *(sample.HOSTILE, "forward", "layer 4", "backward", "layer 4"),
+    ]
+
+
+def test_sorting_a_tree_keeps_children_with_their_parents(visit):
+    page = visit().page
+    page.click("#range-table button.all")
+    page.locator("#range-table thead th", has_text="GPU time").locator("button").click()
+    rows = shown(page, "range-table")
+    assert rows[:3] == ["step", "backward", "layer 4"]
+    assert rows[7:9] == ["forward", "layer 4"]
+
+
+@pytest.mark.parametrize("width", [390, 768])
+def test_a_phone_scrolls_down_but_not_sideways(visit, width):
+    page = visit(viewport={"width": width, "height": 844}).page
+    assert page.evaluate("document.documentElement.scrollWidth") == width
+    assert page.locator("[data-chart=budget-chart] svg").bounding_box()["width"] <= width
+
+
+def test_paper_is_light_and_shows_every_row(visit):
+    page = visit(color_scheme="dark").page
+    page.emulate_media(media="print")
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    assert page.evaluate("getComputedStyle(document.documentElement).getPropertyValue('--ink')") == "#191c20"
+    assert page.locator("#kernel-table tbody tr:visible").count() == 40
+    assert not page.locator(".contents").is_visible()
+
+
+def test_the_page_can_be_read_without_scripts(browser, report):
+    context = browser.new_context(java_script_enabled=False)
+    page = context.new_page()
+    page.goto(report.as_uri())
+    assert page.locator("#kernel-table tbody tr:visible").count() == 40, "nothing stays folded that cannot be unfolded"
+    assert page.locator("noscript").count() == 2
+    context.close()
+
+
+def test_a_saved_chart_stands_alone(visit, tmp_path):
+    page = visit().page
+    page.hover("#budget-chart")
+    with page.expect_download() as download:
+        page.click("#budget-chart button.save")
+    download.value.save_as(tmp_path / "budget.svg")
+    text = (tmp_path / "budget.svg").read_text("utf-8")
+    assert text.startswith("<svg")
+    assert "var(" not in text
+    assert "#1d5ab0" in text

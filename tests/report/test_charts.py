@@ -1,0 +1,213 @@
+"""Charts: what goes into them, and that each can be drawn for every output."""
+
+from __future__ import annotations
+
+import itertools
+import json
+
+import numpy as np
+import polars as pl
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.report import sample
+from warplens.analysis.categories import CATEGORIES, OTHER
+from warplens.report import chart_data, charts
+from warplens.report.chart_theme import FILLS, PAGE, category_fill, colour, css_ink, light_ink
+
+CHARTS = sample.all_charts()
+
+#: Machado, Oliveira, Fernandes 2009, "A Physiologically-based Model for Simulation of Color Vision Deficiency",
+#: severity 1.0, on linear RGB.
+COLOUR_VISION = {
+    "all cones": np.eye(3),
+    "no red cones": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
+    "no green cones": [
+        [0.367322, 0.860646, -0.227968],
+        [0.280085, 0.672501, 0.047413],
+        [-0.011820, 0.042940, 0.968881],
+    ],
+    "no blue cones": [
+        [1.255528, -0.076749, -0.178779],
+        [-0.078411, 0.930809, 0.147602],
+        [0.004733, 0.691367, 0.303900],
+    ],
+}
+
+
+def linear(hex_colour: str) -> np.ndarray:
+    channels = np.array([int(hex_colour[at : at + 2], 16) / 255 for at in (1, 3, 5)])
+    return np.where(channels <= 0.04045, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4)
+
+
+def contrast(one: str, other: str) -> float:
+    """WCAG 2.2 contrast ratio."""
+    luminance = sorted(float(linear(item) @ [0.2126, 0.7152, 0.0722]) for item in (one, other))
+    return (luminance[1] + 0.05) / (luminance[0] + 0.05)
+
+
+def oklab(rgb: np.ndarray) -> np.ndarray:
+    cones = [
+        [0.4122214708, 0.5363325363, 0.0514459929],
+        [0.2119034982, 0.6806995451, 0.1073969566],
+        [0.0883024619, 0.2817188376, 0.6299787005],
+    ]
+    axes = [
+        [0.2104542553, 0.7936177850, -0.0040720468],
+        [1.9779984951, -2.4285922050, 0.4505937099],
+        [0.0259040371, 0.7827717662, -0.8086757660],
+    ]
+    return np.array(axes) @ np.cbrt(np.array(cones) @ rgb)
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_fills_and_texts_stand_out_from_their_ground(theme):
+    ground = colour("surface", theme)
+    assert {token for token in FILLS if contrast(colour(token, theme), ground) < 3} == set()
+    assert {token for token in ("ink", "soft", "accent") if contrast(colour(token, theme), ground) < 4.5} == set()
+    assert contrast(colour("soft", theme), colour("page", theme)) >= 4.5
+    assert contrast(colour("warning", theme), colour("warning-soft", theme)) >= 4.5
+    assert contrast(colour("blocking", theme), colour("blocking-soft", theme)) >= 4.5
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("vision", COLOUR_VISION)
+def test_busy_and_idle_colours_differ_for_everyone(theme, vision):
+    seen = {
+        token: oklab(np.clip(np.array(COLOUR_VISION[vision]) @ linear(colour(token, theme)), 0, 1)) for token in FILLS
+    }
+    idle = [token for token in FILLS if token.startswith("idle")]
+    busy = [token for token in FILLS if token not in idle]
+    # Two patches side by side are told apart from a distance of about 0.02 in OKLab; four times that is comfortable.
+    close = [(a, b) for a, b in itertools.product(busy, idle) if np.linalg.norm(seen[a] - seen[b]) < 0.08]
+    assert close == []
+
+
+def test_inks_know_exactly_the_declared_tokens():
+    assert {css_ink(token) for token in (*PAGE, *FILLS)} >= {"var(--ink)", "var(--gemm)"}
+    for ink in (css_ink, light_ink):
+        with pytest.raises(KeyError):
+            ink("no-such-token")
+
+
+def test_every_kernel_category_has_a_colour_of_its_own():
+    named = [category for category in CATEGORIES if category != OTHER]
+    assert [category_fill(category) for category in named] == named
+    assert category_fill("something new") == "other"
+
+
+@pytest.mark.parametrize("name", CHARTS)
+def test_a_chart_draws_as_an_image_that_holds_its_words(name):
+    text = CHARTS[name].svg(f"The {name} chart in words")
+    assert text.startswith("<svg")
+    assert f"The {name} chart in words" in text
+    assert "var(--" not in text
+    assert "<img" not in text
+
+
+def test_a_chart_draws_as_a_bitmap():
+    assert CHARTS["budget"].png("words").startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("name", CHARTS)
+def test_a_chart_on_a_page_is_small_and_follows_its_theme(name):
+    spec = CHARTS[name].spec(css_ink, "words")
+    marks = sum(len(values) for values in spec["datasets"].values())
+    assert marks <= 2_000
+    text = json.dumps(spec)
+    assert "var(--" in text
+    assert not any(f'"{value}"' in text for pair in FILLS.values() for value in pair)
+    assert "url" not in spec.get("data", {})
+
+
+def test_the_parts_of_a_budget_stand_end_to_end_and_fill_the_strip():
+    spec = CHARTS["budget"].spec(css_ink, "words")
+    strip = spec["datasets"][spec["layer"][0]["data"]["name"]]
+    edges = [(mark["x0"], mark["x1"]) for mark in strip]
+    assert edges[0][0] == 0
+    assert edges[-1][1] == pytest.approx(1)
+    assert all(left[1] == right[0] for left, right in itertools.pairwise(edges))
+
+
+def test_busy_bins_hold_exactly_the_busy_time():
+    starts, ends = np.array([5, 40, 90]), np.array([15, 60, 130])
+    bins = chart_data.busy_bins(starts, ends, (0, 100), "GPU 0", bins=7)
+    busy = (bins["busy_share"] * (bins["end_ns"] - bins["start_ns"])).sum()
+    assert busy == pytest.approx(10 + 20 + 10)
+    assert bins["end_ns"][-1] == 100
+
+
+@settings(max_examples=60)
+@given(st.lists(st.tuples(st.integers(0, 400), st.integers(1, 50)), max_size=12), st.integers(1, 40))
+def test_each_busy_bin_agrees_with_counting_nanoseconds(pieces, bins):
+    running = np.zeros(1000, dtype=bool)
+    at, starts, ends = 0, [], []
+    for gap, length in pieces:
+        if at + gap + length >= 1000:
+            break
+        starts.append(at + gap)
+        at += gap + length
+        ends.append(at)
+        running[starts[-1] : at] = True
+    found = chart_data.busy_bins(
+        np.array(starts, dtype=np.int64), np.array(ends, dtype=np.int64), (100, 900), "GPU", bins=bins
+    )
+    for begin, end, share in found.select("start_ns", "end_ns", "busy_share").iter_rows():
+        assert share == pytest.approx(running[100 + begin : 100 + end].mean())
+
+
+def test_every_duration_falls_into_one_bin_that_encloses_it():
+    durations = pl.Series([0, 1, 999, 1_000, 1_001, 5_000_000])
+    bins = chart_data.log_bins(durations, "kernel")
+    assert bins["count"].sum() == 6
+    assert bins["share"].sum() == pytest.approx(1)
+    holding = bins.filter(pl.col("count") > 0)
+    assert holding["from_ns"].to_list()[0] == pytest.approx(1)
+    one_microsecond = holding.filter(pl.col("from_ns").is_close(1_000, rel_tol=1e-6))
+    assert one_microsecond["count"].item() == 2, "1,000 and 1,001 ns begin a bin; 999 ns ends the one before"
+
+
+def test_no_durations_make_no_bins():
+    assert chart_data.log_bins(pl.Series([], dtype=pl.Int64), "kernel").is_empty()
+
+
+def test_steps_beyond_the_limit_are_merged_by_neighbours_with_their_means():
+    steps = pl.DataFrame({"index": range(1, 11), "wall_ns": range(10, 110, 10), "busy_ns": [5] * 10}).with_columns(
+        (pl.col("index") > 2).alias("in_window")
+    )
+    merged = chart_data.merged_steps(steps, most=4)
+    assert merged["label"].to_list() == ["mean of steps 1–3", "mean of steps 4–6", "mean of steps 7–9", "step 10"]
+    assert merged["wall_ns"].to_list() == [20, 50, 80, 100]
+    assert merged["in_window"].to_list() == [False, True, True, True]
+
+
+def test_thinning_memory_keeps_every_peak_and_the_end():
+    levels = pl.DataFrame(
+        {"memory": ["device"] * 10_000, "time_ns": range(10_000), "level_bytes": [1] * 5_000 + [99] + [1] * 4_998 + [7]}
+    )
+    thin = chart_data.thinned_levels(levels, most=100)
+    assert thin.height <= 300
+    assert thin["level_bytes"].max() == 99
+    assert thin["level_bytes"][-1] == 7
+
+
+def test_copies_of_one_size_and_speed_are_one_dot():
+    copies = pl.DataFrame(
+        {"direction": ["a"] * 50 + ["b"], "bytes": [1_000] * 50 + [0], "start_ns": [0] * 51, "end_ns": [500] * 51}
+    )
+    cells = chart_data.bandwidth_cells(copies)
+    assert cells.rows() == [("a", 1_000.0, 2e9, 50)]
+
+
+def test_charts_of_nothing_can_still_be_drawn():
+    empty_steps = pl.DataFrame(
+        schema={
+            "label": pl.String,
+            "position": pl.Int64,
+            "wall_ns": pl.Int64,
+            "busy_ns": pl.Int64,
+            "in_window": pl.Boolean,
+        }
+    )
+    assert charts.steps_chart(empty_steps).svg("nothing").startswith("<svg")

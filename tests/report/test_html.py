@@ -1,0 +1,136 @@
+"""The HTML file as text: self-contained, escaped, complete without JavaScript."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import hashlib
+import itertools
+import json
+import re
+from html.parser import HTMLParser
+
+import pytest
+
+from tests.report import sample
+from warplens.report.document import Document, Paragraph, Section
+from warplens.report.html import MOST_ROWS, render_html
+
+TEXT_ONLY = Document("plain", "Nothing.", (Section("a", "A", (Paragraph("One < two & three."),)),))
+
+
+@pytest.fixture(scope="module")
+def page() -> str:
+    return render_html(sample.document())
+
+
+class Elements(HTMLParser):
+    """Every start tag, every text, and every script of a page."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.scripts: list[tuple[dict[str, str | None], str]] = []
+        self.text: list[str] = []
+        self._in_script: dict[str, str | None] | None = None
+        self.feed(page)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        self._in_script = dict(attrs) if tag == "script" else None
+
+    def handle_endtag(self, tag):
+        self._in_script = None
+
+    def handle_data(self, data):
+        if self._in_script is not None:
+            self.scripts.append((self._in_script, data))
+        else:
+            self.text.append(data)
+
+
+def test_a_hostile_name_is_text_wherever_it_stands(page):
+    elements = Elements(page)
+    assert not [tag for tag, _ in elements.tags if tag in ("img", "iframe", "object", "embed", "base")]
+    assert not [attributes for _, attributes in elements.tags if any(name.startswith("on") for name in attributes)]
+    # Names may be broken into pieces, so that long ones can wrap; together they are what was recorded.
+    assert "".join(elements.text).count(sample.HOSTILE) >= 6
+    # Theme, chart data, Vega, the page's own: nothing that a name brought along.
+    assert len(elements.scripts) == 4
+
+
+def test_chart_data_cannot_end_its_script(page):
+    (data,) = [text for attributes, text in Elements(page).scripts if attributes.get("id") == "warplens-charts"]
+    assert not re.search(r"[<>&]", data)
+    charts = json.loads(data)
+    assert set(charts) == {f"{name}-chart" for name in sample.all_charts()}
+    assert sample.HOSTILE in json.dumps(charts, ensure_ascii=False)
+
+
+def test_the_policy_allows_exactly_the_scripts_of_the_page_and_no_eval(page):
+    elements = Elements(page)
+    (policy,) = [
+        attributes["content"]
+        for tag, attributes in elements.tags
+        if tag == "meta" and attributes.get("http-equiv") == "Content-Security-Policy"
+    ]
+    allowed = set(re.findall(r"'sha256-([^']+)'", policy))
+    running = [text for attributes, text in elements.scripts if attributes.get("type") != "application/json"]
+    assert {base64.b64encode(hashlib.sha256(code.encode()).digest()).decode() for code in running} == allowed
+    assert policy.startswith("default-src 'none'")
+    assert "unsafe-eval" not in policy
+    assert "unsafe-inline" not in policy.split("style-src")[0]
+
+
+def test_nothing_is_fetched_from_elsewhere(page):
+    for tag, attributes in Elements(page).tags:
+        for name in ("src", "href", "data", "action"):
+            address = attributes.get(name)
+            assert address is None or address.startswith(("#", "data:")), (tag, address)
+    (style,) = re.findall(r"<style>(.*?)</style>", page, flags=re.DOTALL)
+    assert "url(" not in style
+    assert "@import" not in style
+
+
+def test_all_rows_are_in_the_page_and_those_beyond_the_limit_are_folded(page):
+    (table,) = re.findall(r'id="kernel-table".*?</table>', page, flags=re.DOTALL)
+    (body,) = re.findall(r"<tbody>(.*)</tbody>", table, flags=re.DOTALL)
+    assert body.count("<tr") == 40
+    assert body.count("<tr hidden") == 40 - 15
+    assert "15 of 40 rows" in page
+
+
+def test_a_table_beyond_what_a_phone_can_hold_says_where_the_rest_is():
+    rows = sample.kernel_table().rows
+    many = dataclasses.replace(sample.kernel_table(), rows=rows[[0] * (MOST_ROWS + 7)])
+    text = render_html(Document("t", "l", (Section("a", "A", (many,)),)))
+    assert "7 more rows are in report.json." in text
+
+
+def test_raw_numbers_are_kept_for_sorting(page):
+    assert 'data-v="10000000">10.0 ms</td>' in page
+    assert 'data-v="">–</td>' in page
+
+
+def test_every_id_is_unique_and_every_link_leads_somewhere(page):
+    tags = Elements(page).tags
+    ids = [attributes["id"] for _, attributes in tags if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    assert {attributes["href"][1:] for tag, attributes in tags if tag == "a"} <= set(ids)
+
+
+def test_headings_do_not_skip_a_level(page):
+    levels = [int(tag[1]) for tag, _ in Elements(page).tags if re.fullmatch(r"h[1-6]", tag)]
+    assert levels[0] == 1
+    assert levels.count(1) == 1
+    assert all(deeper <= level + 1 for level, deeper in itertools.pairwise(levels))
+
+
+def test_a_page_without_charts_does_not_carry_a_chart_library():
+    text = render_html(TEXT_ONLY)
+    assert "One &lt; two &amp; three." in text
+    assert len(text) < 60_000
+
+
+def test_a_page_with_charts_stays_near_one_megabyte(page):
+    assert len(page.encode()) < 1_500_000

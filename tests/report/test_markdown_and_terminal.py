@@ -1,0 +1,92 @@
+"""Tables and documents as Markdown, CSV and terminal text."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import re
+
+import polars as pl
+
+from tests.report import sample
+from warplens.report.markdown import escaped, markdown_table, render_markdown
+from warplens.report.terminal import csv_table, print_table
+
+
+def terminal(table) -> str:
+    stream = io.StringIO()
+    print_table(table, "table", stream)
+    return stream.getvalue()
+
+
+def test_a_pipe_in_a_name_does_not_make_a_column():
+    table = dataclasses.replace(
+        sample.range_tree(), rows=pl.DataFrame({"name": ["a|b"], "depth": [0], "gpu_ns": [1]}), limit=None
+    )
+    assert markdown_table(table).splitlines()[-1] == r"| a\|b | 1 ns |"
+
+
+def test_markup_of_names_is_shown_as_text():
+    assert escaped("<b> *x* `y` __init__ snake_case [a](b) $m$") == (
+        r"&lt;b&gt; \*x\* \`y\` \_\_init\_\_ snake_case \[a\](b) \$m\$"
+    )
+
+
+def test_no_element_of_a_hostile_name_survives_in_markdown():
+    text = render_markdown(sample.document())
+    assert "<img" not in text
+    assert "<script" not in text
+    assert set(re.findall(r"<(\w+)", text)) == {"details", "summary", "ul", "li", "br", "code"}
+
+
+def test_numbers_are_right_aligned_and_rows_are_cut_with_a_word():
+    lines = markdown_table(sample.kernel_table(limit=2)).splitlines()
+    assert lines[0] == "| Kernel | Total | Share | Calls | Std dev |"
+    assert lines[1] == "| :--- | ---: | ---: | ---: | ---: |"
+    assert lines[2] == "| gemm | 10.0 ms | 23.4 % | 1 | – |"
+    assert lines[-1] == "2 of 40 rows."
+
+
+def test_the_full_name_of_a_shortened_kernel_is_in_the_folded_list():
+    text = render_markdown(sample.document())
+    assert "<code>void ns::kernel_02&lt;float&gt;(T1 *)</code>" in text
+
+
+def test_figures_become_images_with_their_words():
+    text = render_markdown(sample.document(), lambda figure: f"images/{figure.id}.png")
+    assert "![The budget chart in words](images/budget-chart.png)" in text
+
+
+def test_csv_holds_raw_numbers_and_full_names():
+    rows = list(csv.DictReader(io.StringIO(csv_table(sample.kernel_table(limit=None)))))
+    assert len(rows) == 40
+    assert rows[0]["total_ns"] == "10000000"
+    assert rows[1]["full_name"] == sample.HOSTILE_FULL
+    assert rows[0]["stdev_ns"] == ""
+
+
+def test_a_table_in_a_pipe_is_not_cut_to_eighty_columns():
+    text = terminal(sample.kernel_table())
+    assert "<img src=x onerror=alert(1)>" in text
+    assert "10.0 ms" in text
+    assert "15 of 40 rows" in text
+
+
+def test_brackets_in_names_are_no_terminal_markup():
+    rows = pl.DataFrame({"name": ["[red]x[/red] :smile: \x1b[31m"], "depth": [0], "gpu_ns": [5]})
+    text = terminal(dataclasses.replace(sample.range_tree(), rows=rows))
+    assert "[red]x[/red] :smile: \N{REPLACEMENT CHARACTER}[31m" in text
+    assert "\x1b" not in text
+
+
+def test_a_tree_is_indented():
+    lines = [line.rstrip() for line in terminal(sample.range_tree()).splitlines()]
+    assert any(line.startswith("   forward") for line in lines)
+    assert any(line.startswith("     layer 0") for line in lines)
+
+
+def test_a_table_without_rows_says_so():
+    table = dataclasses.replace(sample.kernel_table(), rows=sample.kernel_table().rows.clear(), empty="No kernels.")
+    assert "No kernels." in terminal(table)
+    assert markdown_table(table) == "No kernels."

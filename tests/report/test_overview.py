@@ -1,0 +1,285 @@
+"""The main document: what its first sentences say, that every number adds up, and that nothing is missing silently."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import warplens
+from tests.analysis import builders as b
+from tests.report.sample import HOSTILE
+from warplens.analysis.kernels import category_coverage, tensor_core_use
+from warplens.analysis.timeline import Timeline
+from warplens.errors import UsageError
+from warplens.profile import Note, NoteLevel
+from warplens.report.html import render_html
+from warplens.report.markdown import render_markdown
+from warplens.report.overview.answer import answer
+from warplens.report.overview.document import overview_document, report_document
+from warplens.report.overview.numbers import Numbers, examine
+from warplens.report.write import report_json, write_report
+
+CAPTURES = Path(
+    os.environ.get("WARPLENS_NSYS_CAPTURES", Path(__file__).resolve().parents[3] / "shared" / "data" / "nsys")
+)
+
+GEMM = "sm80_xmma_gemm_f32f32_f32f32_f32_nn_n_tilesize64x64x8"
+
+
+def training_trace(**extra):
+    """Three steps of 1000 ns: a GEMM of 400, a fill of 100, idle while the host has not launched the next kernel."""
+    kernels, api, ranges, memsets = [], [], [], []
+    for step in range(3):
+        at, first = 1_000_000 * step, 10 * step
+        ranges.append(b.nvtx(at, at + 990_000, "step"))
+        ranges.append(b.nvtx(at + 1_000, at + 600_000, "forward"))
+        api.append(b.launch(at + 2_000, at + 9_000, correlation=first + 1))
+        api.append(b.launch(at + 700_000, at + 740_000, correlation=first + 2, name="cudaMemsetAsync"))
+        kernels.append(b.kernel(at + 10_000, at + 410_000, GEMM, correlation=first + 1))
+        memsets.append(b.memset(at + 745_000, at + 845_000, correlation=first + 2))
+    tables = {"kernels": kernels, "api": api, "ranges": ranges, "memsets": memsets, **extra}
+    return b.trace(**tables)
+
+
+def numbers_of(trace, spec: str = "steady", range_name: str | None = None) -> Numbers:
+    timeline = Timeline(trace)
+    return examine(timeline, timeline.window(spec, range_name))
+
+
+def sentences(text: str) -> list[str]:
+    return re.split(r"(?<=[.!?]) (?=[A-Z])", text)
+
+
+@pytest.fixture(scope="module")
+def training() -> Numbers:
+    return numbers_of(training_trace())
+
+
+# --- the answer -------------------------------------------------------------------------------------------------------
+
+
+def test_the_answer_says_step_time_busy_share_what_and_why_idle(training):
+    first, second = sentences(answer(training))
+    assert re.match(r"A step takes \d+ µs \(median of 3\), and the GPU was busy for \d+\.\d % of the time, ", first)
+    assert first.endswith("most of it (80.0 %) in matrix products (GEMM).")
+    assert re.match(r"Of the \d+\.\d % idle, \d+\.\d % passed while the host ", second)
+
+
+def test_the_busy_share_of_the_answer_is_counted_by_hand(training):
+    window = training.window
+    busy = 3 * (400_000 + 100_000)
+    assert f"busy for {100 * busy / window.duration_ns:.1f} %" in answer(training)
+
+
+def test_an_incomplete_profile_opens_with_what_is_missing_and_claims_nothing_else():
+    note = Note("lost", NoteLevel.BLOCKING, "only 3 of 4,000 launched kernels were recorded")
+    text = answer(numbers_of(training_trace(notes=[note])))
+    assert text == (
+        "Only 3 of 4,000 launched kernels were recorded. The numbers below describe only what was recorded."
+    )
+
+
+def test_a_profile_without_gpu_work_does_not_speak_of_idle_time():
+    text = answer(numbers_of(b.trace(ranges=[b.nvtx(0, 10, "step")])))
+    assert text == "The profile holds no GPU work in this window."
+
+
+def test_work_inside_graphs_is_busy_and_named_hidden():
+    graphs = [b.graph(step * 100, step * 100 + 100, correlation=step) for step in range(10)]
+    text = answer(numbers_of(b.trace(graph_launches=graphs, kernels=[], api=[]), "all"))
+    assert "most of it (100.0 %) inside CUDA graphs that were traced as a whole" in text
+    assert "idle for 0.0 %" in text
+
+
+def test_a_range_is_spoken_of_by_its_name(training):
+    numbers = numbers_of(training_trace(), range_name="forward")
+    assert "work launched inside “forward” spans" in answer(numbers)
+
+
+# --- the numbers ------------------------------------------------------------------------------------------------------
+
+
+def test_the_parts_of_every_budget_sum_to_the_window(training):
+    data = json.loads(report_json([training]))["data"]["profiles"][0]
+    (device,) = data["budget"]["devices"]
+    assert sum(part["time_ns"] for part in device["rows"]) == device["duration_ns"] == data["window"]["duration_ns"]
+    assert device["busy_ns"] + device["idle_ns"] == device["duration_ns"]
+
+
+def test_kernel_rows_carry_every_statistic_under_its_name(training):
+    (row,) = json.loads(report_json([training]))["data"]["profiles"][0]["kernels"]["rows"]
+    assert {
+        "name": GEMM,
+        "full_name": GEMM,
+        "category": "gemm",
+        "calls": 3,
+        "total_ns": 1_200_000,
+        "mean_ns": 400_000.0,
+        "median_ns": 400_000.0,
+        "min_ns": 400_000,
+        "max_ns": 400_000,
+        "stdev_ns": 0.0,
+        "share": 1.0,
+    }.items() <= row.items()
+
+
+def test_the_json_names_its_schema_and_every_table(training):
+    found = json.loads(report_json([training, training]))
+    assert found["schema"] == "warplens.report/1"
+    assert found["source"] == ["synthetic", "synthetic"]
+    tables = {"budget", "steps", "phases", "kernels", "categories", "precisions", "ranges", "launches", "copies", "api"}
+    assert tables | {"streams", "graphs", "memory", "notes", "window", "answer"} <= found["data"]["profiles"][1].keys()
+    assert found["data"]["profiles"][0]["memory"] is None, "not recorded is not an empty table"
+
+
+def test_steps_left_out_are_listed_but_do_not_count():
+    numbers = numbers_of(training_trace(), "1ms:3ms")
+    assert numbers.steps["in_window"].to_list() == [False, True, True]
+    assert numbers.window_steps.height == 2
+
+
+def test_coverage_from_the_kernel_table_is_that_of_the_analysis(training):
+    assert training.category_coverage == category_coverage(training.timeline, training.window)
+    assert training.tensor_core_use == tensor_core_use(training.timeline, training.window)
+
+
+# --- the document -----------------------------------------------------------------------------------------------------
+
+
+def test_every_section_is_there_even_when_its_data_is_not():
+    document = overview_document(numbers_of(b.trace(kernels=[b.kernel(0, 10)]), "all"))
+    text = render_markdown(document)
+    assert [section.title for section in document.sections] == [
+        "Before you read the numbers",
+        "Key figures",
+        "Time budget",
+        "Steps over time",
+        "Phases",
+        "Kernels",
+        "Categories",
+        "Ranges",
+        "Launches",
+        "Copies",
+        "CUDA API",
+        "Streams",
+        "CUDA graphs",
+        "Memory",
+    ]
+    for title in ("Phases", "Ranges", "Copies", "CUDA API", "Memory"):
+        assert re.search(rf"## {title}\n\nNot recorded in this profile\.\n", text), title
+
+
+def test_recorded_but_empty_is_told_apart_from_not_recorded():
+    text = render_markdown(overview_document(numbers_of(b.trace(kernels=[b.kernel(0, 10)], copies=[], api=[]), "all")))
+    assert "## Copies\n\nNo copy or fill began in this window." in text
+    assert "## CUDA API\n\nNo CUDA API call began in this window." in text
+
+
+def test_hostile_names_of_kernels_ranges_and_calls_are_text():
+    ranges = [b.nvtx(0, 900, HOSTILE)]
+    hostile = b.trace(
+        kernels=[b.kernel(10, 500, HOSTILE, correlation=1)],
+        api=[b.launch(1, 5, 1, HOSTILE)],
+        ranges=ranges,
+        memory=[b.allocation(5, 100, memory=HOSTILE)],
+    )
+    document = overview_document(numbers_of(hostile, "all"))
+    page = render_html(document)
+    assert "<img" not in re.sub(r"<script.*?</script>", "", page, flags=re.DOTALL)
+    assert "<img" not in render_markdown(document)
+    assert page.count("&lt;img src=x onerror=alert(") >= 4
+
+
+def test_several_profiles_make_one_document_with_a_comparison_on_top(training):
+    document = report_document([training, numbers_of(b.trace(kernels=[b.kernel(0, 10)]), "all")])
+    assert document.sections[0].id == "comparison"
+    assert document.tables()[0].rows["source"].to_list() == ["synthetic (1)", "synthetic (2)"]
+    ids = [block.id for block in (*document.figures(), *document.tables())]
+    assert len(ids) == len(set(ids))
+    assert re.findall(r'id="([^"]+)-title"', render_html(document))[:3] == ["comparison", "p1", "p1-quality"]
+
+
+def test_a_budget_merges_small_parts_in_the_chart_but_not_in_the_table(training):
+    api = [b.launch(1, 2, 1), *(b.launch(at, at + 1, at) for at in range(10, 14))]
+    kernels = [b.kernel(20, 100_000, GEMM, correlation=1)]
+    copies = [
+        b.copy(100_000 + at, 100_001 + at, kind, correlation=at) for at, kind in ((10, "a"), (11, "b"), (12, "c"))
+    ]
+    document = overview_document(numbers_of(b.trace(kernels=kernels, api=api, copies=copies), "all"))
+    (table,) = [table for table in document.tables() if table.id == "budget-table-0"]
+    assert {"copy a", "copy b", "copy c"} <= set(table.rows["title"])
+    assert "3 smaller parts" in document.figures()[0].chart.svg("words")
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_report_is_three_files_and_its_images(tmp_path, training):
+    heard: list[str] = []
+    pair = (training.timeline, training.window)
+    files = write_report([pair], tmp_path / "new" / "report", progress=heard.append)
+    assert [path.name for path in files] == ["report.html", "report.md", "report.json"]
+    assert heard[0] == "analysing synthetic"
+    text = files[1].read_text("utf-8")
+    images = re.findall(r"\]\((images/[^)]+)\)", text)
+    assert images
+    assert all((files[1].parent / image).read_text("utf-8").startswith("<svg") for image in images)
+
+
+def test_only_the_formats_asked_for_are_written(tmp_path, training):
+    pair = (training.timeline, training.window)
+    assert [path.name for path in write_report([pair], tmp_path, ["json"])] == ["report.json"]
+    assert [path.name for path in tmp_path.iterdir()] == ["report.json"]
+
+
+def test_a_report_on_nothing_or_in_an_unknown_format_is_refused(tmp_path, training):
+    with pytest.raises(UsageError, match="no profile"):
+        write_report([], tmp_path)
+    with pytest.raises(UsageError, match="docx"):
+        write_report([(training.timeline, training.window)], tmp_path, ["docx"])
+
+
+def test_json_alone_loads_neither_charts_nor_templates():
+    code = (
+        "import sys, warplens.report.write; "
+        "print([name for name in ('altair', 'jinja2', 'vl_convert', 'rich') if name in sys.modules])"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"
+
+
+# --- real captures ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(not CAPTURES.is_dir(), reason=f"there are no captures in {CAPTURES}")
+def test_the_training_step_of_the_h200_capture_adds_up_in_every_format(tmp_path):
+    timeline = Timeline(warplens.read(CAPTURES / "h200_lm_small_train.sqlite"))
+    window = timeline.window()
+    page, text, data = write_report([(timeline, window)], tmp_path)
+    profile = json.loads(data.read_bytes())["data"]["profiles"][0]
+    assert profile["answer"] in text.read_text("utf-8")
+    assert profile["answer"] in page.read_text("utf-8")
+    assert sum(row["calls"] for row in profile["kernels"]["rows"]) == 3 * 1182
+    phases = {row["phase"]: row["gpu_ns"] for row in profile["phases"]["rows"]}
+    assert sum(phases.values()) == profile["ranges"]["coverage"]["total_ns"]
+    assert phases.keys() == {"forward", "backward", "optimizer"}
+
+
+@pytest.mark.skipif(not CAPTURES.is_dir(), reason=f"there are no captures in {CAPTURES}")
+@pytest.mark.parametrize("name", ["wsl2_no_cuda_tables", "empty_capture_old", "h200_lm_small_lost_kernels"])
+def test_a_capture_that_lost_its_kernels_says_so_first_and_how_to_record_again(name):
+    timeline = Timeline(warplens.read(CAPTURES / f"{name}.sqlite"))
+    numbers = examine(timeline, timeline.window())
+    worst = numbers.notes[0]
+    assert worst.level is NoteLevel.BLOCKING
+    assert worst.remedy
+    document = overview_document(numbers)
+    assert document.lead.lower().startswith(worst.text.lower())
+    assert len(sentences(document.lead)) <= 2
+    assert "nsys" in render_markdown(document)
