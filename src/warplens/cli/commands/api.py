@@ -41,7 +41,6 @@ def api(
         TableColumn("total_ns", "Time", "duration_ns"),
         TableColumn("share", "Share", "share"),
         TableColumn("median_ns", "Median", "duration_ns"),
-        TableColumn("min_ns", "Shortest", "duration_ns"),
         TableColumn("max_ns", "Longest", "duration_ns"),
     )
     table = Table("api", "CUDA API calls", columns, rows, empty="No API calls in the window.")

@@ -29,7 +29,6 @@ _NUMBERS = (
     TableColumn("total_ns", "Time", "duration_ns"),
     TableColumn("share", "Share", "share"),
     TableColumn("median_ns", "Median", "duration_ns"),
-    TableColumn("min_ns", "Shortest", "duration_ns"),
     TableColumn("max_ns", "Longest", "duration_ns"),
 )
 

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 from typing import Annotated
 
+import polars as pl
+
 from warplens.analysis.phases import phase_statistics, phase_steps
 from warplens.cli.answer import Answer, show
 from warplens.cli.options import Format, FormatOption, LimitOption, ProfileArgument, RangeOption, WindowOption, group_by
 from warplens.cli.selection import select
 from warplens.report.document import Table, TableColumn
+from warplens.report.overview.words import phase_title
 
 __all__ = ["phases"]
 
 _OF_WINDOW = (
-    TableColumn("phase", "Phase", "text"),
+    TableColumn("title", "Phase", "text"),
     TableColumn("gpu_ns", "GPU time", "duration_ns"),
     TableColumn("share", "Share", "share"),
     TableColumn("inferred_ns", "Inferred", "duration_ns"),
     TableColumn("busy_ns", "GPU busy", "duration_ns"),
-    TableColumn("matmul_ns", "Matrix products", "duration_ns"),
+    TableColumn("matmul_ns", "In GEMM", "duration_ns"),
     TableColumn("kernels", "Kernels", "count"),
 )
 _OF_STEPS = (
@@ -49,5 +52,6 @@ def phases(
         table = Table("phases", "GPU time by phase", _OF_STEPS, rows, empty="No steps were found in the window.")
     else:
         rows = phase_statistics(selection.timeline, selection.window)
-        table = Table("phases", "GPU time by phase", _OF_WINDOW, rows, empty="No GPU work in the window.")
+        titled = rows.with_columns(pl.Series("title", map(phase_title, rows["phase"]), dtype=pl.String))
+        table = Table("phases", "GPU time by phase", _OF_WINDOW, titled, empty="No GPU work in the window.")
     show(Answer("phases", selection, rows, (table,)), form, limit)

@@ -23,7 +23,7 @@ _COLUMNS = (
     TableColumn("gpu_exclusive_ns", "Own", "duration_ns"),
     TableColumn("inferred_ns", "Inferred", "duration_ns"),
     TableColumn("span_ns", "Span", "duration_ns"),
-    TableColumn("host_ns", "On the host", "duration_ns"),
+    TableColumn("host_ns", "Host", "duration_ns"),
 )
 
 

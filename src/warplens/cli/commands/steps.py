@@ -17,10 +17,9 @@ _COLUMNS = (
     TableColumn("busy_share", "Share", "share"),
     TableColumn("idle_ns", "Idle", "duration_ns"),
     TableColumn("kernels", "Kernels", "count"),
-    TableColumn("copies", "Copies", "count"),
-    TableColumn("graph_launches", "Graphs", "count"),
     TableColumn("gap_ns", "Gap after", "duration_ns"),
 )
+_GRAPHS = TableColumn("graph_launches", "Graphs", "count")
 
 
 def steps(
@@ -36,5 +35,6 @@ def steps(
     """
     selection = select(path, window, range_name)
     rows = step_statistics(selection.timeline, selection.window)
-    table = Table("steps", "Steps", _COLUMNS, rows, empty="No steps were found in the window.")
+    columns = (*_COLUMNS, _GRAPHS) if rows["graph_launches"].any() else _COLUMNS
+    table = Table("steps", "Steps", columns, rows, empty="No steps were found in the window.")
     show(Answer("steps", selection, rows, (table,)), form, limit)
