@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tests.analysis.builders import AUTOGRAD_THREAD, MAIN_THREAD, call, kernel, launch, memset, nvtx, trace
-from warplens.analysis.grid import GridCell
+from warplens.analysis.grid.answers import GridCell
 from warplens.analysis.timeline import Timeline
 
 if TYPE_CHECKING:

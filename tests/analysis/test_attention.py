@@ -8,9 +8,9 @@ import pytest
 
 from tests.analysis.builders import kernel, launch, nvtx, trace
 from tests.analysis.plain_sql import SHIPPED, held, in_steps, opened, ops
-from warplens.analysis.attention import attention_time, missing_attention_ranges
-from warplens.analysis.lm_flops import model_size
-from warplens.analysis.passes import phased_work
+from warplens.analysis.grid.attention import attention_time, missing_attention_ranges
+from warplens.analysis.grid.lm_flops import model_size
+from warplens.analysis.grid.passes import phased_work
 from warplens.analysis.timeline import Timeline
 from warplens.readers import read
 

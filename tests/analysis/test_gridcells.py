@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from warplens.analysis.gridcells import CellName, Unplaced, assign_cells, mode_of_text, parse_cell, recognise_cell
+from warplens.analysis.grid.gridcells import CellName, Unplaced, assign_cells, mode_of_text, parse_cell, recognise_cell
 from warplens.errors import UsageError
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.analysis.lm_steps import WHOLE, Program
-from warplens.analysis.passes import PASS_SCHEMA, PHASE_TIME_SCHEMA, Spread, busy_by_group, phased_work
+from warplens.analysis.grid.passes import PASS_SCHEMA, PHASE_TIME_SCHEMA, Spread, busy_by_group, phased_work
 
 INTERVALS = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 60), st.integers(0, 20)), max_size=25)
 

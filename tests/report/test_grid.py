@@ -10,14 +10,14 @@ import pytest
 
 from tests.analysis.lm_steps import WHOLE, Program, forward_only
 from tests.analysis.plain_sql import SHIPPED
-from warplens.analysis.grid import GridCell, answer_grid
-from warplens.analysis.gridcells import Unplaced, assign_cells
+from warplens.analysis.grid.answers import GridCell, answer_grid
+from warplens.analysis.grid.gridcells import Unplaced, assign_cells
 from warplens.analysis.timeline import Timeline
 from warplens.readers import read
 from warplens.readers.timings import read_timings
 from warplens.report import format as fmt
 from warplens.report.document import Paragraph, Table
-from warplens.report.grid import grid_data, grid_document
+from warplens.report.grid.document import grid_data, grid_document
 from warplens.report.jsonout import envelope
 from warplens.report.markdown import render_markdown
 

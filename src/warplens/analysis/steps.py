@@ -49,7 +49,7 @@ _MAX_CANDIDATES = 64
 #: A leading step this much slower than the median is still warming up (compilation, allocation, autotuning). Ordinary
 #: steps of one program stay within some 20 % of each other even where the host is the limit; real warm-up steps in our
 #: captures are 1.3 to 100 times slower.
-_WARMUP_SLOWDOWN = 1.25
+WARMUP_SLOWDOWN = 1.25
 
 #: Ranges of one name are steps only if most of them launch about the same amount of work.
 _ALIKE_SHARE = 0.5
@@ -115,7 +115,7 @@ def _warmup_count(found: _Found) -> int:
     later = slice(len(durations) // 2, None)
     usual_duration = float(np.median(durations[later]))
     usual_count = np.median(found.counts[later])
-    unusual = (durations > _WARMUP_SLOWDOWN * usual_duration) | (found.counts != usual_count)
+    unusual = (durations > WARMUP_SLOWDOWN * usual_duration) | (found.counts != usual_count)
     leading = int(np.argmin(unusual)) if not unusual.all() else 0
     # A workload whose steps all differ has no warm-up: unusual steps are only left out if their successors settle.
     leading = leading if leading <= len(durations) // 2 else 0

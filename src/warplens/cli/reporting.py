@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from warplens.analysis.gridcells import assign_cells
+from warplens.analysis.grid.gridcells import assign_cells
 from warplens.analysis.timeline import Timeline
 from warplens.cli.messages import progress
 from warplens.errors import UnreadableInputError, UsageError
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     import polars as pl
 
-    from warplens.analysis.gridcells import CellName, Unplaced
+    from warplens.analysis.grid.gridcells import CellName, Unplaced
     from warplens.analysis.window import Window
     from warplens.report.write import ReportFormat
 
@@ -144,8 +144,8 @@ def write_grid(
     profiles: Profiles, cells: Cells, request: GridRequest, folder: Path, formats: Sequence[ReportFormat]
 ) -> list[Path]:
     """Write the grid document as `grid.html`, `grid.md` and `grid.json`; the files to open."""
-    from warplens.analysis.grid import GridCell, answer_grid  # noqa: PLC0415  few reports are on a grid
-    from warplens.report.grid import grid_document  # noqa: PLC0415
+    from warplens.analysis.grid.answers import GridCell, answer_grid  # noqa: PLC0415  few reports are on a grid
+    from warplens.report.grid.document import grid_document  # noqa: PLC0415
     from warplens.report.write import write_document  # noqa: PLC0415
 
     with progress("answering the questions of the grid") as tell:
@@ -168,7 +168,7 @@ def write_grid(
 
 
 def _write_grid_json(grid: Any, path: Path) -> Path:
-    from warplens.report.grid import grid_data  # noqa: PLC0415
+    from warplens.report.grid.document import grid_data  # noqa: PLC0415
     from warplens.report.jsonout import envelope  # noqa: PLC0415
 
     warnings = [f"{cell.source}: {reason}" for cell in grid.cells for reason in (*cell.invalid, *cell.notes)]

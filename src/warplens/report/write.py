@@ -98,11 +98,12 @@ def write_document(
     if "md" in formats:
         from warplens.report.markdown import render_markdown  # noqa: PLC0415
 
-        images = folder / "images"
-        images.mkdir(exist_ok=True)
+        (folder / "images").mkdir(exist_ok=True)
+        # Two documents in one folder share the folder of images; their figures may have the same ids.
+        addresses = {figure.id: f"images/{name}-{figure.id}.svg" for figure in document.figures()}
         for figure in document.figures():
-            (images / f"{figure.id}.svg").write_text(figure.chart.svg(figure.alt), "utf-8")
+            (folder / addresses[figure.id]).write_text(figure.chart.svg(figure.alt), "utf-8")
         text = folder / f"{name}.md"
-        text.write_text(render_markdown(document), "utf-8")
+        text.write_text(render_markdown(document, lambda figure: addresses[figure.id]), "utf-8")
         written.append(text)
     return written

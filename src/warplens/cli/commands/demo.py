@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 import warplens
-from warplens.analysis.gridcells import plain_name
+from warplens.analysis.grid.gridcells import plain_name
 from warplens.cli.edge import answering
 from warplens.cli.messages import one_line
 from warplens.cli.options import words_option

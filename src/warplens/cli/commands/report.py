@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from warplens.analysis.gridcells import parse_cell
+from warplens.analysis.grid.gridcells import parse_cell
 from warplens.cli.edge import UNUSABLE, answering
 from warplens.cli.messages import complain, one_line, progress
 from warplens.cli.options import RangeOption, WindowOption, words_option

@@ -35,6 +35,6 @@ def steps(
     """
     selection = select(path, window, range_name)
     rows = step_statistics(selection.timeline, selection.window)
-    columns = (*_COLUMNS, _GRAPHS) if rows["graph_launches"].any() else _COLUMNS
+    columns = (*_COLUMNS, _GRAPHS) if rows["graph_launches"].sum() else _COLUMNS
     table = Table("steps", "Steps", columns, rows, empty="No steps were found in the window.")
     show(Answer("steps", selection, rows, (table,)), form, limit)

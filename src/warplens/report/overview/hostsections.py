@@ -39,11 +39,11 @@ _LAUNCH_COLUMNS: Final = (
     TableColumn("full_name", "Kernel", "kernel", full="full_name"),
     TableColumn("api", "Launched by", "text", "The API call."),
     TableColumn("launches", "Launches", "count"),
-    TableColumn("api_total_ns", "In the call", "duration_ns", "Summed duration of the launching calls."),
-    TableColumn("api_median_ns", "Call, median", "duration_ns"),
-    TableColumn("queue_median_ns", "Queued, median", "duration_ns", "From the call's return to the kernel's begin."),
-    TableColumn("kernel_median_ns", "Kernel, median", "duration_ns"),
-    TableColumn("kernel_total_ns", "Kernel, total", "duration_ns"),
+    TableColumn("api_median_ns", "Call", "duration_ns", "Median duration of the launching call."),
+    TableColumn("queue_median_ns", "Queue", "duration_ns", "Median time from the call's return to the kernel's begin."),
+    TableColumn("kernel_median_ns", "Kernel", "duration_ns", "Median duration of the kernel."),
+    TableColumn("api_total_ns", "All calls", "duration_ns", "Summed duration of the launching calls."),
+    TableColumn("kernel_total_ns", "All kernels", "duration_ns", "Summed duration of the kernels."),
 )
 
 

@@ -15,8 +15,8 @@ import numpy as np
 import polars as pl
 
 from warplens.analysis.attribution import NO_RANGE
-from warplens.analysis.lm_flops import ModelSize, attention_matmul_flops, flop_ratio, softmax_flops
-from warplens.analysis.passes import MATMUL, PhasedWork, Spread
+from warplens.analysis.grid.lm_flops import ModelSize, attention_matmul_flops, flop_ratio, softmax_flops
+from warplens.analysis.grid.passes import MATMUL, PhasedWork, Spread
 from warplens.analysis.timeline import Timeline
 from warplens.profile.schema import name_categories
 

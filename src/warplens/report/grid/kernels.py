@@ -6,19 +6,19 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from warplens.analysis.grid import Grid
-from warplens.analysis.passes import MATMUL
+from warplens.analysis.grid.answers import Grid
+from warplens.analysis.grid.passes import MATMUL
 from warplens.report import format as fmt
 from warplens.report.chart_theme import category_fill
 from warplens.report.document import Figure, Paragraph, Section, Table, TableColumn
-from warplens.report.grid_tables import (
+from warplens.report.grid.tables import (
     category_mix,
     model_parts,
     other_kernels,
     top_kernels,
     top_kernels_with_backward,
 )
-from warplens.report.grid_wording import CELL_COLUMNS, between, cell_title, majority, unanswered
+from warplens.report.grid.wording import CELL_COLUMNS, between, cell_title, majority, unanswered
 
 if TYPE_CHECKING:
     from warplens.report.document import Block

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import polars as pl
 
-from warplens.analysis.attention import AttentionTime
-from warplens.analysis.grid import CellAnswers, Grid
-from warplens.analysis.lm_flops import attention_matmul_flops, flop_ratio, softmax_flops
+from warplens.analysis.grid.attention import AttentionTime
+from warplens.analysis.grid.answers import CellAnswers, Grid
+from warplens.analysis.grid.lm_flops import attention_matmul_flops, flop_ratio, softmax_flops
 from warplens.report.document import Paragraph, Section, Table, TableColumn
-from warplens.report.grid_columns import ATTENTION
-from warplens.report.grid_tables import cell_rows, median
-from warplens.report.grid_wording import CELL_COLUMNS, between, unanswered
+from warplens.report.grid.columns import ATTENTION
+from warplens.report.grid.tables import cell_rows, median
+from warplens.report.grid.wording import CELL_COLUMNS, between, unanswered
 
 if TYPE_CHECKING:
     from warplens.report.document import Block

@@ -8,14 +8,14 @@ from typing import Final
 
 import polars as pl
 
-from warplens.analysis.attention import AttentionTime, attention_time, missing_attention_ranges
-from warplens.analysis.completeness import (
+from warplens.analysis.grid.attention import AttentionTime, attention_time, missing_attention_ranges
+from warplens.analysis.grid.completeness import (
     failed_allocations,
     incomplete_layers,
     incomplete_steps,
     unnamed_phases,
 )
-from warplens.analysis.forwardkernels import (
+from warplens.analysis.grid.forwardkernels import (
     KERNEL_USE_SCHEMA,
     LABEL_USE_SCHEMA,
     TopKernel,
@@ -24,11 +24,11 @@ from warplens.analysis.forwardkernels import (
     top_kernel,
     top_label,
 )
-from warplens.analysis.lm_flops import MODEL_SIZES, ModelSize, model_rank, model_size
-from warplens.analysis.passes import PhasedWork, Spread, phased_work
-from warplens.analysis.pythontimes import PythonTime, python_batch, python_time
+from warplens.analysis.grid.lm_flops import MODEL_SIZES, ModelSize, model_rank, model_size
+from warplens.analysis.grid.passes import PhasedWork, Spread, phased_work
+from warplens.analysis.grid.pythontimes import PythonTime, python_batch, python_time
 from warplens.analysis.timeline import Timeline
-from warplens.analysis.training import OptimizerCost, TrainingSplit, optimizer_cost, training_split
+from warplens.analysis.grid.training import OptimizerCost, TrainingSplit, optimizer_cost, training_split
 from warplens.profile import NoteLevel
 
 __all__ = ["QUESTIONS", "CellAnswers", "ForwardTime", "GridCell", "answer_cell"]
@@ -48,9 +48,9 @@ class GridCell:
     """One profile and the cell it is of.
 
     Attributes:
-        model: name; layers and FLOPs are known of those in `warplens.analysis.lm_flops.MODEL_SIZES`.
+        model: name; layers and FLOPs are known of those in `warplens.analysis.grid.lm_flops.MODEL_SIZES`.
         context: context length in tokens.
-        mode: what one step does (`warplens.analysis.gridcells.MODES`); None to tell it from the profile's ranges.
+        mode: what one step does (`warplens.analysis.grid.gridcells.MODES`); None to tell it from the profile's ranges.
         source: the profile's file name.
         timeline: the profile.
         batch: sequences in a batch; None where not known.

@@ -18,9 +18,9 @@ from typing import Final
 
 import polars as pl
 
-from warplens.analysis.cellanswers import QUESTIONS, CellAnswers, ForwardTime, GridCell, answer_cell
-from warplens.analysis.gridcells import Unplaced
-from warplens.analysis.lm_flops import model_rank
+from warplens.analysis.grid.cellanswers import QUESTIONS, CellAnswers, ForwardTime, GridCell, answer_cell
+from warplens.analysis.grid.gridcells import Unplaced
+from warplens.analysis.grid.lm_flops import model_rank
 
 __all__ = [
     "QUESTIONS",

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from warplens.analysis.attribution import NO_RANGE
-from warplens.analysis.phasenames import NO_PHASE, PHASES, phase_of_name
+from warplens.analysis.phasenames import NO_PHASE, PHASES, is_warmup_name, phase_of_name
+from warplens.analysis.steps import WARMUP_SLOWDOWN
 from warplens.analysis.timeline import Timeline
 from warplens.analysis.window import Step
 from warplens.profile.schema import name_categories
@@ -17,11 +17,6 @@ from warplens.profile.schema import name_categories
 __all__ = ["PhaseInstances", "phase_instances", "repeated_steps"]
 
 Int64s = npt.NDArray[np.int64]
-
-#: Names of ranges whose work is no measurement.
-_WARMUP = re.compile(r"warm[\s_-]*up", re.IGNORECASE)
-#: A leading step this much slower than the later ones is still warming up (see `warplens.analysis.steps`).
-_WARMUP_SLOWDOWN = 1.25
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,7 +70,7 @@ def repeated_steps(timeline: Timeline, instances: PhaseInstances) -> tuple[tuple
 
 def _steps_from_phases(timeline: Timeline, instances: PhaseInstances) -> tuple[Step, ...]:
     names = timeline.trace.ranges["name"]
-    by_name = np.array([bool(_WARMUP.search(text)) for text in name_categories(names)], dtype=np.int64)
+    by_name = np.array([is_warmup_name(text) for text in name_categories(names)], dtype=np.int64)
     warming = by_name[names.to_physical().to_numpy()] if len(names) else np.empty(0, dtype=np.int64)
     settled = timeline.forest.outermost_match(warming)[instances.rows] == 0
     rows, phase = instances.rows[settled], instances.phase[settled]
@@ -109,6 +104,6 @@ def _steps_from_phases(timeline: Timeline, instances: PhaseInstances) -> tuple[S
 def _leading_warmup(durations: Int64s) -> int:
     """How many leading steps are much slower than the later half; never more than half of them."""
     usual = float(np.median(durations[len(durations) // 2 :]))
-    slow = durations > _WARMUP_SLOWDOWN * usual
+    slow = durations > WARMUP_SLOWDOWN * usual
     leading = int(np.argmin(slow)) if not slow.all() else 0
     return leading if leading <= len(durations) // 2 else 0

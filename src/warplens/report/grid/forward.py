@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from warplens.analysis.grid import Grid, host_bound
+from warplens.analysis.grid.answers import Grid, host_bound
 from warplens.report import format as fmt
 from warplens.report.document import Figure, Paragraph, Section, Table, TableColumn
-from warplens.report.grid_tables import forward_matrix, forward_times
-from warplens.report.grid_wording import CELL_COLUMNS, between, cell_title, majority, unanswered
+from warplens.report.grid.tables import forward_matrix, forward_times
+from warplens.report.grid.wording import CELL_COLUMNS, between, cell_title, majority, unanswered
 
 if TYPE_CHECKING:
     from warplens.report.document import Block

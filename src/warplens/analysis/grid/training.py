@@ -7,12 +7,12 @@ from typing import Final
 
 import polars as pl
 
-from warplens.analysis.lm_flops import (
+from warplens.analysis.grid.lm_flops import (
     REFERENCE_ADAMW_BYTES_PER_PARAMETER,
     REFERENCE_ADAMW_LAUNCHES_PER_TENSOR,
     ModelSize,
 )
-from warplens.analysis.passes import PhasedWork, Spread, busy_by_group
+from warplens.analysis.grid.passes import PhasedWork, Spread, busy_by_group
 from warplens.analysis.phases import NO_PHASE, PHASES
 
 __all__ = ["SPLIT_SCHEMA", "OptimizerCost", "TrainingSplit", "optimizer_cost", "training_split"]

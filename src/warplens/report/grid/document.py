@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import polars as pl
 
-from warplens.analysis.grid import QUESTIONS, Grid, grid_status, record_command
+from warplens.analysis.grid.answers import QUESTIONS, Grid, grid_status, record_command
 from warplens.report.document import Document, Paragraph, Section, Table, TableColumn
-from warplens.report.grid_attention import answer_e, attention_section, attention_times
-from warplens.report.grid_columns import PROVENANCE
-from warplens.report.grid_forward import answer_a, forward_section
-from warplens.report.grid_kernels import answer_b, answer_c, kernel_section, other_section
-from warplens.report.grid_tables import (
+from warplens.report.grid.attention import answer_e, attention_section, attention_times
+from warplens.report.grid.columns import PROVENANCE
+from warplens.report.grid.forward import answer_a, forward_section
+from warplens.report.grid.kernels import answer_b, answer_c, kernel_section, other_section
+from warplens.report.grid.tables import (
     forward_matrix,
     forward_times,
     invalid_profiles,
@@ -27,14 +27,14 @@ from warplens.report.grid_tables import (
     top_kernels,
     top_kernels_with_backward,
 )
-from warplens.report.grid_training import (
+from warplens.report.grid.training import (
     answer_d,
     matmul_shares,
     optimizer_costs,
     training_section,
     training_split,
 )
-from warplens.report.grid_wording import CELL_COLUMNS, counted, majority
+from warplens.report.grid.wording import CELL_COLUMNS, counted, majority
 
 if TYPE_CHECKING:
     from warplens.report.document import Block

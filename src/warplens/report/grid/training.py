@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 import polars as pl
 
-from warplens.analysis.grid import CellAnswers, Grid
-from warplens.analysis.passes import MATMUL
+from warplens.analysis.grid.answers import CellAnswers, Grid
+from warplens.analysis.grid.passes import MATMUL
 from warplens.analysis.phases import NO_PHASE, PHASES
 from warplens.report.document import Figure, Paragraph, Section, Table, TableColumn
-from warplens.report.grid_columns import CELL, MATMUL_SHARES, OPTIMIZER, SPLIT
-from warplens.report.grid_kernels import mix_columns
-from warplens.report.grid_tables import category_mix, cell_key, cell_rows
-from warplens.report.grid_wording import CELL_COLUMNS, between, cell_title, majority, unanswered
+from warplens.report.grid.columns import CELL, MATMUL_SHARES, OPTIMIZER, SPLIT
+from warplens.report.grid.kernels import mix_columns
+from warplens.report.grid.tables import category_mix, cell_key, cell_rows
+from warplens.report.grid.wording import CELL_COLUMNS, between, cell_title, majority, unanswered
 
 if TYPE_CHECKING:
     from warplens.report.document import Block

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Final
 
-from warplens.analysis.lm_flops import canonical_model
+from warplens.analysis.grid.lm_flops import canonical_model
 from warplens.errors import UsageError
 
 __all__ = [

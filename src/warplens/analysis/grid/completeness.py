@@ -14,8 +14,8 @@ import polars as pl
 
 from warplens.analysis.abortedsteps import aborted_steps
 from warplens.analysis.apikinds import api_kind
-from warplens.analysis.lm_flops import MODEL_SIZES, ModelSize
-from warplens.analysis.passes import PhasedWork
+from warplens.analysis.grid.lm_flops import MODEL_SIZES, ModelSize
+from warplens.analysis.grid.passes import PhasedWork
 from warplens.analysis.phases import NO_PHASE, PHASES
 from warplens.analysis.timeline import Timeline
 from warplens.profile.schema import name_categories
@@ -48,7 +48,7 @@ def incomplete_steps(
     Args:
         timeline: the profile.
         phased: its steps.
-        mode: what one step is said to do (`warplens.analysis.gridcells.MODES`).
+        mode: what one step is said to do (`warplens.analysis.grid.gridcells.MODES`).
         size: the model, where known.
         peak_bytes_per_s: memory bandwidth of the device, where known.
     """

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from warplens.analysis.passes import MATMUL
+from warplens.analysis.grid.passes import MATMUL
 from warplens.analysis.ranges import plain_range_name
 from warplens.analysis.timeline import Timeline
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from warplens.analysis.gridcells import mode_of_text
-from warplens.analysis.lm_flops import canonical_model
-from warplens.analysis.passes import Spread
+from warplens.analysis.grid.gridcells import mode_of_text
+from warplens.analysis.grid.lm_flops import canonical_model
+from warplens.analysis.grid.passes import Spread
 
 __all__ = ["PythonTime", "python_batch", "python_time"]
 
@@ -42,7 +42,7 @@ def python_time(
         timings: as `warplens.readers.timings.read_timings` gives it; rows without a mode fit every mode.
         model: canonical name.
         context: context length.
-        mode: what one step does (`warplens.analysis.gridcells.MODES`).
+        mode: what one step does (`warplens.analysis.grid.gridcells.MODES`).
         phase: `forward`, `backward`, `optimizer` or `step`.
         batch: rows with another batch do not fit; None for any.
     """

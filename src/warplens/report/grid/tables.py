@@ -1,7 +1,7 @@
 """A grid's answers to (a), (b) and (c), its status and its invalid profiles, as plain frames with exact values.
 
 The same frames serve tables, charts and JSON; nothing is formatted here. Times are nanoseconds of one forward pass or
-one training step; `warplens.report.grid_columns.PROVENANCE` names the columns that are no plain measurement.
+one training step; `warplens.report.grid.columns.PROVENANCE` names the columns that are no plain measurement.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from typing import Any, Final
 
 import polars as pl
 
-from warplens.analysis.grid import CellAnswers, Grid
-from warplens.analysis.passes import MATMUL, Spread
+from warplens.analysis.grid.answers import CellAnswers, Grid
+from warplens.analysis.grid.passes import MATMUL, Spread
 from warplens.analysis.phases import PHASES
-from warplens.report.grid_columns import (
+from warplens.report.grid.columns import (
     CELL,
     FORWARD_TIMES,
     INVALID,

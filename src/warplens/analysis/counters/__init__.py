@@ -1,0 +1,51 @@
+"""What the hardware counters of a kernel say: how near it is to a roof, which one, and what holds it back.
+
+Lives here: one module a question (`speedoflight`, `roofline`, `occupancy`, `stalls`, `memoryaccess`, `instructions`),
+`faults` (what is wrong with a kernel, worst first), `bounds` (the verdict on each kernel), and `groups` (launches of
+the same kernel with the same grid and block as one). `metrics` knows what a quantity is called in which version of
+Nsight Compute, `occupancy_limits` what fits on a multiprocessor.
+
+Every function is pure: `KernelCounters` in, a frame out, its `Table` declared beside it; a row's `launch` is the row of
+`KernelCounters.launches`. Shares are 0–1. Counters speak of the inside of one kernel: nothing here says anything about
+the time between kernels.
+
+May import: `warplens.profile` and `warplens.errors`. A new question becomes a module with one function of
+`KernelCounters`; a new fault a line in `faults`.
+"""
+
+from warplens.analysis.counters.bounds import BOUNDS, kernel_bounds
+from warplens.analysis.counters.faults import FAULTS, kernel_faults
+from warplens.analysis.counters.groups import GROUPS, Groups, group_launches
+from warplens.analysis.counters.instructions import INSTRUCTIONS, instruction_use
+from warplens.analysis.counters.memoryaccess import MEMORY_ACCESS, memory_access
+from warplens.analysis.counters.occupancy import LAUNCH_OCCUPANCY, OCCUPANCY, launch_occupancy, theoretical_occupancy
+from warplens.analysis.counters.roofline import ROOFLINE, roofline
+from warplens.analysis.counters.speedoflight import BREAKDOWN, SPEED_OF_LIGHT, speed_of_light, throughput_breakdown
+from warplens.analysis.counters.stalls import STALLS, top_stalls, warp_stalls
+
+__all__ = [
+    "BOUNDS",
+    "BREAKDOWN",
+    "FAULTS",
+    "GROUPS",
+    "INSTRUCTIONS",
+    "LAUNCH_OCCUPANCY",
+    "MEMORY_ACCESS",
+    "OCCUPANCY",
+    "ROOFLINE",
+    "SPEED_OF_LIGHT",
+    "STALLS",
+    "Groups",
+    "group_launches",
+    "instruction_use",
+    "kernel_bounds",
+    "kernel_faults",
+    "launch_occupancy",
+    "memory_access",
+    "roofline",
+    "speed_of_light",
+    "theoretical_occupancy",
+    "throughput_breakdown",
+    "top_stalls",
+    "warp_stalls",
+]
