@@ -18,12 +18,14 @@ from typer.testing import CliRunner
 
 import warplens.analysis
 import warplens.readers
+import warplens.report.grid
 from warplens.analysis.categories import CATEGORIES, classify
 from warplens.analysis.idle import IDLE_CAUSES
 from warplens.cli.catalogue import COMMANDS
 from warplens.cli.main import app
 from warplens.profile.schema import TABLES
 from warplens.readers.nsys_tables import SOURCES
+from warplens.report.overview.words import cause_title
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,6 +39,9 @@ from generate_columns import PAGE, RESULTS, columns, page  # noqa: E402
 
 #: Options of nsys that the pages recommend.
 NSYS_OPTIONS = {"--trace", "--cuda-graph-trace", "--cuda-memory-usage", "--capture-range", "--type"}
+
+#: What no command shows yet is documented together with its command.
+_UNSHOWN = () if "counters" in COMMANDS else ("warplens.analysis.counters", "warplens.readers.ncu_")
 
 _FENCED = re.compile(r"^ *```(?P<kind>\w*)\n(?P<body>.*?)^ *```$", re.MULTILINE | re.DOTALL)
 _INLINE = re.compile(r"`([^`\n]+)`")
@@ -52,13 +57,19 @@ def _text(path: str) -> str:
 def _declared_schemas() -> dict[str, pl.Schema]:
     """Every schema that the readers, the analyses or the grid document declare, by its address; each of them once."""
     found: dict[str, pl.Schema] = {}
-    packages = (warplens.readers, warplens.analysis)
-    names = [info.name for p in packages for info in pkgutil.iter_modules(p.__path__, f"{p.__name__}.")]
-    for module in (*names, "warplens.report.grid.columns"):
+    packages = (warplens.readers, warplens.analysis, warplens.report.grid)
+    for module in (name for package in packages for name in _modules(package) if not name.startswith(_UNSHOWN)):
         for name, value in vars(importlib.import_module(module)).items():
             if isinstance(value, pl.Schema) and not name.startswith("_") and not _is_in(value, found):
                 found[f"{module.removeprefix('warplens.')}.{name}"] = value
     return found
+
+
+def _modules(package: Any) -> Iterator[str]:
+    for info in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
+        yield info.name
+        if info.ispkg and not info.name.startswith(_UNSHOWN):
+            yield from _modules(importlib.import_module(info.name))
 
 
 def _is_in(schema: pl.Schema, found: dict[str, pl.Schema]) -> bool:
@@ -214,6 +225,8 @@ def _note_codes() -> set[str]:
     """The first argument of every `Note(…)` in the sources; of a conditional expression, both texts."""
     codes: set[str] = set()
     for source in (ROOT / "src").rglob("*.py"):
+        if ".".join(source.relative_to(ROOT / "src").parts).startswith(_UNSHOWN):
+            continue
         for node in ast.walk(ast.parse(source.read_text("utf-8"))):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Note" and node.args:
                 code = node.args[0]
@@ -232,7 +245,8 @@ def test_every_category_is_explained_with_names_that_belong_to_it() -> None:
 
 
 def test_every_idle_cause_is_explained_under_both_of_its_names() -> None:
-    rows = re.findall(r"^\| `([\w-]+)` \| ([^|]+) \| [^|]+ \| [^|]+ \|$", _text("explanation/time-budget.md"), re.MULTILINE)
+    text = _text("explanation/time-budget.md")
+    rows = re.findall(r"^\| `([\w-]+)` \| ([^|]+) \| [^|]+ \| [^|]+ \|$", text, re.MULTILINE)
     assert dict(rows) == {cause: cause_title(cause) for cause in IDLE_CAUSES}
 
 

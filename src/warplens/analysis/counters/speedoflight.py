@@ -157,8 +157,7 @@ def _units(counters: KernelCounters, side: str) -> dict[str, str]:
     """The collected metrics that watch a part of this side, each with the part."""
     patterns = _UNITS[side]
     names = pl.Series("metric", counters.metrics.columns, dtype=pl.String)
-    names = names.filter(names.str.ends_with(_OF_PEAK) & ~names.str.contains(_SUMS) | names.str.contains("internal"))
-    names = names.filter(names.str.ends_with(_OF_PEAK))
+    names = names.filter(names.str.ends_with(_OF_PEAK) & ~names.str.contains(_SUMS))
     unit = pl.coalesce(*(pl.when(pl.col("metric").str.contains(regex)).then(pl.lit(name)) for regex, name in patterns))
     known = names.to_frame().with_columns(unit=unit).drop_nulls()
     return dict(known.iter_rows())
