@@ -86,9 +86,6 @@ def examine(timeline: Timeline, window: Window) -> Numbers:
         # a million kernels, everything takes 1.4 s this way instead of 2.2 s. `Timeline.work`, which all analyses
         # share, was computed to find the window, and is only read from here on.
         budgets = aside.submit(time_budgets, timeline, window)
-        streams = aside.submit(stream_statistics, timeline, window)
-        at_once = aside.submit(concurrency, timeline, window)
-        overlap = aside.submit(copy_overlap, timeline, window)
         return Numbers(
             timeline=timeline,
             window=window,
@@ -102,8 +99,6 @@ def examine(timeline: Timeline, window: Window) -> Numbers:
             tensor_core_use=_tensor_core_use(kernels),
             ranges=range_statistics(timeline, window, "tree"),
             range_coverage=range_coverage(timeline, window),
-            launch_summary=launch_summary(timeline, window),
-            launches=launch_statistics(timeline, window, ("name", "full_name", "api")),
             copies=copy_statistics(timeline, window),
             api=api_statistics(timeline, window),
             blocking=blocking_calls(timeline, window),
@@ -111,10 +106,13 @@ def examine(timeline: Timeline, window: Window) -> Numbers:
             graph_summary=graph_summary(timeline, window),
             graphs=graph_statistics(timeline, window),
             memory=memory_use(timeline, window),
+            # Launches need the most memory of all: last, when the budget has returned its own.
+            launch_summary=launch_summary(timeline, window),
+            launches=launch_statistics(timeline, window, ("name", "full_name", "api")),
             budgets=budgets.result(),
-            streams=streams.result(),
-            concurrency=at_once.result(),
-            copy_overlap=overlap.result(),
+            streams=stream_statistics(timeline, window),
+            concurrency=concurrency(timeline, window),
+            copy_overlap=copy_overlap(timeline, window),
         )
 
 
