@@ -1,4 +1,4 @@
-"""Wall time and peak memory of whole processes.
+"""Wall time and peak memory of whole processes, and whether the machine was otherwise idle while they ran.
 
 Nothing but the standard library is imported here, and callers keep it that way: a child's peak memory as Linux reports
 it includes that of the process that started it, at the moment of the start.
@@ -21,6 +21,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Measurement", "ProcessFailedError", "machine", "measure", "warm"]
 
+#: A run is disturbed where other processes kept this much of one core busy: enough to move a time by some percent.
+DISTURBED_CORES = 0.1
+_SLACK_S = 0.03  # the machine's busy time is counted in ticks of 10 ms, on each core
+_LOOK_S = 1.0  # how long the machine must be idle before a patient run begins
+
 
 class ProcessFailedError(RuntimeError):
     """A measured process did not exit with 0, so its time means nothing."""
@@ -32,13 +37,15 @@ class Measurement:
 
     Attributes:
         seconds: wall time of each run, from start to exit.
-        cpu_s: processor time of the whole tree in each run, on all cores; it hardly moves when the machine is busy.
+        cpu_s: processor time of the whole tree in each run, on all cores.
         peak_mb: the largest resident size (MB) that any one process of the tree had in any run.
+        other_cores: how many cores other processes kept busy meanwhile, in the run where they were most.
     """
 
     seconds: tuple[float, ...]
     cpu_s: tuple[float, ...]
     peak_mb: float
+    other_cores: float
 
     @property
     def median_s(self) -> float:
@@ -50,6 +57,11 @@ class Measurement:
         """Processor seconds of the median run."""
         return statistics.median(self.cpu_s)
 
+    @property
+    def is_disturbed(self) -> bool:
+        """Whether other work on the machine may have moved the times."""
+        return self.other_cores > DISTURBED_CORES
+
     @staticmethod
     def together(parts: Iterable[Measurement]) -> Measurement:
         """Several commands one after the other: the sum of the medians, and the largest peak."""
@@ -58,31 +70,52 @@ class Measurement:
             (sum(part.median_s for part in parts),),
             (sum(part.median_cpu_s for part in parts),),
             max(part.peak_mb for part in parts),
+            max(part.other_cores for part in parts),
         )
 
 
-def measure(command: Sequence[str], *, runs: int = 1) -> Measurement:
+def measure(command: Sequence[str], *, runs: int = 1, patience_s: float = 0) -> Measurement:
     """Runs a command `runs` times, one after the other; its output is thrown away.
+
+    Args:
+        command: what to run.
+        runs: how often.
+        patience_s: as long as this in all, wait for an idle machine before each run, and repeat disturbed runs.
 
     Raises:
         ProcessFailedError: a run exits with anything but 0. The message has the end of what it wrote to stderr.
     """
-    seconds, cpu, peaks = [], [], []
-    for _ in range(runs):
-        with tempfile.TemporaryFile() as complaints:
-            begin = time.perf_counter()
-            process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=complaints)
-            _, status, usage = os.wait4(process.pid, 0)
-            seconds.append(time.perf_counter() - begin)
-            complaints.seek(0)
-            complaint = complaints.read().decode("utf-8", "replace").strip()
+    deadline = time.monotonic() + patience_s
+    taken: list[Measurement] = []
+    while len(taken) < runs:
+        while time.monotonic() < deadline and _busy_cores_for(_LOOK_S) > DISTURBED_CORES:
+            pass
+        run = _run(command)
+        if run.is_disturbed and time.monotonic() < deadline:
+            continue
+        taken.append(run)
+    return Measurement(
+        tuple(run.median_s for run in taken),
+        tuple(run.median_cpu_s for run in taken),
+        max(run.peak_mb for run in taken),
+        max(run.other_cores for run in taken),
+    )
+
+
+def _run(command: Sequence[str]) -> Measurement:
+    with tempfile.TemporaryFile() as complaints:
+        busy, begin = _busy_s(), time.perf_counter()
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=complaints)
+        _, status, usage = os.wait4(process.pid, 0)
+        seconds, busy = time.perf_counter() - begin, _busy_s() - busy
         process.returncode = os.waitstatus_to_exitcode(status)
         if process.returncode:
-            ending = complaint[-500:]
+            complaints.seek(0)
+            ending = complaints.read().decode("utf-8", "replace").strip()[-500:]
             raise ProcessFailedError(f"{Path(command[0]).name} exited with {process.returncode}: {ending}")
-        cpu.append(usage.ru_utime + usage.ru_stime)
-        peaks.append(usage.ru_maxrss / 1_000 * 1.024)  # Linux counts in KiB
-    return Measurement(tuple(seconds), tuple(cpu), max(peaks))
+    cpu_s = usage.ru_utime + usage.ru_stime
+    peak_mb = usage.ru_maxrss * 1_024 / 1e6  # Linux counts in KiB
+    return Measurement((seconds,), (cpu_s,), peak_mb, max(0.0, busy - cpu_s - _SLACK_S) / seconds)
 
 
 def warm(path: Path) -> None:
@@ -95,12 +128,29 @@ def warm(path: Path) -> None:
 def machine() -> str:
     """The processor, in words, and how many cores this process may use."""
     cores = len(os.sched_getaffinity(0))
-    models = [line.partition(":")[2].strip() for line in _cpu_info() if line.startswith("model name")]
+    models = [line.partition(":")[2].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")]
     return f"{models[0] if models else platform.machine()}, {cores} cores"
 
 
-def _cpu_info() -> list[str]:
+def _busy_cores_for(seconds: float) -> float:
+    busy = _busy_s()
+    time.sleep(seconds)
+    return (_busy_s() - busy) / seconds
+
+
+def _busy_s() -> float:
+    """Processor seconds that this machine has worked since its start, on all cores; 0 where Linux does not tell."""
+    for line in _lines("/proc/stat"):
+        name, *ticks = line.split()
+        if name == "cpu":
+            user, nice, system, _idle, _waiting, *others = map(int, ticks)
+            interrupts = sum(others[:2])  # what follows is time of guests, counted already
+            return (user + nice + system + interrupts) / os.sysconf("SC_CLK_TCK")
+    return 0.0
+
+
+def _lines(path: str) -> list[str]:
     try:
-        return Path("/proc/cpuinfo").read_text().splitlines()
+        return Path(path).read_text(encoding="utf-8").splitlines()
     except OSError:
         return []

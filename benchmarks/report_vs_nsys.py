@@ -20,12 +20,8 @@ from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from benchmarks.measure import Measurement, machine, measure, warm
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 __all__ = ["Comparison", "compare"]
 
@@ -110,6 +106,10 @@ class Comparison:
         lines.append(self._line("`warplens report --format json`", self.report))
         lines.append(self._line("of which reading (`warplens.read`, as a process of its own)", self.load))
         lines.append(self._line("floor: SQLite scans the kernel table, nothing returned", self.floor))
+        everything = (self.report, self.load, self.floor, *self.peer.values())
+        if any(one.is_disturbed for one in everything):
+            others = max(one.other_cores for one in everything)
+            lines += ["", f"**Disturbed**: other processes kept up to {others:.1f} cores busy meanwhile."]
         lines += ["", self.bound(), "", f"{self.machine}; {_listed(self.versions)}; {self.day}."]
         return "\n".join(lines)
 
@@ -133,35 +133,34 @@ class Comparison:
         return path
 
 
-def compare(kernels: int, *, runs: int = 3, with_peer: bool = True) -> Comparison:
+def compare(kernels: int, *, runs: int = 3, patience_s: float = 0, with_peer: bool = True) -> Comparison:
     """Generates a capture and measures both sides on it.
 
     Args:
         kernels: size of the capture.
         runs: of everything that is ours; the median counts. The peer runs once.
+        patience_s: how long each measurement may wait for a machine without other work.
         with_peer: whether the peer is measured where it is installed.
 
     Raises:
         ProcessFailedError: one of the measured processes fails.
     """
     with tempfile.TemporaryDirectory(prefix="warplens-bench-") as room:
-        folder = Path(room)
-        capture = folder / "capture.sqlite"
-        _say(f"generating {kernels:,} kernels")
+        capture, out = Path(room) / "capture.sqlite", Path(room) / "report"
+
+        def take(doing: str, *command: str, runs: int = runs) -> Measurement:
+            print(f"… {doing}", file=sys.stderr, flush=True)
+            return measure(command, runs=runs, patience_s=patience_s)
+
         measure([sys.executable, "-m", "benchmarks.generate_nsys", str(capture), "--kernels", str(kernels)])
         warm(capture)
-        _say("our report")
-        out = folder / "report"
-        report = measure([_warplens(), "report", str(capture), "--format", "json", "-o", str(out)], runs=runs)
-        _say("reading alone, and the floor")
-        load = measure([sys.executable, "-c", _LOAD, str(capture)], runs=runs)
-        floor = measure([sys.executable, "-c", _SCAN, str(capture)], runs=runs)
-        printed = subprocess.run(
-            [sys.executable, "-m", "benchmarks.stages", str(capture)], capture_output=True, text=True, check=True
-        )
-        stages = json.loads(printed.stdout)
+        report = take("our report", _warplens(), "report", str(capture), "--format", "json", "-o", str(out))
+        load = take("reading alone", sys.executable, "-c", _LOAD, str(capture))
+        floor = take("the floor", sys.executable, "-c", _SCAN, str(capture))
+        stages = _stages(capture)
         nsys = _nsys() if with_peer else None
-        peer = dict(_peer(nsys, capture)) if nsys else {}
+        stats = (nsys or "", "stats", "--quiet", "--format", "csv", "--output", "-", "--report")
+        peer = {name: take(f"nsys, {name}", *stats, name, str(capture), runs=1) for name in PEER_REPORTS if nsys}
         file_mb = capture.stat().st_size / 1e6
     versions = {"python": platform.python_version()} | {name: metadata.version(name) for name in _PACKAGES}
     if nsys:
@@ -170,19 +169,17 @@ def compare(kernels: int, *, runs: int = 3, with_peer: bool = True) -> Compariso
     return Comparison(kernels, file_mb, report, load, floor, stages, peer, versions, machine(), day)
 
 
-def _peer(nsys: str, capture: Path) -> Iterator[tuple[str, Measurement]]:
-    for name in PEER_REPORTS:
-        _say(f"nsys stats -r {name}")
-        yield (
-            name,
-            measure([nsys, "stats", "--quiet", "--report", name, "--format", "csv", "--output", "-", str(capture)]),
-        )
+def _stages(capture: Path) -> dict[str, float]:
+    command = [sys.executable, "-m", "benchmarks.stages", str(capture)]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    stages: dict[str, float] = json.loads(printed)
+    return stages
 
 
 def _nsys() -> str | None:
     found = os.environ.get("WARPLENS_NSYS") or shutil.which("nsys")
     if found is None:
-        _say("nsys is neither in WARPLENS_NSYS nor on the PATH: the peer is left out")
+        print("nsys is neither in WARPLENS_NSYS nor on the PATH: the peer is left out", file=sys.stderr)
     return found
 
 
@@ -198,7 +195,3 @@ def _warplens() -> str:
 
 def _listed(versions: dict[str, str]) -> str:
     return ", ".join(f"{name} {version}" for name, version in versions.items())
-
-
-def _say(doing: str) -> None:
-    print(f"… {doing}", file=sys.stderr, flush=True)

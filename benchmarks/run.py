@@ -32,6 +32,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--runs", type=int, default=3, help="runs of everything that is ours; the median counts (default: 3)"
     )
+    parser.add_argument(
+        "--patience",
+        type=float,
+        default=0,
+        metavar="S",
+        help="let each measurement wait up to this long for an idle machine",
+    )
     parser.add_argument("--no-peer", action="store_true", help="measure ours alone")
     parser.add_argument("--check", action="store_true", help="exit with 1 where a promise is not kept")
     given = parser.parse_args(arguments)
@@ -40,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     results = []
     for kernels in [_QUICK] if given.quick else sorted(given.kernels):
         try:
-            result = compare(kernels, runs=given.runs, with_peer=not given.no_peer)
+            result = compare(kernels, runs=given.runs, patience_s=given.patience, with_peer=not given.no_peer)
         except ProcessFailedError as failure:
             print(f"benchmark failed: {failure}", file=sys.stderr)
             return 1

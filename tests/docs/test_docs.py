@@ -41,7 +41,8 @@ from generate_columns import PAGE, RESULTS, columns, page  # noqa: E402
 NSYS_OPTIONS = {"--trace", "--cuda-graph-trace", "--cuda-memory-usage", "--capture-range", "--type"}
 
 #: What no command shows yet is documented together with its command.
-_UNSHOWN = () if "counters" in COMMANDS else ("warplens.analysis.counters", "warplens.readers.ncu_")
+_COUNTERS = ("warplens.analysis.counters", "warplens.readers.counters", "warplens.readers.ncu_")
+_UNSHOWN = () if "counters" in COMMANDS else _COUNTERS
 
 _FENCED = re.compile(r"^ *```(?P<kind>\w*)\n(?P<body>.*?)^ *```$", re.MULTILINE | re.DOTALL)
 _INLINE = re.compile(r"`([^`\n]+)`")

@@ -55,7 +55,7 @@ class HostCalls:
     starts: Int64s
     ends: Int64s
     thread: Int64s
-    cause: Int64s
+    cause: npt.NDArray[np.int8]
     outermost: Owned
     profiler: dict[int, Intervals]
 
@@ -65,14 +65,15 @@ class HostCalls:
         calls = timeline.trace.api_calls.select("start_ns", "end_ns", "process", "thread", "name")
         launching = timeline.work.filter(pl.col("process") == process)["thread"].drop_nulls().unique()
         selected = ((calls["process"] == process) & calls["thread"].is_in(launching.implode())).to_numpy()
-        holding = np.array([_holding(name) for name in name_categories(calls["name"])], dtype=np.int64)
+        holding = np.array([_holding(name) for name in name_categories(calls["name"])], dtype=np.int8)
         cause = holding[calls["name"].to_physical().to_numpy()]
         pageable = _pageable_copy_calls(timeline, process)
         cause[pageable] = np.where(cause[pageable] == 0, _BLOCKING_COPY, cause[pageable])
-        starts, ends = calls["start_ns"].to_numpy()[selected], calls["end_ns"].to_numpy()[selected]
+        starts, ends, threads = (calls[column].to_numpy() for column in ("start_ns", "end_ns", "thread"))
+        if not selected.all():
+            starts, ends, threads, cause = starts[selected], ends[selected], threads[selected], cause[selected]
         profiler = {thread: _profiler(timeline, process, thread) for thread in launching.to_list()}
-        threads = calls["thread"].to_numpy()[selected]
-        return cls(starts, ends, threads, cause[selected], owned_union(starts, ends), profiler)
+        return cls(starts, ends, threads, cause, owned_union(starts, ends), profiler)
 
     def states(self, thread: int) -> dict[str, Intervals]:
         """When this thread was held up, as disjoint intervals per cause (`warplens.analysis.idle.IDLE_CAUSES`).

@@ -81,52 +81,67 @@ class IdleGaps:
 
 def idle_gaps(timeline: Timeline, device: int, gaps: Intervals) -> IdleGaps:
     """Splits each gap of one device by cause. `gaps` are disjoint intervals in which the device runs nothing."""
-    parts = {cause: np.zeros(len(gaps.starts), dtype=np.int64) for cause in IDLE_CAUSES}
     work = timeline.work_on(device)
     ended_by = np.searchsorted(work["start_ns"].to_numpy(), gaps.ends, side="left")
-    has_next = ended_by < work.height
     # After the last work nobody is known to have had to issue more; the last launching thread is watched instead.
     position = np.minimum(ended_by, max(work.height - 1, 0))
-    api_row = work["api_row"].fill_null(-1).to_numpy()[position] if work.height else np.empty(0, np.int64)
-    known = api_row >= 0
-    calls = timeline.trace.api_calls
-    lengths = gaps.ends - gaps.starts
-    parts["unknown"] = np.where(known, 0, lengths)
-    if not known.any():
-        return IdleGaps(gaps, parts)
+    call = work["api_row"].fill_null(-1).to_numpy()[position] if work.height else np.empty(0, np.int64)
+    known = call >= 0
+    parts = _IdleParts(len(gaps.starts))
+    parts.add("unknown", np.flatnonzero(~known), (gaps.ends - gaps.starts)[~known])
+    rows = slice(None) if known.all() else np.flatnonzero(known)
+    begins, ends, call, position = gaps.starts[rows], gaps.ends[rows], call[rows], position[rows]
+    numbers = np.arange(len(known))[rows]
+    if not len(numbers):
+        return IdleGaps(gaps, parts.columns)
 
-    row = np.flatnonzero(known)
-    begins, ends = gaps.starts[row], gaps.ends[row]
-    call = api_row[row]
-    issued = np.where(has_next[row], np.clip(calls["start_ns"].to_numpy()[call], begins, ends), ends)
-    returned = np.where(has_next[row], np.clip(calls["end_ns"].to_numpy()[call], issued, ends), ends)
+    calls = timeline.trace.api_calls
+    issued = np.minimum(np.maximum(calls["start_ns"].to_numpy()[call], begins), ends)
+    returned = np.minimum(np.maximum(calls["end_ns"].to_numpy()[call], issued), ends)
+    if ended_by[-1] == work.height:  # gaps are in order of time: only the last one can lie behind all work
+        issued[-1] = returned[-1] = ends[-1]
     queued = ends - returned
-    waited = queued > _START_LATENCY_NS
-    parts["start-latency"][row] = np.where(waited, 0, queued)
-    long = np.flatnonzero(waited)
-    depends = _may_depend(timeline, device, position[row[long]], begins[long], ends[long])
-    parts["dependency"][row[long]] = np.where(depends, queued[long], 0)
-    parts["submission"][row[long]] = np.where(depends, 0, queued[long])
+    long = np.flatnonzero(queued > _START_LATENCY_NS)
+    depends = _may_depend(timeline, device, position[long], begins[long], ends[long])
+    parts.add("dependency", numbers[long[depends]], queued[long[depends]])
+    parts.add("submission", numbers[long[~depends]], queued[long[~depends]])
+    queued[long] = 0
+    parts.add("start-latency", numbers, queued)
     # Issuing other work, or outside of CUDA but not for long, unless the host's own calls tell otherwise.
-    parts["launch"][row] = returned - begins
+    parts.add("launch", numbers, returned - begins)
 
     late = np.flatnonzero(issued > begins)
+    begins, issued, numbers = begins[late], issued[late], numbers[late]
     process, thread = calls["process"].to_numpy()[call[late]], calls["thread"].to_numpy()[call[late]]
-    for pid in np.unique(process).tolist():
+    for pid in pl.Series(process).unique().sort().to_list():
         host = HostCalls.of(timeline, pid)
-        for tid in np.unique(thread[process == pid]).tolist():
-            mine = late[(process == pid) & (thread == tid)]
-            _charge(parts, host.states(tid), row[mine], begins[mine], issued[mine])
-    return IdleGaps(gaps, parts)
+        for tid in pl.Series(thread[process == pid]).unique().sort().to_list():
+            mine = np.flatnonzero((process == pid) & (thread == tid))
+            for cause, intervals in host.states(tid).items():
+                held = mine[_touches(intervals, begins[mine], issued[mine])]
+                spent = measure_before(intervals, issued[held]) - measure_before(intervals, begins[held])
+                parts.add(cause, numbers[held], spent)
+                parts.add("launch", numbers[held], -spent)
+    return IdleGaps(gaps, parts.columns)
 
 
-def _charge(parts: dict[str, Int64s], states: dict[str, Intervals], rows: Int64s, begins: Int64s, ends: Int64s) -> None:
-    """Moves the time in which the host was held up from `launch` to its causes."""
-    for cause, intervals in states.items():
-        touched = np.flatnonzero(_touches(intervals, begins, ends))
-        spent = measure_before(intervals, ends[touched]) - measure_before(intervals, begins[touched])
-        parts[cause][rows[touched]] += spent
-        parts["launch"][rows[touched]] -= spent
+class _IdleParts:
+    """The nanoseconds of each gap by cause; a cause that no gap has takes no room until it is asked for."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._spent: dict[str, Int64s] = {}
+
+    def add(self, cause: str, rows: Int64s, spent: Int64s) -> None:
+        """Adds time to some gaps, each named at most once."""
+        if len(rows):
+            self._spent.setdefault(cause, np.zeros(self._count, dtype=np.int64))[rows] += spent
+
+    @property
+    def columns(self) -> dict[str, Int64s]:
+        """For each cause of `IDLE_CAUSES` the nanoseconds of each gap."""
+        nothing = np.zeros(self._count, dtype=np.int64)
+        return {cause: self._spent.get(cause, nothing) for cause in IDLE_CAUSES}
 
 
 def _touches(intervals: Intervals, begins: Int64s, ends: Int64s) -> npt.NDArray[np.bool_]:

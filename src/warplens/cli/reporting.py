@@ -105,7 +105,7 @@ def read_profiles(paths: Sequence[Path]) -> Profiles:
         for number, path in enumerate(paths, start=1):
             tell(f"reading {path.name}" + (f" ({number} of {len(paths)})" if len(paths) > 1 else ""))
             try:
-                timelines.append(Timeline(read(path, progress=tell)))
+                timelines.append(Timeline(read(path, progress=tell, launch_configuration=False)))
             except UnreadableInputError as error:
                 unreadable.append(error)
             else:

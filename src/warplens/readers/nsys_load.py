@@ -38,12 +38,21 @@ class Loaded:
 
 @dataclass(frozen=True)
 class _Plan:
-    """How one source is read from one export: the query without its row range, and what becomes of the result."""
+    """How one source is read from one export.
+
+    Attributes:
+        source: what is read.
+        query: it, without the condition on its row range.
+        texts: columns of the result that hold raw bytes.
+        shape: what becomes of the result.
+        absent: what stands for the columns that the export lacks.
+    """
 
     source: Source
     query: str
     texts: tuple[str, ...]
     shape: tuple[pl.Expr, ...]
+    absent: tuple[pl.Expr, ...]
 
 
 def load(
@@ -74,7 +83,8 @@ def load(
                     done += 1
                     if count >= _MANY_PARTS and done * 10 // count > (done - 1) * 10 // count:
                         progress(done * 10 // count * 10)
-                loaded[plan.source.table] = Loaded(buffers.frame(), dropped)
+                frame = buffers.frame().with_columns(plan.absent)
+                loaded[plan.source.table] = Loaded(frame.select(field.name for field in plan.source.fields), dropped)
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
     return loaded
@@ -99,6 +109,7 @@ def _plan(file: SqliteFile, source: Source) -> _Plan:
     selected: dict[str, str] = {}
     texts: list[str] = []
     shape: list[pl.Expr] = []
+    absent: list[pl.Expr] = []
     for field in source.fields:
         column = next((name for name in field.columns if name in available), None)
         if column is not None:
@@ -112,9 +123,9 @@ def _plan(file: SqliteFile, source: Source) -> _Plan:
         elif field.required:
             raise file.unreadable(f"its table {source.table} has no column {_expected(field)}")
         else:
-            shape.append(field.absent.alias(field.name))
+            absent.append(field.absent.alias(field.name))
     query = f"SELECT {', '.join(selected.values())} FROM {quoted(source.table)} WHERE {source.where}"  # noqa: S608
-    return _Plan(source, query, tuple(texts), tuple(shape))
+    return _Plan(source, query, tuple(texts), tuple(shape), tuple(absent))
 
 
 def _expected(field: Field) -> str:

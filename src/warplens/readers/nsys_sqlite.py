@@ -32,13 +32,14 @@ _CALLS = "CUPTI_ACTIVITY_KIND_RUNTIME"
 _DECLARED = {source.table: source for source in SOURCES}
 
 
-def read_nsys_sqlite(path: Path, known_as: Path, report: Report) -> Trace:
+def read_nsys_sqlite(path: Path, known_as: Path, report: Report, launch_configuration: bool = True) -> Trace:
     """The trace that an SQLite export of Nsight Systems holds.
 
     Args:
         path: the export on disk.
         known_as: the file that the user named; `path` may be unpacked or converted from it.
         report: told in a few words what is being done.
+        launch_configuration: whether to read how kernels were launched.
 
     Raises:
         UnreadableInputError: the file is no export of Nsight Systems, is incomplete or damaged, or a table of it lacks
@@ -49,7 +50,8 @@ def read_nsys_sqlite(path: Path, known_as: Path, report: Report) -> Trace:
             raise _not_nsys(file)
         kinds = range_kinds(file)
         report(f"{known_as.name}: reading the tables")
-        loaded = load(file, _sources(file, kinds), lambda percent: report(f"{known_as.name}: reading, {percent} %"))
+        sources = _sources(file, kinds, launch_configuration)
+        loaded = load(file, sources, lambda percent: report(f"{known_as.name}: reading, {percent} %"))
         report(f"{known_as.name}: putting the trace together")
         return _trace(file, loaded, kinds)
 
@@ -66,8 +68,8 @@ def _not_nsys(file: SqliteFile) -> Exception:
     return file.unreadable(found, advice)
 
 
-def _sources(file: SqliteFile, kinds: Mapping[int, str]) -> list[Source]:
-    """The declared sources, as far as they depend on the export."""
+def _sources(file: SqliteFile, kinds: Mapping[int, str], launch_configuration: bool) -> list[Source]:
+    """The declared sources, as far as they depend on the export and on what is asked for."""
     sources = []
     for source in SOURCES:
         if source.trace_table == "ranges":
@@ -75,6 +77,9 @@ def _sources(file: SqliteFile, kinds: Mapping[int, str]) -> list[Source]:
         if source.trace_table == "api_calls" and "CUDA_CALLCHAINS" in file.tables:
             event_class = Field("class", ("eventClass",), absent=pl.lit(0, pl.Int64))
             source = replace(source, fields=(*source.fields, event_class))  # noqa: PLW2901
+        if not launch_configuration:
+            fields = (replace(field, columns=()) if field.launch_configuration else field for field in source.fields)
+            source = replace(source, fields=tuple(fields))  # noqa: PLW2901
         sources.append(source)
     return sources
 

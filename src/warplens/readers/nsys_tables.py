@@ -8,7 +8,7 @@ declared here are read. Names are loaded as ids and encoded afterwards (`nsys_st
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import polars as pl
@@ -61,6 +61,7 @@ class Field:
         absent: what stands for it in an export that has none of the columns.
         required: without it the table cannot be read at all.
         is_string: the column holds ids of `StringIds`; in `text_column`, of older exports, the text itself stands.
+        launch_configuration: it tells how a kernel was launched, which few questions ask.
         codes: what the column's numbers mean, and the export's own table of them, which goes first where it is there.
     """
 
@@ -71,6 +72,7 @@ class Field:
     required: bool = False
     is_string: bool = False
     text_column: str | None = None
+    launch_configuration: bool = False
     codes: tuple[str, Mapping[int, str]] | None = None
 
 
@@ -97,6 +99,10 @@ def _string(name: str, *columns: str, required: bool = True) -> Field:
 
 def _nullable(name: str, dtype: pl.DataType | type[pl.DataType], *columns: str) -> Field:
     return Field(name, columns, _int32 if dtype == pl.Int32 else _as_is, pl.lit(None, dtype))
+
+
+def _configuration(name: str, column: str) -> Field:
+    return replace(_nullable(name, pl.Int32, column), launch_configuration=True)
 
 
 #: ENUM_CUDA_MEMCPY_OPER, the same in all exports that have it; those of 2021 and 2022 have no such table.
@@ -160,15 +166,15 @@ SOURCES: tuple[Source, ...] = (
             *_ON_DEVICE,
             _string("name", "shortName", "demangledName", "mangledName"),
             _string("full_name", "demangledName", "mangledName", "shortName"),
-            _nullable("grid_x", pl.Int32, "gridX"),
-            _nullable("grid_y", pl.Int32, "gridY"),
-            _nullable("grid_z", pl.Int32, "gridZ"),
-            _nullable("block_x", pl.Int32, "blockX"),
-            _nullable("block_y", pl.Int32, "blockY"),
-            _nullable("block_z", pl.Int32, "blockZ"),
-            _nullable("registers_per_thread", pl.Int32, "registersPerThread"),
-            _nullable("static_shared_bytes", pl.Int32, "staticSharedMemory"),
-            _nullable("dynamic_shared_bytes", pl.Int32, "dynamicSharedMemory"),
+            _configuration("grid_x", "gridX"),
+            _configuration("grid_y", "gridY"),
+            _configuration("grid_z", "gridZ"),
+            _configuration("block_x", "blockX"),
+            _configuration("block_y", "blockY"),
+            _configuration("block_z", "blockZ"),
+            _configuration("registers_per_thread", "registersPerThread"),
+            _configuration("static_shared_bytes", "staticSharedMemory"),
+            _configuration("dynamic_shared_bytes", "dynamicSharedMemory"),
             _GRAPH_NODE,
         ),
     ),

@@ -16,13 +16,12 @@ from warplens.report.overview.hostsections import (
     streams_section,
 )
 from warplens.report.overview.keyfigures import busy_share, comparison_table, distinct_sources, key_figures
-from warplens.report.overview.sections import (
-    budget_section,
+from warplens.report.overview.sections import budget_section, steps_section
+from warplens.report.overview.worksections import (
     categories_section,
     kernels_section,
     phases_section,
     ranges_section,
-    steps_section,
 )
 
 if TYPE_CHECKING:

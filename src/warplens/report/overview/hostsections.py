@@ -10,7 +10,7 @@ from warplens.analysis.memory import memory_timeline
 from warplens.report import chart_data, charts
 from warplens.report import format as fmt
 from warplens.report.document import Figure, KeyFigure, KeyFigures, Paragraph, Section, Table, TableColumn
-from warplens.report.overview.sections import NOT_RECORDED, absent, spread_columns
+from warplens.report.overview.sections import absent, nothing, spread_columns
 
 if TYPE_CHECKING:
     from warplens.analysis.memory import MemoryUse
@@ -133,7 +133,7 @@ def copies_section(numbers: Numbers, at: str = "") -> Section:
     """Memory copies and fills, and how much of them kernels hid."""
     copies = numbers.copies
     if copies.is_empty():
-        text = "No copy or fill began in this window." if numbers.recorded("copies", "memsets") else NOT_RECORDED
+        text = nothing(numbers, "No copy or fill began in this window.", "copies", "memsets")
         return absent(at, "copies", "Copies", text)
     blocks: list[Block] = [
         Paragraph(
@@ -182,7 +182,7 @@ _BLOCKING_COLUMNS: Final = (
 def api_section(numbers: Numbers, at: str = "") -> Section:
     """CUDA API calls on the host, and those among them that held it until the GPU was done."""
     if numbers.api.is_empty():
-        text = "No CUDA API call began in this window." if numbers.recorded("api_calls") else NOT_RECORDED
+        text = nothing(numbers, "No CUDA API call began in this window.", "api_calls")
         return absent(at, "api", "CUDA API", text)
     blocks: list[Block] = [Table(f"{at}api-table", "CUDA API calls", _API_COLUMNS, numbers.api)]
     if numbers.blocking.is_empty():

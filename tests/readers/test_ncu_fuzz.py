@@ -1,0 +1,198 @@
+"""Reports that were damaged, by accident or on purpose: the reader ends soon, in little memory, and without a crash."""
+
+from __future__ import annotations
+
+import struct
+import time
+import tracemalloc
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.readers.ncu_reports import (
+    MAGIC,
+    Float,
+    Instanced,
+    Report,
+    UInt32,
+    details,
+    push_pop,
+    put,
+    rule,
+    sized,
+    varint,
+)
+from warplens.errors import UnreadableInputError
+from warplens.readers.ncu_rep import read_ncu_rep
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from warplens.profile.counters import KernelCounters
+
+#: A report of a few kilobytes is read in milliseconds; the machine may be busy.
+_SECONDS = 10.0
+
+#: Decoding takes some arrays of a batch at a time; what a small file makes it take beyond that would be a defect.
+_BYTES = 64 * 2**20
+
+_FUZZED = settings(
+    max_examples=150,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+
+
+def whole_report() -> Report:
+    report = Report().session(
+        details(
+            version="2025.3.1.0",
+            command="ncu --replay-mode range app",
+            devices={0: {"device__attribute_clock_rate": 5}},
+        )
+    )
+    metrics = {
+        "launch__device_id": 0, "count": 2**63, "real": 1.5, "half": Float(0.5), "small": UInt32(1), "text": "on",
+        "per_pc": Instanced(3, [(16, 1), (32, 2)]), "names": Instanced(None, [("a", "b")]),
+    }  # fmt: skip
+    extra = put(17, put(1, "Occupancy")) + put(19, rule("Rule", (4, "said", (1, 5.0)))) + put(21, push_pop("step"))
+    for number in range(3):
+        report.launch(f"kernel_{number}", metrics, extra=extra, sources=[b"code" * 10])
+    return report.result(7, {"count": 1}).result(9, {"count": 2})
+
+
+_WHOLE = whole_report()
+_SIZE = len(_WHOLE.content)
+_LAUNCHES = 5
+
+_HARMFUL = st.sampled_from(
+    [b"", b"\x00", b"\xff", b"\x80" * 12, b"\xff\xff\xff\x7f", b"\xff\xff\xff\xff", b"\x00" * 8, varint(2**64 - 1)]
+)
+
+
+def attempt(path: Path, content: bytes) -> KernelCounters | None:
+    """The counters, or None where the file is refused in one line; anything else fails the test."""
+    path.write_bytes(content)
+    begin = time.perf_counter()
+    lines = 0
+    tracemalloc.start()
+    try:
+        counters = read_ncu_rep(path, path, instances=["per_pc", "names", "text"])
+    except UnreadableInputError as refused:
+        counters, lines = None, str(refused).count("\n")
+    finally:
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+    assert time.perf_counter() - begin < _SECONDS
+    assert peak < _BYTES
+    assert not lines
+    if counters is not None:
+        assert counters.metrics.height in (0, counters.launches.height)
+    return counters
+
+
+@_FUZZED
+@given(size=st.integers(0, _SIZE))
+def test_cut_anywhere(tmp_path: Path, size: int) -> None:
+    counters = attempt(tmp_path / "cut.ncu-rep", bytes(_WHOLE.content[:size]))
+    if counters is not None and size < _SIZE:
+        assert counters.launches.height <= _LAUNCHES
+
+
+@_FUZZED
+@given(changes=st.lists(st.tuples(st.integers(0, _SIZE - 1), st.integers(0, 255)), min_size=1, max_size=8))
+def test_bytes_changed_anywhere(tmp_path: Path, changes: list[tuple[int, int]]) -> None:
+    content = bytearray(_WHOLE.content)
+    for at, byte in changes:
+        content[at] = byte
+    attempt(tmp_path / "changed.ncu-rep", bytes(content))
+
+
+@_FUZZED
+@given(at=st.integers(0, _SIZE - 1), removed=st.integers(0, 60), inserted=_HARMFUL | st.binary(max_size=20))
+def test_parts_removed_and_inserted_anywhere(tmp_path: Path, at: int, removed: int, inserted: bytes) -> None:
+    content = bytes(_WHOLE.content)
+    attempt(tmp_path / "spliced.ncu-rep", content[:at] + inserted + content[at + removed :])
+
+
+@_FUZZED
+@given(header=st.binary(max_size=60), body=st.binary(max_size=200))
+def test_a_block_of_anything(tmp_path: Path, header: bytes, body: bytes) -> None:
+    content = MAGIC + sized(put(1, 7)) + sized(header) + body
+    attempt(tmp_path / "anything.ncu-rep", content)
+
+
+@_FUZZED
+@given(metrics=st.lists(st.binary(max_size=40), max_size=6), extra=st.binary(max_size=60))
+def test_metrics_of_anything(tmp_path: Path, metrics: list[bytes], extra: bytes) -> None:
+    report = Report().launch("good", {"count": 1, "per_pc": 2})
+    report.launch("odd", extra=b"".join(put(13, metric) for metric in metrics))
+    report.launch("odder", extra=put(19, extra) + put(21, extra) + put(25, extra) + put(17, extra))
+    counters = attempt(tmp_path / "metrics.ncu-rep", bytes(report.content))
+    assert counters is not None
+    assert counters.values("count").to_list()[0] == 1
+
+
+@_FUZZED
+@given(value=st.binary(max_size=30), elements=st.lists(st.binary(max_size=30), max_size=4))
+def test_values_and_instances_of_anything(tmp_path: Path, value: bytes, elements: list[bytes]) -> None:
+    report = Report().launch("good", {"count": 1, "per_pc": 2})
+    metric = put(1, 1) + put(2, value) + b"".join(put(3, element) for element in elements)
+    report.launch("odd", extra=put(13, metric))
+    counters = attempt(tmp_path / "values.ncu-rep", bytes(report.content))
+    assert counters is not None
+    assert counters.launches.height == 2
+    assert counters.instances["per_pc"].height == len(elements)
+
+
+@pytest.mark.parametrize("count", [2, 1_000, 2**32 - 1])
+@pytest.mark.parametrize("number", [1, 2, 7, 8, 9])
+def test_more_messages_announced_than_there_are(tmp_path: Path, number: int, count: int) -> None:
+    report = whole_report()
+    header = put(number, count) + put(5, 2**32 - 1)
+    counters = attempt(tmp_path / "announced.ncu-rep", bytes(report.content) + sized(header) + sized(bytes(40)))
+    assert counters is not None
+    assert counters.launches.height == _LAUNCHES
+    assert "incomplete-report" in [note.code for note in counters.capture.notes]
+
+
+def test_a_huge_declared_size_takes_no_memory(tmp_path: Path) -> None:
+    content = bytes(_WHOLE.content) + struct.pack("<I", 2**32 - 1) + b"\x08\x00"
+    counters = attempt(tmp_path / "huge.ncu-rep", content)
+    assert counters is not None
+    assert counters.launches.height == _LAUNCHES
+
+
+def test_launches_that_share_no_metric_are_refused(tmp_path: Path) -> None:
+    report = Report()
+    names = [f"m{number}" for number in range(4_000)]
+    launches = b"".join(
+        sized(put(2, 1) + put(6, "kernel_name") + put(13, put(1, number) + put(2, put(5, 1))))
+        for number in range(len(names))
+    )
+    table = put(4, b"".join(put(1, name) for name in names))
+    report.content += sized(table + put(2, len(names)) + put(5, len(launches))) + launches
+    path = tmp_path / "sparse.ncu-rep"
+    with pytest.raises(UnreadableInputError, match="4,000 launches"):
+        read_ncu_rep(report.write(path), path)
+    chosen = read_ncu_rep(path, path, metrics=["m7"])
+    assert chosen.values("m7").drop_nulls().to_list() == [1]
+
+
+@pytest.mark.parametrize(
+    "flood",
+    [put(13, b""), put(13, put(1, 0)), put(17, b""), put(19, b""), put(500, 0)],
+    ids=["empty metrics", "one metric over and over", "empty sections", "empty rules", "unknown fields"],
+)
+def test_a_flood_of_tiny_fields_is_bounded(tmp_path: Path, flood: bytes) -> None:
+    report = Report().launch("good", {"count": 1}).launch("flooded", extra=flood * (3_000_000 // len(flood)))
+    path = report.write(tmp_path / "flood.ncu-rep")
+    tracemalloc.start()
+    counters = read_ncu_rep(path, path)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert counters.values("count").to_list()[0] == 1
+    assert peak < 200 * 2**20
