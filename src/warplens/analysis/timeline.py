@@ -211,11 +211,13 @@ class Timeline:
         return self._inside_range(window.range_name, waits, pl.Series(threads[api_row]))
 
     def _table_in(self, window: Window, kind: str) -> pl.DataFrame:
-        selected = self.work_in(window).filter(pl.col("kind") == kind)
+        work = self.work.select("kind", "row", *_LAUNCH_COLUMNS)[self.work_rows_in(window)]
+        selected = work.filter(pl.col("kind") == kind)
         table: pl.DataFrame = getattr(self.trace, WORK_KINDS[kind])
         rows = selected["row"]
-        whole = rows.len() == table.height and (rows.diff().drop_nulls() == 1).all()
-        picked = table if whole else table[rows]
+        # The tables are nearly always in order of time, so that a window is a slice of them: no row is copied.
+        consecutive = rows.len() > 0 and bool((rows.diff().drop_nulls() == 1).all())
+        picked = table.slice(rows[0], rows.len()) if consecutive else table[rows]
         return picked.with_columns(selected.select(_LAUNCH_COLUMNS).get_columns())
 
     def _host_rows_in(self, window: Window, calls: pl.DataFrame) -> pl.DataFrame:

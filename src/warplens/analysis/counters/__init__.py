@@ -16,12 +16,14 @@ May import: `warplens.profile` and `warplens.errors`. A new question becomes a m
 from warplens.analysis.counters.bounds import BOUNDS, kernel_bounds
 from warplens.analysis.counters.faults import FAULTS, kernel_faults
 from warplens.analysis.counters.groups import GROUPS, Groups, group_launches
-from warplens.analysis.counters.instructions import INSTRUCTIONS, instruction_use
+from warplens.analysis.counters.instructions import INSTRUCTION_MIX, INSTRUCTIONS, instruction_mix, instruction_use
 from warplens.analysis.counters.memoryaccess import MEMORY_ACCESS, memory_access
+from warplens.analysis.counters.notes import counter_notes
 from warplens.analysis.counters.occupancy import LAUNCH_OCCUPANCY, OCCUPANCY, launch_occupancy, theoretical_occupancy
 from warplens.analysis.counters.roofline import ROOFLINE, roofline
 from warplens.analysis.counters.speedoflight import BREAKDOWN, SPEED_OF_LIGHT, speed_of_light, throughput_breakdown
 from warplens.analysis.counters.stalls import STALLS, top_stalls, warp_stalls
+from warplens.analysis.counters.summary import SUMMARY, SUMMARY_KEYS, counters_summary
 
 __all__ = [
     "BOUNDS",
@@ -29,14 +31,20 @@ __all__ = [
     "FAULTS",
     "GROUPS",
     "INSTRUCTIONS",
+    "INSTRUCTION_MIX",
     "LAUNCH_OCCUPANCY",
     "MEMORY_ACCESS",
     "OCCUPANCY",
     "ROOFLINE",
     "SPEED_OF_LIGHT",
     "STALLS",
+    "SUMMARY",
+    "SUMMARY_KEYS",
     "Groups",
+    "counter_notes",
+    "counters_summary",
     "group_launches",
+    "instruction_mix",
     "instruction_use",
     "kernel_bounds",
     "kernel_faults",

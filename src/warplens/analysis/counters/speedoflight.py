@@ -53,19 +53,30 @@ _UNITS: Final = {
     ),
 }
 
+#: Pipes that do the arithmetic that a kernel is for.
+_MATH_PIPES: Final = ("tensor", "fma-heavy", "fma", "fp64", "alu", "xu")
+
 SPEED_OF_LIGHT = Table(
     "speed_of_light",
     "one launch",
     (
         Column("launch", pl.Int64, "row of `launches`"),
         Column("duration_ns", pl.Float64, "time on the GPU, in the pass that measured it", nullable=True),
-        Column("compute_share", pl.Float64, "of the peak rate of the busiest part of the multiprocessor", nullable=True),
+        Column(
+            "compute_share", pl.Float64, "of the peak rate of the busiest part of the multiprocessor", nullable=True
+        ),
         Column("compute_unit", pl.String, "that part: `tensor`, `fma`, `alu`, `lsu`, `issue`, …", nullable=True),
+        Column(
+            "pipe_unit", pl.String, "the busiest pipe for arithmetic: `tensor`, `fma`, `alu`, `fp64`, …", nullable=True
+        ),
+        Column("pipe_share", pl.Float64, "of the peak rate of that pipe", nullable=True),
         Column("memory_share", pl.Float64, "of the peak rate of the busiest part of the memory system", nullable=True),
         Column("memory_unit", pl.String, "that part: `dram`, `l2` or `l1` (with shared memory)", nullable=True),
         Column("dram_share", pl.Float64, "of the peak bandwidth of device memory", nullable=True),
         Column("l2_share", pl.Float64, "of the peak rate of the L2 cache", nullable=True),
-        Column("l1_share", pl.Float64, "of the peak rate of the L1 cache, while the multiprocessors work", nullable=True),
+        Column(
+            "l1_share", pl.Float64, "of the peak rate of the L1 cache, while the multiprocessors work", nullable=True
+        ),
         Column("sm_hz", pl.Float64, "clock of the multiprocessors during the measurement", nullable=True),
         Column("dram_hz", pl.Float64, "clock of device memory during the measurement", nullable=True),
     ),
@@ -110,10 +121,12 @@ def speed_of_light(counters: KernelCounters) -> pl.DataFrame:
         ),
         dram_hz=measured(counters, "dram__cycles_elapsed.avg.per_second"),
     )
-    busiest = throughput_breakdown(counters).filter(pl.col("share") > 0).unique(["launch", "side"], keep="first")
-    for side in (COMPUTE, MEMORY):
-        units = busiest.filter(pl.col("side") == side).select("launch", pl.col("unit").alias(f"{side}_unit"))
-        shares = shares.join(units, on="launch", how="left", maintain_order="left")
+    parts = throughput_breakdown(counters).filter(pl.col("share") > 0)
+    sides = {f"{side}_unit": pl.col("side") == side for side in (COMPUTE, MEMORY)}
+    for name, which in (*sides.items(), ("pipe_unit", pl.col("unit").is_in(_MATH_PIPES))):
+        busiest = parts.filter(which).unique("launch", keep="first", maintain_order=True)
+        columns = {name: pl.col("unit"), **({"pipe_share": pl.col("share")} if name == "pipe_unit" else {})}
+        shares = shares.join(busiest.select("launch", **columns), on="launch", how="left", maintain_order="left")
     return SPEED_OF_LIGHT.checked(shares)
 
 
@@ -140,12 +153,12 @@ def throughput_breakdown(counters: KernelCounters) -> pl.DataFrame:
 def _parts(counters: KernelCounters, side: str) -> list[pl.DataFrame]:
     """For each part of one side, its share of every launch that it counts for."""
     total = share(counters, _THROUGHPUTS[side])
-    named = text(counters, f"breakdown:{_THROUGHPUTS[side]}")
+    named = "," + text(counters, f"breakdown:{_THROUGHPUTS[side]}") + ","
     unnamed = named.is_null()
     found = []
     for metric, unit in _units(counters, side).items():
         value = share(counters, metric)
-        counts = (unnamed & (value <= total)) | named.str.contains(metric, literal=True).fill_null(value=False)
+        counts = (unnamed & (value <= total)) | named.str.contains(f",{metric},", literal=True).fill_null(value=False)
         frame = with_launch(counters, share=value).with_columns(
             side=pl.lit(side), unit=pl.lit(unit), metric=pl.lit(metric)
         )
