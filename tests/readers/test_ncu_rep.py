@@ -377,6 +377,7 @@ def test_a_file_that_ends_in_zeros_is_read_up_to_them(read: Callable[..., Kernel
         (b"NVR\x00\x02\x00\x00\x00\xff\xff", "first bytes"),
         (b"NVR\x00\x02\x00\x00\x00\x08\x08", "version 8"),
         (b"NVR\x00\x02\x00\x00\x00\x08\x07\x03\x00\x00\x00\xff\xff\xff", "damaged"),
+        (b"NVR\x00\x02\x00\x00\x00\x08\x07\x03\x00\x00\x00\x00\x01\x00", "begins no field"),
         (b"", "empty"),
     ],
 )

@@ -58,12 +58,13 @@ def aborted_steps(timeline: Timeline, window: Window) -> tuple[AbortedStep, ...]
     phases = _PhaseRanges.of(timeline)
     if not phases.trains:
         return ()
+    window = replace(window, range_name=None)  # a step is judged by all of its work, whichever part is asked about
     steps = window.steps or (Step(0, window.start_ns, window.end_ns),)
     gpu = phase_steps(timeline, replace(window, steps=steps))
     all_steps = timeline.steps.steps or steps
     of_profile = gpu
-    if all_steps != steps or window.range_name is not None:
-        of_profile = phase_steps(timeline, replace(window, kind="all", range_name=None, steps=all_steps))
+    if all_steps != steps:
+        of_profile = phase_steps(timeline, replace(window, kind="all", steps=all_steps))
     updates_usually = bool((of_profile["optimizer_ns"] > 0).mean() > _USUAL)  # type: ignore[operator]
     found = []
     for step, row in zip(steps, gpu.iter_rows(named=True), strict=True):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from warplens.analysis.grid.gridcells import assign_cells
 from warplens.analysis.timeline import Timeline
+from warplens.cli.memory import reuse_freed_memory
 from warplens.cli.messages import progress
 from warplens.errors import UnreadableInputError, UsageError
 from warplens.readers import read
@@ -100,6 +101,7 @@ def read_profiles(paths: Sequence[Path]) -> Profiles:
     Raises:
         UnreadableInputError: none can be read.
     """
+    reuse_freed_memory(paths)
     read_paths, timelines, unreadable = [], [], []
     with progress("reading") as tell:
         for number, path in enumerate(paths, start=1):

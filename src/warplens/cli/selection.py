@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from warplens.analysis.quality import quality_notes
 from warplens.analysis.timeline import Timeline
+from warplens.cli.memory import reuse_freed_memory
 from warplens.cli.messages import progress
 from warplens.errors import UsageError
 from warplens.readers import discover, read
@@ -44,8 +45,9 @@ def select(path: Path, window: str, range_name: str | None) -> Selection:
         UnreadableInputError: there is no readable profile.
     """
     profile = _only_profile(path)
+    reuse_freed_memory([profile])
     with progress(f"reading {profile.name}") as tell:
-        timeline = Timeline(read(profile, progress=tell))
+        timeline = Timeline(read(profile, progress=tell, launch_configuration=False))
         tell(f"analysing {profile.name}")
         selected = timeline.window(window, range_name)
         return Selection(timeline, selected, quality_notes(timeline, selected))

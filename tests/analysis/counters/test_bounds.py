@@ -1,0 +1,175 @@
+from __future__ import annotations
+
+import pytest
+
+from tests.analysis.counters.builders import OF_PEAK, counters, launch
+from warplens.analysis.counters.bounds import kernel_bounds
+from warplens.analysis.counters.faults import kernel_faults
+
+DRAM = f"dram__cycles_active{OF_PEAK}"
+L1 = f"l1tex__data_pipe_lsu_wavefronts{OF_PEAK}"
+TENSOR = f"sm__pipe_tensor_cycles_active{OF_PEAK}"
+FMA = f"sm__pipe_fma_cycles_active{OF_PEAK}"
+ISSUE = f"sm__issue_active{OF_PEAK}"
+LSU = f"sm__inst_executed_pipe_lsu{OF_PEAK}"
+ACHIEVED = "sm__warps_active.avg.pct_of_peak_sustained_active"
+THREADS = "smsp__thread_inst_executed_per_inst_executed.ratio"
+STALLED = "smsp__average_warps_issue_stalled_{}_per_issue_active.ratio"
+SECTORS = "memory_l2_theoretical_sectors_global"
+WAVEFRONTS = "memory_l1_wavefronts_shared"
+
+COALESCED = {SECTORS: 1000.0, f"{SECTORS}_ideal": 1000.0}
+
+
+def bound(**arguments: object) -> dict[str, object]:
+    return kernel_bounds(counters(launch(**arguments))).row(0, named=True)  # type: ignore[arg-type]
+
+
+def test_a_streaming_copy_at_the_bandwidth_of_memory_is_healthy() -> None:
+    found = bound(sm=5.0, memory=91.0, **{DRAM: 91.0, "l1tex__t_sector_hit_rate.pct": 0.0}, **COALESCED)
+
+    assert (found["bound"], found["unit"], found["unit_share"]) == ("memory", "dram", 0.91)
+    assert (found["at_roof"], found["healthy"], found["fault"]) == (True, True, None)
+
+
+def test_a_matrix_product_at_the_peak_of_the_tensor_pipe_is_healthy_at_low_occupancy() -> None:
+    found = bound(
+        registers=168, block=128, sm=88.0, memory=45.0, **{TENSOR: 88.0, DRAM: 45.0, ACHIEVED: 12.0, THREADS: 32.0}
+    )
+
+    assert (found["bound"], found["unit"], found["healthy"], found["fault"]) == ("compute", "tensor", True, None)
+
+
+def test_multiply_adds_that_fill_the_issue_slots_are_bound_by_their_pipe() -> None:
+    found = bound(sm=98.0, memory=1.0, **{ISSUE: 98.0, FMA: 95.0, THREADS: 32.0})
+
+    assert (found["bound"], found["unit"], found["unit_share"], found["healthy"]) == (
+        "compute",
+        "fma",
+        pytest.approx(0.95),
+        True,
+    )
+
+
+def test_issue_slots_full_of_mixed_instructions_are_no_proof_of_health() -> None:
+    found = bound(sm=88.0, memory=30.0, **{ISSUE: 88.0, FMA: 41.0, THREADS: 32.0})
+
+    assert (found["unit"], found["at_roof"], found["healthy"]) == ("issue", True, None)
+
+
+def test_a_full_load_store_pipe_is_memory_not_compute() -> None:
+    found = bound(sm=97.8, memory=97.7, **{LSU: 97.8, L1: 97.7})
+
+    assert (found["bound"], found["unit"], found["balanced"]) == ("memory", "l1", True)
+
+
+def test_without_the_metrics_that_would_show_waste_health_cannot_be_said() -> None:
+    assert bound(sm=5.0, memory=91.0, **{DRAM: 91.0})["healthy"] is None
+
+
+def test_low_throughputs_on_a_full_grid_are_latency_with_the_longest_wait() -> None:
+    waits = {STALLED.format("long_scoreboard"): 30.0, STALLED.format("selected"): 1.0, STALLED.format("wait"): 4.0}
+
+    found = bound(sm=20.0, memory=30.0, **{ACHIEVED: 90.0}, **waits)
+
+    assert (found["bound"], found["unit"], found["stall"]) == ("latency", None, "long_scoreboard")
+    assert found["stall_share"] == pytest.approx(30 / 35)
+
+
+def test_a_grid_of_less_than_a_wave_is_too_small_to_say() -> None:
+    found = bound(grid=66, sm=3.0, memory=4.0)
+
+    assert (found["bound"], found["fault"], found["fault_gain_share"]) == (
+        "small",
+        "small-grid",
+        pytest.approx((1 - 66 / 1056) * 0.96),  # of the room for 1,056 blocks, and of the unused peak
+    )
+
+
+def test_a_persistent_kernel_of_few_blocks_that_fills_its_pipe_is_not_small() -> None:
+    assert bound(grid=128, registers=168, block=384, sm=85.0, memory=40.0, **{TENSOR: 85.0})["bound"] == "compute"
+
+
+def test_low_throughput_of_a_launch_that_hides_its_configuration_is_unknown() -> None:
+    assert bound(registers=None, sm=3.0, memory=4.0)["bound"] == "unknown"
+
+
+def test_without_throughputs_the_bound_is_unknown() -> None:
+    assert bound()["bound"] == "unknown"
+
+
+#: One planted fault each, with counters such as a kernel with it has; and the fault that must be named first.
+PLANTED = {
+    "uncoalesced": {"sm": 4.0, "memory": 85.0, DRAM: 85.0, SECTORS: 8000.0, f"{SECTORS}_ideal": 1000.0, THREADS: 32.0},
+    "bank-conflicts": {
+        "sm": 90.0,
+        "memory": 97.0,
+        LSU: 20.0,
+        L1: 97.0,
+        WAVEFRONTS: 32_000.0,
+        f"{WAVEFRONTS}_ideal": 1000.0,
+        "l1tex__cycles_elapsed.avg": 250.0,
+        THREADS: 32.0,
+    },
+    "divergence": {"sm": 80.0, "memory": 2.0, ISSUE: 80.0, THREADS: 1.5, **COALESCED},
+    "small-grid": {"grid": 4, "sm": 0.5, "memory": 0.3, ACHIEVED: 12.0},
+    "tail": {"grid": 132 * 8 + 8, "sm": 40.0, "memory": 20.0, ACHIEVED: 52.0},
+    "partial-warps": {"block": 16, "sm": 70.0, "memory": 10.0, ISSUE: 70.0, THREADS: 16.0, ACHIEVED: 50.0},
+}
+
+
+@pytest.mark.parametrize("fault", PLANTED)
+def test_the_planted_fault_is_named_first(fault: str) -> None:
+    assert bound(**PLANTED[fault])["fault"] == fault
+
+
+@pytest.mark.parametrize(
+    ("limiter", "arguments", "achieved"),
+    [
+        ("registers", {"registers": 255, "block": 128}, 12.4),
+        ("shared-memory", {"dynamic_shared": 100 * 1024, "block": 128}, 12.4),
+        ("blocks", {"block": 32}, 49.0),
+        ("barriers", {"block": 64, "barriers": 16}, 12.4),
+    ],
+)
+def test_low_occupancy_is_at_fault_with_its_limiter(
+    limiter: str, arguments: dict[str, object], achieved: float
+) -> None:
+    occupied = kernel_bounds(counters(launch(**arguments)))  # type: ignore[arg-type]
+    assert occupied["fault"].to_list() == [None]  # without throughputs nothing says that it waits
+
+    found = bound(**arguments, sm=15.0, memory=20.0, **{ACHIEVED: achieved})
+
+    assert (found["bound"], found["fault"], found["occupancy_limiter"]) == ("latency", "occupancy", limiter)
+
+
+def test_low_occupancy_of_a_kernel_at_its_roof_is_no_fault() -> None:
+    assert kernel_faults(
+        counters(launch(registers=255, sm=90.0, memory=10.0, **{TENSOR: 90.0, ACHIEVED: 12.0}))
+    ).is_empty()
+
+
+def test_occupancy_that_contradicts_itself_is_not_blamed() -> None:
+    claimed = {"sm__maximum_warps_per_active_cycle_pct": 100.0, ACHIEVED: 48.0}
+
+    found = bound(registers=64, sm=15.0, memory=20.0, **claimed)
+
+    assert found["fault"] is None
+    assert found["inconsistent"] is not None
+
+
+def test_a_fault_that_costs_less_than_a_tenth_is_not_named() -> None:
+    # Half of the sectors are wasted, but memory is hardly used.
+    assert bound(sm=70.0, memory=15.0, **{FMA: 70.0, SECTORS: 2000.0, f"{SECTORS}_ideal": 1000.0})["fault"] is None
+
+
+def test_the_evidence_is_the_numbers_that_decide() -> None:
+    found = bound(sm=20.0, memory=30.0, **{ACHIEVED: 90.0})
+
+    assert [item["name"] for item in found["evidence"]] == [  # type: ignore[attr-defined]
+        "compute_share",
+        "memory_share",
+        "waves",
+        "theoretical_share",
+        "achieved_share",
+    ]
