@@ -188,7 +188,7 @@ def test_hidden_graph_interiors_are_told_with_their_share_of_the_busy_time() -> 
     (note,) = quality_notes(timeline, _window(1, 2, 3))
 
     assert (note.code, note.level) == ("graph-level-tracing", NoteLevel.WARNING)
-    assert note.text.startswith("10.0% of the GPU's busy time lies inside 3 CUDA graph executions")
+    assert note.text.startswith("10.0 % of the GPU's busy time lies inside 3 CUDA graph executions")
 
 
 def test_work_whose_launch_was_not_recorded_is_told() -> None:
@@ -205,7 +205,7 @@ def test_work_outside_of_all_ranges_is_told() -> None:
     notes = quality_notes(timeline, Window(0, 6_000, "all", "", _window(0, 1, 2).steps))
 
     (note,) = [note for note in notes if note.code == "work-outside-ranges"]
-    assert note.text.startswith("8.7%")  # 100 of 1,150 ns
+    assert note.text.startswith("8.7 %")  # 100 of 1,150 ns
 
 
 def test_work_attributed_across_threads_is_told() -> None:
@@ -216,7 +216,7 @@ def test_work_attributed_across_threads_is_told() -> None:
     (note,) = [note for note in quality_notes(timeline, _window(0)) if note.code == "inferred-ranges"]
 
     assert note.level is NoteLevel.INFO
-    assert note.text.startswith("57.1%")  # 200 of 350 ns
+    assert note.text.startswith("57.1 %")  # 200 of 350 ns
 
 
 def test_a_window_without_steps_is_doubtful_unless_it_was_asked_for() -> None:
@@ -250,7 +250,7 @@ def test_profiler_overhead_counts_as_time_not_as_a_sum_over_threads() -> None:
 
     assert (note.code, note.text) == (
         "profiler-overhead",
-        "The profiler itself held host threads up during 10.0% of the window.",
+        "The profiler itself held host threads up during 10.0 % of the window.",
     )
 
 

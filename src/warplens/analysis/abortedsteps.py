@@ -81,7 +81,7 @@ def _reasons(step: Step, gpu: dict[str, int], phases: _PhaseRanges, updates_usua
     # A step between training steps that neither has nor announces backward and optimizer work evaluates.
     if has_backward or has_optimizer or backward or optimizer:
         if forward and backward + unnamed < _BACKWARD_OF_FORWARD * forward:
-            began = f"its backward pass stopped after {backward / forward:.0%} of the forward pass's GPU time"
+            began = f"its backward pass stopped after {100 * backward / forward:.0f} % of the forward pass's GPU time"
             reasons.append(began if backward else "it has a forward pass, but no backward work on the GPU")
         if not optimizer and (has_optimizer or (phases.has("optimizer") and updates_usually)):
             reasons.append("its optimizer has no work on the GPU")

@@ -114,7 +114,8 @@ def _hidden_graphs(timeline: Timeline, window: Window) -> Iterator[Note]:
         yield Note(
             "graph-level-tracing",
             NoteLevel.WARNING if graphs.hidden_share > _HIDDEN_SHARE else NoteLevel.INFO,
-            f"{graphs.hidden_share:.1%} of the GPU's busy time lies inside {graphs.whole_launches:,} CUDA graph "
+            f"{100 * graphs.hidden_share:.1f} % of the GPU's busy time lies inside "
+            f"{graphs.whole_launches:,} CUDA graph "
             "executions traced as a whole: busy, but with unknown kernels.",
             "Record the nodes of the graphs: add --cuda-graph-trace=node to nsys profile",
         )
@@ -137,7 +138,8 @@ def _unknown_launches(timeline: Timeline, window: Window) -> Iterator[Note]:
         yield Note(
             "unknown-launches",
             NoteLevel.WARNING,
-            f"The launching API call is known for {known:.1%} of the GPU work only, and so are ranges and idle causes.",
+            f"The launching API call is known for {100 * known:.1f} % of the GPU work only, "
+            "and so are ranges and idle causes.",
             "Record from the program's start, and look for dropped events in the profiler's messages",
         )
 
@@ -159,15 +161,15 @@ def _ranges(timeline: Timeline, window: Window) -> Iterator[Note]:
         yield Note(
             "work-outside-ranges",
             NoteLevel.WARNING if outside > _MOSTLY else NoteLevel.INFO,
-            f"{outside:.1%} of the GPU time was launched outside of all annotated ranges.",
+            f"{100 * outside:.1f} % of the GPU time was launched outside of all annotated ranges.",
             "Put a range around the whole step, so that every launch lies inside one",
         )
     if coverage.inferred_share:
         yield Note(
             "inferred-ranges",
             NoteLevel.INFO,
-            f"{coverage.inferred_share:.1%} of the GPU time was launched by threads without a range of their own "
-            "(autograd's, for one) and is counted in the range that another thread of the process held open.",
+            f"{100 * coverage.inferred_share:.1f} % of the GPU time was launched by threads without a range of their "
+            "own (autograd's, for one) and is counted in the range that another thread of the process held open.",
         )
 
 
@@ -211,7 +213,7 @@ def _profiler(timeline: Timeline, window: Window) -> Iterator[Note]:
         yield Note(
             "profiler-overhead",
             NoteLevel.WARNING,
-            f"The profiler itself held host threads up during {share:.1%} of the window.",
+            f"The profiler itself held host threads up during {100 * share:.1f} % of the window.",
             "Record fewer things at once (no CPU sampling, no backtraces), or choose a window after its start",
         )
 
@@ -227,7 +229,7 @@ def _categories(timeline: Timeline, window: Window) -> Iterator[Note]:
         yield Note(
             "unclassified-kernels",
             NoteLevel.INFO,
-            f"{share:.1%} of the GPU time is spent in kernels whose names fit no category.",
+            f"{100 * share:.1f} % of the GPU time is spent in kernels whose names fit no category.",
         )
 
 

@@ -86,7 +86,7 @@ def _why(row: Mapping[str, Any]) -> str:
     if bound == "unknown":
         if row["unit_share"] is None:
             return "no throughput metrics were collected"
-        return f"{low}; without launch statistics nobody can tell whether it waits or its grid is too small"
+        return f"{low}; whether it waits or its grid is too small, launch statistics would tell"
     if bound == "small":
         blocks = row["grid_blocks"]
         fills = f"{fmt.count(blocks)} block{'s fill' if blocks != 1 else ' fills'} {fmt.share(row['waves'])} of a wave"

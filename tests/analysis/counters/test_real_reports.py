@@ -34,7 +34,7 @@ REPORTS = (
     "a10g_sgemm_5.ncu-rep",
     "a100_tiny_2021.ncu-rep",
 )
-#: Nsight Compute of 2021 counts what would fit into the largest carve-out; later ones, into the configured one.
+#: Nsight Compute 2020.3 counts what would fit into the largest carve-out; later ones, into the configured one.
 LARGEST_CARVE_OUT = "a100_tiny_2021.ncu-rep"
 
 CURVES = {

@@ -27,8 +27,8 @@ from warplens.analysis.grid.forwardkernels import (
 from warplens.analysis.grid.lm_flops import MODEL_SIZES, ModelSize, model_rank, model_size
 from warplens.analysis.grid.passes import PhasedWork, Spread, phased_work
 from warplens.analysis.grid.pythontimes import PythonTime, python_batch, python_time
-from warplens.analysis.timeline import Timeline
 from warplens.analysis.grid.training import OptimizerCost, TrainingSplit, optimizer_cost, training_split
+from warplens.analysis.timeline import Timeline
 from warplens.profile import NoteLevel
 
 __all__ = ["QUESTIONS", "CellAnswers", "ForwardTime", "GridCell", "answer_cell"]
@@ -286,7 +286,9 @@ def _lacking(
         lacking = dict.fromkeys("abce", advice)
     elif hidden := int(phased.passes["hidden_ns"].sum()):
         share = hidden / int(phased.passes["gpu_ns"].sum())
-        advice = f"{share:.1%} of the GPU time lies hidden inside CUDA graphs: record with --cuda-graph-trace=node"
+        advice = (
+            f"{100 * share:.1f} % of the GPU time lies hidden inside CUDA graphs: record with --cuda-graph-trace=node"
+        )
         lacking = dict.fromkeys("bc", advice)
     if mode not in (None, "forward") and (unnamed := unnamed_phases(phased, mode)):
         lacking["d"] = f"put NVTX ranges around {', '.join(unnamed)}: `forward_pass`, `backward_pass`, `optimizer_step`"

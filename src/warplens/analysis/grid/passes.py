@@ -17,8 +17,8 @@ import polars as pl
 from warplens.analysis.apikinds import blocks_host
 from warplens.analysis.attribution import NO_RANGE
 from warplens.analysis.categories import classify_names
-from warplens.analysis.intervals import owned_union
 from warplens.analysis.grid.phaseranges import PhaseInstances, phase_instances, repeated_steps
+from warplens.analysis.intervals import owned_union
 from warplens.analysis.phases import NO_PHASE, PHASE, PHASES
 from warplens.analysis.timeline import Timeline
 from warplens.analysis.window import Step

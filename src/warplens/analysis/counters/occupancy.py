@@ -1,0 +1,328 @@
+"""Occupancy: how many warps of a kernel fit on a multiprocessor, what keeps more of them out, how many there were.
+
+The formulas stand, with their sources, in `docs/reference/occupancy.md`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import polars as pl
+
+from warplens.analysis.counters.metrics import measured, share, with_launch
+from warplens.analysis.counters.occupancy_limits import (
+    MAX_REGISTERS_PER_THREAD,
+    MAX_THREADS_PER_BLOCK,
+    REGISTER_GRANULARITY,
+    SM_LIMITS,
+    SUB_PARTITIONS,
+    WARP_SIZE,
+    filling_block_warps,
+    limits_frame,
+)
+from warplens.errors import UsageError
+from warplens.profile.schema import Column, Table
+
+if TYPE_CHECKING:
+    from warplens.profile.counters import KernelCounters
+
+__all__ = [
+    "CONFIGURATIONS",
+    "LAUNCH_OCCUPANCY",
+    "LIMITERS",
+    "OCCUPANCY",
+    "launch_configurations",
+    "launch_occupancy",
+    "theoretical_occupancy",
+]
+
+#: What can keep further blocks off a multiprocessor. Where several do, the first of these is called the limiter: while
+#: resident warps or blocks have run out, no saving of the other resources lets a block more in.
+LIMITERS: Final = ("warps", "blocks", "registers", "shared-memory", "barriers")
+
+#: Percentage points by which a stated occupancy may differ from the recomputed one (Nsight Compute prints two digits).
+_TOLERANCE_SHARE: Final = 0.005
+
+#: Achieved occupancy can exceed the theoretical one by measurement alone: passes are replayed, counters sampled.
+_MEASUREMENT_SHARE: Final = 0.02
+
+CONFIGURATIONS = Table(
+    "configurations",
+    "one way to launch a kernel",
+    (
+        Column("major", pl.Int64, "compute capability, before the point"),
+        Column("minor", pl.Int64, "compute capability, after the point"),
+        Column("threads_per_block", pl.Int64, "threads of a block"),
+        Column("registers_per_thread", pl.Int64, "as the compiler reports them"),
+        Column("shared_bytes_per_block", pl.Int64, "static and dynamic, without what the driver reserves"),
+        Column("barriers", pl.Int64, "named barriers that a block uses", nullable=True),
+        Column(
+            "carveout_bytes", pl.Int64, "shared memory configured on the multiprocessor; null: largest", nullable=True
+        ),
+    ),
+)
+
+_LIMIT_COLUMNS = (
+    Column("registers_blocks", pl.Int64, "blocks that fit by registers", nullable=True),
+    Column("shared_memory_blocks", pl.Int64, "blocks that fit by shared memory", nullable=True),
+    Column("barriers_blocks", pl.Int64, "blocks that fit by barriers", nullable=True),
+    Column("warps_blocks", pl.Int64, "blocks that fit by resident warps", nullable=True),
+    Column("blocks_blocks", pl.Int64, "blocks that a multiprocessor can hold at all", nullable=True),
+    Column("blocks_per_sm", pl.Int64, "the least of these", nullable=True),
+    Column("warps_per_sm", pl.Int64, "warps of that many blocks", nullable=True),
+    Column("theoretical_share", pl.Float64, "of the resident warps that a multiprocessor can hold", nullable=True),
+    Column("limiter", pl.String, "what keeps out further blocks: one of `LIMITERS`; null at 100 %", nullable=True),
+    Column(
+        "co_limiters", pl.List(pl.String), "all that do; every one must give before a block more fits", nullable=True
+    ),
+    Column("next_registers_per_thread", pl.Int64, "most with which a block more fits by registers", nullable=True),
+    Column(
+        "next_shared_bytes_per_block", pl.Int64, "most with which a block more fits by shared memory", nullable=True
+    ),
+    Column("next_barriers", pl.Int64, "most with which a block more fits by barriers", nullable=True),
+    Column(
+        "next_threads_per_block", pl.Int64, "block size that fills the warps where warps or blocks limit", nullable=True
+    ),
+    Column("next_share", pl.Float64, "occupancy when the limiters have given way that far", nullable=True),
+)
+
+OCCUPANCY = Table("occupancy", "one configuration, as in the input", _LIMIT_COLUMNS)
+
+LAUNCH_OCCUPANCY = Table(
+    "launch_occupancy",
+    "one launch",
+    (
+        Column("launch", pl.Int64, "row of `launches`"),
+        *_LIMIT_COLUMNS,
+        Column("reported_share", pl.Float64, "theoretical occupancy by Nsight Compute", nullable=True),
+        Column(
+            "achieved_share", pl.Float64, "resident warps while the multiprocessor worked, of the most", nullable=True
+        ),
+        Column("grid_blocks", pl.Int64, "blocks of the grid", nullable=True),
+        Column("sm_count", pl.Int64, "multiprocessors that the launch could use", nullable=True),
+        Column("waves", pl.Float64, "grid blocks / blocks that fit on the GPU at a time", nullable=True),
+        Column(
+            "tail_share",
+            pl.Float64,
+            "of the run time that a last partial wave takes if blocks last equally long",
+            nullable=True,
+        ),
+        Column("inconsistent", pl.String, "why the numbers cannot be of one launch; null if they can", nullable=True),
+    ),
+)
+
+
+def theoretical_occupancy(configurations: pl.DataFrame) -> pl.DataFrame:
+    """How many warps fit on a multiprocessor, what keeps out more, and what would let a block more in.
+
+    Args:
+        configurations: `CONFIGURATIONS`.
+
+    Returns:
+        `OCCUPANCY`, a row a configuration. A configuration that cannot be launched fits 0 blocks.
+
+    Raises:
+        UsageError: a compute capability is not known.
+        SchemaError: the frame is no `CONFIGURATIONS`.
+    """
+    known = CONFIGURATIONS.checked(configurations).join(
+        limits_frame(), on=["major", "minor"], how="left", maintain_order="left"
+    )
+    if unknown := known.filter(pl.col("sm_warps").is_null()).select("major", "minor").unique().rows():
+        found = ", ".join(f"{major}.{minor}" for major, minor in unknown)
+        supported = ", ".join(f"{major}.{minor}" for major, minor in SM_LIMITS)
+        raise UsageError(f"occupancy of compute capability {found} is not known; known are {supported}")
+    return OCCUPANCY.checked(_with_occupancy(known))
+
+
+def _with_occupancy(known: pl.DataFrame) -> pl.DataFrame:
+    """Adds the columns of `OCCUPANCY` to configurations beside the limits of their multiprocessors."""
+    frame = _with_blocks(known)
+    full = pl.col("warps_per_sm") >= pl.col("sm_warps")
+    fits = {limiter: blocks > pl.col("blocks_per_sm") for limiter, blocks in _BLOCKS_BY.items()}
+    # The driver configures no more shared memory than the other limits can use: a tie with them says nothing unless the
+    # largest carve-out would be just as full. Nor do barriers, which count no further than blocks do.
+    others = pl.min_horizontal(*(blocks for limiter, blocks in _BLOCKS_BY.items() if limiter != "shared-memory"))
+    at_largest = (pl.col("block_shared") == 0) | (
+        pl.col("sm_shared_bytes") // pl.col("block_shared") > pl.col("blocks_per_sm")
+    )
+    fits["shared-memory"] |= at_largest & (pl.col("shared_memory_blocks") >= others)
+    by_barriers = pl.col("sm_barriers") // pl.max_horizontal(pl.col("barriers"), pl.lit(1, dtype=pl.Int64))
+    fits["barriers"] |= (by_barriers > pl.col("blocks_per_sm")).fill_null(value=True)
+    limiting = pl.concat_list(pl.when(~more).then(pl.lit(limiter)) for limiter, more in fits.items())
+    frame = frame.with_columns(co_limiters=pl.when(~full).then(limiting.list.drop_nulls()))
+    return _with_next_step(frame.with_columns(limiter=pl.col("co_limiters").list.first()))
+
+
+#: By limiter, the blocks that fit by it.
+_BLOCKS_BY: Final = {limiter: pl.col(f"{limiter.replace('-', '_')}_blocks") for limiter in LIMITERS}
+
+
+def _with_blocks(known: pl.DataFrame) -> pl.DataFrame:
+    """Adds the blocks that fit by each resource, the least of them, and the occupancy that they make."""
+    threads, warps, warp_registers = (pl.col(name) for name in ("threads_per_block", "warps", "warp_registers"))
+    sm_blocks, sm_registers, block_shared = (pl.col(name) for name in ("sm_blocks", "sm_registers", "block_shared"))
+    shared_bytes = pl.col("shared_bytes_per_block") + pl.col("reserved_shared_bytes")
+    frame = known.with_columns(
+        warps=_divided_up(threads, WARP_SIZE),
+        warp_registers=_rounded_up(pl.col("registers_per_thread") * WARP_SIZE, REGISTER_GRANULARITY),
+        block_shared=_rounded_up(shared_bytes, pl.col("shared_granularity_bytes")),
+    )
+    # Hardware checks the registers of a block as if its warps filled all sub-partitions evenly.
+    launchable = (_rounded_up(warps, SUB_PARTITIONS) * warp_registers <= sm_registers) & (
+        pl.col("registers_per_thread") <= MAX_REGISTERS_PER_THREAD
+    )
+    warps_by_registers = SUB_PARTITIONS * (sm_registers // SUB_PARTITIONS // warp_registers)
+    shared_pool = pl.coalesce("carveout_bytes", "sm_shared_bytes")
+    frame = frame.with_columns(
+        registers_blocks=pl.when(~launchable)
+        .then(0)
+        .when(warp_registers > 0)
+        .then(warps_by_registers // warps)
+        .otherwise(sm_blocks),
+        shared_memory_blocks=pl.when(block_shared > 0).then(shared_pool // block_shared).otherwise(sm_blocks),
+        barriers_blocks=pl.min_horizontal(
+            sm_blocks, pl.col("sm_barriers") // pl.max_horizontal(pl.col("barriers"), pl.lit(1, dtype=pl.Int64))
+        ),
+        warps_blocks=pl.when(threads <= MAX_THREADS_PER_BLOCK).then(pl.col("sm_warps") // warps).otherwise(0),
+        blocks_blocks=sm_blocks,
+    )
+    frame = frame.with_columns(blocks_per_sm=pl.min_horizontal(*_BLOCKS_BY.values()))
+    frame = frame.with_columns(warps_per_sm=pl.col("blocks_per_sm") * warps)
+    return frame.with_columns(theoretical_share=pl.col("warps_per_sm") / pl.col("sm_warps"))
+
+
+def _with_next_step(frame: pl.DataFrame) -> pl.DataFrame:
+    """How far the limiters must come down for one block more, or which block size fills the warps, and the result."""
+    more = pl.col("blocks_per_sm") + 1
+    fits = (pl.col("warps") * more <= pl.col("sm_warps")) & (more <= pl.col("sm_blocks"))
+    warps_per_partition = _divided_up(more * pl.col("warps"), SUB_PARTITIONS)
+    partition_registers = pl.col("sm_registers") // SUB_PARTITIONS
+    warp_registers = partition_registers // warps_per_partition // REGISTER_GRANULARITY * REGISTER_GRANULARITY
+    registers = pl.min_horizontal(warp_registers // WARP_SIZE, pl.lit(MAX_REGISTERS_PER_THREAD, dtype=pl.Int64))
+    granularity = pl.col("shared_granularity_bytes")
+    shared = pl.min_horizontal(
+        pl.col("sm_shared_bytes") // more // granularity * granularity - pl.col("reserved_shared_bytes"),
+        "shared_bytes_per_block",
+    )
+    limited_by = {limiter: pl.col("co_limiters").list.contains(limiter) for limiter in LIMITERS}
+    by_size = limited_by["warps"] | limited_by["blocks"]
+    least = pl.max_horizontal(pl.col("warps"), _divided_up(pl.col("sm_warps"), pl.col("sm_blocks")))
+    sized = frame.with_columns(least_warps=least).join(
+        filling_block_warps(), on=["sm_warps", "least_warps"], how="left", maintain_order="left"
+    )
+    filling = pl.col("filling_warps") * WARP_SIZE
+    stepped = sized.with_columns(
+        next_registers_per_thread=pl.when(limited_by["registers"] & fits & (registers > 0)).then(registers),
+        next_shared_bytes_per_block=pl.when(limited_by["shared-memory"] & fits & (shared >= 0)).then(shared),
+        next_barriers=pl.when(limited_by["barriers"] & fits).then(pl.col("sm_barriers") // more),
+        next_threads_per_block=pl.when(by_size & (filling != pl.col("threads_per_block"))).then(filling),
+    )
+    then = _with_blocks(
+        stepped.with_columns(
+            pl.coalesce(f"next_{name}", name).alias(name)
+            for name in ("registers_per_thread", "shared_bytes_per_block", "barriers", "threads_per_block")
+        ).with_columns(carveout_bytes=pl.lit(None, dtype=pl.Int64))
+    )
+    rises = then["theoretical_share"] > frame["theoretical_share"]
+    return stepped.with_columns(next_share=then["theoretical_share"]).with_columns(
+        pl.when(rises & pl.col("limiter").is_not_null()).then(name).alias(name)
+        for name in [*stepped.columns, "next_share"]
+        if name.startswith("next_")
+    )
+
+
+def launch_configurations(counters: KernelCounters) -> pl.DataFrame:
+    """How each launch was configured: `CONFIGURATIONS` beside `launch`, for the launches that say all of it."""
+    configured = with_launch(
+        counters,
+        major=measured(counters, "device__attribute_compute_capability_major"),
+        minor=measured(counters, "device__attribute_compute_capability_minor"),
+        threads_per_block=measured(counters, "launch__block_size"),
+        registers_per_thread=measured(counters, "launch__registers_per_thread"),
+        shared_bytes_per_block=measured(counters, "launch__shared_mem_per_block_static")
+        + measured(counters, "launch__shared_mem_per_block_dynamic"),
+        barriers=measured(counters, "launch__barrier_count"),
+        carveout_bytes=measured(counters, "launch__shared_mem_config_size"),
+    )
+    configured = _with_block_sizes(counters, configured).with_columns(pl.exclude("launch").round().cast(pl.Int64))
+    required = [column.name for column in CONFIGURATIONS.columns if not column.nullable]
+    return configured.drop_nulls(required).filter(pl.col("threads_per_block") > 0)
+
+
+def _with_block_sizes(counters: KernelCounters, configured: pl.DataFrame) -> pl.DataFrame:
+    """The threads of a block are part of every launch's identity, whether or not launch statistics were collected."""
+    of_launch = counters.launches.select(
+        pl.col("block_x").cast(pl.Float64) * pl.col("block_y") * pl.col("block_z")
+    ).to_series()
+    capability = next((device.compute_capability for device in counters.capture.devices), None)
+    return configured.with_columns(
+        threads_per_block=pl.coalesce("threads_per_block", of_launch),
+        major=pl.coalesce("major", pl.lit(capability[0] if capability else None, dtype=pl.Float64)),
+        minor=pl.coalesce("minor", pl.lit(capability[1] if capability else None, dtype=pl.Float64)),
+    )
+
+
+def launch_occupancy(counters: KernelCounters) -> pl.DataFrame:
+    """Theoretical occupancy of each launch, recomputed from its configuration, beside what the tool says and measured.
+
+    A report whose numbers contradict one another is not believed: `inconsistent` says why, for instance a theoretical
+    occupancy of 100 % with 64 registers per thread, or an achieved occupancy above the theoretical one.
+
+    Returns:
+        `LAUNCH_OCCUPANCY`, a row a launch. What a launch does not tell is null.
+    """
+    configured = launch_configurations(counters)
+    known = configured.join(limits_frame().select("major", "minor"), on=["major", "minor"], how="semi")
+    occupancy = pl.concat(
+        [known.select("launch"), theoretical_occupancy(known.select(c.name for c in CONFIGURATIONS.columns))],
+        how="horizontal",
+    )
+    grid = pl.col("grid_x").cast(pl.Int64) * pl.col("grid_y") * pl.col("grid_z")
+    frame = with_launch(
+        counters,
+        reported_share=share(counters, "sm__maximum_warps_per_active_cycle_pct"),
+        achieved_share=share(counters, "sm__warps_active.avg.pct_of_peak_sustained_active"),
+        grid_blocks=counters.launches.select(grid).to_series(),
+        sm_count=measured(counters, "launch__sm_count", "device__attribute_multiprocessor_count").cast(pl.Int64),
+    )
+    frame = frame.join(occupancy, on="launch", how="left", maintain_order="left")
+    computed = pl.when(pl.col("blocks_per_sm") > 0).then(
+        pl.col("grid_blocks") / (pl.col("blocks_per_sm") * pl.col("sm_count"))
+    )
+    reported = measured(counters, "launch__waves_per_multiprocessor").alias("reported_waves")
+    frame = frame.with_columns(reported).with_columns(waves=pl.coalesce(computed, "reported_waves"))
+    return LAUNCH_OCCUPANCY.checked(frame.with_columns(tail_share=_tail_share(), inconsistent=_contradiction()))
+
+
+def _tail_share() -> pl.Expr:
+    """A last wave that is not full takes as long as a full one: 1 / (full waves + 1) of the run time."""
+    waves = pl.col("waves")
+    partial = waves - waves.floor()
+    return (
+        pl.when(waves.is_null())
+        .then(None)
+        .when((waves > 1) & (partial > 0))
+        .then(1 / (waves.floor() + 1))
+        .otherwise(0.0)
+    )
+
+
+def _contradiction() -> pl.Expr:
+    theoretical, reported, achieved = (pl.col(f"{kind}_share") for kind in ("theoretical", "reported", "achieved"))
+    return (
+        pl.when(pl.col("blocks_per_sm") == 0)
+        .then(pl.lit("not even one block of this configuration fits on a multiprocessor"))
+        .when((theoretical - reported).abs() > _TOLERANCE_SHARE)
+        .then(pl.lit("the reported theoretical occupancy is not that of the reported configuration"))
+        .when(achieved > pl.coalesce(theoretical, reported) + _MEASUREMENT_SHARE)
+        .then(pl.lit("the achieved occupancy is above the theoretical one"))
+    )
+
+
+def _divided_up(value: pl.Expr, by: pl.Expr | int) -> pl.Expr:
+    return -((-value) // by)
+
+
+def _rounded_up(value: pl.Expr, to: pl.Expr | int) -> pl.Expr:
+    return _divided_up(value, to) * to

@@ -1,0 +1,189 @@
+"""Roofline: measured work and traffic of each kernel against what the GPU could do, at each level of memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import polars as pl
+
+from warplens.analysis.counters.metrics import measured, share, with_launch
+from warplens.profile.schema import Column, Table
+
+if TYPE_CHECKING:
+    from warplens.profile.counters import KernelCounters
+
+__all__ = ["LEVELS", "PRECISIONS", "ROOFLINE", "roofline"]
+
+#: Levels of memory whose traffic is set against the work: from the slowest to the fastest.
+LEVELS: Final = ("dram", "l2", "l1")
+
+#: Kinds of arithmetic with a peak of their own. `tensor` is every operation of the tensor cores that was counted.
+PRECISIONS: Final = ("fp64", "fp32", "fp16", "tensor")
+
+#: Bytes that move in a cycle in which the interface is busy: one sector out of L2, 32 words out of L1 (the metric
+#: definitions of Nsight Compute's hierarchical roofline sections).
+_L2_BYTES: Final = 32
+_L1_BYTES: Final = 128
+
+#: Above this share of its cycles, a tensor pipe that was not counted makes the counted FLOPs too few to judge by.
+_TENSOR_IN_USE: Final = 0.01
+
+_THREAD = "sass_thread_inst_executed_op_"
+#: Rates of tensor operations: by data type, or where those totals are missing, by instruction and sparsity as well.
+_TENSOR_RATES: Final = (
+    r"^sm__ops_path_tensor_src_.*\.sum\.per_second$",
+    r"^sm__ops_path_tensor_op_.*\.sum\.per_second$",
+)
+
+ROOFLINE = Table(
+    "roofline",
+    "one kind of arithmetic of one launch, against one level of memory",
+    (
+        Column("launch", pl.Int64, "row of `launches`"),
+        Column("precision", pl.String, "`fp64`, `fp32`, `fp16` or `tensor`"),
+        Column("level", pl.String, "`dram`, `l2` or `l1`"),
+        Column("flops_per_s", pl.Float64, "measured"),
+        Column("bytes_per_s", pl.Float64, "measured"),
+        Column("intensity", pl.Float64, "FLOPs for each byte", nullable=True),
+        Column("peak_flops_per_s", pl.Float64, "the flat roof, at the clock of the measurement"),
+        Column("peak_bytes_per_s", pl.Float64, "the slope of the other, at the clock of the measurement"),
+        Column("ridge", pl.Float64, "intensity at which the two roofs meet"),
+        Column("side", pl.String, "`memory` left of the ridge, `compute` right of it", nullable=True),
+        Column("roof_flops_per_s", pl.Float64, "the roof at this intensity", nullable=True),
+        Column("roof_share", pl.Float64, "how much of the roof was reached"),
+        Column("main", pl.Boolean, "the kind of arithmetic that is nearest to its own peak"),
+        Column("uncounted_tensor", pl.Boolean, "tensor cores worked too, but their operations were not collected"),
+        Column("ceiling_source", pl.String, "where the roofs come from"),
+    ),
+)
+
+_SOURCE: Final = "metrics of the report: peak rate per cycle × clock during the measurement"
+
+
+@dataclass(frozen=True)
+class _Work:
+    """Instructions of one kind of arithmetic, with the operations that one stands for."""
+
+    operations: dict[str, int]
+    peak: str
+    peak_operations: int
+
+
+#: A fused multiply-add is two operations. A half-precision instruction works on two values where the tool says so
+#: (`…_x4`), which it does since its metrics count packed instructions once.
+_WORK: Final = {
+    "fp64": _Work({"dadd": 1, "dmul": 1, "dfma": 2}, "dfma", 2),
+    "fp32": _Work({"fadd": 1, "fmul": 1, "ffma": 2}, "ffma", 2),
+    "fp16": _Work({"hadd": 1, "hmul": 1, "hfma": 2}, "hfma", 2),
+}
+_PACKED_MARK: Final = "derived__sm__sass_thread_inst_executed_op_hfma_pred_on_x4"
+
+
+def roofline(counters: KernelCounters) -> pl.DataFrame:
+    """Where each launch stands under the roofs of its GPU.
+
+    FLOPs and bytes are measured, not modelled. Which side of the ridge a kernel stands on follows from its arithmetic
+    intensity alone; how far it is below the roof is a separate matter (`roof_share`): a kernel on the memory side can
+    be at its roof, or far from it because it waits (S. Williams et al., "Roofline", CACM 52(4), 2009). Roofs hold at
+    the clocks of the measurement, which Nsight Compute locks to base unless told otherwise.
+
+    Returns:
+        `ROOFLINE`, for each launch the kinds of arithmetic and levels of memory whose metrics were collected.
+    """
+    works = [frame for precision in PRECISIONS if (frame := _work(counters, precision)) is not None]
+    traffics = [_traffic(counters, level) for level in LEVELS]
+    if not works:
+        return ROOFLINE.empty()
+    frame = pl.concat(works).join(pl.concat(traffics), on="launch").drop_nulls()
+    flops, peak_flops = pl.col("flops_per_s"), pl.col("peak_flops_per_s")
+    traffic, peak_traffic = pl.col("bytes_per_s"), pl.col("peak_bytes_per_s")
+    frame = frame.filter((peak_flops > 0) & (peak_traffic > 0)).with_columns(
+        intensity=pl.when(traffic > 0).then(flops / traffic),
+        ridge=peak_flops / peak_traffic,
+    )
+    intensity = pl.col("intensity")
+    # Reached / roof is FLOPs / min(peak, intensity × bandwidth): the larger of the two shares. It also holds for
+    # kernels without any FLOPs, such as copies.
+    frame = frame.with_columns(
+        side=pl.when((traffic == 0) & (flops == 0))
+        .then(None)
+        .when(intensity.is_null() | (intensity >= pl.col("ridge")))
+        .then(pl.lit("compute"))
+        .otherwise(pl.lit("memory")),
+        roof_flops_per_s=pl.when(intensity.is_not_null()).then(pl.min_horizontal(peak_flops, intensity * peak_traffic)),
+        roof_share=pl.max_horizontal(flops / peak_flops, traffic / peak_traffic),
+        ceiling_source=pl.lit(_SOURCE),
+    )
+    nearest = (flops / peak_flops).max().over("launch")
+    counted = (pl.col("precision") == "tensor").any().over("launch")
+    tensor = with_launch(
+        counters, tensor_share=share(counters, "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_elapsed")
+    )
+    frame = frame.join(tensor, on="launch", how="left", maintain_order="left").with_columns(
+        main=(flops / peak_flops == nearest) & (flops > 0),
+        uncounted_tensor=~counted & (pl.col("tensor_share").fill_null(0) > _TENSOR_IN_USE),
+    )
+    rank = pl.col("precision").replace_strict({name: i for i, name in enumerate(PRECISIONS)}, return_dtype=pl.Int64)
+    depth = pl.col("level").replace_strict({name: i for i, name in enumerate(LEVELS)}, return_dtype=pl.Int64)
+    return ROOFLINE.checked(frame.sort("launch", rank, depth))
+
+
+def _work(counters: KernelCounters, precision: str) -> pl.DataFrame | None:
+    """`launch`, `flops_per_s` and `peak_flops_per_s` of one kind of arithmetic; None where it was not collected."""
+    clock = measured(counters, "sm__cycles_elapsed.avg.per_second", "smsp__cycles_elapsed.avg.per_second")
+    if precision == "tensor":
+        return _tensor_work(counters, clock)
+    work = _WORK[precision]
+    packed = 2 if precision == "fp16" and _PACKED_MARK in counters.metrics.columns else 1
+    own_clock = measured(counters, "smsp__cycles_elapsed.avg.per_second", "sm__cycles_elapsed.avg.per_second")
+    flops = pl.Series("flops", [0.0] * counters.launches.height)
+    for name, operations in work.operations.items():
+        flops += measured(counters, f"smsp__{_THREAD}{name}_pred_on.sum.per_cycle_elapsed") * operations * packed
+    peak = measured(counters, f"sm__{_THREAD}{work.peak}_pred_on.sum.peak_sustained") * work.peak_operations * packed
+    if flops.null_count() == flops.len() or peak.null_count() == peak.len():
+        return None
+    frame = with_launch(counters, flops_per_s=flops * own_clock, peak_flops_per_s=peak * clock)
+    return frame.with_columns(precision=pl.lit(precision))
+
+
+def _tensor_work(counters: KernelCounters, clock: pl.Series) -> pl.DataFrame | None:
+    """Operations of the tensor cores: of all types that a report counts, against the peak of the type used most."""
+    columns = pl.Series(counters.metrics.columns, dtype=pl.String)
+    rates = next(
+        (found for regex in _TENSOR_RATES if (found := columns.filter(columns.str.contains(regex))).len()), None
+    )
+    if rates is None:
+        return None
+    flops = with_launch(counters, **{name: measured(counters, name) for name in rates}).unpivot(
+        index="launch", variable_name="metric", value_name="flops_per_s"
+    )
+    peaks = with_launch(
+        counters,
+        **{name: measured(counters, name.removesuffix("per_second") + "peak_sustained") * clock for name in rates},
+    ).unpivot(index="launch", variable_name="metric", value_name="peak_flops_per_s")
+    joined = flops.join(peaks, on=["launch", "metric"]).drop_nulls().filter(pl.col("peak_flops_per_s") > 0)
+    used_most = pl.col("flops_per_s").arg_max()
+    frame = joined.group_by("launch", maintain_order=True).agg(
+        pl.col("flops_per_s").sum(), pl.col("peak_flops_per_s").get(used_most)
+    )
+    return frame.with_columns(precision=pl.lit("tensor"))
+
+
+def _traffic(counters: KernelCounters, level: str) -> pl.DataFrame:
+    """`launch`, `level`, `bytes_per_s` and `peak_bytes_per_s` of one level of memory."""
+    if level == "dram":
+        traffic = measured(counters, "dram__bytes.sum.per_second")
+        peak = measured(counters, "dram__bytes.sum.peak_sustained")
+        clock = measured(counters, "dram__cycles_elapsed.avg.per_second")
+    elif level == "l2":
+        traffic = measured(counters, "lts__lts2xbar_cycles_active.sum.per_second") * _L2_BYTES
+        peak = measured(counters, "lts__lts2xbar_cycles_active.sum.peak_sustained") * _L2_BYTES
+        clock = measured(counters, "lts__cycles_elapsed.avg.per_second")
+    else:
+        lines = [f"l1tex__lsu_writeback_active{scope}.sum" for scope in ("_mem_lgds", "_mem_lg", "")]
+        traffic = measured(counters, *(f"{line}.per_second" for line in lines)) * _L1_BYTES
+        peak = measured(counters, *(f"{line}.peak_sustained" for line in lines)) * _L1_BYTES
+        clock = measured(counters, "l1tex__cycles_elapsed.avg.per_second")
+    frame = with_launch(counters, bytes_per_s=traffic, peak_bytes_per_s=peak * clock)
+    return frame.with_columns(level=pl.lit(level))
