@@ -11,8 +11,8 @@ import pytest
 
 from tests.analysis.lm_steps import WHOLE, Program, forward_only
 from tests.analysis.plain_sql import SHIPPED, held, in_steps, opened, ops, ranges
-from warplens.analysis.grid.cellanswers import CellAnswers, ForwardTime
 from warplens.analysis.grid.answers import Grid, GridCell, answer_cell, answer_grid, grid_status, host_bound
+from warplens.analysis.grid.cellanswers import CellAnswers, ForwardTime
 from warplens.analysis.grid.gridcells import Unplaced, recognise_cell
 from warplens.analysis.grid.lm_flops import model_size
 from warplens.analysis.grid.passes import Spread

@@ -1,4 +1,4 @@
-"""Values of metrics, decoded by numpy where they lie in a report, a hundred thousand of them at a time.
+"""Values of metrics, decoded by numpy where they lie in a report, thousands of them at a time.
 
 A value is a message of one field: text, a number of 4 or 8 bytes, or one of variable length. Writers put the fields of
 a message in the order of their numbers; what has another layout is decoded by itself.

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import polars as pl
 
-from warplens.analysis.grid.attention import AttentionTime
 from warplens.analysis.grid.answers import CellAnswers, Grid
+from warplens.analysis.grid.attention import AttentionTime
 from warplens.analysis.grid.lm_flops import attention_matmul_flops, flop_ratio, softmax_flops
 from warplens.report.document import Paragraph, Section, Table, TableColumn
 from warplens.report.grid.columns import ATTENTION
