@@ -68,14 +68,15 @@ class Comparison:
     day: str
 
     @property
-    def peer_s(self) -> float:
-        """Seconds that the peer's reports took together."""
-        return Measurement.together(self.peer.values()).median_s
+    def peer_together(self) -> Measurement | None:
+        """The peer's reports one after the other; None without a peer."""
+        return Measurement.together(self.peer.values()) if self.peer else None
 
     @property
     def ratio(self) -> float | None:
         """How many times faster our report is than the peer's three; None without a peer."""
-        return self.peer_s / self.report.median_s if self.peer else None
+        together = self.peer_together
+        return together.median_s / self.report.median_s if together else None
 
     def missed(self) -> list[str]:
         """The promises that were not kept, as sentences."""
@@ -101,8 +102,8 @@ class Comparison:
         ]
         for name, measured in self.peer.items():
             lines.append(self._line(f"`nsys stats -r {name}`", measured))
-        if self.peer:
-            lines.append(self._line("`nsys stats`, the three together", Measurement.together(self.peer.values())))
+        if self.peer_together:
+            lines.append(self._line("`nsys stats`, the three together", self.peer_together))
         lines.append(self._line("`warplens report --format json`", self.report))
         lines.append(self._line("of which reading (`warplens.read`, as a process of its own)", self.load))
         lines.append(self._line("floor: SQLite scans the kernel table, nothing returned", self.floor))
@@ -128,7 +129,7 @@ class Comparison:
         """Writes the measurements as JSON and the table as Markdown into `results/`; returns the former."""
         RESULTS.mkdir(exist_ok=True)
         path = RESULTS / f"report_vs_nsys_{self.kernels}.json"
-        path.write_text(json.dumps(asdict(self) | {"peer_s": self.peer_s, "ratio": self.ratio}, indent=2) + "\n")
+        path.write_text(json.dumps(asdict(self) | {"ratio": self.ratio}, indent=2) + "\n")
         path.with_suffix(".md").write_text(self.table() + "\n")
         return path
 
@@ -157,7 +158,9 @@ def compare(kernels: int, *, runs: int = 3, patience_s: float = 0, with_peer: bo
         report = take("our report", _warplens(), "report", str(capture), "--format", "json", "-o", str(out))
         load = take("reading alone", sys.executable, "-c", _LOAD, str(capture))
         floor = take("the floor", sys.executable, "-c", _SCAN, str(capture))
-        stages = _stages(capture)
+        by_stage = Path(room) / "stages.json"
+        take("its stages", sys.executable, "-m", "benchmarks.stages", str(capture), str(by_stage), runs=1)
+        stages = json.loads(by_stage.read_text())
         nsys = _nsys() if with_peer else None
         stats = (nsys or "", "stats", "--quiet", "--format", "csv", "--output", "-", "--report")
         peer = {name: take(f"nsys, {name}", *stats, name, str(capture), runs=1) for name in PEER_REPORTS if nsys}
@@ -167,13 +170,6 @@ def compare(kernels: int, *, runs: int = 3, patience_s: float = 0, with_peer: bo
         versions["nsys"] = _nsys_version(nsys)
     day = datetime.now(timezone.utc).date().isoformat()
     return Comparison(kernels, file_mb, report, load, floor, stages, peer, versions, machine(), day)
-
-
-def _stages(capture: Path) -> dict[str, float]:
-    command = [sys.executable, "-m", "benchmarks.stages", str(capture)]
-    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    stages: dict[str, float] = json.loads(printed)
-    return stages
 
 
 def _nsys() -> str | None:

@@ -1,6 +1,6 @@
-"""What the time of a report is made of, stage by stage in one process: `python -m benchmarks.stages CAPTURE`.
+"""What the time of a report is made of, stage by stage in one process: `python -m benchmarks.stages CAPTURE OUT`.
 
-Prints one JSON object, seconds of wall time by stage in their order.
+Writes one JSON object to OUT, seconds of wall time by stage in their order.
 """
 
 from __future__ import annotations
@@ -39,4 +39,4 @@ def stages(capture: Path) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    json.dump(stages(Path(sys.argv[1])), sys.stdout)
+    Path(sys.argv[2]).write_text(json.dumps(stages(Path(sys.argv[1]))) + "\n")

@@ -14,10 +14,12 @@ import json
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
+from pkgutil import iter_modules
 
 import polars as pl
 
-from warplens.profile.schema import TABLES
+from warplens.profile.counters import LAUNCHES, RULES
+from warplens.profile.schema import TABLES, Table
 
 __all__ = ["PAGE", "RESULTS", "Result", "columns", "meaning", "page"]
 
@@ -71,20 +73,38 @@ def page() -> str:
     """The whole page."""
     lines = [_HEAD, "## Tables of a profile", "", "The fields of `warplens.Trace`.", ""]
     for declared in TABLES.values():
-        lines += [f"### {declared.name}", "", f"A row is {declared.row}.", ""]
-        lines += ["| column | type | may be null | meaning |", "|---|---|---|---|"]
-        for column in declared.columns:
-            dtype = "Enum" if column.dtype is pl.Enum else str(column.dtype)
-            null = "yes" if column.nullable else ""
-            lines.append(f"| `{column.name}` | {dtype} | {null} | {column.meaning} |")
-        lines.append("")
+        lines += _declaration(declared.name, declared)
+    lines += ["## Tables of hardware counters", ""]
+    lines += ["The fields of `warplens.KernelCounters`, and the results of `warplens.analysis.counters`.", ""]
+    for declared in counter_tables():
+        lines += _declaration(f"counters: {declared.name}", declared)
     lines += ["## Results", ""]
     for result in RESULTS:
         lines += [f"### {result.title}", "", f"{result.row} Declared as `warplens.{result.schema}`.", ""]
         lines += ["| column | type | meaning |", "|---|---|---|"]
-        lines += [f"| `{name}` | {_type(dtype)} | {meaning(result, name)} |" for name, dtype in columns(result).items()]
+        lines += [f"| `{name}` | {_kind(dtype)} | {meaning(result, name)} |" for name, dtype in columns(result).items()]
         lines.append("")
     return "\n".join(lines).rstrip() + "\n"
+
+
+def counter_tables() -> list[Table]:
+    """The declared tables of hardware counters, those that are read first."""
+    package = import_module("warplens.analysis.counters")
+    modules = [import_module(info.name) for info in iter_modules(package.__path__, f"{package.__name__}.")]
+    found = [LAUNCHES, RULES]
+    for module in modules:
+        public = (value for name, value in vars(module).items() if not name.startswith("_"))
+        found += [value for value in public if isinstance(value, Table) and value not in found]
+    return found
+
+
+def _declaration(title: str, declared: Table) -> list[str]:
+    lines = [f"### {title}", "", f"A row is {declared.row}.", ""]
+    lines += ["| column | type | may be null | meaning |", "|---|---|---|---|"]
+    for column in declared.columns:
+        null = "yes" if column.nullable else ""
+        lines.append(f"| `{column.name}` | {_kind(column.dtype)} | {null} | {column.meaning} |")
+    return [*lines, ""]
 
 
 def columns(result: Result) -> dict[str, pl.DataType]:
@@ -117,8 +137,8 @@ def _declared(address: str) -> pl.Schema:
     return schema
 
 
-def _type(dtype: pl.DataType) -> str:
-    return "Enum" if isinstance(dtype, pl.Enum) else str(dtype)
+def _kind(dtype: object) -> str:
+    return "Enum" if dtype is pl.Enum or isinstance(dtype, pl.Enum) else str(dtype)
 
 
 if __name__ == "__main__":

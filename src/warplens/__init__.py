@@ -6,7 +6,7 @@ The public names below are loaded when they are first used, so that `import warp
 >>> trace = warplens.read("profile.sqlite")                 # doctest: +SKIP
 >>> timeline = warplens.Timeline(trace)                     # doctest: +SKIP
 >>> window = timeline.window("steady")                      # doctest: +SKIP
->>> warplens.kernel_statistics(timeline, window)            # doctest: +SKIP
+>>> timeline.kernels_in(window)                             # doctest: +SKIP
 """
 
 from __future__ import annotations
@@ -21,11 +21,14 @@ if TYPE_CHECKING:
     from warplens.analysis.window import Window
     from warplens.errors import UnreadableInputError, UsageError, WarplensError
     from warplens.profile import Capture, Device, Trace
+    from warplens.profile.counters import KernelCounters
     from warplens.readers import read
+    from warplens.readers.counters import read_counters
 
 _HOME = {
     "Capture": "warplens.profile",
     "Device": "warplens.profile",
+    "KernelCounters": "warplens.profile.counters",
     "Timeline": "warplens.analysis.timeline",
     "Trace": "warplens.profile",
     "UnreadableInputError": "warplens.errors",
@@ -33,11 +36,13 @@ _HOME = {
     "WarplensError": "warplens.errors",
     "Window": "warplens.analysis.window",
     "read": "warplens.readers",
+    "read_counters": "warplens.readers.counters",
 }
 
 __all__ = [
     "Capture",
     "Device",
+    "KernelCounters",
     "Timeline",
     "Trace",
     "UnreadableInputError",
@@ -46,6 +51,7 @@ __all__ = [
     "Window",
     "__version__",
     "read",
+    "read_counters",
 ]
 
 

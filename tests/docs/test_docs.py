@@ -38,11 +38,8 @@ from console_examples import Example, examples, pages, profiles_at_hand  # noqa:
 from generate_columns import PAGE, RESULTS, columns, page  # noqa: E402
 
 #: Options of nsys that the pages recommend.
+NCU_OPTIONS = {"--section", "--set", "--page", "--print-units", "--cache-control", "--clock-control"}
 NSYS_OPTIONS = {"--trace", "--cuda-graph-trace", "--cuda-memory-usage", "--capture-range", "--type"}
-
-#: What no command shows yet is documented together with its command.
-_COUNTERS = ("warplens.analysis.counters", "warplens.readers.counters", "warplens.readers.ncu_")
-_UNSHOWN = () if "counters" in COMMANDS else _COUNTERS
 
 _FENCED = re.compile(r"^ *```(?P<kind>\w*)\n(?P<body>.*?)^ *```$", re.MULTILINE | re.DOTALL)
 _INLINE = re.compile(r"`([^`\n]+)`")
@@ -59,7 +56,7 @@ def _declared_schemas() -> dict[str, pl.Schema]:
     """Every schema that the readers, the analyses or the grid document declare, by its address; each of them once."""
     found: dict[str, pl.Schema] = {}
     packages = (warplens.readers, warplens.analysis, warplens.report.grid)
-    for module in (name for package in packages for name in _modules(package) if not name.startswith(_UNSHOWN)):
+    for module in (name for package in packages for name in _modules(package)):
         for name, value in vars(importlib.import_module(module)).items():
             if isinstance(value, pl.Schema) and not name.startswith("_") and not _is_in(value, found):
                 found[f"{module.removeprefix('warplens.')}.{name}"] = value
@@ -69,7 +66,7 @@ def _declared_schemas() -> dict[str, pl.Schema]:
 def _modules(package: Any) -> Iterator[str]:
     for info in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
         yield info.name
-        if info.ispkg and not info.name.startswith(_UNSHOWN):
+        if info.ispkg:
             yield from _modules(importlib.import_module(info.name))
 
 
@@ -143,7 +140,7 @@ def test_every_command_and_option_on_the_page_exists(path: Path, options: dict[s
 
 @pytest.mark.parametrize("path", pages(), ids=lambda path: path.name)
 def test_every_option_named_in_the_text_exists(path: Path, options: dict[str, set[str]]) -> None:
-    known = set.union(*options.values()) | NSYS_OPTIONS
+    known = set.union(*options.values()) | NSYS_OPTIONS | NCU_OPTIONS
     text = _FENCED.sub("", path.read_text("utf-8"))
     named = {code.split()[0].partition("=")[0] for code in _INLINE.findall(text) if code.startswith("--")}
     assert named <= known
@@ -189,7 +186,7 @@ def test_the_python_on_the_page_runs(program: str) -> None:
     exec(compile(program, "example", "exec"), {})
 
 
-_TABLES = sorted(COMMANDS.keys() - {"demo", "report", "scrub"})
+_TABLES = sorted(COMMANDS.keys() - {"counters", "demo", "report", "scrub"})
 
 
 @pytest.mark.usefixtures("_shipped")
@@ -226,8 +223,6 @@ def _note_codes() -> set[str]:
     """The first argument of every `Note(…)` in the sources; of a conditional expression, both texts."""
     codes: set[str] = set()
     for source in (ROOT / "src").rglob("*.py"):
-        if ".".join(source.relative_to(ROOT / "src").parts).startswith(_UNSHOWN):
-            continue
         for node in ast.walk(ast.parse(source.read_text("utf-8"))):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Note" and node.args:
                 code = node.args[0]

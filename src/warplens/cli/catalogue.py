@@ -34,6 +34,7 @@ class Command:
 
 _REPORT: Final = "Reports"
 _TABLE: Final = "One table of one profile"
+_COUNTERS: Final = "Hardware counters"
 _SHARE: Final = "Before you share a profile"
 
 COMMANDS: Final = {
@@ -49,6 +50,7 @@ COMMANDS: Final = {
         Command("launches", _TABLE, "Kernel launches: time in the call, queued, and on the GPU."),
         Command("copies", _TABLE, "Memory copies and fills: time, size and bandwidth."),
         Command("api", _TABLE, "CUDA API calls on the host: how often, how long."),
+        Command("counters", _COUNTERS, "What bounds each kernel, and why: from the counters of Nsight Compute."),
         Command("scrub", _SHARE, "Copy a profile without what tells of people and machines."),
     )
 }

@@ -2,7 +2,9 @@
 
 Lives here: `read`, which tells the format by content and reads it, and `discover`, which finds the profiles in folders;
 `detect` (magic numbers), `compressed` (.gz, .xz, .zst), `sqlite_file` and `column_buffers` (columns out of SQLite), and
-the modules `nsys_*` (Nsight Systems: `nsys_sqlite` reads exports, `nsys_rep` converts reports to exports).
+the modules `nsys_*` (Nsight Systems: `nsys_sqlite` reads exports, `nsys_rep` converts reports to exports). `counters`
+has `read_counters`, the same for hardware counters, with the modules `ncu_rep*` (reports of Nsight Compute) and
+`ncu_csv*` (their CSV exports); it is not loaded where only traces are read.
 
 May import: `warplens.profile` and `warplens.errors`. A new format becomes a module with one function that takes a path
 and gives a `Trace`, a magic number in `detect`, and a line in `read`.

@@ -11,13 +11,16 @@ from warplens.profile import Note, NoteLevel
 from warplens.profile.counters import KernelCounters
 from warplens.readers.compressed import UNPACKERS, peek, unpacked
 from warplens.readers.detect import Kind, compression, kind_of, kind_of_bytes
-from warplens.readers.ncu_csv import read_ncu_csv
+from warplens.readers.ncu_csv import looks_like_ncu_csv, read_ncu_csv
 from warplens.readers.ncu_rep import read_ncu_rep
 
 __all__ = ["COUNTER_KINDS", "read_counters"]
 
 #: Kinds of content that may hold counters, once unpacked.
 COUNTER_KINDS = frozenset({Kind.NCU_REP, Kind.TEXT})
+
+#: How much of a file is searched for the header of an export.
+_CSV_HEAD_BYTES = 65_536
 
 _ADVICE = "Give a .ncu-rep file, or its export: ncu --import profile.ncu-rep --page raw --csv > profile.csv"
 _OTHER_ADVICE = {
@@ -55,9 +58,9 @@ def read_counters(
     kind = kind_of(source)
     if (name := compression(kind)) is None:
         return _read_plain(source, source, kind, metrics, instances)
-    content = kind_of_bytes(head) if (head := peek(source, UNPACKERS[name])) else None
-    if content is not None and content not in COUNTER_KINDS:
-        raise _refusal(source, content)  # before gigabytes of something else are unpacked
+    head = peek(source, UNPACKERS[name])
+    if head and not _may_hold_counters(kind_of_bytes(head), head):
+        raise _refusal(source, kind_of_bytes(head))  # before gigabytes of something else are unpacked
     report(f"{source.name}: unpacking")
     with unpacked(source, UNPACKERS[name]) as plain:
         return _read_plain(plain, source, kind_of(plain), metrics, instances)
@@ -68,9 +71,16 @@ def _read_plain(
 ) -> KernelCounters:
     if kind is Kind.NCU_REP:
         return read_ncu_rep(path, known_as, metrics, instances)
-    if kind is Kind.TEXT:
+    with path.open("rb") as file:
+        head = file.read(_CSV_HEAD_BYTES)
+    if _may_hold_counters(kind, head):
         return _without_instances(read_ncu_csv(path, known_as, metrics), instances)
     raise _refusal(known_as, kind)
+
+
+def _may_hold_counters(kind: Kind, head: bytes) -> bool:
+    """Whether the reader of CSV should look at it: output of the program before the table can look like anything."""
+    return kind in COUNTER_KINDS or (kind in (Kind.JSON, Kind.UNKNOWN) and looks_like_ncu_csv(head))
 
 
 def _without_instances(counters: KernelCounters, asked: Collection[str]) -> KernelCounters:

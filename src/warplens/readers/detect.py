@@ -52,7 +52,7 @@ _MAGIC: tuple[tuple[bytes, Kind], ...] = (
 _COMPRESSED = {Kind.GZIP: "gzip", Kind.XZ: "xz", Kind.ZSTD: "zstd"}
 
 _UNSUPPORTED_ADVICE = {
-    Kind.NCU_REP: "This version reads Nsight Systems captures only: give the .nsys-rep file or its SQLite export",
+    Kind.NCU_REP: "Ask for its counters instead: warplens counters FILE",
     Kind.JSON: "This version reads Nsight Systems captures only: give the .nsys-rep file or its SQLite export",
     Kind.ZIP: "Unpack it and give the files inside; .gz, .xz and .zst are read as they are",
     Kind.HDF5: EXPORT_ADVICE,

@@ -7,7 +7,6 @@ the columns before the metrics, `ncu_csv_cells` and `ncu_csv_units` make numbers
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from operator import itemgetter
 from pathlib import Path
@@ -23,6 +22,7 @@ from warplens.readers.ncu_csv_labels import metric_of, rule_name, section_of
 from warplens.readers.ncu_csv_launches import COLUMNS, is_fact, launch_table
 from warplens.readers.ncu_csv_text import Table, looks_like_ncu_csv
 from warplens.readers.ncu_csv_units import DecimalCommaError
+from warplens.readers.ncu_messages import without_folders
 from warplens.readers.ncu_rep_session import DEVICE_ATTRIBUTES, device_of
 
 __all__ = ["looks_like_ncu_csv", "read_ncu_csv"]
@@ -32,9 +32,6 @@ _EXPORT_AGAIN = "Export it again: ncu --import REPORT.ncu-rep --page raw --csv"
 
 #: Kinds of results of rules, as printed.
 _RULE_KINDS = {"OPT": "optimization", "WRN": "warning", "INF": "ok", "OK": "ok", "ERR": "error"}
-
-#: Rules that failed name the files of ncu they failed in, under the folders of whoever ran it.
-_PATH = re.compile(r"(?<![\w:/.])(?:[A-Za-z]:\\|/)(?:[^\s\\/:\"'][^\n\\/:\"']*[\\/])+(?=[^\s\\/])")
 
 #: The details page prints two decimals, of a scaled unit.
 _ROUNDED = Note(
@@ -233,7 +230,7 @@ class _Reading:
                 rule_name(cell("Rule Name")),
                 section_of(cell("Section Name")) or None,
                 _RULE_KINDS.get(kind.upper(), "none"),
-                _PATH.sub("", cell("Rule Description")),
+                without_folders(cell("Rule Description")),
                 cell("Estimated Speedup Type") or None,
                 speedup,
             )

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from warplens.readers.ncu_rep_wire import Message
 
-__all__ = ["METRICS", "Launch", "Rule", "launch_of", "plain_text", "rules_of", "value_of"]
+__all__ = ["METRICS", "Launch", "Rule", "launch_of", "plain_text", "rules_of", "value_of", "without_folders"]
 
 #: Field with the metrics, by kind of result.
 METRICS: Mapping[str, int] = {"kernel": 13, "range": 4, "cmdlist": 4, "graph": 4}
@@ -129,6 +129,10 @@ _LINK = re.compile(r"@(\w+):([^:@]*):([^@]*)@")
 Rule = tuple[str, str, "str | None", str, str, "str | None", "float | None"]
 
 
+#: Rules that failed name the files of ncu they failed in, under the folders of whoever ran it.
+_FOLDERS = re.compile(r"(?<![\w:/.])(?:[A-Za-z]:\\|/)(?:[^\s\\/:\"'][^\n\\/:\"']*[\\/])+(?=[^\s\\/])")
+
+
 def rules_of(kind: str, result: Message) -> Iterator[Rule]:
     """What ncu's rules said: rule, name, section, kind, message, kind of speedup, speedup (%).
 
@@ -147,10 +151,15 @@ def rules_of(kind: str, result: Message) -> Iterator[Rule]:
                 rule.text(2) or "",
                 rule.text(4),
                 _RULE_KINDS.get(said.integer(2) or 0, "none"),
-                plain_text(said.text(1) or ""),
+                without_folders(plain_text(said.text(1) or "")),
                 _SPEEDUP_KINDS.get(speedup.integer(1) or 0) if speedup else None,
                 speedup.double(2) if speedup else None,
             )
+
+
+def without_folders(message: str) -> str:
+    """The text without the folders of the paths in it; the names of the files stay."""
+    return _FOLDERS.sub("", message)
 
 
 def plain_text(message: str) -> str:
