@@ -99,7 +99,7 @@ __global__ void register_limited(const uint32_t* chain, float* sums) {
 }
 
 // ---- divergence -------------------------------------------------------------------------------------------------------
-// One thread of eight, at random, has 1024 steps to go, the others 32: a warp takes 1024 steps with 5 of 32 threads active.
+// One thread of eight, at random, has 1024 steps to go, the others 32: a warp takes 1024 steps with 6 of 32 threads active.
 // Without the fault: the same work in order, so that the threads of a warp have equally much.
 __global__ void divergent(const int* steps, float* values) {
     const size_t i = blockIdx.x * size_t(blockDim.x) + threadIdx.x;

@@ -22,9 +22,11 @@ __all__ = [
     "CategoryCoverage",
     "TensorCoreUse",
     "category_coverage",
+    "coverage_of",
     "kernel_statistics",
     "statistics_of",
     "tensor_core_use",
+    "tensor_core_use_of",
 ]
 
 _NAMES = ("name", "full_name")
@@ -128,7 +130,11 @@ class CategoryCoverage:
 
 def category_coverage(timeline: Timeline, window: Window) -> CategoryCoverage:
     """How much of the kernel time of the window has a name that reveals a category, and a precision."""
-    classed = _time_by_class(timeline, window)
+    return coverage_of(_time_by_class(timeline, window))
+
+
+def coverage_of(classed: pl.DataFrame) -> CategoryCoverage:
+    """`category_coverage` of a table that has `total_ns`, `category` and `precision` of each distinct kernel."""
     return CategoryCoverage(
         total_ns=_time(classed, pl.lit(True)),
         categorised_ns=_time(classed, pl.col("category") != OTHER),
@@ -160,7 +166,11 @@ class TensorCoreUse:
 
 def tensor_core_use(timeline: Timeline, window: Window) -> TensorCoreUse:
     """How much of the time of matrix products in the window is spent on tensor cores."""
-    classed = _time_by_class(timeline, window)
+    return tensor_core_use_of(_time_by_class(timeline, window))
+
+
+def tensor_core_use_of(classed: pl.DataFrame) -> TensorCoreUse:
+    """`tensor_core_use` of a table that has `total_ns`, `category` and `tensor_cores` of each distinct kernel."""
     products = classed.filter(pl.col("category").is_in(PRODUCTS))
     return TensorCoreUse(
         total_ns=_time(classed, pl.lit(True)),

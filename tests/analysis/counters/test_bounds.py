@@ -63,6 +63,22 @@ def test_a_full_load_store_pipe_is_memory_not_compute() -> None:
     assert (found["bound"], found["unit"], found["balanced"]) == ("memory", "l1", True)
 
 
+def test_a_full_tensor_pipe_is_the_bound_although_l1_that_feeds_it_is_a_little_fuller() -> None:
+    found = bound(sm=93.4, memory=94.6, **{TENSOR: 93.4, L1: 94.6, THREADS: 32.0})
+
+    assert (found["bound"], found["unit"], found["unit_share"]) == ("compute", "tensor", pytest.approx(0.934))
+    assert (found["balanced"], found["healthy"]) == (True, True)
+
+
+@pytest.mark.parametrize("l1_or_dram", [{L1: 97.0}, {DRAM: 97.0}])
+def test_memory_is_the_bound_where_the_arithmetic_is_not_full(l1_or_dram: dict[str, float]) -> None:
+    assert bound(sm=78.0, memory=97.0, **{TENSOR: 78.0}, **l1_or_dram)["bound"] == "memory"
+
+
+def test_full_device_memory_is_the_bound_beside_a_full_pipe() -> None:
+    assert bound(sm=93.4, memory=94.6, **{TENSOR: 93.4, DRAM: 94.6})["unit"] == "dram"
+
+
 def test_without_the_metrics_that_would_show_waste_health_cannot_be_said() -> None:
     assert bound(sm=5.0, memory=91.0, **{DRAM: 91.0})["healthy"] is None
 

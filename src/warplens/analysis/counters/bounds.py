@@ -81,6 +81,9 @@ def kernel_bounds(counters: KernelCounters) -> pl.DataFrame:
     (`small`), else it is bound by latency, for which the costliest fault and the longest warp stall are named. The
     limits are those of Nsight Compute's rule SOLBottleneck.
 
+    A pipe that does the kernel's arithmetic and is as good as full is the bound even if L1 is a little fuller. Tensor
+    cores of 9.0 read their operands from shared memory: a product that fills them fills the data pipe of L1 as well.
+
     Returns:
         `BOUNDS`, a row a launch. Nothing in it speaks of the time between kernels.
     """
@@ -100,9 +103,12 @@ def bounds_of(facts: pl.DataFrame, stalls: pl.DataFrame) -> pl.DataFrame:
 
     compute, memory = pl.col("compute_share"), pl.col("memory_share")
     top = pl.max_horizontal(compute, memory)
-    by_memory = (memory.fill_null(0) >= compute.fill_null(0)) | pl.col("compute_unit").is_in(_MEMORY_PIPES)
+    fed_pipe = _full_of_arithmetic() & (pl.col("memory_unit") == "l1") & (memory - pl.col("pipe_share") < _BALANCED)
+    more_memory = (memory.fill_null(0) >= compute.fill_null(0)) | pl.col("compute_unit").is_in(_MEMORY_PIPES)
+    by_memory = more_memory & ~fed_pipe.fill_null(value=False)
     busy = top >= LOW_SHARE
-    by_pipe = (pl.col("compute_unit") == "issue") & (pl.col("pipe_share") >= _PIPE_OF_ISSUE * compute)
+    full_issue = (pl.col("compute_unit") == "issue") & (pl.col("pipe_share") >= _PIPE_OF_ISSUE * compute)
+    by_pipe = full_issue | (more_memory & fed_pipe)
     facts = facts.with_columns(
         bound=pl.when(top.is_null())
         .then(pl.lit("unknown"))
@@ -133,6 +139,10 @@ def bounds_of(facts: pl.DataFrame, stalls: pl.DataFrame) -> pl.DataFrame:
             evidence=evidence(*_DECIDING),
         )
     )
+
+
+def _full_of_arithmetic() -> pl.Expr:
+    return pl.col("pipe_unit").is_in(list(_NECESSARY)) & (pl.col("pipe_share") >= _AT_ROOF)
 
 
 def _waste_is_known() -> pl.Expr:

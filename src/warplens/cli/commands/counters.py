@@ -11,9 +11,17 @@ import typer
 from warplens.analysis.counters.notes import counter_notes
 from warplens.analysis.counters.summary import SUMMARY_KEYS, counters_summary
 from warplens.cli.answer import most_rows
+from warplens.cli.countercoverage import (
+    Joined,
+    coverage_lines,
+    coverage_tables,
+    join_trace,
+    joined_data,
+    next_run_lines,
+)
 from warplens.cli.edge import answering
 from warplens.cli.messages import note, one_line, progress
-from warplens.cli.options import Format, FormatOption, LimitOption, group_by
+from warplens.cli.options import Format, FormatOption, LimitOption, WindowOption, group_by
 from warplens.profile import NoteLevel
 from warplens.readers.counters import read_counters
 from warplens.report.counterwords import with_words
@@ -21,7 +29,9 @@ from warplens.report.document import Table, TableColumn
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from typing import TextIO
 
+    from warplens.profile import Note
     from warplens.profile.counters import KernelCounters
 
 __all__ = ["counters"]
@@ -51,23 +61,42 @@ def counters(
         list[str] | None,
         typer.Option("--metric", "-m", metavar="NAME", show_default=False, help="Show this metric, too. Repeatable."),
     ] = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            "--trace", "-t", metavar="FILE", show_default=False, help="A trace of the same program: what was covered?"
+        ),
+    ] = None,
+    window: WindowOption = "steady",
+    ncu_version: Annotated[
+        str | None,
+        typer.Option(
+            "--ncu-version",
+            metavar="VERSION",
+            show_default=False,
+            help="Of the ncu for the next run; else the report's.",
+        ),
+    ] = None,
     form: FormatOption = Format.TABLE,
     limit: LimitOption = None,
 ) -> None:
     """What bounds each kernel, and why: from the counters of Nsight Compute.
 
     A row is a group of launches of the same kernel with the same grid and block, with medians over them. Shares are of
-    the peak, inside the kernel: they say nothing about the time between kernels.
+    the peak, inside the kernel: they say nothing about the time between kernels. With a trace of the same program,
+    the kernels are found in its window again: how much of the time they stand for, which promises most, and the command
+    that would show the rest.
     """
     asked = metric or []
     reports = [_read(path) for path in paths]
     summaries = [counters_summary(report, by, asked) for report in reports]
+    joined = join_trace(reports, trace, window, ncu_version) if trace else ()
     if form is Format.JSON:
-        _show_json(reports, summaries, by, limit)
+        _show_json(reports, summaries, joined, by, limit)
     elif form is Format.CSV:
-        _show_csv(reports, summaries, limit)
+        _show_csv(reports, summaries, joined, limit)
     else:
-        _show_for_people(reports, summaries, asked, form, limit)
+        _show_for_people(reports, summaries, joined, asked, form, limit)
 
 
 def _read(path: Path) -> KernelCounters:
@@ -76,7 +105,11 @@ def _read(path: Path) -> KernelCounters:
 
 
 def _show_json(
-    reports: Sequence[KernelCounters], summaries: Sequence[pl.DataFrame], by: str, limit: int | None
+    reports: Sequence[KernelCounters],
+    summaries: Sequence[pl.DataFrame],
+    joined: Sequence[Joined],
+    by: str,
+    limit: int | None,
 ) -> None:
     from warplens.report.jsonout import envelope  # noqa: PLC0415  the other formats do without
 
@@ -84,8 +117,9 @@ def _show_json(
         "by": by,
         "reports": [_facts(report) for report in reports],
         "rows": _rows(reports, summaries, limit, Format.JSON),
+        **(joined_data(joined) if joined else {}),
     }
-    notes = [item for report in reports for item in counter_notes(report)]
+    notes = [item for report in reports for item in _notes(report, bool(joined))]
     text = envelope("counters", [report.capture.source for report in reports], data, list(dict.fromkeys(notes)))
     with answering() as stdout:
         stdout.flush()
@@ -116,9 +150,15 @@ def _rows(
     )
 
 
-def _show_csv(reports: Sequence[KernelCounters], summaries: Sequence[pl.DataFrame], limit: int | None) -> None:
-    for report in reports:
-        for line in (_head(report), *_note_lines(report)):
+def _show_csv(
+    reports: Sequence[KernelCounters],
+    summaries: Sequence[pl.DataFrame],
+    joined: Sequence[Joined],
+    limit: int | None,
+) -> None:
+    for number, report in enumerate(reports):
+        covered = coverage_lines(joined[number]) if joined else ()
+        for line in (_head(report), *_note_lines(report, bool(joined)), *covered):
             note(line)
     rows = _rows(reports, summaries, limit, Format.CSV)
     flat = rows.select(pl.exclude("evidence", "fault_evidence")).with_columns(pl.col("co_limiters").list.join(" "))
@@ -129,6 +169,7 @@ def _show_csv(reports: Sequence[KernelCounters], summaries: Sequence[pl.DataFram
 def _show_for_people(
     reports: Sequence[KernelCounters],
     summaries: Sequence[pl.DataFrame],
+    joined: Sequence[Joined],
     asked: Sequence[str],
     form: Format,
     limit: int | None,
@@ -137,22 +178,40 @@ def _show_for_people(
     from warplens.report.terminal import print_table  # noqa: PLC0415  Rich is for terminals alone
 
     markdown = form is Format.MD
-    for report, summary in zip(reports, summaries, strict=True):
+    most = most_rows(form, limit)
+    for number, (report, summary) in enumerate(zip(reports, summaries, strict=True)):
         columns = (*_COLUMNS[:-1], *(TableColumn(name, name, "number") for name in asked), _COLUMNS[-1])
-        table = Table(
-            "counters", "Kernels", columns, with_words(summary), most_rows(form, limit), empty="No kernel was profiled."
-        )
+        table = Table("counters", "Kernels", columns, with_words(summary), most, empty="No kernel was profiled.")
+        notes = list(_note_lines(report, bool(joined)))
         with answering() as stdout:
             if markdown:
-                lines = [f"## {escaped(_head(report))}", *(f"> {escaped(line)}" for line in _note_lines(report))]
+                lines = [f"## {escaped(_head(report))}", *(f"> {escaped(line)}" for line in notes)]
                 stdout.write("\n\n".join(lines) + "\n\n")
             else:
                 stdout.write(f"{one_line(_head(report))}\n")
                 stdout.flush()
-                for line in _note_lines(report):
+                for line in notes:
                     note(line)
                 stdout.write("\n")
             print_table(table, "md" if markdown else "table", stdout)
+            if joined:
+                _show_joined(joined[number], markdown, most, stdout)
+
+
+def _show_joined(joined: Joined, markdown: bool, most: int | None, stdout: TextIO) -> None:
+    """Coverage, ranking and the next run, under the table of a report."""
+    from warplens.report.markdown import escaped  # noqa: PLC0415
+    from warplens.report.terminal import print_table  # noqa: PLC0415
+
+    as_line = escaped if markdown else one_line
+    between = "\n\n" if markdown else "\n"
+    stdout.write("\n" + "".join(as_line(line) + between for line in coverage_lines(joined)))
+    for table in coverage_tables(joined, most):
+        stdout.write(f"**{escaped(table.caption)}**\n\n" if markdown else "\n")
+        print_table(table, "md" if markdown else "table", stdout)
+    stdout.write("\n" + "".join(as_line(line) + between for line in next_run_lines(joined)))
+    if joined.next_run.command is not None:
+        stdout.write(f"    {one_line(joined.next_run.command)}\n")
 
 
 def _head(report: KernelCounters) -> str:
@@ -162,7 +221,12 @@ def _head(report: KernelCounters) -> str:
     return " · ".join(part for part in parts if part)
 
 
-def _note_lines(report: KernelCounters) -> Iterator[str]:
+def _notes(report: KernelCounters, with_trace: bool) -> Iterator[Note]:
+    """The notes on a report; that its coverage is unknown only where no trace tells it."""
+    return (item for item in counter_notes(report) if not (with_trace and item.code == "coverage-unknown"))
+
+
+def _note_lines(report: KernelCounters, with_trace: bool) -> Iterator[str]:
     tags = {NoteLevel.BLOCKING: "missing", NoteLevel.WARNING: "caution", NoteLevel.INFO: "note"}
-    for item in counter_notes(report):
+    for item in _notes(report, with_trace):
         yield f"{tags[item.level]}: {item.text}" + (f" ({item.remedy})" if item.remedy else "")

@@ -9,10 +9,15 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from warplens.analysis.api import api_statistics, blocking_calls, synchronization_statistics
-from warplens.analysis.categories import OTHER, PRODUCTS
 from warplens.analysis.copies import copy_statistics
 from warplens.analysis.graphs import GraphSummary, graph_statistics, graph_summary
-from warplens.analysis.kernels import CategoryCoverage, TensorCoreUse, statistics_of
+from warplens.analysis.kernels import (
+    CategoryCoverage,
+    TensorCoreUse,
+    coverage_of,
+    statistics_of,
+    tensor_core_use_of,
+)
 from warplens.analysis.launches import LaunchSummary, launch_statistics, launch_summary
 from warplens.analysis.memory import MemoryUse, memory_use
 from warplens.analysis.phases import phase_statistics
@@ -95,8 +100,8 @@ def examine(timeline: Timeline, window: Window) -> Numbers:
             kernels=kernels,
             categories=categories,
             precisions=precisions,
-            category_coverage=_category_coverage(kernels),
-            tensor_core_use=_tensor_core_use(kernels),
+            category_coverage=coverage_of(kernels),
+            tensor_core_use=tensor_core_use_of(kernels),
             ranges=range_statistics(timeline, window, "tree"),
             range_coverage=range_coverage(timeline, window),
             copies=copy_statistics(timeline, window),
@@ -119,31 +124,6 @@ def _kernel_tables(timeline: Timeline, window: Window) -> tuple[pl.DataFrame, pl
     """Kernels by full name, category and precision, from one selection, which is large and gone on return."""
     kernels = timeline.kernels_in(window)
     return statistics_of(kernels, "full_name"), statistics_of(kernels, "category"), statistics_of(kernels, "precision")
-
-
-def _category_coverage(kernels: pl.DataFrame) -> CategoryCoverage:
-    """`analysis.kernels.category_coverage`, from the table at hand instead of another pass over all launches."""
-    return CategoryCoverage(
-        total_ns=_time(kernels, pl.lit(True)),
-        categorised_ns=_time(kernels, pl.col("category") != OTHER),
-        precision_ns=_time(kernels, pl.col("precision").is_not_null()),
-    )
-
-
-def _tensor_core_use(kernels: pl.DataFrame) -> TensorCoreUse:
-    """`analysis.kernels.tensor_core_use`, likewise."""
-    products = kernels.filter(pl.col("category").is_in(PRODUCTS))
-    return TensorCoreUse(
-        total_ns=_time(kernels, pl.lit(True)),
-        product_ns=_time(products, pl.lit(True)),
-        tensor_core_ns=_time(products, pl.col("tensor_cores")),
-        vector_ns=_time(products, ~pl.col("tensor_cores")),
-        unknown_ns=_time(products, pl.col("tensor_cores").is_null()),
-    )
-
-
-def _time(kernels: pl.DataFrame, condition: pl.Expr) -> int:
-    return int(kernels.filter(condition)["total_ns"].sum())
 
 
 def _all_steps(timeline: Timeline, window: Window) -> pl.DataFrame:

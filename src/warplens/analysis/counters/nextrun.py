@@ -1,0 +1,319 @@
+"""The next run: the `ncu` command that would close the most valuable gap of a report with the fewest passes."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import polars as pl
+
+from warplens.analysis.counters.coverage import SIZES, recorded_launches
+from warplens.analysis.counters.metrics import measured
+from warplens.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from warplens.analysis.counters.coverage import Coverage
+    from warplens.analysis.timeline import Timeline
+    from warplens.analysis.window import Window
+    from warplens.profile.counters import KernelCounters
+
+__all__ = ["OPTIONS", "SECTIONS", "NextRun", "next_run"]
+
+Version = tuple[int, ...]
+
+#: Every option that a command here can hold: the version from which it means what is meant here, and where that is
+#: documented. All of them are in the manual and `--help` of 2024.1.1. `-k regex:` replaced an older option in 2021.1.0,
+#: which still took a bare `-k` for it ("Release Notes", 2021.1 and 2021.1.1).
+OPTIONS: Final[dict[str, tuple[Version, str]]] = {
+    "--profile-from-start": ((2019, 1), "Nsight Compute CLI 2024.1, Table 3"),
+    "--clock-control": ((2019, 1), "Release Notes, 2019.1"),
+    "--nvtx": ((2019, 1), "Release Notes, 2019.1"),
+    "--nvtx-include": ((2019, 1), "Release Notes, 2019.1"),
+    "--section": ((2019, 1), "Nsight Compute CLI 2024.1, Table 3"),
+    "--launch-skip": ((2019, 1), "Nsight Compute CLI 2024.1, Table 4"),
+    "--launch-count": ((2019, 1), "Nsight Compute CLI 2024.1, Table 4"),
+    "--export": ((2019, 1), "Nsight Compute CLI 2024.1, Table 7"),
+    "--cache-control": ((2019, 5), "Release Notes, 2019.5"),
+    "--replay-mode": ((2020, 2), "Release Notes, 2020.2"),
+    "-k": ((2021, 1, 1), "Release Notes, 2021.1.1"),
+}
+
+_OLDEST: Final = max(version for version, _ in OPTIONS.values())
+
+#: Stated where neither the user nor the report names a version: the one whose help was read.
+_READ_VERSION: Final = "2024.1.1"
+
+#: What the bound of a kernel follows from, with its longest stall.
+_FOR_A_BOUND: Final = ("SpeedOfLight", "LaunchStats", "Occupancy", "WarpStateStats")
+
+#: What tells more about a kernel of this bound.
+_FOR_THE_CAUSE: Final = {
+    "unknown": _FOR_A_BOUND,
+    "latency": ("WarpStateStats", "SchedulerStats"),
+    "memory": ("MemoryWorkloadAnalysis", "MemoryWorkloadAnalysis_Tables"),
+    "compute": ("ComputeWorkloadAnalysis", "InstructionStats"),
+}
+
+#: Every section that a command here can ask for (`ncu --list-sections`, 2024.1.1).
+SECTIONS: Final = tuple(dict.fromkeys(section for sections in _FOR_THE_CAUSE.values() for section in sections))
+
+#: A gap of less than a twentieth of the kernel time is not worth another run.
+_LEAST_GAP: Final = 0.05
+
+#: A run may stop once half of the gap is closed: the next table then says whether the rest is worth more passes.
+_ENOUGH_OF_GAP: Final = 0.5
+
+#: A launch takes some ten passes, each with memory saved and restored: more launches than this take minutes.
+_MOST_LAUNCHES: Final = 50
+
+#: A command with more names than this is no longer read by anyone.
+_MOST_NAMES: Final = 8
+
+#: Passes that a section costs, where the report does not tell: an A10G took 9 for three sections, an H200 19 for six.
+_PASSES_PER_SECTION: Final = 3.0
+
+#: `$` and backslashes cannot be written in a filter for ranges in the same way for all shells (CLI, "NVTX Filtering").
+_UNWRITABLE: Final = frozenset("$\\")
+_QUANTIFIERS = re.compile(r"([@,\[\]/*+])")
+
+_PROGRAM: Final = ("python", "your_program.py")
+
+
+@dataclass(frozen=True)
+class NextRun:
+    """What to collect next.
+
+    Attributes:
+        command: for a shell; None where nothing is missing that would be worth a run.
+        reason: why this, one sentence.
+        ncu_version: the version of Nsight Compute that it is valid for, as are all later ones up to 2024.1 at least.
+        kernels: short names that it asks for.
+        launches: how many it profiles.
+        covered_share: of the window's kernel time, what it adds; None where it is about kernels known already.
+        passes: that it takes, by a model.
+        passes_how: the model, one sentence.
+    """
+
+    command: str | None
+    reason: str
+    ncu_version: str
+    kernels: tuple[str, ...] = ()
+    launches: int | None = None
+    covered_share: float | None = None
+    passes: int | None = None
+    passes_how: str | None = None
+
+
+@dataclass(frozen=True)
+class _Gap:
+    """What is missing: for these groups of the trace, these sections."""
+
+    groups: pl.DataFrame
+    sections: tuple[str, ...]
+    share: float
+    is_new: bool
+
+
+def next_run(
+    counters: KernelCounters,
+    coverage: Coverage,
+    timeline: Timeline,
+    window: Window,
+    version: str | None = None,
+    *,
+    replay_mode: str = "kernel",
+) -> NextRun:
+    """The command that fills the most valuable gap.
+
+    A gap is either kernels of the window without counters, worth their share of the time, or sections that would say
+    why a profiled kernel is off its roof, worth what it could gain. Clock and cache control are those of the report,
+    so that both can be compared.
+
+    Args:
+        counters: a report.
+        coverage: of that report and this window.
+        timeline: the trace.
+        window: of it.
+        version: of the `ncu` to be used, e.g. `2025.3.1`; that of the report unless stated.
+        replay_mode: `kernel`, or `application` where saved and restored memory does not fit.
+
+    Raises:
+        UsageError: the version cannot be read.
+    """
+    stated = version or counters.capture.tool_version or _READ_VERSION
+    valid_for, remark = _valid_version(stated)
+    gap = max((_unprofiled(coverage), _unexplained(counters, coverage)), key=lambda found: found.share)
+    if gap.share < _LEAST_GAP:
+        return NextRun(None, "nothing is missing that is worth a twentieth of the kernel time", valid_for)
+    chosen = _cheapest(gap, timeline, window)
+    names = chosen.names
+    session = counters.session
+    arguments = [
+        *("-k", f"regex:^({'|'.join(re.escape(name) for name in names)})$"),
+        *chosen.filters,
+        *("--launch-count", str(chosen.launches)),
+        *(part for section in gap.sections for part in ("--section", section)),
+        *("--replay-mode", replay_mode),
+        *("--clock-control", session.clock_control or "base"),
+        *("--cache-control", session.cache_control or "all"),
+        *("--export", "next_run"),
+    ]
+    each, how = _passes_each(counters, len(gap.sections))
+    return NextRun(
+        command=shlex.join(("ncu", *arguments, *_PROGRAM)),
+        reason=_reason(gap, chosen.worth) + remark,
+        ncu_version=valid_for,
+        kernels=names,
+        launches=chosen.launches,
+        covered_share=chosen.worth if gap.is_new else None,
+        passes=each * chosen.launches,
+        passes_how=how,
+    )
+
+
+def _valid_version(stated: str) -> tuple[str, str]:
+    """The version that the command is for, and what to say if the stated one is too old for it."""
+    numbers = re.match(r"\s*(\d{4})\.(\d+)(?:\.(\d+))?", stated)
+    if numbers is None:
+        raise UsageError(f"{stated!r} is no version of Nsight Compute; one is written like {_READ_VERSION}")
+    version = tuple(int(number or 0) for number in numbers.groups())
+    if version >= _OLDEST:
+        return ".".join(map(str, version)), ""
+    oldest = ".".join(map(str, _OLDEST))
+    return oldest, f"; ncu {stated} is too old for it, use {oldest} or later"
+
+
+def _unprofiled(coverage: Coverage) -> _Gap:
+    groups = coverage.groups.filter(pl.col("matched") != "exact").with_columns(worth="share")
+    return _Gap(groups, _FOR_A_BOUND, float(groups["share"].sum()), is_new=True)
+
+
+def _unexplained(counters: KernelCounters, coverage: Coverage) -> _Gap:
+    """Profiled kernels of the bound that loses most, with the sections on it that were not collected."""
+    gaps = [_Gap(coverage.ranking.with_columns(worth="share"), (), 0.0, is_new=False)]
+    had = set(counters.session.sections)
+    for bound, sections in _FOR_THE_CAUSE.items():
+        missing = tuple(section for section in sections if section not in had)
+        # What an export without its list of sections lacks is only known of the throughputs.
+        if missing and (had or bound == "unknown"):
+            worth = pl.coalesce("gain_share", "share")
+            groups = coverage.ranking.filter(pl.col("bound") == bound).with_columns(worth=worth)
+            gaps.append(_Gap(groups, missing, float(groups["worth"].sum()), is_new=False))
+    return max(gaps, key=lambda found: found.share)
+
+
+#: How launches of the trace are told apart in both frames.
+_IN_TRACE: Final = ("full_name", "grid", "block")
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """Which launches to profile: the options that select them, how many, and what part of the gap they close."""
+
+    names: tuple[str, ...]
+    filters: tuple[str, ...]
+    launches: int
+    worth: float
+
+
+def _cheapest(gap: _Gap, timeline: Timeline, window: Window) -> _Choice:
+    """The selection that closes enough of the gap with the fewest launches, else the one that closes most of it.
+
+    Inside annotated steps nothing has to be counted. Elsewhere, the launches before the window are skipped.
+    """
+    launches = recorded_launches(timeline, window).with_columns(SIZES)
+    choices: list[_Choice] = []
+    if step := _step_filter(timeline, window):
+        # ncu knows the ranges of the launching thread alone; what was attributed across threads does not pass.
+        visible = pl.col("inside") & ~pl.col("inferred") & pl.col("range").is_not_null()
+        choices = list(_choices(gap, launches.filter(visible), ("--nvtx", "--nvtx-include", step), skips=False))
+    if not any(choice.worth >= _ENOUGH_OF_GAP * gap.share for choice in choices):
+        choices += _choices(gap, launches, _profiler_start(timeline), skips=True)
+    return max(choices, key=lambda choice: (choice.worth >= _ENOUGH_OF_GAP * gap.share, *_order(gap, choice)))
+
+
+def _order(gap: _Gap, choice: _Choice) -> tuple[float, float]:
+    enough = choice.worth >= _ENOUGH_OF_GAP * gap.share
+    return (-choice.launches, choice.worth) if enough else (choice.worth, -choice.launches)
+
+
+def _choices(gap: _Gap, launches: pl.DataFrame, filters: tuple[str, ...], *, skips: bool) -> Iterator[_Choice]:
+    """For one name more each time, the stretch of launches of these names that closes enough of the gap."""
+    wanted = gap.groups.group_by(_IN_TRACE, maintain_order=True).agg(pl.col("worth").sum(), pl.col("name").first())
+    ranked = wanted.group_by("name").agg(pl.col("worth").sum()).sort("worth", "name", descending=[True, False])
+    names = ranked["name"].head(_MOST_NAMES).to_list()
+    for count in range(1, len(names) + 1):
+        chosen = names[:count]
+        passing = launches.filter(pl.col("name").is_in(chosen)).with_row_index("at")
+        found = passing.filter("inside").join(wanted.drop("name"), on=_IN_TRACE, nulls_equal=True)
+        first = found.group_by(_IN_TRACE).agg(pl.col("at").min().cast(pl.Int64), pl.col("worth").first()).sort("at")
+        begin = first["at"].head(1).sum() if skips else 0
+        first = first.filter(pl.col("at") < begin + _MOST_LAUNCHES)
+        if first.is_empty():
+            continue
+        closed = first["worth"].cum_sum()
+        enough = first.filter(closed >= _ENOUGH_OF_GAP * gap.share)
+        end = (enough if enough.height else first.tail(1))["at"][0]
+        skip = ("--launch-skip", str(begin)) if begin else ()
+        worth = float(closed.filter(first["at"] <= end)[-1])
+        yield _Choice(tuple(chosen), (*filters, *skip), end - begin + 1, worth)
+
+
+def _step_filter(timeline: Timeline, window: Window) -> str | None:
+    """The NVTX filter for the first step of the window; None where that has no range of its own name.
+
+    A range that steps of warm-up share would let these through, too.
+    """
+    search, ranges = timeline.steps, timeline.trace.ranges
+    if search.source != "range" or window.kind != "steady" or window.range_name is not None:
+        return None
+    named = ranges.filter(pl.col("name").cast(pl.String).str.replace_all(r"\d+", "N") == search.name)
+    texts = named.sort("start_ns")["name"].cast(pl.String)
+    left_out = len(search.steps) - len(search.steady)
+    if texts.len() != len(search.steps) or named["kind"].n_unique() != 1 or (named["domain"] != 0).any():
+        return None
+    name = str(texts[left_out])
+    if name in texts[:left_out].to_list() or _UNWRITABLE & set(name):
+        return None
+    return _QUANTIFIERS.sub(r"\\\1", name) + ("/" if named["kind"][0] == "push-pop" else "")
+
+
+def _profiler_start(timeline: Timeline) -> tuple[str, ...]:
+    """Where the program itself starts the profiler, and nothing was recorded before, ncu must wait for it, too."""
+    calls, work = timeline.trace.api_calls, timeline.work
+    starts = calls.filter(pl.col("name").cast(pl.String).str.contains("ProfilerStart", literal=True))["start_ns"]
+    first_launch = work["launch_start_ns"].min()
+    if starts.len() and first_launch is not None and _number(starts.min()) < _number(first_launch):
+        return ("--profile-from-start", "off")
+    return ()
+
+
+def _passes_each(counters: KernelCounters, sections: int) -> tuple[int, str]:
+    """Passes that a launch takes with so many sections, and how that was estimated."""
+    passes, had = measured(counters, "profiler__replayer_passes").max(), len(counters.session.sections)
+    if isinstance(passes, float) and had:
+        each = max(1, round(sections * passes / had))
+        return each, f"modelled: {each} a launch for {sections} sections, as this report took {passes:.0f} for {had}"
+    each = max(1, round(sections * _PASSES_PER_SECTION))
+    return each, f"modelled: {each} a launch, {_PASSES_PER_SECTION:.0f} for each of {sections} sections"
+
+
+def _reason(gap: _Gap, added: float) -> str:
+    if gap.is_new:
+        return (
+            f"kernels with {gap.share:.1%} of the window's kernel time have no counters of their own grid and block; "
+            f"this adds {added:.1%}, with the sections that a bound follows from"
+        )
+    return (
+        f"profiled kernels that could gain up to {gap.share:.1%} of the window's kernel time lack the sections that "
+        "would say what holds them back"
+    )
+
+
+def _number(value: object) -> int:
+    assert isinstance(value, int)
+    return value
