@@ -11,6 +11,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+import warplens
 from tests.analysis.counters.builders import SHARED, needs_reports
 from warplens.cli.commands.counters import counters
 from warplens.errors import UnreadableInputError, UsageError
@@ -87,3 +88,31 @@ def test_a_file_that_is_no_report_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(UnreadableInputError, match=r"report\.ncu-rep"):
         run(other)
+
+
+TRACE = Path(warplens.__file__).parent / "data" / "captures" / "deit224_bs1_topk0.1.sqlite.xz"
+
+
+def test_a_trace_tells_what_was_covered_and_what_to_collect_next() -> None:
+    out, err = run(EXPORT, "--trace", TRACE)
+
+    assert "matched: 7 of 8 profiled launches occur in the window" in out
+    assert "Coverage of the window" in out
+    assert "sample: unknown" in out
+    assert "\n    ncu -k 'regex:^(" in out
+    assert "How much of the program" not in err
+
+
+def test_json_holds_coverage_ranking_and_the_next_run() -> None:
+    data = json.loads(run(EXPORT, H200, "--trace", TRACE, "--ncu-version", "2024.1", "--format", "json")[0])["data"]
+
+    assert [item["source"] for item in data["coverage"]] == [EXPORT.name, H200.name]
+    covered = data["coverage"][0]
+    assert covered["launches_matched"] == 7
+    assert covered["exact_share"] == pytest.approx(sum(row["share"] for row in data["ranking"][0]["rows"]))
+    assert [item["ncu_version"] for item in data["next_run"]] == ["2024.1.0", "2024.1.0"]
+
+
+def test_csv_and_markdown_say_what_matched() -> None:
+    assert "matched: 7 of 8" in run(EXPORT, "--trace", TRACE, "--format", "csv")[1]
+    assert "**Coverage of the window**" in run(EXPORT, "--trace", TRACE, "--format", "md")[0]

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import polars as pl
 
 from warplens.analysis.attribution import NO_RANGE
-from warplens.analysis.categories import classify_names
+from warplens.analysis.categories import categories_of
 from warplens.analysis.intervals import Intervals, clip, total, union
 from warplens.analysis.phasenames import NO_PHASE, PHASES, phase_of_name
 from warplens.analysis.timeline import Timeline
@@ -115,7 +115,7 @@ def phase_steps(timeline: Timeline, window: Window) -> pl.DataFrame:
 
 
 def _work_with_phase(timeline: Timeline, window: Window) -> pl.DataFrame:
-    is_gemm = (classify_names(timeline.trace.kernels)["category"] == "gemm").to_numpy()
+    is_gemm = (categories_of(timeline.trace.kernels["full_name"]) == "gemm").to_numpy()
     rows = timeline.work_rows_in(window)
     work = timeline.work.select("kind", "row", "start_ns", "end_ns", "device", "inferred")[rows]
     kernel = (work["kind"] == "kernel").to_numpy()

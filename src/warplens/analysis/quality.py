@@ -8,7 +8,7 @@ import polars as pl
 
 from warplens.analysis.abortedsteps import aborted_steps
 from warplens.analysis.apikinds import api_kinds
-from warplens.analysis.categories import classify_names
+from warplens.analysis.categories import categories_of
 from warplens.analysis.graphs import graph_summary
 from warplens.analysis.intervals import Intervals, clip, total, union
 from warplens.analysis.launches import count_per_step
@@ -222,7 +222,7 @@ def _categories(timeline: Timeline, window: Window) -> Iterator[Note]:
     work = timeline.work_in(window)
     duration = (work["end_ns"] - work["start_ns"]).to_numpy()
     kernel = (work["kind"] == "kernel").to_numpy()
-    category = classify_names(timeline.trace.kernels)["category"].gather(work["row"].to_numpy()[kernel])
+    category = categories_of(timeline.trace.kernels["full_name"].gather(work["row"].to_numpy()[kernel]))
     unknown = int(duration[kernel][(category == "other").to_numpy()].sum())
     share = unknown / int(duration.sum()) if unknown else 0.0
     if share > _UNCLASSIFIED_SHARE:

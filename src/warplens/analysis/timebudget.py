@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from warplens.analysis.categories import classify_names
+from warplens.analysis.categories import categories_of
 from warplens.analysis.idle import IDLE_CAUSES, IdleGaps, idle_gaps
 from warplens.analysis.intervals import Intervals, Owned, clip, complement, owned_union, subtract, total, union
 from warplens.analysis.ranges import projected_spans
@@ -137,7 +137,7 @@ def _labels(timeline: Timeline, work: pl.DataFrame) -> tuple[Int64s, list[tuple[
     """For each piece of work the position of its (group, part) in the list of them."""
     trace = timeline.trace
     label = {
-        "kernel": classify_names(trace.kernels)["category"],
+        "kernel": categories_of(trace.kernels["full_name"]),
         "copy": trace.copies["direction"],
         "memset": _constant("memset", trace.memsets.height),
         "graph": _constant("hidden inside CUDA graphs", trace.graph_launches.height),

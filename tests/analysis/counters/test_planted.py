@@ -148,8 +148,9 @@ def test_the_matrix_product_is_near_the_roof_of_the_tensor_cores() -> None:
     duration_s = of(PRODUCT, speed_of_light(report()))["duration_ns"] / 1e9
 
     assert set(roofs["precision"]) == {"tensor"}
-    assert roofs["flops_per_s"].max() == pytest.approx(2 * 8192**3 / duration_s, rel=0.02)
-    assert roofs["roof_share"].min() > 0.9
+    (flops,), shares = roofs["flops_per_s"].unique().to_list(), roofs["roof_share"].to_list()
+    assert flops == pytest.approx(2 * 8192**3 / duration_s, rel=0.05)  # each counted in another pass, at another clock
+    assert [share > 0.9 for share in shares] == [True] * 3  # of DRAM, L2 and L1
 
 
 def test_nothing_is_said_of_the_time_between_kernels() -> None:

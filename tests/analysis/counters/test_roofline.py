@@ -90,6 +90,22 @@ def test_tensor_operations_are_counted_against_the_peak_of_their_type() -> None:
     assert (tensor["precision"], tensor["flops_per_s"], tensor["peak_flops_per_s"]) == ("tensor", 8e14, 1e15)
 
 
+def test_a_dense_product_is_not_measured_against_the_peak_of_sparse_ones() -> None:
+    def of(kind: str, rate: float, peak: float) -> dict[str, float]:
+        name = f"sm__ops_path_tensor_{kind}.sum"
+        return {f"{name}.per_second": rate, f"{name}.peak_sustained": peak}
+
+    kinds = {
+        **of("src_bf16_dst_fp32", 4e14, 1e6),
+        **of("op_hgmma_src_bf16_dst_fp32_sparsity_off", 4e14, 5e5),
+        **of("op_hgmma_src_bf16_dst_fp32_sparsity_on", 0.0, 1e6),
+    }
+
+    tensor = roofline(counters(launch(**fp32(fadd=1.0), **kinds, **dram(1e12)))).filter(main=True).row(0, named=True)
+
+    assert (tensor["flops_per_s"], tensor["peak_flops_per_s"], tensor["roof_share"]) == (4e14, 5e14, 0.8)
+
+
 def test_tensor_work_that_was_not_counted_is_declared() -> None:
     busy = {f"sm__pipe_tensor_cycles_active{OF_PEAK}": 80.0}
 

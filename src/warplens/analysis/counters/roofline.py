@@ -30,11 +30,10 @@ _L1_BYTES: Final = 128
 _TENSOR_IN_USE: Final = 0.01
 
 _THREAD = "sass_thread_inst_executed_op_"
-#: Rates of tensor operations: by data type, or where those totals are missing, by instruction and sparsity as well.
-_TENSOR_RATES: Final = (
-    r"^sm__ops_path_tensor_src_.*\.sum\.per_second$",
-    r"^sm__ops_path_tensor_op_.*\.sum\.per_second$",
-)
+#: Rates of tensor operations: in total of each data type, whose peak is that of sparse matrices where there are such
+#: instructions; and of each instruction, with and without sparsity, whose peak is what it can reach itself.
+_TENSOR_TOTALS: Final = r"^sm__ops_path_tensor_src_.*\.sum\.per_second$"
+_TENSOR_INSTRUCTIONS: Final = r"^sm__ops_path_tensor_op_.*\.sum\.per_second$"
 
 ROOFLINE = Table(
     "roofline",
@@ -148,13 +147,16 @@ def _work(counters: KernelCounters, precision: str) -> pl.DataFrame | None:
 
 
 def _tensor_work(counters: KernelCounters, clock: pl.Series) -> pl.DataFrame | None:
-    """Operations of the tensor cores: of all types that a report counts, against the peak of the type used most."""
+    """Operations of the tensor cores: of all types that a report counts, against the peak of the instruction used most.
+
+    A dense product is not measured against the peak of a sparse one, twice as high, which the totals of a data type
+    give: their peak is taken only where the instructions were not collected.
+    """
     columns = pl.Series(counters.metrics.columns, dtype=pl.String)
-    rates = next(
-        (found for regex in _TENSOR_RATES if (found := columns.filter(columns.str.contains(regex))).len()), None
-    )
-    if rates is None:
+    totals, instructions = (columns.filter(columns.str.contains(r)) for r in (_TENSOR_TOTALS, _TENSOR_INSTRUCTIONS))
+    if totals.is_empty() and instructions.is_empty():
         return None
+    rates = [*totals, *instructions]
     flops = with_launch(counters, **{name: measured(counters, name) for name in rates}).unpivot(
         index="launch", variable_name="metric", value_name="flops_per_s"
     )
@@ -163,9 +165,12 @@ def _tensor_work(counters: KernelCounters, clock: pl.Series) -> pl.DataFrame | N
         **{name: measured(counters, name.removesuffix("per_second") + "peak_sustained") * clock for name in rates},
     ).unpivot(index="launch", variable_name="metric", value_name="peak_flops_per_s")
     joined = flops.join(peaks, on=["launch", "metric"]).drop_nulls().filter(pl.col("peak_flops_per_s") > 0)
-    used_most = pl.col("flops_per_s").arg_max()
-    frame = joined.group_by("launch", maintain_order=True).agg(
-        pl.col("flops_per_s").sum(), pl.col("peak_flops_per_s").get(used_most)
+    total = pl.col("metric").is_in(totals.to_list())
+    used = ~total & (pl.col("flops_per_s") > 0)
+    ranked = joined.sort("launch", used, "flops_per_s", descending=[False, True, True], maintain_order=True)
+    counted = total | ~total.any()
+    frame = ranked.group_by("launch", maintain_order=True).agg(
+        pl.col("flops_per_s").filter(counted).sum(), pl.col("peak_flops_per_s").first()
     )
     return frame.with_columns(precision=pl.lit("tensor"))
 

@@ -16,7 +16,7 @@ import polars as pl
 
 from warplens.analysis.apikinds import blocks_host
 from warplens.analysis.attribution import NO_RANGE
-from warplens.analysis.categories import classify_names
+from warplens.analysis.categories import categories_of
 from warplens.analysis.grid.phaseranges import PhaseInstances, phase_instances, repeated_steps
 from warplens.analysis.intervals import owned_union
 from warplens.analysis.phases import NO_PHASE, PHASE, PHASES
@@ -188,7 +188,7 @@ def _labelled_work(timeline: Timeline, instances: PhaseInstances, steps: tuple[S
 
 
 def _labels(timeline: Timeline, work: pl.DataFrame) -> pl.Series:
-    category = classify_names(timeline.trace.kernels)["category"]
+    category = categories_of(timeline.trace.kernels["full_name"])
     categories = name_categories(category).to_list()
     texts = list(dict.fromkeys([*categories, *WORK_LABELS.values()]))
     code = np.array([texts.index(WORK_LABELS.get(kind, texts[0])) for kind in name_categories(work["kind"])])

@@ -207,7 +207,7 @@ def _show_joined(joined: Joined, markdown: bool, most: int | None, stdout: TextI
     between = "\n\n" if markdown else "\n"
     stdout.write("\n" + "".join(as_line(line) + between for line in coverage_lines(joined)))
     for table in coverage_tables(joined, most):
-        stdout.write(f"**{escaped(table.caption)}**\n\n" if markdown else "\n")
+        stdout.write(f"\n**{escaped(table.caption)}**\n\n" if markdown else "\n")
         print_table(table, "md" if markdown else "table", stdout)
     stdout.write("\n" + "".join(as_line(line) + between for line in next_run_lines(joined)))
     if joined.next_run.command is not None:

@@ -85,12 +85,15 @@ class Numbers:
 
 def examine(timeline: Timeline, window: Window) -> Numbers:
     """Run every analysis over the window."""
-    kernels, categories, precisions = _kernel_tables(timeline, window)
     with ThreadPoolExecutor(max_workers=1) as aside:
-        # The budget is array arithmetic outside of the interpreter's lock, and a third of all the work: on two cores
-        # and a million kernels, everything takes 1.1 s this way instead of 1.5 s, for 0.1 GB more. `Timeline.work`,
-        # which all analyses share, was computed to find the window, and is only read from here on.
+        # These are mostly array arithmetic outside of the interpreter's lock, and nearly half of all the work.
+        # `Timeline.work`, which all analyses share, was computed to find the window, and is only read from here on.
         budgets = aside.submit(time_budgets, timeline, window)
+        ranges = aside.submit(range_statistics, timeline, window, "tree")
+        streams = aside.submit(stream_statistics, timeline, window)
+        at_once = aside.submit(concurrency, timeline, window)
+        overlap = aside.submit(copy_overlap, timeline, window)
+        kernels, categories, precisions = _kernel_tables(timeline, window)
         return Numbers(
             timeline=timeline,
             window=window,
@@ -102,7 +105,7 @@ def examine(timeline: Timeline, window: Window) -> Numbers:
             precisions=precisions,
             category_coverage=coverage_of(kernels),
             tensor_core_use=tensor_core_use_of(kernels),
-            ranges=range_statistics(timeline, window, "tree"),
+            ranges=ranges.result(),
             range_coverage=range_coverage(timeline, window),
             copies=copy_statistics(timeline, window),
             api=api_statistics(timeline, window),
@@ -113,9 +116,9 @@ def examine(timeline: Timeline, window: Window) -> Numbers:
             memory=memory_use(timeline, window),
             launch_summary=launch_summary(timeline, window),
             launches=launch_statistics(timeline, window, ("name", "full_name", "api")),
-            streams=stream_statistics(timeline, window),
-            concurrency=concurrency(timeline, window),
-            copy_overlap=copy_overlap(timeline, window),
+            streams=streams.result(),
+            concurrency=at_once.result(),
+            copy_overlap=overlap.result(),
             budgets=budgets.result(),
         )
 

@@ -1,0 +1,208 @@
+"""The next command: what it selects, and that `ncu` knows every word of it."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+
+import pytest
+
+from tests.analysis import builders as traces
+from tests.analysis.counters.builders import counters, launch
+from tests.analysis.counters.test_coverage import COPY, GEMM, NORM, steps
+from warplens.analysis.counters.coverage import counters_coverage
+from warplens.analysis.counters.nextrun import OPTIONS, SECTIONS, NextRun, next_run
+from warplens.analysis.timeline import Timeline
+from warplens.errors import UsageError
+from warplens.profile.counters import KernelCounters, Session
+
+#: Long options of ncu 2024.1.1 that concern what is collected (`ncu --help`), and the section identifiers that
+#: `ncu --list-sections` shows, as far as either matters here.
+NCU_2024_OPTIONS = {
+    "kernel-name",
+    "kernel-name-base",
+    "kernel-id",
+    "launch-skip",
+    "launch-skip-before-match",
+    "launch-count",
+    "section",
+    "set",
+    "metrics",
+    "nvtx",
+    "nvtx-include",
+    "nvtx-exclude",
+    "range-filter",
+    "replay-mode",
+    "clock-control",
+    "cache-control",
+    "profile-from-start",
+    "export",
+    "filter-mode",
+    "graph-profiling",
+    "target-processes",
+}
+NCU_2024_SECTIONS = {
+    "ComputeWorkloadAnalysis",
+    "InstructionStats",
+    "LaunchStats",
+    "MemoryWorkloadAnalysis",
+    "MemoryWorkloadAnalysis_Chart",
+    "MemoryWorkloadAnalysis_Tables",
+    "Occupancy",
+    "SchedulerStats",
+    "SourceCounters",
+    "SpeedOfLight",
+    "SpeedOfLight_RooflineChart",
+    "WarpStateStats",
+    "WorkloadDistribution",
+    "PmSampling",
+}
+SHORT = {"-k": "--kernel-name"}
+NCU = os.environ.get("WARPLENS_NCU")
+
+
+def ask(report: KernelCounters, timeline: Timeline, version: str | None = None, window: str = "steady") -> NextRun:
+    selected = timeline.window(window)
+    return next_run(report, counters_coverage(report, timeline, selected), timeline, selected, version)
+
+
+def words(run: NextRun) -> list[str]:
+    assert run.command is not None
+    return shlex.split(run.command)
+
+
+def value(run: NextRun, option: str) -> str | None:
+    given = words(run)
+    return given[given.index(option) + 1] if option in given else None
+
+
+def test_the_kernel_with_most_of_the_time_is_asked_for_inside_the_steps() -> None:
+    run = ask(counters(launch("other")), steps())
+
+    assert value(run, "-k") == "regex:^(gemm)$"
+    assert value(run, "--nvtx-include") == "step/"
+    assert "--launch-skip" not in words(run)
+    assert (run.launches, run.covered_share) == (1, 0.6)
+    assert words(run)[-2:] == ["python", "your_program.py"]
+
+
+def test_a_kernel_that_was_profiled_is_not_asked_for_again() -> None:
+    assert value(ask(counters(launch("gemm", sm=97.0, memory=20.0, **GEMM)), steps()), "-k") == "regex:^(copy)$"
+
+
+def test_a_kernel_profiled_without_throughputs_is_asked_for_again() -> None:
+    run = ask(counters(launch("gemm", **GEMM)), steps())
+
+    assert value(run, "-k") == "regex:^(gemm)$"
+    assert run.covered_share is None
+
+
+def test_without_ranges_launches_before_the_window_are_skipped() -> None:
+    kernels = [
+        traces.kernel(at + shift, at + shift + ns, name, **size)
+        for at in range(0, 8000, 1000)
+        for shift, ns, name, size in ((0, 300, "copy", COPY), (300, 100, "norm", NORM), (400, 500, "copy", GEMM))
+    ]
+    run = ask(counters(launch("norm", **NORM)), Timeline(traces.trace(kernels)), window="4000ns:8000ns")
+
+    # Eight copies in two sizes came before the window; the larger size is more than half of the gap, and comes second.
+    assert value(run, "-k") == "regex:^(copy)$"
+    assert value(run, "--launch-skip") == "8"
+    assert (value(run, "--launch-count"), run.launches) == ("2", 2)
+    assert run.covered_share == pytest.approx(8 / 9)
+    assert "--nvtx" not in words(run)
+
+
+def test_steps_of_warm_up_with_the_same_name_are_not_let_through() -> None:
+    run = ask(counters(launch("tune", **GEMM)), steps(warmup=2))
+
+    assert "--nvtx-include" not in words(run)
+    assert value(run, "--launch-skip") == "2"
+
+
+def test_a_numbered_step_is_named_and_its_quantifiers_are_escaped() -> None:
+    kernels = [traces.kernel(at + 10, at + 500, "gemm", correlation=at + 1, **GEMM) for at in range(0, 4000, 1000)]
+    api = [traces.launch(at + 1, at + 2, at + 1) for at in range(0, 4000, 1000)]
+    ranges = [traces.nvtx(at, at + 600, f"train step [{at // 1000}]") for at in range(0, 4000, 1000)]
+
+    run = ask(counters(), Timeline(traces.trace(kernels, api, ranges)))
+
+    assert value(run, "--nvtx-include") == r"train step \[0\]/"
+
+
+def test_a_program_that_starts_the_profiler_is_waited_for() -> None:
+    kernels = [traces.kernel(at, at + 50, "gemm", correlation=at, **GEMM) for at in (100, 200, 300)]
+    api = [traces.call(1, 2, "cudaProfilerStart"), *(traces.launch(at - 5, at - 4, at) for at in (100, 200, 300))]
+
+    assert value(ask(counters(), Timeline(traces.trace(kernels, api))), "--profile-from-start") == "off"
+
+
+def test_where_all_was_profiled_the_sections_that_explain_the_greatest_loss_are_asked_for() -> None:
+    session = Session(("SpeedOfLight", "LaunchStats", "Occupancy"), "none", "none", "kernel")
+    run = ask(
+        counters(
+            launch("gemm", sm=10.0, memory=20.0, **(GEMM | {"grid": (8, 4, 1)}), sms=1),
+            launch("copy", sm=10.0, memory=90.0, **COPY),
+            launch("norm", sm=10.0, memory=70.0, **NORM),
+            session=session,
+        ),
+        steps(),
+    )
+
+    given = words(run)
+    assert value(run, "-k") == "regex:^(gemm)$"  # latency: it could lose 0.8 of 60 %
+    assert [given[at + 1] for at, word in enumerate(given) if word == "--section"] == [
+        "WarpStateStats",
+        "SchedulerStats",
+    ]
+    assert run.covered_share is None
+    assert (value(run, "--clock-control"), value(run, "--cache-control")) == ("none", "none")
+
+
+def test_where_nothing_is_missing_there_is_no_command() -> None:
+    covered = counters(
+        *(launch(name, sm=97.0, memory=20.0, **size) for name, size in (("gemm", GEMM), ("copy", COPY), ("norm", NORM)))
+    )
+
+    assert ask(covered, steps()).command is None
+
+
+def test_passes_follow_from_what_the_report_took() -> None:
+    session = Session(("SpeedOfLight", "Occupancy"))
+    known = ask(counters(launch("other", profiler__replayer_passes=10.0), session=session), steps())
+
+    assert (known.passes, ask(counters(), steps()).passes) == (20, 12)
+    assert "modelled" in str(known.passes_how)
+
+
+def test_the_command_is_for_the_version_stated_or_that_of_the_report() -> None:
+    assert ask(counters(), steps()).ncu_version == "2025.3.1"
+    assert ask(counters(), steps(), "2022.4.0.15").ncu_version == "2022.4.0"
+    old = ask(counters(), steps(), "2020.3.1")
+    assert old.ncu_version == "2021.1.1"
+    assert "2020.3.1 is too old" in old.reason
+    with pytest.raises(UsageError, match="'latest' is no version"):
+        ask(counters(), steps(), "latest")
+
+
+def test_every_option_and_section_is_one_that_ncu_has() -> None:
+    known = help_of_ncu()
+
+    assert {SHORT.get(option, option)[2:] for option in OPTIONS} <= known
+    assert {"kernel-regex", "warmup-iters"}.isdisjoint(known)
+    assert set(SECTIONS) <= NCU_2024_SECTIONS
+    for timeline in (steps(), steps(warmup=2)):
+        given = words(ask(counters(), timeline))
+        options = [word for word in given if word.startswith("-")]
+        assert set(options) <= set(OPTIONS)
+        assert {given[at + 1] for at, word in enumerate(given) if word == "--section"} <= set(SECTIONS)
+
+
+def help_of_ncu() -> set[str]:
+    """The long options of the ncu at hand, else of 2024.1.1."""
+    if NCU is None:
+        return NCU_2024_OPTIONS
+    text = subprocess.run([NCU, "--help"], capture_output=True, text=True, check=True).stdout
+    return set(re.findall(r"^  (?:-\w \[ )?--([\w-]+)", text, re.MULTILINE))
