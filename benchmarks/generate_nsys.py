@@ -10,6 +10,7 @@ import argparse
 import sqlite3
 import sys
 from contextlib import closing
+from dataclasses import replace
 from itertools import repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
@@ -100,15 +101,19 @@ class _Strings:
         return [(number, text) for text, number in self._ids.items()]
 
 
-def generate(path: Path, kernels: int = 1_000_000, seed: int = 1) -> dict[str, int]:
+def generate(path: Path, kernels: int = 1_000_000, seed: int = 1, *, one_thread: bool = False) -> dict[str, int]:
     """Writes the export and returns how many rows its larger tables have.
 
     Args:
         path: the file to write; an existing one is replaced.
         kernels: how many kernels it holds.
         seed: of the random numbers.
+        one_thread: whether the main thread launches the backward pass, too, so that every kernel lies inside ranges of
+            its own thread; else autograd's thread does, which has no ranges.
     """
     calls, ranges = simulate(kernels, seed)
+    if one_thread:
+        calls = replace(calls, autograd=np.zeros_like(calls.autograd))
     strings = _Strings()
     path.unlink(missing_ok=True)
     with closing(sqlite3.connect(path)) as connection:
@@ -308,8 +313,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("out", type=Path, help="the SQLite file to write")
     parser.add_argument("--kernels", type=int, default=1_000_000, help="how many kernels (default: 1,000,000)")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--one-thread", action="store_true", help="launch the backward pass inside ranges, too")
     given = parser.parse_args(arguments)
-    for table, count in generate(given.out, given.kernels, given.seed).items():
+    for table, count in generate(given.out, given.kernels, given.seed, one_thread=given.one_thread).items():
         print(f"{count:>12,}  {table}")
     print(f"{given.out.stat().st_size / 1e6:>12,.0f}  MB")
     return 0
