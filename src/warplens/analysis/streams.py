@@ -74,18 +74,21 @@ OVERLAP_SCHEMA: Final = pl.Schema(
 
 
 def work_inside(timeline: Timeline, window: Window) -> pl.DataFrame:
-    """All work that runs in the window, cut at its edges: columns of `Timeline.work`, with clipped times."""
-    work = timeline.work
+    """All work that runs in the window, cut at its edges: columns of `Timeline.work` without those of the launch."""
+    work = timeline.work.select("kind", "row", "start_ns", "end_ns", "device", "stream", "process", "api_row")
     if window.range_name is not None:
         work = work.filter(pl.Series(timeline.in_range(window.range_name)))
-    return work.filter((pl.col("start_ns") < window.end_ns) & (pl.col("end_ns") > window.start_ns)).with_columns(
+    inside = ((work["start_ns"] < window.end_ns) & (work["end_ns"] > window.start_ns)).to_numpy()
+    if not inside.all():
+        work = work.filter(pl.Series(inside))
+    return work.with_columns(
         pl.col("start_ns").clip(lower_bound=window.start_ns), pl.col("end_ns").clip(upper_bound=window.end_ns)
     )
 
 
 def busy_ns(work: pl.DataFrame) -> int:
     """Time in which at least one of these pieces of work ran, summed over devices."""
-    return sum(total(union(_intervals(work.filter(pl.col("device") == device)))) for device in work["device"].unique())
+    return sum(total(union(_intervals(work, pl.col("device") == device))) for device in work["device"].unique())
 
 
 def busy_by(work: pl.DataFrame, keys: list[str]) -> pl.DataFrame:
@@ -122,7 +125,7 @@ def concurrency(timeline: Timeline, window: Window) -> pl.DataFrame:
     work = work_inside(timeline, window)
     parts = []
     for device in work["device"].unique().sort():
-        kernels = _intervals(work.filter((pl.col("device") == device) & _is_compute()))
+        kernels = _intervals(work, (pl.col("device") == device) & _is_compute())
         level, length = _levels(kernels, window)
         parts.append(
             pl.DataFrame({"kernels_at_once": level, "time_ns": length})
@@ -148,9 +151,8 @@ def copy_overlap(timeline: Timeline, window: Window) -> pl.DataFrame:
     work = work_inside(timeline, window)
     rows = []
     for device in work["device"].unique().sort():
-        mine = work.filter(pl.col("device") == device)
-        kernels = union(_intervals(mine.filter(_is_compute())))
-        copies = union(_intervals(mine.filter(~_is_compute())))
+        kernels = union(_intervals(work, (pl.col("device") == device) & _is_compute()))
+        copies = union(_intervals(work, (pl.col("device") == device) & ~_is_compute()))
         alone = subtract(Owned(*copies, np.zeros(len(copies.starts), dtype=np.int64)), kernels)
         copied, exposed = total(copies), total(alone)
         share = (copied - exposed) / copied if copied else None
@@ -162,8 +164,13 @@ def _is_compute() -> pl.Expr:
     return pl.col("kind").is_in(["kernel", "graph"])
 
 
-def _intervals(work: pl.DataFrame) -> Intervals:
-    return Intervals(work["start_ns"].to_numpy(), work["end_ns"].to_numpy())
+def _intervals(work: pl.DataFrame, which: pl.Expr | None = None) -> Intervals:
+    """The intervals of the pieces of work for which the condition holds; of all without one."""
+    starts, ends = work["start_ns"].to_numpy(), work["end_ns"].to_numpy()
+    chosen = None if which is None else work.select(which).to_series().to_numpy()
+    if chosen is None or chosen.all():
+        return Intervals(starts, ends)
+    return Intervals(starts[chosen], ends[chosen])
 
 
 def _levels(running: Intervals, window: Window) -> tuple[Int64s, Int64s]:

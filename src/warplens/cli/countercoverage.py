@@ -120,7 +120,8 @@ def next_run_lines(joined: Joined) -> Iterator[str]:
         return
     yield f"next run (ncu {further.ncu_version}): {further.reason}"
     yield (
-        f"it profiles {fmt.count(further.launches)} launches in about {fmt.count(further.passes)} passes "
+        f"it closes {_share(further.covered_share)} of a gap of {_share(further.gap_share)} of the kernel time with "
+        f"{fmt.count(further.launches)} launches in about {fmt.count(further.passes)} passes "
         f"({further.passes_how})"
     )
 

@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -96,7 +97,7 @@ def test_a_kernel_profiled_without_throughputs_is_asked_for_again() -> None:
     run = ask(counters(launch("gemm", **GEMM)), steps())
 
     assert value(run, "-k") == "regex:^(gemm)$"
-    assert run.covered_share is None
+    assert "SpeedOfLight" in words(run)
 
 
 def test_without_ranges_launches_before_the_window_are_skipped() -> None:
@@ -157,7 +158,7 @@ def test_where_all_was_profiled_the_sections_that_explain_the_greatest_loss_are_
         "WarpStateStats",
         "SchedulerStats",
     ]
-    assert run.covered_share is None
+    assert (run.gap_share, run.covered_share) == (pytest.approx(0.48), pytest.approx(0.48))
     assert (value(run, "--clock-control"), value(run, "--cache-control")) == ("none", "none")
 
 
@@ -206,3 +207,13 @@ def help_of_ncu() -> set[str]:
         return NCU_2024_OPTIONS
     text = subprocess.run([NCU, "--help"], capture_output=True, text=True, check=True).stdout
     return set(re.findall(r"^  (?:-\w \[ )?--([\w-]+)", text, re.MULTILINE))
+
+
+@pytest.mark.skipif(NCU is None, reason="WARPLENS_NCU names no ncu")
+def test_ncu_understands_the_whole_command(tmp_path: Path) -> None:
+    given = words(ask(counters(launch("tune", **GEMM)), steps()))
+
+    # Without a GPU it goes no further than to say so, and with one `true` launches nothing.
+    ran = subprocess.run([str(NCU), *given[1:-2], "true"], cwd=tmp_path, capture_output=True, text=True, check=False)
+
+    assert not re.search("option|argument|expression", ran.stdout + ran.stderr)

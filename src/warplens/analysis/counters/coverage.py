@@ -130,12 +130,13 @@ def counters_coverage(counters: KernelCounters, timeline: Timeline, window: Wind
     taken = group_launches(counters, ("kind", *_LAUNCHED_AS))
     profiled = taken.counters.launches.with_columns(taken.groups["launches"], shape="launch")
     profiled = profiled.filter(pl.col("kind") == "kernel")
-    launches = recorded_launches(timeline, window)
-    recorded = launches.group_by("shape", *_LAUNCHED_AS, maintain_order=True).agg(
+    launches, shapes = recorded_launches(timeline, window)
+    sums = launches.group_by("shape").agg(
         inside=pl.col("inside").sum().cast(pl.Int64),
         outside=(~pl.col("inside")).sum().cast(pl.Int64),
         total_ns=pl.col("duration_ns").filter("inside").sum(),
     )
+    recorded = shapes.join(sums, on="shape", maintain_order="left")
     profiled, recorded = _with_keys(profiled, recorded)
 
     found = _by_key(profiled, "launches", shape=pl.col("shape").first())
@@ -144,8 +145,13 @@ def counters_coverage(counters: KernelCounters, timeline: Timeline, window: Wind
     total_ns = int(groups["total_ns"].sum())
     unmatched = found.join(groups, on=_KEY, how="anti").join(trace.select(*_KEY, "outside"), on=_KEY, how="left")
     unmatched = unmatched.with_columns(pl.col("outside").fill_null(0)).sort("shape")
+    namesakes = recorded.filter(pl.col("name").is_in(profiled["name"].unique().to_list()))["shape"]
     sample, how = sample_of(
-        _codes(profiled, taken.of_launch), _codes(recorded, launches["shape"]), launches, window, profiled["name"]
+        _codes(profiled, taken.of_launch),
+        _codes(recorded, launches["shape"]),
+        launches["shape"].is_in(namesakes.to_list()),
+        launches["start_ns"] < window.start_ns,
+        window,
     )
     shares = {what: _share(groups.filter(pl.col("matched") == what), total_ns) for what in MATCHES}
     return Coverage(
@@ -166,11 +172,12 @@ def counters_coverage(counters: KernelCounters, timeline: Timeline, window: Wind
     )
 
 
-def recorded_launches(timeline: Timeline, window: Window) -> pl.DataFrame:
-    """All kernels of a trace in the order of their launches.
+def recorded_launches(timeline: Timeline, window: Window) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """All kernels of a trace in the order of their launches, and what they are.
 
-    Columns: names, grid and block as in `Trace.kernels`, `shape` (a number for each combination of these), `start_ns`,
-    `duration_ns`, `range`, `inferred`, and `inside`: whether the kernel belongs to the window.
+    Returns:
+        The launches, with `shape`, `start_ns`, `duration_ns`, `range`, `inferred`, and `inside`: whether it belongs to
+        the window; and for each `shape` names, grid and block, as numbers and as texts.
     """
     inside = np.zeros(timeline.work.height, dtype=np.bool_)
     inside[timeline.work_rows_in(window)] = True
@@ -178,14 +185,13 @@ def recorded_launches(timeline: Timeline, window: Window) -> pl.DataFrame:
     work = work.with_columns(inside=pl.Series(inside)).filter(pl.col("kind") == "kernel")
     # Streams may run work in another order than that in which the program launched it.
     work = work.sort(pl.coalesce("launch_start_ns", "start_ns"), "start_ns", maintain_order=True)
-    launches = timeline.trace.kernels.select(_LAUNCHED_AS)[work["row"]].with_columns(
-        *work.select("start_ns", "range", "inferred", "inside").get_columns(),
-        duration_ns=work["end_ns"] - work["start_ns"],
-    )
-    shapes = launches.select(_LAUNCHED_AS).unique(maintain_order=True).with_row_index("shape")
-    shapes = shapes.with_columns(pl.col("shape").cast(pl.Int64))
-    numbered = launches.join(shapes, on=_LAUNCHED_AS, how="left", nulls_equal=True, maintain_order="left")
-    return numbered.with_columns(pl.col(_NAMES).cast(pl.String))
+    kernels = timeline.trace.kernels.select(_LAUNCHED_AS)
+    shapes = kernels.unique(maintain_order=True).with_row_index("shape").with_columns(pl.col("shape").cast(pl.Int64))
+    shape = kernels.join(shapes, on=_LAUNCHED_AS, how="left", nulls_equal=True, maintain_order="left")["shape"]
+    launches = work.select(
+        "start_ns", "range", "inferred", "inside", duration_ns=pl.col("end_ns") - pl.col("start_ns")
+    ).with_columns(shape.gather(work["row"]))
+    return launches, shapes.with_columns(pl.col(_NAMES).cast(pl.String), *SIZES)
 
 
 def _with_keys(profiled: pl.DataFrame, recorded: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:

@@ -23,7 +23,7 @@ _WITHOUT_WARMUP: Final = ("steady", "explicit")
 
 
 def sample_of(
-    profiled: pl.Series, recorded: pl.Series, launches: pl.DataFrame, window: Window, names: pl.Series
+    profiled: pl.Series, recorded: pl.Series, namesakes: pl.Series, early: pl.Series, window: Window
 ) -> tuple[str, str]:
     """Whether the launches of a report are from before the window.
 
@@ -33,9 +33,9 @@ def sample_of(
     Args:
         profiled: what each launch of the report is, as a number; null for what is no kernel.
         recorded: the same for each launch of the trace, in the order of launches.
-        launches: of the trace, with `name` and `start_ns`.
+        namesakes: which of those have the name of a profiled kernel.
+        early: which of those began before the window.
         window: that of the trace.
-        names: short names of the report's kernels.
 
     Returns:
         One of `SAMPLES`, and one sentence on why.
@@ -46,16 +46,14 @@ def sample_of(
     known = recorded.is_in(profiled.drop_nulls().unique().to_list())
     if not known.any():
         return "unknown", "no profiled kernel occurs in the trace with its grid and block"
-    candidates = launches["name"].is_in(names.unique().to_list())
-    codes = recorded.filter(candidates).to_numpy()
-    early = (launches["start_ns"] < window.start_ns).to_numpy()
+    codes = recorded.filter(namesakes).to_numpy()
     places = _places(sequence, codes)
     if len(places):
-        before = np.r_[0, np.cumsum(early[candidates.to_numpy()])]
+        before = np.r_[0, np.cumsum(early.filter(namesakes).to_numpy())]
         counted = before[places + len(sequence)] - before[places]
         what = "the sequence of profiled launches occurs"
     else:
-        counted = early[known.to_numpy()] * len(sequence)
+        counted = early.filter(known).to_numpy() * len(sequence)
         what = "launches like the profiled ones occur"
     if (counted == len(sequence)).all():
         return "warm-up", f"{what} in the trace only before the window"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import polars as pl
 
-from warplens.analysis.counters.coverage import SIZES, recorded_launches
+from warplens.analysis.counters.coverage import recorded_launches
 from warplens.analysis.counters.metrics import measured
 from warplens.errors import UsageError
 
@@ -80,6 +80,11 @@ _PASSES_PER_SECTION: Final = 3.0
 _UNWRITABLE: Final = frozenset("$\\")
 _QUANTIFIERS = re.compile(r"([@,\[\]/*+])")
 
+_NEW_KERNELS: Final = (
+    "kernels of the window have no counters of their own grid and block; these sections tell what bounds them"
+)
+_NEW_SECTIONS: Final = "what holds profiled kernels back is not known without these sections"
+
 _PROGRAM: Final = ("python", "your_program.py")
 
 
@@ -93,7 +98,8 @@ class NextRun:
         ncu_version: the version of Nsight Compute that it is valid for, as are all later ones up to 2024.1 at least.
         kernels: short names that it asks for.
         launches: how many it profiles.
-        covered_share: of the window's kernel time, what it adds; None where it is about kernels known already.
+        gap_share: of the window's kernel time, what has no counters, or what kernels not understood could gain.
+        covered_share: of the window's kernel time, the part of the gap that it closes.
         passes: that it takes, by a model.
         passes_how: the model, one sentence.
     """
@@ -103,6 +109,7 @@ class NextRun:
     ncu_version: str
     kernels: tuple[str, ...] = ()
     launches: int | None = None
+    gap_share: float | None = None
     covered_share: float | None = None
     passes: int | None = None
     passes_how: str | None = None
@@ -165,11 +172,12 @@ def next_run(
     each, how = _passes_each(counters, len(gap.sections))
     return NextRun(
         command=shlex.join(("ncu", *arguments, *_PROGRAM)),
-        reason=_reason(gap, chosen.worth) + remark,
+        reason=(_NEW_KERNELS if gap.is_new else _NEW_SECTIONS) + remark,
         ncu_version=valid_for,
         kernels=names,
         launches=chosen.launches,
-        covered_share=chosen.worth if gap.is_new else None,
+        gap_share=gap.share,
+        covered_share=chosen.worth,
         passes=each * chosen.launches,
         passes_how=how,
     )
@@ -225,14 +233,14 @@ def _cheapest(gap: _Gap, timeline: Timeline, window: Window) -> _Choice:
 
     Inside annotated steps nothing has to be counted. Elsewhere, the launches before the window are skipped.
     """
-    launches = recorded_launches(timeline, window).with_columns(SIZES)
+    launches, shapes = recorded_launches(timeline, window)
     choices: list[_Choice] = []
     if step := _step_filter(timeline, window):
         # ncu knows the ranges of the launching thread alone; what was attributed across threads does not pass.
         visible = pl.col("inside") & ~pl.col("inferred") & pl.col("range").is_not_null()
-        choices = list(_choices(gap, launches.filter(visible), ("--nvtx", "--nvtx-include", step), skips=False))
+        choices = list(_choices(gap, launches.filter(visible), shapes, ("--nvtx", "--nvtx-include", step), skips=False))
     if not any(choice.worth >= _ENOUGH_OF_GAP * gap.share for choice in choices):
-        choices += _choices(gap, launches, _profiler_start(timeline), skips=True)
+        choices += _choices(gap, launches, shapes, _profiler_start(timeline), skips=True)
     return max(choices, key=lambda choice: (choice.worth >= _ENOUGH_OF_GAP * gap.share, *_order(gap, choice)))
 
 
@@ -241,16 +249,19 @@ def _order(gap: _Gap, choice: _Choice) -> tuple[float, float]:
     return (-choice.launches, choice.worth) if enough else (choice.worth, -choice.launches)
 
 
-def _choices(gap: _Gap, launches: pl.DataFrame, filters: tuple[str, ...], *, skips: bool) -> Iterator[_Choice]:
+def _choices(
+    gap: _Gap, launches: pl.DataFrame, shapes: pl.DataFrame, filters: tuple[str, ...], *, skips: bool
+) -> Iterator[_Choice]:
     """For one name more each time, the stretch of launches of these names that closes enough of the gap."""
-    wanted = gap.groups.group_by(_IN_TRACE, maintain_order=True).agg(pl.col("worth").sum(), pl.col("name").first())
-    ranked = wanted.group_by("name").agg(pl.col("worth").sum()).sort("worth", "name", descending=[True, False])
+    ranked = gap.groups.group_by("name").agg(pl.col("worth").sum()).sort("worth", "name", descending=[True, False])
     names = ranked["name"].head(_MOST_NAMES).to_list()
+    wanted = shapes.join(gap.groups, on=_IN_TRACE, nulls_equal=True).select("shape", "worth")
     for count in range(1, len(names) + 1):
         chosen = names[:count]
-        passing = launches.filter(pl.col("name").is_in(chosen)).with_row_index("at")
-        found = passing.filter("inside").join(wanted.drop("name"), on=_IN_TRACE, nulls_equal=True)
-        first = found.group_by(_IN_TRACE).agg(pl.col("at").min().cast(pl.Int64), pl.col("worth").first()).sort("at")
+        passing = shapes.filter(pl.col("name").is_in(chosen))["shape"].to_list()
+        passed = launches.select("shape", "inside").filter(pl.col("shape").is_in(passing)).with_row_index("at")
+        first = passed.filter("inside").group_by("shape").agg(pl.col("at").min().cast(pl.Int64))
+        first = first.join(wanted, on="shape").sort("at")
         begin = first["at"].head(1).sum() if skips else 0
         first = first.filter(pl.col("at") < begin + _MOST_LAUNCHES)
         if first.is_empty():
@@ -300,18 +311,6 @@ def _passes_each(counters: KernelCounters, sections: int) -> tuple[int, str]:
         return each, f"modelled: {each} a launch for {sections} sections, as this report took {passes:.0f} for {had}"
     each = max(1, round(sections * _PASSES_PER_SECTION))
     return each, f"modelled: {each} a launch, {_PASSES_PER_SECTION:.0f} for each of {sections} sections"
-
-
-def _reason(gap: _Gap, added: float) -> str:
-    if gap.is_new:
-        return (
-            f"kernels with {gap.share:.1%} of the window's kernel time have no counters of their own grid and block; "
-            f"this adds {added:.1%}, with the sections that a bound follows from"
-        )
-    return (
-        f"profiled kernels that could gain up to {gap.share:.1%} of the window's kernel time lack the sections that "
-        "would say what holds them back"
-    )
 
 
 def _number(value: object) -> int:
