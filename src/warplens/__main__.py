@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from warplens.cli.main import run
+from warplens.cli.main import script
 
 if __name__ == "__main__":
-    run()
+    script()
