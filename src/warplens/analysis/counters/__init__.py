@@ -2,22 +2,25 @@
 
 Lives here: one module a question (`speedoflight`, `roofline`, `occupancy`, `stalls`, `memoryaccess`, `instructions`),
 `faults` (what is wrong with a kernel, worst first), `bounds` (the verdict on each kernel), and `groups` (launches of
-the same kernel with the same grid and block as one). `metrics` knows what a quantity is called in which version of
-Nsight Compute, `occupancy_limits` what fits on a multiprocessor.
+the same kernel with the same grid and block as one). `coverage` joins a report with a trace of the same program
+(`launchorder` tells which of its launches were profiled), and `nextrun` says what to collect next. `metrics` knows what
+a quantity is called in which version of Nsight Compute, `occupancy_limits` what fits on a multiprocessor.
 
 Every function is pure: `KernelCounters` in, a frame out, its `Table` declared beside it; a row's `launch` is the row of
 `KernelCounters.launches`. Shares are 0–1. Counters speak of the inside of one kernel: nothing here says anything about
 the time between kernels.
 
-May import: `warplens.profile` and `warplens.errors`. A new question becomes a module with one function of
-`KernelCounters`; a new fault a line in `faults`.
+May import: `warplens.profile`, `warplens.errors`, `analysis.kernel_names`, and `analysis.timeline` for traces. A new
+question becomes a module with one function of `KernelCounters`; a new fault a line in `faults`.
 """
 
 from warplens.analysis.counters.bounds import BOUNDS, kernel_bounds
+from warplens.analysis.counters.coverage import COVERAGE, RANKING, UNMATCHED, Coverage, counters_coverage
 from warplens.analysis.counters.faults import FAULTS, kernel_faults
 from warplens.analysis.counters.groups import GROUPS, Groups, group_launches
 from warplens.analysis.counters.instructions import INSTRUCTION_MIX, INSTRUCTIONS, instruction_mix, instruction_use
 from warplens.analysis.counters.memoryaccess import MEMORY_ACCESS, memory_access
+from warplens.analysis.counters.nextrun import NextRun, next_run
 from warplens.analysis.counters.notes import counter_notes
 from warplens.analysis.counters.occupancy import LAUNCH_OCCUPANCY, OCCUPANCY, launch_occupancy, theoretical_occupancy
 from warplens.analysis.counters.roofline import ROOFLINE, roofline
@@ -28,6 +31,7 @@ from warplens.analysis.counters.summary import SUMMARY, SUMMARY_KEYS, counters_s
 __all__ = [
     "BOUNDS",
     "BREAKDOWN",
+    "COVERAGE",
     "FAULTS",
     "GROUPS",
     "INSTRUCTIONS",
@@ -35,13 +39,18 @@ __all__ = [
     "LAUNCH_OCCUPANCY",
     "MEMORY_ACCESS",
     "OCCUPANCY",
+    "RANKING",
     "ROOFLINE",
     "SPEED_OF_LIGHT",
     "STALLS",
     "SUMMARY",
     "SUMMARY_KEYS",
+    "UNMATCHED",
+    "Coverage",
     "Groups",
+    "NextRun",
     "counter_notes",
+    "counters_coverage",
     "counters_summary",
     "group_launches",
     "instruction_mix",
@@ -50,6 +59,7 @@ __all__ = [
     "kernel_faults",
     "launch_occupancy",
     "memory_access",
+    "next_run",
     "roofline",
     "speed_of_light",
     "theoretical_occupancy",
