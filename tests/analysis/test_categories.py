@@ -17,7 +17,7 @@ from typing import Any
 
 import polars as pl
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import warplens
@@ -174,6 +174,8 @@ def test_words_are_the_same_in_snake_case_and_camel_case() -> None:
     assert split_name("norm::FusedAddRMSNormKernel").words == split_name("norm_fused_add_rms_norm_kernel").words
 
 
+@example("_Z09223372036854775786")
+@example("_Z" + "9" * 5_000)
 @given(st.text() | st.text(alphabet="<>(): _Z0123456789NSIEabGemm").map(lambda text: "_ZN" + text))
 def test_any_text_gets_an_answer_of_the_declared_kind(name: str) -> None:
     found = classify(name)

@@ -19,6 +19,7 @@ _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 _MANGLED_ITEM = re.compile(r"L[a-z]n?\d+E|[ST][0-9A-Z]*_|(?P<builtin>DF16b|DF16_|Dh)|(?P<length>\d+)")
 _MANGLED_BUILTINS = {"DF16b": "__bf16", "DF16_": "_Float16", "Dh": "__half"}
 _MANGLED_QUALIFIERS = "NKVO"
+_MOST_LENGTH_DIGITS = 9
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,9 @@ def _split_mangled(name: str) -> tuple[str, str, str]:
         if found["builtin"]:
             types.append(_MANGLED_BUILTINS[found["builtin"]])
         elif found["length"]:
-            at += int(found["length"])
+            # No identifier is longer than the name, whatever number a damaged one holds.
+            length = int(found["length"]) if len(found["length"]) <= _MOST_LENGTH_DIGITS else len(name)
+            at = min(at + length, len(name))
             identifier = name[found.end() : at]
             if found.start() == function_end and (is_nested or not function):
                 function.append(identifier)
