@@ -1,0 +1,11 @@
+"""How hypothesis runs: without a deadline, for machines are slow at times, and in CI with the same examples every time."""
+
+from __future__ import annotations
+
+import os
+
+from hypothesis import settings
+
+settings.register_profile("default", deadline=None)
+settings.register_profile("ci", deadline=None, derandomize=True)
+settings.load_profile("ci" if os.environ.get("CI") else "default")
