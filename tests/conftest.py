@@ -1,4 +1,4 @@
-"""How hypothesis runs: without a deadline, for machines are slow at times, and in CI with the same examples every time."""
+"""How hypothesis runs: without a deadline, as machines may be slow, and in CI with the same examples every time."""
 
 from __future__ import annotations
 
