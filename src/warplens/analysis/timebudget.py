@@ -22,7 +22,7 @@ import numpy.typing as npt
 import polars as pl
 
 from warplens.analysis.categories import categories_of
-from warplens.analysis.idle import IDLE_CAUSES, IdleGaps, idle_gaps
+from warplens.analysis.idle import IdleGaps, idle_gaps
 from warplens.analysis.intervals import Intervals, Owned, clip, complement, owned_union, subtract, total, union
 from warplens.analysis.ranges import projected_spans
 from warplens.analysis.timeline import Timeline
@@ -179,8 +179,3 @@ def _parts(spent: dict[tuple[str, str], int], duration: int) -> pl.DataFrame:
         },
         schema=BUDGET_SCHEMA,
     )
-
-
-def cause_meaning(cause: str) -> str:
-    """What an idle cause says, for people."""
-    return IDLE_CAUSES[cause]

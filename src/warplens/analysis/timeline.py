@@ -14,7 +14,7 @@ from warplens.analysis.attribution import NO_RANGE, RangeForest, range_forest
 from warplens.analysis.intervals import Intervals, union
 from warplens.analysis.steps import StepSearch, find_steps
 from warplens.analysis.window import Window, parse_span
-from warplens.errors import MissingDataError, UsageError
+from warplens.errors import UsageError
 from warplens.profile import Trace
 from warplens.profile.schema import name_categories
 
@@ -43,6 +43,7 @@ class Timeline:
         self.trace = trace
         self._busy: dict[int, Intervals] = {}
         self._work_on: dict[int, pl.DataFrame] = {}
+        self._inside_name: dict[str, npt.NDArray[np.bool_]] = {}
 
     @cached_property
     def work(self) -> pl.DataFrame:
@@ -142,11 +143,16 @@ class Timeline:
 
     def in_range(self, name: str) -> npt.NDArray[np.bool_]:
         """For each row of `work`, whether it was launched inside a range of this name, at any depth."""
-        label = np.zeros(self.trace.ranges.height, dtype=np.int64)
-        label[self.range_rows(name)] = 1
-        inside = np.r_[self.forest.outermost_match(label) > 0, False]  # the last entry answers for "no range"
-        found: npt.NDArray[np.bool_] = inside[self.work["range"].fill_null(NO_RANGE).to_numpy()]
+        found: npt.NDArray[np.bool_] = self._lies_in(name)[self.work["range"].fill_null(NO_RANGE).to_numpy()]
         return found
+
+    def _lies_in(self, name: str) -> npt.NDArray[np.bool_]:
+        """For each range whether it has this name or lies in one that has; the last entry answers for "no range"."""
+        if name not in self._inside_name:
+            label = np.zeros(self.trace.ranges.height, dtype=np.int64)
+            label[self.range_rows(name)] = 1
+            self._inside_name[name] = np.r_[self.forest.outermost_match(label) > 0, False]
+        return self._inside_name[name]
 
     def work_in(self, window: Window) -> pl.DataFrame:
         """The rows of `work` that begin inside the window (all of them for kind `all`) and inside its range, if any."""
@@ -228,15 +234,12 @@ class Timeline:
         return self._inside_range(window.range_name, calls, calls["thread"])
 
     def _inside_range(self, name: str, calls: pl.DataFrame, thread: pl.Series) -> pl.DataFrame:
-        label = np.zeros(self.trace.ranges.height, dtype=np.int64)
-        label[self.range_rows(name)] = 1
-        inside = np.r_[self.forest.outermost_match(label) > 0, False]
         found, _ = self.forest.attribute(
             calls["process"].to_numpy().astype(np.int64),
             thread.to_numpy().astype(np.int64),
             calls["start_ns"].to_numpy(),
         )
-        return calls.filter(pl.Series(inside[found]))
+        return calls.filter(pl.Series(self._lies_in(name)[found]))
 
     def _steady_window(self) -> Window:
         search = self.steps
@@ -314,13 +317,3 @@ def _nullable(values: Int64s, name: str) -> pl.Series:
 
 def _maximum(values: pl.Series) -> int:
     return int(values.max())  # type: ignore[arg-type]
-
-
-def require_work(timeline: Timeline) -> None:
-    """Stops with one clear line where a question needs GPU work and the profile holds none.
-
-    Raises:
-        MissingDataError: nothing ran on a GPU in this profile.
-    """
-    if not timeline.trace.has_device_work:
-        raise MissingDataError(f"{timeline.trace.capture.source}: the profile holds no GPU work")

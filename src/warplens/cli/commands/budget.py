@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from warplens.analysis.timebudget import BUDGET_SCHEMA, cause_meaning, time_budgets
+from warplens.analysis.idle import IDLE_CAUSES
+from warplens.analysis.timebudget import BUDGET_SCHEMA, time_budgets
 from warplens.cli.answer import Answer, show
 from warplens.cli.options import Format, FormatOption, LimitOption, ProfileArgument, RangeOption, WindowOption
 from warplens.cli.selection import select
@@ -61,7 +62,7 @@ def _table(found: TimeBudget) -> Table:
     keys = parts.select("group", "part").rows()
     worded = parts.with_columns(
         pl.Series("title", [part_title(*key) for key in keys], dtype=pl.String),
-        pl.Series("meaning", [cause_meaning(part) if group == "idle" else "" for group, part in keys], dtype=pl.String),
+        pl.Series("meaning", [IDLE_CAUSES[part] if group == "idle" else "" for group, part in keys], dtype=pl.String),
     )
     total = worded.select(
         pl.lit("sum").alias("group"), pl.lit("").alias("part"), pl.col("time_ns", "share").sum(),
