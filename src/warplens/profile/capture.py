@@ -50,6 +50,9 @@ class Capture:
         schema_version: version of the file's schema; None where it does not say.
         devices: the GPUs that the program used, in CUDA order.
         window_ns: begin and end of the recorded time, in the profile's clock.
+        epoch_ns: Unix time of the clock's zero, to place several files on one clock; None where the file does not say.
+        rank: the process's number in a distributed run; None where the file does not say.
+        world_size: number of processes of the distributed run; None where the file does not say.
         recorded: which of the schema's tables the file held, empty or not.
         notes: what the reader noticed.
     """
@@ -61,6 +64,9 @@ class Capture:
     schema_version: str | None = None
     devices: tuple[Device, ...] = ()
     window_ns: tuple[int, int] = (0, 0)
+    epoch_ns: int | None = None
+    rank: int | None = None
+    world_size: int | None = None
     recorded: frozenset[str] = frozenset()
     notes: tuple[Note, ...] = field(default=())
 

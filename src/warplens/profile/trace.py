@@ -32,6 +32,11 @@ class Trace:
     synchronizations: pl.DataFrame = field(default_factory=table("synchronizations").empty)
     ranges: pl.DataFrame = field(default_factory=table("ranges").empty)
     memory: pl.DataFrame = field(default_factory=table("memory").empty)
+    allocations: pl.DataFrame = field(default_factory=table("allocations").empty)
+    operators: pl.DataFrame = field(default_factory=table("operators").empty)
+    autograd_links: pl.DataFrame = field(default_factory=table("autograd_links").empty)
+    python_functions: pl.DataFrame = field(default_factory=table("python_functions").empty)
+    collectives: pl.DataFrame = field(default_factory=table("collectives").empty)
     os_calls: pl.DataFrame = field(default_factory=table("os_calls").empty)
     profiler_overhead: pl.DataFrame = field(default_factory=table("profiler_overhead").empty)
 
