@@ -83,10 +83,10 @@ def test_several_frames_one_after_the_other_are_one_file(tmp_path: Path, export:
 
 
 def test_something_else_inside_is_named_before_it_is_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "trace.json.gz"
-    path.write_bytes(gzip.compress(b'{"traceEvents": []}'))
+    path = tmp_path / "counters.gz"
+    path.write_bytes(gzip.compress(b"NVR\x00"))
     monkeypatch.setattr(compressed, "_unpack", lambda *_: pytest.fail("unpacked"))
-    with pytest.raises(UnreadableInputError, match="JSON"):
+    with pytest.raises(UnreadableInputError, match="Nsight Compute"):
         read(path)
 
 

@@ -41,8 +41,8 @@ def _refused(path: Path) -> str:
         (b"time,name\n1,gemm\n", "found text"),
         (b"\x7fELF\x02\x01\x01", "binary data of an unknown kind"),
         (b"NVR\x00rest", "an Nsight Compute report"),
-        (json.dumps({"traceEvents": []}).encode(), "JSON"),
-        (b'\n[{"ph": "X"}]', "JSON"),
+        (json.dumps({"traceEvents": []}).encode(), "this Chrome trace has no events"),
+        (b'\n[{"ph": "X"}]', "a Chrome trace, but of another program"),
         (b'{"a": 1}\n{"a": 2}\n', "JSON"),
         (b"PK\x03\x04zip", "a zip archive"),
         (b"\x89HDF\r\n\x1a\n", "an HDF5 file"),
@@ -99,7 +99,7 @@ def test_real_files_of_other_kinds(captured: Callable[[str], Path]) -> None:
     assert "not an Nsight Systems export" in _refused(captured("nsys/not_an_nsys_file.sqlite"))
     assert "an Nsight Compute report" in _refused(captured("ncu/truncated.ncu-rep"))
     assert "found text" in _refused(captured("ncu/error_only.csv"))
-    assert "JSON" in _refused(captured("kineto/h200_lm_small_train.json.gz"))
+    assert "the JSON output of rocprofv3" in _refused(captured("kineto/not_a_chrome_trace_rocprof.json.gz"))
 
 
 @pytest.mark.parametrize("share", [0.2, 0.5, 0.9, 0.999])

@@ -2,7 +2,8 @@
 
 Lives here: `read`, which tells the format by content and reads it, and `discover`, which finds the profiles in folders;
 `detect` (magic numbers), `compressed` (.gz, .xz, .zst), `sqlite_file` and `column_buffers` (columns out of SQLite), and
-the modules `nsys_*` (Nsight Systems: `nsys_sqlite` reads exports, `nsys_rep` converts reports to exports). `counters`
+the modules `nsys_*` (Nsight Systems: `nsys_sqlite` reads exports, `nsys_rep` converts reports to exports) and
+`kineto*` (the PyTorch profiler; `kineto` says which is which). `counters`
 has `read_counters`, the same for hardware counters, with the modules `ncu_rep*` (reports of Nsight Compute) and
 `ncu_csv*` (their CSV exports); it is not loaded where only traces are read.
 
@@ -18,6 +19,7 @@ from pathlib import Path
 from warplens.profile import Trace
 from warplens.readers.compressed import UNPACKERS, peek, unpacked
 from warplens.readers.detect import Kind, compression, discover, kind_of, kind_of_bytes, refusal
+from warplens.readers.kineto import read_kineto
 from warplens.readers.nsys_rep import converted
 from warplens.readers.nsys_sqlite import read_nsys_sqlite
 
@@ -27,9 +29,10 @@ __all__ = ["discover", "read"]
 def read(
     path: Path | str, *, progress: Callable[[str], None] | None = None, launch_configuration: bool = True
 ) -> Trace:
-    """The trace in a profile: an Nsight Systems SQLite export or report, as it is or compressed (.gz, .xz, .zst).
+    """The trace in a profile, as it is or compressed (.gz, .xz, .zst).
 
-    The file is never changed, nothing is written beside it, and its suffix does not matter.
+    A profile is an SQLite export or a report of Nsight Systems, or a Chrome trace of the PyTorch profiler. The file is
+    never changed, nothing is written beside it, and its suffix does not matter.
 
     Args:
         path: the file.
@@ -46,6 +49,8 @@ def read(
     if (name := compression(kind_of(source))) is None:
         return _read_plain(source, source, report, launch_configuration)
     content = kind_of_bytes(head) if (head := peek(source, UNPACKERS[name])) else None
+    if content is Kind.JSON:
+        return read_kineto(source, source, report, name, launch_configuration)
     if content not in (None, Kind.SQLITE, Kind.NSYS_REP):
         raise refusal(source, content)  # before gigabytes of something else are unpacked
     report(f"{source.name}: unpacking")
@@ -59,4 +64,6 @@ def _read_plain(path: Path, known_as: Path, report: Callable[[str], None], launc
         return read_nsys_sqlite(path, known_as, report, launch_configuration)
     if kind is Kind.NSYS_REP:
         return read_nsys_sqlite(converted(path, known_as, report), known_as, report, launch_configuration)
+    if kind is Kind.JSON:
+        return read_kineto(path, known_as, report, None, launch_configuration)
     raise refusal(known_as, kind)

@@ -14,7 +14,7 @@ from typing import BinaryIO, cast
 
 from warplens.errors import UnreadableInputError
 
-__all__ = ["MAX_EXPANSION", "MAX_UNPACKED_BYTES", "UNPACKERS", "peek", "unpacked"]
+__all__ = ["MAX_EXPANSION", "MAX_UNPACKED_BYTES", "PEEK_BYTES", "UNPACKERS", "peek", "unpacked"]
 
 #: No capture is larger than this; the largest export that the readers were measured with has 2 GB.
 MAX_UNPACKED_BYTES = 64 * 2**30
@@ -28,7 +28,7 @@ _UNSUSPICIOUS_BYTES = 2**30
 _CHUNK_BYTES = 2**20
 
 #: The part of the unpacked content that tells an nsys export from other databases: its schema lies at the front.
-_PEEK_BYTES = 2**20
+PEEK_BYTES = 2**20
 
 Unpacker = Callable[[BinaryIO], BinaryIO]
 
@@ -55,7 +55,7 @@ def peek(path: Path, unpacker: Unpacker) -> bytes:
     """The first bytes of the unpacked content, at most a mebibyte; fewer where the file is damaged."""
     with path.open("rb") as packed:
         try:
-            return unpacker(packed).read(_PEEK_BYTES)
+            return unpacker(packed).read(PEEK_BYTES)
         except _damage_errors():
             return b""
 

@@ -10,17 +10,15 @@ from warplens.errors import UnreadableInputError
 from warplens.profile import Note, NoteLevel
 from warplens.profile.counters import KernelCounters
 from warplens.readers.compressed import UNPACKERS, peek, unpacked
+from warplens.readers.counterfiles import CSV_HEAD_BYTES, discover_both, holds_counters
 from warplens.readers.detect import Kind, compression, kind_of, kind_of_bytes
 from warplens.readers.ncu_csv import looks_like_ncu_csv, read_ncu_csv
 from warplens.readers.ncu_rep import read_ncu_rep
 
-__all__ = ["COUNTER_KINDS", "read_counters"]
+__all__ = ["COUNTER_KINDS", "discover_both", "holds_counters", "read_counters"]
 
 #: Kinds of content that may hold counters, once unpacked.
 COUNTER_KINDS = frozenset({Kind.NCU_REP, Kind.TEXT})
-
-#: How much of a file is searched for the header of an export.
-_CSV_HEAD_BYTES = 65_536
 
 _ADVICE = "Give a .ncu-rep file, or its export: ncu --import profile.ncu-rep --page raw --csv > profile.csv"
 _OTHER_ADVICE = {
@@ -72,7 +70,7 @@ def _read_plain(
     if kind is Kind.NCU_REP:
         return read_ncu_rep(path, known_as, metrics, instances)
     with path.open("rb") as file:
-        head = file.read(_CSV_HEAD_BYTES)
+        head = file.read(CSV_HEAD_BYTES)
     if _may_hold_counters(kind, head):
         return _without_instances(read_ncu_csv(path, known_as, metrics), instances)
     raise _refusal(known_as, kind)

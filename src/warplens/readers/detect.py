@@ -8,10 +8,10 @@ from enum import Enum
 from pathlib import Path
 
 from warplens.errors import UnreadableInputError
-from warplens.readers.compressed import UNPACKERS, peek
+from warplens.readers.compressed import PEEK_BYTES, UNPACKERS, peek
 from warplens.readers.sqlite_file import EXPORT_ADVICE, is_nsys_export
 
-__all__ = ["Kind", "compression", "discover", "kind_of", "kind_of_bytes", "refusal"]
+__all__ = ["Kind", "compression", "discover", "files_below", "kind_of", "kind_of_bytes", "looks_like_kineto", "refusal"]
 
 #: Enough for every magic number below.
 _HEAD_BYTES = 64
@@ -26,7 +26,7 @@ class Kind(Enum):
     XZ = "an xz file"
     ZSTD = "a Zstandard file"
     NCU_REP = "an Nsight Compute report"
-    JSON = "JSON, perhaps a Chrome or PyTorch trace"
+    JSON = "JSON"
     ZIP = "a zip archive"
     HDF5 = "an HDF5 file"
     PARQUET = "a Parquet file"
@@ -49,11 +49,26 @@ _MAGIC: tuple[tuple[bytes, Kind], ...] = (
     (b"ARROW1", Kind.ARROW),
 )
 
+#: Of these, every trace of the PyTorch profiler has one near its begin: descriptions of itself, categories of events.
+_KINETO_MARKS = (
+    b'"schemaVersion"',
+    b'"deviceProperties"',
+    b'"distributedInfo"',
+    b'"cpu_op"',
+    b'"Operator"',
+    b'"user_annotation"',
+    b'"cuda_runtime"',
+    b'"Runtime"',
+    b'"kernel"',
+    b'"Kernel"',
+)
+
 _COMPRESSED = {Kind.GZIP: "gzip", Kind.XZ: "xz", Kind.ZSTD: "zstd"}
+
+_ADVICE = "Give an Nsight Systems report (.nsys-rep) or its SQLite export, or a Chrome trace of the PyTorch profiler"
 
 _UNSUPPORTED_ADVICE = {
     Kind.NCU_REP: "Ask for its counters instead: warplens counters FILE",
-    Kind.JSON: "This version reads Nsight Systems captures only: give the .nsys-rep file or its SQLite export",
     Kind.ZIP: "Unpack it and give the files inside; .gz, .xz and .zst are read as they are",
     Kind.HDF5: EXPORT_ADVICE,
     Kind.PARQUET: EXPORT_ADVICE,
@@ -107,9 +122,15 @@ def kind_of(path: Path) -> Kind:
 
 def refusal(path: Path, kind: Kind) -> UnreadableInputError:
     """The error for a file of a kind that is not a profile this version can read."""
-    found = "the file is empty" if kind is Kind.EMPTY else f"found {kind.value}, not an Nsight Systems capture"
-    advice = _UNSUPPORTED_ADVICE.get(kind, "Give a .nsys-rep file or its SQLite export (nsys export --type sqlite)")
+    found = "the file is empty" if kind is Kind.EMPTY else f"found {kind.value}, not a profile"
+    advice = _UNSUPPORTED_ADVICE.get(kind, _ADVICE)
     return UnreadableInputError(path, found, advice)
+
+
+def looks_like_kineto(head: bytes) -> bool:
+    """Whether JSON that begins with these bytes is a trace of the PyTorch profiler, not just any Chrome trace."""
+    is_chrome = b'"traceEvents"' in head or b'"ph"' in head or b'"deviceProperties"' in head
+    return is_chrome and any(mark in head for mark in _KINETO_MARKS)
 
 
 def looks_like_profile(path: Path) -> bool:
@@ -119,7 +140,15 @@ def looks_like_profile(path: Path) -> bool:
         if (name := compression(kind)) is not None:
             head = peek(path, UNPACKERS[name])
             # The schema stands on the first pages, and the table of strings is the first that nsys creates.
-            return kind_of_bytes(head) is Kind.NSYS_REP or (kind_of_bytes(head) is Kind.SQLITE and b"StringIds" in head)
+            unpacked = kind_of_bytes(head)
+            return (
+                unpacked is Kind.NSYS_REP
+                or (unpacked is Kind.SQLITE and b"StringIds" in head)
+                or (unpacked is Kind.JSON and looks_like_kineto(head))
+            )
+        if kind is Kind.JSON:
+            with path.open("rb") as file:
+                return looks_like_kineto(file.read(PEEK_BYTES))
         return kind is Kind.NSYS_REP or (kind is Kind.SQLITE and is_nsys_export(path))
     except (UnreadableInputError, OSError):
         return False
@@ -140,13 +169,13 @@ def discover(paths: Iterable[Path | str]) -> list[Path]:
         if not given.exists():
             raise UnreadableInputError(given, "there is no such file or folder", "Check the path")
         if given.is_dir():
-            files = sorted(_files_below(given))
+            files = sorted(files_below(given))
             profiles = _without_exported_reports([file for file in files if looks_like_profile(file)])
             if not profiles:
                 raise UnreadableInputError(
                     given,
-                    f"none of the {len(files)} files in this folder is an Nsight Systems capture",
-                    "Give a folder with .nsys-rep files or their SQLite exports",
+                    f"none of the {len(files)} files in this folder is an Nsight Systems capture or a PyTorch trace",
+                    "Give a folder with .nsys-rep files, their SQLite exports, or traces of torch.profiler",
                 )
             found.extend(profiles)
         else:
@@ -154,7 +183,8 @@ def discover(paths: Iterable[Path | str]) -> list[Path]:
     return list(dict.fromkeys(found))
 
 
-def _files_below(folder: Path) -> Iterator[Path]:
+def files_below(folder: Path) -> Iterator[Path]:
+    """The regular files in a folder, at any depth, hidden ones and those in hidden folders left out."""
     for parent, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]
         for name in names:

@@ -93,8 +93,10 @@ def launch_table(header: Sequence[str], launches: Sequence[Sequence[str]]) -> pl
     }
     for own, printed, dtype in _NUMBERS:
         columns[own] = column(printed).cast(dtype, strict=False)
+    # Of a graph, ncu prints the sizes of one of its kernels.
+    of_kernels = columns["kind"].cast(pl.String) == "kernel"
     for own, printed in (("grid", "Grid Size"), ("block", "Block Size")):
-        columns |= _sizes(own, column(printed))
+        columns |= _sizes(own, column(printed), of_kernels)
     states = [position for position, name in enumerate(header) if is_nvtx(name)]
     # Ranges of the process stand behind those of the thread in a row, but were opened before them as a rule.
     ranges = [[name for at in reversed(states) for name in open_ranges(launch[at])] for launch in launches]
@@ -108,10 +110,10 @@ def _encoded(texts: list[str]) -> pl.Series:
     return encode_names(pl.Series([codes[text] for text in texts], dtype=pl.UInt32), codes)
 
 
-def _sizes(own: str, printed: pl.Series) -> dict[str, pl.Series]:
-    """Three columns of a size; none of a launch that failed, which ncu prints as `(0, 0, 0)`."""
+def _sizes(own: str, printed: pl.Series, of_kernels: pl.Series) -> dict[str, pl.Series]:
+    """Three columns of a size; none of a launch that failed, printed as `(0, 0, 0)`, nor of several kernels in one."""
     sizes = [printed.str.extract(_XYZ, group).cast(pl.Int32, strict=False) for group in (1, 2, 3)]
-    real = sizes[0] > 0
+    real = (sizes[0] > 0) & of_kernels
     nothing = pl.Series([None], dtype=pl.Int32)
     return {
         f"{own}_{axis}": size.zip_with(real.fill_null(False), nothing) for axis, size in zip("xyz", sizes, strict=True)

@@ -1,0 +1,193 @@
+"""Measurements files: JSON, `warplens.measurements/1`, as `warplens bench` writes it (docs/reference/measurements.md).
+
+Read without PyTorch. A file whose figures contradict one another is refused: throughput × latency must be the batch,
+FLOPs twice the multiply-accumulates, and an interval must enclose its median.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import orjson
+import polars as pl
+
+from warplens.errors import UnreadableInputError
+from warplens.profile.measurements import MEASUREMENT_SCHEMA, PHASE_SCHEMA, SAMPLE_SCHEMA, STATUSES, Measurements
+from warplens.readers.compressed import UNPACKERS, unpacked
+from warplens.readers.detect import compression, kind_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+__all__ = ["MEASUREMENTS_SCHEMA_NAME", "measurements_of", "read_measurements"]
+
+MEASUREMENTS_SCHEMA_NAME: Final = "warplens.measurements/1"
+
+_ADVICE: Final = "Give a file that `warplens bench … --output FILE` wrote"
+_WRONG: Final = "Do not trust it; measure again"
+
+#: Rounding of figures that went through JSON.
+_TOLERANCE: Final = 1e-6
+
+
+def read_measurements(path: Path | str) -> Measurements:
+    """The measurements in a file, also compressed (.gz, .xz, .zst).
+
+    Raises:
+        UnreadableInputError: the file is missing or damaged, is no measurements file of a version known here, or its
+            figures contradict one another.
+    """
+    source = Path(path)
+    if (name := compression(kind_of(source))) is None:
+        return measurements_of(_document(source, source), source)
+    with unpacked(source, UNPACKERS[name]) as plain:
+        return measurements_of(_document(plain, source), source)
+
+
+def _document(path: Path, known_as: Path) -> Any:
+    try:
+        return orjson.loads(path.read_bytes())
+    except orjson.JSONDecodeError as error:
+        raise UnreadableInputError(known_as, f"it is no JSON ({error})", _ADVICE) from None
+
+
+def measurements_of(document: Any, source: Path | str) -> Measurements:
+    """The measurements in a document that was parsed already.
+
+    Raises:
+        UnreadableInputError: see `read_measurements`.
+    """
+    path = Path(source)
+    schema = document.get("schema") if isinstance(document, dict) else None
+    if schema != MEASUREMENTS_SCHEMA_NAME:
+        found = f"its schema is {schema!r}" if schema else "it does not say that it holds measurements"
+        raise UnreadableInputError(path, f"{found}, and {MEASUREMENTS_SCHEMA_NAME} is read here", _ADVICE)
+    try:
+        records = document["measurements"]
+        for number, record in enumerate(records, start=1):
+            _check(path, number, record)
+        return _measurements(path, document, records)
+    except (KeyError, TypeError, AttributeError, ValueError, pl.exceptions.PolarsError) as error:
+        found = f"{type(error).__name__} at {error}" if str(error) else type(error).__name__
+        raise UnreadableInputError(path, f"it lacks what its schema declares ({found})", _ADVICE) from error
+
+
+def _measurements(path: Path, document: Mapping[str, Any], records: list[dict[str, Any]]) -> Measurements:
+    settings = list(dict.fromkeys(name for record in records for name in record["cell"]))
+    chosen = pl.DataFrame(
+        {name: pl.Series(name, [_plain(record["cell"].get(name)) for record in records]) for name in settings}
+    )
+    figures = pl.DataFrame([_row(record) for record in records], schema=MEASUREMENT_SCHEMA, orient="row")
+    return Measurements(
+        source=path.name,
+        workload=document["workload"],
+        version=document["version"],
+        command=document.get("command"),
+        environment=document["environment"],
+        plan=document["plan"],
+        settings=tuple(settings),
+        cells=pl.concat((chosen, figures), how="horizontal") if settings else figures,
+        details=tuple(record.get("details") or {} for record in records),
+        phases=pl.DataFrame(_phase_rows(records), schema=PHASE_SCHEMA, orient="row"),
+        samples=_samples(records),
+    )
+
+
+def _plain(setting: Any) -> Any:
+    """A list as text, since cells differ in length: `3,6,9`."""
+    return ",".join(str(item) for item in setting) if isinstance(setting, list | tuple) else setting
+
+
+def _row(record: Mapping[str, Any]) -> dict[str, Any]:
+    latency, gpu = record.get("latency_ns") or {}, record.get("gpu_ns") or {}
+    work = record.get("work") or {}
+    spent = gpu.get("median") or latency.get("median")
+    flops = work.get("flops")
+    plain = {
+        name: record.get(name)
+        for name in (
+            "status", "reason", "launch", "unit", "items", "throughput_per_s", "sustained_per_s",
+            "peak_allocated_bytes", "peak_reserved_bytes", "stopped", "rounds",
+        )
+    }  # fmt: skip
+    return plain | {
+        "samples": (latency or gpu).get("samples"),
+        "latency_ns": latency.get("median"),
+        "latency_low_ns": latency.get("low"),
+        "latency_high_ns": latency.get("high"),
+        "latency_p5_ns": latency.get("p5"),
+        "latency_p95_ns": latency.get("p95"),
+        "latency_p99_ns": latency.get("p99"),
+        "gpu_ns": gpu.get("median"),
+        "gpu_low_ns": gpu.get("low"),
+        "gpu_high_ns": gpu.get("high"),
+        "macs": work.get("macs"),
+        "flops": flops,
+        "flops_per_s": flops * 1e9 / spent if flops is not None and spent else None,
+        "outliers": (latency or gpu).get("outliers"),
+        "drift_share": (record.get("drift") or {}).get("share"),
+        "doubts": record.get("doubts") or [],
+    }
+
+
+def _phase_rows(records: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
+    return [
+        (cell, phase, spent["median"], spent["low"], spent["high"])
+        for cell, record in enumerate(records)
+        for phase, spent in (record.get("phases_ns") or {}).items()
+    ]
+
+
+def _samples(records: list[dict[str, Any]]) -> pl.DataFrame:
+    parts = [
+        pl.DataFrame({"time_ns": pl.Series(times, dtype=pl.Int64)}).select(
+            pl.lit(cell, pl.Int64).alias("cell"),
+            pl.lit(of).alias("of"),
+            pl.int_range(pl.len(), dtype=pl.Int64).alias("index"),
+            "time_ns",
+        )
+        for cell, record in enumerate(records)
+        for of, times in _series(record.get("samples") or {})
+        if times
+    ]
+    return pl.concat(parts) if parts else SAMPLE_SCHEMA.to_frame()
+
+
+def _series(samples: Mapping[str, Any]) -> Iterator[tuple[str, list[int]]]:
+    for name in ("warmup", "wall", "gpu"):
+        yield name, samples.get(f"{name}_ns") or []
+    yield from (samples.get("phases_ns") or {}).items()
+
+
+def _check(path: Path, number: int, record: Mapping[str, Any]) -> None:
+    def refuse(found: str) -> UnreadableInputError:
+        return UnreadableInputError(path, f"measurement {number}: {found}", _WRONG)
+
+    status = record["status"]
+    if status not in STATUSES:
+        raise refuse(f"its status is {status!r}, none of {', '.join(STATUSES)}")
+    if status != "measured":
+        return
+    for name in ("latency_ns", "gpu_ns"):
+        spread = record.get(name)
+        if spread and not _is_ordered(spread):
+            raise refuse(f"the figures of {name} are not in the order that their names say")
+    latency = record.get("latency_ns")
+    for rate, statistic in (("throughput_per_s", "median"), ("sustained_per_s", "mean")):
+        per_second = record.get(rate)
+        if not latency or per_second is None:
+            continue
+        batch = per_second * latency[statistic] / 1e9
+        if not math.isclose(batch, record["items"], rel_tol=_TOLERANCE):
+            raise refuse(f"throughput × latency is {batch:g}, but a step has {record['items']} items")
+    work = record.get("work")
+    if work and work.get("macs") is not None and work["flops"] != 2 * work["macs"]:
+        raise refuse(f"{work['flops']} FLOPs are not twice the {work['macs']} multiply-accumulates")
+
+
+def _is_ordered(spread: Mapping[str, Any]) -> bool:
+    percentiles = [spread[name] for name in ("minimum", "p5", "p25", "median", "p75", "p95", "p99", "maximum")]
+    interval = [spread[name] for name in ("low", "median", "high")]
+    return percentiles == sorted(percentiles) and (interval[0] is None or interval == sorted(interval))

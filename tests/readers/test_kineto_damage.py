@@ -1,0 +1,194 @@
+"""Traces that are cut off, damaged, or no traces of the PyTorch profiler at all."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import lzma
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import zstandard
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.readers.kineto_traces import kernel, launch, operator, written
+from warplens.errors import UnreadableInputError
+from warplens.profile import Trace
+from warplens.readers import read
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+_EVENTS = [
+    event for at in range(40) for event in (operator("aten::mm", at, 0.5), launch(at, 0.25, at), kernel(at, 1, at))
+]
+
+
+def _note(trace: Trace, code: str) -> str:
+    (note,) = [note for note in trace.capture.notes if note.code == code]
+    return note.text
+
+
+def _has(trace: Trace, code: str) -> bool:
+    return any(note.code == code for note in trace.capture.notes)
+
+
+def _rows(trace: Trace) -> int:
+    return trace.kernels.height + trace.api_calls.height + trace.ranges.height
+
+
+@pytest.mark.parametrize("indent", [None, 2])
+@pytest.mark.parametrize("share", [0.2, 0.5, 0.77, 0.99])
+def test_the_complete_events_of_a_trace_that_was_cut_off_are_recovered(
+    tmp_path: Path, indent: int | None, share: float
+) -> None:
+    whole = json.dumps({"schemaVersion": 1, "traceEvents": _EVENTS}, indent=indent)
+    text = whole[: int(len(whole) * share)]
+    (path := tmp_path / "trace.json").write_text(text)
+    found = read(path)
+    closed = text.count('"args"') - (0 if text.rstrip().endswith(("}", ",")) and _ends_event(text) else 1)
+    assert abs(_rows(found) - closed) <= 1
+    assert _note(found, "truncated-trace").startswith(f"The trace breaks off: {_rows(found)} complete events")
+
+
+def _ends_event(text: str) -> bool:
+    return text.count("{") - text.count("}") == 1
+
+
+def test_a_real_trace_cut_anywhere_keeps_every_complete_event(captured: Callable[[str], Path], tmp_path: Path) -> None:
+    text = gzip.decompress(captured("kineto/h200_topk_deit224_bs1.json.gz").read_bytes())
+    begin = text.index(b'"traceEvents"')
+    for cut in range(begin + 1_000, len(text), len(text) // 7):
+        part = text[:cut]
+        (path := tmp_path / "trace.json").write_bytes(part)
+        assert f"{part[begin:].count(b'  },'):,} complete events" in _note(read(path), "truncated-trace")
+
+
+@pytest.mark.parametrize(
+    "pack", [gzip.compress, lzma.compress, zstandard.ZstdCompressor().compress], ids=["gzip", "xz", "zstd"]
+)
+def test_what_a_damaged_compressed_file_gives_is_kept(tmp_path: Path, pack: Callable[[bytes], bytes]) -> None:
+    many = [kernel(at * 1.37, (at * 7919) % 1_000 / 10, at) for at in range(40_000)]
+    packed = pack(json.dumps({"schemaVersion": 1, "traceEvents": many}).encode())
+    (path := tmp_path / "trace.json.x").write_bytes(packed[: len(packed) * 2 // 3])
+    found = read(path)
+    assert 0 < found.kernels.height < 40_000
+    assert _has(found, "truncated-trace")
+
+
+def test_a_trace_that_ends_with_its_last_event_but_without_brackets(tmp_path: Path) -> None:
+    text = json.dumps({"schemaVersion": 1, "traceEvents": _EVENTS})[:-2]
+    (path := tmp_path / "trace.json").write_text(text)
+    found = read(path)
+    assert _rows(found) == len(_EVENTS)
+    assert "0 bytes" in _note(found, "truncated-trace")
+    path.write_text(json.dumps(_EVENTS)[:-1] + ",\n")  # which the format allows for a plain array
+    assert not _has(read(path), "truncated-trace")
+
+
+def test_constants_and_commas_that_json_does_not_have(tmp_path: Path) -> None:
+    text = json.dumps({"schemaVersion": 1, "a": float("inf"), "distributedInfo": {"rank": 5}, "traceEvents": _EVENTS})
+    text = text.replace('"cbid": 211', '"cbid": NaN, "x": -Infinity').replace("}}, ", "}},, ").replace("}]", "},]")
+    (path := tmp_path / "trace.json").write_text(text.replace('"rank": 5}', '"rank": 5,}'))
+    found = read(path)
+    assert _rows(found) == len(_EVENTS)
+    assert found.capture.rank == 5
+    assert {note.code for note in found.capture.notes} == {"no-device-info", "no-shapes", "whole-microseconds"}
+
+
+def test_backslashes_that_escape_nothing(tmp_path: Path) -> None:
+    (path := tmp_path / "trace.json").write_text(
+        r'{"schemaVersion": 1, "traceName": "C:\Users\x.json", "distributedInfo": {"rank": 2}, "traceEvents": ['
+        r'{"ph": "X", "cat": "python_function", "name": "C:\code\new.py(1): f", "pid": 1, "ts": 1, "dur": 2}]}'
+    )
+    found = read(path)
+    assert found.capture.rank == 2
+    assert found.python_functions["name"][0].startswith("C:\\code")
+
+
+@pytest.mark.parametrize(
+    "breakage",
+    [
+        (
+            '"name": "aten::mm", "pid": 100, "tid": 101, "ts": 20,',
+            '"name": "aten::"mm", "pid": 100, "tid": 101, "ts": 20,',
+        ),
+        ('"ts": 20, "dur": 0.5, "args": {}}', '"ts": 20, "dur": 0.5, "args": {}'),
+        ('"ts": 20, "dur": 0.5, "args": {}}', '"ts": 20, "dur": 0.5, "args": {}}}'),
+        ('"ts": 20, "dur": 0.5, "args": {}}', '"ts": 20, "du'),
+    ],
+    ids=["stray quote", "missing brace", "extra brace", "lost bytes"],
+)
+def test_a_damaged_event_costs_itself_and_at_most_its_neighbour(tmp_path: Path, breakage: tuple[str, str]) -> None:
+    text = json.dumps({"schemaVersion": 1, "traceEvents": _EVENTS})
+    broken = text.replace(*breakage)
+    assert broken != text
+    (path := tmp_path / "trace.json").write_text(broken)
+    found = read(path)
+    assert len(_EVENTS) - 2 <= _rows(found) <= len(_EVENTS)
+    if _rows(found) < len(_EVENTS):
+        assert _has(found, "damaged-events")
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@given(at=st.integers(0, 3_000), garbage=st.binary(max_size=12), lost=st.integers(0, 40))
+def test_no_damage_ends_in_anything_but_a_trace_or_one_line(
+    tmp_path_factory: pytest.TempPathFactory, at: int, garbage: bytes, lost: int
+) -> None:
+    text = json.dumps({"schemaVersion": 1, "deviceProperties": [{"id": 0}], "traceEvents": _EVENTS[:12]}).encode()
+    path = tmp_path_factory.mktemp("damage") / "trace.json"
+    path.write_bytes(text[:at] + garbage + text[at + lost :])
+    try:
+        found: Trace | None = read(path)
+    except UnreadableInputError as refusal:
+        found = None
+        line = str(refusal)
+    assert isinstance(found, Trace) or "\n" not in line
+
+
+def test_objects_in_arrays_of_an_event_are_no_events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("warplens.readers.kineto_source.BLOCK_BYTES", 300)
+    inner = [{"name": "x", "cat": "kernel"}, {"name": "y", "ph": "X", "ts": 1}, {"name": "z"}]
+    events = [operator("aten::mm", at + 0.5, 0.5, nested=inner) for at in range(40)] + [kernel(1, 1)]
+    found = read(written(tmp_path / "trace.json", events))
+    assert (found.ranges.height, found.kernels.height) == (40, 1)
+    assert not _has(found, "damaged-events")
+
+
+# -- refused ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ({"traceEvents": [{"ph": "X", "cat": "blink", "name": "paint", "ts": 1, "dur": 2}]}, "of another program"),
+        ([{"ph": "X", "name": "mm", "ts": 1, "dur": 2, "pid": "CPU functions", "tid": 0}], "old autograd profiler"),
+        ({"schema": "1.1.0-chakra.0.0.4", "pid": 1, "nodes": [{"id": 1}]}, "an execution trace of PyTorch"),
+        ({"rocprofiler-sdk-tool": [{}]}, "the JSON output of rocprofv3"),
+        ({"learning_rate": 0.1}, "no Chrome trace"),
+        ({"a": {"traceEvents": [kernel(1, 1)]}}, "no Chrome trace"),
+        ({"traceEvents": []}, "has no events"),
+        ([], "has no events"),
+    ],
+)
+def test_json_of_another_kind_is_refused_for_what_it_is(tmp_path: Path, content: Any, said: str) -> None:
+    (path := tmp_path / "trace.json").write_text(json.dumps(content))
+    with pytest.raises(UnreadableInputError, match=said) as caught:
+        read(path)
+    assert "\n" not in str(caught.value)
+    assert str(tmp_path) not in str(caught.value)
+
+
+def test_a_real_file_of_rocprof_is_refused(captured: Callable[[str], Path]) -> None:
+    with pytest.raises(UnreadableInputError, match="rocprofv3"):
+        read(captured("kineto/not_a_chrome_trace_rocprof.json.gz"))
+
+
+def test_a_file_that_unpacks_without_end_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("warplens.readers.kineto_source._UNSUSPICIOUS_BYTES", 2**20)
+    monkeypatch.setattr("warplens.readers.kineto_source._MAX_EXPANSION", 10)
+    (path := tmp_path / "trace.json.gz").write_bytes(gzip.compress(b'{"traceEvents": [' + b" " * 2**23))
+    with pytest.raises(UnreadableInputError, match="unpacking it gives more than"):
+        read(path)
