@@ -1,6 +1,7 @@
-"""Makes the report that the package ships from what `capture_counters.sh` left: without identities, and compressed.
+"""Makes the reports that come with Warplens from what was captured: without identities, and compressed.
 
-    python captures/pack_counters.py OUT
+    python captures/pack_counters.py OUT            of capture_counters.sh: into src/warplens/data/counters
+    python captures/pack_counters.py --modes OUT    of capture_counter_modes.sh: into tests/readers/data/counter_modes
 
 A report holds the machine's and the program's names, command line and environment, and the machine code of each kernel.
 The copy is the same container (`warplens.readers.ncu_container`) without the messages and fields that hold them; every
@@ -13,6 +14,7 @@ import argparse
 import lzma
 import re
 import struct
+import tarfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -22,8 +24,11 @@ from warplens.scrub_secrets import FORBIDDEN
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-SHIPPED = Path(__file__).resolve().parents[1] / "src" / "warplens" / "data" / "counters"
+ROOT = Path(__file__).resolve().parents[1]
+SHIPPED = ROOT / "src" / "warplens" / "data" / "counters"
+FOR_TESTS = ROOT / "tests" / "readers" / "data" / "counter_modes"
 NAME = "planted_h200.ncu-rep"
+MODES = "counter_modes.tar.xz"
 
 #: Fields of a block header: how many sources follow (machine code among them), the session's details, how many bytes
 #: follow in all, the process.
@@ -40,9 +45,9 @@ _FOLDER = re.compile(rb"^\S*/")
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 
-def packed(report: bytes) -> bytes:
+def packed(report: bytes, name: str = NAME) -> bytes:
     """The report without sources and identities."""
-    container = Container(report, Path(NAME))
+    container = Container(report, Path(name))
     file_header = 8 + struct.unpack_from("<I", report, len(MAGIC))[0]
     parts = [report[:file_header]]
     for block in container.blocks():
@@ -129,14 +134,29 @@ def _varint(value: int) -> bytes:
 
 
 def main() -> None:
-    """Packs the report and prints its size."""
+    """Packs the reports and prints their sizes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("out", type=Path, help="folder that capture_counters.sh wrote")
+    parser.add_argument("--modes", action="store_true", help="pack what capture_counter_modes.sh wrote")
+    parser.add_argument("out", type=Path, help="folder that the capture script wrote")
     options = parser.parse_args()
-    target = SHIPPED / f"{NAME}.xz"
-    clean = packed((options.out / NAME).read_bytes())
-    target.write_bytes(lzma.compress(clean, preset=9 | lzma.PRESET_EXTREME))
-    print(f"{target.stat().st_size:9,}  {target.name} ({len(clean):,} unpacked)")
+    if not options.modes:
+        _write(SHIPPED / f"{NAME}.xz", packed((options.out / NAME).read_bytes()))
+        return
+    FOR_TESTS.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(options.out / MODES) as archive:
+        for member in sorted(archive.getmembers(), key=lambda member: member.name):
+            name, file = Path(member.name).name, archive.extractfile(member)
+            if file is not None and name.endswith(".ncu-rep"):
+                _write(FOR_TESTS / f"{name}.xz", packed(file.read(), name))
+            elif file is not None and name.endswith(".raw.csv"):
+                _write(FOR_TESTS / f"{name}.xz", file.read())
+
+
+def _write(target: Path, content: bytes) -> None:
+    if found := FORBIDDEN.search(content):
+        raise SystemExit(f"still in {target.name}: {found.group()!r}")
+    target.write_bytes(lzma.compress(content, preset=9 | lzma.PRESET_EXTREME))
+    print(f"{target.stat().st_size:9,}  {target.name} ({len(content):,} unpacked)")
 
 
 if __name__ == "__main__":

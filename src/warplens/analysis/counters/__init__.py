@@ -1,10 +1,12 @@
 """What the hardware counters of a kernel say: how near it is to a roof, which one, and what holds it back.
 
-Lives here: one module a question (`speedoflight`, `roofline`, `occupancy`, `stalls`, `memoryaccess`, `instructions`),
-`faults` (what is wrong with a kernel, worst first), `bounds` (the verdict on each kernel), and `groups` (launches of
-the same kernel with the same grid and block as one). `coverage` joins a report with a trace of the same program
-(`launchorder` tells which of its launches were profiled), and `nextrun` says what to collect next. `metrics` knows what
-a quantity is called in which version of Nsight Compute, `occupancy_limits` what fits on a multiprocessor.
+Lives here: one module a question (`speedoflight`, `roofline` with `tensorwork` and `rooflinepoints`, `occupancy`,
+`stalls`, `memoryaccess`, `instructions`), `faults` (what is wrong with a kernel, worst first), `bounds` (the verdict on
+each kernel), and `groups` (launches of the same kernel with the same grid and block as one). `coverage` joins a report
+with a trace of the same program (`launchorder` tells which of its launches were profiled), `comparison` two reports
+(`comparisonnotes` says what keeps them from comparing), both by `kernelkeys`, and `nextrun` says what to collect next
+(`ncucommand` writes the command). `metrics` knows what a quantity is called in which version of Nsight Compute,
+`occupancy_limits` what fits on a multiprocessor.
 
 Every function is pure: `KernelCounters` in, a frame out, its `Table` declared beside it; a row's `launch` is the row of
 `KernelCounters.launches`. Shares are 0–1. Counters speak of the inside of one kernel: nothing here says anything about
@@ -15,15 +17,24 @@ question becomes a module with one function of `KernelCounters`; a new fault a l
 """
 
 from warplens.analysis.counters.bounds import BOUNDS, kernel_bounds
+from warplens.analysis.counters.comparison import (
+    COMPARED,
+    METRIC_CHANGES,
+    UNPAIRED,
+    Comparison,
+    compare_counters,
+)
 from warplens.analysis.counters.coverage import COVERAGE, RANKING, UNMATCHED, Coverage, counters_coverage
 from warplens.analysis.counters.faults import FAULTS, kernel_faults
 from warplens.analysis.counters.groups import GROUPS, Groups, group_launches
 from warplens.analysis.counters.instructions import INSTRUCTION_MIX, INSTRUCTIONS, instruction_mix, instruction_use
 from warplens.analysis.counters.memoryaccess import MEMORY_ACCESS, memory_access
-from warplens.analysis.counters.nextrun import NextRun, next_run
+from warplens.analysis.counters.ncucommand import NextRun
+from warplens.analysis.counters.nextrun import next_run, next_sections
 from warplens.analysis.counters.notes import counter_notes
 from warplens.analysis.counters.occupancy import LAUNCH_OCCUPANCY, OCCUPANCY, launch_occupancy, theoretical_occupancy
 from warplens.analysis.counters.roofline import ROOFLINE, roofline
+from warplens.analysis.counters.rooflinepoints import POINTS, ROOFS, Roofline, roofline_points
 from warplens.analysis.counters.speedoflight import BREAKDOWN, SPEED_OF_LIGHT, speed_of_light, throughput_breakdown
 from warplens.analysis.counters.stalls import STALLS, top_stalls, warp_stalls
 from warplens.analysis.counters.summary import SUMMARY, SUMMARY_KEYS, counters_summary
@@ -31,6 +42,7 @@ from warplens.analysis.counters.summary import SUMMARY, SUMMARY_KEYS, counters_s
 __all__ = [
     "BOUNDS",
     "BREAKDOWN",
+    "COMPARED",
     "COVERAGE",
     "FAULTS",
     "GROUPS",
@@ -38,17 +50,24 @@ __all__ = [
     "INSTRUCTION_MIX",
     "LAUNCH_OCCUPANCY",
     "MEMORY_ACCESS",
+    "METRIC_CHANGES",
     "OCCUPANCY",
+    "POINTS",
     "RANKING",
     "ROOFLINE",
+    "ROOFS",
     "SPEED_OF_LIGHT",
     "STALLS",
     "SUMMARY",
     "SUMMARY_KEYS",
     "UNMATCHED",
+    "UNPAIRED",
+    "Comparison",
     "Coverage",
     "Groups",
     "NextRun",
+    "Roofline",
+    "compare_counters",
     "counter_notes",
     "counters_coverage",
     "counters_summary",
@@ -60,7 +79,9 @@ __all__ = [
     "launch_occupancy",
     "memory_access",
     "next_run",
+    "next_sections",
     "roofline",
+    "roofline_points",
     "speed_of_light",
     "theoretical_occupancy",
     "throughput_breakdown",

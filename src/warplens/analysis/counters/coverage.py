@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -11,9 +10,9 @@ import polars as pl
 
 from warplens.analysis.counters.bounds import kernel_bounds
 from warplens.analysis.counters.groups import group_launches
+from warplens.analysis.counters.kernelkeys import KEY, SIZES, with_keys
 from warplens.analysis.counters.launchorder import sample_of
 from warplens.analysis.counters.speedoflight import speed_of_light
-from warplens.analysis.kernel_names import split_name
 from warplens.profile.schema import Column, Table
 
 if TYPE_CHECKING:
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     from warplens.analysis.window import Window
     from warplens.profile.counters import KernelCounters
 
-__all__ = ["COVERAGE", "MATCHES", "RANKING", "SIZES", "UNMATCHED", "Coverage", "counters_coverage", "recorded_launches"]
+__all__ = ["COVERAGE", "MATCHES", "RANKING", "UNMATCHED", "Coverage", "counters_coverage", "recorded_launches"]
 
 #: How a group of the trace was found in the report, the best first: the same kernel with the same grid and block; the
 #: same kernel in another size; another kernel of the same short name (an instance of the same template); not at all.
@@ -30,14 +29,6 @@ MATCHES: Final = ("exact", "kernel", "name", "none")
 _NAMES: Final = ("name", "full_name")
 _SIZES: Final = ("grid", "block")
 _LAUNCHED_AS: Final = (*_NAMES, *(f"{what}_{axis}" for what in _SIZES for axis in "xyz"))
-
-#: Grid and block as texts.
-SIZES: Final = tuple(
-    pl.concat_str([pl.col(f"{what}_{axis}") for axis in "xyz"], separator=",").alias(what) for what in _SIZES
-)
-
-#: What a launch is: `kernel` is the function with its template arguments, spelled the same for all tools.
-_KEY: Final = ("kernel", *_SIZES)
 
 _WHICH: Final = (
     Column("name", pl.String, "short name of the kernel"),
@@ -137,13 +128,13 @@ def counters_coverage(counters: KernelCounters, timeline: Timeline, window: Wind
         total_ns=pl.col("duration_ns").filter("inside").sum(),
     )
     recorded = shapes.join(sums, on="shape", maintain_order="left")
-    profiled, recorded = _with_keys(profiled, recorded)
+    profiled, recorded = with_keys(profiled, recorded)
 
     found = _by_key(profiled, "launches", shape=pl.col("shape").first())
     trace = _by_key(recorded, "inside", "outside", "total_ns")
     groups = _matched(trace.filter(pl.col("inside") > 0), found)
     total_ns = int(groups["total_ns"].sum())
-    unmatched = found.join(groups, on=_KEY, how="anti").join(trace.select(*_KEY, "outside"), on=_KEY, how="left")
+    unmatched = found.join(groups, on=KEY, how="anti").join(trace.select(*KEY, "outside"), on=KEY, how="left")
     unmatched = unmatched.with_columns(pl.col("outside").fill_null(0)).sort("shape")
     namesakes = recorded.filter(pl.col("name").is_in(profiled["name"].unique().to_list()))["shape"]
     sample, how = sample_of(
@@ -166,7 +157,7 @@ def counters_coverage(counters: KernelCounters, timeline: Timeline, window: Wind
         name_share=shares["name"],
         missing_share=shares["none"],
         launches_profiled=int(profiled["launches"].sum()),
-        launches_matched=int(found.join(groups, on=_KEY, how="semi")["launches"].sum()),
+        launches_matched=int(found.join(groups, on=KEY, how="semi")["launches"].sum()),
         sample=sample,
         sample_how=how,
     )
@@ -194,54 +185,14 @@ def recorded_launches(timeline: Timeline, window: Window) -> tuple[pl.DataFrame,
     return launches, shapes.with_columns(pl.col(_NAMES).cast(pl.String), *SIZES)
 
 
-def _with_keys(profiled: pl.DataFrame, recorded: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """Both with `kernel`, `grid` and `block`, and `code`: the same number in both for the same three."""
-    frames = [frame.with_columns(pl.col(_NAMES).cast(pl.String)) for frame in (profiled, recorded)]
-    vague = pl.concat(frame.filter(pl.col("name") == pl.col("full_name"))["name"] for frame in frames).unique()
-    spelled = [
-        frame.with_columns(
-            *SIZES,
-            kernel=pl.when(pl.col("name").is_in(vague.to_list())).then("name").otherwise(_spelled(frame["full_name"])),
-        )
-        for frame in frames
-    ]
-    codes = pl.concat(frame.select(_KEY) for frame in spelled).unique(maintain_order=True).with_row_index("code")
-    joined = (
-        frame.join(codes, on=_KEY, how="left", nulls_equal=True, maintain_order="left").with_columns(
-            pl.col("code").cast(pl.Int64)
-        )
-        for frame in spelled
-    )
-    first, second = joined
-    return first, second
-
-
-#: What only some exports print: the type of a literal (`(int)4`, `(unsigned long)2`, `2ul`), and namespaces, of which
-#: CSV exports leave out those that are common.
-_OPTIONAL = re.compile(
-    r"\((?:un)?(?:signed )?(?:int|long|long long|short|char|bool)\)(?=-?\w)|(?<=\d)[uUlL]+\b|\b(?:\w+::)+"
-)
-
-
-def _spelled(full_names: pl.Series) -> pl.Series:
-    """The function with its template arguments, without what tools write in different ways."""
-    distinct = full_names.unique().to_list()
-    return full_names.replace_strict(distinct, [_one_spelling(name) for name in distinct], return_dtype=pl.String)
-
-
-def _one_spelling(full_name: str) -> str:
-    parts = split_name(full_name)
-    return _OPTIONAL.sub("", f"{parts.function}<{parts.template}>").replace(" ", "")
-
-
 def _by_key(frame: pl.DataFrame, *sums: str, **more: pl.Expr) -> pl.DataFrame:
     """A row for each kernel, grid and block."""
-    return frame.group_by(_KEY, maintain_order=True).agg(pl.col(_NAMES).first(), pl.col(sums).sum(), **more)
+    return frame.group_by(KEY, maintain_order=True).agg(pl.col(_NAMES).first(), pl.col(sums).sum(), **more)
 
 
 def _matched(trace: pl.DataFrame, found: pl.DataFrame) -> pl.DataFrame:
     """The groups of the window, each with how it was found in the report, and how often."""
-    groups = trace.join(found.select(*_KEY, "shape", exact="launches"), on=_KEY, how="left", maintain_order="left")
+    groups = trace.join(found.select(*KEY, "shape", exact="launches"), on=KEY, how="left", maintain_order="left")
     for key in ("kernel", "name"):
         counted = found.group_by(key).agg(pl.col("launches").sum().alias(f"by_{key}"))
         groups = groups.join(counted, on=key, how="left", maintain_order="left")

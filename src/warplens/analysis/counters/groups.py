@@ -14,7 +14,7 @@ from warplens.profile.schema import Column, Table
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["GROUPS", "GROUP_KEYS", "Groups", "group_launches"]
+__all__ = ["GROUPS", "GROUP_KEYS", "Groups", "group_launches", "titled"]
 
 #: What launches of a group have in common. A kernel's instances differ in their full names.
 GROUP_KEYS: Final = ("kind", "full_name", "device", "grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z")
@@ -55,6 +55,9 @@ class Groups:
 def group_launches(counters: KernelCounters, keys: Sequence[str] = GROUP_KEYS) -> Groups:
     """Take launches of the same kernel, grid and block as one.
 
+    Ranges and graphs that were profiled as one result each are the same only where the same NVTX ranges were open:
+    their names say nothing, so that the others stand alone.
+
     Args:
         counters: a report.
         keys: columns of `launches` that the launches of a group share.
@@ -62,7 +65,8 @@ def group_launches(counters: KernelCounters, keys: Sequence[str] = GROUP_KEYS) -
     Returns:
         The groups; metrics are medians over the launches that have them, launch parameters and texts the first's.
     """
-    launches = counters.launches
+    launches = counters.launches.with_columns(_alone().alias("\0alone"))
+    keys = [*keys, "\0alone"]
     first = (
         launches.group_by(keys, maintain_order=True).agg(first_launch=pl.col("launch").first()).with_row_index("group")
     )
@@ -82,10 +86,32 @@ def group_launches(counters: KernelCounters, keys: Sequence[str] = GROUP_KEYS) -
         launches=pl.len().cast(pl.Int64), total_ns=pl.when(pl.col("ns").count() > 0).then(pl.col("ns").sum())
     )
     groups = summed.with_columns(first_launch=first["first_launch"])
-    representatives = launches[first["first_launch"].to_list()].with_columns(groups["group"].alias("launch"))
+    representatives = counters.launches[first["first_launch"].to_list()].with_columns(groups["group"].alias("launch"))
     taken = medians.select(counters.metrics.columns) if counters.metrics.width else counters.metrics
     return Groups(
         GROUPS.checked(groups),
         replace(counters, launches=representatives, metrics=taken, rules=RULES.empty(), instances={}),
         group.alias("group"),
     )
+
+
+def titled(launches: pl.DataFrame) -> pl.DataFrame:
+    """`name` and `full_name` of each launch as texts; ranges and graphs by their NVTX ranges, or by their number."""
+    is_kernel = pl.col("kind").cast(pl.String) == "kernel"
+    which = pl.coalesce(_open_ranges(), pl.concat_str(pl.lit("#"), pl.col("launch")))
+    title = pl.concat_str(pl.col("kind").cast(pl.String), pl.lit(" "), which)
+    return launches.select(
+        pl.when(is_kernel).then(pl.col(name).cast(pl.String)).otherwise(title).alias(name)
+        for name in ("name", "full_name")
+    )
+
+
+def _open_ranges() -> pl.Expr:
+    """The NVTX ranges in which a result was taken, as one text; null where there were none."""
+    return pl.when(pl.col("nvtx").list.len() > 0).then(pl.col("nvtx").list.join("/"))
+
+
+def _alone() -> pl.Expr:
+    """What keeps results apart beyond their names; null for kernels."""
+    own = pl.coalesce(_open_ranges(), pl.col("launch").cast(pl.String))
+    return pl.when(pl.col("kind").cast(pl.String) != "kernel").then(own)

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import re
-import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import polars as pl
 
 from warplens.analysis.counters.coverage import recorded_launches
-from warplens.analysis.counters.metrics import measured
-from warplens.errors import UsageError
+from warplens.analysis.counters.ncucommand import Choice, NextRun, no_run, run_for
+from warplens.analysis.counters.summary import counters_summary
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,31 +20,7 @@ if TYPE_CHECKING:
     from warplens.analysis.window import Window
     from warplens.profile.counters import KernelCounters
 
-__all__ = ["OPTIONS", "SECTIONS", "NextRun", "next_run"]
-
-Version = tuple[int, ...]
-
-#: Every option that a command here can hold: the version from which it means what is meant here, and where that is
-#: documented. All of them are in the manual and `--help` of 2024.1.1. `-k regex:` replaced an older option in 2021.1.0,
-#: which still took a bare `-k` for it ("Release Notes", 2021.1 and 2021.1.1).
-OPTIONS: Final[dict[str, tuple[Version, str]]] = {
-    "--profile-from-start": ((2019, 1), "Nsight Compute CLI 2024.1, Table 3"),
-    "--clock-control": ((2019, 1), "Release Notes, 2019.1"),
-    "--nvtx": ((2019, 1), "Release Notes, 2019.1"),
-    "--nvtx-include": ((2019, 1), "Release Notes, 2019.1"),
-    "--section": ((2019, 1), "Nsight Compute CLI 2024.1, Table 3"),
-    "--launch-skip": ((2019, 1), "Nsight Compute CLI 2024.1, Table 4"),
-    "--launch-count": ((2019, 1), "Nsight Compute CLI 2024.1, Table 4"),
-    "--export": ((2019, 1), "Nsight Compute CLI 2024.1, Table 7"),
-    "--cache-control": ((2019, 5), "Release Notes, 2019.5"),
-    "--replay-mode": ((2020, 2), "Release Notes, 2020.2"),
-    "-k": ((2021, 1, 1), "Release Notes, 2021.1.1"),
-}
-
-_OLDEST: Final = max(version for version, _ in OPTIONS.values())
-
-#: Stated where neither the user nor the report names a version: the one whose help was read.
-_READ_VERSION: Final = "2024.1.1"
+__all__ = ["SECTIONS", "next_run", "next_sections"]
 
 #: What the bound of a kernel follows from, with its longest stall.
 _FOR_A_BOUND: Final = ("SpeedOfLight", "LaunchStats", "Occupancy", "WarpStateStats")
@@ -73,9 +48,6 @@ _MOST_LAUNCHES: Final = 50
 #: A command with more names than this is no longer read by anyone.
 _MOST_NAMES: Final = 8
 
-#: Passes that a section costs, where the report does not tell: an A10G took 9 for three sections, an H200 19 for six.
-_PASSES_PER_SECTION: Final = 3.0
-
 #: `$` and backslashes cannot be written in a filter for ranges in the same way for all shells (CLI, "NVTX Filtering").
 _UNWRITABLE: Final = frozenset("$\\")
 _QUANTIFIERS = re.compile(r"([@,\[\]/*+])")
@@ -84,35 +56,6 @@ _NEW_KERNELS: Final = (
     "kernels of the window have no counters of their own grid and block; these sections tell what bounds them"
 )
 _NEW_SECTIONS: Final = "what holds profiled kernels back is not known without these sections"
-
-_PROGRAM: Final = ("python", "your_program.py")
-
-
-@dataclass(frozen=True)
-class NextRun:
-    """What to collect next.
-
-    Attributes:
-        command: for a shell; None where nothing is missing that would be worth a run.
-        reason: why this, one sentence.
-        ncu_version: the version of Nsight Compute that it is valid for, as are all later ones up to 2024.1 at least.
-        kernels: short names that it asks for.
-        launches: how many it profiles.
-        gap_share: of the window's kernel time, what has no counters, or what kernels not understood could gain.
-        covered_share: of the window's kernel time, the part of the gap that it closes.
-        passes: that it takes, by a model.
-        passes_how: the model, one sentence.
-    """
-
-    command: str | None
-    reason: str
-    ncu_version: str
-    kernels: tuple[str, ...] = ()
-    launches: int | None = None
-    gap_share: float | None = None
-    covered_share: float | None = None
-    passes: int | None = None
-    passes_how: str | None = None
 
 
 @dataclass(frozen=True)
@@ -151,48 +94,51 @@ def next_run(
     Raises:
         UsageError: the version cannot be read.
     """
-    stated = version or counters.capture.tool_version or _READ_VERSION
-    valid_for, remark = _valid_version(stated)
-    gap = max((_unprofiled(coverage), _unexplained(counters, coverage)), key=lambda found: found.share)
+    gap = max((_unprofiled(coverage), _unexplained(counters, coverage.ranking)), key=lambda found: found.share)
     if gap.share < _LEAST_GAP:
-        return NextRun(None, "nothing is missing that is worth a twentieth of the kernel time", valid_for)
-    chosen = _cheapest(gap, timeline, window)
-    names = chosen.names
-    session = counters.session
-    arguments = [
-        *("-k", f"regex:^({'|'.join(re.escape(name) for name in names)})$"),
-        *chosen.filters,
-        *("--launch-count", str(chosen.launches)),
-        *(part for section in gap.sections for part in ("--section", section)),
-        *("--replay-mode", replay_mode),
-        *("--clock-control", session.clock_control or "base"),
-        *("--cache-control", session.cache_control or "all"),
-        *("--export", "next_run"),
-    ]
-    each, how = _passes_each(counters, len(gap.sections))
-    return NextRun(
-        command=shlex.join(("ncu", *arguments, *_PROGRAM)),
-        reason=(_NEW_KERNELS if gap.is_new else _NEW_SECTIONS) + remark,
-        ncu_version=valid_for,
-        kernels=names,
-        launches=chosen.launches,
-        gap_share=gap.share,
-        covered_share=chosen.worth,
-        passes=each * chosen.launches,
-        passes_how=how,
-    )
+        return no_run(counters, version, "nothing is missing that is worth a twentieth of the kernel time")
+    return _run(counters, gap, _cheapest(gap, timeline, window), version, replay_mode)
 
 
-def _valid_version(stated: str) -> tuple[str, str]:
-    """The version that the command is for, and what to say if the stated one is too old for it."""
-    numbers = re.match(r"\s*(\d{4})\.(\d+)(?:\.(\d+))?", stated)
-    if numbers is None:
-        raise UsageError(f"{stated!r} is no version of Nsight Compute; one is written like {_READ_VERSION}")
-    version = tuple(int(number or 0) for number in numbers.groups())
-    if version >= _OLDEST:
-        return ".".join(map(str, version)), ""
-    oldest = ".".join(map(str, _OLDEST))
-    return oldest, f"; ncu {stated} is too old for it, use {oldest} or later"
+def next_sections(counters: KernelCounters, version: str | None = None, *, replay_mode: str = "kernel") -> NextRun:
+    """The command that would tell why the kernels of a report are off their roofs, as far as the report alone knows.
+
+    Without a trace nobody knows which other kernels there are: the command profiles the same ones again, with the
+    sections that are missing. The shares of its answer are of the profiled time.
+
+    Args:
+        counters: a report.
+        version: see `next_run`.
+        replay_mode: see `next_run`.
+
+    Raises:
+        UsageError: the version cannot be read.
+    """
+    summary = counters_summary(counters).filter((pl.col("kind") == "kernel") & (pl.col("total_ns") > 0))
+    if summary.is_empty():
+        return no_run(counters, version, "no kernel was profiled by itself with success; profile the program first")
+    share = pl.col("total_ns") / pl.col("total_ns").sum()
+    distance = (1 - pl.max_horizontal("compute_share", "memory_share")).clip(0, 1)
+    groups = summary.select("launch", "name", "bound", share=share, gain_share=distance * share)
+    gap = _unexplained(counters, groups)
+    if gap.share < _LEAST_GAP:
+        reason = "no section is missing that would tell more of a twentieth of the profiled time"
+        return no_run(counters, version, reason)
+    by_name = gap.groups.group_by("name").agg(pl.col("worth").sum()).sort("worth", "name", descending=[True, False])
+    names = tuple(by_name["name"].head(_MOST_NAMES).to_list())
+    # A filter by name lets launches of other sizes through, too: they count up to the last one that is wanted.
+    passing = counters.launches.filter(pl.col("name").cast(pl.String).is_in(names)).with_row_index("at")
+    wanted = passing.select("launch", pl.col("at").cast(pl.Int64)).join(gap.groups, on="launch").sort("at")
+    reached = wanted.filter(pl.col("at") < _MOST_LAUNCHES)
+    if reached.is_empty():
+        return no_run(counters, version, f"the kernels in question come after {_MOST_LAUNCHES} others of their names")
+    chosen = Choice(names, (), int(reached["at"].tail(1).item()) + 1, float(reached["worth"].sum()))
+    return _run(counters, gap, chosen, version, replay_mode)
+
+
+def _run(counters: KernelCounters, gap: _Gap, chosen: Choice, version: str | None, replay_mode: str) -> NextRun:
+    reason = _NEW_KERNELS if gap.is_new else _NEW_SECTIONS
+    return run_for(counters, chosen, gap.sections, reason, gap.share, version, replay_mode)
 
 
 def _unprofiled(coverage: Coverage) -> _Gap:
@@ -200,16 +146,16 @@ def _unprofiled(coverage: Coverage) -> _Gap:
     return _Gap(groups, _FOR_A_BOUND, float(groups["share"].sum()), is_new=True)
 
 
-def _unexplained(counters: KernelCounters, coverage: Coverage) -> _Gap:
+def _unexplained(counters: KernelCounters, ranking: pl.DataFrame) -> _Gap:
     """Profiled kernels of the bound that loses most, with the sections on it that were not collected."""
-    gaps = [_Gap(coverage.ranking.with_columns(worth="share"), (), 0.0, is_new=False)]
+    gaps = [_Gap(ranking.with_columns(worth="share"), (), 0.0, is_new=False)]
     had = set(counters.session.sections)
     for bound, sections in _FOR_THE_CAUSE.items():
         missing = tuple(section for section in sections if section not in had)
         # What an export without its list of sections lacks is only known of the throughputs.
         if missing and (had or bound == "unknown"):
             worth = pl.coalesce("gain_share", "share")
-            groups = coverage.ranking.filter(pl.col("bound") == bound).with_columns(worth=worth)
+            groups = ranking.filter(pl.col("bound") == bound).with_columns(worth=worth)
             gaps.append(_Gap(groups, missing, float(groups["worth"].sum()), is_new=False))
     return max(gaps, key=lambda found: found.share)
 
@@ -218,23 +164,13 @@ def _unexplained(counters: KernelCounters, coverage: Coverage) -> _Gap:
 _IN_TRACE: Final = ("full_name", "grid", "block")
 
 
-@dataclass(frozen=True)
-class _Choice:
-    """Which launches to profile: the options that select them, how many, and what part of the gap they close."""
-
-    names: tuple[str, ...]
-    filters: tuple[str, ...]
-    launches: int
-    worth: float
-
-
-def _cheapest(gap: _Gap, timeline: Timeline, window: Window) -> _Choice:
+def _cheapest(gap: _Gap, timeline: Timeline, window: Window) -> Choice:
     """The selection that closes enough of the gap with the fewest launches, else the one that closes most of it.
 
     Inside annotated steps nothing has to be counted. Elsewhere, the launches before the window are skipped.
     """
     launches, shapes = recorded_launches(timeline, window)
-    choices: list[_Choice] = []
+    choices: list[Choice] = []
     if step := _step_filter(timeline, window):
         # ncu knows the ranges of the launching thread alone; what was attributed across threads does not pass.
         visible = pl.col("inside") & ~pl.col("inferred") & pl.col("range").is_not_null()
@@ -244,14 +180,14 @@ def _cheapest(gap: _Gap, timeline: Timeline, window: Window) -> _Choice:
     return max(choices, key=lambda choice: (choice.worth >= _ENOUGH_OF_GAP * gap.share, *_order(gap, choice)))
 
 
-def _order(gap: _Gap, choice: _Choice) -> tuple[float, float]:
+def _order(gap: _Gap, choice: Choice) -> tuple[float, float]:
     enough = choice.worth >= _ENOUGH_OF_GAP * gap.share
     return (-choice.launches, choice.worth) if enough else (choice.worth, -choice.launches)
 
 
 def _choices(
     gap: _Gap, launches: pl.DataFrame, shapes: pl.DataFrame, filters: tuple[str, ...], *, skips: bool
-) -> Iterator[_Choice]:
+) -> Iterator[Choice]:
     """For one name more each time, the stretch of launches of these names that closes enough of the gap."""
     ranked = gap.groups.group_by("name").agg(pl.col("worth").sum()).sort("worth", "name", descending=[True, False])
     names = ranked["name"].head(_MOST_NAMES).to_list()
@@ -271,7 +207,7 @@ def _choices(
         end = (enough if enough.height else first.tail(1))["at"][0]
         skip = ("--launch-skip", str(begin)) if begin else ()
         worth = float(closed.filter(first["at"] <= end)[-1])
-        yield _Choice(tuple(chosen), (*filters, *skip), end - begin + 1, worth)
+        yield Choice(tuple(chosen), (*filters, *skip), end - begin + 1, worth)
 
 
 def _step_filter(timeline: Timeline, window: Window) -> str | None:
@@ -301,16 +237,6 @@ def _profiler_start(timeline: Timeline) -> tuple[str, ...]:
     if starts.len() and first_launch is not None and _number(starts.min()) < _number(first_launch):
         return ("--profile-from-start", "off")
     return ()
-
-
-def _passes_each(counters: KernelCounters, sections: int) -> tuple[int, str]:
-    """Passes that a launch takes with so many sections, and how that was estimated."""
-    passes, had = measured(counters, "profiler__replayer_passes").max(), len(counters.session.sections)
-    if isinstance(passes, float) and had:
-        each = max(1, round(sections * passes / had))
-        return each, f"modelled: {each} a launch for {sections} sections, as this report took {passes:.0f} for {had}"
-    each = max(1, round(sections * _PASSES_PER_SECTION))
-    return each, f"modelled: {each} a launch, {_PASSES_PER_SECTION:.0f} for each of {sections} sections"
 
 
 def _number(value: object) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import polars as pl
 
@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from warplens.profile.counters import KernelCounters
 
 __all__ = ["counter_notes"]
+
+#: Shares nearer to each other than this are the same.
+_TOLERANCE_SHARE: Final = 0.005
 
 
 def counter_notes(counters: KernelCounters) -> tuple[Note, ...]:
@@ -47,7 +50,19 @@ def _of_contents(counters: KernelCounters) -> Iterator[Note]:
             f"{untold} of {launches.height} launches have no throughput metrics, so that their bound is unknown.",
             "Collect them with --section SpeedOfLight, or --set basic",
         )
-    wrong = launch_occupancy(counters).drop_nulls("inconsistent")
+    together = launches.filter(pl.col("kind").cast(pl.String) != "kernel")
+    if together.height:
+        yield Note(
+            "several-kernels-as-one",
+            NoteLevel.WARNING,
+            f"{together.height} of {launches.height} results are of ranges or graphs that were profiled as one: "
+            "counters are sums over all kernels in them, times and shares include the time between those kernels, and "
+            "there is no launch configuration.",
+            "Profile the kernels one by one: --replay-mode kernel, or --graph-profiling node",
+        )
+    occupancy = launch_occupancy(counters)
+    yield from _of_clusters(occupancy)
+    wrong = occupancy.drop_nulls("inconsistent")
     if wrong.height:
         yield Note(
             "inconsistent-occupancy",
@@ -55,6 +70,30 @@ def _of_contents(counters: KernelCounters) -> Iterator[Note]:
             f"The occupancy of {wrong.height} of {launches.height} launches contradicts itself "
             f"({wrong['inconsistent'][0]}), and is not used.",
         )
+
+
+def _of_clusters(occupancy: pl.DataFrame) -> Iterator[Note]:
+    """Launches in clusters: a cluster needs room for all of its blocks at a time, in one group of multiprocessors."""
+    clustered = occupancy.drop_nulls("cluster_blocks")
+    if clustered.is_empty():
+        return
+    told = clustered.drop_nulls("cluster_max_active")
+    text = (
+        f"{clustered.height} of {occupancy.height} launches run in clusters of blocks. Theoretical occupancy and its "
+        "limiter are those of single blocks, as Nsight Compute states them"
+    )
+    remedy = None
+    if told.height < clustered.height:
+        text += f"; for {clustered.height - told.height} of them it is not known how many clusters fit at a time"
+        remedy = "Collect launch__cluster_max_active with --section Occupancy, or --section LaunchStats"
+    lower = told.filter(pl.col("cluster_share") < pl.col("theoretical_share") - _TOLERANCE_SHARE)
+    if lower.height:
+        least = lower.select(pl.col("cluster_share").min()).item()
+        text += (
+            f"; for {lower.height} of them fewer blocks fit, because only whole clusters can be placed (down to "
+            f"{100 * least:.0f} % occupancy)"
+        )
+    yield Note("clusters", NoteLevel.WARNING if lower.height or remedy else NoteLevel.INFO, f"{text}.", remedy)
 
 
 def _of_collection(counters: KernelCounters) -> Iterator[Note]:

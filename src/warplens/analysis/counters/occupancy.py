@@ -100,7 +100,21 @@ LAUNCH_OCCUPANCY = Table(
         ),
         Column("grid_blocks", pl.Int64, "blocks of the grid", nullable=True),
         Column("sm_count", pl.Int64, "multiprocessors that the launch could use", nullable=True),
-        Column("waves", pl.Float64, "grid blocks / blocks that fit on the GPU at a time", nullable=True),
+        Column("cluster_blocks", pl.Int64, "blocks of a cluster; null: none, or not said", nullable=True),
+        Column("cluster_max_active", pl.Int64, "clusters that fit on the GPU at a time, by the driver", nullable=True),
+        Column(
+            "cluster_share",
+            pl.Float64,
+            "theoretical occupancy with as many whole clusters as fit: never above that of blocks",
+            nullable=True,
+        ),
+        Column(
+            "waves",
+            pl.Float64,
+            "grid blocks / blocks that fit on the GPU at a time, in whole clusters; at least this many where it is not "
+            "known how many clusters fit",
+            nullable=True,
+        ),
         Column(
             "tail_share",
             pl.Float64,
@@ -247,6 +261,8 @@ def launch_configurations(counters: KernelCounters) -> pl.DataFrame:
     )
     configured = _with_block_sizes(counters, configured).with_columns(pl.exclude("launch").round().cast(pl.Int64))
     required = [column.name for column in CONFIGURATIONS.columns if not column.nullable]
+    # Of ranges and graphs, these are means or maxima over the kernels in them, and belong to no launch.
+    configured = configured.filter(_of_kernels(counters))
     return configured.drop_nulls(required).filter(pl.col("threads_per_block") > 0)
 
 
@@ -285,14 +301,40 @@ def launch_occupancy(counters: KernelCounters) -> pl.DataFrame:
         achieved_share=share(counters, "sm__warps_active.avg.pct_of_peak_sustained_active"),
         grid_blocks=counters.launches.select(grid).to_series(),
         sm_count=measured(counters, "launch__sm_count", "device__attribute_multiprocessor_count").cast(pl.Int64),
+        **_clusters(counters),
     )
     frame = frame.join(occupancy, on="launch", how="left", maintain_order="left")
-    computed = pl.when(pl.col("blocks_per_sm") > 0).then(
-        pl.col("grid_blocks") / (pl.col("blocks_per_sm") * pl.col("sm_count"))
+    fitting = pl.col("blocks_per_sm") * pl.col("sm_count")
+    in_clusters = pl.min_horizontal(fitting, pl.col("cluster_blocks") * pl.col("cluster_max_active"))
+    clustered = pl.col("cluster_max_active").is_not_null()
+    frame = frame.with_columns(
+        cluster_share=pl.when(clustered & (fitting > 0)).then(pl.col("theoretical_share") * in_clusters / fitting)
+    )
+    computed = pl.when(fitting > 0).then(
+        pl.col("grid_blocks") / pl.when(clustered).then(in_clusters).otherwise(fitting)
     )
     reported = measured(counters, "launch__waves_per_multiprocessor").alias("reported_waves")
-    frame = frame.with_columns(reported).with_columns(waves=pl.coalesce(computed, "reported_waves"))
+    of_kernels = _of_kernels(counters)
+    told = ("reported_share", "grid_blocks", "cluster_blocks", "cluster_max_active", "cluster_share")
+    frame = frame.with_columns(pl.when(of_kernels).then(pl.col(told)))
+    frame = frame.with_columns(reported.zip_with(of_kernels, reported.clear(reported.len()))).with_columns(
+        waves=pl.coalesce(computed, "reported_waves")
+    )
     return LAUNCH_OCCUPANCY.checked(frame.with_columns(tail_share=_tail_share(), inconsistent=_contradiction()))
+
+
+def _of_kernels(counters: KernelCounters) -> pl.Series:
+    return counters.launches["kind"].cast(pl.String) == "kernel"
+
+
+def _clusters(counters: KernelCounters) -> dict[str, pl.Series]:
+    """Size of the clusters of each launch and how many fit; null for launches without (the tool says 0, or 1 block)."""
+    size, active = (measured(counters, f"launch__cluster_{what}") for what in ("size", "max_active"))
+    none = size.clear(size.len())
+    return {
+        "cluster_blocks": size.zip_with(size > 1, none).cast(pl.Int64),
+        "cluster_max_active": active.zip_with((size > 1) & (active > 0), none).cast(pl.Int64),
+    }
 
 
 def _tail_share() -> pl.Expr:
@@ -300,7 +342,7 @@ def _tail_share() -> pl.Expr:
     waves = pl.col("waves")
     partial = waves - waves.floor()
     return (
-        pl.when(waves.is_null())
+        pl.when(waves.is_null() | (pl.col("cluster_blocks").is_not_null() & pl.col("cluster_max_active").is_null()))
         .then(None)
         .when((waves > 1) & (partial > 0))
         .then(1 / (waves.floor() + 1))

@@ -8,12 +8,16 @@ from typing import TYPE_CHECKING, Final
 import polars as pl
 
 from warplens.analysis.counters.metrics import measured, share, with_launch
+from warplens.analysis.counters.tensorwork import tensor_work
+from warplens.errors import UsageError
 from warplens.profile.schema import Column, Table
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from warplens.profile.counters import KernelCounters
 
-__all__ = ["LEVELS", "PRECISIONS", "ROOFLINE", "roofline"]
+__all__ = ["GIVEN", "LEVELS", "PRECISIONS", "REPORTED", "ROOFLINE", "roofline"]
 
 #: Levels of memory whose traffic is set against the work: from the slowest to the fastest.
 LEVELS: Final = ("dram", "l2", "l1")
@@ -30,17 +34,14 @@ _L1_BYTES: Final = 128
 _TENSOR_IN_USE: Final = 0.01
 
 _THREAD = "sass_thread_inst_executed_op_"
-#: Rates of tensor operations: in total of each data type, whose peak is that of sparse matrices where there are such
-#: instructions; and of each instruction, with and without sparsity, whose peak is what it can reach itself.
-_TENSOR_TOTALS: Final = r"^sm__ops_path_tensor_src_.*\.sum\.per_second$"
-_TENSOR_INSTRUCTIONS: Final = r"^sm__ops_path_tensor_op_.*\.sum\.per_second$"
-
 ROOFLINE = Table(
     "roofline",
     "one kind of arithmetic of one launch, against one level of memory",
     (
         Column("launch", pl.Int64, "row of `launches`"),
         Column("precision", pl.String, "`fp64`, `fp32`, `fp16` or `tensor`"),
+        Column("format", pl.String, "tensor: data type of the factors, of most of the operations", nullable=True),
+        Column("sparse", pl.Boolean, "tensor: products with zeros left out; null: not told apart", nullable=True),
         Column("level", pl.String, "`dram`, `l2` or `l1`"),
         Column("flops_per_s", pl.Float64, "measured"),
         Column("bytes_per_s", pl.Float64, "measured"),
@@ -57,7 +58,13 @@ ROOFLINE = Table(
     ),
 )
 
-_SOURCE: Final = "metrics of the report: peak rate per cycle × clock during the measurement"
+#: Where a roof comes from: the report,
+REPORTED: Final = "metrics of the report: peak rate per cycle × clock during the measurement"
+
+#: or whoever asked.
+GIVEN: Final = "given by the user"
+
+_MIXED: Final = f"one {GIVEN}, the other from {REPORTED}"
 
 
 @dataclass(frozen=True)
@@ -79,7 +86,7 @@ _WORK: Final = {
 _PACKED_MARK: Final = "derived__sm__sass_thread_inst_executed_op_hfma_pred_on_x4"
 
 
-def roofline(counters: KernelCounters) -> pl.DataFrame:
+def roofline(counters: KernelCounters, ceilings: Mapping[str, float] | None = None) -> pl.DataFrame:
     """Where each launch stands under the roofs of its GPU.
 
     FLOPs and bytes are measured, not modelled. Which side of the ridge a kernel stands on follows from its arithmetic
@@ -87,14 +94,23 @@ def roofline(counters: KernelCounters) -> pl.DataFrame:
     be at its roof, or far from it because it waits (S. Williams et al., "Roofline", CACM 52(4), 2009). Roofs hold at
     the clocks of the measurement, which Nsight Compute locks to base unless told otherwise.
 
+    Args:
+        counters: a report.
+        ceilings: roofs to be used in the place of the report's, such as measured ones: FLOPs a second of `PRECISIONS`,
+            bytes a second of `LEVELS`.
+
     Returns:
         `ROOFLINE`, for each launch the kinds of arithmetic and levels of memory whose metrics were collected.
+
+    Raises:
+        UsageError: there is no roof of such a name.
     """
     works = [frame for precision in PRECISIONS if (frame := _work(counters, precision)) is not None]
     traffics = [_traffic(counters, level) for level in LEVELS]
     if not works:
         return ROOFLINE.empty()
-    frame = pl.concat(works).join(pl.concat(traffics), on="launch").drop_nulls()
+    frame = pl.concat(works, how="diagonal").join(pl.concat(traffics), on="launch")
+    frame = _with_ceilings(frame.drop_nulls(["flops_per_s", "bytes_per_s"]), ceilings or {})
     flops, peak_flops = pl.col("flops_per_s"), pl.col("peak_flops_per_s")
     traffic, peak_traffic = pl.col("bytes_per_s"), pl.col("peak_bytes_per_s")
     frame = frame.filter((peak_flops > 0) & (peak_traffic > 0)).with_columns(
@@ -112,7 +128,6 @@ def roofline(counters: KernelCounters) -> pl.DataFrame:
         .otherwise(pl.lit("memory")),
         roof_flops_per_s=pl.when(intensity.is_not_null()).then(pl.min_horizontal(peak_flops, intensity * peak_traffic)),
         roof_share=pl.max_horizontal(flops / peak_flops, traffic / peak_traffic),
-        ceiling_source=pl.lit(_SOURCE),
     )
     nearest = (flops / peak_flops).max().over("launch")
     counted = (pl.col("precision") == "tensor").any().over("launch")
@@ -128,11 +143,28 @@ def roofline(counters: KernelCounters) -> pl.DataFrame:
     return ROOFLINE.checked(frame.sort("launch", rank, depth))
 
 
+def _with_ceilings(frame: pl.DataFrame, given: Mapping[str, float]) -> pl.DataFrame:
+    """The peaks, those that were given in the place of the report's, and where they come from."""
+    if unknown := sorted(set(given) - {*PRECISIONS, *LEVELS}):
+        raise UsageError(f"there is no roof {', '.join(unknown)}; there are {', '.join((*PRECISIONS, *LEVELS))}")
+    replaced = {"precision": "peak_flops_per_s", "level": "peak_bytes_per_s"}
+    values = {name: pl.lit(value, dtype=pl.Float64) for name, value in given.items()}
+    peaks = [
+        pl.coalesce(*(pl.when(pl.col(of) == name).then(value) for name, value in values.items()), peak).alias(peak)
+        for of, peak in replaced.items()
+    ]
+    stated = pl.col("precision").is_in(list(given)), pl.col("level").is_in(list(given))
+    source = (
+        pl.when(stated[0] & stated[1]).then(pl.lit(GIVEN)).when(stated[0] | stated[1]).then(pl.lit(_MIXED))
+    ).otherwise(pl.lit(REPORTED))
+    return frame.with_columns(*peaks, ceiling_source=source).drop_nulls(list(replaced.values()))
+
+
 def _work(counters: KernelCounters, precision: str) -> pl.DataFrame | None:
     """`launch`, `flops_per_s` and `peak_flops_per_s` of one kind of arithmetic; None where it was not collected."""
     clock = measured(counters, "sm__cycles_elapsed.avg.per_second", "smsp__cycles_elapsed.avg.per_second")
     if precision == "tensor":
-        return _tensor_work(counters, clock)
+        return tensor_work(counters, clock)
     work = _WORK[precision]
     packed = 2 if precision == "fp16" and _PACKED_MARK in counters.metrics.columns else 1
     own_clock = measured(counters, "smsp__cycles_elapsed.avg.per_second", "sm__cycles_elapsed.avg.per_second")
@@ -143,36 +175,8 @@ def _work(counters: KernelCounters, precision: str) -> pl.DataFrame | None:
     if flops.null_count() == flops.len() or peak.null_count() == peak.len():
         return None
     frame = with_launch(counters, flops_per_s=flops * own_clock, peak_flops_per_s=peak * clock)
-    return frame.with_columns(precision=pl.lit(precision))
-
-
-def _tensor_work(counters: KernelCounters, clock: pl.Series) -> pl.DataFrame | None:
-    """Operations of the tensor cores: of all types that a report counts, against the peak of the instruction used most.
-
-    A dense product is not measured against the peak of a sparse one, twice as high, which the totals of a data type
-    give: their peak is taken only where the instructions were not collected.
-    """
-    columns = pl.Series(counters.metrics.columns, dtype=pl.String)
-    totals, instructions = (columns.filter(columns.str.contains(r)) for r in (_TENSOR_TOTALS, _TENSOR_INSTRUCTIONS))
-    if totals.is_empty() and instructions.is_empty():
-        return None
-    rates = [*totals, *instructions]
-    flops = with_launch(counters, **{name: measured(counters, name) for name in rates}).unpivot(
-        index="launch", variable_name="metric", value_name="flops_per_s"
-    )
-    peaks = with_launch(
-        counters,
-        **{name: measured(counters, name.removesuffix("per_second") + "peak_sustained") * clock for name in rates},
-    ).unpivot(index="launch", variable_name="metric", value_name="peak_flops_per_s")
-    joined = flops.join(peaks, on=["launch", "metric"]).drop_nulls().filter(pl.col("peak_flops_per_s") > 0)
-    total = pl.col("metric").is_in(totals.to_list())
-    used = ~total & (pl.col("flops_per_s") > 0)
-    ranked = joined.sort("launch", used, "flops_per_s", descending=[False, True, True], maintain_order=True)
-    counted = total | ~total.any()
-    frame = ranked.group_by("launch", maintain_order=True).agg(
-        pl.col("flops_per_s").filter(counted).sum(), pl.col("peak_flops_per_s").first()
-    )
-    return frame.with_columns(precision=pl.lit("tensor"))
+    of_tensors = {"format": pl.lit(None, dtype=pl.String), "sparse": pl.lit(None, dtype=pl.Boolean)}
+    return frame.with_columns(precision=pl.lit(precision), **of_tensors)
 
 
 def _traffic(counters: KernelCounters, level: str) -> pl.DataFrame:

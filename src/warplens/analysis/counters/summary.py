@@ -9,7 +9,7 @@ import polars as pl
 
 from warplens.analysis.counters.bounds import BOUNDS, bounds_of
 from warplens.analysis.counters.faults import kernel_facts
-from warplens.analysis.counters.groups import GROUP_KEYS, group_launches
+from warplens.analysis.counters.groups import GROUP_KEYS, group_launches, titled
 from warplens.analysis.counters.occupancy import LAUNCH_OCCUPANCY
 from warplens.analysis.counters.speedoflight import SPEED_OF_LIGHT
 from warplens.analysis.counters.stalls import top_stalls
@@ -34,7 +34,8 @@ SUMMARY = Table(
     (
         Column("launch", pl.Int64, "row of `launches`; the first of the group's"),
         Column("launches", pl.Int64, "of the group"),
-        Column("name", pl.String, "short name of the kernel"),
+        Column("kind", pl.String, "`kernel`; or `range`, `graph`, `cmdlist`: several kernels profiled as one"),
+        Column("name", pl.String, "short name of the kernel; which range or graph it is"),
         Column("full_name", pl.String, "demangled name with template parameters and arguments"),
         Column("device", pl.Int32, "CUDA ordinal of the GPU", nullable=True),
         Column("grid", pl.String, "blocks of the grid, as x,y,z", nullable=True),
@@ -70,7 +71,8 @@ def counters_summary(counters: KernelCounters, by: str = "group", metrics: Seque
     groups = group_launches(counters, ("launch",) if by == "launch" else GROUP_KEYS)
     taken = groups.counters
     frame = groups.groups.select("first_launch", "launches", "total_ns", launch="group").with_columns(
-        *(taken.launches[name].cast(pl.String) for name in ("name", "full_name")),
+        taken.launches["kind"].cast(pl.String),
+        *titled(taken.launches.with_columns(launch=groups.groups["first_launch"])),
         taken.launches["device"],
         *(taken.launches.select(_size(what)).to_series() for what in _SIZES),
         *(taken.values(name).alias(name) for name in metrics),

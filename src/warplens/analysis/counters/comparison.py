@@ -1,0 +1,290 @@
+"""Comparison: the same kernels in two reports, what changed in their counters, and what keeps them from comparing."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import polars as pl
+import polars.selectors as cs
+
+from warplens.analysis.counters.comparisonnotes import comparison_notes
+from warplens.analysis.counters.groups import group_launches
+from warplens.analysis.counters.kernelkeys import KEY, with_keys
+from warplens.analysis.counters.metrics import measured
+from warplens.analysis.counters.summary import SUMMARY, counters_summary
+from warplens.errors import UsageError
+from warplens.profile.schema import Column, Table
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from warplens.profile import Note
+    from warplens.profile.counters import KernelCounters
+
+__all__ = ["COMPARED", "METRIC_CHANGES", "PAIRINGS", "UNPAIRED", "Comparison", "compare_counters"]
+
+#: How a group was found in the other report, the surest first: the user named both; the same kernel with the same grid
+#: and block; the same kernel in another size; another kernel of the same short name (an instance of the same template).
+PAIRINGS: Final = ("stated", "exact", "kernel", "name")
+
+#: Shares of `SUMMARY` whose difference is given in percentage points.
+_SHARES: Final = ("compute_share", "memory_share", "dram_share", "theoretical_share", "achieved_share")
+
+#: What else is put side by side.
+_SIDES: Final = (
+    *("launch", "launches", "name", "full_name", "grid", "block", "total_ns", "duration_ns"),
+    *(*_SHARES, "bound", "unit", "healthy", "fault", "top_stall", "limiter"),
+)
+
+_MEANINGS: Final = {column.name: column for column in SUMMARY.columns}
+
+
+def _side(side: str) -> tuple[Column, ...]:
+    columns = (_MEANINGS[name] for name in _SIDES)
+    return tuple(Column(f"{c.name}_{side}", c.dtype, c.meaning, nullable=c.nullable) for c in columns)
+
+
+COMPARED = Table(
+    "compared",
+    "one group of launches that both reports have; the one with the most time before first",
+    (
+        Column("pair", pl.Int64, "position, from 0"),
+        Column("matched", pl.String, "one of `PAIRINGS`"),
+        Column("time_ratio", pl.Float64, "median time after / before: below 1 is faster", nullable=True),
+        Column("cycles_ratio", pl.Float64, "the same in cycles, which clocks do not change", nullable=True),
+        *(
+            Column(name.replace("_share", "_points"), pl.Float64, "percentage points, after − before", nullable=True)
+            for name in _SHARES
+        ),
+        Column("bound_changed", pl.Boolean, "bound or unit are others"),
+        *_side("before"),
+        *_side("after"),
+    ),
+)
+
+METRIC_CHANGES = Table(
+    "metric_changes",
+    "one metric of one pair of groups; of each pair in the order of the metrics' names",
+    (
+        Column("pair", pl.Int64, "row of `COMPARED`"),
+        Column("metric", pl.String, "as Nsight Compute names it"),
+        Column("unit", pl.String, "its base unit", nullable=True),
+        Column("before", pl.Float64, "median over the launches"),
+        Column("after", pl.Float64, "median over the launches"),
+        Column(
+            "points", pl.Float64, "after − before in percentage points; null for what is no percentage", nullable=True
+        ),
+        Column("ratio", pl.Float64, "after / before; null for percentages, and where it was 0 before", nullable=True),
+    ),
+)
+
+UNPAIRED = Table(
+    "unpaired",
+    "one group of launches that only one of the reports has",
+    (
+        Column("side", pl.String, "`before` or `after`"),
+        *(
+            _MEANINGS[name]
+            for name in ("launch", "launches", "name", "full_name", "grid", "block", "total_ns", "bound")
+        ),
+    ),
+)
+
+#: Facts of the device, and tables over block sizes and the like, whose one number means nothing.
+_NOT_COMPARED: Final = re.compile(r"device__attribute_|derived__pct_occupancy_|launch__occupancy_per_")
+
+_CYCLES: Final = (
+    "sm__cycles_elapsed.max",
+    "gpc__cycles_elapsed.max",
+    "sm__cycles_elapsed.avg",
+    "smsp__cycles_elapsed.avg",
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """Two reports side by side.
+
+    Attributes:
+        before, after: names of the reports' files.
+        groups: `COMPARED`.
+        metrics: `METRIC_CHANGES`, for every metric that both reports hold for a pair.
+        unpaired: `UNPAIRED`.
+        paired_share_before, paired_share_after: of the profiled time of each report, what was found in the other; None
+            where no launch has a duration.
+        notes: what keeps the numbers from comparing.
+    """
+
+    before: str
+    after: str
+    groups: pl.DataFrame
+    metrics: pl.DataFrame
+    unpaired: pl.DataFrame
+    paired_share_before: float | None
+    paired_share_after: float | None
+    notes: tuple[Note, ...]
+
+
+def compare_counters(
+    before: KernelCounters, after: KernelCounters, pairs: Sequence[tuple[str, str]] = ()
+) -> Comparison:
+    """What changed from one report to the other, for the kernels that both have.
+
+    Groups (launches of the same kernel with the same grid and block) are paired by kernel, grid and block; what is left
+    by kernel, and then by short name, in the order of the launches, provided that both reports have as many of them.
+    A kernel that was rewritten has another name: `pairs` says which is to be compared with which.
+
+    Args:
+        before: the report to compare with.
+        after: the report in question.
+        pairs: names of kernels (short, or in full) that are to be compared, each before and after.
+
+    Raises:
+        UsageError: a report has no kernel of such a name.
+    """
+    sides = _Side.of(before), _Side.of(after)
+    paired = _paired(*sides, pairs)
+    groups = _compared(*sides, paired)
+    unpaired = [
+        side.summary.filter(~pl.col("launch").is_in(groups[f"launch_{name}"].to_list())).with_columns(side=pl.lit(name))
+        for name, side in zip(("before", "after"), sides, strict=True)
+    ]
+    return Comparison(
+        before=before.capture.source,
+        after=after.capture.source,
+        groups=groups,
+        metrics=_metric_changes(*sides, groups),
+        unpaired=UNPAIRED.checked(pl.concat(unpaired)),
+        paired_share_before=_share(groups["total_ns_before"], sides[0].summary["total_ns"]),
+        paired_share_after=_share(groups["total_ns_after"], sides[1].summary["total_ns"]),
+        notes=comparison_notes(before, after),
+    )
+
+
+@dataclass(frozen=True)
+class _Side:
+    """One report: `SUMMARY` with a row a group, and the medians of every metric in the order of first launches."""
+
+    source: str
+    summary: pl.DataFrame
+    medians: KernelCounters
+    firsts: pl.Series
+
+    @classmethod
+    def of(cls, counters: KernelCounters) -> _Side:
+        taken = group_launches(counters)
+        cycles = measured(taken.counters, *_CYCLES)
+        firsts = taken.groups["first_launch"]
+        own = pl.DataFrame({"launch": firsts, "cycles": cycles})
+        summary = counters_summary(counters).join(own, on="launch", how="left", maintain_order="left")
+        return cls(counters.capture.source, summary, taken.counters, firsts)
+
+    def keyed(self) -> pl.DataFrame:
+        """The groups as `kernelkeys` wants them, `launch` being the first launch of a group."""
+        return self.medians.launches.with_columns(launch=self.firsts)
+
+    def named(self, name: str) -> list[int]:
+        """The groups of that name, by their first launches.
+
+        Raises:
+            UsageError: there is none.
+        """
+        found = self.summary.filter((pl.col("name") == name) | (pl.col("full_name") == name))["launch"].sort().to_list()
+        if not found:
+            known = ", ".join(self.summary["name"].unique(maintain_order=True).head(_NAMED).to_list())
+            raise UsageError(f"{self.source}: there is no kernel {name!r}; there are {known or 'none'}")
+        return found
+
+
+_NAMED: Final = 8
+
+
+def _paired(before: _Side, after: _Side, stated: Sequence[tuple[str, str]]) -> pl.DataFrame:
+    """`before` and `after` (first launches) and `matched` of each pair."""
+    schema = {"before": pl.Int64, "after": pl.Int64, "matched": pl.String}
+    found = [
+        (one, other, "stated")
+        for first, second in stated
+        for one, other in zip(before.named(first), after.named(second), strict=False)
+    ]
+    pairs = pl.DataFrame(found, schema=schema, orient="row").unique(["before"], keep="first", maintain_order=True)
+    pairs = pairs.unique(["after"], keep="first", maintain_order=True)
+    left, right = with_keys(before.keyed(), after.keyed())
+    for matched, keys in (("exact", ["kind", *KEY]), ("kernel", ["kind", "kernel"]), ("name", ["kind", "name"])):
+        rest = [
+            _ranked(side.filter(~pl.col("launch").is_in(pairs[name].to_list())), keys)
+            for side, name in ((left, "before"), (right, "after"))
+        ]
+        on = [*keys, "rank", "count"]
+        joined = rest[0].join(rest[1], on=on, nulls_equal=True, suffix="_after", maintain_order="left")
+        new = joined.select(before="launch", after="launch_after", matched=pl.lit(matched))
+        pairs = pl.concat([pairs, new])
+    return pairs
+
+
+def _ranked(launches: pl.DataFrame, keys: list[str]) -> pl.DataFrame:
+    """The groups with `rank` among those of the same keys, and how many there are."""
+    frame = launches.with_columns(pl.col("kind").cast(pl.String)).sort("launch")
+    return frame.select(*keys, "launch", rank=pl.col("launch").rank("ordinal").over(keys), count=pl.len().over(keys))
+
+
+def _compared(before: _Side, after: _Side, pairs: pl.DataFrame) -> pl.DataFrame:
+    columns = [*_SIDES, "cycles"]
+    frame = pairs
+    for name, side in (("before", before), ("after", after)):
+        own = side.summary.select(pl.col(columns).name.suffix(f"_{name}")).with_columns(
+            pl.col(f"launch_{name}").alias(name)
+        )
+        frame = frame.join(own, on=name, how="left", maintain_order="left")
+    changed = pl.any_horizontal(
+        pl.col(f"{what}_before").ne_missing(pl.col(f"{what}_after")) for what in ("bound", "unit")
+    )
+    frame = frame.with_columns(
+        time_ratio=_ratio("duration_ns"),
+        cycles_ratio=_ratio("cycles"),
+        bound_changed=changed,
+        **{
+            share.replace("_share", "_points"): 100 * (pl.col(f"{share}_after") - pl.col(f"{share}_before"))
+            for share in _SHARES
+        },
+    )
+    frame = frame.sort("total_ns_before", "launch_before", descending=[True, False], nulls_last=True)
+    return COMPARED.checked(frame.with_row_index("pair").with_columns(pl.col("pair").cast(pl.Int64)))
+
+
+def _ratio(what: str) -> pl.Expr:
+    earlier = pl.col(f"{what}_before")
+    return pl.when(earlier > 0).then(pl.col(f"{what}_after") / earlier)
+
+
+def _metric_changes(before: _Side, after: _Side, groups: pl.DataFrame) -> pl.DataFrame:
+    numeric = [set(side.medians.metrics.select(cs.numeric()).columns) for side in (before, after)]
+    common = sorted(name for name in numeric[0] & numeric[1] if not _NOT_COMPARED.match(name))
+    if not common or groups.is_empty():
+        return METRIC_CHANGES.empty()
+    long = []
+    for name, side in (("before", before), ("after", after)):
+        values = side.medians.metrics.select(pl.col(common).cast(pl.Float64)).with_columns(
+            side.firsts.alias(f"launch_{name}")
+        )
+        own = groups.select("pair", f"launch_{name}").join(values, on=f"launch_{name}", maintain_order="left")
+        long.append(
+            own.drop(f"launch_{name}").unpivot(index="pair", variable_name="metric", value_name=name).drop_nulls()
+        )
+    units = {**before.medians.units, **after.medians.units}
+    frame = long[0].join(long[1], on=["pair", "metric"], maintain_order="left")
+    frame = frame.with_columns(unit=pl.col("metric").replace_strict(units, default=None, return_dtype=pl.String))
+    percent = (pl.col("unit") == "%").fill_null(value=False) | pl.col("metric").str.contains(r"\.pct($|_)|_pct$")
+    return METRIC_CHANGES.checked(
+        frame.with_columns(
+            points=pl.when(percent).then(pl.col("after") - pl.col("before")),
+            ratio=pl.when(~percent & (pl.col("before") != 0)).then(pl.col("after") / pl.col("before")),
+        ).sort("pair", "metric")
+    )
+
+
+def _share(part_ns: pl.Series, total_ns: pl.Series) -> float | None:
+    total = total_ns.sum()
+    return float(part_ns.sum()) / float(total) if total else None

@@ -1,0 +1,210 @@
+"""Two or more reports of counters side by side: tables and sentences for the command and for the document."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import polars as pl
+
+from warplens.report import format as fmt
+from warplens.report.counters.words import kernel_count
+from warplens.report.counterwords import bound_title
+from warplens.report.document import Notes, Paragraph, Section, Table, TableColumn
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from warplens.analysis.counters.comparison import Comparison
+    from warplens.report.document import Block
+
+__all__ = [
+    "KEY_METRICS",
+    "comparison_data",
+    "comparison_lines",
+    "comparison_section",
+    "comparison_tables",
+    "point_text",
+]
+
+#: What explains most changes of time: configuration, work, traffic, and where the data was found. Shown unless the user
+#: names others.
+KEY_METRICS: Final = (
+    "launch__registers_per_thread",
+    "launch__shared_mem_per_block_static",
+    "launch__shared_mem_per_block_dynamic",
+    "launch__waves_per_multiprocessor",
+    "smsp__inst_executed.sum",
+    "sm__warps_active.avg.pct_of_peak_sustained_active",
+    "smsp__issue_active.avg.pct_of_peak_sustained_active",
+    "dram__bytes.sum",
+    "dram__bytes_read.sum",
+    "dram__bytes_write.sum",
+    "l1tex__t_sector_hit_rate.pct",
+    "lts__t_sector_hit_rate.pct",
+    "l1tex__data_bank_conflicts_pipe_lsu_mem_shared.sum",
+    "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_elapsed",
+    "sm__pipe_fma_cycles_active.avg.pct_of_peak_sustained_elapsed",
+    "local_load_requests",
+)
+
+_GROUP_COLUMNS: Final = (
+    TableColumn("name_after", "Kernel", "kernel", full="full_name_after"),
+    TableColumn("renamed", "before", "text", "Its name before, where that was another."),
+    TableColumn("matched", "Matched", "text", "How it was found: exact is the same kernel, grid and block."),
+    TableColumn("duration_ns_before", "Time before", "duration_ns", "Median over the launches."),
+    TableColumn("duration_ns_after", "after", "duration_ns", "Median over the launches."),
+    TableColumn("time_ratio", "Ratio", "number", "Time after / before: below 1 is faster."),
+    TableColumn("cycles_ratio", "in cycles", "number", "The same in cycles, which clocks do not change."),
+    TableColumn("compute", "Compute", "text", "Of its peak before and after; percentage points."),
+    TableColumn("memory", "Memory", "text", "Of its peak before and after; percentage points."),
+    TableColumn("achieved", "Occupancy", "text", "Achieved before and after; percentage points."),
+    TableColumn("bounds", "Bound", "text", "Before, and after where it changed."),
+)
+
+_METRIC_COLUMNS: Final = (
+    TableColumn("kernel", "Kernel", "name"),
+    TableColumn("metric", "Metric", "name"),
+    TableColumn("unit", "Unit", "text"),
+    TableColumn("before", "before", "number"),
+    TableColumn("after", "after", "number"),
+    TableColumn("change", "Change", "text", "Percentage points of percentages; otherwise after / before."),
+)
+
+_UNPAIRED_COLUMNS: Final = (
+    TableColumn("source", "Only in", "name"),
+    TableColumn("name", "Kernel", "kernel", full="full_name"),
+    TableColumn("grid", "Grid", "text"),
+    TableColumn("block", "Block", "text"),
+    TableColumn("launches", "Launches", "count"),
+    TableColumn("total_ns", "Time", "duration_ns"),
+    TableColumn("bound", "Bound", "text"),
+)
+
+
+def comparison_lines(found: Comparison) -> list[str]:
+    """What was compared with what, and how much of both that is."""
+    before, after = fmt.printable(found.before), fmt.printable(found.after)
+    if found.groups.is_empty():
+        hint = "--pair BEFORE=AFTER compares kernels of different names"
+        return [f"{after} against {before}: they have no kernel in common; {hint}"]
+    shares = " and ".join(
+        f"{fmt.value(share, 'share')} of the time of {source}"
+        for share, source in ((found.paired_share_before, before), (found.paired_share_after, after))
+    )
+    return [f"{after} against {before}: {kernel_count(found.groups.height)} in both, {shares}"]
+
+
+def comparison_tables(
+    found: Comparison, limit: int | None, metrics: Sequence[str] = (), at: str = ""
+) -> tuple[Table, ...]:
+    """The kernels side by side, metrics of theirs, and what only one report has.
+
+    Args:
+        found: the comparison.
+        limit: the most rows of a table; None for all.
+        metrics: those to show; `KEY_METRICS` that changed unless there are any.
+        at: begin of the tables' ids.
+    """
+    rows = found.groups.to_dicts()
+    groups = found.groups.with_columns(
+        pl.Series("renamed", [_renamed(row) for row in rows], dtype=pl.String),
+        *(
+            pl.Series(name, [_points(row, f"{name}_share") for row in rows], dtype=pl.String)
+            for name in ("compute", "memory", "achieved")
+        ),
+        pl.Series("bounds", [_bounds(row) for row in rows], dtype=pl.String),
+    )
+    columns = _GROUP_COLUMNS if any(groups["renamed"].is_not_null()) else _without(_GROUP_COLUMNS, "renamed")
+    caption = f"{fmt.printable(found.after)} against {fmt.printable(found.before)}"
+    tables = [Table(f"{at}compared", caption, columns, groups, limit, empty="Nothing in common.")]
+    changes = _changes(found, metrics)
+    if changes.height:
+        tables.append(Table(f"{at}metric-changes", "What changed in them", _METRIC_COLUMNS, changes, limit))
+    if found.unpaired.height:
+        sources = {"before": found.before, "after": found.after}
+        unpaired = found.unpaired.with_columns(source=pl.col("side").replace_strict(sources, return_dtype=pl.String))
+        tables.append(Table(f"{at}unpaired", "Kernels that only one report has", _UNPAIRED_COLUMNS, unpaired, limit))
+    return tuple(tables)
+
+
+def comparison_section(comparisons: Sequence[Comparison], at: str = "") -> Section:
+    """All comparisons with the first report."""
+    blocks: list[Block] = []
+    for number, found in enumerate(comparisons, start=1):
+        blocks += [Paragraph(f"{line}.") for line in comparison_lines(found)]
+        if found.notes and not found.groups.is_empty():
+            blocks.append(Notes(found.notes))
+        if not found.groups.is_empty():
+            blocks += comparison_tables(found, 15, at=f"{at}c{number}-")
+    return Section(f"{at}comparison", "Side by side", tuple(blocks))
+
+
+def comparison_data(found: Comparison) -> dict[str, Any]:
+    """The same as plain data, every metric included."""
+    return {
+        "before": found.before,
+        "after": found.after,
+        "paired_share_before": found.paired_share_before,
+        "paired_share_after": found.paired_share_after,
+        "rows": found.groups,
+        "metrics": found.metrics,
+        "unpaired": found.unpaired,
+        "notes": list(found.notes),
+    }
+
+
+def point_text(points: float | None) -> str:
+    """A difference in percentage points: `+12.3 pp`."""
+    if points is None:
+        return fmt.MISSING
+    text = f"{abs(points):.1f}"
+    return f"{'' if text == '0.0' else '+' if points > 0 else '−'}{text} pp"
+
+
+def _changes(found: Comparison, metrics: Sequence[str]) -> pl.DataFrame:
+    chosen = found.metrics.filter(pl.col("metric").is_in(list(metrics or KEY_METRICS)))
+    if not metrics:
+        chosen = chosen.filter(pl.col("before") != pl.col("after"))
+    names = dict(zip(found.groups["pair"], map(fmt.shorten_kernel, found.groups["full_name_after"]), strict=True))
+    order = {name: place for place, name in enumerate(metrics or KEY_METRICS)}
+    place = pl.col("metric").replace_strict(order, return_dtype=pl.Int64)
+    chosen = chosen.sort("pair", place)
+    changes = [
+        f"× {fmt.number(row['ratio'])}"
+        if row["points"] is None and row["ratio"] is not None
+        else point_text(row["points"])
+        for row in chosen.iter_rows(named=True)
+    ]
+    return chosen.with_columns(
+        kernel=pl.col("pair").replace_strict(names, default=None, return_dtype=pl.String),
+        change=pl.Series(changes, dtype=pl.String),
+    )
+
+
+def _renamed(row: dict[str, Any]) -> str | None:
+    """What the kernel was called before, or the size that it had, where that was another."""
+    if row["matched"] in ("stated", "name") and row["full_name_before"] != row["full_name_after"]:
+        return fmt.shorten_kernel(row["full_name_before"])
+    sizes = [(row[f"grid_{side}"], row[f"block_{side}"]) for side in ("before", "after")]
+    if sizes[0] == sizes[1]:
+        return None
+    return f"grid {sizes[0][0]} × block {sizes[0][1]}, now {sizes[1][0]} × {sizes[1][1]}"
+
+
+def _points(row: dict[str, Any], share: str) -> str:
+    before, after = row[f"{share}_before"], row[f"{share}_after"]
+    if before is None or after is None:
+        return f"{fmt.value(before, 'share')} → {fmt.value(after, 'share')}"
+    return f"{fmt.share(before)} → {fmt.share(after)} ({point_text(row[share.replace('_share', '_points')])})"
+
+
+def _bounds(row: dict[str, Any]) -> str:
+    before, after = (
+        bound_title({name: row[f"{name}_{side}"] for name in ("bound", "unit", "healthy")})
+        for side in ("before", "after")
+    )
+    return after if before == after else f"{before} → {after}"
+
+
+def _without(columns: tuple[TableColumn, ...], key: str) -> tuple[TableColumn, ...]:
+    return tuple(column for column in columns if column.key != key)

@@ -1,0 +1,198 @@
+"""A report of counters beside a trace: coverage, ranking and the next run, for the terminal and for documents."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import polars as pl
+
+from warplens.report import format as fmt
+from warplens.report.document import Paragraph, Section, Table, TableColumn
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from warplens.report.counters.numbers import Joined
+    from warplens.report.document import Block
+
+__all__ = [
+    "coverage_lines",
+    "coverage_section",
+    "coverage_tables",
+    "joined_data",
+    "joined_section",
+    "next_run_lines",
+]
+
+_SIZES: Final = (TableColumn("grid", "Grid", "text"), TableColumn("block", "Block", "text"))
+
+_COVERED: Final = (
+    TableColumn("name", "Kernel", "kernel", full="full_name"),
+    *_SIZES,
+    TableColumn("launches", "Launches", "count"),
+    TableColumn("launches_profiled", "profiled", "count"),
+    TableColumn("total_ns", "Time", "duration_ns"),
+    TableColumn("share", "Share", "share"),
+    TableColumn("matched", "Matched", "text"),
+)
+
+_RANKED: Final = (
+    TableColumn("name", "Kernel", "kernel", full="full_name"),
+    *_SIZES,
+    TableColumn("share", "Share", "share"),
+    TableColumn("throughput_share", "of roof", "share"),
+    TableColumn("gain_share", "Gain", "share"),
+    TableColumn("bound", "Bound", "text"),
+    TableColumn("fault", "Fault", "text"),
+    TableColumn("stall", "Top stall", "text"),
+)
+
+_IN_REPORT: Final = (
+    TableColumn("name", "Kernel", "kernel", full="full_name"),
+    TableColumn("grid", "Grid", "text", "Blocks, as x,y,z."),
+    TableColumn("block", "Block", "text", "Threads of a block, as x,y,z."),
+    TableColumn("launches", "Launches", "count", "In the window."),
+    TableColumn("share", "Share", "share", "Of the summed duration of all kernels in the window."),
+    TableColumn("throughput_share", "Of its roof", "share", "The higher of its compute and memory throughput."),
+    TableColumn("gain_share", "Worth", "share", "Of the window's kernel time, if it ran at its roof (Amdahl's law)."),
+    TableColumn("verdict", "Bound", "text"),
+    TableColumn("reason", "Why", "text"),
+)
+
+_UNMATCHED: Final = (
+    TableColumn("name", "Kernel", "kernel", full="full_name"),
+    *_SIZES,
+    TableColumn("launches_profiled", "profiled", "count"),
+    TableColumn("launches_elsewhere", "Launches outside the window", "count"),
+)
+
+
+def coverage_lines(joined: Joined) -> Iterator[str]:
+    """What matched, and what to make of it, before the tables."""
+    covered = joined.coverage
+    yield f"trace: {joined.trace}, window of {fmt.duration(joined.window.duration_ns)}, {joined.window.how}"
+    yield f"matched: {_matched(joined)}"
+    if covered.exact_share is not None:
+        yield f"coverage: {_covered(joined)}"
+    yield f"sample: {covered.sample} ({covered.sample_how})"
+
+
+def coverage_tables(joined: Joined, limit: int | None, at: str = "") -> Iterator[Table]:
+    """Coverage, ranking, and what the trace lacks, if anything."""
+    covered = joined.coverage
+    empty = "No kernel in the window."
+    yield Table(f"{at}coverage", "Coverage of the window", _COVERED, covered.groups, limit, empty=empty)
+    yield Table(
+        f"{at}ranking",
+        "What the window's kernel time could lose at most, if a kernel ran at its roof",
+        _RANKED,
+        covered.ranking,
+        limit,
+        empty="No kernel of the window was profiled with its grid and block.",
+    )
+    if covered.unmatched.height:
+        yield Table(f"{at}unmatched", "Profiled, but not in the window", _UNMATCHED, covered.unmatched, limit)
+
+
+def next_run_lines(joined: Joined) -> Iterator[str]:
+    """The next command, and why."""
+    further = joined.next_run
+    if further.command is None or further.launches is None or further.passes is None:
+        yield f"next run: none: {further.reason}"
+        return
+    yield f"next run (ncu {further.ncu_version}): {further.reason}"
+    yield (
+        f"it closes {_share(further.covered_share)} of a gap of {_share(further.gap_share)} of the kernel time with "
+        f"{fmt.count(further.launches)} launches in about {fmt.count(further.passes)} passes "
+        f"({further.passes_how})"
+    )
+
+
+def coverage_section(joined: Sequence[Joined], at: str = "") -> Section:
+    """For the document on counters: how much of the traces given beside the report it speaks of."""
+    blocks: list[Block] = []
+    for number, item in enumerate(joined, start=1):
+        blocks.append(Paragraph(f"{fmt.printable(item.trace)}: {_matched(item)}. {_capital(_covered(item))}."))
+        blocks.append(Paragraph(f"The sample is {item.coverage.sample}: {item.coverage.sample_how}.", quiet=True))
+        if item.matches:
+            blocks += coverage_tables(item, 15, f"{at}t{number}-")
+    return Section(f"{at}coverage-section", "Share of the program", tuple(blocks))
+
+
+def joined_section(joined: Sequence[Joined], at: str = "") -> Section:
+    """For the report on a trace: what the counters say of its kernels, those with the most to gain first."""
+    blocks: list[Block] = []
+    for number, item in enumerate(joined, start=1):
+        blocks.append(Paragraph(f"{fmt.printable(item.source)}: {_matched(item)}. {_capital(_covered(item))}."))
+        blocks.append(Paragraph(f"The sample is {item.coverage.sample}: {item.coverage.sample_how}.", quiet=True))
+        ranking = _with_reasons(item)
+        if not ranking.is_empty():
+            caption = "Profiled kernels of the window by what they could save at most"
+            blocks.append(Table(f"{at}counters-{number}", caption, _IN_REPORT, ranking))
+        missing = item.coverage.groups.filter(pl.col("matched") != "exact")
+        if item.matches and not missing.is_empty():
+            caption = "Kernels of the window without counters of their own grid and block"
+            blocks.append(Table(f"{at}uncovered-{number}", caption, _COVERED, missing, limit=5))
+        run = item.next_run
+        if run.command is not None:
+            blocks += [Paragraph(f"{_capital(run.reason)}:"), Paragraph(run.command)]
+    blocks.append(
+        Paragraph(
+            "Counters are from another run than this trace, under Nsight Compute: a kernel was found again by its "
+            "name, grid and block. “Worth” is a ceiling, of one kernel at a time.",
+            quiet=True,
+        )
+    )
+    return Section(f"{at}counters", "Hardware counters", tuple(blocks))
+
+
+def joined_data(joined: Sequence[Joined]) -> dict[str, Any]:
+    """`coverage`, `ranking` and `next_run` of the JSON: an entry a report."""
+    from warplens.report.jsonout import window_data  # noqa: PLC0415  the other formats do without
+
+    return {
+        "coverage": [
+            {
+                "source": item.source,
+                "trace": item.trace,
+                "window": window_data(item.window),
+                **{key: value for key, value in vars(item.coverage).items() if key != "ranking"},
+            }
+            for item in joined
+        ],
+        "ranking": [{"source": item.source, "rows": item.coverage.ranking} for item in joined],
+        "next_run": [{"source": item.source, **vars(item.next_run)} for item in joined],
+    }
+
+
+def _with_reasons(joined: Joined) -> pl.DataFrame:
+    """The ranking with the sentence on each kernel; names can be spelled otherwise, and short names are the same."""
+    which = ["name", "grid", "block"]
+    reasons = joined.reasons.unique(which, keep="none", maintain_order=True).select(*which, "verdict", "reason")
+    ranking = joined.coverage.ranking.join(reasons, on=which, how="left", maintain_order="left")
+    return ranking.with_columns(pl.coalesce("verdict", "bound").alias("verdict"))
+
+
+def _matched(joined: Joined) -> str:
+    covered = joined.coverage
+    return (
+        f"{fmt.count(covered.launches_matched)} of {fmt.count(covered.launches_profiled)} profiled launches "
+        "occur in the window with the same grid and block"
+    )
+
+
+def _covered(joined: Joined) -> str:
+    covered = joined.coverage
+    return (
+        f"of {fmt.duration(covered.total_ns)} kernel time, {_share(covered.exact_share)} was profiled, "
+        f"{_share(covered.kernel_share)} in another grid or block, {_share(covered.name_share)} is other kernels "
+        f"of the same short name, {_share(covered.missing_share)} was not profiled"
+    )
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _share(part: float | None) -> str:
+    return fmt.value(part, "share")

@@ -1,0 +1,307 @@
+"""Sections of the document on counters: what was measured, the kernels, their bounds, faults, and what to do next."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import polars as pl
+
+from warplens.report import format as fmt
+from warplens.report.counters.words import FAULT_TITLES, REMEDIES, evidence_text, launch_count
+from warplens.report.document import Figure, Notes, Paragraph, Section, Table, TableColumn
+
+if TYPE_CHECKING:
+    from warplens.analysis.counters.ncucommand import NextRun
+    from warplens.report.counters.numbers import CounterNumbers
+    from warplens.report.document import Block
+
+__all__ = [
+    "bound_shares",
+    "bounds_section",
+    "faults_section",
+    "kernels_section",
+    "measured_section",
+    "next_section",
+    "quality_section",
+    "rules_section",
+    "semantics_section",
+    "with_names",
+]
+
+#: Bars of the ranking; the table below it has the rest.
+_RANKED: Final = 10
+
+#: Colour of a kernel in the ranking, by its bound.
+_FILLS: Final = {"memory": "transfer", "compute": "gemm", "latency": "idle-3", "small": "idle-1"}
+
+_KERNEL: Final = TableColumn("name", "Kernel", "kernel", full="full_name")
+
+
+def with_names(numbers: CounterNumbers, frame: pl.DataFrame) -> pl.DataFrame:
+    """Rows of an analysis with the kernel's names, grid and block, the most expensive kernel first.
+
+    Args:
+        numbers: of the report.
+        frame: with `launch`, of which several rows may be of one group; their order is kept.
+    """
+    named = numbers.summary.select("launch", "name", "full_name", "grid", "block", "total_ns").with_row_index("place")
+    return frame.join(named, on="launch", how="inner").sort("place", maintain_order=True)
+
+
+# --- what was measured ------------------------------------------------------------------------------------------------
+
+_FACT_COLUMNS: Final = (TableColumn("fact", "Setting", "text"), TableColumn("value", "Value", "text"))
+
+
+def measured_section(numbers: CounterNumbers, at: str = "") -> Section:
+    """What was profiled and how, and how much of the program that is."""
+    counters, summary = numbers.counters, numbers.summary
+    total_ns = float(summary["total_ns"].sum())
+    what = "a kernel is a function with one grid and block"
+    blocks: list[Block] = [Paragraph(f"{numbers.measured} ({what}), {fmt.duration(total_ns)} of GPU time in all.")]
+    session = counters.session
+    facts = {
+        "Sections": ", ".join(session.sections) or None,
+        "Clock control": session.clock_control,
+        "Cache control": session.cache_control,
+        "Replay mode": session.replay_mode,
+        "Metrics": fmt.count(counters.metrics.width) if counters.metrics.width else None,
+        "Multiprocessor clock": _clock(summary["sm_hz"]),
+        "Memory clock": _clock(summary["dram_hz"]),
+    }
+    rows = pl.DataFrame(
+        [(fact, value or "not stated") for fact, value in facts.items()], schema=["fact", "value"], orient="row"
+    )
+    blocks.append(Table(f"{at}session", "How it was collected", _FACT_COLUMNS, rows, limit=None))
+    if not numbers.joined:
+        blocks.append(
+            Paragraph(
+                "How much of the program's GPU time these launches are is not in the report. Give a trace of the same "
+                "program beside it (warplens report TRACE COUNTERS) to see it.",
+                quiet=True,
+            )
+        )
+    return Section(f"{at}measured", "What was measured", tuple(blocks))
+
+
+def _clock(clocks: pl.Series) -> str | None:
+    known = clocks.drop_nulls()
+    if known.is_empty():
+        return None
+    least, most = (f"{value / 1e9:.2f}" for value in (known.min(), known.max()))  # type: ignore[operator]
+    return f"{most} GHz" if least == most else f"{least} to {most} GHz"
+
+
+def quality_section(numbers: CounterNumbers, at: str = "") -> Section:
+    """What limits the numbers."""
+    clean = Paragraph("Nothing was found that limits these numbers.", quiet=True)
+    return Section(
+        f"{at}quality", "Before you read the numbers", (Notes(numbers.warnings) if numbers.warnings else clean,)
+    )
+
+
+def semantics_section(numbers: CounterNumbers, at: str = "") -> Section:
+    """What the numbers mean, given how they were collected."""
+    nothing = Paragraph("The report does not say how it was collected.", quiet=True)
+    blocks: tuple[Block, ...] = (Notes(numbers.semantics) if numbers.semantics else nothing,)
+    idle = Paragraph(
+        "Shares are of the peak while a kernel ran. A low one does not mean that the GPU was idle between kernels: "
+        "that is in a trace.",
+        quiet=True,
+    )
+    return Section(f"{at}semantics", "What these numbers mean", (*blocks, idle))
+
+
+# --- kernels and bounds -----------------------------------------------------------------------------------------------
+
+_KERNEL_COLUMNS: Final = (
+    _KERNEL,
+    TableColumn("grid", "Grid", "text", "Blocks, as x,y,z."),
+    TableColumn("block", "Block", "text", "Threads of a block, as x,y,z."),
+    TableColumn("launches", "Launches", "count"),
+    TableColumn("total_ns", "Time", "duration_ns", "Summed duration of the profiled launches."),
+    TableColumn("share", "Share", "share", "Of the profiled time."),
+    TableColumn("verdict", "Bound", "text", "What limits it; healthy is at its roof without waste."),
+    TableColumn("reason", "Why", "text"),
+)
+
+
+def kernels_section(numbers: CounterNumbers, at: str = "") -> Section:
+    """The kernels by their time, each with its bound and the reason."""
+    summary = numbers.summary
+    timed = summary.filter(pl.col("total_ns") > 0)
+    blocks: list[Block] = []
+    if timed.height:
+        from warplens.report import charts  # noqa: PLC0415  tables do without Altair
+
+        rows = timed.head(_RANKED)
+        ranked = pl.DataFrame(
+            {
+                "name": [
+                    f"{fmt.shorten_kernel(row['full_name'], 44)} · {row['verdict']}"
+                    for row in rows.iter_rows(named=True)
+                ],
+                "full_name": [fmt.printable(name) for name in rows["full_name"]],
+                "value": rows["total_ns"],
+                "share": rows["share"],
+                "fill": [_FILLS.get(bound, "other") for bound in rows["bound"]],
+                "detail": rows["reason"],
+            }
+        )
+        alt = "; ".join(
+            f"{name}: {fmt.share(share)}" for name, share in ranked.select("name", "share").head(3).iter_rows()
+        )
+        blocks.append(Figure(f"{at}ranking", "Profiled time by kernel", charts.ranked_chart(ranked), alt))
+    blocks.append(
+        Table(f"{at}kernels-table", "Kernels", _KERNEL_COLUMNS, summary, empty="The report holds no profiled kernel.")
+    )
+    return Section(f"{at}kernels", "Kernels", tuple(blocks))
+
+
+_BOUND_COLUMNS: Final = (
+    _KERNEL,
+    TableColumn("verdict", "Bound", "text"),
+    TableColumn("unit_share", "Busiest unit", "share", "Of its peak rate."),
+    TableColumn("balanced", "Balanced", "text", "Compute and memory are equally near their peaks."),
+    TableColumn("healthy", "Healthy", "text", "At a roof that its work needs; – where it cannot be said."),
+    TableColumn("fault", "Costliest fault", "text"),
+    TableColumn("fault_gain_share", "costs at most", "share", "Of the kernel's time."),
+    TableColumn("evidence", "Evidence", "text", "The numbers that the verdict rests on."),
+)
+
+
+def bounds_section(numbers: CounterNumbers, at: str = "") -> Section:
+    """What limits each kernel, with the numbers that say so."""
+    rows = numbers.summary.to_dicts()
+    summary = numbers.summary.with_columns(
+        pl.Series("evidence", [evidence_text(row["evidence"]) for row in rows], dtype=pl.String),
+        pl.col("fault").replace(FAULT_TITLES),
+        *(
+            pl.when(name).then(pl.lit("yes")).when(~pl.col(name)).then(pl.lit("no")).alias(name)
+            for name in ("balanced", "healthy")
+        ),
+    )
+    rule = Paragraph(
+        "A unit at 60 % of its peak or more is the bound; from 80 % on it is as good as full. Below, a kernel waits: "
+        "its grid is too small to fill the GPU, or latency holds it back. The limits are Nsight Compute's.",
+        quiet=True,
+    )
+    table = Table(f"{at}bounds-table", "What limits each kernel", _BOUND_COLUMNS, summary, empty="No kernel.")
+    return Section(f"{at}bounds", "Bounds", (table, rule))
+
+
+# --- faults and rules -------------------------------------------------------------------------------------------------
+
+_FAULT_COLUMNS: Final = (
+    _KERNEL,
+    TableColumn("title", "Fault", "text"),
+    TableColumn("gain_share", "Costs at most", "share", "Of the kernel's time; several do not add up."),
+    TableColumn("total_gain_share", "of all", "share", "Of the profiled time."),
+    TableColumn("shown", "Evidence", "text"),
+    TableColumn("remedy", "What to do", "text"),
+)
+
+
+def faults_section(numbers: CounterNumbers, at: str = "") -> Section:
+    """What is wrong with the kernels, the costliest first, and what to do about it."""
+    faults = with_names(numbers, numbers.faults)
+    if faults.is_empty():
+        text = "No fault was found that could cost a tenth of a kernel's time, as far as the collected metrics tell."
+        return Section(f"{at}faults", "Faults", (Paragraph(text, quiet=True),))
+    total = numbers.summary["total_ns"].sum()
+    titled = faults.with_columns(
+        total_gain_share=pl.col("gain_share") * pl.col("total_ns") / total if total else pl.lit(None, dtype=pl.Float64),
+        title=pl.col("fault").replace(FAULT_TITLES),
+        remedy=pl.col("fault").replace_strict(REMEDIES, return_dtype=pl.String),
+        shown=pl.Series([evidence_text(item) for item in faults["evidence"].to_list()], dtype=pl.String),
+    ).sort("total_gain_share", descending=True, nulls_last=True, maintain_order=True)
+    table = Table(f"{at}faults-table", "Faults and remedies", _FAULT_COLUMNS, titled)
+    ceiling = Paragraph(
+        "The cost is a ceiling: without this fault the kernel would not get faster by more. Relief of one fault often "
+        "uncovers the next.",
+        quiet=True,
+    )
+    return Section(f"{at}faults", "Faults and remedies", (table, ceiling))
+
+
+_RULE_COLUMNS: Final = (
+    _KERNEL,
+    TableColumn("rule_name", "Rule", "text"),
+    TableColumn("message", "Message", "text"),
+    TableColumn("speedup_share", "Estimate", "share", "Its estimated speedup."),
+    TableColumn("speedup_kind", "of", "text", "global: the kernel; local: what the rule looks at. They do not add up."),
+)
+
+#: Kinds of results of a rule that ask for something.
+_ASKING: Final = ("optimization", "warning", "error")
+
+
+def rules_section(numbers: CounterNumbers, at: str = "") -> Section | None:
+    """What Nsight Compute's own rules said; None where they did not run."""
+    launches = numbers.counters.launches.select("launch", pl.col("name", "full_name").cast(pl.String))
+    rules = numbers.counters.rules.filter(pl.col("kind").is_in(_ASKING)).rename({"name": "rule_name"})
+    if rules.is_empty():
+        return None
+    shown = rules.join(launches, on="launch", maintain_order="left").with_columns(
+        speedup_share=pl.col("speedup_percent") / 100
+    )
+    shown = shown.unique(["full_name", "rule", "message"], keep="first", maintain_order=True)
+    shown = shown.sort("speedup_share", descending=True, nulls_last=True, maintain_order=True)
+    table = Table(f"{at}rules-table", "Results of Nsight Compute's rules", _RULE_COLUMNS, shown, limit=10)
+    return Section(f"{at}rules", "What Nsight Compute's own rules say", (table,))
+
+
+# --- the next run -----------------------------------------------------------------------------------------------------
+
+
+def next_section(numbers: CounterNumbers, at: str = "") -> Section:
+    """One command that would tell most."""
+    runs: list[tuple[NextRun, str | None]] = [(item.next_run, item.trace) for item in numbers.joined if item.matches]
+    runs = runs or [(numbers.next_run, None)]
+    blocks: list[Block] = []
+    for run, trace in runs:
+        of = "kernel time of the window" if trace else "profiled time"
+        beside = f"With {trace}: " if trace and len(runs) > 1 else ""
+        if run.command is None:
+            blocks.append(Paragraph(_sentence(f"{beside}{run.reason}")))
+            continue
+        blocks += [
+            Paragraph(_sentence(f"{beside}{run.reason}")),
+            Paragraph(run.command),
+            Paragraph(
+                f"It closes {fmt.value(run.covered_share, 'share')} of a gap of {fmt.value(run.gap_share, 'share')} of "
+                f"the {of} with {launch_count(run.launches or 0)} in about {fmt.value(run.passes, 'count')} passes "
+                f"({run.passes_how}); valid from Nsight Compute {run.ncu_version} on.",
+                quiet=True,
+            ),
+        ]
+    return Section(f"{at}next-run", "The next run", tuple(blocks))
+
+
+def _sentence(text: str) -> str:
+    whole = text[:1].upper() + text[1:]
+    return whole if whole.endswith(".") else f"{whole}."
+
+
+def bound_shares(numbers: CounterNumbers) -> list[tuple[str, float]]:
+    """The share of the profiled time by bound, the largest first; healthy kernels apart."""
+    timed = numbers.summary.filter(pl.col("total_ns") > 0)
+    total = float(timed["total_ns"].sum())
+    sums: dict[str, float] = {}
+    for row in timed.select("bound", "unit", "healthy", "total_ns").iter_rows(named=True):
+        title = _title(row)
+        sums[title] = sums.get(title, 0.0) + row["total_ns"]
+    return sorted(((title, part / total) for title, part in sums.items()), key=lambda item: -item[1])
+
+
+_BOUND_PHRASES: Final = {
+    "memory": "bound by memory",
+    "compute": "bound by compute",
+    "latency": "bound by latency",
+    "small": "in grids too small to say",
+    "unknown": "of unknown bound",
+}
+
+
+def _title(row: dict[str, Any]) -> str:
+    return _BOUND_PHRASES[row["bound"]] + (" and healthy" if row["healthy"] else "")
