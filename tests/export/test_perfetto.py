@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import polars as pl
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.analysis.builders import copy, kernel, launch, nvtx, trace
+from tests.export.reading import play
+from warplens.analysis.timeline import Timeline
+from warplens.errors import UsageError
+from warplens.export.perfetto import write_perfetto
+from warplens.profile.schema import table
+from warplens.readers import read
+
+CAPTURES = sorted((Path(__file__).parents[2] / "src/warplens/data/captures").glob("*.sqlite*"))
+
+
+def _written(made: object, folder: Path) -> Path:
+    target = folder / "out.perfetto-trace"
+    write_perfetto(Timeline(made), target)  # type: ignore[arg-type]
+    return target
+
+
+def test_a_kernel_keeps_its_times_name_and_launch_configuration(tmp_path: Path) -> None:
+    made = trace(kernels=[kernel(100, 250, "gemm", grid=(4, 2, 1), correlation=9)], api=[launch(10, 20, correlation=9)])
+    (drawn,) = [item for item in play(_written(made, tmp_path)).slices if item.track.startswith("GPU")]
+    assert (drawn.name, drawn.start_ns, drawn.end_ns) == ("gemm", 100, 250)
+    assert {"grid_x": 4, "grid_y": 2, "block_x": 128, "registers_per_thread": 32}.items() <= dict(
+        drawn.arguments
+    ).items()
+
+
+def test_an_arrow_leads_from_the_call_to_its_kernel(tmp_path: Path) -> None:
+    made = trace(
+        kernels=[kernel(100, 250, "a", correlation=1), kernel(250, 300, "b", correlation=2)],
+        api=[launch(10, 20, correlation=1), launch(30, 40, correlation=2)],
+    )
+    slices = play(_written(made, tmp_path)).slices
+    starts = {flow: item.start_ns for item in slices for flow in item.flows}
+    ends = {flow: item.name for item in slices for flow in item.ends_flows}
+    assert {ends[flow]: begin for flow, begin in starts.items()} == {"a": 10, "b": 30}
+
+
+def test_kernels_that_overlap_on_a_stream_stand_on_lanes_of_it(tmp_path: Path) -> None:
+    made = trace(kernels=[kernel(0, 100, "a"), kernel(90, 120, "b"), kernel(110, 130, "c"), kernel(120, 140, "d")])
+    tracks = {item.name: item.track.split("/")[-1] for item in play(_written(made, tmp_path)).slices}
+    assert tracks == {"a": "stream 7", "b": "stream 7 (2)", "c": "stream 7", "d": "stream 7 (2)"}
+
+
+def test_ranges_that_cross_stand_on_lanes_and_nested_ones_do_not(tmp_path: Path) -> None:
+    made = trace(ranges=[nvtx(0, 100, "outer"), nvtx(10, 50, "inner"), nvtx(40, 120, "crossing")])
+    tracks = {item.name: item.track.split("/")[-1] for item in play(_written(made, tmp_path)).slices}
+    assert tracks == {"outer": "ranges", "inner": "ranges", "crossing": "ranges (2)"}
+
+
+def test_slices_that_touch_and_slices_of_no_length_keep_their_order(tmp_path: Path) -> None:
+    ranges = [nvtx(0, 50, "first"), nvtx(50, 50, "instant"), nvtx(50, 90, "second"), nvtx(50, 60, "inside")]
+    drawn = {item.name: (item.start_ns, item.end_ns) for item in play(_written(trace(ranges=ranges), tmp_path)).slices}
+    assert drawn == {"first": (0, 50), "instant": (50, 50), "second": (50, 90), "inside": (50, 60)}
+
+
+def test_times_before_the_profiles_zero_are_moved_together(tmp_path: Path) -> None:
+    made = trace(kernels=[kernel(-30, -10, "early"), kernel(5, 9, "late")])
+    drawn = {item.name: (item.start_ns, item.end_ns) for item in play(_written(made, tmp_path)).slices}
+    assert drawn == {"early": (0, 20), "late": (35, 39)}
+
+
+def test_a_profile_without_anything_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="nothing to draw"):
+        _written(trace(kernels=[]), tmp_path)
+
+
+_SPANS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 30), st.integers(1, 3)), min_size=1, max_size=25)
+
+
+@settings(max_examples=60)
+@given(ranges=_SPANS, kernels=_SPANS)
+def test_every_slice_comes_back_however_they_lie(
+    tmp_path_factory: pytest.TempPathFactory, ranges: list[tuple[int, int, int]], kernels: list[tuple[int, int, int]]
+) -> None:
+    made = trace(
+        kernels=[kernel(start, start + length, f"k{length}", stream=stream) for start, length, stream in kernels],
+        ranges=[nvtx(start, start + length, f"r{length}", thread=thread) for start, length, thread in ranges],
+    )
+    drawn = play(_written(made, tmp_path_factory.mktemp("perfetto"))).slices
+    expected = Counter((f"k{length}", start, start + length) for start, length, _ in kernels)
+    expected += Counter((f"r{length}", start, start + length) for start, length, _ in ranges)
+    assert Counter((item.name, item.start_ns, item.end_ns) for item in drawn) == expected
+
+
+@pytest.mark.parametrize("path", CAPTURES[:4], ids=lambda path: path.name)
+def test_every_event_of_a_real_capture_comes_back(path: Path, tmp_path: Path) -> None:
+    made = read(path)
+    drawn = play(_written(made, tmp_path)).slices
+    on_device = sum(
+        (_spans(frame) for frame in (made.kernels, made.copies, made.memsets, made.graph_launches)), Counter()
+    )
+    assert Counter((item.start_ns, item.end_ns) for item in drawn if item.track.startswith("GPU")) == on_device
+    for frame, label in ((made.ranges, "ranges"), (made.api_calls, "CUDA API"), (made.os_calls, "operating system")):
+        mine = [item for item in drawn if item.track.split("/")[-1].split(" (")[0] == label]
+        assert Counter((item.start_ns, item.end_ns) for item in mine) == _spans(frame)
+    assert Counter(item.name for item in drawn if item.track.endswith("CUDA API")) == Counter(
+        made.api_calls["name"].cast(pl.String).to_list()
+    )
+
+
+def _spans(frame: pl.DataFrame) -> Counter[tuple[int, int]]:
+    return Counter(frame.select("start_ns", "end_ns").rows())  # type: ignore[arg-type]
+
+
+def test_copies_say_their_direction_and_bytes(tmp_path: Path) -> None:
+    (drawn,) = play(_written(trace(copies=[copy(5, 9, "device-to-host", 4096)]), tmp_path)).slices
+    assert drawn.name == "copy device-to-host"
+    assert dict(drawn.arguments)["bytes"] == 4096
+
+
+def test_the_memory_of_a_gpu_is_a_counter(tmp_path: Path) -> None:
+    made = trace(kernels=[kernel(0, 10)])
+    levels = pl.DataFrame(
+        {
+            "time_ns": [1, 4, 9],
+            "process": 1,
+            "thread": 1,
+            "device": 0,
+            "address": [100, 200, 100],
+            "delta_bytes": [512, 512, -512],
+            "allocated_bytes": [512, 1024, 512],
+            "reserved_bytes": [2048, 2048, 2048],
+        },
+        schema={column.name: column.dtype for column in table("allocations").columns},
+    )
+    counters = play(_written(replace(made, allocations=levels), tmp_path)).counters
+    assert counters["GPU 0 memory allocated"] == [(1, 512), (4, 1024), (9, 512)]
+    assert counters["GPU 0 memory reserved"] == [(1, 2048), (4, 2048), (9, 2048)]
