@@ -1,0 +1,231 @@
+"""One clock for all ranks.
+
+Every file keeps its own clock. Two things bring them together:
+
+1. the Unix time of the clock's zero, where the file records it (ranks of one file share its clock anyway);
+2. collectives: no rank can leave one before all have arrived, so it ends on all ranks at nearly the same moment. The
+   offset of a file is the median of the differences between its ends and the median end of each collective, taken over
+   the kinds that end together (`kinds.ENDS_TOGETHER`); medians, so that a few wrong pairs do no harm. Files are reached
+   one from another through the collectives that they share, then all offsets are refined together. Over a long
+   recording two clocks drift apart; where a straight line through the differences explains clearly more than a
+   constant, it is taken.
+
+What is left, the residual, is printed: waits shorter than it mean nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from warplens.analysis.ranks.kinds import ENDS_TOGETHER
+from warplens.analysis.ranks.offsets import clock_offsets, codes, group_median
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from warplens.analysis.ranks.summary import RankSummary
+
+__all__ = ["CLOCK_SCHEMA", "Alignment", "BaseClocks", "align", "base_clocks"]
+
+Int64s = npt.NDArray[np.int64]
+
+#: One row a rank. Times are in nanoseconds.
+CLOCK_SCHEMA: Final = pl.Schema(
+    {
+        "rank": pl.Int64(),
+        "clock": pl.String(),  # unix (the file records its epoch), file (shared with other ranks) or own
+        "aligned": pl.Boolean(),  # whether the rank can be compared in time with the first one
+        "shift_ns": pl.Int64(),  # what collectives added to its clock, at its first collective
+        "drift_ppm": pl.Float64(),  # how fast that changes; null where a constant does
+        "collectives": pl.Int64(),  # how many the estimate rests on
+        "residual_median_ns": pl.Float64(),  # of the absolute differences of its ends that are left
+        "residual_max_ns": pl.Float64(),
+    }
+)
+
+#: With fewer shared collectives, one that was delayed on its way out decides the offset.
+_FEW_COLLECTIVES: Final = 3
+
+
+@dataclass(frozen=True, eq=False)
+class BaseClocks:
+    """What the files say of their clocks.
+
+    Attributes:
+        shift: nanoseconds to add to each rank's times; shape (ranks,).
+        unit: which ranks share a clock for certain, being of one file; shape (ranks,).
+        kind: `unix`, `file` or `own`, for each rank.
+        comparable: whether all ranks are on one clock already.
+    """
+
+    shift: Int64s
+    unit: Int64s
+    kind: tuple[str, ...]
+    comparable: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Alignment:
+    """The common clock.
+
+    Attributes:
+        ranks: `CLOCK_SCHEMA`.
+        start, end: of each event on the common clock; shape (events,).
+        aligned: for each rank whether it is on the common clock; shape (ranks,).
+        method: how, one sentence for people.
+        residual_median_ns, residual_max_ns: of the absolute differences between the ends of each collective and their
+            median; None where no collective ends together on two ranks.
+        warning: why the common clock is not to be trusted; None where it is.
+    """
+
+    ranks: pl.DataFrame
+    start: Int64s
+    end: Int64s
+    aligned: npt.NDArray[np.bool_]
+    method: str
+    residual_median_ns: float | None
+    residual_max_ns: float | None
+    warning: str | None
+
+
+def base_clocks(summaries: Sequence[RankSummary], files: Sequence[int]) -> BaseClocks:
+    """The clocks as the files record them.
+
+    Args:
+        summaries: one a rank.
+        files: the number of the file that each is from.
+    """
+    unit = np.array(files, dtype=np.int64)
+    epochs = [summary.epoch_ns for summary in summaries]
+    one_file = len(set(files)) <= 1
+    known = not one_file and all(epoch is not None for epoch in epochs)
+    first = min((epoch for epoch in epochs if epoch is not None), default=0)
+    shift = np.array([(epoch or 0) - first if known else 0 for epoch in epochs], dtype=np.int64)
+    kind = tuple("unix" if known else "file" if summary.parts > 1 else "own" for summary in summaries)
+    return BaseClocks(shift, unit, kind, one_file or known)
+
+
+def align(
+    events: pl.DataFrame, instance: Int64s, usable: npt.NDArray[np.bool_], base: BaseClocks, ranks: Sequence[int]
+) -> Alignment:
+    """Bring all ranks onto one clock.
+
+    Args:
+        events: of `matching.all_events`.
+        instance: the collective of each event, −1 for none.
+        usable: which events may be used to estimate offsets.
+        base: what the files say.
+        ranks: the rank of each summary.
+    """
+    place = events["place"].to_numpy()
+    start = events["start_ns"].to_numpy() + base.shift[place]
+    end = events["end_ns"].to_numpy() + base.shift[place]
+    together = events["kind"].is_in(list(ENDS_TOGETHER)).to_numpy()
+    chosen = _spanning(instance, usable & together, base.unit[place])
+    loosely = False
+    if not len(chosen) and not base.comparable:
+        chosen, loosely = _spanning(instance, usable, base.unit[place]), True
+    unit_of_event = base.unit[place[chosen]]
+    offset, drift, reached, anchor = clock_offsets(codes(instance[chosen]), unit_of_event, end[chosen], base.unit)
+    unit = base.unit[place]
+    moved = np.rint(drift[unit] * (end - anchor)).astype(np.int64)
+    end = end + offset[unit] + moved
+    start = start + offset[unit] + np.rint(drift[unit] * (start - anchor)).astype(np.int64)
+
+    measured = _spanning(instance, usable & together, place) if not loosely else chosen
+    left = _residuals(codes(instance[measured]), end[measured])
+    first = _first_event(place, events["start_ns"].to_numpy() + base.shift[place], len(ranks))
+    shift_at_first = offset[base.unit] + np.rint(drift[base.unit] * (first - anchor)).astype(np.int64)
+    aligned = np.full(len(ranks), base.comparable)
+    aligned |= reached[base.unit]
+    rows = [
+        (
+            rank,
+            base.kind[number],
+            bool(aligned[number]),
+            int(shift_at_first[number]),
+            float(drift[base.unit[number]] * 1e6) if drift[base.unit[number]] else None,
+            int((place[chosen] == number).sum()) if len(chosen) else 0,
+            *_typical(left[place[measured] == number]),
+        )
+        for number, rank in enumerate(ranks)
+    ]
+    middle, largest = _typical(left)
+    return Alignment(
+        pl.DataFrame(rows, schema=CLOCK_SCHEMA, orient="row"),
+        start,
+        end,
+        aligned,
+        _method(base, len(np.unique(instance[chosen])), len(ranks)),
+        middle,
+        largest,
+        _warning(base, aligned, ranks, len(np.unique(instance[chosen])), loosely),
+    )
+
+
+def _spanning(instance: Int64s, usable: npt.NDArray[np.bool_], unit: Int64s) -> Int64s:
+    """The usable events whose collective reaches over at least two clocks."""
+    rows = np.flatnonzero(usable & (instance >= 0))
+    if not len(rows):
+        return rows
+    count = int(instance[rows].max()) + 1
+    low, high = np.full(count, np.iinfo(np.int64).max), np.full(count, -1)
+    np.minimum.at(low, instance[rows], unit[rows])
+    np.maximum.at(high, instance[rows], unit[rows])
+    return rows[(high > low)[instance[rows]]]
+
+
+def _residuals(instance: Int64s, end: Int64s) -> npt.NDArray[np.float64]:
+    if not len(instance):
+        return np.empty(0)
+    middle = group_median(instance, end, int(instance.max()) + 1)
+    return np.abs(end - middle[instance])
+
+
+def _typical(values: npt.NDArray[np.float64]) -> tuple[float | None, float | None]:
+    return (float(np.median(values)), float(values.max())) if len(values) else (None, None)
+
+
+def _first_event(place: npt.NDArray[np.int32], start: Int64s, ranks: int) -> Int64s:
+    first = np.full(ranks, np.iinfo(np.int64).max)
+    np.minimum.at(first, place, start)
+    return np.where(first == np.iinfo(np.int64).max, 0, first)
+
+
+def _method(base: BaseClocks, collectives: int, ranks: int) -> str:
+    if ranks < 2:
+        return "one rank, whose clock is its own"
+    if len(set(base.unit.tolist())) == 1:
+        return "all ranks share the clock of their one file; nothing was shifted"
+    origin = "placed by the Unix time that each file records" if base.comparable else "no common Unix time is recorded"
+    refined = f"refined by the ends of {collectives} collectives" if collectives else "not refined by any collective"
+    return f"{origin}; {refined}"
+
+
+def _warning(
+    base: BaseClocks, aligned: npt.NDArray[np.bool_], ranks: Sequence[int], collectives: int, loosely: bool
+) -> str | None:
+    if len(ranks) < 2 or len(set(base.unit.tolist())) == 1:
+        return None
+    if not aligned.all():
+        apart = ", ".join(str(rank) for rank, found in zip(ranks, aligned, strict=True) if not found)
+        return (
+            f"The clocks of ranks {apart} cannot be compared with that of rank {ranks[0]}: no Unix time is recorded "
+            "and no collective connects them. Arrivals and waits leave them out."
+        )
+    if loosely:
+        return (
+            "The clocks were aligned by operations that need not end together (sends, broadcasts): arrivals and waits "
+            "may be off by as much as those take."
+        )
+    if collectives < _FEW_COLLECTIVES:
+        return (
+            f"The clocks rest on Unix time and {collectives} shared collectives: between hosts they may differ by "
+            "milliseconds, and waits shorter than that mean nothing."
+        )
+    return None

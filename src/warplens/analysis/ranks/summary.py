@@ -1,0 +1,151 @@
+"""What remains of one rank's profile: everything that questions across ranks need, in kilobytes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import polars as pl
+
+from warplens.analysis.intervals import Intervals
+from warplens.analysis.quality import quality_notes
+from warplens.analysis.ranks.collectives import COLLECTIVE_SCHEMA, rank_collectives
+from warplens.analysis.ranks.measures import STEP_TIME_SCHEMA, TIME_COLUMNS, busy_time, step_times, times_between
+from warplens.analysis.ranks.split import split_ranks
+from warplens.analysis.timebudget import BUDGET_SCHEMA, time_budgets
+from warplens.analysis.timeline import Timeline
+
+if TYPE_CHECKING:
+    from warplens.analysis.ranks.split import RankTrace
+    from warplens.analysis.window import Window
+    from warplens.profile import Note, Trace
+
+__all__ = ["RankSummary", "summarize"]
+
+
+@dataclass(frozen=True, eq=False)
+class RankSummary:
+    """One rank, reduced. Times are in nanoseconds of its file's own clock.
+
+    Attributes:
+        source: the file's name, without folders.
+        part, parts: which of how many ranks of that file this is, counted from 0.
+        process, device: where its kernels ran; None where there were none.
+        gpu: name of the GPU; None where the file does not say.
+        tool: the profiler and its version, for people.
+        rank, world_size: as the file records them; None where it does not.
+        epoch_ns: Unix time of the clock's zero; None where the file does not say.
+        window: the window that was analysed.
+        times: `TIME_COLUMNS` of the window.
+        budget: the time budget of the window (`timebudget.BUDGET_SCHEMA`).
+        steps: `measures.STEP_TIME_SCHEMA`, all steps of the file.
+        collectives: `collectives.COLLECTIVE_SCHEMA`, all of the file.
+        exposed: when communication was exposed, disjoint; to split waits into exposed and hidden.
+        undescribed: collectives that the framework described and that ran no kernel of their own.
+        kernels: kernels in the whole file.
+        notes: what limits the answers, of the reader and of the analyses.
+    """
+
+    source: str
+    part: int
+    parts: int
+    process: int | None
+    device: int | None
+    gpu: str | None
+    tool: str
+    rank: int | None
+    world_size: int | None
+    epoch_ns: int | None
+    window: Window
+    times: dict[str, int]
+    budget: pl.DataFrame
+    steps: pl.DataFrame
+    collectives: pl.DataFrame
+    exposed: Intervals
+    undescribed: int
+    kernels: int
+    notes: tuple[Note, ...] = field(default=())
+
+    @property
+    def label(self) -> str:
+        """The file, and the process and GPU where the file holds several ranks."""
+        return self.source if self.parts == 1 else f"{self.source} (process {self.process}, GPU {self.device})"
+
+
+def summarize(trace: Trace, window: str = "steady") -> tuple[RankSummary, ...]:
+    """One summary for each rank of a trace.
+
+    Args:
+        trace: a profile of one rank, or of several processes or GPUs.
+        window: as `Timeline.window` takes it; each rank finds its own steady steps.
+
+    Raises:
+        UsageError: the window lies outside the profile.
+    """
+    ranks = split_ranks(trace)
+    return tuple(_summary(rank, place, len(ranks), window) for place, rank in enumerate(ranks))
+
+
+def _summary(rank: RankTrace, place: int, parts: int, spec: str) -> RankSummary:
+    timeline = Timeline(rank.trace)
+    window = timeline.window(spec)
+    capture = rank.trace.capture
+    gpu = capture.device(rank.device) if rank.device is not None else None
+    found = _measured(timeline, rank.device, window) if rank.device is not None else _idle(window)
+    return RankSummary(
+        source=capture.source,
+        part=place,
+        parts=parts,
+        process=rank.process,
+        device=rank.device,
+        gpu=gpu.name if gpu else None,
+        tool=f"{capture.tool} {capture.tool_version or ''}".strip(),
+        rank=capture.rank,
+        world_size=capture.world_size,
+        epoch_ns=capture.epoch_ns,
+        window=window,
+        times=found.times,
+        budget=found.budget,
+        steps=found.steps,
+        collectives=found.collectives,
+        exposed=found.exposed,
+        undescribed=int(rank.trace.collectives["kernel"].null_count()),
+        kernels=rank.trace.kernels.height,
+        notes=tuple(quality_notes(timeline, window)),
+    )
+
+
+class _Measured(NamedTuple):
+    """What the GPU's work tells; fields as in `RankSummary`."""
+
+    times: dict[str, int]
+    budget: pl.DataFrame
+    steps: pl.DataFrame
+    collectives: pl.DataFrame
+    exposed: Intervals
+
+
+def _measured(timeline: Timeline, device: int, window: Window) -> _Measured:
+    busy = busy_time(timeline, device)
+    edges = np.array([window.start_ns]), np.array([window.end_ns])
+    budgets = [budget.parts for budget in time_budgets(timeline, window) if budget.device == device]
+    return _Measured(
+        times=times_between(busy, *edges).row(0, named=True),
+        budget=budgets[0] if budgets else pl.DataFrame(schema=BUDGET_SCHEMA),
+        steps=step_times(timeline, busy, frozenset(step.index for step in window.steps)),
+        collectives=rank_collectives(timeline, device, busy, window),
+        exposed=busy.exposed,
+    )
+
+
+def _idle(window: Window) -> _Measured:
+    """A rank without any GPU work is idle throughout."""
+    idle = {"idle_ns": window.duration_ns, "duration_ns": window.duration_ns}
+    return _Measured(
+        times={**dict.fromkeys(TIME_COLUMNS, 0), **idle},
+        budget=pl.DataFrame(schema=BUDGET_SCHEMA),
+        steps=pl.DataFrame(schema=STEP_TIME_SCHEMA),
+        collectives=pl.DataFrame(schema=COLLECTIVE_SCHEMA),
+        exposed=Intervals.none(),
+    )
