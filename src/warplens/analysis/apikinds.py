@@ -15,7 +15,7 @@ import polars as pl
 
 from warplens.profile.schema import name_categories
 
-__all__ = ["API_KIND", "ApiKind", "api_kind", "api_kinds", "bare_name", "blocks_host"]
+__all__ = ["API_KIND", "ApiKind", "api_kind", "api_kinds", "bare_name", "blocks_host", "polls_device"]
 
 ApiKind = Literal["launch", "graph-launch", "copy", "memset", "sync", "allocation", "event", "query", "module", "other"]
 
@@ -96,3 +96,10 @@ def blocks_host(name: str) -> bool:
     """
     kind = api_kind(name)
     return kind == "sync" or (kind == "copy" and "Async" not in name and "Prefetch" not in name)
+
+
+@lru_cache(maxsize=4096)
+def polls_device(name: str) -> bool:
+    """Whether the function asks if work is done without waiting for it: one that is called again and again waits."""
+    prefix = _PREFIX.match(name)
+    return prefix is not None and bare_name(name)[prefix.end() :] in ("EventQuery", "StreamQuery")

@@ -10,7 +10,8 @@ Two rules, in this order:
 
 Where several threads hold ranges open, the one whose outermost ranges cover the most host time is asked first (the
 training loop's own thread spans the step, its helpers do not), and links only ever lead from a thread with less cover
-to one with more, so that no range can become its own ancestor.
+to one with more, so that no range can become its own ancestor. A framework's operators (ranges of kind `cpu-op`) lend
+nothing: a thread that runs an operator is at work, not waiting for another one; only what a person annotated is.
 """
 
 from __future__ import annotations
@@ -22,15 +23,17 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from warplens.analysis.forest import NO_RANGE, Forest, levels_of, nearest
 from warplens.analysis.intervals import Intervals, total, union
 from warplens.profile.nesting import nest
+from warplens.profile.schema import name_categories
 
-__all__ = ["NO_RANGE", "RangeForest", "range_forest"]
+__all__ = ["NO_RANGE", "OPERATOR_KIND", "RangeForest", "is_operator", "range_forest"]
 
 Int64s = npt.NDArray[np.int64]
 
-#: Stands for "no range" in arrays of range rows.
-NO_RANGE = -1
+#: Kind of the ranges that a framework's profiler records for its operators.
+OPERATOR_KIND = "cpu-op"
 
 # Process and thread ids are 32-bit, so that a pair of them is one integer key.
 _THREAD_BITS = 32
@@ -52,21 +55,20 @@ class _OpenRanges(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class RangeForest:
+class RangeForest(Forest):
     """The ranges of a profile with their enclosing ranges, across threads.
 
     Attributes:
         parent: shape (n,), row of the enclosing range, on the same thread or inferred on another; `NO_RANGE` for none.
-        parent_inferred: shape (n,), whether that link crosses threads.
         level: shape (n,), number of enclosing ranges across threads.
+        parent_inferred: shape (n,), whether that link crosses threads.
         crossing: shape (n,), whether the range overlaps another one of its thread without nesting.
     """
 
-    parent: Int64s
     parent_inferred: npt.NDArray[np.bool_]
-    level: Int64s
     crossing: npt.NDArray[np.bool_]
     _threads: dict[tuple[int, int], _OpenRanges]
+    _lenders: dict[tuple[int, int], _OpenRanges]
     _asked_first: dict[int, list[tuple[int, int]]]
 
     def attribute(self, process: Int64s, thread: Int64s, when: Int64s) -> tuple[Int64s, npt.NDArray[np.bool_]]:
@@ -84,84 +86,76 @@ class RangeForest:
             inferred[rows] = (own == NO_RANGE) & (waiting != NO_RANGE)
         return found, inferred
 
+    def open_on(self, process: Int64s, thread: Int64s, when: Int64s) -> Int64s:
+        """The innermost range that each thread itself holds open at that time; `NO_RANGE` for none."""
+        found = np.full(len(when), NO_RANGE, dtype=np.int64)
+        for holder, rows in _rows_by_thread(process, thread):
+            if holder in self._threads:
+                found[rows] = self._threads[holder].at(when[rows])
+        return found
+
     def _waiting(self, launcher: tuple[int, int], when: Int64s) -> Int64s:
         found = np.full(len(when), NO_RANGE, dtype=np.int64)
         for thread in self._asked_first.get(launcher[0], ()):
             if thread == launcher:
                 break  # only threads with more cover than the launcher may lend it a range
-            found = np.where(found == NO_RANGE, self._threads[thread].at(when), found)
+            found = np.where(found == NO_RANGE, self._lenders[thread].at(when), found)
         return found
 
-    def inclusive(self, exclusive: Int64s) -> Int64s:
-        """Adds each range's own amount to all of its ancestors, across threads; exact integers, one pass per level.
 
-        Args:
-            exclusive: shape (n,), the amount that belongs to each range directly.
-        """
-        return self._upwards(exclusive, np.add)
-
-    def earliest(self, values: Int64s) -> Int64s:
-        """The minimum over each range and all of its descendants."""
-        return self._upwards(values, np.minimum)
-
-    def latest(self, values: Int64s) -> Int64s:
-        """The maximum over each range and all of its descendants."""
-        return self._upwards(values, np.maximum)
-
-    def outermost_match(self, label: Int64s) -> Int64s:
-        """For each range the label (> 0) of its outermost labelled ancestor or itself; 0 where none is labelled."""
-        result = label.astype(np.int64, copy=True)
-        for rows in self._levels():
-            parents = self.parent[rows]
-            inherited = np.where(parents != NO_RANGE, result[np.maximum(parents, 0)], 0)
-            result[rows] = np.where(inherited > 0, inherited, result[rows])
-        return result
-
-    def _levels(self) -> list[Int64s]:
-        if not len(self.level):
-            return []
-        order = np.argsort(self.level, kind="stable")
-        cuts = np.searchsorted(self.level[order], np.arange(1, int(self.level.max()) + 1))
-        return list(np.split(order, cuts))
-
-    def _upwards(self, values: Int64s, combine: np.ufunc) -> Int64s:
-        result = values.astype(np.int64, copy=True)
-        for rows in reversed(self._levels()):
-            linked = rows[self.parent[rows] != NO_RANGE]
-            combine.at(result, self.parent[linked], result[linked])
-        return result
+def is_operator(ranges: pl.DataFrame) -> npt.NDArray[np.bool_]:
+    """Which rows of the table `ranges` are a framework's operators."""
+    kinds = ranges["kind"]
+    if OPERATOR_KIND not in name_categories(kinds):
+        return np.zeros(ranges.height, dtype=np.bool_)
+    operators: npt.NDArray[np.bool_] = (kinds == OPERATOR_KIND).to_numpy()
+    return operators
 
 
 def range_forest(ranges: pl.DataFrame) -> RangeForest:
-    """Links the ranges of all threads. `ranges` is the table `ranges` of a `Trace`."""
+    """Links the ranges of all threads.
+
+    Args:
+        ranges: the table `ranges` of a `Trace`, or another one of nested intervals (without a column `kind`).
+    """
     start = ranges["start_ns"].to_numpy()
     end = ranges["end_ns"].to_numpy()
     process = ranges["process"].to_numpy().astype(np.int64)
     thread = ranges["thread"].to_numpy().astype(np.int64)
     depth = ranges["depth"].to_numpy().astype(np.int64)
     parent = ranges["parent"].fill_null(NO_RANGE).to_numpy().astype(np.int64).copy()
+    lends = ~is_operator(ranges) if "kind" in ranges.columns else np.ones(len(start), dtype=np.bool_)
+    lending_parent = parent if lends.all() else nearest(parent, lends, parent)
 
     threads: dict[tuple[int, int], _OpenRanges] = {}
+    lenders: dict[tuple[int, int], _OpenRanges] = {}
     cover: dict[tuple[int, int], int] = {}
     crossing = np.zeros(len(start), dtype=np.bool_)
     for key, rows in _rows_by_thread(process, thread):
         threads[key], crossing[rows] = _open_ranges(start, end, depth, parent, rows)
-        roots = rows[parent[rows] == NO_RANGE]
+        annotated = rows[lends[rows]]
+        if not len(annotated):
+            continue
+        same = len(annotated) == len(rows)
+        lenders[key] = threads[key] if same else _open_ranges(start, end, depth, lending_parent, annotated)[0]
+        roots = annotated[lending_parent[annotated] == NO_RANGE]
         cover[key] = total(union(Intervals(start[roots], end[roots])))
     asked_first: dict[int, list[tuple[int, int]]] = {}
-    for key in sorted(threads, key=lambda item: (-cover[item], item)):
+    for key in sorted(lenders, key=lambda item: (-cover[item], item)):
         asked_first.setdefault(key[0], []).append(key)
 
-    inferred, level = np.zeros(len(parent), dtype=np.bool_), np.zeros(len(parent), dtype=np.int64)
-    forest = RangeForest(parent, inferred, level, crossing, threads, asked_first)
+    linked = parent.copy()
+    inferred = np.zeros(len(parent), dtype=np.bool_)
+    forest = RangeForest(
+        linked, np.zeros(len(parent), dtype=np.int64), inferred, crossing, threads, lenders, asked_first
+    )
     for key, rows in _rows_by_thread(process, thread):
         roots = rows[parent[rows] == NO_RANGE]
         lent = forest._waiting(key, start[roots])
         encloses = (lent != NO_RANGE) & (end[np.maximum(lent, 0)] >= end[roots])
-        forest.parent[roots[encloses]] = lent[encloses]
-        forest.parent_inferred[roots[encloses]] = True
-    _number_levels(forest)
-    return forest
+        linked[roots[encloses]] = lent[encloses]
+        inferred[roots[encloses]] = True
+    return RangeForest(linked, levels_of(linked), inferred, crossing, threads, lenders, asked_first)
 
 
 def _open_ranges(
@@ -200,19 +194,6 @@ def _open_ranges_with_crossings(rows: Int64s, is_start: Int64s, times: Int64s) -
             opened.pop(row, None)
         innermost[position] = next(reversed(opened), NO_RANGE)
     return _OpenRanges(times, innermost)
-
-
-def _number_levels(forest: RangeForest) -> None:
-    pending = np.flatnonzero(forest.parent != NO_RANGE)
-    level = 0
-    known = forest.parent == NO_RANGE
-    while len(pending):
-        level += 1
-        reached = known[forest.parent[pending]]
-        rows = pending[reached]
-        forest.level[rows] = level
-        pending = pending[~reached]
-        known[rows] = True
 
 
 def _rows_by_thread(process: Int64s, thread: Int64s) -> list[tuple[tuple[int, int], Int64s]]:

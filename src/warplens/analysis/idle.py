@@ -11,6 +11,11 @@ The work that ends a gap tells which thread had to issue it and when. That split
   device's `start-latency`; a long one is a `dependency` where the work before it ran on another stream or other devices
   were at work meanwhile, and otherwise `submission` (batched submission under Windows, another program on the GPU).
 
+Where the GPU ran dry while the host waited in a synchronisation, the time from that call's return until the next work
+begins is `refill`: what a drained pipeline pays. Only as much counts as the host lost by waiting: without the wait it
+would have been at the same place earlier by the time that it waited for a busy GPU. What the next work would have come
+late by anyhow stays `launch`. Where a CUDA graph is what the GPU waited for, issuing it is `graph-launch`.
+
 All parts are exact integers and sum to the gap. Causes at this level are descriptions of the time, not yet a diagnosis.
 """
 
@@ -24,6 +29,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from warplens.analysis.apikinds import api_kinds
 from warplens.analysis.hostcalls import HostCalls
 from warplens.analysis.intervals import Intervals, measure_before, union
 
@@ -37,7 +43,9 @@ Int64s = npt.NDArray[np.int64]
 #: Cause → what it means, in the order of presentation.
 IDLE_CAUSES = {
     "launch": "the host had not issued the next work yet (the cost of issuing it)",
+    "graph-launch": "the host had not issued the next CUDA graph yet",
     "synchronization": "the host was waiting for the GPU in a synchronisation call, and so could not issue more work",
+    "refill": "a synchronisation had let the GPU run dry, and the host was issuing the first work after it",
     "allocation": "the host was inside a memory allocation or release",
     "blocking-copy": "the host was inside a copy that blocks it (pageable memory, or a synchronous call)",
     "host": "the host was busy or asleep outside of CUDA for long (input pipeline, Python, garbage collection)",
@@ -98,7 +106,8 @@ def idle_gaps(timeline: Timeline, device: int, gaps: Intervals) -> IdleGaps:
     calls = timeline.trace.api_calls
     issued = np.minimum(np.maximum(calls["start_ns"].to_numpy()[call], begins), ends)
     returned = np.minimum(np.maximum(calls["end_ns"].to_numpy()[call], issued), ends)
-    if ended_by[-1] == work.height:  # gaps are in order of time: only the last one can lie behind all work
+    behind_all = ended_by[-1] == work.height  # gaps are in order of time: only the last one can lie behind all work
+    if behind_all:
         issued[-1] = returned[-1] = ends[-1]
     queued = ends - returned
     long = np.flatnonzero(queued > _START_LATENCY_NS)
@@ -106,23 +115,94 @@ def idle_gaps(timeline: Timeline, device: int, gaps: Intervals) -> IdleGaps:
     parts.add("dependency", numbers[long[depends]], queued[long[depends]])
     parts.add("submission", numbers[long[~depends]], queued[long[~depends]])
     queued[long] = 0
-    parts.add("start-latency", numbers, queued)
-    # Issuing other work, or outside of CUDA but not for long, unless the host's own calls tell otherwise.
-    parts.add("launch", numbers, returned - begins)
 
-    late = np.flatnonzero(issued > begins)
-    begins, issued, numbers = begins[late], issued[late], numbers[late]
+    # Issuing other work, or outside of CUDA but not for long, unless the host's own calls tell otherwise.
+    before = issued - begins
+    refilling, lost = np.zeros_like(before), np.zeros_like(before)
+    late = np.flatnonzero(before > 0)
     process, thread = calls["process"].to_numpy()[call[late]], calls["thread"].to_numpy()[call[late]]
     for pid in pl.Series(process).unique().sort().to_list():
         host = HostCalls.of(timeline, pid)
         for tid in pl.Series(thread[process == pid]).unique().sort().to_list():
-            mine = np.flatnonzero((process == pid) & (thread == tid))
-            for cause, intervals in host.states(tid).items():
-                held = mine[_touches(intervals, begins[mine], issued[mine])]
-                spent = measure_before(intervals, issued[held]) - measure_before(intervals, begins[held])
-                parts.add(cause, numbers[held], spent)
-                parts.add("launch", numbers[held], -spent)
+            mine = late[(process == pid) & (thread == tid)]
+            states = host.states(tid)
+            since, lost[mine] = _drains(timeline, device, states["synchronization"], begins[mine], issued[mine])
+            refilling[mine] = issued[mine] - since
+            for cause, intervals in states.items():
+                touched = np.flatnonzero(_touches(intervals, begins[mine], issued[mine]))
+                rows, until = mine[touched], measure_before(intervals, issued[mine[touched]])
+                spent = until - measure_before(intervals, begins[rows])
+                parts.add(cause, numbers[rows], spent)
+                before[rows] -= spent
+                refilling[rows] -= until - measure_before(intervals, since[touched])
+    if behind_all:
+        lost[-1] = 0
+    _add_issuing(parts, numbers, _is_graph_launch(calls, call), before, refilling, returned - issued, queued, lost)
     return IdleGaps(gaps, parts.columns)
+
+
+def _add_issuing(
+    parts: _IdleParts,
+    numbers: Int64s,
+    graph: npt.NDArray[np.bool_],
+    before: Int64s,
+    refilling: Int64s,
+    inside: Int64s,
+    queued: Int64s,
+    lost: Int64s,
+) -> None:
+    """Adds the time that it took to issue the work and to start it, of which a drained pipeline claims its part.
+
+    Args:
+        parts: where to add.
+        numbers: shape (n,), the gaps.
+        graph: whether the work is a CUDA graph's.
+        before: time before the launching call; `refilling` the part of it after the synchronisation's return.
+        inside: time inside the launching call.
+        queued: time from the call's return until the GPU began.
+        lost: what the host lost by waiting in the synchronisation; 0 where none let the GPU run dry.
+    """
+    claimed_before = np.minimum(lost, refilling)
+    # A graph's launching call says itself what it is.
+    claimed_inside = np.where(graph, 0, np.minimum(lost - claimed_before, inside))
+    claimed_queued = np.minimum(lost - claimed_before - claimed_inside, queued)
+    parts.add("refill", numbers, claimed_before + claimed_inside + claimed_queued)
+    parts.add("start-latency", numbers, queued - claimed_queued)
+    issuing = before - claimed_before + inside - claimed_inside
+    parts.add("launch", numbers[~graph], issuing[~graph])
+    parts.add("graph-launch", numbers[graph], issuing[graph])
+
+
+def _drains(timeline: Timeline, device: int, waits: Intervals, begins: Int64s, issued: Int64s) -> tuple[Int64s, Int64s]:
+    """Which gaps began while the host waited in a synchronisation that returned before the next work was issued.
+
+    Args:
+        timeline: the profile.
+        device: the gaps' device.
+        waits: when the host was inside synchronisations, disjoint.
+        begins, issued: shape (n,), the begin of each gap and of the call that issued the work that ends it.
+
+    Returns:
+        From when on the pipeline was refilled (`issued` where it had not been drained), and for how long the host had
+        waited while the GPU still worked (0 where it had not been drained).
+    """
+    busy = timeline.busy(device)
+    if not len(waits.starts) or not len(busy.starts):
+        return issued, np.zeros_like(begins)
+    # A gap at the window's edge began before it.
+    worked = np.searchsorted(busy.starts, begins, side="right") - 1
+    ran_dry = np.where(worked >= 0, np.minimum(busy.ends[worked], begins), begins)
+    wait = np.searchsorted(waits.starts, ran_dry, side="right") - 1
+    entered, returned = waits.starts[wait], waits.ends[wait]
+    drained = (wait >= 0) & (worked >= 0) & (ran_dry < returned) & (returned <= issued)
+    lost = measure_before(busy, ran_dry) - measure_before(busy, entered) - np.maximum(begins - returned, 0)
+    lost = np.where(drained, np.maximum(lost, 0), 0)
+    return np.where(lost > 0, np.maximum(returned, begins), issued), lost
+
+
+def _is_graph_launch(calls: pl.DataFrame, rows: Int64s) -> npt.NDArray[np.bool_]:
+    found: npt.NDArray[np.bool_] = (api_kinds(calls["name"].gather(rows)) == "graph-launch").to_numpy()
+    return found
 
 
 class _IdleParts:

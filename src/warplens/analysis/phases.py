@@ -3,6 +3,9 @@
 Work belongs to the phase of its *outermost* range that is named after one: a forward pass recomputed inside the
 backward pass (activation checkpointing) is backward work. Backward kernels are launched by another thread than the one
 that holds `backward` open; they arrive there by the waiting-thread rule and are counted as inferred.
+
+Profiles with a framework's operators name the backward pass in any case (autograd's engine). Where nobody annotated the
+forward pass, the operators that lead to a backward pass make it up, and their work counts as inferred, too.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import polars as pl
 from warplens.analysis.attribution import NO_RANGE
 from warplens.analysis.categories import categories_of
 from warplens.analysis.intervals import Intervals, clip, total, union
+from warplens.analysis.operators.forwardpass import forward_pass
 from warplens.analysis.phasenames import NO_PHASE, PHASES, phase_of_name
 from warplens.analysis.timeline import Timeline
 from warplens.analysis.window import Window
@@ -51,14 +55,25 @@ PHASE_STEP_SCHEMA = pl.Schema(
 
 def phase_of_work(timeline: Timeline) -> pl.Series:
     """The phase of each row of `Timeline.work` (dtype `PHASE`)."""
+    return _phases(timeline)[0]
+
+
+def _phases(timeline: Timeline) -> tuple[pl.Series, npt.NDArray[np.bool_]]:
+    """The phase of each row of `Timeline.work`, and whether no name says so."""
     ranges = timeline.trace.ranges
+    phases = pl.Series("phase", [NO_PHASE, *PHASES], dtype=PHASE)
     if not ranges.height:
-        return pl.Series("phase", [NO_PHASE], dtype=PHASE).gather(np.zeros(timeline.work.height, np.int64))
+        return phases.gather(np.zeros(timeline.work.height, np.int64)), np.zeros(timeline.work.height, dtype=np.bool_)
     numbers = {phase: number for number, phase in enumerate((NO_PHASE, *PHASES))}
     by_name = np.array([numbers[phase_of_name(name)] for name in name_categories(ranges["name"])], dtype=np.int64)
-    labels = timeline.forest.outermost_match(by_name[ranges["name"].to_physical().to_numpy()])
-    code = np.r_[labels, 0][timeline.work["range"].fill_null(NO_RANGE).to_numpy()]
-    return pl.Series("phase", [NO_PHASE, *PHASES], dtype=PHASE).gather(code)
+    named = by_name[ranges["name"].to_physical().to_numpy()]
+    labels = timeline.forest.outermost_match(named)
+    unnamed = np.zeros(len(labels), dtype=np.bool_)
+    if not (labels == numbers["forward"]).any():
+        unnamed = (labels == numbers[NO_PHASE]) & forward_pass(timeline)
+        labels = np.where(unnamed, numbers["forward"], labels)
+    held = timeline.work["range"].fill_null(NO_RANGE).to_numpy()
+    return phases.gather(np.r_[labels, 0][held]), np.r_[unnamed, False][held]
 
 
 def phase_statistics(timeline: Timeline, window: Window) -> pl.DataFrame:
@@ -121,7 +136,9 @@ def _work_with_phase(timeline: Timeline, window: Window) -> pl.DataFrame:
     kernel = (work["kind"] == "kernel").to_numpy()
     matmul = np.zeros(work.height, dtype=np.bool_)
     matmul[kernel] = is_gemm[work["row"].to_numpy()[kernel]]
-    return work.with_columns(phase_of_work(timeline)[rows], pl.Series("matmul", matmul))
+    phase, unnamed = _phases(timeline)
+    inferred = work["inferred"] | pl.Series(unnamed[rows])
+    return work.with_columns(phase[rows], inferred.alias("inferred"), pl.Series("matmul", matmul))
 
 
 def _busy_ns(work: pl.DataFrame, window: Window) -> int:

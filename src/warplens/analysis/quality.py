@@ -12,6 +12,7 @@ from warplens.analysis.categories import categories_of
 from warplens.analysis.graphs import graph_summary
 from warplens.analysis.intervals import Intervals, clip, total, union
 from warplens.analysis.launches import count_per_step
+from warplens.analysis.operators import operator_coverage
 from warplens.analysis.ranges import range_coverage
 from warplens.profile import Note, NoteLevel
 
@@ -51,6 +52,32 @@ _UNCLASSIFIED_SHARE: Final = 0.05
 #: `cudaErrorMemoryAllocation` and `CUDA_ERROR_OUT_OF_MEMORY`.
 _OUT_OF_MEMORY: Final = 2
 
+#: Format of the PyTorch profiler's traces.
+_PYTORCH: Final = "kineto-json"
+
+#: Less of the backward pass linked to forward operators than this is worth knowing.
+_LINKED_SHARE: Final = 0.95
+
+#: What to do about a note, for profiles of the PyTorch profiler and for others.
+_REMEDIES: Final = {
+    "no-api-calls": (
+        "Record them as well: ProfilerActivity.CPU and ProfilerActivity.CUDA together",
+        "Record them as well: nsys profile --trace=cuda,nvtx",
+    ),
+    "no-ranges": (
+        "Record the CPU side, too (ProfilerActivity.CPU), and put torch.profiler.record_function around parts of it",
+        "Add ranges (torch.cuda.nvtx.range, or PyTorch's emit_nvtx) and trace them: nsys profile --trace=cuda,nvtx",
+    ),
+    "no-steps": (
+        "Call profiler.step() after each step, or name a window",
+        "Put a range around each step, torch.cuda.nvtx.range('step') for example, or name a window",
+    ),
+    "profiler-overhead": (
+        "Record fewer things at once (no with_stack, no profile_memory), or choose a window after its start",
+        "Record fewer things at once (no CPU sampling, no backtraces), or choose a window after its start",
+    ),
+}
+
 _WORST_FIRST: Final = {NoteLevel.BLOCKING: 0, NoteLevel.WARNING: 1, NoteLevel.INFO: 2}
 
 
@@ -67,6 +94,7 @@ def quality_notes(timeline: Timeline, window: Window) -> tuple[Note, ...]:
             _hidden_graphs,
             _unknown_launches,
             _ranges,
+            _backward,
             _steps,
             _profiler,
             _categories,
@@ -77,6 +105,11 @@ def quality_notes(timeline: Timeline, window: Window) -> tuple[Note, ...]:
     codes = {note.code for note in found}
     noticed = [note for note in timeline.trace.capture.notes if note.code not in codes]
     return tuple(sorted([*noticed, *found], key=lambda note: _WORST_FIRST[note.level]))
+
+
+def _remedy(timeline: Timeline, code: str) -> str:
+    of_pytorch, of_others = _REMEDIES[code]
+    return of_pytorch if timeline.trace.capture.format == _PYTORCH else of_others
 
 
 def _aborted(timeline: Timeline, window: Window) -> Iterator[Note]:
@@ -130,7 +163,7 @@ def _unknown_launches(timeline: Timeline, window: Window) -> Iterator[Note]:
             "no-api-calls",
             NoteLevel.WARNING,
             "No CUDA API calls were recorded: who launched the work, and why the GPU was idle, is unknown.",
-            "Record them as well: nsys profile --trace=cuda,nvtx",
+            _remedy(timeline, "no-api-calls"),
         )
         return
     known = 1 - work["api_row"].null_count() / work.height
@@ -150,7 +183,7 @@ def _ranges(timeline: Timeline, window: Window) -> Iterator[Note]:
             "no-ranges",
             NoteLevel.WARNING,
             "No annotated ranges were recorded: GPU time cannot be attributed to steps, phases or layers.",
-            "Add ranges (torch.cuda.nvtx.range, or PyTorch's emit_nvtx) and trace them: nsys profile --trace=cuda,nvtx",
+            _remedy(timeline, "no-ranges"),
         )
         return
     coverage = range_coverage(timeline, window)
@@ -158,11 +191,14 @@ def _ranges(timeline: Timeline, window: Window) -> Iterator[Note]:
         return
     outside = coverage.unattributed_ns / coverage.total_ns
     if outside > _OUTSIDE_RANGES_SHARE:
+        operators = timeline.has_operators
         yield Note(
             "work-outside-ranges",
             NoteLevel.WARNING if outside > _MOSTLY else NoteLevel.INFO,
-            f"{100 * outside:.1f} % of the GPU time was launched outside of all annotated ranges.",
-            "Put a range around the whole step, so that every launch lies inside one",
+            f"{100 * outside:.1f} % of the GPU time was launched outside of all "
+            f"{'operators and annotations' if operators else 'annotated ranges'}.",
+            f"Put a {'torch.profiler.record_function' if operators else 'range'} around the whole step, "
+            "so that every launch lies inside one",
         )
     if coverage.inferred_share:
         yield Note(
@@ -170,6 +206,21 @@ def _ranges(timeline: Timeline, window: Window) -> Iterator[Note]:
             NoteLevel.INFO,
             f"{100 * coverage.inferred_share:.1f} % of the GPU time was launched by threads without a range of their "
             "own (autograd's, for one) and is counted in the range that another thread of the process held open.",
+        )
+
+
+def _backward(timeline: Timeline, window: Window) -> Iterator[Note]:
+    if not timeline.has_operators:
+        return
+    coverage = operator_coverage(timeline, window)
+    linkable = coverage.backward_ns - coverage.accumulation_ns
+    if linkable and coverage.linked_ns < _LINKED_SHARE * linkable:
+        yield Note(
+            "unlinked-backward",
+            NoteLevel.INFO,
+            f"{100 * coverage.linked_ns / linkable:.1f} % of the backward pass's GPU time is linked to the forward "
+            "operators that it belongs to; the rest is counted where it was launched.",
+            "Record whole steps, so that the forward pass of each backward pass is in the profile",
         )
 
 
@@ -182,9 +233,7 @@ def _steps(timeline: Timeline, window: Window) -> Iterator[Note]:
             "no-steps",
             NoteLevel.INFO if asked_for else NoteLevel.WARNING,
             "The window has no repeating steps: warm-up may be part of the numbers, and none of them is per step.",
-            None
-            if asked_for
-            else "Put a range around each step, torch.cuda.nvtx.range('step') for example, or name a window",
+            None if asked_for else _remedy(timeline, "no-steps"),
         )
         return
     if count < _STEPS_FOR_SPREAD:
@@ -214,7 +263,7 @@ def _profiler(timeline: Timeline, window: Window) -> Iterator[Note]:
             "profiler-overhead",
             NoteLevel.WARNING,
             f"The profiler itself held host threads up during {100 * share:.1f} % of the window.",
-            "Record fewer things at once (no CPU sampling, no backtraces), or choose a window after its start",
+            _remedy(timeline, "profiler-overhead"),
         )
 
 

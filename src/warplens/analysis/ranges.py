@@ -9,15 +9,16 @@ last end (NVIDIA's "projected" time, idle time included).
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from warplens.analysis.attribution import NO_RANGE, RangeForest
+from warplens.analysis.attribution import NO_RANGE, RangeForest, is_operator
+from warplens.analysis.forest import nearest
 from warplens.analysis.intervals import Intervals
+from warplens.analysis.namepaths import depth_first, name_paths
 from warplens.analysis.timeline import Timeline
 from warplens.analysis.window import Window
 from warplens.errors import UsageError
@@ -78,6 +79,9 @@ RANGE_SCHEMA = pl.Schema(
 _RUNNING_NUMBERS = re.compile(r",\s*(?:op_id|seq|sizes|input_op_ids)\s*=.*$")
 
 
+_PROFILER_STEP = re.compile(r"^ProfilerStep#\d+$")
+
+
 @dataclass(frozen=True)
 class RangeCoverage:
     """How much of the GPU work's summed duration belongs to ranges, and by which rule.
@@ -109,13 +113,17 @@ class RangeCoverage:
 
 
 def plain_range_name(name: str) -> str:
-    """The name without the running numbers that PyTorch's `emit_nvtx` appends: `aten::add, op_id = 7` → `aten::add`."""
-    return _RUNNING_NUMBERS.sub("", name)
+    """The name without the running numbers that PyTorch appends.
+
+    `emit_nvtx` numbers operators (`aten::add, op_id = 7` → `aten::add`), the profiler steps (`ProfilerStep#3` →
+    `ProfilerStep#N`).
+    """
+    return _PROFILER_STEP.sub("ProfilerStep#N", _RUNNING_NUMBERS.sub("", name))
 
 
-def range_coverage(timeline: Timeline, window: Window) -> RangeCoverage:
-    """How much of the window's GPU work belongs to ranges."""
-    work = timeline.work_in(window)
+def range_coverage(timeline: Timeline, window: Window, *, operators: bool = True) -> RangeCoverage:
+    """How much of the window's GPU work belongs to ranges; without `operators`, to the annotations alone."""
+    work = _work_of(timeline, window, operators)
     duration = (work["end_ns"] - work["start_ns"]).to_numpy()
     attributed = work["range"].is_not_null().to_numpy()
     inferred = work["inferred"].to_numpy()
@@ -124,14 +132,38 @@ def range_coverage(timeline: Timeline, window: Window) -> RangeCoverage:
     )
 
 
-def range_instances(timeline: Timeline, window: Window) -> pl.DataFrame:
-    """Every range with GPU work in the window, or begun in it (`INSTANCE_SCHEMA`), in the order of `Trace.ranges`."""
+def _work_of(timeline: Timeline, window: Window, operators: bool) -> pl.DataFrame:
+    """The window's work; without operators, that of an operator belongs to the annotation around it."""
+    work = timeline.work_in(window)
+    annotated = ~is_operator(timeline.trace.ranges)
+    if operators or annotated.all():
+        return work
+    held = nearest(timeline.forest.parent, annotated, work["range"].fill_null(NO_RANGE).to_numpy())
+    # An operator of another thread lies in what a waiting thread holds open.
+    holder = np.r_[timeline.trace.ranges["thread"].to_numpy(), np.int32(-1)][held]
+    lent = (held != NO_RANGE) & (holder != work["thread"].fill_null(-1).to_numpy())
+    return work.with_columns(
+        pl.Series("range", held).replace(NO_RANGE, None), pl.Series("inferred", work["inferred"].to_numpy() | lent)
+    )
+
+
+def range_instances(timeline: Timeline, window: Window, *, operators: bool = True) -> pl.DataFrame:
+    """Every range with GPU work in the window, or begun in it (`INSTANCE_SCHEMA`), in the order of `Trace.ranges`.
+
+    Without `operators`, those that a framework's profiler recorded are left out; their work stays in the annotations
+    around them.
+    """
     ranges = timeline.trace.ranges
     if not ranges.height:
         return pl.DataFrame(schema=INSTANCE_SCHEMA)
     forest = timeline.forest
-    own = _Exclusive.of(timeline.work_in(window), ranges.height)
-    held = _contained(ranges, timeline.work_in(window))
+    work = _work_of(timeline, window, operators)
+    own = _Exclusive.of(work, ranges.height)
+    held = _contained(ranges, work)
+    parent, listed = forest.parent, np.ones(ranges.height, dtype=np.bool_)
+    if not operators:
+        listed = ~is_operator(ranges)
+        parent = nearest(parent, listed, parent)
     gpu = forest.inclusive(own.duration)
     ops = forest.inclusive(own.ops)
     # What two crossing ranges share belongs to both, which no tree can say: there, containment in time counts.
@@ -140,14 +172,14 @@ def range_instances(timeline: Timeline, window: Window) -> pl.DataFrame:
     ops = np.where(forest.crossing, np.maximum(ops, held.ops), ops)
     first = np.minimum(forest.earliest(own.first), held.first)
     last = np.maximum(forest.latest(own.last), held.last)
-    selected = ops > 0
+    selected = (ops > 0) & listed
     if window.range_name is None:
         begun = ranges["start_ns"].to_numpy()
-        selected |= (window.kind == "all") | ((begun >= window.start_ns) & (begun < window.end_ns))
+        selected |= listed & ((window.kind == "all") | ((begun >= window.start_ns) & (begun < window.end_ns)))
     return pl.DataFrame(
         {
             "row": np.arange(ranges.height),
-            "parent": forest.parent,
+            "parent": parent,
             "host_ns": ranges["end_ns"] - ranges["start_ns"],
             "gpu_ns": gpu,
             "gpu_exclusive_ns": own.duration,
@@ -164,7 +196,7 @@ def range_instances(timeline: Timeline, window: Window) -> pl.DataFrame:
     ).filter(pl.Series(selected))
 
 
-def range_statistics(timeline: Timeline, window: Window, by: str = "tree") -> pl.DataFrame:
+def range_statistics(timeline: Timeline, window: Window, by: str = "tree", *, operators: bool = True) -> pl.DataFrame:
     """Ranges summed over their instances (`RANGE_SCHEMA`).
 
     Args:
@@ -172,13 +204,14 @@ def range_statistics(timeline: Timeline, window: Window, by: str = "tree") -> pl
         window: only work that begins inside it counts.
         by: `tree` (by path of names, parents before children, largest first), `name` (by name wherever it stands;
             running numbers of PyTorch operators dropped) or `full_name` (by name as recorded).
+        operators: whether the operators that a framework's profiler recorded are ranges, too, or only annotations.
 
     Raises:
         UsageError: `by` is none of these.
     """
     if by not in ("tree", "name", "full_name"):
         raise UsageError(f"ranges cannot be grouped by {by!r}; use tree, name or full_name")
-    instances = range_instances(timeline, window)
+    instances = range_instances(timeline, window, operators=operators)
     if not instances.height:
         return pl.DataFrame(schema=RANGE_SCHEMA)
     names = timeline.trace.ranges["name"]
@@ -190,7 +223,9 @@ def range_statistics(timeline: Timeline, window: Window, by: str = "tree") -> pl
     name_code = texts.cast(pl.Enum(distinct)).to_physical().cast(pl.Int64).to_numpy()
     code = name_code[names.to_physical().to_numpy()]
     if by == "tree":
-        group, group_parent, group_code, depth = _paths(code, instances)
+        group, group_parent, group_code, depth = name_paths(
+            code, instances["row"].to_numpy(), instances["parent"].to_numpy()
+        )
     else:
         rows = instances["row"].to_numpy()
         group_code, group = np.unique(code[rows], return_inverse=True)
@@ -216,7 +251,7 @@ def range_statistics(timeline: Timeline, window: Window, by: str = "tree") -> pl
         .cast(RANGE_SCHEMA)
     )
     if by == "tree":
-        return _depth_first(table)
+        return depth_first(table, "gpu_ns", "host_ns", "name")
     return table.sort(["gpu_ns", "host_ns", "name"], descending=[True, True, False])
 
 
@@ -338,63 +373,3 @@ def _extreme(groups: Int64s, values: Int64s, count: int, function: np.ufunc, sta
     best = np.full(count, start, dtype=np.int64)
     function.at(best, groups, values)
     return best
-
-
-def _paths(code: Int64s, instances: pl.DataFrame) -> tuple[Int64s, Int64s, Int64s, Int64s]:
-    """Groups of equal name paths: each instance's group, and each group's parent group, name code and depth."""
-    rows = instances["row"].to_numpy()
-    position = np.full(len(code), NO_RANGE, dtype=np.int64)
-    position[rows] = np.arange(len(rows))
-    parent_row = instances["parent"].to_numpy()
-    # An ancestor outside of the window is no ancestor in the tree of the window.
-    parent = np.where(parent_row != NO_RANGE, position[np.maximum(parent_row, 0)], NO_RANGE)
-    group = np.full(len(rows), NO_RANGE, dtype=np.int64)
-    parents: list[Int64s] = []
-    codes: list[Int64s] = []
-    depths: list[Int64s] = []
-    used = 0
-    distinct_codes = int(code.max()) + 1
-    pending = np.flatnonzero(parent == NO_RANGE)
-    level = 0
-    children = _children(parent)
-    while len(pending):
-        above = np.where(parent[pending] != NO_RANGE, group[np.maximum(parent[pending], 0)], NO_RANGE)
-        pairs, inverse = np.unique((above + 1) * distinct_codes + code[rows[pending]], return_inverse=True)
-        group[pending] = used + inverse.reshape(-1)
-        parents.append(pairs // distinct_codes - 1)
-        codes.append(pairs % distinct_codes)
-        depths.append(np.full(len(pairs), level, dtype=np.int64))
-        used += len(pairs)
-        level += 1
-        pending = children(pending)
-    return group, np.concatenate(parents), np.concatenate(codes), np.concatenate(depths)
-
-
-def _children(parent: Int64s) -> Callable[[Int64s], Int64s]:
-    """A look-up of all rows whose parent is among the given ones."""
-    order = np.argsort(parent, kind="stable")
-    ordered = parent[order]
-
-    def of(rows: Int64s) -> Int64s:
-        low, high = np.searchsorted(ordered, rows, "left"), np.searchsorted(ordered, rows, "right")
-        lengths = high - low
-        offsets = np.repeat(low - np.r_[0, np.cumsum(lengths)[:-1]], lengths)
-        picked: Int64s = order[offsets + np.arange(int(lengths.sum()))]
-        return picked
-
-    return of
-
-
-def _depth_first(table: pl.DataFrame) -> pl.DataFrame:
-    """Rows in tree order: parents before their children, siblings by GPU time, then host time, then name."""
-    ranked = table.sort(["gpu_ns", "host_ns", "name"], descending=[True, True, False])
-    below: dict[int | None, list[int]] = {}
-    for row, above in zip(ranked["id"].to_list(), ranked["parent"].to_list(), strict=True):
-        below.setdefault(above, []).append(row)
-    order: list[int] = []
-    stack = list(reversed(below.get(None, [])))
-    while stack:
-        row = stack.pop()
-        order.append(row)
-        stack.extend(reversed(below.get(row, [])))
-    return table[order]

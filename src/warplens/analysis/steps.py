@@ -12,7 +12,6 @@ The leading steps that are much slower than the rest, or that run another number
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -20,8 +19,10 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from warplens.analysis.attribution import NO_RANGE, RangeForest
-from warplens.analysis.phasenames import NO_PHASE, is_step_name, is_warmup_name, phase_of_name
+from warplens.analysis.attribution import NO_RANGE, RangeForest, is_operator
+from warplens.analysis.forest import Forest
+from warplens.analysis.operators.pythonframes import python_frames
+from warplens.analysis.phasenames import NO_PHASE, generic_name, is_step_name, is_warmup_name, phase_of_name
 from warplens.analysis.window import Step
 from warplens.profile import Trace
 from warplens.profile.schema import name_categories
@@ -30,12 +31,13 @@ __all__ = ["StepSearch", "find_steps"]
 
 Int64s = npt.NDArray[np.int64]
 
-_DIGITS = re.compile(r"\d+")
-
 #: A range that is called a step may leave out this much of the GPU work (evaluation, checkpoints); any other repeated
 #: range must hold nearly all of it, or it is only a part of the step (a layer, the forward pass of a training step).
 _NAMED_STEP_COVERAGE = 0.5
 _ANY_RANGE_COVERAGE = 0.9
+
+#: When more of the GPU time than this runs in what would be another step, steps overlap on the GPU.
+_STRAYED_SHARE = 0.1
 
 #: Fewer repetitions than this are no evidence of a loop in a kernel sequence.
 _MIN_SEQUENCE_REPEATS = 3
@@ -161,7 +163,7 @@ def _alike(launches: Int64s) -> bool:
 def _repeated_ranges(ranges: pl.DataFrame, forest: RangeForest) -> list[tuple[str, Int64s]]:
     """Names whose ranges follow one another on one thread, at least twice unless the name says "step"."""
     categories = name_categories(ranges["name"]).to_list()
-    generic = [_DIGITS.sub("N", text) for text in categories]
+    generic = [generic_name(text) for text in categories]
     numbering = {text: number for number, text in enumerate(dict.fromkeys(generic))}
     code_of_category = np.array([numbering[text] for text in generic], dtype=np.int64)
     codes = ranges["name"].to_physical().to_numpy()
@@ -170,13 +172,14 @@ def _repeated_ranges(ranges: pl.DataFrame, forest: RangeForest) -> list[tuple[st
 
     start, end = ranges["start_ns"].to_numpy(), ranges["end_ns"].to_numpy()
     thread = (ranges["process"].to_numpy().astype(np.int64) << 32) | ranges["thread"].to_numpy()
-    rows = np.flatnonzero(outside_warmup & (end > start))
+    # Operators repeat by nature; a step is what a person, or a framework on a person's behalf, marked as one.
+    rows = np.flatnonzero(outside_warmup & (end > start) & ~is_operator(ranges))
     order = rows[np.lexsort((start[rows], code[rows], thread[rows]))]
     changes = np.flatnonzero((np.diff(code[order]) != 0) | (np.diff(thread[order]) != 0)) + 1
     names = list(numbering)
     return [
         (names[int(code[group[0]])], group)
-        for group in np.split(order, changes)
+        for group in (np.split(order, changes) if len(order) else ())
         if (len(group) >= 2 or is_step_name(names[int(code[group[0]])])) and np.all(start[group][1:] >= end[group][:-1])
     ]
 
@@ -218,7 +221,29 @@ def _on_analysis_clock(rows: Int64s, trace: Trace, work: pl.DataFrame, forest: R
         return _Found(begin, finish, counts, np.zeros(len(rows), dtype=np.bool_), name)
     if np.any(np.diff(first) <= 0):
         return None  # steps overlap on the GPU: no instant separates them
+    first = _first_on_busiest_stream(work[mine], step[mine] - 1, first)
     return _Found(first, np.r_[first[1:], last[-1]], counts, np.zeros(len(rows), dtype=np.bool_), name)
+
+
+def _first_on_busiest_stream(work: pl.DataFrame, step: Int64s, first: Int64s) -> Int64s:
+    """Where steps begin on the GPU; `first` holds the begin of each step's first work on any stream.
+
+    A program that fetches data ahead on a stream of its own starts the copies of the next step while the GPU is still
+    busy with the last one. Then much work runs in what would be another step, and the stream with the most work, which
+    does one step after the other, tells steps apart.
+    """
+    start = work["start_ns"].to_numpy()
+    duration = work["end_ns"].to_numpy() - start
+    strayed = np.searchsorted(first, start, side="right") - 1 != step
+    if duration[strayed].sum() <= _STRAYED_SHARE * duration.sum():
+        return first
+    streams = work.select("device", "stream", pl.Series("duration", duration)).with_row_index()
+    busiest = streams.group_by("device", "stream").agg(pl.col("duration").sum()).sort("duration", "device", "stream")
+    rows = streams.join(busiest.tail(1).select("device", "stream"), on=["device", "stream"])["index"].to_numpy()
+    begins = np.full(len(first), np.iinfo(np.int64).max)
+    np.minimum.at(begins, step[rows], start[rows])
+    in_order = len(np.unique(step[rows])) == len(first) and bool(np.all(np.diff(begins) > 0))
+    return begins if in_order else first
 
 
 # ── kernel sequence ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -239,13 +264,16 @@ def _steps_from_sequence(trace: Trace, work: pl.DataFrame, forest: RangeForest) 
     busy = end - start
     if busy[begin:stop].sum() < _MIN_SEQUENCE_SHARE * busy.sum():
         return None
-    if _inside_one_part(sequence[begin:stop], trace, forest):
+    if _inside_one_part(sequence[begin:stop], trace, forest) or _inside_one_module(sequence[begin:stop], trace):
         return None
     begin += _largest_gap_offset(start, end, begin, stop, period)
     repeats = (stop - begin) // period
     if repeats < 2:
         return None
     cuts = begin + period * np.arange(repeats + 1)
+    issued_by = sequence["api_row"].fill_null(-1).to_numpy()[cuts[:-1]]
+    if np.any((issued_by[1:] == issued_by[:-1]) & (issued_by[1:] >= 0)):
+        return None  # one launch of a graph: its layers repeat
     firsts = np.minimum.reduceat(start[begin:stop], cuts[:-1] - begin)
     last = int(end[cuts[-2] : cuts[-1]].max())
     if np.any(np.diff(firsts) <= 0):
@@ -270,6 +298,20 @@ def _inside_one_part(launches: pl.DataFrame, trace: Trace, forest: RangeForest) 
     part = np.array([phase_of_name(text) != NO_PHASE for text in name_categories(trace.ranges["name"])])
     number = np.where(part[trace.ranges["name"].to_physical().to_numpy()], np.arange(1, trace.ranges.height + 1), 0)
     held = np.r_[forest.outermost_match(number), 0][launches["range"].fill_null(NO_RANGE).to_numpy()]
+    return bool(held[0] > 0 and np.all(held == held[0]))
+
+
+def _inside_one_module(launches: pl.DataFrame, trace: Trace) -> bool:
+    """Whether one call of a `torch.nn` module launched all of this: then its layers repeat."""
+    if not trace.python_functions.height or launches["launch_start_ns"].null_count():
+        return False
+    frames = python_frames(trace.python_functions)
+    process, thread, when = (
+        launches[column].to_numpy().astype(np.int64) for column in ("process", "thread", "launch_start_ns")
+    )
+    number = np.where(frames.is_module, np.arange(1, len(frames.is_module) + 1), 0)
+    outermost = np.r_[Forest.of(frames.parent).outermost_match(number), 0]
+    held = outermost[frames.running(process, thread, when)]
     return bool(held[0] > 0 and np.all(held == held[0]))
 
 

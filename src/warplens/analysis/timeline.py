@@ -10,8 +10,12 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from warplens.analysis.attribution import NO_RANGE, RangeForest, range_forest
+from warplens.analysis.attribution import NO_RANGE, RangeForest, is_operator, range_forest
 from warplens.analysis.intervals import Intervals, union
+from warplens.analysis.operators.autograd import AutogradLinks, autograd_links
+from warplens.analysis.operators.places import Places, places
+from warplens.analysis.operators.pythonframes import PythonFrames, python_frames
+from warplens.analysis.operators.tree import OperatorTree, operator_tree
 from warplens.analysis.steps import StepSearch, find_steps
 from warplens.analysis.window import Window, parse_span
 from warplens.errors import UsageError
@@ -91,6 +95,31 @@ class Timeline:
         return range_forest(self.trace.ranges)
 
     @cached_property
+    def has_operators(self) -> bool:
+        """Whether the profile holds a framework's operators."""
+        return bool(is_operator(self.trace.ranges).any())
+
+    @cached_property
+    def operators(self) -> OperatorTree:
+        """The framework's operators, nested."""
+        return operator_tree(self.trace, self.forest)
+
+    @cached_property
+    def autograd(self) -> AutogradLinks:
+        """Which forward operator each backward operator belongs to."""
+        return autograd_links(self.trace, self.operators)
+
+    @cached_property
+    def python(self) -> PythonFrames:
+        """The calls of Python functions and modules, nested."""
+        return python_frames(self.trace.python_functions)
+
+    @cached_property
+    def places(self) -> Places:
+        """Operator, module and Python function that each row of `work` comes from."""
+        return places(self)
+
+    @cached_property
     def steps(self) -> StepSearch:
         """The repetitions of the workload, and which of them are steady."""
         return find_steps(self.trace, self.work, self.forest)
@@ -143,10 +172,10 @@ class Timeline:
 
     def in_range(self, name: str) -> npt.NDArray[np.bool_]:
         """For each row of `work`, whether it was launched inside a range of this name, at any depth."""
-        found: npt.NDArray[np.bool_] = self._lies_in(name)[self.work["range"].fill_null(NO_RANGE).to_numpy()]
+        found: npt.NDArray[np.bool_] = self.lies_in(name)[self.work["range"].fill_null(NO_RANGE).to_numpy()]
         return found
 
-    def _lies_in(self, name: str) -> npt.NDArray[np.bool_]:
+    def lies_in(self, name: str) -> npt.NDArray[np.bool_]:
         """For each range whether it has this name or lies in one that has; the last entry answers for "no range"."""
         if name not in self._inside_name:
             label = np.zeros(self.trace.ranges.height, dtype=np.int64)
@@ -216,6 +245,19 @@ class Timeline:
         threads = np.r_[self.trace.api_calls["thread"].to_numpy(), np.int32(-1)]
         return self._inside_range(window.range_name, waits, pl.Series(threads[api_row]))
 
+    def lie_in_range(self, window: Window, calls: pl.DataFrame) -> npt.NDArray[np.bool_]:
+        """Which of these intervals of host threads begin inside the window's range; all where it has none.
+
+        Args:
+            window: the window, whose times do not count here.
+            calls: `Trace.ranges`, or another table with begins, processes and threads.
+        """
+        if window.range_name is None:
+            return np.ones(calls.height, dtype=np.bool_)
+        if calls is self.trace.ranges:
+            return self.lies_in(window.range_name)[:-1]
+        return self._lying_in(window.range_name, calls, calls["thread"])
+
     def _table_in(self, window: Window, kind: str) -> pl.DataFrame:
         work = self.work.select("kind", "row", *_LAUNCH_COLUMNS)[self.work_rows_in(window)]
         selected = work.filter(pl.col("kind") == kind)
@@ -234,12 +276,16 @@ class Timeline:
         return self._inside_range(window.range_name, calls, calls["thread"])
 
     def _inside_range(self, name: str, calls: pl.DataFrame, thread: pl.Series) -> pl.DataFrame:
+        return calls.filter(pl.Series(self._lying_in(name, calls, thread)))
+
+    def _lying_in(self, name: str, calls: pl.DataFrame, thread: pl.Series) -> npt.NDArray[np.bool_]:
         found, _ = self.forest.attribute(
             calls["process"].to_numpy().astype(np.int64),
             thread.to_numpy().astype(np.int64),
             calls["start_ns"].to_numpy(),
         )
-        return calls.filter(pl.Series(self._lies_in(name)[found]))
+        lying: npt.NDArray[np.bool_] = self.lies_in(name)[found]
+        return lying
 
     def _steady_window(self) -> Window:
         search = self.steps

@@ -12,7 +12,7 @@ from warplens.report import format as fmt
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ["bound_title", "limiter_title", "reason", "with_words"]
+__all__ = ["bound_title", "limiter_title", "next_step_text", "reason", "with_words"]
 
 _UNITS: Final = {
     "dram": "device memory",
@@ -67,6 +67,13 @@ def limiter_title(row: Mapping[str, Any]) -> str | None:
     return _LIMITERS.get(row["limiter"]) if row["limiter"] else None
 
 
+def next_step_text(row: Mapping[str, Any]) -> str | None:
+    """What would let a block more in, and the occupancy then; None where nothing would, or nothing limits."""
+    if row["next_share"] is None:
+        return None
+    return f"{_next_step(row)}: {fmt.share(row['next_share'])}"
+
+
 def reason(row: Mapping[str, Any]) -> str:
     """Why the bound is what it is, and what to look at first."""
     because = _why(row)
@@ -86,9 +93,13 @@ def _why(row: Mapping[str, Any]) -> str:
     if bound == "unknown":
         if row["unit_share"] is None:
             return "no throughput metrics were collected"
+        if row["kind"] != "kernel":
+            return f"{low}, with the time between the kernels of the {row['kind']}"
         return f"{low}; whether it waits or its grid is too small, launch statistics would tell"
     if bound == "small":
         blocks = row["grid_blocks"]
+        if blocks is None:
+            return f"its grid is {fmt.share(row['waves'])} of a wave"
         fills = f"{fmt.count(blocks)} block{'s fill' if blocks != 1 else ' fills'} {fmt.share(row['waves'])} of a wave"
         return fills if row["sm_count"] is None else f"{fills} on {fmt.count(row['sm_count'])} SMs"
     if bound == "latency":

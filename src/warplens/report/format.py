@@ -14,6 +14,8 @@ __all__ = [
     "count",
     "data_size",
     "duration",
+    "flop_count",
+    "flop_rate",
     "is_numeric",
     "name_and_full",
     "number",
@@ -27,18 +29,32 @@ __all__ = [
 
 #: What a value is, and so how it is written. `kernel` and `name` are texts that may be shortened for display.
 Kind: TypeAlias = Literal[
-    "duration_ns", "bytes", "share", "count", "number", "rate", "bandwidth", "text", "name", "kernel"
+    "duration_ns",
+    "bytes",
+    "share",
+    "count",
+    "number",
+    "rate",
+    "bandwidth",
+    "flops",
+    "flop_count",
+    "text",
+    "name",
+    "kernel",
 ]
 Scalar: TypeAlias = "str | int | float | bool | None"
 
 #: Stands for a quantity that was not recorded or is not defined.
 MISSING = "–"
 
-_NUMERIC: frozenset[str] = frozenset({"duration_ns", "bytes", "share", "count", "number", "rate", "bandwidth"})
+_NUMERIC: frozenset[str] = frozenset(
+    {"duration_ns", "bytes", "share", "count", "number", "rate", "bandwidth", "flops", "flop_count"}
+)
 
 #: Decimal steps, so that bytes divided by time give the bandwidth that stands beside them.
 _TIME_UNITS = ((1, "ns"), (1_000, "µs"), (1_000_000, "ms"), (1_000_000_000, "s"))
 _BYTE_UNITS = ((1, "B"), (10**3, "kB"), (10**6, "MB"), (10**9, "GB"), (10**12, "TB"), (10**15, "PB"))
+_FLOP_UNITS = ((1, "FLOP"), (10**6, "MFLOP"), (10**9, "GFLOP"), (10**12, "TFLOP"), (10**15, "PFLOP"))
 _PLAIN_UNITS = ((1, ""), (10**3, "k"), (10**6, "M"), (10**9, "G"))
 
 #: Below this, one decimal of a percentage would read "0.0 %", as if there were nothing.
@@ -63,6 +79,16 @@ def data_size(size_bytes: float) -> str:
 def bandwidth(bytes_per_s: float) -> str:
     """Bytes per second with three significant digits: `24.8 GB/s`."""
     return f"{_scaled(bytes_per_s, _BYTE_UNITS)}/s"
+
+
+def flop_rate(per_s: float) -> str:
+    """Floating-point operations per second with three significant digits: `62.9 TFLOP/s`."""
+    return f"{_scaled(per_s, _FLOP_UNITS)}/s"
+
+
+def flop_count(operations: float) -> str:
+    """Floating-point operations with three significant digits: `1.20 TFLOP`."""
+    return _scaled(operations, _FLOP_UNITS)
 
 
 def rate(per_s: float) -> str:
@@ -111,6 +137,8 @@ _FORMATTERS = {
     "number": number,
     "rate": rate,
     "bandwidth": bandwidth,
+    "flops": flop_rate,
+    "flop_count": flop_count,
 }
 
 
@@ -199,6 +227,7 @@ def shorten_kernel(full_name: str, width: int = DEFAULT_NAME_WIDTH) -> str:
     the functor (`vectorized_elementwise_kernel<FillFunctor>`), one that only wraps a type becomes that type's name, and
     other templates show that something was folded (`flash_fwd_kernel<…>`).
     """
+    full_name = printable(full_name)
     name = _CAST.sub("", _UNNAMED.sub("", full_name)).strip()
     name = _RETURN_TYPE.sub("", name)
     head = re.match(r"[^<(]*", name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from warplens.errors import UsageError
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
     from warplens.analysis.timeline import Timeline
     from warplens.analysis.window import Window
+    from warplens.report.counters.numbers import Joined
     from warplens.report.document import Document
     from warplens.report.overview.numbers import Numbers
 
@@ -30,6 +32,7 @@ def write_report(
     folder: Path,
     formats: Collection[ReportFormat] = REPORT_FORMATS,
     progress: Callable[[str], None] = lambda _: None,
+    joined: Sequence[Sequence[Joined]] = (),
 ) -> list[Path]:
     """Analyse the profiles and write one report on all of them.
 
@@ -38,6 +41,7 @@ def write_report(
         folder: where the files go; made if need be. Files of an earlier report there are replaced.
         formats: which of `REPORT_FORMATS` to write.
         progress: is told what is being done, in a few words.
+        joined: for each profile, reports of hardware counters of the same program; () where there are none for any.
 
     Returns:
         The files to open, in the order of `REPORT_FORMATS`; images are not among them.
@@ -50,9 +54,10 @@ def write_report(
     if unknown := sorted(set(formats) - set(REPORT_FORMATS)):
         raise UsageError(f"a report cannot be written as {', '.join(unknown)}; use {', '.join(REPORT_FORMATS)}")
     examined: list[Numbers] = []
-    for timeline, window in profiles:
+    for number, (timeline, window) in enumerate(profiles):
         progress(f"analysing {timeline.trace.capture.source}")
-        examined.append(examine(timeline, window))
+        numbers = examine(timeline, window)
+        examined.append(replace(numbers, joined=tuple(joined[number])) if joined else numbers)
     folder.mkdir(parents=True, exist_ok=True)
     written = []
     if set(formats) - {"json"}:

@@ -42,7 +42,9 @@ _IN: Final = {
 #: What the GPU's idle time is said to be, after its share.
 _WHILE: Final = {
     "launch": "passed while the host was still issuing the next work",
+    "graph-launch": "passed while the host was still issuing the next CUDA graph",
     "synchronization": "passed while the host was inside a synchronisation call",
+    "refill": "passed while the host issued the first work after a synchronisation",
     "allocation": "passed while the host was allocating or freeing memory",
     "blocking-copy": "passed while the host was held in a blocking copy",
     "host": "passed while the host was busy or asleep outside of CUDA",

@@ -6,13 +6,18 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
+from warplens.analysis.work import work_statistics
+from warplens.report.counters.joined import joined_data
+from warplens.report.diagnosis.data import diagnosis_data
 from warplens.report.jsonout import window_data
 from warplens.report.overview.answer import answer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from warplens.report.overview.numbers import Numbers
+    from warplens.analysis.allocator import Allocations
+    from warplens.analysis.work import ModelledWork
+    from warplens.report.overview.numbers import Numbers, OperatorNumbers
 
 __all__ = ["overview_data", "report_data"]
 
@@ -42,6 +47,7 @@ def overview_data(numbers: Numbers) -> dict[str, Any]:
         },
         "window": window_data(numbers.window),
         "notes": list(numbers.notes),
+        "diagnosis": diagnosis_data(numbers.diagnosis) if numbers.diagnosis else None,
         "budget": {"devices": [_budget(budget) for budget in numbers.budgets]},
         "steps": {"rows": numbers.steps},
         "phases": {"rows": numbers.phases},
@@ -58,7 +64,45 @@ def overview_data(numbers: Numbers) -> dict[str, Any]:
         },
         "streams": {"rows": numbers.streams, "concurrency": numbers.concurrency},
         "graphs": {"summary": numbers.graph_summary, "rows": numbers.graphs},
+        "operators": _operators(numbers.operators),
+        "work": _work(numbers.work),
         "memory": None if numbers.memory is None else {"rows": list(numbers.memory)},
+        "allocator": _allocator(numbers.allocations),
+        "counters": joined_data(numbers.joined) if numbers.joined else None,
+    }
+
+
+def _operators(operators: OperatorNumbers | None) -> dict[str, Any] | None:
+    if operators is None:
+        return None
+    return {
+        "coverage": operators.coverage,
+        "overhead": operators.overhead,
+        "rows": operators.names,
+        "modules": {"rows": operators.modules},
+    }
+
+
+def _work(work: ModelledWork | None) -> dict[str, Any] | None:
+    if work is None:
+        return None
+    return {
+        "coverage_share": work.coverage_share,
+        "flops": work.flops,
+        "matmul_flops": work.matmul_flops,
+        "peak_sources": list(work.peak_sources),
+        "rows": work_statistics(work),
+        "unmodelled": {"rows": work.unmodelled},
+    }
+
+
+def _allocator(found: Allocations | None) -> dict[str, Any] | None:
+    if found is None:
+        return None
+    return {
+        "rows": list(found.use),
+        "alive_at_peak": {"rows": found.alive_at_peak},
+        "steps": {"rows": found.steps},
     }
 
 

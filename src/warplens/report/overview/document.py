@@ -5,7 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from warplens.report import format as fmt
+from warplens.report.counters.joined import joined_section
+from warplens.report.diagnosis.sections import verdict_section
 from warplens.report.document import Document, Notes, Paragraph, Section
+from warplens.report.overview.allocator import allocator_sections
 from warplens.report.overview.answer import answer
 from warplens.report.overview.hostsections import (
     api_section,
@@ -16,6 +19,7 @@ from warplens.report.overview.hostsections import (
     streams_section,
 )
 from warplens.report.overview.keyfigures import busy_share, comparison_table, distinct_sources, key_figures
+from warplens.report.overview.operatorsections import operator_sections
 from warplens.report.overview.sections import budget_section, steps_section
 from warplens.report.overview.worksections import (
     categories_section,
@@ -23,6 +27,7 @@ from warplens.report.overview.worksections import (
     phases_section,
     ranges_section,
 )
+from warplens.report.overview.worksmodel import work_sections
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -75,7 +80,12 @@ def overview_document(numbers: Numbers) -> Document:
 def _sections(numbers: Numbers, at: str) -> tuple[Section, ...]:
     # Without GPU work there is nothing to summarise; what the host did may still be worth a look.
     summary = (Section(f"{at}key-figures", "Key figures", (key_figures(numbers),)),) if numbers.budgets else ()
-    return (_quality(numbers, at), *summary, *(section(numbers, at) for section in _SECTIONS))
+    sections = [section(numbers, at) for section in _SECTIONS]
+    if numbers.joined:
+        sections.insert(_SECTIONS.index(kernels_section) + 1, joined_section(numbers.joined, at))
+    verdict = (verdict_section(numbers.diagnosis, at),) if numbers.diagnosis is not None else ()
+    framework = (*operator_sections(numbers, at), *work_sections(numbers, at), *allocator_sections(numbers, at))
+    return (*verdict, _quality(numbers, at), *summary, *sections, *framework)
 
 
 def _quality(numbers: Numbers, at: str) -> Section:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
+from warplens.analysis.allocator import Allocations, allocations
 from warplens.analysis.api import api_statistics, blocking_calls, synchronization_statistics
 from warplens.analysis.copies import copy_statistics
 from warplens.analysis.graphs import GraphSummary, graph_statistics, graph_summary
@@ -20,26 +21,48 @@ from warplens.analysis.kernels import (
 )
 from warplens.analysis.launches import LaunchSummary, launch_statistics, launch_summary
 from warplens.analysis.memory import MemoryUse, memory_use
+from warplens.analysis.operators import (
+    FrameworkOverhead,
+    OperatorCoverage,
+    framework_overhead,
+    operator_coverage,
+    operators_by,
+)
 from warplens.analysis.phases import phase_statistics
 from warplens.analysis.quality import quality_notes
 from warplens.analysis.ranges import RangeCoverage, range_coverage, range_statistics
 from warplens.analysis.stepstatistics import step_statistics
 from warplens.analysis.streams import concurrency, copy_overlap, stream_statistics
 from warplens.analysis.timebudget import TimeBudget, time_budgets
+from warplens.analysis.work import ModelledWork, operator_work
+from warplens.diagnosis import diagnose
 
 if TYPE_CHECKING:
     from warplens.analysis.timeline import Timeline
     from warplens.analysis.window import Window
+    from warplens.diagnosis import Diagnosis
     from warplens.profile import Capture, Note
+    from warplens.report.counters.numbers import Joined
 
-__all__ = ["Numbers", "examine"]
+__all__ = ["Numbers", "OperatorNumbers", "examine"]
+
+
+@dataclass(frozen=True, eq=False)
+class OperatorNumbers:
+    """What a profile with a framework's operators tells besides: `operators_by` name, and by part of the program."""
+
+    names: pl.DataFrame
+    modules: pl.DataFrame
+    coverage: OperatorCoverage
+    overhead: FrameworkOverhead | None
 
 
 @dataclass(frozen=True, eq=False)
 class Numbers:
     """The results of all analyses; each attribute is what the analysis of that name returns.
 
-    `steps` holds all steps of the profile, with a column `in_window` that says which of them count.
+    `steps` holds all steps of the profile, with a column `in_window` that says which of them count; `joined` the
+    reports of counters of the same program that were given beside it; `diagnosis` is the verdict over all of it.
     """
 
     timeline: Timeline
@@ -67,6 +90,11 @@ class Numbers:
     graph_summary: GraphSummary
     graphs: pl.DataFrame
     memory: tuple[MemoryUse, ...] | None
+    operators: OperatorNumbers | None
+    joined: tuple[Joined, ...] = ()
+    diagnosis: Diagnosis | None = None
+    work: ModelledWork | None = None
+    allocations: Allocations | None = None
 
     @property
     def capture(self) -> Capture:
@@ -89,15 +117,17 @@ def examine(timeline: Timeline, window: Window) -> Numbers:
         # These are mostly array arithmetic outside of the interpreter's lock, and nearly half of all the work.
         # `Timeline.work`, which all analyses share, was computed to find the window, and is only read from here on.
         budgets = aside.submit(time_budgets, timeline, window)
-        ranges = aside.submit(range_statistics, timeline, window, "tree")
+        ranges = aside.submit(range_statistics, timeline, window, "tree", operators=False)
         streams = aside.submit(stream_statistics, timeline, window)
         at_once = aside.submit(concurrency, timeline, window)
         overlap = aside.submit(copy_overlap, timeline, window)
         kernels, categories, precisions = _kernel_tables(timeline, window)
+        notes = quality_notes(timeline, window)
         return Numbers(
             timeline=timeline,
             window=window,
-            notes=quality_notes(timeline, window),
+            notes=notes,
+            diagnosis=diagnose(timeline, window, notes=notes, budgets=budgets.result()),
             steps=_all_steps(timeline, window),
             phases=phase_statistics(timeline, window),
             kernels=kernels,
@@ -106,7 +136,7 @@ def examine(timeline: Timeline, window: Window) -> Numbers:
             category_coverage=coverage_of(kernels),
             tensor_core_use=tensor_core_use_of(kernels),
             ranges=ranges.result(),
-            range_coverage=range_coverage(timeline, window),
+            range_coverage=range_coverage(timeline, window, operators=False),
             copies=copy_statistics(timeline, window),
             api=api_statistics(timeline, window),
             blocking=blocking_calls(timeline, window),
@@ -114,6 +144,9 @@ def examine(timeline: Timeline, window: Window) -> Numbers:
             graph_summary=graph_summary(timeline, window),
             graphs=graph_statistics(timeline, window),
             memory=memory_use(timeline, window),
+            operators=_operators(timeline, window),
+            work=operator_work(timeline, window) if timeline.has_operators else None,
+            allocations=allocations(timeline, window),
             launch_summary=launch_summary(timeline, window),
             launches=launch_statistics(timeline, window, ("name", "full_name", "api")),
             streams=streams.result(),
@@ -121,6 +154,17 @@ def examine(timeline: Timeline, window: Window) -> Numbers:
             copy_overlap=overlap.result(),
             budgets=budgets.result(),
         )
+
+
+def _operators(timeline: Timeline, window: Window) -> OperatorNumbers | None:
+    if not timeline.has_operators:
+        return None
+    return OperatorNumbers(
+        operators_by(timeline, window, "name"),
+        operators_by(timeline, window, "module"),
+        operator_coverage(timeline, window),
+        framework_overhead(timeline, window),
+    )
 
 
 def _kernel_tables(timeline: Timeline, window: Window) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame]:

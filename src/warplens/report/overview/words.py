@@ -31,7 +31,9 @@ _SHORT_CATEGORIES: Final = {
 
 _CAUSES: Final = {
     "launch": "waiting for a launch",
+    "graph-launch": "waiting for a graph launch",
     "synchronization": "synchronisation",
+    "refill": "refill after a synchronisation",
     "allocation": "memory allocation",
     "blocking-copy": "blocking copy",
     "host": "host busy elsewhere",
@@ -45,7 +47,9 @@ _CAUSES: Final = {
 #: Colour tokens of idle causes. There are more causes than hues that stay apart; the rarest share one.
 _CAUSE_FILLS: Final = {
     "launch": "idle-1",
+    "graph-launch": "idle-1",
     "synchronization": "idle-3",
+    "refill": "idle-3",
     "allocation": "idle-5",
     "blocking-copy": "idle-7",
     "host": "idle-2",

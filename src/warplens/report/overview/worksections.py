@@ -53,12 +53,17 @@ def phases_section(numbers: Numbers, at: str = "") -> Section:
         (pl.col("inferred_ns") / pl.col("gpu_ns")).alias("inferred_share"),
     )
     columns = tuple(column for column in _PHASE_COLUMNS if steps or column.key != "per_step_ns")
-    how = Paragraph(
+    text = (
         "GPU work belongs to the outermost enclosing range that is named after a phase. Work launched by another "
         "thread (autograd's, in the backward pass) goes to the range that the waiting thread holds open, and counts as "
-        "inferred.",
-        quiet=True,
+        "inferred."
     )
+    if numbers.operators is not None:
+        text += (
+            " Where no range is named after the forward pass, the operators that lead to a backward pass make it up, "
+            "and count as inferred, too."
+        )
+    how = Paragraph(text, quiet=True)
     table = Table(f"{at}phases-table", "GPU time of each phase", columns, rows, limit=None)
     return Section(f"{at}phases", "Phases", (table, how))
 

@@ -1,0 +1,385 @@
+"""The framework's own allocator over time: what it had handed out, what it held, and whose memory stood at the peak.
+
+PyTorch asks CUDA for large segments and hands out parts of them; what it holds beyond what it has handed out is cached
+or fragmented. Each event of a trace states both amounts after it, so what stood there before the recording began is
+known as an amount, though not what it is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from warplens.analysis.attribution import NO_RANGE
+from warplens.analysis.operators.forwardpass import forward_pass
+from warplens.analysis.phasenames import NO_PHASE, PHASES, phase_of_name
+from warplens.analysis.spread import conform, ratio
+from warplens.profile.schema import name_categories
+
+if TYPE_CHECKING:
+    from warplens.analysis.timeline import Timeline
+    from warplens.analysis.window import Window
+
+__all__ = [
+    "ALIVE_SCHEMA",
+    "ALLOCATION_STEP_SCHEMA",
+    "ALLOCATOR_SCHEMA",
+    "Allocations",
+    "AllocatorUse",
+    "alive_at_peak",
+    "allocations",
+    "allocator_steps",
+    "allocator_timeline",
+    "allocator_use",
+]
+
+Int64s = npt.NDArray[np.int64]
+
+#: One row an event of the window, in order of time; `device` is null for host memory.
+ALLOCATOR_SCHEMA: Final = pl.Schema(
+    {
+        "time_ns": pl.Int64(),
+        "process": pl.Int32(),
+        "device": pl.Int32(),
+        "delta_bytes": pl.Int64(),  # allocated (positive) or released (negative)
+        "allocated_bytes": pl.Int64(),  # in use after the event
+        "reserved_bytes": pl.Int64(),  # held by the allocator after the event; null where not recorded
+    }
+)
+
+#: One row a group of blocks that were alive at a peak. `operator` allocated them (null: no range was open), `forward`
+#: is the forward operator whose gradient that one computes; `from_before` marks what stood there before the recording.
+ALIVE_SCHEMA: Final = pl.Schema(
+    {
+        "process": pl.Int32(),
+        "device": pl.Int32(),
+        "operator": pl.String(),
+        "forward": pl.String(),
+        "phase": pl.String(),
+        "from_before": pl.Boolean(),
+        "blocks": pl.Int64(),  # null for what stood there before
+        "bytes": pl.Int64(),
+        "share": pl.Float64(),  # of the peak
+    }
+)
+
+#: One row a step, process and device. `allocated_bytes` sums what was handed out in it (churn).
+ALLOCATION_STEP_SCHEMA: Final = pl.Schema(
+    {
+        "step": pl.Int64(),
+        "process": pl.Int32(),
+        "device": pl.Int32(),
+        "allocations": pl.Int64(),
+        "releases": pl.Int64(),
+        "allocated_bytes": pl.Int64(),
+        "released_bytes": pl.Int64(),
+        "peak_bytes": pl.Int64(),
+    }
+)
+
+_HOME: Final = ["process", "device"]
+
+#: Operators that do nothing but allocate: the memory belongs to the one that called them.
+_ALLOCATING: Final = frozenset(
+    {"aten::empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty", "aten::new_empty_strided"}
+    | {"aten::resize_", "aten::empty_permuted", "aten::empty_quantized"}
+)
+
+
+@dataclass(frozen=True)
+class AllocatorUse:
+    """What one process had allocated on one device during a window.
+
+    Attributes:
+        process: process id.
+        device: ordinal of the GPU; None for host memory.
+        begin_bytes, end_bytes: in use at the window's edges.
+        peak_bytes: the most that was in use at once.
+        peak_ns: when that was first reached.
+        reserved_bytes: what the allocator held at the peak; None where it was not recorded.
+        most_reserved_bytes: the most that it held in the window.
+        allocations, releases: how many there were in the window.
+        allocated_bytes: sum of all allocations in the window (churn).
+        unseen_bytes: part of the peak that was allocated before the recording began: whose it is cannot be known.
+        mismatches: events of the profile whose own running total differs from the sum of the events before it.
+    """
+
+    process: int
+    device: int | None
+    begin_bytes: int
+    end_bytes: int
+    peak_bytes: int
+    peak_ns: int
+    reserved_bytes: int | None
+    most_reserved_bytes: int | None
+    allocations: int
+    releases: int
+    allocated_bytes: int
+    unseen_bytes: int
+    mismatches: int
+
+    @property
+    def idle_bytes(self) -> int | None:
+        """Held by the allocator at the peak, but not handed out: cached or lost to fragmentation."""
+        return None if self.reserved_bytes is None else max(0, self.reserved_bytes - self.peak_bytes)
+
+    @property
+    def known_share(self) -> float | None:
+        """Share of the peak whose allocation is in the recording; None where nothing was allocated."""
+        return 1 - self.unseen_bytes / self.peak_bytes if self.peak_bytes else None
+
+
+@dataclass(frozen=True, eq=False)
+class Allocations:
+    """All that is known of the allocator in one window; each attribute is what the function of that name returns."""
+
+    use: tuple[AllocatorUse, ...]
+    timeline: pl.DataFrame
+    alive_at_peak: pl.DataFrame
+    steps: pl.DataFrame
+
+
+def allocations(timeline: Timeline, window: Window) -> Allocations | None:
+    """Every analysis of the allocator, run once; None where the profile recorded no allocations."""
+    use, events = allocator_use(timeline, window), allocator_timeline(timeline, window)
+    alive, steps = alive_at_peak(timeline, window), allocator_steps(timeline, window)
+    if use is None or events is None or alive is None or steps is None:
+        return None
+    return Allocations(use, events, alive, steps)
+
+
+def allocator_timeline(timeline: Timeline, window: Window) -> pl.DataFrame | None:
+    """Every allocation and release inside the window with the amounts after it (`ALLOCATOR_SCHEMA`).
+
+    Returns:
+        None where the profile recorded none of this: unknown is not zero.
+    """
+    events = _events(timeline)
+    return None if events is None else conform(events.filter(_inside(window)), ALLOCATOR_SCHEMA)
+
+
+def allocator_use(timeline: Timeline, window: Window) -> tuple[AllocatorUse, ...] | None:
+    """What was in use at the edges of the window, at its peak and when, by process and device, GPUs first.
+
+    Returns:
+        None where the profile recorded none of this.
+    """
+    events = _events(timeline)
+    if events is None:
+        return None
+    uses = []
+    for (process, device), mine in events.group_by(_HOME, maintain_order=True):
+        when = mine["time_ns"].to_numpy()
+        level = mine["allocated_bytes"].to_numpy()
+        first, end = (int(np.searchsorted(when, edge)) for edge in (window.start_ns, window.end_ns))
+        if window.kind == "all":
+            first, end = 0, len(when)
+        start = int(level[0] - mine["delta_bytes"][0])
+        begin = int(level[first - 1]) if first else start
+        inside = mine[first:end]
+        highest = first + int(np.argmax(level[first:end])) if end > first else first - 1
+        peak = int(level[highest]) if highest >= 0 else start
+        if peak <= begin:  # nothing in the window exceeds what stood there at its begin
+            highest, peak = first - 1, begin
+        delta = inside["delta_bytes"]
+        uses.append(
+            AllocatorUse(
+                process=int(str(process)),
+                device=None if device is None else int(str(device)),
+                begin_bytes=begin,
+                end_bytes=int(level[end - 1]) if end else start,
+                peak_bytes=peak,
+                peak_ns=int(when[highest]) if highest >= first else window.start_ns,
+                # PyTorch's allocator of host memory holds nothing back; it reports 0.
+                reserved_bytes=None if device is None else mine["reserved_bytes"][max(highest, 0)],
+                most_reserved_bytes=None if device is None else _most(inside["reserved_bytes"]),
+                allocations=int((delta > 0).sum()),
+                releases=int((delta < 0).sum()),
+                allocated_bytes=int(delta.filter(delta > 0).sum()),
+                unseen_bytes=peak - int(mine["delta_bytes"].to_numpy()[_alive(mine, highest)].sum()),
+                mismatches=int(mine["differs"].sum()),
+            )
+        )
+    return tuple(sorted(uses, key=lambda use: (use.device is None, -use.peak_bytes, use.process, use.device or 0)))
+
+
+def alive_at_peak(timeline: Timeline, window: Window) -> pl.DataFrame | None:
+    """Whose memory was in use at the peak of each process and device (`ALIVE_SCHEMA`), the largest groups first.
+
+    A block belongs to the innermost operator that was open on its thread when it was allocated, operators that only
+    allocate (`aten::empty`) left aside; without an operator, to the innermost annotation.
+
+    Returns:
+        None where the profile recorded no allocations.
+    """
+    uses, events = allocator_use(timeline, window), _events(timeline)
+    if uses is None or events is None:
+        return None
+    parts = []
+    for use in uses:
+        here = (pl.col("process") == use.process) & pl.col("device").eq_missing(pl.lit(use.device, dtype=pl.Int32))
+        mine = events.filter(here)
+        peaks = np.flatnonzero((mine["time_ns"] <= use.peak_ns).to_numpy())
+        blocks = mine[np.flatnonzero(_alive(mine, int(peaks[-1]) if len(peaks) else -1))]
+        owners = blocks.select(*_HOME, pl.col("delta_bytes").alias("bytes"), *_owners(timeline, blocks).get_columns())
+        groups = owners.group_by(*_HOME, "operator", "forward", "phase", maintain_order=True).agg(
+            pl.len().alias("blocks"), pl.col("bytes").sum(), pl.lit(value=False).alias("from_before")
+        )
+        before = pl.DataFrame(
+            [
+                {
+                    "process": use.process,
+                    "device": use.device,
+                    "operator": None,
+                    "forward": None,
+                    "phase": NO_PHASE,
+                    "from_before": True,
+                    "blocks": None,
+                    "bytes": use.unseen_bytes,
+                    "share": None,
+                }
+            ],
+            schema=ALIVE_SCHEMA,
+        ).filter(pl.col("bytes") > 0)
+        both = pl.concat([conform(groups.with_columns(share=pl.lit(None)), ALIVE_SCHEMA), before])
+        whole = pl.lit(use.peak_bytes)
+        parts.append(
+            both.with_columns(ratio(pl.col("bytes"), whole).alias("share")).sort(
+                "bytes", "operator", descending=[True, False]
+            )
+        )
+    return pl.concat(parts) if parts else pl.DataFrame(schema=ALIVE_SCHEMA)
+
+
+def allocator_steps(timeline: Timeline, window: Window) -> pl.DataFrame | None:
+    """How much was allocated and released in each step of the window, and its peak (`ALLOCATION_STEP_SCHEMA`).
+
+    Returns:
+        None where the profile recorded no allocations.
+    """
+    events = _events(timeline)
+    if events is None:
+        return None
+    starts = np.array([step.start_ns for step in window.steps], dtype=np.int64)
+    ends = np.array([step.end_ns for step in window.steps], dtype=np.int64)
+    when = events["time_ns"].to_numpy()
+    place = np.searchsorted(starts, when, side="right") - 1
+    inside = (place >= 0) & (when < np.r_[ends, 0][place])
+    numbers = np.array([step.index for step in window.steps] or [0], dtype=np.int64)
+    delta = pl.col("delta_bytes")
+    steps = (
+        events.with_columns(pl.Series("step", numbers[place]))
+        .filter(pl.Series(inside))
+        .group_by("step", *_HOME, maintain_order=True)
+        .agg(
+            (delta > 0).sum().alias("allocations"),
+            (delta < 0).sum().alias("releases"),
+            delta.filter(delta > 0).sum().alias("handed_out"),
+            delta.filter(delta < 0).sum().neg().alias("released_bytes"),
+            # What stood there when the step began counts as well.
+            pl.max_horizontal(pl.col("allocated_bytes").max(), pl.col("allocated_bytes").first() - delta.first()).alias(
+                "peak_bytes"
+            ),
+        )
+        .with_columns(pl.col("handed_out").alias("allocated_bytes"))
+    )
+    return conform(steps, ALLOCATION_STEP_SCHEMA).sort("step", *_HOME, nulls_last=True)
+
+
+def _events(timeline: Timeline) -> pl.DataFrame | None:
+    """All events in order of time; `differs` marks those whose recorded total is not the sum of the events so far."""
+    if "allocations" not in timeline.trace.capture.recorded:
+        return None
+    events = timeline.trace.allocations.sort("time_ns", maintain_order=True)
+    delta, recorded = pl.col("delta_bytes"), pl.col("allocated_bytes")
+    summed = delta.cum_sum().over(_HOME)
+    # Before the first event stood what it says less its own amount; unless it says nothing, then what must have stood
+    # there for no address to fall below zero.
+    lowest = pl.col("delta_bytes").cum_sum().min().clip(upper_bound=0).neg()
+    unseen = (
+        events.group_by([*_HOME, "address"], maintain_order=True)
+        .agg(lowest.alias("unseen"))
+        .group_by(_HOME)
+        .agg(pl.col("unseen").sum())
+    )
+    events = events.join(unseen, on=_HOME, how="left", nulls_equal=True, maintain_order="left")
+    before = pl.coalesce((recorded - delta).first().over(_HOME), pl.col("unseen"))
+    return events.with_columns((summed + before).alias("summed")).with_columns(
+        (recorded.is_not_null() & (recorded != pl.col("summed"))).alias("differs"),
+        pl.coalesce(recorded, pl.col("summed")).alias("allocated_bytes"),
+    )
+
+
+def _alive(events: pl.DataFrame, position: int) -> npt.NDArray[np.bool_]:
+    """Which allocations of one home stand right after the event at this position; none for −1."""
+    count = events.height
+    address = events["address"].fill_null(NO_RANGE).to_numpy()
+    order = np.argsort(address, kind="stable")
+    until = np.full(count, count, dtype=np.int64)
+    # A block stands until the next event at its address.
+    same = address[order[1:]] == address[order[:-1]]
+    until[order[:-1][same]] = order[1:][same]
+    alive: npt.NDArray[np.bool_] = (
+        (events["delta_bytes"].to_numpy() > 0) & (np.arange(count) <= position) & (until > position)
+    )
+    return alive
+
+
+def _owners(timeline: Timeline, blocks: pl.DataFrame) -> pl.DataFrame:
+    """`operator`, `forward` and `phase` of each allocation."""
+    ranges = timeline.trace.ranges
+    if not ranges.height:
+        nothing = pl.Series([None] * blocks.height, dtype=pl.String)
+        phase = pl.Series("phase", [NO_PHASE] * blocks.height, dtype=pl.String)
+        return pl.DataFrame([nothing.alias("operator"), nothing.alias("forward"), phase])
+    tree, names = timeline.operators, ranges["name"]
+    texts = name_categories(names).to_list()
+    codes = names.to_physical().to_numpy()
+    held = timeline.forest.open_on(
+        blocks["process"].to_numpy().astype(np.int64),
+        blocks["thread"].to_numpy().astype(np.int64),
+        blocks["time_ns"].to_numpy(),
+    )
+    computing = np.array([text not in _ALLOCATING for text in texts], dtype=np.bool_)[codes] & tree.is_operator
+    rows = np.where(computing, np.arange(1, ranges.height + 1), 0)
+    inner = tree.of(held)
+    caller = np.r_[tree.forest.innermost_match(rows), 0][inner] - 1
+    owner = np.where(caller != NO_RANGE, caller, np.where(inner != NO_RANGE, inner, held))
+    backward = np.r_[timeline.autograd.in_backward, False][owner]
+    forward = np.full(len(owner), NO_RANGE, dtype=np.int64)
+    for link in timeline.autograd.forward_chain(np.where(backward, owner, NO_RANGE)):
+        forward = np.where(link != NO_RANGE, link, forward)
+    numbers = {phase: number for number, phase in enumerate((NO_PHASE, *PHASES))}
+    by_name = np.array([numbers[phase_of_name(text)] for text in texts], dtype=np.int64)[codes]
+    phases = timeline.forest.outermost_match(by_name)
+    if not (phases == numbers["forward"]).any():  # nobody named the forward pass
+        phases = np.where((phases == numbers[NO_PHASE]) & forward_pass(timeline), numbers["forward"], phases)
+    phase_code = np.r_[phases, 0][owner]
+    phase_code = np.where(backward, numbers["backward"], phase_code)
+    return pl.DataFrame(
+        [
+            _named(names, owner).alias("operator"),
+            _named(names, forward).alias("forward"),
+            pl.Series("phase", [NO_PHASE, *PHASES], dtype=pl.String).gather(phase_code),
+        ]
+    )
+
+
+def _named(names: pl.Series, rows: Int64s) -> pl.Series:
+    known = pl.Series(rows).replace(NO_RANGE, None)
+    return names.gather(known).cast(pl.String)
+
+
+def _most(values: pl.Series) -> int | None:
+    most = values.max()
+    return int(most) if isinstance(most, int) else None
+
+
+def _inside(window: Window) -> pl.Expr:
+    if window.kind == "all":
+        return pl.lit(value=True)
+    return pl.col("time_ns").is_between(window.start_ns, window.end_ns, closed="left")

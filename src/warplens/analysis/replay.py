@@ -1,0 +1,208 @@
+"""A program's schedule as a model that can be run again with something changed.
+
+The host does one thing after the other: pauses, and calls. A call may issue work, and it may hold the host until a
+piece of work has ended. The GPU keeps each stream's work in order. With that, every time follows from the others:
+
+* a call begins a `pause_ns` after the call before it returned, and returns when it has taken its own `held_ns` and, if
+  it waits, `return_ns` after the end of the work that it waits for;
+* a piece of work starts when it has arrived (`offset_ns` after the begin of the call that issues it), `gap_ns` after
+  the end of the work before it on its stream, and `after_gap_ns` after the end of the work of another stream that it
+  depends on.
+
+These are maxima of sums. Between two places where the host waits, or where streams meet, all of them are one shift and
+one maximum: `end = max(end before + A, host + B)`. The replay computes `A` and `B` of all such stretches at once and
+then steps from stretch to stretch, so that its cost is that of the waits and not of the launches.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["Replayed", "Schedule", "replay"]
+
+Int64s = npt.NDArray[np.int64]
+
+#: Earlier than everything, and far enough from the edge of int64 to be added to.
+_NEVER = -(2**60)
+
+
+@dataclass(frozen=True, eq=False)
+class Schedule:
+    """What the host did, in order, and the work that it issued, in the order of issue. All times are nanoseconds.
+
+    Attributes:
+        begin_ns: when the host sets out.
+        pause_ns: shape (calls,), time outside of calls before each.
+        held_ns: what each call takes by itself.
+        waits_for: the piece of work whose end each call awaits; −1 for none. It was issued by this or an earlier call.
+        return_ns: from that end to the call's return; negative where the call returns before it.
+        call: shape (work,), ascending: the call that issues each piece of work.
+        offset_ns: from the begin of that call to the arrival of the work at the GPU.
+        duration_ns: how long it runs.
+        stream: its queue, numbered from 0.
+        gap_ns: from the end of the work before it on the stream to its earliest begin; may be negative.
+        after: a piece of work issued before it, on another stream, that it waits for; −1 for none.
+        after_gap_ns: from the end of that one to its earliest begin.
+        ready_ns: shape (streams,), when the earlier work of each stream ends.
+    """
+
+    begin_ns: int
+    pause_ns: Int64s
+    held_ns: Int64s
+    waits_for: Int64s
+    return_ns: Int64s
+    call: Int64s
+    offset_ns: Int64s
+    duration_ns: Int64s
+    stream: Int64s
+    gap_ns: Int64s
+    after: Int64s
+    after_gap_ns: Int64s
+    ready_ns: Int64s
+
+
+@dataclass(frozen=True, eq=False)
+class Replayed:
+    """The times that follow from a schedule.
+
+    Attributes:
+        call_starts, call_ends: shape (calls,).
+        starts, ends: shape (work,).
+    """
+
+    call_starts: Int64s
+    call_ends: Int64s
+    starts: Int64s
+    ends: Int64s
+
+
+def replay(schedule: Schedule) -> Replayed:
+    """All begins and ends of a schedule; exact in integers."""
+    waiting = np.flatnonzero(schedule.waits_for >= 0)
+    calls, work = len(schedule.pause_ns), len(schedule.call)
+    # A segment ends with the return of a waiting call. Host times inside it are relative to its begin.
+    segment_of_call = np.searchsorted(waiting, np.arange(calls), side="left")
+    run = np.cumsum(schedule.pause_ns + schedule.held_ns)
+    before_segment = np.r_[np.int64(0), run[waiting]]
+    returns = run - before_segment[segment_of_call]
+    begins = returns - schedule.held_ns
+    arrival = begins[schedule.call] + schedule.offset_ns if work else np.empty(0, np.int64)
+
+    order = np.argsort(schedule.stream, kind="stable")  # by stream, within it by issue
+    stretches = _Stretches.of(schedule, order, segment_of_call, arrival)
+    host = _step_through(schedule, waiting, returns, stretches)
+
+    since = np.array(host.segment_begins, dtype=np.int64)[segment_of_call]
+    call_ends = since + returns
+    call_ends[waiting] = host.segment_begins[1 : len(waiting) + 1]
+    ready = arrival + since[schedule.call] if work else arrival
+    starts = np.empty(work, dtype=np.int64)
+    ends = np.empty(work, dtype=np.int64)
+    depends = np.flatnonzero(schedule.after >= 0)
+    awaited = np.array(host.stretch_ends, dtype=np.int64)[stretches.of_work[schedule.after[depends]]]
+    ready[depends] = np.maximum(ready[depends], awaited + schedule.after_gap_ns[depends])
+    bounds = np.searchsorted(schedule.stream[order], np.arange(len(schedule.ready_ns) + 1))
+    for number, (first, stop) in enumerate(zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True)):
+        rows = order[first:stop]
+        spent = np.cumsum(schedule.gap_ns[rows] + schedule.duration_ns[rows])
+        floor = ready[rows] - (spent - schedule.duration_ns[rows])
+        ends[rows] = spent + np.maximum.accumulate(np.maximum(floor, schedule.ready_ns[number]))
+        starts[rows] = ends[rows] - schedule.duration_ns[rows]
+    return Replayed(since + begins, call_ends, starts, ends)
+
+
+@dataclass(frozen=True, eq=False)
+class _Stretches:
+    """Runs of work of one stream within one segment, inside of which nothing else is waited for.
+
+    Attributes:
+        of_work: shape (work,), the stretch of each piece of work; stretches are numbered in order of first issue.
+        segment, stream: shape (stretches,).
+        shift: `A`, what the stretch adds to the end of the work before it.
+        reach: `B`, its end if only the host held it back, relative to the host's begin of the segment.
+        after: the piece of work that its first one waits for; −1 for none.
+        after_shift: from the end of that one to the end of the stretch.
+    """
+
+    of_work: Int64s
+    segment: Int64s
+    stream: Int64s
+    shift: Int64s
+    reach: Int64s
+    after: Int64s
+    after_shift: Int64s
+
+    @classmethod
+    def of(cls, schedule: Schedule, order: Int64s, segment_of_call: Int64s, arrival: Int64s) -> _Stretches:
+        work = len(order)
+        if not work:
+            nothing = np.empty(0, dtype=np.int64)
+            return cls(nothing, nothing, nothing, nothing, nothing, nothing, nothing)
+        segment, stream = segment_of_call[schedule.call][order], schedule.stream[order]
+        awaited = np.zeros(work, dtype=np.bool_)
+        awaited[schedule.waits_for[schedule.waits_for >= 0]] = True
+        awaited[schedule.after[schedule.after >= 0]] = True
+        cut = np.r_[
+            True,
+            (segment[1:] != segment[:-1])
+            | (stream[1:] != stream[:-1])
+            | (schedule.after[order[1:]] >= 0)
+            | awaited[order[:-1]],
+        ]
+        firsts = np.flatnonzero(cut)
+        takes = (schedule.gap_ns + schedule.duration_ns)[order]
+        shift = np.add.reduceat(takes, firsts)
+        number = np.cumsum(cut) - 1
+        until = np.cumsum(takes)
+        gap, duration = schedule.gap_ns[order], schedule.duration_ns[order]
+        rest = until[np.r_[firsts[1:] - 1, work - 1]][number] - until + duration  # from each begin to the stretch's end
+        reach = np.maximum.reduceat(arrival[order] + rest, firsts)
+        rank = np.argsort(np.argsort(order[firsts]))
+        by_issue = np.argsort(order[firsts])
+        of_work = np.empty(work, dtype=np.int64)
+        of_work[order] = rank[number]
+        heads = order[firsts]
+        after_shift = schedule.after_gap_ns[heads] - gap[firsts] + shift
+        return cls(
+            of_work,
+            segment[firsts][by_issue],
+            stream[firsts][by_issue],
+            shift[by_issue],
+            reach[by_issue],
+            schedule.after[heads][by_issue],
+            after_shift[by_issue],
+        )
+
+
+@dataclass(frozen=True)
+class _Host:
+    """When each segment begins on the host (one more than there are waits), and when each stretch ends."""
+
+    segment_begins: list[int]
+    stretch_ends: list[int]
+
+
+def _step_through(schedule: Schedule, waiting: Int64s, returns: Int64s, stretches: _Stretches) -> _Host:
+    """The one loop: over the waits of the host and the stretches between them, on plain integers."""
+    streams = schedule.ready_ns.tolist()
+    awaited = [stretches.of_work[work] for work in schedule.waits_for[waiting].tolist()]
+    own = returns[waiting].tolist()
+    late = schedule.return_ns[waiting].tolist()
+    bounds = np.searchsorted(stretches.segment, np.arange(len(own) + 2)).tolist()
+    stream, shift, reach = stretches.stream.tolist(), stretches.shift.tolist(), stretches.reach.tolist()
+    after, after_shift = stretches.after, stretches.after_shift.tolist()
+    dependency = [int(stretches.of_work[row]) if row >= 0 else -1 for row in after.tolist()]
+    host, begins, ends = schedule.begin_ns, [schedule.begin_ns], [_NEVER] * len(stream)
+    for segment in range(len(own) + 1):
+        for number in range(bounds[segment], bounds[segment + 1]):
+            end = max(streams[stream[number]] + shift[number], host + reach[number])
+            if dependency[number] >= 0:
+                end = max(end, ends[dependency[number]] + after_shift[number])
+            streams[stream[number]] = ends[number] = end
+        if segment < len(own):
+            host = max(host + own[segment], ends[awaited[segment]] + late[segment])
+            begins.append(host)
+    return _Host(begins, ends)

@@ -1,0 +1,277 @@
+"""What-ifs: a recorded schedule in which the host does one thing differently.
+
+A change drops waits, pauses or the cost of calls. The work itself stays as it was measured; only copies that leave
+pageable memory become faster. What is saved in the end follows from the replay of the changed schedule.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final, Literal
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from warplens.analysis.graphcapture import GRAPH_LAUNCH_NS, as_graphs
+from warplens.analysis.hostcalls import SMALL_COPY_BYTES
+from warplens.analysis.recorder import DEFAULT_LATENCY_NS, GRAPH_GAP_NS
+from warplens.analysis.schedule import ALLOCATION, BLOCKING_COPY, SYNCHRONIZATION, RecordedSchedule
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from warplens.analysis.replay import Schedule
+    from warplens.profile import Device
+
+__all__ = ["CHANGES", "Change", "Changed", "apply"]
+
+Int64s = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+Change = Literal[
+    "free-launches",
+    "cuda-graph",
+    "no-synchronization",
+    "async-copies",
+    "overlapped-copies",
+    "cached-allocation",
+    "no-host-stall",
+]
+
+#: Change → what is different, in one sentence for people.
+CHANGES: Final[dict[Change, str]] = {
+    "free-launches": "issuing and starting work costs nothing; waits, allocations, blocking copies and stalls stay",
+    "cuda-graph": "what a step launches between two waits of the host is launched by one CUDA graph",
+    "no-synchronization": "the host waits for the GPU only at the end",
+    "async-copies": "copies to and from pageable memory use pinned memory and do not hold the host",
+    "overlapped-copies": "large copies between host and device run from pinned memory, on streams of their own",
+    "cached-allocation": "memory comes from a cache: allocations and releases cost nothing and wait for nothing",
+    "no-host-stall": "the host's long pauses outside of CUDA do not happen (input prefetched, work moved elsewhere)",
+}
+
+#: What is left of a call that neither waits nor allocates: a call into the driver that finds its work done.
+_SHORT_CALL_NS: Final = 2_000
+#: Copies from this size on show the rate of the link; smaller ones its latency.
+_RATE_BYTES: Final = 1 << 20
+#: Pinned copies over PCIe x16 by the GPU's compute capability, where the window holds none: generation 5 from Hopper
+#: on (55 GB/s measured on the H200), 4 for Ampere and Ada, 3 before. Bytes per nanosecond.
+_LINK_RATES: Final = (((9, 0), 50.0), ((8, 0), 24.0), ((0, 0), 12.0))
+
+
+_WORK_STAYS: Final = "the work itself takes as long as measured"
+
+
+@dataclass(frozen=True, eq=False)
+class Changed:
+    """A changed schedule, and what must hold for it to come true."""
+
+    schedule: Schedule
+    assumptions: tuple[str, ...]
+
+
+def apply(change: Change, recorded: RecordedSchedule, devices: Sequence[Device]) -> Changed | None:
+    """The schedule under a change; None where there is nothing that the change could alter."""
+    return _APPLY[change](recorded, devices)
+
+
+def _free_launches(recorded: RecordedSchedule, _: Sequence[Device]) -> Changed | None:
+    schedule = recorded.schedule
+    free = (recorded.cause == 0) & (schedule.waits_for < 0)
+    if not (free & recorded.issues).any():
+        return None
+    held = np.where(free, 0, schedule.held_ns)
+    pause = recorded.lasting_stall_ns
+    pause[0] = schedule.pause_ns[0]
+    changed = replace(
+        schedule,
+        held_ns=held,
+        pause_ns=pause,
+        offset_ns=np.where(free[schedule.call], 0, schedule.offset_ns),
+        gap_ns=np.minimum(schedule.gap_ns, 0),
+    )
+    return Changed(changed, (_WORK_STAYS, "a bound, not a remedy: no program issues work at no cost"))
+
+
+def _cuda_graph(recorded: RecordedSchedule, _: Sequence[Device]) -> Changed | None:
+    found = as_graphs(recorded)
+    if found is None:
+        return None
+    schedule, launches, graphs = found
+    steps = len(recorded.window.steps)
+    if steps:
+        scope = f"{launches / steps:,.0f} launches a step become {_count(graphs / steps)}"
+    else:
+        scope = f"{launches:,} launches become {_count(graphs)} (no steps were found)"
+    return Changed(
+        schedule,
+        (
+            _WORK_STAYS,
+            scope,
+            "the program can be captured: fixed shapes and addresses, no decision on the host that depends on results",
+            f"launching a graph takes {GRAPH_LAUNCH_NS // 1000} µs, and its nodes follow at {GRAPH_GAP_NS / 1000:g} µs",
+        ),
+    )
+
+
+def _no_synchronization(recorded: RecordedSchedule, _: Sequence[Device]) -> Changed | None:
+    schedule = recorded.schedule
+    waits = (recorded.cause == SYNCHRONIZATION) & (schedule.waits_for >= 0)
+    # Where the program marks its steps, a wait for the whole device at their end is how it is meant to be.
+    kept = _ends_step(recorded) & recorded.whole_device & recorded.marked
+    dropped = waits & ~kept & ~_after_copy(recorded)
+    if not dropped.any():
+        return None
+    assumptions = [_WORK_STAYS, "nothing that the host does next depends on the values that it waited for"]
+    if (waits & kept).any():
+        assumptions.append("the wait for the whole device at the end of each step stays")
+    return Changed(_without_waits(recorded, dropped), tuple(assumptions))
+
+
+def _async_copies(recorded: RecordedSchedule, devices: Sequence[Device]) -> Changed | None:
+    schedule = recorded.schedule
+    blocking = recorded.cause == BLOCKING_COPY
+    if not blocking.any():
+        return None
+    changed = _without_waits(recorded, blocking | _after_copy(recorded))
+    duration, notes = schedule.duration_ns.copy(), []
+    slow = blocking[schedule.call] & (recorded.bytes > 0)
+    for direction in np.unique(recorded.direction.to_numpy()[slow].astype(str)):
+        of_kind = (recorded.direction == direction).fill_null(value=False).to_numpy()
+        rows = np.flatnonzero(slow & of_kind)
+        like = of_kind & recorded.pinned & (recorded.bytes >= _RATE_BYTES) & (schedule.duration_ns > 0)
+        if like.any():
+            rate = float(np.median(recorded.bytes[like] / schedule.duration_ns[like]))
+            notes.append(f"{direction} copies run at {rate:.0f} GB/s, as pinned copies of this window do")
+        else:
+            rate = _link_rate(devices, recorded.device)
+            notes.append(
+                f"{direction} copies run at {rate:.0f} GB/s, as usual for this generation of GPU over PCIe x16"
+            )
+        duration[rows] = np.minimum(duration[rows], np.round(recorded.bytes[rows] / rate).astype(np.int64))
+    return Changed(
+        replace(changed, duration_ns=duration),
+        (
+            *notes,
+            "copies stay in order with the kernels of their stream; on one of their own they could hide behind kernels",
+            "what is copied to the host is read only after a later wait",
+        ),
+    )
+
+
+def _overlapped_copies(recorded: RecordedSchedule, devices: Sequence[Device]) -> Changed | None:
+    large = _large_copies(recorded)
+    if not large.any():
+        return None
+    pinned = _async_copies(recorded, devices)
+    schedule = recorded.schedule if pinned is None else pinned.schedule
+    schedule = _without_waits(replace(recorded, schedule=schedule), _after_copy(recorded))
+    _, own = np.unique(recorded.direction.filter(pl.Series(large)).to_numpy().astype(str), return_inverse=True)
+    stream = schedule.stream.copy()
+    stream[large] = len(schedule.ready_ns) + own
+    added = np.full(int(own.max()) + 1, recorded.window.start_ns, dtype=np.int64)
+    tied = large | (large[schedule.after] & (schedule.after >= 0))
+    changed = replace(
+        schedule,
+        stream=stream,
+        after=np.where(tied, -1, schedule.after),
+        after_gap_ns=np.where(tied, 0, schedule.after_gap_ns),
+        ready_ns=np.r_[schedule.ready_ns, added],
+    )
+    rates = () if pinned is None else tuple(text for text in pinned.assumptions if "GB/s" in text)
+    return Changed(
+        changed, (*rates, "each copy is issued early enough: inputs a step ahead, results fetched while the next runs")
+    )
+
+
+def _cached_allocation(recorded: RecordedSchedule, _: Sequence[Device]) -> Changed | None:
+    schedule = recorded.schedule
+    allocates = recorded.cause == ALLOCATION
+    if not allocates.any():
+        return None
+    # Memory from a cache is no call at all.
+    changed = replace(
+        schedule,
+        held_ns=np.where(allocates, 0, schedule.held_ns),
+        waits_for=np.where(allocates, -1, schedule.waits_for),
+        return_ns=np.where(allocates, 0, schedule.return_ns),
+    )
+    return Changed(changed, (_WORK_STAYS, "the memory needed fits into the cache"))
+
+
+def _no_host_stall(recorded: RecordedSchedule, _: Sequence[Device]) -> Changed | None:
+    schedule = recorded.schedule
+    if not recorded.stall_ns.any():
+        return None
+    usual = schedule.pause_ns[recorded.stall_ns == 0]
+    rest = int(np.median(usual)) if len(usual) else 0
+    stalled = recorded.stall_ns > 0
+    pause = np.where(
+        stalled, schedule.pause_ns - recorded.stall_ns + np.minimum(rest, recorded.stall_ns), schedule.pause_ns
+    )
+    return Changed(
+        replace(schedule, pause_ns=pause),
+        (_WORK_STAYS, "what the host did in those pauses can be done ahead of time, on another thread or process"),
+    )
+
+
+_APPLY: Final[dict[Change, Callable[[RecordedSchedule, Sequence[Device]], Changed | None]]] = {
+    "free-launches": _free_launches,
+    "cuda-graph": _cuda_graph,
+    "no-synchronization": _no_synchronization,
+    "async-copies": _async_copies,
+    "overlapped-copies": _overlapped_copies,
+    "cached-allocation": _cached_allocation,
+    "no-host-stall": _no_host_stall,
+}
+
+
+def _without_waits(recorded: RecordedSchedule, which: Bools) -> Schedule:
+    """The schedule in which these calls neither wait nor take longer than a short call."""
+    schedule = recorded.schedule
+    held = np.where(which, np.minimum(schedule.held_ns, _SHORT_CALL_NS), schedule.held_ns)
+    # A call that held the host issued its work somewhere inside; a short one issues it as other calls do.
+    offset = np.where(which[schedule.call], held[schedule.call] + DEFAULT_LATENCY_NS, schedule.offset_ns)
+    return replace(
+        schedule,
+        held_ns=held,
+        waits_for=np.where(which, -1, schedule.waits_for),
+        return_ns=np.where(which, 0, schedule.return_ns),
+        offset_ns=np.minimum(offset, schedule.offset_ns),
+    )
+
+
+def _ends_step(recorded: RecordedSchedule) -> Bools:
+    """Which calls come after the last work of a step and before the first of the next."""
+    issues = np.flatnonzero(recorded.issues)
+    following = np.searchsorted(issues, np.arange(len(recorded.step)), side="left")
+    last = following == len(issues)
+    next_step = recorded.step[issues[np.minimum(following, len(issues) - 1)]]
+    ends: Bools = last | (next_step > recorded.step)
+    return ends
+
+
+def _after_copy(recorded: RecordedSchedule) -> Bools:
+    """Which waits only complete the large copy to or from the host that was issued by the call before them."""
+    schedule, large = recorded.schedule, _large_copies(recorded)
+    copies = np.zeros(len(schedule.pause_ns), dtype=np.bool_)
+    copies[schedule.call[large]] = True
+    follows: Bools = (recorded.cause == SYNCHRONIZATION) & np.r_[False, copies[:-1]] & ~recorded.whole_device
+    return follows
+
+
+def _large_copies(recorded: RecordedSchedule) -> Bools:
+    """Which pieces of work are copies between host and device whose time is that of the transfer."""
+    between = recorded.direction.is_in(["host-to-device", "device-to-host"]).fill_null(value=False).to_numpy()
+    large: Bools = between & (recorded.bytes > SMALL_COPY_BYTES)
+    return large
+
+
+def _link_rate(devices: Sequence[Device], device: int) -> float:
+    """Bytes per nanosecond of pinned copies over the GPU's link, by its generation."""
+    capability = next((known.compute_capability for known in devices if known.ordinal == device), None)
+    return next(rate for since, rate in _LINK_RATES if (capability or (8, 0)) >= since)
+
+
+def _count(graphs: float) -> str:
+    return "1 graph" if round(graphs) == 1 else f"{graphs:,.0f} graphs"

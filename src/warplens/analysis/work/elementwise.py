@@ -1,0 +1,147 @@
+"""Work of operators that treat every element alike: each input element read once, each output element written once.
+
+A result element costs as many FLOPs as the textbook formula has operations, an elementary function (exp, sqrt, tanh)
+being one. Inputs that are broadcast are read once at their own size.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from warplens.analysis.work.amounts import Work
+from warplens.analysis.work.arguments import Arguments, Tensor, UnknownWorkError, broadcast, promoted
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["FORMULAS", "PER_ELEMENT"]
+
+
+class _Rule(NamedTuple):
+    """FLOPs of a result element, and how many leading arguments are inputs (a later tensor is where to write)."""
+
+    flops: int
+    inputs: int
+    truth: bool = False
+
+
+def _rules(inputs: int, **flops: int) -> dict[str, _Rule]:
+    return {name: _Rule(count, inputs) for name, count in flops.items()}
+
+
+#: Operators of the namespace `aten`, without the underscore that marks those that write into their first input.
+PER_ELEMENT: Final[dict[str, _Rule]] = {
+    **_rules(
+        1, abs=1, neg=1, exp=1, exp2=1, expm1=1, log=1, log2=1, log10=1, log1p=1, sqrt=1, rsqrt=1, reciprocal=1, sin=1,
+        cos=1, tan=1, tanh=1, asin=1, acos=1, atan=1, sinh=1, cosh=1, erf=1, erfc=1, erfinv=1, ceil=1, floor=1, round=1,
+        trunc=1, frac=1, sign=1, sgn=1, relu=1, relu6=2, sigmoid=4, silu=5, mish=6, gelu=5, hardswish=4, hardsigmoid=4,
+        hardtanh=2, leaky_relu=2, elu=3, celu=3, softplus=3, log_sigmoid_forward=3, square=1, nan_to_num=1,
+        bitwise_not=0, i0=1, lgamma=1, digamma=1, conj_physical=1, real=0,
+    ),
+    **_rules(
+        2, add=1, sub=1, rsub=1, mul=1, div=1, true_divide=1, floor_divide=2, remainder=3, fmod=3, pow=1, atan2=1,
+        maximum=1, minimum=1, fmax=1, fmin=1, hypot=4, bitwise_and=0, bitwise_or=0, bitwise_xor=0, xlogy=2, logaddexp=4,
+        __lshift__=0, __rshift__=0, bitwise_left_shift=0, bitwise_right_shift=0, mse_loss=2, l1_loss=2,
+        smooth_l1_loss=4, huber_loss=4, prelu=2, _prelu_kernel=2, clamp_min=1, clamp_max=1,
+        threshold_backward=1, sigmoid_backward=3, tanh_backward=3, silu_backward=9, gelu_backward=10,
+        leaky_relu_backward=2, hardtanh_backward=2, hardswish_backward=4, hardsigmoid_backward=2, elu_backward=3,
+        softplus_backward=4, native_dropout_backward=2, mish_backward=10, log_sigmoid_backward=4,
+    ),
+    **_rules(
+        3, clamp=2, addcmul=3, addcdiv=3, lerp=3, where=0, masked_fill=0, threshold=1,
+        mse_loss_backward=3, l1_loss_backward=2, smooth_l1_loss_backward=4, huber_loss_backward=4,
+        binary_cross_entropy=5,
+    ),
+    **{name: _Rule(1, 2, truth=True) for name in ("eq", "ne", "lt", "le", "gt", "ge")},
+    **{name: _Rule(0, 2, truth=True) for name in ("logical_and", "logical_or", "logical_xor")},
+    **{name: _Rule(0, 1, truth=True) for name in ("logical_not", "isnan", "isinf", "isfinite", "isneginf", "isposinf")},
+    "tril": _Rule(0, 1),
+    "triu": _Rule(0, 1),
+}  # fmt: skip
+
+#: Random numbers and constants: nothing is read.
+_WRITTEN_ONLY: Final = (
+    "fill_", "zero_", "uniform_", "normal_", "random_", "exponential_", "bernoulli_", "cauchy_", "log_normal_",
+    "geometric_",
+)  # fmt: skip
+
+#: Losses that give one number, unless their fourth argument (`reduction`) is 0.
+_LOSSES: Final = frozenset({"mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss"})
+
+_GLU_FLOPS, _GLU_BACKWARD_FLOPS = 5, 8
+
+
+def _per_element(name: str, rule: _Rule, *, in_place: bool) -> Callable[[Arguments], Work]:
+    def formula(arguments: Arguments) -> Work:
+        inputs = [t for t in map(arguments.optional, range(rule.inputs)) if t is not None]
+        if not inputs:
+            raise UnknownWorkError("the shape of an input was not recorded")
+        shape = broadcast(*(tensor.shape for tensor in inputs))
+        if name in _LOSSES and arguments.value(2) != "0":
+            work = Work("elementwise", rule.flops * math.prod(shape) + math.prod(shape)).moving(inputs)
+            return work.writing(1, promoted(inputs))
+        work = Work("elementwise", rule.flops * math.prod(shape)).moving(inputs)
+        if in_place:
+            return work.moving([inputs[0]])
+        if rule.truth:
+            return work.writing(math.prod(shape), "bool")
+        return work.writing(math.prod(shape), _result_type(name, arguments, inputs))
+
+    return formula
+
+
+def _result_type(name: str, arguments: Arguments, inputs: list[Tensor]) -> str | None:
+    """The type of the result: that of a tensor given to write to, else what promotion gives."""
+    rule = PER_ELEMENT[name]
+    given = [tensor for tensor in map(arguments.optional, range(rule.inputs, len(arguments))) if tensor is not None]
+    if given:
+        return given[-1].type
+    if name in ("where", "masked_fill", "native_dropout_backward"):  # one of the inputs is a mask
+        inputs = [tensor for tensor in inputs if tensor.type != "bool"] or inputs
+    return promoted(inputs)
+
+
+def _written(arguments: Arguments) -> Work:
+    return Work("elementwise", 0).moving([arguments.tensor(0)])
+
+
+def _dropout(arguments: Arguments) -> Work:
+    # native_dropout(input, p, train): the result and a mask of one byte for each element
+    inputs = arguments.tensor(0)
+    work = Work("elementwise", 2 * inputs.elements).moving([inputs])
+    return work.writing(inputs.elements, inputs.type).writing(inputs.elements, "bool")
+
+
+def _glu(arguments: Arguments) -> Work:
+    inputs = arguments.tensor(0)
+    half = inputs.elements // 2
+    return Work("elementwise", _GLU_FLOPS * half).moving([inputs]).writing(half, inputs.type)
+
+
+def _glu_backward(arguments: Arguments) -> Work:
+    gradient, inputs = arguments.tensor(0), arguments.tensor(1)
+    work = Work("elementwise", _GLU_BACKWARD_FLOPS * gradient.elements).moving([gradient, inputs])
+    return work.writing(inputs.elements, inputs.type)
+
+
+def _gated(function: int) -> Callable[[Arguments], Work]:
+    """`act(first half) · second half` of inference engines: (out, input)."""
+
+    def formula(arguments: Arguments) -> Work:
+        out, inputs = arguments.tensor(0), arguments.tensor(1)
+        return Work("elementwise", (function + 1) * out.elements).moving([out, inputs])
+
+    return formula
+
+
+FORMULAS: Final[dict[str, Callable[[Arguments], Work]]] = {
+    **{f"aten::{name}": _per_element(name, rule, in_place=False) for name, rule in PER_ELEMENT.items()},
+    **{f"aten::{name}_": _per_element(name, rule, in_place=True) for name, rule in PER_ELEMENT.items()},
+    **{f"aten::{name}": _written for name in _WRITTEN_ONLY},
+    "aten::native_dropout": _dropout,
+    "aten::glu": _glu,
+    "aten::glu_backward": _glu_backward,
+    "_C::silu_and_mul": _gated(PER_ELEMENT["silu"].flops),
+    "_C::gelu_and_mul": _gated(PER_ELEMENT["gelu"].flops),
+}

@@ -1,0 +1,185 @@
+"""Who owns which nanosecond: the window's time divided among the causes, so that none is counted twice.
+
+A pause belongs to causes by what the host did in it; a piece of work to the one cause that could take most of its time.
+What nothing claims is either needed or not explained.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from warplens.analysis.intervals import measure_before
+from warplens.diagnosis.kernelclaims import CAUSES, Codes, kernel_claims
+from warplens.diagnosis.optimizer import is_unfused
+
+if TYPE_CHECKING:
+    from warplens.diagnosis.facts import Facts
+
+__all__ = ["HOST_COPIES", "Claims", "divide", "waits_inside"]
+
+Int64s = npt.NDArray[np.int64]
+
+#: Copies over the link between host and GPU.
+HOST_COPIES: Final = ("host-to-device", "device-to-host")
+
+#: Idle causes of work that the host had not issued yet.
+_LAUNCH: Final = ("launch", "graph-launch")
+
+
+@dataclass(frozen=True, eq=False)
+class Claims:
+    """The time of a window by cause.
+
+    Attributes:
+        gaps: for each finding's id the nanoseconds of each pause, shape (pauses,).
+        issuing_ns: for each id, of its idle time that in which the host issued work.
+        work: for each piece of work the position in `CAUSES` of the finding that claims a part of it; −1 for none.
+        work_ns: how much of it, shape (pieces of work,).
+    """
+
+    gaps: dict[str, Int64s]
+    issuing_ns: dict[str, int]
+    work: Codes
+    work_ns: Int64s
+
+    def idle_ns(self, id_: str) -> int:
+        """Idle time that this cause claims."""
+        return int(self.gaps[id_].sum()) if id_ in self.gaps else 0
+
+    def busy_ns(self, id_: str) -> int:
+        """Busy time that it claims."""
+        return int(self.work_ns[self.work == CAUSES.index(id_)].sum())
+
+    def total_ns(self, id_: str) -> int:
+        """Both."""
+        return self.idle_ns(id_) + self.busy_ns(id_)
+
+    def of_work(self, id_: str) -> pl.Series:
+        """What it claims of each piece of work."""
+        return pl.Series("claimed_ns", np.where(self.work == CAUSES.index(id_), self.work_ns, 0))
+
+    def of_gaps(self, id_: str) -> pl.Series:
+        """What it claims of each pause."""
+        nothing = np.zeros(len(next(iter(self.gaps.values()), np.empty(0))), dtype=np.int64)
+        return pl.Series("claimed_ns", self.gaps.get(id_, nothing))
+
+
+def divide(facts: Facts) -> Claims:
+    """Divide the wall time of a window, or of a phase of it, among the causes."""
+    unfused = is_unfused(facts)
+    gaps, issuing = _gap_claims(facts, unfused)
+    work, share = kernel_claims(facts, unfused)
+    kind, label, size = (facts.work[column] for column in ("kind", "label", "bytes"))
+    readback = (label == "device-to-host") & (size <= facts.thresholds.readback_bytes)
+    over_link = (kind == "copy") & label.is_in(HOST_COPIES)
+    for which, cause in (
+        (label == "communication", "exposed-communication"),
+        (over_link, "blocking-copy"),
+        (over_link & readback, "host-sync"),
+    ):
+        chosen = which.fill_null(value=False).to_numpy()
+        work[chosen] = CAUSES.index(cause)
+        share[chosen] = 1.0
+    own = facts.work["own_ns"].to_numpy()
+    return Claims(gaps, issuing, work, np.minimum((own * share).astype(np.int64), own))
+
+
+def _gap_claims(facts: Facts, unfused: bool) -> tuple[dict[str, Int64s], dict[str, int]]:
+    """The time of each pause by cause, and how much of each cause's time is that of issuing work."""
+    gaps = facts.gaps
+    cause = {
+        name: gaps[name].to_numpy() for name in gaps.columns if name not in ("start_ns", "end_ns", "range", "phase")
+    }
+    nothing = np.zeros(gaps.height, dtype=np.int64)
+
+    def spent(*names: str) -> Int64s:
+        total: Int64s = sum((cause[name] for name in names if name in cause), nothing)
+        return total
+
+    launch = spent(*_LAUNCH)
+    optimizer = (gaps["phase"] == "optimizer").to_numpy() & unfused
+    copying = spent("blocking-copy")
+    reading_back = np.minimum(copying, _inside(facts, gaps))
+    own = {
+        "host-sync": spent("synchronization", "refill") + reading_back,
+        "blocking-copy": copying - reading_back,
+        "allocator-churn": spent("allocation"),
+        "host-stall": spent("host"),
+    }
+    moved = _launches_behind(facts, {name: int(values.sum()) for name, values in own.items()}, launch)
+    launch = launch - sum(moved.values(), nothing)
+    issuing = {name: int(values.sum()) for name, values in moved.items()}
+    issuing["host-sync"] = issuing.get("host-sync", 0) + int(spent("refill").sum())
+    claimed = {name: values + moved.get(name, nothing) for name, values in own.items()}
+    for name, mine in (("unfused-optimizer", optimizer), ("launch-overhead", ~optimizer)):
+        claimed[name] = np.where(mine, launch, 0)
+        issuing[name] = int(claimed[name].sum())
+    return claimed, issuing
+
+
+def _inside(facts: Facts, gaps: pl.DataFrame) -> Int64s:
+    """How much of each pause the host spent in read-backs of a few bytes."""
+    calls = facts.host.readback_calls
+    return measure_before(calls, gaps["end_ns"].to_numpy()) - measure_before(calls, gaps["start_ns"].to_numpy())
+
+
+def _launches_behind(facts: Facts, own_ns: dict[str, int], launch: Int64s) -> dict[str, Int64s]:
+    """The part of the launch idle that is there only because something kept the host from running ahead, by cause.
+
+    Without its waits, allocations and pauses the host would need its time for issuing alone, and the window the longer
+    of that and the GPU's work (D. Lazowska et al., "Quantitative System Performance", 1984, ch. 5: the busier resource
+    bounds the whole). What they cost beyond the pauses right behind them is taken from the launches, in proportion to
+    the host's time in each, and at most that. All times are those without the profiler's share. One wait at the end of
+    a step is none inside of it: it costs what stands behind it, and no more.
+    """
+    held = _held_ns(facts, own_ns)
+    total, share = int(launch.sum()), facts.unprofiled_share
+    if not total or not held or facts.work["device"].n_unique() > 1:
+        return {}
+    if facts.phase is not None or facts.window.range_name is not None:
+        return {}  # the host's time is known of the whole window alone
+    waited = facts.host.waited_ns if "host-sync" in held else 0  # not part of what the host needed
+    issuing = max(facts.host_needed_ns + waited - sum(held.values()), 0)
+    without = max(share * issuing, facts.busy_ns)
+    refill = facts.idle("refill")
+    own = sum(own_ns[name] for name in held) - (1 - share) * (refill if "host-sync" in held else 0)
+    extra = facts.wall_ns - facts.added_ns - without - own
+    # Nothing gives back more time than the host spent in it.
+    left = {name: max(time - own_ns[name], 0) for name, time in held.items()}
+    if "host-sync" in left and share * issuing < facts.busy_ns:
+        # A host that would be ahead but for its waits: under the profiler, which slows it, they look shorter than they
+        # are. Each costs at most the launches until the host is ahead again.
+        interval = facts.host.launches.interval_median_ns or 0.0
+        behind = facts.host.waits * facts.thresholds.launches_behind_wait * interval
+        left["host-sync"] = max(left["host-sync"], min(int(share * behind), int(share * total)))
+    whole = sum(left.values())
+    if not whole:
+        return {}
+    part = min(max(extra, 0.0), share * total, whole) / (share * total)
+    return {name: (launch * (part * time / whole)).astype(np.int64) for name, time in left.items() if time}
+
+
+def _held_ns(facts: Facts, own_ns: dict[str, int]) -> dict[str, int]:
+    """Host time in calls and pauses without which it could have issued work, of the causes that occur in the steps."""
+    host, limits = facts.host, facts.thresholds
+    held = {"host-stall": own_ns["host-stall"]}
+    if waits_inside(facts):
+        held["host-sync"] = host.blocked_ns + host.waited_ns
+    if host.allocations >= limits.allocations_per_step * facts.steps:
+        held["allocator-churn"] = host.allocation_ns
+    return {name: time for name, time in held.items() if time}
+
+
+def waits_inside(facts: Facts) -> bool:
+    """Whether the host waits inside of the steps, and not only at their ends.
+
+    Steps that no range names may be anything that repeats, a layer for example: a wait in each of them is one inside.
+    """
+    named = facts.timeline.steps.source == "range" and len(facts.window.steps) > 0
+    least = facts.thresholds.normal_waits_per_step if named else 0.5
+    return facts.host.waits > least * facts.steps

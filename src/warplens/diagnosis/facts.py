@@ -1,0 +1,467 @@
+"""What the rules look at: every piece of GPU work with the wall time that it owns, and every pause with its causes.
+
+Work and pauses together are the window, to the nanosecond: a piece of work owns the time in which it alone decides
+whether the GPU is busy (the precedence is that of `warplens.analysis.timebudget`), and a pause belongs to the work that
+ended it. So any selection of both, such as a phase of a training step, has a wall time of its own, and the selections
+add up.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from warplens.analysis.categories import CATEGORIES, CLASS_SCHEMA, OTHER, categories_of, classify_names
+from warplens.analysis.idle import IDLE_CAUSES
+from warplens.analysis.intervals import Intervals, clip, complement, owned_union, subtract, union
+from warplens.analysis.phasenames import NO_PHASE, PHASES
+from warplens.analysis.phases import phase_of_work
+from warplens.analysis.ranges import projected_spans
+from warplens.analysis.timebudget import time_budgets
+from warplens.analysis.timeline import WORK_KINDS
+from warplens.diagnosis.counted import COUNTED_SCHEMA
+from warplens.diagnosis.findings import ceiling
+from warplens.diagnosis.hostload import HostLoad, host_load, needed_ns
+from warplens.diagnosis.optimizerspan import mark_optimizers
+from warplens.diagnosis.thresholds import DEFAULTS, Thresholds
+from warplens.profile import Device
+from warplens.profile.schema import name_categories
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from warplens.analysis.prediction import Prediction
+    from warplens.analysis.timebudget import TimeBudget
+    from warplens.analysis.timeline import Timeline
+    from warplens.analysis.window import Window
+    from warplens.diagnosis.counted import Counted
+
+__all__ = ["GAP_SCHEMA", "ISSUING", "WORK_SCHEMA", "Facts", "gather"]
+
+Int64s = npt.NDArray[np.int64]
+
+#: What work other than kernels is labelled with; a copy of another direction is `other`.
+_OTHER_LABELS: Final = (
+    *("host-to-device", "device-to-host", "device-to-device", "peer-to-peer", "host-to-host"),
+    *("memset", "graph"),
+)
+_KIND: Final = pl.Enum(list(WORK_KINDS))
+_PHASE: Final = pl.Enum([NO_PHASE, *PHASES])
+
+#: One row a piece of work that runs in the window. Time is in nanoseconds.
+WORK_SCHEMA: Final = pl.Schema(
+    {
+        "kind": _KIND,
+        "row": pl.Int64(),  # in the table of that kind
+        "start_ns": pl.Int64(),
+        "end_ns": pl.Int64(),
+        "own_ns": pl.Int64(),  # wall time that it owns; sums to the busy time
+        "device": pl.Int32(),
+        "stream": pl.Int32(),
+        "process": pl.Int32(),
+        "launch_start_ns": pl.Int64(),
+        "launch_end_ns": pl.Int64(),
+        "range": pl.Int64(),
+        "phase": _PHASE,
+        "label": pl.Enum([*CATEGORIES, *_OTHER_LABELS]),  # category of a kernel, direction of a copy
+        "precision": CLASS_SCHEMA["precision"],
+        "tensor_cores": pl.Boolean(),
+        "vector_product": pl.Boolean(),  # a product of a matrix with a vector, by its name
+        "fill_share": pl.Float64(),  # blocks of the grid over multiprocessors, at most 1; null where not recorded
+        "bytes": pl.Int64(),  # of a copy
+        "pageable": pl.Boolean(),  # of a copy
+        **COUNTED_SCHEMA,
+    }
+)
+
+#: One row a pause of a GPU: its interval, the work that ended it, and the nanoseconds of each cause.
+GAP_SCHEMA: Final = pl.Schema(
+    {
+        "start_ns": pl.Int64(),
+        "end_ns": pl.Int64(),
+        "device": pl.Int32(),
+        "range": pl.Int64(),
+        "phase": _PHASE,
+        **{cause: pl.Int64() for cause in IDLE_CAUSES},
+    }
+)
+
+_OF_WORK: Final = (
+    *("kind", "row", "start_ns", "end_ns", "device", "stream", "process"),
+    *("launch_start_ns", "launch_end_ns", "range"),
+)
+
+#: Products with a vector read each number of the matrix once: no arithmetic unit makes them faster.
+_VECTOR_PRODUCT: Final = re.compile(r"gemv|dot_kernel|\bger_", re.IGNORECASE)
+
+#: Precedence of the groups of work (`timebudget.PART_GROUPS`).
+_COMPUTE, _GRAPH, _COMMUNICATION, _COPY = range(4)
+
+_START_LATENCY: Final = "start-latency"
+
+#: Causes of idle time that are as long as the host takes to issue work, which tracing makes slower.
+ISSUING: Final = ("launch", "graph-launch", "refill")
+
+#: Causes with which the host was late; the GPU's own latency after such a pause is theirs as well, for work that had
+#: been queued in time would have hidden it.
+_LATE: Final[tuple[str, ...]] = (
+    "launch",
+    "graph-launch",
+    "refill",
+    "synchronization",
+    "allocation",
+    "blocking-copy",
+    "host",
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Facts:
+    """The window as the rules see it.
+
+    Attributes:
+        timeline, window: the profile and the part of it that is judged.
+        work: `WORK_SCHEMA`.
+        gaps: `GAP_SCHEMA`.
+        host: what the launching threads did.
+        devices: the GPUs that worked, as far as the profile describes them.
+        predictions: modelled step times, by change.
+        thresholds: the limits that rules compare with.
+        phase: the phase that these are the facts of; None for the whole window.
+        attributed_share: of the idle time of the whole window, with a recorded cause.
+    """
+
+    timeline: Timeline
+    window: Window
+    work: pl.DataFrame
+    gaps: pl.DataFrame
+    host: HostLoad
+    devices: tuple[Device, ...] = ()
+    predictions: Mapping[str, Prediction] = field(default_factory=dict)
+    thresholds: Thresholds = DEFAULTS
+    phase: str | None = None
+    attributed_share: float | None = None
+
+    @cached_property
+    def busy_ns(self) -> int:
+        """Time in which GPUs worked."""
+        return int(self.work["own_ns"].sum())
+
+    @cached_property
+    def idle_ns(self) -> int:
+        """Time in which they did not."""
+        return int((self.gaps["end_ns"] - self.gaps["start_ns"]).sum())
+
+    @property
+    def wall_ns(self) -> int:
+        """Both: the window's length times the number of GPUs that worked in it, or the part of that of a phase."""
+        return self.busy_ns + self.idle_ns
+
+    @property
+    def busy_share(self) -> float:
+        """Of the wall time."""
+        return self.busy_ns / self.wall_ns if self.wall_ns else 0.0
+
+    @property
+    def steps(self) -> int:
+        """Repetitions in the window; 1 where it has none, so that a quantity per step is one per window."""
+        return max(1, len(self.window.steps))
+
+    @property
+    def sure(self) -> bool:
+        """Whether the window consists of several steps, whose numbers can be trusted to be those of the workload."""
+        return len(self.window.steps) > 1
+
+    def idle(self, *causes: str) -> int:
+        """Idle time of these causes; one that this version does not know has none."""
+        return sum(int(self.gaps[cause].sum()) for cause in causes if cause in self.gaps.columns)
+
+    @cached_property
+    def host_needed_ns(self) -> int:
+        """Host time that it took to issue the work, without the time in which it waited for a busy GPU."""
+        starts = np.array([step.start_ns for step in self.window.steps], dtype=np.int64)
+        apart = self.phase is not None or self.window.range_name is not None
+        step = np.searchsorted(starts, self.work["start_ns"].to_numpy(), side="right")
+        needed = needed_ns(self.host, self.work, step if apart else np.zeros(self.work.height, dtype=np.int64))
+        return min(needed, self.wall_ns)
+
+    @property
+    def least_host_ns(self) -> int:
+        """No faster GPU makes the window shorter than this.
+
+        Where the GPU waits for launches, that is the host's time as recorded. Where it hardly does, the host is ahead,
+        and how far is not known exactly: tracing makes it slower than it is.
+        """
+        host_bound = ceiling(self.wall_ns, self.idle("launch", "graph-launch")) >= self.thresholds.warning_ceiling
+        return self.host_needed_ns if host_bound else int(self.unprofiled_share * self.host_needed_ns)
+
+    @property
+    def unprofiled_share(self) -> float:
+        """Of the time that the host takes to issue work under this profiler, what it takes without."""
+        limits = self.thresholds
+        by_nsys = self.timeline.trace.capture.format.startswith("nsys")
+        return limits.unprofiled_share_nsys if by_nsys else limits.unprofiled_share_torch
+
+    @property
+    def added_ns(self) -> int:
+        """Idle time that the profiler added by making launches slower."""
+        return int((1 - self.unprofiled_share) * self.idle(*ISSUING))
+
+    def own_ns(self, which: pl.Expr) -> int:
+        """Wall time owned by the work for which this holds."""
+        return int(self.work.select(pl.col("own_ns").filter(which).sum()).item())
+
+    def of_phase(self, phase: str) -> Facts:
+        """The work of one phase, and the pauses that it ended."""
+        return replace(
+            self,
+            work=self.work.filter(pl.col("phase") == phase),
+            gaps=self.gaps.filter(pl.col("phase") == phase),
+            phase=phase,
+            predictions={},
+        )
+
+
+def gather(
+    timeline: Timeline,
+    window: Window,
+    counted: Counted | None = None,
+    predictions: Sequence[Prediction] = (),
+    thresholds: Thresholds = DEFAULTS,
+    budgets: Sequence[TimeBudget] | None = None,
+) -> Facts:
+    """Everything that the rules need to know of the window."""
+    budgets = time_budgets(timeline, window) if budgets is None else budgets
+    phases = _phases(timeline, window)
+    work = pl.concat(
+        [pl.DataFrame(schema=WORK_SCHEMA), *(_work(timeline, budget, phases, counted) for budget in budgets)]
+    )
+    gaps = pl.concat([pl.DataFrame(schema=GAP_SCHEMA), *(_gaps(timeline, budget, phases) for budget in budgets)])
+    idle = sum(budget.idle_ns for budget in budgets)
+    unknown = sum(budget.gaps.totals["unknown"] for budget in budgets)
+    ordinals = work["device"].unique().sort().to_list()
+    found = (timeline.trace.capture.device(ordinal) for ordinal in ordinals)
+    return Facts(
+        timeline=timeline,
+        window=window,
+        work=work,
+        gaps=gaps,
+        host=host_load(timeline, window, thresholds.readback_bytes),
+        devices=tuple(device for device in found if device is not None),
+        predictions={prediction.change: prediction for prediction in predictions},
+        thresholds=thresholds,
+        attributed_share=1 - unknown / idle if idle else None,
+    )
+
+
+def _phases(timeline: Timeline, window: Window) -> pl.Series:
+    """The phase of each row of `Timeline.work`; an optimizer that no range names is known by its kernels."""
+    phases = phase_of_work(timeline).cast(_PHASE)
+    if (phases == "optimizer").any():
+        return phases
+    marked = mark_optimizers(timeline, window)
+    return constant("optimizer", len(phases), _PHASE).zip_with(pl.Series(marked), phases) if marked.any() else phases
+
+
+def constant(value: str, count: int, dtype: pl.DataType) -> pl.Series:
+    """One value many times."""
+    return pl.Series([value], dtype=dtype).new_from_index(0, count)
+
+
+def _work(timeline: Timeline, budget: TimeBudget, phases: pl.Series, counted: Counted | None) -> pl.DataFrame:
+    """The work of one device that owns time of the window."""
+    window, every = budget.window, timeline.work
+    inside = (every["end_ns"].to_numpy() > window.start_ns) & (every["start_ns"].to_numpy() < window.end_ns)
+    if every["device"].n_unique() > 1:
+        inside &= (every["device"] == budget.device).to_numpy()
+    rows = np.flatnonzero(inside)
+    if not len(rows):
+        return pl.DataFrame(schema=WORK_SCHEMA)
+    # Nearly always a slice, of which no row is copied.
+    whole = len(rows) == int(rows[-1]) - int(rows[0]) + 1
+    work = every.slice(int(rows[0]), len(rows)) if whole else every[rows]
+    phase = phases.slice(int(rows[0]), len(rows)) if whole else phases.gather(rows)
+    labels = _labels(timeline, work)
+    own = _own_ns(timeline, budget, work, labels)
+    owning = np.flatnonzero(own)
+    work = work.select(_OF_WORK).with_columns(phase.alias("phase"), labels, pl.Series("own_ns", own))
+    work = work if len(owning) == work.height else work[owning]
+    return (
+        work.with_columns(_described(timeline, work, counted).get_columns())
+        .select(WORK_SCHEMA.names())
+        .cast(WORK_SCHEMA)
+    )
+
+
+def _labels(timeline: Timeline, work: pl.DataFrame) -> pl.Series:
+    """The category of each kernel, the direction of each copy."""
+    trace, rows = timeline.trace, work["row"].to_numpy()
+    dtype = WORK_SCHEMA["label"]
+    kernels = categories_of(trace.kernels["full_name"]).cast(dtype)
+    directions = trace.copies["direction"].cast(dtype, strict=False).fill_null(OTHER)
+    parts = {
+        "kernel": kernels,
+        "copy": directions,
+        "memset": constant("memset", trace.memsets.height, dtype),
+        "graph": constant("graph", trace.graph_launches.height, dtype),
+    }
+    codes = np.zeros(work.height, dtype=np.uint32)
+    for kind, labels in parts.items():
+        at = np.flatnonzero((work["kind"] == kind).to_numpy())
+        codes[at] = labels.to_physical().to_numpy()[rows[at]]
+    return pl.Series("label", dtype.categories, dtype=dtype).gather(codes).alias("label")  # type: ignore[attr-defined]
+
+
+def _own_ns(timeline: Timeline, budget: TimeBudget, work: pl.DataFrame, labels: pl.Series) -> Int64s:
+    """How much of the window each piece of work owns; they sum to the budget's busy time."""
+    starts, ends = work["start_ns"].to_numpy(), work["end_ns"].to_numpy()
+    segments = _segments(timeline, budget)
+    edges = np.concatenate((starts, ends, segments.starts, segments.ends))
+    outside = complement(segments, int(edges.min()), int(edges.max())) if len(edges) else Intervals.none()
+    kernel, graph = ((work["kind"] == kind).to_numpy() for kind in ("kernel", "graph"))
+    group = np.where(kernel, _COMPUTE, np.where(graph, _GRAPH, _COPY))
+    group[kernel & (labels == "communication").to_numpy()] = _COMMUNICATION
+    own = np.zeros(len(starts), dtype=np.int64)
+    covered = Intervals.none()
+    for number in (_COMPUTE, _GRAPH, _COMMUNICATION, _COPY):
+        rows = np.flatnonzero(group == number)
+        if not len(rows):
+            continue
+        pieces = subtract(subtract(owned_union(starts[rows], ends[rows]), outside), covered)
+        np.add.at(own, rows[pieces.owner], pieces.ends - pieces.starts)
+        covered = union(
+            Intervals(np.concatenate((covered.starts, pieces.starts)), np.concatenate((covered.ends, pieces.ends)))
+        )
+    return own
+
+
+def _segments(timeline: Timeline, budget: TimeBudget) -> Intervals:
+    """The time that the budget splits: the window, or the spans of its range."""
+    window = budget.window
+    if window.range_name is None:
+        return Intervals(np.array([window.start_ns]), np.array([window.end_ns]))
+    spans = projected_spans(timeline, timeline.range_rows(window.range_name), budget.device)
+    return union(clip(spans, window.start_ns, window.end_ns))
+
+
+def _described(timeline: Timeline, work: pl.DataFrame, counted: Counted | None) -> pl.DataFrame:
+    """What is known of each piece of work beside its times; null where it is of another kind."""
+    trace, rows = timeline.trace, work["row"]
+    kernel, copy = (work["kind"] == kind for kind in ("kernel", "copy"))
+    of_kernel = rows.to_frame().select(pl.when(kernel).then("row")).to_series()
+    of_copy = rows.to_frame().select(pl.when(copy).then("row")).to_series()
+    classes = _classes(trace.kernels)
+    fills = _fills(trace.capture.device(int(work["device"][0])), trace.kernels)
+    pageable = (pl.col("source_memory") == "pageable") | (pl.col("destination_memory") == "pageable")
+    copies = trace.copies.select("bytes", pageable=pageable.fill_null(value=False))
+    columns = [series.gather(of_kernel) for series in (*classes, *fills)]
+    columns += [series.gather(of_copy) for series in copies]
+    if counted is None:
+        columns += [
+            pl.Series(name, [None], dtype=dtype).new_from_index(0, work.height)
+            for name, dtype in COUNTED_SCHEMA.items()
+        ]
+    else:
+        columns += [series.gather(of_kernel) for series in counted.of(trace.kernels)]
+    return pl.DataFrame(columns)
+
+
+def _classes(kernels: pl.DataFrame) -> list[pl.Series]:
+    """What the name of each kernel reveals of its arithmetic."""
+    classes = classify_names(kernels)
+    by_name = pl.Series(
+        "vector_product", [_VECTOR_PRODUCT.search(name) is not None for name in name_categories(kernels["name"])]
+    )
+    codes = kernels["name"].to_physical()
+    return [classes["precision"], classes["tensor_cores"], by_name.cast(pl.Boolean).gather(codes)]
+
+
+def _fills(device: Device | None, kernels: pl.DataFrame) -> list[pl.Series]:
+    """The share of the multiprocessors that the grid of each kernel can reach: one block a multiprocessor at least."""
+    count = device.sm_count if device is not None else None
+    blocks = pl.col("grid_x").cast(pl.Int64) * pl.col("grid_y") * pl.col("grid_z")
+    if not count:
+        return [pl.Series("fill_share", [None], dtype=pl.Float64).new_from_index(0, kernels.height)]
+    return [kernels.select((blocks / count).clip(0.0, 1.0).alias("fill_share")).to_series()]
+
+
+def _gaps(timeline: Timeline, budget: TimeBudget, phases: pl.Series) -> pl.DataFrame:
+    """The pauses of one device, each with the causes of its time and what its next work belongs to."""
+    places = np.flatnonzero((timeline.work["device"] == budget.device).to_numpy())
+    gaps = budget.gaps.gaps
+    after = np.searchsorted(timeline.work["start_ns"].to_numpy()[places], gaps.ends, side="left")
+    at = places[np.minimum(after, len(places) - 1)] if len(gaps.starts) else np.empty(0, np.int64)
+    parts = _with_latency(budget.gaps.parts)
+    nothing = np.zeros(len(gaps.starts), dtype=np.int64)
+    return pl.DataFrame(
+        {
+            "start_ns": gaps.starts,
+            "end_ns": gaps.ends,
+            "device": np.full(len(gaps.starts), budget.device, dtype=np.int32),
+            "range": timeline.work["range"].gather(at),
+            "phase": phases.gather(at),
+            **{cause: parts.get(cause, nothing) for cause in IDLE_CAUSES},
+        },
+        schema=GAP_SCHEMA,
+    )
+
+
+def _with_latency(parts: dict[str, Int64s]) -> dict[str, Int64s]:
+    """The causes of each pause, with the GPU's start latency given to what made the host late, if anything did."""
+    late = [cause for cause in _LATE if cause in parts and parts[cause].any()]
+    if not late or _START_LATENCY not in parts:
+        return parts
+    most, main = np.zeros_like(parts[late[0]]), np.full(len(parts[late[0]]), -1)
+    for place, cause in enumerate(late):
+        more = parts[cause] > most
+        most, main = np.where(more, parts[cause], most), np.where(more, place, main)
+    latency = np.where(main >= 0, parts[_START_LATENCY], 0)
+    moved = {cause: parts[cause] + np.where(main == place, latency, 0) for place, cause in enumerate(late)}
+    return {**parts, **moved, _START_LATENCY: parts[_START_LATENCY] - latency}
+
+
+def range_names(facts: Facts, rows: pl.Series, amounts: pl.Series, most: int = 3) -> tuple[str, ...]:
+    """The names of the ranges with the largest summed amounts, the largest first.
+
+    Args:
+        facts: the window.
+        rows: row of `Trace.ranges` of each piece; null for none.
+        amounts: what counts of each piece.
+        most: how many names.
+    """
+    ranges = facts.timeline.trace.ranges
+    known = pl.DataFrame({"row": rows, "amount": amounts}).filter(pl.col("row").is_not_null() & (pl.col("amount") > 0))
+    if not known.height or not ranges.height:
+        return ()
+    codes = ranges["name"].to_physical().gather(known["row"])
+    sums = (
+        known.with_columns(code=codes)
+        .group_by("code")
+        .agg(pl.col("amount").sum())
+        .sort("amount", "code", descending=[True, False])
+    )
+    names = name_categories(ranges["name"])
+    return tuple(names[code] for code in sums["code"].head(most))
+
+
+def kernel_names(facts: Facts, amounts: pl.Series, most: int = 3) -> tuple[str, ...]:
+    """The short names of the kernels with the largest summed amounts, the largest first.
+
+    Args:
+        facts: the window.
+        amounts: what counts of each piece of its work; what is no kernel has no name.
+        most: how many names.
+    """
+    chosen = ((facts.work["kind"] == "kernel") & (amounts > 0)).arg_true()
+    names = facts.timeline.trace.kernels["name"]
+    codes = names.to_physical().gather(facts.work["row"].gather(chosen))
+    sums = pl.DataFrame({"code": codes, "amount": amounts.gather(chosen)}).group_by("code").agg(pl.col("amount").sum())
+    texts = name_categories(names)
+    ordered = sorted(sums.iter_rows(), key=lambda row: (-row[1], texts[row[0]]))
+    return tuple(texts[code] for code, _ in ordered[:most])

@@ -1,0 +1,197 @@
+"""What a diagnosis is made of: findings with their evidence, ceiling and remedies, and the verdict over them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from warplens.analysis.prediction import Prediction
+    from warplens.profile import Note
+
+__all__ = [
+    "CONFIDENCES",
+    "DESCRIPTIVE",
+    "EVIDENCE_UNITS",
+    "FINDING_IDS",
+    "SEVERITIES",
+    "Confidence",
+    "Coverage",
+    "Diagnosis",
+    "Finding",
+    "PhaseVerdict",
+    "Remedy",
+    "Severity",
+    "ceiling",
+]
+
+Severity: TypeAlias = Literal["critical", "warning", "info"]
+Confidence: TypeAlias = Literal["high", "medium", "low"]
+
+#: From the worst to the mildest.
+SEVERITIES: Final[tuple[Severity, ...]] = ("critical", "warning", "info")
+
+#: From the surest on.
+CONFIDENCES: Final[tuple[Confidence, ...]] = ("high", "medium", "low")
+
+#: Id of every finding → what limits a window with it.
+FINDING_IDS: Final = {
+    "launch-overhead": "the host cannot issue work as fast as the GPU finishes it",
+    "host-sync": "the host waits for the GPU to run dry, then refills it",
+    "host-stall": "the host does something else for long, with no CUDA call in flight",
+    "blocking-copy": "copies between host and GPU hold the work up",
+    "allocator-churn": "memory is allocated and freed inside the steps",
+    "memory-bandwidth": "kernels that move data rather than compute",
+    "tensor-compute": "matrix products",
+    "precision": "matrix products in a format that the tensor cores do not take",
+    "small-kernels": "grids that cannot fill the GPU",
+    "occupancy": "kernels with too few warps to hide latency",
+    "uncoalesced": "memory transactions of which a part is wasted",
+    "bank-conflicts": "conflicts in shared memory",
+    "divergence": "warps that run with few active threads",
+    "unfused-optimizer": "an optimizer that launches kernels for each parameter tensor",
+    "exposed-communication": "communication that no compute hides",
+    "graph-opaque": "work inside CUDA graphs that were traced as a whole",
+    "incomplete-profile": "the profile cannot answer",
+    "saturated": "nothing: the GPU is busy",
+}
+
+#: Findings that say what a window does rather than what it loses: they are the verdict only where nothing is lost.
+DESCRIPTIVE: Final = ("graph-opaque", "tensor-compute", "saturated", "incomplete-profile")
+
+#: What the names of evidence end in → the unit of the number.
+EVIDENCE_UNITS: Final = {
+    "_ns": "nanoseconds",
+    "_bytes": "bytes",
+    "_bytes_per_s": "bytes per second",
+    "_share": "0 to 1",
+    "_per_step": "a step, or the window where it has no steps",
+    "_per_s": "a second",
+    "_count": "how many",
+    "_factor": "times",
+}
+
+
+@dataclass(frozen=True)
+class Remedy:
+    """Something to do about a finding.
+
+    Attributes:
+        action: what, in a few words.
+        how: the code, option or command.
+        expected: what it should bring, and how that is known.
+    """
+
+    action: str
+    how: str
+    expected: str
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One cause of lost time.
+
+    Attributes:
+        id: one of `FINDING_IDS`.
+        title: one sentence for people.
+        severity: by the ceiling; findings that only inform are `info` whatever theirs is.
+        confidence: how sure the cause is, given what the profile records.
+        gain_ceiling: wall time / wall time without the cause, at most; None where the profile cannot tell.
+        evidence: named numbers; the end of a name is the unit (`EVIDENCE_UNITS`).
+        where: names of the ranges or kernels that have the most of it, the first the most.
+        remedies: what to do, the most promising first.
+        refute: the experiment that would show that this is wrong.
+    """
+
+    id: str
+    title: str
+    severity: Severity
+    confidence: Confidence
+    gain_ceiling: float | None
+    evidence: Mapping[str, int | float]
+    where: tuple[str, ...]
+    remedies: tuple[Remedy, ...]
+    refute: str
+
+
+@dataclass(frozen=True)
+class PhaseVerdict:
+    """The main limiter of one phase of a training step.
+
+    Attributes:
+        phase: `forward`, `backward` or `optimizer`.
+        verdict: one of `FINDING_IDS`.
+        gain_ceiling: of that cause, on the time of the phase; None where the profile cannot tell.
+        wall_ns: time of the phase: its GPU work and the pauses that this work ended.
+        busy_ns: GPU work of the phase.
+        share: of the window's time.
+    """
+
+    phase: str
+    verdict: str
+    gain_ceiling: float | None
+    wall_ns: int
+    busy_ns: int
+    share: float
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """How much of the window the diagnosis rests on.
+
+    Attributes:
+        wall_ns: the time that was judged, summed over the GPUs.
+        busy_ns, idle_ns: its two parts.
+        steps: steps of the window.
+        idle_attributed_share: of the idle time, with a recorded cause; None where nothing was idle.
+        claimed_ns: wall time that findings claim; no nanosecond is claimed twice.
+        counters_share: of the kernel time, with hardware counters; None without counters.
+        unavailable: what could not be asked of this profile, and what would answer it.
+    """
+
+    wall_ns: int
+    busy_ns: int
+    idle_ns: int
+    steps: int
+    idle_attributed_share: float | None
+    claimed_ns: int
+    counters_share: float | None
+    unavailable: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What limits a window, and what to do about it.
+
+    Attributes:
+        verdict: id of the main limiter, one of `FINDING_IDS`; the first finding has it.
+        headline: one sentence for people.
+        findings: the worst first.
+        per_phase: the same verdict for each phase that the window has.
+        predictions: modelled step times under single changes.
+        coverage: how much the diagnosis rests on.
+        notes: what the profile cannot tell.
+    """
+
+    verdict: str
+    headline: str
+    findings: tuple[Finding, ...]
+    per_phase: tuple[PhaseVerdict, ...]
+    predictions: tuple[Prediction, ...]
+    coverage: Coverage
+    notes: tuple[Note, ...]
+
+    def finding(self, id_: str) -> Finding | None:
+        """The finding with this id, if it was raised."""
+        return next((found for found in self.findings if found.id == id_), None)
+
+
+def ceiling(wall_ns: int, claimed_ns: float) -> float:
+    """Amdahl's law: how much faster the whole gets if this part of its time takes none.
+
+    Source: G. M. Amdahl, "Validity of the single processor approach", AFIPS 1967. A part that is the whole leaves one
+    nanosecond, so that the result stays finite.
+    """
+    return wall_ns / max(wall_ns - claimed_ns, 1.0) if wall_ns > 0 else 1.0

@@ -1,0 +1,177 @@
+"""Measurements for people: a table, a chart, and both as a document."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import polars as pl
+
+from warplens.report import format as fmt
+from warplens.report.document import Document, Figure, Paragraph, Section, Table, TableColumn
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from warplens.profile.measurements import Measurements
+
+__all__ = ["doubts_of", "measured_document", "measured_facts", "measured_table"]
+
+#: More bars than this are no longer a picture.
+_MOST_BARS: Final = 60
+
+_TITLES: Final = {
+    "lm": "Transformer language model",
+    "token-reduction": "Vision transformer with token reduction",
+    "attention": "Attention kernels",
+}
+
+
+def measured_table(measurements: Measurements, doubts: bool = False) -> Table:
+    """One row a cell: the settings that differ between cells, and what was measured.
+
+    Args:
+        measurements: of one file.
+        doubts: also show why figures might not mean what they seem to.
+    """
+    rows = measurements.cells.with_columns(
+        half_share=(pl.col("latency_high_ns") - pl.col("latency_low_ns")) / 2 / pl.col("latency_ns"),
+        gpu_half_share=(pl.col("gpu_high_ns") - pl.col("gpu_low_ns")) / 2 / pl.col("gpu_ns"),
+        doubt=pl.col("doubts").list.join("; "),
+        outcome=pl.concat_str("status", pl.lit(": "), "reason", ignore_nulls=False).fill_null(pl.col("status")),
+    )
+    columns = [_setting_column(rows, name) for name in _varying(measurements)]
+    columns += [column for column in _figures(rows) if rows.get_column(column.key).null_count() < rows.height]
+    if doubts and rows.get_column("doubt").str.len_bytes().sum():
+        columns.append(TableColumn("doubt", "Doubts", "text"))
+    return Table("cells", _title(measurements), tuple(columns), rows, limit=None, empty="No cell was run.")
+
+
+def _figures(rows: pl.DataFrame) -> Iterator[TableColumn]:
+    unit = next((unit for unit in rows.get_column("unit").to_list() if unit), "item")
+    yield TableColumn("latency_ns", "Latency", "duration_ns", "median wall time of a step")
+    yield TableColumn("half_share", "±", "share", "half the 95 % interval of the median")
+    yield TableColumn("latency_p99_ns", "p99", "duration_ns")
+    yield TableColumn("gpu_ns", "GPU time", "duration_ns", "median between events round the step")
+    if rows.get_column("latency_ns").null_count() == rows.height:
+        yield TableColumn("gpu_half_share", "±", "share")
+    yield TableColumn("throughput_per_s", f"{unit.capitalize()}s", "rate")
+    yield TableColumn("flops_per_s", "Rate", "flops", "modelled FLOPs over measured GPU time")
+    yield TableColumn("peak_allocated_bytes", "Peak memory", "bytes")
+    yield TableColumn("samples", "n", "count", "repetitions")
+    yield TableColumn("outliers", "Outliers", "count", "repetitions far outside the quartiles; they are in all figures")
+    if rows.get_column("status").n_unique() > 1 or (rows.get_column("status") != "measured").any():
+        yield TableColumn("outcome", "Outcome", "text")
+
+
+def _setting_column(rows: pl.DataFrame, name: str) -> TableColumn:
+    numeric = rows.get_column(name).dtype.is_numeric()
+    return TableColumn(name, name.replace("_", " ").capitalize(), "number" if numeric else "text")
+
+
+def _varying(measurements: Measurements) -> list[str]:
+    cells = measurements.cells
+    varying = [name for name in measurements.settings if cells.get_column(name).n_unique() > 1]
+    return varying or list(measurements.settings[:2])
+
+
+def _title(measurements: Measurements) -> str:
+    return _TITLES.get(measurements.workload, measurements.workload)
+
+
+def measured_facts(measurements: Measurements) -> list[str]:
+    """What holds for all cells: the settings that they share, the machine, and how it was measured."""
+    cells, plan = measurements.cells, measurements.plan
+    shared = [name for name in measurements.settings if name not in _varying(measurements)]
+    facts = [_machine(measurements.environment)]
+    if shared and cells.height:
+        first = cells.row(0, named=True)
+        # A setting that is empty (no schedule) says nothing.
+        texts = (f"{name.replace('_', ' ')} {fmt.value(first[name], 'text')}" for name in shared if first[name] != "")
+        facts.append(f"all cells: {', '.join(texts)}")
+    rounds = cells.get_column("rounds").max()
+    facts.append(_method(plan) if rounds in (None, 1) else _turns(plan, fmt.value(rounds, "count")))  # type: ignore[arg-type]
+    return facts
+
+
+def _turns(plan: Any, rounds: str) -> str:
+    return (
+        f"the cells took turns: {rounds} rounds of {plan['most']} repetitions in random order; each median is that of "
+        f"its rounds' medians, and its interval that of {fmt.share(plan['confidence'])} confidence over the rounds"
+    )
+
+
+def _method(plan: Any) -> str:
+    if plan["least"] == plan["most"]:
+        return f"each median is that of {plan['most']} repetitions, after {plan['warmup_steps']} warm-up steps"
+    return (
+        f"each median is that of {plan['least']} to {plan['most']} repetitions, until it is known to "
+        f"±{fmt.share(plan['precision'])} with {fmt.share(plan['confidence'])} confidence, or "
+        f"{fmt.duration(plan['most_ns'])} are over (then {plan['fewest']} or more)"
+    )
+
+
+def doubts_of(measurements: Measurements) -> list[str]:
+    """Why figures might not mean what they seem to, each with the settings of its cell."""
+    varying = _varying(measurements)
+    return [
+        ", ".join(f"{name.replace('_', ' ')} {row[name]}" for name in varying) + f": {doubt}"
+        for row in measurements.cells.iter_rows(named=True)
+        for doubt in row["doubts"] or ()
+    ]
+
+
+def _machine(environment: Any) -> str:
+    device, versions = environment["device"], environment["versions"]
+    parts = [str(device["name"]), f"torch {versions['torch']}"]
+    if "driver" in environment:
+        parts.append(f"driver {environment['driver']}")
+    if "cuda" in environment:
+        parts.append(f"CUDA {environment['cuda']}")
+    return " · ".join(parts)
+
+
+def measured_document(measurements: Measurements) -> Document:
+    """A page with the table, and a chart of the times."""
+    table = measured_table(measurements, doubts=True)
+    cells = measurements.cells.filter(pl.col("status") == "measured")
+    quiet = tuple(Paragraph(fact, quiet=True) for fact in measured_facts(measurements))
+    blocks: tuple[Any, ...] = (table, *quiet)
+    if 0 < cells.height <= _MOST_BARS:
+        blocks = (_figure(measurements, cells), *blocks)
+    lost = measurements.cells.height - cells.height
+    lead = f"{fmt.count(cells.height)} cells were measured" + (f", {fmt.count(lost)} could not be." if lost else ".")
+    return Document(
+        title=_title(measurements),
+        lead=lead,
+        sections=(Section("cells", "Cells", blocks),),
+        meta=(("Source", measurements.source), ("Command", measurements.command or fmt.MISSING)),
+    )
+
+
+def _figure(measurements: Measurements, cells: pl.DataFrame) -> Figure:
+    from warplens.report.charts import ranked_chart  # noqa: PLC0415  drawing costs an import of Altair
+
+    time = pl.coalesce("latency_ns", "gpu_ns")
+    interval = pl.concat_str(
+        pl.lit("median of "), "samples", pl.lit(" repetitions; 95 % interval "),
+        (pl.coalesce("latency_low_ns", "gpu_low_ns") / 1e6).round(4), pl.lit(" to "),
+        (pl.coalesce("latency_high_ns", "gpu_high_ns") / 1e6).round(4), pl.lit(" ms"),
+        ignore_nulls=True,
+    )  # fmt: skip
+    name = pl.concat_str(
+        [
+            pl.concat_str(pl.lit(f"{setting.replace('_', ' ')} "), pl.col(setting).cast(pl.String))
+            for setting in _varying(measurements)
+        ],
+        separator=", ",
+        ignore_nulls=True,
+    )
+    rows = cells.select(
+        name=name, value=time, share=pl.lit(None, pl.Float64), fill=pl.lit(None, pl.String), detail=interval
+    )
+    return Figure(
+        "times",
+        "Median time of a step.",
+        ranked_chart(rows),
+        f"Bars with the median time of each of {rows.height} cells.",
+    )

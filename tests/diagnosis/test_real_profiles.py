@@ -1,0 +1,115 @@
+"""Verdicts on real captures whose limits are known: from the captures' own description, timings without a profiler, and
+what else is in the file. Third-party profiles are read in place and skipped where they are not at hand."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+
+from tests.oracle.captures import THIRD_PARTY
+from warplens.analysis.timeline import Timeline
+from warplens.diagnosis import Diagnosis, diagnose
+from warplens.readers import read
+from warplens.readers.counters import read_counters
+
+SHIPPED = Path(str(files("warplens") / "data" / "captures"))
+
+
+@cache
+def _shipped(name: str) -> Diagnosis:
+    return _diagnosed(SHIPPED / f"{name}.sqlite.xz")
+
+
+def _diagnosed(path: Path, counters: Path | None = None) -> Diagnosis:
+    timeline = Timeline(read(path))
+    return diagnose(timeline, timeline.window(), read_counters(counters) if counters else None)
+
+
+@pytest.mark.parametrize(
+    ("name", "verdict"),
+    [
+        ("deit224_bs1_baseline", "launch-overhead"),
+        ("deit224_bs1_topk0.1", "launch-overhead"),
+        ("deit448_bs8_baseline", "saturated"),
+        ("deit224_bs1_graph_whole", "graph-opaque"),
+        ("lm_small_ctx128_forward", "launch-overhead"),
+        ("lm_small_ctx1024_forward", "precision"),
+        ("lm_medium_ctx1024_train", "precision"),
+        ("lm_large_ctx1024_forward", "precision"),
+        ("lm_large_ctx1024_train", "incomplete-profile"),
+    ],
+)
+def test_the_verdict_on_a_shipped_capture(name: str, verdict: str) -> None:
+    assert _shipped(name).verdict == verdict
+
+
+def test_a_busy_gpu_gets_no_warning() -> None:
+    assert all(finding.severity == "info" for finding in _shipped("deit448_bs8_baseline").findings)
+
+
+def test_the_launch_bound_reading_rests_on_the_timeline_not_on_a_cost_per_launch() -> None:
+    """177 launches at 8 µs would be 1.4 ms of the step's 4.17 ms; the GPU was idle for 3.4 ms of it."""
+    found = _shipped("deit224_bs1_baseline").findings[0]
+    assert found.evidence["launches_per_step"] == 177
+    assert found.evidence["idle_ns"] / 10 == pytest.approx(3.39e6, rel=0.01)
+    # GPU busy 0.76 ms, and 20 µs of the step that no launch could save.
+    assert found.gain_ceiling == pytest.approx(4.167 / 0.78, rel=0.01)
+
+
+def test_a_hand_written_optimizer_limits_its_phase() -> None:
+    by_phase = {part.phase: part for part in _shipped("lm_small_ctx128_train").per_phase}
+    assert by_phase["optimizer"].verdict == "unfused-optimizer"
+    assert by_phase["forward"].verdict == by_phase["backward"].verdict == "launch-overhead"
+    # 110 parameter tensors, 16 launches each and two fills (the capture's description: AdamW tensor by tensor).
+    evidence = _shipped("lm_small_ctx128_train").finding("unfused-optimizer").evidence  # type: ignore[union-attr]
+    assert evidence["launches_per_step"] == pytest.approx(110 * 16, rel=0.02)
+
+
+def test_a_step_that_ran_out_of_memory_is_not_diagnosed() -> None:
+    found = _shipped("lm_large_ctx1024_train")
+    assert [finding.id for finding in found.findings] == ["incomplete-profile"]
+    assert found.per_phase == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "verdict"),
+    [
+        ("nsys/h200_lm_small_lost_kernels.sqlite", "incomplete-profile"),
+        ("nsys/wsl2_no_cuda_tables.sqlite", "incomplete-profile"),
+        ("nsys/empty_capture_old.sqlite", "incomplete-profile"),
+        ("nsys/a100_lm2p7b_cudagraph.sqlite", "graph-opaque"),
+        ("nsys/a100_lm2p7b_nvtx.sqlite", "precision"),
+        ("nsys/a100_lm_small_no_nvtx.sqlite", "launch-overhead"),
+        ("nsys/rtx5000_lm_small_windows.sqlite", "launch-overhead"),
+        ("nsys/h100x2_before.sqlite", "saturated"),
+        ("kineto/h200_topk_deit224_bs1.json.gz", "launch-overhead"),
+        ("kineto/hta_cpu_only_rank34.json.gz", "incomplete-profile"),
+    ],
+)
+def test_the_verdict_on_a_profile_from_elsewhere(name: str, verdict: str) -> None:
+    assert _diagnosed(_shared(name)).verdict == verdict
+
+
+def test_the_same_program_gets_the_same_verdict_from_both_profilers() -> None:
+    nsys = _diagnosed(_shared("nsys/h200_lm_small_train.sqlite"))
+    torch = _diagnosed(_shared("kineto/h200_lm_small_train.json.gz"))
+    assert nsys.verdict == torch.verdict == "launch-overhead"
+    assert nsys.findings[0].gain_ceiling == pytest.approx(torch.findings[0].gain_ceiling, rel=0.1)
+
+
+def test_counters_of_the_warm_up_say_nothing_of_the_steps() -> None:
+    """The report holds the first 30 launches of the program, which set its weights up."""
+    found = _diagnosed(SHIPPED / "deit448_bs8_baseline.sqlite.xz", _shared("ncu/h200_deit448_bs8.ncu-rep"))
+    assert found.verdict == "saturated"
+    assert found.coverage.counters_share is None
+    assert any("warplens counters" in line for line in found.coverage.unavailable)
+
+
+def _shared(name: str) -> Path:
+    path = THIRD_PARTY.parent / name
+    if not path.exists():
+        pytest.skip(f"{name} is not at hand")
+    return path

@@ -1,0 +1,259 @@
+"""The planted cause is the verdict, its ceiling is what was planted, and healthy programs are left in peace."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.analysis.builders import kernel, launch, nvtx, trace
+from tests.diagnosis import programs
+from tests.diagnosis.machine import ADD, ADDCDIV, FP32_GEMM, MS, US, Machine
+from tests.diagnosis.programs import STEPS, judged, record, verdict
+from warplens.analysis.timeline import Timeline
+from warplens.diagnosis import Thresholds, diagnose
+from warplens.profile import Device
+
+if TYPE_CHECKING:
+    from tests.diagnosis.programs import Step
+
+PLANTED = {
+    "launch-overhead": programs.launch_bound,
+    "host-sync": programs.item_per_layer,
+    "host-stall": programs.stalled_input,
+    "blocking-copy": programs.pageable_input,
+    "allocator-churn": programs.allocating,
+    "precision": programs.fp32_products,
+    "small-kernels": programs.four_blocks,
+    "memory-bandwidth": programs.elementwise_chain,
+    "unfused-optimizer": programs.unfused_optimizer,
+    "exposed-communication": programs.exposed_collectives,
+    "graph-opaque": programs.whole_graph,
+}
+
+HEALTHY = (
+    programs.large_products,
+    programs.training_with_log,
+    programs.many_short_kernels,
+    programs.small_normalisation,
+    programs.copies_hidden,
+)
+
+
+@pytest.mark.parametrize(("cause", "program"), PLANTED.items(), ids=PLANTED)
+def test_the_planted_cause_is_the_verdict(cause: str, program: Step) -> None:
+    found = verdict(program)
+    assert found.verdict == cause
+    assert found.findings[0].id == cause
+
+
+@pytest.mark.parametrize("program", HEALTHY, ids=lambda program: program.__name__)
+def test_a_healthy_program_gets_no_warning(program: Step) -> None:
+    found = verdict(program)
+    assert found.verdict in ("saturated", "tensor-compute")
+    assert [finding.id for finding in found.findings if finding.severity != "info"] == []
+    assert "Nothing is wrong" in found.headline
+
+
+# ── look-alikes ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_waits_that_find_the_gpu_idle_are_not_what_limits_a_launch_bound_program() -> None:
+    found = verdict(programs.launch_bound_with_items)
+    assert found.verdict == "launch-overhead"
+    sync = found.finding("host-sync")
+    assert sync is None or sync.gain_ceiling < found.findings[0].gain_ceiling
+
+
+def test_one_wait_a_step_is_no_finding_worth_a_warning() -> None:
+    found = verdict(programs.training_with_log)
+    sync = found.finding("host-sync")
+    assert sync is None or sync.severity == "info"
+
+
+def test_small_kernels_that_wait_for_their_launches_are_launch_bound() -> None:
+    def step(machine: Machine) -> None:
+        machine.launch(3 * US, grid=(4, 1, 1), times=200)
+        machine.wait()
+
+    assert verdict(step).verdict == "launch-overhead"
+
+
+def test_a_pinned_copy_in_the_stream_of_the_kernels_is_in_the_way() -> None:
+    found = verdict(programs.copy_in_the_way)
+    assert found.verdict == "blocking-copy"
+    assert found.findings[0].evidence["pageable_share"] == 0
+    assert found.findings[0].confidence == "medium"
+
+
+def test_an_optimizer_without_a_range_is_known_by_its_kernels() -> None:
+    def step(machine: Machine) -> None:
+        machine.launch(30 * US, times=20)
+        for _ in range(40):
+            machine.launch(2 * US, ADD, times=13)
+            machine.launch(2 * US, ADDCDIV)
+        machine.wait()
+
+    found = verdict(step)
+    assert found.verdict == "unfused-optimizer"
+    assert found.findings[0].evidence["parameter_tensors_count"] == 40
+
+
+def test_slow_products_do_not_matter_while_the_gpu_waits_for_launches() -> None:
+    def step(machine: Machine) -> None:
+        machine.launch(4 * US, FP32_GEMM, times=200)
+        machine.wait()
+
+    found = verdict(step)
+    assert found.verdict == "launch-overhead"
+    precision = found.finding("precision")
+    # Faster products would only wait longer: the host needs the time as it is.
+    assert precision is None or precision.gain_ceiling < 1.05
+
+
+def test_products_in_fp32_are_no_fault_of_a_gpu_without_tensor_cores() -> None:
+    pascal = Device(ordinal=0, name="GeForce GTX 1060", compute_capability=(6, 1), sm_count=10)
+    assert verdict(programs.fp32_products, Machine(device=pascal)).finding("precision") is None
+
+
+# ── sizes ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_ceiling_of_a_stall_is_the_step_over_the_step_without_it() -> None:
+    stall = verdict(programs.stalled_input).findings[0]
+    # 5 ms of 10 ms: the rest is 50 kernels of 100 µs, a microsecond apart.
+    assert stall.gain_ceiling == pytest.approx(2.0, rel=0.02)
+    assert stall.severity == "critical"
+
+
+def test_the_ceiling_of_exposed_communication_is_that_of_amdahl() -> None:
+    found = verdict(programs.exposed_collectives).findings[0]
+    assert found.gain_ceiling == pytest.approx(6.021 / 4.02, rel=0.01)
+
+
+def test_a_cause_below_two_per_cent_is_not_raised() -> None:
+    def step(machine: Machine) -> None:
+        machine.copy(50 * US, 2_000_000, pinned=True)
+        machine.launch(100 * US, times=80)
+
+    assert verdict(step).finding("blocking-copy") is None
+
+
+@pytest.mark.parametrize(("stall_ms", "severity"), [(1, "info"), (2, "warning"), (8, "critical")])
+def test_severity_follows_from_the_ceiling(stall_ms: int, severity: str) -> None:
+    def step(machine: Machine) -> None:
+        machine.think(stall_ms * MS)
+        machine.launch(100 * US, times=120)
+        machine.wait()
+
+    finding = verdict(step).finding("host-stall")
+    assert finding is not None
+    assert finding.severity == severity
+
+
+def test_two_causes_are_both_found_and_the_larger_is_the_verdict() -> None:
+    def step(machine: Machine) -> None:
+        machine.think(6 * MS)
+        machine.copy(2 * MS, 20_000_000, pinned=False)
+        machine.launch(100 * US, times=60)
+        machine.wait()
+
+    found = verdict(step)
+    assert found.verdict == "host-stall"
+    stall, blocking = found.finding("host-stall"), found.finding("blocking-copy")
+    assert stall is not None
+    assert blocking is not None
+    assert stall.gain_ceiling == pytest.approx(14.07 / 8.07, rel=0.03)
+    assert blocking.gain_ceiling == pytest.approx(14.07 / 12.07, rel=0.03)
+
+
+def test_thresholds_are_what_rules_compare_with() -> None:
+    profile = record(programs.stalled_input)
+    timeline = Timeline(profile)
+    strict = Thresholds(critical_ceiling=10.0)
+    assert diagnose(timeline, timeline.window(), thresholds=strict).findings[0].severity == "warning"
+
+
+# ── what a profile cannot tell ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_small_grids_are_not_claimed_where_grids_or_multiprocessors_are_unknown() -> None:
+    found = verdict(programs.four_blocks, Machine(device=None))
+    assert found.finding("small-kernels") is None
+    assert any("small-kernels" in line for line in found.coverage.unavailable)
+
+
+def test_without_counters_nothing_is_said_about_the_inside_of_kernels() -> None:
+    for program in (*PLANTED.values(), *HEALTHY):
+        found = verdict(program)
+        inside = {"occupancy", "uncoalesced", "bank-conflicts", "divergence"}
+        assert not inside & {finding.id for finding in found.findings}
+        assert found.coverage.counters_share is None
+
+
+def test_memory_traffic_without_counters_is_marked_as_inferred() -> None:
+    finding = verdict(programs.elementwise_chain).findings[0]
+    assert finding.confidence != "high"
+    assert "inferred" in finding.title
+
+
+def test_a_profile_without_gpu_work_cannot_answer() -> None:
+    machine = Machine()
+    for _ in range(STEPS):
+        with machine.step():
+            machine.think(MS)
+    found = judged(machine.trace())
+    assert found.verdict == "incomplete-profile"
+    assert [finding.id for finding in found.findings] == ["incomplete-profile"]
+
+
+def test_a_profile_without_api_calls_cannot_say_why_the_gpu_waited() -> None:
+    kernels = [kernel(begin, begin + 10 * US, "gemm") for begin in range(0, 10 * MS, 50 * US)]
+    found = judged(trace(kernels, [], [nvtx(0, 10 * MS, "step")]))
+    assert found.verdict == "incomplete-profile"
+    assert found.findings[0].evidence["idle_attributed_share"] == 0
+
+
+def test_pauses_of_two_streams_that_wait_for_each_other_are_not_blamed_on_the_host() -> None:
+    kernels, calls = [], []
+    for number in range(100):
+        calls.append(launch(10 * number, 10 * number + 5, number + 1))
+        begin = 100 * US + 60 * US * number
+        kernels.append(kernel(begin, begin + 30 * US, "gemm", stream=7 + number % 2, correlation=number + 1))
+    found = judged(trace(kernels, calls, [nvtx(0, 7 * MS, "step")]))
+    assert found.verdict == "incomplete-profile"
+    assert found.findings[0].evidence["dependency_share"] == pytest.approx(99 * 30 / 7000)
+
+
+# ── the profiler's own cost ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_severity_counts_launches_without_what_the_profiler_adds() -> None:
+    """Half of the pauses go away with nsys: of wall time g and work 1, (g + 1) / 2 are left."""
+    finding = verdict(programs.launch_bound).findings[0]
+    assert finding.gain_ceiling is not None
+    assert finding.evidence["unprofiled_ceiling_factor"] == pytest.approx((finding.gain_ceiling + 1) / 2, rel=0.01)
+
+
+def test_waits_are_the_verdict_where_the_host_would_be_ahead_without_them() -> None:
+    """The GPU has 120 µs of work in 8 kernels, which the host issues in 64 µs; but it waits after each eight."""
+
+    def step(machine: Machine) -> None:
+        for _ in range(12):
+            machine.launch(15 * US, times=8)
+            machine.item()
+            machine.think(60 * US)
+
+    assert verdict(step).verdict == "host-sync"
+
+
+def test_a_wait_in_each_of_many_unnamed_repetitions_is_one_inside_the_step() -> None:
+    machine = Machine()
+    for _ in range(60):
+        machine.launch(40 * US, times=3)
+        machine.wait()
+        machine.think(60 * US)
+    profile = machine.trace()
+    timeline = Timeline(profile)
+    assert timeline.steps.source == "sequence"
+    assert judged(profile).verdict == "host-sync"
