@@ -1,0 +1,387 @@
+"""What this machine can collect, and how to mend what it cannot. Tells of no host, user or environment."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from warplens.collect.ncu import OLDEST as OLDEST_NCU
+from warplens.collect.nsys import OLDEST as OLDEST_NSYS
+from warplens.collect.nvidia import Driver, ask_driver
+from warplens.collect.running import COUNTERS_FIX
+from warplens.collect.tools import HOW_TO_GET, TITLES, Tool, find_tool
+from warplens.errors import UsageError
+
+if TYPE_CHECKING:
+    from warplens.collect.system import System
+
+__all__ = ["ABILITIES", "STATUSES", "Check", "Diagnosis", "examine_machine", "missing"]
+
+#: From harmless to what prevents something.
+STATUSES: Final = ("ok", "unknown", "warning", "problem")
+
+_GIB: Final = 1 << 30
+
+#: A profile of some steps takes hundreds of MB, and its export as much again.
+_LEAST_FREE_BYTES: Final = 5 * _GIB
+
+#: From this share in use on, what else runs on the GPU is likely to disturb or to fill it.
+_BUSY_SHARE: Final = 0.1
+
+#: nsys refuses to sample the CPU above it; what Warplens asks for does not need that.
+_HIGHEST_PARANOIA: Final = 2
+
+#: Numbers in `linux/capability.h`. NVIDIA's page on ERR_NVGPUCTRPERM names both capabilities, the second from R565 on.
+_CAP_SYS_ADMIN: Final = 21
+_CAP_PERFMON: Final = 38
+_PERFMON_SINCE: Final = (565,)
+
+#: Nsight Compute supports GPUs from Volta on, version 2020.1 and later.
+_LEAST_CAPABILITY: Final = (7, 0)
+
+#: Imported in a process of its own: an import may take long, or end the interpreter.
+_TORCH_PROGRAM: Final = (
+    "import json, torch\n"
+    "cuda = torch.cuda.is_available()\n"
+    "names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if cuda else []\n"
+    "arch = torch.cuda.get_arch_list() if cuda else []\n"
+    "print('WARPLENS ' + json.dumps({'version': torch.__version__, 'cuda': torch.version.cuda, 'available': cuda,"
+    " 'names': names, 'arch': arch}))\n"
+)
+_TORCH_PATIENCE_S: Final = 120.0
+
+#: What a user may require, and the checks that must hold no problem for it.
+ABILITIES: Final = {
+    "gpu": ("gpu",),
+    "torch": ("torch",),
+    "nsys": ("gpu", "nsys"),
+    "ncu": ("gpu", "ncu", "counters"),
+}
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that was looked at.
+
+    Attributes:
+        name: of the check; stable, for scripts.
+        status: one of `STATUSES`.
+        found: what is there, one sentence.
+        fix: what to do about it; None where nothing needs doing.
+    """
+
+    name: str
+    status: str
+    found: str
+    fix: str | None = None
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """All checks, and what can be collected.
+
+    Attributes:
+        checks: in the order of looking.
+        can: for each ability whether nothing stands against it.
+        works: what works anyhow, one sentence.
+    """
+
+    checks: tuple[Check, ...]
+    can: dict[str, bool]
+    works: str
+
+
+def examine_machine(system: System, folder: str = ".", python: str | None = None) -> Diagnosis:
+    """Look at everything that collecting needs.
+
+    Args:
+        system: the machine.
+        folder: that profiles would be written to.
+        python: the interpreter of the programs to be profiled; the first of the search path unless stated.
+    """
+    driver = ask_driver(system)
+    torch = _ask_torch(system, python)
+    nsys, ncu = find_tool("nsys", system), find_tool("ncu", system)
+    is_wsl, is_contained = _is_wsl(system), _is_contained(system)
+    checks = [_check_gpu(driver, is_wsl=is_wsl, is_contained=is_contained), _check_toolkit(system)]
+    checks += [_check_torch(torch, driver), *_check_visible(torch, driver)]
+    checks += [_check_tool("nsys", nsys, OLDEST_NSYS, driver), _check_tool("ncu", ncu, OLDEST_NCU, driver)]
+    checks.append(_check_counters(system, driver, is_wsl=is_wsl, is_contained=is_contained))
+    checks += _check_surroundings(system, is_wsl=is_wsl, is_contained=is_contained)
+    checks += _check_use(driver)
+    checks.append(_check_disk(system, folder))
+    status = {check.name: check.status for check in checks}
+    can = {name: all(status[needed] in ("ok", "warning") for needed in wanted) for name, wanted in ABILITIES.items()}
+    # Whether counters may be read is often not to be known before they are.
+    can["ncu"] = all(status[name] in ("ok", "warning") for name in ("gpu", "ncu")) and status["counters"] != "problem"
+    return Diagnosis(tuple(checks), can, _works(can))
+
+
+def missing(diagnosis: Diagnosis, required: str) -> list[str]:
+    """Which of the required abilities this machine lacks.
+
+    Args:
+        diagnosis: of the machine.
+        required: names of abilities, joined by commas.
+
+    Raises:
+        UsageError: a name of no ability.
+    """
+    names = [name.strip() for name in required.split(",")]
+    if unknown := [name for name in names if name not in ABILITIES]:
+        raise UsageError(f"--require takes {', '.join(ABILITIES)}, not {unknown[0]!r}")
+    return [name for name in names if not diagnosis.can[name]]
+
+
+def _works(can: dict[str, bool]) -> str:
+    anywhere = "Reading, reporting on, comparing and scrubbing profiles works here, as everywhere"
+    able = {"nsys": "collect nsys", "ncu": "collect ncu", "torch": "collect torch"}
+    found = [command for name, command in able.items() if can[name]]
+    if can["gpu"]:
+        return (
+            f"{anywhere}; {', '.join(found)} can record this GPU"
+            if found
+            else f"{anywhere}; nothing can be recorded yet"
+        )
+    if can["torch"]:
+        return f"{anywhere}; collect torch and bench work on the CPU; recording a GPU needs a machine with one"
+    return f"{anywhere}; recording needs a machine with a GPU"
+
+
+# ── GPU, toolkit and PyTorch ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _check_gpu(driver: Driver | None, *, is_wsl: bool, is_contained: bool) -> Check:
+    if driver is None:
+        fix = "install the NVIDIA driver if this machine has a GPU of NVIDIA's"
+        if is_contained:
+            fix = "start the container with GPUs: docker run --gpus all, with the NVIDIA Container Toolkit on the host"
+        elif is_wsl:
+            fix = "install NVIDIA's driver in Windows, none in WSL2, and run 'wsl --update'"
+        return Check("gpu", "problem", "no NVIDIA driver answers (there is no nvidia-smi)", fix)
+    if not driver.gpus:
+        problem = driver.problem or ""
+        fix = "reload the driver or reboot; after a driver update the running kernel module may be another version"
+        if "No devices" in problem:
+            fix = (
+                "no GPU is visible to the driver: check that it is there (lspci) and given to this machine or container"
+            )
+        return Check("gpu", "problem", f"the NVIDIA driver has no GPU to offer: {problem}", fix)
+    described = ", ".join(_described(driver))
+    old = [gpu for gpu in driver.gpus if _numbers(gpu.compute_capability or "99") < _LEAST_CAPABILITY]
+    if old:
+        fix = f"use a GPU of Volta or later for counters; {old[0].name} can be recorded with nsys and torch"
+        return Check("gpu", "warning", f"{described}, driver {driver.version}", fix)
+    return Check("gpu", "ok", f"{described}, driver {driver.version}")
+
+
+def _described(driver: Driver) -> list[str]:
+    counts: dict[str, int] = {}
+    for gpu in driver.gpus:
+        memory = f", {gpu.memory_bytes / _GIB:.0f} GiB" if gpu.memory_bytes else ""
+        text = f"{gpu.name} (compute capability {gpu.compute_capability or 'unknown'}{memory})"
+        counts[text] = counts.get(text, 0) + 1
+    return [text if count == 1 else f"{count} × {text}" for text, count in counts.items()]
+
+
+def _check_toolkit(system: System) -> Check:
+    home = system.variable("CUDA_HOME") or "/usr/local/cuda"
+    for program in ("nvcc", f"{home}/bin/nvcc"):
+        answer = system.run([program, "--version"])
+        if answer and (found := re.search(r"release (\d+\.\d+)", answer.text)):
+            return Check("toolkit", "ok", f"CUDA toolkit {found[1]}")
+    return Check("toolkit", "ok", "no CUDA toolkit; only building CUDA programs would need one")
+
+
+def _ask_torch(system: System, python: str | None) -> dict[str, Any] | str | None:
+    """What PyTorch says of itself; a text where it cannot be imported; None where there is no such interpreter."""
+    interpreter = python or system.which("python") or system.which("python3") or system.python()
+    answer = system.run([interpreter, "-c", _TORCH_PROGRAM], _TORCH_PATIENCE_S)
+    if answer is None:
+        return None
+    for line in answer.text.splitlines():
+        if line.startswith("WARPLENS "):
+            told: dict[str, Any] = json.loads(line.removeprefix("WARPLENS "))
+            return told
+    if answer.code is None:
+        return f"importing it took more than {_TORCH_PATIENCE_S:.0f} s"
+    lines = answer.text.strip().splitlines()
+    return lines[-1] if lines else "its import gave no answer"
+
+
+def _check_torch(torch: dict[str, Any] | str | None, driver: Driver | None) -> Check:
+    if torch is None:
+        return Check("torch", "problem", "there is no such Python interpreter", "name one that exists with --python")
+    if isinstance(torch, str):
+        if "No module named 'torch'" in torch:
+            fix = "install torch into the Python of your programs, or name another with --python"
+            return Check("torch", "problem", "PyTorch is not installed in this Python", fix)
+        # The text of an import error holds folders, which hold names of people.
+        kind = torch.partition(":")[0] if ":" in torch else torch
+        fix = "run 'python -c \"import torch\"' and reinstall torch"
+        return Check("torch", "problem", f"PyTorch cannot be imported: {kind}", fix)
+    has_gpu = driver is not None and bool(driver.gpus)
+    build = f"built for CUDA {torch['cuda']}" if torch["cuda"] else "built without CUDA"
+    found = f"PyTorch {torch['version']}, {build}"
+    if torch["available"] or not has_gpu:
+        return Check("torch", "ok", found + ("" if torch["available"] else "; it sees no GPU"))
+    if not torch["cuda"]:
+        fix = "install a CUDA build of torch (see pytorch.org, Get Started)"
+        return Check("torch", "warning", f"{found}: it cannot use the GPU that is here", fix)
+    fix = (
+        f"the driver may be too old for CUDA {torch['cuda']} (update it), or CUDA_VISIBLE_DEVICES may hide the GPU"
+        " (unset it)"
+    )
+    return Check("torch", "warning", f"{found}, but torch.cuda.is_available() is false", fix)
+
+
+def _check_visible(torch: dict[str, Any] | str | None, driver: Driver | None) -> list[Check]:
+    """Whether programs use the GPU that the user has in mind."""
+    if not isinstance(torch, dict) or not torch["available"] or driver is None or not driver.gpus:
+        return []
+    checks = []
+    seen, there = torch["names"], [gpu.name for gpu in driver.gpus]
+    if len(seen) < len(there):
+        found = f"PyTorch sees {len(seen)} of {len(there)} GPUs"
+        checks.append(Check("visible", "warning", found, "unset CUDA_VISIBLE_DEVICES if the others are wanted, too"))
+    elif len(set(there)) > 1 and seen[0] != there[0]:
+        found = f"cuda:0 is {seen[0]} for PyTorch, but {there[0]} for nvidia-smi"
+        checks.append(
+            Check("visible", "warning", found, "set CUDA_DEVICE_ORDER=PCI_BUS_ID for the same numbers in both")
+        )
+    capability = _numbers(driver.gpus[0].compute_capability or "")
+    built = [_numbers(f"{code[:-1]}.{code[-1]}") for arch in torch["arch"] if (code := re.sub(r"\D", "", arch))]
+    if capability and built and len(seen) == len(there) and capability[0] > max(built)[0]:
+        found = f"this PyTorch has no kernels for compute capability {driver.gpus[0].compute_capability}"
+        checks.append(Check("architecture", "problem", found, "install a newer torch, built for this GPU"))
+    return checks
+
+
+# ── profilers and permissions ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _check_tool(name: str, tool: Tool | None, oldest: tuple[int, ...], driver: Driver | None) -> Check:
+    if tool is None:
+        # Without a GPU there is nothing that it could record.
+        status = "problem" if driver is not None and driver.gpus else "warning"
+        return Check(name, status, f"no {TITLES[name]} ({name}) was found", HOW_TO_GET[name].partition(", or name")[0])
+    if tool.version < oldest:
+        wanted = ".".join(map(str, oldest))
+        return Check(name, "problem", f"{tool.title} is too old", f"install {TITLES[name]} {wanted} or later")
+    where = "" if tool.on_path else "; not on the search path, but collect finds it"
+    return Check(name, "ok", tool.title + where)
+
+
+def _check_counters(system: System, driver: Driver | None, *, is_wsl: bool, is_contained: bool) -> Check:
+    """Whether this user may read GPU counters (ERR_NVGPUCTRPERM)."""
+    if driver is None or not driver.gpus:
+        return Check("counters", "unknown", "without a GPU there are no counters")
+    if is_wsl:
+        fix = (
+            "if ncu says ERR_NVGPUCTRPERM: NVIDIA Control Panel of Windows, Developer, Manage GPU Performance Counters"
+        )
+        return Check("counters", "unknown", "on WSL2 the driver of Windows decides who may read counters", fix)
+    restricted = re.search(r"RmProfilingAdminOnly: (\d)", system.read("/proc/driver/nvidia/params") or "")
+    if restricted is None:
+        return Check("counters", "unknown", "the driver does not tell who may read counters; try ncu")
+    if restricted[1] == "0":
+        return Check("counters", "ok", "every user may read GPU counters")
+    if _is_privileged(system, driver):
+        return Check("counters", "ok", "only administrators may read GPU counters, and this process is privileged")
+    found = "only administrators may read GPU counters; ncu would fail with ERR_NVGPUCTRPERM"
+    if is_contained:
+        found += " (being root inside a container is not enough)"
+    return Check("counters", "problem", found, COUNTERS_FIX)
+
+
+def _is_privileged(system: System, driver: Driver) -> bool:
+    held = re.search(r"^CapEff:\s*([0-9a-fA-F]+)", system.read("/proc/self/status") or "", re.MULTILINE)
+    if held is None:
+        return False
+    capabilities = int(held[1], 16)
+    suffices = [_CAP_SYS_ADMIN]
+    if _numbers(driver.version or "") >= _PERFMON_SINCE:
+        suffices.append(_CAP_PERFMON)
+    return any(capabilities >> number & 1 for number in suffices)
+
+
+# ── surroundings ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _is_wsl(system: System) -> bool:
+    return "microsoft" in (system.read("/proc/version") or "").lower()
+
+
+def _is_contained(system: System) -> bool:
+    if system.exists("/.dockerenv") or system.exists("/run/.containerenv"):
+        return True
+    return bool(re.search(r"docker|kubepods|containerd|libpod", system.read("/proc/1/cgroup") or ""))
+
+
+def _check_surroundings(system: System, *, is_wsl: bool, is_contained: bool) -> list[Check]:
+    checks = []
+    if is_wsl:
+        fix = "compare with a native Linux machine if a profile has API calls and ranges but no kernels"
+        found = "this is WSL2: older drivers record API calls and ranges there, but no kernels"
+        checks.append(Check("wsl", "warning", found, fix))
+    if is_contained:
+        checks.append(Check("container", "ok", "this is a container; ncu may need it started with --cap-add=SYS_ADMIN"))
+    paranoia = (system.read("/proc/sys/kernel/perf_event_paranoid") or "").strip()
+    if not re.fullmatch(r"-?\d+", paranoia):
+        checks.append(Check("perf", "unknown", "the kernel does not tell who may sample the CPU"))
+    elif int(paranoia) > _HIGHEST_PARANOIA:
+        fix = f"nothing, unless you want CPU samples: sudo sysctl kernel.perf_event_paranoid={_HIGHEST_PARANOIA}"
+        checks.append(Check("perf", "warning", f"perf_event_paranoid is {paranoia}: nsys cannot sample the CPU", fix))
+    else:
+        checks.append(Check("perf", "ok", f"perf_event_paranoid is {paranoia}: nsys could sample the CPU"))
+    return checks
+
+
+def _check_use(driver: Driver | None) -> list[Check]:
+    """MIG, free memory, and other programs on the GPUs."""
+    if driver is None or not driver.gpus:
+        return []
+    checks = []
+    if any(gpu.mig for gpu in driver.gpus):
+        whole = "profile on a whole GPU to see its full bandwidth; on an instance use ncu with --clock-control none"
+        checks.append(Check("mig", "warning", "a GPU is divided (MIG): programs see a part of it", whole))
+    used = [
+        (gpu.used_bytes / gpu.memory_bytes, gpu)
+        for gpu in driver.gpus
+        if gpu.memory_bytes and gpu.used_bytes is not None
+    ]
+    if used:
+        share, fullest = max(used, key=lambda item: item[0])
+        free = (fullest.memory_bytes or 0) - (fullest.used_bytes or 0)
+        status: str = "ok"
+        fix: str | None = None
+        if share > _BUSY_SHARE:
+            status, fix = (
+                "warning",
+                "end other programs (nvidia-smi lists them), or choose another GPU by CUDA_VISIBLE_DEVICES",
+            )
+        checks.append(Check("memory", status, f"{free / _GIB:.1f} GiB of the fullest GPU's memory are free", fix))
+    if driver.processes:
+        others = f"{driver.processes} other program{'s' if driver.processes > 1 else ''}"
+        found = f"{others} on the GPUs would disturb measurements"
+        checks.append(Check("processes", "warning", found, "end them, or choose an idle GPU by CUDA_VISIBLE_DEVICES"))
+    elif driver.processes == 0:
+        checks.append(Check("processes", "ok", "no other program computes on the GPUs"))
+    return checks
+
+
+def _check_disk(system: System, folder: str) -> Check:
+    free = system.free_bytes(folder)
+    if free is None:
+        return Check("disk", "unknown", "the free disk space cannot be read")
+    if free < _LEAST_FREE_BYTES:
+        return Check(
+            "disk", "warning", f"{free / _GIB:.1f} GiB free in this folder", "write to another disk: collect -o"
+        )
+    return Check("disk", "ok", f"{free / _GIB:.0f} GiB free in this folder")
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".") if part.isdigit())

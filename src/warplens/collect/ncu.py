@@ -1,0 +1,263 @@
+"""Commands of Nsight Compute in two phases: a light pass over everything, then the kernels that matter in depth.
+
+ncu runs a kernel once for each pass, with its memory saved and restored between them, so a run may take a hundred times
+as long as the program does. What is asked for has to be little, and its price known before.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import polars as pl
+
+from warplens.analysis.counters.ncucommand import OPTIONS as KNOWN_OPTIONS
+from warplens.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from warplens.analysis.timeline import Timeline
+    from warplens.analysis.window import Window
+    from warplens.collect.nsys import Capture
+    from warplens.collect.tools import Tool
+
+__all__ = [
+    "LIGHT",
+    "OLDEST",
+    "OPTIONS",
+    "TARGETED",
+    "Cost",
+    "Profiling",
+    "Selection",
+    "cost",
+    "kernels_that_matter",
+    "profile_command",
+    "select_from_trace",
+    "select_kernels",
+]
+
+#: Version from which each option means what is meant here; those of `analysis.counters.ncucommand`, and two more that
+#: `--help` of 2024.1 has and every version since the first knows.
+OPTIONS: Final = {
+    **{name: since for name, (since, _) in KNOWN_OPTIONS.items()},
+    "--target-processes": (2019, 1),
+    "--force-overwrite": (2019, 1),
+}
+
+OLDEST: Final = max(OPTIONS.values())
+
+#: Enough to say of every kernel what bounds it.
+LIGHT: Final = ("SpeedOfLight", "LaunchStats", "Occupancy")
+
+#: Why it is bound there: traffic through the caches, what warps wait for, what is executed.
+TARGETED: Final = (
+    *LIGHT,
+    "ComputeWorkloadAnalysis",
+    "MemoryWorkloadAnalysis",
+    "MemoryWorkloadAnalysis_Tables",
+    "SchedulerStats",
+    "WarpStateStats",
+    "InstructionStats",
+)
+
+#: An A10G took 9 passes for three sections, an H200 19 for six.
+_PASSES_PER_SECTION: Final = 3
+
+#: What a pass costs beside the kernel, in seconds: from little memory to save and restore, to gigabytes of it. Rough.
+_PASS_S: Final = (0.005, 0.05)
+
+#: Kernels that together take this much of the time are worth a closer look; the rest could gain less than it costs.
+_MATTERING_SHARE: Final = 0.8
+_MOST_KERNELS: Final = 8
+
+#: Launches of each kernel in depth: the first and another, which shows whether they are alike.
+_EACH: Final = 2
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which launches to profile.
+
+    Attributes:
+        names: of kernels, as ncu's `function` base has them; () for all.
+        skip: launches of these names before the first.
+        launches: how many; None without a limit.
+        busy_ns: time of these launches without a profiler, where a trace tells.
+        share: of the kernel time, what these names take.
+    """
+
+    names: tuple[str, ...] = ()
+    skip: int = 0
+    launches: int | None = None
+    busy_ns: int | None = None
+    share: float | None = None
+
+
+@dataclass(frozen=True)
+class Profiling:
+    """How to profile.
+
+    Attributes:
+        sections: of metrics.
+        replay_mode: `kernel`, or `application` where memory saved and restored between passes would not fit.
+        clock_control: `none` leaves the clocks as they are in real runs; `base` locks them: alike, but slower.
+        cache_control: `all` empties caches before each pass; `none` leaves them as the program has them.
+        force: replace a report of the same name.
+    """
+
+    sections: tuple[str, ...] = LIGHT
+    replay_mode: str = "kernel"
+    clock_control: str = "none"
+    cache_control: str = "all"
+    force: bool = False
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a phase will take, by a model.
+
+    Attributes:
+        launches: that are profiled; None where nobody knows.
+        passes_each: of a launch.
+        passes: of all.
+        least_s: seconds that they add, if a pass is cheap.
+        most_s: the same, if it saves and restores much memory.
+    """
+
+    launches: int | None
+    passes_each: int
+    passes: int | None
+    least_s: float | None
+    most_s: float | None
+
+
+def profile_command(
+    tool: Tool, profiling: Profiling, selection: Selection, capture: Capture, report: str, program: Sequence[str]
+) -> list[str]:
+    """The words of the command that profiles a program.
+
+    Args:
+        tool: the installed Nsight Compute.
+        profiling: how.
+        selection: which launches.
+        capture: inside which part of the run.
+        report: the file to write, without its suffix.
+        program: and its arguments.
+
+    Raises:
+        UsageError: this version is too old, or the range's name cannot be written as a filter.
+    """
+    if tool.version < OLDEST:
+        oldest = ".".join(map(str, OLDEST))
+        raise UsageError(f"{tool.title} is too old for these commands; install {oldest} or later")
+    words = [tool.path, "--target-processes", "all"]
+    if selection.names:
+        words += ["-k", f"regex:^({'|'.join(re.escape(name) for name in selection.names)})$"]
+    words += _scope(capture)
+    if selection.skip and capture.kind == "all":  # inside a capture, counting begins with it
+        words += ["--launch-skip", str(selection.skip)]
+    if selection.launches is not None:
+        words += ["--launch-count", str(selection.launches)]
+    words += [part for section in profiling.sections for part in ("--section", section)]
+    words += ["--replay-mode", profiling.replay_mode, "--clock-control", profiling.clock_control]
+    words += ["--cache-control", profiling.cache_control]
+    words += ["--force-overwrite"] if profiling.force else []
+    return [*words, "--export", report, *program]
+
+
+#: Signs that a filter of ncu reads as its own; there is no way to write them that all versions share.
+_UNWRITABLE = frozenset("@,[]/*?+\\")
+
+
+def _scope(capture: Capture) -> list[str]:
+    if capture.kind == "all":
+        return []
+    if capture.kind == "cuda-profiler":
+        return ["--profile-from-start", "off"]
+    name = str(capture.range_name)
+    if _UNWRITABLE & set(name):
+        raise UsageError(f"ncu cannot filter by a range called {name!r}: give it a name of letters, digits and _")
+    # The slash is for ranges that are pushed and popped, as those of PyTorch are.
+    return ["--nvtx", "--nvtx-include", f"{name}/"]
+
+
+def cost(profiling: Profiling, selection: Selection) -> Cost:
+    """Passes and time that a phase will take, by the number of sections; without that of the program itself."""
+    each = _PASSES_PER_SECTION * len(profiling.sections)
+    if selection.launches is None:
+        return Cost(None, each, None, None, None)
+    passes = each * selection.launches
+    busy_s = (selection.busy_ns or 0) * each / 1e9
+    return Cost(selection.launches, each, passes, *(busy_s + passes * pass_s for pass_s in _PASS_S))
+
+
+def select_from_trace(timeline: Timeline, window: Window) -> tuple[Selection, Selection]:
+    """What to profile, by a trace of the same program: every launch of one steady step; and the kernels that matter.
+
+    Returns:
+        For the light phase and for the targeted one.
+
+    Raises:
+        UsageError: the window holds no kernels.
+    """
+    kernels = timeline.work.filter(pl.col("kind") == "kernel")
+    names = timeline.trace.kernels["name"].cast(pl.String).gather(kernels["row"])
+    kernels = kernels.select(
+        name=names, at=pl.coalesce("launch_start_ns", "start_ns"), duration_ns=pl.col("end_ns") - pl.col("start_ns")
+    ).sort("at", maintain_order=True)
+    begin, end = window.start_ns, window.end_ns
+    if window.steps:
+        begin, end = window.steps[0].start_ns, window.steps[0].end_ns
+    inside = (pl.col("at") >= begin) & (pl.col("at") < end)
+    step = kernels.filter(inside)
+    if step.is_empty():
+        raise UsageError(f"{timeline.trace.capture.source}: no kernel was launched in the steady steps")
+    before = kernels.filter(pl.col("at") < begin)
+    everything = Selection((), before.height, step.height, int(step["duration_ns"].sum()))
+    matter = kernels_that_matter(step["name"].to_list(), step["duration_ns"].to_list())
+    chosen = step.filter(pl.col("name").is_in(matter.names))
+    skip = before.filter(pl.col("name").is_in(matter.names)).height
+    launches = _until_each(chosen["name"].to_list())
+    busy_ns = int(chosen["duration_ns"].head(launches).sum())
+    return everything, Selection(matter.names, skip, launches, busy_ns, matter.share)
+
+
+def kernels_that_matter(names: Sequence[str], durations_ns: Sequence[int]) -> Selection:
+    """The kernels that take most of the time, without their launches.
+
+    Args:
+        names: of each launch.
+        durations_ns: of each launch.
+    """
+    sums = (
+        pl.DataFrame({"name": names, "ns": durations_ns}, schema={"name": pl.String, "ns": pl.Int64})
+        .group_by("name")
+        .agg(pl.col("ns").sum())
+        .sort("ns", "name", descending=[True, False])
+    )
+    total = int(sums["ns"].sum())
+    before = sums["ns"].cum_sum() - sums["ns"]
+    chosen = sums.filter(before < _MATTERING_SHARE * total).head(_MOST_KERNELS)
+    return Selection(tuple(chosen["name"]), share=int(chosen["ns"].sum()) / total if total else None)
+
+
+def select_kernels(names: Sequence[str], durations_ns: Sequence[int]) -> Selection:
+    """The kernels that matter among the launches of a light report, and how many launches to take for enough of each.
+
+    Args:
+        names: of each launch, in the order of the launches.
+        durations_ns: of each launch.
+    """
+    matter = kernels_that_matter(names, durations_ns)
+    chosen = [(name, ns) for name, ns in zip(names, durations_ns, strict=True) if name in matter.names]
+    launches = _until_each([name for name, _ in chosen])
+    return Selection(matter.names, 0, launches, sum(ns for _, ns in chosen[:launches]), matter.share)
+
+
+def _until_each(names: Sequence[str]) -> int:
+    """Launches until each name has come twice, or as often as it does."""
+    frame = pl.DataFrame({"name": names}, schema={"name": pl.String}).with_row_index("at")
+    wanted = frame.filter(pl.int_range(pl.len()).over("name") < _EACH)["at"]
+    return int(wanted[-1]) + 1 if wanted.len() else 0

@@ -1,0 +1,85 @@
+"""Every attention kernel by name: the own ones, and torch's as baselines."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+from dataclasses import dataclass
+from functools import partial
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final, Literal
+
+from warplens.workloads.attention.problem import HEAD_DIMS, AttentionShape
+from warplens.workloads.attention.sdpa import BACKENDS, sdpa
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    import torch
+
+__all__ = ["KERNELS", "AttentionKernel"]
+
+
+@dataclass(frozen=True)
+class AttentionKernel:
+    """One implementation of attention, differentiable in q, k and v.
+
+    Attributes:
+        name: as users name it.
+        origin: "own" (Triton kernels of this package) or "torch" (a baseline).
+        summary: what it does, in one line.
+        run: (q, k, v, causal) → out, all [batch, heads, seq_len, head_dim].
+    """
+
+    name: str
+    origin: Literal["own", "torch"]
+    summary: str
+    run: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, bool], torch.Tensor]
+
+    def refusal(self, shape: AttentionShape, dtype: str, device: str) -> str | None:
+        """Why this kernel cannot run such a problem on "cpu" or "cuda[:n]"; None where only a run can tell."""
+        if self.origin == "torch":
+            return None
+        if importlib.util.find_spec("triton") is None:
+            return "triton is not installed"
+        if not device.startswith("cuda") and os.environ.get("TRITON_INTERPRET") != "1":
+            return "own kernels need a GPU, or TRITON_INTERPRET=1 for Triton's interpreter"
+        if not device.startswith("cuda") and dtype == "bfloat16":
+            return "Triton's interpreter does not compute in bfloat16"
+        if shape.head_dim not in HEAD_DIMS:
+            return f"head dimension {shape.head_dim} is none of {', '.join(map(str, HEAD_DIMS))}"
+        return None
+
+
+def _own(function: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> torch.Tensor:
+    """Runs a function of `functions`, which is loaded, with torch and triton, when a kernel first runs."""
+    module = importlib.import_module("warplens.workloads.attention.functions")
+    out: torch.Tensor = getattr(module, function)(q, k, v, causal)
+    return out
+
+
+def _sdpa(backend: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> torch.Tensor:
+    return sdpa(q, k, v, causal, backend=backend)
+
+
+_OWN: Final = {
+    "naive": "one kernel per formula; scores and probabilities are written to memory",
+    "tiled": "online softmax in small tiles; no scores in memory, every block computed and masked",
+    "flash": "flash attention 2: large tiles, one normalisation, masks only where they cut, log-sum-exp saved",
+}
+_TORCH: Final = {
+    "flash": "torch SDPA, FlashAttention-2 kernels",
+    "efficient": "torch SDPA, memory-efficient kernels (CUTLASS)",
+    "cudnn": "torch SDPA, cuDNN's fused attention",
+    "math": "torch SDPA, composed of separate torch operators",
+}
+
+#: Name → kernel: own ones first, in the order in which theory says they get faster.
+KERNELS: Final[Mapping[str, AttentionKernel]] = MappingProxyType(
+    {name: AttentionKernel(name, "own", text, partial(_own, f"{name}_attention")) for name, text in _OWN.items()}
+    | {
+        f"sdpa-{backend}": AttentionKernel(f"sdpa-{backend}", "torch", _TORCH[backend], partial(_sdpa, backend))
+        for backend in BACKENDS
+    }
+)

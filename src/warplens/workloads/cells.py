@@ -1,0 +1,315 @@
+"""Measures the cells of a grid; one that runs out of memory is recorded as that, and the others follow.
+
+Free of PyTorch until a cell is run.
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import math
+import sys
+from dataclasses import asdict, fields
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from warplens.errors import UsageError
+from warplens.workloads.needs import torch_or_advice
+from warplens.workloads.plan import Plan
+from warplens.workloads.ranges import OFF
+from warplens.workloads.registry import Setting, imported, workload
+from warplens.workloads.samples import drift, summary_of_rounds
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    from warplens.workloads.measurement import Measured
+    from warplens.workloads.ranges import Ranges
+    from warplens.workloads.registry import Program, Workload
+    from warplens.workloads.samples import Summary
+
+__all__ = ["cell_grid", "default_device", "figures", "run_cells", "run_cells_in_turns"]
+
+Made = TypeVar("Made")
+
+#: Outliers are worth a word if they are more than this share of the repetitions …
+_MANY_OUTLIERS: Final = 0.05
+#: … or so slow that the mean lies this much above the median: a rate over the whole run is then lower than stated.
+_SLOW_MEAN: Final = 0.05
+
+#: How far items, times and rates may be apart by rounding.
+_ROUNDING: Final = 1e-9
+
+
+def cell_grid(cell: type, axes: Mapping[str, Sequence[Any]]) -> tuple[list[Any], list[dict[str, Any]]]:
+    """Every combination of settings, the last axis changing fastest.
+
+    Args:
+        cell: the workload's settings.
+        axes: values of some of its fields; the others keep their defaults.
+
+    Returns:
+        The cells, and for combinations that exclude one another a finished record that says why.
+
+    Raises:
+        UsageError: every combination is impossible; the reason is that of the first.
+    """
+    cells: list[Any] = []
+    impossible: list[dict[str, Any]] = []
+    for values in itertools.product(*axes.values()):
+        chosen = dict(zip(axes, values, strict=True))
+        try:
+            made = cell(**chosen)
+        except UsageError as error:
+            plain = {item.name: chosen.get(item.name, item.default) for item in fields(cell)}
+            impossible.append({"cell": plain, "status": "unsupported", "reason": str(error)})
+        else:
+            if made not in cells:
+                cells.append(made)
+    if not cells:
+        raise UsageError(impossible[0]["reason"] if impossible else "the grid is empty")
+    return cells, impossible
+
+
+def default_device() -> str:
+    """`cuda` if PyTorch sees a GPU, else `cpu`.
+
+    Raises:
+        UsageError: there is no PyTorch.
+    """
+    return "cuda" if torch_or_advice().cuda.is_available() else "cpu"
+
+
+def run_cells(
+    name: str,
+    cells: Iterable[Any],
+    *,
+    plan: Plan | None = None,
+    device: str | None = None,
+    ranges: Ranges = OFF,
+) -> Iterator[dict[str, Any]]:
+    """Measure cells, one at a time.
+
+    Args:
+        name: of the workload.
+        cells: its settings.
+        plan: how often to repeat, and when to stop.
+        device: where to run, as PyTorch names it; by default the GPU if there is one.
+        ranges: annotations for a profiler.
+
+    Yields:
+        For each cell what the measurements file holds of it (docs/reference/measurements.md), as soon as it is known.
+
+    Raises:
+        UsageError: there is no such workload, no PyTorch or no such device.
+    """
+    kind, plan, device = workload(name), plan or Plan(), device or default_device()
+    _check_device(device)
+    for cell in cells:
+        yield {"cell": asdict(cell), **_run_cell(kind, cell, plan, Setting(device, ranges))}
+
+
+def run_cells_in_turns(
+    name: str,
+    cells: Sequence[Any],
+    *,
+    rounds: int,
+    per_round: int,
+    plan: Plan | None = None,
+    device: str | None = None,
+    ranges: Ranges = OFF,
+) -> list[dict[str, Any]]:
+    """Measure cells in turns, which takes memory for all of them at once; see `warplens.workloads.interleaving`.
+
+    Args:
+        name: of the workload; one that measures itself cannot take turns.
+        cells: its settings.
+        rounds: how often each cell has its turn.
+        per_round: repetitions in a turn.
+        plan: its warm-up and confidence hold.
+        device: where to run, as PyTorch names it; by default the GPU if there is one.
+        ranges: annotations for a profiler.
+
+    Returns:
+        For each cell, in their order, what the measurements file holds of it. A cell that cannot be made ready is left
+        out of the turns.
+
+    Raises:
+        UsageError: there is no such workload, no PyTorch or no such device.
+    """
+    kind, plan, device = workload(name), plan or Plan(), device or default_device()
+    _check_device(device)
+    prepare = imported(kind.prepare)
+    if prepare is None:
+        raise UsageError(f"the workload {name!r} measures itself, and cannot take turns")
+    from warplens.workloads.interleaving import Turn, measure_in_turns  # noqa: PLC0415  needs PyTorch
+
+    setting = Setting(device, ranges)
+    programs: dict[int, Program] = {}
+    records: list[dict[str, Any]] = [{"cell": asdict(cell)} for cell in cells]
+    for position, cell in enumerate(cells):
+        made, trouble = _attempted(lambda cell=cell: _started(prepare(cell, setting), device))  # type: ignore[misc]
+        if made is None:
+            records[position] |= trouble
+        else:
+            programs[position] = made
+    taken = measure_in_turns(
+        [Turn(program.step, program.marks) for program in programs.values()],
+        device=device, rounds=rounds, per_round=per_round, warmup_steps=plan.warmup_steps, ranges=ranges,
+    )  # fmt: skip
+    for (position, program), measured in zip(programs.items(), taken, strict=True):
+        records[position] |= {"status": "measured", **figures(program, measured, plan)}
+    programs.clear()
+    _clean_up(torch_or_advice())
+    return records
+
+
+def _started(program: Program, device: str) -> Program:
+    """The program after its first step, so that one that cannot run shows it now and not among the others."""
+    from warplens.workloads.measurement import synchronize  # noqa: PLC0415
+
+    program.step()
+    synchronize(device)
+    return program
+
+
+def _check_device(device: str) -> None:
+    torch = torch_or_advice()
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise UsageError(f"PyTorch cannot use the device {device!r}: {str(error).splitlines()[0]}") from error
+
+
+def _run_cell(kind: Workload, cell: Any, plan: Plan, setting: Setting) -> dict[str, Any]:
+    done, trouble = _attempted(lambda: _measured(kind, cell, plan, setting))
+    _clean_up(torch_or_advice())
+    return trouble if done is None else done
+
+
+def _attempted(attempt: Callable[[], Made]) -> tuple[Made | None, dict[str, Any]]:
+    """What came of an attempt; or None, and how a cell that fails so is recorded."""
+    torch = torch_or_advice()
+    try:
+        return attempt(), {}
+    except torch.OutOfMemoryError as error:
+        status, reason = "out-of-memory", _first_line(error)
+    except UsageError as error:
+        status, reason = "unsupported", str(error)
+    except RuntimeError as error:
+        # CPU allocators, libraries and captures say it their own way.
+        lacking = "out of memory" in str(error).lower() or "can't allocate memory" in str(error)
+        status, reason = "out-of-memory" if lacking else "failed", _first_line(error)
+    # What the exception's frames held is free only now that they are gone.
+    _clean_up(torch)
+    return None, {"status": status, "reason": reason}
+
+
+def _measured(kind: Workload, cell: Any, plan: Plan, setting: Setting) -> dict[str, Any]:
+    from warplens.workloads.measurement import measure  # noqa: PLC0415  needs PyTorch
+
+    if (run := imported(kind.run)) is not None:
+        record: dict[str, Any] = run(cell, plan, setting)
+        return record
+    prepare = imported(kind.prepare)
+    if prepare is None:
+        raise UsageError(f"the workload {kind.name!r} says neither how to prepare a cell nor how to run one")
+    program: Program = prepare(cell, setting)
+    taken = measure(program.step, device=setting.device, plan=plan, marks=program.marks, ranges=setting.ranges)
+    return {"status": "measured", **figures(program, taken, plan)}
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def _clean_up(torch: Any) -> None:
+    if "torch._dynamo" in sys.modules:  # something was compiled; asking costs seconds of imports otherwise
+        torch.compiler.reset()
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def figures(program: Program, taken: Measured, plan: Plan) -> dict[str, Any]:
+    """What a measurement says, as the measurements file holds it: distributions, rates, work, memory, doubts.
+
+    Raises:
+        AssertionError: throughput × latency is not the batch.
+    """
+    latency = _spread(taken, taken.wall_ns, plan)
+    per_second = program.items * 1e9 / latency.median
+    sustained = program.items * len(taken.wall_ns) * 1e9 / sum(taken.wall_ns)
+    _assert_identity(program.items, per_second, latency.median)
+    _assert_identity(program.items, sustained, latency.mean)
+    return {
+        "launch": program.launch,
+        "unit": program.unit,
+        "items": program.items,
+        "latency_ns": asdict(latency),
+        "rounds": taken.rounds,
+        "gpu_ns": asdict(_spread(taken, taken.gpu_ns, plan)) if taken.gpu_ns else None,
+        "phases_ns": {phase: asdict(_spread(taken, times, plan)) for phase, times in taken.phases_ns.items()},
+        "throughput_per_s": per_second,
+        "sustained_per_s": sustained,
+        "work": asdict(program.work) if program.work else None,
+        "peak_allocated_bytes": taken.peak_allocated_bytes,
+        "peak_reserved_bytes": taken.peak_reserved_bytes,
+        "stopped": taken.stopped,
+        "drift": _drift_of(taken),
+        "clocks": _clocks_of(taken),
+        "doubts": _doubts(taken, plan),
+        "details": dict(program.details),
+        "samples": {
+            "warmup_ns": list(taken.warmup_ns),
+            "wall_ns": list(taken.wall_ns),
+            "gpu_ns": list(taken.gpu_ns),
+            "phases_ns": {phase: list(times) for phase, times in taken.phases_ns.items()},
+        },
+    }
+
+
+def _spread(taken: Measured, times_ns: Sequence[int], plan: Plan) -> Summary:
+    return summary_of_rounds(times_ns, taken.rounds, plan.confidence)
+
+
+def _assert_identity(items: int, per_second: float, latency_ns: float) -> None:
+    if not math.isclose(per_second * latency_ns / 1e9, items, rel_tol=_ROUNDING):
+        raise AssertionError(f"throughput {per_second}/s × latency {latency_ns} ns is not the batch of {items}")
+
+
+def _drift_of(taken: Measured) -> dict[str, float] | None:
+    found = drift(taken.wall_ns)
+    return asdict(found) if found is not None else None
+
+
+def _clocks_of(taken: Measured) -> dict[str, Any] | None:
+    log = taken.clocks
+    if log is None:
+        return None
+    return {
+        "sm_mhz": {"minimum": min(log.sm_mhz), "maximum": max(log.sm_mhz), "readings": len(log.sm_mhz)},
+        "memory_mhz": {"minimum": min(log.memory_mhz), "maximum": max(log.memory_mhz)} if log.memory_mhz else None,
+        "highest_sm_mhz": log.highest_sm_mhz,
+        "held_down": list(log.held_down),
+    }
+
+
+def _doubts(taken: Measured, plan: Plan) -> list[str]:
+    """Why the figures might not mean what they seem to; nothing is left out of them for it."""
+    latency = _spread(taken, taken.wall_ns, plan)
+    doubts = []
+    if latency.outliers > _MANY_OUTLIERS * latency.samples:
+        doubts.append(f"{latency.outliers} of {latency.samples} repetitions are outliers")
+    if latency.mean > (1 + _SLOW_MEAN) * latency.median:
+        doubts.append(f"the mean is {latency.mean / latency.median - 1:.0%} above the median: some steps stalled")
+    found = drift(taken.wall_ns)
+    if found is not None and found.matters and taken.rounds == 1:  # rounds bring drifts into the interval
+        doubts.append(f"times drift by {found.share:+.1%} from the first third of the repetitions to the last")
+    if taken.clocks is not None and taken.clocks.held_down:
+        doubts.append(f"the driver held clocks down: {', '.join(taken.clocks.held_down)}")
+    half = latency.half_width_share
+    if half is None:
+        doubts.append("there are too few repetitions for an interval")
+    elif half > plan.precision > 0:
+        doubts.append(f"the median is known to ±{half:.1%} only, not to ±{plan.precision:.1%}")
+    return doubts

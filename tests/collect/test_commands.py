@@ -1,0 +1,211 @@
+"""The commands of nsys and ncu hold only options that the tools have, and mean what they should."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from warplens.collect import ncu, nsys
+from warplens.collect.ncu import Profiling, Selection, cost, kernels_that_matter, profile_command, select_kernels
+from warplens.collect.nsys import Capture, Recording, export_command, parse_capture, record_command
+from warplens.collect.tools import Tool
+from warplens.collect.torch_profiler import Schedule, wrapped_command
+from warplens.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+NSYS = Tool("nsys", "nsys", (2023, 4, 4, 54))
+NCU = Tool("ncu", "ncu", (2024, 1, 1, 0))
+PROGRAM = ["python", "train.py", "--steps", "5"]
+CAPTURES = [Capture(), Capture("cuda-profiler"), Capture("nvtx", "step")]
+
+#: Options of `--help`, of the versions whose help was read.
+NSYS_HELP = {
+    "profile": {
+        *("--trace", "--sample", "--cpuctxsw", "--cuda-graph-trace", "--cuda-memory-usage", "--capture-range"),
+        *("--capture-range-end", "--nvtx-capture", "--env-var", "--force-overwrite", "--output", "--export", "--stats"),
+        *("--duration", "--delay", "--wait", "--kill", "--backtrace", "--session-new", "--inherit-environment"),
+    },
+    "export": {"--append", "--force-overwrite", "--lazy", "--output", "--quiet", "--separate-strings", "--type"},
+}
+NCU_HELP = {
+    *("--target-processes", "--replay-mode", "--section", "--set", "--nvtx", "--nvtx-include", "--nvtx-exclude", "-k"),
+    *("--kernel-name", "--kernel-name-base", "--launch-count", "--launch-skip", "--profile-from-start", "--export"),
+    *("--cache-control", "--clock-control", "--force-overwrite", "--import", "--metrics", "--graph-profiling"),
+}
+
+REAL_NSYS = os.environ.get("WARPLENS_NSYS") or shutil.which("nsys") or ""
+REAL_NCU = os.environ.get("WARPLENS_NCU") or shutil.which("ncu") or ""
+
+
+def nsys_commands() -> Iterator[list[str]]:
+    for capture, graphs, memory, force in itertools.product(CAPTURES, ("node", "graph"), (False, True), (False, True)):
+        yield record_command(NSYS, Recording(capture, graphs, memory, force), "out/run", PROGRAM)
+
+
+def ncu_commands() -> Iterator[list[str]]:
+    selections = (Selection(), Selection(("gemm", "softmax"), 3, 5), Selection((), 7, 2))
+    for capture, selection, force in itertools.product(CAPTURES, selections, (False, True)):
+        for replay_mode, clocks in itertools.product(("kernel", "application"), ("none", "base")):
+            profiling = Profiling(ncu.TARGETED, replay_mode, clocks, "all", force)
+            yield profile_command(NCU, profiling, selection, capture, "out/run", PROGRAM)
+
+
+def options_of(command: list[str]) -> set[str]:
+    return {word.partition("=")[0] for word in command if re.match(r"--?[a-z]", word)}
+
+
+def own(command: list[str]) -> list[str]:
+    """Without the program and its arguments."""
+    assert command[-len(PROGRAM) :] == PROGRAM
+    return command[: -len(PROGRAM)]
+
+
+def test_every_option_of_nsys_is_in_its_help() -> None:
+    used = set().union(*(options_of(own(command)) for command in nsys_commands()))
+
+    assert used == set(nsys.OPTIONS["profile"])
+    assert used <= NSYS_HELP["profile"]
+    exported = options_of(export_command(NSYS, "out/run", force=True))
+    assert exported == set(nsys.OPTIONS["export"])
+    assert exported <= NSYS_HELP["export"]
+
+
+def test_every_option_of_ncu_is_in_its_help() -> None:
+    used = set().union(*(options_of(own(command)) for command in ncu_commands()))
+
+    assert used == set(ncu.OPTIONS)
+    assert used <= NCU_HELP
+
+
+@pytest.mark.oracle
+@pytest.mark.skipif(not Path(REAL_NSYS).is_file(), reason="nsys is neither in WARPLENS_NSYS nor on the PATH")
+@pytest.mark.parametrize("subcommand", ["profile", "export"])
+def test_the_installed_nsys_has_every_option(subcommand: str) -> None:
+    text = subprocess.run([REAL_NSYS, subcommand, "--help"], capture_output=True, text=True, check=False).stdout
+    there = set(re.findall(r"--[a-z][a-z-]+", text))
+
+    assert set(nsys.OPTIONS[subcommand]) <= there
+    assert NSYS_HELP[subcommand] <= there
+
+
+@pytest.mark.oracle
+@pytest.mark.skipif(not Path(REAL_NCU).is_file(), reason="ncu is neither in WARPLENS_NCU nor on the PATH")
+def test_the_installed_ncu_has_every_option_and_section() -> None:
+    text = subprocess.run([REAL_NCU, "--help"], capture_output=True, text=True, check=False).stdout
+    there = set(re.findall(r"^ {2}(-\w)|(--[a-z][a-z-]+)", text, re.MULTILINE))
+    words = {word for pair in there for word in pair if word}
+    sections = subprocess.run([REAL_NCU, "--list-sections"], capture_output=True, text=True, check=False).stdout
+
+    assert set(ncu.OPTIONS) <= words
+    assert words >= NCU_HELP
+    assert {*ncu.LIGHT, *ncu.TARGETED} <= {line.split(" ")[0] for line in sections.splitlines()}
+
+
+def test_a_recording_of_the_steady_steps_stops_with_them() -> None:
+    command = record_command(NSYS, Recording(Capture("cuda-profiler")), "run", PROGRAM)
+
+    assert "--capture-range=cudaProfilerApi" in command
+    assert "--capture-range-end=stop" in command
+
+
+def test_a_range_of_pytorch_starts_the_recording_though_its_string_is_not_registered() -> None:
+    command = record_command(NSYS, Recording(parse_capture("nvtx:train@home")), "run", PROGRAM)
+
+    assert "--nvtx-capture=train\\@home" in command
+    assert "--env-var=NSYS_NVTX_PROFILER_REGISTER_ONLY=0" in command
+
+
+@pytest.mark.parametrize("text", ["", "nvtx", "nvtx:", "all:x", "cudaProfilerApi"])
+def test_other_captures_are_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="--capture takes"):
+        parse_capture(text)
+
+
+def test_tools_that_are_too_old_are_refused_by_name() -> None:
+    with pytest.raises(UsageError, match=r"Nsight Systems 2021\.1\.3\.14 is too old"):
+        record_command(Tool("nsys", "nsys", (2021, 1, 3, 14)), Recording(), "run", PROGRAM)
+    with pytest.raises(UsageError, match=r"Nsight Compute 2020\.3\.1\.0 is too old"):
+        profile_command(Tool("ncu", "ncu", (2020, 3, 1, 0)), Profiling(), Selection(), Capture(), "run", PROGRAM)
+
+
+def test_flags_that_never_existed_are_not_emitted() -> None:
+    """`--kernel-regex`, `--warmup-iters`, `--sample=cpu` and `--set default` of the guides that people copy from."""
+    words = {word for command in (*nsys_commands(), *ncu_commands()) for word in command}
+
+    assert words.isdisjoint({"--kernel-regex", "--warmup-iters", "--sample=cpu", "default"})
+
+
+def test_names_of_kernels_are_matched_as_a_whole() -> None:
+    selection = Selection(("void gemm<1>", "add"), 4, 6)
+
+    command = profile_command(NCU, Profiling(), selection, Capture(), "run", PROGRAM)
+
+    pattern = command[command.index("-k") + 1].removeprefix("regex:")
+    assert re.fullmatch(pattern, "add")
+    assert re.fullmatch(pattern, "void gemm<1>")
+    assert not re.fullmatch(pattern, "add_bias")
+    assert command[command.index("--launch-skip") + 1] == "4"
+
+
+def test_a_range_that_ncu_would_read_as_a_filter_of_its_own_is_refused() -> None:
+    with pytest.raises(UsageError, match="cannot filter by a range"):
+        profile_command(NCU, Profiling(), Selection(), Capture("nvtx", "a/b"), "run", PROGRAM)
+
+
+def test_inside_a_capture_nothing_is_skipped_twice() -> None:
+    command = profile_command(NCU, Profiling(), Selection((), 7, 2), Capture("cuda-profiler"), "run", PROGRAM)
+
+    assert "--launch-skip" not in command
+    assert command[command.index("--profile-from-start") + 1] == "off"
+
+
+def test_the_kernels_that_matter_take_four_fifths_of_the_time() -> None:
+    names = ["gemm", "add", "softmax", "gemm", "copy"]
+
+    chosen = kernels_that_matter(names, [400, 20, 250, 300, 30])
+
+    assert chosen.names == ("gemm", "softmax")
+    assert chosen.share == pytest.approx(0.95)
+
+
+def test_two_launches_of_each_kernel_that_matters_are_enough() -> None:
+    names = ["gemm", "add", "softmax", "gemm", "gemm", "softmax", "gemm"]
+    durations = [10, 1, 9, 10, 10, 9, 10]
+
+    chosen = select_kernels(names, durations)
+
+    # Up to the second softmax: gemm softmax gemm gemm softmax.
+    assert chosen.launches == 5
+    assert chosen.busy_ns == 10 + 9 + 10 + 10 + 9
+
+
+def test_the_price_grows_with_launches_and_sections() -> None:
+    light = cost(Profiling(ncu.LIGHT), Selection(launches=10, busy_ns=1_000_000_000))
+
+    assert (light.passes_each, light.passes) == (9, 90)
+    assert light.least_s == pytest.approx(9 * 1.0 + 90 * 0.005)
+    assert cost(Profiling(ncu.LIGHT), Selection()).passes is None
+    assert cost(Profiling(ncu.TARGETED), Selection(launches=10)).passes_each == 27
+
+
+def test_a_python_program_runs_under_the_wrapper_in_its_own_interpreter() -> None:
+    words = wrapped_command(["python3.11", "-u", "-W", "ignore", "train.py", "-m"], "t.json", Schedule(2, 1, 3))
+
+    assert words[:4] == ["python3.11", "-u", "-W", "ignore"]
+    assert Path(words[4]).name == "torch_run.py"
+    assert words[5:] == ["--trace", "t.json", "--schedule", "2,1,3", "--shapes", "--", "train.py", "-m"]
+
+
+@pytest.mark.parametrize("program", [["./a.out"], ["python"], ["python", "-c", "print(1)"], ["torchrun", "x.py"]])
+def test_what_is_no_python_script_cannot_run_under_the_wrapper(program: list[str]) -> None:
+    with pytest.raises(UsageError, match="collect torch"):
+        wrapped_command(program, "t.json")

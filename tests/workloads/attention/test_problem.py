@@ -1,0 +1,82 @@
+"""What counts as work, and what importing costs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from warplens.errors import UsageError
+from warplens.workloads.attention import KERNELS, AttentionShape, TimingPlan, attention_flops
+from warplens.workloads.attention.tiles import backward_tiles, forward_tiles
+from warplens.workloads.attention.timing import time_calls
+
+
+def test_forward_work_is_four_b_h_s_squared_d():
+    # One head of the smallest language model at context 512, batch 4: twice 1,610,612,736 (QK and PV).
+    assert attention_flops(AttentionShape(4, 12, 512, 64), causal=False, mode="forward") == 2 * 1_610_612_736
+
+
+def test_causal_counts_half_and_backward_two_and_a_half_times():
+    shape = AttentionShape(1, 16, 2048, 128)
+    full = attention_flops(shape, causal=False, mode="forward")
+    assert attention_flops(shape, causal=True, mode="forward") == full / 2
+    assert attention_flops(shape, causal=False, mode="backward") == full * 2.5
+    assert attention_flops(shape, causal=True, mode="both") == full * 3.5 / 2
+
+
+def test_work_is_what_torch_counts_for_its_own_attention():
+    counter = pytest.importorskip("torch.utils.flop_counter", reason="torch is not installed")
+    shape, size = AttentionShape(2, 3, 32, 16), (2, 3, 32, 16)
+    assert attention_flops(shape, causal=False, mode="forward") == counter.sdpa_flop_count(size, size, size)
+    backward = counter.sdpa_backward_flop_count(size, size, size, size)
+    assert attention_flops(shape, causal=False, mode="backward") == backward
+
+
+def test_a_problem_without_tokens_is_refused():
+    with pytest.raises(UsageError, match="seq_len is 0"):
+        AttentionShape(1, 1, 0, 64)
+
+
+def test_own_kernels_come_in_the_order_of_their_expected_speed():
+    assert [name for name, kernel in KERNELS.items() if kernel.origin == "own"] == ["naive", "tiled", "flash"]
+    assert {name for name, kernel in KERNELS.items() if kernel.origin == "torch"} == {
+        "sdpa-flash",
+        "sdpa-efficient",
+        "sdpa-cudnn",
+        "sdpa-math",
+    }
+
+
+@pytest.mark.parametrize("capability", [(8, 0), (8, 9), (9, 0), (10, 0)])
+@pytest.mark.parametrize("head_dim", [16, 32, 64, 128])
+def test_only_gpus_with_a_tensor_memory_accelerator_are_asked_to_use_it(head_dim, capability):
+    assert forward_tiles(head_dim, 2, capability, causal=True).tma == (capability >= (9, 0))
+    assert backward_tiles(head_dim, 2, capability).skip
+
+
+def test_importing_the_kernels_loads_neither_torch_nor_triton():
+    code = (
+        "import sys, warplens, warplens.workloads.attention\n"
+        "assert not {'torch', 'triton'} & set(sys.modules), 'loaded'"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_timing_stops_once_the_median_is_known():
+    pytest.importorskip("torch", reason="torch is not installed")
+    calls = []
+    timing = time_calls(
+        lambda: calls.append(sum(range(20_000))), "cpu", TimingPlan(fewest=10, most=400, precision=0.5, warmup_s=0.0)
+    )
+    assert timing.warmup_calls == 3
+    assert len(calls) == 3 + len(timing.samples_ns)
+    assert 10 <= len(timing.samples_ns) < 400
+    assert not timing.flushed_l2
+
+
+def test_timing_takes_no_more_than_the_most_samples():
+    pytest.importorskip("torch", reason="torch is not installed")
+    plan = TimingPlan(fewest=10, most=25, precision=0.0, warmup_s=0.0)
+    assert time_calls(lambda: sum(range(100)), "cpu", plan).summary.samples == 25

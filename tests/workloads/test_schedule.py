@@ -1,0 +1,50 @@
+"""Token counts that follow from shares, against the chains that the study's documents print."""
+
+from __future__ import annotations
+
+import pytest
+
+from warplens.workloads.token_reduction.schedule import (
+    compounded_chain,
+    merges,
+    most_merges,
+    official_merges,
+    topk_chain,
+)
+
+
+@pytest.mark.parametrize(
+    ("patches", "share", "chain"),
+    [
+        (196, 0.1, [20, 2, 1]),
+        (196, 0.25, [49, 13, 4]),
+        (196, 0.5, [98, 49, 25]),
+        (196, 0.7, [138, 97, 68]),
+        (196, 0.9, [177, 160, 144]),
+        (784, 0.1, [79, 8, 1]),
+    ],
+)
+def test_topk_keeps_a_share_of_what_there_is_rounded_up(patches, share, chain):
+    assert topk_chain(patches, [share] * 3) == chain
+
+
+def test_dynamicvit_keeps_a_share_of_what_there_was_rounded_down():
+    assert compounded_chain(196, [0.7] * 3) == [137, 96, 67]
+    assert compounded_chain(196, [0.1] * 3) == [19, 1, 1]
+
+
+def test_tome_aims_at_what_topk_drops_and_merges_at_most_half():
+    assert merges(196, [0.1] * 3) == [176, 18, 1]
+    left = 197
+    chain = []
+    for wanted in merges(196, [0.1] * 3):
+        left -= min(wanted, most_merges(left))
+        chain.append(left)
+    assert chain == [99, 81, 80]
+
+
+def test_tomes_own_schedules():
+    assert official_merges(8, 12) == [8] * 12
+    assert official_merges((8, 0), 12) == [8] * 12
+    assert official_merges((8, -1), 12) == [16, 14, 13, 11, 10, 8, 7, 5, 4, 2, 1, 0]
+    assert official_merges([5, 3], 4) == [5, 3, 0, 0]
