@@ -23,7 +23,7 @@ from pathlib import Path
 
 from benchmarks.measure import Measurement, machine, measure, warm
 
-__all__ = ["Comparison", "compare"]
+__all__ = ["Comparison", "compare", "warplens_command"]
 
 RESULTS = Path(__file__).with_name("results")
 
@@ -156,7 +156,7 @@ def compare(kernels: int, *, runs: int = 3, patience_s: float = 0, with_peer: bo
         generator = [sys.executable, "-m", "benchmarks.generate_nsys", str(capture), "--one-thread"]
         measure([*generator, "--kernels", str(kernels)])
         warm(capture)
-        report = take("our report", _warplens(), "report", str(capture), "--format", "json", "-o", str(out))
+        report = take("our report", warplens_command(), "report", str(capture), "--format", "json", "-o", str(out))
         load = take("reading alone", sys.executable, "-c", _LOAD, str(capture))
         floor = take("the floor", sys.executable, "-c", _SCAN, str(capture))
         by_stage = Path(room) / "stages.json"
@@ -185,7 +185,8 @@ def _nsys_version(nsys: str) -> str:
     return printed.rpartition("version ")[2].partition("-")[0].strip()
 
 
-def _warplens() -> str:
+def warplens_command() -> str:
+    """The program `warplens` of this environment."""
     beside = Path(sysconfig.get_path("scripts")) / "warplens"
     return str(beside) if beside.exists() else shutil.which("warplens") or "warplens"
 

@@ -1,4 +1,4 @@
-"""Runs every benchmark and prints its table: `python -m benchmarks.run [--quick] [--kernels N …] [--check]`."""
+"""Runs every benchmark: `python -m benchmarks.run [--quick] [--kernels N …] [--events N …] [--check]`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import itertools
 import sys
 from typing import TYPE_CHECKING
 
+from benchmarks import kineto_vs_hta
 from benchmarks.measure import ProcessFailedError
 from benchmarks.report_vs_nsys import compare
 
@@ -29,6 +30,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--quick", action="store_true", help=f"{_QUICK:,} kernels: whether it works, not how fast; nothing stored"
     )
     parser.add_argument("--kernels", type=int, nargs="+", default=[_STANDARD], help=f"sizes (default: {_STANDARD:,})")
+    parser.add_argument(
+        "--events", type=int, nargs="*", default=[_STANDARD], help=f"sizes of PyTorch traces (default: {_STANDARD:,})"
+    )
     parser.add_argument(
         "--runs", type=int, default=3, help="runs of everything that is ours; the median counts (default: 3)"
     )
@@ -56,6 +60,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"stored in benchmarks/results/{result.store().name}", file=sys.stderr)
         missed += result.missed()
         results.append(result)
+    for events, form in itertools.product([_QUICK] if given.quick else given.events, ("json", "json.gz")):
+        options = {"runs": given.runs, "patience_s": given.patience, "with_peer": not given.no_peer}
+        try:
+            traced = kineto_vs_hta.compare(events, form, **options)
+        except ProcessFailedError as failure:
+            print(f"benchmark failed: {failure}", file=sys.stderr)
+            return 1
+        print(traced.table(), end="\n\n")
+        if not given.quick:
+            print(f"stored in benchmarks/results/{traced.store().name}", file=sys.stderr)
+        missed += traced.missed()
     for small, large in itertools.pairwise(results):
         growth = large.report.median_s / small.report.median_s / (large.kernels / small.kernels)
         sizes = f"from {small.kernels:,} to {large.kernels:,} kernels"

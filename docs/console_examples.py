@@ -81,9 +81,9 @@ def examples(page: Path) -> list[Example]:
 def profiles_at_hand() -> Iterator[None]:
     """Work in a temporary folder in which the shipped profiles lie, so that commands may write beside them."""
     before = Path.cwd()
-    shipped = Path(str(resources.files("warplens") / "data" / "captures"))
+    shipped = Path(str(resources.files("warplens") / "data"))
     with tempfile.TemporaryDirectory() as folder:
-        for profile in shipped.iterdir():
+        for profile in (*(shipped / "captures").iterdir(), *(shipped / "counters").glob("*.ncu-rep.xz")):
             Path(folder, profile.name).symlink_to(profile)
         os.chdir(folder)
         try:

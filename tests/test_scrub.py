@@ -14,13 +14,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import warplens.scrub
+import warplens
+import warplens.scrub.nsys
+import warplens.scrub.texts
 from warplens.errors import UnreadableInputError, UsageError
 from warplens.readers import read
 from warplens.scrub import ScrubError, ScrubReport, scrub
 from warplens.scrub_secrets import FORBIDDEN, PATHS
 
-SHIPPED = Path(warplens.scrub.__file__).parent / "data" / "captures"
+SHIPPED = Path(warplens.__file__).parent / "data" / "captures"
 OTHERS = Path(
     os.environ.get("WARPLENS_NSYS_CAPTURES", Path(__file__).resolve().parents[2] / "shared" / "data" / "nsys")
 )
@@ -314,7 +316,7 @@ def test_a_damaged_export_is_refused_and_nothing_is_written(export: Path, target
 
 
 def test_a_copy_that_still_identifies_is_discarded(export: Path, target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(warplens.scrub, "PATHS", re.compile(rb"(?!)"))
+    monkeypatch.setattr(warplens.scrub.texts, "PATHS", re.compile(rb"(?!)"))
     with pytest.raises(ScrubError, match=r"export\.sqlite: .* was still in the copy"):
         scrub(export, target)
     assert list(target.parent.iterdir()) == [export]
@@ -324,9 +326,9 @@ def test_the_raw_bytes_are_searched_for_the_environment(
     export: Path, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     everything = re.compile(r".*")
-    monkeypatch.setattr(warplens.scrub._Copy, "texts", lambda _: (b"", b""))
-    monkeypatch.setattr(warplens.scrub, "_KEPT_TABLES", everything)
-    monkeypatch.setattr(warplens.scrub, "_KEPT_SETTINGS", {"META_DATA_CAPTURE": re.compile(rb".*")})
+    monkeypatch.setattr(warplens.scrub.nsys._Copy, "texts", lambda _: (b"", b""))
+    monkeypatch.setattr(warplens.scrub.nsys, "_KEPT_TABLES", everything)
+    monkeypatch.setattr(warplens.scrub.nsys, "_KEPT_SETTINGS", {"META_DATA_CAPTURE": re.compile(rb".*")})
     with pytest.raises(ScrubError, match="a value of the environment or the command line"):
         scrub(export, target)
 

@@ -19,6 +19,7 @@ from warplens._version import __version__
 if TYPE_CHECKING:
     from warplens.analysis.timeline import Timeline
     from warplens.analysis.window import Window
+    from warplens.collect.recording import capture, step
     from warplens.errors import UnreadableInputError, UsageError, WarplensError
     from warplens.profile import Capture, Device, Trace
     from warplens.profile.counters import KernelCounters
@@ -35,8 +36,10 @@ _HOME = {
     "UsageError": "warplens.errors",
     "WarplensError": "warplens.errors",
     "Window": "warplens.analysis.window",
+    "capture": "warplens.collect.recording",
     "read": "warplens.readers",
     "read_counters": "warplens.readers.counters",
+    "step": "warplens.collect.recording",
 }
 
 __all__ = [
@@ -50,8 +53,10 @@ __all__ = [
     "WarplensError",
     "Window",
     "__version__",
+    "capture",
     "read",
     "read_counters",
+    "step",
 ]
 
 

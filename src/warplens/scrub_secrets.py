@@ -1,15 +1,14 @@
-"""What identifies: paths, addresses, and the names and values that an nsys export itself lists. Used by `scrub`.
+"""What identifies: paths, addresses, and the names and values that a profile itself lists. Used by `scrub`.
 
-Everything here works on bytes, since texts in exports need not be UTF-8.
+Everything here works on bytes, since texts in profiles need not be UTF-8.
 """
 
 from __future__ import annotations
 
 import re
+from functools import cached_property
 
-from warplens.readers.sqlite_file import SqliteFile, quoted
-
-__all__ = ["ADDRESSES", "FORBIDDEN", "PATHS", "Secrets"]
+__all__ = ["ADDRESSES", "FORBIDDEN", "IDENTIFYING", "PATHS", "Secrets"]
 
 _SEGMENT = rb"[^\s/\\\"'<>|;,()\[\]{}\x00]"
 #: Folders inside a path may hold spaces, where a separator follows.
@@ -34,7 +33,7 @@ FORBIDDEN = re.compile(rb"/(?:home|Users)/[\w.~-]|/root/|(?<![A-Za-z])[A-Za-z]:[
 
 _HOME_OWNER = re.compile(rb"(?:/home/|/Users/|[A-Za-z]:[/\\]+[Uu]sers[/\\]+)([^/\\\s\"';:\x00]+)")
 #: Names of settings and environment variables whose values identify somebody, or open something.
-_IDENTIFYING = re.compile(
+IDENTIFYING = re.compile(
     rb"USER|LOGNAME|HOST|COMPUTER|CONTAINER|DISPLAY_NAME|MAIL|TOKEN|SECRET|PASS|CREDENTIAL|AUTH|ACCOUNT|API_?KEY|PRIVATE"
     rb"|ACCESS|LICENSE|PROXY|SESSION_UUID",
     re.IGNORECASE,
@@ -53,38 +52,25 @@ _LONGEST_WORD = 15
 
 
 class Secrets:
-    """What is known to identify: from an export's settings and environment, and the home folders in its texts.
-
-    Args:
-        file: the export.
-        settings: its tables of names and values.
-        texts: columns whose texts are searched for home folders.
+    """What is known to identify. Filled while a profile is looked through, before its first text is rewritten.
 
     Attributes:
         names: redacted as whole words: hosts, users, short values.
         values: redacted anywhere: longer identifying values.
         others: the rest of the environment and the command line. Not redacted (it holds words like `train`), but a
             copy is searched for them.
-        pattern: matches `names` and `values`; None where there are none.
     """
 
-    def __init__(self, file: SqliteFile, settings: tuple[str, ...], texts: tuple[tuple[str, str], ...]) -> None:
+    def __init__(self) -> None:
         self.names: set[bytes] = set()
         self.values: set[bytes] = set()
         self.others: set[bytes] = set()
-        for table in settings:
-            if {"name", "value"} <= set(file.tables.get(table, ())):
-                for name, value in file.rows(f"SELECT name, value FROM {quoted(table)}"):  # noqa: S608
-                    if isinstance(name, bytes) and isinstance(value, bytes):
-                        self._add_setting(name, value)
-        for table, column in texts:
-            if column in file.tables.get(table, ()):
-                name = quoted(column)
-                homes = f"{name} LIKE '%/home/%' OR {name} LIKE '%/users/%' OR {name} LIKE '%\\users\\%'"
-                for (text,) in file.rows(f"SELECT DISTINCT {name} FROM {quoted(table)} WHERE {homes}"):  # noqa: S608
-                    self._add_home_owners(text if isinstance(text, bytes) else b"")
+
+    @cached_property
+    def pattern(self) -> re.Pattern[bytes] | None:
+        """Matches `names` and `values`; None where there are none. Fixed when it is first asked for."""
         words = sorted(self.names | self.values, key=len, reverse=True)
-        self.pattern = re.compile(b"|".join(map(self._expression, words))) if words else None
+        return re.compile(b"|".join(map(self._expression, words))) if words else None
 
     @property
     def all(self) -> frozenset[bytes]:
@@ -95,31 +81,35 @@ class Secrets:
         escaped = re.escape(word)
         return rb"(?<![A-Za-z0-9])%b(?![A-Za-z0-9])" % escaped if word in self.names else escaped
 
-    def _add_setting(self, name: bytes, value: bytes) -> None:
-        self._add_home_owners(value)
+    def add_setting(self, name: bytes, value: bytes) -> None:
+        """Takes in a setting of an export of Nsight Systems."""
+        self.add_home_owners(value)
         if name.endswith(b":ENVIRONMENT_VARIABLE"):
-            self._add_variable(value)
+            self.add_variable(value)
         elif name == b"DeviceEnvironment":
             for variable in value.split(b";"):
-                self._add_variable(variable)
-        elif _IDENTIFYING.search(name):
-            self._identify(value)
+                self.add_variable(variable)
+        elif IDENTIFYING.search(name):
+            self.identify(value)
         elif _COMMAND_LINE.search(name) and value:
             self.others.add(value)
 
-    def _add_variable(self, variable: bytes) -> None:
+    def add_variable(self, variable: bytes) -> None:
+        """Takes in a variable of the environment, `NAME=value`."""
         key, _, value = variable.partition(b"=")
         value = value.strip(b'"')
-        if _IDENTIFYING.search(key):
-            self._identify(value)
+        if IDENTIFYING.search(key):
+            self.identify(value)
         elif value:
             self.others.add(value)
 
-    def _add_home_owners(self, text: bytes) -> None:
+    def add_home_owners(self, text: bytes) -> None:
+        """Takes in the owners of the home folders that a text names."""
         for owner in _HOME_OWNER.findall(text):
-            self._identify(owner)
+            self.identify(owner)
 
-    def _identify(self, value: bytes) -> None:
+    def identify(self, value: bytes) -> None:
+        """Takes in a value that identifies, unless it is one that everybody has."""
         value = value.strip()
         if len(value) < _SHORTEST_NAME or value.lower() in _COMMON or value.isdigit() or PATHS.fullmatch(value):
             return

@@ -3,7 +3,7 @@ from __future__ import annotations
 import polars as pl
 import pytest
 
-from warplens.analysis.apikinds import api_kind, api_kinds, bare_name, blocks_host
+from warplens.analysis.apikinds import api_kind, api_kinds, bare_name, blocks_host, polls_device
 
 FAMILIES = {
     "launch": (
@@ -82,3 +82,18 @@ def test_suffixes_of_versions_and_default_streams_are_not_part_of_the_name() -> 
 )
 def test_waits_and_synchronous_copies_hold_the_host(name: str, blocks: bool) -> None:
     assert blocks_host(name) is blocks
+
+
+@pytest.mark.parametrize(
+    ("name", "polls"),
+    [
+        ("cudaEventQuery_v3020", True),
+        ("hipStreamQuery", True),
+        ("cuEventQuery", True),
+        ("cudaEventElapsedTime", False),
+        ("cudaEventSynchronize", False),
+        ("EventQuery", False),
+    ],
+)
+def test_questions_for_an_event_or_a_stream_can_be_a_way_to_wait(name: str, polls: bool) -> None:
+    assert polls_device(name) is polls

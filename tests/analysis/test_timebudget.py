@@ -106,7 +106,8 @@ def test_the_host_issuing_late_is_launch_time_and_the_device_starting_is_latency
 
 def test_waiting_in_a_synchronisation_call_is_named() -> None:
     api = [call(5 * US, 30 * US, "cudaStreamSynchronize", 7), launch(50 * US, 60 * US, 2)]
-    assert _gap(api) == {"synchronization": 20 * US, "launch": 30 * US}
+    # Without the wait the host would have been 5 µs ahead: it entered the call 5 µs before the GPU ran dry.
+    assert _gap(api) == {"synchronization": 20 * US, "refill": 5 * US, "launch": 25 * US}
 
 
 def test_an_allocation_before_the_launch_is_named() -> None:
@@ -122,8 +123,8 @@ def test_a_synchronous_copy_call_blocks() -> None:
 def test_an_asynchronous_copy_from_pageable_memory_blocks_too() -> None:
     api = [call(12 * US, 40 * US, "cudaMemcpyAsync", 7), launch(50 * US, 60 * US, 2)]
     # The copy itself runs before the window; what counts is that its call holds the host.
-    pageable = [copy(-9 * US, -8 * US, correlation=7, source="pageable")]
-    pinned = [copy(-9 * US, -8 * US, correlation=7, source="pinned")]
+    pageable = [copy(-9 * US, -8 * US, size=1 << 20, correlation=7, source="pageable")]
+    pinned = [copy(-9 * US, -8 * US, size=1 << 20, correlation=7, source="pinned")]
     assert _gap(api, copies=pageable)["blocking-copy"] == 28 * US
     assert "blocking-copy" not in _gap(api, copies=pinned)
 

@@ -38,7 +38,8 @@ from console_examples import Example, examples, pages, profiles_at_hand  # noqa:
 from generate_columns import PAGE, RESULTS, columns, page  # noqa: E402
 
 #: Options of nsys that the pages recommend.
-NCU_OPTIONS = {"--section", "--set", "--page", "--print-units", "--cache-control", "--clock-control"}
+NCU_OPTIONS = {"--section", "--set", "--page", "--print-units", "--cache-control", "--clock-control", "--replay-mode"}
+NCU_OPTIONS |= {"--graph-profiling"}
 NSYS_OPTIONS = {"--trace", "--cuda-graph-trace", "--cuda-memory-usage", "--capture-range", "--type"}
 
 _FENCED = re.compile(r"^ *```(?P<kind>\w*)\n(?P<body>.*?)^ *```$", re.MULTILINE | re.DOTALL)
@@ -124,7 +125,7 @@ def _command_lines(text: str) -> Iterator[list[str]]:
     lines = [line for block in _FENCED.finditer(text) for line in block["body"].split("\n")]
     lines += _INLINE.findall(_FENCED.sub("", text))
     for line in lines:
-        words = line.strip().removeprefix("$ ").partition(" #")[0].split()
+        words = line.strip().removeprefix("$ ").partition(" #")[0].partition(" -- ")[0].split()
         if words[:1] and words[0].rpartition("/")[2] == "warplens":
             yield words[1:]
 
@@ -186,15 +187,20 @@ def test_the_python_on_the_page_runs(program: str) -> None:
     exec(compile(program, "example", "exec"), {})
 
 
-_TABLES = sorted(COMMANDS.keys() - {"counters", "demo", "report", "scrub"})
+_TABLES = sorted(COMMANDS.keys() - {"bench", "collect", "counters", "demo", "doctor", "export", "report", "scrub"})
+
+
+#: What commands on other profiles than traces are shown.
+_OTHER_PROFILES = {"roofline": "planted_h200.ncu-rep.xz"}
 
 
 @pytest.mark.usefixtures("_shipped")
 @pytest.mark.parametrize("command", _TABLES)
 def test_every_key_of_the_json_output_is_explained(command: str) -> None:
     documented = set(_INLINE.findall(_text("reference/json.md")))
-    result = CliRunner().invoke(app, [command, "deit224_bs1_graph_nodes.sqlite.xz", "--format", "json", "--quiet"])
-    assert set(_keys(json.loads(result.stdout), but=("rows",))) <= documented | _ENVELOPE
+    profile = _OTHER_PROFILES.get(command, "deit224_bs1_graph_nodes.sqlite.xz")
+    result = CliRunner().invoke(app, [command, profile, "--format", "json", "--quiet"])
+    assert set(_keys(json.loads(result.stdout), but=("rows", "evidence"))) <= documented | _ENVELOPE
 
 
 #: Shown on the page as an example.

@@ -123,7 +123,40 @@ def all_charts() -> dict[str, charts.Chart]:
         "timeline": charts.timeline_chart(pl.concat(lanes), [0, span[1] // 2]),
         "bandwidth": charts.bandwidth_chart(chart_data.bandwidth_cells(copies)),
         "memory": charts.memory_chart(chart_data.thinned_levels(memory)),
+        "roofline": charts.roofline_chart(*roofline_points()),
     }
+
+
+def roofline_points() -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Kernels under two roofs of arithmetic and three of memory, far from them, at them, and beyond the edge."""
+    random = np.random.default_rng(2)
+    intensity = np.r_[10 ** random.uniform(-1, 3, 37), 1e7, 1e-3, 12.0]
+    peaks = {"dram": 4.8e12, "l2": 1.0e13, "l1": 3.3e13}
+    points = pl.DataFrame(
+        {
+            "number": range(1, 41),
+            "full_name": [HOSTILE_FULL, *(f"void kernel_{number}(float*)" for number in range(39))],
+            "grid": "132,1,1",
+            "block": "256,1,1",
+            "total_ns": [None, *(float(40 - number) * 1e5 for number in range(39))],
+            "flops_per_s": np.minimum(6.7e13, intensity * 4.8e12) * 0.9,
+            "roof": "dram",
+            "roof_share": 0.9,
+            "bound": "memory",
+            **{f"{level}_intensity": intensity * factor for level, factor in (("dram", 1.0), ("l2", 0.5), ("l1", 0.2))},
+            **{f"{level}_share": 0.9 for level in peaks},
+        }
+    )
+    roofs = pl.DataFrame(
+        {
+            "roof": ["compute", "compute", *peaks],
+            "precision": ["tensor", "fp32", None, None, None],
+            "format": ["bf16", None, None, None, None],
+            "sparse": [False, None, None, None, None],
+            "peak": [8.6e14, 6.7e13, *peaks.values()],
+        }
+    )
+    return points, roofs
 
 
 def document() -> Document:

@@ -156,6 +156,7 @@ def test_every_section_is_there_even_when_its_data_is_not():
     document = overview_document(numbers_of(b.trace(kernels=[b.kernel(0, 10)]), "all"))
     text = render_markdown(document)
     assert [section.title for section in document.sections] == [
+        "Verdict: saturated",
         "Before you read the numbers",
         "Key figures",
         "Time budget",
@@ -202,7 +203,7 @@ def test_several_profiles_make_one_document_with_a_comparison_on_top(training):
     assert document.tables()[0].rows["source"].to_list() == ["synthetic (1)", "synthetic (2)"]
     ids = [block.id for block in (*document.figures(), *document.tables())]
     assert len(ids) == len(set(ids))
-    assert re.findall(r'id="([^"]+)-title"', render_html(document))[:3] == ["comparison", "p1", "p1-quality"]
+    assert re.findall(r'id="([^"]+)-title"', render_html(document))[:3] == ["comparison", "p1", "p1-verdict"]
 
 
 def test_a_budget_merges_small_parts_in_the_chart_but_not_in_the_table(training):

@@ -35,6 +35,9 @@ class Command:
 _REPORT: Final = "Reports"
 _TABLE: Final = "One table of one profile"
 _COUNTERS: Final = "Hardware counters"
+_RANKS: Final = "Many ranks of one run"
+_MEASURE: Final = "Measurements on this machine"
+_HANDED_ON: Final = "Other programs"
 _SHARE: Final = "Before you share a profile"
 
 COMMANDS: Final = {
@@ -42,15 +45,25 @@ COMMANDS: Final = {
     for command in (
         Command("demo", _REPORT, "Report on the profiles that come with Warplens; no GPU needed."),
         Command("report", _REPORT, "Report on your profiles: where the GPU time went, and why."),
+        Command("diagnose", _REPORT, "What limits the program, what to do about it, and how to check that."),
         Command("budget", _TABLE, "Where the time went, in parts that add up to it exactly."),
         Command("steps", _TABLE, "Repetitions of the workload: wall, busy and idle time of each."),
         Command("phases", _TABLE, "GPU time of forward, backward and optimizer."),
         Command("kernels", _TABLE, "GPU kernels: how often, how long, share of the GPU time."),
-        Command("ranges", _TABLE, "Annotated ranges (NVTX): GPU time of the work launched inside."),
+        Command("ranges", _TABLE, "Annotated ranges (NVTX, record_function): GPU time of the work launched inside."),
+        Command("operators", _TABLE, "PyTorch operators and modules: host time, GPU time, backward pass."),
         Command("launches", _TABLE, "Kernel launches: time in the call, queued, and on the GPU."),
+        Command("flops", _TABLE, "FLOPs and bytes that operators need, against their time."),
+        Command("memory", _TABLE, "Memory over time, its peak, and what was alive then."),
         Command("copies", _TABLE, "Memory copies and fills: time, size and bandwidth."),
         Command("api", _TABLE, "CUDA API calls on the host: how often, how long."),
         Command("counters", _COUNTERS, "What bounds each kernel, and why: from the counters of Nsight Compute."),
+        Command("roofline", _COUNTERS, "Kernels under the roofs of their GPU: how far from what it could do."),
+        Command("ranks", _RANKS, "Ranks of a distributed run: overlap, collectives, stragglers, waits."),
+        Command("bench", _MEASURE, "Measure reference workloads: a language model, token reduction, attention."),
+        Command("collect", _MEASURE, "Run a program under nsys, ncu or PyTorch's profiler, with the right options."),
+        Command("doctor", _MEASURE, "What this machine can record, and how to mend what it cannot."),
+        Command("export", _HANDED_ON, "Hand a profile on to other programs: Perfetto, Parquet, CSV."),
         Command("scrub", _SHARE, "Copy a profile without what tells of people and machines."),
     )
 }

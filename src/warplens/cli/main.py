@@ -63,7 +63,8 @@ def warplens(
 ) -> None:
     """Where the GPU time of a transformer went, why, and what to do about it.
 
-    Warplens reads the profiles that Nsight Systems writes: on any machine, without a GPU and without NVIDIA software.
+    Warplens reads the profiles that Nsight Systems and PyTorch's profiler write: on any machine, without a GPU and
+    without NVIDIA software.
     """
     if ctx.invoked_subcommand is None:
         with answering() as stdout:

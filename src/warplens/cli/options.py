@@ -52,7 +52,9 @@ def _checked_window(spec: str) -> str:
 ProfileArgument = Annotated[
     Path,
     typer.Argument(
-        metavar="PATH", show_default=False, help="A profile of Nsight Systems: .sqlite or .nsys-rep, also compressed."
+        metavar="PATH",
+        show_default=False,
+        help="A profile of Nsight Systems (.sqlite, .nsys-rep) or of PyTorch's profiler (.json), also compressed.",
     ),
 ]
 
@@ -75,7 +77,12 @@ WindowOption = Annotated[
 
 RangeOption = Annotated[
     str | None,
-    typer.Option("--range", "-r", metavar="NAME", help="Only what was launched inside ranges (NVTX) of this name."),
+    typer.Option(
+        "--range",
+        "-r",
+        metavar="NAME",
+        help="Only what was launched inside ranges (NVTX, record_function) of this name.",
+    ),
 ]
 
 LimitOption = Annotated[

@@ -1,4 +1,4 @@
-"""What `report` and `demo` share: read the profiles, write the report, and the grid document where they form a grid."""
+"""What `report` and `demo` share: read the profiles, write the report, and further documents on what was given."""
 
 from __future__ import annotations
 
@@ -21,16 +21,22 @@ if TYPE_CHECKING:
 
     from warplens.analysis.grid.gridcells import CellName, Unplaced
     from warplens.analysis.window import Window
+    from warplens.profile.counters import KernelCounters
+    from warplens.report.counters.numbers import Joined
     from warplens.report.write import ReportFormat
 
 __all__ = [
     "DEFAULT_FOLDER",
     "Cells",
+    "Counters",
     "GridRequest",
     "Profiles",
     "checked_folder",
     "find_cells",
+    "join_all",
+    "read_counter_reports",
     "read_profiles",
+    "write_counter_reports",
     "write_grid",
     "write_overview",
 ]
@@ -48,6 +54,14 @@ class Profiles:
 
     paths: tuple[Path, ...]
     timelines: tuple[Timeline, ...]
+    unreadable: tuple[UnreadableInputError, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Counters:
+    """The reports of hardware counters that could be read, in the order given, and what was wrong with the others."""
+
+    reports: tuple[KernelCounters, ...] = ()
     unreadable: tuple[UnreadableInputError, ...] = ()
 
 
@@ -95,8 +109,12 @@ def checked_folder(folder: Path) -> Path:
     return folder
 
 
-def read_profiles(paths: Sequence[Path]) -> Profiles:
+def read_profiles(paths: Sequence[Path], *, launch_configuration: bool = False) -> Profiles:
     """Read them all. One that cannot be read does not stop the others.
+
+    Args:
+        paths: of the profiles.
+        launch_configuration: whether to read grids and blocks, by which kernels are found in reports of counters.
 
     Raises:
         UnreadableInputError: none can be read.
@@ -107,7 +125,7 @@ def read_profiles(paths: Sequence[Path]) -> Profiles:
         for number, path in enumerate(paths, start=1):
             tell(f"reading {path.name}" + (f" ({number} of {len(paths)})" if len(paths) > 1 else ""))
             try:
-                timelines.append(Timeline(read(path, progress=tell, launch_configuration=False)))
+                timelines.append(Timeline(read(path, progress=tell, launch_configuration=launch_configuration)))
             except UnreadableInputError as error:
                 unreadable.append(error)
             else:
@@ -117,14 +135,71 @@ def read_profiles(paths: Sequence[Path]) -> Profiles:
     return Profiles(tuple(read_paths), tuple(timelines), tuple(unreadable))
 
 
+def read_counter_reports(paths: Sequence[Path]) -> Counters:
+    """Read all reports of hardware counters. One that cannot be read does not stop the others."""
+    from warplens.readers.counters import read_counters  # noqa: PLC0415  most reports are on traces alone
+
+    reports, unreadable = [], []
+    for path in paths:
+        with progress(f"reading {path.name}") as tell:
+            try:
+                reports.append(read_counters(path, progress=tell))
+            except UnreadableInputError as error:
+                unreadable.append(error)
+    return Counters(tuple(reports), tuple(unreadable))
+
+
+def join_all(
+    profiles: Profiles, counters: Counters, window: Callable[[Timeline], Window]
+) -> tuple[tuple[Joined, ...], ...]:
+    """For each profile the reports of counters beside it.
+
+    Of several profiles only those that have a kernel in common with a report: the others are of other programs.
+    """
+    if not counters.reports:
+        return ()
+    from warplens.report.counters.numbers import join_counters  # noqa: PLC0415
+
+    with progress("joining counters and traces"):
+        everything = [
+            tuple(join_counters(report, timeline, window(timeline)) for report in counters.reports)
+            for timeline in profiles.timelines
+        ]
+    if len(everything) == 1:
+        return (everything[0],)
+    return tuple(tuple(item for item in beside if item.matches) for beside in everything)
+
+
+def write_counter_reports(
+    counters: Counters, joined: Sequence[Sequence[Joined]], folder: Path, formats: Sequence[ReportFormat]
+) -> list[Path]:
+    """Write the document on hardware counters: `counters.html`, `counters.md`, `counters.json`; the files to open."""
+    from warplens.report.counters.numbers import examine_counters  # noqa: PLC0415
+    from warplens.report.counters.write import write_counters  # noqa: PLC0415
+
+    with progress("analysing counters") as tell:
+        examined = [
+            examine_counters(
+                report, [item for beside in joined for item in beside if item.source == report.capture.source]
+            )
+            for report in counters.reports
+        ]
+        return write_counters(examined, folder, formats, tell)
+
+
 def write_overview(
-    profiles: Profiles, window: Callable[[Timeline], Window], folder: Path, formats: Sequence[ReportFormat]
+    profiles: Profiles,
+    window: Callable[[Timeline], Window],
+    folder: Path,
+    formats: Sequence[ReportFormat],
+    joined: Sequence[Sequence[Joined]] = (),
 ) -> list[Path]:
     """Write the report on the profiles; the files to open."""
     from warplens.report.write import write_report  # noqa: PLC0415  the document's modules are not small
 
     with progress("analysing") as tell:
-        return write_report([(timeline, window(timeline)) for timeline in profiles.timelines], folder, formats, tell)
+        found = [(timeline, window(timeline)) for timeline in profiles.timelines]
+        return write_report(found, folder, formats, tell, joined)
 
 
 def find_cells(paths: Sequence[Path], request: GridRequest) -> Cells | None:

@@ -32,13 +32,14 @@ class Selection:
     notes: tuple[Note, ...]
 
 
-def select(path: Path, window: str, range_name: str | None) -> Selection:
+def select(path: Path, window: str, range_name: str | None, *, launch_configuration: bool = False) -> Selection:
     """Read one profile and find the window in it.
 
     Args:
         path: a profile, or a folder that holds exactly one.
         window: as `Timeline.window` understands it.
         range_name: only work launched inside ranges of this name; None for all.
+        launch_configuration: whether to read grids and blocks of kernels, which takes longer.
 
     Raises:
         UsageError: the folder holds several profiles, the window lies outside the profile, or there is no such range.
@@ -47,7 +48,7 @@ def select(path: Path, window: str, range_name: str | None) -> Selection:
     profile = _only_profile(path)
     reuse_freed_memory([profile])
     with progress(f"reading {profile.name}") as tell:
-        timeline = Timeline(read(profile, progress=tell, launch_configuration=False))
+        timeline = Timeline(read(profile, progress=tell, launch_configuration=launch_configuration))
         tell(f"analysing {profile.name}")
         selected = timeline.window(window, range_name)
         return Selection(timeline, selected, quality_notes(timeline, selected))

@@ -11,19 +11,14 @@ import typer
 from warplens.analysis.counters.notes import counter_notes
 from warplens.analysis.counters.summary import SUMMARY_KEYS, counters_summary
 from warplens.cli.answer import most_rows
-from warplens.cli.countercoverage import (
-    Joined,
-    coverage_lines,
-    coverage_tables,
-    join_trace,
-    joined_data,
-    next_run_lines,
-)
+from warplens.cli.countercomparison import check_comparison, parse_pairs, show_comparison
+from warplens.cli.countercoverage import join_trace
 from warplens.cli.edge import answering
 from warplens.cli.messages import note, one_line, progress
 from warplens.cli.options import Format, FormatOption, LimitOption, WindowOption, group_by
 from warplens.profile import NoteLevel
 from warplens.readers.counters import read_counters
+from warplens.report.counters.joined import coverage_lines, coverage_tables, joined_data, next_run_lines
 from warplens.report.counterwords import with_words
 from warplens.report.document import Table, TableColumn
 
@@ -33,6 +28,7 @@ if TYPE_CHECKING:
 
     from warplens.profile import Note
     from warplens.profile.counters import KernelCounters
+    from warplens.report.counters.numbers import Joined
 
 __all__ = ["counters"]
 
@@ -77,6 +73,18 @@ def counters(
             help="Of the ncu for the next run; else the report's.",
         ),
     ] = None,
+    compare: Annotated[
+        bool, typer.Option("--compare", help="Put the reports side by side, each against the first.")
+    ] = False,
+    pair: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--pair",
+            metavar="BEFORE=AFTER",
+            show_default=False,
+            help="Compare these kernels, though their names differ. Repeatable.",
+        ),
+    ] = None,
     form: FormatOption = Format.TABLE,
     limit: LimitOption = None,
 ) -> None:
@@ -85,10 +93,15 @@ def counters(
     A row is a group of launches of the same kernel with the same grid and block, with medians over them. Shares are of
     the peak, inside the kernel: they say nothing about the time between kernels. With a trace of the same program,
     the kernels are found in its window again: how much of the time they stand for, which promises most, and the command
-    that would show the rest.
+    that would show the rest. With --compare, what changed from the first report to each of the others.
     """
     asked = metric or []
+    check_comparison(len(paths), compare, pair or [], trace is not None)
+    pairs = parse_pairs(pair or [])
     reports = [_read(path) for path in paths]
+    if compare:
+        show_comparison(reports, pairs, asked, form, limit)
+        return
     summaries = [counters_summary(report, by, asked) for report in reports]
     joined = join_trace(reports, trace, window, ncu_version) if trace else ()
     if form is Format.JSON:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import polars as pl
+import typer
 
 from warplens.analysis.ranges import range_coverage, range_statistics
 from warplens.cli.answer import Answer, most_rows, show
@@ -12,6 +12,9 @@ from warplens.cli.options import Format, FormatOption, LimitOption, ProfileArgum
 from warplens.cli.selection import select
 from warplens.report import format as fmt
 from warplens.report.document import Table, TableColumn
+
+if TYPE_CHECKING:
+    import polars as pl
 
 __all__ = ["ranges"]
 
@@ -32,17 +35,20 @@ def ranges(
     by: Annotated[str, group_by("tree", "name", "full_name")] = "tree",
     window: WindowOption = "steady",
     range_name: RangeOption = None,
+    operators: Annotated[
+        bool, typer.Option("--operators", help="List the framework's operators, too, which PyTorch traces hold.")
+    ] = False,
     form: FormatOption = Format.TABLE,
     limit: LimitOption = None,
 ) -> None:
-    """Annotated ranges (NVTX): GPU time of the work launched inside.
+    """Annotated ranges (NVTX, record_function): GPU time of the work launched inside.
 
     Own time leaves out that of ranges inside it. Inferred is work that another thread launched (autograd's backward
     thread) while the range was held open. The span is from the first begin to the last end of the work.
     """
     selection = select(path, window, range_name)
-    rows = range_statistics(selection.timeline, selection.window, by)
-    coverage = range_coverage(selection.timeline, selection.window)
+    rows = range_statistics(selection.timeline, selection.window, by, operators=operators)
+    coverage = range_coverage(selection.timeline, selection.window, operators=operators)
     facts = []
     if coverage.attributed_share is not None and coverage.inferred_share is not None:
         facts.append(
@@ -55,6 +61,8 @@ def ranges(
         rows = _largest(rows, most)
     depth = "depth" if by == "tree" else None
     empty = "No annotated ranges in the window."
+    if selection.timeline.has_operators and not operators:
+        empty += " `warplens operators` shows the operators that were recorded."
     table = Table("ranges", "GPU time of annotated ranges", _COLUMNS, rows, depth=depth, empty=empty)
     data = {
         "coverage": {

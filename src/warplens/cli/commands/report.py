@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
@@ -13,24 +14,29 @@ from warplens.cli.messages import complain, one_line, progress
 from warplens.cli.options import RangeOption, WindowOption, words_option
 from warplens.cli.reporting import (
     DEFAULT_FOLDER,
+    Counters,
     GridRequest,
+    Profiles,
     checked_folder,
     find_cells,
+    join_all,
+    read_counter_reports,
     read_profiles,
+    write_counter_reports,
     write_grid,
     write_overview,
 )
-from warplens.errors import UsageError
-from warplens.readers import discover
+from warplens.errors import UnreadableInputError, UsageError
+from warplens.readers.counterfiles import discover_both
 from warplens.readers.timings import read_timings
 from warplens.report.write import REPORT_FORMATS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from warplens.analysis.timeline import Timeline
     from warplens.analysis.window import Window
-    from warplens.cli.reporting import Profiles
+    from warplens.report.counters.numbers import Joined
     from warplens.report.write import ReportFormat
 
 __all__ = ["report"]
@@ -40,7 +46,9 @@ def report(
     paths: Annotated[
         list[Path],
         typer.Argument(
-            metavar="PATH", show_default=False, help="Profiles, and folders that are searched for profiles."
+            metavar="PATH",
+            show_default=False,
+            help="Profiles, reports of hardware counters, and folders that are searched for them.",
         ),
     ],
     output: Annotated[
@@ -84,28 +92,49 @@ def report(
     """Report on your profiles: where the GPU time went, and why.
 
     Profiles whose names tell a model and a context length (small_ctx512.sqlite) form a grid; from two cells on, a
-    second document answers questions about models and contexts.
+    second document answers questions about models and contexts. Reports of Nsight Compute get a document of their own,
+    and what they say of the kernels of a profile stands in its report as well.
     """
     wanted = cast("list[ReportFormat]", formats.split(","))
     grid = GridRequest(dict(map(parse_cell, cells or ())), read_timings(timings) if timings else None, batch)
     to_stdout = output is None and wanted == ["json"] and not grid.is_explicit
     folder = checked_folder(output or DEFAULT_FOLDER)
-    found = discover(paths)
-    cells_found = find_cells(found, grid)
-    profiles = read_profiles(found)
+    found, counter_paths = discover_both(paths)
+    cells_found = find_cells(found, grid) if found or grid.is_explicit else None
+    counters = read_counter_reports(counter_paths) if counter_paths else Counters()
+    profiles = _read(found, counters)
     of_timeline = _window(window, range_name)
+    joined = join_all(profiles, counters, of_timeline)
     if to_stdout:
-        _print_json(profiles, of_timeline)
+        _print_json(profiles, of_timeline, counters, joined)
     else:
-        written = write_overview(profiles, of_timeline, folder, wanted)
+        written = write_overview(profiles, of_timeline, folder, wanted, joined) if profiles.timelines else []
         if cells_found is not None:
             written += write_grid(profiles, cells_found, grid, folder, wanted)
+        if counters.reports:
+            written += write_counter_reports(counters, joined, folder, wanted)
         with answering() as stdout:
             stdout.write("".join(f"{one_line(path)}\n" for path in written))
-    for error in profiles.unreadable:
+    unreadable = (*profiles.unreadable, *counters.unreadable)
+    for error in unreadable:
         complain(f"{error} (the report is on the other profiles)")
-    if profiles.unreadable:
+    if unreadable:
         raise typer.Exit(UNUSABLE)
+
+
+def _read(paths: Sequence[Path], counters: Counters) -> Profiles:
+    """The profiles; none where there are none, or none can be read but there are counters to report on."""
+    if not paths:
+        if not counters.reports:
+            raise counters.unreadable[0]
+        return Profiles((), ())
+    try:
+        # Grids say whether kernels fill the GPU, and by them kernels are found in reports of counters.
+        return read_profiles(paths, launch_configuration=True)
+    except UnreadableInputError as error:
+        if not counters.reports:
+            raise
+        return Profiles((), (), (error,))
 
 
 def _window(spec: str, range_name: str | None) -> Callable[[Timeline], Window]:
@@ -118,12 +147,34 @@ def _window(spec: str, range_name: str | None) -> Callable[[Timeline], Window]:
     return of
 
 
-def _print_json(profiles: Profiles, window: Callable[[Timeline], Window]) -> None:
-    from warplens.report.overview.numbers import examine  # noqa: PLC0415  written reports do it themselves
-    from warplens.report.write import report_json  # noqa: PLC0415
-
+def _print_json(
+    profiles: Profiles,
+    window: Callable[[Timeline], Window],
+    counters: Counters,
+    joined: Sequence[Sequence[Joined]],
+) -> None:
+    """One object: on the profiles, with what the counters say of them; on the counters where there is no profile."""
     with progress("analysing"):
-        text = report_json([examine(timeline, window(timeline)) for timeline in profiles.timelines])
+        text = _profiles_json(profiles, window, joined) if profiles.timelines else _counters_json(counters)
     with answering() as stdout:
         stdout.flush()
         stdout.buffer.write(text + b"\n")
+
+
+def _profiles_json(
+    profiles: Profiles, window: Callable[[Timeline], Window], joined: Sequence[Sequence[Joined]]
+) -> bytes:
+    from warplens.report.overview.numbers import examine  # noqa: PLC0415  written reports do it themselves
+    from warplens.report.write import report_json  # noqa: PLC0415
+
+    examined = [examine(timeline, window(timeline)) for timeline in profiles.timelines]
+    if joined:
+        examined = [replace(numbers, joined=tuple(beside)) for numbers, beside in zip(examined, joined, strict=True)]
+    return report_json(examined)
+
+
+def _counters_json(counters: Counters) -> bytes:
+    from warplens.report.counters.numbers import examine_counters  # noqa: PLC0415
+    from warplens.report.counters.write import counters_json  # noqa: PLC0415
+
+    return counters_json([examine_counters(report) for report in counters.reports])

@@ -1,34 +1,30 @@
-"""A copy of an Nsight Systems export that can be shared: what identifies people and machines is left out.
+"""A copy of an Nsight Systems export that can be shared.
 
 An export holds far more than a timeline: every environment variable of the program (tokens included), its command line
 and working folder, host and user names, what it printed, the files it opened, and the names of all processes of the
-machine. `scrub` builds a new file from what the analyses read, and nothing else: tables and settings that are not named
-here do not come along. Texts that do are searched for paths, addresses and the names and values just listed. Rows of
-events are copied as they are, so that every analysis of the copy gives the same numbers.
+machine. The copy is a new file built from what the analyses read, and nothing else: tables and settings that are not
+named here do not come along. Texts that do are searched for paths, addresses and the names and values just listed. Rows
+of events are copied as they are.
 
 Nothing is ever written to the copy and deleted again, so that no free page of it can hold a secret. Even so, its raw
-bytes are searched before it gets its name.
+bytes are searched at the end.
 """
 
 from __future__ import annotations
 
 import mmap
-import os
 import re
 import sqlite3
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from warplens.errors import UsageError, WarplensError
-from warplens.readers.compressed import UNPACKERS, unpacked
-from warplens.readers.detect import Kind, compression, kind_of, refusal
 from warplens.readers.sqlite_file import SqliteFile, looks_like_nsys, quoted
-from warplens.scrub_secrets import ADDRESSES, FORBIDDEN, PATHS, Secrets
+from warplens.scrub.outcome import Removed, left
+from warplens.scrub.texts import Cleaner
+from warplens.scrub_secrets import ADDRESSES, FORBIDDEN, Secrets
 
-__all__ = ["ScrubError", "ScrubReport", "scrub"]
+__all__ = ["copy_nsys"]
 
 #: Tables that come along: what the analyses read, and what explains it.
 _KEPT_TABLES = re.compile(
@@ -78,72 +74,28 @@ _WRITTEN_TEXTS = (
     ("ANALYSIS_FILE", "filename"),
 )
 
+#: What is left out, in words.
+_WORDS = ("rows of whole tables", "rows of others")
+
 #: Shorter than this, a value is found by chance among the numbers of a large file.
 _SHORTEST_RAW = 6
-_REMOVED = b"[removed]"
+#: What the counts call the names of functions among the strings.
+_FUNCTIONS = "StringIds.function"
 
 
-class ScrubError(WarplensError):
-    """The copy still held something that it must not; it was discarded."""
-
-
-@dataclass(frozen=True)
-class ScrubReport:
-    """What `scrub` did, in counts: it never repeats what it removed.
-
-    Attributes:
-        source: name of the file that was read, without folders.
-        target: the copy.
-        source_bytes: size of the export, unpacked.
-        target_bytes: size of the copy.
-        tables: tables that were left out whole, with their rows.
-        rows: tables that came along, with the rows that did not.
-        texts: `table.column` with the number of different texts that were rewritten.
-        searched: names and values that the copy was searched for.
-    """
-
-    source: str
-    target: Path
-    source_bytes: int
-    target_bytes: int
-    tables: dict[str, int] = field(default_factory=dict)
-    rows: dict[str, int] = field(default_factory=dict)
-    texts: dict[str, int] = field(default_factory=dict)
-    searched: int = 0
-
-
-def scrub(source: Path, target: Path) -> ScrubReport:
-    """Copies an nsys SQLite export without what identifies people and machines; analyses of the copy give the same.
+def copy_nsys(source: Path, known_as: Path, partial: Path) -> Removed:
+    """Fills the empty file `partial` with a copy of an nsys SQLite export without what identifies.
 
     Left out: environment, host, user, command line, folders, program output, file accesses, other processes, names of
     threads, call stacks, serials of the hardware, contents of NVTX payloads, and tables that Warplens does not know.
     Paths and identifying names in NVTX and diagnostic texts become `[path 1]` and `[removed]`. The time of the capture,
     the GPU, the versions, and the names of kernels, API calls and NVTX ranges stay.
 
-    Args:
-        source: the export, which may be compressed (.gz, .xz, .zst); opened read-only and left as it is.
-        target: a file that does not exist yet; SQLite, not compressed.
-
     Raises:
-        UsageError: the target exists, or its folder does not.
         UnreadableInputError: the source is damaged or no nsys export.
-        ScrubError: something identifying was left; no file is written.
+        ScrubError: something identifying was left.
     """
-    if target.exists() or target.is_symlink():
-        raise UsageError(f"{target.name}: exists already; scrub writes a new file and changes none")
-    if not target.parent.is_dir():
-        raise UsageError(f"{target.name}: the folder to write it to does not exist")
-    kind = kind_of(source)
-    if (name := compression(kind)) is not None:
-        with unpacked(source, UNPACKERS[name]) as plain:
-            return _scrub(plain, source, target)
-    return _scrub(source, source, target)
-
-
-def _scrub(source: Path, known_as: Path, target: Path) -> ScrubReport:
-    if (kind := kind_of(source)) is not Kind.SQLITE:
-        raise refusal(known_as, kind)
-    with SqliteFile(source, known_as) as file, _unfinished(target) as partial:
+    with SqliteFile(source, known_as) as file:
         if not looks_like_nsys(file.tables):
             raise file.unreadable("this is an SQLite database, but not an Nsight Systems export")
         try:
@@ -153,23 +105,8 @@ def _scrub(source: Path, known_as: Path, target: Path) -> ScrubReport:
                 functions, others = copy.texts()
         except sqlite3.Error:
             raise file.unreadable("the SQLite database is damaged") from None
-        _verify(partial, copy.secrets, functions, others, known_as)
-        sizes = source.stat().st_size, partial.stat().st_size
-        partial.rename(target)
-    return ScrubReport(
-        known_as.name, target, *sizes, copy.left_tables, copy.left_rows, copy.rewritten(), len(copy.secrets.all)
-    )
-
-
-@contextmanager
-def _unfinished(target: Path) -> Iterator[Path]:
-    """A new file beside the target; removed again unless it was renamed."""
-    partial = target.resolve().with_name(f".{target.name}.{os.getpid()}.partial")
-    partial.open("xb").close()
-    try:
-        yield partial
-    finally:
-        partial.unlink(missing_ok=True)
+    _verify(partial, copy.secrets, functions, others, known_as)
+    return Removed(copy.left_tables, copy.left_rows, copy.cleaner.rewritten(), len(copy.secrets.all), _WORDS)
 
 
 class _Copy:
@@ -182,14 +119,13 @@ class _Copy:
     """
 
     def __init__(self, connection: sqlite3.Connection, file: SqliteFile) -> None:
-        self.secrets = Secrets(file, tuple(_KEPT_SETTINGS), _WRITTEN_TEXTS)
+        self.secrets = _secrets_of(file)
+        self.cleaner = Cleaner(self.secrets)
         self.left_tables: dict[str, int] = {}
         self.left_rows: dict[str, int] = {}
         self._connection, self._columns = connection, file.tables
         self._kept = [name for name in file.tables if _KEPT_TABLES.fullmatch(name)]
         self._definitions: dict[str, str] = {}
-        self._paths: dict[bytes, bytes] = {}
-        self._texts: dict[str, dict[bytes, bytes]] = {}
         connection.text_factory = bytes
         for pragma in ("journal_mode = OFF", "synchronous = OFF", "secure_delete = ON", "temp_store = MEMORY"):
             connection.execute(f"PRAGMA {pragma}")
@@ -218,11 +154,6 @@ class _Copy:
         self._connection.execute("COMMIT")
         left = {table: self._count("source", table) - self._count("main", table) for table in self._kept}
         self.left_rows = {table: rows for table, rows in left.items() if rows}
-
-    def rewritten(self) -> dict[str, int]:
-        """How many different texts of each column were rewritten."""
-        counts = {column: sum(old != new for old, new in texts.items()) for column, texts in self._texts.items()}
-        return {column: count for column, count in counts.items() if count}
 
     def texts(self) -> tuple[bytes, bytes]:
         """All texts of the finished copy: names of functions and definitions of tables; and all others."""
@@ -274,28 +205,16 @@ class _Copy:
                         f"INSERT OR IGNORE INTO temp.{ids} SELECT {quoted(column)} FROM main.{quoted(table)}"  # noqa: S608
                         f" WHERE typeof({quoted(column)}) = 'integer'"
                     )
-        where = "iif(id IN functions, 'StringIds.function', 'StringIds.value')"
+        where = f"iif(id IN functions, '{_FUNCTIONS}', 'StringIds.value')"
         self._connection.execute(
             f"INSERT INTO main.StringIds (id, value) SELECT id, CAST(clean({where}, CAST(value AS BLOB)) AS TEXT)"  # noqa: S608
             " FROM source.StringIds WHERE id IN used AND value IS NOT NULL ORDER BY id"
         )
 
     def _clean(self, column: str, text: bytes | None) -> bytes | None:
-        """A text without paths, addresses and secrets; the name of a function only without paths."""
         if text is None:
             return None
-        known = self._texts.setdefault(column, {})
-        if text not in known:
-            clean = PATHS.sub(self._numbered, text)
-            if column != "StringIds.function":
-                clean = ADDRESSES.sub(_REMOVED, clean)
-                clean = self.secrets.pattern.sub(_REMOVED, clean) if self.secrets.pattern else clean
-            known[text] = clean
-        return known[text]
-
-    def _numbered(self, path: re.Match[bytes]) -> bytes:
-        """A number for each different path: ranges whose names differ by a path stay different."""
-        return self._paths.setdefault(path.group(), b"[path %d]" % (len(self._paths) + 1))
+        return (self.cleaner.function if column == _FUNCTIONS else self.cleaner.written)(column, text)
 
     def _text_columns(self, schema: str, table: str) -> list[str]:
         """The columns that hold text or bytes anywhere, whatever type they are declared with."""
@@ -310,6 +229,23 @@ class _Copy:
 
     def _rows(self, sql: str) -> list[tuple[Any, ...]]:
         return self._connection.execute(sql).fetchall()
+
+
+def _secrets_of(file: SqliteFile) -> Secrets:
+    """What an export's settings and environment say about people and machines, and the home folders in its texts."""
+    secrets = Secrets()
+    for table in _KEPT_SETTINGS:
+        if {"name", "value"} <= set(file.tables.get(table, ())):
+            for name, value in file.rows(f"SELECT name, value FROM {quoted(table)}"):  # noqa: S608
+                if isinstance(name, bytes) and isinstance(value, bytes):
+                    secrets.add_setting(name, value)
+    for table, column in _WRITTEN_TEXTS:
+        if column in file.tables.get(table, ()):
+            name = quoted(column)
+            homes = f"{name} LIKE '%/home/%' OR {name} LIKE '%/users/%' OR {name} LIKE '%\\users\\%'"
+            for (text,) in file.rows(f"SELECT DISTINCT {name} FROM {quoted(table)} WHERE {homes}"):  # noqa: S608
+                secrets.add_home_owners(text if isinstance(text, bytes) else b"")
+    return secrets
 
 
 def _joined(rows: list[tuple[Any, ...]]) -> bytes:
@@ -330,14 +266,10 @@ def _verify(path: Path, secrets: Secrets, functions: bytes, others: bytes, sourc
     A word that also stands in a text of the copy, as a part of the name of a function, say, is there by chance.
     """
     if (secrets.pattern and secrets.pattern.search(others)) or ADDRESSES.search(others):
-        raise _left(source, "a name, an address or an identifying value")
+        raise left(source, "a name, an address or an identifying value")
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as raw:
         if FORBIDDEN.search(raw):
-            raise _left(source, "the path of a home folder")
+            raise left(source, "the path of a home folder")
         for value in secrets.all:
             if len(value) >= _SHORTEST_RAW and value not in functions and value not in others and raw.find(value) >= 0:
-                raise _left(source, "a value of the environment or the command line")
-
-
-def _left(source: Path, what: str) -> ScrubError:
-    return ScrubError(f"{source.name}: {what} was still in the copy, which was discarded. Please report this")
+                raise left(source, "a value of the environment or the command line")

@@ -1,0 +1,250 @@
+"""Predictions against the program that was really changed: simulated to the nanosecond, and captured on an H200."""
+
+from __future__ import annotations
+
+import csv
+import lzma
+from importlib import resources
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.analysis.builders import kernel, trace
+from tests.analysis.simulator import run
+from warplens.analysis.graphcapture import GRAPH_LAUNCH_NS
+from warplens.analysis.prediction import Prediction, predictions
+from warplens.analysis.recorder import GRAPH_GAP_NS
+from warplens.analysis.timebudget import time_budgets
+from warplens.analysis.timeline import Timeline
+from warplens.profile import Trace
+from warplens.readers import read
+
+US = 1_000
+MS = 1_000_000
+STEPS = 6
+
+Operation = tuple[Any, ...]
+
+
+def predicted(profile: Trace) -> dict[str, Prediction]:
+    timeline = Timeline(profile)
+    return {prediction.change: prediction for prediction in predictions(timeline, timeline.window())}
+
+
+def step_ns(operations: list[Operation]) -> float:
+    """What a step of this program takes."""
+    timeline = Timeline(run(operations, STEPS))
+    window = timeline.window()
+    return window.duration_ns / len(window.steps)
+
+
+# ── the changed program, simulated ───────────────────────────────────────────────────────────────────────────────────
+
+LAYER: list[Operation] = [("launch", 40 * US), ("pause", 9 * US), ("launch", 30 * US), ("pause", 11 * US)]
+END: list[Operation] = [("synchronize",)]
+
+
+def test_without_the_waits_between_layers_the_host_runs_ahead() -> None:
+    wait: list[Operation] = [("synchronize", "cudaStreamSynchronize")]
+    found = predicted(run([*(LAYER + wait) * 8, *END], STEPS))["no-synchronization"]
+    # A call that finds nothing to wait for still costs the host 2 µs.
+    assert found.predicted_ns == pytest.approx(step_ns([*[*LAYER, ("pause", 2 * US)] * 8, *END]), rel=0.001)
+    assert found.speedup > 1.12
+
+
+def test_removing_waits_from_a_program_that_is_late_anyhow_gains_little() -> None:
+    slow: list[Operation] = [("launch", 3 * US), ("pause", 30 * US)]
+    wait: list[Operation] = [("synchronize", "cudaStreamSynchronize")]
+    found = predicted(run([*(slow * 4 + wait) * 4, *END], STEPS)).get("no-synchronization")
+    assert found is None or found.speedup < 1.05
+
+
+def test_the_wait_for_the_device_at_the_end_of_a_step_stays() -> None:
+    assert "no-synchronization" not in predicted(run([*LAYER * 8, *END], STEPS))
+
+
+def test_a_value_read_at_the_end_of_each_step_can_be_read_later() -> None:
+    read_back: list[Operation] = [("synchronize", "cudaStreamSynchronize")]
+    found = predicted(run([*LAYER * 8, *read_back], STEPS))["no-synchronization"]
+    busy = 8 * (40 + 30) * US
+    assert busy < found.predicted_ns < busy * 1.05
+
+
+def test_cached_memory_neither_costs_nor_waits() -> None:
+    churn: list[Operation] = [("allocate", 60 * US), *LAYER, ("allocate", 80 * US, "cudaFree")]
+    found = predicted(run([*churn * 6, *END], STEPS))["cached-allocation"]
+    assert found.predicted_ns == pytest.approx(step_ns([*LAYER * 6, *END]), rel=0.001)
+
+
+def test_without_the_stall_only_the_rest_of_the_step_is_left() -> None:
+    found = predicted(run([("pause", 5 * MS), *LAYER * 8, *END], STEPS))["no-host-stall"]
+    assert found.predicted_ns == pytest.approx(step_ns([*LAYER * 8, *END]), rel=0.03)
+
+
+def test_a_stall_that_the_gpu_works_through_costs_nothing() -> None:
+    found = predicted(run([("launch", 9 * MS), ("pause", 3 * MS), ("launch", 50 * US), *END], STEPS))
+    assert "no-host-stall" not in found
+
+
+def test_pinned_copies_take_the_rate_of_the_link_and_free_the_host() -> None:
+    size = 24_000_000  # 1 ms at the 24 GB/s that are taken for a GPU of unknown generation
+    before: list[Operation] = [("blocking_copy", size, 6 * MS), *LAYER * 4]
+    after: list[Operation] = [("async_copy", 1 * MS, 0), *LAYER * 4]
+    found = predicted(run([*before, *END], STEPS))["async-copies"]
+    assert found.predicted_ns == pytest.approx(step_ns([*after, *END]), rel=0.01)
+    assert any("24 GB/s" in text for text in found.assumptions)
+
+
+def test_a_graph_is_one_launch_and_no_python() -> None:
+    eager: list[Operation] = [("pause", 40 * US), *[("launch", 3 * US), ("pause", 12 * US)] * 60, *END]
+    graph: list[Operation] = [("pause", 12 * US), ("launch_graph", [3 * US] * 60, GRAPH_LAUNCH_NS, GRAPH_GAP_NS)]
+    found = predicted(run(eager, STEPS))["cuda-graph"]
+    assert found.predicted_ns == pytest.approx(step_ns([*graph, ("pause", 12 * US), *END]), rel=0.001)
+    assert "60 launches a step become 1 graph" in found.assumptions
+
+
+def test_waits_inside_a_step_part_the_graph() -> None:
+    wait: list[Operation] = [("synchronize", "cudaStreamSynchronize")]
+    eager = [*([("launch", 3 * US), ("pause", 12 * US)] * 20 + wait) * 3, *END]
+    found = predicted(run(eager, STEPS))["cuda-graph"]
+    assert "60 launches a step become 3 graphs" in found.assumptions
+
+
+def test_a_program_that_launches_graphs_already_has_nothing_to_capture() -> None:
+    operations: list[Operation] = [("launch_graph", [5 * US] * 20, 300 * US, 100), *END]
+    assert "cuda-graph" not in predicted(run(operations, STEPS))
+
+
+def test_a_saturated_gpu_gains_nothing() -> None:
+    assert predicted(run([*[("launch", 900 * US)] * 20, *END], STEPS)) == {}
+
+
+def test_a_prefetched_copy_on_a_stream_of_its_own_hides_behind_kernels() -> None:
+    size = 24_000_000
+    before: list[Operation] = [("blocking_copy", size, 6 * MS), ("launch", 4 * MS), *END]
+    found = predicted(run(before, STEPS))
+    # In order 1 ms of copying and 4 ms of kernel; side by side the kernel alone.
+    assert found["async-copies"].predicted_ns == pytest.approx(5 * MS, rel=0.02)
+    assert found["overlapped-copies"].predicted_ns == pytest.approx(4 * MS, rel=0.02)
+
+
+# ── the pace without a profiler ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def _program(factor: float, wait: list[Operation]) -> list[Operation]:
+    """A program whose host takes `factor` times as long as without a profiler."""
+    layer = [("launch", 40 * US, 7, "kernel", round(4 * US * factor)), ("pause", round(10 * US * factor))]
+    return [*([*layer, *layer, *wait] * 10), *END]
+
+
+def test_with_the_time_of_a_step_the_prediction_is_that_of_the_program_without_a_profiler() -> None:
+    wait: list[Operation] = [("synchronize", "cudaStreamSynchronize")]
+    profile = run(_program(2.5, wait), STEPS)
+    timeline = Timeline(profile)
+    found = {
+        prediction.change: prediction
+        for prediction in predictions(timeline, timeline.window(), step_ns(_program(1.0, wait)))
+    }["no-synchronization"]
+    assert found.measured_ns == step_ns(_program(1.0, wait))
+    assert found.predicted_ns == pytest.approx(step_ns(_program(1.0, [("pause", 2 * US)])), rel=0.01)
+
+
+def test_a_step_that_was_slower_without_the_profiler_is_taken_as_it_is() -> None:
+    profile = run([("pause", 5 * MS), *LAYER * 8, *END], STEPS)
+    timeline = Timeline(profile)
+    plain = predictions(timeline, timeline.window())
+    timed = predictions(timeline, timeline.window(), 7 * MS)
+    assert {p.change: p.predicted_ns for p in plain}.items() <= {p.change: p.predicted_ns for p in timed}.items()
+    assert all(prediction.measured_ns == 7 * MS for prediction in timed)
+
+
+# ── any program ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+_TIMES = st.integers(1, 200).map(lambda time: time * US)
+_OPERATION = st.one_of(
+    st.tuples(st.just("pause"), st.integers(1, 3000).map(lambda time: time * US)),
+    st.tuples(st.just("launch"), _TIMES),
+    st.just(("synchronize", "cudaStreamSynchronize")),
+    st.tuples(st.just("allocate"), _TIMES, st.sampled_from(["cudaMalloc", "cudaFree"])),
+    st.tuples(st.just("blocking_copy"), st.integers(1 << 20, 1 << 24), _TIMES),
+)
+
+
+@settings(max_examples=120, deadline=None)
+@given(st.lists(_OPERATION, min_size=2, max_size=14))
+def test_no_prediction_beats_the_work_of_the_gpu(operations: list[Operation]) -> None:
+    timeline = Timeline(run([("launch", 20 * US), *operations, ("launch", 20 * US), *END], STEPS))
+    window = timeline.window()
+    found = {prediction.change: prediction for prediction in predictions(timeline, window)}
+    (budget,) = time_budgets(timeline, window)
+    for change, prediction in found.items():
+        assert prediction.predicted_ns <= prediction.measured_ns
+        assert prediction.model_error < 0.01
+        if "copies" not in change:  # pinned copies are faster, and copies may hide behind kernels
+            assert prediction.predicted_ns >= budget.busy_ns // len(window.steps)
+    allocates = any(operation[0] == "allocate" for operation in operations)  # a graph brings its memory with it
+    if {"free-launches", "cuda-graph"} <= found.keys() and not allocates:
+        assert found["free-launches"].predicted_ns <= found["cuda-graph"].predicted_ns
+
+
+def test_without_calls_nothing_is_predicted() -> None:
+    timeline = Timeline(trace([kernel(0, 10), kernel(90, 99)], []))
+    assert predictions(timeline, timeline.window()) == ()
+
+
+def test_confidence_follows_the_error_of_the_unchanged_replay() -> None:
+    prediction = Prediction("cuda-graph", 200, 100, 2.0, 0.0, "", ())
+    levels = [Prediction(**{**vars(prediction), "model_error": error}).confidence for error in (0.01, 0.05, 0.2)]
+    assert levels == ["high", "medium", "low"]
+
+
+# ── real programs ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def shipped(name: str, folder: Path) -> Timeline:
+    packed = resources.files("warplens") / "data" / "captures" / f"{name}.sqlite.xz"
+    path = folder / f"{name}.sqlite"
+    path.write_bytes(lzma.decompress(packed.read_bytes()))
+    return Timeline(read(path))
+
+
+def deit_step_ns(keep: str, execution: str) -> float:
+    """Median step time of DeiT-B 224, batch 1, without a profiler."""
+    table = (resources.files("warplens") / "data" / "captures" / "deit_timings.csv").read_text("utf-8")
+    cell = {"input_size": "224", "batch": "1", "keep": keep, "execution": execution}
+    rows = [row for row in csv.DictReader(table.splitlines()) if cell.items() <= row.items()]
+    return median(float(row["step_s"]) for row in rows) * 1e9
+
+
+@pytest.mark.parametrize("timed", [False, True])
+@pytest.mark.parametrize(("name", "keep"), [("deit224_bs1_baseline", "all"), ("deit224_bs1_topk0.1", "0.1")])
+def test_the_step_in_a_graph_is_foretold_from_the_eager_one(name: str, keep: str, timed: bool, tmp_path: Path) -> None:
+    timeline = shipped(name, tmp_path)
+    step_ns = deit_step_ns(keep, "eager") if timed else None
+    found = {prediction.change: prediction for prediction in predictions(timeline, timeline.window(), step_ns)}[
+        "cuda-graph"
+    ]
+    assert found.predicted_ns == pytest.approx(deit_step_ns(keep, "graph"), rel=0.15)
+    assert found.speedup > 3
+    assert found.confidence == "high"
+
+
+def test_the_step_in_a_graph_is_foretold_as_the_profiler_sees_it(tmp_path: Path) -> None:
+    eager, graph = shipped("deit224_bs1_baseline", tmp_path), shipped("deit224_bs1_graph_whole", tmp_path)
+    found = {prediction.change: prediction for prediction in predictions(eager, eager.window())}["cuda-graph"]
+    window = graph.window()
+    assert found.predicted_ns == pytest.approx(window.duration_ns / len(window.steps), rel=0.07)
+
+
+@pytest.mark.parametrize(
+    "name", ["deit448_bs8_topk0.1", "copies_and_syncs", "lm_small_ctx128_train", "lm_large_ctx1024_forward"]
+)
+def test_the_unchanged_replay_of_real_programs_is_within_half_a_percent(name: str, tmp_path: Path) -> None:
+    timeline = shipped(name, tmp_path)
+    found = predictions(timeline, timeline.window())
+    assert found
+    assert all(prediction.model_error < 0.005 for prediction in found)

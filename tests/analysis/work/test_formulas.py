@@ -1,0 +1,263 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from warplens.analysis.work import FORMULAS, Work, work_of
+from warplens.analysis.work.attention import unmasked_pairs
+
+RECORDED = json.loads((Path(__file__).parent / "data" / "flop_counter.json").read_text("utf-8"))
+
+
+def work(name: str, shapes: list[Any], types: list[str] | None = None, values: list[str] | None = None) -> Work:
+    found = work_of(
+        name,
+        json.dumps(shapes),
+        json.dumps(["float" if shape else "Scalar" for shape in shapes] if types is None else types),
+        None,
+        None if values is None else json.dumps(values),
+    )
+    assert isinstance(found, Work), found
+    return found
+
+
+def of_entry(entry: dict[str, Any]) -> Work | str:
+    texts = (None if entry[key] is None else json.dumps(entry[key]) for key in ("shapes", "types", "strides", "values"))
+    return work_of(entry["name"], *texts)
+
+
+# ── against torch.utils.flop_counter, on inputs as torch.profiler recorded them ───────────────────────────────────────
+
+#: The counter gives the weights' gradient of a grouped convolution the work of all channels (its comment says that it
+#: skips groups): 4 groups, so 4 × 115,200 instead of 115,200 beside the 115,200 of the inputs' gradient.
+COUNTER_IGNORES_GROUPS = {"conv2d of groups, backward": 2 * 115_200}
+
+
+@pytest.mark.parametrize("entry", RECORDED["operators"], ids=lambda entry: entry["title"])
+def test_products_convolutions_and_attention_have_the_flops_that_pytorch_counts(entry: dict[str, Any]) -> None:
+    found = of_entry(entry)
+
+    assert isinstance(found, Work)
+    full = found.flops if found.flops_full is None else found.flops_full
+    assert full == COUNTER_IGNORES_GROUPS.get(entry["title"], entry["flops"])
+
+
+def test_the_record_is_what_pytorch_counts_today() -> None:
+    pytest.importorskip("torch", reason="PyTorch is not installed: the record cannot be made anew")
+    from tests.analysis.work.record_flop_counter import entries  # noqa: PLC0415  needs PyTorch
+
+    now = {(entry["title"], entry["name"]): entry["flops"] for entry in entries()}
+
+    assert now == {(entry["title"], entry["name"]): entry["flops"] for entry in RECORDED["operators"]}
+
+
+# ── bytes, by hand ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_product_reads_both_operands_once_and_writes_the_result_once() -> None:
+    found = work("aten::mm", [[4, 3], [3, 5]], ["c10::BFloat16", "c10::BFloat16"])
+
+    assert (found.family, found.flops, found.bytes) == ("gemm", 2 * 4 * 3 * 5, 2 * (4 * 3 + 3 * 5 + 4 * 5))
+
+
+def test_a_scaled_product_writes_the_type_that_it_was_asked_for() -> None:
+    shapes = [[16, 32], [32, 8], [], [], [], [], [], []]
+    types = ["c10::Float8_e4m3fn", "c10::Float8_e4m3fn", "float", "float", "", "", "Scalar", "Scalar"]
+
+    bf16 = work("aten::_scaled_mm", shapes, types, ["", "", "", "", "", "", "15", "True"])
+
+    assert bf16.bytes == 16 * 32 + 32 * 8 + 2 * (16 * 8) + 2 * 4
+
+
+def test_broadcast_inputs_are_read_at_their_own_size() -> None:
+    found = work("aten::mul", [[4, 256, 768], [4, 256, 1]])
+
+    assert found.bytes == 4 * (4 * 256 * 768 * 2 + 4 * 256)
+    assert found.flops == 4 * 256 * 768
+
+
+def test_expanded_tensors_are_read_as_far_as_they_are_stored() -> None:
+    # a gradient of one number, expanded to 1,000 with stride 0
+    found = work_of("aten::mul", "[[1000], [1000]]", '["float", "float"]', "[[0], [1]]")
+
+    assert isinstance(found, Work)
+    assert found.bytes == 4 * (1 + 1000 + 1000)
+
+
+def test_a_number_does_not_widen_what_it_is_multiplied_with() -> None:
+    found = work("aten::mul", [[100], []], ["c10::Half", "double"])
+
+    assert found.bytes == 2 * 100 + 8 + 2 * 100
+
+
+def test_comparisons_write_one_byte_an_element() -> None:
+    assert work("aten::eq", [[100], []], ["long int", "Scalar"]).bytes == 8 * 100 + 100
+
+
+def test_what_writes_in_place_reads_and_writes_its_first_input() -> None:
+    found = work("aten::add_", [[100], [100], []])
+
+    assert found.bytes == 4 * 300
+
+
+def test_a_result_given_to_write_to_is_not_read() -> None:
+    plain = work("aten::add", [[100], [100], []])
+
+    assert work("aten::add", [[100], [100], [], [100]]).bytes == plain.bytes == 4 * 300
+
+
+def test_a_copy_reads_one_type_and_writes_the_other() -> None:
+    assert work("aten::copy_", [[100], [100], []], ["c10::BFloat16", "float", "Scalar"]).bytes == 2 * 100 + 4 * 100
+
+
+def test_a_reduction_writes_what_its_dimensions_leave() -> None:
+    shapes = [[4, 256, 768], [], [], []]
+    types = ["float", "ScalarList", "Scalar", ""]
+
+    rows = work("aten::sum", shapes, types, ["", "[0, 1]", "True", ""])
+
+    assert (rows.flops, rows.bytes) == (4 * 256 * 768, 4 * (4 * 256 * 768 + 768))
+
+
+def test_an_embedding_moves_the_rows_that_were_asked_for_not_the_table() -> None:
+    found = work("aten::index_select", [[50_000, 64], [], [7]], ["float", "Scalar", "long int"], ["", "0", ""])
+
+    assert found.bytes == 7 * 8 + 2 * 7 * 64 * 4
+
+
+def test_lists_of_tensors_have_elements_but_no_recorded_type() -> None:
+    shapes = [[[10, 10], [5]], [[10, 10], [5]], []]
+
+    found = work("aten::_foreach_add_", shapes, ["TensorList", "TensorList", "Scalar"])
+
+    assert (found.flops, found.bytes, found.untyped) == (105, 0, 3 * 105)
+
+
+def test_a_fused_optimizer_reads_four_lists_and_writes_three() -> None:
+    lists = [[[100]]] * 4
+    types = ["TensorList"] * 4
+
+    found = work("aten::_fused_adamw_", [*lists, [], [[1]]], [*types, "TensorList", "TensorList"])
+
+    assert found.untyped == 7 * 100
+
+
+# ── attention ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@given(st.integers(1, 12), st.integers(1, 12), st.booleans(), st.none() | st.integers(0, 12), st.integers(0, 12))
+def test_unmasked_pairs_are_those_that_a_mask_leaves(
+    queries: int, keys: int, from_end: bool, left: int | None, right: int
+) -> None:
+    shift = keys - queries if from_end else 0
+    seen = sum(
+        (left is None or key >= query + shift - left) and key <= query + shift + right
+        for query in range(queries)
+        for key in range(keys)
+    )
+
+    assert unmasked_pairs(queries, keys, from_end=from_end, left=left, right=right) == seen
+
+
+def flash(values: list[str], query: list[int], key: list[int]) -> Work:
+    shapes = [query, key, key, *([[]] * 12)]
+    types = ["c10::BFloat16"] * 3 + ["", "", *(["Scalar"] * 8), "", ""]
+    return work("aten::_flash_attention_forward", shapes, types, ["", "", "", *values, *([""] * (12 - len(values)))])
+
+
+def test_a_causal_mask_leaves_half_of_the_pairs_and_the_diagonal() -> None:
+    found = flash(["", "", "559", "559", "0.", "True"], [16, 559, 16, 64], [16, 559, 16, 64])
+
+    pairs = 16 * 16 * 559 * 560 // 2
+    assert found.flops == 4 * 64 * pairs
+    assert found.flops_full == 4 * 64 * 16 * 16 * 559 * 559
+
+
+def test_grouped_queries_multiply_per_query_head_but_read_few_keys() -> None:
+    found = flash(["", "", "128", "128", "0.", "False"], [2, 128, 32, 64], [2, 128, 4, 64])
+
+    assert found.flops == 4 * 2 * 32 * 128 * 128 * 64
+    assert found.bytes == 2 * 2 * 128 * 64 * (32 + 4 + 4 + 32)
+
+
+def test_a_sliding_window_bounds_the_pairs() -> None:
+    found = flash(["", "", "8", "8", "0.", "True", "False", "0.125", "3", "0"], [1, 8, 1, 16], [1, 8, 1, 16])
+
+    assert found.flops == 4 * 16 * (1 + 2 + 3 + 4 * 5)
+
+
+def varlen(tokens: int, longest: int) -> Work | str:
+    shapes = [[tokens, 8, 64]] * 3 + [[5], [5], *([[]] * 10)]
+    types = ["c10::BFloat16"] * 3 + ["int", "int", *(["Scalar"] * 8), "", ""]
+    values = ["", "", "", "", "", str(longest), str(longest), "0.", "False", *([""] * 6)]
+    return work_of("aten::_flash_attention_forward", json.dumps(shapes), json.dumps(types), None, json.dumps(values))
+
+
+def test_sequences_of_equal_length_one_after_the_other_are_known() -> None:
+    found = varlen(tokens=4 * 100, longest=100)
+
+    assert isinstance(found, Work)
+    assert found.flops == 4 * 4 * 8 * 100 * 100 * 64
+
+
+def test_sequences_of_unknown_lengths_are_not_guessed() -> None:
+    assert varlen(tokens=390, longest=100) == "lengths of the sequences are not recorded"
+
+
+# ── what is not known ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_convolution_whose_stride_was_not_recorded_is_not_guessed() -> None:
+    found = work_of("aten::cudnn_convolution", "[[1, 3, 32, 32], [8, 3, 3, 3]]", '["float", "float"]')
+
+    assert found == "stride and padding were not recorded"
+
+
+def test_long_lists_of_tensors_have_no_shapes() -> None:
+    found = work_of("aten::_foreach_mul_", "[[], []]", '["TensorList", "Scalar"]', None, '["", "0.9"]')
+
+    assert found == "shapes of lists of more than 30 tensors are not recorded"
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("my_extension::op", "there is no formula for it"),
+        ("triton_poi_fused_add_0", "generated code, whose name does not say what it computes"),
+        ("c10d::allreduce_", "communication"),
+        ("aten::index", "depends on values not recorded"),
+    ],
+)
+def test_an_operator_without_a_formula_says_why(name: str, reason: str) -> None:
+    assert work_of(name, "[[2, 2]]", '["float"]') == reason
+
+
+def test_without_shapes_nothing_is_modelled() -> None:
+    assert work_of("aten::mm", None, None) == "shapes were not recorded"
+
+
+SIZES = st.lists(st.integers(0, 5), max_size=4)
+INPUT = st.tuples(
+    st.one_of(SIZES, st.lists(SIZES, max_size=3), st.none()),
+    st.sampled_from(["float", "c10::Half", "bool", "long int", "Scalar", "ScalarList", "TensorList", "", "?"]),
+    st.sampled_from(["", "0", "1", "-7", "9", "True", "[0, 3]", "[1, y]", "[True, False]", "[]", "None"]),
+)
+
+
+@given(st.lists(INPUT, max_size=12))
+def test_odd_inputs_give_work_or_a_reason_never_an_error(inputs: list[tuple[Any, str, str]]) -> None:
+    shapes, types, values = (json.dumps([item[place] for item in inputs]) for place in range(3))
+    for name in FORMULAS:
+        found = work_of(name, shapes, types, shapes, values)
+
+        assert isinstance(found, str) or (found.flops >= 0 and found.bytes >= 0), name
+
+
+@pytest.mark.parametrize("text", ["not json", "{}", "7", "null"])
+def test_inputs_that_are_no_lists_give_a_reason(text: str) -> None:
+    assert work_of("aten::mm", text, text, text, text) == "shapes were not recorded"

@@ -1,0 +1,97 @@
+"""Small Kineto traces of several ranks, written by hand."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["SLOW_RANK", "STEPS", "WAIT_US", "write_ranks"]
+
+STEPS = 6
+SLOW_RANK = 1
+#: How much longer the slow rank computes in every step, and so how long each other rank waits for it.
+WAIT_US = 300
+_ZERO_US = 1_700_000_000_000_000
+
+
+def write_ranks(folder: Path, ranks: int = 3, name: str = "rank{}.json.gz") -> list[Path]:
+    """One file a rank: a GEMM, then an all-reduce of 4 MB that ends on all ranks at once, in each of `STEPS` steps."""
+    written = []
+    for rank in range(ranks):
+        path = folder / name.format(rank)
+        text = json.dumps(_trace(rank, ranks)).encode()
+        path.write_bytes(gzip.compress(text, mtime=0) if path.suffix == ".gz" else text)
+        written.append(path)
+    return written
+
+
+def _trace(rank: int, ranks: int) -> dict[str, Any]:
+    compute = 500 + (WAIT_US if rank == SLOW_RANK else 0)
+    events: list[dict[str, Any]] = []
+    for step in range(STEPS):
+        begin = _ZERO_US + step * 2_000
+        events.append(_event("user_annotation", f"ProfilerStep#{step}", begin, 1_900, pid=100 + rank, tid=100 + rank))
+        for number, (name, start, length, args) in enumerate(
+            (
+                ("gemm", begin + 20, compute, {}),
+                (
+                    "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgs)",
+                    begin + 20 + compute,
+                    880 - compute,
+                    _described(ranks, step),
+                ),
+            )
+        ):
+            correlation = 10 * step + number + 1
+            tie = {"correlation": correlation, "External id": correlation}
+            events.append(
+                _event(
+                    "cuda_runtime",
+                    "cudaLaunchKernel",
+                    begin + 2 + 4 * number,
+                    3,
+                    pid=100 + rank,
+                    tid=100 + rank,
+                    args=tie,
+                )
+            )
+            place = {"device": 0, "context": 1, "stream": 7 + number, "grid": [8, 1, 1], "block": [128, 1, 1], **tie}
+            events.append(_event("kernel", name, start, length, pid=0, tid=7 + number, args={**place, **args}))
+    return {
+        "schemaVersion": 1,
+        "distributedInfo": {"backend": "nccl", "rank": rank, "world_size": ranks},
+        "deviceProperties": [{"id": 0, "name": "Test GPU", "totalGlobalMem": 80_000_000_000, "numSms": 132}],
+        "traceEvents": events,
+    }
+
+
+def _described(ranks: int, step: int) -> dict[str, Any]:
+    return {
+        "Collective name": "allreduce",
+        "In msg nelems": 1_000_000,
+        "Out msg nelems": 1_000_000,
+        "Group size": ranks,
+        "dtype": "Float",
+        "Process Group Name": "0",
+        "Process Group Ranks": str(list(range(ranks))),
+        "Seq": step + 1,
+    }
+
+
+def _event(
+    category: str, name: str, start: int, length: int, *, pid: int, tid: int, args: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    return {
+        "ph": "X",
+        "cat": category,
+        "name": name,
+        "pid": pid,
+        "tid": tid,
+        "ts": start,
+        "dur": length,
+        "args": args or {},
+    }

@@ -1,0 +1,161 @@
+"""`warplens bench`: what it measures, how it says so, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tests.readers.test_measurements import DOCUMENT
+from warplens.cli.benching import axes_of
+from warplens.cli.catalogue import COMMANDS
+from warplens.readers.measurements import read_measurements
+
+FULL = {**DOCUMENT, "plan": {
+    "warmup_steps": 5, "least": 30, "most": 300, "fewest": 6, "precision": 0.02, "confidence": 0.95,
+    "most_ns": 20_000_000_000,
+}}  # fmt: skip
+
+
+@pytest.fixture
+def stored(tmp_path):
+    path = tmp_path / "lm.json"
+    path.write_text(json.dumps(FULL))
+    return path
+
+
+# ── without PyTorch ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_stored_file_is_shown_as_a_table(warplens, stored):
+    run = warplens("bench", "show", stored)
+    assert run.code == 0
+    assert "NVIDIA H200 · torch 2.11.0" in run.out
+    assert "4.00 ms" in run.out
+    assert "out-of-memory: 80 GiB" in run.out
+    assert "caution: size small, context 128, locations 3,6: one" in run.err
+
+
+def test_a_stored_file_becomes_json_csv_and_markdown(warplens, stored):
+    found = json.loads(warplens("bench", "show", stored, "--format", "json", "--quiet").out)
+    assert found["schema"] == "warplens.bench/1"
+    assert found["data"]["rows"][0]["latency_ns"] == 4e6
+    header, first, _ = warplens("bench", "show", stored, "--format", "csv").out.strip().split("\n")
+    assert (
+        dict(zip(header.split(","), first.replace('"3,6"', "3 6").split(","), strict=True))["flops"] == "2000000000000"
+    )
+    assert "| small |" in warplens("bench", "show", stored, "--format", "md").out
+
+
+def test_a_report_has_the_table_and_a_chart(warplens, stored, tmp_path):
+    assert warplens("bench", "show", stored, "--report", tmp_path / "out").code == 0
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"bench.html", "bench.md", "images"}
+    assert "95 % interval 3.0 to 6.0 ms" in (tmp_path / "out" / "bench.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["nothing"], "'nothing' is no workload; known are lm"),
+        (["show"], "needs a measurements file"),
+        (["show", "x.json", "--size", "small"], "leave --size out"),
+        (["lm", "x.json"], "takes no file"),
+        (["lm", "--kernel", "flash"], "--kernel is no option of bench lm"),
+        (["lm", "--context", "many"], "--context takes a number, not 'many'"),
+        (["lm", "--context", "128,128"], "names something twice"),
+        (["token-reduction", "--schedule", "0.5,x"], "numbers joined by +"),
+        (["attention", "--causal", "true"], "yes or no"),
+        (["lm", "--range-name", "softmax"], "WHAT=NAME"),
+        (["lm", "--rounds", "8", "--flush-l2"], "exclude one another"),
+        (["lm", "--output", "/nowhere/x.json"], "folder that exists"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_is_measured(warplens, arguments, reason):
+    run = warplens("bench", *arguments)
+    assert run.code == 2
+    assert reason in run.err
+
+
+def test_without_pytorch_one_line_says_what_to_install(warplens, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    run = warplens("bench", "lm", "--size", "tiny")
+    assert run.code == 2
+    assert run.err.startswith('error: workloads need PyTorch, which is not installed: pip install "warplens[gpu]"')
+    assert run.err.count("\n") == 1
+
+
+def test_texts_become_settings_of_their_type():
+    given = {"locations": "3+6+9,1+2", "schedule": "0.7+0.5+0.3", "keep": "0.1,0.5", "batch": "1,16", "method": "topk"}
+    assert axes_of("token-reduction", given) == {
+        "locations": [(3, 6, 9), (1, 2)], "schedule": [(0.7, 0.5, 0.3)], "keep": [0.1, 0.5], "batch": [1, 16],
+        "method": ["topk"],
+    }  # fmt: skip
+    assert axes_of("attention", {"causal": "yes,no", "seq_len": None}) == {"causal": [True, False]}
+
+
+def test_nothing_of_the_program_imports_pytorch_before_it_is_needed():
+    modules = [f"warplens.cli.commands.{name}" for name in COMMANDS]
+    modules += ["warplens", "warplens.cli.main", "warplens.workloads", "warplens.workloads.settings"]
+    modules += ["warplens.workloads.cells", "warplens.workloads.files", "warplens.readers.measurements"]
+    code = f"import sys, importlib\nfor m in {modules!r}: importlib.import_module(m)\nassert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)
+
+
+# ── with PyTorch, at tiny size ────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def _torch():
+    pytest.importorskip("torch", reason="measuring needs PyTorch")
+
+
+@pytest.mark.usefixtures("_torch")
+def test_a_grid_of_the_language_model_is_measured_and_stored(warplens, tmp_path):
+    path = tmp_path / "lm.json"
+    run = warplens(
+        "bench", "lm", "--size", "tiny", "--context", "8,16", "--batch", "2", "--mode", "forward,train",
+        "--device", "cpu", "--repetitions", "6", "--output", path,
+    )  # fmt: skip
+    assert run.code == 0, run.err
+    found = read_measurements(path)
+    assert found.cells.select("context", "mode").rows() == [
+        (8, "forward"), (8, "train"), (16, "forward"), (16, "train"),
+    ]  # fmt: skip
+    assert set(found.cells.get_column("status")) == {"measured"}
+    assert found.command == (
+        "warplens bench lm --batch 2 --mode forward,train --size tiny --context 8,16 --warmup 5 --repetitions 6"
+    )
+    assert "Sequences" in run.out
+
+
+@pytest.mark.usefixtures("_torch")
+def test_cells_that_exclude_settings_stand_beside_those_that_ran(warplens):
+    run = warplens(
+        "bench", "token-reduction", "--model", "tiny", "--input-size", "16", "--method", "none,ats", "--keep", "0.5",
+        "--locations", "1+2", "--precision", "fp32", "--execution", "eager,graph", "--device", "cpu", "--rounds", "6",
+        "--format", "json",
+    )  # fmt: skip
+    rows = json.loads(run.out)["data"]["rows"]
+    assert [(row["method"], row["execution"], row["status"]) for row in rows] == [
+        ("none", "eager", "measured"),
+        ("none", "graph", "unsupported"),
+        ("ats", "eager", "measured"),
+        ("ats", "graph", "unsupported"),
+    ]
+    assert rows[0]["rounds"] == 6
+
+
+@pytest.mark.usefixtures("_torch")
+def test_attention_kernels_are_checked_and_timed(warplens):
+    run = warplens(
+        "bench", "attention", "--kernel", "sdpa-math,none-such", "--seq-len", "16", "--heads", "2", "--head-dim", "8",
+        "--dtype", "float32", "--device", "cpu", "--repetitions", "6", "--format", "json",
+    )  # fmt: skip
+    assert run.code == 0, run.err
+    found = json.loads(run.out)["data"]
+    assert [row["status"] for row in found["rows"]] == ["measured", "unsupported"]
+    # causal: half of 4 · S² · D · heads
+    assert found["rows"][0]["flops"] == 2 * 16 * 16 * 8 * 2
+    assert found["details"][0]["check"]["passed"] is True

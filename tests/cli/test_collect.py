@@ -1,0 +1,228 @@
+"""`warplens collect`: the commands it prints and runs, what it leaves, how it fails. The profilers are stand-ins."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import lzma
+import shlex
+import sys
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.collect.machines import NCU, NSYS, Machine
+from warplens.collect.system import ThisMachine
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.cli.conftest import Run
+
+COMMAND = importlib.import_module("warplens.cli.commands.collect")
+DATA = Path(str(resources.files("warplens"))) / "data"
+TRACE = DATA / "captures" / "deit224_bs1_baseline.sqlite.xz"
+
+
+@pytest.fixture(autouse=True)
+def _recorded_tools(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Tools that answer with their version only, and a folder to work in."""
+    machine = Machine(programs={"/usr/local/cuda/bin/nsys": NSYS["2025.3"], "/usr/local/cuda/bin/ncu": NCU["2025.3"]})
+    monkeypatch.setattr(COMMAND, "machine", lambda: machine)
+    monkeypatch.chdir(tmp_path)
+
+
+def stand_in(folder: Path, name: str, version: str, body: str) -> str:
+    """A program that answers as a profiler, and does what `body` says with `words`, the arguments."""
+    path = folder / name
+    path.write_text(
+        f"#!{sys.executable}\nimport os, pathlib, shutil, sys\nwords = sys.argv[1:]\n"
+        f"if words == ['--version']:\n    print({version!r})\n    raise SystemExit\n{body}"
+    )
+    path.chmod(0o755)
+    return str(path)
+
+
+@pytest.fixture
+def nsys(tmp_path: Path, export: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """An nsys that exports a small profile."""
+    monkeypatch.setattr(COMMAND, "machine", ThisMachine)
+    return stand_in(
+        tmp_path,
+        "nsys",
+        NSYS["2023.4"],
+        "output = next(word for word in words if word.startswith('--output=')).removeprefix('--output=')\n"
+        "if words[0] == 'export':\n"
+        f"    shutil.copy({str(export)!r}, output)\n"
+        "else:\n"
+        "    pathlib.Path(output + '.nsys-rep').write_bytes(b'report')\n"
+        "    print('recording', os.environ['WARPLENS_COLLECT'])\n"
+        "    raise SystemExit(7 if 'fails' in words else 0)\n",
+    )
+
+
+def ncu_that(folder: Path, body: str) -> str:
+    return stand_in(folder, "ncu", NCU["2024.1"], "report = words[words.index('--export') + 1]\n" + body)
+
+
+def test_a_dry_run_prints_the_commands_and_runs_nothing(tmp_path: Path, warplens: Callable[..., Run]) -> None:
+    run = warplens(
+        *(
+            "collect",
+            "nsys",
+            "--dry-run",
+            "--capture",
+            "cuda-profiler",
+            "-o",
+            "out",
+            "--",
+            "python",
+            "train.py",
+            "--lr",
+            "1",
+        )
+    )
+
+    record, exported = (shlex.split(line) for line in run.out.splitlines())
+    assert record[:3] == ["WARPLENS_COLLECT=nsys", "/usr/local/cuda/bin/nsys", "profile"]
+    assert record[-5:] == ["--output=out/train", "python", "train.py", "--lr", "1"]
+    assert "--capture-range=cudaProfilerApi" in record
+    assert exported[1:3] == ["export", "--type=sqlite"]
+    assert exported[-1] == "out/train.nsys-rep"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_is_recorded_exported_and_listed(tmp_path: Path, nsys: str, warplens: Callable[..., Run]) -> None:
+    run = warplens("collect", "nsys", "--tool", nsys, "--", "python", str(tmp_path / "train.py"), "--token", "abc")
+
+    assert run.code == 0
+    assert run.out.splitlines() == ["collected/train.nsys-rep", "collected/train.sqlite"]
+    assert "recording nsys" in run.err
+    assert run.err.splitlines()[-1] == "next: warplens report collected/train.sqlite -o collected/report"
+    text = (tmp_path / "collected" / "manifest.json").read_text()
+    (entry,) = json.loads(text)["runs"]
+    assert (entry["tool"], entry["version"], entry["exit_code"]) == ("nsys", "2023.4.4.54", 0)
+    assert [file["name"] for file in entry["files"]] == ["train.nsys-rep", "train.sqlite"]
+    assert entry["commands"][0][-4:] == ["python", "train.py", "--token", "[removed]"]
+    assert str(tmp_path) not in text
+
+
+def test_the_report_can_be_written_at_once(tmp_path: Path, nsys: str, warplens: Callable[..., Run]) -> None:
+    assert warplens("collect", "nsys", "--tool", nsys, "--report", "--", "./program").code == 0
+    assert list((tmp_path / "collected" / "report").glob("*.html"))
+
+
+def test_the_folder_can_be_reported_on_as_it_is(tmp_path: Path, nsys: str, warplens: Callable[..., Run]) -> None:
+    warplens("collect", "nsys", "--tool", nsys, "--", "./program")
+    (tmp_path / "collected" / "program.nsys-rep").unlink()  # the stand-in's is none
+
+    assert warplens("report", "collected", "-o", "report").code == 0
+
+
+def test_nothing_is_written_over_unless_asked(nsys: str, warplens: Callable[..., Run]) -> None:
+    command = ("collect", "nsys", "--tool", nsys)
+    assert warplens(*command, "--", "./program").code == 0
+
+    again = warplens(*command, "--", "./program")
+
+    assert again.code == 2
+    assert "program.nsys-rep: is there already" in again.err
+    assert warplens(*command, "--force", "--", "./program").code == 0
+
+
+def test_a_program_that_fails_fails_the_run_but_keeps_what_was_recorded(
+    nsys: str, warplens: Callable[..., Run]
+) -> None:
+    run = warplens("collect", "nsys", "--tool", nsys, "--", "./program", "fails")
+
+    assert run.code == 1
+    assert "ended with code 7" in run.err.splitlines()[-1]
+    assert "kept in collected: program.nsys-rep, program.sqlite" in run.err.splitlines()[-1]
+    assert json.loads(Path("collected/manifest.json").read_text())["runs"][0]["exit_code"] == 7
+
+
+def test_a_missing_tool_is_one_line_that_says_how_to_get_it(
+    monkeypatch: pytest.MonkeyPatch, warplens: Callable[..., Run]
+) -> None:
+    monkeypatch.setattr(COMMAND, "machine", Machine)
+
+    run = warplens("collect", "ncu", "--", "./program")
+
+    assert run.code == 2
+    assert run.err.startswith("error: ncu (Nsight Compute) was not found on this machine: install")
+    assert len(run.err.splitlines()) == 1
+
+
+def test_the_permission_error_of_ncu_comes_with_its_fix(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warplens: Callable[..., Run]
+) -> None:
+    monkeypatch.setattr(COMMAND, "machine", ThisMachine)
+    ncu = ncu_that(tmp_path, "print('==ERROR== ERR_NVGPUCTRPERM - The user does not have permission')\nsys.exit(1)\n")
+
+    run = warplens("collect", "ncu", "--tool", ncu, "--", "./program")
+
+    assert run.code == 1
+    assert "NVreg_RestrictProfilingToAdminUsers=0" in run.err.splitlines()[-1]
+    assert not Path("collected/manifest.json").exists()
+
+
+def test_the_price_stands_before_the_commands_of_ncu(warplens: Callable[..., Run]) -> None:
+    run = warplens("collect", "ncu", "--dry-run", "--phase", "light", "--launches", "50", "--", "python", "train.py")
+
+    assert "light: 50 launches × about 9 passes = 450 passes" in run.err
+    (line,) = run.out.splitlines()
+    assert "--launch-count 50" in line
+    assert "--clock-control none" in line
+    assert "--export collected/train_light python train.py" in line
+
+
+def test_a_trace_tells_which_launches_are_one_steady_step(warplens: Callable[..., Run]) -> None:
+    run = warplens("collect", "ncu", "--dry-run", "--trace", TRACE, "--", "python", "vit.py")
+
+    light, targeted = (shlex.split(line) for line in run.out.splitlines())
+    # 177 kernels a step; before the first steady one, 3 of warm-up and one kernel.
+    assert light[light.index("--launch-count") + 1] == "177"
+    assert light[light.index("--launch-skip") + 1] == "532"
+    assert targeted[targeted.index("-k") + 1].startswith("regex:^(")
+    assert "WarpStateStats" in targeted
+    assert "% of the kernel time)" in run.err
+
+
+def test_without_a_trace_the_light_report_chooses_the_kernels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warplens: Callable[..., Run]
+) -> None:
+    monkeypatch.setattr(COMMAND, "machine", ThisMachine)
+    planted = tmp_path / "planted.ncu-rep"
+    planted.write_bytes(lzma.decompress((DATA / "counters" / "planted_h200.ncu-rep.xz").read_bytes()))
+    ncu = ncu_that(tmp_path, f"shutil.copy({str(planted)!r}, report + '.ncu-rep')\n")
+
+    run = warplens("collect", "ncu", "--tool", ncu, "--", "./planted")
+
+    assert run.code == 0, run.err
+    assert run.out.splitlines() == ["collected/planted_light.ncu-rep", "collected/planted_targeted.ncu-rep"]
+    runs = json.loads(Path("collected/manifest.json").read_text())["runs"]
+    assert [len(entry["files"]) for entry in runs] == [1, 1]
+    targeted = runs[1]["commands"][0]
+    assert targeted[targeted.index("-k") + 1].startswith("regex:^(")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("nsys",),
+        ("gdb", "--", "./program"),
+        ("nsys", "--capture", "steps", "--", "./program"),
+        ("nsys", "--name", "../x", "--", "./program"),
+        ("ncu", "--phase", "targeted", "--", "./program"),
+        ("torch", "--", "./program"),
+        ("torch", "--steps", "1,2", "--", "python", "x.py"),
+        ("torch", "--steps", "1,1,0", "--", "python", "x.py"),
+    ],
+)
+def test_requests_that_make_no_sense_are_wrong_usage(words: tuple[str, ...], warplens: Callable[..., Run]) -> None:
+    run = warplens("collect", *words)
+
+    assert run.code == 2
+    assert len(run.err.splitlines()) <= 2

@@ -1,0 +1,102 @@
+"""`warplens diagnose` on the shipped profiles and on a small one: all formats say the same."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.analysis.counters.builders import SHARED, needs_reports
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.cli.conftest import Run
+
+CAPTURES = Path(str(files("warplens") / "data" / "captures"))
+LAUNCH_BOUND = CAPTURES / "deit224_bs1_baseline.sqlite.xz"
+TRAINING = CAPTURES / "lm_small_ctx128_train.sqlite.xz"
+
+
+def _asked(warplens: Callable[..., Run], *arguments: object) -> dict[str, Any]:
+    run = warplens("diagnose", *arguments, "--format", "json", "--quiet")
+    assert (run.code, run.err) == (0, "")
+    found: dict[str, Any] = json.loads(run.out)
+    return found
+
+
+def test_the_json_has_the_documented_layout(warplens: Callable[..., Run]) -> None:
+    found = _asked(warplens, LAUNCH_BOUND)
+    assert found["schema"] == "warplens.diagnose/1"
+    assert found["source"] == LAUNCH_BOUND.name
+    data = found["data"]
+    assert set(data) == {"window", "verdict", "headline", "findings", "per_phase", "predictions", "coverage"}
+    assert data["verdict"] == data["findings"][0]["id"] == "launch-overhead"
+    assert data["window"]["kind"] == "steady"
+
+
+def test_text_names_the_verdict_first_and_then_what_to_do(warplens: Callable[..., Run]) -> None:
+    lines = warplens("diagnose", LAUNCH_BOUND).out.split("\n")
+    verdict = lines.index("verdict: launch-overhead")
+    first = next(place for place, line in enumerate(lines) if line.startswith("1. launch-overhead: critical"))
+    assert verdict < first
+    body = "\n".join(lines[first:])
+    for expected in (
+        "evidence: ",
+        "do: ",
+        "torch.cuda.CUDAGraph()",
+        "refuted if: ",
+        "Predictions (modelled)",
+        "rests on: 10 steps",
+    ):
+        assert expected in body
+
+
+def test_csv_has_a_row_a_finding(warplens: Callable[..., Run]) -> None:
+    rows = list(csv.DictReader(io.StringIO(warplens("diagnose", TRAINING, "-f", "csv", "--quiet").out)))
+    data = _asked(warplens, TRAINING)["data"]
+    assert [row["id"] for row in rows] == [finding["id"] for finding in data["findings"]]
+    assert [float(row["gain_ceiling"]) for row in rows] == [finding["gain_ceiling"] for finding in data["findings"]]
+
+
+def test_markdown_holds_the_same_findings(warplens: Callable[..., Run]) -> None:
+    text = warplens("diagnose", TRAINING, "-f", "md").out
+    for finding in _asked(warplens, TRAINING)["data"]["findings"]:
+        assert f"**{finding['id']}**" in text
+
+
+def test_a_range_is_judged_by_itself(warplens: Callable[..., Run]) -> None:
+    data = _asked(warplens, TRAINING, "--range", "optimizer_step")["data"]
+    assert data["verdict"] == "unfused-optimizer"
+    assert data["window"]["range"] == "optimizer_step"
+
+
+def test_the_small_profile_can_be_diagnosed(warplens: Callable[..., Run], export: Path) -> None:
+    for form in ("table", "json", "csv", "md"):
+        assert warplens("diagnose", export, "--format", form).code == 0
+
+
+@needs_reports
+def test_counters_are_read_and_their_coverage_is_told(warplens: Callable[..., Run]) -> None:
+    report = SHARED / "h200_deit448_bs8.ncu-rep"
+    run = warplens("diagnose", CAPTURES / "deit448_bs8_baseline.sqlite.xz", "--counters", report)
+    assert run.code == 0
+    assert f"{report.name} holds none of the window's kernels" in run.out
+
+
+def test_a_missing_report_of_counters_is_one_line(warplens: Callable[..., Run], tmp_path: Path) -> None:
+    run = warplens("diagnose", LAUNCH_BOUND, "--counters", tmp_path / "none.ncu-rep")
+    assert run.code == 2
+    assert "none.ncu-rep" in run.err
+    assert run.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("arguments", [["--window", "nonsense"], ["--range", "nowhere"]])
+def test_wrong_usage_is_one_line(warplens: Callable[..., Run], arguments: list[str]) -> None:
+    run = warplens("diagnose", LAUNCH_BOUND, *arguments)
+    assert (run.code, run.err.count("\n")) == (2, 1)

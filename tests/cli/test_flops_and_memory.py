@@ -1,0 +1,253 @@
+"""`warplens flops` and `warplens memory` on a PyTorch trace that can be counted by hand."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.cli.conftest import Run
+
+#: One product of 64 × 128 × 256 in bf16 (1 µs), one sum (2 µs), one operator of an extension (1 µs).
+PRODUCT_FLOPS = 2 * 64 * 128 * 256
+PRODUCT_BYTES = 2 * (64 * 128 + 128 * 256 + 64 * 256)
+SUM_FLOPS = 64 * 256
+
+
+def _operator(start: float, name: str, number: int, **inputs: Any) -> dict[str, Any]:
+    return {
+        "ph": "X",
+        "cat": "cpu_op",
+        "name": name,
+        "pid": 1,
+        "tid": 1,
+        "ts": start,
+        "dur": 8.0,
+        "args": {"External id": number, **inputs},
+    }
+
+
+def _launch(start: float, number: int) -> dict[str, Any]:
+    args = {"correlation": number, "External id": number}
+    return {
+        "ph": "X",
+        "cat": "cuda_runtime",
+        "name": "cudaLaunchKernel",
+        "pid": 1,
+        "tid": 1,
+        "ts": start,
+        "dur": 1.0,
+        "args": args,
+    }
+
+
+def _kernel(start: float, duration: float, name: str, number: int) -> dict[str, Any]:
+    return {
+        "ph": "X",
+        "cat": "kernel",
+        "name": name,
+        "pid": 0,
+        "tid": 7,
+        "ts": start,
+        "dur": duration,
+        "args": {
+            "device": 0,
+            "stream": 7,
+            "correlation": number,
+            "External id": number,
+            "grid": [1, 1, 1],
+            "block": [128, 1, 1],
+        },
+    }
+
+
+def _memory(time: float, size: int, address: int, total: int) -> dict[str, Any]:
+    args = {
+        "Device Type": 1,
+        "Device Id": 0,
+        "Bytes": size,
+        "Addr": address,
+        "Total Allocated": total,
+        "Total Reserved": 4_000_000,
+    }
+    return {
+        "ph": "i",
+        "s": "t",
+        "cat": "cpu_instant_event",
+        "name": "[memory]",
+        "pid": 1,
+        "tid": 1,
+        "ts": time,
+        "args": args,
+    }
+
+
+@pytest.fixture(scope="session")
+def torch_trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A trace of three operators and three allocator events, as PyTorch's profiler writes it."""
+    matrix = "c10::BFloat16"
+    events = [
+        _operator(0, "aten::mm", 1, **{"Input Dims": [[64, 128], [128, 256]], "Input type": [matrix, matrix]}),
+        _memory(1, 32_768, 100, 1_032_768),
+        _launch(2, 1),
+        _kernel(20, 1.0, "nvjet_tst_64x64_64x16_1x1_h_bz_NNT", 1),
+        _operator(
+            10,
+            "aten::sum",
+            2,
+            **{
+                "Input Dims": [[64, 256], [], [], []],
+                "Input type": [matrix, "ScalarList", "Scalar", ""],
+                "Concrete Inputs": ["", "[0, 1]", "False", ""],
+            },
+        ),
+        _memory(11, 512, 200, 1_033_280),
+        _launch(12, 2),
+        _kernel(21, 2.0, "reduce_kernel<c10::BFloat16>", 2),
+        _operator(20, "vendor::fused", 3, **{"Input Dims": [[64]], "Input type": [matrix]}),
+        _launch(22, 3),
+        _memory(23, -32_768, 100, 1_000_512),
+        _kernel(30, 1.0, "fused", 3),
+    ]
+    path = tmp_path_factory.mktemp("traces") / "small.json"
+    device = {"id": 0, "name": "NVIDIA H200", "totalGlobalMem": 1, "numSms": 132}
+    document = {"schemaVersion": 1, "deviceProperties": [device], "traceEvents": events}
+    path.write_text(json.dumps(document), "utf-8")
+    return path
+
+
+@pytest.fixture
+def asked(warplens: Callable[..., Run], torch_trace: Path) -> Callable[..., dict[str, Any]]:
+    """`data` of the object that a command prints with `--format json`."""
+
+    def ask(command: str, *arguments: object) -> dict[str, Any]:
+        run = warplens(command, torch_trace, "--window", "all", "--format", "json", *arguments)
+        assert run.code == 0
+        data: dict[str, Any] = json.loads(run.out)["data"]
+        return data
+
+    return ask
+
+
+def test_flops_gives_modelled_work_over_measured_time(asked: Callable[..., dict[str, Any]]) -> None:
+    data = asked("flops")
+
+    by_name = {row["name"]: row for row in data["rows"]}
+    product = by_name["aten::mm"]
+    assert (product["flops"], product["bytes"], product["gpu_ns"]) == (PRODUCT_FLOPS, PRODUCT_BYTES, 1000)
+    assert product["flops_per_s"] == pytest.approx(PRODUCT_FLOPS / 1e-6)
+    assert product["peak_flops_per_s"] == 989.4e12
+    assert by_name["aten::sum"]["flops"] == SUM_FLOPS
+    assert data["flops"] == PRODUCT_FLOPS + SUM_FLOPS
+    assert data["matmul_flops"] == PRODUCT_FLOPS
+
+
+def test_flops_says_how_much_of_the_time_has_a_model_and_what_has_none(asked: Callable[..., dict[str, Any]]) -> None:
+    data = asked("flops")
+
+    assert data["coverage"] == {"total_ns": 4000, "modelled_ns": 3000, "modelled_share": 0.75}
+    (rest,) = data["unmodelled"]["rows"]
+    assert (rest["name"], rest["reason"], rest["share"]) == ("vendor::fused", "there is no formula for it", 0.25)
+
+
+@pytest.mark.parametrize("by", ["name", "shapes", "family", "phase", "precision", "device"])
+def test_however_operators_are_grouped_the_work_is_the_same(by: str, asked: Callable[..., dict[str, Any]]) -> None:
+    rows = asked("flops", "--by", by)["rows"]
+
+    assert sum(row["flops"] for row in rows) == PRODUCT_FLOPS + SUM_FLOPS
+
+
+def test_flops_tells_people_that_work_is_modelled(warplens: Callable[..., Run], torch_trace: Path) -> None:
+    run = warplens("flops", torch_trace, "--window", "all")
+
+    assert "coverage: 75.0 % of 4.00 µs GPU time has an operator whose work is modelled" in run.out
+    assert "Operators: modelled work, measured time" in run.out
+    assert "roofs: NVIDIA H200 Tensor Core GPU data sheet" in run.out
+    assert "GPU time without a model" in run.out
+
+
+@pytest.mark.parametrize("command", ["flops", "memory"])
+def test_csv_holds_the_rows_of_the_json(
+    command: str, warplens: Callable[..., Run], torch_trace: Path, asked: Callable[..., dict[str, Any]]
+) -> None:
+    run = warplens(command, torch_trace, "--window", "all", "--format", "csv")
+
+    rows = list(csv.DictReader(io.StringIO(run.out)))
+    assert len(rows) == len(asked(command)["rows"])
+    assert rows[0].keys() == asked(command)["rows"][0].keys()
+
+
+def test_memory_gives_the_peak_and_whose_it_was(asked: Callable[..., dict[str, Any]]) -> None:
+    data = asked("memory")
+
+    (row,) = data["rows"]
+    assert row["peak_bytes"] == 1_033_280
+    assert (row["reserved_bytes"], row["idle_bytes"]) == (4_000_000, 4_000_000 - 1_033_280)
+    assert (row["begin_bytes"], row["end_bytes"], row["unseen_bytes"]) == (1_000_000, 1_000_512, 1_000_000)
+    alive = [(item["owner"], item["bytes"]) for item in data["alive_at_peak"]["rows"]]
+    assert alive == [("allocated before the recording", 1_000_000), ("aten::mm", 32_768), ("aten::sum", 512)]
+
+
+def test_every_allocation_can_be_listed(asked: Callable[..., dict[str, Any]]) -> None:
+    rows = asked("memory", "--by", "event")["rows"]
+
+    assert [row["delta_bytes"] for row in rows] == [32_768, 512, -32_768]
+    assert [row["allocated_bytes"] for row in rows] == [1_032_768, 1_033_280, 1_000_512]
+
+
+@pytest.mark.parametrize("by", ["memory", "operator", "step", "event"])
+def test_a_profile_without_allocations_says_how_to_record_them(
+    by: str, warplens: Callable[..., Run], export: Path
+) -> None:
+    run = warplens("memory", export, "--by", by)
+
+    assert run.code == 0
+    assert "profile_memory=True" in run.out
+    assert "--cuda-memory-usage=true" in run.out
+
+
+def test_a_profile_without_operators_says_how_to_record_them(warplens: Callable[..., Run], export: Path) -> None:
+    run = warplens("flops", export)
+
+    assert run.code == 0
+    assert "record_shapes=True" in run.out
+
+
+def test_the_report_has_both_sections(warplens: Callable[..., Run], torch_trace: Path, tmp_path: Path) -> None:
+    run = warplens("report", torch_trace, "--window", "all", "-o", tmp_path, "--format", "md,json")
+
+    assert run.code == 0
+    text = (tmp_path / "report.md").read_text("utf-8")
+    assert "## Modelled work, measured time" in text
+    assert "## Allocated memory" in text
+    data = json.loads((tmp_path / "report.json").read_text("utf-8"))["data"]["profiles"][0]
+    assert data["work"]["flops"] == PRODUCT_FLOPS + SUM_FLOPS
+    assert data["allocator"]["rows"][0]["peak_bytes"] == 1_033_280
+
+
+def test_the_report_of_a_profile_without_operators_has_neither(
+    warplens: Callable[..., Run], export: Path, tmp_path: Path
+) -> None:
+    assert warplens("report", export, "-o", tmp_path, "--format", "md").code == 0
+
+    text = (tmp_path / "report.md").read_text("utf-8")
+    assert "Modelled work" not in text
+    assert "Allocated memory" not in text
+
+
+@pytest.mark.parametrize("command", ["flops", "memory"])
+def test_the_big_trace_answers_in_every_format(command: str, warplens: Callable[..., Run]) -> None:
+    path = Path(__file__).parents[3] / "shared" / "data" / "kineto" / "h200_lm_small_train.json.gz"
+    if not path.exists():
+        pytest.skip("the trace is not at hand")
+    for form in ("table", "json", "csv", "md"):
+        run = warplens(command, path, "--format", form)
+        assert run.code == 0
+        assert run.out

@@ -1,0 +1,188 @@
+"""`warplens ranks` on small files of three ranks, one of them slow."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.cli.rank_files import SLOW_RANK, STEPS, WAIT_US, write_ranks
+from warplens.ranks import analyse_ranks, files, local
+from warplens.report.ranks.data import ranks_json
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.cli.conftest import Run
+
+RANKS = 3
+WAIT_NS = STEPS * WAIT_US * 1000
+
+
+@pytest.fixture(scope="module")
+def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("run")
+    write_ranks(folder, RANKS)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Starting interpreters takes longer than these files; what needs several processes asks for them."""
+    monkeypatch.setattr(local, "default_workers", lambda: 1)
+
+
+@pytest.fixture
+def asked(warplens: Callable[..., Run], run_folder: Path) -> Callable[..., dict[str, Any]]:
+    def ask(*arguments: object) -> dict[str, Any]:
+        run = warplens("ranks", run_folder, "--format", "json", *arguments)
+        assert (run.code, run.err) == (0, "")
+        return json.loads(run.out)
+
+    return ask
+
+
+def test_json_is_one_object_of_the_documented_form(asked: Callable[..., dict[str, Any]]) -> None:
+    told = asked()
+    assert set(told) == {"schema", "version", "source", "data", "warnings"}
+    assert told["schema"] == "warplens.ranks/1"
+    assert told["source"] == [f"rank{rank}.json.gz" for rank in range(RANKS)]
+
+
+def test_the_slow_rank_is_last_and_the_others_wait(asked: Callable[..., dict[str, Any]]) -> None:
+    rows = {row["rank"]: row for row in asked("--window", "all")["data"]["rows"]}
+    assert {rank: row["last"] for rank, row in rows.items()} == {0: 0, SLOW_RANK: STEPS, 2: 0}
+    assert {rank: row["wait_ns"] for rank, row in rows.items()} == {0: WAIT_NS, SLOW_RANK: 0, 2: WAIT_NS}
+    assert rows[SLOW_RANK]["delay_ns"] == WAIT_NS
+
+
+def test_the_size_and_group_of_the_collective_are_those_recorded(asked: Callable[..., dict[str, Any]]) -> None:
+    (group,) = asked("--window", "all")["data"]["groups"]["rows"]
+    assert (group["kind"], group["group"], group["group_size"], group["size_bytes"]) == (
+        "all_reduce",
+        "0",
+        RANKS,
+        4_000_000,
+    )
+    # 4 MB from the last arrival on: 880 − 800 µs.
+    assert group["bus_bytes_per_s"] == pytest.approx(4e6 / 80e-6 * 2 * 2 / 3)
+
+
+def test_people_read_who_is_late_and_by_how_much(warplens: Callable[..., Run], run_folder: Path) -> None:
+    run = warplens("ranks", run_folder, "--window", "all")
+    assert run.code == 0
+    assert f"Rank {SLOW_RANK} is the straggler: it arrived last in 100.0 % of {STEPS} collectives" in run.out
+    assert "3 ranks of 3 in 3 files" in run.out
+    assert "clocks: placed by the Unix time that each file records; refined by the ends of 6 collectives" in run.out
+
+
+def test_csv_is_a_row_a_rank(warplens: Callable[..., Run], run_folder: Path) -> None:
+    run = warplens("ranks", run_folder, "--format", "csv")
+    rows = list(csv.DictReader(io.StringIO(run.out)))
+    assert [row["rank"] for row in rows] == ["0", "1", "2"]
+    assert {"compute_ns", "overlap_share", "wait_ns", "shift_ns"} <= set(rows[0])
+
+
+def test_markdown_holds_every_table(warplens: Callable[..., Run], run_folder: Path) -> None:
+    out = warplens("ranks", run_folder, "--format", "md").out
+    for caption in ("Where each rank's time went", "Arrivals and waits", "Time budget of all ranks", "Clocks"):
+        assert f"**{caption}" in out
+
+
+def test_the_report_is_written_in_three_formats(warplens: Callable[..., Run], run_folder: Path, tmp_path: Path) -> None:
+    run = warplens("ranks", run_folder, "--output", tmp_path / "report")
+    assert run.code == 0
+    assert [line.rsplit("/", 1)[-1] for line in run.out.split()] == ["ranks.html", "ranks.md", "ranks.json"]
+    assert "Rank 1 is the straggler" in (tmp_path / "report" / "ranks.html").read_text("utf-8")
+    assert (tmp_path / "report" / "images" / "ranks-rank-chart.svg").exists()
+    assert json.loads((tmp_path / "report" / "ranks.json").read_text("utf-8"))["schema"] == "warplens.ranks/1"
+
+
+def test_a_bad_file_does_not_stop_the_others(warplens: Callable[..., Run], tmp_path: Path) -> None:
+    written = write_ranks(tmp_path, RANKS)
+    written[2].write_bytes(gzip.compress(b"no trace at all", mtime=0))
+    run = warplens("ranks", *written, "--format", "json")
+    assert run.code == 2
+    assert [row["rank"] for row in json.loads(run.out)["data"]["rows"]] == [0, 1]
+    assert "error: rank2.json.gz: " in run.err
+    assert "the answer is on the other profiles" in run.err
+
+
+def test_a_defect_in_one_file_is_named_and_does_not_stop_the_others(
+    warplens: Callable[..., Run], run_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = files.read
+
+    def broken(path: str, **how: Any) -> Any:
+        if "rank1" in path:
+            raise KeyError("stream")
+        return real(path, **how)
+
+    monkeypatch.setattr(files, "read", broken)
+    run = warplens("ranks", run_folder, "--format", "json")
+    assert run.code == 2
+    assert [row["rank"] for row in json.loads(run.out)["data"]["rows"]] == [0, 2]
+    assert "rank1.json.gz: KeyError: 'stream'. This is a defect of Warplens" in run.err
+
+
+def test_without_any_usable_file_there_is_one_line(warplens: Callable[..., Run], tmp_path: Path) -> None:
+    bad = tmp_path / "rank0.json"
+    bad.write_text("nothing")
+    run = warplens("ranks", bad)
+    assert run.code == 2
+    assert run.out == ""
+    assert run.err.count("\n") == 1
+
+
+def test_two_files_of_one_rank_are_refused_in_one_line(warplens: Callable[..., Run], tmp_path: Path) -> None:
+    first = write_ranks(tmp_path, 1)
+    second = write_ranks(tmp_path, 1, name="copy{}.json.gz")
+    run = warplens("ranks", *first, *second)
+    assert run.code == 2
+    assert "rank0.json.gz and copy0.json.gz are both rank 0" in run.err
+
+
+def _answer(paths: list[Path], **how: Any) -> bytes:
+    run = analyse_ranks(paths, "all", **how)
+    return ranks_json(run.result, run.sources, run.problems)
+
+
+def test_several_processes_give_what_one_gives(run_folder: Path) -> None:
+    paths = sorted(run_folder.iterdir())
+    assert _answer(paths, workers=2) == _answer(paths, workers=1)
+
+
+def test_without_dask_the_message_says_what_to_install(
+    warplens: Callable[..., Run], run_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "distributed", None)
+    run = warplens("ranks", run_folder, "--scheduler", "tcp://127.0.0.1:1")
+    assert run.code == 2
+    assert "pip install 'warplens[cluster]'" in run.err
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_dask_cluster_gives_what_this_machine_gives(run_folder: Path) -> None:
+    distributed = pytest.importorskip("distributed", reason="Dask's distributed is not installed")
+    paths = sorted(run_folder.iterdir())
+    with distributed.LocalCluster(
+        n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None, silence_logs=50
+    ) as cluster:
+        assert _answer(paths, scheduler=cluster.scheduler_address) == _answer(paths, workers=1)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_an_address_where_no_scheduler_answers_is_one_line(
+    warplens: Callable[..., Run], run_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("distributed", reason="Dask's distributed is not installed")
+    monkeypatch.setattr("warplens.ranks.cluster._CONNECT_S", 1)
+    run = warplens("ranks", run_folder, "--scheduler", "tcp://127.0.0.1:9")
+    assert run.code == 2
+    assert "no Dask scheduler answers at tcp://127.0.0.1:9" in run.err

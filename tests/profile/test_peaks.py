@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import pytest
+
+from warplens.profile import Device
+from warplens.profile.peaks import peaks_of
+
+
+@pytest.mark.parametrize(
+    ("name", "gigabytes_per_s", "bf16"),
+    [
+        ("NVIDIA H200", 4800, 989.4e12),
+        ("NVIDIA H100 80GB HBM3", 3350, 989.4e12),
+        ("NVIDIA H100 PCIe", 2000, 756e12),
+        ("NVIDIA H100 NVL", 3900, 835.5e12),
+        ("NVIDIA GH200 480GB", 4000, 989.4e12),
+        ("NVIDIA B200", 7700, 2250e12),
+        ("NVIDIA GB200", 8000, 2500e12),
+        ("NVIDIA A100-SXM4-80GB", 2039, 312e12),
+        ("NVIDIA A100 80GB PCIe", 1935, 312e12),
+        ("NVIDIA A100-PCIE-40GB", 1555, 312e12),
+        ("NVIDIA A100-PG509-200", 1555, 312e12),
+        ("Tesla V100-SXM2-16GB", 900, None),
+        ("Tesla T4", 320, None),
+        ("NVIDIA A10G", 600, 70e12),
+        ("NVIDIA L40S", 864, 362e12),
+        ("NVIDIA L4", 300, 121e12),
+        ("NVIDIA GeForce RTX 4090", 1008, 165.2e12),
+        ("NVIDIA GeForce RTX 5090", 1792, 209.5e12),
+        ("AMD Instinct MI300X VF", 5300, 1307.4e12),
+    ],
+)
+def test_a_gpu_is_found_by_the_name_that_its_driver_gives(
+    name: str, gigabytes_per_s: float, bf16: float | None
+) -> None:
+    peaks = peaks_of(Device(ordinal=0, name=name))
+
+    assert peaks is not None
+    assert peaks.bytes_per_s == gigabytes_per_s * 1e9
+    assert peaks.of("bf16", tensor_cores=True) == bf16
+    assert "data sheet" in peaks.source or "architecture" in peaks.source or "brief" in peaks.source
+
+
+def test_multiples_of_the_vector_rate_are_those_of_the_architecture() -> None:
+    # Lanes and clock of an H200 SXM: 132 × 128 × 2 × 1.98 GHz; tensor cores multiply bf16 16 times as fast as that in
+    # 4,096 FLOPs a cycle and multiprocessor at 1.83 GHz.
+    peaks = peaks_of(Device(ordinal=0, name="NVIDIA H200"))
+
+    assert peaks is not None
+    assert peaks.of("fp32", tensor_cores=False) == pytest.approx(132 * 128 * 2 * 1.98e9, rel=0.01)
+    assert peaks.of("bf16", tensor_cores=True) == pytest.approx(132 * 4096 * 1.83e9, rel=0.01)
+    assert peaks.of("bf16", tensor_cores=True) == pytest.approx(2 * (peaks.of("tf32", tensor_cores=True) or 0))
+
+
+def test_a_bandwidth_that_the_profile_states_is_taken() -> None:
+    peaks = peaks_of(Device(ordinal=0, name="NVIDIA H200", memory_bandwidth_bytes_per_s=4_814_000_000_000))
+
+    assert peaks is not None
+    assert peaks.bytes_per_s == 4.814e12
+    assert "stated in the profile" in peaks.source
+
+
+def test_an_unlisted_gpu_is_computed_from_its_attributes() -> None:
+    ada = Device(ordinal=0, name="Quadro", compute_capability=(8, 9), sm_count=10, clock_hz=2_000_000_000)
+
+    peaks = peaks_of(ada)
+
+    assert peaks is not None
+    assert peaks.of("fp32", tensor_cores=False) == 2 * 128 * 10 * 2e9
+    assert (peaks.bytes_per_s, peaks.of("bf16", tensor_cores=True)) == (None, None)
+
+
+def test_a_gpu_of_which_nothing_is_known_has_no_roofs() -> None:
+    assert peaks_of(None) is None
+    assert peaks_of(Device(ordinal=0, name="AMD Radeon Graphics")) is None
+    assert peaks_of(Device(ordinal=0, name="NVIDIA GeForce RTX 4090 Laptop GPU")) is None
+
+
+def test_narrow_formats_without_tensor_cores_are_computed_in_fp32() -> None:
+    peaks = peaks_of(Device(ordinal=0, name="NVIDIA H200"))
+
+    assert peaks is not None
+    assert peaks.of("bf16", tensor_cores=False) == peaks.of("fp32", tensor_cores=False) == 67e12
+    assert peaks.of("fp64", tensor_cores=True) == 67e12
+    assert peaks.of("fp64", tensor_cores=False) == 34e12
+    assert peaks.of(None, tensor_cores=None) is None

@@ -1,0 +1,231 @@
+"""The document on hardware counters: what stands in it, in every form, and in a browser."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+import warplens
+from tests.analysis.counters.builders import counters, launch
+from warplens.analysis.timeline import Timeline
+from warplens.profile.counters import KernelCounters
+from warplens.readers import read
+from warplens.readers.counters import read_counters
+from warplens.report.counters.document import counters_document, counters_lead
+from warplens.report.counters.joined import joined_section
+from warplens.report.counters.numbers import CounterNumbers, examine_counters, join_counters
+from warplens.report.counters.write import counters_json, write_counters
+from warplens.report.document import Figure, Paragraph, Section, Table
+from warplens.report.html import render_html
+from warplens.report.markdown import render_markdown
+
+DATA = Path(warplens.__file__).parent / "data"
+PLANTED = DATA / "counters" / "planted_h200.ncu-rep.xz"
+MODES = Path(__file__).resolve().parents[1] / "readers" / "data" / "counter_modes"
+TRACE = DATA / "captures" / "deit224_bs1_topk0.1.sqlite.xz"
+
+HOSTILE = "<img src=x onerror=alert(1)>|`$(x)`\x1b[31m"
+
+
+@cache
+def planted() -> CounterNumbers:
+    return examine_counters(read_counters(PLANTED))
+
+
+def section(numbers: CounterNumbers, id_: str) -> Section:
+    return next(part for part in counters_document([numbers]).sections if part.id == id_)
+
+
+def table(numbers: CounterNumbers, id_: str) -> pl.DataFrame:
+    return next(part for part in counters_document([numbers]).tables() if part.id == id_).rows
+
+
+def words(part: Section) -> str:
+    return " ".join(block.text for block in part.all_blocks() if isinstance(block, Paragraph))
+
+
+def test_the_sections_stand_in_the_order_of_the_questions() -> None:
+    assert [part.id for part in counters_document([planted()]).sections] == [
+        *("quality", "measured", "kernels", "bounds", "faults", "speed-of-light", "roofline-section", "occupancy"),
+        *("launch", "stalls", "memory", "rules", "next-run", "semantics"),
+    ]
+
+
+def test_the_answer_says_what_bounds_the_time_and_the_most_expensive_kernel() -> None:
+    assert counters_lead(planted()) == (
+        "9 launches of 9 kernels took 10.6 ms: 58.2 % in grids too small to say, 18.4 % bound by compute and healthy, "
+        "11.5 % bound by latency. The most expensive, tiny_grid (58.2 % of that time), is too small to say: 4 blocks "
+        "fill 0.4 % of a wave on 132 SMs."
+    )
+
+
+def test_ranges_are_not_called_kernels() -> None:
+    lead = counters_lead(examine_counters(read_counters(MODES / "nvtx_ranges.ncu-rep.xz")))
+
+    assert lead.startswith("1 result of kernels, ranges or graphs took 2.47 ms: 100.0 % bound by compute.")
+
+
+def test_faults_stand_with_their_cost_of_the_whole_and_a_remedy() -> None:
+    faults = table(planted(), "faults-table")
+
+    assert faults["name"].to_list()[0] == "tiny_grid"
+    assert faults["total_gain_share"].is_sorted(descending=True)
+    total = planted().summary["total_ns"].sum()
+    assert faults["total_gain_share"].to_list() == pytest.approx(
+        (faults["gain_share"] * faults["total_ns"] / total).to_list()
+    )
+    assert "Pad or swizzle" in faults.filter(fault="bank-conflicts")["remedy"][0]
+
+
+def test_the_roofline_is_drawn_with_its_roofs_and_their_source() -> None:
+    part = section(planted(), "roofline-section")
+
+    (figure,) = (block for block in part.all_blocks() if isinstance(block, Figure))
+    assert "tiny_grid at 0.2 % of its DRAM roof" in figure.alt
+    assert "tensor cores, BF16 863 TFLOP/s" in words(part)
+    assert "metrics of the report: peak rate per cycle × clock" in words(part)
+    assert "3 of 9 kernels did no arithmetic" in words(part)
+
+
+def test_launch_configurations_with_a_problem_stand_first() -> None:
+    rows = table(planted(), "launch-table")
+
+    assert rows.select("name", "problem").row(0) == ("tiny_grid", "4 blocks for 132 multiprocessors")
+    assert rows["problem"].null_count() > 0
+
+
+def test_clusters_have_columns_only_where_there_are_some() -> None:
+    clusters = examine_counters(read_counters(MODES / "clusters.ncu-rep.xz"))
+    plain = examine_counters(read_counters(MODES / "nvtx.ncu-rep.xz"))
+
+    def titles(numbers: CounterNumbers) -> list[str]:
+        found = next(part for part in counters_document([numbers]).tables() if part.id == "occupancy-table")
+        return [column.title for column in found.columns]
+
+    assert "in clusters" in titles(clusters)
+    assert "in clusters" not in titles(plain)
+    assert "clusters of 8 leave multiprocessors partly empty" in table(clusters, "launch-table")["problem"][0]
+
+
+def test_what_was_not_collected_is_said_with_what_to_collect() -> None:
+    numbers = examine_counters(counters(launch("a")))
+
+    for part in ("speed-of-light", "stalls", "memory", "roofline-section"):
+        assert "--section" in words(section(numbers, part))
+    assert "--section SpeedOfLight" in words(section(numbers, "next-run"))
+
+
+def test_a_report_without_a_launch_is_a_document_all_the_same() -> None:
+    numbers = examine_counters(counters())
+
+    assert counters_document([numbers]).lead == "The report holds no profiled kernel."
+    assert "# hand.ncu-rep" in render_markdown(counters_document([numbers]))
+    json.loads(counters_json([numbers]))
+
+
+def test_several_reports_are_compared_with_the_first() -> None:
+    before, after = (examine_counters(counters(launch(ns=ns, sm=sm))) for ns, sm in ((200.0, 70.0), (100.0, 80.0)))
+
+    document = counters_document([before, after])
+
+    assert document.sections[0].id == "comparison"
+    assert [part.id for part in document.sections[1:]] == ["p1", "p2"]
+    assert "ratio 0.50" in document.lead
+    ids = [block.id for block in (*document.tables(), *document.figures())]
+    assert len(ids) == len(set(ids))
+
+
+def test_json_holds_every_table_in_full() -> None:
+    answer = json.loads(counters_json([planted()]))
+
+    assert (answer["schema"], answer["source"]) == ("warplens.counters-report/1", ["planted_h200.ncu-rep.xz"])
+    (report,) = answer["data"]["reports"]
+    assert len(report["kernels"]["rows"]) == len(report["roofline"]["rows"]) == 9
+    assert {row["fault"] for row in report["faults"]["rows"]} >= {"uncoalesced", "bank-conflicts", "divergence"}
+    assert report["traces"] is None
+    assert answer["data"]["comparisons"] == []
+
+
+def test_all_three_files_are_written(tmp_path: Path) -> None:
+    written = write_counters([planted()], tmp_path / "out")
+
+    assert [path.name for path in written] == ["counters.html", "counters.md", "counters.json"]
+    images = sorted(path.name for path in (tmp_path / "out" / "images").iterdir())
+    assert images == ["counters-ranking.svg", "counters-roofline.svg"]
+
+
+def hostile() -> KernelCounters:
+    report = counters(launch(HOSTILE, sm=70.0, memory=20.0))
+    return replace(report, capture=replace(report.capture, source=f"{HOSTILE}.ncu-rep"))
+
+
+def test_hostile_names_are_text() -> None:
+    document = counters_document([examine_counters(hostile())])
+
+    page, text = render_html(document), render_markdown(document)
+    assert "<img src=x" not in page
+    assert "<img src=x" not in text
+    assert "\x1b" not in page + text
+
+
+# ---- beside a trace
+
+
+@cache
+def timeline() -> Timeline:
+    return Timeline(read(TRACE))
+
+
+def test_the_report_on_a_trace_ranks_its_kernels_by_what_they_could_save() -> None:
+    numbers = read_counters(MODES / "full.ncu-rep.xz")
+    shape = timeline().trace.kernels.select(
+        "name", "full_name", *(f"{what}_{axis}" for what in ("grid", "block") for axis in "xyz")
+    )
+    first = shape.row(0, named=True)
+    names = {name: pl.Series(name, [first[name]], dtype=pl.Enum([first[name]])) for name in ("name", "full_name")}
+    sizes = {name: pl.lit(first[name], dtype=pl.Int32) for name in first if name not in names}
+    same = replace(numbers, launches=numbers.launches.with_columns(**names, **sizes))
+
+    joined = join_counters(same, timeline(), timeline().window("all"))
+    part = joined_section([joined])
+
+    assert joined.matches
+    assert words(part).startswith("full.ncu-rep.xz: 1 of 1 profiled launches occur in the window")
+    (ranking,) = (block for block in part.all_blocks() if isinstance(block, Table) and block.id == "counters-1")
+    row = ranking.rows.row(0, named=True)
+    assert row["gain_share"] == pytest.approx(row["share"] * (1 - row["throughput_share"]))
+    assert row["verdict"].startswith("memory (DRAM)")
+
+
+def test_counters_of_another_program_match_nothing_and_say_so() -> None:
+    joined = join_counters(read_counters(PLANTED), timeline(), timeline().window())
+
+    assert not joined.matches
+    numbers = examine_counters(read_counters(PLANTED), [joined])
+    assert "0 of 9 profiled launches occur" in words(section(numbers, "coverage-section"))
+    assert "How much of the program" in " ".join(note.text for note in numbers.semantics)
+
+
+# ---- in a browser
+
+
+def test_the_page_is_drawn_without_a_request(tmp_path: Path) -> None:
+    from tests.report import test_browser  # noqa: PLC0415
+
+    if not test_browser.CHROMIUM.exists():
+        pytest.skip(f"there is no Chromium at {test_browser.CHROMIUM}")
+    path = write_counters([planted()], tmp_path, ["html"])[0]
+    with test_browser.playwright_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=str(test_browser.CHROMIUM), args=test_browser.QUIET)
+        visit = test_browser.Visit(browser, path, viewport={"width": 390, "height": 844})
+        drawing = visit.page.locator("[data-chart=roofline] svg")
+        assert drawing.count() == 1
+        assert "multiply_add" in drawing.text_content()
+        assert visit.page.evaluate("document.documentElement.scrollWidth") == 390
+        assert visit.trouble == []
+        browser.close()

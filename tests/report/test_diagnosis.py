@@ -1,0 +1,80 @@
+"""Every report opens with the verdict; evidence is written with its unit."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.diagnosis import programs
+from tests.diagnosis.programs import record
+from warplens.analysis.timeline import Timeline
+from warplens.report.diagnosis.sections import verdict_section
+from warplens.report.diagnosis.wording import at_most, evidence_text, standing
+from warplens.report.document import Paragraph, Table
+from warplens.report.markdown import render_markdown
+from warplens.report.overview.data import overview_data
+from warplens.report.overview.document import overview_document, report_document
+from warplens.report.overview.numbers import Numbers, examine
+
+
+@pytest.fixture(scope="module")
+def numbers() -> Numbers:
+    timeline = Timeline(record(programs.unfused_optimizer))
+    return examine(timeline, timeline.window())
+
+
+def test_a_report_opens_with_the_verdict(numbers: Numbers) -> None:
+    first = overview_document(numbers).sections[0]
+    assert first.title == "Verdict: unfused-optimizer"
+    assert isinstance(first.blocks[0], Paragraph)
+    assert numbers.diagnosis is not None
+    assert first.blocks[0].text == numbers.diagnosis.headline
+
+
+def test_each_of_several_profiles_has_its_verdict_under_ids_of_its_own(numbers: Numbers) -> None:
+    document = report_document([numbers, numbers])
+    parts = document.sections[1:]
+    assert [part.subsections[0].id for part in parts] == ["p1-verdict", "p2-verdict"]
+    ids = [table.id for table in document.tables()]
+    assert len(ids) == len(set(ids))
+
+
+def test_the_section_holds_findings_phases_predictions_and_remedies(numbers: Numbers) -> None:
+    assert numbers.diagnosis is not None
+    section = verdict_section(numbers.diagnosis)
+    tables = {block.id for block in section.all_blocks() if isinstance(block, Table)}
+    assert {"findings", "phase-verdicts", "predictions", "remedies-unfused-optimizer"} <= tables
+
+
+def test_the_page_says_how_and_what_would_refute_it(numbers: Numbers) -> None:
+    text = render_markdown(overview_document(numbers))
+    assert "fused=True" in text
+    assert "What would refute it: " in text
+
+
+def test_the_data_of_the_report_holds_the_diagnosis(numbers: Numbers) -> None:
+    assert overview_data(numbers)["diagnosis"]["verdict"] == "unfused-optimizer"
+
+
+def test_numbers_are_written_with_their_units() -> None:
+    evidence = {
+        "idle_ns": 1_500_000,
+        "idle_share": 0.25,
+        "waits_per_step": 12.0,
+        "copied_bytes_per_step": 40e6,
+        "bandwidth_bytes_per_s": 1e10,
+        "host_needed_ns_per_step": 2_000_000.0,
+        "launches_per_tensor_factor": 14.0,
+    }
+    assert evidence_text(evidence) == (
+        "idle 1.50 ms, idle 25.0 %, waits 12 a step, copied 40.0 MB a step, bandwidth 10.0 GB/s, "
+        "host needed 2.00 ms a step, launches per tensor 14×"
+    )
+
+
+def test_ceilings_beyond_reason_are_not_written_out() -> None:
+    assert (at_most(1.5), at_most(50_000.0), at_most(None)) == ("1.50×", ">100×", "–")
+
+
+def test_what_a_gpu_does_is_not_said_to_cost_time() -> None:
+    saturated = programs.verdict(programs.large_products).findings[0]
+    assert "faster" not in standing(saturated)

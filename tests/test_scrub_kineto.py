@@ -1,0 +1,345 @@
+"""Scrubbed traces of the PyTorch profiler: nothing that identifies is left, everything that is analysed is the same."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import lzma
+import os
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zstandard
+from hypothesis import given
+from hypothesis import strategies as st
+
+import warplens.scrub.kineto
+from tests.readers.kineto_traces import annotation, kernel, launch, operator
+from warplens.errors import UnreadableInputError, UsageError
+from warplens.readers import read
+from warplens.scrub import ScrubError, scrub
+from warplens.scrub.same import is_rewriting
+from warplens.scrub.texts import Cleaner
+from warplens.scrub_secrets import FORBIDDEN, Secrets
+
+OTHERS = Path(
+    os.environ.get("WARPLENS_KINETO_TRACES", Path(__file__).resolve().parents[2] / "shared" / "data" / "kineto")
+)
+USER, HOST, JOB = "anneliese", "gpu-node-17.physics.example", "zebra-retrain-8842x"
+#: One stands in each place that was seen to hold what identifies.
+IDENTIFYING = (USER, HOST, JOB, "Project Zebra", "10.20.30.40", "someone@example.org", "secret_argument", "zebra-train")
+
+
+def python_frame(name: str) -> dict[str, Any]:
+    args = {"Python id": 1, "Python parent id": None}
+    return {"ph": "X", "cat": "python_function", "name": name, "pid": 100, "tid": 101, "ts": 0, "dur": 90, "args": args}
+
+
+def naming(what: str, value: str) -> dict[str, Any]:
+    return {"ph": "M", "name": what, "pid": 100, "tid": 0, "ts": 0, "args": {"name": value}}
+
+
+EVENTS = [
+    kernel(10.001, 5.25, 1),
+    kernel(20, 5, 2),
+    launch(1, 2, 1),
+    launch(4, 2, 2),
+    operator("aten::mm", 0, 8, **{"Input Dims": [[2, 3], [3, 4]], "secret_argument": f"/home/{USER}"}),
+    operator(
+        "aten::load",
+        30,
+        8,
+        **{"Concrete Inputs": [f"/home/{USER}/Project Zebra/a.bin"], "Call stack": f"/home/{USER}/z.py(3): f"},
+    ),
+    annotation("step", 0, 40),
+    annotation(f"run of {USER} on {HOST}", 1, 2),
+    annotation(f"job {JOB}, mail someone@example.org at 10.20.30.40", 3, 2),
+    annotation("gemm of anneliesesque size", 5, 2),
+    python_frame(f"/home/{USER}/Project Zebra/train.py(12): main"),
+    python_frame(f"/home/{USER}/env/lib/python3.11/site-packages/torch/nn/modules/linear.py(114): forward"),
+    python_frame("torch/nn/modules/linear.py(114): forward"),
+    naming("process_name", "zebra-train"),
+    naming("thread_name", "thread 101 (zebra-train)"),
+    naming("thread_name", "stream 7"),
+    {"ph": "X", "cat": "cpu_op", "name": "aten::add", "pid": 100, "tid": 101, "ts": 50, "dur": 1, "user": USER},
+]
+HEADER = {
+    "schemaVersion": 1,
+    "deviceProperties": [{"id": 0, "name": "NVIDIA H200", "numSms": 132, "uuid": "deed2697-20f2"}],
+    "distributedInfo": {"backend": "nccl", "rank": 3, "world_size": 8, "hostname": HOST},
+    "host_name": HOST,
+    "username": USER,
+    "mast_job_name": JOB,
+    "INFO": [f"INFO:2026-01-01 {HOST} Config.cpp:42] Enabled by /home/{USER}/libkineto.conf"],
+    "traceName": f"/home/{USER}/Project Zebra/trace.json",
+    "displayTimeUnit": "ms",
+    "baseTimeNanoseconds": 1790857026000000000,
+}
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    """A trace in whose every corner something identifies."""
+    members = list(HEADER.items())
+    members.insert(3, ("traceEvents", EVENTS))
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps(dict(members)), "utf-8")
+    return path
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Path:
+    return tmp_path / "shared.json"
+
+
+def events_of(path: Path) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(path.read_bytes())["traceEvents"]
+    return found
+
+
+def names(path: Path, category: str) -> list[str]:
+    return [event["name"] for event in events_of(path) if event.get("cat") == category]
+
+
+def test_nothing_that_identifies_is_left_in_the_bytes_of_the_copy(trace: Path, target: Path) -> None:
+    original = trace.read_bytes()
+    scrub(trace, target)
+    content = target.read_bytes().replace(b"anneliesesque", b"")
+    for planted in (*IDENTIFYING, "deed2697"):
+        assert planted.encode() in original
+        assert planted.encode() not in content
+
+
+def test_only_known_members_come_along(trace: Path, target: Path) -> None:
+    scrub(trace, target)
+    copy = json.loads(target.read_bytes())
+    assert set(copy) == {
+        *("schemaVersion", "deviceProperties", "distributedInfo", "displayTimeUnit", "baseTimeNanoseconds"),
+        "traceEvents",
+    }
+    assert copy["deviceProperties"] == [{"id": 0, "name": "NVIDIA H200", "numSms": 132}]
+    assert copy["distributedInfo"] == {"backend": "nccl", "rank": 3, "world_size": 8}
+
+
+def test_a_name_keeps_what_does_not_identify(trace: Path, target: Path) -> None:
+    scrub(trace, target)
+    assert names(target, "user_annotation") == [
+        "step",
+        "run of [removed] on [removed]",
+        "job [removed], mail [removed] at [removed]",
+        "gemm of anneliesesque size",
+    ]
+    assert names(target, "kernel") == names(trace, "kernel")
+
+
+def test_python_functions_keep_their_file_and_a_library_its_place(trace: Path, target: Path) -> None:
+    scrub(trace, target)
+    mine, installed, relative = names(target, "python_function")
+    assert mine.startswith("[path ")
+    assert mine.endswith("/train.py(12): main")
+    assert installed == relative == "torch/nn/modules/linear.py(114): forward"
+
+
+def test_threads_and_processes_keep_names_that_frameworks_give(trace: Path, target: Path) -> None:
+    scrub(trace, target)
+    named = [event["args"]["name"] for event in events_of(target) if event["ph"] == "M"]
+    assert named == ["[removed]", "[removed]", "stream 7"]
+
+
+def test_times_keep_every_digit_they_had(tmp_path: Path, target: Path) -> None:
+    times = ["1682725898237042.123", "0.001", "9007199254740993.125", "12345678901234567890"]
+    events = ",".join(f'{{"ph":"X","cat":"kernel","name":"k","pid":0,"tid":7,"ts":{time},"dur":1}}' for time in times)
+    source = tmp_path / "trace.json"
+    source.write_text(f'{{"traceEvents":[{events}]}}')
+    scrub(source, target)
+    content = target.read_text()
+    assert all(f'"ts":{time},' in content for time in times)
+
+
+def test_the_trace_is_the_same_but_for_the_texts(trace: Path, target: Path) -> None:
+    report = scrub(trace, target)
+    before, after = read(trace), read(target)
+    assert before.kernels.equals(after.kernels)
+    assert before.api_calls.equals(after.api_calls)
+    assert before.operators.drop("concrete_inputs").equals(after.operators.drop("concrete_inputs"))
+    assert before.ranges.drop("name").equals(after.ranges.drop("name"))
+    assert (after.capture.rank, after.capture.world_size) == (3, 8)
+    assert report.compared == 15
+    assert report.texts
+
+
+def test_a_copy_that_says_something_else_is_discarded(
+    trace: Path, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(warplens.scrub.kineto, "_MEMBERS", warplens.scrub.kineto._MEMBERS - {"dur"})
+    with pytest.raises(ScrubError, match=r"trace\.json: the copy does not say the same"):
+        scrub(trace, target)
+    assert list(target.parent.iterdir()) == [trace]
+
+
+def test_a_copy_that_still_identifies_is_discarded(trace: Path, target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Cleaner, "written", lambda _self, _place, text: text)
+    with pytest.raises(ScrubError, match="was still in the copy"):
+        scrub(trace, target)
+    assert list(target.parent.iterdir()) == [trace]
+
+
+def test_the_raw_bytes_are_searched_for_what_stood_around_the_events(
+    trace: Path, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        warplens.scrub.kineto._Copy, "_naming", lambda _, event: {**event, "args": {"name": f"run by {JOB}"}}
+    )
+    with pytest.raises(ScrubError, match="was still in the copy"):
+        scrub(trace, target)
+
+
+@pytest.mark.parametrize("suffix", [".json", ".json.gz", ".json.xz", ".json.zst"])
+def test_the_name_of_the_copy_says_how_it_is_compressed(trace: Path, tmp_path: Path, suffix: str) -> None:
+    target = tmp_path / f"copy{suffix}"
+    report = scrub(trace, target)
+    unpack = {
+        ".json": bytes,
+        ".json.gz": gzip.decompress,
+        ".json.xz": lzma.decompress,
+        ".json.zst": lambda content: zstandard.ZstdDecompressor().decompressobj().decompress(content),
+    }[suffix]
+    content = unpack(target.read_bytes())
+    assert len(content) == report.target_bytes
+    assert json.loads(content)["traceEvents"]
+    assert read(target).kernels.height == 2
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, lzma.compress, zstandard.compress])
+def test_a_compressed_trace_is_scrubbed_too(trace: Path, target: Path, tmp_path: Path, pack: Any) -> None:
+    packed = tmp_path / "packed"
+    packed.write_bytes(pack(trace.read_bytes()))
+    scrub(packed, target)
+    plain = target.read_bytes()
+    target.unlink()
+    scrub(trace, target)
+    assert target.read_bytes() == plain
+
+
+def test_a_scrubbed_trace_scrubs_to_itself(trace: Path, target: Path, tmp_path: Path) -> None:
+    scrub(trace, target)
+    report = scrub(target, tmp_path / "again.json")
+    assert (report.tables, report.rows, report.texts) == ({}, {}, {})
+    assert (tmp_path / "again.json").read_bytes() == target.read_bytes()
+
+
+def test_the_source_is_not_touched_and_nothing_is_overwritten(trace: Path, target: Path) -> None:
+    trace.chmod(0o444)
+    before = trace.read_bytes(), trace.stat().st_mtime_ns
+    scrub(trace, target)
+    assert (trace.read_bytes(), trace.stat().st_mtime_ns) == before
+    with pytest.raises(UsageError, match="exists already"):
+        scrub(trace, target)
+
+
+def test_a_trace_that_is_a_list_of_events_is_read_too(tmp_path: Path, target: Path) -> None:
+    source = tmp_path / "list.json"
+    source.write_text(json.dumps(EVENTS[:4]))
+    scrub(source, target)
+    assert read(target).kernels.height == 2
+
+
+def test_what_pytorch_has_written_against_the_rules_is_forgiven(tmp_path: Path, target: Path) -> None:
+    source = tmp_path / "odd.json"
+    source.write_text(
+        '{"traceName": "C:\\Users\\anneliese\\x.json", "traceEvents": [\n'
+        '{"ph":"X","cat":"kernel","name":"k","pid":0,"tid":7,"ts":1,"dur":2,"args":{"queued": nan}},\n'
+        '{"ph":"X","cat":"python_function","name":"C:\\Users\\anneliese\\a.py(3): f","pid":1,"tid":1,"ts":1,"dur":2},\n'
+        "]}"
+    )
+    scrub(source, target)
+    assert json.loads(target.read_bytes())["traceEvents"][1]["name"] == "[path 1]\\a.py(3): f"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"{",
+        b"{}",
+        b"[",
+        b"[1]",
+        b'{"a": 1}',
+        b'{"traceEvents": 3}',
+        b'{"traceEvents": [',
+        b'{"traceEvents": [1]}',
+        b'{"traceEvents": [{"ph": "X", "name": "cut',
+        b'{"traceEvents": [{"ph": }]}',
+        b'{"traceEvents": [{"args": ' + b"[" * 100_000 + b"]" * 100_000 + b"}]}",
+        b'{"traceEvents": [{"args": ' + b"[" * 100_000,
+        b'{"traceEvents" [{}]}',
+    ],
+    ids=lambda content: content[:30].decode(),
+)
+def test_what_is_no_whole_trace_is_refused_in_one_line(content: bytes, tmp_path: Path) -> None:
+    source = tmp_path / "trace.json"
+    source.write_bytes(content)
+    with pytest.raises(UnreadableInputError, match=r"^trace\.json: [^\n]+$"):
+        scrub(source, tmp_path / "shared.json")
+    assert list(tmp_path.iterdir()) == [source]
+
+
+def test_a_trace_without_end_does_not_fill_the_memory_with_one_value(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("warplens.scrub.jsonstream._LARGEST_VALUE", 2**20)
+    source = tmp_path / "trace.json"
+    source.write_bytes(b'{"traceEvents": [{"name": "' + b"a" * 2**24)
+    with pytest.raises(UnreadableInputError):
+        scrub(source, tmp_path / "shared.json")
+
+
+@pytest.mark.parametrize("piece", [7, 64, 1000])
+def test_the_pieces_in_which_a_file_is_read_do_not_matter(
+    trace: Path, target: Path, tmp_path: Path, piece: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scrub(trace, target)
+    monkeypatch.setattr("warplens.scrub.jsonstream._CHUNK_BYTES", piece)
+    scrub(trace, tmp_path / "pieces.json")
+    assert (tmp_path / "pieces.json").read_bytes() == target.read_bytes()
+
+
+_FRAME_PIECES = st.sampled_from(
+    ["/", "\\", "home", "Ann Lee", "..", "~", "C:", "x.py(3): f", " (copy)", ";", "lib/python3.11/"]
+)
+
+
+@given(st.lists(_FRAME_PIECES, max_size=8).map("".join))
+def test_no_python_function_keeps_the_path_of_a_home_folder(text: str) -> None:
+    assert not FORBIDDEN.search(Cleaner(Secrets()).python("x", text.encode()))
+
+
+def test_marks_stand_for_anything_and_nothing_else_may_differ() -> None:
+    assert is_rewriting("read /home/a/b now", "read [path 1] now")
+    assert is_rewriting("/opt/x/site-packages/torch/a.py(1): f", "torch/a.py(1): f")
+    assert not is_rewriting("forward", "backward")
+    assert not is_rewriting("read /home/a/b now", "write [path 1] now")
+
+
+@pytest.mark.parametrize("path", sorted(OTHERS.glob("hta_*")) or [None], ids=lambda path: path and path.name)
+def test_analyses_of_scrubbed_traces_of_others_are_the_same(path: Path | None, target: Path) -> None:
+    """`scrub` itself compares all tables; here it must succeed, and the bytes hold nobody."""
+    if path is None:
+        pytest.skip(f"no traces of others in {OTHERS.name}; set WARPLENS_KINETO_TRACES")
+    if path.stat().st_size > 200_000:
+        pytest.skip("large; scrubbed by hand")
+    scrub(path, target)
+    content = target.read_bytes()
+    assert not FORBIDDEN.search(content)
+    for word in (b"mojif", b"sraikund", b"facebook.com", b"twshared", b"traceName", b"pyper:"):
+        assert word not in content
+
+
+def test_random_traces_lose_no_event(tmp_path: Path) -> None:
+    rng = random.Random(5)
+    events = [kernel(rng.random() * 1e6, rng.random() * 100, number) for number in range(500)]
+    source, target = tmp_path / "trace.json", tmp_path / "copy.json"
+    source.write_text(json.dumps({"traceEvents": events}, indent=rng.choice([None, 1])))
+    scrub(source, target)
+    assert [event["ts"] for event in events_of(target)] == [event["ts"] for event in events]
