@@ -4,7 +4,8 @@ What gives them away, in the GPU work of the step:
 
 * it runs a forward pass and hardly anything besides: no backward pass, under that name or without a name;
 * its optimizer range holds no GPU work, because optimizers skip parameters that got no gradient;
-* it is shorter than the shortest forward pass of the profile.
+* it is shorter than the shortest forward pass of the profile;
+* an allocation failed in it for lack of memory, and no backward pass followed.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from warplens.analysis.apikinds import OUT_OF_MEMORY, api_kinds
 from warplens.analysis.attribution import NO_RANGE
 from warplens.analysis.phasenames import PHASES, phase_of_name
 from warplens.analysis.phases import phase_steps
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
 
     from warplens.analysis.timeline import Timeline
 
-__all__ = ["AbortedStep", "aborted_steps"]
+__all__ = ["AbortedStep", "aborted_steps", "out_of_memory_ns"]
 
 #: A backward pass costs about twice its forward pass (two matrix products for each of the forward's). Less than this
 #: part of it is what a loss or a memory fill leaves behind, not a backward pass.
@@ -66,15 +68,26 @@ def aborted_steps(timeline: Timeline, window: Window) -> tuple[AbortedStep, ...]
     if all_steps != steps:
         of_profile = phase_steps(timeline, replace(window, kind="all", steps=all_steps))
     updates_usually = bool((of_profile["optimizer_ns"] > 0).mean() > _USUAL)  # type: ignore[operator]
+    memory_ran_out = out_of_memory_ns(timeline)
     found = []
     for step, row in zip(steps, gpu.iter_rows(named=True), strict=True):
-        reasons = _reasons(step, row, phases, updates_usually)
+        first, stop = np.searchsorted(memory_ran_out, (step.start_ns, step.end_ns))
+        reasons = _reasons(step, row, phases, updates_usually, bool(stop > first))
         if reasons:
             found.append(AbortedStep(step, reasons))
     return tuple(found)
 
 
-def _reasons(step: Step, gpu: dict[str, int], phases: _PhaseRanges, updates_usually: bool) -> tuple[str, ...]:
+def out_of_memory_ns(timeline: Timeline) -> npt.NDArray[np.int64]:
+    """When calls that ask for memory failed for lack of it, in order of time."""
+    calls = timeline.trace.api_calls
+    failed = (api_kinds(calls["name"]) == "allocation") & (calls["return_value"] == OUT_OF_MEMORY)
+    return np.sort(calls["start_ns"].filter(failed).to_numpy())
+
+
+def _reasons(
+    step: Step, gpu: dict[str, int], phases: _PhaseRanges, updates_usually: bool, memory_ran_out: bool
+) -> tuple[str, ...]:
     forward, backward, optimizer, unnamed = (gpu[f"{phase}_ns"] for phase in (*PHASES, "none"))
     has_backward, has_optimizer = (phases.begins_in(phase, step) for phase in ("backward", "optimizer"))
     reasons = []
@@ -85,6 +98,8 @@ def _reasons(step: Step, gpu: dict[str, int], phases: _PhaseRanges, updates_usua
             reasons.append(began if backward else "it has a forward pass, but no backward work on the GPU")
         if not optimizer and (has_optimizer or (phases.has("optimizer") and updates_usually)):
             reasons.append("its optimizer has no work on the GPU")
+    elif forward and memory_ran_out:
+        reasons.append("an allocation failed in it, and no backward pass followed")
     if phases.shortest_forward_ns is not None and step.duration_ns < phases.shortest_forward_ns:
         reasons.append("it is shorter than the shortest forward pass of the profile")
     return tuple(reasons)

@@ -15,9 +15,12 @@ import polars as pl
 
 from warplens.profile.schema import name_categories
 
-__all__ = ["API_KIND", "ApiKind", "api_kind", "api_kinds", "bare_name", "blocks_host", "polls_device"]
+__all__ = ["API_KIND", "OUT_OF_MEMORY", "ApiKind", "api_kind", "api_kinds", "bare_name", "blocks_host", "polls_device"]
 
 ApiKind = Literal["launch", "graph-launch", "copy", "memset", "sync", "allocation", "event", "query", "module", "other"]
+
+#: What a call returns where memory ran out: `cudaErrorMemoryAllocation`, `CUDA_ERROR_OUT_OF_MEMORY`.
+OUT_OF_MEMORY: Final = 2
 
 #: The dtype of a column of kinds.
 API_KIND: Final = pl.Enum(list(get_args(ApiKind)))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 import polars as pl
 
 from warplens.analysis.abortedsteps import aborted_steps
-from warplens.analysis.apikinds import api_kinds
+from warplens.analysis.apikinds import OUT_OF_MEMORY, api_kinds
 from warplens.analysis.categories import categories_of
 from warplens.analysis.graphs import graph_summary
 from warplens.analysis.intervals import Intervals, clip, total, union
@@ -49,8 +49,6 @@ _OVERHEAD_SHARE: Final = 0.05
 #: The largest part of the GPU time that may stay without a category before "other" hides an answer.
 _UNCLASSIFIED_SHARE: Final = 0.05
 
-#: `cudaErrorMemoryAllocation` and `CUDA_ERROR_OUT_OF_MEMORY`.
-_OUT_OF_MEMORY: Final = 2
 
 #: Format of the PyTorch profiler's traces.
 _PYTORCH: Final = "kineto-json"
@@ -131,7 +129,7 @@ def _aborted(timeline: Timeline, window: Window) -> Iterator[Note]:
 
 def _out_of_memory(timeline: Timeline, window: Window) -> Iterator[Note]:
     calls = timeline.api_calls_in(window)
-    failed = ((api_kinds(calls["name"]) == "allocation") & (calls["return_value"] == _OUT_OF_MEMORY)).sum()
+    failed = ((api_kinds(calls["name"]) == "allocation") & (calls["return_value"] == OUT_OF_MEMORY)).sum()
     if failed:
         yield Note(
             "failed-allocations",

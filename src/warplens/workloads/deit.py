@@ -31,12 +31,11 @@ def prepare(cell: TokenReductionCell, setting: Setting) -> Program:
     """
     torch.manual_seed(setting.seed)
     size, graph = VIT_SIZES[cell.model], cell.execution == "graph"
-    methods = reductions(
-        cell.method, size, cell.input_size, cell.locations, cell.shares, cell.visualisation and cell.method != "none"
-    )
     inner = setting.ranges if cell.execution == "eager" else OFF
     dtype = model_dtype(cell.precision)
-    with torch.device(setting.device):
+    shown = cell.visualisation and cell.method != "none"
+    with torch.device(setting.device):  # a method may have weights of its own
+        methods = reductions(cell.method, size, cell.input_size, cell.locations, cell.shares, shown)
         model = VisionTransformer(size, cell.input_size, methods, cell.attention == "fused", inner).to(dtype).eval()
         images = torch.randn(cell.batch, 3, cell.input_size, cell.input_size, dtype=dtype)
     counts: list[BlockTokens] = []
