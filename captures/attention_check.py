@@ -35,14 +35,12 @@ SDPA = [name for name, kernel in KERNELS.items() if kernel.origin == "torch"]
 
 GATE = {"bfloat16": (128, 64, 32, 16), "float16": (64,), "float32": (32,)}
 
-#: block_m, block_n, warps, stages, tma, q_in_registers, max_registers.
+#: block_m, block_n, warps, stages, tma.
 FORWARD_SCAN = {
-    64: [(64, 128, 4, 3, 1, 0, 0), (64, 128, 4, 3, 1, 1, 0), (64, 128, 4, 2, 1, 1, 168), (64, 128, 4, 2, 1, 0, 0),
-         (64, 64, 4, 3, 1, 0, 0), (64, 64, 4, 3, 1, 1, 0), (64, 64, 4, 4, 1, 1, 0), (128, 64, 8, 3, 0, 0, 0),
-         (128, 64, 8, 3, 1, 1, 128), (64, 128, 4, 2, 0, 1, 168)],
-    128: [(64, 64, 4, 3, 1, 0, 0), (64, 64, 4, 3, 1, 1, 0), (64, 64, 4, 2, 1, 1, 168), (64, 64, 4, 2, 1, 0, 0),
-          (64, 32, 4, 4, 1, 1, 168), (64, 64, 4, 3, 0, 1, 0), (128, 64, 8, 3, 0, 0, 0), (128, 64, 8, 3, 1, 1, 0),
-          (128, 128, 8, 2, 1, 1, 0), (64, 32, 4, 3, 1, 1, 128)],
+    64: [(64, 128, 4, 3, True), (64, 128, 4, 2, True), (64, 64, 4, 3, True), (128, 64, 8, 3, False),
+         (128, 64, 8, 3, True), (128, 64, 4, 3, True), (128, 128, 8, 2, True)],
+    128: [(64, 64, 4, 3, True), (64, 64, 4, 2, True), (64, 32, 4, 3, True), (64, 128, 4, 2, True),
+          (128, 64, 8, 3, False), (128, 64, 8, 3, True), (128, 128, 8, 2, True)],
 }  # fmt: skip
 #: Each kernel's own sizes (block_m, block_n, warps, stages), varied with the other's at its first.
 KEY_SCAN = {
@@ -58,10 +56,7 @@ QUERY_SCAN = {
 
 def forward_candidates(head_dim: int) -> list[ForwardTiles]:
     """Tiles worth timing."""
-    return [
-        ForwardTiles(*size[:4], tma=bool(size[4]), q_in_registers=bool(size[5]), max_registers=size[6] or None)
-        for size in FORWARD_SCAN[head_dim]
-    ]
+    return [ForwardTiles(*size) for size in FORWARD_SCAN[head_dim]]
 
 
 def backward_candidates(head_dim: int) -> list[BackwardTiles]:
@@ -234,7 +229,7 @@ def table(
                     # torch's math attention of long sequences would spend the budget on a number nobody needs.
                     if name == "sdpa-math" and seq_len > 2048:
                         continue
-                    gated = kernel.origin == "own" and seq_len <= 8192
+                    gated = kernel.origin == "own"
                     shape = shape_of(seq_len, head_dim)
                     cells[name] = measure(kernel, shape, "bfloat16", causal=causal, mode=mode, plan=plan, gate=gated)
                     record(rows, cells[name], "table")

@@ -72,13 +72,12 @@ def test_every_head_dimension_passes_the_gate(name, head_dim):
 
 
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("q_in_registers", [False, True])
 @pytest.mark.parametrize("tma", [False, True])
 @pytest.mark.parametrize(("block_m", "block_n"), [(16, 32), (32, 16)])
-def test_flash_computes_the_same_whatever_its_tiles(block_m, block_n, tma, q_in_registers, causal):
+def test_flash_computes_the_same_whatever_its_tiles(block_m, block_n, tma, causal):
     q, k, v, d_out = _inputs((1, 2, 75, 16), torch.float32)
     leaves = [tensor.requires_grad_() for tensor in (q, k, v)]
-    tiles = ForwardTiles(block_m, block_n, 4, 2, tma=tma, q_in_registers=q_in_registers)
+    tiles = ForwardTiles(block_m, block_n, 4, 2, tma=tma)
     gradient_tiles = BackwardTiles(block_m, block_n, block_n, block_m, 4, 4, 1, 1)
     out = _functions().flash_attention(*leaves, causal, tiles=tiles, gradient_tiles=gradient_tiles)
     found = [out, *torch.autograd.grad(out, leaves, d_out)]

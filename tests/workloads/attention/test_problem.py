@@ -52,7 +52,7 @@ def test_own_kernels_come_in_the_order_of_their_expected_speed():
 @pytest.mark.parametrize("capability", [(8, 0), (8, 9), (9, 0), (10, 0)])
 @pytest.mark.parametrize("head_dim", [16, 32, 64, 128])
 def test_only_gpus_with_a_tensor_memory_accelerator_are_asked_to_use_it(head_dim, capability):
-    assert forward_tiles(head_dim, 2, capability, causal=True).tma == (capability >= (9, 0))
+    assert forward_tiles(head_dim, 2, capability).tma == (capability >= (9, 0))
     assert backward_tiles(head_dim, 2, capability).skip
 
 

@@ -98,7 +98,6 @@ def flash_forward_kernel(
     CAUSAL: tl.constexpr,
     TAIL: tl.constexpr,
     TMA: tl.constexpr,
-    Q_IN_REGISTERS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """One tile of the output per program.
@@ -111,7 +110,6 @@ def flash_forward_kernel(
         seq_len: rows of queries and of keys.
         scale: softmax scale × log₂e.
         TAIL: `seq_len` is not a multiple of `BLOCK_N`.
-        Q_IN_REGISTERS: keep the queries in registers instead of shared memory.
         PRECISION: how fp32 operands are multiplied.
     """
     tile = tl.program_id(0)
@@ -121,10 +119,6 @@ def flash_forward_kernel(
     start_m = tile * BLOCK_M
     q_rows = start_m + tl.arange(0, BLOCK_M)
     q = _tile(queries, head, start_m, seq_len, BLOCK_M, D, TMA, True)
-    if Q_IN_REGISTERS:
-        # The tensor cores read a tile that comes straight from memory out of shared memory, again in every step. A sum,
-        # even with zero, makes it a result, and results are taken from registers: half the shared memory traffic.
-        q = q + 0.0
 
     row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
     row_sum = tl.zeros([BLOCK_M], tl.float32)

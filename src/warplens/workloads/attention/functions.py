@@ -67,7 +67,7 @@ def flash_forward(
     """Output and log₂-sum-exp of packed [heads, seq_len, head_dim] inputs; `tiles` overrides the table's choice."""
     heads, seq_len, head_dim = q.shape
     if tiles is None:
-        tiles = forward_tiles(head_dim, q.element_size(), _capability(q), causal=causal)
+        tiles = forward_tiles(head_dim, q.element_size(), _capability(q))
     out = torch.empty_like(q)
     log_sum_exp = torch.empty((heads, seq_len), dtype=torch.float32, device=q.device)
     sources: tuple[Any, Any, Any] = (q, k, v)
@@ -80,7 +80,6 @@ def flash_forward(
             for tensor, block in zip((q, k, v), blocks, strict=True)
         )
     programs = triton.cdiv(seq_len, tiles.block_m)
-    options: dict[str, Any] = {"maxnreg": tiles.max_registers} if tiles.max_registers else {}
     flash_forward_kernel[(programs, heads)](
         *sources,
         out,
@@ -94,11 +93,9 @@ def flash_forward(
         CAUSAL=causal,
         TAIL=seq_len % tiles.block_n != 0,
         TMA=tiles.tma,
-        Q_IN_REGISTERS=tiles.q_in_registers,
         PRECISION=_precision(q),
         num_warps=tiles.warps,
         num_stages=tiles.stages,
-        **options,
     )
     return out, log_sum_exp
 

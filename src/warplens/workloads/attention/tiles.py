@@ -21,8 +21,6 @@ class ForwardTiles:
         warps: warps per program.
         stages: depth of the software pipeline over the keys.
         tma: tiles come through the tensor memory accelerator (Hopper and later).
-        q_in_registers: the queries stay in registers instead of shared memory.
-        max_registers: cap on registers per thread; None leaves it to the compiler.
     """
 
     block_m: int
@@ -30,13 +28,9 @@ class ForwardTiles:
     warps: int
     stages: int
     tma: bool = False
-    q_in_registers: bool = False
-    max_registers: int | None = None
 
     def __str__(self) -> str:
-        marks = ["tma"] * self.tma + ["q-in-registers"] * self.q_in_registers
-        marks += [f"r{self.max_registers}"] if self.max_registers else []
-        return "/".join([f"{self.block_m}x{self.block_n}", f"w{self.warps}", f"s{self.stages}", *marks])
+        return f"{self.block_m}x{self.block_n}/w{self.warps}/s{self.stages}{'/tma' * self.tma}"
 
 
 @dataclass(frozen=True)
@@ -66,7 +60,7 @@ class BackwardTiles:
         return f"dkdv {key} dq {self.query_m}x{self.query_n}/w{self.query_warps}/s{self.query_stages}"
 
 
-def forward_tiles(head_dim: int, element_bytes: int, capability: tuple[int, int], *, causal: bool) -> ForwardTiles:
+def forward_tiles(head_dim: int, element_bytes: int, capability: tuple[int, int]) -> ForwardTiles:
     """The tiles for a GPU of this compute capability."""
     if element_bytes > 2:
         return ForwardTiles(64, 32, 4, 2)

@@ -1,0 +1,67 @@
+"""Two ranks on two H200 GPUs: DDP training of a language model, rank 1 slowed by some 12 ms of products a step."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.cli.conftest import Run, warplens
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["warplens"]
+
+PLANTED = Path(__file__).parents[1] / "src/warplens/data/planted"
+
+#: What the program planted, as it measured it itself (INDEX.json): 12 ms asked for, 13.4 ms measured.
+PLANTED_MS = (10.0, 14.0)
+
+#: NVLink of an H200: 450 GB/s in each direction.
+NVLINK_BYTES_PER_S = 450e9
+
+
+@pytest.fixture
+def straggler(warplens: Callable[..., Run]) -> dict[str, Any]:
+    ranks = [PLANTED / f"ddp_straggler-gpu_rank{rank}.json.xz" for rank in (0, 1)]
+    run = warplens("ranks", *ranks, "--format", "json", "--workers", "1")
+    assert run.code == 0
+    found: dict[str, Any] = json.loads(run.out)["data"]
+    return found
+
+
+def test_the_slowed_rank_arrives_last_in_every_collective(straggler: dict[str, Any]) -> None:
+    last = [row["last_rank"] for row in straggler["collectives"]["rows"]]
+    assert last == [1] * len(last)
+    assert len(last) >= 20
+
+
+def test_the_slowed_rank_computes_longer_by_what_was_planted(straggler: dict[str, Any]) -> None:
+    steps = straggler["rank_steps"]["rows"]
+    by_rank = {rank: {row["step"]: row["compute_ns"] for row in steps if row["rank"] == rank} for rank in (0, 1)}
+    for step in by_rank[0].keys() & by_rank[1].keys():
+        extra_ms = (by_rank[1][step] - by_rank[0][step]) / 1e6
+        assert PLANTED_MS[0] <= extra_ms <= PLANTED_MS[1]
+
+
+def test_the_other_rank_shows_the_exposed_all_reduce(straggler: dict[str, Any]) -> None:
+    waiting, slowed = straggler["rows"]
+    assert waiting["exposed_share"] > 0.5
+    assert slowed["exposed_share"] < 0.1
+
+
+def test_no_all_reduce_is_faster_than_the_link(straggler: dict[str, Any]) -> None:
+    speeds = [row["bus_bytes_per_s"] for row in straggler["groups"]["rows"] if row["kind"] == "all_reduce"]
+    assert speeds
+    assert all(0 < speed < NVLINK_BYTES_PER_S for speed in speeds)
+
+
+def test_the_same_run_under_nsys_names_the_same_straggler(warplens: Callable[..., Run]) -> None:
+    run = warplens("ranks", PLANTED / "ddp_straggler-gpu.sqlite.xz", "--format", "json", "--workers", "1")
+    assert run.code == 0
+    rows = json.loads(run.out)["data"]["collectives"]["rows"]
+    assert rows
+    assert sum(row["last_rank"] == 1 for row in rows) >= 0.9 * len(rows)
