@@ -170,13 +170,14 @@ def _unavailable(facts: Facts, has_counters: bool, source: str | None) -> Iterat
         )
     elif not has_counters:
         yield (
-            "what happens inside kernels (occupancy, coalescing, bank conflicts, divergence, measured bandwidth): give "
-            "a "
-            "report of Nsight Compute with --counters"
+            "what happens inside kernels (occupancy, coalescing, bank conflicts, divergence, measured bandwidth): "
+            "give a report of Nsight Compute with --counters"
         )
     if fills.len() and fills.null_count() == fills.len():
-        what = "grids" if not trace.kernels["grid_x"].is_not_null().any() else "the number of multiprocessors"
-        yield f"whether grids fill the GPU (small-kernels): the profile does not record {what}"
+        unread = "grids are not recorded, or were not read of a large file (warplens diagnose reads them)"
+        known = trace.kernels["grid_x"].is_not_null().any()
+        why = "the profile does not record the number of multiprocessors" if known else unread
+        yield f"whether grids fill the GPU (small-kernels): {why}"
     if not trace.api_calls.height:
         yield "why the GPU was idle: no CUDA API calls were recorded (nsys profile --trace=cuda)"
     if not facts.work["phase"].is_in(list(PHASES)).any():

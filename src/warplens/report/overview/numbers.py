@@ -117,17 +117,14 @@ def examine(timeline: Timeline, window: Window) -> Numbers:
         # These are mostly array arithmetic outside of the interpreter's lock, and nearly half of all the work.
         # `Timeline.work`, which all analyses share, was computed to find the window, and is only read from here on.
         budgets = aside.submit(time_budgets, timeline, window)
-        ranges = aside.submit(range_statistics, timeline, window, "tree", operators=False)
-        streams = aside.submit(stream_statistics, timeline, window)
-        at_once = aside.submit(concurrency, timeline, window)
+        notes = quality_notes(timeline, window)
+        verdict = aside.submit(lambda: diagnose(timeline, window, notes=notes, budgets=budgets.result()))
         overlap = aside.submit(copy_overlap, timeline, window)
         kernels, categories, precisions = _kernel_tables(timeline, window)
-        notes = quality_notes(timeline, window)
         return Numbers(
             timeline=timeline,
             window=window,
             notes=notes,
-            diagnosis=diagnose(timeline, window, notes=notes, budgets=budgets.result()),
             steps=_all_steps(timeline, window),
             phases=phase_statistics(timeline, window),
             kernels=kernels,
@@ -135,7 +132,7 @@ def examine(timeline: Timeline, window: Window) -> Numbers:
             precisions=precisions,
             category_coverage=coverage_of(kernels),
             tensor_core_use=tensor_core_use_of(kernels),
-            ranges=ranges.result(),
+            ranges=range_statistics(timeline, window, "tree", operators=False),
             range_coverage=range_coverage(timeline, window, operators=False),
             copies=copy_statistics(timeline, window),
             api=api_statistics(timeline, window),
@@ -149,9 +146,10 @@ def examine(timeline: Timeline, window: Window) -> Numbers:
             allocations=allocations(timeline, window),
             launch_summary=launch_summary(timeline, window),
             launches=launch_statistics(timeline, window, ("name", "full_name", "api")),
-            streams=streams.result(),
-            concurrency=at_once.result(),
+            streams=stream_statistics(timeline, window),
+            concurrency=concurrency(timeline, window),
             copy_overlap=overlap.result(),
+            diagnosis=verdict.result(),
             budgets=budgets.result(),
         )
 
