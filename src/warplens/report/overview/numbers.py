@@ -118,8 +118,9 @@ def examine(timeline: Timeline, window: Window) -> Numbers:
         # `Timeline.work`, which all analyses share, was computed to find the window, and is only read from here on.
         budgets = aside.submit(time_budgets, timeline, window)
         notes = quality_notes(timeline, window)
-        verdict = aside.submit(lambda: diagnose(timeline, window, notes=notes, budgets=budgets.result()))
+        ranges = aside.submit(range_statistics, timeline, window, "tree", operators=False)
         overlap = aside.submit(copy_overlap, timeline, window)
+        verdict = aside.submit(lambda: diagnose(timeline, window, notes=notes, budgets=budgets.result()))
         kernels, categories, precisions = _kernel_tables(timeline, window)
         return Numbers(
             timeline=timeline,
@@ -132,7 +133,7 @@ def examine(timeline: Timeline, window: Window) -> Numbers:
             precisions=precisions,
             category_coverage=coverage_of(kernels),
             tensor_core_use=tensor_core_use_of(kernels),
-            ranges=range_statistics(timeline, window, "tree", operators=False),
+            ranges=ranges.result(),
             range_coverage=range_coverage(timeline, window, operators=False),
             copies=copy_statistics(timeline, window),
             api=api_statistics(timeline, window),
