@@ -57,6 +57,16 @@ def _ends_event(text: str) -> bool:
     return text.count("{") - text.count("}") == 1
 
 
+def test_a_trace_cut_off_before_its_gpu_work_is_not_called_one_of_the_cpu(tmp_path: Path) -> None:
+    whole = written(tmp_path / "whole.json", [operator("aten::mm", at, 0.5) for at in range(40)])
+    path = tmp_path / "cut.json"
+    path.write_bytes(whole.read_bytes()[:-200])
+    found = read(path)
+    assert _has(found, "truncated-trace")
+    assert "the part of the trace that is left" in _note(found, "no-gpu-work").lower()
+    assert not _has(found, "no-cuda-data")
+
+
 def test_a_real_trace_cut_anywhere_keeps_every_complete_event(captured: Callable[[str], Path], tmp_path: Path) -> None:
     text = gzip.decompress(captured("kineto/h200_topk_deit224_bs1.json.gz").read_bytes())
     begin = text.index(b'"traceEvents"')

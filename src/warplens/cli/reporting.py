@@ -47,6 +47,10 @@ DEFAULT_FOLDER: Final = Path("warplens-report")
 #: From so many models × contexts on, profiles are a grid without the user saying so.
 _CELLS_OF_A_GRID: Final = 2
 
+#: Of larger files (half a million kernels) grids and blocks are not read: they cost a third more time, for the one
+#: question whether kernels fill the GPU. The verdict says that it was not asked, and `warplens diagnose` asks it.
+_ALL_OF_IT_BYTES: Final = 64 << 20
+
 
 @dataclass(frozen=True, eq=False)
 class Profiles:
@@ -114,7 +118,8 @@ def read_profiles(paths: Sequence[Path], *, launch_configuration: bool = False) 
 
     Args:
         paths: of the profiles.
-        launch_configuration: whether to read grids and blocks, by which kernels are found in reports of counters.
+        launch_configuration: whether to read grids and blocks of large files, too, because kernels are found by them
+            in reports of counters.
 
     Raises:
         UnreadableInputError: none can be read.
@@ -125,7 +130,8 @@ def read_profiles(paths: Sequence[Path], *, launch_configuration: bool = False) 
         for number, path in enumerate(paths, start=1):
             tell(f"reading {path.name}" + (f" ({number} of {len(paths)})" if len(paths) > 1 else ""))
             try:
-                timelines.append(Timeline(read(path, progress=tell, launch_configuration=launch_configuration)))
+                grids = launch_configuration or not path.is_file() or path.stat().st_size <= _ALL_OF_IT_BYTES
+                timelines.append(Timeline(read(path, progress=tell, launch_configuration=grids)))
             except UnreadableInputError as error:
                 unreadable.append(error)
             else:

@@ -24,6 +24,9 @@ SHORT_KERNEL_NS = 20_000
 
 _LAUNCHES = r"^(cu(da)?Launch(Cooperative)?Kernel|hip(Ext)?(Module)?Launch(Cooperative)?Kernel)"
 
+#: What helps where the file, and not the recording, is at fault.
+_WRITE_AGAIN = "Export or copy the trace again"
+
 
 @dataclass(frozen=True)
 class Findings:
@@ -67,6 +70,9 @@ def _missing_work(findings: Findings) -> list[Note]:
         )
         remedy = f"Record again without experimental_config: {RECAPTURE}"
         return [Note("no-gpu-work", NoteLevel.BLOCKING, text, remedy)]
+    if findings.document.cut_off_bytes is not None:
+        text = "The part of the trace that is left holds no GPU activity, which profilers write after the operators."
+        return [Note("no-gpu-work", NoteLevel.BLOCKING, text, _WRITE_AGAIN)]
     if findings.tables["api_calls"].height:
         text = "Calls of CUDA or HIP were recorded, but no work on any GPU: no kernels, no copies, no memsets."
         remedy = f"Record again, and end the profiler after torch.cuda.synchronize(): {RECAPTURE}"
@@ -140,16 +146,15 @@ def _clock(findings: Findings) -> list[Note]:
 def _damage(findings: Findings) -> list[Note]:
     notes = []
     document, spans = findings.document, findings.spans
-    again = "Export or copy the trace again"
     if document.cut_off_bytes is not None:
         text = (
             f"The trace breaks off: {document.events:,} complete events were recovered, {document.cut_off_bytes:,} "
             "bytes of an incomplete one left out; what followed is missing."
         )
-        notes.append(Note("truncated-trace", NoteLevel.WARNING, text, again))
+        notes.append(Note("truncated-trace", NoteLevel.WARNING, text, _WRITE_AGAIN))
     if document.damaged:
         text = f"{document.damaged:,} places in the trace could not be read; the events there are missing."
-        notes.append(Note("damaged-events", NoteLevel.WARNING, text, again))
+        notes.append(Note("damaged-events", NoteLevel.WARNING, text, _WRITE_AGAIN))
     if spans.invalid:
         text = f"{spans.invalid:,} events were left out: they have no begin or no duration, or end before they begin."
         notes.append(Note("invalid-times", NoteLevel.WARNING, text, f"If many are missing, record again: {RECAPTURE}"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, cast
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
@@ -40,10 +40,6 @@ if TYPE_CHECKING:
     from warplens.report.write import ReportFormat
 
 __all__ = ["report"]
-
-#: Of larger files (half a million kernels) grids and blocks are not read: they cost a third more time, for the one
-#: question whether kernels fill the GPU. The verdict says that it was not asked, and `warplens diagnose` asks it.
-_ALL_OF_IT_BYTES: Final = 64 << 20
 
 
 def report(
@@ -133,9 +129,7 @@ def _read(paths: Sequence[Path], counters: Counters) -> Profiles:
             raise counters.unreadable[0]
         return Profiles((), ())
     try:
-        # Grids say whether kernels fill the GPU, and by them kernels are found in reports of counters.
-        small = all(not path.is_file() or path.stat().st_size <= _ALL_OF_IT_BYTES for path in paths)
-        return read_profiles(paths, launch_configuration=small or bool(counters.reports))
+        return read_profiles(paths, launch_configuration=bool(counters.reports))
     except UnreadableInputError as error:
         if not counters.reports:
             raise
