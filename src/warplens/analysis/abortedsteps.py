@@ -17,6 +17,7 @@ import numpy as np
 
 from warplens.analysis.apikinds import OUT_OF_MEMORY, api_kinds
 from warplens.analysis.attribution import NO_RANGE
+from warplens.analysis.once import once
 from warplens.analysis.phasenames import PHASES, phase_of_name
 from warplens.analysis.phases import phase_steps
 from warplens.analysis.window import Step, Window
@@ -51,6 +52,7 @@ class AbortedStep:
     reasons: tuple[str, ...]
 
 
+@once
 def aborted_steps(timeline: Timeline, window: Window) -> tuple[AbortedStep, ...]:
     """The steps of the window that began to train and did not finish, with the reasons.
 

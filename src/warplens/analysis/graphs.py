@@ -14,6 +14,7 @@ import numpy as np
 import polars as pl
 
 from warplens.analysis.apikinds import api_kinds
+from warplens.analysis.once import once
 from warplens.analysis.spread import conform, duration_ns, ratio, spread, spread_schema
 from warplens.analysis.streams import busy_ns, work_inside
 from warplens.analysis.timeline import WORK_KINDS
@@ -88,6 +89,7 @@ def graph_statistics(timeline: Timeline, window: Window) -> pl.DataFrame:
     return conform(statistics, GRAPH_SCHEMA).sort(order, descending=[True, False, False, False])
 
 
+@once
 def graph_summary(timeline: Timeline, window: Window) -> GraphSummary:
     """How many graphs were launched, how much of the GPU's busy time is theirs, and how much of it stays hidden.
 

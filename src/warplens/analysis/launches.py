@@ -15,6 +15,7 @@ import numpy as np
 import polars as pl
 
 from warplens.analysis.apikinds import api_kinds
+from warplens.analysis.once import once
 from warplens.analysis.spread import conform, duration_ns, number, spread, spread_schema
 from warplens.errors import UsageError
 
@@ -174,6 +175,7 @@ def launch_statistics(timeline: Timeline, window: Window, by: Sequence[str] = ("
     return conform(statistics, schema).sort(["kernel_total_ns", *by], descending=[True, *(False for _ in by)])
 
 
+@once
 def launch_summary(timeline: Timeline, window: Window) -> LaunchSummary:
     """How many kernels were launched, by whom, at what rate, and whether the GPU was waiting for them."""
     everything = _kernel_launches(timeline, window, ("process", "thread", "graph_launched", "api_row"))

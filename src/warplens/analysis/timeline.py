@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from difflib import get_close_matches
 from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +22,9 @@ from warplens.analysis.window import Window, parse_span
 from warplens.errors import UsageError
 from warplens.profile import Trace
 from warplens.profile.schema import name_categories
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 __all__ = ["WORK_KINDS", "Timeline"]
 
@@ -45,6 +49,7 @@ class Timeline:
 
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
+        self.answers: dict[tuple[Callable[..., Any], Window], Any] = {}  # of questions asked `once`
         self._busy: dict[int, Intervals] = {}
         self._work_on: dict[int, pl.DataFrame] = {}
         self._inside_name: dict[str, npt.NDArray[np.bool_]] = {}

@@ -1,0 +1,1 @@
+"""Why one profile is slower than another, as a document."""

@@ -1,0 +1,1 @@
+"""A sweep as a document: speedups, regimes, crossover, break-even."""
