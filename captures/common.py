@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import csv
+import sys
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
+
+from warplens.workloads.ranges import Ranges
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from pathlib import Path
+    from contextlib import AbstractContextManager
 
 CUDA = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if CUDA else "cpu")
@@ -31,6 +37,17 @@ def annotate(name: str) -> Iterator[None]:
         yield
     finally:
         torch.cuda.nvtx.range_pop()
+
+
+class Parts(Ranges):
+    """Annotates the parts of our models with NVTX alone, and leaves layers out: the shipped captures have none."""
+
+    def __call__(self, key: str, index: int | None = None) -> AbstractContextManager[None]:
+        """The range round a part."""
+        return nullcontext() if key == "layer" else annotate(self.names[key].format(index=index))
+
+
+PARTS = Parts()
 
 
 @contextmanager

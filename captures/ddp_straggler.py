@@ -29,12 +29,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from common import CUDA, recorded, synchronize
+from common import CUDA, DEVICE, PARTS, recorded, synchronize
 from planted.parts import Annotations, region
 from torch import distributed, multiprocessing
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
-from transformer_lm import VOCABULARY, Size, TransformerLM
+
+from warplens.workloads.sizes import LM_SIZES, LMSize
+from warplens.workloads.transformer_lm import TransformerLM
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -96,13 +98,14 @@ class Slowness:
 def training_step(run: str, rank: int, slowness: Slowness) -> Callable[[], None]:
     """One step of training on this rank."""
     torch.manual_seed(0)
-    size, context = (Size(768, 3072, 4, 12), 512) if CUDA else (Size(32, 64, 2, 2), 16)
-    model = TransformerLM(size, context)
+    size, context = (LMSize(768, 3072, 4, 12), 512) if CUDA else (LM_SIZES["tiny"], 16)
+    with DEVICE:
+        model = TransformerLM(size, context, PARTS)
     bucket = ONE_BUCKET_MB if run == "exposed" else BUCKET_MB
     parallel = DistributedDataParallel(model, device_ids=[rank] if CUDA else None, bucket_cap_mb=bucket)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     torch.manual_seed(rank)
-    tokens = torch.randint(VOCABULARY, (4, context + 1), device="cuda" if CUDA else "cpu")
+    tokens = torch.randint(size.vocabulary, (4, context + 1), device=DEVICE)
 
     def step() -> None:
         slowness.before_forward()

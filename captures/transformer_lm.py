@@ -16,229 +16,18 @@ from __future__ import annotations
 
 import argparse
 import gc
-import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
-from common import CUDA, DEVICE, annotate, append_rows, now, parameter_count, recorded, synchronize
-from torch import Tensor, nn
+from common import CUDA, DEVICE, PARTS, annotate, append_rows, now, parameter_count, recorded, synchronize
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
+from warplens.workloads.adamw import ReferenceAdamW
+from warplens.workloads.sizes import LM_BATCH, LM_SIZES
+from warplens.workloads.transformer_lm import TransformerLM, cross_entropy
 
-VOCABULARY = 10_000
-BATCH = 4
-ROPE_THETA = 10_000.0
-NORM_EPSILON = 1e-5
 TIMING_COLUMNS = ("model", "context", "mode", "step", "forward_s", "backward_s", "optimizer_s", "step_s")
-
-
-@dataclass(frozen=True)
-class Size:
-    """Widths of one model size."""
-
-    d_model: int
-    d_ff: int
-    layers: int
-    heads: int
-
-
-SIZES = {
-    "tiny": Size(32, 64, 2, 2),  # not of the assignment: for trying the program without a GPU
-    "small": Size(768, 3072, 12, 12),
-    "medium": Size(1024, 4096, 24, 16),
-    "large": Size(1280, 5120, 36, 20),
-    "xl": Size(1600, 6400, 48, 25),
-    "2.7B": Size(2560, 10240, 32, 32),
-}
-
-
-class Linear(nn.Module):
-    """y = x Wᵀ with W [out, in] drawn from a normal distribution of variance 2 / (in + out), cut at 3σ. No bias."""
-
-    def __init__(self, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(outputs, inputs, device=DEVICE))
-        sigma = math.sqrt(2 / (inputs + outputs))
-        nn.init.trunc_normal_(self.weight, std=sigma, a=-3 * sigma, b=3 * sigma)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """X [..., in] → [..., out]."""
-        return x @ self.weight.T
-
-
-class Embedding(nn.Module):
-    """Rows of a table [vocabulary, d_model] drawn from a normal distribution of variance 1, cut at 3σ."""
-
-    def __init__(self, rows: int, width: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(rows, width, device=DEVICE))
-        nn.init.trunc_normal_(self.weight, std=1.0, a=-3.0, b=3.0)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Tokens [batch, context] → [batch, context, d_model]."""
-        return self.weight[tokens]
-
-
-class RMSNorm(nn.Module):
-    """x / √(mean(x²) + ε) · g, computed in fp32."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(width, device=DEVICE))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """X [..., width] → the same shape and type."""
-        dtype = x.dtype
-        x = x.to(torch.float32)
-        x = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + NORM_EPSILON)
-        return (x * self.weight).to(dtype)
-
-
-class RotaryEmbedding(nn.Module):
-    """Turns the pairs (x₂ᵢ, x₂ᵢ₊₁) of each head by position · θ^(−2i/d); concatenates the two halves of the result."""
-
-    table: Tensor  # [2 (cosine, sine), context, d_head / 2]
-
-    def __init__(self, context: int, d_head: int) -> None:
-        super().__init__()
-        frequency = ROPE_THETA ** (-torch.arange(0, d_head, 2, device=DEVICE) / d_head)
-        angle = torch.outer(torch.arange(context, device=DEVICE), frequency)
-        self.register_buffer("table", torch.stack((angle.cos(), angle.sin())), persistent=False)
-
-    def forward(self, x: Tensor, positions: Tensor) -> Tensor:
-        """X [batch, heads, context, d_head] → the same shape; positions [context]."""
-        cosine, sine = self.table[:, positions]
-        even, odd = x[..., 0::2], x[..., 1::2]
-        return torch.cat((cosine * even - sine * odd, sine * even + cosine * odd), dim=-1)
-
-
-def softmax(x: Tensor) -> Tensor:
-    """Softmax over the last dimension, shifted by its maximum."""
-    exponential = torch.exp(x - x.max(dim=-1, keepdim=True).values)
-    return exponential / exponential.sum(dim=-1, keepdim=True)
-
-
-def scaled_dot_product_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """softmax(qkᵀ / √d_head, where the mask is true) · v for q, k, v [batch, heads, context, d_head]."""
-    with annotate("scaled_dot_product_attention"):
-        with annotate("computing_attention_scores"):
-            scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
-            scores = torch.where(mask, scores, float("-inf"))
-        with annotate("computing_softmax"):
-            weights = softmax(scores)
-        with annotate("final_matmul"):
-            return weights @ v
-
-
-class Attention(nn.Module):
-    """Causal multi-head self-attention with rotary position embedding."""
-
-    def __init__(self, d_model: int, heads: int, rope: RotaryEmbedding) -> None:
-        super().__init__()
-        self.heads = heads
-        self.q, self.k, self.v, self.output = (Linear(d_model, d_model) for _ in range(4))
-        self.rope = rope
-
-    def forward(self, x: Tensor) -> Tensor:
-        """X [batch, context, d_model] → the same shape."""
-        batch, context, d_model = x.shape
-        q, k, v = (
-            project(x).view(batch, context, self.heads, -1).transpose(1, 2) for project in (self.q, self.k, self.v)
-        )
-        positions = torch.arange(context, device=x.device)
-        q, k = self.rope(q, positions), self.rope(k, positions)
-        causal = positions[:, None] >= positions[None, :]
-        heads = scaled_dot_product_attention(q, k, v, causal)
-        return self.output(heads.transpose(1, 2).reshape(batch, context, d_model))
-
-
-class SwiGLU(nn.Module):
-    """W₂(silu(W₁x) ⊙ W₃x), silu(x) = x · sigmoid(x)."""
-
-    def __init__(self, d_model: int, d_ff: int) -> None:
-        super().__init__()
-        self.w1, self.w2, self.w3 = Linear(d_model, d_ff), Linear(d_ff, d_model), Linear(d_model, d_ff)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """X [..., d_model] → the same shape."""
-        gate = self.w1(x)
-        return self.w2(gate * torch.sigmoid(gate) * self.w3(x))
-
-
-class Block(nn.Module):
-    """Attention and feed-forward network, each behind a norm and added to the residual stream."""
-
-    def __init__(self, size: Size, rope: RotaryEmbedding) -> None:
-        super().__init__()
-        self.norm1, self.norm2 = RMSNorm(size.d_model), RMSNorm(size.d_model)
-        self.attention = Attention(size.d_model, size.heads, rope)
-        self.feed_forward = SwiGLU(size.d_model, size.d_ff)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """X [batch, context, d_model] → the same shape."""
-        with annotate("self_attention"):
-            x = x + self.attention(self.norm1(x))
-        with annotate("feed_forward"):
-            return x + self.feed_forward(self.norm2(x))
-
-
-class TransformerLM(nn.Module):
-    """Tokens [batch, context] → logits [batch, context, vocabulary]."""
-
-    def __init__(self, size: Size, context: int) -> None:
-        super().__init__()
-        rope = RotaryEmbedding(context, size.d_model // size.heads)
-        self.embedding = Embedding(VOCABULARY, size.d_model)
-        self.blocks = nn.ModuleList(Block(size, rope) for _ in range(size.layers))
-        self.norm = RMSNorm(size.d_model)
-        self.head = Linear(size.d_model, VOCABULARY)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Tokens [batch, context] → logits."""
-        x = self.embedding(tokens)
-        for block in self.blocks:
-            x = block(x)
-        with annotate("lm_head"):
-            return self.head(self.norm(x))
-
-
-def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """Mean of −log softmax(logits) at the targets."""
-    logits = logits - logits.max(dim=-1, keepdim=True).values
-    log_probability = logits - logits.exp().sum(dim=-1, keepdim=True).log()
-    return -log_probability.gather(-1, targets[..., None]).mean()
-
-
-class AdamW(torch.optim.Optimizer):
-    """AdamW as the assignment defines it, one tensor after another, nothing fused.
-
-    Decay first, then the two moments, then the update. As in the reference, the default of the look-up
-    `state.get("m", zeros)` is evaluated in every step: two fills of a tensor that are thrown away. Tensors without a
-    gradient are skipped.
-    """
-
-    def __init__(self, parameters: Iterable[nn.Parameter], lr: float = 1e-3, weight_decay: float = 0.01) -> None:
-        super().__init__(parameters, {"lr": lr, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": weight_decay})
-
-    @torch.no_grad()
-    def step(self) -> None:  # type: ignore[override]
-        """Updates every parameter that has a gradient: 16 launches a tensor."""
-        for group in self.param_groups:
-            lr, (beta1, beta2) = group["lr"], group["betas"]
-            for p in group["params"]:
-                if p.grad is None:
-                    continue
-                g, state = p.grad, self.state[p]
-                t = state.get("t", 0) + 1
-                p.sub_(lr * group["weight_decay"] * p)
-                m = beta1 * state.get("m", torch.zeros_like(p)) + (1 - beta1) * g
-                v = beta2 * state.get("v", torch.zeros_like(p)) + (1 - beta2) * g**2
-                scaled_lr = lr * math.sqrt(1 - beta2**t) / (1 - beta1**t)
-                p.sub_(scaled_lr * m / (v.sqrt() + group["eps"]))
-                state["t"], state["m"], state["v"] = t, m, v
+SIZES = {name: LM_SIZES[name] for name in ("tiny", "small", "medium", "large", "xl", "2.7B")}
 
 
 @dataclass
@@ -257,9 +46,10 @@ class Workload:
     def __init__(self, size: str, context: int, mode: str, sync: str) -> None:
         torch.manual_seed(0)
         self.mode, self.sync = mode, sync
-        self.model = TransformerLM(SIZES[size], context)
-        self.tokens = torch.randint(VOCABULARY, (BATCH, context + 1), device=DEVICE)
-        self.optimizer = AdamW(self.model.parameters()) if mode == "train" else None
+        with DEVICE:
+            self.model = TransformerLM(SIZES[size], context, PARTS)
+            self.tokens = torch.randint(SIZES[size].vocabulary, (LM_BATCH, context + 1))
+        self.optimizer = ReferenceAdamW(self.model.parameters()) if mode == "train" else None
         self.phase = "forward_pass"
 
     def step(self) -> StepTiming:
@@ -288,7 +78,7 @@ class Workload:
             raise
         return timing
 
-    def _train(self, optimizer: AdamW, timing: StepTiming) -> None:
+    def _train(self, optimizer: ReferenceAdamW, timing: StepTiming) -> None:
         start = now()
         self.phase = "forward_pass"
         with annotate(self.phase):

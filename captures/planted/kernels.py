@@ -8,10 +8,10 @@ import torch
 from common import CUDA, DEVICE
 from torch import Tensor, nn
 from torch.nn import functional
-from transformer_lm import AdamW
 
 from planted.parts import FP16, HALF, SIDE, LanguageModel, Stack, Training, as_graph, region, size, tensor, vision
 from planted.registry import BASELINE, case
+from warplens.workloads.adamw import ReferenceAdamW
 
 if TYPE_CHECKING:
     from planted.registry import Step
@@ -107,7 +107,8 @@ def written_out_adam_large(variant: str) -> Step:
     model = Stack(size(4096, 16), size(12, 2), torch.float32)
     x = tensor(size(512, 4), size(4096, 16), dtype=torch.float32)
     parameters = model.parameters()
-    optimizer = torch.optim.AdamW(parameters, lr=1e-4, fused=True) if variant == "fused" else AdamW(parameters, lr=1e-4)
+    kind = torch.optim.AdamW if variant == "fused" else ReferenceAdamW
+    optimizer = kind(parameters, lr=1e-4, **({"fused": True} if variant == "fused" else {}))
 
     def step() -> None:
         with region("forward"):
