@@ -35,9 +35,18 @@ def test_the_json_has_the_documented_layout(warplens: Callable[..., Run]) -> Non
     assert found["schema"] == "warplens.diagnose/1"
     assert found["source"] == LAUNCH_BOUND.name
     data = found["data"]
-    assert set(data) == {"window", "verdict", "headline", "findings", "per_phase", "predictions", "coverage"}
+    assert set(data) == {"window", "verdict", "headline", "findings", "per_phase", "predictions", "coverage", "pace"}
     assert data["verdict"] == data["findings"][0]["id"] == "launch-overhead"
     assert data["window"]["kind"] == "steady"
+
+
+def test_the_pace_of_the_host_splits_the_window(warplens: Callable[..., Run]) -> None:
+    data = _asked(warplens, LAUNCH_BOUND)["data"]
+    pace, window = data["pace"], data["window"]
+    assert sum(pace["thread_ns"].values()) == window["end_ns"] - window["start_ns"]
+    low, middle, high = pace["host_ns_per_launch"]
+    assert 0 < low <= middle <= high
+    assert pace["launches"] == 10 * (177 + 2)  # kernels a step, as the captures' README says, and two fills
 
 
 def test_text_names_the_verdict_first_and_then_what_to_do(warplens: Callable[..., Run]) -> None:
@@ -53,6 +62,8 @@ def test_text_names_the_verdict_first_and_then_what_to_do(warplens: Callable[...
         "refuted if: ",
         "Predictions (modelled)",
         "rests on: 10 steps",
+        "it is behind the GPU",
+        "between calls (framework, Python)",
     ):
         assert expected in body
 

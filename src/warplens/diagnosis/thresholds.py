@@ -62,9 +62,6 @@ class Thresholds:
     #: A read-back of so few bytes costs the wait, not the transfer: 16 KiB take 1.3 µs on PCIe 3.
     readback_bytes: int = 16 * 1024
 
-    #: An exposed copy faster than this share of the link's rate is limited by the link, not by pageable memory.
-    link_share: float = 0.6
-
     #: Kernels shorter than this do not reach the memory bandwidth: at 4.8 TB/s, filling and draining the GPU takes as
     #: long as moving the 10 MB that 2 µs are worth.
     bandwidth_kernel_ns: int = 10_000

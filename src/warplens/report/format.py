@@ -19,6 +19,7 @@ __all__ = [
     "is_numeric",
     "name_and_full",
     "number",
+    "plural",
     "printable",
     "rate",
     "share",
@@ -107,6 +108,11 @@ def count(events: float) -> str:
     """A whole number with thousands separated: `7,267`; a mean of counts keeps up to one decimal."""
     text = f"{abs(events):,.0f}" if float(events).is_integer() else f"{abs(events):,.1f}"
     return _signed(text, negative=events < 0)
+
+
+def plural(events: float, what: str) -> str:
+    """A count with what is counted, in the plural unless there is one: `1 row`, `12 rows`."""
+    return f"{count(events)} {what}{'' if events == 1 else 's'}"
 
 
 def number(quantity: float) -> str:

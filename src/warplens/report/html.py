@@ -190,9 +190,11 @@ def _table_view(table: Table) -> _TableView:
         rows=rows,
         limit=limit,
         tree=table.depth is not None,
-        count=f"{shown} rows" if shown == len(rows) else f"{shown} of {len(rows)} rows",
+        count=fmt.plural(shown, "row") if shown == len(rows) else f"{shown} of {fmt.plural(len(rows), 'row')}",
         more=shown < len(rows),
-        left_out=f"{fmt.count(left_out)} more rows are in report.json." if left_out else "",
+        left_out=f"{fmt.plural(left_out, 'more row')} {'is' if left_out == 1 else 'are'} in report.json."
+        if left_out
+        else "",
         empty=table.empty,
     )
 

@@ -107,10 +107,6 @@ class Arguments:
     def __len__(self) -> int:
         return len(self._shapes)
 
-    def is_tensor(self, position: int) -> bool:
-        """Whether there is a tensor at this position."""
-        return self.optional(position) is not None
-
     def optional(self, position: int) -> Tensor | None:
         """The tensor at this position; None where there is none (a number, or an optional tensor left out)."""
         if position >= len(self._shapes):

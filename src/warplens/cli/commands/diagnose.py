@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from warplens.analysis.hostpace import host_pace
 from warplens.cli.edge import answering
 from warplens.cli.messages import note, one_line, progress
 from warplens.cli.options import Format, FormatOption, ProfileArgument, RangeOption, WindowOption
@@ -16,12 +17,14 @@ from warplens.profile import NoteLevel
 from warplens.readers.counters import read_counters
 from warplens.report import format as fmt
 from warplens.report.diagnosis.data import diagnosis_data
+from warplens.report.diagnosis.pace import pace_lines
 from warplens.report.diagnosis.tables import findings_frame, phases_table, predictions_table
 from warplens.report.diagnosis.wording import coverage_lines, evidence_text, places, standing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from warplens.analysis.hostpace import HostPace
     from warplens.cli.selection import Selection
     from warplens.diagnosis import Diagnosis, Finding
     from warplens.report.document import Table
@@ -52,27 +55,28 @@ def diagnose(
     selection = select(path, window, range_name, launch_configuration=True)
     with progress("diagnosing"):
         found = diagnose_window(selection.timeline, selection.window, report, notes=selection.notes)
+        pace = host_pace(selection.timeline, selection.window)
     if form is Format.JSON:
-        _show_json(selection, found)
+        _show_json(selection, found, pace)
     elif form is Format.CSV:
         _to_stderr(selection, found)
         with answering() as stdout:
             stdout.write(findings_frame(found).drop("at_most").write_csv())
     else:
-        _show_text(selection, found, markdown=form is Format.MD)
+        _show_text(selection, found, pace, markdown=form is Format.MD)
 
 
-def _show_json(selection: Selection, found: Diagnosis) -> None:
+def _show_json(selection: Selection, found: Diagnosis, pace: HostPace | None) -> None:
     from warplens.report.jsonout import envelope, window_data  # noqa: PLC0415  the other formats do without
 
-    data = {"window": window_data(selection.window), **diagnosis_data(found)}
+    data = {"window": window_data(selection.window), **diagnosis_data(found), "pace": pace}
     text = envelope("diagnose", selection.timeline.trace.capture.source, data, found.notes)
     with answering() as stdout:
         stdout.flush()
         stdout.buffer.write(text + b"\n")
 
 
-def _show_text(selection: Selection, found: Diagnosis, *, markdown: bool) -> None:
+def _show_text(selection: Selection, found: Diagnosis, pace: HostPace | None, *, markdown: bool) -> None:
     from warplens.report.markdown import escaped  # noqa: PLC0415  the other formats do without
     from warplens.report.terminal import print_table  # noqa: PLC0415
 
@@ -99,10 +103,8 @@ def _show_text(selection: Selection, found: Diagnosis, *, markdown: bool) -> Non
             stdout.write(f"**{escaped(table.caption)}**\n\n" if markdown else "")
             print_table(table, "md" if markdown else "table", stdout)
             stdout.write("\n")
-        between = "\n\n" if markdown else "\n"
-        stdout.write(
-            "".join((escaped(line) if markdown else one_line(line)) + between for line in coverage_lines(found))
-        )
+        between, closing = ("\n\n" if markdown else "\n"), (*pace_lines(pace), *coverage_lines(found))
+        stdout.write("".join((escaped(line) if markdown else one_line(line)) + between for line in closing))
 
 
 def _numbered(found: Diagnosis) -> Iterator[tuple[int, Finding]]:

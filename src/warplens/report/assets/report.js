@@ -120,7 +120,8 @@
           shown += row.hidden ? 0 : 1;
         }
       }
-      counter.textContent = shown === order.length ? `${shown} rows` : `${shown} of ${order.length} rows`;
+      const whole = `${order.length} ${order.length === 1 ? "row" : "rows"}`;
+      counter.textContent = shown === order.length ? whole : `${shown} of ${whole}`;
     };
 
     const arrange = (column, descending) => {

@@ -18,7 +18,7 @@ from warplens.report.overview.hostsections import (
     memory_section,
     streams_section,
 )
-from warplens.report.overview.keyfigures import busy_share, comparison_table, distinct_sources, key_figures
+from warplens.report.overview.keyfigures import busy_share, caution, comparison_table, distinct_sources, key_figures
 from warplens.report.overview.operatorsections import operator_sections
 from warplens.report.overview.sections import budget_section, steps_section
 from warplens.report.overview.worksections import (
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from warplens.report.overview.numbers import Numbers
 
 __all__ = ["overview_document", "report_document"]
+
+_NO_WORK = "None of these profiles holds GPU work."
 
 _SECTIONS = (
     budget_section,
@@ -107,10 +109,16 @@ def _meta(numbers: Numbers) -> tuple[tuple[str, str], ...]:
 
 def _comparison_lead(profiles: Sequence[Numbers]) -> str:
     titles = distinct_sources(profiles)
-    shares = [(busy_share(numbers), fmt.printable(title)) for title, numbers in zip(titles, profiles, strict=True)]
+    sound = [(numbers, title) for numbers, title in zip(profiles, titles, strict=True) if caution(numbers) is None]
+    apart = len(profiles) - len(sound)
+    shares = [(busy_share(numbers), fmt.printable(title)) for numbers, title in sound]
     known = sorted((share, source) for share, source in shares if share is not None)
     if not known:
-        return "None of these profiles holds GPU work."
+        return "None of these profiles holds GPU work that stands for the program." if apart else _NO_WORK
+    return _busy_range(known) + (f" {fmt.count(apart)} with a caution left out." if apart else "")
+
+
+def _busy_range(known: Sequence[tuple[float, str]]) -> str:
     (least, first), (most, last) = known[0], known[-1]
     if len(known) == 1:
         return f"Only {first} holds GPU work: its GPU was busy for {fmt.share(least)} of the window."

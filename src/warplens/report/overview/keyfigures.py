@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from warplens.analysis.spread import number
+from warplens.profile import NoteLevel
 from warplens.report import format as fmt
 from warplens.report.document import KeyFigure, KeyFigures, Table, TableColumn
 from warplens.report.overview.answer import largest_part
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
     from warplens.report.overview.numbers import Numbers
 
-__all__ = ["busy_share", "comparison_table", "distinct_sources", "key_figures"]
+__all__ = ["busy_share", "caution", "comparison_table", "distinct_sources", "key_figures"]
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,8 @@ class _Headline:
     """A profile in one row; null is what it does not tell."""
 
     source: str
+    verdict: str | None
+    caution: str | None
     gpu: str | None
     window_ns: int
     steps: int
@@ -41,6 +44,8 @@ class _Headline:
 
 _COLUMNS = (
     TableColumn("source", "Profile", "name"),
+    TableColumn("verdict", "Limited by", "text", "The first finding; see the profile's own part."),
+    TableColumn("caution", "Caution", "text", "Why its figures are not those of the others."),
     TableColumn("step_ns", "Step time", "duration_ns", "Median wall time of the steps in the window."),
     TableColumn("steps", "Steps", "count", "Steps in the window."),
     TableColumn("busy_share", "GPU busy", "share", "Of the window, over all GPUs that did any work."),
@@ -53,6 +58,9 @@ _COLUMNS = (
     TableColumn("gpu", "GPU", "text"),
     TableColumn("window_ns", "Window", "duration_ns"),
 )
+
+#: Notes with which a profile's times are not those of whole steps, whatever their level.
+_NOT_COMPARABLE = ("aborted-step",)
 
 _SCHEMA = {
     "duration_ns": pl.Float64,
@@ -68,6 +76,12 @@ def busy_share(numbers: Numbers) -> float | None:
     """The share of the window in which GPUs were busy, over all GPUs that did any work; None if none did."""
     duration = sum(budget.duration_ns for budget in numbers.budgets)
     return sum(budget.busy_ns for budget in numbers.budgets) / duration if duration else None
+
+
+def caution(numbers: Numbers) -> str | None:
+    """What keeps a profile from standing beside others, in a few words: blocking notes, aborted steps."""
+    grave = (note for note in numbers.notes if note.level is NoteLevel.BLOCKING or note.code in _NOT_COMPARABLE)
+    return ", ".join(dict.fromkeys(note.code.replace("-", " ") for note in grave)) or None
 
 
 def distinct_sources(profiles: Sequence[Numbers]) -> list[str]:
@@ -87,7 +101,8 @@ def comparison_table(profiles: Sequence[Numbers]) -> Table:
         for title, numbers in zip(distinct_sources(profiles), profiles, strict=True)
     )
     rows = pl.DataFrame(list(headlines), schema=schema, strict=False)
-    return Table("comparison-table", "Key figures of each profile", _COLUMNS, rows, limit=None)
+    said = [column for column in _COLUMNS if column.key != "caution" or rows["caution"].null_count() < rows.height]
+    return Table("comparison-table", "Key figures of each profile", tuple(said), rows, limit=None)
 
 
 def key_figures(numbers: Numbers) -> KeyFigures:
@@ -103,6 +118,8 @@ def _headline(numbers: Numbers) -> _Headline:
     kernels = int(numbers.kernels["calls"].sum()) if known else None
     return _Headline(
         source=numbers.capture.source,
+        verdict=numbers.diagnosis.verdict if numbers.diagnosis is not None else None,
+        caution=caution(numbers),
         gpu=", ".join(dict.fromkeys(device.name for device in numbers.capture.devices)) or None,
         window_ns=numbers.window.duration_ns,
         steps=steps.height,
