@@ -104,7 +104,7 @@ def test_a_table_beyond_what_a_phone_can_hold_says_where_the_rest_is():
     rows = sample.kernel_table().rows
     many = dataclasses.replace(sample.kernel_table(), rows=rows[[0] * (MOST_ROWS + 7)])
     text = render_html(Document("t", "l", (Section("a", "A", (many,)),)))
-    assert "In report.json: 7 more rows." in text
+    assert "7 more rows are in report.json." in text
 
 
 def test_raw_numbers_are_kept_for_sorting(page):
