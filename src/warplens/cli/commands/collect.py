@@ -83,7 +83,8 @@ def collect(
         Path, typer.Option("--output", "-o", metavar="DIR", help="The folder for profiles and their manifest.json.")
     ] = _FOLDER,
     name: Annotated[
-        str | None, typer.Option(metavar="NAME", show_default=False, help="Of the files; else that of the program.")
+        str | None,
+        typer.Option("--name", metavar="NAME", show_default=False, help="Of the files; else that of the program."),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the commands; run nothing.")] = False,
     report: Annotated[bool, typer.Option("--report", help="Write the report at once, to DIR/report.")] = False,
