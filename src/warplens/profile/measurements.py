@@ -77,6 +77,8 @@ class Measurements:
         details: further facts about each cell, in the order of `cells`.
         phases: `PHASE_SCHEMA`; `cell` is the row in `cells`.
         samples: `SAMPLE_SCHEMA`; `of` is `wall`, `gpu`, `warmup` or a phase.
+        sweep: which cells are the two sides of a sweep, and its axes, where the file says so: `axes`, `baseline`,
+            `variant`.
     """
 
     source: str
@@ -90,3 +92,4 @@ class Measurements:
     details: tuple[Mapping[str, Any], ...]
     phases: pl.DataFrame
     samples: pl.DataFrame
+    sweep: Mapping[str, Any] | None = None

@@ -15,13 +15,13 @@ import polars as pl
 
 from warplens.errors import UnreadableInputError
 from warplens.profile.measurements import MEASUREMENT_SCHEMA, PHASE_SCHEMA, SAMPLE_SCHEMA, STATUSES, Measurements
-from warplens.readers.compressed import UNPACKERS, unpacked
+from warplens.readers.compressed import UNPACKERS, peek, unpacked
 from warplens.readers.detect import compression, kind_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-__all__ = ["MEASUREMENTS_SCHEMA_NAME", "measurements_of", "read_measurements"]
+__all__ = ["MEASUREMENTS_SCHEMA_NAME", "holds_measurements", "measurements_of", "read_measurements"]
 
 MEASUREMENTS_SCHEMA_NAME: Final = "warplens.measurements/1"
 
@@ -30,6 +30,23 @@ _WRONG: Final = "Do not trust it; measure again"
 
 #: Rounding of figures that went through JSON.
 _TOLERANCE: Final = 1e-6
+
+
+#: How much of a file is searched for its schema, which `warplens bench` writes first.
+_HEAD_BYTES: Final = 4096
+
+
+def holds_measurements(path: Path) -> bool:
+    """Whether the file says near its begin that it holds measurements; False if it cannot be opened."""
+    try:
+        if (name := compression(kind_of(path))) is not None:
+            head = peek(path, UNPACKERS[name])[:_HEAD_BYTES]
+        else:
+            with path.open("rb") as file:
+                head = file.read(_HEAD_BYTES)
+    except (UnreadableInputError, OSError):
+        return False
+    return b'"warplens.measurements/' in head
 
 
 def read_measurements(path: Path | str) -> Measurements:
@@ -92,6 +109,7 @@ def _measurements(path: Path, document: Mapping[str, Any], records: list[dict[st
         details=tuple(record.get("details") or {} for record in records),
         phases=pl.DataFrame(_phase_rows(records), schema=PHASE_SCHEMA, orient="row"),
         samples=_samples(records),
+        sweep=document.get("sweep"),
     )
 
 

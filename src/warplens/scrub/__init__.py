@@ -1,8 +1,9 @@
 """A copy of a profile that can be shared: what identifies people and machines is left out.
 
 Lives here: `scrub`, which tells the format by content, has the copy made, proves it and gives it its name; one module
-per format (`nsys`, `kineto`, `ncu_rep`, `ncu_csv`, `timings`) that builds the copy out of what the analyses read and
-nothing else; `texts` (how texts are rewritten), `same` (that the copy gives the same), `outcome` (the report).
+per format (`nsys`, `kineto`, `ncu_rep`, `ncu_csv`, `timings`, `measurements`) that builds the copy out of what the
+analyses read and nothing else; `texts` (how texts are rewritten), `same` (that the copy gives the same), `outcome` (the
+report).
 
 May import: `warplens.readers`, `warplens.profile`, `warplens.errors` and `warplens.scrub_secrets`. A new format becomes
 a module with one function that takes the original and an empty file, fills that and gives a `Removed`, and a line in
@@ -25,10 +26,12 @@ from warplens.readers import read
 from warplens.readers.compressed import UNPACKERS, unpacked
 from warplens.readers.counters import read_counters
 from warplens.readers.detect import Kind, compression, kind_of, looks_like_kineto
+from warplens.readers.measurements import holds_measurements
 from warplens.readers.ncu_csv import looks_like_ncu_csv
 from warplens.readers.nsys_rep import converted
 from warplens.readers.timings import read_timings
 from warplens.scrub.kineto import copy_kineto
+from warplens.scrub.measurements import check_measurements, copy_measurements
 from warplens.scrub.ncu_csv import NOTES_OF_LINES, copy_ncu_csv
 from warplens.scrub.ncu_rep import copy_ncu_rep
 from warplens.scrub.nsys import copy_nsys
@@ -45,7 +48,8 @@ _HEAD_BYTES = 65_536
 _GZIP_LEVEL, _XZ_PRESET, _ZSTD_LEVEL = 6, 6, 10
 
 _ADVICE = (
-    "Give a capture of Nsight Systems, a trace of the PyTorch profiler, a report of Nsight Compute or its CSV export"
+    "Give a capture of Nsight Systems, a trace of the PyTorch profiler, a report of Nsight Compute or its CSV export, "
+    "or measurements"
 )
 
 #: Fills an empty file with the copy: the original as it lies on the disk, the file that the user named, the copy.
@@ -59,7 +63,8 @@ def scrub(source: Path, target: Path, *, progress: Callable[[str], None] | None 
     """Copies a profile without what identifies people and machines; analyses of the copy give the same.
 
     Reads what `warplens.readers` reads: captures of Nsight Systems (the copy is an SQLite export), traces of the
-    PyTorch profiler, reports of Nsight Compute and their CSV exports, CSV files of timings; as they are or compressed.
+    PyTorch profiler, reports of Nsight Compute and their CSV exports, CSV files of timings, measurements files; as they
+    are or compressed.
 
     Before the copy gets its name, it is searched for everything that was removed, and read: it must give the same
     tables as the original, rewritten texts apart.
@@ -114,6 +119,8 @@ def _how(plain: Path, source: Path, report: Callable[[str], None]) -> tuple[_Cop
             head = file.read(_HEAD_BYTES)
         if looks_like_ncu_csv(head):
             return copy_ncu_csv, _same_counters
+        if holds_measurements(plain):
+            return copy_measurements, lambda _, source, copy: check_measurements(source, copy)
         if kind is Kind.JSON or looks_like_kineto(head):
             return copy_kineto, _same_trace
         if kind is Kind.TEXT:
