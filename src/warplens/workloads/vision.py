@@ -1,8 +1,9 @@
 """DeiT / ViT with patch 16, written out, at any input size, with token reduction where asked for.
 
 Pre-norm blocks, biases on q, k and v, a class token, learned positions, layer norms with ε = 10⁻⁶, GELU. Attention is
-written out in every variant, since most reductions decide by its weights and a comparison should change one thing only;
-`fused=True` makes the control that a deployment would really run.
+written out in every variant, since most reductions decide by its weights and a comparison should change one thing only.
+`fused=True` makes what a deployment would really run: one kernel for attention and, in the blocks whose reduction
+decides by the class token's weights, that one row beside it.
 """
 
 from __future__ import annotations
@@ -44,7 +45,9 @@ class Attention(nn.Module):
         bias = _score_bias(state, q.dtype)
         if self.fused:
             heads = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=bias)
-            return self.proj(heads.transpose(1, 2).reshape(batch, tokens, width)), None, Attended(None, k, v)
+            decides = reduction is not None and reduction.needs_weights
+            row = self._class_row(q, k, bias) if decides else None
+            return self.proj(heads.transpose(1, 2).reshape(batch, tokens, width)), None, Attended(row, k, v)
         scores = (q * self.scale) @ k.transpose(-2, -1)
         weights = (scores if bias is None else scores + bias).softmax(dim=-1)
         attended = Attended(weights, k, v)
@@ -55,6 +58,11 @@ class Attention(nn.Module):
                 weights = weights.gather(2, rows[:, None, :, None].expand(-1, self.heads, -1, tokens))
         heads = (weights @ v).transpose(1, 2).reshape(batch, -1, width)
         return self.proj(heads), rows, attended
+
+    def _class_row(self, q: Tensor, k: Tensor, bias: Tensor | None) -> Tensor:
+        """The class token's attention alone, [batch, heads, 1, tokens]: all that a choice by its weights needs."""
+        scores = (q[:, :, :1] * self.scale) @ k.transpose(-2, -1)
+        return (scores if bias is None else scores + bias).softmax(dim=-1)
 
 
 def _score_bias(state: TokenState, dtype: torch.dtype) -> Tensor | None:
@@ -95,6 +103,8 @@ class Block(nn.Module):
                 x = reduction.between(x, attended, state)
         if counts is not None:
             own = reduction.macs(before) if reduction is not None else 0
+            if reduction is not None and reduction.needs_weights and self.attention.fused:
+                own += before * x.shape[-1]  # the row that fused attention does not give
             counts.append(BlockTokens(entering, asking, x.shape[1], own))
         with self.ranges("mlp"):
             return x + self.mlp(self.norm2(x))
@@ -107,7 +117,7 @@ class VisionTransformer(nn.Module):
         size: widths.
         input_size: side of the images, a multiple of the patch.
         reductions: method at each block that has one.
-        fused: let PyTorch choose a fused attention; no method may need its weights.
+        fused: let PyTorch choose a fused attention; a method may need the class token's weights, and no others.
         ranges: annotations round the parts.
     """
 

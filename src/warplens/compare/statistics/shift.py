@@ -1,0 +1,187 @@
+"""How far apart two sides are on the scale of logarithms, where a ratio is a difference."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from warplens.compare.statistics.location import Location, centres_and_variances, cut, location, units
+from warplens.compare.statistics.serial import ORDER_FROM, Trend, dependence, trend
+from warplens.compare.statistics.student import t_quantile
+
+if TYPE_CHECKING:
+    from warplens.compare.samples import Samples
+
+__all__ = ["Shift", "in_turns", "shift_between"]
+
+Float64s = npt.NDArray[np.float64]
+
+#: Resamples of the bootstrap; a quantile at 5 % of so many is uncertain by half a per cent of the samples.
+RESAMPLES: Final = 1999
+#: With fewer units a side, so many resamples repeat one another, and their quantiles say little: Student's t is used.
+RESAMPLED_FROM: Final = 8
+#: With more units than this, both agree to a per cent, and resampling takes memory for nothing.
+RESAMPLED_UP_TO: Final = 200
+
+
+@dataclass(frozen=True)
+class Shift:
+    """The logarithm of variant / baseline, and how sure it is.
+
+    Attributes:
+        estimate: trimmed mean of the variant's units − that of the baseline's; in turns, of their differences.
+        error: its standard error, dependence of neighbours included; infinite if the data show no variation at all.
+        freedom: degrees of freedom of the error; 0 if it is infinite.
+        critical: standard errors from the estimate to either end of the interval.
+        level: how often the interval misses.
+        drift: how much of the shift, either way, a drift may have made: which side was measured first is not known.
+        variance: of a single unit of each side together: with n units a side, the squared error is this / n.
+        count: units of the smaller side; where one side is a single run, blocks of the other.
+        fewest: what each side has at least: `count`, or the 1 of a single run.
+        paired: whether the sides were compared turn by turn.
+        resampled: whether the bootstrap had a say in `critical`.
+        dependence: see `serial.dependence`; 1 if units are as good as independent.
+        trends: the trends of the baseline, the variant and both, as far as they can be seen; empty in turns.
+    """
+
+    estimate: float
+    error: float
+    freedom: float
+    critical: float
+    level: float
+    drift: float
+    variance: float
+    count: int
+    fewest: int
+    paired: bool
+    resampled: bool
+    dependence: float
+    trends: tuple[Trend | None, Trend | None, Trend | None]
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Ends of the interval: what chance may have done, and beyond it what a drift may have done."""
+        if not self.freedom:
+            return -math.inf, math.inf
+        reach = self.critical * self.error + self.drift
+        return self.estimate - reach, self.estimate + reach
+
+
+def in_turns(baseline: Samples, variant: Samples) -> bool:
+    """Whether block i of one side was taken next to block i of the other."""
+    return baseline.paired and variant.paired and len(baseline.blocks) == len(variant.blocks) > 1
+
+
+def shift_between(baseline: Samples, variant: Samples, *, level: float, seed: int) -> Shift:
+    """The shift from the baseline to the variant.
+
+    The error is that of the trimmed mean (Yuen, 1974), with Welch's degrees of freedom for two sides, enlarged by the
+    dependence of neighbours. How many of it the interval reaches is the larger one of Student's t and of the
+    studentised bootstrap of whole units (Davison and Hinkley, Bootstrap Methods and their Application, 1997, sections
+    3.8 and 5.2; Hall, Ann. Statist. 16 (1988), 927–953): blocks are drawn, steps within them are not drawn again.
+    """
+    before, after = units(baseline), units(variant)
+    if in_turns(baseline, variant):
+        return _paired(after - before, level, seed)
+    trimmed = cut(before.size, after.size)
+    one, other = location(before, trimmed), location(after, trimmed)
+    single = len(baseline.blocks) == 1, len(variant.blocks) == 1
+    factor = 1.0
+    if any(single) or min(before.size, after.size) >= ORDER_FROM:
+        factor = dependence(before, after)
+    one, other = _dependent(one, factor), _dependent(other, factor)
+    if single == (True, False):
+        one = _as_variable_as(one, other)
+    elif single == (False, True):
+        other = _as_variable_as(other, one)
+    error, freedom = _welch(one, other)
+    critical, resampled = _critical((before, after), trimmed, freedom, level, seed)
+    trends = trend(before), trend(after), trend(before, after)
+    return Shift(
+        estimate=other.centre - one.centre,
+        error=error,
+        freedom=freedom,
+        critical=critical,
+        level=level,
+        drift=max((abs(seen.shift) for seen in trends if seen and seen.matters), default=0.0),
+        variance=one.spread + other.spread,
+        count=max(one.count, other.count) if any(single) and not all(single) else min(one.count, other.count),
+        fewest=min(one.count, other.count),
+        paired=False,
+        resampled=resampled,
+        dependence=factor,
+        trends=trends,
+    )
+
+
+def _paired(differences: Float64s, level: float, seed: int) -> Shift:
+    trimmed = cut(differences.size)
+    factor = dependence(differences) if differences.size >= ORDER_FROM else 1.0
+    middle = _dependent(location(differences, trimmed), factor)
+    critical, resampled = _critical((differences,), trimmed, middle.freedom, level, seed)
+    return Shift(
+        estimate=middle.centre,
+        error=math.sqrt(middle.variance),
+        freedom=middle.freedom,
+        critical=critical,
+        level=level,
+        drift=0.0,
+        variance=middle.spread,
+        count=middle.count,
+        fewest=middle.count,
+        paired=True,
+        resampled=resampled,
+        dependence=factor,
+        trends=(None, None, None),
+    )
+
+
+def _dependent(side: Location, factor: float) -> Location:
+    """The side with as much less information as its units resemble each other."""
+    freedom = max(side.freedom / factor, 1.0) if side.freedom else 0.0
+    return Location(side.centre, side.variance * factor, freedom, side.count)
+
+
+def _as_variable_as(run: Location, runs: Location) -> Location:
+    """A side of a single run as one block, given at least the variation between runs that the other side shows."""
+    if run.freedom and run.variance >= runs.spread:
+        return Location(run.centre, run.variance, run.freedom, 1)
+    return Location(run.centre, runs.spread, runs.freedom, 1)
+
+
+def _welch(one: Location, other: Location) -> tuple[float, float]:
+    """Standard error of a difference and its degrees of freedom (Welch, Biometrika 34 (1947), 28–35)."""
+    if not (one.freedom and other.freedom):
+        return math.inf, 0.0
+    total = one.variance + other.variance
+    if not total:
+        return 0.0, one.freedom + other.freedom
+    shares = one.variance / total, other.variance / total
+    return math.sqrt(total), 1 / (shares[0] ** 2 / one.freedom + shares[1] ** 2 / other.freedom)
+
+
+def _critical(
+    sides: tuple[Float64s, ...], trimmed: float, freedom: float, level: float, seed: int
+) -> tuple[float, bool]:
+    """Standard errors to the end of the interval, and whether units were resampled to find it."""
+    if not freedom:
+        return math.inf, False
+    student = t_quantile(level, freedom)
+    if not all(RESAMPLED_FROM <= values.size <= RESAMPLED_UP_TO for values in sides):
+        return student, False
+    generator = np.random.default_rng(seed)
+    distance, variance = np.zeros(RESAMPLES), np.zeros(RESAMPLES)
+    for values in sides:
+        drawn = values[generator.integers(0, values.size, (RESAMPLES, values.size))]
+        centre, spread = centres_and_variances(drawn, trimmed)
+        original, _ = centres_and_variances(values, trimmed)
+        distance = (centre - original) - distance
+        variance = variance + spread
+    usable = variance > 0
+    if not usable.any():
+        return student, False
+    return max(student, float(np.quantile(np.abs(distance[usable]) / np.sqrt(variance[usable]), 1 - level))), True
