@@ -29,7 +29,7 @@ from warplens.analysis.timeline import Timeline
 from warplens.analysis.window import Window
 from warplens.profile.schema import name_categories
 
-__all__ = ["BUDGET_SCHEMA", "PART_GROUPS", "TimeBudget", "time_budgets"]
+__all__ = ["BUDGET_SCHEMA", "PART_GROUPS", "TimeBudget", "budgets_within", "time_budgets"]
 
 Int64s = npt.NDArray[np.int64]
 
@@ -84,11 +84,19 @@ class TimeBudget:
 def time_budgets(timeline: Timeline, window: Window) -> tuple[TimeBudget, ...]:
     """One budget for each device that did any work in the window, in device order; none if no device did."""
     devices = timeline.work_in(window)["device"].unique().sort().to_list()
-    return tuple(_budget(timeline, window, device) for device in devices)
+    return tuple(_budget(timeline, window, device, _segments(timeline, window, device)) for device in devices)
 
 
-def _budget(timeline: Timeline, window: Window, device: int) -> TimeBudget:
-    segments = _segments(timeline, window, device)
+def budgets_within(timeline: Timeline, window: Window, segments: Intervals) -> tuple[TimeBudget, ...]:
+    """The budget of some disjoint pieces of a window's time, such as its steps, for each device that worked in it.
+
+    The window's range, if it has one, does not count: the pieces say which time is split.
+    """
+    devices = timeline.work_in(window)["device"].unique().sort().to_list()
+    return tuple(_budget(timeline, window, device, union(segments)) for device in devices)
+
+
+def _budget(timeline: Timeline, window: Window, device: int, segments: Intervals) -> TimeBudget:
     work = timeline.work_on(device)
     touching = (work["end_ns"].to_numpy() > window.start_ns) & (work["start_ns"].to_numpy() < window.end_ns)
     if not touching.all():
