@@ -1,0 +1,101 @@
+"""Each hypothesis is confirmed where its cause was planted, and refuted where it was not."""
+
+from dataclasses import replace
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+
+from tests.compare.difference.programs import GEMM, US, Launch, program, side
+from warplens.analysis.timeline import Timeline
+from warplens.compare.difference import Side, step_difference
+from warplens.compare.hypotheses import CLAIMS, hypotheses
+from warplens.readers import read
+
+CAPTURES = Path(str(files("warplens") / "data" / "captures"))
+GATHER = "void at::native::vectorized_gather_kernel<16, long>(char*, char*, long*, int, long, long, long, long, bool)"
+
+
+def _judged(before, after):
+    return {item.id: item for item in hypotheses(step_difference(before, after))}
+
+
+def _capture(name):
+    timeline = Timeline(read(CAPTURES / f"{name}.sqlite.xz"))
+    return Side(name, timeline, timeline.window())
+
+
+def _standings(before, after):
+    return {key: item.standing for key, item in _judged(before, after).items()}
+
+
+def test_all_four_are_judged_and_named():
+    judged = _judged(side(program([Launch()] * 4)), side(program([Launch()] * 4)))
+    assert list(judged) == list(CLAIMS) == ["H1", "H2", "H3", "H4"]
+    assert judged["H2"].claim == CLAIMS["H2"]
+
+
+def test_launches_added_to_a_host_that_lags_behind_confirm_the_first():
+    # 10 launches of 10 µs on the host and 2 on the GPU; the variant spares the GPU half of that and launches 5 more.
+    before = side(program([Launch(gpu=2 * US)] * 10))
+    after = side(program([Launch(gpu=1 * US)] * 10 + [Launch("topk", gpu=1 * US)] * 5))
+    first = _judged(before, after)["H1"]
+    assert first.standing == "confirmed"
+    assert first.evidence["launches_added_per_step"] == 5
+    assert first.evidence["added_launches_ns_per_step"] == pytest.approx(50 * US)
+    assert first.evidence["added_launch_ns"] == pytest.approx(10 * US)
+
+
+def test_the_same_launches_added_to_a_busy_gpu_refute_it():
+    before = side(program([Launch(gpu=100 * US, host=10 * US)] * 10))
+    after = side(program([Launch(gpu=100 * US, host=10 * US)] * 10 + [Launch("topk", gpu=100 * US)] * 5))
+    assert _standings(before, after)["H1"] == "refuted"
+
+
+def test_operations_that_eat_what_they_save_confirm_the_third():
+    before = side(program([Launch(gpu=100 * US)] * 10))
+    after = side(program([Launch(gpu=90 * US)] * 10 + [Launch("topk", gpu=80 * US)]))
+    third = _judged(before, after)["H3"]
+    assert (third.standing, third.share) == ("confirmed", pytest.approx(0.8))
+
+
+def test_operations_that_cost_little_of_what_they_save_refute_it():
+    before = side(program([Launch(gpu=100 * US)] * 10))
+    after = side(program([Launch(gpu=40 * US)] * 10 + [Launch("topk", gpu=10 * US)]))
+    third = _judged(before, after)["H3"]
+    assert (third.standing, third.share) == ("refuted", pytest.approx(10 / 600))
+
+
+def test_gathers_that_take_what_products_save_confirm_the_fourth():
+    before = side(program([Launch(GEMM, gpu=100 * US)] * 10))
+    after = side(program([Launch(GEMM, gpu=50 * US)] * 10 + [Launch(GATHER, gpu=400 * US)]))
+    fourth = _judged(before, after)["H4"]
+    assert (fourth.standing, fourth.share) == ("confirmed", pytest.approx(0.8))
+
+
+@pytest.mark.parametrize(
+    ("blocks", "share", "standing"), [(33, 0.75, "confirmed"), (99, 0.25, "partly"), (264, 0.0, "refuted")]
+)
+def test_the_grids_decide_the_second(blocks, share, standing):
+    trace = program([Launch(grid=(blocks, 1, 1))] * 4)
+    gpu = replace(trace.capture.devices[0], sm_count=132)
+    known = replace(trace, capture=replace(trace.capture, devices=(gpu,)))
+    judged = _judged(side(known), side(known))["H2"]
+    assert (judged.share, judged.standing) == (pytest.approx(share), standing)
+
+
+def test_without_knowing_the_gpu_nobody_can_tell_whether_grids_fill_it():
+    trace = program([Launch()] * 4)
+    assert _judged(side(trace), side(trace))["H2"].standing == "unavailable"
+
+
+def test_the_founding_puzzle():
+    """One image: the launches are the cause, and the GPU has too little to do; the gathers are not."""
+    judged = _standings(_capture("deit224_bs1_baseline"), _capture("deit224_bs1_topk0.1"))
+    assert judged == {"H1": "confirmed", "H2": "confirmed", "H3": "partly", "H4": "refuted"}
+
+
+def test_the_same_variant_where_it_pays():
+    """Eight large images: twice as fast, and none of the explanations of a slowdown holds."""
+    judged = _standings(_capture("deit448_bs8_baseline"), _capture("deit448_bs8_topk0.1"))
+    assert set(judged.values()) == {"refuted"}
