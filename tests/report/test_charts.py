@@ -130,6 +130,41 @@ def test_the_parts_of_a_budget_stand_end_to_end_and_fill_the_strip():
     assert all(left[1] == right[0] for left, right in itertools.pairwise(edges))
 
 
+def test_each_part_of_a_waterfall_begins_where_the_one_before_it_ends():
+    spec = CHARTS["waterfall"].spec(css_ink, "words")
+    track, bars = spec["layer"][0], spec["layer"][1]
+    assert track["data"] == bars["data"]
+    marks = spec["datasets"][bars["data"]["name"]]
+    full = 4_167_000 - 90_000 + 20_000 + 443_000
+    assert [(mark["x0"], mark["x1"]) for mark in marks] == [
+        (0, pytest.approx(4_167_000 / full, abs=1e-5)),
+        (pytest.approx(4_077_000 / full, abs=1e-5), pytest.approx(4_167_000 / full, abs=1e-5)),
+        (pytest.approx(4_077_000 / full, abs=1e-5), pytest.approx(4_097_000 / full, abs=1e-5)),
+        (pytest.approx(4_097_000 / full, abs=1e-5), 1),
+        (1, 1),
+        (0, 1),
+    ]
+    numbers = [mark["number"] for mark in marks]
+    assert numbers == [
+        "4.17 ms", "−2.2 % · −90.0 µs", "+0.5 % · +20.0 µs", "+10.6 % · +443 µs", "0.0 % · 0 ns", "+9.0 % · 4.54 ms"
+    ]  # fmt: skip
+    colours = [mark["fill"] for mark in marks]
+    assert colours[0] == colours[-1], "totals look alike"
+    assert len({colours[0], colours[1], colours[2]}) == 3, "more and less differ from each other and from a total"
+
+
+@pytest.mark.parametrize(("begin", "deltas"), [(0, [5.0, -3.0]), (4, [-6.0, 10.0]), (0, []), (7, [-7.0])])
+def test_a_waterfall_of_any_amounts_stays_in_its_frame(begin, deltas):
+    parts = pl.DataFrame(
+        {"name": [str(place) for place in range(len(deltas))], "delta": deltas},
+        schema={"name": pl.String, "delta": pl.Float64},
+    )
+    end = begin + sum(deltas)
+    spec = charts.waterfall_chart(("one", begin), parts, ("other", end), kind="count").spec(css_ink, "words")
+    marks = spec["datasets"][spec["layer"][1]["data"]["name"]]
+    assert all(0 <= mark["x0"] <= mark["x1"] <= 1 for mark in marks)
+
+
 def test_busy_bins_hold_exactly_the_busy_time():
     starts, ends = np.array([5, 40, 90]), np.array([15, 60, 130])
     bins = chart_data.busy_bins(starts, ends, (0, 100), "GPU 0", bins=7)

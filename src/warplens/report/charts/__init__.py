@@ -5,7 +5,8 @@ What goes into a chart is aggregated beforehand (`warplens.report.chart_data`): 
 thousand marks. Labels stand at what they name rather than in legends; units are those of people.
 
 This package imports Altair, which takes a good part of a second: documents import it when they come to draw, never to
-count. A new chart becomes a function here, in the module of its kind (`bars`, `overtime`, `distributions`, `roofline`).
+count. A new chart becomes a function here, in the module of its kind (`bars`, `overtime`, `distributions`, `roofline`,
+`waterfall`).
 """
 
 from warplens.report.charts.bars import budget_chart, ranked_chart
@@ -13,6 +14,8 @@ from warplens.report.charts.base import Chart, vega_lite_version
 from warplens.report.charts.distributions import bandwidth_chart, histogram_chart
 from warplens.report.charts.overtime import memory_chart, steps_chart, timeline_chart
 from warplens.report.charts.roofline import roofline_chart
+from warplens.report.charts.surface import regime_chart, speedup_chart
+from warplens.report.charts.waterfall import waterfall_chart
 
 __all__ = [
     "Chart",
@@ -21,8 +24,11 @@ __all__ = [
     "histogram_chart",
     "memory_chart",
     "ranked_chart",
+    "regime_chart",
     "roofline_chart",
+    "speedup_chart",
     "steps_chart",
     "timeline_chart",
     "vega_lite_version",
+    "waterfall_chart",
 ]

@@ -1,0 +1,220 @@
+"""Two sides of traces: everything that their comparison states, computed once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from warplens.compare.difference import Side, explanation, step_difference, step_samples
+from warplens.compare.samples import Samples
+from warplens.compare.statistics import compare, regression
+from warplens.profile import Note, NoteLevel
+from warplens.report.comparison.causes import hides_kernels
+from warplens.report.comparison.kernelgroups import kernel_groups
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    import polars as pl
+
+    from warplens.analysis.counters.comparison import Comparison as CountersComparison
+    from warplens.compare.difference import Explanation, StepDifference
+    from warplens.compare.statistics import Comparison, Regression
+
+__all__ = ["StepNumbers", "TraceFiles", "compare_steps"]
+
+
+#: Notes on a comparison that say, under another code, what a note on one of its files says as well.
+_SAME_MATTER: Final = {"hidden-graphs": "graph-level-tracing", "aborted-steps": "aborted-step"}
+
+
+#: Repeats of one program launch the same work; beyond this difference they are of several.
+_SAME_KERNELS_SHARE: Final = 0.05
+
+
+@dataclass(frozen=True, eq=False)
+class TraceFiles:
+    """One side: each file is a block, for only files are independent of each other.
+
+    Attributes:
+        name: what people call the side.
+        files: each file with its window, copies of one left out; at least one.
+        notes: for each file what it cannot tell.
+        copies: sources of files that hold the same step times as one of `files`.
+    """
+
+    name: str
+    files: tuple[Side, ...]
+    notes: tuple[tuple[Note, ...], ...]
+    copies: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, name: str, files: Sequence[Side], notes: Sequence[tuple[Note, ...]]) -> TraceFiles:
+        """A side of these files. A copy of a file is no repeat, and would make the verdict surer than it is."""
+        kept: list[tuple[Side, tuple[Note, ...]]] = []
+        seen: list[bytes] = []
+        copies = []
+        for side, own in zip(files, notes, strict=True):
+            times = b"".join(block.tobytes() for block in step_samples(side).blocks)
+            if times in seen:
+                copies.append(side.timeline.trace.capture.source)
+            else:
+                seen.append(times)
+                kept.append((side, own))
+        return cls(name, tuple(side for side, _ in kept), tuple(own for _, own in kept), tuple(copies))
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The files' own names."""
+        return tuple(side.timeline.trace.capture.source for side in self.files)
+
+    def samples(self) -> Samples:
+        """Step times, a block a file."""
+        return Samples(tuple(block for side in self.files for block in step_samples(side).blocks))
+
+    def typical(self) -> int:
+        """The place of the file whose median step is nearest to the side's: it stands for the side in every table."""
+        samples = self.samples()
+        away = [abs(float(np.median(block)) - samples.median_ns) for block in samples.blocks]
+        return away.index(min(away))
+
+
+@dataclass(frozen=True, eq=False)
+class StepNumbers:
+    """Everything that is said about two sides of traces.
+
+    Attributes:
+        baseline, variant: the sides with all of their files.
+        samples: step times of both.
+        difference: the difference of the two typical files.
+        why: its cause.
+        comparison: verdict and interval, from all files.
+        regression: answer to the gate; None without one.
+        kernels: `warplens.report.comparison.kernelgroups.KERNEL_GROUP_SCHEMA`.
+        counters: hardware counters of both sides; None where none were given.
+        notes: what limits the comparison, the gravest first.
+    """
+
+    baseline: TraceFiles
+    variant: TraceFiles
+    samples: tuple[Samples, Samples]
+    difference: StepDifference
+    why: Explanation
+    comparison: Comparison
+    regression: Regression | None
+    kernels: pl.DataFrame
+    counters: CountersComparison | None
+    notes: tuple[Note, ...]
+
+    @property
+    def repeated(self) -> bool:
+        """Whether a side has several files."""
+        return len(self.baseline.files) > 1 or len(self.variant.files) > 1
+
+
+def compare_steps(
+    baseline: TraceFiles,
+    variant: TraceFiles,
+    *,
+    margin: float,
+    level: float,
+    fail_on: float | None = None,
+    flops: tuple[float, float] | None = None,
+    counters: CountersComparison | None = None,
+) -> StepNumbers:
+    """Hold two sides of traces against each other.
+
+    Args:
+        baseline, variant: the sides.
+        margin: differences of this share and less do not matter.
+        level: 0.05 for 95 % confidence.
+        fail_on: the gate's limit, a share; None without a gate.
+        flops: floating-point operations of a step of each side, where they are known from elsewhere.
+        counters: reports of hardware counters on both sides, compared already.
+    """
+    samples = baseline.samples(), variant.samples()
+    found = compare(*samples, margin=margin, level=level)
+    difference = step_difference(baseline.files[baseline.typical()], variant.files[variant.typical()], flops=flops)
+    return StepNumbers(
+        baseline=baseline,
+        variant=variant,
+        samples=samples,
+        difference=difference,
+        why=explanation(difference),
+        comparison=found,
+        regression=regression(found, fail_on) if fail_on is not None else None,
+        kernels=kernel_groups(
+            difference.kernels,
+            _other_runs(baseline, variant),
+            hidden=hides_kernels(difference),
+            margin=margin,
+            level=level,
+        ),
+        counters=counters,
+        notes=_notes(baseline, variant, difference, found),
+    )
+
+
+def _other_runs(baseline: TraceFiles, variant: TraceFiles) -> tuple[tuple[Side, Side], ...]:
+    """Further pairs of files, each file in one of them; () where a side has a single file."""
+    first, second = baseline.typical(), variant.typical()
+    return tuple(
+        zip(
+            (side for place, side in enumerate(baseline.files) if place != first),
+            (side for place, side in enumerate(variant.files) if place != second),
+            strict=False,
+        )
+    )
+
+
+def _notes(
+    baseline: TraceFiles, variant: TraceFiles, difference: StepDifference, found: Comparison
+) -> tuple[Note, ...]:
+    """What makes the sides hard to compare, then what each file cannot tell, each kind of note once a side."""
+    notes = [*difference.notes, *_typical_notes(baseline, variant), *_doubts(found)]
+    told = {item.code for item in difference.notes}
+    told |= {_SAME_MATTER[code] for code in told & _SAME_MATTER.keys()}
+    for side in (baseline, variant):
+        notes += (item for item in _of_side(side) if item.code not in told)
+    order = (NoteLevel.BLOCKING, NoteLevel.WARNING, NoteLevel.INFO)
+    return tuple(sorted(notes, key=lambda note: order.index(note.level)))
+
+
+def _typical_notes(*sides: TraceFiles) -> Iterator[Note]:
+    for side in sides:
+        if side.copies:
+            text = (
+                f"{side.name}: {', '.join(side.copies)} hold the same step times as another of its files: a copy is no "
+            )
+            text += "repeat, and is left out"
+            yield Note("copied-repeat", NoteLevel.WARNING, text, "Run the program again for each repeat")
+        if len(side.files) > 1:
+            text = f"{side.name}: of {len(side.files)} files, tables and parts are those of "
+            text += (
+                f"{side.sources[side.typical()]}, whose median step is nearest to that of all; the verdict is from all"
+            )
+            yield Note("typical-repeat", NoteLevel.INFO, text)
+            counts = [file.work.height / file.repeats for file in side.files]
+            if max(counts) - min(counts) > _SAME_KERNELS_SHARE * float(np.median(counts)):
+                text = (
+                    f"{side.name}: a step of its files launches {min(counts):.0f} to {max(counts):.0f} pieces of work: "
+                )
+                text += "they are no repeats of one program, so that the verdict speaks of none"
+                yield Note("unlike-repeats", NoteLevel.WARNING, text, "Put repeats of one program alone in the folder")
+
+
+def _doubts(found: Comparison) -> Iterator[Note]:
+    for doubt in found.doubts:
+        yield Note("comparison-doubt", NoteLevel.WARNING, doubt)
+
+
+def _of_side(side: TraceFiles) -> Iterator[Note]:
+    seen: dict[tuple[str, str], tuple[Note, list[str]]] = {}
+    for source, notes in zip(side.sources, side.notes, strict=True):
+        for item in notes:
+            seen.setdefault((item.code, item.text), (item, []))[1].append(source)
+    for item, sources in seen.values():
+        name = side.name if len(sources) == len(side.files) else ", ".join(sources)
+        yield Note(item.code, item.level, f"{name}: {item.text}", item.remedy)

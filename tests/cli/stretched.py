@@ -1,0 +1,28 @@
+"""Captures of programs that are slower or faster by a known factor: a real one with all of its times stretched."""
+
+from __future__ import annotations
+
+import lzma
+import sqlite3
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["write_stretched"]
+
+
+def write_stretched(source: Path, path: Path, factor: float) -> Path:
+    """Writes the export `source` (.sqlite.xz) to `path` with every time multiplied by `factor`."""
+    path.write_bytes(lzma.decompress(source.read_bytes()))
+    with sqlite3.connect(path) as file:
+        tables = [name for (name,) in file.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+        for table in tables:
+            columns = {row[1] for row in file.execute(f"PRAGMA table_info('{table}')")}
+            if {"start", "end"} <= columns:
+                file.execute(
+                    f"UPDATE '{table}' SET start = CAST(start * ? AS INTEGER), end = CAST(end * ? AS INTEGER)",
+                    (factor, factor),
+                )
+    file.close()
+    return path

@@ -1,0 +1,284 @@
+"""`warplens compare` on traces: the verdict, what it rests on, and the gate."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import shutil
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from typer.testing import CliRunner
+
+from tests.cli.small_export import write_export
+from tests.cli.stretched import write_stretched
+from tests.cli.torch_trace import write_trace
+from warplens.cli.main import app
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from tests.cli.conftest import Run
+
+DATA = Path(str(files("warplens") / "data"))
+CAPTURES = DATA / "captures"
+BASELINE = CAPTURES / "deit224_bs1_baseline.sqlite.xz"
+TOPK = CAPTURES / "deit224_bs1_topk0.1.sqlite.xz"
+LARGE, LARGE_TOPK = CAPTURES / "deit448_bs8_baseline.sqlite.xz", CAPTURES / "deit448_bs8_topk0.1.sqlite.xz"
+MODES = Path(__file__).resolve().parents[1] / "readers" / "data" / "counter_modes"
+#: Runs of one program: their times differ by a percent from run to run.
+NOISE = (1.0, 1.01, 0.99, 1.004, 0.995)
+
+
+def _asked(warplens: Callable[..., Run], *arguments: object, code: int = 0) -> dict[str, Any]:
+    run = warplens("compare", *arguments, "--format", "json", "--quiet")
+    assert run.code == code, run.err
+    found: dict[str, Any] = json.loads(run.out)
+    return found
+
+
+def _repeats(folder: Path, source: Path, factors: Sequence[float]) -> Path:
+    folder.mkdir()
+    for number, factor in enumerate(factors):
+        write_stretched(source, folder / f"run{number}.sqlite", factor)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def repeated(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Five runs each of the baseline, of a change that costs 10 %, and of one that costs nothing."""
+    folder = tmp_path_factory.mktemp("repeats")
+    return {
+        "baseline": _repeats(folder / "baseline", BASELINE, NOISE),
+        "slower": _repeats(folder / "slower", BASELINE, [1.1 * factor for factor in reversed(NOISE)]),
+        "same": _repeats(folder / "same", BASELINE, [1.0005 * factor for factor in NOISE]),
+    }
+
+
+# ---- the paradox
+
+
+@pytest.fixture(scope="module")
+def paradox() -> dict[str, Any]:
+    result = CliRunner().invoke(app, ["compare", str(BASELINE), str(TOPK), "--format", "json", "--quiet"])
+    found: dict[str, Any] = json.loads(result.stdout)
+    return found
+
+
+def test_the_parts_add_up_to_the_wall_difference(paradox: dict[str, Any]) -> None:
+    data = paradox["data"]
+    assert paradox["schema"] == "warplens.compare/1"
+    assert paradox["source"] == [BASELINE.name, TOPK.name]
+    assert data["wall"]["residual_ns"] == 0
+    assert sum(row["change_ns"] for row in data["rows"]) == pytest.approx(data["wall"]["change_ns"], abs=1e-3)
+    assert sum(row["baseline_ns"] for row in data["rows"]) == pytest.approx(data["wall"]["baseline_ns"], abs=1e-3)
+
+
+def test_less_work_in_more_launches_is_bounded_by_the_host(paradox: dict[str, Any]) -> None:
+    why = paradox["data"]["explanation"]
+    assert why["is_paradox"] is True
+    assert why["cause"] == "host-issue-bound"
+    assert why["calls_change"] == 32
+    assert why["gpu_change_share"] < 0 < why["change_ns"]
+    assert "32 more launches a step" in paradox["data"]["answer"]
+
+
+def test_token_reduction_adds_a_selection_to_three_blocks(paradox: dict[str, Any]) -> None:
+    kernels = {row["name"]: row for row in paradox["data"]["kernels"]["rows"] if row["change"] == "added"}
+    assert kernels["gatherTopK"]["variant_launches_per_step"] == 3
+    assert kernels["gatherTopK"]["decided"] is True
+    added = [row for row in paradox["data"]["ranges"]["rows"] if row["name"] == "token_reduction"]
+    assert len(added) == 3
+    assert {row["in"] for row in added} == {"variant"}
+
+
+def test_kernels_by_name_sum_to_those_by_place(paradox: dict[str, Any]) -> None:
+    names, places = paradox["data"]["kernels"]["rows"], paradox["data"]["kernel_places"]["rows"]
+    for column in ("baseline_ns_per_step", "variant_ns_per_step", "variant_launches_per_step"):
+        assert sum(row[column] for row in names) == pytest.approx(sum(row[column] for row in places))
+    changes = [abs(row["change_ns_per_step"]) for row in names]
+    assert changes == sorted(changes, reverse=True)
+
+
+def test_the_terminal_shows_verdict_parts_and_kernels(warplens: Callable[..., Run]) -> None:
+    out = warplens("compare", BASELINE, TOPK).out
+    for expected in (
+        "GPU work fell 9.6 %, but the step is bounded by the host's issue rate",
+        "The wall time of a step, part by part",
+        "idle: waiting for a launch",
+        "smaller parts",
+        "gatherTopK<…>",
+    ):
+        assert expected in out
+
+
+def test_where_the_gpu_is_the_limit_less_work_pays(warplens: Callable[..., Run]) -> None:
+    data = _asked(warplens, LARGE, LARGE_TOPK)["data"]
+    assert data["verdict"]["verdict"] == "faster"
+    assert data["explanation"]["cause"] == "gpu-work"
+    assert data["verdict"]["ratio"]["estimate"] == pytest.approx(0.51, abs=0.02)
+    assert "times as fast" in data["answer"]
+
+
+def test_flops_that_are_given_stand_against_the_time(warplens: Callable[..., Run]) -> None:
+    run = warplens("compare", BASELINE, TOPK, "--flops", "35.1e9,11.1e9")
+    assert "FLOPs change by −68.4 % (as given), the time by +9.6 %" in run.out
+    assert _asked(warplens, BASELINE, TOPK, "--flops", "35.1e9,11.1e9")["data"]["work"]["source"] == "given"
+
+
+def test_the_same_file_twice_has_no_decided_difference_and_passes(warplens: Callable[..., Run]) -> None:
+    run = warplens("compare", BASELINE, BASELINE, "--fail-on", "0%")
+    assert run.code == 0
+    assert "both sides hold the same file" in run.err
+    data = _asked(warplens, BASELINE, BASELINE)["data"]
+    assert data["verdict"]["verdict"] in ("same", "undecided")
+    assert not any(row["decided"] for row in data["kernels"]["rows"])
+    assert {row["change_ns"] for row in data["rows"]} == {0}
+
+
+# ---- repeats and the gate
+
+
+def test_a_folder_of_repeats_is_a_block_a_file(warplens: Callable[..., Run], repeated: dict[str, Path]) -> None:
+    data = _asked(warplens, repeated["baseline"], repeated["slower"])["data"]
+    assert data["baseline"]["name"] == "baseline"
+    assert [len(times) for times in data["variant"]["step_times_ns"]] == [10] * 5
+    assert data["verdict"]["verdict"] == "slower"
+    assert data["verdict"]["ratio"]["estimate"] == pytest.approx(1.1, rel=0.01)
+    assert data["verdict"]["ratio"]["low"] < 1.1 < data["verdict"]["ratio"]["high"]
+
+
+def test_a_planted_slowdown_fails_the_gate_and_says_why(
+    warplens: Callable[..., Run], repeated: dict[str, Path]
+) -> None:
+    run = warplens("compare", repeated["baseline"], repeated["slower"], "--fail-on", "5%", "--quiet")
+    assert run.code == 1
+    assert run.err.startswith("error: gate failed: slower by more than 5.0 % (95 %: ")
+    assert run.err.count("\n") == 1
+    assert _asked(warplens, repeated["baseline"], repeated["slower"], "--fail-on", "5%", code=1)["data"]["gate"][
+        "found"
+    ]
+
+
+def test_a_limit_beyond_the_slowdown_passes(warplens: Callable[..., Run], repeated: dict[str, Path]) -> None:
+    run = warplens("compare", repeated["baseline"], repeated["slower"], "--fail-on", "15%")
+    assert run.code == 0
+    assert "gate passed: not slower by more than 15.0 %" in run.err
+
+
+def test_noise_is_no_regression(warplens: Callable[..., Run], repeated: dict[str, Path]) -> None:
+    run = warplens("compare", repeated["baseline"], repeated["same"], "--fail-on", "5%")
+    assert run.code == 0
+    data = _asked(warplens, repeated["baseline"], repeated["same"])["data"]
+    assert data["verdict"]["verdict"] in ("same", "undecided")
+
+
+def test_what_is_open_does_not_fail_but_says_what_would_decide(warplens: Callable[..., Run]) -> None:
+    run = warplens("compare", BASELINE, TOPK, "--fail-on", "5%")
+    assert run.code == 0
+    assert "gate undecided, which does not fail" in run.err
+    assert "steps of each side would decide it" in run.err
+
+
+def test_copies_of_one_run_are_no_repeats(warplens: Callable[..., Run], tmp_path: Path) -> None:
+    for side, source in (("a", BASELINE), ("b", TOPK)):
+        (tmp_path / side).mkdir()
+        for number in (1, 2, 3):
+            shutil.copy(source, tmp_path / side / f"run{number}.sqlite.xz")
+    copied = _asked(warplens, tmp_path / "a", tmp_path / "b")
+    single = _asked(warplens, BASELINE, TOPK)
+    assert copied["data"]["verdict"]["ratio"] == single["data"]["verdict"]["ratio"]
+    assert [warning["code"] for warning in copied["warnings"]].count("copied-repeat") == 2
+
+
+def test_files_of_several_programs_are_no_repeats(warplens: Callable[..., Run], tmp_path: Path) -> None:
+    for source in (BASELINE, TOPK):
+        shutil.copy(source, tmp_path)
+    found = _asked(warplens, tmp_path, TOPK)
+    assert "unlike-repeats" in [warning["code"] for warning in found["warnings"]]
+    run = warplens("compare", tmp_path, TOPK)
+    assert "a step of its files launches 179 to 211 pieces of work" in run.err
+
+
+# ---- formats of output, windows, counters
+
+
+def test_csv_holds_the_parts(warplens: Callable[..., Run], paradox: dict[str, Any]) -> None:
+    rows = list(csv.DictReader(io.StringIO(warplens("compare", BASELINE, TOPK, "-f", "csv", "--quiet").out)))
+    assert [float(row["change_ns"]) for row in rows] == [row["change_ns"] for row in paradox["data"]["rows"]]
+
+
+def test_markdown_is_a_page_for_a_ticket(warplens: Callable[..., Run]) -> None:
+    text = warplens("compare", BASELINE, TOPK, "-f", "md").out
+    assert text.startswith("## baseline: deit224")
+    assert "| idle: waiting for a launch |" in text
+    assert "> caution: " in text
+
+
+def test_the_document_has_every_part_in_its_order(warplens: Callable[..., Run], tmp_path: Path) -> None:
+    run = warplens("compare", BASELINE, TOPK, "-o", tmp_path / "out")
+    assert [Path(line).name for line in run.out.splitlines()] == ["compare.html", "compare.md", "compare.json"]
+    text = (tmp_path / "out" / "compare.md").read_text()
+    headings = [line.removeprefix("## ") for line in text.splitlines() if line.startswith("## ")]
+    assert headings == [
+        "Before you read the numbers",
+        "Key figures",
+        "What the difference is made of",
+        "GPU work by range",
+        "Kernels",
+        "Launches and what they cost the host",
+        "Work against time",
+        "How sure it is",
+    ]
+    assert (tmp_path / "out" / "images" / "compare-waterfall.svg").read_text().startswith("<svg")
+    assert "leave 0 ns" in text
+
+
+def test_a_range_is_compared_by_itself(warplens: Callable[..., Run]) -> None:
+    data = _asked(warplens, BASELINE, TOPK, "--range", "attention")["data"]
+    assert data["baseline"]["windows"][0]["range"] == "attention"
+    assert data["wall"]["residual_ns"] == 0
+
+
+def test_windows_without_steps_have_no_interval_but_parts(warplens: Callable[..., Run], tmp_path: Path) -> None:
+    plain = write_export(tmp_path / "plain.sqlite", annotated=False)
+    more = write_export(tmp_path / "more.sqlite", "another_kernel", annotated=False)
+    run = warplens("compare", plain, more, "--window", "all", "--fail-on", "5%")
+    assert run.code == 0
+    data = _asked(warplens, plain, more, "--window", "all")["data"]
+    assert data["wall"]["residual_ns"] == 0
+    assert [row["name"] for row in data["kernels"]["rows"] if row["change"] == "added"] == ["another_kernel"]
+
+
+def test_a_trace_of_pytorch_is_held_against_one_of_nsight(warplens: Callable[..., Run], tmp_path: Path) -> None:
+    kineto, nsys = write_trace(tmp_path / "torch.json"), write_export(tmp_path / "nsys.sqlite")
+    found = _asked(warplens, nsys, kineto)
+    assert found["data"]["wall"]["residual_ns"] == 0
+    assert "different-tool" in [warning["code"] for warning in found["warnings"]]
+
+
+def test_counters_stand_beside_the_traces(warplens: Callable[..., Run], tmp_path: Path) -> None:
+    reports = ("--counters-baseline", MODES / "graph_nodes.ncu-rep.xz", "--counters-variant", MODES / "nvtx.ncu-rep.xz")
+    data = _asked(warplens, BASELINE, TOPK, *reports)["data"]
+    assert len(data["counters"]["rows"]) == 2
+    assert "What changed in them" in warplens("compare", BASELINE, TOPK, *reports).out
+    warplens("compare", BASELINE, TOPK, *reports, "-o", tmp_path)
+    assert "## Side by side" in (tmp_path / "compare.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "found"),
+    [
+        (["--window", "nonsense"], "START:END"),
+        (["--range", "nowhere"], "deit224_bs1_baseline.sqlite.xz: "),
+        (["--flops", "1e9"], "write 35.1e9,11.1e9"),
+        (["--counters-baseline", "none.ncu-rep", "--counters-variant", "none.ncu-rep"], "none.ncu-rep"),
+    ],
+)
+def test_wrong_usage_is_one_line(warplens: Callable[..., Run], arguments: list[str], found: str) -> None:
+    run = warplens("compare", BASELINE, TOPK, *arguments)
+    assert (run.code, run.out, run.err.count("\n")) == (2, "", 1)
+    assert found in run.err

@@ -1,0 +1,273 @@
+"""`warplens compare` on measurements files and on reports of counters."""
+
+from __future__ import annotations
+
+import copy
+import csv
+import io
+import json
+import lzma
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.cli.conftest import Run
+
+DATA = Path(str(files("warplens") / "data"))
+TOKEN_REDUCTION = DATA / "measurements" / "token_reduction.json.xz"
+GRID = DATA / "measurements" / "lm_grid.json.xz"
+TRACE = DATA / "captures" / "deit224_bs1_baseline.sqlite.xz"
+MODES = Path(__file__).resolve().parents[1] / "readers" / "data" / "counter_modes"
+SIDES = ("--baseline-where", "method=none,attention=explicit", "--variant-where", "method=topk")
+
+
+@pytest.fixture(scope="module")
+def measured() -> dict[str, Any]:
+    document: dict[str, Any] = json.loads(lzma.decompress(TOKEN_REDUCTION.read_bytes()))
+    return document
+
+
+@pytest.fixture(scope="module")
+def halves(measured: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The shipped file split in two: a file a method, as two runs would have written them."""
+    folder = tmp_path_factory.mktemp("halves")
+    paths = folder / "none.json", folder / "topk.json"
+    for path, method in zip(paths, ("none", "topk"), strict=True):
+        chosen = [
+            record
+            for record in measured["measurements"]
+            if record["cell"]["method"] == method and record["cell"]["attention"] == "explicit"
+        ]
+        path.write_text(json.dumps({**measured, "measurements": chosen}))
+    return paths
+
+
+def _asked(warplens: Callable[..., Run], *arguments: object, code: int = 0) -> dict[str, Any]:
+    run = warplens("compare", *arguments, "--format", "json", "--quiet")
+    assert run.code == code, run.err
+    found: dict[str, Any] = json.loads(run.out)
+    return found
+
+
+def _by_cell(found: dict[str, Any]) -> dict[tuple[Any, ...], dict[str, Any]]:
+    settings = (tuple(point.values()) for point in found["data"]["settings"])
+    return dict(zip(settings, found["data"]["rows"], strict=True))
+
+
+def test_cells_are_matched_by_what_does_not_tell_the_sides_apart(
+    warplens: Callable[..., Run], halves: tuple[Path, Path]
+) -> None:
+    found = _asked(warplens, *halves)
+
+    assert found["schema"] == "warplens.compare/1"
+    assert found["source"] == ["none.json", "topk.json"]
+    data = found["data"]
+    assert data["kind"] == "measurements"
+    assert data["axes"] == ["input_size", "batch", "execution"]
+    assert data["baseline"]["settings"]["method"] == "none"
+    assert data["variant"]["settings"] == {"method": "topk", "keep": 0.1, "locations": "3,6,9", "visualisation": True}
+    assert len(data["rows"]) == 2 * 5 * 2
+
+
+def test_the_ratio_of_a_cell_is_that_of_its_times(
+    warplens: Callable[..., Run], halves: tuple[Path, Path], measured: dict[str, Any]
+) -> None:
+    rows = _by_cell(_asked(warplens, *halves))
+    medians = {
+        (record["cell"]["input_size"], record["cell"]["batch"], record["cell"]["execution"], record["cell"]["method"]):
+        record["latency_ns"]["median"]
+        for record in measured["measurements"]
+        if record["cell"]["attention"] == "explicit"
+    }  # fmt: skip
+    for key, row in rows.items():
+        expected = medians[(*key, "topk")] / medians[(*key, "none")]
+        assert row["ratio"] == pytest.approx(expected, rel=0.05)
+        assert row["low"] <= row["ratio"] <= row["high"]
+        # Torch's own count of multiply-accumulates says the same: a third of the work is left.
+        assert row["work_ratio"] == pytest.approx(0.316, abs=0.01)
+
+
+def test_the_paradox_is_decided_in_both_directions(warplens: Callable[..., Run], halves: tuple[Path, Path]) -> None:
+    rows = _by_cell(_asked(warplens, *halves))
+    assert rows[(224, 1, "eager")]["verdict"] == "slower"
+    assert rows[(224, 1, "graph")]["verdict"] == "faster"
+    assert rows[(448, 16, "eager")]["verdict"] == "faster"
+
+
+def test_rounds_of_one_file_are_paired_and_those_of_two_files_are_not(
+    warplens: Callable[..., Run], halves: tuple[Path, Path]
+) -> None:
+    one = _asked(warplens, TOKEN_REDUCTION, TOKEN_REDUCTION, *SIDES)
+    assert one["data"]["paired"] is True
+    assert _asked(warplens, *halves)["data"]["paired"] is False
+    rows = _by_cell(one)
+    assert rows[(224, 1, "eager")]["baseline_blocks"] == 40
+
+
+def test_a_file_against_itself_is_the_same_everywhere_and_passes_the_gate(warplens: Callable[..., Run]) -> None:
+    run = warplens("compare", TOKEN_REDUCTION, TOKEN_REDUCTION, "--fail-on", "0%")
+    assert run.code == 0
+    assert "The variant is the same in 60 of 60 cells." in run.out
+    assert "gate passed" in run.err
+
+
+def test_the_gate_fails_on_a_decided_regression_alone(warplens: Callable[..., Run], halves: tuple[Path, Path]) -> None:
+    run = warplens("compare", *halves, "--fail-on", "5%", "--quiet")
+    assert run.code == 1
+    assert run.err.startswith("error: gate failed: ")
+    assert run.err.count("\n") == 1
+    assert "batch 1, execution eager" in run.err
+    assert warplens("compare", *halves, "--fail-on", "90%").code == 0
+    found = _asked(warplens, *halves, "--fail-on", "5%", code=1)
+    assert found["data"]["gate"]["found"] is True
+
+
+def test_a_slower_copy_fails_its_gate_and_a_faster_one_does_not(
+    warplens: Callable[..., Run], measured: dict[str, Any], tmp_path: Path
+) -> None:
+    one = copy.deepcopy(measured)
+    # A calm cell: replayed from a graph, so that the host's noise stays out.
+    one["measurements"] = [
+        record
+        for record in measured["measurements"]
+        if record["cell"] | {"execution": "graph", "input_size": 448, "batch": 8, "method": "topk"} == record["cell"]
+    ]
+    other = copy.deepcopy(one)
+    for record in other["measurements"]:
+        record["samples"]["wall_ns"] = [round(1.1 * time) for time in record["samples"]["wall_ns"]]
+    before, after = tmp_path / "before.json", tmp_path / "after.json"
+    before.write_text(json.dumps(one))
+    after.write_text(json.dumps(other))
+
+    slower = _asked(warplens, before, after, "--fail-on", "5%", code=1)
+    assert slower["data"]["rows"][0]["ratio"] == pytest.approx(1.1, rel=0.01)
+    assert warplens("compare", after, before, "--fail-on", "5%").code == 0
+
+
+def test_cells_without_a_partner_are_told(
+    warplens: Callable[..., Run], measured: dict[str, Any], halves: tuple[Path, Path], tmp_path: Path
+) -> None:
+    fewer = {**measured, "measurements": [r for r in measured["measurements"] if r["cell"]["input_size"] == 224]}
+    part = tmp_path / "part.json"
+    part.write_text(json.dumps(fewer))
+    found = _asked(warplens, halves[0], part, "--variant-where", "method=topk")
+    assert len(found["data"]["rows"]) == 10
+    assert [warning["code"] for warning in found["warnings"]].count("cells-unmatched") == 1
+
+
+def test_a_cell_that_ran_out_of_memory_is_not_compared_and_says_why(
+    warplens: Callable[..., Run], halves: tuple[Path, Path], tmp_path: Path
+) -> None:
+    document = json.loads(halves[1].read_text())
+    document["measurements"][0] = {
+        "cell": document["measurements"][0]["cell"], "status": "out-of-memory", "reason": "2 GiB were missing"
+    }  # fmt: skip
+    part = tmp_path / "oom.json"
+    part.write_text(json.dumps(document))
+    row = _asked(warplens, halves[0], part)["data"]["rows"][0]
+    assert row["verdict"] is None
+    assert row["reason"] == "variant: out-of-memory (2 GiB were missing)"
+    assert warplens("compare", halves[0], part, "--fail-on", "90%", "--quiet").code == 0
+
+
+def test_all_formats_hold_the_same_cells(warplens: Callable[..., Run], halves: tuple[Path, Path]) -> None:
+    data = _asked(warplens, *halves)["data"]
+    rows = list(csv.DictReader(io.StringIO(warplens("compare", *halves, "-f", "csv", "--quiet").out)))
+    assert [float(row["ratio"]) for row in rows] == [row["ratio"] for row in data["rows"]]
+    assert "| input\\_size 448, batch 1, execution eager |" in warplens("compare", *halves, "-f", "md").out.replace(
+        "input_size", "input\\_size"
+    )
+    assert warplens("compare", *halves, "--limit", "2").out.count("input_size 224, batch") == 2
+
+
+def test_the_document_is_written_in_three_forms(
+    warplens: Callable[..., Run], halves: tuple[Path, Path], tmp_path: Path
+) -> None:
+    run = warplens("compare", *halves, "-o", tmp_path / "out")
+    assert [Path(line).name for line in run.out.splitlines()] == ["compare.html", "compare.md", "compare.json"]
+    text = (tmp_path / "out" / "compare.md").read_text()
+    assert "## Cell by cell" in text
+    assert json.loads((tmp_path / "out" / "compare.json").read_bytes())["schema"] == "warplens.compare/1"
+
+
+# ---- counters
+
+
+def test_reports_of_counters_are_compared_as_such(warplens: Callable[..., Run], tmp_path: Path) -> None:
+    nodes, nvtx = MODES / "graph_nodes.ncu-rep.xz", MODES / "nvtx.ncu-rep.xz"
+    data = _asked(warplens, nodes, nvtx)["data"]
+    assert data["kind"] == "counters"
+    assert len(data["rows"]) == 2
+    assert warplens("compare", nodes, nvtx).out.startswith("nvtx.ncu-rep.xz against graph_nodes.ncu-rep.xz")
+    warplens("compare", nodes, nvtx, "-o", tmp_path)
+    assert "## Side by side" in (tmp_path / "compare.md").read_text()
+
+
+# ---- what cannot be compared
+
+
+def _refused(warplens: Callable[..., Run], *arguments: object) -> str:
+    run = warplens("compare", *arguments)
+    assert run.code == 2, run.out
+    assert run.out == ""
+    assert run.err.count("\n") == 1
+    line: str = run.err
+    return line
+
+
+def test_sides_of_different_kinds_are_one_clear_line(warplens: Callable[..., Run]) -> None:
+    line = _refused(warplens, TOKEN_REDUCTION, TRACE)
+    assert "token_reduction.json.xz holds measurements and deit224_bs1_baseline.sqlite.xz holds a trace" in line
+    assert "holds counters of Nsight Compute" in _refused(warplens, TRACE, MODES / "nvtx.ncu-rep.xz")
+
+
+def test_other_workloads_are_not_compared(warplens: Callable[..., Run]) -> None:
+    assert "of lm: there is nothing to compare" in _refused(warplens, TOKEN_REDUCTION, GRID)
+
+
+def test_foreign_files_are_refused(warplens: Callable[..., Run], tmp_path: Path) -> None:
+    foreign = tmp_path / "foreign.txt"
+    foreign.write_text("neither the one nor the other")
+    assert "foreign.txt" in _refused(warplens, foreign, TRACE)
+    assert "foreign.txt" in _refused(warplens, TRACE, foreign)
+    assert "foreign.txt" in _refused(warplens, foreign, TOKEN_REDUCTION)
+    assert "none.sqlite" in _refused(warplens, tmp_path / "none.sqlite", TRACE)
+    torn = tmp_path / "torn.json"
+    torn.write_text('{"schema": "warplens.measurements/1", "measurements": [')
+    assert "torn.json" in _refused(warplens, torn, TOKEN_REDUCTION)
+    assert "0 files" in _refused(warplens, _empty(tmp_path), TRACE)
+
+
+def _empty(folder: Path) -> Path:
+    made = folder / "empty"
+    made.mkdir()
+    return made
+
+
+@pytest.mark.parametrize(
+    ("arguments", "found"),
+    [
+        (["--fail-on", "0.05"], "write 5% for five in a hundred"),
+        (["--fail-on", "-3%"], "is no percentage"),
+        (["--margin", "two"], "is no percentage"),
+        (["--level", "5%"], "from 50% to below 100%"),
+        (["--window", "all"], "--window and --range choose a part of a trace"),
+        (["--counters-baseline", TRACE, "--counters-variant", TRACE], "stand beside traces"),
+        (["--baseline-where", "method"], "no '='"),
+        (["--baseline-where", "method=nothing"], "no cell has method=nothing"),
+    ],
+)
+def test_wrong_usage_is_one_line(warplens: Callable[..., Run], arguments: list[object], found: str) -> None:
+    assert found in _refused(warplens, TOKEN_REDUCTION, TOKEN_REDUCTION, *arguments)
+
+
+def test_options_for_other_kinds_are_refused(warplens: Callable[..., Run]) -> None:
+    nvtx = MODES / "nvtx.ncu-rep.xz"
+    assert "gate on traces or measurements" in _refused(warplens, nvtx, nvtx, "--fail-on", "5%")
+    assert "choose cells of measurements" in _refused(warplens, TRACE, TRACE, "--baseline-where", "method=none")
+    assert "give both" in _refused(warplens, TRACE, TRACE, "--counters-baseline", nvtx)

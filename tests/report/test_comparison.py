@@ -1,0 +1,208 @@
+"""What a comparison says: sentences, tables and the page, from real captures and from results made by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from importlib.resources import files
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+
+from tests.report.test_browser import CHROMIUM, QUIET
+from warplens.analysis.quality import quality_notes
+from warplens.analysis.timeline import Timeline
+from warplens.compare.difference import Side
+from warplens.compare.samples import Samples
+from warplens.compare.statistics import compare, regression
+from warplens.readers import read
+from warplens.report.charts import waterfall_chart
+from warplens.report.comparison.causes import step_answer
+from warplens.report.comparison.document import step_document
+from warplens.report.comparison.numbers import StepNumbers, TraceFiles, compare_steps
+from warplens.report.comparison.steptables import kernel_table, part_table, waterfall_rows
+from warplens.report.comparison.words import (
+    change_text,
+    gate_line,
+    interval_text,
+    needed_text,
+    signed_share,
+    verdict_text,
+)
+from warplens.report.html import render_html
+from warplens.report.markdown import render_markdown
+
+CAPTURES = Path(str(files("warplens") / "data" / "captures"))
+
+
+def side(name: str) -> TraceFiles:
+    timeline = Timeline(read(CAPTURES / f"{name}.sqlite.xz"))
+    window = timeline.window()
+    return TraceFiles.of(name, [Side(name, timeline, window)], [quality_notes(timeline, window)])
+
+
+@pytest.fixture(scope="module")
+def baseline() -> TraceFiles:
+    return side("deit224_bs1_baseline")
+
+
+@pytest.fixture(scope="module")
+def paradox(baseline: TraceFiles) -> StepNumbers:
+    return compare_steps(baseline, side("deit224_bs1_topk0.1"), margin=0.02, level=0.05, fail_on=0.05)
+
+
+@pytest.fixture(scope="module")
+def graph(baseline: TraceFiles) -> StepNumbers:
+    return compare_steps(baseline, side("deit224_bs1_graph_nodes"), margin=0.02, level=0.05)
+
+
+def noisy(mean: float, share: float, seed: int, blocks: int = 12) -> Samples:
+    random = np.random.default_rng(seed)
+    return Samples.of(random.normal(mean, share * mean, (blocks, 5)))
+
+
+# ---- words
+
+
+@pytest.mark.parametrize(
+    ("ratio", "text"),
+    [(1.171, "17.1 % slower"), (0.46, "54.0 % less time"), (3.1, "3.10 times as long"), (1.0, "0.0 % slower")],
+)
+def test_a_ratio_reads_as_the_change_that_it_is(ratio: float, text: str) -> None:
+    assert change_text(ratio) == text
+
+
+def test_signs_stand_before_changes_and_not_before_none() -> None:
+    assert [signed_share(change) for change in (0.171, -0.54, 0.0)] == ["+17.1 %", "−54.0 %", "0.0 %"]
+
+
+def test_each_verdict_has_its_sentence() -> None:
+    calm = noisy(1e6, 0.005, 1)
+    slower, faster = compare(calm, noisy(1.2e6, 0.005, 2)), compare(calm, noisy(0.5e6, 0.005, 3))
+    same, undecided = compare(calm, noisy(1e6, 0.005, 4)), compare(noisy(1e6, 0.2, 5), noisy(1.01e6, 0.2, 6))
+    assert verdict_text(slower, "it").startswith("it is 2")
+    assert "slower (95 %: +" in verdict_text(slower, "it")
+    assert verdict_text(faster, "it").startswith("it is 2")
+    assert "times as fast: 5" in verdict_text(faster, "it")
+    assert verdict_text(same, "it").startswith("it takes the same time within 2.0 %: ")
+    assert verdict_text(undecided, "it").startswith("Whether it is faster or slower is undecided: ")
+    assert needed_text(slower) is None
+    assert "of each side would decide it" in str(needed_text(undecided))
+
+
+def test_a_single_duration_has_no_interval_and_says_so() -> None:
+    found = compare(Samples.of([[1e6]]), Samples.of([[2e6]]))
+    assert interval_text(found.ratio) == "no interval: one duration a side shows no variation"
+    assert str(needed_text(found)).startswith("Nothing shows how much the times vary")
+
+
+def test_the_gate_has_three_ends() -> None:
+    calm = noisy(1e6, 0.005, 1)
+    slower, noise = compare(calm, noisy(1.2e6, 0.005, 2)), compare(noisy(1e6, 0.2, 5), noisy(1.01e6, 0.2, 6))
+    assert gate_line(regression(slower, 0.05), slower).startswith("gate failed: slower by more than 5.0 %")
+    assert gate_line(regression(slower, 0.5), slower).startswith("gate passed: not slower by more than 50.0 %")
+    assert gate_line(regression(noise, 0.05), noise).startswith("gate undecided, which does not fail")
+
+
+def test_less_work_and_more_launches_read_as_the_paradox(paradox: StepNumbers) -> None:
+    answer = " ".join(step_answer(paradox))
+    assert "GPU work fell 9.6 %, but the step is bounded by the host's issue rate: 32 more launches a step × " in answer
+
+
+def test_a_graph_reads_as_launches_that_went_away(graph: StepNumbers) -> None:
+    (answer,) = step_answer(graph)
+    assert "times as fast" in answer
+    assert "because the baseline is bounded by the host's issue rate: 178 fewer launches a step" in answer
+
+
+def test_a_cause_is_no_reason_where_the_verdict_is_open(paradox: StepNumbers) -> None:
+    undecided = replace(paradox.comparison, verdict="undecided")
+    first, second = step_answer(replace(paradox, comparison=undecided))
+    assert "because" not in first
+    assert second.startswith("In what was recorded, ")
+
+
+# ---- tables and the waterfall
+
+
+def test_the_last_row_is_the_sum_of_the_others(paradox: StepNumbers) -> None:
+    wall = paradox.difference.wall
+    for table in (part_table(wall), part_table(wall, most=4)):
+        *parts, total = table.rows.iter_rows(named=True)
+        assert total["title"] == "step"
+        for column in ("baseline_ns", "variant_ns", "change_ns", "share"):
+            assert sum(row[column] for row in parts) == pytest.approx(total[column])
+    assert part_table(wall, most=4).rows.height == 6, "four parts, the smaller ones together, and the sum"
+
+
+def test_the_waterfall_leads_from_one_step_to_the_other(paradox: StepNumbers) -> None:
+    wall = paradox.difference.wall
+    rows = waterfall_rows(wall)
+    assert float(wall.baseline.wall_ns) + rows["delta"].sum() == pytest.approx(float(wall.variant.wall_ns))
+    assert rows["delta"][0] < 0 < rows["delta"][-2]
+
+
+def test_a_waterfall_of_nothing_can_be_drawn(baseline: TraceFiles) -> None:
+    wall = compare_steps(baseline, baseline, margin=0.02, level=0.05).difference.wall
+    rows = waterfall_rows(wall)
+    assert rows.is_empty()
+    assert waterfall_chart(("one", 1.0), rows, ("other", 1.0)).svg("nothing changed").startswith("<svg")
+
+
+def test_a_kernel_that_took_anothers_place_is_named_with_it(paradox: StepNumbers) -> None:
+    rows = kernel_table(paradox.kernels, limit=None).rows
+    replaced = rows.filter(pl.col("before").is_not_null())
+    assert replaced.height > 0
+    assert (replaced["baseline_full_name"] != replaced["variant_full_name"]).all()
+    assert set(rows.filter(pl.col("change") == "added")["sure"]) == {"yes"}
+
+
+def test_no_kernel_of_a_file_differs_from_itself(baseline: TraceFiles) -> None:
+    kernels = compare_steps(baseline, baseline, margin=0.02, level=0.05).kernels
+    assert not kernels["decided"].any()
+    assert set(kernels["change"]) == {"kept"}
+
+
+def test_what_a_graph_hides_is_not_called_removed_for_certain(baseline: TraceFiles) -> None:
+    whole = compare_steps(baseline, side("deit224_bs1_graph_whole"), margin=0.02, level=0.05)
+    removed = whole.kernels.filter(pl.col("change") == "removed")
+    assert removed.height > 0
+    assert not removed["decided"].any()
+    assert "hidden-graphs" in [item.code for item in whole.notes]
+    assert "it may be inside the other's CUDA graphs" in render_markdown(step_document(whole))
+
+
+# ---- the document
+
+
+def test_the_document_is_markdown_with_every_number_of_the_sum(paradox: StepNumbers) -> None:
+    text = render_markdown(step_document(paradox))
+    assert "# Comparison: deit224\\_bs1\\_topk0.1 against deit224_bs1_baseline".replace("\\_", "_") in text
+    assert "they sum to the change of 373 µs and leave 0 ns" in text
+    assert "![A waterfall from 4.17 ms to 4.54 ms" in text
+
+
+@pytest.mark.browser
+@pytest.mark.skipif(not CHROMIUM.exists(), reason=f"there is no Chromium at {CHROMIUM}")
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_the_page_draws_its_waterfall_in_both_themes(paradox: StepNumbers, tmp_path: Path, theme: str) -> None:
+    playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
+    path = tmp_path / "compare.html"
+    path.write_text(render_html(step_document(paradox)), "utf-8")
+    trouble: list[str] = []
+    with playwright.sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=str(CHROMIUM), args=QUIET)
+        page = browser.new_context(color_scheme=theme, viewport={"width": 390, "height": 844}).new_page()
+        page.on("console", lambda said: trouble.append(said.text))
+        page.on("pageerror", lambda error: trouble.append(str(error)))
+        page.goto(path.as_uri())
+        page.wait_for_selector("html[data-charts=drawn]")
+        drawing = page.locator("[data-chart=waterfall] svg")
+        texts = drawing.locator("text").all_text_contents()
+        assert drawing.bounding_box()["width"] <= 390
+        assert "baseline step" in texts
+        assert "idle: waiting for a launch" in texts
+        assert page.evaluate("document.documentElement.scrollWidth") == 390
+        browser.close()
+    assert trouble == []
