@@ -1,0 +1,185 @@
+"""The model: a step takes as long as the slower of its host and its GPU.
+
+    time = max(host, GPU)                          hard, or (hostᵖ + GPUᵖ)^(1/p), soft
+    host = cost of a launch × launches             where launches are known, else one time a side
+    GPU  = floors × pieces + Σ coefficient × work  work: tokens, products of tokens, FLOPs or items
+
+Within one kind of work (linear layers, attention) FLOPs and bytes grow alike, so that max(FLOPs/(efficiency · peak),
+bytes/bandwidth) is the same roof at every size: one coefficient. All parameters are positive and fitted as logarithms.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+
+import numpy as np
+
+from warplens.compare.breakeven.features import SIDES, Known, Observed, block_table
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from warplens.compare.resampling import Float64s
+
+__all__ = ["Form", "Maximum", "Model", "Term"]
+
+Maximum: TypeAlias = Literal["hard", "soft"]
+
+#: No overlap at all is p = 1; beyond 30 the maximum is hard for every purpose.
+_LEAST_SHARPNESS: Final = 1.0
+_MOST_SHARPNESS: Final = 30.0
+
+#: Of the derivative by the exponent.
+_STEP: Final = 1e-5
+
+
+@dataclass(frozen=True)
+class Form:
+    """What is chosen by cross-validation.
+
+    Attributes:
+        maximum: how host and GPU overlap.
+        own: whether attention (or all work, where only FLOPs or items are known) costs each side its own.
+        hosts: groups that have a host term; without one, the GPU's time is that of the step (a CUDA graph, say).
+    """
+
+    maximum: Maximum
+    own: bool
+    hosts: tuple[tuple[object, ...], ...]
+
+
+@dataclass(frozen=True)
+class Term:
+    """A parameter: what it is called, its unit, and whether it is part of the host's or the GPU's time."""
+
+    name: str
+    unit: str
+    of: Literal["host", "gpu", "overlap"]
+
+
+@dataclass(frozen=True, eq=False)
+class Model:
+    """A form for the groups and facts of one sweep.
+
+    Attributes:
+        form: see `Form`.
+        known: what the cells have.
+        groups: values of the axes that are no numbers, the one with the least time first.
+        reduces: whether any block reduces its tokens.
+    """
+
+    form: Form
+    known: Known
+    groups: tuple[tuple[object, ...], ...]
+    reduces: bool
+
+    @property
+    def terms(self) -> tuple[Term, ...]:
+        """The parameters, in their order."""
+        found = [Term(name, unit, "gpu") for name, unit in self._gpu_names()]
+        found += [Term(name, unit, "host") for name, unit in self._host_names()]
+        if self.form.maximum == "soft" and self.form.hosts:
+            found.append(Term("overlap exponent", "", "overlap"))
+        return tuple(found)
+
+    def _gpu_names(self) -> list[tuple[str, str]]:
+        sides = SIDES if self.form.own else ("",)
+        if self.known.work == "tokens":
+            names = [("floor of a block", "ns")]
+            names += [("floor of a reduction", "ns")] if self.reduces else []
+            names += [("linear work", "ns/token")]
+            names += [(_joined("attention", side), "ns/token²") for side in sides]
+        elif self.known.work == "flops":
+            names = [(_joined("floor", side), "ns") for side in SIDES]
+            names += [(_joined("work", side), "ns/FLOP") for side in sides]
+        else:
+            names = [(_joined("floor", side), "ns") for side in SIDES]
+            names += [(_joined("work", side), "ns/item") for side in SIDES]
+        piece = "block" if self.known.work == "tokens" else "step"
+        return names + [(_joined(f"further floor of a {piece}", *group), "ns") for group in self.groups[1:]]
+
+    def _host_names(self) -> list[tuple[str, str]]:
+        if self.known.launches:
+            return [(_joined("launch", *group), "ns") for group in self.form.hosts]
+        return [(_joined("host", side, *group), "ns") for group in self.form.hosts for side in SIDES]
+
+    def gpu_columns(self, cells: Sequence[Observed]) -> Float64s:
+        """How much of each GPU term is in each cell: cell × term."""
+        rows = []
+        for cell in cells:
+            further = [float(cell.group == group) for group in self.groups[1:]]
+            first = [float(cell.side == side) for side in (0, 1)]
+            if self.known.work == "tokens":
+                linear, products, reductions = block_table(cell.size).sum(axis=0)
+                blocks = float(len(cell.size.tokens or ()))
+                row = [blocks, *([reductions] if self.reduces else []), cell.items * linear]
+                row += [cell.items * products * part for part in (first if self.form.own else [1.0])]
+                further = [part * blocks for part in further]
+            elif self.known.work == "flops":
+                work = cell.items * (cell.size.flops or 0.0)
+                row = [*first, *(work * part for part in (first if self.form.own else [1.0]))]
+            else:
+                row = [*first, *(cell.items * part for part in first)]
+            rows.append(row + further)
+        return np.array(rows)
+
+    def host_columns(self, cells: Sequence[Observed]) -> Float64s:
+        """How much of each host term is in each cell: cell × term."""
+        rows = []
+        for cell in cells:
+            here = [float(cell.group == group) for group in self.form.hosts]
+            if self.known.launches:
+                rows.append([part * (cell.size.launches or 0.0) for part in here])
+            else:
+                rows.append([part * (cell.side == side) for part in here for side in (0, 1)])
+        return np.array(rows).reshape(len(cells), -1)
+
+    def parts(self, logs: Float64s, gpu: Float64s, host: Float64s) -> tuple[Float64s, Float64s]:
+        """GPU time and host time in ns: one row a set of parameters, one column a cell."""
+        amounts = np.exp(logs)
+        split = gpu.shape[1]
+        return amounts[:, :split] @ gpu.T, amounts[:, split : split + host.shape[1]] @ host.T
+
+    def log_times(self, logs: Float64s, gpu: Float64s, host: Float64s) -> Float64s:
+        """Log of the step time in ns: one row a set of parameters, one column a cell."""
+        device, issuing = (np.maximum(part, 1e-9) for part in self.parts(logs, gpu, host))
+        if not host.shape[1]:
+            return np.log(device)
+        if self.form.maximum == "hard":
+            return np.log(np.maximum(device, issuing))
+        power = self.sharpness(logs)[:, None]
+        more, less = np.maximum(device, issuing), np.minimum(device, issuing)
+        return np.log(more) + np.log1p((less / more) ** power) / power
+
+    def functions(
+        self, gpu: Float64s, host: Float64s
+    ) -> tuple[Callable[[Float64s], Float64s], Callable[[Float64s], Float64s]]:
+        """Log times, and their derivatives, as functions of the parameters alone."""
+        return (lambda logs: self.log_times(logs, gpu, host)), (lambda logs: self.slopes(logs, gpu, host))
+
+    def slopes(self, logs: Float64s, gpu: Float64s, host: Float64s) -> Float64s:
+        """Derivatives of the log times by the parameters: fit × cell × parameter."""
+        device, issuing = (np.maximum(part, 1e-9) for part in self.parts(logs, gpu, host))
+        amounts, split, last = np.exp(logs)[:, None, :], gpu.shape[1], gpu.shape[1] + host.shape[1]
+        by_gpu = amounts[..., :split] * gpu / device[..., None]
+        if not host.shape[1]:
+            return np.asarray(by_gpu)
+        by_host = amounts[..., split:last] * host / issuing[..., None]
+        if self.form.maximum == "hard":
+            share = (device >= issuing).astype(float)[..., None]
+            return np.concatenate([by_gpu * share, by_host * (1 - share)], axis=2)
+        power = self.sharpness(logs)[:, None]
+        share = (1 / (1 + np.exp(np.clip(power * np.log(issuing / device), -500, 500))))[..., None]
+        moved = logs.copy()
+        moved[:, -1] += _STEP
+        by_power = (self.log_times(moved, gpu, host) - self.log_times(logs, gpu, host))[..., None] / _STEP
+        return np.concatenate([by_gpu * share, by_host * (1 - share), by_power], axis=2)
+
+    def sharpness(self, logs: Float64s) -> Float64s:
+        """The exponent p of each set of parameters, between 1 and 30."""
+        return np.asarray(_LEAST_SHARPNESS + (_MOST_SHARPNESS - _LEAST_SHARPNESS) / (1 + np.exp(-logs[:, -1])))
+
+
+def _joined(name: str, *parts: object) -> str:
+    return ", ".join([name, *(str(part) for part in parts if part not in ("", None))])

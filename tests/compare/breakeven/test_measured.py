@@ -1,0 +1,75 @@
+"""The break-even model of token reduction on an H200."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import polars as pl
+import pytest
+
+from tests.compare.measured import token_reduction
+from warplens.compare.breakeven import BreakEven, fit_breakeven
+from warplens.compare.crossover import crossovers
+
+
+@cache
+def fit(attention: str) -> BreakEven:
+    return fit_breakeven(token_reduction(attention), draws=100)
+
+
+@pytest.mark.parametrize("attention", ["explicit", "fused"])
+def test_step_times_of_batches_that_were_left_out_are_predicted_within_a_few_percent(attention: str) -> None:
+    found = fit(attention)
+    assert found.median_error < 0.03
+    assert found.worst_error < 0.2
+    assert found.ratio_error < 0.03
+    assert found.usable
+
+
+def test_linear_layers_run_at_a_rate_that_the_gpu_can_reach() -> None:
+    rates = fit("explicit").parameters.filter(pl.col("name") == "rate of linear work")
+    # Dense fp16 peak of an H200 by its data sheet: 989 TFLOP/s.
+    assert 100e12 < rates["value"].item() < 989e12
+
+
+def test_the_eager_host_is_what_the_flat_part_of_the_table_shows() -> None:
+    hosts = fit("explicit").parameters.filter(
+        pl.col("name").str.starts_with("host") & pl.col("name").str.ends_with("eager")
+    )
+    # Steps of 3.5 ms and 4.1 ms at all batches from 2 to 16 at 224.
+    assert hosts["value"].to_list() == pytest.approx([3.5e6, 4.1e6], rel=0.03)
+
+
+def test_the_threshold_in_batches_lies_where_the_measured_crossing_does() -> None:
+    thresholds = fit("explicit").thresholds.filter((pl.col("execution") == "eager") & (pl.col("along") == "items"))
+    small, large = thresholds["items"].to_list()
+    assert small > 16
+    (line,) = (
+        found
+        for found in crossovers(token_reduction(), "batch")
+        if found.others == {"input_size": 448, "execution": "eager"}
+    )
+    (crossing,) = line.crossings
+    assert crossing.low is not None
+    assert crossing.high is not None
+    assert crossing.low <= large <= crossing.high
+
+
+def test_a_single_image_needs_far_more_than_300_tokens_before_the_eager_form_pays() -> None:
+    single = fit("explicit").thresholds.filter(
+        (pl.col("execution") == "eager") & (pl.col("along") == "size") & (pl.col("items") == 1)
+    )
+    row = single.row(0, named=True)
+    assert row["extrapolated"]
+    assert row["total_low"] > 4 * 300
+    assert 1300 < row["total"] < 1900
+
+
+def test_tokens_times_batch_is_a_range_since_attention_grows_with_the_square() -> None:
+    low, high = fit("explicit").threshold(execution="eager") or (0.0, 0.0)
+    assert 2200 < low < 2700
+    assert 3500 < high < 4300
+
+
+def test_one_input_size_says_little_about_another() -> None:
+    assert any("input_size has two values" in doubt for doubt in fit("explicit").doubts)

@@ -1,0 +1,216 @@
+"""What is answered about a line of the grid."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import polars as pl
+import pytest
+
+from tests.compare.simulation import Noise, Truth, cell, hard, simulated
+from warplens.compare.crossover import CROSSING_SCHEMA, LINE_SCHEMA, crossing_frame, crossovers
+from warplens.compare.samples import Samples
+from warplens.compare.sweep import Cell, Point, Sweep
+from warplens.errors import UsageError
+
+QUIET = Noise(rounds=20, round_share=0.01, side_share=0.002, skew_share=0.002, stall_rate=0.01, drift_share=0.01)
+BATCHES = [1, 2, 4, 8, 16]
+
+
+def sweep_of(truth: Truth, batches: list[int] = BATCHES, noise: Noise = QUIET) -> Sweep:
+    return simulated(truth, batches, noise, np.random.default_rng(0))
+
+
+def of_ratios(ratios: list[float], noise: float = 0.001, batches: list[int] = BATCHES) -> Sweep:
+    """A baseline of 1 ms everywhere, and a variant that takes these multiples of it."""
+    generator = np.random.default_rng(0)
+    points = []
+    for batch, ratio in zip(batches, ratios, strict=True):
+        sides = [
+            cell(Samples.of(1e6 * share * np.exp(generator.normal(0, noise, (20, 3))), paired=True))
+            for share in (1.0, ratio)
+        ]
+        points.append(Point({"batch": batch}, sides[0], sides[1]))
+    return Sweep("made.json", "made", ("batch",), {}, {}, {}, tuple(points), {}, True)
+
+
+def test_a_variant_that_is_faster_everywhere_always_pays() -> None:
+    (answer,) = crossovers(of_ratios([0.9, 0.8, 0.7, 0.6, 0.5]), "batch")
+    assert (answer.answer, answer.crossings, answer.reason) == ("always", (), None)
+    assert answer.span == (1, 16)
+
+
+def test_a_variant_that_is_slower_everywhere_never_pays_in_the_range() -> None:
+    (answer,) = crossovers(of_ratios([1.4, 1.3, 1.2, 1.2, 1.1]), "batch")
+    assert (answer.answer, answer.crossings) == ("none-in-range", ())
+
+
+def test_the_crossing_lies_between_the_neighbours_that_are_decided() -> None:
+    (answer,) = crossovers(of_ratios([1.2, 1.2, 1.1, 0.8, 0.6]), "batch")
+    (crossing,) = answer.crossings
+    assert answer.answer == "crosses"
+    assert crossing.pays == "above"
+    assert crossing.bracket == (4, 8)
+    assert crossing.decided
+    assert crossing.low is not None
+    assert crossing.high is not None
+    assert 4 <= crossing.low <= crossing.at <= crossing.high <= 8
+
+
+def test_the_estimate_is_a_straight_line_between_logarithms() -> None:
+    (answer,) = crossovers(of_ratios([2.0, 2.0, 2.0, 0.5, 0.5], noise=1e-6), "batch")
+    assert answer.crossings[0].at == pytest.approx(4 * 2**0.5, rel=1e-3)
+
+
+def test_a_variant_can_stop_to_pay() -> None:
+    (answer,) = crossovers(of_ratios([0.7, 0.8, 0.9, 1.2, 1.3]), "batch")
+    assert [(crossing.pays, crossing.bracket) for crossing in answer.crossings] == [("below", (4, 8))]
+
+
+def test_several_crossings_are_all_told() -> None:
+    (answer,) = crossovers(of_ratios([1.2, 0.8, 0.8, 1.2, 0.8]), "batch")
+    assert [(crossing.pays, crossing.bracket) for crossing in answer.crossings] == [
+        ("above", (1, 2)),
+        ("below", (4, 8)),
+        ("above", (8, 16)),
+    ]
+
+
+def test_a_point_that_noise_hides_widens_the_bracket() -> None:
+    (answer,) = crossovers(of_ratios([1.3, 1.2, 1.0, 0.8, 0.7], noise=0.005), "batch")
+    (crossing,) = answer.crossings
+    assert crossing.bracket == (2, 8)
+    assert crossing.decided
+    assert answer.undecided_at == ()
+
+
+def test_an_undecided_end_is_named_and_its_crossing_is_open() -> None:
+    (answer,) = crossovers(of_ratios([1.3, 1.2, 1.2, 1.1, 0.9995], noise=0.005), "batch")
+    assert answer.answer == "undecided"
+    assert answer.undecided_at == (16,)
+    assert answer.reason == "noise does not tell the faster side at batch 16"
+    for crossing in answer.crossings:
+        assert not crossing.decided
+        assert crossing.bracket == (8, None)
+        assert crossing.high is None
+
+
+def test_equal_sides_are_undecided_and_not_a_crossing() -> None:
+    (answer,) = crossovers(of_ratios([1.0] * 5, noise=0.02), "batch")
+    assert answer.answer == "undecided"
+    assert not any(crossing.decided for crossing in answer.crossings)
+
+
+def test_nothing_is_extrapolated_unless_it_is_asked_for_and_then_it_is_marked() -> None:
+    sweep = of_ratios([1.5, 1.4, 1.3, 1.2, 1.1])
+    assert crossovers(sweep, "batch")[0].crossings == ()
+    (answer,) = crossovers(sweep, "batch", extrapolate=True)
+    (crossing,) = answer.crossings
+    assert answer.answer == "none-in-range"
+    assert crossing.extrapolated
+    assert crossing.at == pytest.approx(16 * 2 ** (np.log(1.1) / np.log(1.2 / 1.1)), rel=0.02)
+    assert (crossing.low, crossing.high, crossing.bracket) == (16, None, (16, None))
+
+
+def test_a_line_that_moves_away_from_one_is_not_extrapolated() -> None:
+    (answer,) = crossovers(of_ratios([1.1, 1.1, 1.1, 1.2, 1.3]), "batch", extrapolate=True)
+    assert answer.crossings == ()
+
+
+def test_rates_without_durations_give_an_estimate_but_no_interval() -> None:
+    ratios = {1: 1.2, 4: 0.34}
+    points = tuple(
+        Point({"batch": batch}, Cell("measured", time_ns=1e6), Cell("measured", time_ns=1e6 * ratio))
+        for batch, ratio in ratios.items()
+    )
+    (answer,) = crossovers(Sweep("t.csv", "t", ("batch",), {}, {}, {}, points, {}, False), "batch")
+    assert answer.answer == "undecided"
+    assert answer.reason == "noise is unknown: no point has 4 blocks on each side"
+    (crossing,) = answer.crossings
+    assert 1 < crossing.at < 4
+    assert (crossing.low, crossing.high, crossing.decided) == (None, None, False)
+    assert answer.line["ratio"].to_list() == pytest.approx([1.2, 0.34])
+    assert answer.line["ratio_low"].null_count() == 2
+
+
+def test_durations_of_a_single_block_are_used_with_a_doubt() -> None:
+    one = [
+        Point(
+            {"batch": batch},
+            cell(Samples.of([np.linspace(0.99, 1.01, 60)[::-1] * 1e6])),
+            cell(Samples.of([np.linspace(0.99, 1.01, 60)[::-1] * 1e6 * ratio])),
+        )
+        for batch, ratio in ((1, 1.2), (2, 0.8))
+    ]
+    (answer,) = crossovers(Sweep("t", "t", ("batch",), {}, {}, {}, tuple(one), {}, False), "batch")
+    assert answer.answer == "crosses"
+    assert answer.doubts == ("noise between blocks is not in the intervals: there is one block",)
+
+
+def test_points_without_both_sides_are_left_out_and_told() -> None:
+    sweep = of_ratios([1.2, 1.2, 1.1, 0.8, 0.6])
+    broken = replace(sweep.points[4], baseline=Cell("out-of-memory"))
+    missing = replace(sweep.points[0], variant=None)
+    (answer,) = crossovers(replace(sweep, points=(missing, *sweep.points[1:4], broken)), "batch")
+    assert answer.answer == "crosses"
+    assert answer.span == (2, 8)
+    assert answer.doubts == ("batch 1: variant missing", "batch 16: baseline out-of-memory")
+
+
+def test_one_point_is_a_line_without_a_crossing() -> None:
+    (answer,) = crossovers(of_ratios([0.8], batches=[4]), "batch")
+    assert (answer.answer, answer.crossings) == ("always", ())
+    (nothing,) = crossovers(replace(of_ratios([0.8], batches=[4]), points=(Point({"batch": 4}, None, None),)), "batch")
+    assert (nothing.answer, nothing.line.height) == ("undecided", 0)
+
+
+def test_each_combination_of_the_other_axes_is_a_line() -> None:
+    points = []
+    for mode, ratios in (("eager", [1.2, 1.1, 0.9]), ("graph", [0.9, 0.8, 0.7])):
+        line = of_ratios(ratios, batches=[1, 2, 4]).points
+        points += [replace(point, settings={**point.settings, "mode": mode}) for point in line]
+    sweep = Sweep("s", "s", ("batch", "mode"), {}, {}, {}, tuple(points), {}, True)
+    found = crossovers(sweep, "batch")
+    assert [(answer.others, answer.answer) for answer in found] == [
+        ({"mode": "eager"}, "crosses"),
+        ({"mode": "graph"}, "always"),
+    ]
+    frame = crossing_frame(found)
+    assert frame.columns == ["mode", *CROSSING_SCHEMA]
+    assert frame["answer"].to_list() == ["crosses", "always"]
+    assert frame["at"].null_count() == 1
+    assert found[0].line.schema == LINE_SCHEMA
+
+
+def test_the_frame_of_no_line_has_its_columns() -> None:
+    assert crossing_frame(()).schema == CROSSING_SCHEMA
+
+
+def test_the_same_seed_gives_the_same_answer() -> None:
+    sweep = sweep_of(Truth(hard(1.0, 0.2), hard(1.2, 0.07), "hard"))
+    one, two = crossovers(sweep, "batch", seed=4), crossovers(sweep, "batch", seed=4)
+    assert one[0].crossings == two[0].crossings
+    assert one[0].line.equals(two[0].line)
+
+
+def test_an_axis_of_words_and_an_unknown_axis_are_refused() -> None:
+    points = (Point({"mode": "eager"}, None, None),)
+    words = Sweep("s.json", "s", ("mode",), {}, {}, {}, points, {}, True)
+    with pytest.raises(UsageError, match="a crossover needs numbers above zero, and 'mode' has other values"):
+        crossovers(words, "mode")
+    with pytest.raises(UsageError, match=r"s\.json: 'batch' is no axis of the sweep; there are: mode"):
+        crossovers(words, "batch")
+    with pytest.raises(UsageError, match="makes no interval"):
+        crossovers(of_ratios([1.0] * 5), "batch", level=1.0)
+
+
+def test_turns_cancel_what_disturbs_both_sides() -> None:
+    truth = Truth(hard(1.0, 0.2), hard(1.04, 0.2 * 0.9), "hard")
+    rough = Noise(rounds=20, round_share=0.2, side_share=0.002, skew_share=0.002, stall_rate=0.0)
+    widths = {}
+    for paired in (True, False):
+        sweep = sweep_of(truth, noise=replace(rough, paired=paired))
+        line = crossovers(sweep, "batch")[0].line
+        widths[paired] = line.select((pl.col("ratio_high") / pl.col("ratio_low")).log().mean()).item()
+    assert widths[True] < widths[False] / 5
