@@ -109,3 +109,9 @@ def test_another_file_is_refused_with_what_was_found(read, document, found):
     with pytest.raises(UnreadableInputError, match=found) as refusal:
         read(document)
     assert str(refusal.value).startswith("lm.json: ")
+
+
+def test_the_sides_of_a_sweep_are_kept(read):
+    sides = {"axes": {"context": [128, 1024]}, "baseline": {"size": "small"}, "variant": {"size": "xl"}}
+    assert read({**DOCUMENT, "sweep": sides}).sweep == sides
+    assert read(DOCUMENT).sweep is None

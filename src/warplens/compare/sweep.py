@@ -24,7 +24,8 @@ class Cell:
 
     Attributes:
         status: one of `warplens.profile.measurements.STATUSES`.
-        wall: wall times of a step; None if it was not measured, or if only a rate is known.
+        wall: wall times of a step, or times between events where calls were issued back to back; None if it was not
+            measured, or if only a rate is known.
         reason: of any status but `measured`.
         time_ns: median wall time of a step; from a published rate where there are no samples. None if not measured.
         gpu: times between events round a step, where known.
@@ -32,6 +33,7 @@ class Cell:
         unit: what one of those is.
         macs, flops: arithmetic of a step, modelled, where known.
         launches: kernels (and other pieces of work) that a step launches, where known; a CUDA graph counts as one.
+        launch: how a step is issued: `eager`, `compile` or `graph`, where known.
         details: further facts, as they stand in the measurements file (`tokens`, the token counts of each block, …).
     """
 
@@ -45,6 +47,7 @@ class Cell:
     macs: int | None = None
     flops: int | None = None
     launches: float | None = None
+    launch: str | None = None
     details: Mapping[str, Any] = field(default_factory=dict)
 
 

@@ -1,0 +1,295 @@
+"""What bounds each cell of a sweep: the host that launches, the GPU's arithmetic, or its memory.
+
+A profile decides where there is one. Without, measurements can tell host from GPU in three ways, in this order: the
+same cell replayed as a CUDA graph needs no host between its kernels, so that a much shorter replay is the GPU's own
+time and the rest the host's; wall time that stands still while the work doubles is not the work's; and wall time that
+grows like the work is. Arithmetic and memory they cannot tell apart, unless the rate of FLOPs comes near the roof.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+
+import polars as pl
+
+from warplens.profile.device import Device
+from warplens.profile.peaks import peaks_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from warplens.compare.sweep import Cell, Point, Sweep
+
+__all__ = [
+    "REGIMES",
+    "REGIME_SCHEMA",
+    "CellRegime",
+    "Evidence",
+    "Regime",
+    "Side",
+    "cell_key",
+    "regime_frame",
+    "regimes",
+]
+
+Regime: TypeAlias = Literal["launch-bound", "gpu-bound", "memory-bound", "compute-bound", "unknown"]
+Evidence: TypeAlias = Literal["measured", "modelled"]
+Side: TypeAlias = Literal["baseline", "variant"]
+
+#: Regime → what it means. `gpu-bound`: by arithmetic or by memory, which measurements alone cannot tell.
+REGIMES: Final[Mapping[str, str]] = {
+    "launch-bound": "the GPU waits for the host to launch",
+    "gpu-bound": "the GPU's own time; a profile would tell whether it goes to arithmetic, memory or small kernels",
+    "memory-bound": "kernels move data",
+    "compute-bound": "kernels compute",
+    "unknown": "nothing measured tells",
+}
+
+#: A replay that takes this share of the eager time or less leaves the rest to the host …
+_HOST_SHARE: Final = 0.8
+#: … and one that takes this share or more shows that the host is not in the way.
+_GPU_SHARE: Final = 0.9
+
+#: Work that grows by this factor, at least, tells something about time …
+_MORE_WORK: Final = 1.5
+#: … which stands still if it grows by less than this share of the work's growth (of logarithms), …
+_FLAT: Final = 0.15
+#: … and follows the work if it grows by more.
+_FOLLOWS: Final = 0.75
+
+#: A rate above this share of the roof leaves nothing but arithmetic to explain the time.
+_NEAR_ROOF: Final = 0.6
+
+#: Time between events below this share of the wall time: the host works before or after what the GPU does.
+_EVENT_SHARE: Final = 0.7
+
+#: One row a cell: its axes stand before these columns.
+REGIME_SCHEMA = pl.Schema(
+    {"side": pl.String(), "regime": pl.String(), "evidence": pl.String(), "because": pl.String()},
+)
+
+
+@dataclass(frozen=True, eq=False)
+class CellRegime:
+    """What bounds one side at one point.
+
+    Attributes:
+        settings: the point.
+        side: which of the two.
+        regime: one of `REGIMES`.
+        evidence: `measured`: from a profile, or from times alone; `modelled`: from times and modelled work. None where
+            nothing tells.
+        because: one sentence for people.
+    """
+
+    settings: Mapping[str, Any]
+    side: Side
+    regime: Regime
+    evidence: Evidence | None
+    because: str
+
+
+def cell_key(settings: Mapping[str, Any], side: Side) -> tuple[Side, tuple[tuple[str, str], ...]]:
+    """What a cell is looked up by, whatever the order of its settings."""
+    return side, tuple(sorted((name, str(value)) for name, value in settings.items()))
+
+
+def regimes(sweep: Sweep, profiled: Mapping[Any, tuple[Regime, str]] | None = None) -> tuple[CellRegime, ...]:
+    """What bounds each measured cell.
+
+    Args:
+        sweep: a baseline and a variant over a grid.
+        profiled: by `cell_key`, the regime that a profile of the cell shows, and one sentence why.
+
+    Returns:
+        One for each measured cell, in the order of the points, baseline before variant.
+    """
+    found = []
+    sides: tuple[Side, ...] = ("baseline", "variant")
+    for point in sweep.points:
+        for side in sides:
+            cell: Cell | None = getattr(point, side)
+            if cell is None or cell.time_ns is None:
+                continue
+            seen = (profiled or {}).get(cell_key(point.settings, side))
+            if seen is not None:
+                found.append(CellRegime(point.settings, side, seen[0], "measured", seen[1]))
+                continue
+            told = next(_told(sweep, point, side, cell), None)
+            regime, evidence, because = told or ("unknown", None, _why_unknown(sweep, point, side, cell))
+            found.append(CellRegime(point.settings, side, regime, evidence, because))
+    return tuple(found)
+
+
+def regime_frame(found: tuple[CellRegime, ...], axes: tuple[str, ...]) -> pl.DataFrame:
+    """The axes, then `REGIME_SCHEMA`: one row a cell."""
+    rows = [
+        {
+            **{axis: item.settings[axis] for axis in axes},
+            "side": item.side,
+            "regime": item.regime,
+            "evidence": item.evidence,
+            "because": item.because,
+        }
+        for item in found
+    ]
+    if not rows:
+        return REGIME_SCHEMA.to_frame()
+    return pl.DataFrame(rows, infer_schema_length=None, schema_overrides=dict(REGIME_SCHEMA))
+
+
+Told: TypeAlias = tuple[Regime, Evidence, str]
+
+
+def _told(sweep: Sweep, point: Point, side: Side, cell: Cell) -> Iterator[Told]:
+    """What measurements say, the surest first."""
+    launch = _launch(sweep, point, cell)
+    yield from _by_rate(sweep, point, side, cell)
+    if launch == "graph":
+        yield from _by_growth(sweep, point, side, cell, replayed=True)
+        yield from _as_replay(cell)
+        return
+    yield from _by_replay(sweep, point, side, cell)
+    yield from _by_events(cell)
+    yield from _by_growth(sweep, point, side, cell, replayed=False)
+
+
+def _launch(sweep: Sweep, point: Point, cell: Cell) -> str | None:
+    if cell.launch is not None:
+        return cell.launch
+    stated = point.settings.get("execution", sweep.shared.get("execution"))
+    return str(stated) if stated is not None else None
+
+
+def _as_replay(cell: Cell) -> Iterator[Told]:
+    """A CUDA graph that takes most of the wall time; flat times are then those of kernels too small for the GPU."""
+    if cell.gpu is None or cell.time_ns is None:
+        return
+    share = cell.gpu.median_ns / cell.time_ns
+    if share >= _GPU_SHARE:
+        text = f"a replayed CUDA graph needs no host between its kernels, and takes {share:.0%} of the wall time"
+        yield "gpu-bound", "measured", text
+
+
+def _replay_share(sweep: Sweep, point: Point, side: Side, cell: Cell) -> float | None:
+    """Time of the same cell as a CUDA graph, by its own; None if there is none."""
+    if cell.time_ns is None or _launch(sweep, point, cell) == "graph":
+        return None
+    twin = next(
+        (
+            found
+            for other in sweep.points
+            if (found := getattr(other, side)) is not None
+            and found.time_ns is not None
+            and _launch(sweep, other, found) == "graph"
+            and _differ(point.settings, other.settings) == {"execution"}
+        ),
+        None,
+    )
+    return twin.time_ns / cell.time_ns if twin is not None and twin.time_ns else None
+
+
+def _by_replay(sweep: Sweep, point: Point, side: Side, cell: Cell) -> Iterator[Told]:
+    """The same cell as a CUDA graph."""
+    share = _replay_share(sweep, point, side, cell)
+    if share is None:
+        return
+    if share <= _HOST_SHARE:
+        text = f"replayed as a CUDA graph it takes {share:.0%} of the time: the rest is the host's"
+        yield "launch-bound", "measured", text
+    elif share >= _GPU_SHARE:
+        text = f"replayed as a CUDA graph, without the host, it takes {share:.0%} of the time"
+        yield "gpu-bound", "measured", text
+
+
+def _by_events(cell: Cell) -> Iterator[Told]:
+    if cell.gpu is None or cell.time_ns is None or cell.wall is cell.gpu:
+        return
+    share = cell.gpu.median_ns / cell.time_ns
+    if share <= _EVENT_SHARE:
+        text = f"from its first to its last GPU event, a step takes {share:.0%} of its wall time"
+        yield "launch-bound", "measured", text
+
+
+def _by_rate(sweep: Sweep, point: Point, side: Side, cell: Cell) -> Iterator[Told]:
+    """FLOPs per second against the roof of the GPU for the number format."""
+    device = sweep.environment.get("device") or {}
+    precision = {**sweep.shared, **getattr(sweep, side), **point.settings}.get("precision")
+    if not device.get("name") or not cell.flops or not cell.time_ns or precision is None:
+        return
+    peaks = peaks_of(Device(ordinal=0, name=str(device["name"])))
+    # Weights or activations in a narrow format are multiplied in it.
+    roof = peaks.of(str(precision).partition("-")[0], tensor_cores=None) if peaks is not None else None
+    if not roof:
+        return
+    share = cell.flops * 1e9 / cell.time_ns / roof
+    if share >= _NEAR_ROOF:
+        yield "compute-bound", "modelled", f"its FLOPs (modelled) run at {share:.0%} of the roof of {precision}"
+
+
+def _by_growth(sweep: Sweep, point: Point, side: Side, cell: Cell, *, replayed: bool) -> Iterator[Told]:
+    """How time follows work from this cell to the next larger one, or from the next smaller one to it."""
+    larger = _neighbour(sweep, point, side, cell, larger=True)
+    if larger is not None and not replayed:
+        growth, work = _growth(cell, larger)
+        if growth <= _FLAT:
+            text = f"{math.exp(work):.3g} times the work takes {math.exp(growth * work):.2f} times as long"
+            yield "launch-bound", _of_work(cell), f"{text}: it is not the work that takes the time"
+    smaller = _neighbour(sweep, point, side, cell, larger=False)
+    if smaller is not None:
+        growth, work = _growth(smaller, cell)
+        if growth >= _FOLLOWS:
+            text = f"{math.exp(work):.3g} times the work took {math.exp(growth * work):.2f} times as long"
+            yield "gpu-bound", _of_work(cell), f"{text}, coming from less: time follows the work"
+        elif growth <= _FLAT and not replayed and larger is None:
+            text = f"{math.exp(work):.3g} times the work took {math.exp(growth * work):.2f} times as long"
+            yield "launch-bound", _of_work(cell), f"{text}, coming from less: it is not the work that takes the time"
+
+
+def _of_work(cell: Cell) -> Evidence:
+    """Items are counted; FLOPs are modelled."""
+    return "modelled" if _work(cell) == cell.flops else "measured"
+
+
+def _work(cell: Cell) -> int | None:
+    return cell.flops or (2 * cell.macs if cell.macs else None) or cell.items
+
+
+def _growth(smaller: Cell, larger: Cell) -> tuple[float, float]:
+    """Growth of log time by growth of log work, and the latter."""
+    work = math.log((_work(larger) or 1) / (_work(smaller) or 1))
+    return math.log((larger.time_ns or 1.0) / (smaller.time_ns or 1.0)) / work, work
+
+
+def _neighbour(sweep: Sweep, point: Point, side: Side, cell: Cell, *, larger: bool) -> Cell | None:
+    """The cell with the next larger (or smaller) work that differs in one setting."""
+    own, best = _work(cell), None
+    if not own:
+        return None
+    for other in sweep.points:
+        found: Cell | None = getattr(other, side)
+        work = _work(found) if found is not None and found.time_ns is not None else None
+        if not work or not found or len(_differ(point.settings, other.settings)) != 1:
+            continue
+        ratio = work / own if larger else own / work
+        if ratio >= _MORE_WORK and (best is None or ratio < best[0]):
+            best = (ratio, found)
+    return best[1] if best is not None else None
+
+
+def _differ(one: Mapping[str, Any], other: Mapping[str, Any]) -> set[str]:
+    return {name for name in one if one[name] != other[name]}
+
+
+def _why_unknown(sweep: Sweep, point: Point, side: Side, cell: Cell) -> str:
+    share = _replay_share(sweep, point, side, cell)
+    if share is not None:
+        return f"replayed as a CUDA graph it takes {share:.0%} of the time: host and GPU take about equally long"
+    if not _work(cell):
+        return "how much work a step does is not known"
+    if all(_neighbour(sweep, point, side, cell, larger=larger) is None for larger in (True, False)):
+        return "no other point differs in the amount of work alone"
+    return "time grows, but less than the work; the same cell as a CUDA graph, or a profile, would tell"

@@ -1,0 +1,244 @@
+"""Published tables of results, CSV or JSON, as measurements without samples (docs/reference/published-tables.md).
+
+One row a cell. Columns that are not listed here are settings. A unit is part of a column's name, and
+multiply-accumulates (MACs) are not floating-point operations (FLOPs), of which each has two: a column that does not say
+which of the two it counts is refused.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import re
+from collections.abc import Mapping
+from decimal import Decimal, InvalidOperation
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import orjson
+import polars as pl
+
+from warplens._version import __version__
+from warplens.errors import UnreadableInputError
+from warplens.profile.measurements import MEASUREMENT_SCHEMA, PHASE_SCHEMA, SAMPLE_SCHEMA, STATUSES, Measurements
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["PUBLISHED_SCHEMA_NAME", "published_of", "read_published"]
+
+PUBLISHED_SCHEMA_NAME: Final = "warplens.published/1"
+
+_TIME_UNITS: Final = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}
+_PREFIXES: Final = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+
+_LATENCY: Final = re.compile(r"latency_(s|ms|us|ns)")
+_WORK: Final = re.compile(r"([kmgt]?)(macs|flops)(_per_item)?")
+
+#: Columns that speak of arithmetic without saying what they count.
+_AMBIGUOUS: Final = re.compile(r"(?:[kmgt]?f|[kmgt]?ops|gflop|ops|compute|complexity|work|operations)", re.IGNORECASE)
+
+_FACTS: Final = ("throughput_per_s", "items", "unit", "status", "reason")
+
+#: Texts that stand for no result.
+_NOTHING: Final = {"", "-", "–", "nan", "n/a", "na", "null", "none"}
+_OUT_OF_MEMORY: Final = {"oom", "out of memory", "out-of-memory"}
+
+#: Printed figures have three digits or so: two columns that speak of the same agree as far as that.
+_PRINTED: Final = 0.02
+
+_ADVICE: Final = "See the columns of a published table in docs/reference/published-tables.md"
+
+
+def read_published(path: Path | str) -> Measurements:
+    """The measurements in a published table.
+
+    Raises:
+        UnreadableInputError: the file is missing or no table, a row lacks what a speed needs, a column does not say
+            what it counts, or two columns contradict each other.
+    """
+    source = Path(path)
+    try:
+        text = source.read_text("utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        found = (error.strerror or "it cannot be read") if isinstance(error, OSError) else "it is no text"
+        raise UnreadableInputError(source, found, _ADVICE) from None
+    if text.lstrip().startswith(("{", "[")):
+        try:
+            return published_of(orjson.loads(text), source)
+        except orjson.JSONDecodeError as error:
+            raise UnreadableInputError(source, f"it is no JSON ({error})", _ADVICE) from None
+    facts, rows = _csv_rows(source, text)
+    return _measurements(source, facts, rows)
+
+
+def published_of(document: Any, source: Path | str) -> Measurements:
+    """The measurements in a table that was parsed already: a list of rows, or an object with `rows`.
+
+    Raises:
+        UnreadableInputError: see `read_published`.
+    """
+    path = Path(source)
+    facts = {name: item for name, item in document.items() if name != "rows"} if isinstance(document, dict) else {}
+    schema = facts.pop("schema", PUBLISHED_SCHEMA_NAME)
+    rows = document.get("rows") if isinstance(document, dict) else document
+    if schema != PUBLISHED_SCHEMA_NAME or not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise UnreadableInputError(path, "it is no list of rows", _ADVICE)
+    return _measurements(path, facts, rows)
+
+
+def _csv_rows(path: Path, text: str) -> tuple[dict[str, str], list[dict[str, Any]]]:
+    """Facts from lines such as `# device: NVIDIA TITAN RTX`, and the rows below."""
+    facts, lines = {}, []
+    for line in text.splitlines():
+        if line.startswith("#"):
+            name, colon, value = line.lstrip("# ").partition(":")
+            if colon:
+                facts[name.strip().lower()] = value.strip()
+        elif line.strip():
+            lines.append(line)
+    reader = csv.DictReader(io.StringIO("\n".join(lines)), skipinitialspace=True)
+    rows = []
+    for number, row in enumerate(reader, start=1):
+        if None in row or None in row.values():
+            raise UnreadableInputError(path, f"row {number} has not as many fields as the header", _ADVICE)
+        rows.append({name.strip(): _value(item.strip()) for name, item in row.items()})
+    return facts, rows
+
+
+def _value(text: str) -> Any:
+    """A field of a CSV file: a whole number, a number, or text."""
+    try:
+        number = Decimal(text)
+    except InvalidOperation:
+        return text
+    if not number.is_finite():
+        return text
+    return int(number) if number == number.to_integral_value() and "." not in text else float(number)
+
+
+def _measurements(path: Path, facts: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> Measurements:
+    if not rows:
+        raise UnreadableInputError(path, "it has no rows", _ADVICE)
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    settings = [name for name in names if not _is_figure(name)]
+    if vague := [name for name in settings if _AMBIGUOUS.fullmatch(name)]:
+        raise UnreadableInputError(
+            path,
+            f"the column {vague[0]!r} does not say whether it counts MACs or FLOPs (one MAC is two FLOPs)",
+            "Name it gmacs_per_item or gflops_per_item, after what was counted",
+        )
+    if not any(name == "throughput_per_s" or _LATENCY.fullmatch(name) for name in names):
+        raise UnreadableInputError(path, "no column is a throughput_per_s or a latency_ms", _ADVICE)
+    records = [_record(path, number, row) for number, row in enumerate(rows, start=1)]
+    chosen = pl.DataFrame({name: _column(name, [row.get(name) for row in rows]) for name in settings})
+    figures = pl.DataFrame(records, schema=MEASUREMENT_SCHEMA, orient="row")
+    device = facts.get("device")
+    return Measurements(
+        source=path.name,
+        workload=str(facts.get("workload", "published table")),
+        version=__version__,
+        command=None,
+        environment={"device": device if isinstance(device, Mapping) else {"name": device}} if device else {},
+        plan={"published": True, **({"source": facts["source"]} if "source" in facts else {})},
+        settings=tuple(settings),
+        cells=pl.concat((chosen, figures), how="horizontal") if settings else figures,
+        details=({},) * len(rows),
+        phases=PHASE_SCHEMA.to_frame(),
+        samples=SAMPLE_SCHEMA.to_frame(),
+        sweep=facts["sweep"] if isinstance(facts.get("sweep"), Mapping) else None,
+    )
+
+
+def _column(name: str, values: list[Any]) -> pl.Series:
+    """Numbers of mixed kinds become floats, and numbers among texts texts."""
+    plain = [",".join(map(str, item)) if isinstance(item, list) else item for item in values]
+    if any(isinstance(item, str) for item in plain):
+        return pl.Series(name, [None if item is None else str(item) for item in plain], dtype=pl.String)
+    if any(isinstance(item, float) for item in plain):
+        return pl.Series(name, [None if item is None else float(item) for item in plain], dtype=pl.Float64)
+    return pl.Series(name, plain)
+
+
+def _is_figure(name: str) -> bool:
+    return name in _FACTS or bool(_LATENCY.fullmatch(name) or _WORK.fullmatch(name))
+
+
+def _record(path: Path, number: int, row: Mapping[str, Any]) -> dict[str, Any]:
+    """One row of `MEASUREMENT_SCHEMA`."""
+
+    def refuse(found: str) -> UnreadableInputError:
+        return UnreadableInputError(path, f"row {number}: {found}", _ADVICE)
+
+    status = _status(row)
+    if status not in STATUSES:
+        raise refuse(f"its status is {status!r}, none of {', '.join(STATUSES)}")
+    record: dict[str, Any] = dict.fromkeys(MEASUREMENT_SCHEMA)
+    reason = row.get("reason") or (None if status == "measured" else "not in the table")
+    record |= {"status": status, "reason": reason, "unit": row.get("unit") or "item", "doubts": []}
+    items = row["items"] if _number(row.get("items")) is not None else row.get("batch")
+    record["items"] = items if isinstance(items, int) else None
+    if status != "measured":
+        return record
+    given = {name: value for name in row if (value := _number(row[name])) is not None}
+    per_second = given.get("throughput_per_s")
+    times = {name: given[name] * _TIME_UNITS[match[1]] for name in given if (match := _LATENCY.fullmatch(name))}
+    if any(value <= 0 for value in [*times.values(), *([per_second] if per_second is not None else [])]):
+        raise refuse("a time or a rate is not above zero")
+    if per_second is None and not times:
+        raise refuse("it has neither a throughput nor a latency; say why in a column `status`")
+    if per_second is not None and record["items"] is None:
+        raise refuse("a throughput needs the items of a step, in a column `items` or `batch`")
+    spent = next(iter(times.values()), None)
+    if per_second is not None:
+        from_rate = record["items"] * 1e9 / per_second
+        if spent is not None and not math.isclose(spent, from_rate, rel_tol=_PRINTED):
+            raise refuse(
+                f"throughput × latency is {per_second * spent / 1e9:.3g}, but a step has {record['items']} items"
+            )
+        spent = from_rate if spent is None else spent
+    record |= {"latency_ns": spent, "throughput_per_s": per_second}
+    return record | _work(refuse, given, record)
+
+
+def _status(row: Mapping[str, Any]) -> str:
+    if (stated := row.get("status")) not in (None, ""):
+        return str(stated).lower()
+    texts = [str(row[name]).lower() for name in row if name == "throughput_per_s" or _LATENCY.fullmatch(name)]
+    return "out-of-memory" if any(text in _OUT_OF_MEMORY for text in texts) else "measured"
+
+
+def _number(value: Any) -> float | None:
+    if isinstance(value, bool) or value is None:
+        return None
+    if isinstance(value, int | float):
+        return float(value) if math.isfinite(value) else None
+    return None
+
+
+def _work(refuse: Any, given: Mapping[str, float], record: Mapping[str, Any]) -> dict[str, Any]:
+    """MACs and FLOPs of a step, each only as the table states it; FLOPs of stated MACs are twice as many."""
+    found: dict[str, int] = {}
+    for name, value in given.items():
+        match = _WORK.fullmatch(name)
+        if match is None:
+            continue
+        if match[3] and record["items"] is None:
+            raise refuse(f"{name} needs the items of a step, in a column `items` or `batch`")
+        if match[2] in found:
+            raise refuse(f"it states its {match[2]} twice")
+        # 17.57 × 10⁹ in decimal: in binary it would be 17569999999.999998.
+        found[match[2]] = round(Decimal(str(value)) * _PREFIXES[match[1]] * (record["items"] if match[3] else 1))
+    macs, flops = found.get("macs"), found.get("flops")
+    doubts = []
+    if macs and flops and not math.isclose(flops, 2 * macs, rel_tol=_PRINTED):
+        doubts.append(f"the table's FLOPs are {flops / macs:.3g} times its MACs; two are by definition")
+    spent = record["latency_ns"]
+    flops = 2 * macs if macs is not None and flops is None else flops
+    return {
+        "macs": macs,
+        "flops": flops,
+        "flops_per_s": flops * 1e9 / spent if flops is not None and spent else None,
+        "doubts": doubts,
+    }

@@ -1,0 +1,203 @@
+"""The document about a sweep."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import polars as pl
+
+from warplens.compare.surface import REGIMES
+from warplens.report import format as fmt
+from warplens.report.document import Document, Figure, KeyFigure, KeyFigures, Notes, Paragraph, Section
+from warplens.report.sweep.breakeven import breakeven_section
+from warplens.report.sweep.numbers import point_frame
+from warplens.report.sweep.tables import (
+    anomaly_table,
+    contrast_table,
+    crossing_table,
+    lost_table,
+    point_table,
+    regime_table,
+)
+from warplens.report.sweep.words import answer, crossing_text, interval_text, machine_line, settings_text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from warplens.report.document import Block
+    from warplens.report.sweep.numbers import SweepNumbers
+
+__all__ = ["sweep_document"]
+
+#: Lines of crossovers that are told as sentences; the others are in the table alone.
+_TOLD: Final = 12
+
+
+def sweep_document(numbers: SweepNumbers) -> Document:
+    """The report on a sweep: answer, limits, surface, regimes, crossovers, model, anomalies, the grid."""
+    sweep = numbers.sweep
+    sections = [_quality(numbers), Section("key-figures", "Key figures", (_key_figures(numbers),)), _surface(numbers)]
+    if numbers.regimes:
+        sections.append(_regimes(numbers))
+    sections += [_crossovers(numbers), breakeven_section(numbers), _anomalies(numbers), _grid(numbers)]
+    if numbers.lost.height:
+        sections.append(Section("lost", "Cells not measured", (lost_table(numbers),)))
+    return Document(
+        title=f"Sweep: {sweep.workload}",
+        lead=answer(numbers),
+        sections=tuple(sections),
+        meta=(
+            ("Source", sweep.source),
+            ("Baseline", settings_text(sweep.baseline)),
+            ("Variant", settings_text(sweep.variant)),
+            ("Machine", machine_line(sweep.environment)),
+        ),
+    )
+
+
+def _quality(numbers: SweepNumbers) -> Section:
+    clean = Paragraph("Nothing was found that limits these numbers.", quiet=True)
+    block = Notes(numbers.notes) if numbers.notes else clean
+    return Section("quality", "Before you read the numbers", (block,))
+
+
+def _key_figures(numbers: SweepNumbers) -> KeyFigures:
+    rows = point_frame(numbers).filter(pl.col("speedup").is_not_null())
+    figures = [KeyFigure("Points", rows.height, "count", "With both sides measured.")]
+    decided = rows["verdict"].is_in(["faster", "slower", "same"]).sum()
+    if rows["verdict"].null_count() < rows.height:
+        figures.append(KeyFigure("Decided", int(decided), "count", "Faster, slower, or the same within the margin."))
+    if rows.height:
+        for title, descending in (("Lowest speedup", False), ("Highest speedup", True)):
+            row = rows.sort("speedup", descending=descending).row(0, named=True)
+            where = settings_text({axis: row[axis] for axis in numbers.sweep.axes})
+            bounds = interval_text(row["low"], row["high"])
+            tail = f" Interval {bounds}." if bounds != fmt.MISSING else ""
+            figures.append(KeyFigure(title, row["speedup"], "number", f"{where}.{tail}"))
+        saved = rows["work_saved_share"].drop_nulls()
+        if saved.len():
+            what = "MACs" if rows["baseline_macs"].null_count() < rows.height else "FLOPs"
+            figures.append(KeyFigure(f"{what} saved", saved.max(), "share", "At most; modelled, or as published."))  # type: ignore[arg-type]
+    figures.append(KeyFigure("Anomalies", numbers.anomalies.found.height, "count", "Cells that break their trend."))
+    return KeyFigures(tuple(figures))
+
+
+# --- charts -----------------------------------------------------------------------------------------------------------
+
+
+def _laid_out(numbers: SweepNumbers) -> tuple[str, pl.DataFrame]:
+    """The axis with the most values as columns, all others as rows; sorted so."""
+    rows = point_frame(numbers)
+    axes = numbers.sweep.axes
+    if not axes:
+        return "", rows.with_columns(row=pl.lit(""), column=pl.lit("all"))
+    numeric = [axis for axis in axes if rows[axis].dtype.is_numeric()] or list(axes)
+    axis = max(numeric, key=lambda name: rows[name].n_unique())
+    others = [name for name in axes if name != axis]
+    # What decides how cells are run (execution, attention) tells rows apart better than what changes their size.
+    others.sort(key=lambda name: rows[name].dtype.is_numeric())
+    rows = rows.sort(*others, axis) if others else rows.sort(axis)
+    texts = [
+        settings_text({name: row[name] for name in others}) if others else "" for row in rows.iter_rows(named=True)
+    ]
+    return axis.replace("_", " "), rows.with_columns(
+        row=pl.Series(texts, dtype=pl.String),
+        column=pl.Series([f"{value:g}" if isinstance(value, float) else str(value) for value in rows[axis]]),
+    )
+
+
+def _surface(numbers: SweepNumbers) -> Section:
+    from warplens.report.charts.surface import MOST_ROWS, speedup_chart  # noqa: PLC0415  drawing imports Altair
+
+    axis, rows = _laid_out(numbers)
+    cells = rows.with_columns(detail=pl.Series([_detail(row) for row in rows.iter_rows(named=True)], dtype=pl.String))
+    most = cells["row"].n_unique()
+    cut = f" The first {MOST_ROWS} of {most} rows." if most > MOST_ROWS else ""
+    figure = Figure(
+        "speedup",
+        f"How many times as fast the variant is: blue where faster, orange where slower, ? where not decided.{cut}",
+        speedup_chart(cells, axis),
+        f"A grid of {cells.height} cells with the speedup of each. {answer(numbers)}",
+    )
+    return Section("surface", "Speedup", (figure, point_table(numbers)))
+
+
+def _detail(row: dict[str, Any]) -> str:
+    parts = []
+    if row["baseline_ns"] is not None and row["variant_ns"] is not None:
+        parts.append(f"{fmt.duration(row['baseline_ns'])} → {fmt.duration(row['variant_ns'])}")
+    bounds = interval_text(row["low"], row["high"])
+    if bounds != fmt.MISSING:
+        parts.append(f"interval {bounds}")
+    parts += [text for text in (row["verdict"], row["remark"]) if text]
+    return " · ".join(parts)
+
+
+def _regimes(numbers: SweepNumbers) -> Section:
+    from warplens.report.charts.surface import regime_chart  # noqa: PLC0415
+
+    axis, rows = _laid_out(numbers)
+    because = {(item.side, tuple(item.settings.values())): f"{item.regime}: {item.because}" for item in numbers.regimes}
+    keys = [tuple(row) for row in rows.select(numbers.sweep.axes).iter_rows()] if numbers.sweep.axes else [()]
+    cells = rows.select(
+        "row",
+        "column",
+        baseline="baseline_regime",
+        variant="variant_regime",
+        baseline_detail=pl.Series([because.get(("baseline", key)) for key in keys], dtype=pl.String),
+        variant_detail=pl.Series([because.get(("variant", key)) for key in keys], dtype=pl.String),
+    )
+    found = {item.regime for item in numbers.regimes}
+    legend = "; ".join(f"{name}: {meaning}" for name, meaning in REGIMES.items() if name in found)
+    figure = Figure(
+        "regimes-chart",
+        "What bounds each cell: the baseline above, the variant below.",
+        regime_chart(cells, axis),
+        "A grid of cells, each with what bounds the baseline and what bounds the variant; the table has the same.",
+    )
+    return Section("regimes", "What bounds each cell", (Paragraph(f"{legend}."), figure, regime_table(numbers)))
+
+
+# --- further sections -------------------------------------------------------------------------------------------------
+
+
+def _crossovers(numbers: SweepNumbers) -> Section:
+    blocks: list[Block] = []
+    told = [crossing_text(line) for lines in numbers.crossovers.values() for line in lines]
+    blocks += [Paragraph(f"{text[:1].upper()}{text[1:]}.") for text in told[:_TOLD]]
+    blocks += [
+        Paragraph(f"Along {axis.replace('_', ' ')} there is no answer: {why}.", quiet=True)
+        for axis, why in numbers.no_crossovers.items()
+    ]
+    if told:
+        blocks.append(crossing_table(numbers))
+    return Section("crossovers", "Where the variant starts to pay", tuple(blocks or [Paragraph("No axis varies.")]))
+
+
+def _anomalies(numbers: SweepNumbers) -> Section:
+    found = numbers.anomalies
+    blocks: list[Block] = [anomaly_table(numbers)]
+    if found.tests.height:
+        finest, coarsest = found.tests["least_slow_share"].min(), found.tests["least_slow_share"].max()
+        how = (
+            "A cell is predicted from its neighbours along an axis, as a smooth line or one with a kink would pass it; "
+            "what lies outside of all such predictions by more than noise and by more than 5 % is an anomaly. Of "
+            f"sweeps without any, at most {fmt.share(found.level)} show one. A slow-down would have been found from "
+            f"{fmt.value(finest, 'share')} on in the best cell and {fmt.value(coarsest, 'share')} in the worst."  # type: ignore[arg-type]
+        )
+        blocks.append(Paragraph(how, quiet=True))
+    blocks += [Paragraph(f"{text[:1].upper()}{text[1:]}.", quiet=True) for text in found.untested]
+    return Section("anomalies", "Anomalies", tuple(blocks))
+
+
+def _grid(numbers: SweepNumbers) -> Section:
+    return Section("grid", "What the grid can tell", (contrast_table(numbers), *_unvaried(numbers)))
+
+
+def _unvaried(numbers: SweepNumbers) -> Iterator[Block]:
+    names = [name.replace("_", " ") for name in numbers.confounding.unvaried]
+    if names:
+        yield Paragraph(
+            f"Nothing is known about other values of what was not varied: {fmt.printable(', '.join(names))}.",
+            quiet=True,
+        )

@@ -1,0 +1,185 @@
+"""What a sweep report says, of measurements and of published tables, in each format."""
+
+from __future__ import annotations
+
+import json
+from importlib import resources
+
+import pytest
+
+from tests.compare.surface.sweeps import record
+from tests.readers.test_published import TABLE
+from warplens.cli.options import Format
+from warplens.cli.sweepreporting import report_sweep
+from warplens.errors import UnreadableInputError, UsageError
+
+TOKENS = resources.files("warplens").joinpath("data/measurements/token_reduction.json.xz")
+CAPTURES = resources.files("warplens").joinpath("data/captures")
+
+
+@pytest.fixture
+def table(tmp_path):
+    path = tmp_path / "published.csv"
+    path.write_text(TABLE)
+    return path
+
+
+@pytest.fixture
+def asked(capsysbinary):
+    """Standard output and standard error of a report."""
+
+    def run(path, baseline=None, variant=None, output=None, form=Format.TABLE, **options):
+        report_sweep(path, baseline, variant, output, form, **options)
+        out, err = capsysbinary.readouterr()
+        return out.decode(), err.decode()
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def h200(tmp_path_factory):
+    """The report on the H200's grid, written to a folder."""
+    folder = tmp_path_factory.mktemp("h200")
+    with resources.as_file(TOKENS) as path:
+        report_sweep(path, None, None, folder, Format.TABLE)
+    return folder
+
+
+# ── a published table ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_published_paradox_is_reproduced(asked, table):
+    """169.7 → 140.9 and 108.7 → 321.3 images/s; 17.57 → 5.55 and 78.52 → 24.73 GMAC."""
+    found = json.loads(asked(table, form=Format.JSON)[0])
+    assert found["schema"] == "warplens.sweep/1"
+    first, second = found["data"]["rows"]
+    assert (round(first["speedup"], 3), round(second["speedup"], 3)) == (0.830, 2.956)
+    assert (round(first["work_saved_share"], 3), round(second["work_saved_share"], 3)) == (0.684, 0.685)
+    assert (first["low"], first["high"], first["verdict"]) == (None, None, None)
+
+
+def test_the_published_table_is_said_to_be_confounded_and_without_repetitions(asked, table):
+    out, err = asked(table)
+    assert "0.830×" in out
+    assert "2.956×" in out
+    assert "MACs saved" in out
+    assert "Input size and batch changed together" in out
+    assert "crossover: none along batch" in out
+    assert "no interval, no verdict" in err
+    assert "no claim about either alone has support" in err
+
+
+def test_the_published_table_as_csv_and_markdown(asked, table):
+    header, first, _ = asked(table, form=Format.CSV)[0].strip().split("\n")
+    assert header.startswith("input_size,batch,baseline_ns,variant_ns,speedup")
+    assert first.startswith("224,1,")
+    out, _ = asked(table, form=Format.MD)
+    assert "| 224 | 1 | 5.89 ms | 7.10 ms |" in out
+    assert "> caution: At all points" in out
+
+
+def test_the_published_table_as_a_document(asked, table, tmp_path):
+    out, _ = asked(table, output=tmp_path / "out")
+    assert [line.rpartition("/")[2] for line in out.splitlines()] == ["sweep.html", "sweep.md", "sweep.json"]
+    text = (tmp_path / "out" / "sweep.md").read_text()
+    assert "no repetitions in the file: no interval" in text
+    assert "No cell could be tested." in text
+
+
+# ── the grid of the H200 ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_grid_tells_where_reduction_pays(h200):
+    found = json.loads((h200 / "sweep.json").read_bytes())["data"]
+    rows = {(row["input_size"], row["batch"], row["execution"]): row for row in found["rows"]}
+    assert len(rows) == 20
+    assert rows[224, 1, "eager"]["verdict"] == "slower"
+    assert rows[224, 1, "graph"]["verdict"] == "faster"
+    assert rows[448, 16, "eager"]["speedup"] == pytest.approx(2.49, abs=0.01)
+    for row in rows.values():
+        assert row["low"] <= row["speedup"] <= row["high"]
+    (eager,) = (
+        line for line in found["crossovers"]["batch"] if (line["input_size"], line["execution"]) == (448, "eager")
+    )
+    assert 2 < eager["low"] <= eager["at"] <= eager["high"] < 4
+    assert found["confounding"]["found"][0]["kind"] == "sides"
+    assert found["breakeven"]["ratio_error"] < 0.1
+
+
+def test_the_document_has_all_its_parts(h200):
+    text = (h200 / "sweep.md").read_text()
+    for title in (
+        "Before you read the numbers", "Speedup", "What bounds each cell", "Where the variant starts to pay",
+        "Break-even model", "Anomalies", "What the grid can tell",
+    ):  # fmt: skip
+        assert f"\n## {title}\n" in text
+    assert "NVIDIA H200 · torch 2.11.0+cu130" in text
+    assert "20 cells of the baseline have no counterpart and were left out, all with attention fused" in text
+    assert "Nothing is known about other values of what was not varied" in text
+    assert {path.name for path in (h200 / "images").iterdir()} == {"sweep-speedup.svg", "sweep-regimes-chart.svg"}
+    assert "<script" in (h200 / "sweep.html").read_text()
+
+
+# ── profiles, lost cells, wrong use ───────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def small(tmp_path):
+    """Two batches in six rounds; the baseline's second ran out of memory."""
+    cells = [
+        record({"method": method, "batch": batch}, times, rounds=6, items=batch, unit="image", launch="eager")
+        for method, batch, times in (
+            ("none", 1, [100, 101, 102, 101, 100, 103]), ("topk", 1, [50, 51, 50, 52, 51, 50]),
+            ("none", 2, None), ("topk", 2, [60, 61, 60, 62, 61, 60]),
+        )
+    ]  # fmt: skip
+    path = tmp_path / "small.json"
+    document = {
+        "schema": "warplens.measurements/1", "version": "0.1.0", "workload": "mine", "environment": {}, "plan": {},
+        "measurements": cells,
+    }  # fmt: skip
+    path.write_text(json.dumps(document))
+    return path
+
+
+def test_cells_that_ran_out_of_memory_are_listed(asked, small):
+    out, err = asked(small)
+    assert "Cells not measured" in out
+    assert "80 GiB" in out
+    assert "1 cell could not be measured" in err
+
+
+@pytest.mark.parametrize("index", [True, False])
+def test_a_profile_of_a_cell_decides_what_bounds_it(asked, small, tmp_path, index):
+    folder = tmp_path / "profiles"
+    folder.mkdir()
+    name = "cell.sqlite.xz" if index else "method=topk,batch=2.sqlite.xz"
+    with resources.as_file(CAPTURES.joinpath("deit224_bs1_topk0.1.sqlite.xz")) as path:
+        (folder / name).write_bytes(path.read_bytes())
+    if index:
+        (folder / "profiles.json").write_text(json.dumps({name: {"method": "topk", "batch": 2}}))
+    found = json.loads(asked(small, form=Format.JSON, profiles=folder)[0])["data"]["regimes"]
+    (told,) = (row for row in found if (row["side"], row["batch"]) == ("variant", 2))
+    assert (told["regime"], told["evidence"]) == ("launch-bound", "measured")
+    assert told["because"].startswith(f"{name}: launch-overhead, ")
+
+
+def test_a_profile_of_no_cell_is_left_out_and_named(asked, small, tmp_path):
+    folder = tmp_path / "profiles"
+    folder.mkdir()
+    (folder / "method=topk,batch=64.sqlite").write_bytes(b"")
+    (folder / "method=topk.sqlite").write_bytes(b"")
+    _, err = asked(small, profiles=folder)
+    assert "method=topk,batch=64.sqlite was left out: no cell has its settings" in err
+    assert "method=topk.sqlite was left out: its settings are those of 2 cells" in err
+
+
+def test_wrong_use_is_refused_before_anything_is_computed(asked, small, tmp_path):
+    with pytest.raises(UsageError, match="confidence lies between"):
+        asked(small, level=5.0)
+    with pytest.raises(UsageError, match="there is no setting 'kind'"):
+        asked(small, baseline="kind=a")
+    with pytest.raises(UnreadableInputError, match="no file in it is named after a cell"):
+        asked(small, profiles=tmp_path)
+    with pytest.raises(UsageError, match="is a file, but reports are written to a folder"):
+        asked(small, output=small)

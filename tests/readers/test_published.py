@@ -1,0 +1,128 @@
+"""Published tables of results: what is read, and what is refused rather than guessed."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from warplens.errors import UnreadableInputError
+from warplens.readers.published import read_published
+from warplens.readers.sweeps import read_sweep
+
+#: Throughput with and without token reduction; the column of the source says GF, but the figures are MACs.
+TABLE = """\
+# workload: token reduction
+# device: NVIDIA TITAN RTX
+method,keep,input_size,batch,unit,throughput_per_s,gmacs_per_item
+none,1.0,224,1,image,169.7,17.57
+topk,0.1,224,1,image,140.9,5.55
+none,1.0,448,8,image,108.7,78.52
+topk,0.1,448,8,image,321.3,24.73
+"""
+
+
+@pytest.fixture
+def read(tmp_path):
+    def run(text, name="table.csv"):
+        path = tmp_path / name
+        path.write_text(text, encoding="utf-8")
+        return read_sweep(path)
+
+    return run
+
+
+def test_a_rate_becomes_the_time_of_a_step(read):
+    found = read(TABLE)
+    assert found.settings == ("method", "keep", "input_size", "batch")
+    assert (found.workload, found.environment) == ("token reduction", {"device": {"name": "NVIDIA TITAN RTX"}})
+    rows = found.cells.rows(named=True)
+    # 8 images at 108.7 a second are 73.6 ms.
+    assert rows[2]["latency_ns"] == pytest.approx(8e9 / 108.7)
+    assert [row["items"] for row in rows] == [1, 1, 8, 8]
+    assert {row["unit"] for row in rows} == {"image"}
+
+
+def test_macs_of_an_item_become_those_of_a_step_and_twice_as_many_flops(read):
+    row = read(TABLE).cells.row(2, named=True)
+    assert row["macs"] == 8 * 78_520_000_000
+    assert row["flops"] == 2 * row["macs"]
+
+
+def test_there_are_no_samples_and_none_are_made_up(read):
+    found = read(TABLE)
+    assert found.samples.height == 0
+    assert found.cells["latency_low_ns"].null_count() == 4
+    assert found.cells["samples"].null_count() == 4
+
+
+def test_flops_stay_what_the_table_says_they_are(read):
+    """A table that calls MACs FLOPs is taken at its word: nothing in it shows that it is wrong."""
+    row = read(TABLE.replace("gmacs_per_item", "gflops_per_item")).cells.row(0, named=True)
+    assert (row["flops"], row["macs"]) == (17_570_000_000, None)
+
+
+def test_a_table_whose_flops_equal_its_macs_is_doubted(read):
+    row = read("method,batch,latency_ms,macs,flops\nnone,1,5,100,100\n").cells.row(0, named=True)
+    assert row["doubts"] == ["the table's FLOPs are 1 times its MACs; two are by definition"]
+    row = read("method,batch,latency_ms,macs,flops\nnone,1,5,100,200\n").cells.row(0, named=True)
+    assert row["doubts"] == []
+
+
+@pytest.mark.parametrize("column", ["GF", "gops", "ops", "compute"])
+def test_a_column_that_does_not_say_what_it_counts_is_refused(read, column):
+    with pytest.raises(UnreadableInputError, match=f"{column!r} does not say whether it counts MACs or FLOPs"):
+        read(TABLE.replace("gmacs_per_item", column))
+
+
+@pytest.mark.parametrize(("column", "factor"), [("latency_s", 1e9), ("latency_ms", 1e6), ("latency_us", 1e3)])
+def test_units_of_latencies_are_in_their_names(read, column, factor):
+    assert read(f"method,{column}\nnone,1.5\n").cells["latency_ns"].to_list() == [1.5 * factor]
+
+
+def test_the_same_table_as_json(read):
+    rows = [{"method": "none", "batch": 2, "latency_ms": 4}, {"method": "topk", "batch": 2, "latency_ms": 2}]
+    for document in (rows, {"schema": "warplens.published/1", "workload": "mine", "rows": rows}):
+        found = read(json.dumps(document), "table.json")
+        assert found.cells["latency_ns"].to_list() == [4e6, 2e6]
+        assert found.settings == ("method", "batch")
+
+
+def test_a_result_that_is_oom_is_a_cell_that_ran_out_of_memory(read):
+    found = read("method,batch,throughput_per_s\nnone,64,OOM\ntopk,64,10\n")
+    assert found.cells["status"].to_list() == ["out-of-memory", "measured"]
+
+
+def test_numbers_and_texts_in_one_setting_are_texts(read):
+    assert read("keep,latency_ms\n0.1,1\nauto,2\n").cells["keep"].to_list() == ["0.1", "auto"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "no rows"),
+        ("method,batch\nnone,1\n", "no column is a throughput_per_s or a latency_ms"),
+        ("method,throughput_per_s\nnone,100\n", "needs the items of a step"),
+        ("method,latency_ms\nnone,-1\n", "not above zero"),
+        ("method,latency_ms\nnone,\n", "neither a throughput nor a latency"),
+        ("method,latency_ms\nnone\n", "not as many fields"),
+        ("method,batch,latency_ms,throughput_per_s\nnone,8,10,100\n", "throughput × latency is 1, but a step has 8"),
+        ("method,latency_ms,status\nnone,1,lost\n", "its status is 'lost'"),
+        ("method,latency_ms,macs,gmacs\nnone,1,5,5\n", "states its macs twice"),
+        ("{}", "no list of rows"),
+        ('{"schema": "other/1", "rows": []}', "no list of rows"),
+        ("[1", "no JSON"),
+    ],
+)
+def test_what_cannot_be_understood_is_refused(tmp_path, text, message):
+    path = tmp_path / "table.csv"
+    path.write_text(text)
+    with pytest.raises(UnreadableInputError, match=message):
+        read_published(path)
+
+
+def test_a_missing_file_is_said_to_be_missing(tmp_path):
+    with pytest.raises(UnreadableInputError, match="No such file"):
+        read_published(tmp_path / "none.csv")
+    with pytest.raises(UnreadableInputError, match="folder"):
+        read_sweep(tmp_path)
