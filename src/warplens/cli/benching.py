@@ -10,6 +10,7 @@ from warplens.errors import UsageError
 from warplens.workloads.needs import torch_or_advice
 from warplens.workloads.plan import Plan
 from warplens.workloads.registry import workload as workload_named
+from warplens.workloads.settingtexts import setting_value
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -67,31 +68,11 @@ def axes_of(workload: str, given: Mapping[str, str | None]) -> dict[str, list[An
         if text is None:
             continue
         option = f"--{name.replace('_', '-')}"
-        values = [_value(option, word.strip(), item.default) for word in text.split(",")]
+        values = [setting_value(option, word.strip(), item.default) for word in text.split(",")]
         if len(set(values)) < len(values):
             raise UsageError(f"{option} names something twice: {text}")
         axes[name] = values
     return axes
-
-
-def _value(option: str, text: str, default: Any) -> Any:
-    """A text as the type that the setting's default has."""
-    try:
-        if isinstance(default, bool):
-            return {"yes": True, "no": False}[text]
-        if isinstance(default, int):
-            return int(text)
-        if isinstance(default, float):
-            return float(text)
-        if isinstance(default, tuple):
-            # The locations' default is of whole numbers, that of a schedule is empty: shares.
-            kind = int if default else float
-            return tuple(kind(part) for part in text.split("+"))
-    except (KeyError, ValueError):
-        wanted = "yes or no" if isinstance(default, bool) else "a number"
-        wanted = "numbers joined by +" if isinstance(default, tuple) else wanted
-        raise UsageError(f"{option} takes {wanted}, not {text!r}") from None
-    return text
 
 
 def range_names(given: Sequence[str]) -> dict[str, str]:

@@ -94,9 +94,11 @@ def measured_facts(measurements: Measurements) -> list[str]:
 
 
 def _turns(plan: Any, rounds: str) -> str:
+    turn = fmt.plural(plan["most"], "repetition")
     return (
-        f"the cells took turns: {rounds} rounds of {plan['most']} repetitions in random order; each median is that of "
-        f"its rounds' medians, and its interval that of {fmt.share(plan['confidence'])} confidence over the rounds"
+        f"the cells took turns: {rounds} rounds of {turn} in random order; "
+        "each median is that of its rounds' medians, and its interval that of "
+        f"{fmt.share(plan['confidence'])} confidence over the rounds"
     )
 
 
@@ -122,7 +124,9 @@ def doubts_of(measurements: Measurements) -> list[str]:
 
 def _machine(environment: Any) -> str:
     device, versions = environment["device"], environment["versions"]
-    parts = [str(device["name"]), f"torch {versions['torch']}"]
+    parts = [str(device["name"])]
+    if "torch" in versions:  # a command that was timed from outside need not use it
+        parts.append(f"torch {versions['torch']}")
     if "driver" in environment:
         parts.append(f"driver {environment['driver']}")
     if "cuda" in environment:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import platform
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
@@ -12,6 +10,7 @@ import torch
 
 from warplens._version import __version__
 from warplens.workloads.clocks import open_nvml
+from warplens.workloads.host import host_facts
 from warplens.workloads.marks import is_cuda
 
 __all__ = ["environment"]
@@ -33,10 +32,7 @@ def environment(device: str) -> dict[str, Any]:
     facts: dict[str, Any] = {
         "device": _gpu(device) if is_cuda(device) else {"name": "CPU"},
         "versions": {"warplens": __version__, **_versions()},
-        "python": platform.python_version(),
-        "system": f"{platform.system()} {platform.machine()}",
-        "cpu_count": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-        "cpu": _cpu(),
+        **host_facts(),
     }
     if is_cuda(device):
         facts["cuda"] = torch.version.cuda
@@ -83,11 +79,3 @@ def _driver() -> dict[str, Any]:
             text = nvml.nvmlSystemGetDriverVersion()
             facts["driver"] = text.decode() if isinstance(text, bytes) else str(text)
     return facts
-
-
-def _cpu() -> str | None:
-    with suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as file:  # noqa: PTH123
-        for line in file:
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or None

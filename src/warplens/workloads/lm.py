@@ -47,6 +47,7 @@ def prepare(cell: LMCell, setting: Setting) -> Program:
         details={
             "parameters": sum(parameter.numel() for parameter in model.parameters()),
             "tokens": cell.batch * cell.context,
+            "layers": size.layers,
         },
     )
 
