@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from warplens._version import __version__
 
 if TYPE_CHECKING:
+    from warplens.adaptive.module import AdaptiveModule
     from warplens.analysis.timeline import Timeline
     from warplens.analysis.window import Window
     from warplens.collect.recording import capture, step
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from warplens.readers.counters import read_counters
 
 _HOME = {
+    "AdaptiveModule": "warplens.adaptive.module",
     "Capture": "warplens.profile",
     "Device": "warplens.profile",
     "KernelCounters": "warplens.profile.counters",
@@ -43,6 +45,7 @@ _HOME = {
 }
 
 __all__ = [
+    "AdaptiveModule",
     "Capture",
     "Device",
     "KernelCounters",

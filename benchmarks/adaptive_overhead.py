@@ -1,0 +1,134 @@
+"""What choosing at run time costs: `python -m benchmarks.adaptive_overhead [--store]`. Needs PyTorch.
+
+Calls of a module that does nothing, directly and through `AdaptiveModule`, take turns; what one takes longer than the
+other is the overhead. Of each the fastest of many rounds counts: everything else that runs on the machine only adds to
+a call. A new shape is asked about once; what that costs is measured by itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
+
+from warplens.adaptive.module import AdaptiveModule
+from warplens.compare.policy import PointTimes, Policy, Side, fit_points
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+RESULTS = Path(__file__).parent / "results"
+
+CALLS, ROUNDS = 2_000, 200
+CHOICES = 200
+
+
+class Nothing(nn.Module):
+    """Gives its input back: what remains of a call is PyTorch's own cost of calling a module."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The input."""
+        return x
+
+
+def policy() -> Policy:
+    """As large as the one of the token-reduction grid: two sizes, five batches, two executions."""
+    points = [
+        PointTimes(
+            {"input_size": size, "batch": batch, "execution": execution},
+            (max(3.4e6, 1e6 * batch * (size / 448) ** 2.8), max(4.0e6, 0.4e6 * batch * (size / 448) ** 2.8)),
+        )
+        for size in (224, 448)
+        for batch in (1, 2, 4, 8, 16)
+        for execution in ("eager", "graph")
+    ]
+    return fit_points(
+        points, sides=[Side("baseline", {"method": "none"}), Side("variant", {"method": "topk"})],
+        axes=("input_size", "batch", "execution"), source="benchmark", workload="benchmark",
+        environment={"device": {"name": "CPU"}},
+    )  # fmt: skip
+
+
+def seconds(call: Callable[[torch.Tensor], object], x: torch.Tensor, calls: int) -> float:
+    """Of one call, the mean of so many."""
+    start = time.perf_counter()
+    for _ in range(calls):
+        call(x)
+    return (time.perf_counter() - start) / calls
+
+
+def measured() -> dict[str, Any]:
+    """All figures, in microseconds."""
+    fitted, plain = policy(), Nothing().eval()
+    module = AdaptiveModule(plain, Nothing(), fitted).eval()
+    x = torch.zeros(4, 3, 224, 224)
+    direct, adaptive = [], []
+    for _ in range(ROUNDS):
+        direct.append(seconds(plain, x, CALLS))
+        adaptive.append(seconds(module, x, CALLS))
+    on_grid, between = {"input_size": 448, "batch": 4}, {"input_size": 320, "batch": 3}
+    return {
+        "module_call_us": min(direct) * 1e6,
+        "adaptive_call_us": min(adaptive) * 1e6,
+        "overhead_us": (min(adaptive) - min(direct)) * 1e6,
+        "new_shape_measured_us": min(seconds(lambda _, at=at: fitted.choose(**at, execution="eager"), x, CHOICES)
+                                     for at in [on_grid] * 20) * 1e6,
+        "new_shape_interpolated_us": min(seconds(lambda _, at=at: fitted.choose(**at, execution="eager"), x, CHOICES)
+                                         for at in [between] * 20) * 1e6,
+    }  # fmt: skip
+
+
+def machine() -> dict[str, Any]:
+    """What it was measured with."""
+    cpu = platform.processor()
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        names = [
+            line.partition(":")[2].strip() for line in info.read_text("utf-8").splitlines() if "model name" in line
+        ]
+        cpu = names[0] if names else cpu
+    return {"cpu": cpu, "cores": os.cpu_count(), "python": platform.python_version(), "torch": str(torch.__version__)}
+
+
+def table(result: dict[str, Any]) -> str:
+    """The result for people."""
+    where, found = result["machine"], result["figures"]
+    rows = [
+        ("a call of a module that does nothing", found["module_call_us"]),
+        ("the same through `AdaptiveModule`", found["adaptive_call_us"]),
+        ("**overhead of a call**", found["overhead_us"]),
+        ("once for a new shape that was measured", found["new_shape_measured_us"]),
+        ("once for a new shape between measured ones", found["new_shape_interpolated_us"]),
+    ]
+    lines = ["| | µs |", "|---|--:|", *(f"| {what} | {value:.2f} |" for what, value in rows)]
+    return "\n".join(lines) + (
+        f"\n\n{where['cpu']}, {where['cores']} cores, Python {where['python']}, PyTorch {where['torch']}; fastest of "
+        f"{ROUNDS} rounds of {CALLS:,} calls.\n"
+    )
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.adaptive_overhead")
+    parser.add_argument("--store", action="store_true", help="keep the result in benchmarks/results")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder to store in")
+    given = parser.parse_args()
+    result = {"machine": machine(), "figures": measured()}
+    print(table(result))
+    if given.store:
+        (given.out / "adaptive_overhead.json").write_text(json.dumps(result, indent=1) + "\n", "utf-8")
+        (given.out / "adaptive_overhead.md").write_text(table(result), "utf-8")
+
+
+if __name__ == "__main__":
+    main()

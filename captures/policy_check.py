@@ -1,0 +1,346 @@
+"""Measures what choosing by a policy costs on this machine's GPU, at shapes that the policy has never seen, too.
+
+DeiT-B with and without top-k token reduction, eager and as CUDA graphs. First both sides are measured at the shapes of
+the fit, and a policy is fitted; then both sides and `AdaptiveModule` take turns at these shapes and at others between
+them. Needs python3 with torch and numpy, and nothing else of Warplens' dependencies. Writes into OUT:
+
+    policy.json              the policy
+    policy_fit.json          measurements that it was fitted to (`warplens.measurements/1`)
+    policy_check.json        measurements of both sides and of the adaptive module; `method` is `adaptive` (through
+                             `AdaptiveModule`) or `adaptive-in-place` (graphs whose input is written to directly)
+    policy_check_summary.json  for each shape what was chosen, and how much slower than the best side that was
+
+    python3 captures/policy_check.py OUT                       about four minutes
+    python3 captures/policy_check.py OUT --rounds 10           quicker
+    python3 captures/policy_check.py OUT --policy policy.json  a policy that was fitted before, on such a machine
+    python3 captures/policy_check.py OUT --device cpu --rounds 2 --model tiny --precision fp32 --locations 1 2 \
+        --sizes 16 32 --other-sizes 24 --batches 1 2 4 --other-batches 3    whether it runs, without a GPU
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import dataclass
+from functools import partial
+from itertools import product
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
+
+import torch
+
+from warplens.adaptive.module import AdaptiveModule
+from warplens.adaptive.sharing import shared_names, tie
+from warplens.compare.policy import PointTimes, Policy, Side, fit_points, read_policy, write_policy
+from warplens.compare.samples import Samples
+from warplens.workloads.cells import default_device, figures
+from warplens.workloads.environment import environment
+from warplens.workloads.files import document, write_measurements
+from warplens.workloads.interleaving import Turn, measure_in_turns
+from warplens.workloads.launching import as_graph
+from warplens.workloads.plan import Plan
+from warplens.workloads.precision import model_dtype, precision
+from warplens.workloads.registry import Program
+from warplens.workloads.samples import median_interval, round_medians
+from warplens.workloads.sizes import VIT_SIZES
+from warplens.workloads.token_reduction.making import reductions
+from warplens.workloads.vision import VisionTransformer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+KEEP = 0.1
+SIDES = (Side("method=none", {"method": "none"}), Side("method=topk", {"method": "topk", "keep": KEEP}))
+METHODS = ("none", "topk")
+AXES = ("input_size", "batch", "execution")
+
+PER_ROUND = 4
+
+#: What is summed up: of the choice, by the times of the two sides; of the module, by its own times.
+FIGURES = (
+    "choice_regret",
+    "adaptive_regret",
+    "adaptive_in_place_regret",
+    "adaptive_overhead",
+    "adaptive_in_place_overhead",
+)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One point of the grid; `held_out` if the fit has not seen it."""
+
+    input_size: int
+    batch: int
+    execution: str
+    held_out: bool
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What a policy is asked with."""
+        return {"input_size": self.input_size, "batch": self.batch, "execution": self.execution}
+
+
+class Models:
+    """Both sides at each input size, with one set of weights, and images for them."""
+
+    def __init__(self, model: str, device: str, precision_name: str, locations: Sequence[int]) -> None:
+        self.model, self.device, self.precision, self.locations = model, device, precision_name, locations
+        self.dtype = model_dtype(precision_name)
+        self._sides: dict[int, dict[str, torch.nn.Module]] = {}
+        self._images: dict[tuple[int, int], torch.Tensor] = {}
+
+    def sides(self, input_size: int) -> dict[str, torch.nn.Module]:
+        """The model without and with the reduction."""
+        if input_size not in self._sides:
+            size, shares = VIT_SIZES[self.model], (KEEP,) * len(self.locations)
+            made = {}
+            for method in METHODS:
+                torch.manual_seed(0)
+                with torch.device(self.device):
+                    by_block = reductions(method, size, input_size, self.locations, shares, True)
+                    made[method] = VisionTransformer(size, input_size, by_block).to(self.dtype).eval()
+            tie(made["none"], made["topk"], shared_names(made["none"], made["topk"], "equal"))
+            self._sides[input_size] = made
+        return self._sides[input_size]
+
+    def images(self, shape: Shape) -> torch.Tensor:
+        """Random images of a shape, always the same."""
+        key = (shape.input_size, shape.batch)
+        if key not in self._images:
+            side = shape.input_size
+            self._images[key] = torch.randn(shape.batch, 3, side, side, dtype=self.dtype, device=self.device)
+        return self._images[key]
+
+    def step(self, call: Callable[[Any], object], images: torch.Tensor, graph: bool = False) -> Callable[[], object]:
+        """A pass of inference."""
+
+        @torch.inference_mode()
+        def step() -> object:
+            with precision(self.precision, self.device, graph=graph):
+                return call(images)
+
+        return step
+
+
+@dataclass(frozen=True)
+class Task:
+    """What takes a turn."""
+
+    shape: Shape
+    method: str
+    step: Callable[[], object]
+    details: dict[str, Any]
+
+
+def main() -> None:
+    """Fits, checks, and says what came of it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--rounds", type=int, default=30, help="turns of each in either stage")
+    parser.add_argument("--policy", type=Path, help="use this one, fit none")
+    parser.add_argument("--model", default="deit-b16", choices=sorted(VIT_SIZES))
+    parser.add_argument("--device", default=None)
+    parser.add_argument("--precision", default="fp16")
+    parser.add_argument("--locations", type=int, nargs="+", default=[3, 6, 9])
+    parser.add_argument("--sizes", type=int, nargs="+", default=[224, 448], help="of the fit")
+    parser.add_argument("--other-sizes", type=int, nargs="*", default=[320, 384], help="that only the check has")
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 2, 4, 8, 16], help="of the fit")
+    parser.add_argument("--other-batches", type=int, nargs="*", default=[3, 6, 12], help="that only the check has")
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    device = options.device or default_device()
+    facts = environment(device)
+    models = Models(options.model, device, options.precision, options.locations)
+    shared = {"model": options.model, "keep": KEEP, "precision": options.precision, "attention": "explicit"}
+    run = Run(models, shared, facts, options.rounds, options.out)
+    sizes, batches = sorted(options.sizes + options.other_sizes), sorted(options.batches + options.other_batches)
+    executions = ("eager", "graph") if device.startswith("cuda") else ("eager",)
+    shapes = [
+        Shape(size, batch, execution, size in options.other_sizes or batch in options.other_batches)
+        for size, batch, execution in product(sizes, batches, executions)
+    ]
+
+    if options.policy:
+        policy = read_policy(options.policy)
+    else:
+        fitted = [shape for shape in shapes if not shape.held_out]
+        times = run.measured([task for shape in fitted for task in plain_tasks(models, shape)], "policy_fit")
+        policy = fitted_policy(fitted, times, facts, shared)
+        write_policy(policy, options.out / "policy.json")
+    print(f"rule {policy.rule}, margin {policy.margin:.1%}; {policy.regret}", flush=True)
+    tasks = [task for shape in shapes for task in plain_tasks(models, shape)]
+    tasks += adaptive_tasks(models, policy, shapes)
+    summarise(shapes, run.measured(tasks, "policy_check"), tasks, options.out)
+
+
+def plain_tasks(models: Models, shape: Shape) -> list[Task]:
+    """Both sides at a shape."""
+    tasks = []
+    for method, module in models.sides(shape.input_size).items():
+        graph = shape.execution == "graph"
+        step = models.step(module, models.images(shape), graph)
+        tasks.append(Task(shape, method, as_graph(step, models.device) if graph else step, {}))
+    return tasks
+
+
+def adaptive_tasks(models: Models, policy: Policy, shapes: Sequence[Shape]) -> list[Task]:
+    """The adaptive module at every shape: one of each input size, since its positions are of one size."""
+    tasks = []
+    for input_size in dict.fromkeys(shape.input_size for shape in shapes):
+        sides = models.sides(input_size)
+        module = AdaptiveModule(sides["none"], sides["topk"], policy).eval()
+        own = [shape for shape in shapes if shape.input_size == input_size]
+        graphs = [tuple(models.images(shape).shape) for shape in own if shape.execution == "graph"]
+        with precision(models.precision, models.device, graph=True):
+            graphed = module.graphed(graphs) if graphs else None
+        for shape in own:
+            images = models.images(shape)
+            explained = module.explain(images, execution=shape.execution)
+            details = {"side": explained.side, "reason": explained.reason}
+            if shape.execution == "eager" or graphed is None:
+                tasks.append(Task(shape, "adaptive", models.step(module, images), details))
+            else:
+                own_input = graphed.recorded[images.shape].input
+                tasks.append(Task(shape, "adaptive", partial(graphed, images), details))
+                tasks.append(Task(shape, "adaptive-in-place", partial(graphed, own_input), details))
+    return tasks
+
+
+class Run:
+    """Measures tasks in turns and keeps what was measured."""
+
+    def __init__(self, models: Models, shared: dict[str, Any], facts: dict[str, Any], rounds: int, out: Path) -> None:
+        self.models, self.shared, self.facts, self.rounds, self.out = models, shared, facts, rounds, out
+
+    def measured(self, tasks: Sequence[Task], name: str) -> dict[tuple[Shape, str], list[int]]:
+        """Wall times of all tasks; also written into a measurements file."""
+        plan = Plan.exactly(PER_ROUND, warmup_steps=10)
+        print(f"{name}: {len(tasks)} steps in turns, {self.rounds} rounds", flush=True)
+        taken = measure_in_turns(
+            [Turn(task.step) for task in tasks], device=self.models.device, rounds=self.rounds, per_round=PER_ROUND,
+            warmup_steps=plan.warmup_steps,
+        )  # fmt: skip
+        records = []
+        for task, measured in zip(tasks, taken, strict=True):
+            cell = {**self.shared, **task.shape.settings, "method": task.method, "held_out": task.shape.held_out}
+            program = Program(
+                task.step, items=task.shape.batch, unit="image", launch=task.shape.execution, details=task.details
+            )
+            records.append({"cell": cell, "status": "measured", **figures(program, measured, plan)})
+        command = f"python3 captures/policy_check.py OUT --rounds {self.rounds}"
+        write_measurements(self.out / f"{name}.json", document("token-reduction", plan, self.facts, records, command))
+        return {(task.shape, task.method): list(one.wall_ns) for task, one in zip(tasks, taken, strict=True)}
+
+
+def medians(times: Sequence[int]) -> list[int]:
+    """The median of each round."""
+    return round_medians(times, len(times) // PER_ROUND)
+
+
+def fitted_policy(
+    shapes: Sequence[Shape], times: dict[tuple[Shape, str], list[int]], facts: dict[str, Any], shared: dict[str, Any]
+) -> Policy:
+    """The policy for these shapes."""
+    points = []
+    for shape in shapes:
+        samples = tuple(
+            Samples.of([own[start : start + PER_ROUND] for start in range(0, len(own), PER_ROUND)], paired=True)
+            for own in (times[shape, method] for method in METHODS)
+        )
+        points.append(PointTimes(shape.settings, tuple(one.median_ns for one in samples), comparable(samples)))
+    return fit_points(
+        points, sides=SIDES, axes=AXES, source="policy_fit.json", workload="token-reduction",
+        shared={name: shared[name] for name in ("model", "precision", "attention")}, environment=facts,
+    )  # fmt: skip
+
+
+def comparable(samples: tuple[Samples, ...]) -> tuple[Samples, ...]:
+    """The samples, unless what decides between them is missing here: then their medians alone decide."""
+    try:
+        import warplens.compare.statistics  # noqa: F401, PLC0415
+    except ImportError:
+        return ()
+    return samples
+
+
+def summarise(
+    shapes: Sequence[Shape], times: dict[tuple[Shape, str], list[int]], tasks: Sequence[Task], out: Path
+) -> None:
+    """Prints and writes, for each shape, what was chosen and how much slower than the best side that was."""
+    details = {(task.shape, task.method): task.details for task in tasks}
+    rows = []
+    for shape in shapes:
+        sides = {method: median(medians(times[shape, method])) for method in METHODS}
+        best = min(sides, key=lambda method: sides[method])
+        chosen = details[shape, "adaptive"]["side"].removeprefix("method=")
+        row = {
+            **shape.settings,
+            "held_out": shape.held_out,
+            "reason": details[shape, "adaptive"]["reason"],
+            **{f"{method}_ns": time for method, time in sides.items()},
+            "chosen": chosen,
+            "best": best,
+            "choice_regret": sides[chosen] / sides[best] - 1,
+        }
+        for method in ("adaptive", "adaptive-in-place"):
+            if (shape, method) in times:
+                own, key = medians(times[shape, method]), method.replace("-", "_")
+                row[f"{key}_ns"] = median(own)
+                # Round by round, so that what slowed the machine down is in both.
+                row[f"{key}_regret"], row[f"{key}_regret_interval"] = excess(own, medians(times[shape, best]))
+                row[f"{key}_overhead"], row[f"{key}_overhead_interval"] = excess(own, medians(times[shape, chosen]))
+        rows.append(row)
+        print(line(row), flush=True)
+    totals = {}
+    for name, some in {
+        "all": rows,
+        "seen": [row for row in rows if not row["held_out"]],
+        "held out": [row for row in rows if row["held_out"]],
+        "eager": [row for row in rows if row["execution"] == "eager"],
+        "graph": [row for row in rows if row["execution"] == "graph"],
+    }.items():
+        totals[name] = {"cells": len(some), **{figure: worst_and_mean(some, figure) for figure in FIGURES}}
+        print(name, json.dumps(totals[name]), flush=True)
+    (out / "policy_check_summary.json").write_text(
+        json.dumps({"totals": totals, "rows": rows}, indent=1) + "\n", "utf-8"
+    )
+
+
+def worst_and_mean(rows: Sequence[dict[str, Any]], figure: str) -> dict[str, float] | None:
+    """Of a figure over shapes; also the worst that is certain: the greatest lower end of an interval."""
+    values = [row[figure] for row in rows if figure in row]
+    if not values:
+        return None
+    certain = [interval[0] for row in rows if (interval := row.get(f"{figure}_interval"))]
+    found = {"worst": max(values), "mean": sum(values) / len(values)}
+    return found | ({"worst_certain": max(certain)} if certain else {})
+
+
+def excess(times: Sequence[int], others: Sequence[int]) -> tuple[float, tuple[float, float] | None]:
+    """By how much one time is above another: the median over the rounds, and its 95 % interval."""
+    ratios = sorted(one / other - 1 for one, other in zip(times, others, strict=True))
+    return median(ratios), median_interval(ratios, 0.95)  # type: ignore[arg-type, return-value]
+
+
+def line(row: dict[str, Any]) -> str:
+    """A shape in a line."""
+    times = " ".join(
+        f"{name} {row[f'{name}_ns'] / 1e6:.3f}"
+        for name in (*METHODS, "adaptive", "adaptive_in_place")
+        if f"{name}_ns" in row
+    )
+    held_out = " (held out)" if row["held_out"] else ""
+    return (
+        f"{row['input_size']} × {row['batch']} {row['execution']}{held_out}: {times} ms; "
+        f"{row['reason']} {row['chosen']}, best {row['best']}: choice {row['choice_regret']:+.1%}, "
+        f"adaptive {row['adaptive_regret']:+.1%}"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,265 @@
+"""A module that runs the faster of its sides for each shape."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from operator import index
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+
+import torch
+from torch import nn
+
+from warplens.adaptive.features import EXECUTION, Features, features_of
+from warplens.adaptive.sharing import Share, shared_names, tie
+from warplens.compare.policy import Policy, read_policy
+from warplens.errors import UsageError
+
+if TYPE_CHECKING:
+    from warplens.adaptive.graphs import GraphedModule
+
+__all__ = ["AdaptiveModule", "Explanation"]
+
+#: Names of the sides as children. What is only a variant's stands under its name in the state.
+_BASELINE: Final = "baseline"
+_VARIANT: Final = "variant"
+
+Elsewhere: TypeAlias = Literal["fallback", "policy"]
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Which side runs for an input, and why.
+
+    Attributes:
+        side: name of the side in the policy.
+        reason: as `warplens.compare.policy.Choice` has it, or `training`: a module in training mode runs its baseline.
+        settings: what the policy was asked for.
+        times_ns: measured or estimated time of each side; empty where nothing is known.
+    """
+
+    side: str
+    reason: str
+    settings: Mapping[str, Any]
+    times_ns: Mapping[str, float] = field(default_factory=dict)
+
+
+class AdaptiveModule(nn.Module):
+    """Runs the side that a policy expects to be fastest for the shape of the input.
+
+    The choice is made once a shape, and kept. Outside the range of the policy, and on another GPU than it was fitted
+    on, the policy's fallback runs, which is the baseline. In training mode the baseline runs: a policy is fitted to
+    inference.
+
+    The sides must accept the same inputs. They need not give the same outputs (a token reduction approximates), so that
+    outputs may depend on which side is faster.
+
+    Weights that the sides have in common are held once. The state (`state_dict`) is that of the baseline under the
+    baseline's own names, so that checkpoints of the plain model fit; what only a variant has is added as `variant.…`.
+
+    Under `torch.compile` the choice is made while tracing, and every shape is traced by itself, for the shapes decide;
+    see `torch._dynamo.config.recompile_limit`. With CUDA graphs, see `graphed`.
+
+    Threads may call it at the same time: two that meet a new shape make the same choice twice.
+
+    Args:
+        baseline: run where nothing better is known.
+        variant: the other side; for a policy of more than two, a mapping from the names of its sides to modules.
+        policy: or the path of its file.
+        features: from a shape to the policy's settings; by default, sizes are read off the shape by their names
+            (docs/how-to/policy.md).
+        settings: of the policy that no shape shows and that are always the same. `execution` is known: `eager`,
+            `compile` while PyTorch traces, `graph` in `graphed`.
+        share: which weights the sides hold in common, see `warplens.adaptive.sharing`.
+        elsewhere: what to do on another GPU than the policy's: run its fallback, or trust the policy all the same.
+
+    Raises:
+        UsageError: sides that the policy does not have, or an axis that nothing says a value of.
+        UnreadableInputError: the policy file is none.
+    """
+
+    def __init__(
+        self,
+        baseline: nn.Module,
+        variant: nn.Module | Mapping[str, nn.Module],
+        policy: Policy | Path | str,
+        features: Features | None = None,
+        *,
+        settings: Mapping[str, Any] | None = None,
+        share: Share = "equal",
+        elsewhere: Elsewhere = "fallback",
+    ) -> None:
+        super().__init__()
+        self.policy = policy if isinstance(policy, Policy) else read_policy(policy)
+        self.elsewhere = elsewhere
+        self._fixed = dict(settings or {})
+        self._features = features or features_of(self.policy, self._fixed)
+        self._child_of = {self.policy.baseline: _BASELINE}
+        self._shared: dict[str, list[str]] = {}
+        self._chosen: dict[Sequence[int], str] = {}
+        self._policies: dict[torch.device, Policy] = {}
+        self._warned = False
+        self.baseline = baseline
+        for number, (name, module) in enumerate(self._variants(variant).items()):
+            child = _VARIANT if number == 0 else f"{_VARIANT}_{number + 1}"
+            self._child_of[name] = child
+            self._shared[child] = shared_names(baseline, module, share)
+            tie(baseline, module, self._shared[child])
+            self.add_module(child, module)
+        self._check_names()
+        self.register_load_state_dict_pre_hook(_rename_before_loading)
+
+    def _variants(self, variant: nn.Module | Mapping[str, nn.Module]) -> dict[str, nn.Module]:
+        names = [side.name for side in self.policy.sides[1:]]
+        if isinstance(variant, nn.Module):
+            if len(names) > 1:
+                raise UsageError(f"the policy has more than one variant: give a module for each of {', '.join(names)}")
+            return {names[0]: variant}
+        if set(variant) != set(names):
+            raise UsageError(f"the policy's variants are {', '.join(names)}, not {', '.join(variant)}")
+        return {name: variant[name] for name in names}
+
+    def _check_names(self) -> None:
+        taken = {name.partition(".")[0] for name in self.baseline.state_dict()}
+        if clash := sorted(taken & set(self._shared)):
+            raise UsageError(f"the baseline has a part called {clash[0]!r}, which names a side here: rename it")
+
+    # ── running ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def forward(self, x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        """The output of the side that is chosen for the shape of the first input."""
+        if torch.compiler.is_compiling():
+            return getattr(self, self._child_traced(x))(x, *args, **kwargs)
+        child = self._chosen.get(x.shape)
+        if child is None:
+            child = self._chosen[x.shape] = self._child_of[self.explain(x).side]
+        return self._modules[child](x, *args, **kwargs)
+
+    def _child_traced(self, x: torch.Tensor) -> str:
+        # `index` makes a size that PyTorch would leave open a fixed one: the traced program is that of one shape.
+        return _constant_choice(self, tuple([index(size) for size in x.shape]), self.training, str(x.device))
+
+    def explain(self, x: torch.Tensor | Sequence[int], execution: str | None = None) -> Explanation:
+        """Which side runs for an input, and why.
+
+        Args:
+            x: the input, or its shape (then on the device of the module's weights).
+            execution: how the call reaches the GPU: `eager`, `compile`, `graph`; by default as it is now.
+        """
+        shape, device = (x.shape, x.device) if isinstance(x, torch.Tensor) else (tuple(x), self._device())
+        return self._explained(shape, device, execution or "eager")
+
+    def _explained(self, shape: Sequence[int], device: torch.device, execution: str) -> Explanation:
+        settings = dict(self._features(shape))
+        if any(axis.name == EXECUTION for axis in self.policy.axes):
+            settings.setdefault(EXECUTION, execution)
+        if self.training:
+            return Explanation(self.policy.baseline, "training", settings)
+        choice = self._policy_on(device).choose(**settings)
+        return Explanation(choice.side, choice.reason, settings, choice.times_ns)
+
+    def _device(self) -> torch.device:
+        for tensor in self.baseline.parameters():
+            return tensor.device
+        return torch.device("cpu")
+
+    def _policy_on(self, device: torch.device) -> Policy:
+        policy = self._policies.get(device)
+        if policy is None:
+            policy = self._policies[device] = self._judged(_device_name(device))
+        return policy
+
+    def _judged(self, device: str) -> Policy:
+        """The policy as it is asked on a device; says once if it is another one than it was fitted on."""
+        here = self.policy.on(device)
+        if here.elsewhere and not self._warned:
+            self._warned = True
+            fitted = self.policy.environment["device"]
+            what = "is used all the same" if self.elsewhere == "policy" else f"its fallback {self._fallback()!r} runs"
+            warnings.warn(
+                f"the policy was fitted on {fitted}, and this is {device}: {what}. Fit one here with "
+                "`warplens policy fit`",
+                UserWarning,
+                stacklevel=5,
+            )
+        return self.policy if self.elsewhere == "policy" else here
+
+    def _fallback(self) -> str:
+        return self.policy.sides[self.policy.fallback].name
+
+    def graphed(self, shapes: Sequence[Sequence[int]], dtype: torch.dtype | None = None) -> GraphedModule:
+        """Each of these shapes' chosen side as one CUDA graph; other shapes run as usual.
+
+        Args:
+            shapes: of inputs to record.
+            dtype: of the inputs; by default that of the module's weights.
+
+        Raises:
+            UsageError: the module is in training mode or on no GPU, or the policy knows no graphs.
+        """
+        from warplens.adaptive.graphs import GraphedModule  # noqa: PLC0415  it imports this module's type
+
+        return GraphedModule(self, shapes, dtype)
+
+    # ── weights, modes, devices ───────────────────────────────────────────────────────────────────────────────────────
+
+    def train(self, mode: bool = True) -> AdaptiveModule:
+        """Training mode, in which the baseline runs, or evaluation."""
+        self._chosen.clear()
+        super().train(mode)
+        return self
+
+    def _apply(self, fn: Any, recurse: bool = True) -> AdaptiveModule:
+        # Moves and conversions handle each child by itself, which would part the buffers that they share.
+        super()._apply(fn, recurse)
+        self._tie()
+        self._chosen.clear()
+        return self
+
+    def _tie(self) -> None:
+        for child, names in self._shared.items():
+            tie(self.baseline, self.get_submodule(child), names)
+
+    def state_dict(self, *args: Any, destination: Any = None, prefix: str = "", keep_vars: bool = False) -> Any:
+        """The state of the baseline under its own names, and what only a variant has under `variant.…`."""
+        given = [*args, *(destination, prefix, keep_vars)[len(args) :]]  # PyTorch's order, before these were named
+        destination, prefix, keep_vars = given[0], str(given[1]), bool(given[2])
+        state = self.baseline.state_dict(destination=destination, prefix=prefix, keep_vars=keep_vars)
+        for child, shared in self._shared.items():
+            own = self.get_submodule(child).state_dict(prefix=f"{prefix}{child}.", keep_vars=keep_vars)
+            start = len(prefix) + len(child) + 1
+            state.update({name: value for name, value in own.items() if name[start:] not in shared})
+        return state
+
+    def extra_repr(self) -> str:
+        """Says in `print(module)` what is chosen by."""
+        return f"by {', '.join(axis.name for axis in self.policy.axes)}; fallback {self._fallback()}"
+
+
+def _rename_before_loading(module: AdaptiveModule, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    """Give the state the names of the children, which PyTorch looks for."""
+    own = {name[len(prefix) :]: state.pop(name) for name in list(state) if name.startswith(prefix)}
+    for name, value in own.items():
+        if name.partition(".")[0] in module._shared:
+            state[prefix + name] = value
+            continue
+        state[f"{prefix}{_BASELINE}.{name}"] = value
+        for child, shared in module._shared.items():
+            if name in shared:
+                state[f"{prefix}{child}.{name}"] = value
+
+
+def _device_name(device: torch.device) -> str:
+    return str(torch.cuda.get_device_name(device)) if device.type == "cuda" else device.type.upper()
+
+
+def _constant_choice(module: AdaptiveModule, shape: tuple[int, ...], training: bool, device: str) -> str:
+    """The child to run, decided while PyTorch traces; it guards on the shape and the mode by itself."""
+    return module._child_of[module._explained(shape, torch.device(device), "compile").side]
+
+
+# What `torch.compiler.assume_constant_result` does; the decorator would import the compiler, which takes seconds, into
+# every program that never compiles.
+_constant_choice._dynamo_marked_constant = True  # type: ignore[attr-defined]
