@@ -1,8 +1,36 @@
+"""Own kernels run in Triton's interpreter here: on the CPU, one program after the other, in NumPy's arithmetic."""
+
 from __future__ import annotations
 
+import importlib.metadata
+import os
+import sys
 import time
 
 import pytest
+
+# Triton decides when it is imported, and any test may be the first to do that.
+_IN_TIME = "triton" not in sys.modules or os.environ.get("TRITON_INTERPRET") == "1"
+os.environ["TRITON_INTERPRET"] = "1"
+
+#: Triton's interpreter turns one-element arrays into integers, which NumPy refuses from 2.4 on; Triton 3.7 knows.
+_FIXED_IN_TRITON, _REFUSED_FROM_NUMPY = (3, 7), (2, 4)
+
+
+def _release(package: str) -> tuple[int, int]:
+    major, minor, *_ = importlib.metadata.version(package).split(".")
+    return int(major), int(minor)
+
+
+@pytest.fixture(scope="session")
+def interpreter():
+    """Own kernels can run; skips where torch or triton is absent, or this triton's interpreter cannot run here."""
+    pytest.importorskip("torch", reason="torch is not installed")
+    pytest.importorskip("triton", reason="triton is not installed")
+    if not _IN_TIME:
+        pytest.skip("triton was imported before its interpreter could be chosen")
+    if _release("triton") < _FIXED_IN_TRITON and _release("numpy") >= _REFUSED_FROM_NUMPY:
+        pytest.skip("this triton's interpreter does not work with NumPy 2.4 and later")
 
 
 class Clock:

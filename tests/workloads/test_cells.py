@@ -59,7 +59,7 @@ def test_settings_that_exclude_one_another_are_recorded_beside_those_that_do_not
         (TokenReductionCell, {"locations": (3, 12)}, "blocks 0 to 11"),
         (TokenReductionCell, {"locations": (6, 3)}, "rising order"),
         (TokenReductionCell, {"schedule": (0.5,)}, "1 shares for 3 locations"),
-        (TokenReductionCell, {"attention": "fused"}, "attention weights"),
+        (TokenReductionCell, {"attention": "fused", "method": "ats"}, "attention weights"),
         (AttentionCell, {"dtype": "fp16"}, "known are float16"),
     ],
 )
@@ -168,7 +168,7 @@ def test_every_mode_and_precision_of_the_language_model_runs(mode, precision):
     assert record["status"] == "measured", record["reason"]
     phases = {"forward": 1, "forward-backward": 2, "train": 3}[mode]
     assert list(record["phases_ns"]) == ["forward_pass", "backward_pass", "optimizer_step"][:phases]
-    assert record["details"] == {"parameters": 27_040, "tokens": 16}
+    assert record["details"] == {"parameters": 27_040, "tokens": 16, "layers": 2}
     factor = 1 if mode == "forward" else 3
     # by hand: 16 tokens · 2 layers · (4·32² + 3·32·64) + 2·2·8²·32·2 scores and values + 16·32·100 logits
     assert record["work"]["macs"] == factor * (16 * 2 * 10_240 + 16_384 + 51_200)
@@ -207,6 +207,22 @@ def test_every_token_reduction_runs_and_says_how_many_tokens_are_where(method):
     assert record["work"]["flops"] == 2 * details["macs_per_image"] * 2
     assert details["torchprofile_macs_per_image"] > details["macs_per_image"]
     assert (details["tokens"][-1][2] == 26) == (method == "none")
+
+
+@pytest.mark.usefixtures("interpreter")
+@pytest.mark.parametrize("method", ["topk-fused", "evit-fused"])
+def test_a_fused_reduction_counts_the_same_work_and_needs_a_gpu_or_an_interpreter(method, monkeypatch):
+    cells = [
+        TokenReductionCell("tiny", input_size=20, method=name, locations=(1, 2), precision="fp32")
+        for name in (method, method.removesuffix("-fused"))
+    ]
+    fused, plain = run_cells("token-reduction", cells, plan=Plan.exactly(1, warmup_steps=1), device="cpu")
+    assert fused["status"] == "measured", fused["reason"]
+    assert fused["details"] == plain["details"]
+    assert fused["work"] == plain["work"]
+    monkeypatch.setattr("warplens.workloads.token_reduction.fused.kernel.INTERPRETED", False)
+    (refused,) = run_cells("token-reduction", cells[:1], plan=PLAN, device="cpu")
+    assert (refused["status"], "needs a GPU" in refused["reason"]) == ("unsupported", True)
 
 
 def test_the_parts_of_a_step_are_annotated():

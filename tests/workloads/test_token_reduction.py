@@ -141,7 +141,7 @@ def test_ats_samples_along_the_cumulated_significance(tokens, points):
 
 
 def test_dynamicvit_keeps_what_its_predictor_scores_highest():
-    method = DynamicViT(WIDTH, kept=4)
+    method = DynamicViT(WIDTH, kept=4).eval()
     x = torch.randn(BATCH, 10, WIDTH)
     found = method.before_block(x, TokenState(9))
     norm, enter, _ = method.predictor.enter

@@ -3,8 +3,9 @@
 Lives here: `registry` (the workloads by name, and how to add your own), the transformer language model
 (`transformer_lm`, `adamw`, `lm`), the vision transformer with token reduction (`vision`, `token_reduction/`, `deit`),
 attention kernels (`attention/`); what they share: `ranges` (annotations for profilers), `launching` (eager, compiled,
-CUDA graph), `precision`, `flops`; and measuring: `measurement`, `samples` (statistics), `clocks`, `environment`,
-`cells` (grids of settings, survived when one runs out of memory) and `files`.
+CUDA graph), `launch_count`, `precision`, `flops`; `accumulation` (single requests served by one step); and measuring:
+`measurement`, `samples` (statistics), `clocks`, `environment`, `cells` (grids of settings, survived when one runs out
+of memory) and `files`.
 
 May import `warplens.errors` alone. PyTorch is imported by the modules that compute with it, and only when one of them
 is used: this package, `registry`, `cells`, `files`, `flops`, `samples` and `sizes` do without it. Nothing here needs

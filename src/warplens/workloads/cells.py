@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from warplens.workloads.registry import Program, Workload
     from warplens.workloads.samples import Summary
 
-__all__ = ["cell_grid", "default_device", "figures", "run_cells", "run_cells_in_turns"]
+__all__ = ["attempted", "cell_grid", "default_device", "figures", "run_cells", "run_cells_in_turns"]
 
 Made = TypeVar("Made")
 
@@ -147,7 +147,10 @@ def run_cells_in_turns(
     programs: dict[int, Program] = {}
     records: list[dict[str, Any]] = [{"cell": asdict(cell)} for cell in cells]
     for position, cell in enumerate(cells):
-        made, trouble = _attempted(lambda cell=cell: _started(prepare(cell, setting), device))  # type: ignore[misc]
+        made, trouble = attempted(
+            lambda cell=cell: _started(prepare(cell, setting), device),  # type: ignore[misc]
+            alone=False,
+        )
         if made is None:
             records[position] |= trouble
         else:
@@ -181,13 +184,19 @@ def _check_device(device: str) -> None:
 
 
 def _run_cell(kind: Workload, cell: Any, plan: Plan, setting: Setting) -> dict[str, Any]:
-    done, trouble = _attempted(lambda: _measured(kind, cell, plan, setting))
+    done, trouble = attempted(lambda: _measured(kind, cell, plan, setting))
     _clean_up(torch_or_advice())
     return trouble if done is None else done
 
 
-def _attempted(attempt: Callable[[], Made]) -> tuple[Made | None, dict[str, Any]]:
-    """What came of an attempt; or None, and how a cell that fails so is recorded."""
+def attempted(attempt: Callable[[], Made], *, alone: bool = True) -> tuple[Made | None, dict[str, Any]]:
+    """What came of an attempt; or None, and how a cell that fails so is recorded.
+
+    Args:
+        attempt: what is tried.
+        alone: whether no other program is alive. To reset the compiler gives cuBLAS's workspaces back, which captured
+            CUDA graphs still write to: with other programs alive it must not be done.
+    """
     torch = torch_or_advice()
     try:
         return attempt(), {}
@@ -200,7 +209,7 @@ def _attempted(attempt: Callable[[], Made]) -> tuple[Made | None, dict[str, Any]
         lacking = "out of memory" in str(error).lower() or "can't allocate memory" in str(error)
         status, reason = "out-of-memory" if lacking else "failed", _first_line(error)
     # What the exception's frames held is free only now that they are gone.
-    _clean_up(torch)
+    _clean_up(torch, compiler=alone)
     return None, {"status": status, "reason": reason}
 
 
@@ -222,8 +231,8 @@ def _first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
-def _clean_up(torch: Any) -> None:
-    if "torch._dynamo" in sys.modules:  # something was compiled; asking costs seconds of imports otherwise
+def _clean_up(torch: Any, *, compiler: bool = True) -> None:
+    if compiler and "torch._dynamo" in sys.modules:  # something was compiled; asking costs seconds of imports otherwise
         torch.compiler.reset()
     gc.collect()
     if torch.cuda.is_available():

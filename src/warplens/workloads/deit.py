@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from warplens.workloads.flops import torchprofile_macs, vit_macs, work
+from warplens.workloads.launch_count import Launches, launches_of
 from warplens.workloads.launching import as_graph, compiled
 from warplens.workloads.precision import model_dtype, precision
 from warplens.workloads.ranges import OFF
@@ -50,6 +51,8 @@ def prepare(cell: TokenReductionCell, setting: Setting) -> Program:
             return program(images)
 
     macs = vit_macs(size, cell.input_size, counts)
+    # ATS waits for the GPU, which a capture does not survive.
+    issued = launches_of(step, setting.device) if cell.method != "ats" else None
     return Program(
         step=as_graph(step, setting.device) if graph else step,
         items=cell.batch,
@@ -64,5 +67,17 @@ def prepare(cell: TokenReductionCell, setting: Setting) -> Program:
             "flops_per_image": 2 * macs,
             "torchprofile_macs_per_image": torchprofile_macs(size, cell.input_size, counts),
             "reduction_macs_per_image": sum(block.reduction_macs for block in counts),
+            **_launches(issued, graph),
         },
     )
+
+
+def _launches(issued: Launches | None, graph: bool) -> dict[str, int]:
+    """What is known of a step's launches: a graph is one, whatever it launches in turn."""
+    if issued is None:
+        return {}
+    return {
+        "launches": 1 if graph else issued.kernels + issued.others,
+        "kernels": issued.kernels,
+        "copies_and_fills": issued.others,
+    }

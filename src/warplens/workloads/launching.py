@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import torch
@@ -50,9 +51,25 @@ def as_graph(
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         result = step()
+    return _Replay(graph, result, step)
 
-    def replay() -> object:
-        graph.replay()
-        return result
 
-    return replay
+@dataclass(frozen=True)
+class _Replay:
+    """One launch of a recorded graph.
+
+    Attributes:
+        graph: what is launched.
+        result: what the step returned; each replay writes to the same tensors.
+        step: what was recorded. The graph reads weights and inputs by their addresses and keeps none of them alive:
+            without the step, their memory would be given to somebody else.
+    """
+
+    graph: torch.cuda.CUDAGraph
+    result: object
+    step: Callable[[], object]
+
+    def __call__(self) -> object:
+        """Launch it; the result is there when the GPU has done it."""
+        self.graph.replay()
+        return self.result

@@ -34,14 +34,12 @@ PRECISIONS: Final = ("fp32", "tf32", "bf16", "fp16", "bf16-weights")
 #: `reference` is AdamW as the assignment writes it, `torch` that of PyTorch, `torch-fused` its fused kernel.
 OPTIMIZERS: Final = ("reference", "torch", "torch-fused")
 
-#: How attention is computed: `explicit`, as methods that decide by its weights need it, or `fused` into one kernel.
+#: How attention is computed: `explicit`, every weight in memory, or `fused` into one kernel; methods that decide by the
+#: class token's weights then compute that one row beside it.
 ATTENTIONS: Final = ("explicit", "fused")
 
-#: Methods that decide by attention weights.
-_BY_WEIGHTS: Final = ("topk", "evit", "ats")
-
 #: Token reduction methods; see `warplens.workloads.token_reduction`.
-METHODS: Final = ("none", "random", "topk", "evit", "tome", "dynamicvit", "ats")
+METHODS: Final = ("none", "random", "topk", "topk-fused", "evit", "evit-fused", "tome", "dynamicvit", "ats")
 
 
 def _check(what: str, value: str, known: tuple[str, ...] | list[str]) -> None:
@@ -101,8 +99,8 @@ class TokenReductionCell:
         locations: blocks (from 0) that reduce.
         schedule: share of each location, where they differ; else () and `keep` holds for all.
         precision, execution, attention: of `PRECISIONS`, `EXECUTIONS`, `ATTENTIONS`.
-        visualisation: whether TopK and EViT also compute which tokens they dropped, as the published code does in every
-            pass though only a visualisation reads it.
+        visualisation: whether TopK and EViT also compute which tokens they kept, as the published code does in every
+            pass though only a visualisation reads it; the fused ones write it without a further launch.
 
     Raises:
         UsageError: a setting that does not exist, or one that excludes another.
@@ -130,8 +128,8 @@ class TokenReductionCell:
         if self.input_size < size.patch or self.input_size % size.patch:
             raise UsageError(f"the input size is {self.input_size}, and must be a multiple of the patch, {size.patch}")
         _check("attention", self.attention, ATTENTIONS)
-        if self.method in _BY_WEIGHTS and self.attention == "fused":
-            raise UsageError(f"{self.method} decides by attention weights, which fused attention does not give")
+        if self.method == "ats" and self.attention == "fused":
+            raise UsageError("ats cuts rows out of the attention weights, which fused attention does not give")
         if self.method == "none":
             # There is nothing to keep, and no place to do it: all such cells are the same.
             for name, nothing in (("keep", 1.0), ("locations", ()), ("schedule", ()), ("visualisation", False)):

@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from warplens.errors import UsageError
 from warplens.workloads.ranges import OFF, Ranges
 from warplens.workloads.token_reduction.base import Attended, Reduction, TokenState, gathered
+from warplens.workloads.token_reduction.dynamicvit import masked_softmax
 from warplens.workloads.token_reduction.schedule import BlockTokens
 
 if TYPE_CHECKING:
@@ -44,12 +46,17 @@ class Attention(nn.Module):
         q, k, v = self.qkv(x).reshape(batch, tokens, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
         bias = _score_bias(state, q.dtype)
         if self.fused:
+            if state.policy is not None:
+                raise UsageError("DynamicViT's training masks attention weights, which fused attention does not give")
             heads = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=bias)
             decides = reduction is not None and reduction.needs_weights
             row = self._class_row(q, k, bias) if decides else None
             return self.proj(heads.transpose(1, 2).reshape(batch, tokens, width)), None, Attended(row, k, v)
         scores = (q * self.scale) @ k.transpose(-2, -1)
-        weights = (scores if bias is None else scores + bias).softmax(dim=-1)
+        if state.policy is not None:
+            weights = masked_softmax(scores, state.policy)
+        else:
+            weights = (scores if bias is None else scores + bias).softmax(dim=-1)
         attended = Attended(weights, k, v)
         rows = None
         if reduction is not None and reduction.place == "queries":

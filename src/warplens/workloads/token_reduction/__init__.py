@@ -6,10 +6,12 @@
 | `random` | between attention and MLP | a random choice: the control for "does the choice matter" |
 | `topk` | between attention and MLP | what the class token attends to most (TopK, Haurum et al. 2023) |
 | `evit` | between attention and MLP | the same, and one token fused from the rest (EViT, Liang et al. 2022) |
+| `topk-fused`, `evit-fused` | between attention and MLP | the same tokens, by one kernel: for inference on a GPU |
 | `tome` | between attention and MLP | everything, similar tokens merged (ToMe, Bolya et al. 2023) |
 | `dynamicvit` | before the block | what a small learned network scores highest (DynamicViT, Rao et al. 2021) |
 | `ats` | inside attention, on the queries | a data-dependent sample (ATS, Fayyaz et al. 2022) |
 
 Lives here: `base` (the interface), `schedule` (token counts that follow from shares; free of PyTorch) and one method a
-module. A new method becomes a subclass of `base.Reduction`, a line in `making`, and its name in `settings.METHODS`.
+module; of the fused ones, `fused` launches `fused_kernel`, which alone imports Triton. A new method
+becomes a subclass of `base.Reduction`, a line in `making`, and its name in `settings.METHODS`.
 """

@@ -15,7 +15,7 @@ class Attended(NamedTuple):
     """What an attention computed, for methods that decide by it.
 
     Attributes:
-        weights: [batch, heads, queries, tokens]; None with fused attention.
+        weights: [batch, heads, queries, tokens]; with fused attention the class token's row alone, or None.
         keys: [batch, heads, tokens, d_head].
         values: the same shape.
     """
@@ -34,12 +34,14 @@ class TokenState:
         sizes: how many patches each token stands for, [batch, tokens]; None while every one is its own.
         valid: which tokens are no padding, [batch, tokens]; None while all are.
         kept: at each location, which patch tokens went on, padded with −1; for visualisations.
+        policy: in DynamicViT's training, which tokens are still there, 1 or 0, [batch, tokens]; None while all are.
     """
 
     patches: int
     sizes: Tensor | None = None
     valid: Tensor | None = None
     kept: list[Tensor] = field(default_factory=list)
+    policy: Tensor | None = None
 
 
 class Reduction(nn.Module):

@@ -35,7 +35,7 @@ def reductions(
         input_size: side of the images.
         locations: blocks, in rising order.
         shares: share of the tokens that each keeps.
-        visualisation: for TopK and EViT; see there.
+        visualisation: for TopK, EViT and their fused forms; see there.
     """
     patches = size.patches(input_size)
     made: list[Reduction]
@@ -45,6 +45,10 @@ def reductions(
         made = [TopK(share, visualisation) for share in shares]
     elif method == "evit":
         made = [EViT(share, visualisation) for share in shares]
+    elif method in ("topk-fused", "evit-fused"):
+        from warplens.workloads.token_reduction.fused import FusedEViT, FusedTopK  # noqa: PLC0415  loads Triton
+
+        made = [(FusedTopK if method == "topk-fused" else FusedEViT)(share, visualisation) for share in shares]
     elif method == "random":
         made = [RandomChoice(share) for share in shares]
     elif method == "tome":

@@ -1,0 +1,231 @@
+"""TopK and EViT as one kernel: the remedy where a reduction costs more in launches than it saves in arithmetic.
+
+Imports Triton if it is there: `making` loads this module only for a method that needs it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from warplens.errors import UsageError
+from warplens.workloads.token_reduction.base import Attended, Reduction, TokenState
+from warplens.workloads.token_reduction.schedule import tokens_kept
+
+kernel: Any
+try:
+    from warplens.workloads.token_reduction import fused_kernel as kernel
+except ImportError:
+    kernel = None
+
+__all__ = ["FusedEViT", "FusedTopK", "Tiles", "launch_constants", "select_tokens", "tiles_for"]
+
+#: Elements of a row that are copied at a time; a program's tile is so many columns of `Tiles.tokens` rows.
+_COLUMNS: Final = 1024
+
+#: Tokens that others are compared with at a time. Fewer would mean more reductions across warps, more would spill.
+_COMPARED: Final = 256
+
+#: Rows and columns of a tile that is summed up into the fused token. 32 columns are one sector of fp16, twice; the
+#: fewer columns, the more multiprocessors share the sum.
+_SUMMED_ROWS, _SUMMED_COLUMNS = 512, 32
+
+#: Most patch tokens: a program that fuses holds all scores at once.
+_MOST_PATCHES: Final = 8192
+
+_THREADS_PER_WARP: Final = 32
+
+_BITS: Final = {torch.float16: 16, torch.bfloat16: 16, torch.float32: 32, torch.float64: 64}
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """How the kernel is launched.
+
+    Attributes:
+        tokens: tokens a program finds the places of. Each program reads all scores, so that few tokens mean much
+            repeated work, and many mean few programs.
+        warps: warps per program.
+    """
+
+    tokens: int = 16
+    warps: int = 4
+
+
+#: Programs from which on there are more than the multiprocessors of any GPU can work on at once, so that programs had
+#: better be larger than more.
+_MANY_PROGRAMS: Final = 512
+
+
+def tiles_for(batch: int, patches: int, fuse: bool, element_bytes: int) -> Tiles:
+    """The tiles for a problem; from a rule, so that a run needs no search and repeats exactly."""
+    tokens = 16
+    while tokens < 64 // element_bytes and batch * (patches + 1) > tokens * _MANY_PROGRAMS:
+        tokens *= 2
+    return Tiles(tokens, warps=8 if fuse or tokens * element_bytes > 32 else 4)
+
+
+def _power_of_two(least: int) -> int:
+    """The smallest power of two from `least` on."""
+    return 1 << max(0, least - 1).bit_length()
+
+
+def select_tokens(
+    weights: Tensor, x: Tensor, kept: int, *, fuse: bool = False, listing: bool = False, tiles: Tiles | None = None
+) -> tuple[Tensor, Tensor | None]:
+    """The class token, the patch tokens that it attends to most, and perhaps one fused from the rest, by one kernel.
+
+    The same as `mean`, `topk`, `gather` and `cat`, and with `fuse` as EViT's sum of the dropped tokens. The score is
+    rounded as `mean` rounds it; of equal scores, which `topk` orders as it likes, the first token in the image is
+    ahead. The sum of the dropped is fp32, rounded once.
+
+    Args:
+        weights: attention [batch, heads, queries, tokens], the class token's query and key first; any strides.
+        x: tokens [batch, tokens, width].
+        kept: patch tokens to keep, from 1 to all.
+        fuse: one more row: Σ score · token over the patch tokens that are dropped.
+        listing: also tell which were kept.
+        tiles: overrides the choice of `tiles_for`.
+
+    Returns:
+        Rows [batch, 1 + kept (+ 1), width] in the format of x; with `listing`, numbers of the kept patch tokens, best
+        first, padded with −1: [batch, patches], int64; else None.
+
+    Raises:
+        UsageError: a gradient is wanted; the tensors are not on a GPU, and there is no interpreter; a format, number of
+            tokens or `kept` that the kernel does not support.
+    """
+    batch, tokens, width = x.shape
+    patches = tokens - 1
+    _check(weights, x, kept)
+    x = x.contiguous()
+    out = x.new_empty((batch, 1 + kept + fuse, width))
+    chosen = torch.empty((batch, patches), dtype=torch.int64, device=x.device) if listing else None
+    if tiles is None:
+        tiles = tiles_for(batch, patches, fuse, x.element_size())
+    programs = -(-tokens // tiles.tokens) + (-(-width // _SUMMED_COLUMNS) if fuse else 0)
+    kernel.select_tokens_kernel[(programs, batch)](
+        weights,
+        x,
+        out,
+        x if chosen is None else chosen,  # never written without a listing
+        weights.stride(0),
+        weights.stride(1),
+        weights.stride(3),
+        patches,
+        kept,
+        **launch_constants(weights.shape[1], patches, width, _BITS[weights.dtype], fuse, listing, tiles),
+    )
+    return out, chosen
+
+
+@torch.library.custom_op("warplens::select_tokens", mutates_args=())
+def _selected(weights: Tensor, x: Tensor, kept: int, fuse: bool, listing: bool) -> list[Tensor]:
+    return [part for part in select_tokens(weights, x, kept, fuse=fuse, listing=listing) if part is not None]
+
+
+@_selected.register_fake
+def _(weights: Tensor, x: Tensor, kept: int, fuse: bool, listing: bool) -> list[Tensor]:
+    batch, tokens, width = x.shape
+    rows = x.new_empty((batch, 1 + kept + fuse, width))
+    return [rows, x.new_empty((batch, tokens - 1), dtype=torch.int64)] if listing else [rows]
+
+
+def compiled_select(
+    weights: Tensor, x: Tensor, kept: int, *, fuse: bool = False, listing: bool = False
+) -> tuple[Tensor, Tensor | None]:
+    """`select_tokens` as one operator that torch.compile does not look into.
+
+    Traced as a Triton kernel of the user's, Inductor of PyTorch 2.11 fails on the whole model (a KeyError in its
+    scheduler). The kernel takes strides when it runs, so that any layout that the compiler chooses is right.
+    """
+    found = _selected(weights, x, kept, fuse, listing)
+    return found[0], found[1] if listing else None
+
+
+def launch_constants(
+    heads: int, patches: int, width: int, bits: int, fuse: bool, listing: bool, tiles: Tiles
+) -> dict[str, Any]:
+    """What the kernel is compiled for: its compile-time arguments, and its warps."""
+    every = _power_of_two(patches)
+    return {
+        "HEADS": heads,
+        "WIDTH": width,
+        "BITS": bits,
+        "FUSE": fuse,
+        "LIST": listing,
+        "BLOCK_T": tiles.tokens,
+        "SPREAD": max(tiles.tokens, _THREADS_PER_WARP * tiles.warps),
+        "BLOCK_J": min(_COMPARED, every),
+        "BLOCK_W": min(_COLUMNS, _power_of_two(width)),
+        "BLOCK_P": every if fuse else 1,
+        "FUSE_T": min(_SUMMED_ROWS, every) if fuse else 1,
+        "FUSE_W": _SUMMED_COLUMNS if fuse else 1,
+        "num_warps": tiles.warps,
+    }
+
+
+def _check(weights: Tensor, x: Tensor, kept: int) -> None:
+    if kernel is None:
+        raise UsageError("the fused token reduction is a Triton kernel, and triton is not installed")
+    if x.device.type != "cuda" and not kernel.INTERPRETED:
+        raise UsageError(
+            f"the fused token reduction needs a GPU, and the tokens are on {x.device.type}. Set TRITON_INTERPRET=1 to "
+            "run it in Triton's interpreter, or use the method without -fused"
+        )
+    if torch.is_grad_enabled() and (x.requires_grad or weights.requires_grad):
+        raise UsageError(
+            "the fused token reduction has no gradient: it is for inference. Call it under torch.inference_mode(), or "
+            "train with the method without -fused"
+        )
+    patches = x.shape[1] - 1
+    if weights.dtype not in _BITS or x.dtype not in _BITS:
+        raise UsageError(f"the fused token reduction computes with floating-point numbers, not with {weights.dtype}")
+    if weights.shape[0] != x.shape[0] or weights.shape[3] != x.shape[1]:
+        raise UsageError(f"attention {tuple(weights.shape)} and tokens {tuple(x.shape)} are not of the same images")
+    if not 1 <= kept <= patches:
+        raise UsageError(f"{kept} tokens cannot be kept of {patches}")
+    if patches > _MOST_PATCHES:
+        raise UsageError(
+            f"the fused token reduction takes at most {_MOST_PATCHES} patch tokens, and there are {patches}"
+        )
+
+
+class FusedTopK(Reduction):
+    """TopK in one launch, for inference: the same tokens in the same order.
+
+    Args:
+        share: of the current patch tokens to keep.
+        visualisation: also list which tokens were kept, as `TopK` does; that takes no launch here.
+    """
+
+    needs_weights = True
+    _fuse = False
+
+    def __init__(self, share: float, visualisation: bool = True) -> None:
+        super().__init__()
+        self.share, self.visualisation = share, visualisation
+
+    def between(self, x: Tensor, attended: Attended, state: TokenState) -> Tensor:
+        """See the class.
+
+        Raises:
+            UsageError: see `select_tokens`.
+        """
+        if attended.weights is None:
+            raise ValueError("the method decides by attention weights, which fused attention does not give")
+        kept = tokens_kept(x.shape[1] - 1, self.share)
+        select = compiled_select if torch.compiler.is_compiling() else select_tokens
+        rows, chosen = select(attended.weights, x, kept, fuse=self._fuse, listing=self.visualisation)
+        if chosen is not None:
+            state.kept.append(chosen)
+        return rows
+
+
+class FusedEViT(FusedTopK):
+    """EViT in one launch, for inference: the same tokens in the same order, and their rest as one token."""
+
+    _fuse = True
