@@ -13,14 +13,14 @@ import pytest
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 sys.path.insert(0, str(DOCS))
 
-from generate_results import PAGES, page_of  # noqa: E402  it stands beside the pages
+from generate_results import NAMES, PAGES, page_of  # noqa: E402  it stands beside the pages
 
 from warplens.readers.measurements import read_measurements  # noqa: E402
 
 STORED = sorted(Path(str(files("warplens") / "data" / "measurements")).glob("*.json.xz"))
 
 
-@pytest.mark.parametrize("name", ["token-reduction", "lm-grid"])
+@pytest.mark.parametrize("name", NAMES)
 def test_the_page_is_what_the_stored_measurements_give(name):
     assert (PAGES / f"{name}.md").read_text("utf-8") == page_of(name), "run `python docs/generate_results.py`"
 
