@@ -388,11 +388,6 @@ def groups() -> list[list[TokenReductionCell]]:
 
 def steps(out: Path, began: float, seconds: float) -> None:
     """Measures the groups, one after another, as long as there is time."""
-    if DEVICE == "cuda":
-        # Each cell compiles its own model, and all of them share one function: past the limit they would run eagerly.
-        for limit in ("recompile_limit", "cache_size_limit"):
-            if hasattr(torch._dynamo.config, limit):
-                setattr(torch._dynamo.config, limit, 64)
     facts, records = environment(DEVICE), []
     command = "python3 captures/remedies_check.py OUT"
     for cells in groups():

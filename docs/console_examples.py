@@ -83,7 +83,8 @@ def profiles_at_hand() -> Iterator[None]:
     before = Path.cwd()
     shipped = Path(str(resources.files("warplens") / "data"))
     with tempfile.TemporaryDirectory() as folder:
-        for profile in (*(shipped / "captures").iterdir(), *(shipped / "counters").glob("*.ncu-rep.xz")):
+        measurements = (shipped / "measurements").iterdir()
+        for profile in (*(shipped / "captures").iterdir(), *(shipped / "counters").glob("*.ncu-rep.xz"), *measurements):
             Path(folder, profile.name).symlink_to(profile)
         os.chdir(folder)
         try:

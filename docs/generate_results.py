@@ -17,13 +17,12 @@ from typing import Any
 
 import polars as pl
 
-from warplens.compare.policy import read_policy
+from warplens.cli.findings import TITLE, shipped_evidence
 from warplens.profile.measurements import Measurements
-from warplens.readers import read
 from warplens.readers.measurements import read_measurements
 from warplens.report import format as fmt
 from warplens.report.document import Document, Figure, Paragraph, Section
-from warplens.report.findings import findings_document, study_evidence
+from warplens.report.findings import findings_document
 from warplens.report.markdown import render_markdown
 from warplens.report.measured import doubts_of, measured_facts
 from warplens.report.study import study_document
@@ -98,23 +97,7 @@ def _doubts(measurements: Measurements) -> list[str]:
 
 def _findings() -> str:
     """The token-reduction study told end to end."""
-    data = Path(str(files("warplens") / "data"))
-    profiles = [
-        (
-            {"input_size": size, "batch": batch, **side},
-            read(data / "captures" / f"deit{size}_bs{batch}_{name}.sqlite.xz"),
-        )
-        for size, batch in ((224, 1), (448, 8))
-        for name, side in (("baseline", {"method": "none"}), ("topk0.1", {"method": "topk", "keep": 0.1}))
-    ]
-    evidence = study_evidence(
-        _needed("token_reduction"),
-        profiles,
-        remedies=_needed("token_reduction_remedies"),
-        policy=read_policy(data / "policies" / "token_reduction.json"),
-        checked=_needed("token_reduction_policy_check"),
-    )
-    return _rendered(findings_document(evidence, "Token reduction: what was found"))
+    return _rendered(findings_document(shipped_evidence(), TITLE))
 
 
 def _attention() -> str:

@@ -15,15 +15,25 @@ STORED = Path(str(files("warplens") / "data" / "measurements" / "token_reduction
 
 
 @pytest.fixture
-def spoiled(tmp_path):
-    """A real file into which a machine's owner got: new members, a command line, paths in texts."""
+def plain(tmp_path):
+    """A real file, one cell of which failed."""
     document = json.loads(lzma.decompress(STORED.read_bytes()))
+    record = document["measurements"][1]
+    document["measurements"][1] = {"cell": record["cell"], "status": "failed", "reason": "no such file"}
+    path = tmp_path / "plain.json"
+    path.write_text(json.dumps(document))
+    return path
+
+
+@pytest.fixture
+def spoiled(plain, tmp_path):
+    """The same after a machine's owner got in: new members, a command line, paths in texts."""
+    document = json.loads(plain.read_text())
     document["host"] = "gpu17.example.org"
     document["command"] = "WANDB_API_KEY=abcdef0123456789 python /home/ann/train.py"
     document["environment"]["user"] = "ann"
     document["measurements"][0]["notes"] = "ask ann@example.org"
-    failed = next(record for record in document["measurements"] if record["status"] == "failed")
-    failed["reason"] = "no such file: /home/ann/data/images.bin, says ann"
+    document["measurements"][1]["reason"] = "no such file: /home/ann/data/images.bin, says ann"
     path = tmp_path / "spoiled.json"
     path.write_text(json.dumps(document))
     return path
@@ -36,9 +46,9 @@ def test_nobody_is_left_in_the_copy(spoiled, tmp_path):
         assert word not in text
 
 
-def test_the_figures_are_the_same(spoiled, tmp_path):
+def test_the_figures_are_the_same(plain, spoiled, tmp_path):
     report = scrub(spoiled, tmp_path / "copy.json.xz")
-    before, after = read_measurements(STORED), read_measurements(tmp_path / "copy.json.xz")
+    before, after = read_measurements(plain), read_measurements(tmp_path / "copy.json.xz")
     assert report.compared == 3
     assert after.samples.equals(before.samples)
     assert after.cells.drop("reason").equals(before.cells.drop("reason"))

@@ -282,3 +282,13 @@ def test_wrong_usage_is_one_line(warplens: Callable[..., Run], arguments: list[s
     run = warplens("compare", BASELINE, TOPK, *arguments)
     assert (run.code, run.out, run.err.count("\n")) == (2, "", 1)
     assert found in run.err
+
+
+def test_there_is_no_gate_on_a_step_that_ran_out_of_memory(warplens: Callable[..., Run]) -> None:
+    """It ends before its backward pass, and would pass as much faster."""
+    sides = CAPTURES / "lm_small_ctx256_train.sqlite.xz", CAPTURES / "lm_large_ctx1024_train.sqlite.xz"
+    assert warplens("compare", *sides, "--quiet").code == 0
+    run = warplens("compare", *sides, "--fail-on", "5%", "--quiet")
+    assert (run.code, run.out) == (2, "")
+    assert "the gate has nothing to go by" in run.err
+    assert "did not finish" in run.err

@@ -172,7 +172,6 @@ def test_a_cell_that_ran_out_of_memory_is_not_compared_and_says_why(
     row = _asked(warplens, halves[0], part)["data"]["rows"][0]
     assert row["verdict"] is None
     assert row["reason"] == "variant: out-of-memory (2 GiB were missing)"
-    assert warplens("compare", halves[0], part, "--fail-on", "90%", "--quiet").code == 0
 
 
 def test_all_formats_hold_the_same_cells(warplens: Callable[..., Run], halves: tuple[Path, Path]) -> None:
@@ -271,3 +270,18 @@ def test_options_for_other_kinds_are_refused(warplens: Callable[..., Run]) -> No
     assert "gate on traces or measurements" in _refused(warplens, nvtx, nvtx, "--fail-on", "5%")
     assert "choose cells of measurements" in _refused(warplens, TRACE, TRACE, "--baseline-where", "method=none")
     assert "give both" in _refused(warplens, TRACE, TRACE, "--counters-baseline", nvtx)
+
+
+def test_a_cell_that_no_longer_runs_fails_the_gate(
+    warplens: Callable[..., Run], halves: tuple[Path, Path], tmp_path: Path
+) -> None:
+    variant = json.loads(halves[1].read_text())
+    record = variant["measurements"][3]
+    lost = {"cell": record["cell"], "status": "out-of-memory", "reason": "CUDA out of memory"}
+    variant["measurements"][3] = lost
+    path = tmp_path / "topk.json"
+    path.write_text(json.dumps(variant))
+    run = warplens("compare", halves[0], path, "--fail-on", "500%", "--quiet")
+    assert run.code == 1
+    assert "gate failed: the variant no longer runs 1 of 20 cells" in run.err
+    assert "out-of-memory (CUDA out of memory)" in run.err

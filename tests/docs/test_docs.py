@@ -187,11 +187,17 @@ def test_the_python_on_the_page_runs(program: str) -> None:
     exec(compile(program, "example", "exec"), {})
 
 
-_TABLES = sorted(COMMANDS.keys() - {"bench", "collect", "counters", "demo", "doctor", "export", "report", "scrub"})
+_TABLES = sorted(
+    COMMANDS.keys()
+    - {"bench", "collect", "counters", "demo", "doctor", "export", "policy", "report", "scrub", "study", "sweep"}
+)
 
 
 #: What commands on other profiles than traces are shown.
 _OTHER_PROFILES = {"roofline": "planted_h200.ncu-rep.xz"}
+
+#: What commands on several profiles are given besides.
+_FURTHER_PROFILES = {"compare": ("deit224_bs1_baseline.sqlite.xz",)}
 
 
 @pytest.mark.usefixtures("_shipped")
@@ -199,7 +205,8 @@ _OTHER_PROFILES = {"roofline": "planted_h200.ncu-rep.xz"}
 def test_every_key_of_the_json_output_is_explained(command: str) -> None:
     documented = set(_INLINE.findall(_text("reference/json.md")))
     profile = _OTHER_PROFILES.get(command, "deit224_bs1_graph_nodes.sqlite.xz")
-    result = CliRunner().invoke(app, [command, profile, "--format", "json", "--quiet"])
+    further = _FURTHER_PROFILES.get(command, ())
+    result = CliRunner().invoke(app, [command, profile, *further, "--format", "json", "--quiet"])
     assert set(_keys(json.loads(result.stdout), but=("rows", "evidence"))) <= documented | _ENVELOPE
 
 

@@ -85,7 +85,7 @@ def test_the_report_tells_the_study_from_answer_to_cells(token_file):
     document = study_document(measurements_of(token_file, "x"))
     assert document.lead == (
         "With keep 0.10, the variant is slower at 7 and faster at 13 of 20 points, run the way of the baseline. "
-        "Each in its best mode, it is slower at 7, faster at 2 and as fast (within 2 %) at 1 of 10 points."
+        "Each in its best mode, it is slower at 7 and faster at 3 of 10 points."
     )
     assert [section.id for section in document.sections] == ["paradox", "best-modes", "sweep", "cells", "doubts"]
     assert "crossovers" in [part.id for part in document.sections[2].subsections]

@@ -46,6 +46,9 @@ COMMANDS: Final = {
         Command("demo", _REPORT, "Report on the profiles that come with Warplens; no GPU needed."),
         Command("report", _REPORT, "Report on your profiles: where the GPU time went, and why."),
         Command("diagnose", _REPORT, "What limits the program, what to do about it, and how to check that."),
+        Command(
+            "compare", _REPORT, "Why a variant is slower or faster than its baseline, and whether that is decided."
+        ),
         Command("budget", _TABLE, "Where the time went, in parts that add up to it exactly."),
         Command("steps", _TABLE, "Repetitions of the workload: wall, busy and idle time of each."),
         Command("phases", _TABLE, "GPU time of forward, backward and optimizer."),
@@ -61,6 +64,13 @@ COMMANDS: Final = {
         Command("roofline", _COUNTERS, "Kernels under the roofs of their GPU: how far from what it could do."),
         Command("ranks", _RANKS, "Ranks of a distributed run: overlap, collectives, stragglers, waits."),
         Command("bench", _MEASURE, "Measure reference workloads: a language model, token reduction, attention."),
+        Command("sweep", _MEASURE, "Measure a baseline and a variant over a grid, or read what such a sweep says."),
+        Command(
+            "study",
+            _MEASURE,
+            "Run a study of token reduction, the language model or attention to its end, and report on it.",
+        ),
+        Command("policy", _MEASURE, "Fit, show and check policies: which variant to run for which shape."),
         Command("collect", _MEASURE, "Run a program under nsys, ncu or PyTorch's profiler, with the right options."),
         Command("doctor", _MEASURE, "What this machine can record, and how to mend what it cannot."),
         Command("export", _HANDED_ON, "Hand a profile on to other programs: Perfetto, Parquet, CSV."),

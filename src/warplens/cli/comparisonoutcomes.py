@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 from warplens.cli.comparing import load_counters, load_measurements, load_traces
 from warplens.cli.comparisonoutput import Outcome
 from warplens.cli.messages import progress
+from warplens.errors import MissingDataError
+from warplens.profile import NoteLevel
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -74,7 +76,7 @@ def of_measurements(sides: tuple[Found, Found], asked: Asked) -> Outcome:
         data=cell_data(numbers, asked.fail_on),
         document=lambda: cell_document(numbers),
         gate=cell_gate_lines(numbers, asked.fail_on) if asked.fail_on is not None else (),
-        failed=asked.fail_on is not None and bool(numbers.regressions),
+        failed=asked.fail_on is not None and bool(numbers.regressions or numbers.broken),
     )
 
 
@@ -110,6 +112,7 @@ def of_traces(sides: tuple[Found, Found], asked: Asked) -> Outcome:
     Raises:
         UsageError: the window or range is not in a trace.
         UnreadableInputError: a file cannot be read.
+        MissingDataError: there is a gate, and a side cannot be judged.
     """
     from warplens.report.comparison.causes import step_answer, work_sentence  # noqa: PLC0415  the other kinds do without
     from warplens.report.comparison.numbers import compare_steps  # noqa: PLC0415
@@ -129,6 +132,8 @@ def of_traces(sides: tuple[Found, Found], asked: Asked) -> Outcome:
             flops=asked.flops,
             counters=counters,
         )
+    if asked.fail_on is not None:
+        _check_gate(numbers)
     found, gate = numbers.comparison, numbers.regression
     further = [line for line in (work_sentence(numbers), needed_text(found)) if line is not None]
     parts = part_table(numbers.difference.wall, most=8, per=numbers.difference.per)
@@ -147,6 +152,17 @@ def of_traces(sides: tuple[Found, Found], asked: Asked) -> Outcome:
         gate=[gate_line(gate, found)] if gate is not None else (),
         failed=gate is not None and gate.found,
     )
+
+
+def _check_gate(numbers: StepNumbers) -> None:
+    """Refuse to gate on what is no comparison: a step that ran out of memory is fast.
+
+    Raises:
+        MissingDataError: a side lacks what its step times would have to stand for.
+    """
+    for note in numbers.notes:
+        if note.level is NoteLevel.BLOCKING:
+            raise MissingDataError(f"the gate has nothing to go by: {note.text}")
 
 
 def _counters_beside(asked: Asked) -> CountersComparison | None:

@@ -15,12 +15,21 @@ if TYPE_CHECKING:
 
 __all__ = ["as_graph", "compiled"]
 
+#: Compiled models that may live in one process, as the cells of a grid that take turns do.
+_MODELS: Final = 64
+
 #: Steps on a side stream before the capture: libraries set themselves up in them, which a graph must not record.
 _STEPS_BEFORE_CAPTURE: Final = 3
 
 
 def compiled(model: torch.nn.Module) -> torch.nn.Module:
     """The model through `torch.compile`, for the one shape that it will see."""
+    from torch._dynamo import config  # noqa: PLC0415  seconds of imports, for those who compile
+
+    # Models share the code of their `forward`: past the limit of versions of it, the next would silently run eagerly.
+    for limit in ("recompile_limit", "cache_size_limit"):  # the name since PyTorch 2.7, and before
+        if getattr(config, limit, _MODELS) < _MODELS:
+            setattr(config, limit, _MODELS)
     done: torch.nn.Module = torch.compile(model, dynamic=False)  # type: ignore[assignment, unused-ignore]
     return done
 

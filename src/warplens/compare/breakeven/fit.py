@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -111,7 +112,7 @@ def _usable(point: Point, where: Mapping[str, Any]) -> bool:
 def _chosen(
     known: Known, cells: Sequence[Observed], times: Float64s, folds: Sequence[Fold], maximum: Maximum | None, seed: int
 ) -> tuple[Model | None, Float64s, list[Float64s], pl.DataFrame]:
-    """The form with the least held-out error: first maximum and own work, then groups that need no host."""
+    """The form with the least held-out error: first maximum, own work and kind of host, then groups without a host."""
     least = {
         cell.group: min(time for other, time in zip(cells, times, strict=True) if other.group == cell.group)
         for cell in cells
@@ -120,6 +121,7 @@ def _chosen(
     reduces = known.work == "tokens" and any(block_table(cell.size)[:, 2].any() for cell in cells)
     maxima: list[Maximum] = [maximum] if maximum else ["hard", "soft"]
     owns = (False,) if known.work == "items" else (False, True)
+    costs = (False, True) if known.launches else (False,)
     tried: dict[Form, tuple[float, Model, Float64s, list[Float64s], float]] = {}
 
     def attempt(form: Form) -> float:
@@ -132,18 +134,19 @@ def _chosen(
             tried[form] = (scored(times, folds, predicted) if folds else loss, model, logs, predicted, loss)
         return tried[form][0]
 
-    first = min((Form(kind, own, groups) for kind in maxima for own in owns), key=attempt)
+    first = min((Form(kind, own, groups, cost) for kind in maxima for own in owns for cost in costs), key=attempt)
     for group in groups:
-        fewer = Form(first.maximum, first.own, tuple(host for host in first.hosts if host != group))
+        fewer = replace(first, hosts=tuple(host for host in first.hosts if host != group))
         # The same error with fewer terms is the better model.
         if attempt(fewer) <= attempt(first) * 1.02:
             first = fewer
-    first = min((Form(kind, first.own, first.hosts) for kind in maxima), key=attempt)
+    first = min((replace(first, maximum=kind) for kind in maxima), key=attempt)
     rows = [
         (
             form.maximum,
             form.own,
             len(form.hosts),
+            form.per_launch,
             len(found[1].terms),
             found[4],
             found[0] if folds else None,

@@ -1,7 +1,7 @@
 """The model: a step takes as long as the slower of its host and its GPU.
 
     time = max(host, GPU)                          hard, or (hostᵖ + GPUᵖ)^(1/p), soft
-    host = cost of a launch × launches             where launches are known, else one time a side
+    host = one time a side, or cost of a launch × launches (where they are known, and where that predicts better)
     GPU  = floors × pieces + Σ coefficient × work  work: tokens, products of tokens, FLOPs or items
 
 Within one kind of work (linear layers, attention) FLOPs and bytes grow alike, so that max(FLOPs/(efficiency · peak),
@@ -42,11 +42,14 @@ class Form:
         maximum: how host and GPU overlap.
         own: whether attention (or all work, where only FLOPs or items are known) costs each side its own.
         hosts: groups that have a host term; without one, the GPU's time is that of the step (a CUDA graph, say).
+        per_launch: whether the host's time is launches times the cost of one; else it is one time a side. Launches
+            that a library makes in one call cost less than others, so that their number can mislead.
     """
 
     maximum: Maximum
     own: bool
     hosts: tuple[tuple[object, ...], ...]
+    per_launch: bool = False
 
 
 @dataclass(frozen=True)
@@ -100,7 +103,7 @@ class Model:
         return names + [(_joined(f"further floor of a {piece}", *group), "ns") for group in self.groups[1:]]
 
     def _host_names(self) -> list[tuple[str, str]]:
-        if self.known.launches:
+        if self.form.per_launch:
             return [(_joined("launch", *group), "ns") for group in self.form.hosts]
         return [(_joined("host", side, *group), "ns") for group in self.form.hosts for side in SIDES]
 
@@ -129,7 +132,7 @@ class Model:
         rows = []
         for cell in cells:
             here = [float(cell.group == group) for group in self.form.hosts]
-            if self.known.launches:
+            if self.form.per_launch:
                 rows.append([part * (cell.size.launches or 0.0) for part in here])
             else:
                 rows.append([part * (cell.side == side) for part in here for side in (0, 1)])

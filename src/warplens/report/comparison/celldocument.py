@@ -80,6 +80,10 @@ def cell_head(sweep: Sweep) -> list[str]:
 def cell_gate_lines(numbers: CellNumbers, fail_on: float) -> list[str]:
     """How the gate ended, and why."""
     limit, failed = fmt.share(fail_on), numbers.regressions
+    if numbers.broken:
+        first = numbers.broken[0]
+        of = f"{fmt.count(len(numbers.broken))} of {fmt.plural(len(numbers.cells), 'cell')}"
+        return [f"gate failed: the variant no longer runs {of}: {settings_text(first.point.settings)}, {first.reason}"]
     found = [(cell.comparison.ratio.estimate, cell) for cell in failed if cell.comparison is not None]
     if found:
         ratio, worst = max(found, key=lambda item: item[0])
@@ -180,7 +184,7 @@ def _gate(numbers: CellNumbers, fail_on: float) -> dict[str, Any]:
     excluded = all(cell.regression is not None and cell.regression.excluded for cell in numbers.cells)
     return {
         "fail_on": fail_on,
-        "found": bool(numbers.regressions),
+        "found": bool(numbers.regressions or numbers.broken),
         "excluded": excluded,
         "sentence": " ".join(line.strip() for line in cell_gate_lines(numbers, fail_on)),
     }

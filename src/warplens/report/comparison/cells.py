@@ -43,6 +43,9 @@ CELL_SCHEMA = pl.Schema(
 #: The figures in a sentence.
 _FIGURES: Final = re.compile(r"\d[\d.,]*")
 
+#: What became of a cell that cannot run as it is; `unsupported` ones were never meant to.
+_BROKEN: Final = ("out-of-memory", "failed", "incorrect")
+
 #: Cells of only one side that a note names before it says how many more there are.
 _NAMED: Final = 4
 
@@ -62,6 +65,12 @@ class CellComparison:
     comparison: Comparison | None
     reason: str | None
     regression: Regression | None
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether the baseline was measured and the variant ran out of memory, failed, or gave wrong results."""
+        before, after = self.point.baseline, self.point.variant
+        return before is not None and before.status == "measured" and after is not None and after.status in _BROKEN
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,8 +93,13 @@ class CellNumbers:
 
     @property
     def regressions(self) -> tuple[CellComparison, ...]:
-        """The cells that fail the gate."""
+        """The cells that fail the gate by their time."""
         return tuple(cell for cell in self.cells if cell.regression is not None and cell.regression.found)
+
+    @property
+    def broken(self) -> tuple[CellComparison, ...]:
+        """The cells that the baseline ran and the variant no longer does: they fail the gate, too."""
+        return tuple(cell for cell in self.cells if cell.is_broken)
 
 
 def compare_cells(sweep: Sweep, *, margin: float, level: float, fail_on: float | None) -> CellNumbers:

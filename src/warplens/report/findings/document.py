@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from warplens.compare.policy.regret import summary
 from warplens.report import format as fmt
@@ -13,7 +13,7 @@ from warplens.report.comparison.steptables import part_table
 from warplens.report.comparison.words import capitalised
 from warplens.report.document import Document, Notes, Paragraph, Section
 from warplens.report.findings.hypotheses import hypotheses_section
-from warplens.report.findings.remedies import predicted_section, remedies_section
+from warplens.report.findings.remedies import best_words, predicted_section, remedies_section
 from warplens.report.sweep.breakeven import breakeven_lines
 from warplens.report.sweep.tables import point_table
 from warplens.report.sweep.words import answer, crossing_text, machine_line
@@ -27,8 +27,11 @@ if TYPE_CHECKING:
 
 __all__ = ["findings_document"]
 
+#: Verdicts in the order in which they are told.
+_VERDICTS: Final = ("faster", "slower", "same", "undecided")
+
 #: Parts of a step's difference that are named; the rest stands in one row.
-_MOST_PARTS = 8
+_MOST_PARTS: Final = 8
 
 
 def findings_document(evidence: Evidence, title: str) -> Document:
@@ -38,7 +41,7 @@ def findings_document(evidence: Evidence, title: str) -> Document:
         evidence: what it rests on.
         title: of the page.
     """
-    sections = [_problem(evidence)]
+    sections = [_answer(evidence), _problem(evidence)]
     if evidence.pairs:
         sections += [
             Section("evidence", "Evidence", (), tuple(_pair(pair, index) for index, pair in enumerate(evidence.pairs))),
@@ -46,7 +49,7 @@ def findings_document(evidence: Evidence, title: str) -> Document:
         ]
     sections.append(_cause(evidence))
     if evidence.remedies is not None:
-        sections.append(remedies_section(evidence.remedies, {**evidence.variant, "execution": "eager"}))
+        sections.append(remedies_section(evidence))
     if (predicted := predicted_section(evidence)) is not None:
         sections.append(predicted)
     if evidence.policy is not None:
@@ -61,11 +64,25 @@ def findings_document(evidence: Evidence, title: str) -> Document:
 
 
 def _lead(evidence: Evidence) -> str:
-    sweeps = " ".join(f"{capitalised(name)}: {answer(numbers)}" for name, numbers in evidence.sweeps.items())
+    """Where the variant is faster, in each execution; and the cause at the first profiled point."""
+    told = []
+    for name, numbers in evidence.sweeps.items():
+        verdicts = Counter(item.comparison.verdict for item in numbers.points if item.comparison is not None)
+        counts = ", ".join(f"{word} at {fmt.count(verdicts[word])}" for word in _VERDICTS if verdicts[word])
+        told.append(f"{name}, {counts} of {fmt.plural(len(numbers.points), 'point')}")
+    first = capitalised(f"{'; '.join(told)}.")
     if not evidence.pairs:
-        return sweeps
+        return first
     pair = evidence.pairs[0]
-    return f"{sweeps} The cause, at {pair.title}: {cause_sentence(pair.numbers.difference, pair.numbers.why)}."
+    return f"{first} At {pair.title}, {cause_sentence(pair.numbers.difference, pair.numbers.why)}."
+
+
+def _answer(evidence: Evidence) -> Section:
+    """The study in a few paragraphs."""
+    texts = [capitalised(f"{name}: {answer(numbers)}") for name, numbers in evidence.sweeps.items()]
+    if evidence.remedies is not None:
+        texts += list(best_words(evidence))[:1]
+    return Section("answer", "In short", tuple(Paragraph(text) for text in texts))
 
 
 def _problem(evidence: Evidence) -> Section:
@@ -73,7 +90,7 @@ def _problem(evidence: Evidence) -> Section:
         Section(
             f"sweep-{name}",
             capitalised(name),
-            (Paragraph(answer(numbers)), replace(point_table(numbers), id=f"points-{name}")),
+            (replace(point_table(numbers), id=f"points-{name}"),),
         )
         for name, numbers in evidence.sweeps.items()
     )

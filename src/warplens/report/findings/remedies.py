@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = [
     "PREDICTED_SCHEMA",
     "REMEDY_SCHEMA",
+    "best_words",
     "predicted_section",
     "predicted_times",
     "remedies_section",
@@ -130,9 +131,19 @@ _REMEDY_COLUMNS: Final = (
 )
 
 
-def remedies_section(measurements: Measurements, variant: Mapping[str, Any]) -> Section:
+def _rows_of(evidence: Evidence) -> pl.DataFrame:
+    measurements = evidence.remedies if evidence.remedies is not None else evidence.measurements
+    return remedy_rows(measurements, {**evidence.variant, "execution": "eager"})
+
+
+def best_words(evidence: Evidence) -> Iterator[str]:
+    """A sentence a point, the smallest first: the fastest way to run the variant, and to run the baseline."""
+    return _best_words(_rows_of(evidence))
+
+
+def remedies_section(evidence: Evidence) -> Section:
     """Every way to run each point, and the best of them in words."""
-    rows = remedy_rows(measurements, variant)
+    rows = _rows_of(evidence)
     words = [Paragraph(text) for text in _best_words(rows)]
     shown = _shown(rows)
     caption = f"At each point the {_MOST} fastest ways, the published form and the fastest baseline"

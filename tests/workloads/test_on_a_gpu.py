@@ -1,0 +1,63 @@
+"""What only a GPU can show: graphs and compiled models compute what the eager step computes."""
+
+from __future__ import annotations
+
+import gc
+from dataclasses import replace
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="the workloads compute with PyTorch")
+
+from warplens.workloads.deit import prepare  # noqa: E402
+from warplens.workloads.ranges import OFF  # noqa: E402
+from warplens.workloads.registry import Setting  # noqa: E402
+from warplens.workloads.settings import TokenReductionCell  # noqa: E402
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+WAYS = [
+    {"method": "none"},
+    {"method": "none", "attention": "fused"},
+    {"method": "topk", "keep": 0.1},
+    {"method": "topk", "keep": 0.1, "attention": "fused"},
+    {"method": "topk-fused", "keep": 0.1},
+    {"method": "topk-fused", "keep": 0.1, "attention": "fused"},
+    {"method": "evit-fused", "keep": 0.5},
+    {"method": "dynamicvit", "keep": 0.5},
+]
+
+
+def _scores(cell):
+    """Class scores of the cell's step, after memory that nobody held was given away and written over."""
+    program = prepare(cell, Setting("cuda", OFF))
+    gc.collect()
+    torch.cuda.empty_cache()
+    junk = [torch.full((1 << 20,), torch.nan, device="cuda") for _ in range(256)]
+    scores = program.step().clone()
+    del junk
+    return scores
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: "-".join(map(str, way.values())))
+@pytest.mark.parametrize("execution", ["graph", "compile"])
+def test_every_execution_gives_the_scores_of_the_eager_step(way, execution):
+    eager = TokenReductionCell(batch=2, precision="fp32", **way)
+    expected = _scores(eager)
+    assert expected.isfinite().all()
+    torch.testing.assert_close(_scores(replace(eager, execution=execution)), expected, rtol=1e-3, atol=1e-3)
+
+
+def test_the_fused_kernel_gives_the_scores_of_the_eager_sequence():
+    plain = TokenReductionCell(batch=2, precision="fp32", method="topk", keep=0.1)
+    torch.testing.assert_close(_scores(replace(plain, method="topk-fused")), _scores(plain), rtol=1e-4, atol=1e-4)
+
+
+def test_launches_are_those_of_the_step():
+    published = prepare(TokenReductionCell(method="topk", keep=0.1), Setting("cuda", OFF)).details
+    fused = prepare(TokenReductionCell(method="topk-fused", keep=0.1), Setting("cuda", OFF)).details
+    graph = prepare(TokenReductionCell(method="topk", keep=0.1, execution="graph"), Setting("cuda", OFF)).details
+    assert graph["launches"] == 1
+    assert graph["kernels"] == published["kernels"]
+    # Three reductions: eight kernels for one, nine where cuBLAS or the sort splits a product or a row.
+    assert published["kernels"] - fused["kernels"] >= 3 * 6
