@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 
 from tests.cli.small_export import write_export
 from warplens.cli.main import app
+from warplens.cli.messages import start_afresh
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,6 +22,12 @@ class Run:
     code: int
     out: str
     err: str
+
+
+@pytest.fixture(autouse=True)
+def _heard() -> None:
+    """A run with --quiet in one test silences no other; the program itself begins afresh each time."""
+    start_afresh()
 
 
 @pytest.fixture

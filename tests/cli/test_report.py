@@ -202,9 +202,11 @@ def test_the_demo_answers_in_two_sentences_and_says_where_the_documents_are(
     run = warplens("demo", "--output", tmp_path)
 
     assert (run.code, run.err) == (0, "")
-    assert names(tmp_path) == {"report.html", "report.json", "grid.html", "grid.json"}
-    for name in names(tmp_path):
+    documents = {"report.html", "report.json", "grid.html", "grid.json", "findings_report.html"}
+    assert names(tmp_path) == documents
+    for name in documents:
         assert f"  {tmp_path / name}\n" in run.out
+    assert "the step is bounded by the host's issue rate" in " ".join(run.out.split())
     (shown,) = json.loads((tmp_path / "report.json").read_text("utf-8"))["data"]["profiles"]
     assert shown["source"] == "deit224_bs1_baseline.sqlite.xz"
     assert shown["answer"] in " ".join(run.out.split())
