@@ -307,3 +307,26 @@ def test_each_shape_replays_its_own_side() -> None:
     graphed = module.graphed([(batch, 3, 32, 32) for batch in (1, 8)])
     for batch in (1, 8, 16, 8, 1):
         assert ran(graphed(images(batch).cuda())) == (VARIANT if batch >= 8 else BASELINE)
+
+
+def test_the_first_input_may_be_given_by_name() -> None:
+    module = adaptive()
+    assert ran(module(x=images(8))) == VARIANT
+    assert ran(module(x=images(2))) == BASELINE
+
+
+@pytest.mark.parametrize("wrong", [(), ([1, 2],), ("text",)])
+def test_an_input_without_a_shape_is_refused(wrong) -> None:
+    with pytest.raises(UsageError, match="it is no tensor"):
+        adaptive()(*wrong)
+
+
+def test_a_state_that_is_assigned_leaves_the_sides_one_set_of_weights() -> None:
+    module = adaptive()
+    assert module.load_state_dict(module.state_dict(), assign=True).missing_keys == []
+    assert module.baseline.layer.weight is module.variant.layer.weight
+    assert len(list(module.parameters())) == 2
+
+
+def test_a_replica_for_another_device_runs_the_same_side() -> None:
+    assert ran(adaptive()._replicate_for_data_parallel()(images(8))) == VARIANT

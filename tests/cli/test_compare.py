@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import shutil
+import sqlite3
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -194,6 +195,19 @@ def test_copies_of_one_run_are_no_repeats(warplens: Callable[..., Run], tmp_path
     assert [warning["code"] for warning in copied["warnings"]].count("copied-repeat") == 2
 
 
+def test_a_copy_on_the_other_side_is_the_same_file(warplens: Callable[..., Run], tmp_path: Path) -> None:
+    shutil.copy(BASELINE, tmp_path / "other.sqlite.xz")
+    assert "both sides hold the same file" in warplens("compare", BASELINE, tmp_path / "other.sqlite.xz").err
+
+
+def test_a_repeat_that_left_an_empty_file_is_told(warplens: Callable[..., Run], tmp_path: Path) -> None:
+    shutil.copy(BASELINE, tmp_path / "run1.sqlite.xz")
+    (tmp_path / "run2.sqlite").touch()
+    run = warplens("compare", tmp_path, TOPK)
+    assert run.code == 0
+    assert "the folder holds files that are no traces and were passed over: run2.sqlite" in run.err
+
+
 def test_files_of_several_programs_are_no_repeats(warplens: Callable[..., Run], tmp_path: Path) -> None:
     for source in (BASELINE, TOPK):
         shutil.copy(source, tmp_path)
@@ -241,6 +255,17 @@ def test_a_range_is_compared_by_itself(warplens: Callable[..., Run]) -> None:
     data = _asked(warplens, BASELINE, TOPK, "--range", "attention")["data"]
     assert data["baseline"]["windows"][0]["range"] == "attention"
     assert data["wall"]["residual_ns"] == 0
+    # The verdict is on the range, too, and not on the steps that hold it.
+    for side in ("baseline", "variant"):
+        times = data[side]["step_times_ns"][0]
+        assert sum(times) / len(times) == pytest.approx(data["wall"][f"{side}_ns"])
+    assert data["answer"].startswith(("Range attention of the variant", "Whether range attention of the variant"))
+
+
+def test_a_range_without_gpu_work_is_named(warplens: Callable[..., Run]) -> None:
+    run = warplens("compare", BASELINE, TOPK, "--range", "attention", "--window", "0:1us")
+    assert (run.code, run.out) == (2, "")
+    assert "no GPU work of range 'attention' is in its window" in run.err
 
 
 def test_windows_without_steps_have_no_interval_but_parts(warplens: Callable[..., Run], tmp_path: Path) -> None:
@@ -275,6 +300,11 @@ def test_counters_stand_beside_the_traces(warplens: Callable[..., Run], tmp_path
         (["--window", "nonsense"], "START:END"),
         (["--range", "nowhere"], "deit224_bs1_baseline.sqlite.xz: "),
         (["--flops", "1e9"], "write 35.1e9,11.1e9"),
+        (["--fail-on", "abc"], "'abc' is no percentage"),
+        (["--fail-on", "-5%"], "'-5%' is no percentage"),
+        (["--fail-on", "1e300%"], "write at most 10000%"),
+        (["--margin", "100%"], "'100%' is no margin"),
+        (["--level", "99.99999999%"], "write a percentage from 50% to 99.9999%"),
         (["--counters-baseline", "none.ncu-rep", "--counters-variant", "none.ncu-rep"], "none.ncu-rep"),
     ],
 )
@@ -282,6 +312,19 @@ def test_wrong_usage_is_one_line(warplens: Callable[..., Run], arguments: list[s
     run = warplens("compare", BASELINE, TOPK, *arguments)
     assert (run.code, run.out, run.err.count("\n")) == (2, "", 1)
     assert found in run.err
+
+
+def test_a_capture_in_which_nothing_happened_is_named(warplens: Callable[..., Run], tmp_path: Path) -> None:
+    source, hollow = write_export(tmp_path / "full.sqlite"), tmp_path / "hollow.sqlite"
+    shutil.copy(source, hollow)
+    with sqlite3.connect(hollow) as database:
+        tables = [name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+        for table in tables:
+            if table.startswith(("CUPTI_ACTIVITY", "NVTX")):
+                database.execute(f'DELETE FROM "{table}"')
+    run = warplens("compare", source, hollow)
+    assert (run.code, run.out) == (2, "")
+    assert run.err.startswith("error: hollow.sqlite: ")
 
 
 def test_there_is_no_gate_on_a_step_that_ran_out_of_memory(warplens: Callable[..., Run]) -> None:

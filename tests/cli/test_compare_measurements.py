@@ -113,7 +113,33 @@ def test_a_file_against_itself_is_the_same_everywhere_and_passes_the_gate(warple
     run = warplens("compare", TOKEN_REDUCTION, TOKEN_REDUCTION, "--fail-on", "0%")
     assert run.code == 0
     assert "The variant is the same in 60 of 60 cells." in run.out
+    assert "both sides hold the same cells" in run.err
     assert "gate passed" in run.err
+
+
+def test_other_gpus_are_told(
+    warplens: Callable[..., Run], measured: dict[str, Any], halves: tuple[Path, Path], tmp_path: Path
+) -> None:
+    device = {**measured["environment"]["device"], "name": "NVIDIA H100"}
+    other = tmp_path / "other.json"
+    other.write_text(json.dumps({**measured, "environment": {**measured["environment"], "device": device}}))
+    run = warplens("compare", halves[0], other, "--variant-where", "method=topk")
+    assert "the GPUs differ: NVIDIA H200 and NVIDIA H100" in run.err
+
+
+def test_files_without_a_common_cell_are_named(
+    warplens: Callable[..., Run], measured: dict[str, Any], tmp_path: Path
+) -> None:
+    sides = []
+    for size, batch in ((224, 1), (448, 2)):
+        point = {"input_size": size, "batch": batch}
+        records = [record for record in measured["measurements"] if record["cell"] | point == record["cell"]]
+        extra = [record for record in measured["measurements"] if record["cell"]["batch"] == 4 * batch]
+        sides.append(tmp_path / f"size{size}.json")
+        sides[-1].write_text(json.dumps({**measured, "measurements": [*records, *extra]}))
+    line = _refused(warplens, *sides)
+    assert "no point of the grid has both size224.json and size448.json" in line
+    assert "compared side" not in line
 
 
 def test_the_gate_fails_on_a_decided_regression_alone(warplens: Callable[..., Run], halves: tuple[Path, Path]) -> None:
@@ -254,7 +280,7 @@ def _empty(folder: Path) -> Path:
         (["--fail-on", "0.05"], "write 5% for five in a hundred"),
         (["--fail-on", "-3%"], "is no percentage"),
         (["--margin", "two"], "is no percentage"),
-        (["--level", "5%"], "from 50% to below 100%"),
+        (["--level", "5%"], "from 50% to 99.9999%"),
         (["--window", "all"], "--window and --range choose a part of a trace"),
         (["--counters-baseline", TRACE, "--counters-variant", TRACE], "stand beside traces"),
         (["--baseline-where", "method"], "no '='"),

@@ -107,3 +107,20 @@ def test_every_key_of_the_file_and_of_the_output_is_explained(warplens, policy_f
                 yield from keys(inner)
 
     assert {*keys(shown), *keys(checked)} - {"input_size", "batch", "execution"} <= documented
+
+
+def test_a_policy_is_checked_by_its_own_sides_in_a_file_with_more_of_them(warplens):
+    policy = STORED.parents[1] / "policies" / "token_reduction.json"
+    checked = STORED.with_name("token_reduction_policy_check.json.xz")
+    run = warplens("policy", "check", policy, checked, "--fail-on", "2%", "--format", "json")
+    assert run.code == 0, run.err
+    assert {row["chosen"] for row in json.loads(run.out)["data"]["rows"]} == {"method=none", "method=topk"}
+
+
+def test_a_number_of_points_that_no_sweep_has_is_refused(warplens, policy_file):
+    document = json.loads(policy_file.read_text())
+    document["regret"]["measured"]["cells"] = 10**30
+    policy_file.write_text(json.dumps(document))
+    run = warplens("policy", "show", policy_file, "--format", "json")
+    assert (run.code, run.out) == (2, "")
+    assert "must be a number of points" in run.err

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import time
 from importlib import resources
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +14,7 @@ from tests.readers.test_published import TABLE
 from warplens.cli.options import Format
 from warplens.cli.sweepreporting import report_sweep
 from warplens.errors import UnreadableInputError, UsageError
+from warplens.report.sweep.words import interval_text
 
 TOKENS = resources.files("warplens").joinpath("data/measurements/token_reduction.json.xz")
 CAPTURES = resources.files("warplens").joinpath("data/captures")
@@ -183,3 +186,56 @@ def test_wrong_use_is_refused_before_anything_is_computed(asked, small, tmp_path
         asked(small, profiles=tmp_path)
     with pytest.raises(UsageError, match="is a file, but reports are written to a folder"):
         asked(small, output=small)
+
+
+def test_a_setting_named_as_a_column_of_the_model_keeps_its_values(asked):
+    """Sizes of the language models are words; the size of a threshold is a number."""
+    path = Path(str(resources.files("warplens") / "data" / "measurements" / "lm_grid.json.xz"))
+    found = json.loads(asked(path, "mode=forward", "mode=train", form=Format.JSON)[0])["data"]
+    assert found["breakeven"]["groups"] == ["size"]
+    assert {row["size_setting"] for row in found["breakeven"]["thresholds"]} == {row["size"] for row in found["rows"]}
+
+
+def _stored(*, ambiguous):
+    """The stored files whose sides can be told, or those whose cannot."""
+    clear = {"token_reduction", "token_reduction_policy_fit", "token_reduction_study", "lm_grid", "lm_grid_large"}
+    names = {item.name.removesuffix(".json.xz") for item in TOKENS.parent.iterdir()}
+    return sorted(names - clear if ambiguous else clear)
+
+
+@pytest.mark.parametrize("name", _stored(ambiguous=False))
+def test_every_stored_file_with_two_sides_is_reported_on(asked, name):
+    def refuse(text):
+        raise AssertionError(f"{text} is no JSON")
+
+    out, _ = asked(Path(str(TOKENS.parent / f"{name}.json.xz")), form=Format.JSON)
+    assert json.loads(out, parse_constant=refuse)["data"]["rows"]
+
+
+@pytest.mark.parametrize("name", _stored(ambiguous=True))
+def test_every_other_stored_file_asks_for_its_sides_in_one_line(asked, name):
+    with pytest.raises(UsageError, match="which cells are") as refused:
+        asked(Path(str(TOKENS.parent / f"{name}.json.xz")), form=Format.JSON)
+    assert "\n" not in str(refused.value)
+
+
+def test_an_interval_that_says_nothing_is_not_given_as_numbers():
+    assert interval_text(0.82, 0.85) == "0.82 to 0.85"
+    assert interval_text(0.00244, 310.1) == "too few independent turns"
+    assert interval_text(0.0, 1.0) == "–"
+
+
+def test_a_table_of_thousands_of_rows_takes_seconds(asked, tmp_path):
+    lines = ["method,input_size,batch,latency_ms"]
+    for method, factor in (("none", 1.0), ("topk", 0.7)):
+        lines += [
+            f"{method},{size},{batch},{factor * (1 + size * batch / 1000)}"
+            for size in range(1, 61)
+            for batch in range(1, 41)
+        ]
+    path = tmp_path / "many.csv"
+    path.write_text("\n".join(lines))
+    begin = time.monotonic()
+    out, _ = asked(path, form=Format.CSV)
+    assert len(out.splitlines()) == 2401
+    assert time.monotonic() - begin < 30

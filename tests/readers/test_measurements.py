@@ -115,3 +115,23 @@ def test_the_sides_of_a_sweep_are_kept(read):
     sides = {"axes": {"context": [128, 1024]}, "baseline": {"size": "small"}, "variant": {"size": "xl"}}
     assert read({**DOCUMENT, "sweep": sides}).sweep == sides
     assert read(DOCUMENT).sweep is None
+
+
+@pytest.mark.parametrize(
+    "change", [{"environment": 3}, {"environment": {"device": 3}}, {"plan": []}, {"sweep": 3}, {"workload": ["lm"]}]
+)
+def test_a_head_of_another_form_is_refused_by_the_name_of_the_key(read, change):
+    with pytest.raises(UnreadableInputError, match=f"lacks .*{next(iter(change))}"):
+        read({**DOCUMENT, **change})
+
+
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [({"samples": {"wall_ns": [5, 0]}}, "took no time"), ({"samples": {"gpu_ns": [-3]}}, "took no time"),
+     ({"details": [1]}, "details are no object")],
+)  # fmt: skip
+def test_repetitions_that_took_no_time_and_details_that_are_none_are_refused(read, change, found):
+    document = copy.deepcopy(DOCUMENT)
+    document["measurements"][0].update(change)
+    with pytest.raises(UnreadableInputError, match=found):
+        read(document)

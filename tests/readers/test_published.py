@@ -126,3 +126,46 @@ def test_a_missing_file_is_said_to_be_missing(tmp_path):
         read_published(tmp_path / "none.csv")
     with pytest.raises(UnreadableInputError, match="folder"):
         read_sweep(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("method;batch;latency_ms\nnone;1;2,5\n", "semicolons separate"),
+        ("method\tbatch\tlatency_ms\nnone\t1\t2.5\n", "tabs separate"),
+        ("method,batch,batch,latency_ms\nnone,1,2,3\n", "two columns are named 'batch'"),
+        ("method,,latency_ms\nnone,1,3\n", "column 2 has no name"),
+        ("method,launch,latency_ms\nnone,a,3\n", "cannot be named 'launch'"),
+        ("method,latency_ms\nnone,2.5 ms\n", "'2.5 ms', which is no number"),
+        ('method,batch,throughput_per_s\nnone,1,"1,234.5"\n', "'1,234.5', which is no number"),
+        ("method,latency_ms\nnone,1e400\n", "no number"),
+        ("method,latency_ms\nnone,1e99999999\n", "no number"),
+        ("method,latency_ms\nnone,1e30\n", "too much to be one"),
+        ("method,latency_ms\nnone,1e-30\n", "close to zero"),
+        ("method,latency_ms,gmacs\nnone,1,-3\n", "not above zero"),
+        ("method,latency_ms,tmacs\nnone,1,99999999999\n", "operations a step, which is too much"),
+        ("method,latency_ms\n" + "a" * 200_000 + ",1\n", "it is no CSV"),
+        ('{"rows": [{"method": "none", "latency_ms": 1}], "sweep": {"baseline": 3}}', "no settings as baseline"),
+        ('{"rows": [{"method": "none", "latency_ms": 1}], "sweep": 3}', "no settings as baseline"),
+    ],
+)
+def test_what_spreadsheets_and_misprints_make_of_a_table_is_refused_in_one_line(tmp_path, text, message):
+    path = tmp_path / "table.csv"
+    path.write_text(text)
+    with pytest.raises(UnreadableInputError, match=message) as refused:
+        read_sweep(path)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_table_in_another_encoding_says_which_one_is_read(tmp_path):
+    path = tmp_path / "table.csv"
+    path.write_bytes(TABLE.encode("utf-16"))
+    with pytest.raises(UnreadableInputError, match="no text in UTF-8"):
+        read_sweep(path)
+
+
+def test_settings_of_any_kind_are_kept_as_texts(read):
+    rows = [{"method": "none", "flag": True, "seed": 10**19}, {"method": "topk", "flag": 1, "seed": 1}]
+    found = read(json.dumps([{**row, "latency_ms": 1, "unit": 3} for row in rows])).cells
+    assert found["flag"].to_list() == ["True", "1"]
+    assert found["seed"].to_list() == [str(10**19), "1"]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from fractions import Fraction
 from importlib.resources import files
 from pathlib import Path
 
@@ -13,12 +15,13 @@ import pytest
 from tests.report.test_browser import CHROMIUM, QUIET
 from warplens.analysis.quality import quality_notes
 from warplens.analysis.timeline import Timeline
-from warplens.compare.difference import Side
+from warplens.compare.difference import Contribution, Side
 from warplens.compare.samples import Samples
 from warplens.compare.statistics import compare, regression
+from warplens.profile import Note, NoteLevel
 from warplens.readers import read
 from warplens.report.charts import waterfall_chart
-from warplens.report.comparison.causes import step_answer
+from warplens.report.comparison.causes import cause_sentence, step_answer
 from warplens.report.comparison.document import step_document
 from warplens.report.comparison.numbers import StepNumbers, TraceFiles, compare_steps
 from warplens.report.comparison.steptables import kernel_table, part_table, waterfall_rows
@@ -123,7 +126,88 @@ def test_a_cause_is_no_reason_where_the_verdict_is_open(paradox: StepNumbers) ->
     assert second.startswith("In what was recorded, ")
 
 
+def test_a_paradox_is_no_reason_of_the_verdict(paradox: StepNumbers) -> None:
+    decided = replace(paradox.comparison, verdict="slower")
+    (answer,) = step_answer(replace(paradox, comparison=decided))
+    assert "because" not in answer
+    assert "; GPU work fell 9.6 %, but the step is bounded by the host's issue rate" in answer
+
+
+def test_a_factor_has_its_interval_in_factors() -> None:
+    text = verdict_text(compare(noisy(1e6, 0.005, 1), noisy(13e6, 0.005, 2)), "it")
+    assert re.fullmatch(r"it takes 1[23]\.\d times as long \(95 %: 1[23]\S* to 13\S* times\)", text)
+    assert signed_share(184.766) == "+18,477 %"
+    assert signed_share(0.0002) == "+<0.1 %"
+    assert signed_share(-0.0002) == "−<0.1 %"
+
+
+def test_a_small_gain_is_no_factor() -> None:
+    calm, faster = noisy(1e6, 0.0005, 1), noisy(0.99e6, 0.0005, 2)
+    assert verdict_text(compare(calm, faster, margin=0.001), "it").startswith("it takes 1.0 % less time (95 %: ")
+
+
+def test_launches_that_became_fewer_are_no_reason_to_be_slower(paradox: StepNumbers) -> None:
+    """Then it is what each of them costs."""
+    before, after = paradox.difference.launches.baseline, paradox.difference.launches.variant
+    fewer = replace(after, calls=before.calls - 20, issue_ns=2 * float(after.issue_ns or 0))
+    launches = replace(paradox.difference.launches, variant=fewer)
+    text = cause_sentence(replace(paradox.difference, launches=launches), paradox.why)
+    assert re.search(r"20 fewer launches a step, but at \S+ µs each instead of \S+ µs", text)
+
+
+def test_only_launches_of_added_kernels_are_priced_by_them(graph: StepNumbers, baseline: TraceFiles) -> None:
+    """The kernels of the top-k selection are not in the graph; the others are, and their launches are spared."""
+    found = compare_steps(side("deit224_bs1_topk0.1"), graph.variant, margin=0.02, level=0.05)
+    assert re.search(r"210 fewer launches a step at 2\d\.\d µs each", " ".join(step_answer(found)))
+
+
+def test_nothing_is_most_of_a_change_that_others_oppose(paradox: StepNumbers) -> None:
+    wall, why = paradox.difference.wall, paradox.why
+    parts = tuple(part for part in wall.parts if part.group == "compute")
+    gemm = next(part for part in parts if part.part == "gemm")
+    other = next(part for part in parts if part.part == "elementwise")
+    opposed = (
+        replace(gemm, baseline_ns=Fraction(0), variant_ns=Fraction(3_000_000)),
+        replace(other, baseline_ns=Fraction(1_000_000), variant_ns=Fraction(0)),
+    )
+    grown = replace(
+        why, cause="gpu-work", direction="slower", change_ns=2e6, share=1.0, gpu_change_share=2.0,
+        contributions=(Contribution("gpu-work", 2e6, 1.0),),
+    )  # fmt: skip
+    text = cause_sentence(replace(paradox.difference, wall=replace(wall, parts=opposed)), grown)
+    assert "most of it" not in text
+    assert "above all in matrix products (GEMM) (+3.00 ms a step), against −1.00 ms in elementwise" in text
+
+
+def test_what_cannot_be_compared_has_no_verdict(paradox: StepNumbers) -> None:
+    stopped = Note("aborted-steps", NoteLevel.BLOCKING, "one of its steps did not finish")
+    first, second = step_answer(replace(paradox, notes=(stopped,)))
+    assert first == "No verdict, for the sides do not compare: one of its steps did not finish."
+    assert second.startswith("In what was recorded, the time changes by +9")
+    alone = replace(stopped, code="steps-on-one-side")
+    assert len(step_answer(replace(paradox, notes=(alone,)))) == 1
+    assert "Not comparable" in render_markdown(step_document(replace(paradox, notes=(stopped,))))
+
+
+def test_gpu_work_that_changed_in_a_step_as_long_is_told_with_what_made_up_for_it(paradox: StepNumbers) -> None:
+    why = replace(
+        paradox.why, cause="no-difference", direction="same", gpu_change_share=0.29,
+        contributions=(Contribution("gpu-work", 9e6, None), Contribution("communication", -8e6, None)),
+    )  # fmt: skip
+    text = cause_sentence(paradox.difference, why)
+    assert text.endswith(": GPU work rose 29.0 %, against 8.00 ms less of communication that nothing hides")
+
+
 # ---- tables and the waterfall
+
+
+def test_opposing_changes_have_no_shares_of_what_they_leave(paradox: StepNumbers) -> None:
+    wall = paradox.difference.wall
+    assert "share" in [column.key for column in part_table(wall).columns]
+    least = replace(wall.variant, wall_ns=wall.baseline.wall_ns + 1000)
+    table = part_table(replace(wall, variant=least))
+    assert "share" not in [column.key for column in table.columns]
+    assert table.caption.endswith("opposing changes that nearly cancel")
 
 
 def test_the_last_row_is_the_sum_of_the_others(paradox: StepNumbers) -> None:

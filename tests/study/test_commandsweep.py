@@ -84,6 +84,7 @@ def test_a_command_that_fails_is_recorded_and_the_other_goes_on(run):
         ("print('step_ms=fast')", "failed", "no match"),
         ("print('step_ms=0')", "failed", "not above zero"),
         ("print('step_ms=1.2.3')", "failed", "no number"),
+        ("print('step_ms=' + '9' * 300)", "failed", "can be none: 1e+300"),
     ],
 )
 def test_every_way_to_fail_has_its_words(run, code, status, words):
@@ -164,3 +165,17 @@ def test_what_cannot_be_is_refused(options, reason):
 def test_a_program_that_does_not_exist_ends_the_run_with_its_name(run):
     with pytest.raises(UsageError, match="no-such-program: No such file"):
         run(CommandAsked((), "no-such-program", "true", 2))
+
+
+@pytest.mark.parametrize("printed", ["nan", "inf", "-inf", "1e300", "-3"])
+def test_what_is_no_time_is_recorded_as_such_and_the_sweep_goes_on(run, printed):
+    asked = CommandAsked((), python(f"print('step_ms={printed}')"), python("print('step_ms=1')"), 2, r"step_ms=(\S+)")
+    content, _ = run(asked)
+    assert [record["status"] for record in content["measurements"]] == ["failed", "measured"]
+    assert "not above zero, or can be none" in content["measurements"][0]["reason"]
+
+
+@pytest.mark.parametrize("values", ["0,1", "-1,2", "1.5,2"])
+def test_a_step_processes_a_whole_number_of_items_above_zero(values):
+    with pytest.raises(UsageError, match="whole numbers above zero"):
+        CommandAsked((f"n={values}",), "a {n}", "b {n}", items="n")

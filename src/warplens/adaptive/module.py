@@ -110,6 +110,8 @@ class AdaptiveModule(nn.Module):
             self.add_module(child, module)
         self._check_names()
         self.register_load_state_dict_pre_hook(_rename_before_loading)
+        # With `assign=True` each side gets a tensor of its own from the state.
+        self.register_load_state_dict_post_hook(_tie_after_loading)
 
     def _variants(self, variant: nn.Module | Mapping[str, nn.Module]) -> dict[str, nn.Module]:
         names = [side.name for side in self.policy.sides[1:]]
@@ -128,14 +130,23 @@ class AdaptiveModule(nn.Module):
 
     # ── running ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def forward(self, x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        """The output of the side that is chosen for the shape of the first input."""
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The output of the side that is chosen for the shape of the first input, be it given by place or by name.
+
+        Raises:
+            UsageError: that input is no tensor.
+        """
+        x = args[0] if args else next(iter(kwargs.values()), None)
+        if not isinstance(x, torch.Tensor):
+            raise UsageError(
+                f"the shape of the first input decides which side runs, and it is no tensor: {type(x).__name__}"
+            )
         if torch.compiler.is_compiling():
-            return getattr(self, self._child_traced(x))(x, *args, **kwargs)
+            return getattr(self, self._child_traced(x))(*args, **kwargs)
         child = self._chosen.get(x.shape)
         if child is None:
             child = self._chosen[x.shape] = self._child_of[self.explain(x).side]
-        return self._modules[child](x, *args, **kwargs)
+        return self._modules[child](*args, **kwargs)
 
     def _child_traced(self, x: torch.Tensor) -> str:
         # `index` makes a size that PyTorch would leave open a fixed one: the traced program is that of one shape.
@@ -249,6 +260,10 @@ def _rename_before_loading(module: AdaptiveModule, state: dict[str, Any], prefix
         for child, shared in module._shared.items():
             if name in shared:
                 state[f"{prefix}{child}.{name}"] = value
+
+
+def _tie_after_loading(module: AdaptiveModule, _: Any) -> None:
+    module._tie()
 
 
 def _device_name(device: torch.device) -> str:

@@ -12,7 +12,7 @@ from warplens.analysis.quality import quality_notes
 from warplens.analysis.timeline import Timeline
 from warplens.cli.memory import reuse_freed_memory
 from warplens.cli.messages import progress
-from warplens.compare.difference import Side
+from warplens.compare.difference import Side, step_samples
 from warplens.compare.surface.reading import side_of, sweep_of
 from warplens.errors import MissingDataError, UnreadableInputError, UsageError
 from warplens.profile import Note, NoteLevel
@@ -24,7 +24,7 @@ from warplens.readers.measurements import holds_measurements, read_measurements
 from warplens.report.comparison.numbers import TraceFiles
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     from warplens.compare.sweep import Cell, Sweep
@@ -50,12 +50,18 @@ class Found:
         path: what the user named.
         content: what it holds.
         files: the files of it to read; several only for traces, each a repeat.
+        passed_over: files of a folder of traces that a run may have left, too, and that are no repeats: empty ones,
+            measurements, counters.
     """
 
     path: Path
     content: Content
     files: tuple[Path, ...]
+    passed_over: tuple[Path, ...] = ()
 
+
+#: So many pieces of work do not begin and end at the same nanoseconds by chance.
+_COINCIDENCE: Final = 20
 
 #: The setting that tells the sides apart where two files were put together; no workload has one of this name.
 _SIDE: Final = "compared side"
@@ -95,7 +101,9 @@ def _found(path: Path) -> Found:
             raise
         return Found(path, Content.MEASUREMENTS, _only(path, measured, "measurements files"))
     if traces:
-        return Found(path, Content.TRACES, tuple(traces))
+        others = [file for file in sorted(files_below(path)) if file not in traces and file not in counters]
+        passed_over = [file for file in others if not file.stat().st_size or holds_measurements(file)]
+        return Found(path, Content.TRACES, tuple(traces), (*counters, *passed_over))
     return Found(path, Content.COUNTERS, _only(path, counters, "reports of counters"))
 
 
@@ -119,11 +127,30 @@ def load_traces(sides: tuple[Found, Found], window: str, range_name: str | None)
     baseline, variant = (
         _trace_files(name, side.files, window, range_name) for name, side in zip(names, sides, strict=True)
     )
-    if {file.resolve() for file in sides[0].files} & {file.resolve() for file in sides[1].files}:
+    same = {file.resolve() for file in sides[0].files} & {file.resolve() for file in sides[1].files}
+    if same or any(_same_recording(before, after) for before in baseline.files for after in variant.files):
         text = "both sides hold the same file: its times are compared with themselves"
         note = Note("same-file", NoteLevel.WARNING, text, "Record the two sides separately")
         variant = replace(variant, notes=((*variant.notes[0], note), *variant.notes[1:]))
+    baseline, variant = (
+        replace(side, notes=((*side.notes[0], *_passed_over(name, found)), *side.notes[1:]))
+        for name, side, found in zip(names, (baseline, variant), sides, strict=True)
+    )
     return baseline, variant
+
+
+def _same_recording(before: Side, after: Side) -> bool:
+    """Whether one file is a copy of the other: no two runs take the same nanoseconds for everything."""
+    times = [side.timeline.work.select("start_ns", "end_ns") for side in (before, after)]
+    return times[0].height > _COINCIDENCE and times[0].equals(times[1])
+
+
+def _passed_over(name: str, found: Found) -> Iterator[Note]:
+    if found.passed_over:
+        first, more = found.passed_over[0].name, len(found.passed_over) - 1
+        text = f"the folder holds files that are no traces and were passed over: {first}"
+        text += f" and {more} more" if more else ""
+        yield Note("passed-over", NoteLevel.WARNING, text, "If a run failed, record it again")
 
 
 def _trace_files(name: str, paths: tuple[Path, ...], window: str, range_name: str | None) -> TraceFiles:
@@ -136,9 +163,31 @@ def _trace_files(name: str, paths: tuple[Path, ...], window: str, range_name: st
                 selected = timeline.window(window, range_name)
             except (UsageError, MissingDataError) as error:
                 raise type(error)(f"{path.name}: {error}") from error
-            files.append(Side(name if len(paths) == 1 else path.name, timeline, selected))
+            side = Side(name if len(paths) == 1 else path.name, timeline, selected)
+            _check_times(side, path)
+            files.append(side)
             notes.append(quality_notes(timeline, selected))
     return TraceFiles.of(name, files, notes)
+
+
+def _check_times(side: Side, path: Path) -> None:
+    """Refuse what has no length, in words that name the file.
+
+    Raises:
+        MissingDataError: a step, or the window without steps, takes no time.
+    """
+    try:
+        step_samples(side)
+    except UsageError as error:
+        told = error
+    else:
+        return
+    if side.window.range_name is not None:
+        text = f"{path.name}: no GPU work of range {side.window.range_name!r} is in its window"
+        raise MissingDataError(text) from told
+    if side.has_steps:
+        raise MissingDataError(f"{path.name}: a step in its window takes no time: choose another window (--window)")
+    raise MissingDataError(f"{path.name}: nothing in it takes any time, so that there is nothing to compare")
 
 
 def load_counters(path: Path) -> KernelCounters:
@@ -147,7 +196,9 @@ def load_counters(path: Path) -> KernelCounters:
         return read_counters(path, progress=tell)
 
 
-def load_measurements(sides: tuple[Found, Found], where: tuple[str | None, str | None]) -> Sweep:
+def load_measurements(
+    sides: tuple[Found, Found], where: tuple[str | None, str | None]
+) -> tuple[Sweep, tuple[Note, ...]]:
     """The cells of two measurements files, matched by equal settings; what differs between the sides aside.
 
     Args:
@@ -155,8 +206,8 @@ def load_measurements(sides: tuple[Found, Found], where: tuple[str | None, str |
         where: for each side the settings of the cells to take (`method=topk,keep=0.1`); None for all.
 
     Returns:
-        A sweep without the name of the file in the settings of its sides. Rounds of different files are not paired:
-        they were not taken in turns.
+        A sweep without the name of the file in the settings of its sides, and what limits the comparison. Rounds of
+        different files are not paired: they were not taken in turns.
 
     Raises:
         UsageError: no cell has these settings, or no cells of the two sides match.
@@ -167,12 +218,28 @@ def load_measurements(sides: tuple[Found, Found], where: tuple[str | None, str |
         baseline = read_measurements(first)
         same_file = first.resolve() == second.resolve()
         if same_file and all(chosen):
-            return sweep_of(baseline, chosen[0], chosen[1])
+            return sweep_of(baseline, chosen[0], chosen[1]), ()
         tell(f"reading {second.name}")
         variant = baseline if same_file else read_measurements(second)
     merged = _merged(baseline, variant)
-    found = sweep_of(merged, {_SIDE: "baseline", **chosen[0]}, {_SIDE: "variant", **chosen[1]})
-    return _without_side(found, paired=found.paired and same_file)
+    try:
+        found = sweep_of(merged, {_SIDE: "baseline", **chosen[0]}, {_SIDE: "variant", **chosen[1]})
+    except UsageError as error:  # which file a cell is from is a setting here, and none of the user's
+        text = str(error).replace(f"{_SIDE}=baseline", first.name).replace(f"{_SIDE}=variant", second.name)
+        raise UsageError(text) from error
+    notes = tuple(_of_files(baseline, variant, same_file=same_file and not any(chosen)))
+    return _without_side(found, paired=found.paired and same_file), notes
+
+
+def _of_files(baseline: Measurements, variant: Measurements, *, same_file: bool) -> Iterator[Note]:
+    """What makes two measurements files hard to compare."""
+    if same_file:
+        text = "both sides hold the same cells: their times are compared with themselves"
+        yield Note("same-file", NoteLevel.WARNING, text, "Choose cells: --baseline-where, --variant-where")
+    names = [str((file.environment.get("device") or {}).get("name") or "") for file in (baseline, variant)]
+    if all(names) and names[0] != names[1]:
+        text = f"the GPUs differ: {names[0]} and {names[1]}"
+        yield Note("different-gpu", NoteLevel.WARNING, text, "Measure both sides on the same GPU")
 
 
 def _merged(baseline: Measurements, variant: Measurements) -> Measurements:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from warplens.cli.comparing import load_counters, load_measurements, load_traces
@@ -63,9 +63,10 @@ def of_measurements(sides: tuple[Found, Found], asked: Asked) -> Outcome:
     )
     from warplens.report.comparison.cells import cell_rows, compare_cells  # noqa: PLC0415
 
-    sweep = load_measurements(sides, asked.where)
+    sweep, notes = load_measurements(sides, asked.where)
     with progress("comparing"):
         numbers = compare_cells(sweep, margin=asked.margin, level=asked.level, fail_on=asked.fail_on)
+        numbers = replace(numbers, notes=(*notes, *numbers.notes))
     return Outcome(
         sources=[side.files[0].name for side in sides],
         head=cell_head(sweep),
@@ -114,7 +115,11 @@ def of_traces(sides: tuple[Found, Found], asked: Asked) -> Outcome:
         UnreadableInputError: a file cannot be read.
         MissingDataError: there is a gate, and a side cannot be judged.
     """
-    from warplens.report.comparison.causes import step_answer, work_sentence  # noqa: PLC0415  the other kinds do without
+    from warplens.report.comparison.causes import (  # noqa: PLC0415  the other kinds do without
+        forbids_verdict,
+        step_answer,
+        work_sentence,
+    )
     from warplens.report.comparison.numbers import compare_steps  # noqa: PLC0415
     from warplens.report.comparison.stepdata import step_data, step_head  # noqa: PLC0415
     from warplens.report.comparison.steptables import kernel_table, part_table  # noqa: PLC0415
@@ -135,7 +140,8 @@ def of_traces(sides: tuple[Found, Found], asked: Asked) -> Outcome:
     if asked.fail_on is not None:
         _check_gate(numbers)
     found, gate = numbers.comparison, numbers.regression
-    further = [line for line in (work_sentence(numbers), needed_text(found)) if line is not None]
+    needed = needed_text(found) if forbids_verdict(numbers) is None else None
+    further = [line for line in (work_sentence(numbers), needed) if line is not None]
     parts = part_table(numbers.difference.wall, most=8, per=numbers.difference.per)
     tables = [parts, kernel_table(numbers.kernels, limit=0, narrow=True)]
     if counters is not None:

@@ -83,6 +83,11 @@ def measurements_of(document: Any, source: Path | str) -> Measurements:
         raise UnreadableInputError(path, f"{found}, and {MEASUREMENTS_SCHEMA_NAME} is read here", _ADVICE)
     try:
         records = document["measurements"]
+        for name, kind in (("environment", dict), ("plan", dict), ("sweep", dict), ("workload", str)):
+            if document.get(name) is not None and not isinstance(document[name], kind):
+                raise TypeError(f"{name!r}")
+        if not all(isinstance(document["environment"].get(name) or {}, dict) for name in ("device", "versions")):
+            raise TypeError("'environment'")
         for number, record in enumerate(records, start=1):
             _check(path, number, record)
         return _measurements(path, document, records)
@@ -183,6 +188,8 @@ def _check(path: Path, number: int, record: Mapping[str, Any]) -> None:
     def refuse(found: str) -> UnreadableInputError:
         return UnreadableInputError(path, f"measurement {number}: {found}", _WRONG)
 
+    if not isinstance(record.get("details") or {}, dict):
+        raise refuse("its details are no object")
     status = record["status"]
     if status not in STATUSES:
         raise refuse(f"its status is {status!r}, none of {', '.join(STATUSES)}")
@@ -192,6 +199,9 @@ def _check(path: Path, number: int, record: Mapping[str, Any]) -> None:
         spread = record.get(name)
         if spread and not _is_ordered(spread):
             raise refuse(f"the figures of {name} are not in the order that their names say")
+    timed = record.get("samples") or {}
+    if any(time_ns <= 0 for name in ("wall_ns", "gpu_ns") for time_ns in timed.get(name) or ()):
+        raise refuse("a repetition took no time, or less")
     latency = record.get("latency_ns")
     for rate, statistic in (("throughput_per_s", "median"), ("sustained_per_s", "mean")):
         per_second = record.get(rate)

@@ -45,8 +45,21 @@ _FACTS: Final = ("throughput_per_s", "items", "unit", "status", "reason")
 _NOTHING: Final = {"", "-", "–", "nan", "n/a", "na", "null", "none"}
 _OUT_OF_MEMORY: Final = {"oom", "out of memory", "out-of-memory"}
 
+#: Greater figures, and times and rates nearer to zero, are misprints; beyond, whole numbers no longer fit 64 bits.
+_GREATEST: Final = 10**18
+_LEAST: Final = 1e-9
+
+#: Powers of ten beyond which a text is not taken for a number: it would take all memory to write it out.
+_DIGITS: Final = 300
+
+#: What separates fields in files that spreadsheets write where the comma is the decimal sign, or by tabs.
+_OTHER_SEPARATORS: Final = {";": "semicolons", "\t": "tabs"}
+
 #: Printed figures have three digits or so: two columns that speak of the same agree as far as that.
 _PRINTED: Final = 0.02
+
+#: Characters of a wrong value that a message shows.
+_SHOWN: Final = 40
 
 _ADVICE: Final = "See the columns of a published table in docs/reference/published-tables.md"
 
@@ -62,8 +75,9 @@ def read_published(path: Path | str) -> Measurements:
     try:
         text = source.read_text("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        found = (error.strerror or "it cannot be read") if isinstance(error, OSError) else "it is no text"
-        raise UnreadableInputError(source, found, _ADVICE) from None
+        found = (error.strerror or "it cannot be read") if isinstance(error, OSError) else "it is no text in UTF-8"
+        advice = _ADVICE if isinstance(error, OSError) else "Save it as CSV in UTF-8"
+        raise UnreadableInputError(source, found, advice) from None
     if text.lstrip().startswith(("{", "[")):
         try:
             return published_of(orjson.loads(text), source)
@@ -83,9 +97,18 @@ def published_of(document: Any, source: Path | str) -> Measurements:
     facts = {name: item for name, item in document.items() if name != "rows"} if isinstance(document, dict) else {}
     schema = facts.pop("schema", PUBLISHED_SCHEMA_NAME)
     rows = document.get("rows") if isinstance(document, dict) else document
+    if any(not isinstance(item, dict) for item in _sweep_parts(facts.get("sweep"))):
+        raise UnreadableInputError(path, "its sweep has no settings as baseline and variant", _ADVICE)
     if schema != PUBLISHED_SCHEMA_NAME or not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise UnreadableInputError(path, "it is no list of rows", _ADVICE)
     return _measurements(path, facts, rows)
+
+
+def _sweep_parts(sweep: Any) -> list[Any]:
+    """What a table says of its sides."""
+    if sweep is None:
+        return []
+    return [sweep[side] for side in ("baseline", "variant") if side in sweep] if isinstance(sweep, dict) else [sweep]
 
 
 def _csv_rows(path: Path, text: str) -> tuple[dict[str, str], list[dict[str, Any]]]:
@@ -100,11 +123,27 @@ def _csv_rows(path: Path, text: str) -> tuple[dict[str, str], list[dict[str, Any
             lines.append(line)
     reader = csv.DictReader(io.StringIO("\n".join(lines)), skipinitialspace=True)
     rows = []
-    for number, row in enumerate(reader, start=1):
-        if None in row or None in row.values():
-            raise UnreadableInputError(path, f"row {number} has not as many fields as the header", _ADVICE)
-        rows.append({name.strip(): _value(item.strip()) for name, item in row.items()})
+    try:
+        _check_header(path, [name.strip() for name in reader.fieldnames or ()])
+        for number, row in enumerate(reader, start=1):
+            if None in row or None in row.values():
+                raise UnreadableInputError(path, f"row {number} has not as many fields as the header", _ADVICE)
+            rows.append({name.strip(): _value(item.strip()) for name, item in row.items()})
+    except csv.Error as error:
+        raise UnreadableInputError(path, f"it is no CSV ({error})", _ADVICE) from None
     return facts, rows
+
+
+def _check_header(path: Path, names: Sequence[str]) -> None:
+    """Refuse a header in which two columns have one name, one has none, or that commas do not separate."""
+    if len(names) == 1 and (found := [word for sign, word in _OTHER_SEPARATORS.items() if sign in names[0]]):
+        raise UnreadableInputError(
+            path, f"{found[0]} separate its columns", "Save it with commas between columns, and points in numbers"
+        )
+    if "" in names:
+        raise UnreadableInputError(path, f"column {names.index('') + 1} has no name", _ADVICE)
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise UnreadableInputError(path, f"two columns are named {twice[0]!r}", "Give each column its own name")
 
 
 def _value(text: str) -> Any:
@@ -113,7 +152,7 @@ def _value(text: str) -> Any:
         number = Decimal(text)
     except InvalidOperation:
         return text
-    if not number.is_finite():
+    if not number.is_finite() or abs(number.adjusted()) > _DIGITS:
         return text
     return int(number) if number == number.to_integral_value() and "." not in text else float(number)
 
@@ -129,6 +168,8 @@ def _measurements(path: Path, facts: Mapping[str, Any], rows: Sequence[Mapping[s
             f"the column {vague[0]!r} does not say whether it counts MACs or FLOPs (one MAC is two FLOPs)",
             "Name it gmacs_per_item or gflops_per_item, after what was counted",
         )
+    if taken := [name for name in settings if name in MEASUREMENT_SCHEMA]:
+        raise UnreadableInputError(path, f"a setting cannot be named {taken[0]!r}, which is a figure here", _ADVICE)
     if not any(name == "throughput_per_s" or _LATENCY.fullmatch(name) for name in names):
         raise UnreadableInputError(path, "no column is a throughput_per_s or a latency_ms", _ADVICE)
     records = [_record(path, number, row) for number, row in enumerate(rows, start=1)]
@@ -154,7 +195,9 @@ def _measurements(path: Path, facts: Mapping[str, Any], rows: Sequence[Mapping[s
 def _column(name: str, values: list[Any]) -> pl.Series:
     """Numbers of mixed kinds become floats, and numbers among texts texts."""
     plain = [",".join(map(str, item)) if isinstance(item, list) else item for item in values]
-    if any(isinstance(item, str) for item in plain):
+    kinds = {isinstance(item, bool) for item in plain if item is not None}
+    beyond = any(isinstance(item, int) and abs(item) >= _GREATEST for item in plain)
+    if len(kinds) > 1 or beyond or any(isinstance(item, str | dict) for item in plain):
         return pl.Series(name, [None if item is None else str(item) for item in plain], dtype=pl.String)
     if any(isinstance(item, float) for item in plain):
         return pl.Series(name, [None if item is None else float(item) for item in plain], dtype=pl.Float64)
@@ -175,17 +218,21 @@ def _record(path: Path, number: int, row: Mapping[str, Any]) -> dict[str, Any]:
     if status not in STATUSES:
         raise refuse(f"its status is {status!r}, none of {', '.join(STATUSES)}")
     record: dict[str, Any] = dict.fromkeys(MEASUREMENT_SCHEMA)
-    reason = row.get("reason") or (None if status == "measured" else "not in the table")
-    record |= {"status": status, "reason": reason, "unit": row.get("unit") or "item", "doubts": []}
+    reason = str(row.get("reason") or "") or (None if status == "measured" else "not in the table")
+    record |= {"status": status, "reason": reason, "unit": str(row.get("unit") or "item"), "doubts": []}
     items = row["items"] if _number(row.get("items")) is not None else row.get("batch")
-    record["items"] = items if isinstance(items, int) else None
+    record["items"] = (
+        items if isinstance(items, int) and not isinstance(items, bool) and 0 < items < _GREATEST else None
+    )
     if status != "measured":
         return record
-    given = {name: value for name in row if (value := _number(row[name])) is not None}
+    given = {name: _figure(refuse, name, row[name]) for name in row if _is_number(name) and not _is_nothing(row[name])}
     per_second = given.get("throughput_per_s")
     times = {name: given[name] * _TIME_UNITS[match[1]] for name in given if (match := _LATENCY.fullmatch(name))}
     if any(value <= 0 for value in [*times.values(), *([per_second] if per_second is not None else [])]):
         raise refuse("a time or a rate is not above zero")
+    if any(value < _LEAST for value in [*times.values(), *([per_second] if per_second is not None else [])]):
+        raise refuse("a time or a rate is so close to zero that it must be a misprint")
     if per_second is None and not times:
         raise refuse("it has neither a throughput nor a latency; say why in a column `status`")
     if per_second is not None and record["items"] is None:
@@ -200,6 +247,27 @@ def _record(path: Path, number: int, row: Mapping[str, Any]) -> dict[str, Any]:
         spent = from_rate if spent is None else spent
     record |= {"latency_ns": spent, "throughput_per_s": per_second}
     return record | _work(refuse, given, record)
+
+
+def _is_number(name: str) -> bool:
+    """Whether a column holds figures."""
+    return name in ("throughput_per_s", "items") or bool(_LATENCY.fullmatch(name) or _WORK.fullmatch(name))
+
+
+def _is_nothing(value: Any) -> bool:
+    return value is None or (isinstance(value, str) and value.lower() in _NOTHING)
+
+
+def _figure(refuse: Any, name: str, value: Any) -> float:
+    """A figure that is one; a text in its place (`2.5 ms`, `1,234`) would otherwise be lost without a word."""
+    number = _number(value)
+    if number is None:
+        raise refuse(f"its {name} is {str(value)[:_SHOWN]!r}, which is no number")
+    if abs(number) >= _GREATEST:
+        raise refuse(f"its {name} is {number:g}, which is too much to be one")
+    if number < 0:
+        raise refuse(f"its {name} is {number:g}, which is not above zero")
+    return number
 
 
 def _status(row: Mapping[str, Any]) -> str:
@@ -230,6 +298,9 @@ def _work(refuse: Any, given: Mapping[str, float], record: Mapping[str, Any]) ->
             raise refuse(f"it states its {match[2]} twice")
         # 17.57 × 10⁹ in decimal: in binary it would be 17569999999.999998.
         found[match[2]] = round(Decimal(str(value)) * _PREFIXES[match[1]] * (record["items"] if match[3] else 1))
+        # FLOPs are twice the MACs, and both are 64-bit integers.
+        if found[match[2]] > 4 * _GREATEST:
+            raise refuse(f"{name} makes {found[match[2]]:g} operations a step, which is too much to be one")
     macs, flops = found.get("macs"), found.get("flops")
     doubts = []
     if macs and flops and not math.isclose(flops, 2 * macs, rel_tol=_PRINTED):

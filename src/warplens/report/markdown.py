@@ -92,7 +92,9 @@ def _notes(block: Notes) -> str:
     lines = []
     for note in block.notes:
         remedy = f" {escaped(note.remedy)}" if note.remedy else ""
-        lines.append(f"- **{_NOTE_TAGS[note.level.value]}.** {escaped(note.text)}{remedy}")
+        # A remedy is a sentence of its own; a text without a stop would run into it.
+        stop = "." if remedy and note.text[-1:] not in ".!?:" else ""
+        lines.append(f"- **{_NOTE_TAGS[note.level.value]}.** {escaped(note.text)}{stop}{remedy}")
     return "\n".join(lines)
 
 

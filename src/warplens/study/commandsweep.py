@@ -50,6 +50,9 @@ _SIDES: Final = ("baseline", "variant")
 
 _TAIL: Final = 12
 
+#: A year: what a program prints beyond it is no time, and would not fit the file's 64-bit nanoseconds for long.
+_MOST_NS: Final = 365 * 24 * 3600 * 10**9
+
 
 @dataclass(frozen=True)
 class CommandAsked:
@@ -89,8 +92,10 @@ class CommandAsked:
         for name in axes:
             if not any(f"{{{name}}}" in command for command in (self.baseline, self.variant)):
                 raise UsageError(f"--axis {name} is in neither command: write {{{name}}} where its value goes")
-        if self.items is not None and not all(isinstance(value, int) for value in self.points_of(self.items)):
-            raise UsageError(f"--items {self.items} is no axis of whole numbers")
+        if self.items is not None and not all(
+            isinstance(value, int) and value > 0 for value in self.points_of(self.items)
+        ):
+            raise UsageError(f"--items {self.items} is no axis of whole numbers above zero")
 
     def grid(self) -> dict[str, list[Any]]:
         """The axes; values are numbers where all of an axis are."""
@@ -196,11 +201,15 @@ class CommandRunner:
             numbers = [float(text) for text in re.findall(pattern, said)]
         except ValueError as error:
             return {"status": "failed", "reason": f"what {pattern} finds is no number: {error}"}
-        times = [round(number * TIME_UNITS[self.asked.time_unit]) for number in numbers]
-        if not times or min(times) <= 0:
-            what = "holds no match for" if not times else "holds a time that is not above zero:"
-            return {"status": "failed", "reason": f"what it printed {what} {pattern}"}
-        return {"times_ns": times}
+        spent = [number * TIME_UNITS[self.asked.time_unit] for number in numbers]
+        if not spent:
+            return {"status": "failed", "reason": f"what it printed holds no match for {pattern}"}
+        # Of `nan`, too, it is false that it lies between.
+        if not all(1 <= time_ns < _MOST_NS for time_ns in spent):
+            shown = next(number for number, time_ns in zip(numbers, spent, strict=True) if not 1 <= time_ns < _MOST_NS)
+            reason = f"what it printed holds a time that is not above zero, or can be none: {shown:g} ({pattern})"
+            return {"status": "failed", "reason": reason}
+        return {"times_ns": [round(time_ns) for time_ns in spent]}
 
     def close(self) -> None:
         """End the command and whatever it started."""

@@ -24,6 +24,8 @@ __all__ = ["LEDGER_SCHEMA", "Ledger"]
 
 LEDGER_SCHEMA: Final = "warplens.ledger/1"
 
+_ADVICE: Final = "Choose another output, or start over with --fresh"
+
 
 class Ledger:
     """Finished tasks of one plan, by key, in the order in which they were finished.
@@ -67,6 +69,8 @@ class Ledger:
         lines = self._file.read().split(b"\n")
         complete = [line for line in lines[:-1] if line]
         if not complete:
+            if not _may_begin_a_ledger(lines[-1]):
+                raise UnreadableInputError(self.path, "line 1 is no entry of a ledger", _ADVICE)
             self._file.truncate(0)
             self._append({"schema": LEDGER_SCHEMA, "version": __version__, "plan": self._plan})
             return
@@ -75,7 +79,7 @@ class Ledger:
         head, *rest = (self._parsed(number, line) for number, line in enumerate(complete, start=1))
         if head.get("schema") != LEDGER_SCHEMA:
             found = f"its schema is {head.get('schema')!r}, not {LEDGER_SCHEMA}"
-            raise UnreadableInputError(self.path, found, "Choose another output, or start over with --fresh")
+            raise UnreadableInputError(self.path, found, _ADVICE)
         if head.get("plan") != self._plan:
             differences = ", ".join(_differences(head.get("plan") or {}, self._plan))
             raise UsageError(
@@ -88,11 +92,12 @@ class Ledger:
     def _parsed(self, number: int, line: bytes) -> dict[str, Any]:
         try:
             entry = json.loads(line)
-            if number > 1:
-                entry["task"], entry["result"], entry["seconds"]
-        except (ValueError, KeyError, TypeError) as error:
-            found = f"line {number} is no entry of a ledger"
-            raise UnreadableInputError(self.path, found, "Choose another output, or start over with --fresh") from error
+        except (ValueError, RecursionError) as error:
+            raise UnreadableInputError(self.path, f"line {number} is no entry of a ledger", _ADVICE) from error
+        if not (
+            _is_entry(entry) if number > 1 else isinstance(entry, dict) and isinstance(entry.get("plan", {}), dict)
+        ):
+            raise UnreadableInputError(self.path, f"line {number} is no entry of a ledger", _ADVICE)
         return dict(entry)
 
     def _note(self, entry: Mapping[str, Any]) -> None:
@@ -120,6 +125,29 @@ class Ledger:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._file.close()
+
+
+def _may_begin_a_ledger(cut: bytes) -> bool:
+    """Whether a first line that was cut off is one of a ledger, and not of a file of another kind."""
+    head = _text({"schema": LEDGER_SCHEMA})[:-1].encode()
+    return head.startswith(cut) or cut.startswith(head)
+
+
+def _is_entry(entry: Any) -> bool:
+    """Whether it has the form of a finished task: times, a status, or records of cells."""
+    if not isinstance(entry, dict) or not isinstance(entry.get("task"), str):
+        return False
+    seconds, result = entry.get("seconds"), entry.get("result")
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not isinstance(result, dict):
+        return False
+    times, records = result.get("times_ns", [1]), result.get("records", [])
+    return (
+        isinstance(times, list)
+        and bool(times)
+        and all(isinstance(time_ns, int) and time_ns > 0 for time_ns in times)
+        and isinstance(records, list)
+        and all(isinstance(record, dict) and "status" in record for record in records)
+    )
 
 
 def _text(value: Any) -> str:

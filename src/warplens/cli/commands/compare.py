@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -22,10 +22,23 @@ if TYPE_CHECKING:
 __all__ = ["compare"]
 
 
-def _percent(text: str | None) -> str | None:
+#: A variant a hundred times as slow is beyond what a gate is for; more is a slip of the keyboard.
+_MOST_LIMIT: Final = 100.0
+
+#: Nearer to 100 % no interval of a few steps is finite.
+_MOST_CONFIDENCE: Final = 0.999999
+
+
+def _limit(text: str | None) -> str | None:
     """Refuse now, not after two large profiles were read."""
-    if text is not None:
-        _share(text)
+    if text is not None and _share(text) > _MOST_LIMIT:
+        raise typer.BadParameter(f"{text!r} is no limit: write at most {100 * _MOST_LIMIT:.0f}%")
+    return text
+
+
+def _margin(text: str) -> str:
+    if _share(text) >= 1:
+        raise typer.BadParameter(f"{text!r} is no margin: within 100% and more all that is faster is the same")
     return text
 
 
@@ -41,8 +54,9 @@ def _share(text: str) -> float:
 
 
 def _confidence(text: str) -> str:
-    if not 0.5 <= _share(text) < 1:
-        raise typer.BadParameter(f"{text!r} is no confidence: write a percentage from 50% to below 100%, such as 95%")
+    if not 0.5 <= _share(text) <= _MOST_CONFIDENCE:
+        most = f"{100 * _MOST_CONFIDENCE:g}%"
+        raise typer.BadParameter(f"{text!r} is no confidence: write a percentage from 50% to {most}, such as 95%")
     return text
 
 
@@ -81,13 +95,13 @@ def compare(
             "--fail-on",
             metavar="PERCENT",
             show_default=False,
-            callback=_percent,
+            callback=_limit,
             help="Exit with 1 if the variant is slower by more than this, decided: 5%.",
         ),
     ] = None,
     margin: Annotated[
         str,
-        typer.Option(metavar="PERCENT", callback=_percent, help="Differences within this do not matter."),
+        typer.Option(metavar="PERCENT", callback=_margin, help="Differences within this do not matter."),
     ] = "2%",
     level: Annotated[
         str,

@@ -156,6 +156,19 @@ def _sweeps(file: Path, baseline: str | None, variant: Sequence[str] | None) -> 
     return [sweep_of(measurements, before, side_of(one) if one is not None else None) for one in variant or [None]]  # type: ignore[list-item]
 
 
+def _sweeps_of(policy: Policy, file: Path) -> list[Sweep]:
+    """The policy's own sides, where the file has cells of all of them; else the sides that the file names."""
+    from warplens.compare.surface.reading import sweep_of  # noqa: PLC0415
+    from warplens.readers.sweeps import read_sweep  # noqa: PLC0415
+
+    measurements = read_sweep(file)
+    first, *others = policy.sides
+    try:
+        return [sweep_of(measurements, first.settings, other.settings) for other in others]
+    except UsageError:
+        return [sweep_of(measurements)]
+
+
 def _fitted(
     file: Path, baseline: str | None, variant: Sequence[str] | None, margin: float, fallback: str | None
 ) -> Policy:
@@ -199,7 +212,7 @@ def _check(
     from warplens.report.policy import check_table, regret_rows, regret_sentence  # noqa: PLC0415
 
     found = read_policy(file)
-    sweeps = _sweeps(against, baseline, variant)
+    sweeps = _sweeps_of(found, against) if baseline is None and not variant else _sweeps(against, baseline, variant)
     cells = regrets_on(found, sweeps)
     axes = [axis.name for axis in found.axes]
     whole = summary(cells)

@@ -15,6 +15,7 @@ from warplens.compare.breakeven.answers import (
 )
 from warplens.compare.breakeven.errors import RATIO_ERROR_LIMIT, WORST_ERROR_LIMIT
 from warplens.compare.breakeven.fit import fit_breakeven
+from warplens.compare.breakeven.threshold import group_columns
 
 __all__ = [
     "ERROR_SCHEMA",
@@ -26,4 +27,5 @@ __all__ = [
     "BreakEven",
     "Prediction",
     "fit_breakeven",
+    "group_columns",
 ]

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from warplens.compare.breakeven.sizes import Sizes
     from warplens.compare.resampling import Float64s
 
-__all__ = ["thresholds"]
+__all__ = ["group_columns", "thresholds"]
 
 #: Looked at beyond the measured sizes and numbers of items: this factor either way, but nothing below one item.
 #: Further out, other kernels are chosen.
@@ -50,7 +50,7 @@ def thresholds(
     counts = sorted({cell.items for cell in cells})
     rows = []
     for group in model.groups:
-        named = dict(zip(groups, group, strict=True))
+        named = dict(zip(group_columns(groups), group, strict=True))
         for size in sizes.amounts if sizes.work != "items" else (1.0,):
             along = np.geomspace(max(counts[0] / _REACH, 1.0), counts[-1] * _REACH, _PLACES)
             pairs = [_pair(sizes, size, float(items), group) for items in along]
@@ -64,8 +64,16 @@ def thresholds(
     )
     if not groups:
         return right
-    left = pl.DataFrame([{name: row[name] for name in groups} for row in rows], infer_schema_length=None)
+    left = pl.DataFrame([{name: row[name] for name in group_columns(groups)} for row in rows], infer_schema_length=None)
     return pl.concat((left, right), how="horizontal")
+
+
+def group_columns(groups: Sequence[str]) -> list[str]:
+    """Columns in which the thresholds hold the axes that are no numbers.
+
+    A language model's `size` is a word (`small`), and the threshold's a number: the setting is `size_setting` then.
+    """
+    return [f"{name}_setting" if name in THRESHOLD_SCHEMA else name for name in groups]
 
 
 def _pair(sizes: Sizes, size: float, items: float, group: tuple[Any, ...]) -> list[Observed]:

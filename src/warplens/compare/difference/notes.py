@@ -161,8 +161,8 @@ def _profiled(*sides: Side) -> Iterator[Note]:
 def _devices(baseline: Side, variant: Side) -> Iterator[Note]:
     counts = [side.work["device"].n_unique() for side in (baseline, variant)]
     if max(counts) > 1:
-        text = f"work ran on {counts[0]} and {counts[1]} devices: parts of the wall time are means over the devices, "
-        text += "kernels and ranges sums"
+        text = f"the number of devices that work ran on is {counts[0]} and {counts[1]}: parts of the wall time are "
+        text += "means over the devices, kernels and ranges sums"
         yield Note("several-devices", NoteLevel.INFO if counts[0] == counts[1] else NoteLevel.WARNING, text)
 
 

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import numpy.typing as npt
 
-from warplens.analysis.intervals import Intervals, complement, total, union
+from warplens.analysis.intervals import Intervals, clip, complement, measure_before, total, union
+from warplens.analysis.ranges import projected_spans
 from warplens.compare.difference.issuing import issue_times
 from warplens.compare.samples import Samples
 
@@ -114,12 +115,31 @@ def step_samples(side: Side) -> Samples:
 
     A step lasts from its begin to its end. Where the program does much between steps, it lasts until the next one
     begins, and the last one, of which nobody knows what followed, is left out if others remain. A window without steps
-    gives one duration, its length.
+    gives one duration, its length. Of a range, a step's time is that of the range's spans on the GPU that begin with
+    the step, as its parts are; steps in which it takes none are left out.
 
     Raises:
-        UsageError: the window has no length.
+        UsageError: the window has no length, or its range takes no time.
     """
+    if side.window.range_name is not None:
+        spent = _range_times(side, side.window.range_name)
+        return Samples.of([spent[spent > 0]])
     starts, ends = side.step_times
     if side.has_gaps and len(starts) > 1:
         return Samples.of([np.diff(starts)])
     return Samples.of([ends - starts])
+
+
+def _range_times(side: Side, name: str) -> npt.NDArray[np.float64]:
+    """For each step the summed spans of a range until the next one begins; their mean over the devices."""
+    timeline, window = side.timeline, side.window
+    edges = np.r_[window.start_ns, side.step_times.starts[1:], window.end_ns]
+    rows = timeline.range_rows(name)
+    spent = []
+    for device in timeline.work_in(window)["device"].unique().sort():
+        spans = union(clip(projected_spans(timeline, rows, device), window.start_ns, window.end_ns))
+        spent.append(np.diff(measure_before(spans, edges)))
+    if not spent:
+        return np.zeros(side.repeats)
+    times: npt.NDArray[np.float64] = np.mean(spent, axis=0)
+    return times

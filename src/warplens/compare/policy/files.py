@@ -35,6 +35,8 @@ _MOST_BYTES: Final = 16 * 2**20
 _MOST_AXES: Final = 8
 #: No time (31 years) and no setting is larger; products of such numbers stay finite.
 _LARGEST: Final = 1e18
+#: More points than any sweep; a 64-bit integer holds it.
+_MOST_POINTS: Final = 10**9
 _REGRETS: Final = ("measured", "held-out", "edge")
 
 
@@ -275,7 +277,11 @@ def _curves(entry: Any, axes: Sequence[Axis], names: Sequence[str]) -> Curves:
 def _regret(entry: Any, where: str, axes: Sequence[Axis]) -> Regret:
     _keys(entry, ("cells", "worst", "mean", "where", "not_run"), where)
     for name in ("cells", "not_run"):
-        _demand(type(entry[name]) is int and entry[name] >= 0, f"{where}.{name}", "must be a number of points")
+        _demand(
+            type(entry[name]) is int and 0 <= entry[name] < _MOST_POINTS,
+            f"{where}.{name}",
+            "must be a number of points",
+        )
     shares = [None if entry[name] is None else _number(entry[name], f"{where}.{name}") for name in ("worst", "mean")]
     place = None if entry["where"] is None else _place(entry["where"], f"{where}.where", axes)
     return Regret(entry["cells"], shares[0], shares[1], place, entry["not_run"])

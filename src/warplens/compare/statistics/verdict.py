@@ -150,9 +150,10 @@ def _doubts(baseline: Samples, variant: Samples, shift: Shift, ratio: Interval) 
     )
     if shift.dependence >= _NOTABLE_DEPENDENCE:
         units = "turns" if shift.paired else "steps" if single else "blocks"
+        alone = round(max(shift.count / shift.dependence, 1))
         doubts.append(
             f"successive {units} resemble each other: {shift.count} of them tell as much as "
-            f"{max(shift.count / shift.dependence, 1):.0f} independent ones"
+            f"{alone} independent {'one' if alone == 1 else 'ones'}"
         )
     means = float(variant.values.mean() / baseline.values.mean())
     if shift.freedom and not ratio.low <= means <= ratio.high:

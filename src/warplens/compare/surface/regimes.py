@@ -109,6 +109,7 @@ def regimes(sweep: Sweep, profiled: Mapping[Any, tuple[Regime, str]] | None = No
     """
     found = []
     sides: tuple[Side, ...] = ("baseline", "variant")
+    grid = _Grid.of(sweep)
     for point in sweep.points:
         for side in sides:
             cell: Cell | None = getattr(point, side)
@@ -118,8 +119,8 @@ def regimes(sweep: Sweep, profiled: Mapping[Any, tuple[Regime, str]] | None = No
             if seen is not None:
                 found.append(CellRegime(point.settings, side, seen[0], "measured", seen[1]))
                 continue
-            told = next(_told(sweep, point, side, cell), None)
-            regime, evidence, because = told or ("unknown", None, _why_unknown(sweep, point, side, cell))
+            told = next(_told(sweep, grid, point, side, cell), None)
+            regime, evidence, because = told or ("unknown", None, _why_unknown(sweep, grid, point, side, cell))
             found.append(CellRegime(point.settings, side, regime, evidence, because))
     return tuple(found)
 
@@ -144,17 +145,45 @@ def regime_frame(found: tuple[CellRegime, ...], axes: tuple[str, ...]) -> pl.Dat
 Told: TypeAlias = tuple[Regime, Evidence, str]
 
 
-def _told(sweep: Sweep, point: Point, side: Side, cell: Cell) -> Iterator[Told]:
+@dataclass(frozen=True, eq=False)
+class _Grid:
+    """The points of a sweep by all their settings but one: lines along that one.
+
+    Looking through all points for each cell takes minutes where there are thousands.
+    """
+
+    lines: Mapping[tuple[str, tuple[Any, ...]], tuple[Point, ...]]
+
+    @classmethod
+    def of(cls, sweep: Sweep) -> _Grid:
+        lines: dict[tuple[str, tuple[Any, ...]], list[Point]] = {}
+        for point in sweep.points:
+            for axis in point.settings:
+                lines.setdefault((axis, _others(point, axis)), []).append(point)
+        return cls({key: tuple(points) for key, points in lines.items()})
+
+    def along(self, point: Point, axis: str) -> Iterator[Point]:
+        """Points that differ from this one in one axis alone."""
+        for other in self.lines.get((axis, _others(point, axis)), ()):
+            if other.settings[axis] != point.settings[axis]:
+                yield other
+
+
+def _others(point: Point, axis: str) -> tuple[Any, ...]:
+    return tuple(value for name, value in point.settings.items() if name != axis)
+
+
+def _told(sweep: Sweep, grid: _Grid, point: Point, side: Side, cell: Cell) -> Iterator[Told]:
     """What measurements say, the surest first."""
     launch = _launch(sweep, point, cell)
     yield from _by_rate(sweep, point, side, cell)
     if launch == "graph":
-        yield from _by_growth(sweep, point, side, cell, replayed=True)
+        yield from _by_growth(grid, point, side, cell, replayed=True)
         yield from _as_replay(cell)
         return
-    yield from _by_replay(sweep, point, side, cell)
+    yield from _by_replay(sweep, grid, point, side, cell)
     yield from _by_events(cell)
-    yield from _by_growth(sweep, point, side, cell, replayed=False)
+    yield from _by_growth(grid, point, side, cell, replayed=False)
 
 
 def _launch(sweep: Sweep, point: Point, cell: Cell) -> str | None:
@@ -174,27 +203,26 @@ def _as_replay(cell: Cell) -> Iterator[Told]:
         yield "gpu-bound", "measured", text
 
 
-def _replay_share(sweep: Sweep, point: Point, side: Side, cell: Cell) -> float | None:
+def _replay_share(sweep: Sweep, grid: _Grid, point: Point, side: Side, cell: Cell) -> float | None:
     """Time of the same cell as a CUDA graph, by its own; None if there is none."""
     if cell.time_ns is None or _launch(sweep, point, cell) == "graph":
         return None
     twin = next(
         (
             found
-            for other in sweep.points
+            for other in (grid.along(point, "execution") if "execution" in point.settings else ())
             if (found := getattr(other, side)) is not None
             and found.time_ns is not None
             and _launch(sweep, other, found) == "graph"
-            and _differ(point.settings, other.settings) == {"execution"}
         ),
         None,
     )
     return twin.time_ns / cell.time_ns if twin is not None and twin.time_ns else None
 
 
-def _by_replay(sweep: Sweep, point: Point, side: Side, cell: Cell) -> Iterator[Told]:
+def _by_replay(sweep: Sweep, grid: _Grid, point: Point, side: Side, cell: Cell) -> Iterator[Told]:
     """The same cell as a CUDA graph."""
-    share = _replay_share(sweep, point, side, cell)
+    share = _replay_share(sweep, grid, point, side, cell)
     if share is None:
         return
     if share <= _HOST_SHARE:
@@ -230,15 +258,15 @@ def _by_rate(sweep: Sweep, point: Point, side: Side, cell: Cell) -> Iterator[Tol
         yield "compute-bound", "modelled", f"its FLOPs (modelled) run at {share:.0%} of the roof of {precision}"
 
 
-def _by_growth(sweep: Sweep, point: Point, side: Side, cell: Cell, *, replayed: bool) -> Iterator[Told]:
+def _by_growth(grid: _Grid, point: Point, side: Side, cell: Cell, *, replayed: bool) -> Iterator[Told]:
     """How time follows work from this cell to the next larger one, or from the next smaller one to it."""
-    larger = _neighbour(sweep, point, side, cell, larger=True)
+    larger = _neighbour(grid, point, side, cell, larger=True)
     if larger is not None and not replayed:
         growth, work = _growth(cell, larger)
         if growth <= _FLAT:
             text = f"{math.exp(work):.3g} times the work takes {math.exp(growth * work):.2f} times as long"
             yield "launch-bound", _of_work(cell), f"{text}: it is not the work that takes the time"
-    smaller = _neighbour(sweep, point, side, cell, larger=False)
+    smaller = _neighbour(grid, point, side, cell, larger=False)
     if smaller is not None:
         growth, work = _growth(smaller, cell)
         if growth >= _FOLLOWS:
@@ -264,15 +292,15 @@ def _growth(smaller: Cell, larger: Cell) -> tuple[float, float]:
     return math.log((larger.time_ns or 1.0) / (smaller.time_ns or 1.0)) / work, work
 
 
-def _neighbour(sweep: Sweep, point: Point, side: Side, cell: Cell, *, larger: bool) -> Cell | None:
+def _neighbour(grid: _Grid, point: Point, side: Side, cell: Cell, *, larger: bool) -> Cell | None:
     """The cell with the next larger (or smaller) work that differs in one setting."""
     own, best = _work(cell), None
     if not own:
         return None
-    for other in sweep.points:
+    for other in (other for axis in point.settings for other in grid.along(point, axis)):
         found: Cell | None = getattr(other, side)
         work = _work(found) if found is not None and found.time_ns is not None else None
-        if not work or not found or len(_differ(point.settings, other.settings)) != 1:
+        if not work or not found:
             continue
         ratio = work / own if larger else own / work
         if ratio >= _MORE_WORK and (best is None or ratio < best[0]):
@@ -280,16 +308,12 @@ def _neighbour(sweep: Sweep, point: Point, side: Side, cell: Cell, *, larger: bo
     return best[1] if best is not None else None
 
 
-def _differ(one: Mapping[str, Any], other: Mapping[str, Any]) -> set[str]:
-    return {name for name in one if one[name] != other[name]}
-
-
-def _why_unknown(sweep: Sweep, point: Point, side: Side, cell: Cell) -> str:
-    share = _replay_share(sweep, point, side, cell)
+def _why_unknown(sweep: Sweep, grid: _Grid, point: Point, side: Side, cell: Cell) -> str:
+    share = _replay_share(sweep, grid, point, side, cell)
     if share is not None:
         return f"replayed as a CUDA graph it takes {share:.0%} of the time: host and GPU take about equally long"
     if not _work(cell):
         return "how much work a step does is not known"
-    if all(_neighbour(sweep, point, side, cell, larger=larger) is None for larger in (True, False)):
+    if all(_neighbour(grid, point, side, cell, larger=larger) is None for larger in (True, False)):
         return "no other point differs in the amount of work alone"
     return "time grows, but less than the work; the same cell as a CUDA graph, or a profile, would tell"

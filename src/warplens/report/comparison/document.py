@@ -6,7 +6,13 @@ from typing import TYPE_CHECKING
 
 from warplens.report import format as fmt
 from warplens.report.charts import waterfall_chart
-from warplens.report.comparison.causes import hides_kernels, launch_sentences, step_answer, work_sentence
+from warplens.report.comparison.causes import (
+    forbids_verdict,
+    hides_kernels,
+    launch_sentences,
+    step_answer,
+    work_sentence,
+)
 from warplens.report.comparison.stepfigures import launch_table, side_table, statistics_table, step_tiles
 from warplens.report.comparison.steptables import (
     kernel_table,
@@ -112,7 +118,8 @@ def _kernels(numbers: StepNumbers) -> Section:
         f"{fmt.count(round(kernels.count(change), 1))} {change}" for change in ("kept", "changed", "added", "removed")
     )
     what = Paragraph(
-        f"{fmt.count(round(before, 1))} kernels a step before, {fmt.count(round(after, 1))} after: {counts}."
+        f"{fmt.plural(round(before, 1), 'kernel')} a {numbers.difference.per} before, "
+        f"{fmt.count(round(after, 1))} after: {counts}."
     )
     over = "files" if numbers.repeated and min(len(numbers.baseline.files), len(numbers.variant.files)) > 1 else "steps"
     alone = "what only one side launches differs for certain"
@@ -145,6 +152,6 @@ def _work(numbers: StepNumbers) -> Section:
 def _statistics(numbers: StepNumbers) -> Section:
     found = numbers.comparison
     blocks: list[Block] = [statistics_table(numbers), Paragraph(capitalised(found.how).rstrip(".") + ".")]
-    if needed := needed_text(found):
+    if (needed := needed_text(found)) and forbids_verdict(numbers) is None:
         blocks.append(Paragraph(needed))
     return Section("statistics-section", "How sure it is", tuple(blocks))

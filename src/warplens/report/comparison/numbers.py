@@ -186,7 +186,8 @@ def _typical_notes(*sides: TraceFiles) -> Iterator[Note]:
     for side in sides:
         if side.copies:
             text = (
-                f"{side.name}: {', '.join(side.copies)} hold the same step times as another of its files: a copy is no "
+                f"{side.name}: {', '.join(side.copies)} {'holds' if len(side.copies) == 1 else 'hold'} the same step "
+                "times as another of its files: a copy is no "
             )
             text += "repeat, and is left out"
             yield Note("copied-repeat", NoteLevel.WARNING, text, "Run the program again for each repeat")

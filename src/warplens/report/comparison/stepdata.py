@@ -28,6 +28,8 @@ def step_head(numbers: StepNumbers) -> list[str]:
         tool = f"{capture.tool} {capture.tool_version or ''}".strip()
         files = f" ({len(side.files)} files)" if len(side.files) > 1 else ""
         window = f"window: {fmt.duration(typical.window.duration_ns)}, {typical.window.how}"
+        if typical.window.range_name is not None:
+            window += f", range {fmt.printable(typical.window.range_name)}"
         lines.append(f"{role}: {fmt.printable(side.name)}{files} · {tool} · {window}")
     return lines
 

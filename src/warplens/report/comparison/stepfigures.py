@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 import polars as pl
 
 from warplens.report import format as fmt
-from warplens.report.comparison.causes import BOUND_TITLES
+from warplens.report.comparison.causes import BOUND_TITLES, forbids_verdict
 from warplens.report.comparison.words import VERDICT_TITLES, capitalised, interval_text, signed_share
 from warplens.report.document import KeyFigure, Table, TableColumn
 
@@ -40,19 +40,23 @@ def step_tiles(numbers: StepNumbers) -> tuple[KeyFigure, ...]:
     """The comparison in a few numbers."""
     found, why, difference = numbers.comparison, numbers.why, numbers.difference
     per = difference.per
-    title = capitalised(VERDICT_TITLES[found.verdict])
+    title = capitalised(VERDICT_TITLES[found.verdict]) if forbids_verdict(numbers) is None else "Not comparable"
     idle = float(difference.wall.variant.idle_ns - difference.wall.baseline.idle_ns)
     tiles = [
         KeyFigure("Verdict", title, "text", f"{signed_share(found.ratio.estimate - 1)} ({interval_text(found.ratio)})"),
         KeyFigure(f"Change per {per}", float(difference.wall.change_ns), "duration_ns", "Variant minus baseline."),
-        KeyFigure("GPU work", why.gpu_change_share, "share", "Change of the kernels' summed time."),
+        KeyFigure("GPU work", _change_of(why.gpu_change_share), "text", "Change of the GPU's computing time."),
         KeyFigure("Idle", idle, "duration_ns", f"Change of the GPU's idle time per {per}."),
         KeyFigure("Launches", round(why.calls_change, 1), "count", f"More calls per {per} that issue GPU work."),
         KeyFigure("Cost of one", why.host_ns_per_launch, "duration_ns", "Host time per launch on the slower side."),
     ]
     if why.flops_ratio is not None:
-        tiles.append(KeyFigure("FLOPs", why.flops_ratio - 1, "share", "Change of the floating-point operations."))
+        tiles.append(KeyFigure("FLOPs", _change_of(why.flops_ratio - 1), "text", "Change of operations."))
     return tuple(tiles)
+
+
+def _change_of(share: float | None) -> str:
+    return fmt.MISSING if share is None else signed_share(share)
 
 
 def side_table(numbers: StepNumbers) -> Table:

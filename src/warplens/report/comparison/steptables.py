@@ -18,6 +18,10 @@ __all__ = ["kernel_table", "part_name", "part_table", "phase_table", "place_tabl
 #: Parts that change by less than this share of all changes together are drawn as one.
 _DRAWN_SHARE: Final = 0.01
 
+#: From so many times the whole change on, its parts are opposing changes that nearly cancel: shares of it, in hundreds
+#: of percent, would say nothing.
+_OPPOSING: Final = 5.0
+
 _GROUPS: Final = {
     "compute": "GPU work",
     "graph": "CUDA graphs",
@@ -110,10 +114,15 @@ def part_table(wall: WallSplit, most: int | None = None, per: str = "step") -> T
         },
         schema_overrides={"share": pl.Float64},
     )
+    caption = f"The wall time of a {per}, part by part"
+    columns: tuple[TableColumn, ...] = _PART_COLUMNS
+    if sum(abs(part.change_ns) for part in wall.parts) > _OPPOSING * abs(wall.change_ns):
+        columns = _PART_COLUMNS[:-1]
+        caption += ": opposing changes that nearly cancel"
     return Table(
         "parts",
-        f"The wall time of a {per}, part by part",
-        _PART_COLUMNS,
+        caption,
+        columns,
         pl.concat([rows, total], how="diagonal"),
         None,
     )

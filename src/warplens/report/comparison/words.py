@@ -31,6 +31,12 @@ VERDICT_TITLES: Final[dict[Verdict, str]] = {
 }
 
 
+#: A change of this much and more has no decimals: `+18,477 %`.
+_ROUND_CHANGE: Final = 10.0
+
+#: Above this ratio, a factor of 1.0-something says less than the percentage.
+_NEARLY_AS_LONG: Final = 0.95
+
 #: From this ratio on, a factor reads better than a percentage: "3.1 times as long" rather than "210 % slower".
 MANY_TIMES: Final = 2.0
 
@@ -42,8 +48,10 @@ def capitalised(sentence: str) -> str:
 
 def signed_share(change: float) -> str:
     """A change as a share with its sign: `+17.1 %`, `−54.0 %`."""
+    if _ROUND_CHANGE <= change < math.inf:
+        return f"+{fmt.count(round(100 * change))} %"
     text = fmt.share(change)
-    return f"+{text}" if change > 0 and text[0].isdigit() and text != fmt.share(0.0) else text
+    return f"+{text}" if change > 0 and text != fmt.share(0.0) else text
 
 
 def change_text(ratio: float) -> str:
@@ -55,11 +63,18 @@ def change_text(ratio: float) -> str:
     return f"{fmt.share(1 - ratio)} less time"
 
 
-def interval_text(interval: Interval) -> str:
-    """The interval of a ratio as a change: `95 %: +15.0 % to +19.2 %`; a sentence where there is none."""
+def interval_text(interval: Interval, *, times: bool = False) -> str:
+    """The interval of a ratio as a change: `95 %: +15.0 % to +19.2 %`; a sentence where there is none.
+
+    Args:
+        interval: the ratio with its interval.
+        times: write it as factors, to stand beside one: `95 %: 2.68 to 14.5 times`.
+    """
     confidence = fmt.number(round(100 * (1 - interval.level), 4))
     if not (math.isfinite(interval.high) and math.isfinite(interval.low)):
         return "no interval: one duration a side shows no variation"
+    if times:
+        return f"{confidence} %: {fmt.number(interval.low)} to {fmt.number(interval.high)} times"
     return f"{confidence} %: {signed_share(interval.low - 1)} to {signed_share(interval.high - 1)}"
 
 
@@ -73,8 +88,12 @@ def verdict_text(found: Comparison, variant: str) -> str:
     ratio, interval = found.ratio.estimate, interval_text(found.ratio)
     name = fmt.printable(variant)
     if found.verdict == "slower":
-        return f"{name} {'takes' if ratio >= MANY_TIMES else 'is'} {change_text(ratio)} ({interval})"
+        if ratio >= MANY_TIMES:
+            return f"{name} takes {change_text(ratio)} ({interval_text(found.ratio, times=True)})"
+        return f"{name} is {change_text(ratio)} ({interval})"
     if found.verdict == "faster":
+        if ratio > _NEARLY_AS_LONG:
+            return f"{name} takes {change_text(ratio)} ({interval})"
         return f"{name} is {fmt.number(1 / ratio)} times as fast: {change_text(ratio)} ({interval})"
     measured = f"{signed_share(ratio - 1)} ({interval})"
     if found.verdict == "same":

@@ -12,15 +12,16 @@ from warplens.report.comparison.causes import cause_sentence, step_answer, work_
 from warplens.report.comparison.steptables import part_table
 from warplens.report.comparison.words import capitalised
 from warplens.report.document import Document, Notes, Paragraph, Section
-from warplens.report.findings.hypotheses import hypotheses_section
+from warplens.report.findings.hypotheses import hypotheses_section, standings
 from warplens.report.findings.remedies import best_words, predicted_section, remedies_section
 from warplens.report.sweep.breakeven import breakeven_lines
 from warplens.report.sweep.tables import point_table
-from warplens.report.sweep.words import answer, crossing_text, machine_line
+from warplens.report.sweep.words import answer, crossing_text, machine_line, settings_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
+    from warplens.profile import Note
     from warplens.report.document import Block
     from warplens.report.findings.evidence import Evidence, ProfiledPair
     from warplens.report.sweep.numbers import SweepNumbers
@@ -29,6 +30,9 @@ __all__ = ["findings_document"]
 
 #: Verdicts in the order in which they are told.
 _VERDICTS: Final = ("faster", "slower", "same", "undecided")
+
+#: The execution in which profiles are taken: call by call.
+_PROFILED_AS: Final = "eager"
 
 #: Parts of a step's difference that are named; the rest stands in one row.
 _MOST_PARTS: Final = 8
@@ -44,7 +48,12 @@ def findings_document(evidence: Evidence, title: str) -> Document:
     sections = [_answer(evidence), _problem(evidence)]
     if evidence.pairs:
         sections += [
-            Section("evidence", "Evidence", (), tuple(_pair(pair, index) for index, pair in enumerate(evidence.pairs))),
+            Section(
+                "evidence",
+                "Evidence",
+                (),
+                tuple(_pair(evidence, pair, index) for index, pair in enumerate(evidence.pairs)),
+            ),
             hypotheses_section(evidence.pairs),
         ]
     sections.append(_cause(evidence))
@@ -80,6 +89,7 @@ def _lead(evidence: Evidence) -> str:
 def _answer(evidence: Evidence) -> Section:
     """The study in a few paragraphs."""
     texts = [capitalised(f"{name}: {answer(numbers)}") for name, numbers in evidence.sweeps.items()]
+    texts += [standings(pair) for pair in evidence.pairs[:1]]
     if evidence.remedies is not None:
         texts += list(best_words(evidence))[:1]
     return Section("answer", "In short", tuple(Paragraph(text) for text in texts))
@@ -97,9 +107,10 @@ def _problem(evidence: Evidence) -> Section:
     return Section("problem", "Problem", (), inner)
 
 
-def _pair(pair: ProfiledPair, index: int) -> Section:
+def _pair(evidence: Evidence, pair: ProfiledPair, index: int) -> Section:
     numbers = pair.numbers
-    blocks: list[Block] = [Paragraph(" ".join(step_answer(numbers)))]
+    blocks: list[Block] = [Paragraph(text) for text in _timed(evidence, pair)]
+    blocks.append(Paragraph(f"In the profiles: {_uncapitalised(' '.join(step_answer(numbers)))}"))
     if work := work_sentence(numbers):
         blocks.append(Paragraph(capitalised(work)))
     blocks.append(replace(part_table(numbers.difference.wall, _MOST_PARTS), id=f"parts-{index}"))
@@ -110,19 +121,71 @@ def _pair(pair: ProfiledPair, index: int) -> Section:
     return Section(f"pair-{index}", capitalised(pair.title), tuple(blocks))
 
 
-def _cause(evidence: Evidence) -> Section:
-    blocks: list[Block] = []
+def _timed(evidence: Evidence, pair: ProfiledPair) -> Iterator[str]:
+    """The verdict at the profiled point without a profiler: single profiles seldom decide, many turns may."""
     for name, numbers in evidence.sweeps.items():
-        blocks += [Paragraph(capitalised(f"{name}: {line}.")) for line in _crossings(numbers)]
-        blocks += [Paragraph(capitalised(f"{name}: model: {line}."), quiet=True) for line in breakeven_lines(numbers)]
-    return Section("cause", "From where on it pays", tuple(blocks))
+        if name != _PROFILED_AS:
+            continue
+        for item in numbers.points:
+            at = {**numbers.sweep.shared, **item.point.settings}
+            if item.comparison is None or any(at.get(axis) != value for axis, value in pair.settings.items()):
+                continue
+            ratio = item.comparison.ratio
+            yield (
+                f"Timed without a profiler ({name}), the variant is {item.comparison.verdict}: "
+                f"{fmt.number(1 / ratio.estimate)}× as fast ({fmt.number(1 / ratio.high)} to "
+                f"{fmt.number(1 / ratio.low)}). The profiles below, one run of each side, show where the time goes."
+            )
+
+
+def _uncapitalised(text: str) -> str:
+    return text[:1].lower() + text[1:]
+
+
+def _cause(evidence: Evidence) -> Section:
+    inner = []
+    for name, numbers in evidence.sweeps.items():
+        blocks: list[Block] = [Paragraph(f"Measured: {line}.") for line in _crossings(numbers)]
+        blocks += [Paragraph(f"Model: {line}.", quiet=True) for line in breakeven_lines(numbers)]
+        blocks += [Paragraph(text, quiet=True) for text in _disagreements(numbers)]
+        inner.append(Section(f"pays-{name}", capitalised(name), tuple(blocks)))
+    return Section("cause", "From where on it pays", (), tuple(inner))
 
 
 def _crossings(numbers: SweepNumbers) -> Iterator[str]:
-    for found in numbers.crossovers.values():
-        yield from map(crossing_text, found)
+    """What is the same on all lines along an axis is said once."""
+    for axis, found in numbers.crossovers.items():
+        alike = {(line.answer, line.span) for line in found}
+        if len(found) > 1 and len(alike) == 1 and found[0].answer in ("always", "none-in-range"):
+            others = ", ".join(name.replace("_", " ") for name in found[0].others)
+            yield f"at every {others}, along {axis.replace('_', ' ')}: {crossing_text(replace(found[0], others={}))}"
+        else:
+            yield from map(crossing_text, found)
     for axis, reason in numbers.no_crossovers.items():
         yield f"no crossover along {axis.replace('_', ' ')}: {reason}"
+
+
+def _disagreements(numbers: SweepNumbers) -> Iterator[str]:
+    """Measured points at which the model names the other side as the faster one."""
+    model = numbers.breakeven
+    if model is None or not model.usable:
+        return
+    wrong, decided = [], 0
+    for item in numbers.points:
+        if item.comparison is None or item.comparison.verdict not in ("faster", "slower"):
+            continue
+        decided += 1
+        modelled = model.predict(item.point.settings).ratio
+        if (modelled > 1) != (item.comparison.verdict == "slower"):
+            measured, said = fmt.number(1 / item.comparison.ratio.estimate), fmt.number(1 / modelled)
+            wrong.append(f"{settings_text(item.point.settings)} (measured {measured}×, modelled {said}×)")
+    if wrong:
+        yield (
+            f"At {fmt.count(len(wrong))} of {fmt.plural(decided, 'point')} that are decided, the model names the other "
+            f"side than the measurements, which hold: {'; '.join(wrong)}."
+        )
+    elif decided:
+        yield f"At all {fmt.plural(decided, 'point')} that are decided, the model names the side that was measured."
 
 
 def _policy(evidence: Evidence) -> Section:
@@ -133,22 +196,22 @@ def _policy(evidence: Evidence) -> Section:
             continue
         whole = summary(found)
         chosen = Counter(regret.chosen == regret.best for regret in found)
+        text = f"At {fmt.plural(len(found), 'point')} that {what}, the policy chose the faster side"
+        if chosen[True] == len(found):
+            told.append(f"{text} every time.")
+            continue
         worst = fmt.share(whole.worst) if whole.worst is not None else fmt.MISSING
-        told.append(
-            f"At {fmt.plural(len(found), 'point')} that {what}, the policy chose the faster side {chosen[True]} times; "
-            f"its choice was at most {worst} slower than the best."
-        )
+        told.append(f"{text} {fmt.count(chosen[True])} times; its choice was at most {worst} slower than the best.")
     return Section("policy", "Policy", tuple(Paragraph(text) for text in told))
 
 
 def _limits(evidence: Evidence) -> Section:
     blocks: list[Block] = []
-    for pair in evidence.pairs:
-        if pair.numbers.notes:
-            blocks += [Paragraph(f"Profiles at {pair.title}:"), Notes(pair.numbers.notes)]
-    for name, numbers in evidence.sweeps.items():
-        if numbers.notes:
-            blocks += [Paragraph(f"Measurements, {name}:"), Notes(numbers.notes)]
+    of_pairs = [(f"Profiles at {pair.title}:", pair.numbers.notes) for pair in evidence.pairs]
+    of_sweeps = [(f"Measurements, {name}:", numbers.notes) for name, numbers in evidence.sweeps.items()]
+    for common, groups in (("All profiles:", of_pairs), ("All measurements:", of_sweeps)):
+        for heading, notes in _told_once(common, groups):
+            blocks += [Paragraph(heading), Notes(notes)]
     blocks.append(
         Paragraph(
             "One GPU, one model with random weights, one machine: accuracy was not looked at, and other hosts and GPUs "
@@ -157,3 +220,21 @@ def _limits(evidence: Evidence) -> Section:
         )
     )
     return Section("limits", "Limits", tuple(blocks))
+
+
+def _told_once(common: str, groups: Sequence[tuple[str, Sequence[Note]]]) -> Iterator[tuple[str, tuple[Note, ...]]]:
+    """Notes under their headings; those that stand under every heading, once and first."""
+    texts = [{note.text for note in notes} for _, notes in groups]
+    shared = set.intersection(*texts) if len(texts) > 1 else set()
+    if shared:
+        yield common, tuple(_as_sentence(note) for note in groups[0][1] if note.text in shared)
+    for heading, notes in groups:
+        if own := tuple(_as_sentence(note) for note in notes if note.text not in shared):
+            yield heading, own
+
+
+def _as_sentence(note: Note) -> Note:
+    text = capitalised(note.text)
+    return replace(
+        note, text=text if text.endswith(".") else f"{text}.", remedy=note.remedy and capitalised(note.remedy)
+    )

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from warplens.report.document import Block
     from warplens.report.findings.evidence import ProfiledPair
 
-__all__ = ["hypotheses_section"]
+__all__ = ["hypotheses_section", "standings"]
 
 #: What the share of a hypothesis is of, for people.
 _OF: Final = {
@@ -23,6 +23,9 @@ _OF: Final = {
     "H3": "of the GPU time that is saved goes to added kernels",
     "H4": "of the change, or of what is saved, is memory being moved",
 }
+
+#: A standing as the end of a sentence, where the word alone would be none.
+_STANDINGS: Final = {"partly": "partly confirmed"}
 
 _SCHEMA: Final = {
     "id": pl.String(),
@@ -62,15 +65,15 @@ def hypotheses_section(pairs: tuple[ProfiledPair, ...]) -> Section:
     ]
     frame = pl.DataFrame(rows, schema=_SCHEMA)
     table = Table("hypotheses-table", "Each hypothesis at each profiled point", _COLUMNS, frame, limit=None)
-    blocks: list[Block] = [Paragraph(_said(pair)) for pair in pairs]
+    blocks: list[Block] = [Paragraph(standings(pair)) for pair in pairs]
     how = "How well accesses coalesce, and the bandwidth of a kernel, need counters, and are not judged here."
     return Section("hypotheses", "Hypotheses", (*blocks, table, Paragraph(how, quiet=True)))
 
 
-def _said(pair: ProfiledPair) -> str:
-    """One sentence a point: `At input size 224, batch 1: H1, H2 confirmed; H3 partly; H4 refuted.`."""
+def standings(pair: ProfiledPair) -> str:
+    """One sentence a point: `At input size 224, batch 1: H1, H2 confirmed; H3 partly confirmed; H4 refuted.`."""
     standings: dict[str, list[str]] = {}
     for item in pair.hypotheses:
         standings.setdefault(item.standing, []).append(item.id)
-    told = "; ".join(f"{', '.join(ids)} {standing}" for standing, ids in standings.items())
+    told = "; ".join(f"{', '.join(ids)} {_STANDINGS.get(standing, standing)}" for standing, ids in standings.items())
     return fmt.printable(f"At {pair.title}: {told}.")

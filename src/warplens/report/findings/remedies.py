@@ -149,11 +149,28 @@ def remedies_section(evidence: Evidence) -> Section:
     caption = f"At each point the {_MOST} fastest ways, the published form and the fastest baseline"
     table = Table("remedies-table", caption, _REMEDY_COLUMNS, shown, limit=None)
     quiet = Paragraph(
-        "Launches are those of one step, counted before the measurement. The fastest of several is chosen by the same "
+        f"{_other_run(evidence, rows)}Launches are those of one step, counted before the measurement. The fastest of "
+        "several is chosen by the same "
         "repetitions that are shown, which favours both sides alike.",
         quiet=True,
     )
     return Section("remedies", "Remedies tried", (*words, table, quiet))
+
+
+def _other_run(evidence: Evidence, rows: pl.DataFrame) -> str:
+    """That the remedies were measured apart from the grid, and by how much the published form differs between both."""
+    if evidence.remedies is None or evidence.remedies is evidence.measurements:
+        return ""
+    settings = {**evidence.variant, "execution": "eager"}
+    for row in rows.filter(pl.col("published_factor") == 1).iter_rows(named=True):
+        there = measured(evidence.measurements, {**settings, **{name: row[name] for name in _POINT}}, "latency_ns")
+        if there is not None:
+            return (
+                f"They were measured in another run than the grid above: at input size {row['input_size']}, batch "
+                f"{row['batch']} the published form took {fmt.duration(row['latency_ns'])} here and "
+                f"{fmt.duration(there)} there. Compare times within a table, not between them. "
+            )
+    return ""
 
 
 def _shown(rows: pl.DataFrame) -> pl.DataFrame:
@@ -176,7 +193,7 @@ def _best_words(rows: pl.DataFrame) -> Iterator[str]:
         text = (
             f"Input {side}, batch {batch}: the fastest variant ({_way(best)}) takes "
             f"{fmt.duration(best['latency_ns'])}, the fastest baseline ({_way(base)}) takes "
-            f"{fmt.duration(base['latency_ns'])}: {fmt.number(best['baseline_factor'])}× as fast"
+            f"{fmt.duration(base['latency_ns'])}: {fmt.number(best['baseline_factor'])}× as fast ({best['verdict']})"
         )
         if best["published_factor"]:
             text += f", and {fmt.number(best['published_factor'])}× as fast as its published form"

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import polars as pl
 
+from warplens.compare.breakeven import group_columns
 from warplens.report import format as fmt
 from warplens.report.document import Paragraph, Section, Table, TableColumn
 
@@ -49,7 +50,8 @@ def _thresholds(model: BreakEven) -> Iterator[str]:
     """For each kind of execution, the totals from which the variant pays, over all measured sizes and batches."""
     total = _TOTALS.get(model.size_unit, model.size_unit)
     found = model.thresholds
-    parts = found.partition_by(list(model.groups), as_dict=True, maintain_order=True) if model.groups else {(): found}
+    columns = group_columns(model.groups)
+    parts = found.partition_by(columns, as_dict=True, maintain_order=True) if columns else {(): found}
     for group, rows in parts.items():
         where = ", ".join(f"{name} {value}" for name, value in zip(model.groups, group, strict=True))
         head = f"{where}: " if where else ""
@@ -87,7 +89,10 @@ def breakeven_section(numbers: SweepNumbers) -> Section:
 def _threshold_table(model: BreakEven) -> Table:
     rows = model.thresholds.with_columns(pl.col("along", "answer").cast(pl.String))
     columns = (
-        *(TableColumn(name, name.replace("_", " ").capitalize(), "text") for name in model.groups),
+        *(
+            TableColumn(column, name.replace("_", " ").capitalize(), "text")
+            for column, name in zip(group_columns(model.groups), model.groups, strict=True)
+        ),
         TableColumn("along", "Looked for along", "text", "The number of items at a size, or the size at a number."),
         TableColumn("size", f"Size in {model.size_unit}", "number"),
         TableColumn("items", "Items", "number"),

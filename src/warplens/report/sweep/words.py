@@ -27,6 +27,10 @@ __all__ = [
 #: Verdicts in the order in which they are counted, and what the variant is called then.
 _VERDICTS: Final = {"faster": "faster", "slower": "slower", "same": "as fast", "undecided": "undecided"}
 
+#: An interval whose ends are this far apart comes of turns that tell as much as two or three independent ones, where
+#: Student's t reaches hundreds of standard errors. Its ends say nothing of the speedup, and would be read as if.
+_WIDEST: Final = 10.0
+
 #: Machine facts that are told, and how.
 _MACHINE: Final = (("driver", "driver"), ("cuda", "CUDA"))
 
@@ -61,9 +65,11 @@ def speedup_text(speedup: float) -> str:
 
 
 def interval_text(low: float | None, high: float | None) -> str:
-    """`0.82 to 0.85`; nothing where there is no interval."""
+    """`0.82 to 0.85`; nothing where there is no interval, and words where it is too wide to be one."""
     if low is None or high is None or not 0 < low <= high < float("inf"):
         return fmt.MISSING
+    if high / low > _WIDEST:
+        return "too few independent turns"
     return f"{fmt.number(low)} to {fmt.number(high)}"
 
 
