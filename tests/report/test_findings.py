@@ -6,13 +6,14 @@ import re
 from collections import Counter
 from dataclasses import replace
 
+import polars as pl
 import pytest
 
 from warplens.cli.findings import TITLE, shipped_evidence
 from warplens.compare.breakeven import BreakEven
 from warplens.report.document import Notes, Paragraph
 from warplens.report.findings import findings_document
-from warplens.report.findings.remedies import predicted_times
+from warplens.report.findings.remedies import best_ways, predicted_times
 from warplens.report.html import render_html
 
 
@@ -40,7 +41,7 @@ def _table(document, identity):
 
 def test_the_story_is_told_from_the_problem_to_its_limits(document) -> None:
     assert [section.id for section in document.sections] == [
-        "answer", "problem", "evidence", "hypotheses", "cause", "remedies", "predictions", "policy", "limits",
+        "answer", "problem", "evidence", "hypotheses", "cause", "remedies", "best", "predictions", "policy", "limits",
     ]  # fmt: skip
 
 
@@ -146,7 +147,8 @@ def test_no_id_stands_twice_in_the_page(document) -> None:
         ({"pairs": ()}, {"evidence", "hypotheses", "predictions"}),
         ({"policy": None, "regrets": ()}, {"policy"}),
         ({"remedies": None}, {"remedies"}),
-        ({"pairs": (), "policy": None, "regrets": (), "remedies": None}, None),
+        ({"grid": None}, {"best"}),
+        ({"pairs": (), "policy": None, "regrets": (), "remedies": None, "grid": None}, None),
     ],
 )
 def test_what_there_is_no_evidence_for_is_left_out(evidence, without, lacking) -> None:
@@ -156,3 +158,18 @@ def test_what_there_is_no_evidence_for_is_left_out(evidence, without, lacking) -
         assert found == {"answer", "problem", "cause", "limits"}
     else:
         assert not found & lacking
+
+
+def test_run_in_its_best_way_the_variant_is_faster_at_every_point_of_the_grid(evidence, document) -> None:
+    rows = best_ways(evidence)
+    assert evidence.grid is not None
+    cells = evidence.grid.cells.filter(pl.col("status") == "measured")
+    for row in rows.iter_rows(named=True):
+        here = cells.filter((pl.col("input_size") == row["input_size"]) & (pl.col("batch") == row["batch"]))
+        assert row["baseline_ns"] == here.filter(pl.col("method") == "none")["latency_ns"].min()
+        kept = here.filter((pl.col("method") != "none") & (pl.col("keep") == 0.1))
+        assert row["variant_ns"] == kept["latency_ns"].min()
+        assert row["low"] > 1
+    assert set(rows["verdict"]) == {"faster"}
+    assert rows.height == 20
+    assert "the variant is faster at 20 of 20 points" in " ".join(_texts(_section(document, "answer")))

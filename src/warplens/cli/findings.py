@@ -33,7 +33,7 @@ def shipped_evidence() -> Evidence:
     data = Path(str(files("warplens") / "data"))
     measured = [
         read_measurements(data / "measurements" / f"token_reduction{part}.json.xz")
-        for part in ("", "_remedies", "_policy_check")
+        for part in ("", "_remedies", "_study", "_policy_check")
     ]
     profiles = [
         (
@@ -44,7 +44,9 @@ def shipped_evidence() -> Evidence:
         for name, side in _SIDES
     ]
     policy = read_policy(data / "policies" / "token_reduction.json")
-    return study_evidence(measured[0], profiles, remedies=measured[1], policy=policy, checked=measured[2])
+    return study_evidence(
+        measured[0], profiles, remedies=measured[1], grid=measured[2], policy=policy, checked=measured[3]
+    )
 
 
 def own_evidence(measurements: Measurements, profiles: Path, policy: Path | None) -> Evidence:

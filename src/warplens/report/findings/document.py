@@ -13,7 +13,13 @@ from warplens.report.comparison.steptables import part_table
 from warplens.report.comparison.words import capitalised
 from warplens.report.document import Document, Notes, Paragraph, Section
 from warplens.report.findings.hypotheses import hypotheses_section, standings
-from warplens.report.findings.remedies import best_words, predicted_section, remedies_section
+from warplens.report.findings.remedies import (
+    best_ways_section,
+    best_ways_words,
+    best_words,
+    predicted_section,
+    remedies_section,
+)
 from warplens.report.sweep.breakeven import breakeven_lines
 from warplens.report.sweep.tables import point_table
 from warplens.report.sweep.words import answer, crossing_text, machine_line, settings_text
@@ -59,6 +65,8 @@ def findings_document(evidence: Evidence, title: str) -> Document:
     sections.append(_cause(evidence))
     if evidence.remedies is not None:
         sections.append(remedies_section(evidence))
+    if (best := best_ways_section(evidence)) is not None:
+        sections.append(best)
     if (predicted := predicted_section(evidence)) is not None:
         sections.append(predicted)
     if evidence.policy is not None:
@@ -90,7 +98,9 @@ def _answer(evidence: Evidence) -> Section:
     """The study in a few paragraphs."""
     texts = [capitalised(f"{name}: {answer(numbers)}") for name, numbers in evidence.sweeps.items()]
     texts += [standings(pair) for pair in evidence.pairs[:1]]
-    if evidence.remedies is not None:
+    if (told := best_ways_words(evidence)) is not None:
+        texts.append(told)
+    elif evidence.remedies is not None:
         texts += list(best_words(evidence))[:1]
     return Section("answer", "In short", tuple(Paragraph(text) for text in texts))
 

@@ -75,6 +75,7 @@ class Evidence:
         sweeps: execution → baseline against variant over the grid.
         pairs: profiles, the point with the puzzle first.
         remedies: measurements of what was tried; None if nothing was.
+        grid: measurements of several ways to run both sides over a grid; None without any.
         policy: which of both sides to run; None without one.
         regrets: what choosing by it cost, at points that it was fitted to and at others.
     """
@@ -85,6 +86,7 @@ class Evidence:
     sweeps: Mapping[str, SweepNumbers]
     pairs: tuple[ProfiledPair, ...]
     remedies: Measurements | None = None
+    grid: Measurements | None = None
     policy: Policy | None = None
     regrets: Sequence[CellRegret] = ()
 
@@ -144,6 +146,7 @@ def study_evidence(
     profiles: Sequence[tuple[Mapping[str, Any], Trace]] = (),
     *,
     remedies: Measurements | None = None,
+    grid: Measurements | None = None,
     policy: Policy | None = None,
     checked: Measurements | None = None,
 ) -> Evidence:
@@ -154,6 +157,7 @@ def study_evidence(
         profiles: profiles with the settings of their cells; two of one point that are of baseline and variant, run
             call by call, make a pair.
         remedies: measurements of what was tried, where they are not the study's own.
+        grid: measurements of several ways to run both sides, where they are not the study's own.
         policy: to be judged, too.
         checked: measurements that it is judged by, where they are not the study's own.
 
@@ -174,6 +178,7 @@ def study_evidence(
         sweeps=sweeps,
         pairs=tuple(_pairs(measurements, profiles, baseline, variant)),
         remedies=remedies if remedies is not None else measurements,
+        grid=grid if grid is not None else measurements,
         policy=policy,
         regrets=regrets_on(policy, [sweep_of(asked, baseline, variant)]) if policy is not None else (),
     )

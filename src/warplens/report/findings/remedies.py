@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
 import polars as pl
@@ -11,9 +12,10 @@ from warplens.compare.statistics import compare
 from warplens.report import format as fmt
 from warplens.report.document import Paragraph, Section, Table, TableColumn
 from warplens.report.findings.evidence import measured
+from warplens.report.study.tokenreduction import best_modes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from warplens.profile.measurements import Measurements
     from warplens.report.findings.evidence import Evidence
@@ -21,12 +23,18 @@ if TYPE_CHECKING:
 __all__ = [
     "PREDICTED_SCHEMA",
     "REMEDY_SCHEMA",
+    "best_ways",
+    "best_ways_section",
+    "best_ways_words",
     "best_words",
     "predicted_section",
     "predicted_times",
     "remedies_section",
     "remedy_rows",
 ]
+
+#: Verdicts in the order in which they are told.
+_VERDICTS: Final = ("faster", "slower", "same", "undecided")
 
 #: Ways to run a point that its table shows.
 _MOST: Final = 4
@@ -202,6 +210,65 @@ def _best_words(rows: pl.DataFrame) -> Iterator[str]:
 
 def _way(row: Mapping[str, Any]) -> str:
     return f"{row['method']}, {row['execution']}, {row['attention']} attention"
+
+
+def best_ways(evidence: Evidence) -> pl.DataFrame:
+    """At each point the fastest way to run the variant against the fastest way to run the baseline.
+
+    Returns:
+        The columns of `best_modes`, a row a point. The variant keeps as much as in its published form.
+    """
+    if evidence.grid is None:
+        return pl.DataFrame()
+    rows = best_modes(evidence.grid)
+    kept = evidence.variant.get("keep")
+    rows = rows if kept is None else rows.filter(pl.col("keep") == kept)
+    points = [name for name in _POINT if name in rows.columns]
+    return rows.sort("speedup", descending=True).unique(points, keep="first").sort(points)
+
+
+def best_ways_words(evidence: Evidence) -> str | None:
+    """Who is faster, and where, in a sentence; None where nothing tells."""
+    rows = best_ways(evidence)
+    if not rows.height:
+        return None
+    points = [name for name in _POINT if name in rows.columns]
+    counts = Counter(rows["verdict"].to_list())
+    told = ", ".join(f"{word} at {fmt.count(counts[word])}" for word in _VERDICTS if counts[word])
+    ranked = rows.sort("speedup")
+    ends = [ranked.row(0, named=True), ranked.row(-1, named=True)]
+    spans = [f"{fmt.number(row['speedup'])}× ({_at(row, points)})" for row in ends]
+    return (
+        f"Each in the fastest way to run it, the variant is {told} of {fmt.plural(rows.height, 'point')}: from "
+        f"{spans[0]} to {spans[1]} as fast."
+    )
+
+
+def best_ways_section(evidence: Evidence) -> Section | None:
+    """The same, and the table."""
+    rows, words = best_ways(evidence), best_ways_words(evidence)
+    if words is None:
+        return None
+    points = [name for name in _POINT if name in rows.columns]
+    columns = (
+        *(TableColumn(name, name.replace("_", " ").capitalize(), "number") for name in points),
+        TableColumn("baseline_mode", "Baseline as", "text"),
+        TableColumn("baseline_ns", "Baseline", "duration_ns"),
+        TableColumn("method", "Variant", "text"),
+        TableColumn("variant_mode", "As", "text"),
+        TableColumn("variant_ns", "Time", "duration_ns"),
+        TableColumn("speedup", "Speed-up", "number"),
+        TableColumn("low", "from", "number", "Lower end of its 95 % interval."),
+        TableColumn("high", "to", "number", "Upper end of its 95 % interval."),
+        TableColumn("verdict", "Verdict", "text"),
+    )
+    table = Table("best-ways", "The fastest way to run each side", columns, rows, limit=None)
+    quiet = Paragraph("The fastest of several is chosen by the repetitions that are shown.", quiet=True)
+    return Section("best", "Each in its best way", (Paragraph(words), table, quiet))
+
+
+def _at(row: Mapping[str, Any], names: Sequence[str]) -> str:
+    return ", ".join(f"{name.replace('_', ' ')} {row[name]}" for name in names)
 
 
 def predicted_times(evidence: Evidence) -> pl.DataFrame:
