@@ -227,9 +227,10 @@ class Run:
         )  # fmt: skip
         records = []
         for task, measured in zip(tasks, taken, strict=True):
-            cell = {**self.shared, **task.shape.settings, "method": task.method, "held_out": task.shape.held_out}
+            cell = {**self.shared, **task.shape.settings, "method": task.method}
+            details = {**task.details, "held_out": task.shape.held_out}
             program = Program(
-                task.step, items=task.shape.batch, unit="image", launch=task.shape.execution, details=task.details
+                task.step, items=task.shape.batch, unit="image", launch=task.shape.execution, details=details
             )
             records.append({"cell": cell, "status": "measured", **figures(program, measured, plan)})
         command = f"python3 captures/policy_check.py OUT --rounds {self.rounds}"
