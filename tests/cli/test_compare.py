@@ -243,12 +243,22 @@ def test_the_document_has_every_part_in_its_order(warplens: Callable[..., Run], 
         "What the difference is made of",
         "GPU work by range",
         "Kernels",
+        "Copies and communication",
         "Launches and what they cost the host",
         "Work against time",
         "How sure it is",
     ]
     assert (tmp_path / "out" / "images" / "compare-waterfall.svg").read_text().startswith("<svg")
     assert "leave 0 ns" in text
+
+
+def test_copies_of_a_step_stand_with_their_size_and_what_nothing_hides(paradox: dict[str, Any]) -> None:
+    rows = {row["part"]: row for row in paradox["data"]["transfers"]["rows"]}
+    # Two fills a step of each side, a few bytes each; no copy.
+    assert set(rows) == {"memset"}
+    assert (rows["memset"]["baseline_count_per_step"], rows["memset"]["variant_count_per_step"]) == (2, 2)
+    (part,) = [row for row in paradox["data"]["rows"] if row["group"] == "copy"]
+    assert rows["memset"]["exposed_change_ns_per_step"] == pytest.approx(part["change_ns"])
 
 
 def test_a_range_is_compared_by_itself(warplens: Callable[..., Run]) -> None:

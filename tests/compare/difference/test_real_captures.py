@@ -17,9 +17,9 @@ from warplens.compare.difference import (
     Side,
     StepDifference,
     explanation,
-    kernel_verdicts,
     step_difference,
 )
+from warplens.compare.statistics import many_differences
 
 DATA = Path(warplens.__file__).parent / "data"
 CAPTURES = DATA / "captures"
@@ -209,12 +209,13 @@ def test_halves_of_one_profile_are_not_told_apart_kernel_by_kernel() -> None:
         Side("half", timeline, timeline.window(f"{part[0].start_ns}:{part[-1].end_ns}"))
         for part in (steps[:middle], steps[middle:])
     ]
-    verdicts = kernel_verdicts(step_difference(*halves).kernels)["verdict"].cast(pl.String)
+    verdicts = many_differences(*step_difference(*halves).kernels.samples())["verdict"].cast(pl.String)
     assert verdicts.is_in(["same", "undecided"]).mean() >= 0.95
 
 
 def test_kernels_of_smaller_matrices_are_decided_to_be_faster() -> None:
-    verdicts = kernel_verdicts(_difference(_capture("deit448_bs8_baseline"), _capture("deit448_bs8_topk0.1")).kernels)
+    kernels = _difference(_capture("deit448_bs8_baseline"), _capture("deit448_bs8_topk0.1")).kernels
+    verdicts = kernels.table.with_columns(many_differences(*kernels.samples())["verdict"])
     of_change = {
         change: rows.select((pl.col("verdict") == "faster").mean()).item()
         for (change,), rows in verdicts.partition_by("change", as_dict=True).items()

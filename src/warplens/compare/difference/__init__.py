@@ -1,19 +1,17 @@
 """Why one profile's step takes longer than another's: the wall difference split into parts that add up to it.
 
 `sides` (what is compared, per step), `wall` (the exact split), `kernels` (removed, added and changed; with `slots`,
-`matching`, `alignment` and `spelling`), `decided` (which kernels changed for certain), `places` and `ranges` (GPU work
-by annotated range and phase), `transfers` (copies and communication), `issuing` and `launching` (launches, what each
-costs the host, what limits a side), `work` (FLOPs), `notes` (what makes the two hard to compare), `explanation` (the
-cause, in numbers), and `difference`, which asks all of them. A new way to look at the difference gets a module of its
-own and a field in `StepDifference`.
+`matching`, `alignment` and `spelling`), `places` and `ranges` (GPU work by annotated range and phase), `transfers`
+(copies, fills and communication), `issuing` and `launching` (launches, what each costs the host, what limits a side),
+`work` (FLOPs), `notes` (what makes the two hard to compare), `explanation` (the cause, in numbers), and `difference`,
+which asks all of them. A new way to look at the difference gets a module of its own and a field in `StepDifference`.
 
-May import `warplens.analysis`, `warplens.profile`, `warplens.errors` and `warplens.compare.samples`; `decided` alone
-knows `warplens.compare.statistics`. Wording and formatting belong to the reports.
+May import `warplens.analysis`, `warplens.profile`, `warplens.errors` and `warplens.compare.samples`. Which changes are
+more than chance is asked by the reports, of `warplens.compare.statistics`. Wording and formatting belong to them, too.
 """
 
 from __future__ import annotations
 
-from warplens.compare.difference.decided import KERNEL_VERDICT_SCHEMA, kernel_verdicts
 from warplens.compare.difference.difference import StepDifference, step_difference
 from warplens.compare.difference.explanation import CAUSES, Contribution, Explanation, explanation
 from warplens.compare.difference.kernels import KERNEL_CHANGE_SCHEMA, MATCHES, KernelChanges, kernel_changes
@@ -34,7 +32,6 @@ __all__ = [
     "BOUNDS",
     "CAUSES",
     "KERNEL_CHANGE_SCHEMA",
-    "KERNEL_VERDICT_SCHEMA",
     "MATCHES",
     "PHASE_CHANGE_SCHEMA",
     "RANGE_CHANGE_SCHEMA",
@@ -52,7 +49,6 @@ __all__ = [
     "comparability_notes",
     "explanation",
     "kernel_changes",
-    "kernel_verdicts",
     "launch_change",
     "phase_changes",
     "range_changes",

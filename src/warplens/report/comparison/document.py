@@ -20,6 +20,7 @@ from warplens.report.comparison.steptables import (
     phase_table,
     place_table,
     range_table,
+    transfer_table,
     waterfall_rows,
 )
 from warplens.report.comparison.words import capitalised, needed_text
@@ -44,6 +45,7 @@ def step_document(numbers: StepNumbers) -> Document:
         _parts(numbers),
         _ranges(numbers),
         _kernels(numbers),
+        *_transfers(numbers),
         _launches(numbers),
         _work(numbers),
         _statistics(numbers),
@@ -105,7 +107,11 @@ def _ranges(numbers: StepNumbers) -> Section:
     if difference.phases.height:
         blocks.append(phase_table(difference.phases))
     if difference.ranges.height > 1:
-        blocks.append(range_table(difference.ranges))
+        merged = difference.merged_ranges.height < difference.ranges.height
+        blocks.append(range_table(difference.merged_ranges if merged else difference.ranges))
+        if merged:
+            words = "Ranges whose names differ in their numbers only stand in one row; the JSON has each by itself."
+            blocks.append(Paragraph(words, quiet=True))
     else:
         blocks.append(Paragraph("No range is annotated on either side, so that the work has no places.", quiet=True))
     return Section("ranges-section", "GPU work by range", tuple(blocks))
@@ -132,6 +138,13 @@ def _kernels(numbers: StepNumbers) -> Section:
         quiet=True,
     )
     return Section("kernels-section", "Kernels", (what, kernel_table(numbers.kernels), how, place_table(kernels.table)))
+
+
+def _transfers(numbers: StepNumbers) -> Iterator[Section]:
+    """Copies and communication, where there are any."""
+    transfers = numbers.difference.transfers
+    if transfers.height:
+        yield Section("transfers-section", "Copies and communication", (transfer_table(transfers),))
 
 
 def _launches(numbers: StepNumbers) -> Section:

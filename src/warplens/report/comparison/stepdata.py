@@ -57,6 +57,7 @@ def step_data(numbers: StepNumbers) -> dict[str, Any]:
         "kernel_places": {"rows": difference.kernels.table},
         "ranges": {"rows": difference.ranges},
         "phases": {"rows": difference.phases},
+        "transfers": {"rows": difference.transfers},
         "launch_costs": {
             "calls_change": difference.launches.calls_change,
             "added_cost_ns": difference.launches.added_cost_ns,

@@ -78,6 +78,17 @@ _RANGE_COLUMNS: Final = (
     TableColumn("own_change_ns_per_step", "of it own", "duration_ns", "Without ranges inside."),
 )
 
+_TRANSFER_COLUMNS: Final = (
+    TableColumn("title", "What", "text"),
+    TableColumn("baseline_count_per_step", "Count before", "count", "Per step."),
+    TableColumn("variant_count_per_step", "after", "count", "Per step."),
+    TableColumn("baseline_bytes_per_step", "Size before", "bytes", "Per step."),
+    TableColumn("variant_bytes_per_step", "after", "bytes", "Per step."),
+    TableColumn("baseline_ns_per_step", "Time before", "duration_ns", "Per step, on the GPU."),
+    TableColumn("variant_ns_per_step", "after", "duration_ns", "Per step, on the GPU."),
+    TableColumn("exposed_change_ns_per_step", "Exposed change", "duration_ns", "Of the time that no compute hides."),
+)
+
 _PHASE_COLUMNS: Final = (
     TableColumn("title", "Phase", "text"),
     TableColumn("baseline_ns_per_step", "GPU time before", "duration_ns", "Per step."),
@@ -209,6 +220,13 @@ def range_table(ranges: pl.DataFrame, limit: int | None = 15) -> Table:
     """GPU work by range (`RANGE_CHANGE_SCHEMA`), as a tree."""
     rows = ranges.with_columns(pl.when(pl.col("depth") == 0).then(pl.lit("step")).otherwise("name").alias("title"))
     return Table("ranges", "GPU work by range", _RANGE_COLUMNS, rows, limit, depth="depth")
+
+
+def transfer_table(transfers: pl.DataFrame) -> Table:
+    """Copies, fills and communication (`TRANSFER_CHANGE_SCHEMA`)."""
+    titles = [part_title(*key) for key in transfers.select("group", "part").iter_rows()]
+    rows = transfers.with_columns(pl.Series("title", titles, dtype=pl.String))
+    return Table("transfers", "Copies, fills and communication of a step", _TRANSFER_COLUMNS, rows, None)
 
 
 def phase_table(phases: pl.DataFrame) -> Table:
