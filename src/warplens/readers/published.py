@@ -61,6 +61,9 @@ _PRINTED: Final = 0.02
 #: Characters of a wrong value that a message shows.
 _SHOWN: Final = 40
 
+#: Characters of a field: a setting or a number is short.
+_LONGEST_FIELD: Final = 1_000
+
 _ADVICE: Final = "See the columns of a published table in docs/reference/published-tables.md"
 
 
@@ -128,6 +131,9 @@ def _csv_rows(path: Path, text: str) -> tuple[dict[str, str], list[dict[str, Any
         for number, row in enumerate(reader, start=1):
             if None in row or None in row.values():
                 raise UnreadableInputError(path, f"row {number} has not as many fields as the header", _ADVICE)
+            # The library's own limit is one of the process, which the reader of counters has to raise.
+            if max(map(len, row.values())) > _LONGEST_FIELD:
+                raise UnreadableInputError(path, f"it is no CSV of results (a field of row {number} is huge)", _ADVICE)
             rows.append({name.strip(): _value(item.strip()) for name, item in row.items()})
     except csv.Error as error:
         raise UnreadableInputError(path, f"it is no CSV ({error})", _ADVICE) from None
