@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import lzma
+import shutil
 import sys
 from importlib.resources import files
+from pathlib import Path
 
 import pytest
 
@@ -69,3 +71,29 @@ def test_a_report_on_another_workload_is_refused(warplens, tmp_path):
     run = warplens("study", "attention", "report", "--output", tmp_path)
     assert run.code == 2
     assert "it measures 'command'" in run.err
+
+
+def test_with_profiles_the_findings_are_told(warplens, tmp_path):
+    data = Path(str(files("warplens") / "data"))
+    folder, profiles = tmp_path / "study", tmp_path / "profiles"
+    folder.mkdir()
+    profiles.mkdir()
+    measured = lzma.decompress((data / "measurements" / "token_reduction.json.xz").read_bytes())
+    (folder / "measurements.json").write_bytes(measured)
+    for name, side in (("baseline", "method=none"), ("topk0.1", "method=topk,keep=0.1")):
+        source = data / "captures" / f"deit224_bs1_{name}.sqlite.xz"
+        shutil.copy(source, profiles / f"input_size=224,batch=1,{side}.sqlite.xz")
+    policy = data / "policies" / "token_reduction.json"
+    run = warplens("study", "token-reduction", "report", "-o", folder, "--profiles", profiles, "--policy", policy)
+    assert run.code == 0
+    text = (folder / "findings_report.md").read_text()
+    assert "At input size 224, batch 1: H1, H2 confirmed" in text
+    assert "## Policy" in text
+    assert (folder / "findings_report.html").is_file()
+
+
+def test_findings_are_of_token_reduction_and_need_profiles(warplens, tmp_path):
+    run = warplens("study", "attention", "report", "-o", tmp_path, "--profiles", tmp_path)
+    assert (run.code, run.err.count("\n")) == (2, 1)
+    run = warplens("study", "token-reduction", "report", "-o", tmp_path, "--policy", tmp_path / "policy.json")
+    assert (run.code, run.err.count("\n")) == (2, 1)
