@@ -33,7 +33,7 @@ demo: $(VENV)/.installed ## report on the profiles shipped with the package
 	@$(BIN)/warplens demo --output $(REPORT)
 
 test: $(VENV)/.installed-dev ## run the tests
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest --numprocesses=auto --maxprocesses=4 --dist=loadfile
 
 lint: $(VENV)/.installed-dev ## style, types, and the import contracts of the rooms
 	@$(BIN)/ruff check
