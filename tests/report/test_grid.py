@@ -193,7 +193,10 @@ def test_an_aborted_cell_is_shown_as_invalid_and_in_no_other_table():
     assert (row["model"], row["context"], row["optimizer_kernels"]) == ("xl", 1024, 0)
     assert "out of memory is suspected" in row["reason"]
     for item in document.tables():
-        if item.id not in ("status", "to-do", "invalid", "profiles", "forward-matrix") and "model" in item.rows.columns:
+        if (
+            item.id not in ("status-matrix", "to-do", "invalid", "profiles", "forward-matrix")
+            and "model" in item.rows.columns
+        ):
             assert "xl" not in item.rows["model"].to_list(), item.id
     assert table(document, "forward-matrix").rows.rows()[1] == ("xl", None, None)
     assert "1 of 2 profiles" in document.lead

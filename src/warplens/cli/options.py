@@ -20,6 +20,7 @@ __all__ = [
     "LimitOption",
     "ProfileArgument",
     "RangeOption",
+    "RunOrReport",
     "WindowOption",
     "group_by",
     "words_option",
@@ -36,6 +37,13 @@ class Format(str, Enum):
     JSON = "json"
     CSV = "csv"
     MD = "md"
+
+
+class RunOrReport(str, Enum):
+    """Which half to do of what measures first and reports then."""
+
+    RUN = "run"
+    REPORT = "report"
 
 
 def _complete_windows(incomplete: str) -> list[str]:

@@ -65,6 +65,23 @@ class Point:
     variant: Cell | None
 
     @property
+    def durations(self) -> tuple[Samples, Samples] | None:
+        """Wall times of baseline and variant; None unless both were measured repeatedly."""
+        before = self.baseline.wall if self.baseline else None
+        after = self.variant.wall if self.variant else None
+        return (before, after) if before is not None and after is not None else None
+
+    @property
+    def lacking(self) -> str | None:
+        """The first side that was not measured, and why: `variant: out-of-memory (…)`; None if both were."""
+        for side, cell in (("baseline", self.baseline), ("variant", self.variant)):
+            if cell is None:
+                return f"{side}: absent"
+            if cell.status != "measured":
+                return f"{side}: {cell.status}" + (f" ({cell.reason})" if cell.reason else "")
+        return None
+
+    @property
     def speedup(self) -> float | None:
         """How many times as fast the variant is: baseline time / variant time; None unless both were measured."""
         before = self.baseline.time_ns if self.baseline else None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,6 +9,7 @@ import typer
 
 from warplens.cli.edge import answering
 from warplens.cli.messages import note, one_line, progress
+from warplens.cli.options import RunOrReport
 from warplens.cli.reporting import checked_folder
 from warplens.errors import UsageError
 from warplens.study.asked import PROCESSES, one_process
@@ -22,17 +22,10 @@ if TYPE_CHECKING:
 __all__ = ["study"]
 
 
-class Part(str, Enum):
-    """Which half of a study to do."""
-
-    RUN = "run"
-    REPORT = "report"
-
-
 def study(
     name: Annotated[str, typer.Argument(metavar="|".join(STUDIES), show_default=False, help="Which study.")],
     part: Annotated[
-        Part | None,
+        RunOrReport | None,
         typer.Argument(metavar="[run|report]", show_default=False, help="Only measure, or only report; else both."),
     ] = None,
     output: Annotated[
@@ -104,7 +97,7 @@ def study(
     if policy and not profiles:
         raise UsageError("--policy is judged in the findings, which need --profiles")
     folder = output or Path(f"study-{name}")
-    if part is not Part.REPORT:
+    if part is not RunOrReport.REPORT:
         run = STUDIES[name].run(StudyAsked(tuple(axis or ()), rounds, device, quick))
         conduct = Conduct(one_process(processes), timeout, fresh, retry)
         if dry_run:
@@ -113,7 +106,7 @@ def study(
         checked_folder(folder)
         folder.mkdir(parents=True, exist_ok=True)
         measure_cells(run, folder / MEASUREMENTS, conduct, note)
-    if part is Part.RUN:
+    if part is RunOrReport.RUN:
         _print([str(folder / MEASUREMENTS)])
         return
     _report(folder, profiles, policy)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,7 +9,7 @@ import typer
 
 from warplens.cli.edge import answering
 from warplens.cli.messages import note, one_line
-from warplens.cli.options import Format, FormatOption
+from warplens.cli.options import Format, FormatOption, RunOrReport
 from warplens.errors import UsageError
 from warplens.study.asked import DEFAULT_ROUNDS, PER_TURN, PROCESSES, WARMUP_STEPS, SweepAsked, one_process
 from warplens.study.cellrun import Conduct, measure_cells, preview
@@ -28,16 +27,9 @@ if TYPE_CHECKING:
 __all__ = ["sweep"]
 
 
-class Doing(str, Enum):
-    """What to do with a sweep."""
-
-    RUN = "run"
-    REPORT = "report"
-
-
 def sweep(
     doing: Annotated[
-        Doing, typer.Argument(metavar="run|report", show_default=False, help="Measure a sweep, or read one.")
+        RunOrReport, typer.Argument(metavar="run|report", show_default=False, help="Measure a sweep, or read one.")
     ],
     subject: Annotated[
         str | None,
@@ -189,7 +181,7 @@ def sweep(
         "--axis": axis, **of_workloads, **of_commands, "--timeout": timeout, "--fresh": fresh, "--retry": retry,
         "--dry-run": dry_run,
     }  # fmt: skip
-    if doing is Doing.REPORT:
+    if doing is RunOrReport.REPORT:
         _refuse(of_runs, "for sweep run; a report measures nothing")
         _report(subject, baseline, variant, output, form, level, margin, profiles)
         return

@@ -8,7 +8,7 @@ question about the grid as a whole becomes a module here; questions about one ax
 
 from warplens.compare.surface.anomalies import ANOMALY_SCHEMA, Anomalies, anomalies
 from warplens.compare.surface.confounding import CONTRAST_SCHEMA, Confounded, Confounding, confounding
-from warplens.compare.surface.reading import matched, sweep_of
+from warplens.compare.surface.reading import matched, sweep_of, wall_samples
 from warplens.compare.surface.regimes import (
     REGIME_SCHEMA,
     REGIMES,
@@ -39,5 +39,6 @@ __all__ = [
     "same",
     "side_of",
     "sweep_of",
+    "wall_samples",
     "written",
 ]

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from warplens.profile.measurements import Measurements
 
-__all__ = ["matched", "side_of", "sweep_of"]
+__all__ = ["matched", "side_of", "sweep_of", "wall_samples"]
 
 
 def sweep_of(measurements: Measurements, baseline: Settings | None = None, variant: Settings | None = None) -> Sweep:
@@ -142,6 +142,18 @@ def _sides_by_point(
                 found[key] = _joined(found[key], cell) if key in found else cell
         sides.append(found)
     return sides[0], sides[1]
+
+
+def wall_samples(measurements: Measurements, cell: int) -> Samples | None:
+    """Wall times of one cell in its rounds; None where it has none.
+
+    Args:
+        measurements: of one file.
+        cell: its row in `measurements.cells`.
+    """
+    wanted = (pl.col("cell") == cell) & (pl.col("of") == "wall")
+    times = measurements.samples.filter(wanted).get_column("time_ns").cast(pl.Float64).to_numpy()
+    return _blocks(times, measurements.cells.get_column("rounds")[cell] or 1)
 
 
 def _times(samples: pl.DataFrame) -> dict[int, dict[str, np.ndarray[Any, np.dtype[np.float64]]]]:

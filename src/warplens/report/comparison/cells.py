@@ -46,6 +46,9 @@ _FIGURES: Final = re.compile(r"\d[\d.,]*")
 #: What became of a cell that cannot run as it is; `unsupported` ones were never meant to.
 _BROKEN: Final = ("out-of-memory", "failed", "incorrect")
 
+#: Why two measured sides cannot be compared.
+_NO_REPETITIONS: Final = "no repetitions are in the file, so that nobody knows how sure the figures are"
+
 #: Cells of only one side that a note names before it says how many more there are.
 _NAMED: Final = 4
 
@@ -115,32 +118,17 @@ def compare_cells(sweep: Sweep, *, margin: float, level: float, fail_on: float |
         fail_on: the gate's limit, a share; None without a gate.
     """
     both = [point for point in sweep.points if point.baseline is not None and point.variant is not None]
-    repeated = sum(_durations(point) is not None for point in both)
+    repeated = sum(point.durations is not None for point in both)
     cells = tuple(_compared(point, margin, level / max(repeated, 1), fail_on) for point in both)
     return CellNumbers(sweep, cells, level, margin, tuple(_notes(sweep, cells)))
 
 
-def _durations(point: Point) -> tuple[Any, Any] | None:
-    before, after = point.baseline, point.variant
-    if before is None or after is None or before.wall is None or after.wall is None:
-        return None
-    return before.wall, after.wall
-
-
 def _compared(point: Point, margin: float, level: float, fail_on: float | None) -> CellComparison:
-    durations = _durations(point)
+    durations = point.durations
     if durations is None:
-        return CellComparison(point, None, _why_not(point), None)
+        return CellComparison(point, None, point.lacking or _NO_REPETITIONS, None)
     found = compare(*durations, margin=margin, level=level)
     return CellComparison(point, found, None, regression(found, fail_on) if fail_on is not None else None)
-
-
-def _why_not(point: Point) -> str:
-    for side, cell in (("baseline", point.baseline), ("variant", point.variant)):
-        if cell is None or cell.status != "measured":
-            what = "absent" if cell is None else cell.status
-            return f"{side}: {what}" + (f" ({cell.reason})" if cell is not None and cell.reason else "")
-    return "no repetitions are in the file, so that nobody knows how sure the figures are"
 
 
 def _notes(sweep: Sweep, cells: tuple[CellComparison, ...]) -> list[Note]:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import polars as pl
 
-from warplens.compare.samples import Samples
 from warplens.compare.statistics import compare
+from warplens.compare.surface import wall_samples
 from warplens.report import format as fmt
 from warplens.report.document import Paragraph, Section, Table, TableColumn
 from warplens.report.findings.evidence import measured
@@ -101,7 +101,8 @@ def _row(
     details = measurements.details[row["cell"]]
     against = None
     if baseline is not None and baseline["cell"] != row["cell"]:
-        against = compare(_samples(measurements, baseline), _samples(measurements, row)).verdict
+        before, after = wall_samples(measurements, baseline["cell"]), wall_samples(measurements, row["cell"])
+        against = compare(before, after).verdict if before is not None and after is not None else None
     return {
         **{name: row[name] for name in (*_POINT, "execution", "attention", "latency_ns")},
         "method": row["method"] if row["visualisation"] or "topk" not in row["method"] else f"{row['method']}, no list",
@@ -112,13 +113,6 @@ def _row(
         "baseline_factor": baseline["latency_ns"] / row["latency_ns"] if baseline else None,
         "verdict": against,
     }
-
-
-def _samples(measurements: Measurements, row: Mapping[str, Any]) -> Samples:
-    wanted = (pl.col("cell") == row["cell"]) & (pl.col("of") == "wall")
-    times = measurements.samples.filter(wanted).get_column("time_ns").to_numpy()
-    rounds = row["rounds"] or 1
-    return Samples.of(times.reshape(rounds, -1), paired=rounds > 1)
 
 
 _REMEDY_COLUMNS: Final = (

@@ -132,7 +132,13 @@ def _status_section(grid: Grid, status: pl.DataFrame) -> Section:
     blocks: list[Block] = []
     if status.height:
         blocks.append(
-            Table("status", "Which question is answered for which cell", _STATUS_COLUMNS, status_matrix(status), None)
+            Table(
+                "status-matrix",
+                "Which question is answered for which cell",
+                _STATUS_COLUMNS,
+                status_matrix(status),
+                None,
+            )
         )
     todo = status.filter(pl.col("state") != "measured").group_by("detail", maintain_order=True).agg(
         pl.format("{} at {}", pl.col("model").first(), pl.col("context").first()).alias("cell"),

@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import polars as pl
 
-from warplens.compare.samples import Samples
 from warplens.compare.statistics import compare
-from warplens.compare.surface import sweep_of
+from warplens.compare.surface import sweep_of, wall_samples
 from warplens.errors import UsageError
 from warplens.report import format as fmt
 from warplens.report.document import Figure, Paragraph, Section, Table, TableColumn
@@ -16,6 +15,7 @@ from warplens.report.document import Figure, Paragraph, Section, Table, TableCol
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from warplens.compare.samples import Samples
     from warplens.compare.sweep import Cell, Point
     from warplens.profile.measurements import Measurements
 
@@ -152,20 +152,15 @@ def _best_rows(
                 **dict(zip(axes, key, strict=True)), "method": method, "keep": keep,
                 "baseline_mode": _mode(before, modes), "baseline_ns": before["latency_ns"],
                 "variant_mode": _mode(after, modes), "variant_ns": after["latency_ns"],
-                **_ratio(*_blocks(measurements, before, after)),
+                **_ratio(_timed(measurements, before), _timed(measurements, after)),
             }  # fmt: skip
 
 
-def _blocks(measurements: Measurements, before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[Samples, Samples]:
-    """Both sides in their rounds; cells of one point took turns if they have equally many."""
-    paired = before["rounds"] == after["rounds"] and (before["rounds"] or 1) > 1
-    return _samples(measurements, before, paired), _samples(measurements, after, paired)
-
-
-def _samples(measurements: Measurements, row: Mapping[str, Any], paired: bool) -> Samples:
-    wanted = (pl.col("cell") == row["cell"]) & (pl.col("of") == "wall")
-    times = measurements.samples.filter(wanted).get_column("time_ns").to_numpy()
-    return Samples.of(times.reshape(row["rounds"] or 1, -1), paired)
+def _timed(measurements: Measurements, row: Mapping[str, Any]) -> Samples:
+    """The cell's repetitions; they are there, for it was measured."""
+    found = wall_samples(measurements, row["cell"])
+    assert found is not None
+    return found
 
 
 def _mode(row: Mapping[str, Any], modes: list[str]) -> str:

@@ -53,6 +53,9 @@ POINT_SCHEMA = pl.Schema(
     }
 )
 
+#: Why two measured sides cannot be compared.
+_NO_REPETITIONS: Final = "no repetitions in the file: no interval"
+
 #: Points with only one side that a note names before it says how many more there are.
 _NAMED: Final = 4
 
@@ -132,7 +135,7 @@ def examine_sweep(
     whole, sweep = sweep, matched(sweep)
     found = regimes(sweep, profiled)
     by_cell = {cell_key(item.settings, item.side): item for item in found}
-    repeated = sum(_durations(point) is not None for point in sweep.points)
+    repeated = sum(point.durations is not None for point in sweep.points)
     points = tuple(_swept(point, by_cell, margin, level / max(repeated, 1), seed) for point in sweep.points)
     told = confounding(sweep)
     crossing, none = _crossovers(sweep, told, 1 - level, seed)
@@ -155,27 +158,12 @@ def examine_sweep(
     )
 
 
-def _durations(point: Point) -> tuple[Any, Any] | None:
-    before, after = point.baseline, point.variant
-    if before is None or after is None or before.wall is None or after.wall is None:
-        return None
-    return before.wall, after.wall
-
-
 def _swept(point: Point, by_cell: Mapping[Any, CellRegime], margin: float, level: float, seed: int) -> SweptPoint:
-    durations = _durations(point)
+    durations = point.durations
     both = by_cell.get(cell_key(point.settings, "baseline")), by_cell.get(cell_key(point.settings, "variant"))
     if durations is None:
-        return SweptPoint(point, None, both, _why_not(point))
+        return SweptPoint(point, None, both, point.lacking or _NO_REPETITIONS)
     return SweptPoint(point, compare(*durations, margin=margin, level=level, seed=seed), both, None)
-
-
-def _why_not(point: Point) -> str:
-    for side, cell in (("baseline", point.baseline), ("variant", point.variant)):
-        if cell is None or cell.status != "measured":
-            what = "absent" if cell is None else cell.status
-            return f"{side}: {what}" + (f" ({cell.reason})" if cell is not None and cell.reason else "")
-    return "no repetitions in the file: no interval"
 
 
 def _crossovers(
