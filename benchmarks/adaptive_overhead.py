@@ -21,8 +21,9 @@ from torch import nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
-from warplens.adaptive.module import AdaptiveModule
-from warplens.compare.policy import PointTimes, Policy, Side, fit_points
+from warplens.studies.policies.adaptive import AdaptiveModule
+from warplens.studies.policies.choosing import Policy, Side
+from warplens.studies.policies.fitting import PointTimes, fit_points
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -27,8 +27,7 @@ import numpy.typing as npt
 import polars as pl
 
 import warplens
-from warplens.compare.samples import Samples
-from warplens.compare.statistics import compare, many_differences, ratio_interval
+from warplens.compare.statistics import Samples, compare, many_differences, ratio_interval
 from warplens.readers.measurements import read_measurements
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import argparse
 import itertools
 from pathlib import Path
 
-from warplens.readers.ncu_container import Container, mapped
+from warplens.readers.ncu.container import Container, mapped
 
 __all__ = ["generate"]
 

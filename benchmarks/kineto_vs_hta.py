@@ -46,7 +46,7 @@ _PACKAGES = ("warplens", "polars", "numpy")
 _OURS = """
 import sys
 from pathlib import Path
-from warplens.cli.memory import reuse_freed_memory
+from warplens.cli.edge import reuse_freed_memory
 reuse_freed_memory([Path(sys.argv[1])])
 import warplens
 from warplens.analysis.kernels import kernel_statistics

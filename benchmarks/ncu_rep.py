@@ -57,13 +57,13 @@ with open(sys.argv[2], "a") as file:
     print(time.perf_counter() - begin, file=file)
 """
 _OURS = _TIMED.format(
-    imports="from pathlib import Path\nfrom warplens.readers.ncu_rep import read_ncu_rep\npath = Path(sys.argv[1])",
+    imports="from pathlib import Path\nfrom warplens.readers.ncu.report import read_ncu_rep\npath = Path(sys.argv[1])",
     work="counters = read_ncu_rep(path, path, sys.argv[3:] or None)",
 )
 _WALK = _TIMED.format(
     imports=(
-        "from pathlib import Path\nfrom warplens.readers.ncu_container import Container, mapped\n"
-        "from warplens.readers.ncu_messages import METRICS\nfrom warplens.readers.ncu_rep_wire import Message\n"
+        "from pathlib import Path\nfrom warplens.readers.ncu.container import Container, mapped\n"
+        "from warplens.readers.ncu.container import METRICS\nfrom warplens.wire import Message\n"
         "path = Path(sys.argv[1])"
     ),
     work=(

@@ -155,7 +155,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _checked(answer, options.ranks)
         _told(f"{options.workers} local processes", taken, memory)
         try:
-            from distributed import LocalCluster  # noqa: PLC0415  optional
+            from distributed import LocalCluster
         except ImportError:
             print("Dask's distributed is not installed: the cluster is left out")
             return 0

@@ -19,9 +19,9 @@ STAGES = ("import", "read", "join host and device", "find the window", "analyse"
 def stages(capture: Path) -> dict[str, float]:
     """Seconds that each of `STAGES` takes for a report on this capture."""
     marks = [time.perf_counter()]
-    import warplens  # noqa: PLC0415  importing is a stage
-    from warplens.report.overview.numbers import examine  # noqa: PLC0415
-    from warplens.report.write import report_json  # noqa: PLC0415
+    import warplens
+    from warplens.report.overview.numbers import examine
+    from warplens.report.write import report_json
 
     marks.append(time.perf_counter())
     trace = warplens.read(capture)

@@ -26,7 +26,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
 from warplens.workloads.attention import KERNELS, AttentionKernel, AttentionShape, TimingPlan, check, measure
-from warplens.workloads.attention.tiles import BackwardTiles, ForwardTiles
+from warplens.workloads.attention.kernels import BackwardTiles, ForwardTiles
 
 TOKENS, HEADS = 16_384, 16
 SCAN_LENGTH = 4096
@@ -70,7 +70,7 @@ def own_flash(tiles: ForwardTiles | None, gradient_tiles: BackwardTiles | None =
     """The flash kernel with given tiles, as an entry like those of the registry."""
 
     def run(q, k, v, causal):  # type: ignore[no-untyped-def]
-        from warplens.workloads.attention.functions import flash_attention  # noqa: PLC0415  needs triton
+        from warplens.workloads.attention.functions import flash_attention
 
         return flash_attention(q, k, v, causal, tiles=tiles, gradient_tiles=gradient_tiles)
 
@@ -261,7 +261,7 @@ def main() -> None:
 
     facts = {}
     try:
-        from warplens.workloads.environment import environment  # noqa: PLC0415  needs torch
+        from warplens.workloads.environment import environment
 
         facts = environment("cuda")
     except Exception as error:

@@ -35,7 +35,7 @@ from torch import distributed, multiprocessing
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
-from warplens.workloads.sizes import LM_SIZES, LMSize
+from warplens.workloads.settings import LM_SIZES, LMSize
 from warplens.workloads.transformer_lm import TransformerLM
 
 if TYPE_CHECKING:

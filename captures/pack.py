@@ -18,7 +18,8 @@ from pathlib import Path
 
 from warplens.scrub import scrub
 
-SHIPPED = Path(__file__).resolve().parents[1] / "src" / "warplens" / "data" / "captures"
+ROOT = Path(__file__).resolve().parents[1]
+SHIPPED = (ROOT / "src" / "warplens" / "data" / "captures", ROOT / "data" / "captures")
 
 
 def pack(export: Path, target: Path) -> None:
@@ -34,16 +35,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path, help="folder that capture_all.sh wrote")
     options = parser.parse_args()
-    index = json.loads((SHIPPED / "INDEX.json").read_text(encoding="utf-8"))
     total = 0
-    for name in [entry["file"] for entry in index["profiles"] + index["timings"]]:
-        if name.endswith(".csv"):
-            shutil.copyfile(options.out / name, SHIPPED / name)
-        else:
-            pack(options.out / name.removesuffix(".xz"), SHIPPED / name)
-        size = (SHIPPED / name).stat().st_size
-        total += size
-        print(f"{size:9,}  {name}")
+    for folder in SHIPPED:
+        index = json.loads((folder / "INDEX.json").read_text(encoding="utf-8"))
+        for name in [entry["file"] for entry in index["profiles"] + index.get("timings", [])]:
+            if name.endswith(".csv"):
+                shutil.copyfile(options.out / name, folder / name)
+            else:
+                pack(options.out / name.removesuffix(".xz"), folder / name)
+            size = (folder / name).stat().st_size
+            total += size
+            print(f"{size:9,}  {name}")
     print(f"{total:9,}  together")
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from warplens.scrub import scrub
-from warplens.scrub_secrets import FORBIDDEN
+from warplens.secrets import FORBIDDEN
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 SHIPPED: Final = ROOT / "src" / "warplens" / "data" / "counters"

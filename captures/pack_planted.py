@@ -3,7 +3,7 @@
     python captures/pack_planted.py OUT [--ddp OUT] [--leave-out NAME …]
 
 Each profile of OUT (in its archives, or unpacked beside them) is scrubbed (`warplens.scrub`, which leaves out what
-identifies people and machines) and compressed with xz into `src/warplens/data/planted`; traces of torch.profiler lose
+identifies people and machines) and compressed with xz into `data/planted`; traces of torch.profiler lose
 the arrows and arguments that no analysis reads, a fifth of their size. `INDEX.json` there says of each case what is
 planted, which verdict is right in which format, how long its steps take with and without the remedy, and whether the
 planted cause dominates, judged by these times alone. With `--ddp`, the profiles of `capture_ddp.sh` are added, of the
@@ -32,10 +32,11 @@ import orjson
 from warplens.analysis.intervals import Intervals, total, union
 from warplens.errors import WarplensError
 from warplens.readers import read
+from warplens.readers.kineto.scrub import each_event
+from warplens.readers.opening import Input
 from warplens.scrub import scrub
-from warplens.scrub.jsonstream import EVENTS, members_of
 
-SHIPPED = Path(__file__).resolve().parents[1] / "src" / "warplens" / "data" / "planted"
+SHIPPED = Path(__file__).resolve().parents[1] / "data" / "planted"
 SOURCES = {".sqlite.xz": "nsys", ".json.xz": "torch"}
 #: What the index says of a case; the rest of the manifest is how it was recorded.
 DESCRIBED = (
@@ -83,15 +84,12 @@ def pack(profile: Path, target: Path, steps: tuple[int, int] | None = None) -> i
 
 def lean(trace: Path, steps: tuple[int, int] | None) -> bytes:
     """The trace without what no analysis reads, and where `steps` says so without what the other steps launched."""
-    header: dict[str, Any] = {}
-    events = []
-    for name, value in members_of(trace, trace):
-        if name != EVENTS:
-            header[name] = value
-        elif value.get("cat") not in UNREAD_CATEGORIES:
-            if "args" in value:
-                value["args"] = {key: kept for key, kept in value["args"].items() if key not in UNREAD_ARGUMENTS}
-            events.append(value)
+    recorded: list[dict[str, Any]] = []
+    header = each_event(Input(trace, trace), recorded.append).header
+    events = [event for event in recorded if event.get("cat") not in UNREAD_CATEGORIES]
+    for event in events:
+        if "args" in event:
+            event["args"] = {key: kept for key, kept in event["args"].items() if key not in UNREAD_ARGUMENTS}
     if steps is not None:
         events = within(events, *steps)
     lines = b",\n".join(map(orjson.dumps, events))

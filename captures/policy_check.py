@@ -33,21 +33,19 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
 import torch
 
-from warplens.adaptive.module import AdaptiveModule
-from warplens.adaptive.sharing import shared_names, tie
-from warplens.compare.policy import PointTimes, Policy, Side, fit_points, read_policy, write_policy
-from warplens.compare.samples import Samples
+from warplens.compare.statistics import Samples
+from warplens.studies.policies.adaptive import AdaptiveModule, shared_names, tie
+from warplens.studies.policies.choosing import Policy, Side
+from warplens.studies.policies.files import read_policy, write_policy
+from warplens.studies.policies.fitting import PointTimes, fit_points
 from warplens.workloads.cells import default_device, figures
 from warplens.workloads.environment import environment
-from warplens.workloads.files import document, write_measurements
-from warplens.workloads.interleaving import Turn, measure_in_turns
-from warplens.workloads.launching import as_graph
-from warplens.workloads.plan import Plan
-from warplens.workloads.precision import model_dtype, precision
-from warplens.workloads.registry import Program
+from warplens.workloads.launching import as_graph, model_dtype, precision
+from warplens.workloads.measurement import Turn, measure_in_turns
+from warplens.workloads.registry import Plan, Program, document, write_measurements
 from warplens.workloads.samples import median_interval, round_medians
-from warplens.workloads.sizes import VIT_SIZES
-from warplens.workloads.token_reduction.making import reductions
+from warplens.workloads.settings import VIT_SIZES
+from warplens.workloads.token_reduction.methods import reductions
 from warplens.workloads.vision import VisionTransformer
 
 if TYPE_CHECKING:
@@ -263,7 +261,7 @@ def fitted_policy(
 def comparable(samples: tuple[Samples, ...]) -> tuple[Samples, ...]:
     """The samples, unless what decides between them is missing here: then their medians alone decide."""
     try:
-        import warplens.compare.statistics  # noqa: F401, PLC0415
+        import warplens.compare.statistics  # noqa: F401
     except ImportError:
         return ()
     return samples

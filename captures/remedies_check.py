@@ -37,16 +37,12 @@ import torch
 
 from warplens.workloads.cells import cell_grid, run_cells_in_turns
 from warplens.workloads.environment import environment
-from warplens.workloads.files import document, write_measurements
-from warplens.workloads.launch_count import launches_of
-from warplens.workloads.plan import Plan
+from warplens.workloads.launching import launches_of
 from warplens.workloads.ranges import OFF
-from warplens.workloads.registry import Setting
+from warplens.workloads.registry import Plan, Setting, document, write_measurements
 from warplens.workloads.settings import TokenReductionCell
-from warplens.workloads.token_reduction.base import Attended, TokenState
-from warplens.workloads.token_reduction.choosing import EViT, TopK
+from warplens.workloads.token_reduction.choosing import Attended, EViT, TokenState, TopK, tokens_kept
 from warplens.workloads.token_reduction.fused import FusedEViT, FusedTopK, Tiles, select_tokens, tiles_for
-from warplens.workloads.token_reduction.schedule import tokens_kept
 
 QUICK = "--quick" in sys.argv
 DEVICE = "cpu" if QUICK else "cuda"
@@ -134,7 +130,7 @@ def warm_jobs() -> list[Any]:
 
 def worker(index: int, count: int, out: Path) -> None:
     """One worker's share; first what takes longest to compile."""
-    from warplens.workloads.deit import prepare  # noqa: PLC0415
+    from warplens.workloads.vision import prepare
 
     cells = [job for job in warm_jobs() if job[0] == "cell"]
     others = [job for job in warm_jobs() if job[0] != "cell"]
@@ -420,7 +416,7 @@ def _line(record: dict[str, Any]) -> str:
 @torch.inference_mode()
 def kernel_names(out: Path) -> None:
     """Kernels of one reduction, in their order, and their times under the profiler."""
-    from torch.profiler import ProfilerActivity, profile  # noqa: PLC0415
+    from torch.profiler import ProfilerActivity, profile
 
     weights, x = attention_and_tokens(1, 196, torch.float16, 0.02)
     found = {}

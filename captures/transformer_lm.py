@@ -22,9 +22,8 @@ from pathlib import Path
 import torch
 from common import CUDA, DEVICE, PARTS, annotate, append_rows, now, parameter_count, recorded, synchronize
 
-from warplens.workloads.adamw import ReferenceAdamW
-from warplens.workloads.sizes import LM_BATCH, LM_SIZES
-from warplens.workloads.transformer_lm import TransformerLM, cross_entropy
+from warplens.workloads.settings import LM_BATCH, LM_SIZES
+from warplens.workloads.transformer_lm import ReferenceAdamW, TransformerLM, cross_entropy
 
 TIMING_COLUMNS = ("model", "context", "mode", "step", "forward_s", "backward_s", "optimizer_s", "step_s")
 SIZES = {name: LM_SIZES[name] for name in ("tiny", "small", "medium", "large", "xl", "2.7B")}

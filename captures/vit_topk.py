@@ -21,8 +21,8 @@ from common import CUDA, DEVICE, PARTS, annotate, append_rows, now, parameter_co
 from torch import Tensor
 
 from warplens.workloads.launching import as_graph
-from warplens.workloads.sizes import VIT_SIZES
-from warplens.workloads.token_reduction.making import reductions
+from warplens.workloads.settings import VIT_SIZES
+from warplens.workloads.token_reduction.methods import reductions
 from warplens.workloads.vision import VisionTransformer
 
 SIZE = VIT_SIZES["deit-b16"]

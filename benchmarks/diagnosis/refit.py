@@ -58,8 +58,8 @@ def verdicts(profiles: Sequence[Profiled]) -> Verdicts:
             known[id(timeline)] = tuple(predictions(timeline, window))
         return known[id(timeline)]
 
-    original = warplens.diagnosis.verdict.predictions
-    warplens.diagnosis.verdict.predictions = remembered  # type: ignore[assignment]
+    original = warplens.analysis.prediction.predictions
+    warplens.analysis.prediction.predictions = remembered  # type: ignore[assignment]
     try:
         return {
             (profile.case.name, profile.source): {
@@ -68,7 +68,7 @@ def verdicts(profiles: Sequence[Profiled]) -> Verdicts:
             for profile in profiles
         }
     finally:
-        warplens.diagnosis.verdict.predictions = original
+        warplens.analysis.prediction.predictions = original
 
 
 def fitted(right: Mapping[tuple[str, str], Sequence[str]], found: Verdicts, without: str) -> list[tuple[str, float]]:

@@ -8,11 +8,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import warplens
-
 __all__ = ["FORMATS", "HELD_OUT", "SHIPPED", "Case", "cases"]
 
-SHIPPED = Path(warplens.__file__).parent / "data" / "planted"
+SHIPPED = Path(__file__).resolve().parents[2] / "data" / "planted"
 #: Programs that were written, and recorded, when the rules stood.
 HELD_OUT = Path(__file__).parent / "held_out"
 FORMATS = ("nsys", "torch")

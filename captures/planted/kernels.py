@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from planted.parts import FP16, HALF, SIDE, LanguageModel, Stack, Training, as_graph, region, size, tensor, vision
 from planted.registry import BASELINE, case
-from warplens.workloads.adamw import ReferenceAdamW
+from warplens.workloads.transformer_lm import ReferenceAdamW
 
 if TYPE_CHECKING:
     from planted.registry import Step

@@ -1,0 +1,239 @@
+"""Makes the suite of pairs that the repository holds from what `pairs.drive` left: scrubbed, compressed, with an index.
+
+    python captures/pairs/pack.py FOLDER --half development      # FOLDER: records, manifest, archives or profiles
+
+Each profile is scrubbed (`warplens scrub`, which leaves out what tells of people and machines) into `data/pairs/HALF`;
+traces of torch.profiler lose the arrows and arguments that no analysis reads, and where they are still larger than most
+files here, some of their steps. `data/pairs/INDEX.json` says of each program what was recorded and measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import lzma
+import statistics
+import subprocess
+import sys
+import tarfile
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+PAIRS = ROOT / "data" / "pairs"
+#: A trace larger than this loses steps.
+MOST_BYTES = 430_000
+#: A habit that costs less than this is stored, and not to be scored.
+LEAST_RATIO = 1.15
+UNREAD_CATEGORIES = {"ac2g", "gpu_user_annotation"}
+UNREAD_ARGUMENTS = {
+    *("Ev Idx", "Record function id", "cbid", "queued", "est. achieved occupancy %", "blocks per SM", "warps per SM"),
+    *("memory bandwidth (GB/s)", "Python module id"),
+}
+NSYS, TORCH = ".sqlite.xz", ".pt.trace.json.xz"
+Event = dict[str, Any]
+
+
+def scrubbed(profile: Path, target: Path) -> None:
+    """A copy without what tells of people and machines."""
+    target.unlink(missing_ok=True)
+    command = [sys.executable, "-m", "warplens", "scrub", "-q", str(profile), str(target)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{profile.name}: {done.stderr[-400:]}")
+
+
+def packed(profile: Path, folder: Path, steps: int) -> tuple[str, int]:
+    """The packed copy of one profile: its name and how many steps are left in it."""
+    if profile.name.endswith(NSYS):
+        with tempfile.TemporaryDirectory() as work:
+            clean = Path(work) / profile.name.removesuffix(".xz")
+            scrubbed(profile, clean)
+            content = lzma.compress(clean.read_bytes(), check=lzma.CHECK_CRC32, preset=9 | lzma.PRESET_EXTREME)
+        (folder / profile.name).write_bytes(content)
+        return profile.name, steps
+    name = profile.name.removesuffix(".xz") + ".gz"
+    with tempfile.TemporaryDirectory() as work:
+        clean = Path(work) / profile.name.removesuffix(".xz")
+        scrubbed(profile, clean)
+        trace = json.loads(clean.read_bytes())
+    trace["traceEvents"] = lean(trace["traceEvents"])
+    content, kept = smallest(trace, steps)
+    (folder / name).write_bytes(content)
+    return name, kept
+
+
+def smallest(trace: dict[str, Any], steps: int) -> tuple[bytes, int]:
+    """The trace with as many steps as there is room for, compressed, and how many these are."""
+    events = trace["traceEvents"]
+    content = written(trace)
+    marks = sorted((e for e in events if is_step(e)), key=lambda e: float(e["ts"]))
+    for count in range(len(marks) - 1, 0, -1):
+        if len(content) <= MOST_BYTES:
+            break
+        content = written({**trace, "traceEvents": within(events, marks[:count])})
+        steps = count
+    if len(content) > 2 * MOST_BYTES and marks:
+        left = [e for e in within(events, marks[:1]) if e.get("cat") != "python_function"]
+        content, steps = written({**trace, "traceEvents": left}), 1
+    return content, steps
+
+
+def written(trace: dict[str, Any]) -> bytes:
+    """The trace as compressed text, one event a line."""
+    events = trace["traceEvents"]
+    header = {key: value for key, value in trace.items() if key != "traceEvents"}
+    lines = ",\n".join(json.dumps(event, separators=(",", ":")) for event in events)
+    text = json.dumps(header, separators=(",", ":"))[:-1] + ',"traceEvents":[\n' + lines + "\n]}\n"
+    return gzip.compress(text.encode(), 9, mtime=0)
+
+
+def is_step(event: Event) -> bool:
+    """Whether the event is the range of a step, on the host."""
+    name = str(event.get("name", ""))
+    return event.get("cat") == "user_annotation" and (name == "step" or name.startswith("ProfilerStep#"))
+
+
+def lean(events: list[Event]) -> list[Event]:
+    """The events without what no analysis reads."""
+    kept = [event for event in events if event.get("cat") not in UNREAD_CATEGORIES]
+    for event in kept:
+        if "args" in event:
+            event["args"] = {key: value for key, value in event["args"].items() if key not in UNREAD_ARGUMENTS}
+    return kept
+
+
+def within(events: list[Event], marks: list[Event]) -> list[Event]:
+    """What the host did during these steps, what surrounds them, and what they launched."""
+    begin = float(marks[0]["ts"])
+    end = float(marks[-1]["ts"]) + float(marks[-1]["dur"])
+    kept: list[Event] = []
+    on_gpu: list[Event] = []
+    launched = set()
+    for event in events:
+        arguments = event.get("args", {})
+        if "correlation" in arguments and "stream" in arguments:
+            on_gpu.append(event)
+            continue
+        time = float(event.get("ts", begin))
+        is_around = time < begin and time + float(event.get("dur", 0)) > end and event.get("cat") == "python_function"
+        if event["ph"] == "M" or begin <= time <= end or is_around:
+            kept.append(event)
+            launched.add(arguments.get("correlation"))
+    return kept + [event for event in on_gpu if event["args"]["correlation"] in launched]
+
+
+def interval(samples: list[float]) -> list[float]:
+    """Median, and the interval that holds the median of all such samples with 95 %, by the ranks of these."""
+    ordered = sorted(samples)
+    count = len(ordered)
+    rank, chance, outside = 0, 0.5**count, 0.5**count
+    while rank + 1 < count // 2 and 2 * (outside + chance * (count - rank) / (rank + 1)) <= 0.05:
+        chance *= (count - rank) / (rank + 1)
+        outside += chance
+        rank += 1
+    return [round(value, 4) for value in (statistics.median(ordered), ordered[rank], ordered[-1 - rank])]
+
+
+def entry(program: dict[str, Any], records: list[dict[str, Any]], files: dict[str, Any]) -> dict[str, Any]:
+    """What the index says of one program."""
+    found = [record for record in records if record["name"] == program["name"] and "error" not in record]
+    timing = next((record for record in found if record["how"] == "unprofiled"), None)
+    told: dict[str, Any] = {
+        key: program[key] for key in ("name", "half", "family", "habit", "change", "what", "library")
+    }
+    told["healthy"] = not program["habit"]
+    for key in ("accept", "work"):
+        if program[key]:
+            told[key] = program[key]
+    told |= {key: program[key] for key in ("ranges", "profiler_steps", "with_stack", "inference", "compiles")}
+    if timing is not None:
+        samples = timing["samples_ms"]
+        told |= {f"{variant}_ms": interval(values) for variant, values in samples.items()}
+        if "after" in samples:
+            work = program["work"] or {"before": 1, "after": 1}
+            speeds = [
+                (before / work["before"]) / (after / work["after"])
+                for before, after in zip(samples["before"], samples["after"], strict=True)
+            ]
+            told["ratio"] = interval(speeds)
+            told["scored"] = told["ratio"][0] >= LEAST_RATIO
+        told["samples_ms"] = samples
+        told["steps_a_sample"] = timing["steps_a_block"]
+        told["peak_memory_bytes"] = timing["peak_memory_bytes"]
+    profiled = {}
+    for record in found:
+        if record["how"] == "nsys":
+            profiled[f"nsys_{record['variant']}"] = round(record["nsys_ms"], 3)
+        elif record["how"] == "time" and not (program["ranges"] and program["profiler_steps"]):
+            profiled["torch_before"] = round(record["torch_ms"], 3)
+    told["profiled_ms"] = profiled
+    told["files"] = files
+    return told
+
+
+def main() -> None:
+    """Packs a half, and replaces its entries in the index."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--half", required=True)
+    parser.add_argument("--index-only", action="store_true", help="profiles are packed already")
+    options = parser.parse_args()
+    for archive in options.folder.glob("*.tar"):
+        with tarfile.open(archive) as tar:
+            tar.extractall(options.folder, filter="data")
+    manifest = json.loads((options.folder / "manifest.json").read_bytes())
+    records = [json.loads(line) for line in (options.folder / "records.jsonl").read_text().splitlines()]
+    target = PAIRS / options.half
+    target.mkdir(parents=True, exist_ok=True)
+    programs = {program["name"]: program for program in manifest["programs"] if program["half"] == options.half}
+    files: dict[str, dict[str, Any]] = {name: {} for name in programs}
+
+    def pack(profile: Path) -> None:
+        name, _, rest = profile.name.partition("__")
+        variant = rest.partition(".")[0]
+        is_nsys = profile.name.endswith(NSYS)
+        steps = programs[name]["steps"][0 if is_nsys else 1]
+        packed_name, kept = packed(profile, target, steps)
+        files[name][f"{'nsys' if is_nsys else 'torch'}_{variant}"] = {
+            "path": f"{options.half}/{packed_name}",
+            "steps": kept,
+        }
+        print(f"{(target / packed_name).stat().st_size:9,}  {packed_name}  {kept} steps", flush=True)
+
+    if options.index_only:
+        stored = json.loads((PAIRS / "INDEX.json").read_bytes())["pairs"]
+        files |= {item["name"]: item["files"] for item in stored if item["name"] in files}
+    profiles = [p for p in sorted(options.folder.iterdir()) if p.name.endswith((NSYS, TORCH))]
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(pack, [p for p in profiles if not options.index_only and p.name.partition("__")[0] in programs]))
+    index_path = PAIRS / "INDEX.json"
+    index = json.loads(index_path.read_bytes()) if index_path.exists() else {"schema": "warplens.pairs/1", "pairs": []}
+    index["recorded"] = {**index.get("recorded", {}), options.half: manifest["tools"]}
+    kept_entries = [item for item in index["pairs"] if item["half"] != options.half]
+    timed = {record["name"] for record in records if record["how"] == "unprofiled"}
+    index["pairs"] = kept_entries + [
+        entry(program, records, dict(sorted(files[name].items())))
+        for name, program in programs.items()
+        if files[name] and name in timed
+    ]
+    index_path.write_text(shown(index), encoding="utf-8")
+
+
+def shown(index: dict[str, Any]) -> str:
+    """The index as text: an entry's short values a line each."""
+    head = {key: value for key, value in index.items() if key != "pairs"}
+    blocks = []
+    for item in index["pairs"]:
+        lines = [f"   {json.dumps(key)}: {json.dumps(value, ensure_ascii=False)}" for key, value in item.items()]
+        blocks.append("  {\n" + ",\n".join(lines) + "\n  }")
+    text = json.dumps(head, indent=1, ensure_ascii=False)[:-2] + ',\n "pairs": [\n' + ",\n".join(blocks) + "\n ]\n}\n"
+    json.loads(text)
+    return text
+
+
+if __name__ == "__main__":
+    main()

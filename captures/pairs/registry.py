@@ -1,0 +1,89 @@
+"""What a program of the suite is, and the list of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+__all__ = ["AFTER", "BEFORE", "PROGRAMS", "Build", "Program", "Step", "healthy", "pair"]
+
+Step = Callable[[], object]
+Build = Callable[[str], Step]
+
+BEFORE, AFTER = "before", "after"
+#: What is held out was written apart from the rules of the diagnosis, and published when they stood.
+DEVELOPMENT, HELD_OUT = "development", "held_out"
+
+PROGRAMS: dict[str, Program] = {}
+
+
+@dataclass(frozen=True)
+class Program:
+    """One program of the suite.
+
+    Attributes:
+        name: the function's name.
+        half: `development`, or `held_out`.
+        family: what kind of program it is: training, prefill, decoding, vision, …
+        habit: the finding (its id) that names the habit; "" for a program in which nothing is to be mended.
+        change: what the variant `after` changes, in one line.
+        build: makes one step of a variant; everything before the first step happens in here.
+        accept: other findings that name the habit rightly, too; the docstring says why.
+        work: units of work a step does in each variant, where they differ.
+        also_after: whether `after` is recorded by nsys, too.
+        ranges: whether each step has a range ("step").
+        profiler_steps: whether torch.profiler's own step ranges are used instead.
+        with_stack: whether torch.profiler records Python frames.
+        steps: recorded by nsys, and by torch.profiler.
+        inference: whether steps run without gradients.
+        compiles: whether a variant is compiled (such programs are run once beforehand, so that compilers are done).
+        library: where the model comes from.
+        what: the function's docstring.
+    """
+
+    name: str
+    half: str
+    family: str
+    habit: str
+    change: str
+    build: Build
+    accept: tuple[str, ...] = ()
+    work: dict[str, int] = field(default_factory=dict)
+    also_after: bool = False
+    ranges: bool = True
+    profiler_steps: bool = False
+    with_stack: bool = False
+    steps: tuple[int, int] = (6, 3)
+    inference: bool = False
+    compiles: bool = False
+    library: str = "torch"
+    what: str = ""
+
+    @property
+    def variants(self) -> tuple[str, ...]:
+        """A healthy program has one variant."""
+        return (BEFORE, AFTER) if self.habit else (BEFORE,)
+
+    def described(self) -> dict[str, Any]:
+        """Everything but the code."""
+        return {key: value for key, value in vars(self).items() if key != "build"}
+
+
+def pair(habit: str, family: str, change: str, half: str = DEVELOPMENT, **settings: Any) -> Callable[[Build], Build]:
+    """Registers a pair; the function's docstring says what the program does."""
+
+    def register(build: Build) -> Build:
+        name = build.__name__
+        if name in PROGRAMS:
+            raise ValueError(f"two programs are called {name}")
+        what = " ".join((build.__doc__ or "").split())
+        PROGRAMS[name] = Program(name, half, family, habit, change, build, what=what, **settings)
+        return build
+
+    return register
+
+
+def healthy(family: str, half: str = DEVELOPMENT, **settings: Any) -> Callable[[Build], Build]:
+    """Registers a program in which nothing is to be mended."""
+    return pair("", family, "", half, **settings)
