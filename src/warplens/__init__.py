@@ -17,18 +17,17 @@ from typing import TYPE_CHECKING, Any
 from warplens._version import __version__
 
 if TYPE_CHECKING:
-    from warplens.adaptive.module import AdaptiveModule
     from warplens.analysis.timeline import Timeline
     from warplens.analysis.window import Window
     from warplens.collect.recording import capture, step
     from warplens.errors import UnreadableInputError, UsageError, WarplensError
     from warplens.profile import Capture, Device, Trace
     from warplens.profile.counters import KernelCounters
-    from warplens.readers import read
-    from warplens.readers.counters import read_counters
+    from warplens.readers import read, read_counters
+    from warplens.studies.policies.adaptive import AdaptiveModule
 
 _HOME = {
-    "AdaptiveModule": "warplens.adaptive.module",
+    "AdaptiveModule": "warplens.studies.policies.adaptive",
     "Capture": "warplens.profile",
     "Device": "warplens.profile",
     "KernelCounters": "warplens.profile.counters",
@@ -40,7 +39,7 @@ _HOME = {
     "Window": "warplens.analysis.window",
     "capture": "warplens.collect.recording",
     "read": "warplens.readers",
-    "read_counters": "warplens.readers.counters",
+    "read_counters": "warplens.readers",
     "step": "warplens.collect.recording",
 }
 

@@ -11,74 +11,73 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
-from warplens.analysis.attribution import NO_RANGE
-from warplens.analysis.operators.forwardpass import forward_pass
-from warplens.analysis.phasenames import NO_PHASE, PHASES, phase_of_name
-from warplens.analysis.spread import conform, ratio
-from warplens.profile.schema import name_categories
+from warplens.analysis.frames import ratio
+from warplens.analysis.phases import forward_pass
+from warplens.analysis.trees import NO_RANGE
+from warplens.analysis.window import NO_PHASE, PHASES, phase_of_name
+from warplens.profile.columns import table
+from warplens.profile.schema import Column, name_categories
 
 if TYPE_CHECKING:
     from warplens.analysis.timeline import Timeline
     from warplens.analysis.window import Window
+    from warplens.profile.schema import Bools, Int64s
 
-__all__ = [
-    "ALIVE_SCHEMA",
-    "ALLOCATION_STEP_SCHEMA",
-    "ALLOCATOR_SCHEMA",
-    "Allocations",
-    "AllocatorUse",
-    "alive_at_peak",
+
+ALLOCATIONS: Final = table(
     "allocations",
-    "allocator_steps",
-    "allocator_timeline",
-    "allocator_use",
-]
-
-Int64s = npt.NDArray[np.int64]
-
-#: One row an event of the window, in order of time; `device` is null for host memory.
-ALLOCATOR_SCHEMA: Final = pl.Schema(
-    {
-        "time_ns": pl.Int64(),
-        "process": pl.Int32(),
-        "device": pl.Int32(),
-        "delta_bytes": pl.Int64(),  # allocated (positive) or released (negative)
-        "allocated_bytes": pl.Int64(),  # in use after the event
-        "reserved_bytes": pl.Int64(),  # held by the allocator after the event; null where not recorded
-    }
+    "One allocation or release by the framework's allocator. `warplens memory --by event`.",
+    "time_ns process device delta_bytes",
+    Column("allocated_bytes", pl.Int64, "in use after it, of that process and device", title="Churn"),
+    Column("reserved_bytes", pl.Int64, "held by the allocator after it; null where it was not recorded", title="Held"),
+    device="ordinal of the GPU; null for host memory",
 )
 
-#: One row a group of blocks that were alive at a peak. `operator` allocated them (null: no range was open), `forward`
-#: is the forward operator whose gradient that one computes; `from_before` marks what stood there before the recording.
-ALIVE_SCHEMA: Final = pl.Schema(
-    {
-        "process": pl.Int32(),
-        "device": pl.Int32(),
-        "operator": pl.String(),
-        "forward": pl.String(),
-        "phase": pl.String(),
-        "from_before": pl.Boolean(),
-        "blocks": pl.Int64(),  # null for what stood there before
-        "bytes": pl.Int64(),
-        "share": pl.Float64(),  # of the peak
-    }
+ALIVE: Final = table(
+    "memory alive at the peak",
+    "One group of blocks that were in use at the peak of a process and device. `warplens memory --by operator`,"
+    " with a column `owner` for people.",
+    "process device",
+    Column(
+        "operator",
+        pl.String,
+        "operator that was open when the memory was allocated, operators that only allocate left aside; an"
+        " annotation where there was none; null without either",
+    ),
+    Column(
+        "forward",
+        pl.String,
+        "forward operator whose gradient that operator computes; null outside of the backward pass and where"
+        " it is not known",
+        title="Gradient of",
+        kind="name",
+    ),
+    "phase",
+    Column(
+        "from_before",
+        pl.Boolean,
+        "whether it was allocated before the recording began, so that whose it is cannot be known",
+    ),
+    Column("blocks", pl.Int64, "how many; null for what stood there before"),
+    "bytes share",
+    device="ordinal of the GPU; null for host memory",
+    phase="`backward`, `optimizer`, `forward` or `none`",
+    bytes="how much",
+    share="share of the peak",
 )
 
-#: One row a step, process and device. `allocated_bytes` sums what was handed out in it (churn).
-ALLOCATION_STEP_SCHEMA: Final = pl.Schema(
-    {
-        "step": pl.Int64(),
-        "process": pl.Int32(),
-        "device": pl.Int32(),
-        "allocations": pl.Int64(),
-        "releases": pl.Int64(),
-        "allocated_bytes": pl.Int64(),
-        "released_bytes": pl.Int64(),
-        "peak_bytes": pl.Int64(),
-    }
+ALLOCATIONS_BY_STEP: Final = table(
+    "allocations of each step",
+    "One step, process and device. `warplens memory --by step`.",
+    "step process device",
+    Column("allocations", pl.Int64, "how many"),
+    Column("releases", pl.Int64, "how many"),
+    Column("allocated_bytes", pl.Int64, "sum of the allocations", title="Churn"),
+    Column("released_bytes", pl.Int64, "sum of the releases"),
+    Column("peak_bytes", pl.Int64, "the most that was in use at once"),
+    device="ordinal of the GPU; null for host memory",
 )
 
 _HOME: Final = ["process", "device"]
@@ -153,13 +152,13 @@ def allocations(timeline: Timeline, window: Window) -> Allocations | None:
 
 
 def allocator_timeline(timeline: Timeline, window: Window) -> pl.DataFrame | None:
-    """Every allocation and release inside the window with the amounts after it (`ALLOCATOR_SCHEMA`).
+    """Every allocation and release inside the window with the amounts after it (`ALLOCATIONS`).
 
     Returns:
         None where the profile recorded none of this: unknown is not zero.
     """
     events = _events(timeline)
-    return None if events is None else conform(events.filter(_inside(window)), ALLOCATOR_SCHEMA)
+    return None if events is None else ALLOCATIONS.conform(events.filter(_inside(window)))
 
 
 def allocator_use(timeline: Timeline, window: Window) -> tuple[AllocatorUse, ...] | None:
@@ -208,7 +207,7 @@ def allocator_use(timeline: Timeline, window: Window) -> tuple[AllocatorUse, ...
 
 
 def alive_at_peak(timeline: Timeline, window: Window) -> pl.DataFrame | None:
-    """Whose memory was in use at the peak of each process and device (`ALIVE_SCHEMA`), the largest groups first.
+    """Whose memory was in use at the peak of each process and device (`ALIVE`), the largest groups first.
 
     A block belongs to the innermost operator that was open on its thread when it was allocated, operators that only
     allocate (`aten::empty`) left aside; without an operator, to the innermost annotation.
@@ -243,20 +242,20 @@ def alive_at_peak(timeline: Timeline, window: Window) -> pl.DataFrame | None:
                     "share": None,
                 }
             ],
-            schema=ALIVE_SCHEMA,
+            schema=ALIVE.schema,
         ).filter(pl.col("bytes") > 0)
-        both = pl.concat([conform(groups.with_columns(share=pl.lit(None)), ALIVE_SCHEMA), before])
+        both = pl.concat([ALIVE.conform(groups.with_columns(share=pl.lit(None))), before])
         whole = pl.lit(use.peak_bytes)
         parts.append(
             both.with_columns(ratio(pl.col("bytes"), whole).alias("share")).sort(
                 "bytes", "operator", descending=[True, False]
             )
         )
-    return pl.concat(parts) if parts else pl.DataFrame(schema=ALIVE_SCHEMA)
+    return pl.concat(parts) if parts else ALIVE.empty()
 
 
 def allocator_steps(timeline: Timeline, window: Window) -> pl.DataFrame | None:
-    """How much was allocated and released in each step of the window, and its peak (`ALLOCATION_STEP_SCHEMA`).
+    """How much was allocated and released in each step of the window, and its peak (`ALLOCATIONS_BY_STEP`).
 
     Returns:
         None where the profile recorded no allocations.
@@ -287,7 +286,7 @@ def allocator_steps(timeline: Timeline, window: Window) -> pl.DataFrame | None:
         )
         .with_columns(pl.col("handed_out").alias("allocated_bytes"))
     )
-    return conform(steps, ALLOCATION_STEP_SCHEMA).sort("step", *_HOME, nulls_last=True)
+    return ALLOCATIONS_BY_STEP.conform(steps).sort("step", *_HOME, nulls_last=True)
 
 
 def _events(timeline: Timeline) -> pl.DataFrame | None:
@@ -314,7 +313,7 @@ def _events(timeline: Timeline) -> pl.DataFrame | None:
     )
 
 
-def _alive(events: pl.DataFrame, position: int) -> npt.NDArray[np.bool_]:
+def _alive(events: pl.DataFrame, position: int) -> Bools:
     """Which allocations of one home stand right after the event at this position; none for −1."""
     count = events.height
     address = events["address"].fill_null(NO_RANGE).to_numpy()
@@ -323,9 +322,7 @@ def _alive(events: pl.DataFrame, position: int) -> npt.NDArray[np.bool_]:
     # A block stands until the next event at its address.
     same = address[order[1:]] == address[order[:-1]]
     until[order[:-1][same]] = order[1:][same]
-    alive: npt.NDArray[np.bool_] = (
-        (events["delta_bytes"].to_numpy() > 0) & (np.arange(count) <= position) & (until > position)
-    )
+    alive: Bools = (events["delta_bytes"].to_numpy() > 0) & (np.arange(count) <= position) & (until > position)
     return alive
 
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+import re
+from functools import lru_cache
+from typing import TYPE_CHECKING, Final, Literal, get_args
 
 import polars as pl
 
-from warplens.analysis.apikinds import API_KIND, api_kinds, blocks_host
-from warplens.analysis.spread import conform, duration_ns, ratio, spread, spread_schema
-from warplens.errors import UsageError
-from warplens.profile.schema import name_categories
+from warplens.analysis.frames import duration_ns, ratio, spread
+from warplens.profile.columns import SPREAD, column, table
+from warplens.profile.schema import Column, name_categories
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,49 +18,148 @@ if TYPE_CHECKING:
     from warplens.analysis.timeline import Timeline
     from warplens.analysis.window import Window
 
-__all__ = [
-    "API_KEYS",
-    "API_SCHEMA",
-    "BLOCKING_SCHEMA",
-    "SYNCHRONIZATION_KEYS",
-    "SYNCHRONIZATION_SCHEMA",
-    "api_statistics",
-    "blocking_calls",
-    "synchronization_statistics",
-]
+# --- What a CUDA or HIP function does to the host and the GPU, told by its name ---
+#
+# The families follow NVIDIA's and AMD's naming rules rather than a list of functions, so that a spelling of a later
+# toolkit (`cudaLaunchKernelExC`, `cudaMemcpyBatchAsync`, …) falls into its family without a change here. Sources: the
+# module pages of the CUDA Runtime API, CUDA Driver API and HIP Runtime API references.
 
-#: What API calls can be grouped by, with the type of the column.
-API_KEYS: Final = pl.Schema({"name": pl.String(), "kind": API_KIND, "process": pl.Int32(), "thread": pl.Int32()})
+ApiKind = Literal["launch", "graph-launch", "copy", "memset", "sync", "allocation", "event", "query", "module", "other"]
 
-#: Schema of `api_statistics`, after the columns that it groups by. Time is in nanoseconds of the host.
-API_SCHEMA: Final = pl.Schema(
-    {
-        "calls": pl.Int64(),
-        **spread_schema(),
-        "share": pl.Float64(),  # of the summed time of all API calls in the window, not of its length
-    }
+#: What a call returns where memory ran out: `cudaErrorMemoryAllocation`, `CUDA_ERROR_OUT_OF_MEMORY`.
+OUT_OF_MEMORY: Final = 2
+
+#: The dtype of a column of kinds.
+API_KIND: Final = pl.Enum(list(get_args(ApiKind)))
+
+_PREFIX = re.compile(r"(?:cuda|cu|hip)(?=[A-Z])")
+
+# `_v3020` (ABI version), `_v2` (driver version), `_ptsz`, `_ptds`, `_spt` (per-thread default stream).
+_SUFFIX = re.compile(r"(?:_v\d+|_ptsz|_ptds|_spt)+$")
+
+#: The kind of a function by its name after `cuda`, `cu` or `hip`; the first pattern that matches its begin decides.
+_PATTERNS: Final[tuple[tuple[str, ApiKind], ...]] = (
+    (r"GraphLaunch", "graph-launch"),
+    # A host function runs on the CPU; everything else that is called "launch" starts a kernel.
+    (r"LaunchHostFunc", "other"),
+    (r"(Ext|Hcc)?(Module)?Launch", "launch"),
+    (r"(Device|Thread|Ctx|Stream|Event)Synchronize", "sync"),
+    (r"(Event|Stream)Query|EventElapsedTime|Stream(Get|IsCapturing)", "query"),
+    (r"Event|Stream(Wait|Write|BatchMemOp)", "event"),
+    (r"Memcpy|Mem(Discard(And|Batch))?\w*Prefetch", "copy"),
+    (r"Memset", "memset"),
+    (r"Mem(GetInfo|GetAddressRange|PtrGetInfo|Range|\w*(Granularity|Properties|Attribute))", "query"),
+    (r"(Mem)?HostGet", "query"),
+    # Device memory, pinned host memory, arrays, pools, virtual memory; advice on managed memory obtains nothing.
+    (r"(Ext)?(Malloc|Free)|Host(Alloc|Malloc|Free|Register|Unregister)", "allocation"),
+    (r"Mem(Alloc|Free|Host|Create|Release|Map|Unmap|SetAccess|Address|Pool|Import|Export|Retain)", "allocation"),
+    (r"(Mipmapped)?Array(3D)?(Create|Destroy)|Ipc(Open|Close)MemHandle|Multicast", "allocation"),
+    (r"ModuleGetLoadingMode", "query"),
+    (r"Module|Library|Link", "module"),
+    (r"(Device|DevicePrimaryCtx|Func|Ctx|Kernel|Array|Graph\w*|Driver|Runtime|Pointer)(Get|Can|Is|Compute)", "query"),
+    (r"Get|Peek|Occupancy|ChooseDevice|DeviceTotalMem", "query"),
+)
+_COMPILED: Final = tuple((re.compile(pattern), kind) for pattern, kind in _PATTERNS)
+
+
+def bare_name(name: str) -> str:
+    """The name without version and per-thread-stream suffixes: `cudaFree_ptsz_v7000` → `cudaFree`."""
+    return _SUFFIX.sub("", name)
+
+
+@lru_cache(maxsize=4096)
+def api_kind(name: str) -> ApiKind:
+    """What the function with this name does.
+
+    `launch` starts a kernel, `graph-launch` a CUDA graph, `copy` and `memset` move or fill memory, `sync` makes the
+    host wait for the GPU, `allocation` obtains, pins, maps or releases memory, `event` records or awaits on the device
+    without holding the host, `query` only asks, `module` loads or looks up code; the rest is `other`, as is every
+    function that is neither CUDA's nor HIP's.
+    """
+    prefix = _PREFIX.match(name)
+    if prefix is None:
+        return "other"
+    verb = bare_name(name)[prefix.end() :]
+    return next((kind for pattern, kind in _COMPILED if pattern.match(verb)), "other")
+
+
+def api_kinds(names: pl.Series) -> pl.Series:
+    """The kind of each name of a dictionary-encoded column, looked up once per distinct name.
+
+    Args:
+        names: `Trace.api_calls["name"]` or any part of it (dtype `Enum`).
+
+    Returns:
+        A series of dtype `API_KIND`, called `kind`, of the same length; null where the name is null.
+    """
+    kinds = pl.Series([api_kind(name) for name in name_categories(names)], dtype=API_KIND)
+    return kinds.gather(names.to_physical()).alias("kind")
+
+
+@lru_cache(maxsize=4096)
+def blocks_host(name: str) -> bool:
+    """Whether the function by itself holds the host until the GPU is done: waits, and copies that do not say `Async`.
+
+    Asynchronous copies of pageable memory hold the host as well, which the name does not tell; `warplens.analysis.api`
+    joins them with the memory that they moved. A synchronous copy from device to device may return early.
+    (CUDA Runtime API, "API synchronization behavior".)
+    """
+    kind = api_kind(name)
+    return kind == "sync" or (kind == "copy" and "Async" not in name and "Prefetch" not in name)
+
+
+@lru_cache(maxsize=4096)
+def polls_device(name: str) -> bool:
+    """Whether the function asks if work is done without waiting for it: one that is called again and again waits."""
+    prefix = _PREFIX.match(name)
+    return prefix is not None and bare_name(name)[prefix.end() :] in ("EventQuery", "StreamQuery")
+
+
+# --- CUDA API calls on the host ---
+
+API_CALLS: Final = table(
+    "API calls",
+    "One group of CUDA API calls. `warplens api`; the columns of `--by` stand first. Times are the host's.",
+    "name",
+    Column(
+        "kind",
+        API_KIND,
+        "what the function does: `launch`, `graph-launch`, `copy`, `memset`, `sync`, `allocation`, `event`,"
+        " `query`, `module`, `other`",
+    ),
+    "process thread calls",
+    SPREAD,
+    "share",
+    name="function, without the version suffix that tools append",
+    share="share of the summed time of all API calls in the window, not of its length",
+    keys="name kind process thread",
 )
 
-#: What waits can be grouped by, with the type of the column.
-SYNCHRONIZATION_KEYS: Final = pl.Schema(
-    {"kind": pl.String(), "device": pl.Int32(), "process": pl.Int32(), "thread": pl.Int32()}
+WAITS: Final = table(
+    "waits",
+    "One group of waits that the profiler recorded. `warplens.analysis.api.synchronization_statistics`.",
+    Column("kind", pl.String, "event, stream-wait-event, stream, context"),
+    "device process thread",
+    Column("waits", pl.Int64, "how many"),
+    SPREAD,
+    "share",
+    thread="thread of the API call; null where it was not recorded",
+    share="share of the summed time of all waits",
+    keys="kind device process thread",
 )
-
-#: Schema of `synchronization_statistics`, after the columns that it groups by. Time is in nanoseconds.
-SYNCHRONIZATION_SCHEMA: Final = pl.Schema({"waits": pl.Int64(), **spread_schema(), "share": pl.Float64()})
 
 _REASON: Final = pl.Enum(["synchronization", "synchronous-copy", "pageable-copy"])
 
-#: Schema of `blocking_calls`. Time is in nanoseconds of the host.
-BLOCKING_SCHEMA: Final = pl.Schema(
-    {
-        "reason": _REASON,  # why the call holds the host
-        "name": pl.String(),
-        "process": pl.Int32(),
-        "thread": pl.Int32(),
-        "calls": pl.Int64(),
-        **spread_schema(),
-    }
+BLOCKING_CALLS: Final = table(
+    "blocking calls",
+    "One function on one thread that held the host until the GPU was done. `warplens.analysis.api.blocking_calls`.",
+    column("reason").but(
+        dtype=_REASON,
+        help="`synchronization`, `synchronous-copy`, or `pageable-copy` (an asynchronous copy of pageable memory)",
+    ),
+    "name process thread calls",
+    SPREAD,
+    name="function",
 )
 
 
@@ -71,17 +171,16 @@ def api_statistics(timeline: Timeline, window: Window, by: Sequence[str] = ("nam
     in two rows of the same label.
 
     Args:
-        timeline: the profile.
         window: the part of it that counts; a call belongs to it by its begin.
-        by: any of `API_KEYS`.
+        by: any of `API_CALLS.keys`.
 
     Returns:
-        The columns of `by`, then `API_SCHEMA`.
+        `API_CALLS.by(*by)`.
 
     Raises:
         UsageError: `by` is empty or names something else.
     """
-    _require_keys("API calls", by, API_KEYS)
+    declared = API_CALLS.by(*by)
     calls = timeline.api_calls_in(window)
     if "kind" in by:
         calls = calls.with_columns(api_kinds(calls["name"]))
@@ -90,8 +189,7 @@ def api_statistics(timeline: Timeline, window: Window, by: Sequence[str] = ("nam
         .agg(pl.len().alias("calls"), *spread(duration_ns()))
         .with_columns(ratio(pl.col("total_ns"), pl.col("total_ns").sum()).alias("share"))
     )
-    schema = pl.Schema({**{key: API_KEYS[key] for key in by}, **API_SCHEMA})
-    return _longest_first(conform(statistics, schema), by)
+    return _longest_first(declared.conform(statistics), by)
 
 
 def synchronization_statistics(timeline: Timeline, window: Window, by: Sequence[str] = ("kind",)) -> pl.DataFrame:
@@ -101,17 +199,16 @@ def synchronization_statistics(timeline: Timeline, window: Window, by: Sequence[
     gives no rows, and `blocking_calls` then still knows the waits by the names of the API functions.
 
     Args:
-        timeline: the profile.
         window: the part of it that counts; a wait belongs to it by its begin.
-        by: any of `SYNCHRONIZATION_KEYS`; the thread is that of the API call, null where it was not recorded.
+        by: any of `WAITS.keys`; the thread is that of the API call, null where it was not recorded.
 
     Returns:
-        The columns of `by`, then `SYNCHRONIZATION_SCHEMA`; `share` is of the summed time of all waits.
+        `WAITS.by(*by)`.
 
     Raises:
         UsageError: `by` is empty or names something else.
     """
-    _require_keys("waits", by, SYNCHRONIZATION_KEYS)
+    declared = WAITS.by(*by)
     waits = timeline.synchronizations_in(window)
     if "thread" in by:
         waiting = (
@@ -127,8 +224,7 @@ def synchronization_statistics(timeline: Timeline, window: Window, by: Sequence[
         .agg(pl.len().alias("waits"), *spread(duration_ns()))
         .with_columns(ratio(pl.col("total_ns"), pl.col("total_ns").sum()).alias("share"))
     )
-    schema = pl.Schema({**{key: SYNCHRONIZATION_KEYS[key] for key in by}, **SYNCHRONIZATION_SCHEMA})
-    return _longest_first(conform(statistics, schema), by)
+    return _longest_first(declared.conform(statistics), by)
 
 
 def blocking_calls(timeline: Timeline, window: Window) -> pl.DataFrame:
@@ -138,7 +234,7 @@ def blocking_calls(timeline: Timeline, window: Window) -> pl.DataFrame:
     which the driver has to stage (CUDA Runtime API, "API synchronization behavior").
 
     Returns:
-        `BLOCKING_SCHEMA`; each call counts in one row only.
+        `BLOCKING_CALLS`; each call counts in one row only.
     """
     calls = timeline.api_calls_in(window)
     blocking = pl.Series([blocks_host(name) for name in name_categories(calls["name"])], dtype=pl.Boolean)
@@ -157,18 +253,12 @@ def blocking_calls(timeline: Timeline, window: Window) -> pl.DataFrame:
     )
     keys = ["reason", "name", "process", "thread"]
     statistics = pl.concat([by_name, staged]).group_by(keys).agg(pl.len().alias("calls"), *spread(duration_ns()))
-    return _longest_first(conform(statistics, BLOCKING_SCHEMA), keys)
+    return _longest_first(BLOCKING_CALLS.conform(statistics), keys)
 
 
 def _pageable_copies(timeline: Timeline) -> pl.DataFrame:
     pageable = (pl.col("source_memory") == "pageable") | (pl.col("destination_memory") == "pageable")
     return timeline.trace.copies.filter(pageable).select("process", "correlation")
-
-
-def _require_keys(what: str, by: Sequence[str], keys: pl.Schema) -> None:
-    unknown = [key for key in by if key not in keys]
-    if unknown or not by:
-        raise UsageError(f"{what} cannot be grouped by {', '.join(unknown) or 'nothing'}; use {', '.join(keys)}")
 
 
 def _longest_first(statistics: pl.DataFrame, by: Sequence[str]) -> pl.DataFrame:

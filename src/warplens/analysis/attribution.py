@@ -20,17 +20,12 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
-from warplens.analysis.forest import NO_RANGE, Forest, levels_of, nearest
 from warplens.analysis.intervals import Intervals, total, union
+from warplens.analysis.trees import NO_RANGE, Forest, levels_of, nearest
 from warplens.profile.nesting import nest
-from warplens.profile.schema import name_categories
-
-__all__ = ["NO_RANGE", "OPERATOR_KIND", "RangeForest", "is_operator", "range_forest"]
-
-Int64s = npt.NDArray[np.int64]
+from warplens.profile.schema import Bools, Int64s, name_categories
 
 #: Kind of the ranges that a framework's profiler records for its operators.
 OPERATOR_KIND = "cpu-op"
@@ -50,6 +45,8 @@ class _OpenRanges(NamedTuple):
     innermost: Int64s
 
     def at(self, when: Int64s) -> Int64s:
+        if not self.times.size:
+            return np.full(when.shape, NO_RANGE)
         index = np.searchsorted(self.times, when, side="right") - 1
         return np.where(index >= 0, self.innermost[np.maximum(index, 0)], NO_RANGE)
 
@@ -65,13 +62,13 @@ class RangeForest(Forest):
         crossing: shape (n,), whether the range overlaps another one of its thread without nesting.
     """
 
-    parent_inferred: npt.NDArray[np.bool_]
-    crossing: npt.NDArray[np.bool_]
+    parent_inferred: Bools
+    crossing: Bools
     _threads: dict[tuple[int, int], _OpenRanges]
     _lenders: dict[tuple[int, int], _OpenRanges]
     _asked_first: dict[int, list[tuple[int, int]]]
 
-    def attribute(self, process: Int64s, thread: Int64s, when: Int64s) -> tuple[Int64s, npt.NDArray[np.bool_]]:
+    def attribute(self, process: Int64s, thread: Int64s, when: Int64s) -> tuple[Int64s, Bools]:
         """The range of each launch, and whether it was inferred.
 
         Args:
@@ -103,12 +100,12 @@ class RangeForest(Forest):
         return found
 
 
-def is_operator(ranges: pl.DataFrame) -> npt.NDArray[np.bool_]:
+def is_operator(ranges: pl.DataFrame) -> Bools:
     """Which rows of the table `ranges` are a framework's operators."""
     kinds = ranges["kind"]
     if OPERATOR_KIND not in name_categories(kinds):
         return np.zeros(ranges.height, dtype=np.bool_)
-    operators: npt.NDArray[np.bool_] = (kinds == OPERATOR_KIND).to_numpy()
+    operators: Bools = (kinds == OPERATOR_KIND).to_numpy()
     return operators
 
 
@@ -158,9 +155,7 @@ def range_forest(ranges: pl.DataFrame) -> RangeForest:
     return RangeForest(linked, levels_of(linked), inferred, crossing, threads, lenders, asked_first)
 
 
-def _open_ranges(
-    start: Int64s, end: Int64s, depth: Int64s, parent: Int64s, rows: Int64s
-) -> tuple[_OpenRanges, npt.NDArray[np.bool_]]:
+def _open_ranges(start: Int64s, end: Int64s, depth: Int64s, parent: Int64s, rows: Int64s) -> tuple[_OpenRanges, Bools]:
     """The step function of one thread's ranges, and which of them cross another."""
     lasting = rows[end[rows] > start[rows]]  # an empty range holds nothing open
     times = np.concatenate((end[lasting], start[lasting]))

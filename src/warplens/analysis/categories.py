@@ -8,21 +8,9 @@ from functools import lru_cache
 import polars as pl
 
 from warplens.analysis.category_rules import RULES
-from warplens.analysis.kernel_libraries import LIBRARY_NAMES, library_of
-from warplens.analysis.kernel_names import split_name
-from warplens.analysis.kernel_precision import PRECISIONS, PRODUCTS, arithmetic_of
+from warplens.analysis.kernel_names import LIBRARY_NAMES, PRECISIONS, arithmetic_of, library_of, split_name
+from warplens.profile.columns import column, table
 from warplens.profile.schema import name_categories
-
-__all__ = [
-    "CATEGORIES",
-    "CLASS_SCHEMA",
-    "OTHER",
-    "PRODUCTS",
-    "KernelClass",
-    "categories_of",
-    "classify",
-    "classify_names",
-]
 
 #: The kinds of work, in the order in which people expect to read them.
 CATEGORIES = (
@@ -66,14 +54,13 @@ class KernelClass:
     rule: str | None
 
 
-#: The columns that `classify_names` adds.
-CLASS_SCHEMA = pl.Schema(
-    {
-        "category": pl.Enum(CATEGORIES),
-        "library": pl.Enum(LIBRARY_NAMES),
-        "precision": pl.Enum(PRECISIONS),
-        "tensor_cores": pl.Boolean(),
-    }
+CLASSES = table(
+    "what a kernel's name says",
+    "One kernel. `warplens.analysis.categories.classify_names`.",
+    column("category").but(dtype=pl.Enum(CATEGORIES)),
+    column("library").but(dtype=pl.Enum(LIBRARY_NAMES)),
+    column("precision").but(dtype=pl.Enum(PRECISIONS)),
+    "tensor_cores",
 )
 
 #: Names read so far are kept, up to a number that only generated code exceeds.
@@ -102,7 +89,7 @@ def _classified(name: str) -> KernelClass:
 
 
 def classify_names(frame: pl.DataFrame) -> pl.DataFrame:
-    """The class of the kernel of each row: the columns of `CLASS_SCHEMA`, in the order of the rows.
+    """The class of the kernel of each row: the columns of `CLASSES`, in the order of the rows.
 
     Each distinct name is read once; a row costs a look-up of its code.
 
@@ -121,5 +108,5 @@ def _class_table(full_names: pl.Series) -> pl.DataFrame:
     """The class of each text of the dictionary, in its order, whether a row has that name or not."""
     classes = [_classified(text) for text in name_categories(full_names)]
     return pl.DataFrame(
-        {column: [getattr(found, column) for found in classes] for column in CLASS_SCHEMA}, CLASS_SCHEMA
+        {column: [getattr(found, column) for found in classes] for column in CLASSES.names}, CLASSES.schema
     )

@@ -21,8 +21,6 @@ from functools import cached_property
 
 from warplens.analysis.kernel_names import NameParts
 
-__all__ = ["RULES", "Rule"]
-
 
 @dataclass(frozen=True)
 class Rule:

@@ -2,39 +2,47 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal
 
 import polars as pl
 
-from warplens.analysis.spread import conform, duration_ns, ratio, spread, spread_schema
+from warplens.analysis.frames import duration_ns, ratio, spread
 from warplens.analysis.streams import busy_by
 from warplens.errors import UsageError
+from warplens.profile.columns import SPREAD, spread_columns, table
+from warplens.profile.schema import Column
 
 if TYPE_CHECKING:
     from warplens.analysis.timeline import Timeline
     from warplens.analysis.window import Window
 
-__all__ = ["COPY_SCHEMA", "CopyGrouping", "copy_statistics"]
 
 CopyGrouping = Literal["memory", "direction"]
 
 _KIND: Final = pl.Enum(["copy", "memset"])
 _NS_PER_S: Final = 1e9
 
-#: Schema of `copy_statistics`. Time is in nanoseconds.
-COPY_SCHEMA: Final = pl.Schema(
-    {
-        "kind": _KIND,
-        "direction": pl.String(),  # host-to-device, …; null for a memset
-        "source_memory": pl.String(),  # pageable, pinned, device, …; null for a memset, and where it is not recorded
-        "destination_memory": pl.String(),  # likewise; for a memset the memory that it fills
-        "calls": pl.Int64(),
-        **spread_schema(),
-        "share": pl.Float64(),  # of the summed time of all copies and memsets in the window
-        **spread_schema(unit="bytes"),
-        "busy_ns": pl.Int64(),  # time with at least one of them in flight, summed over devices
-        "bandwidth_bytes_per_s": pl.Float64(),  # total_bytes over busy_ns; null where they took no time
-    }
+COPIES: Final = table(
+    "copies and fills",
+    "One kind of copy or fill. `warplens copies`.",
+    Column("kind", _KIND, "`copy` or `memset`"),
+    Column("direction", pl.String, "host-to-device, device-to-host, …; null for a memset"),
+    Column(
+        "source_memory",
+        pl.String,
+        "pageable, pinned, device, managed, …; null for a memset, and where it was not recorded",
+        title="From",
+    ),
+    Column("destination_memory", pl.String, "likewise; for a memset the memory that it fills", title="To"),
+    "calls",
+    SPREAD,
+    "share",
+    spread_columns(unit="bytes", of="sizes"),
+    "busy_ns",
+    Column("bandwidth_bytes_per_s", pl.Float64, "`total_bytes` over `busy_ns`; null where they took no time"),
+    share="share of the summed time of all copies and memsets in the window",
+    busy_ns="time with at least one of them in flight, summed over GPUs",
 )
 
 _GROUPS: Final[dict[str, list[str]]] = {
@@ -52,8 +60,6 @@ def copy_statistics(timeline: Timeline, window: Window, by: CopyGrouping = "memo
     two copies that share a link are not counted as two links.
 
     Args:
-        timeline: the profile.
-        window: the part of it that counts.
         by: `memory` (direction and the kinds of memory on both sides) or `direction` (memory columns are null).
 
     Raises:
@@ -71,7 +77,7 @@ def copy_statistics(timeline: Timeline, window: Window, by: CopyGrouping = "memo
         (ratio(pl.col("total_bytes"), pl.col("busy_ns")) * _NS_PER_S).alias("bandwidth_bytes_per_s"),
     )
     order = ["total_ns", *_GROUPS["memory"]]
-    return conform(statistics, COPY_SCHEMA).sort(order, descending=[True, *(False for _ in order[1:])])
+    return COPIES.conform(statistics).sort(order, descending=[True, *(False for _ in order[1:])])
 
 
 def _copies(timeline: Timeline, window: Window) -> pl.DataFrame:
@@ -98,3 +104,123 @@ def _statistics(moves: pl.DataFrame, keys: list[str]) -> pl.DataFrame:
             for name in ("direction", "source_memory", "destination_memory")
         )
     )
+
+
+# --- Device memory over time, where the profile recorded allocations and releases ---
+#
+# What a program allocated before the recording began is not in the profile. Releases without a recorded allocation
+# prove that at least so much stood there already; that amount is added throughout, so that no figure falls below what
+# must have been allocated, and is stated as `unseen_bytes`.
+
+MEMORY_EVENTS: Final = table(
+    "memory over time",
+    "One allocation or release inside the window. `warplens.analysis.copies.memory_timeline`.",
+    "time_ns process device memory delta_bytes",
+    Column(
+        "allocated_bytes",
+        pl.Int64,
+        "allocated after the event, by the process, on the GPU, of this kind of memory",
+        title="Allocated",
+    ),
+)
+
+# Amounts are kept apart by process, device and kind of memory.
+_HOME: Final = ["process", "device", "memory"]
+
+
+@dataclass(frozen=True)
+class MemoryUse:
+    """Memory of one kind that one process held on one device during a window.
+
+    Attributes:
+        process: process id.
+        device: CUDA ordinal; None where the source does not say.
+        memory: device, pinned, managed, …; None where the source does not say.
+        begin_bytes, end_bytes: allocated at the window's edges.
+        peak_bytes: the most that was allocated at once inside the window.
+        peak_ns: when that amount was first reached.
+        allocations, releases: how many there were in the window.
+        unseen_bytes: part of all these amounts that must have been allocated before the recording began.
+    """
+
+    process: int
+    device: int | None
+    memory: str | None
+    begin_bytes: int
+    end_bytes: int
+    peak_bytes: int
+    peak_ns: int
+    allocations: int
+    releases: int
+    unseen_bytes: int
+
+
+def memory_timeline(timeline: Timeline, window: Window) -> pl.DataFrame | None:
+    """Every allocation and release inside the window with the amount allocated after it (`MEMORY_EVENTS`).
+
+    Returns:
+        None where the profile recorded no memory events at all: unknown is not zero.
+    """
+    events = _events(timeline)
+    return None if events is None else MEMORY_EVENTS.conform(events.filter(_inside(window)))
+
+
+def memory_use(timeline: Timeline, window: Window) -> tuple[MemoryUse, ...] | None:
+    """What was allocated at the edges of the window, at its peak and when, by process, device and kind of memory.
+
+    Returns:
+        One entry for each home of memory with any event in the profile, the largest peak first; None where the
+        profile recorded no memory events at all.
+    """
+    events = _events(timeline)
+    if events is None:
+        return None
+    allocated, delta = pl.col("allocated_bytes"), pl.col("delta_bytes")
+    before, inside = pl.col("time_ns") < window.start_ns, _inside(window)
+    highest = allocated.filter(inside).max()
+    use = (
+        events.group_by(_HOME)
+        .agg(
+            allocated.filter(before).last().fill_null(pl.col("unseen_bytes").first()).alias("begin_bytes"),
+            allocated.filter(before | inside).last().alias("end_bytes"),
+            highest.alias("peak_bytes"),
+            pl.col("time_ns").filter(inside & (allocated == highest)).first().alias("peak_ns"),
+            (inside & (delta > 0)).sum().alias("allocations"),
+            (inside & (delta < 0)).sum().alias("releases"),
+            pl.col("unseen_bytes").first(),
+        )
+        .with_columns(
+            pl.col("end_bytes").fill_null(pl.col("begin_bytes")),
+            # Where nothing in the window exceeds what stood there at its begin, that was the peak.
+            pl.max_horizontal("peak_bytes", "begin_bytes"),
+            pl.when(pl.col("peak_bytes") > pl.col("begin_bytes"))
+            .then("peak_ns")
+            .otherwise(window.start_ns)
+            .alias("peak_ns"),
+        )
+        .with_columns(pl.col("memory").cast(pl.String))
+        .sort(["peak_bytes", *_HOME], descending=[True, False, False, False])
+    )
+    return tuple(MemoryUse(**home) for home in use.iter_rows(named=True))
+
+
+def _events(timeline: Timeline) -> pl.DataFrame | None:
+    """All memory events in order of time, with the running amount and what must have stood there before the first."""
+    if "memory" not in timeline.trace.capture.recorded:
+        return None
+    events = timeline.trace.memory.sort("time_ns", maintain_order=True)
+    # The lowest balance of an address, if negative, is memory that was released without having been seen allocated.
+    lowest = pl.col("delta_bytes").cum_sum().min().clip(upper_bound=0).neg()
+    unseen = (
+        events.group_by([*_HOME, "address"], maintain_order=True)
+        .agg(lowest.alias("unseen_bytes"))
+        .group_by(_HOME)
+        .agg(pl.col("unseen_bytes").sum())
+    )
+    return events.join(unseen, on=_HOME, how="left", nulls_equal=True, maintain_order="left").with_columns(
+        (pl.col("delta_bytes").cum_sum().over(_HOME) + pl.col("unseen_bytes")).alias("allocated_bytes")
+    )
+
+
+def _inside(window: Window) -> pl.Expr:
+    return pl.col("time_ns").is_between(window.start_ns, window.end_ns, closed="left")

@@ -10,11 +10,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-__all__ = ["Intervals", "Owned", "clip", "complement", "measure_before", "owned_union", "subtract", "total", "union"]
-
-Int64s = npt.NDArray[np.int64]
+from warplens.profile.schema import Int64s
 
 
 class Intervals(NamedTuple):

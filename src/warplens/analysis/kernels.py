@@ -7,63 +7,57 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from warplens.analysis.categories import CLASS_SCHEMA, OTHER, PRODUCTS, classify_names
-from warplens.analysis.spread import conform, duration_ns, ratio, spread, spread_schema
+from warplens.analysis.categories import CLASSES, OTHER, classify_names
+from warplens.analysis.frames import duration_ns, ratio, spread
+from warplens.analysis.kernel_names import PRODUCTS
 from warplens.errors import UsageError
+from warplens.profile.columns import KERNEL_NAME, SPREAD, table
 
 if TYPE_CHECKING:
     from warplens.analysis.timeline import Timeline
     from warplens.analysis.window import Window
 
-__all__ = [
-    "GROUPINGS",
-    "KERNEL_GROUP_SCHEMA",
-    "KERNEL_SCHEMA",
-    "CategoryCoverage",
-    "TensorCoreUse",
-    "category_coverage",
-    "coverage_of",
-    "kernel_statistics",
-    "statistics_of",
-    "tensor_core_use",
-    "tensor_core_use_of",
-]
 
 _NAMES = ("name", "full_name")
 
 #: What kernels can be grouped by.
-GROUPINGS = (*_NAMES, *CLASS_SCHEMA, "device", "stream", "process")
+GROUPINGS = (*_NAMES, *CLASSES.names, "device", "stream", "process")
 
-_NUMBERS: dict[str, pl.DataType] = {"calls": pl.Int64(), **spread_schema(), "share": pl.Float64()}
+_SHARE = "share of the summed kernel time of the window"
 
-#: A row per kernel: its names, what they reveal (null where they do not), and its durations. `share` is that of the
-#: summed time of all kernels counted.
-KERNEL_SCHEMA = pl.Schema(
-    {
-        "name": pl.String(),
-        "full_name": pl.String(),
-        "category": pl.String(),
-        "library": pl.String(),
-        "precision": pl.String(),
-        "tensor_cores": pl.Boolean(),
-        **_NUMBERS,
-    }
+KERNELS = table(
+    "kernels",
+    "One kernel by its short or full name. `warplens kernels`.",
+    KERNEL_NAME,
+    "full_name category library precision tensor_cores calls",
+    SPREAD,
+    "share",
+    full_name="demangled name; null where one short name stands for several",
+    category="kernel category (see [categories](categories.md)); where one short name stands for several full names,"
+    " that of the one with most of the time, and so for the next three columns",
+    share=_SHARE,
 )
 
-#: A row per group of kernels. First stands the column that they are grouped by; `kernels` counts distinct full names.
-KERNEL_GROUP_SCHEMA = pl.Schema({"kernels": pl.Int64(), **_NUMBERS})
+KERNEL_GROUPS = table(
+    "kernels by group",
+    "One category, library, precision, …: `warplens kernels --by category`. The column that rows are grouped by stands"
+    " first.",
+    "kernels calls",
+    SPREAD,
+    "share",
+    kernels="number of different full names",
+    share=_SHARE,
+)
 
 
 def kernel_statistics(timeline: Timeline, window: Window, by: str = "name") -> pl.DataFrame:
     """Calls and durations of the kernels that begin in the window, the most expensive first.
 
     Args:
-        timeline: the profile.
-        window: which kernels count.
         by: one of `GROUPINGS`. `full_name` is what `nsys stats` groups by, `name` its `:base` variant.
 
     Returns:
-        `KERNEL_SCHEMA` for the names, else the column `by` followed by `KERNEL_GROUP_SCHEMA`.
+        `KERNELS` for the names, else the column `by` followed by `KERNEL_GROUPS`.
 
     Raises:
         UsageError: kernels cannot be grouped by that.
@@ -79,17 +73,17 @@ def statistics_of(kernels: pl.DataFrame, by: str = "name") -> pl.DataFrame:
     """
     if by not in GROUPINGS:
         raise UsageError(f"kernels cannot be grouped by {by!r}; choose one of {', '.join(GROUPINGS)}")
-    if by in CLASS_SCHEMA:
+    if by in CLASSES.names:
         kernels = kernels.with_columns(classify_names(kernels).get_column(by))
     variety = [] if by in _NAMES else [pl.col("full_name").n_unique().alias("kernels")]
     groups = kernels.group_by(by).agg(pl.len().alias("calls"), *spread(duration_ns()), *variety)
     groups = groups.with_columns(ratio(pl.col("total_ns"), pl.col("total_ns").sum()).alias("share"))
     if by in _NAMES:
-        table = conform(groups.join(_classed(kernels, by), on=by), KERNEL_SCHEMA)
-        return table.sort("total_ns", *_NAMES, descending=[True, False, False])
-    label = pl.String() if isinstance(groups.schema[by], pl.Enum) else groups.schema[by]
-    table = conform(groups, pl.Schema({by: label, **KERNEL_GROUP_SCHEMA}))
-    return table.sort("total_ns", by, descending=[True, False], nulls_last=True)
+        named = KERNELS.conform(groups.join(_classed(kernels, by), on=by))
+        return named.sort("total_ns", *_NAMES, descending=[True, False, False])
+    numbers = KERNEL_GROUPS.conform(groups)
+    label = groups[by].cast(pl.String) if isinstance(groups.schema[by], pl.Enum) else groups[by]
+    return numbers.insert_column(0, label).sort("total_ns", by, descending=[True, False], nulls_last=True)
 
 
 def _classed(kernels: pl.DataFrame, by: str) -> pl.DataFrame:
@@ -100,7 +94,7 @@ def _classed(kernels: pl.DataFrame, by: str) -> pl.DataFrame:
         return variants.drop("variant_ns")
     only = pl.when(pl.len() == 1).then(pl.col("full_name").first())
     main = variants.sort("variant_ns", pl.col("full_name").cast(pl.String), descending=[True, False])
-    return main.group_by("name", maintain_order=True).agg(pl.col(*CLASS_SCHEMA).first(), only.alias("full_name"))
+    return main.group_by("name", maintain_order=True).agg(pl.col(*CLASSES.names).first(), only.alias("full_name"))
 
 
 @dataclass(frozen=True)

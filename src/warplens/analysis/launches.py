@@ -14,58 +14,42 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import polars as pl
 
-from warplens.analysis.apikinds import api_kinds
-from warplens.analysis.once import once
-from warplens.analysis.spread import conform, duration_ns, number, spread, spread_schema
-from warplens.errors import UsageError
+from warplens.analysis.api import api_kinds
+from warplens.analysis.frames import duration_ns, number, once, spread
+from warplens.profile.columns import KERNEL_NAME, spread_columns, table
+from warplens.profile.schema import Column
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import numpy.typing as npt
-
     from warplens.analysis.timeline import Timeline
     from warplens.analysis.window import Window
+    from warplens.profile.schema import Int64s
 
-__all__ = [
-    "LAUNCH_KEYS",
-    "LAUNCH_SCHEMA",
-    "PROMPT_START_NS",
-    "CountPerStep",
-    "LaunchSummary",
-    "count_per_step",
-    "launch_statistics",
-    "launch_summary",
-]
 
 #: A kernel that starts sooner than this after its launching call returned found the GPU with nothing else to do. In
 #: captures from A100, H100, H200 and RTX 5000 the delays of kernels launched onto an idle GPU gather below
 #: 4 µs, and hardly any lies between 4 and 6 µs, where those that queued behind other work begin.
 PROMPT_START_NS: Final = 5_000
 
-#: What launches can be grouped by, with the type of the column.
-LAUNCH_KEYS: Final = pl.Schema(
-    {
-        "name": pl.String(),
-        "full_name": pl.String(),
-        "api": pl.String(),
-        "device": pl.Int32(),
-        "process": pl.Int32(),
-        "thread": pl.Int32(),
-    }
-)
-
-#: Schema of `launch_statistics`, after the columns that it groups by. Time is in nanoseconds.
-LAUNCH_SCHEMA: Final = pl.Schema(
-    {
-        "launches": pl.Int64(),  # kernel executions
-        "matched": pl.Int64(),  # … of which the launching call was recorded; the API and whole times speak of these
-        "queued": pl.Int64(),  # … of which started after their call had returned; the queue times speak of these
-        **spread_schema("api_"),
-        **spread_schema("queue_"),
-        **spread_schema("kernel_"),
-        **spread_schema("whole_"),
-    }
+LAUNCHES: Final = table(
+    "launches",
+    "One group of kernel launches. `warplens launches`; the columns of `--by` stand first. API time is the"
+    " duration of the launching call, queue time runs from its end to the begin of the kernel (none where the"
+    " kernel began earlier), whole time from the begin of the call to the end of the kernel or of the call,"
+    " whichever is later.",
+    KERNEL_NAME,
+    "full_name",
+    Column("api", pl.String, "launching API function; null where no call was recorded", title="Launched by"),
+    "device process thread launches",
+    Column("matched", pl.Int64, "launches whose API call was recorded; API and whole times speak of these"),
+    Column("queued", pl.Int64, "launches that began after their call had returned; queue times speak of these"),
+    spread_columns("api_", of="API times"),
+    spread_columns("queue_", of="queue times"),
+    spread_columns("kernel_", of="kernel times"),
+    spread_columns("whole_", of="whole times"),
+    launches="kernel executions",
+    keys="name full_name api device process thread",
 )
 
 
@@ -139,21 +123,16 @@ def launch_statistics(timeline: Timeline, window: Window, by: Sequence[str] = ("
     in rows of their own.
 
     Args:
-        timeline: the profile.
         window: the part of it that counts; a kernel belongs to it by its begin on the GPU.
-        by: any of `LAUNCH_KEYS`.
+        by: any of `LAUNCHES.keys`.
 
     Returns:
-        The columns of `by`, then `LAUNCH_SCHEMA`.
+        `LAUNCHES.by(*by)`.
 
     Raises:
         UsageError: `by` is empty or names something else.
     """
-    unknown = [key for key in by if key not in LAUNCH_KEYS]
-    if unknown or not by:
-        raise UsageError(
-            f"launches cannot be grouped by {', '.join(unknown) or 'nothing'}; use {', '.join(LAUNCH_KEYS)}"
-        )
+    declared = LAUNCHES.by(*by)
     queue = pl.col("start_ns") - pl.col("launch_end_ns")
     launches = _kernel_launches(timeline, window, by).with_columns(
         (pl.col("launch_end_ns") - pl.col("launch_start_ns")).alias("api_ns"),
@@ -171,8 +150,13 @@ def launch_statistics(timeline: Timeline, window: Window, by: Sequence[str] = ("
             for column in spread(pl.col(f"{part}_ns"), f"{part}_")
         ),
     )
-    schema = pl.Schema({**{key: LAUNCH_KEYS[key] for key in by}, **LAUNCH_SCHEMA})
-    return conform(statistics, schema).sort(["kernel_total_ns", *by], descending=[True, *(False for _ in by)])
+    return declared.conform(statistics).sort(["kernel_total_ns", *by], descending=[True, *(False for _ in by)])
+
+
+def matched_launches(timeline: Timeline, window: Window) -> pl.DataFrame:
+    """The kernels of the window that were launched one by one by a recorded call: their times and those of the call."""
+    everything = _kernel_launches(timeline, window, ("process", "thread", "graph_launched", "api_row"))
+    return everything.filter(~pl.col("graph_launched") & pl.col("api_row").is_not_null())
 
 
 @once
@@ -259,7 +243,7 @@ def _graph_calls(timeline: Timeline, window: Window) -> tuple[pl.DataFrame, int]
     return timeline.trace.api_calls[_distinct(launched.drop_nulls())], launched.null_count()
 
 
-def _distinct(rows: pl.Series) -> npt.NDArray[np.int64]:
+def _distinct(rows: pl.Series) -> Int64s:
     """Row numbers without repetitions, in ascending order."""
     if not rows.len():
         return np.empty(0, dtype=np.int64)

@@ -13,43 +13,32 @@ from __future__ import annotations
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
-from warplens.analysis.attribution import NO_RANGE
 from warplens.analysis.categories import categories_of
-from warplens.analysis.intervals import Intervals, clip, total, union
-from warplens.analysis.operators.forwardpass import forward_pass
-from warplens.analysis.phasenames import NO_PHASE, PHASES, phase_of_name
+from warplens.analysis.intervals import Intervals, clip, measure_before, total, union
 from warplens.analysis.timeline import Timeline
-from warplens.analysis.window import Window
-from warplens.profile.schema import name_categories
-
-__all__ = ["NO_PHASE", "PHASES", "PHASE_SCHEMA", "phase_of_work", "phase_statistics", "phase_steps"]
-
-Int64s = npt.NDArray[np.int64]
+from warplens.analysis.trees import NO_RANGE
+from warplens.analysis.window import NO_PHASE, PHASES, Window, phase_of_name
+from warplens.profile.columns import table
+from warplens.profile.schema import Bools, Column, Int64s, name_categories
 
 PHASE: Final = pl.Enum([NO_PHASE, *PHASES])
 
-#: One row a phase. `gpu_ns` sums durations, `busy_ns` is their interval union on one device after the other,
-#: `matmul_ns` is the part of `gpu_ns` in GEMM kernels; `share` is of the window's summed GPU time.
-PHASE_SCHEMA = pl.Schema(
-    {
-        "phase": pl.String(),
-        "gpu_ns": pl.Int64(),
-        "inferred_ns": pl.Int64(),
-        "busy_ns": pl.Int64(),
-        "kernel_ns": pl.Int64(),
-        "matmul_ns": pl.Int64(),
-        "kernels": pl.Int64(),
-        "ops": pl.Int64(),
-        "share": pl.Float64(),
-    }
+PHASE_TIMES: Final = table(
+    "phases",
+    "One phase of the window. `warplens phases`. Phases without work are left out.",
+    "phase gpu_ns inferred_ns busy_ns",
+    Column("kernel_ns", pl.Int64, "part of `gpu_ns` in kernels", title="Kernel time"),
+    "matmul_ns kernels ops share",
+    busy_ns="interval union of the work inside the window, summed over GPUs",
+    share="share of the window's summed GPU time",
 )
 
-#: One row a step: its wall time and the GPU time of each phase inside it.
-PHASE_STEP_SCHEMA = pl.Schema(
-    {"step": pl.Int64(), "wall_ns": pl.Int64(), **{f"{phase}_ns": pl.Int64() for phase in (*PHASES, NO_PHASE)}}
+PHASES_BY_STEP: Final = table(
+    "phases of each step",
+    "One step of the window. `warplens phases --by step`.",
+    "step wall_ns forward_ns backward_ns optimizer_ns none_ns",
 )
 
 
@@ -58,7 +47,7 @@ def phase_of_work(timeline: Timeline) -> pl.Series:
     return _phases(timeline)[0]
 
 
-def _phases(timeline: Timeline) -> tuple[pl.Series, npt.NDArray[np.bool_]]:
+def _phases(timeline: Timeline) -> tuple[pl.Series, Bools]:
     """The phase of each row of `Timeline.work`, and whether no name says so."""
     ranges = timeline.trace.ranges
     phases = pl.Series("phase", [NO_PHASE, *PHASES], dtype=PHASE)
@@ -77,13 +66,13 @@ def _phases(timeline: Timeline) -> tuple[pl.Series, npt.NDArray[np.bool_]]:
 
 
 def phase_statistics(timeline: Timeline, window: Window) -> pl.DataFrame:
-    """The GPU work of each phase in the window (`PHASE_SCHEMA`), in order, `none` last.
+    """The GPU work of each phase in the window (`PHASE_TIMES`), in order, `none` last.
 
     Phases without work are left out.
     """
     work = _work_with_phase(timeline, window)
     if not work.height:
-        return pl.DataFrame(schema=PHASE_SCHEMA)
+        return PHASE_TIMES.empty()
     duration = pl.col("end_ns") - pl.col("start_ns")
     is_kernel = pl.col("kind") == "kernel"
     sums = work.group_by("phase").agg(
@@ -103,15 +92,14 @@ def phase_statistics(timeline: Timeline, window: Window) -> pl.DataFrame:
             (pl.col("gpu_ns") / max(1, int(sums["gpu_ns"].sum()))).alias("share"),
         )
         .sort(pl.col("phase").replace_strict(order))
-        .select(PHASE_SCHEMA.names())
-        .cast(PHASE_SCHEMA)
+        .pipe(PHASE_TIMES.conform)
     )
 
 
 def phase_steps(timeline: Timeline, window: Window) -> pl.DataFrame:
-    """GPU time of each phase in each step of the window (`PHASE_STEP_SCHEMA`); empty where there are no steps."""
+    """GPU time of each phase in each step of the window (`PHASES_BY_STEP`); empty where there are no steps."""
     if not window.steps:
-        return pl.DataFrame(schema=PHASE_STEP_SCHEMA)
+        return PHASES_BY_STEP.empty()
     work = _work_with_phase(timeline, window)
     starts = np.array([step.start_ns for step in window.steps])
     ends = np.array([step.end_ns for step in window.steps])
@@ -125,7 +113,8 @@ def phase_steps(timeline: Timeline, window: Window) -> pl.DataFrame:
     np.add.at(sums.reshape(-1), code[inside] * len(starts) + place[inside], duration[inside])
     columns = {f"{name}_ns": sums[number] for number, name in enumerate(PHASE.categories)}
     return pl.DataFrame(
-        {"step": [step.index for step in window.steps], "wall_ns": ends - starts, **columns}, schema=PHASE_STEP_SCHEMA
+        {"step": [step.index for step in window.steps], "wall_ns": ends - starts, **columns},
+        schema=PHASES_BY_STEP.schema,
     )
 
 
@@ -147,3 +136,106 @@ def _busy_ns(work: pl.DataFrame, window: Window) -> int:
         total(union(clip(Intervals(starts[device == number], ends[device == number]), window.start_ns, window.end_ns)))
         for number in work["device"].unique()
     )
+
+
+# --- What happened in each step ---
+
+STEPS: Final = table(
+    "steps",
+    "One step of the window. `warplens steps`. Where several GPUs worked, busy and idle time are those of the"
+    " busiest one.",
+    "step start_ns wall_ns busy_ns idle_ns busy_share gpu_ns kernels copies",
+    Column("graph_launches", pl.Int64, "CUDA graph launches traced as a whole", title="Graphs"),
+    Column(
+        "gap_ns", pl.Int64, "from the step's end to the next step's begin; null for the last step", title="Gap after"
+    ),
+    idle_ns="`wall_ns` less `busy_ns`",
+    gpu_ns="summed duration of all work that began in the step, of all GPUs",
+)
+
+
+def step_statistics(timeline: Timeline, window: Window) -> pl.DataFrame:
+    """One row for each step of the window (`STEPS`); empty where no steps were found."""
+    if not window.steps:
+        return STEPS.empty()
+    starts = np.array([step.start_ns for step in window.steps], dtype=np.int64)
+    ends = np.array([step.end_ns for step in window.steps], dtype=np.int64)
+    work = timeline.work_in(window)
+    busy = np.zeros(len(starts), dtype=np.int64)
+    for device in work["device"].unique().sort():
+        running = timeline.busy(device)
+        busy = np.maximum(busy, measure_before(running, ends) - measure_before(running, starts))
+    begun = work["start_ns"].to_numpy()
+    place = np.searchsorted(starts, begun, side="right") - 1
+    inside = (place >= 0) & (begun < ends[np.maximum(place, 0)])
+    kind = work["kind"].cast(pl.String)
+
+    def count(name: str) -> Int64s:
+        return np.bincount(place[inside & (kind == name).to_numpy()], minlength=len(starts))
+
+    gpu = np.zeros(len(starts), dtype=np.int64)
+    np.add.at(gpu, place[inside], (work["end_ns"] - work["start_ns"]).to_numpy()[inside])
+    return pl.DataFrame(
+        {
+            "step": [step.index for step in window.steps],
+            "start_ns": starts,
+            "wall_ns": ends - starts,
+            "busy_ns": busy,
+            "idle_ns": ends - starts - busy,
+            "busy_share": busy / np.maximum(ends - starts, 1),
+            "gpu_ns": gpu,
+            "kernels": count("kernel"),
+            "copies": count("copy"),
+            "graph_launches": count("graph"),
+            "gap_ns": [*(starts[1:] - ends[:-1]).tolist(), None],
+        },
+        schema=STEPS.schema,
+    )
+
+
+# --- The forward pass of a training step that nobody annotated, from the backward pass that it leads to ---
+#
+# Between one backward pass and the next, the operators whose gradients the latter computes mark the forward pass: it
+# lasts from the first of them to the last on their thread. Besides, an operator that bears a sequence number without
+# being backward work ran with gradients enabled, which the optimizer and other bookkeeping do not.
+
+
+def forward_pass(timeline: Timeline) -> Bools:
+    """For each row of `Trace.ranges` whether it lies in a forward pass that is inferred in this way.
+
+    Nothing is inferred where no backward operator is linked to a forward one: then the profile holds no training.
+    """
+    ranges = timeline.trace.ranges
+    found = np.zeros(ranges.height, dtype=np.bool_)
+    if not timeline.has_operators:
+        return found
+    links, tree = timeline.autograd, timeline.operators
+    backward = np.flatnonzero(links.forward_of != NO_RANGE)
+    forward = links.forward_of[backward]
+    backward, forward = backward[~links.in_backward[forward]], forward[~links.in_backward[forward]]
+    if not len(forward):
+        return found
+    start, end = ranges["start_ns"].to_numpy(), ranges["end_ns"].to_numpy()
+    process, thread = (ranges[column].to_numpy().astype(np.int64) for column in ("process", "thread"))
+    outermost = tree.forest.outermost_match(np.where(tree.is_operator, np.arange(1, len(start) + 1), 0)) - 1
+    places = np.unique(np.stack((process[forward], thread[forward])), axis=1).T
+    for pid, tid in places.tolist():
+        mine = (process[forward] == pid) & (thread[forward] == tid)
+        roots = np.unique(outermost[forward[mine]])
+        begins = np.sort(start[backward[mine]])
+        roots = roots[np.argsort(start[roots], kind="stable")]
+        # Forward operators with the same number of backward ones before them belong to one pass.
+        cuts = np.flatnonzero(np.diff(np.searchsorted(begins, start[roots]))) + 1
+        firsts, lasts = np.r_[0, cuts], np.r_[cuts, len(roots)] - 1
+        here = np.flatnonzero((process == pid) & (thread == tid))
+        span = np.searchsorted(start[roots[firsts]], start[here], side="right") - 1
+        inside = (span >= 0) & (end[here] <= end[roots[lasts]][np.maximum(span, 0)])
+        found[here[inside]] = True
+    found[_with_gradients(timeline)] = True
+    return found & ~links.in_backward
+
+
+def _with_gradients(timeline: Timeline) -> Int64s:
+    numbered = timeline.trace.operators.filter((pl.col("sequence") >= 0) & ~(pl.col("forward_thread").fill_null(0) > 0))
+    rows: Int64s = numbered["range"].to_numpy()
+    return rows

@@ -12,16 +12,292 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, Literal
 
-from warplens.analysis.calibration import without_profiler
-from warplens.analysis.recorder import recorded_schedule
-from warplens.analysis.replay import replay
-from warplens.analysis.whatif import CHANGES, apply
+import numpy as np
+import polars as pl
+
+from warplens.analysis.hostpace import SMALL_COPY_BYTES
+from warplens.analysis.recorder import (
+    DEFAULT_LATENCY_NS,
+    GRAPH_GAP_NS,
+    GRAPH_LAUNCH_NS,
+    as_graphs,
+    recorded_schedule,
+    without_profiler,
+)
+from warplens.analysis.replay import ALLOCATION, BLOCKING_COPY, SYNCHRONIZATION, RecordedSchedule, replay
+from warplens.errors import UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from warplens.analysis.replay import Schedule
     from warplens.analysis.timeline import Timeline
     from warplens.analysis.window import Window
+    from warplens.profile import Device
+    from warplens.profile.schema import Bools
 
-__all__ = ["Prediction", "predictions"]
+# --- What-ifs ---
+#
+# A change drops waits, pauses or the cost of calls. The work itself stays as it was measured; only copies that leave
+# pageable memory become faster. What is saved in the end follows from the replay of the changed schedule.
+
+
+Change = Literal[
+    "free-launches",
+    "cuda-graph",
+    "no-synchronization",
+    "async-copies",
+    "overlapped-copies",
+    "cached-allocation",
+    "no-host-stall",
+]
+
+#: Change → what is different, in one sentence for people.
+CHANGES: Final[dict[Change, str]] = {
+    "free-launches": "issuing and starting work costs nothing; waits, allocations, blocking copies and stalls stay",
+    "cuda-graph": "what a step launches between two waits of the host is launched by one CUDA graph",
+    "no-synchronization": "the host waits for the GPU only at the end",
+    "async-copies": "copies to and from pageable memory use pinned memory and do not hold the host",
+    "overlapped-copies": "large copies between host and device run from pinned memory, on streams of their own",
+    "cached-allocation": "memory comes from a cache: allocations and releases cost nothing and wait for nothing",
+    "no-host-stall": "the host's long pauses outside of CUDA do not happen (input prefetched, work moved elsewhere)",
+}
+
+#: What is left of a call that neither waits nor allocates: a call into the driver that finds its work done.
+_SHORT_CALL_NS: Final = 2_000
+#: Copies from this size on show the rate of the link; smaller ones its latency.
+_RATE_BYTES: Final = 1 << 20
+#: Pinned copies over PCIe x16 by the GPU's compute capability, where the window holds none: generation 5 from Hopper
+#: on (55 GB/s measured on the H200), 4 for Ampere and Ada, 3 before. Bytes per nanosecond.
+_LINK_RATES: Final = (((9, 0), 50.0), ((8, 0), 24.0), ((0, 0), 12.0))
+
+
+_WORK_STAYS: Final = "the work itself takes as long as measured"
+
+
+@dataclass(frozen=True, eq=False)
+class Changed:
+    """A changed schedule, and what must hold for it to come true."""
+
+    schedule: Schedule
+    assumptions: tuple[str, ...]
+
+
+def apply(changes: Sequence[str], recorded: RecordedSchedule, devices: Sequence[Device]) -> Changed | None:
+    """The schedule under these changes together; None where there is nothing that they could alter."""
+    assumptions: dict[str, None] = {}
+    altered = False
+    # A graph takes in what is left of the calls; so it comes after the changes that remove some.
+    for change in sorted(changes, key=lambda change: change == "cuda-graph"):
+        if (changed := _APPLY[change](recorded, devices)) is not None:
+            recorded, altered = replace(recorded, schedule=changed.schedule), True
+            assumptions |= dict.fromkeys(changed.assumptions)
+    return Changed(recorded.schedule, tuple(assumptions)) if altered else None
+
+
+def _free_launches(recorded: RecordedSchedule, _: Sequence[Device]) -> Changed | None:
+    schedule = recorded.schedule
+    free = (recorded.cause == 0) & (schedule.waits_for < 0)
+    if not (free & recorded.issues).any():
+        return None
+    held = np.where(free, 0, schedule.held_ns)
+    pause = recorded.lasting_stall_ns
+    pause[0] = schedule.pause_ns[0]
+    changed = replace(
+        schedule,
+        held_ns=held,
+        pause_ns=pause,
+        offset_ns=np.where(free[schedule.call], 0, schedule.offset_ns),
+        gap_ns=np.minimum(schedule.gap_ns, 0),
+    )
+    return Changed(changed, (_WORK_STAYS, "a bound, not a remedy: no program issues work at no cost"))
+
+
+def _cuda_graph(recorded: RecordedSchedule, _: Sequence[Device]) -> Changed | None:
+    found = as_graphs(recorded)
+    if found is None:
+        return None
+    schedule, launches, graphs = found
+    steps = len(recorded.window.steps)
+    if steps:
+        scope = f"{launches / steps:,.0f} launches a step become {_count(graphs / steps)}"
+    else:
+        scope = f"{launches:,} launches become {_count(graphs)} (no steps were found)"
+    return Changed(
+        schedule,
+        (
+            _WORK_STAYS,
+            scope,
+            "the program can be captured: fixed shapes and addresses, no decision on the host that depends on results",
+            f"launching a graph takes {GRAPH_LAUNCH_NS // 1000} µs, and its nodes follow at {GRAPH_GAP_NS / 1000:g} µs",
+        ),
+    )
+
+
+def _no_synchronization(recorded: RecordedSchedule, _: Sequence[Device]) -> Changed | None:
+    schedule = recorded.schedule
+    waits = (recorded.cause == SYNCHRONIZATION) & (schedule.waits_for >= 0)
+    # Where the program marks its steps, a wait for the whole device at their end is how it is meant to be.
+    kept = _ends_step(recorded) & recorded.whole_device & recorded.marked
+    dropped = waits & ~kept & ~_after_copy(recorded)
+    if not dropped.any():
+        return None
+    assumptions = [_WORK_STAYS, "nothing that the host does next depends on the values that it waited for"]
+    if (waits & kept).any():
+        assumptions.append("the wait for the whole device at the end of each step stays")
+    return Changed(_without_waits(recorded, dropped), tuple(assumptions))
+
+
+def _async_copies(recorded: RecordedSchedule, devices: Sequence[Device]) -> Changed | None:
+    schedule = recorded.schedule
+    blocking = recorded.cause == BLOCKING_COPY
+    if not blocking.any():
+        return None
+    changed = _without_waits(recorded, blocking | _after_copy(recorded))
+    duration, notes = schedule.duration_ns.copy(), []
+    slow = blocking[schedule.call] & (recorded.bytes > 0)
+    for direction in np.unique(recorded.direction.to_numpy()[slow].astype(str)):
+        of_kind = (recorded.direction == direction).fill_null(value=False).to_numpy()
+        rows = np.flatnonzero(slow & of_kind)
+        like = of_kind & recorded.pinned & (recorded.bytes >= _RATE_BYTES) & (schedule.duration_ns > 0)
+        if like.any():
+            rate = float(np.median(recorded.bytes[like] / schedule.duration_ns[like]))
+            notes.append(f"{direction} copies run at {rate:.0f} GB/s, as pinned copies of this window do")
+        else:
+            rate = _link_rate(devices, recorded.device)
+            notes.append(
+                f"{direction} copies run at {rate:.0f} GB/s, as usual for this generation of GPU over PCIe x16"
+            )
+        duration[rows] = np.minimum(duration[rows], np.round(recorded.bytes[rows] / rate).astype(np.int64))
+    return Changed(
+        replace(changed, duration_ns=duration),
+        (
+            *notes,
+            "copies stay in order with the kernels of their stream; on one of their own they could hide behind kernels",
+            "what is copied to the host is read only after a later wait",
+        ),
+    )
+
+
+def _overlapped_copies(recorded: RecordedSchedule, devices: Sequence[Device]) -> Changed | None:
+    large = _large_copies(recorded)
+    if not large.any():
+        return None
+    pinned = _async_copies(recorded, devices)
+    schedule = recorded.schedule if pinned is None else pinned.schedule
+    schedule = _without_waits(replace(recorded, schedule=schedule), _after_copy(recorded))
+    _, own = np.unique(recorded.direction.filter(pl.Series(large)).to_numpy().astype(str), return_inverse=True)
+    stream = schedule.stream.copy()
+    stream[large] = len(schedule.ready_ns) + own
+    added = np.full(int(own.max()) + 1, recorded.window.start_ns, dtype=np.int64)
+    tied = large | (large[schedule.after] & (schedule.after >= 0))
+    changed = replace(
+        schedule,
+        stream=stream,
+        after=np.where(tied, -1, schedule.after),
+        after_gap_ns=np.where(tied, 0, schedule.after_gap_ns),
+        ready_ns=np.r_[schedule.ready_ns, added],
+    )
+    rates = () if pinned is None else tuple(text for text in pinned.assumptions if "GB/s" in text)
+    return Changed(
+        changed, (*rates, "each copy is issued early enough: inputs a step ahead, results fetched while the next runs")
+    )
+
+
+def _cached_allocation(recorded: RecordedSchedule, _: Sequence[Device]) -> Changed | None:
+    schedule = recorded.schedule
+    allocates = recorded.cause == ALLOCATION
+    if not allocates.any():
+        return None
+    # Memory from a cache is no call at all.
+    changed = replace(
+        schedule,
+        held_ns=np.where(allocates, 0, schedule.held_ns),
+        waits_for=np.where(allocates, -1, schedule.waits_for),
+        return_ns=np.where(allocates, 0, schedule.return_ns),
+    )
+    return Changed(changed, (_WORK_STAYS, "the memory needed fits into the cache"))
+
+
+def _no_host_stall(recorded: RecordedSchedule, _: Sequence[Device]) -> Changed | None:
+    schedule = recorded.schedule
+    if not recorded.stall_ns.any():
+        return None
+    usual = schedule.pause_ns[recorded.stall_ns == 0]
+    rest = int(np.median(usual)) if len(usual) else 0
+    stalled = recorded.stall_ns > 0
+    pause = np.where(
+        stalled, schedule.pause_ns - recorded.stall_ns + np.minimum(rest, recorded.stall_ns), schedule.pause_ns
+    )
+    return Changed(
+        replace(schedule, pause_ns=pause),
+        (_WORK_STAYS, "what the host did in those pauses can be done ahead of time, on another thread or process"),
+    )
+
+
+_APPLY: Final[dict[str, Callable[[RecordedSchedule, Sequence[Device]], Changed | None]]] = {
+    "free-launches": _free_launches,
+    "cuda-graph": _cuda_graph,
+    "no-synchronization": _no_synchronization,
+    "async-copies": _async_copies,
+    "overlapped-copies": _overlapped_copies,
+    "cached-allocation": _cached_allocation,
+    "no-host-stall": _no_host_stall,
+}
+
+
+def _without_waits(recorded: RecordedSchedule, which: Bools) -> Schedule:
+    """The schedule in which these calls neither wait nor take longer than a short call."""
+    schedule = recorded.schedule
+    held = np.where(which, np.minimum(schedule.held_ns, _SHORT_CALL_NS), schedule.held_ns)
+    # A call that held the host issued its work somewhere inside; a short one issues it as other calls do.
+    offset = np.where(which[schedule.call], held[schedule.call] + DEFAULT_LATENCY_NS, schedule.offset_ns)
+    return replace(
+        schedule,
+        held_ns=held,
+        waits_for=np.where(which, -1, schedule.waits_for),
+        return_ns=np.where(which, 0, schedule.return_ns),
+        offset_ns=np.minimum(offset, schedule.offset_ns),
+    )
+
+
+def _ends_step(recorded: RecordedSchedule) -> Bools:
+    """Which calls come after the last work of a step and before the first of the next."""
+    issues = np.flatnonzero(recorded.issues)
+    following = np.searchsorted(issues, np.arange(len(recorded.step)), side="left")
+    last = following == len(issues)
+    next_step = recorded.step[issues[np.minimum(following, len(issues) - 1)]]
+    ends: Bools = last | (next_step > recorded.step)
+    return ends
+
+
+def _after_copy(recorded: RecordedSchedule) -> Bools:
+    """Which waits only complete the large copy to or from the host that was issued by the call before them."""
+    schedule, large = recorded.schedule, _large_copies(recorded)
+    copies = np.zeros(len(schedule.pause_ns), dtype=np.bool_)
+    copies[schedule.call[large]] = True
+    follows: Bools = (recorded.cause == SYNCHRONIZATION) & np.r_[False, copies[:-1]] & ~recorded.whole_device
+    return follows
+
+
+def _large_copies(recorded: RecordedSchedule) -> Bools:
+    """Which pieces of work are copies between host and device whose time is that of the transfer."""
+    between = recorded.direction.is_in(["host-to-device", "device-to-host"]).fill_null(value=False).to_numpy()
+    large: Bools = between & (recorded.bytes > SMALL_COPY_BYTES)
+    return large
+
+
+def _link_rate(devices: Sequence[Device], device: int) -> float:
+    """Bytes per nanosecond of pinned copies over the GPU's link, by its generation."""
+    capability = next((known.compute_capability for known in devices if known.ordinal == device), None)
+    return next(rate for since, rate in _LINK_RATES if (capability or (8, 0)) >= since)
+
+
+def _count(graphs: float) -> str:
+    return "1 graph" if round(graphs) == 1 else f"{graphs:,.0f} graphs"
+
+
+# --- How long a step would take if one thing were different ---
 
 #: Smaller effects cannot be told from the error of the model and the spread of the steps.
 _LEAST_EFFECT: Final = 0.005
@@ -38,7 +314,7 @@ class Prediction:
     """The modelled effect of one change on the time of a step. Never to be shown as a measurement.
 
     Attributes:
-        change: what is different, one of `CHANGES`.
+        change: what is different, one of `CHANGES`, or several of them joined by commas.
         measured_ns: wall time of a step (of the window where no steps were found).
         predicted_ns: the same under the change.
         speedup: `measured_ns / predicted_ns`.
@@ -63,18 +339,29 @@ class Prediction:
         return "medium" if self.model_error <= _MEDIUM_CONFIDENCE_ERROR else "low"
 
 
-def predictions(timeline: Timeline, window: Window, step_ns: float | None = None) -> tuple[Prediction, ...]:
+def predictions(
+    timeline: Timeline,
+    window: Window,
+    step_ns: float | None = None,
+    *,
+    together: Sequence[str] = (),
+) -> tuple[Prediction, ...]:
     """The modelled step time under each change that would make the window faster, the fastest first.
 
     Where several processes or devices worked, they speak of the one with the most work. None are made without API
     calls, for a single range, or where the replay of the unchanged schedule is more than a quarter off.
 
     Args:
-        timeline: the profile.
-        window: the part of it that counts.
         step_ns: what a step takes without a profiler, where it was timed; predictions then speak of the program
-            without a profiler (`warplens.analysis.calibration`), else of the profiled one.
+            without a profiler (`warplens.analysis.recorder`), else of the profiled one.
+        together: changes that are made at once, as one more prediction; its `change` names them joined by commas.
+            Gains do not add up: what one change uncovers, another may remove.
+
+    Raises:
+        UsageError: there is no change of such a name.
     """
+    if unknown := [change for change in together if change not in CHANGES]:
+        raise UsageError(f"there is no change {unknown[0]!r} to predict; choose among {', '.join(CHANGES)}")
     whole, window = window, _excerpt(timeline, window)
     recorded = recorded_schedule(timeline, window)
     if recorded is None or window.duration_ns <= 0:
@@ -95,8 +382,9 @@ def predictions(timeline: Timeline, window: Window, step_ns: float | None = None
         first, last = window.steps[0].index, window.steps[-1].index
         assumed += (f"modelled on steps {first}–{last}; the others are like them",)
     found = []
-    for change, meaning in CHANGES.items():
-        changed = apply(change, recorded, timeline.trace.capture.devices)
+    asked = dict.fromkeys([*((change,) for change in CHANGES), *((tuple(together),) if together else ())])
+    for changes in asked:
+        changed = apply(changes, recorded, timeline.trace.capture.devices)
         if changed is None:
             continue
         predicted = recorded.duration_ns(replay(changed.schedule))
@@ -106,12 +394,12 @@ def predictions(timeline: Timeline, window: Window, step_ns: float | None = None
             continue
         found.append(
             Prediction(
-                change=change,
+                change=",".join(changes),
                 measured_ns=measured // steps,
                 predicted_ns=max(predicted // steps, 1),
                 speedup=measured / max(predicted, 1),
                 model_error=error,
-                how=meaning,
+                how="; ".join(CHANGES[change] for change in changes),
                 assumptions=(*changed.assumptions, *assumed),
             )
         )

@@ -2,27 +2,153 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
 import polars as pl
 
-from warplens.analysis.abortedsteps import aborted_steps
-from warplens.analysis.apikinds import OUT_OF_MEMORY, api_kinds
+from warplens.analysis.api import OUT_OF_MEMORY, api_kinds
 from warplens.analysis.categories import categories_of
-from warplens.analysis.graphs import graph_summary
+from warplens.analysis.frames import once
 from warplens.analysis.intervals import Intervals, clip, total, union
 from warplens.analysis.launches import count_per_step
 from warplens.analysis.operators import operator_coverage
+from warplens.analysis.phases import phase_steps
 from warplens.analysis.ranges import range_coverage
+from warplens.analysis.streams import graph_summary
+from warplens.analysis.trees import NO_RANGE
+from warplens.analysis.window import PHASES, Step, Window, phase_of_name
 from warplens.profile import Note, NoteLevel
+from warplens.profile.schema import name_categories
+from warplens.profile.trace import worst_first
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from warplens.analysis.timeline import Timeline
-    from warplens.analysis.window import Window
+    from warplens.profile.schema import Int64s
 
-__all__ = ["quality_notes"]
+# --- Training steps that did not finish ---
+#
+# What gives them away, in the GPU work of the step: * it runs a forward pass and hardly anything besides: no backward
+# pass, under that name or without a name; * its optimizer range holds no GPU work, because optimizers skip parameters
+# that got no gradient; * it is shorter than the shortest forward pass of the profile; * an allocation failed in it
+# for lack of memory, and no backward pass followed.
+
+#: A backward pass costs about twice its forward pass (two matrix products for each of the forward's). Less than this
+#: part of it is what a loss or a memory fill leaves behind, not a backward pass.
+_BACKWARD_OF_FORWARD: Final = 0.1
+
+#: With gradient accumulation only every second, fourth, … step updates the weights: a step without optimizer work is
+#: conspicuous only where more than this share of the steps has some.
+_USUAL: Final = 0.5
+
+
+@dataclass(frozen=True)
+class AbortedStep:
+    """A training step that cannot stand for the workload.
+
+    Attributes:
+        step: the step; the whole window, with index 0, where the profile has no steps.
+        reasons: sentences for people, at least one.
+    """
+
+    step: Step
+    reasons: tuple[str, ...]
+
+
+@once
+def aborted_steps(timeline: Timeline, window: Window) -> tuple[AbortedStep, ...]:
+    """The steps of the window that began to train and did not finish, with the reasons.
+
+    Only profiles whose ranges name a backward pass or an optimizer can tell. Where no steps were found, the window as a
+    whole is judged.
+    """
+    phases = _PhaseRanges.of(timeline)
+    if not phases.trains:
+        return ()
+    window = replace(window, range_name=None)  # a step is judged by all of its work, whichever part is asked about
+    steps = window.steps or (Step(0, window.start_ns, window.end_ns),)
+    gpu = phase_steps(timeline, replace(window, steps=steps))
+    all_steps = timeline.steps.steps or steps
+    of_profile = gpu
+    if all_steps != steps:
+        of_profile = phase_steps(timeline, replace(window, kind="all", steps=all_steps))
+    updates_usually = bool((of_profile["optimizer_ns"] > 0).mean() > _USUAL)  # type: ignore[operator]
+    memory_ran_out = out_of_memory_ns(timeline)
+    found = []
+    for step, row in zip(steps, gpu.iter_rows(named=True), strict=True):
+        first, stop = np.searchsorted(memory_ran_out, (step.start_ns, step.end_ns))
+        reasons = _reasons(step, row, phases, updates_usually, bool(stop > first))
+        if reasons:
+            found.append(AbortedStep(step, reasons))
+    return tuple(found)
+
+
+def out_of_memory_ns(timeline: Timeline) -> Int64s:
+    """When calls that ask for memory failed for lack of it, in order of time."""
+    calls = timeline.trace.api_calls
+    failed = (api_kinds(calls["name"]) == "allocation") & (calls["return_value"] == OUT_OF_MEMORY)
+    return np.sort(calls["start_ns"].filter(failed).to_numpy())
+
+
+def _reasons(
+    step: Step, gpu: dict[str, int], phases: _PhaseRanges, updates_usually: bool, memory_ran_out: bool
+) -> tuple[str, ...]:
+    forward, backward, optimizer, unnamed = (gpu[f"{phase}_ns"] for phase in (*PHASES, "none"))
+    has_backward, has_optimizer = (phases.begins_in(phase, step) for phase in ("backward", "optimizer"))
+    reasons = []
+    # A step between training steps that neither has nor announces backward and optimizer work evaluates.
+    if has_backward or has_optimizer or backward or optimizer:
+        if forward and backward + unnamed < _BACKWARD_OF_FORWARD * forward:
+            began = f"its backward pass stopped after {100 * backward / forward:.0f} % of the forward pass's GPU time"
+            reasons.append(began if backward else "it has a forward pass, but no backward work on the GPU")
+        if not optimizer and (has_optimizer or (phases.has("optimizer") and updates_usually)):
+            reasons.append("its optimizer has no work on the GPU")
+    elif forward and memory_ran_out:
+        reasons.append("an allocation failed in it, and no backward pass followed")
+    if phases.shortest_forward_ns is not None and step.duration_ns < phases.shortest_forward_ns:
+        reasons.append("it is shorter than the shortest forward pass of the profile")
+    return tuple(reasons)
+
+
+@dataclass(frozen=True, eq=False)
+class _PhaseRanges:
+    """Begins and lengths of the outermost ranges named after each phase."""
+
+    begins: dict[str, Int64s]
+    shortest_forward_ns: int | None
+
+    @classmethod
+    def of(cls, timeline: Timeline) -> _PhaseRanges:
+        ranges = timeline.trace.ranges
+        number = {phase: position for position, phase in enumerate(PHASES, start=1)}
+        by_name = [number.get(phase_of_name(name), 0) for name in name_categories(ranges["name"])]
+        label = np.array(by_name, dtype=np.int64)[ranges["name"].to_physical().to_numpy()]
+        parent = ranges["parent"].fill_null(NO_RANGE).to_numpy()
+        # The entry at the end answers for "no parent".
+        inside = (label > 0) & (np.r_[label, 0][parent] == label)
+        starts, ends = ranges["start_ns"].to_numpy(), ranges["end_ns"].to_numpy()
+        forward = (label == number["forward"]) & ~inside & (ends > starts)
+        return cls(
+            {phase: np.sort(starts[(label == code) & ~inside]) for phase, code in number.items()},
+            int((ends - starts)[forward].min()) if forward.any() else None,
+        )
+
+    @property
+    def trains(self) -> bool:
+        return self.has("backward") or self.has("optimizer")
+
+    def has(self, phase: str) -> bool:
+        return bool(len(self.begins[phase]))
+
+    def begins_in(self, phase: str, step: Step) -> bool:
+        first, stop = np.searchsorted(self.begins[phase], (step.start_ns, step.end_ns))
+        return bool(stop > first)
+
+
+# --- Quality notes ---
 
 #: Every launch has its API call in a complete capture; a few at the edges of the recording may miss theirs.
 _COMPLETE_LAUNCH_SHARE: Final = 0.99
@@ -50,33 +176,8 @@ _OVERHEAD_SHARE: Final = 0.05
 _UNCLASSIFIED_SHARE: Final = 0.05
 
 
-#: Format of the PyTorch profiler's traces.
-_PYTORCH: Final = "kineto-json"
-
 #: Less of the backward pass linked to forward operators than this is worth knowing.
 _LINKED_SHARE: Final = 0.95
-
-#: What to do about a note, for profiles of the PyTorch profiler and for others.
-_REMEDIES: Final = {
-    "no-api-calls": (
-        "Record them as well: ProfilerActivity.CPU and ProfilerActivity.CUDA together",
-        "Record them as well: nsys profile --trace=cuda,nvtx",
-    ),
-    "no-ranges": (
-        "Record the CPU side, too (ProfilerActivity.CPU), and put torch.profiler.record_function around parts of it",
-        "Add ranges (torch.cuda.nvtx.range, or PyTorch's emit_nvtx) and trace them: nsys profile --trace=cuda,nvtx",
-    ),
-    "no-steps": (
-        "Call profiler.step() after each step, or name a window",
-        "Put a range around each step, torch.cuda.nvtx.range('step') for example, or name a window",
-    ),
-    "profiler-overhead": (
-        "Record fewer things at once (no with_stack, no profile_memory), or choose a window after its start",
-        "Record fewer things at once (no CPU sampling, no backtraces), or choose a window after its start",
-    ),
-}
-
-_WORST_FIRST: Final = {NoteLevel.BLOCKING: 0, NoteLevel.WARNING: 1, NoteLevel.INFO: 2}
 
 
 def quality_notes(timeline: Timeline, window: Window) -> tuple[Note, ...]:
@@ -102,12 +203,7 @@ def quality_notes(timeline: Timeline, window: Window) -> tuple[Note, ...]:
     # An analysis knows more about a matter that the reader noticed, too: what it means for the window.
     codes = {note.code for note in found}
     noticed = [note for note in timeline.trace.capture.notes if note.code not in codes]
-    return tuple(sorted([*noticed, *found], key=lambda note: _WORST_FIRST[note.level]))
-
-
-def _remedy(timeline: Timeline, code: str) -> str:
-    of_pytorch, of_others = _REMEDIES[code]
-    return of_pytorch if timeline.trace.capture.format == _PYTORCH else of_others
+    return worst_first([*noticed, *found])
 
 
 def _aborted(timeline: Timeline, window: Window) -> Iterator[Note]:
@@ -161,7 +257,7 @@ def _unknown_launches(timeline: Timeline, window: Window) -> Iterator[Note]:
             "no-api-calls",
             NoteLevel.WARNING,
             "No CUDA API calls were recorded: who launched the work, and why the GPU was idle, is unknown.",
-            _remedy(timeline, "no-api-calls"),
+            timeline.trace.capture.recorder.remedies.get("no-api-calls"),
         )
         return
     known = 1 - work["api_row"].null_count() / work.height
@@ -181,7 +277,7 @@ def _ranges(timeline: Timeline, window: Window) -> Iterator[Note]:
             "no-ranges",
             NoteLevel.WARNING,
             "No annotated ranges were recorded: GPU time cannot be attributed to steps, phases or layers.",
-            _remedy(timeline, "no-ranges"),
+            timeline.trace.capture.recorder.remedies.get("no-ranges"),
         )
         return
     coverage = range_coverage(timeline, window)
@@ -216,8 +312,8 @@ def _backward(timeline: Timeline, window: Window) -> Iterator[Note]:
         yield Note(
             "unlinked-backward",
             NoteLevel.INFO,
-            f"{100 * coverage.linked_ns / linkable:.1f} % of the backward pass's GPU time is linked to the forward "
-            "operators that it belongs to; the rest is counted where it was launched.",
+            f"{100 * coverage.linked_ns / linkable:.1f} % of the backward pass's GPU time, summing of gradients "
+            "aside, is linked to the forward operators that it belongs to; the rest is counted where it was launched.",
             "Record whole steps, so that the forward pass of each backward pass is in the profile",
         )
 
@@ -231,7 +327,7 @@ def _steps(timeline: Timeline, window: Window) -> Iterator[Note]:
             "no-steps",
             NoteLevel.INFO if asked_for else NoteLevel.WARNING,
             "The window has no repeating steps: warm-up may be part of the numbers, and none of them is per step.",
-            None if asked_for else _remedy(timeline, "no-steps"),
+            None if asked_for else timeline.trace.capture.recorder.remedies.get("no-steps"),
         )
         return
     if count < _STEPS_FOR_SPREAD:
@@ -261,7 +357,7 @@ def _profiler(timeline: Timeline, window: Window) -> Iterator[Note]:
             "profiler-overhead",
             NoteLevel.WARNING,
             f"The profiler itself held host threads up during {100 * share:.1f} % of the window.",
-            _remedy(timeline, "profiler-overhead"),
+            timeline.trace.capture.recorder.remedies.get("profiler-overhead"),
         )
 
 

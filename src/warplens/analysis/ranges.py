@@ -12,67 +12,52 @@ import re
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
-from warplens.analysis.attribution import NO_RANGE, RangeForest, is_operator
-from warplens.analysis.forest import nearest
+from warplens.analysis.attribution import RangeForest, is_operator
 from warplens.analysis.intervals import Intervals
-from warplens.analysis.namepaths import depth_first, name_paths
 from warplens.analysis.timeline import Timeline
+from warplens.analysis.trees import NO_RANGE, depth_first, name_paths, nearest
 from warplens.analysis.window import Window
 from warplens.errors import UsageError
-from warplens.profile.schema import name_categories
+from warplens.profile.columns import table
+from warplens.profile.schema import Column, Int64s, name_categories
 
-__all__ = [
-    "INSTANCE_SCHEMA",
-    "RANGE_SCHEMA",
-    "RangeCoverage",
-    "plain_range_name",
-    "projected_spans",
-    "range_coverage",
-    "range_instances",
-    "range_statistics",
-]
-
-Int64s = npt.NDArray[np.int64]
-
-#: One row a range that launched GPU work in the window or began in it; `row` points into `Trace.ranges`.
-INSTANCE_SCHEMA = pl.Schema(
-    {
-        "row": pl.Int64(),
-        "parent": pl.Int64(),
-        "host_ns": pl.Int64(),
-        "gpu_ns": pl.Int64(),
-        "gpu_exclusive_ns": pl.Int64(),
-        "inferred_ns": pl.Int64(),
-        "first_ns": pl.Int64(),
-        "last_ns": pl.Int64(),
-        "span_ns": pl.Int64(),
-        "ops": pl.Int64(),
-        "kernels": pl.Int64(),
-        "same_thread_ops": pl.Int64(),
-        "same_thread_span_ns": pl.Int64(),
-    }
+INSTANCES = table(
+    "instances of ranges",
+    "One range that launched work in the window, or began in it. `warplens.analysis.ranges.range_instances`.",
+    Column("row", pl.Int64, "row in `Trace.ranges`"),
+    "parent host_ns gpu_ns",
+    Column("gpu_exclusive_ns", pl.Int64, "the same without inner ranges", title="Own"),
+    "inferred_ns",
+    Column("first_ns", pl.Int64, "first begin of that work on the GPU; 0 without work"),
+    Column("last_ns", pl.Int64, "last end of that work on the GPU; 0 without work"),
+    "span_ns ops kernels",
+    Column("same_thread_ops", pl.Int64, "pieces of work launched on the range's own thread while it was open"),
+    Column(
+        "same_thread_span_ns",
+        pl.Int64,
+        "from the first begin to the last end of that work, as `nsys stats` projects ranges",
+    ),
+    parent="row of the enclosing range, across threads; −1 for none",
+    gpu_ns="summed duration of the GPU work launched inside, inner ranges included",
 )
 
-#: One row a name or a path of names. `parent` and `id` link the rows of a tree; `share` is of all GPU work's time.
-RANGE_SCHEMA = pl.Schema(
-    {
-        "id": pl.Int64(),
-        "parent": pl.Int64(),
-        "depth": pl.Int64(),
-        "name": pl.String(),
-        "instances": pl.Int64(),
-        "host_ns": pl.Int64(),
-        "gpu_ns": pl.Int64(),
-        "gpu_exclusive_ns": pl.Int64(),
-        "inferred_ns": pl.Int64(),
-        "span_ns": pl.Int64(),
-        "ops": pl.Int64(),
-        "kernels": pl.Int64(),
-        "share": pl.Float64(),
-    }
+RANGES = table(
+    "ranges",
+    "One path of range names (`--by tree`), or one name. `warplens ranges`.",
+    "id parent depth name",
+    Column("instances", pl.Int64, "how many ranges are summed up", title="Times"),
+    "host_ns gpu_ns",
+    Column("gpu_exclusive_ns", pl.Int64, "the same without inner ranges", title="Own"),
+    "inferred_ns span_ns ops kernels share",
+    parent="`id` of the enclosing row; null for an outermost one, and always for `--by name`",
+    depth="0 for an outermost row",
+    name="name of the range",
+    host_ns="summed duration of the ranges on the host",
+    gpu_ns="summed duration of the GPU work launched inside, inner ranges included",
+    span_ns="summed over instances: from the first begin to the last end of the work on the GPU",
+    share="`gpu_ns` of all GPU work of the window",
 )
 
 # PyTorch's emit_nvtx appends running numbers and shapes to operator names; they make every instance a name of its own.
@@ -148,14 +133,14 @@ def _work_of(timeline: Timeline, window: Window, operators: bool) -> pl.DataFram
 
 
 def range_instances(timeline: Timeline, window: Window, *, operators: bool = True) -> pl.DataFrame:
-    """Every range with GPU work in the window, or begun in it (`INSTANCE_SCHEMA`), in the order of `Trace.ranges`.
+    """Every range with GPU work in the window, or begun in it (`INSTANCES`), in the order of `Trace.ranges`.
 
     Without `operators`, those that a framework's profiler recorded are left out; their work stays in the annotations
     around them.
     """
     ranges = timeline.trace.ranges
     if not ranges.height:
-        return pl.DataFrame(schema=INSTANCE_SCHEMA)
+        return INSTANCES.empty()
     forest = timeline.forest
     work = _work_of(timeline, window, operators)
     own = _Exclusive.of(work, ranges.height)
@@ -192,15 +177,14 @@ def range_instances(timeline: Timeline, window: Window, *, operators: bool = Tru
             "same_thread_ops": held.ops,
             "same_thread_span_ns": np.where(held.ops > 0, held.last - held.first, 0),
         },
-        schema=INSTANCE_SCHEMA,
+        schema=INSTANCES.schema,
     ).filter(pl.Series(selected))
 
 
 def range_statistics(timeline: Timeline, window: Window, by: str = "tree", *, operators: bool = True) -> pl.DataFrame:
-    """Ranges summed over their instances (`RANGE_SCHEMA`).
+    """Ranges summed over their instances (`RANGES`).
 
     Args:
-        timeline: the profile.
         window: only work that begins inside it counts.
         by: `tree` (by path of names, parents before children, largest first), `name` (by name wherever it stands;
             running numbers of PyTorch operators dropped) or `full_name` (by name as recorded).
@@ -213,7 +197,7 @@ def range_statistics(timeline: Timeline, window: Window, by: str = "tree", *, op
         raise UsageError(f"ranges cannot be grouped by {by!r}; use tree, name or full_name")
     instances = range_instances(timeline, window, operators=operators)
     if not instances.height:
-        return pl.DataFrame(schema=RANGE_SCHEMA)
+        return RANGES.empty()
     names = timeline.trace.ranges["name"]
     categories = name_categories(names)
     texts = (
@@ -247,8 +231,7 @@ def range_statistics(timeline: Timeline, window: Window, by: str = "tree", *, op
             distinct.gather(group_code).alias("name"),
             (pl.col("gpu_ns") / total_ns if total_ns else pl.lit(0.0)).alias("share"),
         )
-        .select(RANGE_SCHEMA.names())
-        .cast(RANGE_SCHEMA)
+        .pipe(RANGES.conform)
     )
     if by == "tree":
         return depth_first(table, "gpu_ns", "host_ns", "name")
@@ -259,7 +242,6 @@ def projected_spans(timeline: Timeline, rows: Int64s, device: int | None = None)
     """From the first begin to the last end of the GPU work launched inside each of these ranges, at any depth.
 
     Args:
-        timeline: the profile.
         rows: rows of `Trace.ranges`. Where one encloses another, the outer one's span is given.
         device: only work on this device counts; None for all.
     """

@@ -16,20 +16,15 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
-from warplens.analysis.attribution import NO_RANGE, RangeForest, is_operator
-from warplens.analysis.forest import Forest
-from warplens.analysis.operators.pythonframes import python_frames
-from warplens.analysis.phasenames import NO_PHASE, generic_name, is_step_name, is_warmup_name, phase_of_name
-from warplens.analysis.window import Step
+from warplens.analysis.attribution import RangeForest, is_operator
+from warplens.analysis.operators.places import python_frames
+from warplens.analysis.repetition import MIN_REPEATS, is_structured, longest_repetition, repetitions_per_step, stand_out
+from warplens.analysis.trees import NO_RANGE, Forest
+from warplens.analysis.window import NO_PHASE, Step, generic_name, is_step_name, is_warmup_name, phase_of_name
 from warplens.profile import Trace
-from warplens.profile.schema import name_categories
-
-__all__ = ["StepSearch", "find_steps"]
-
-Int64s = npt.NDArray[np.int64]
+from warplens.profile.schema import Bools, Int64s, name_categories
 
 #: A range that is called a step may leave out this much of the GPU work (evaluation, checkpoints); any other repeated
 #: range must hold nearly all of it, or it is only a part of the step (a layer, the forward pass of a training step).
@@ -39,14 +34,8 @@ _ANY_RANGE_COVERAGE = 0.9
 #: When more of the GPU time than this runs in what would be another step, steps overlap on the GPU.
 _STRAYED_SHARE = 0.1
 
-#: Fewer repetitions than this are no evidence of a loop in a kernel sequence.
-_MIN_SEQUENCE_REPEATS = 3
 #: The repeating stretch must hold this share of the GPU work, or it is only a part of the program.
 _MIN_SEQUENCE_SHARE = 0.5
-#: How many launches must agree for two places of the sequence to be candidates for the same point of a step.
-_ANCHOR_LENGTH = 8
-#: Candidate periods that are tried; each costs one pass over the sequence.
-_MAX_CANDIDATES = 64
 
 #: A leading step this much slower than the median is still warming up (compilation, allocation, autotuning). Ordinary
 #: steps of one program stay within some 20 % of each other even where the host is the limit; real warm-up steps in our
@@ -68,6 +57,7 @@ class StepSearch:
         source: `range`, `sequence` or `none`.
         name: the range name, with numbers replaced by `N`; None for other sources.
         how: one sentence for people.
+        is_sure: whether what repeats is a step; without ranges it may be a part of one (a layer), or several.
     """
 
     steps: tuple[Step, ...]
@@ -75,6 +65,7 @@ class StepSearch:
     source: str
     name: str | None
     how: str
+    is_sure: bool = True
 
 
 def find_steps(trace: Trace, work: pl.DataFrame, forest: RangeForest) -> StepSearch:
@@ -90,7 +81,8 @@ def find_steps(trace: Trace, work: pl.DataFrame, forest: RangeForest) -> StepSea
     steps = tuple(Step(i + 1, int(s), int(e)) for i, (s, e) in enumerate(zip(found.starts, found.ends, strict=True)))
     left_out = _warmup_count(found)
     source = "sequence" if found.name is None else "range"
-    return StepSearch(steps, steps[left_out:], source, found.name, _describe(steps, left_out, found.name))
+    how = _describe(steps, left_out, found.name) + ("" if found.is_sure else "; they may be parts of a step")
+    return StepSearch(steps, steps[left_out:], source, found.name, how, found.is_sure)
 
 
 def _describe(steps: tuple[Step, ...], left_out: int, name: str | None) -> str:
@@ -102,13 +94,14 @@ def _describe(steps: tuple[Step, ...], left_out: int, name: str | None) -> str:
 
 
 class _Found(NamedTuple):
-    """Candidate steps: begin, end and number of launches of each, and whether it lies in a range called "warm-up"."""
+    """Candidate steps: begin, end and launches of each, which are called warm-up, and whether they surely are steps."""
 
     starts: Int64s
     ends: Int64s
     counts: Int64s
-    named_warmup: npt.NDArray[np.bool_]
+    named_warmup: Bools
     name: str | None
+    is_sure: bool = True
 
 
 def _warmup_count(found: _Found) -> int:
@@ -144,10 +137,10 @@ def _steps_from_ranges(trace: Trace, work: pl.DataFrame, forest: RangeForest) ->
         named = is_step_name(name)
         if coverage < (_NAMED_STEP_COVERAGE if named else _ANY_RANGE_COVERAGE):
             continue
-        if not named and (len(rows) < _MIN_SEQUENCE_REPEATS or not _alike(launches[rows])):
+        if not named and (len(rows) < MIN_REPEATS or not _alike(launches[rows])):
             continue  # numbered stages of a program (phase1, phase2) are not repetitions
         # A name that says "step" wins; then repetitions enough to have a spread; then the outermost; then the most.
-        rank = (int(named), int(len(rows) >= _MIN_SEQUENCE_REPEATS), -int(forest.level[rows].min()), len(rows))
+        rank = (int(named), int(len(rows) >= MIN_REPEATS), -int(forest.level[rows].min()), len(rows))
         if best is None or rank > best[0]:
             best = (rank, name, rows)
     if best is None:
@@ -251,43 +244,93 @@ def _first_on_busiest_stream(work: pl.DataFrame, step: Int64s, first: Int64s) ->
 
 def _steps_from_sequence(trace: Trace, work: pl.DataFrame, forest: RangeForest) -> _Found | None:
     sequence = _launch_sequence(trace, work)
-    if sequence.height < _MIN_SEQUENCE_REPEATS:
+    if sequence.height < MIN_REPEATS:
         return None
-    codes = sequence["code"].to_numpy()
-    period, begin, stop = _longest_repetition(codes)
-    if period == 0:
+    calls = _by_call(sequence)
+    if calls.height < MIN_REPEATS:
         return None
-    repeats = (stop - begin) // period
-    if repeats < _MIN_SEQUENCE_REPEATS:
+    period, begin, stop = longest_repetition(calls["code"].to_numpy())
+    if period == 0 or (stop - begin) // period < MIN_REPEATS:
         return None
-    start, end = sequence["start_ns"].to_numpy(), sequence["end_ns"].to_numpy()
-    busy = end - start
+    start, end, busy = (calls[name].to_numpy() for name in ("start_ns", "end_ns", "busy_ns"))
     if busy[begin:stop].sum() < _MIN_SEQUENCE_SHARE * busy.sum():
         return None
-    if _inside_one_part(sequence[begin:stop], trace, forest) or _inside_one_module(sequence[begin:stop], trace):
+    if _inside_one_part(calls[begin:stop], trace, forest) or _inside_one_module(calls[begin:stop], trace):
         return None
     begin += _largest_gap_offset(start, end, begin, stop, period)
+    period, begin = _whole_steps(calls, begin, stop, period)
     repeats = (stop - begin) // period
     if repeats < 2:
         return None
+    stop = begin + repeats * period
     cuts = begin + period * np.arange(repeats + 1)
-    issued_by = sequence["api_row"].fill_null(-1).to_numpy()[cuts[:-1]]
-    if np.any((issued_by[1:] == issued_by[:-1]) & (issued_by[1:] >= 0)):
-        return None  # one launch of a graph: its layers repeat
     firsts = np.minimum.reduceat(start[begin:stop], cuts[:-1] - begin)
     last = int(end[cuts[-2] : cuts[-1]].max())
     if np.any(np.diff(firsts) <= 0):
         return None
-    warming = np.add.reduceat(
-        _launched_in_warmup(sequence, trace, forest)[begin:stop].astype(np.int64), cuts[:-1] - begin
+    warming = np.add.reduceat(_launched_in_warmup(calls, trace, forest)[begin:stop].astype(np.int64), cuts[:-1] - begin)
+    launches = np.add.reduceat(calls["launches"].to_numpy()[begin:stop], cuts[:-1] - begin)
+    # A graph that is launched again and again is what its program repeats.
+    graphs = calls["launches"].to_numpy()[begin:stop] > 1
+    graphs |= (calls["kind"] == "graph").to_numpy()[begin:stop]
+    sure = (
+        bool(graphs.any())
+        or is_structured(calls["code"].to_numpy()[begin:stop], period)
+        or _pauses_between(calls, begin, stop, period)
     )
-    return _Found(firsts, np.r_[firsts[1:], np.int64(last)], np.full(repeats, period), warming > period // 2, None)
+    return _Found(firsts, np.r_[firsts[1:], np.int64(last)], launches, warming > period // 2, None, sure)
 
 
-def _launched_in_warmup(sequence: pl.DataFrame, trace: Trace, forest: RangeForest) -> npt.NDArray[np.bool_]:
+def _by_call(sequence: pl.DataFrame) -> pl.DataFrame:
+    """The sequence with all work of one call (the nodes of a CUDA graph) as one row: no step ends inside of a call."""
+    call = sequence["api_row"].fill_null(-1).to_numpy()
+    first = np.flatnonzero(np.r_[True, (call[1:] != call[:-1]) | (call[1:] < 0)])
+    busy = (sequence["end_ns"] - sequence["start_ns"]).to_numpy()
+    code = sequence["code"].to_numpy()
+    if len(first) < sequence.height:
+        place = np.arange(sequence.height) - np.repeat(first, np.diff(np.r_[first, sequence.height]))
+        # Calls are alike if they run the same work in the same order; wrapping sums tell orders apart well enough.
+        code = np.add.reduceat((code + 1) * (2 * place + 1), first)
+    return sequence[first].with_columns(
+        pl.Series("code", code),
+        pl.Series("start_ns", np.minimum.reduceat(sequence["start_ns"].to_numpy(), first)),
+        pl.Series("end_ns", np.maximum.reduceat(sequence["end_ns"].to_numpy(), first)),
+        pl.Series("busy_ns", np.add.reduceat(busy, first)),
+        pl.Series("launches", np.diff(np.r_[first, sequence.height])),
+    )
+
+
+def _pauses_between(calls: pl.DataFrame, begin: int, stop: int, period: int) -> bool:
+    """Whether the GPU, or the host, pauses after each turn longer than inside of one."""
+    pauses = _rhythms(calls, np.arange(begin + 1, stop))
+    ends = np.zeros(stop - begin - 1, dtype=np.bool_)
+    ends[period - 1 :: period] = True
+    return any(stand_out(pause[ends], pause[~ends]) for pause in pauses)
+
+
+def _rhythms(calls: pl.DataFrame, places: Int64s) -> list[Int64s]:
+    """What precedes each of these calls: the time since the host's last launch, if known, and the GPU's idle time."""
+    reach = np.maximum.accumulate(calls["end_ns"].to_numpy())
+    rhythms = [np.maximum(calls["start_ns"].to_numpy()[places] - reach[places - 1], 0)]
+    if not calls["launch_start_ns"].null_count():
+        launch = calls["launch_start_ns"].to_numpy()
+        rhythms.insert(0, launch[places] - launch[places - 1])
+    return rhythms
+
+
+def _whole_steps(calls: pl.DataFrame, begin: int, stop: int, period: int) -> tuple[int, int]:
+    """Period and begin of the steps, where the repetitions found are parts of them (layers, micro-batches)."""
+    for pauses in _rhythms(calls, np.arange(begin, stop - period + 1, period)[1:]):
+        parts, before = repetitions_per_step(pauses)
+        if parts > 1:
+            return parts * period, begin + before * period
+    return period, begin
+
+
+def _launched_in_warmup(sequence: pl.DataFrame, trace: Trace, forest: RangeForest) -> Bools:
     """Which launches a range called "warm-up" holds."""
     held = np.r_[forest.outermost_match(_is_warmup(trace.ranges)) > 0, False]
-    inside: npt.NDArray[np.bool_] = held[sequence["range"].fill_null(NO_RANGE).to_numpy()]
+    inside: Bools = held[sequence["range"].fill_null(NO_RANGE).to_numpy()]
     return inside
 
 
@@ -341,67 +384,6 @@ def _launch_sequence(trace: Trace, work: pl.DataFrame) -> pl.DataFrame:
     ops = ops.with_columns(pl.Series("code", codes))
     # Launch order is the program's order; streams may run it in another one.
     return ops.sort(pl.coalesce("launch_start_ns", "start_ns"), "start_ns", maintain_order=True)
-
-
-def _longest_repetition(codes: Int64s) -> tuple[int, int, int]:
-    """Period, begin and stop of the longest stretch in which the sequence repeats itself; (0, 0, 0) for none.
-
-    A layer repeats, too, but only within one step: its stretch ends where the layers do. The step's own period explains
-    the longest stretch, and among periods that explain (nearly) the same stretch the shortest is the step.
-    """
-    best = (0, 0, 0)
-    best_length = 0
-    for period in _candidate_periods(codes):
-        begin, stop = _longest_run(codes[period:] == codes[:-period])
-        length = stop - begin + period if stop > begin else 0
-        # Multiples of a period explain as much as the period itself, less one period at the most.
-        if length > best_length + period:
-            best, best_length = (period, begin, begin + length), length
-    return best
-
-
-def _candidate_periods(codes: Int64s) -> list[int]:
-    """Distances between places of the sequence that look alike, shortest first."""
-    count = len(codes)
-    length = min(_ANCHOR_LENGTH, max(1, count // (2 * _MIN_SEQUENCE_REPEATS)))
-    periods: set[int] = set()
-    windows = np.lib.stride_tricks.sliding_window_view(codes, length)
-    # Anchors spread over the sequence: the end (steady state) first, then places before it.
-    for anchor in np.unique(np.linspace(len(windows) // 2, len(windows) - 1, 8).astype(np.int64)):
-        same = np.flatnonzero((windows == windows[anchor]).all(axis=1))
-        distances = np.unique(np.abs(same[same != anchor] - anchor))
-        periods.update(int(d) for d in distances[: _MAX_CANDIDATES // 4])
-        # Rarely repeated launches (the loss, the optimizer) give the step's own period among few distances.
-    rare = _distances_of_rarest(codes)
-    periods.update(rare)
-    usable = sorted(period for period in periods if 0 < period <= count // 2)
-    return usable if len(usable) <= 4 * _MAX_CANDIDATES else usable[:: len(usable) // (4 * _MAX_CANDIDATES) + 1]
-
-
-def _distances_of_rarest(codes: Int64s) -> set[int]:
-    """Distances between repetitions of the launches that repeat least often, once or twice a step."""
-    _, inverse, counts = np.unique(codes, return_inverse=True, return_counts=True)
-    order = np.argsort(counts, kind="stable")
-    repeated = order[counts[order] >= _MIN_SEQUENCE_REPEATS][: _MAX_CANDIDATES // 4]
-    distances: set[int] = set()
-    for value in repeated.tolist():
-        places = np.flatnonzero(inverse.reshape(-1) == value)
-        gaps = np.diff(places)
-        common, frequency = np.unique(gaps, return_counts=True)
-        distances.update(common[np.argsort(-frequency, kind="stable")[:2]].tolist())
-        pairs = np.unique(places[2:] - places[:-2])
-        distances.update(pairs[:2].tolist())
-    return distances
-
-
-def _longest_run(equal: npt.NDArray[np.bool_]) -> tuple[int, int]:
-    """Begin and stop of the longest run of true."""
-    edges = np.flatnonzero(np.diff(np.r_[False, equal, False].astype(np.int8)))
-    if not len(edges):
-        return 0, 0
-    begins, stops = edges[::2], edges[1::2]
-    longest = int(np.argmax(stops - begins))
-    return int(begins[longest]), int(stops[longest])
 
 
 def _largest_gap_offset(start: Int64s, end: Int64s, begin: int, stop: int, period: int) -> int:

@@ -7,69 +7,56 @@ one kernel: the GPU was busy, with what is hidden.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
+from warplens.analysis.api import api_kinds
+from warplens.analysis.frames import duration_ns, once, ratio, spread
 from warplens.analysis.intervals import Intervals, Owned, subtract, total, union
-from warplens.analysis.spread import conform, ratio
+from warplens.analysis.timeline import WORK_KINDS
+from warplens.profile.columns import SPREAD, table
+from warplens.profile.schema import Column
 
 if TYPE_CHECKING:
     from warplens.analysis.timeline import Timeline
     from warplens.analysis.window import Window
+    from warplens.profile.schema import Int64s
 
-__all__ = [
-    "CONCURRENCY_SCHEMA",
-    "OVERLAP_SCHEMA",
-    "STREAM_SCHEMA",
-    "busy_by",
-    "busy_ns",
+
+STREAMS: Final = table(
+    "streams",
+    "One stream of a GPU and process. `warplens.analysis.streams.stream_statistics`.",
+    "device process stream kernels copies memsets",
+    Column("graphs", pl.Int64, "number of CUDA graphs traced as a whole"),
+    "busy_ns share",
+    busy_ns="time with at least one of them running",
+    share="`busy_ns` of the window",
+)
+
+CONCURRENCY: Final = table(
     "concurrency",
-    "copy_overlap",
-    "stream_statistics",
-    "work_inside",
-]
-
-Int64s = npt.NDArray[np.int64]
-
-#: One row a stream of a device and process. Time is in nanoseconds.
-STREAM_SCHEMA: Final = pl.Schema(
-    {
-        "device": pl.Int32(),
-        "process": pl.Int32(),
-        "stream": pl.Int32(),
-        "kernels": pl.Int64(),
-        "copies": pl.Int64(),
-        "memsets": pl.Int64(),
-        "graphs": pl.Int64(),  # graphs traced as a whole
-        "busy_ns": pl.Int64(),  # time with at least one of them running
-        "share": pl.Float64(),  # busy_ns of the window
-    }
+    "One number of kernels that run at once on a GPU. `warplens.analysis.streams.concurrency`.",
+    "device",
+    Column("kernels_at_once", pl.Int64, "how many run"),
+    "time_ns",
+    Column("at_least_ns", pl.Int64, "time with so many or more", title="So many or more"),
+    "share",
+    time_ns="time with exactly so many; sums to the window on each GPU",
+    share="`time_ns` of the window",
 )
 
-#: One row a device and number of kernels that run at once. Time is in nanoseconds.
-CONCURRENCY_SCHEMA: Final = pl.Schema(
-    {
-        "device": pl.Int32(),
-        "kernels_at_once": pl.Int64(),
-        "time_ns": pl.Int64(),  # with exactly so many; sums to the window on each device
-        "at_least_ns": pl.Int64(),  # with so many or more
-        "share": pl.Float64(),  # time_ns of the window
-    }
-)
-
-#: One row a device. Time is in nanoseconds.
-OVERLAP_SCHEMA: Final = pl.Schema(
-    {
-        "device": pl.Int32(),
-        "kernel_ns": pl.Int64(),  # time with at least one kernel
-        "copy_ns": pl.Int64(),  # time with at least one copy or memset
-        "overlapped_ns": pl.Int64(),  # time with both
-        "exposed_ns": pl.Int64(),  # time with copies or memsets alone
-        "overlapped_share": pl.Float64(),  # overlapped_ns of copy_ns; null without copies
-    }
+OVERLAPS: Final = table(
+    "overlap of copies and kernels",
+    "One GPU. `warplens.analysis.streams.copy_overlap`.",
+    "device",
+    Column("kernel_ns", pl.Int64, "time with at least one kernel", title="Kernel time"),
+    Column("copy_ns", pl.Int64, "time with at least one copy or memset", title="Copies"),
+    Column("overlapped_ns", pl.Int64, "time with both"),
+    Column("exposed_ns", pl.Int64, "time with copies or memsets alone"),
+    Column("overlapped_share", pl.Float64, "`overlapped_ns` of `copy_ns`; null without copies"),
 )
 
 
@@ -102,7 +89,7 @@ def stream_statistics(timeline: Timeline, window: Window) -> pl.DataFrame:
     """What each stream did inside the window and how much of it the stream was busy, the busiest first.
 
     Returns:
-        `STREAM_SCHEMA`.
+        `STREAMS`.
     """
     keys = ["device", "process", "stream"]
     work = work_inside(timeline, window)
@@ -113,14 +100,14 @@ def stream_statistics(timeline: Timeline, window: Window) -> pl.DataFrame:
     statistics = counts.join(busy_by(work, keys), on=keys).with_columns(
         ratio(pl.col("busy_ns"), pl.lit(window.duration_ns)).alias("share")
     )
-    return conform(statistics, STREAM_SCHEMA).sort(["busy_ns", *keys], descending=[True, False, False, False])
+    return STREAMS.conform(statistics).sort(["busy_ns", *keys], descending=[True, False, False, False])
 
 
 def concurrency(timeline: Timeline, window: Window) -> pl.DataFrame:
     """For how long none, one, two, … kernels ran at once on each device that did any work in the window.
 
     Returns:
-        `CONCURRENCY_SCHEMA`, by device and ascending number; numbers that never occurred are left out.
+        `CONCURRENCY`, by device and ascending number; numbers that never occurred are left out.
     """
     work = work_inside(timeline, window)
     parts = []
@@ -139,14 +126,14 @@ def concurrency(timeline: Timeline, window: Window) -> pl.DataFrame:
                 ratio(pl.col("time_ns"), pl.lit(window.duration_ns)).alias("share"),
             )
         )
-    return pl.concat([pl.DataFrame(schema=CONCURRENCY_SCHEMA), *(conform(part, CONCURRENCY_SCHEMA) for part in parts)])
+    return pl.concat([CONCURRENCY.empty(), *(CONCURRENCY.conform(part) for part in parts)])
 
 
 def copy_overlap(timeline: Timeline, window: Window) -> pl.DataFrame:
     """How much of the copies and memsets ran while kernels did, for each device that did any work in the window.
 
     Returns:
-        `OVERLAP_SCHEMA`, by device.
+        `OVERLAPS`, by device.
     """
     work = work_inside(timeline, window)
     rows = []
@@ -157,7 +144,7 @@ def copy_overlap(timeline: Timeline, window: Window) -> pl.DataFrame:
         copied, exposed = total(copies), total(alone)
         share = (copied - exposed) / copied if copied else None
         rows.append((device, total(kernels), copied, copied - exposed, exposed, share))
-    return pl.DataFrame(rows, schema=OVERLAP_SCHEMA, orient="row")
+    return pl.DataFrame(rows, schema=OVERLAPS.schema, orient="row")
 
 
 def _is_compute() -> pl.Expr:
@@ -181,3 +168,148 @@ def _levels(running: Intervals, window: Window) -> tuple[Int64s, Int64s]:
     change[len(running.starts) : -2] = -1
     order = np.argsort(edges, kind="stable")
     return np.cumsum(change[order])[:-1], np.diff(edges[order])
+
+
+# --- CUDA graphs ---
+#
+# A profile shows a graph in one of two ways. With node tracing each kernel, copy and memset of a launch is recorded
+# by itself, and all other analyses see it. With graph tracing a launch is one interval and its inside is hidden: the
+# GPU was busy, with unknown work.
+
+_TRACED: Final = pl.Enum(["whole", "nodes"])
+
+GRAPHS: Final = table(
+    "CUDA graphs",
+    "One graph. `warplens.analysis.streams.graph_statistics`. A launch lasts from the begin of its first work to"
+    " the end of its last.",
+    Column("traced", _TRACED, "`whole`: the inside is hidden; `nodes`: every node is recorded"),
+    "device",
+    Column(
+        "graph",
+        pl.Int64,
+        "id of the graph; for `nodes` the id of the first node it replays; null where unknown",
+        kind="text",
+    ),
+    "launches",
+    Column("nodes_per_launch", pl.Float64, "mean number of nodes; null where the inside is hidden", kind="count"),
+    SPREAD,
+    "share",
+    launches="how often it was launched",
+    share="share of the summed time of all graph launches in the window",
+)
+
+
+@dataclass(frozen=True)
+class GraphSummary:
+    """The CUDA graph launches of a window.
+
+    Attributes:
+        whole_launches: launches that were traced as a whole.
+        node_launches: launches whose nodes were recorded.
+        nodes: kernels, copies and memsets that were recorded as nodes of a graph.
+        nodes_per_launch: smallest, median and largest number of nodes of a launch; None without node tracing.
+        busy_ns: time in which at least one graph's work ran, hidden or not, summed over devices.
+        hidden_ns: time inside launches that were traced as a whole, summed over devices.
+        gpu_busy_ns: time in which anything at all ran, summed over devices.
+        busy_share, hidden_share: of `gpu_busy_ns`; None where nothing ran.
+    """
+
+    whole_launches: int
+    node_launches: int
+    nodes: int
+    nodes_per_launch: tuple[int, float, int] | None
+    busy_ns: int
+    hidden_ns: int
+    gpu_busy_ns: int
+    busy_share: float | None
+    hidden_share: float | None
+
+
+def graph_statistics(timeline: Timeline, window: Window) -> pl.DataFrame:
+    """How often each graph was launched and how long a launch took on the GPU, the most time first.
+
+    Returns:
+        `GRAPHS`; no rows where no graph was launched.
+    """
+    launches = pl.concat(
+        [_whole_launches(timeline, window), _node_launches(_nodes(timeline, timeline.work_in(window)))]
+    )
+    statistics = (
+        launches.group_by("traced", "device", "graph")
+        .agg(
+            pl.len().alias("launches"),
+            pl.col("nodes").mean().alias("nodes_per_launch"),
+            *spread(duration_ns()),
+        )
+        .with_columns(ratio(pl.col("total_ns"), pl.col("total_ns").sum()).alias("share"))
+    )
+    order = ["total_ns", "traced", "device", "graph"]
+    return GRAPHS.conform(statistics).sort(order, descending=[True, False, False, False])
+
+
+@once
+def graph_summary(timeline: Timeline, window: Window) -> GraphSummary:
+    """How many graphs were launched, how much of the GPU's busy time is theirs, and how much of it stays hidden.
+
+    Launches and nodes belong to the window by their begin; times are those inside it.
+    """
+    nodes = _nodes(timeline, timeline.work_in(window))
+    per_launch = _node_launches(nodes)["nodes"]
+    running = work_inside(timeline, window)
+    hidden_work = running.filter(pl.col("kind") == "graph")
+    gpu_busy, hidden = busy_ns(running), busy_ns(hidden_work)
+    busy = busy_ns(pl.concat([hidden_work, _nodes(timeline, running).drop("node")]))
+    return GraphSummary(
+        whole_launches=timeline.graphs_in(window).height,
+        node_launches=per_launch.len(),
+        nodes=nodes.height,
+        nodes_per_launch=(min(per_launch), float(np.median(per_launch)), max(per_launch)) if per_launch.len() else None,
+        busy_ns=busy,
+        hidden_ns=hidden,
+        gpu_busy_ns=gpu_busy,
+        busy_share=busy / gpu_busy if gpu_busy else None,
+        hidden_share=hidden / gpu_busy if gpu_busy else None,
+    )
+
+
+def _whole_launches(timeline: Timeline, window: Window) -> pl.DataFrame:
+    return timeline.graphs_in(window).select(
+        pl.lit("whole", dtype=_TRACED).alias("traced"),
+        "device",
+        "graph",
+        pl.lit(None, dtype=pl.Int64).alias("nodes"),
+        "start_ns",
+        "end_ns",
+    )
+
+
+def _node_launches(nodes: pl.DataFrame) -> pl.DataFrame:
+    """One row a launch and device. All nodes of a launch carry the correlation id of the call that launched them."""
+    return (
+        nodes.group_by("process", "correlation", "device")
+        .agg(
+            pl.col("node").min().alias("graph"),
+            pl.len().cast(pl.Int64).alias("nodes"),
+            pl.col("start_ns").min(),
+            pl.col("end_ns").max(),
+        )
+        .select(pl.lit("nodes", dtype=_TRACED).alias("traced"), "device", "graph", "nodes", "start_ns", "end_ns")
+    )
+
+
+def _nodes(timeline: Timeline, work: pl.DataFrame) -> pl.DataFrame:
+    """The pieces of work that graphs replayed one by one, with the id of their node where it is recorded (`node`)."""
+    trace = timeline.trace
+    ids = {kind: getattr(trace, WORK_KINDS[kind])["graph_node"] for kind in ("kernel", "copy", "memset")}
+    launching = api_kinds(trace.api_calls["name"]) == "graph-launch"
+    if not launching.any() and all(series.null_count() == series.len() for series in ids.values()):
+        return work.clear().with_columns(pl.lit(None, dtype=pl.Int64).alias("node"))
+    by_kind = pl.concat(
+        [
+            part.with_columns(ids[kind].gather(part["row"]).alias("node"))
+            for kind in ids
+            for part in [work.filter(pl.col("kind") == kind)]
+        ]
+    )
+    started = launching.gather(by_kind["api_row"]).fill_null(value=False)
+    return by_kind.filter(started | pl.col("node").is_not_null())

@@ -11,13 +11,12 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from warplens.analysis.attribution import NO_RANGE, RangeForest, is_operator, range_forest
+from warplens.analysis.attribution import RangeForest, is_operator, range_forest
 from warplens.analysis.intervals import Intervals, union
-from warplens.analysis.operators.autograd import AutogradLinks, autograd_links
-from warplens.analysis.operators.places import Places, places
-from warplens.analysis.operators.pythonframes import PythonFrames, python_frames
-from warplens.analysis.operators.tree import OperatorTree, operator_tree
+from warplens.analysis.operators.autograd import AutogradLinks, OperatorTree, autograd_links, operator_tree
+from warplens.analysis.operators.places import Places, PythonFrames, places, python_frames
 from warplens.analysis.steps import StepSearch, find_steps
+from warplens.analysis.trees import NO_RANGE
 from warplens.analysis.window import Window, parse_span
 from warplens.errors import UsageError
 from warplens.profile import Trace
@@ -26,9 +25,8 @@ from warplens.profile.schema import name_categories
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["WORK_KINDS", "Timeline"]
+    from warplens.profile.schema import Bools, Int64s
 
-Int64s = npt.NDArray[np.int64]
 
 #: Kind of a piece of GPU work → the table of the `Trace` that its row number points into.
 WORK_KINDS = {"kernel": "kernels", "copy": "copies", "memset": "memsets", "graph": "graph_launches"}
@@ -52,7 +50,7 @@ class Timeline:
         self.answers: dict[tuple[Callable[..., Any], Window], Any] = {}  # of questions asked `once`
         self._busy: dict[int, Intervals] = {}
         self._work_on: dict[int, pl.DataFrame] = {}
-        self._inside_name: dict[str, npt.NDArray[np.bool_]] = {}
+        self._inside_name: dict[str, Bools] = {}
 
     @cached_property
     def work(self) -> pl.DataFrame:
@@ -122,7 +120,7 @@ class Timeline:
     @cached_property
     def places(self) -> Places:
         """Operator, module and Python function that each row of `work` comes from."""
-        return places(self)
+        return places(self.trace, self.work, self.operators, self.autograd, self.python)
 
     @cached_property
     def steps(self) -> StepSearch:
@@ -175,12 +173,12 @@ class Timeline:
         close = get_close_matches(name, categories, n=3, cutoff=0.4) or sorted(categories)[:3]
         raise UsageError(f"there is no range {name!r}; ranges with similar names: {', '.join(map(repr, close))}")
 
-    def in_range(self, name: str) -> npt.NDArray[np.bool_]:
+    def in_range(self, name: str) -> Bools:
         """For each row of `work`, whether it was launched inside a range of this name, at any depth."""
-        found: npt.NDArray[np.bool_] = self.lies_in(name)[self.work["range"].fill_null(NO_RANGE).to_numpy()]
+        found: Bools = self.lies_in(name)[self.work["range"].fill_null(NO_RANGE).to_numpy()]
         return found
 
-    def lies_in(self, name: str) -> npt.NDArray[np.bool_]:
+    def lies_in(self, name: str) -> Bools:
         """For each range whether it has this name or lies in one that has; the last entry answers for "no range"."""
         if name not in self._inside_name:
             label = np.zeros(self.trace.ranges.height, dtype=np.int64)
@@ -250,7 +248,7 @@ class Timeline:
         threads = np.r_[self.trace.api_calls["thread"].to_numpy(), np.int32(-1)]
         return self._inside_range(window.range_name, waits, pl.Series(threads[api_row]))
 
-    def lie_in_range(self, window: Window, calls: pl.DataFrame) -> npt.NDArray[np.bool_]:
+    def lie_in_range(self, window: Window, calls: pl.DataFrame) -> Bools:
         """Which of these intervals of host threads begin inside the window's range; all where it has none.
 
         Args:
@@ -283,13 +281,13 @@ class Timeline:
     def _inside_range(self, name: str, calls: pl.DataFrame, thread: pl.Series) -> pl.DataFrame:
         return calls.filter(pl.Series(self._lying_in(name, calls, thread)))
 
-    def _lying_in(self, name: str, calls: pl.DataFrame, thread: pl.Series) -> npt.NDArray[np.bool_]:
+    def _lying_in(self, name: str, calls: pl.DataFrame, thread: pl.Series) -> Bools:
         found, _ = self.forest.attribute(
             calls["process"].to_numpy().astype(np.int64),
             thread.to_numpy().astype(np.int64),
             calls["start_ns"].to_numpy(),
         )
-        lying: npt.NDArray[np.bool_] = self.lies_in(name)[found]
+        lying: Bools = self.lies_in(name)[found]
         return lying
 
     def _steady_window(self) -> Window:

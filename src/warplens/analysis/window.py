@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Final
 
 from warplens.errors import UsageError
-
-__all__ = ["Step", "Window", "parse_span"]
 
 _UNITS_NS = {"ns": 1, "us": 1_000, "µs": 1_000, "ms": 1_000_000, "s": 1_000_000_000, "": 1}
 _TIME = re.compile(r"^\s*(?P<number>[+-]?\d+(?:\.\d+)?)\s*(?P<unit>ns|us|µs|ms|s|)\s*$")
@@ -77,3 +76,57 @@ def _time_ns(part: str, text: str) -> int:
     sign = -1 if whole.startswith("-") else 1
     # Decimal digits are scaled as integers: 0.1 s must be 100,000,000 ns exactly.
     return int(whole) * unit + sign * (int(fraction) * unit // 10 ** len(fraction) if fraction else 0)
+
+
+# --- What the name of an annotated range says about the part of the program that it stands for ---
+
+#: Phases in the order of a training step.
+PHASES: Final = ("forward", "backward", "optimizer")
+
+#: Label of what belongs to none of them.
+NO_PHASE: Final = "none"
+
+#: Autograd's engine runs each node of the backward graph inside an operator whose name begins so.
+AUTOGRAD_ENGINE: Final = "autograd::engine::evaluate_function"
+
+_WORDS = {
+    "forward": re.compile(r"(?<![a-z])(forward|fwd)(?![a-z])", re.IGNORECASE),
+    "backward": re.compile(r"(?<![a-z])(backward|bwd|backprop)(?![a-z])", re.IGNORECASE),
+    "optimizer": re.compile(r"(?<![a-z])(optim(izer|iser)?|adamw?|sgd|weight[\s_-]*update)(?![a-z])", re.IGNORECASE),
+}
+
+
+#: Names that people and frameworks give to one repetition of the workload; `N` stands for a running number.
+_STEP = re.compile(
+    r"^(profilerstep|(train(ing)?|eval(uation)?|inference|model|global|benchmark)?[\s_-]*(step|iter(ation)?|batch))s?[\s_:#-]*N?$",
+    re.IGNORECASE,
+)
+_DIGITS = re.compile(r"\d+")
+_WARMUP = re.compile(r"warm[\s_-]*up", re.IGNORECASE)
+
+
+def generic_name(name: str) -> str:
+    """The name with its numbers replaced by `N`, so that `ProfilerStep#3` and `ProfilerStep#4` are one name."""
+    return _DIGITS.sub("N", name)
+
+
+def is_step_name(name: str) -> bool:
+    """Whether a name, its numbers replaced by `N`, says that the range is one repetition of the workload."""
+    return _STEP.match(name.strip()) is not None
+
+
+def is_warmup_name(name: str) -> bool:
+    """Whether a name says that what it holds is not the workload yet."""
+    return _WARMUP.search(name) is not None
+
+
+def phase_of_name(name: str) -> str:
+    """The phase that a range's name speaks of; `none` where it names no phase, or more than one."""
+    if name.startswith(AUTOGRAD_ENGINE):
+        return "backward"  # whatever the node is called (`torch::autograd::AccumulateGrad`, `AddmmBackward0`)
+    if "::" in name:
+        return NO_PHASE  # an operator (`flash_attn::_flash_attn_forward`), which the backward pass may call as well
+    # Camel case and underscores separate words: `OptimizerStep`, `forward_pass`.
+    spaced = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name).replace("_", " ")
+    named = [phase for phase, pattern in _WORDS.items() if pattern.search(spaced)]
+    return named[0] if len(named) == 1 else NO_PHASE

@@ -1,10 +1,9 @@
 """The command line: parses, calls the library, renders. No analysis lives here.
 
-Lives here: `main` (the program and its entry point), `catalogue` (the list of commands, known without importing them),
-`lazygroup` (imports a command when it runs), `edge` (every way a run can end, as an exit code and one line), `options`
-(what several commands share), `messages` (standard error), `selection` (from a path to the part of a profile that is
-asked about), `answer` (a table in the four output formats), and `commands`, one module a command.
+Lives here: `main` (the program), `catalogue` (the commands, known without importing them), `edge` (every way a run
+can end, and standard error), `options` (arguments and options, declared in a line each), `answer` (from a path to the
+part of a profile that is asked about, and from an answer to each of the four formats), and `commands`.
 
-May import: everything else of Warplens; nothing imports this. A new command becomes a module in `commands`, named after
-it, with a function of the same name, and a line in `catalogue.COMMANDS`.
+A question with a table as the answer is written in `warplens.report.questions` and gets a line in
+`catalogue.COMMANDS`; any other command is a function of its name in a module of `commands`, and such a line.
 """

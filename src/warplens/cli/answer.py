@@ -1,25 +1,149 @@
-"""A table as the answer to a command, in each of the four formats."""
+"""From a path to the window in question, and from an answer to standard output in each of the four formats."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from warplens.cli.edge import answering
-from warplens.cli.messages import note, one_line
+from warplens.analysis.quality import quality_notes
+from warplens.analysis.timeline import Timeline
+from warplens.cli.edge import answering, note, one_line, progress, reuse_freed_memory
 from warplens.cli.options import TABLE_ROWS, Format
-from warplens.profile import NoteLevel
-from warplens.report import format as fmt
+from warplens.errors import UsageError
+from warplens.profile import Note, NoteLevel
+from warplens.readers import discover, read
+from warplens.report import text as fmt
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from pathlib import Path
 
     import polars as pl
 
-    from warplens.cli.selection import Selection
+    from warplens.analysis.window import Window
+    from warplens.profile import Capture
     from warplens.report.document import Table
 
-__all__ = ["Answer", "most_rows", "show"]
+_NAMED_PROFILES = 3
+
+_TAGS = {NoteLevel.BLOCKING: "missing", NoteLevel.WARNING: "caution", NoteLevel.INFO: "note"}
+
+
+# --- From a path to the part of a profile that is asked about --------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Selection:
+    """A profile, the window of it that was asked for, and what to know before its numbers."""
+
+    timeline: Timeline
+    window: Window
+    notes: tuple[Note, ...]
+
+    @property
+    def source(self) -> str:
+        """The name of the file."""
+        return self.timeline.trace.capture.source
+
+    @property
+    def head(self) -> list[str]:
+        """The file with its recorder, and the window."""
+        inside = f", work launched inside {self.window.range_name!r}" if self.window.range_name is not None else ""
+        length = f"{fmt.duration(self.window.duration_ns)}, {self.window.how}{inside}"
+        return [recorded_by(self.timeline.trace.capture), f"window: {length}"]
+
+
+def select(path: Path, window: str, range_name: str | None, *, launch_configuration: bool = False) -> Selection:
+    """Read the one profile that the path names or holds, and find the window in it.
+
+    Args:
+        path: a profile, or a folder that holds exactly one.
+        window: as `Timeline.window` understands it.
+        range_name: only work launched inside ranges of this name; None for all.
+        launch_configuration: whether to read grids and blocks of kernels, which takes longer.
+
+    Raises:
+        UsageError: the folder holds several profiles, the window lies outside the profile, or there is no such range.
+        UnreadableInputError: there is no readable profile.
+    """
+    profile = _only_profile(path)
+    reuse_freed_memory([profile])
+    with progress(f"reading {profile.name}") as tell:
+        timeline = Timeline(read(profile, progress=tell, launch_configuration=launch_configuration))
+        tell(f"analysing {profile.name}")
+        selected = timeline.window(window, range_name)
+        return Selection(timeline, selected, quality_notes(timeline, selected))
+
+
+def _only_profile(path: Path) -> Path:
+    found = discover([path])
+    if len(found) > 1:
+        named = ", ".join(str(profile.relative_to(path)) for profile in found[:_NAMED_PROFILES])
+        more = f" and {len(found) - _NAMED_PROFILES} more" if len(found) > _NAMED_PROFILES else ""
+        raise UsageError(
+            f"{path.name}: the folder holds {len(found)} profiles ({named}{more}), and this command takes one. "
+            "Name it, or use `warplens report` for all of them"
+        )
+    return found[0]
+
+
+def recorded_by(capture: Capture, *, devices: bool = False) -> str:
+    """A file in one line: its name, the tool that wrote it, and with `devices` the GPUs."""
+    gpus = ", ".join(dict.fromkeys(device.name for device in capture.devices)) if devices else ""
+    parts = (capture.source, f"{capture.tool} {capture.tool_version or ''}".strip(), gpus)
+    return " · ".join(part for part in parts if part)
+
+
+def checked_folder(folder: Path) -> Path:
+    """The folder, if files can be written to it; it need not exist.
+
+    Raises:
+        UsageError: it is a file, or it may not be written to. Better told now than after minutes of analysis.
+    """
+    existing = next(parent for parent in (folder.absolute(), *folder.absolute().parents) if parent.exists())
+    if not existing.is_dir():
+        raise UsageError(f"{existing.name} is a file, but reports are written to a folder: name another with --output")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise UsageError(
+            f"{existing.name or existing}: no permission to write there; name another folder with --output"
+        )
+    return folder
+
+
+def checked_file(output: Path) -> Path:
+    """The file, if its folder exists: better told now than after an hour of measuring."""
+    if output.is_dir() or not output.absolute().parent.is_dir():
+        raise UsageError(f"{output.name}: the output must be a file in a folder that exists")
+    return output
+
+
+# --- An answer, and the one way to print it --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Part:
+    """What an answer says of one source, for people.
+
+    Attributes:
+        head: what is answered, a line each; the first is the heading in Markdown.
+        verdict: the answer in sentences.
+        lines: further sentences.
+        notes: what limits the answer (`note_lines`).
+        entries: passages that are laid out already: for a terminal, and as Markdown.
+        tables: with the limits that they are shown with.
+        closing: sentences below the tables.
+        command: a command line to copy, at the end.
+    """
+
+    head: Sequence[str] = ()
+    verdict: Sequence[str] = ()
+    lines: Sequence[str] = ()
+    notes: Sequence[str] = ()
+    entries: Sequence[tuple[str, str]] = ()
+    tables: Sequence[Table] = ()
+    closing: Sequence[str] = ()
+    command: str | None = None
 
 
 @dataclass(frozen=True)
@@ -28,108 +152,108 @@ class Answer:
 
     Attributes:
         command: its name, which names the JSON schema as well.
-        selection: the profile and window that the numbers speak of.
-        rows: every number, exact; `data.rows` of the JSON, and the CSV.
-        tables: the same for people, one or several.
-        facts: sentences that belong above the table, coverage among them.
-        data: what else the JSON holds beside `window` and `rows`.
+        source: where it comes from: names of files without folders.
+        parts: the same for people; several where there are several sources.
+        rows: what CSV holds, exact.
+        data: makes `data` of the JSON, exact.
+        warnings: what limits the answer, for the JSON.
     """
 
     command: str
-    selection: Selection
+    source: str | Sequence[str] | None
+    parts: Sequence[Part]
     rows: pl.DataFrame
-    tables: tuple[Table, ...]
-    facts: tuple[str, ...] = ()
-    data: Mapping[str, Any] = field(default_factory=dict)
+    data: Callable[[], Mapping[str, Any]]
+    warnings: Sequence[Note | str] = field(default=())
+
+    def json(self) -> bytes:
+        """The answer as one JSON object."""
+        from warplens.report.jsonout import envelope
+
+        return envelope(self.command, self.source, self.data(), self.warnings)
 
 
 def most_rows(form: Format, limit: int | None) -> int | None:
-    """How many rows to print; None for all.
-
-    Args:
-        form: the format, which decides where the user did not.
-        limit: what the user asked for; 0 for all, None for nothing.
-    """
+    """How many rows to print, None for all: `limit`, 0 being all, or where there is none what suits the format."""
     if limit is None:
         limit = TABLE_ROWS if form in (Format.TABLE, Format.MD) else 0
     return limit or None
 
 
-def show(answer: Answer, form: Format, limit: int | None) -> None:
-    """Print the answer to standard output; notes go to standard error, unless the format has a place for them.
+def limited(tables: Iterable[Table], most: int | None) -> tuple[Table, ...]:
+    """The tables with so many rows; one without a limit of its own is shown whole, for its rows add up to something."""
+    return tuple(table if table.limit is None else replace(table, limit=most) for table in tables)
 
-    Args:
-        answer: what to print.
-        form: how.
-        limit: the most rows; 0 for all, None for what suits the format.
-    """
-    most = most_rows(form, limit)
+
+def note_lines(notes: Iterable[Note], *, all_of_them: bool = False) -> list[str]:
+    """Notes that limit an answer, a line each; what is merely good to know stands in reports, or `all_of_them`."""
+    return [
+        f"{_TAGS[item.level]}: {item.text}" + (f" ({item.remedy})" if item.remedy else "")
+        for item in notes
+        if all_of_them or item.level is not NoteLevel.INFO
+    ]
+
+
+def emit(answer: Answer, form: Format) -> None:
+    """Print the answer to standard output; notes go to standard error, unless the format has a place for them."""
     if form is Format.JSON:
-        _show_json(answer, most)
+        print_json(answer.json())
     elif form is Format.CSV:
-        _to_stderr([*_head(answer), *_note_lines(answer)])
+        for part in answer.parts:
+            for line in (*part.head, *part.verdict, *part.notes):
+                note(line)
         with answering() as stdout:
-            stdout.write((answer.rows if most is None else answer.rows.head(most)).write_csv())
-    elif form is Format.MD:
-        _show_markdown(answer, most)
+            stdout.write(answer.rows.write_csv())
     else:
-        _show_for_people(answer, most)
+        for part in answer.parts:
+            (_emit_markdown if form is Format.MD else _emit_text)(part)
 
 
-def _show_json(answer: Answer, most: int | None) -> None:
-    from warplens.report.jsonout import envelope, window_data  # noqa: PLC0415  the other formats do without
-
-    rows = answer.rows if most is None else answer.rows.head(most)
-    data = {"window": window_data(answer.selection.window), **answer.data, "rows": rows}
-    text = envelope(answer.command, answer.selection.timeline.trace.capture.source, data, answer.selection.notes)
+def print_json(text: bytes) -> None:
+    """One JSON object and nothing else."""
     with answering() as stdout:
         stdout.flush()
         stdout.buffer.write(text + b"\n")
 
 
-def _show_markdown(answer: Answer, most: int | None) -> None:
-    from warplens.report.markdown import escaped  # noqa: PLC0415  the other formats do without
-    from warplens.report.terminal import print_table  # noqa: PLC0415
-
-    source, *rest = _head(answer)
+def print_lines(lines: Iterable[object]) -> None:
+    """Lines of an answer, such as the files that were written."""
     with answering() as stdout:
-        lines = [f"## {escaped(source)}", *map(escaped, rest), *(f"> {escaped(line)}" for line in _note_lines(answer))]
-        stdout.write("\n\n".join(lines) + "\n\n")
-        for table in answer.tables:
-            stdout.write(f"**{escaped(table.caption)}**\n\n")
-            print_table(replace(table, limit=most), "md", stdout)
-            stdout.write("\n")
+        stdout.write("".join(f"{one_line(line)}\n" for line in lines))
 
 
-def _show_for_people(answer: Answer, most: int | None) -> None:
-    from warplens.report.terminal import print_table  # noqa: PLC0415  Rich is for terminals alone
+def _emit_text(part: Part) -> None:
+    from warplens.report.terminal import print_table
 
-    with answering() as stdout:
-        stdout.write("".join(f"{one_line(line)}\n" for line in _head(answer)))
-        stdout.flush()
-        _to_stderr(_note_lines(answer))
-        for table in answer.tables:
-            stdout.write("\n")
-            print_table(replace(table, limit=most), "table", stdout)
-
-
-def _head(answer: Answer) -> Iterator[str]:
-    capture, window = answer.selection.timeline.trace.capture, answer.selection.window
-    tool = f"{capture.tool} {capture.tool_version or ''}".strip()
-    yield f"{capture.source} · {tool}"
-    inside = f", work launched inside {window.range_name!r}" if window.range_name is not None else ""
-    yield f"window: {fmt.duration(window.duration_ns)}, {window.how}{inside}"
-    yield from answer.facts
-
-
-def _note_lines(answer: Answer) -> Iterator[str]:
-    """The notes that limit the answer; what is merely good to know stands in the report."""
-    for item in answer.selection.notes:
-        if item.level is not NoteLevel.INFO:
-            tag = "missing" if item.level is NoteLevel.BLOCKING else "caution"
-            yield f"{tag}: {item.text}" + (f" ({item.remedy})" if item.remedy else "")
-
-
-def _to_stderr(lines: Any) -> None:
-    for line in lines:
+    print_lines(part.head)
+    for line in part.notes:
         note(line)
+    passages = ["".join(f"{one_line(line)}\n" for line in (*part.verdict, *part.lines))]
+    passages += [f"{text}\n" for text, _ in part.entries]
+    with answering() as stdout:
+        stdout.write("".join(f"\n{passage}" for passage in passages if passage))
+        for table in part.tables:
+            stdout.write("\n")
+            print_table(table, "table", stdout)
+        if part.closing:
+            stdout.write("\n" + "".join(f"{one_line(line)}\n" for line in part.closing))
+        if part.command is not None:
+            stdout.write(f"    {one_line(part.command)}\n")
+
+
+def _emit_markdown(part: Part) -> None:
+    from warplens.report.markdown import escaped
+    from warplens.report.terminal import print_table
+
+    paragraphs = [f"## {escaped(part.head[0])}", *map(escaped, part.head[1:])] if part.head else []
+    paragraphs += [f"**{escaped(line)}**" for line in part.verdict] + [escaped(line) for line in part.lines]
+    paragraphs += [f"> {escaped(line)}" for line in part.notes] + [markdown for _, markdown in part.entries]
+    with answering() as stdout:
+        stdout.write("".join(f"{paragraph}\n\n" for paragraph in paragraphs))
+        for table in part.tables:
+            stdout.write(f"**{escaped(table.caption)}**\n\n")
+            print_table(table, "md", stdout)
+            stdout.write("\n")
+        stdout.write("".join(f"{escaped(line)}\n\n" for line in part.closing))
+        if part.command is not None:
+            stdout.write(f"    {one_line(part.command)}\n")

@@ -9,26 +9,26 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["COMMANDS", "Command"]
-
 
 @dataclass(frozen=True)
 class Command:
     """One command of the program.
 
     Attributes:
-        name: what the user types; also the name of its module in `warplens.cli.commands` and of the function in it.
+        name: what the user types; also the name of the function that carries it out.
+        module: the module of `warplens.cli.commands` that has the function.
         section: heading that it stands under in the list.
         summary: what it does; the first line of the function's docstring says the same.
     """
 
     name: str
+    module: str
     section: str
     summary: str
 
     def function(self) -> Callable[..., Any]:
         """The function that carries the command out. This imports its module."""
-        function: Callable[..., Any] = getattr(import_module(f"warplens.cli.commands.{self.name}"), self.name)
+        function: Callable[..., Any] = getattr(import_module(f"warplens.cli.commands.{self.module}"), self.name)
         return function
 
 
@@ -43,37 +43,66 @@ _SHARE: Final = "Before you share a profile"
 COMMANDS: Final = {
     command.name: command
     for command in (
-        Command("demo", _REPORT, "Report on the profiles that come with Warplens; no GPU needed."),
-        Command("report", _REPORT, "Report on your profiles: where the GPU time went, and why."),
-        Command("diagnose", _REPORT, "What limits the program, what to do about it, and how to check that."),
+        Command("demo", "report", _REPORT, "Report on the profiles that come with Warplens; no GPU needed."),
+        Command("report", "report", _REPORT, "Report on your profiles: where the GPU time went, and why."),
+        Command("diagnose", "report", _REPORT, "What limits the program, what to do about it, and how to check that."),
         Command(
-            "compare", _REPORT, "Why a variant is slower or faster than its baseline, and whether that is decided."
+            "compare",
+            "compare",
+            _REPORT,
+            "Why a variant is slower or faster than its baseline, and whether that is decided.",
         ),
-        Command("budget", _TABLE, "Where the time went, in parts that add up to it exactly."),
-        Command("steps", _TABLE, "Repetitions of the workload: wall, busy and idle time of each."),
-        Command("phases", _TABLE, "GPU time of forward, backward and optimizer."),
-        Command("kernels", _TABLE, "GPU kernels: how often, how long, share of the GPU time."),
-        Command("ranges", _TABLE, "Annotated ranges (NVTX, record_function): GPU time of the work launched inside."),
-        Command("operators", _TABLE, "PyTorch operators and modules: host time, GPU time, backward pass."),
-        Command("launches", _TABLE, "Kernel launches: time in the call, queued, and on the GPU."),
-        Command("flops", _TABLE, "FLOPs and bytes that operators need, against their time."),
-        Command("memory", _TABLE, "Memory over time, its peak, and what was alive then."),
-        Command("copies", _TABLE, "Memory copies and fills: time, size and bandwidth."),
-        Command("api", _TABLE, "CUDA API calls on the host: how often, how long."),
-        Command("counters", _COUNTERS, "What bounds each kernel, and why: from the counters of Nsight Compute."),
-        Command("roofline", _COUNTERS, "Kernels under the roofs of their GPU: how far from what it could do."),
-        Command("ranks", _RANKS, "Ranks of a distributed run: overlap, collectives, stragglers, waits."),
-        Command("bench", _MEASURE, "Measure reference workloads: a language model, token reduction, attention."),
-        Command("sweep", _MEASURE, "Measure a baseline and a variant over a grid, or read what such a sweep says."),
+        Command("budget", "tables", _TABLE, "Where the time went, in parts that add up to it exactly."),
         Command(
+            "headroom",
+            "headroom",
+            _TABLE,
+            "From the measured step down to this machine's limit, in parts that add up exactly.",
+        ),
+        Command("steps", "tables", _TABLE, "Repetitions of the workload: wall, busy and idle time of each."),
+        Command("phases", "tables", _TABLE, "GPU time of forward, backward and optimizer."),
+        Command("kernels", "tables", _TABLE, "GPU kernels: how often, how long, share of the GPU time."),
+        Command(
+            "ranges",
+            "tables",
+            _TABLE,
+            "Annotated ranges (NVTX, record_function): GPU time of the work launched inside.",
+        ),
+        Command("operators", "tables", _TABLE, "PyTorch operators and modules: host time, GPU time, backward pass."),
+        Command("launches", "tables", _TABLE, "Kernel launches: time in the call, queued, and on the GPU."),
+        Command("flops", "tables", _TABLE, "FLOPs and bytes that operators need, against their time."),
+        Command("memory", "tables", _TABLE, "Memory over time, its peak, and what was alive then."),
+        Command("copies", "tables", _TABLE, "Memory copies and fills: time, size and bandwidth."),
+        Command("api", "tables", _TABLE, "CUDA API calls on the host: how often, how long."),
+        Command("code", "tables", _TABLE, "Where in the program waits, copies, allocations and launches come from."),
+        Command(
+            "counters", "counters", _COUNTERS, "What bounds each kernel, and why: from the counters of Nsight Compute."
+        ),
+        Command(
+            "roofline", "counters", _COUNTERS, "Kernels under the roofs of their GPU: how far from what it could do."
+        ),
+        Command("ranks", "handing", _RANKS, "Ranks of a distributed run: overlap, collectives, stragglers, waits."),
+        Command(
+            "bench", "bench", _MEASURE, "Measure reference workloads: a language model, token reduction, attention."
+        ),
+        Command(
+            "sweep", "sweep", _MEASURE, "Measure a baseline and a variant over a grid, or read what such a sweep says."
+        ),
+        Command(
+            "study",
             "study",
             _MEASURE,
             "Run a study of token reduction, the language model or attention to its end, and report on it.",
         ),
-        Command("policy", _MEASURE, "Fit, show and check policies: which variant to run for which shape."),
-        Command("collect", _MEASURE, "Run a program under nsys, ncu or PyTorch's profiler, with the right options."),
-        Command("doctor", _MEASURE, "What this machine can record, and how to mend what it cannot."),
-        Command("export", _HANDED_ON, "Hand a profile on to other programs: Perfetto, Parquet, CSV."),
-        Command("scrub", _SHARE, "Copy a profile without what tells of people and machines."),
+        Command("policy", "study", _MEASURE, "Fit, show and check policies: which variant to run for which shape."),
+        Command(
+            "collect",
+            "collect",
+            _MEASURE,
+            "Run a program under nsys, ncu or PyTorch's profiler, with the right options.",
+        ),
+        Command("doctor", "collect", _MEASURE, "What this machine can record, and how to mend what it cannot."),
+        Command("export", "handing", _HANDED_ON, "Hand a profile on to other programs: Perfetto, Parquet, CSV."),
+        Command("scrub", "handing", _SHARE, "Copy a profile without what tells of people and machines."),
     )
 }

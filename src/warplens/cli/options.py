@@ -13,19 +13,6 @@ from warplens.analysis.window import parse_span
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = [
-    "TABLE_ROWS",
-    "Format",
-    "FormatOption",
-    "LimitOption",
-    "ProfileArgument",
-    "RangeOption",
-    "RunOrReport",
-    "WindowOption",
-    "group_by",
-    "words_option",
-]
-
 #: Rows of a table for people, unless `--limit` says otherwise: as many as a terminal shows at once.
 TABLE_ROWS: Final = 20
 
@@ -104,6 +91,21 @@ LimitOption = Annotated[
         help=f"Rows to print, 0 for all. By default {TABLE_ROWS} in table and md, all in json and csv.",
     ),
 ]
+
+
+def argument(metavar: str, meaning: str) -> Any:
+    """A positional argument."""
+    return typer.Argument(metavar=metavar, show_default=False, help=meaning)
+
+
+def option(metavar: str, meaning: str, *names: str, **more: Any) -> Any:
+    """An option with a value, named after its parameter unless told otherwise; its default goes without saying."""
+    return typer.Option(*names, metavar=metavar, help=meaning, **{"show_default": False, **more})
+
+
+def flag(name: str, meaning: str) -> Any:
+    """An option without a value."""
+    return typer.Option(name, help=meaning)
 
 
 def words_option(*names: str, words: Sequence[str], meaning: str, several: bool = False) -> Any:

@@ -7,17 +7,15 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from warplens.collect.ncu import OLDEST as OLDEST_NCU
-from warplens.collect.nsys import OLDEST as OLDEST_NSYS
-from warplens.collect.nvidia import Driver, ask_driver
-from warplens.collect.running import COUNTERS_FIX
-from warplens.collect.tools import HOW_TO_GET, TITLES, Tool, find_tool
+from warplens.collect.machine import HOW_TO_GET, TITLES, Driver, Tool, ask_driver, find_tool
+from warplens.collect.nvidia import NSYS_OLDEST as OLDEST_NSYS
+from warplens.collect.nvidia import OLDEST as OLDEST_NCU
+from warplens.collect.recording import COUNTERS_FIX
 from warplens.errors import UsageError
 
 if TYPE_CHECKING:
-    from warplens.collect.system import System
+    from warplens.collect.machine import System
 
-__all__ = ["ABILITIES", "STATUSES", "Check", "Diagnosis", "examine_machine", "missing"]
 
 #: From harmless to what prevents something.
 STATUSES: Final = ("ok", "unknown", "warning", "problem")

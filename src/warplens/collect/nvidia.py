@@ -1,82 +1,451 @@
-"""What the NVIDIA driver tells about the GPUs of a machine: `nvidia-smi`'s tables, read."""
+"""Commands of Nsight Compute in two phases: a light pass over everything, then the kernels that matter in depth.
+
+ncu runs a kernel once for each pass, with its memory saved and restored between them, so a run may take a hundred times
+as long as the program does. What is asked for has to be little, and its price known before.
+"""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+import polars as pl
+
+from warplens.analysis.counters.nextrun import OPTIONS as KNOWN_OPTIONS
+from warplens.errors import UsageError
+
 if TYPE_CHECKING:
-    from warplens.collect.system import System
+    from collections.abc import Sequence
 
-__all__ = ["Driver", "Gpu", "ask_driver"]
+    from warplens.analysis.timeline import Timeline
+    from warplens.analysis.window import Window
+    from warplens.collect.machine import System, Tool
 
-_MIB: Final = 1 << 20
 
-_FIELDS: Final = ("name", "driver_version", "compute_cap", "memory.total", "memory.used", "mig.mode.current")
+#: Version from which each option means what is meant here; those of `analysis.counters.ncucommand`, and two more that
+#: `--help` of 2024.1 has and every version since the first knows.
+OPTIONS: Final = {
+    **{name: since for name, (since, _) in KNOWN_OPTIONS.items()},
+    "--target-processes": (2019, 1),
+    "--force-overwrite": (2019, 1),
+}
 
-#: On WSL2 it is not on the search path of every shell.
-_PLACES: Final = ("nvidia-smi", "/usr/lib/wsl/lib/nvidia-smi")
+OLDEST: Final = max(OPTIONS.values())
+
+#: Enough to say of every kernel what bounds it.
+LIGHT: Final = ("SpeedOfLight", "LaunchStats", "Occupancy")
+
+#: Why it is bound there: traffic through the caches, what warps wait for, what is executed.
+TARGETED: Final = (
+    *LIGHT,
+    "ComputeWorkloadAnalysis",
+    "MemoryWorkloadAnalysis",
+    "MemoryWorkloadAnalysis_Tables",
+    "SchedulerStats",
+    "WarpStateStats",
+    "InstructionStats",
+)
+
+#: An A10G took 9 passes for three sections, an H200 19 for six.
+_PASSES_PER_SECTION: Final = 3
+
+#: What a pass costs beside the kernel, in seconds: from little memory to save and restore, to gigabytes of it. Rough.
+_PASS_S: Final = (0.005, 0.05)
+
+#: Kernels that together take this much of the time are worth a closer look; the rest could gain less than it costs.
+_MATTERING_SHARE: Final = 0.8
+_MOST_KERNELS: Final = 8
+
+#: Launches of each kernel in depth: the first and another, which shows whether they are alike.
+_EACH: Final = 2
 
 
 @dataclass(frozen=True)
-class Gpu:
-    """One GPU.
+class Selection:
+    """Which launches to profile.
 
     Attributes:
-        name: of the model.
-        compute_capability: such as 9.0; None where the driver does not tell.
-        memory_bytes: in all.
-        used_bytes: by all programs.
-        mig: whether it is divided into instances.
+        names: of kernels, as ncu's `function` base has them; () for all.
+        skip: launches of these names before the first.
+        launches: how many; None without a limit.
+        busy_ns: time of these launches without a profiler, where a trace tells.
+        share: of the kernel time, what these names take.
     """
 
-    name: str
-    compute_capability: str | None
-    memory_bytes: int | None
-    used_bytes: int | None
-    mig: bool
+    names: tuple[str, ...] = ()
+    skip: int = 0
+    launches: int | None = None
+    busy_ns: int | None = None
+    share: float | None = None
 
 
 @dataclass(frozen=True)
-class Driver:
-    """The driver and its GPUs.
+class Profiling:
+    """How to profile.
 
     Attributes:
-        version: of the driver.
-        gpus: in the order of the PCI bus.
-        processes: that compute on a GPU now; None where it does not tell.
-        problem: what nvidia-smi complained about; then there are no GPUs.
+        sections: of metrics.
+        replay_mode: `kernel`, or `application` where memory saved and restored between passes would not fit.
+        clock_control: `none` leaves the clocks as they are in real runs; `base` locks them: alike, but slower.
+        cache_control: `all` empties caches before each pass; `none` leaves them as the program has them.
+        force: replace a report of the same name.
     """
 
-    version: str | None
-    gpus: tuple[Gpu, ...]
-    processes: int | None
-    problem: str | None = None
+    sections: tuple[str, ...] = LIGHT
+    replay_mode: str = "kernel"
+    clock_control: str = "none"
+    cache_control: str = "all"
+    force: bool = False
 
 
-def ask_driver(system: System) -> Driver | None:
-    """The driver and its GPUs; None where there is no nvidia-smi."""
-    for program in _PLACES:
-        answer = system.run([program, f"--query-gpu={','.join(_FIELDS)}", "--format=csv,noheader,nounits"])
-        if answer is None:
-            continue
-        rows = [[cell.strip() for cell in line.split(",")] for line in answer.text.splitlines()]
-        rows = [row for row in rows if len(row) == len(_FIELDS)]
-        if answer.code != 0 or not rows:
-            said = answer.text.strip().splitlines()
-            return Driver(None, (), None, said[0] if said else "nvidia-smi gave no answer")
-        apps = system.run([program, "--query-compute-apps=used_memory", "--format=csv,noheader,nounits"])
-        processes = len(apps.text.split("\n")) - 1 if apps and apps.code == 0 else None
-        return Driver(rows[0][1], tuple(_gpu(row) for row in rows), processes)
-    return None
+@dataclass(frozen=True)
+class Cost:
+    """What a phase will take, by a model.
+
+    Attributes:
+        launches: that are profiled; None where nobody knows.
+        passes_each: of a launch.
+        passes: of all.
+        least_s: seconds that they add, if a pass is cheap.
+        most_s: the same, if it saves and restores much memory.
+    """
+
+    launches: int | None
+    passes_each: int
+    passes: int | None
+    least_s: float | None
+    most_s: float | None
 
 
-def _gpu(row: list[str]) -> Gpu:
-    name, _, capability, total, used, mig = row
-    return Gpu(
-        name=name,
-        compute_capability=capability if capability[:1].isdigit() else None,
-        memory_bytes=int(total) * _MIB if total.isdigit() else None,
-        used_bytes=int(used) * _MIB if used.isdigit() else None,
-        mig=mig == "Enabled",
+def profile_command(
+    tool: Tool, profiling: Profiling, selection: Selection, capture: Capture, report: str, program: Sequence[str]
+) -> list[str]:
+    """The words of the command that profiles a program.
+
+    Args:
+        tool: the installed Nsight Compute.
+        profiling: how.
+        selection: which launches.
+        capture: inside which part of the run.
+        report: the file to write, without its suffix.
+        program: and its arguments.
+
+    Raises:
+        UsageError: this version is too old, or the range's name cannot be written as a filter.
+    """
+    if tool.version < OLDEST:
+        oldest = ".".join(map(str, OLDEST))
+        raise UsageError(f"{tool.title} is too old for these commands; install {oldest} or later")
+    words = [tool.path, "--target-processes", "all"]
+    if selection.names:
+        words += ["-k", f"regex:^({'|'.join(re.escape(name) for name in selection.names)})$"]
+    words += _scope(capture)
+    if selection.skip and capture.kind == "all":  # inside a capture, counting begins with it
+        words += ["--launch-skip", str(selection.skip)]
+    if selection.launches is not None:
+        words += ["--launch-count", str(selection.launches)]
+    words += [part for section in profiling.sections for part in ("--section", section)]
+    words += ["--replay-mode", profiling.replay_mode, "--clock-control", profiling.clock_control]
+    words += ["--cache-control", profiling.cache_control]
+    words += ["--force-overwrite"] if profiling.force else []
+    return [*words, "--export", report, *program]
+
+
+#: Signs that a filter of ncu reads as its own; there is no way to write them that all versions share.
+_UNWRITABLE = frozenset("@,[]/*?+\\")
+
+
+def _scope(capture: Capture) -> list[str]:
+    if capture.kind == "all":
+        return []
+    if capture.kind == "cuda-profiler":
+        return ["--profile-from-start", "off"]
+    name = str(capture.range_name)
+    if _UNWRITABLE & set(name):
+        raise UsageError(f"ncu cannot filter by a range called {name!r}: give it a name of letters, digits and _")
+    # The slash is for ranges that are pushed and popped, as those of PyTorch are.
+    return ["--nvtx", "--nvtx-include", f"{name}/"]
+
+
+def cost(profiling: Profiling, selection: Selection) -> Cost:
+    """Passes and time that a phase will take, by the number of sections; without that of the program itself."""
+    each = _PASSES_PER_SECTION * len(profiling.sections)
+    if selection.launches is None:
+        return Cost(None, each, None, None, None)
+    passes = each * selection.launches
+    busy_s = (selection.busy_ns or 0) * each / 1e9
+    return Cost(selection.launches, each, passes, *(busy_s + passes * pass_s for pass_s in _PASS_S))
+
+
+def select_from_trace(timeline: Timeline, window: Window) -> tuple[Selection, Selection]:
+    """What to profile, by a trace of the same program: every launch of one steady step; and the kernels that matter.
+
+    Returns:
+        For the light phase and for the targeted one.
+
+    Raises:
+        UsageError: the window holds no kernels.
+    """
+    kernels = timeline.work.filter(pl.col("kind") == "kernel")
+    names = timeline.trace.kernels["name"].cast(pl.String).gather(kernels["row"])
+    kernels = kernels.select(
+        name=names, at=pl.coalesce("launch_start_ns", "start_ns"), duration_ns=pl.col("end_ns") - pl.col("start_ns")
+    ).sort("at", maintain_order=True)
+    begin, end = window.start_ns, window.end_ns
+    if window.steps:
+        begin, end = window.steps[0].start_ns, window.steps[0].end_ns
+    inside = (pl.col("at") >= begin) & (pl.col("at") < end)
+    step = kernels.filter(inside)
+    if step.is_empty():
+        raise UsageError(f"{timeline.trace.capture.source}: no kernel was launched in the steady steps")
+    before = kernels.filter(pl.col("at") < begin)
+    everything = Selection((), before.height, step.height, int(step["duration_ns"].sum()))
+    matter = kernels_that_matter(step["name"].to_list(), step["duration_ns"].to_list())
+    chosen = step.filter(pl.col("name").is_in(matter.names))
+    skip = before.filter(pl.col("name").is_in(matter.names)).height
+    launches = _until_each(chosen["name"].to_list())
+    busy_ns = int(chosen["duration_ns"].head(launches).sum())
+    return everything, Selection(matter.names, skip, launches, busy_ns, matter.share)
+
+
+def kernels_that_matter(names: Sequence[str], durations_ns: Sequence[int]) -> Selection:
+    """The kernels that take most of the time, without their launches.
+
+    Args:
+        names: of each launch.
+        durations_ns: of each launch.
+    """
+    sums = (
+        pl.DataFrame({"name": names, "ns": durations_ns}, schema={"name": pl.String, "ns": pl.Int64})
+        .group_by("name")
+        .agg(pl.col("ns").sum())
+        .sort("ns", "name", descending=[True, False])
     )
+    total = int(sums["ns"].sum())
+    before = sums["ns"].cum_sum() - sums["ns"]
+    chosen = sums.filter(before < _MATTERING_SHARE * total).head(_MOST_KERNELS)
+    return Selection(tuple(chosen["name"]), share=int(chosen["ns"].sum()) / total if total else None)
+
+
+def select_kernels(names: Sequence[str], durations_ns: Sequence[int]) -> Selection:
+    """The kernels that matter among the launches of a light report, and how many launches to take for enough of each.
+
+    Args:
+        names: of each launch, in the order of the launches.
+        durations_ns: of each launch.
+    """
+    matter = kernels_that_matter(names, durations_ns)
+    chosen = [(name, ns) for name, ns in zip(names, durations_ns, strict=True) if name in matter.names]
+    launches = _until_each([name for name, _ in chosen])
+    return Selection(matter.names, 0, launches, sum(ns for _, ns in chosen[:launches]), matter.share)
+
+
+def _until_each(names: Sequence[str]) -> int:
+    """Launches until each name has come twice, or as often as it does."""
+    frame = pl.DataFrame({"name": names}, schema={"name": pl.String}).with_row_index("at")
+    wanted = frame.filter(pl.int_range(pl.len()).over("name") < _EACH)["at"]
+    return int(wanted[-1]) + 1 if wanted.len() else 0
+
+
+# --- Commands of Nsight Systems: record a program, and export what was recorded --------------------------------------
+
+
+#: Every option that a command here can hold, with the subcommand that it belongs to. All are in `nsys profile --help`
+#: and `nsys export --help` of 2023.4; the shipped profiles were recorded with most of them by 2025.3.
+NSYS_OPTIONS: Final = {
+    "profile": (
+        "--trace",
+        "--sample",
+        "--cpuctxsw",
+        "--cuda-graph-trace",
+        "--cuda-memory-usage",
+        "--capture-range",
+        "--capture-range-end",
+        "--nvtx-capture",
+        "--env-var",
+        "--force-overwrite",
+        "--output",
+    ),
+    "export": ("--type", "--force-overwrite", "--output"),
+}
+
+#: Older ones write other files (.qdrep), and --capture-range-end and --cuda-graph-trace came one by one.
+NSYS_OLDEST: Final = (2022, 1)
+
+
+@dataclass(frozen=True)
+class Capture:
+    """Which part of the run is recorded.
+
+    Attributes:
+        kind: `all`; `cuda-profiler`: from cudaProfilerStart to cudaProfilerStop; `nvtx`: the first range of a name.
+        range_name: of that range.
+    """
+
+    kind: str = "all"
+    range_name: str | None = None
+
+
+def parse_capture(text: str) -> Capture:
+    """`all`, `cuda-profiler` or `nvtx:NAME` as a capture.
+
+    Raises:
+        UsageError: another text.
+    """
+    kind, colon, name = text.partition(":")
+    if kind in ("all", "cuda-profiler") and not colon:
+        return Capture(kind)
+    if kind == "nvtx" and name:
+        return Capture(kind, name)
+    raise UsageError(f"--capture takes all, cuda-profiler or nvtx:NAME, not {text!r}")
+
+
+@dataclass(frozen=True)
+class Recording:
+    """What to record.
+
+    Attributes:
+        capture: which part of the run.
+        graphs: `node`: each kernel of a CUDA graph; `graph`: each graph as one interval, which disturbs it less.
+        memory: whether to record allocations, which costs time.
+        force: replace a report of the same name.
+    """
+
+    capture: Capture = Capture()
+    graphs: str = "node"
+    memory: bool = False
+    force: bool = False
+
+
+def record_command(tool: Tool, recording: Recording, report: str, program: Sequence[str]) -> list[str]:
+    """The words of the command that records a program.
+
+    CPU samples and context switches are left out: no analysis here needs them, and they slow the host down.
+
+    Args:
+        tool: the installed Nsight Systems.
+        recording: what to record.
+        report: the file to write, without its suffix.
+        program: and its arguments.
+
+    Raises:
+        UsageError: this version is too old.
+    """
+    if tool.version < NSYS_OLDEST:
+        oldest = ".".join(map(str, NSYS_OLDEST))
+        raise UsageError(f"{tool.title} is too old to record what is needed; install {oldest} or later")
+    words = [tool.path, "profile", "--trace=cuda,nvtx", "--sample=none", "--cpuctxsw=none"]
+    words.append(f"--cuda-graph-trace={recording.graphs}")
+    if recording.memory:
+        words.append("--cuda-memory-usage=true")
+    words += _nsys_scope(recording.capture)
+    words += [f"--force-overwrite={'true' if recording.force else 'false'}", f"--output={report}"]
+    return [*words, *program]
+
+
+def _nsys_scope(capture: Capture) -> list[str]:
+    if capture.kind == "all":
+        return []
+    if capture.kind == "cuda-profiler":
+        return ["--capture-range=cudaProfilerApi", "--capture-range-end=stop"]
+    name = str(capture.range_name).replace("\\", "\\\\").replace("@", "\\@")
+    return [
+        "--capture-range=nvtx",
+        "--capture-range-end=stop",
+        f"--nvtx-capture={name}",
+        # By itself nsys compares registered strings only; PyTorch's ranges have none.
+        "--env-var=NSYS_NVTX_PROFILER_REGISTER_ONLY=0",
+    ]
+
+
+def export_command(tool: Tool, report: str, *, force: bool = False) -> list[str]:
+    """The words of the command that turns a report into SQLite.
+
+    Args:
+        tool: the installed Nsight Systems.
+        report: the same as for `record_command`.
+        force: replace a file of the same name.
+    """
+    overwrite = f"--force-overwrite={'true' if force else 'false'}"
+    return [tool.path, "export", "--type=sqlite", overwrite, f"--output={report}.sqlite", f"{report}.nsys-rep"]
+
+
+# --- PyTorch's profiler ----------------------------------------------------------------------------------------------
+
+
+#: Runs by itself in the program's own interpreter, which need not have Warplens.
+_WRAPPER: Final = Path(__file__).with_name("torch_run.py")
+
+_PYTHON = re.compile(r"(?:python|pypy)[\d.]*(?:\.exe)?")
+
+#: Options of the interpreter that take the next word as their value.
+_WITH_VALUE: Final = frozenset({"-W", "-X"})
+
+
+_VERSION_PROGRAM: Final = "from importlib.metadata import version; print('torch=' + version('torch'))"
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Which steps are recorded, where the program says `warplens.step()` at the end of each.
+
+    Attributes:
+        wait: steps before the profiler is switched on.
+        warmup: steps with the profiler on whose record is thrown away.
+        active: steps that are recorded.
+    """
+
+    wait: int = 2
+    warmup: int = 1
+    active: int = 3
+
+
+def wrapped_command(
+    program: Sequence[str], trace: str, schedule: Schedule | None = None, *, shapes: bool = True, memory: bool = False
+) -> list[str]:
+    """The words of the command that runs a Python program under torch.profiler and writes a trace.
+
+    Args:
+        program: `python [OPTION …] SCRIPT …` or `python [OPTION …] -m MODULE …`.
+        trace: the file to write.
+        schedule: the steps to record; None for the whole program.
+        shapes: whether to record the shapes of operators' inputs.
+        memory: whether to record allocations.
+
+    Raises:
+        UsageError: it is no Python program.
+    """
+    if not program or not _PYTHON.fullmatch(Path(program[0]).name):
+        raise UsageError("collect torch runs Python programs: collect torch -- python SCRIPT, or python -m MODULE")
+    at = _end_of_options(program)
+    if at >= len(program) or program[at] in ("-c", "-"):
+        raise UsageError("collect torch needs a script or -m MODULE to run, not code on the command line")
+    options = ["--trace", trace]
+    if schedule is not None:
+        options += ["--schedule", f"{schedule.wait},{schedule.warmup},{schedule.active}"]
+    options += ["--shapes"] if shapes else []
+    options += ["--memory"] if memory else []
+    return [*program[:at], str(_WRAPPER), *options, "--", *program[at:]]
+
+
+def torch_version(system: System, program: Sequence[str]) -> str:
+    """The version of PyTorch that the program's interpreter has, without importing it.
+
+    Raises:
+        UsageError: it has none, or is no interpreter.
+    """
+    answer = system.run([*program[: _end_of_options(program)], "-c", _VERSION_PROGRAM])
+    found = re.search(r"^torch=(\S+)", answer.text, re.MULTILINE) if answer else None
+    if found is None:
+        raise UsageError(f"{Path(program[0]).name} has no PyTorch: install torch there, or name another Python")
+    return found[1]
+
+
+def _end_of_options(program: Sequence[str]) -> int:
+    """Where the interpreter's own options end and what it is to run begins."""
+    at = 1
+    while at < len(program) and program[at].startswith("-") and program[at] not in ("-m", "-c", "-"):
+        at += 2 if program[at] in _WITH_VALUE else 1
+    return at

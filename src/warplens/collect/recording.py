@@ -1,20 +1,215 @@
-"""`warplens.capture` and `warplens.step`: users' own programs say which part of them is worth recording."""
+"""Starts commands and recognises why they fail; keeps a manifest; `capture` records inside a user's own program."""
 
 from __future__ import annotations
 
+import json
 import os
+import re
+import subprocess
 import sys
+from collections import deque
 from contextlib import ContextDecorator
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from warplens._version import __version__
 from warplens.errors import UsageError
+from warplens.secrets import ADDRESSES
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
     from types import TracebackType
 
-__all__ = ["COLLECTING", "RANGE", "capture", "step"]
+
+# --- `manifest.json` -------------------------------------------------------------------------------------------------
+
+
+MANIFEST: Final = "manifest.json"
+SCHEMA: Final = "warplens.collection/1"
+
+#: Everything before the last separator of what looks like a path, wherever it stands in a word.
+_FOLDERS = re.compile(
+    r"(?:~|\.{0,2}|(?<![A-Za-z])[A-Za-z]:)?[/\\](?:[^\s/\\=,:;'\"]+[/\\])*|(?:[^\s/\\=,:;'\"]+[/\\])+"
+)
+_ROOTED = re.compile(r"(?:~|\.{1,2})?[/\\]|[A-Za-z]:[/\\]")
+_SEPARATORS: Final = "/\\"
+_SEPARATOR: Final = r"[/\\]"
+_SECRET = re.compile(r"token|secret|passw|api[-_]?key|credential|auth", re.IGNORECASE)
+_REMOVED: Final = "[removed]"
+
+
+def without_paths(command: Sequence[str]) -> list[str]:
+    """The words of a command without folders, and without values of options that sound secret.
+
+    Of a path, the last name remains; the program itself keeps its name alone.
+    """
+    words: list[str] = []
+    hide_next = False
+    for word in command:
+        option, equals, _ = word.partition("=")
+        if hide_next and not word.startswith("-"):
+            words.append(_REMOVED)
+            hide_next = False
+            continue
+        is_secret = bool(_SECRET.search(option)) and (option.startswith("-") or bool(equals))
+        hide_next = is_secret and not equals
+        words.append(f"{option}={_REMOVED}" if is_secret and equals else _bare(word))
+    return words
+
+
+def _bare(word: str) -> str:
+    # A filter of kernel names or a range may hold a slash that separates no folders.
+    if word.startswith(("regex:", "--nvtx-capture=")) or (word.endswith("/") and "/" not in word[:-1]):
+        return word
+    option, equals, value = word.rpartition("=")
+    if _ROOTED.match(value):  # all of it is one path, blanks included
+        return f"{option}{equals}{re.split(_SEPARATOR, value.rstrip(_SEPARATORS))[-1]}"
+    return ADDRESSES.sub(_REMOVED.encode(), _FOLDERS.sub("", word).encode()).decode()
+
+
+def add_run(
+    folder: Path, *, tool: str, version: str, commands: Sequence[Sequence[str]], files: Sequence[Path], exit_code: int
+) -> Path:
+    """Add a run to the folder's manifest; one of the same files is replaced.
+
+    Args:
+        folder: that the files lie in.
+        tool: that recorded them.
+        version: of the tool.
+        commands: that were run; folders are left out.
+        files: that came of it, with their sizes.
+        exit_code: of the last command.
+    """
+    path = folder / MANIFEST
+    runs = _runs(path)
+    names = [file.name for file in files]
+    run: dict[str, Any] = {
+        "tool": tool,
+        "version": version,
+        "commands": [without_paths(command) for command in commands],
+        "exit_code": exit_code,
+        "files": [{"name": file.name, "bytes": file.stat().st_size} for file in files],
+    }
+    runs = [old for old in runs if not {file.get("name") for file in old.get("files", ())} & set(names)]
+    content = {"schema": SCHEMA, "version": __version__, "runs": [*runs, run]}
+    unfinished = path.with_name(f"{MANIFEST}.part")
+    unfinished.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", "utf-8")
+    os.replace(unfinished, path)  # noqa: PTH105  atomic
+    return path
+
+
+def _runs(path: Path) -> list[dict[str, Any]]:
+    """The runs of a manifest that is there; none where it is no manifest of ours."""
+    try:
+        content = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError):
+        return []
+    if not isinstance(content, dict) or content.get("schema") != SCHEMA:
+        return []
+    return [run for run in content.get("runs", ()) if isinstance(run, dict)]
+
+
+# --- Starts a command, shows what it prints while it runs, and recognises why it failed ------------------------------
+
+
+#: Lines that are kept of a program's output, to be shown where it fails.
+_TAIL: Final = 12
+
+COUNTERS_FIX: Final = (
+    "the driver keeps GPU counters to administrators: run as root (in a container: start it with --cap-add=SYS_ADMIN),"
+    " or let everybody use them: put 'options nvidia NVreg_RestrictProfilingToAdminUsers=0' into a file of"
+    " /etc/modprobe.d and reboot (on WSL2: NVIDIA Control Panel of Windows, Developer, Manage GPU Performance Counters)"
+)
+
+#: What a line of a tool's output holds, and what that means.
+KNOWN_FAILURES: Final = (
+    ("ERR_NVGPUCTRPERM", COUNTERS_FIX),
+    (
+        "failed to connect to the CUDA driver",
+        "there is no working NVIDIA driver here: see warplens doctor",
+    ),
+    (
+        "importer binary and its dependencies were not found",
+        "this nsys lacks its importer: install all of Nsight Systems, not its target package alone",
+    ),
+    (
+        "No kernels were profiled",
+        "no kernel passed the filters: the program launched none inside the captured part, or has no such range",
+    ),
+    (
+        "Another profiler is already",
+        "another profiler holds the GPU (often dcgm): stop it, or pause it with 'dcgmi profiling --pause'",
+    ),
+    (
+        "CUDA out of memory",
+        "the program ran out of GPU memory: use a smaller batch; with ncu, --replay-mode application needs less",
+    ),
+    (
+        "No reports were generated",
+        "nothing was captured: the program never called cudaProfilerStart, or never opened that range",
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Ran:
+    """How a command ended.
+
+    Attributes:
+        code: its exit code.
+        tail: its last lines.
+        failure: what went wrong, where a line said it.
+    """
+
+    code: int
+    tail: tuple[str, ...]
+    failure: str | None = None
+
+
+def known_failure(line: str) -> str | None:
+    """What a line of a tool's output means, where it tells of a failure that has a fix."""
+    return next((meaning for sign, meaning in KNOWN_FAILURES if sign in line), None)
+
+
+def run_command(command: Sequence[str], variables: Mapping[str, str], tell: Callable[[str], None]) -> Ran:
+    """Run a command, without a shell.
+
+    Args:
+        command: its words.
+        variables: of its environment, beside ours.
+        tell: gets each line that it prints, at once.
+
+    Raises:
+        UsageError: there is no such program.
+    """
+    tail: deque[str] = deque(maxlen=_TAIL)
+    failure = None
+    try:
+        process = subprocess.Popen(  # noqa: S603  a list of words, no shell
+            list(command),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **variables},
+            text=True,
+            errors="replace",
+        )
+    except OSError as error:
+        raise UsageError(f"{os.path.basename(command[0])}: {error.strerror}") from error  # noqa: PTH119
+    with process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            text = line.rstrip()
+            tell(text)
+            if text:
+                tail.append(text)
+            failure = failure or known_failure(text)
+    return Ran(process.returncode, tuple(tail), failure)
+
+
+# --- `warplens.capture` and `warplens.step`: users' own programs say which part of them is worth recording -----------
+
 
 #: Set by `warplens collect` for the program that it runs: which tool is recording it.
 COLLECTING: Final = "WARPLENS_COLLECT"

@@ -1,9 +1,7 @@
-"""Two or more profiles, or many measurements, held against each other.
+"""Two or more profiles, or durations of two sides, held against each other.
 
-Lives here: `samples` (durations in independent blocks) and `statistics/` (intervals, noise, verdicts); `difference/`
-(a wall difference split into parts that add up to it); `sweep` (measurements of two sides over a grid), and what is
-read from one: `surface/` (regimes, anomalies, confounded axes), `crossover/` and `breakeven/` (from where on the
-variant pays), `policy/` (which of the two to run for a shape).
+`statistics` (intervals, noise, verdicts, how many repetitions a decision needs), `difference` (a wall difference split
+into parts that add up to it). Grids of measurements are read in `warplens.studies.sweeps`.
 
 May import `warplens.analysis`, `warplens.profile` and `warplens.errors`: files are read before anything is compared.
 """

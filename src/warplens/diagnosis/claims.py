@@ -14,18 +14,20 @@ import numpy.typing as npt
 import polars as pl
 
 from warplens.analysis.intervals import measure_before
-from warplens.diagnosis.kernelclaims import CAUSES, Codes, kernel_claims
-from warplens.diagnosis.optimizer import is_unfused
+from warplens.diagnosis.evidence import is_unfused
+from warplens.diagnosis.rule import PRECEDENCES, Floats
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from warplens.diagnosis.facts import Facts
+    from warplens.diagnosis.rule import Rule
 
-__all__ = ["HOST_COPIES", "Claims", "divide", "waits_inside"]
-
+Codes = npt.NDArray[np.int8]
 Int64s = npt.NDArray[np.int64]
 
-#: Copies over the link between host and GPU.
-HOST_COPIES: Final = ("host-to-device", "device-to-host")
+#: Stands for no cause among positions.
+_NO_CAUSE: Final = -1
 
 #: Idle causes of work that the host had not issued yet.
 _LAUNCH: Final = ("launch", "graph-launch")
@@ -38,12 +40,16 @@ class Claims:
     Attributes:
         gaps: for each finding's id the nanoseconds of each pause, shape (pauses,).
         issuing_ns: for each id, of its idle time that in which the host issued work.
-        work: for each piece of work the position in `CAUSES` of the finding that claims a part of it; −1 for none.
+        moved_ns: for each id, of its idle time what was not seen but follows from the host's pace without the cause.
+        causes: the ids of all findings.
+        work: for each piece of work the position in `causes` of the finding that claims a part of it; −1 for none.
         work_ns: how much of it, shape (pieces of work,).
     """
 
     gaps: dict[str, Int64s]
     issuing_ns: dict[str, int]
+    moved_ns: dict[str, int]
+    causes: tuple[str, ...]
     work: Codes
     work_ns: Int64s
 
@@ -53,7 +59,15 @@ class Claims:
 
     def busy_ns(self, id_: str) -> int:
         """Busy time that it claims."""
-        return int(self.work_ns[self.work == CAUSES.index(id_)].sum())
+        return int(self.work_ns[self.work == self.causes.index(id_)].sum())
+
+    def seen_idle_ns(self, id_: str) -> int:
+        """Idle time that the profile shows with this cause, without what was only modelled."""
+        return max(self.idle_ns(id_) - self.moved_ns.get(id_, 0), 0)
+
+    def seen_ns(self, id_: str) -> int:
+        """What it claims less what was only modelled: time that the profile shows with this cause."""
+        return max(self.total_ns(id_) - self.moved_ns.get(id_, 0), 0)
 
     def total_ns(self, id_: str) -> int:
         """Both."""
@@ -61,7 +75,7 @@ class Claims:
 
     def of_work(self, id_: str) -> pl.Series:
         """What it claims of each piece of work."""
-        return pl.Series("claimed_ns", np.where(self.work == CAUSES.index(id_), self.work_ns, 0))
+        return pl.Series("claimed_ns", np.where(self.work == self.causes.index(id_), self.work_ns, 0))
 
     def of_gaps(self, id_: str) -> pl.Series:
         """What it claims of each pause."""
@@ -69,28 +83,60 @@ class Claims:
         return pl.Series("claimed_ns", self.gaps.get(id_, nothing))
 
 
-def divide(facts: Facts) -> Claims:
-    """Divide the wall time of a window, or of a phase of it, among the causes."""
-    unfused = is_unfused(facts)
-    gaps, issuing = _gap_claims(facts, unfused)
-    work, share = kernel_claims(facts, unfused)
-    kind, label, size = (facts.work[column] for column in ("kind", "label", "bytes"))
-    readback = (label == "device-to-host") & (size <= facts.thresholds.readback_bytes)
-    over_link = (kind == "copy") & label.is_in(HOST_COPIES)
-    for which, cause in (
-        (label == "communication", "exposed-communication"),
-        (over_link, "blocking-copy"),
-        (over_link & readback, "host-sync"),
-    ):
-        chosen = which.fill_null(value=False).to_numpy()
-        work[chosen] = CAUSES.index(cause)
-        share[chosen] = 1.0
+def divide(facts: Facts, rules: Sequence[Rule]) -> Claims:
+    """Divide the wall time of a window, or of a phase of it, among the causes that these rules know."""
+    causes = tuple(rule.id for rule in rules)
+    plain, issuing, moved = _gap_claims(facts, is_unfused(facts))
+    gaps, issuing = _with_structure(facts, rules, plain, issuing)
+    work, share = _work_claims(facts, rules)
     own = facts.work["own_ns"].to_numpy()
-    return Claims(gaps, issuing, work, np.minimum((own * share).astype(np.int64), own))
+    for position, rule in enumerate(rules):
+        if rule.claim_gaps(facts) is not None:
+            # Pauses before other work are claimed because the host would be ahead: that is modelled.
+            after = facts.program.gap_next
+            seen = np.where(after >= 0, work[after] == position, False) if len(work) else np.zeros(0, dtype=np.bool_)
+            moved[rule.id] = int(gaps[rule.id][~seen].sum())
+    return Claims(gaps, issuing, moved, causes, work, np.minimum((own * share).astype(np.int64), own))
 
 
-def _gap_claims(facts: Facts, unfused: bool) -> tuple[dict[str, Int64s], dict[str, int]]:
-    """The time of each pause by cause, and how much of each cause's time is that of issuing work."""
+def _with_structure(
+    facts: Facts, rules: Sequence[Rule], gaps: dict[str, Int64s], issuing: dict[str, int]
+) -> tuple[dict[str, Int64s], dict[str, int]]:
+    """The pauses of work that should not be there at all go to what put it there, whatever the host did in them."""
+    for rule in rules:
+        share = rule.claim_gaps(facts)
+        if share is None:
+            continue
+        taken = {name: (spent * share).astype(np.int64) for name, spent in gaps.items()}
+        gone = {name: float(part.sum()) / max(int(gaps[name].sum()), 1) for name, part in taken.items()}
+        moved = {name: int(issuing.get(name, 0) * gone[name]) for name in taken}
+        gaps = {name: spent - taken[name] for name, spent in gaps.items()}
+        issuing = {name: issuing.get(name, 0) - moved.get(name, 0) for name in gaps}
+        gaps[rule.id] = gaps.get(rule.id, np.zeros(facts.gaps.height, dtype=np.int64)) + sum(taken.values())
+        issuing[rule.id] = issuing.get(rule.id, 0) + sum(moved.values())
+    return gaps, issuing
+
+
+def _work_claims(facts: Facts, rules: Sequence[Rule]) -> tuple[Codes, Floats]:
+    """For each piece of work the position of the rule that claims a part of its time (−1: none), and that share."""
+    claimant = np.full(facts.work.height, _NO_CAUSE, dtype=np.int8)
+    share = np.zeros(facts.work.height)
+    for precedence in PRECEDENCES:
+        # What single kernels let one infer yields to structure, but for their format.
+        formats = [position for position, rule in enumerate(rules) if rule.id == "precision"]
+        rivals = share if precedence == "inferred" else np.where(np.isin(claimant, formats), share, 0.0)
+        for position, rule in enumerate(rules):
+            claimed = rule.claim(facts) if rule.precedence == precedence else None
+            if claimed is None:
+                continue
+            mine = claimed > (rivals if precedence in ("inferred", "structure") else 0.0)
+            claimant[mine], share[mine] = position, claimed[mine]
+            rivals = np.where(mine, claimed, rivals)
+    return claimant, share
+
+
+def _gap_claims(facts: Facts, unfused: bool) -> tuple[dict[str, Int64s], dict[str, int], dict[str, int]]:
+    """The time of each pause by cause, how much of it is that of issuing work, and how much of it is modelled."""
     gaps = facts.gaps
     cause = {
         name: gaps[name].to_numpy() for name in gaps.columns if name not in ("start_ns", "end_ns", "range", "phase")
@@ -119,7 +165,7 @@ def _gap_claims(facts: Facts, unfused: bool) -> tuple[dict[str, Int64s], dict[st
     for name, mine in (("unfused-optimizer", optimizer), ("launch-overhead", ~optimizer)):
         claimed[name] = np.where(mine, launch, 0)
         issuing[name] = int(claimed[name].sum())
-    return claimed, issuing
+    return claimed, issuing, {name: int(values.sum()) for name, values in moved.items()}
 
 
 def _inside(facts: Facts, gaps: pl.DataFrame) -> Int64s:
@@ -138,7 +184,7 @@ def _launches_behind(facts: Facts, own_ns: dict[str, int], launch: Int64s) -> di
     a step is none inside of it: it costs what stands behind it, and no more.
     """
     held = _held_ns(facts, own_ns)
-    total, share = int(launch.sum()), facts.unprofiled_share
+    total, share = int(launch.sum()), facts.timeline.trace.capture.recorder.unprofiled_share
     if not total or not held or facts.work["device"].n_unique() > 1:
         return {}
     if facts.phase is not None or facts.window.range_name is not None:
@@ -168,18 +214,8 @@ def _held_ns(facts: Facts, own_ns: dict[str, int]) -> dict[str, int]:
     """Host time in calls and pauses without which it could have issued work, of the causes that occur in the steps."""
     host, limits = facts.host, facts.thresholds
     held = {"host-stall": own_ns["host-stall"]}
-    if waits_inside(facts):
+    if facts.waits_inside:
         held["host-sync"] = host.blocked_ns + host.waited_ns
     if host.allocations >= limits.allocations_per_step * facts.steps:
         held["allocator-churn"] = host.allocation_ns
     return {name: time for name, time in held.items() if time}
-
-
-def waits_inside(facts: Facts) -> bool:
-    """Whether the host waits inside of the steps, and not only at their ends.
-
-    Steps that no range names may be anything that repeats, a layer for example: a wait in each of them is one inside.
-    """
-    named = facts.timeline.steps.source == "range" and len(facts.window.steps) > 0
-    least = facts.thresholds.normal_waits_per_step if named else 0.5
-    return facts.host.waits > least * facts.steps

@@ -11,24 +11,22 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from warplens.analysis.categories import CATEGORIES, CLASS_SCHEMA, OTHER, categories_of, classify_names
-from warplens.analysis.idle import IDLE_CAUSES
+from warplens.analysis.categories import CATEGORIES, CLASSES, OTHER, categories_of, classify_names
 from warplens.analysis.intervals import Intervals, clip, complement, owned_union, subtract, union
-from warplens.analysis.phasenames import NO_PHASE, PHASES
 from warplens.analysis.phases import phase_of_work
 from warplens.analysis.ranges import projected_spans
-from warplens.analysis.timebudget import time_budgets
+from warplens.analysis.timebudget import IDLE_CAUSES, time_budgets
 from warplens.analysis.timeline import WORK_KINDS
-from warplens.diagnosis.counted import COUNTED_SCHEMA
-from warplens.diagnosis.findings import ceiling
-from warplens.diagnosis.hostload import HostLoad, host_load, needed_ns
-from warplens.diagnosis.optimizerspan import mark_optimizers
+from warplens.analysis.window import NO_PHASE, PHASES
+from warplens.diagnosis.evidence import COUNTED_SCHEMA, HostLoad, host_load, mark_optimizers, needed_ns
+from warplens.diagnosis.findings import ISSUING
+from warplens.diagnosis.program import Program
 from warplens.diagnosis.thresholds import DEFAULTS, Thresholds
 from warplens.profile import Device
 from warplens.profile.schema import name_categories
@@ -40,9 +38,8 @@ if TYPE_CHECKING:
     from warplens.analysis.timebudget import TimeBudget
     from warplens.analysis.timeline import Timeline
     from warplens.analysis.window import Window
-    from warplens.diagnosis.counted import Counted
-
-__all__ = ["GAP_SCHEMA", "ISSUING", "WORK_SCHEMA", "Facts", "gather"]
+    from warplens.diagnosis.evidence import Counted
+    from warplens.profile import Note
 
 Int64s = npt.NDArray[np.int64]
 
@@ -70,7 +67,7 @@ WORK_SCHEMA: Final = pl.Schema(
         "range": pl.Int64(),
         "phase": _PHASE,
         "label": pl.Enum([*CATEGORIES, *_OTHER_LABELS]),  # category of a kernel, direction of a copy
-        "precision": CLASS_SCHEMA["precision"],
+        "precision": CLASSES.schema["precision"],
         "tensor_cores": pl.Boolean(),
         "vector_product": pl.Boolean(),  # a product of a matrix with a vector, by its name
         "fill_share": pl.Float64(),  # blocks of the grid over multiprocessors, at most 1; null where not recorded
@@ -100,13 +97,13 @@ _OF_WORK: Final = (
 #: Products with a vector read each number of the matrix once: no arithmetic unit makes them faster.
 _VECTOR_PRODUCT: Final = re.compile(r"gemv|dot_kernel|\bger_", re.IGNORECASE)
 
+#: What tells steps and calls of the same range apart: `ProfilerStep#4`, `aten::mm, seq = 12, op_id = 7`, `step 12`.
+_NUMBERED: Final = re.compile(r"(?:#|, (?:seq|op_id) = | )\d+(?=$|,)")
+
 #: Precedence of the groups of work (`timebudget.PART_GROUPS`).
 _COMPUTE, _GRAPH, _COMMUNICATION, _COPY = range(4)
 
 _START_LATENCY: Final = "start-latency"
-
-#: Causes of idle time that are as long as the host takes to issue work, which tracing makes slower.
-ISSUING: Final = ("launch", "graph-launch", "refill")
 
 #: Causes with which the host was late; the GPU's own latency after such a pause is theirs as well, for work that had
 #: been queued in time would have hidden it.
@@ -135,6 +132,8 @@ class Facts:
         thresholds: the limits that rules compare with.
         phase: the phase that these are the facts of; None for the whole window.
         attributed_share: of the idle time of the whole window, with a recorded cause.
+        notes: what the profile cannot tell.
+        cache: patterns that several questions of one rule ask for.
     """
 
     timeline: Timeline
@@ -147,6 +146,8 @@ class Facts:
     thresholds: Thresholds = DEFAULTS
     phase: str | None = None
     attributed_share: float | None = None
+    notes: tuple[Note, ...] = ()
+    cache: dict[str, Any] = field(default_factory=dict, repr=False)
 
     @cached_property
     def busy_ns(self) -> int:
@@ -191,27 +192,60 @@ class Facts:
         needed = needed_ns(self.host, self.work, step if apart else np.zeros(self.work.height, dtype=np.int64))
         return min(needed, self.wall_ns)
 
-    @property
-    def least_host_ns(self) -> int:
-        """No faster GPU makes the window shorter than this.
+    def unprofiled_ns(self, saved_ns: int = 0) -> int:
+        """The window without a profiler, if the GPU's work took that much less.
 
-        Where the GPU waits for launches, that is the host's time as recorded. Where it hardly does, the host is ahead,
-        and how far is not known exactly: tracing makes it slower than it is.
+        Host and GPU work side by side, and the longer of the two sets the pace; pauses in which the host does not issue
+        work come on top.
         """
-        host_bound = ceiling(self.wall_ns, self.idle("launch", "graph-launch")) >= self.thresholds.warning_ceiling
-        return self.host_needed_ns if host_bound else int(self.unprofiled_share * self.host_needed_ns)
+        host = int(self.least_unprofiled_share * self.host_needed_ns)
+        other = max(self.idle_ns - self.idle(*ISSUING, "submission", "profiler"), 0)
+        return max(self.busy_ns - saved_ns, min(host, self.wall_ns - other)) + other
+
+    @cached_property
+    def unprofiled_share(self) -> float:
+        """Of the time that the host takes to issue work under this profiler, what it takes without.
+
+        A profiler adds about as much to each launch, and to each Python call that it records: the longer the host takes
+        for one, the less it matters. Where neither is known, the share of programs that were timed with and without.
+        """
+        recorder = self.timeline.trace.capture.recorder
+        usual: float = recorder.unprofiled_share
+        needed = self.host_needed_ns
+        launches = int(self.timeline.work_in(self.window)["launch_start_ns"].is_not_null().sum())
+        if not needed or not launches or not recorder.launch_overhead_ns or self.phase is not None:
+            return usual
+        functions = self.timeline.trace.python_functions["start_ns"]
+        calls = int(((functions >= self.window.start_ns) & (functions < self.window.end_ns)).sum())
+        limits = self.thresholds
+        added = launches * recorder.launch_overhead_ns + calls * limits.python_overhead_ns
+        return min(max(1 - added / needed, limits.least_unprofiled_share), limits.most_unprofiled_share)
 
     @property
-    def unprofiled_share(self) -> float:
-        """Of the time that the host takes to issue work under this profiler, what it takes without."""
-        limits = self.thresholds
-        by_nsys = self.timeline.trace.capture.format.startswith("nsys")
-        return limits.unprofiled_share_nsys if by_nsys else limits.unprofiled_share_torch
+    def least_unprofiled_share(self) -> float:
+        """The same, where it is to be on the side of a fast host: no more than is usual under this profiler."""
+        return min(self.unprofiled_share, self.timeline.trace.capture.recorder.unprofiled_share)
 
     @property
     def added_ns(self) -> int:
         """Idle time that the profiler added by making launches slower."""
         return int((1 - self.unprofiled_share) * self.idle(*ISSUING))
+
+    @cached_property
+    def program(self) -> Program:
+        """The kernels in order, with what their names and grids tell."""
+        return Program(self)
+
+    @cached_property
+    def waits_inside(self) -> bool:
+        """Whether the host waits inside of the steps, and not only at their ends.
+
+        Steps that no range names may be anything that repeats, a layer for example: a wait in each of them is one
+        inside.
+        """
+        named = self.timeline.steps.source == "range" and len(self.window.steps) > 0
+        least = self.thresholds.normal_waits_per_step if named else 0.5
+        return self.host.waits > least * self.steps
 
     def own_ns(self, which: pl.Expr) -> int:
         """Wall time owned by the work for which this holds."""
@@ -225,6 +259,7 @@ class Facts:
             gaps=self.gaps.filter(pl.col("phase") == phase),
             phase=phase,
             predictions={},
+            cache={},
         )
 
 
@@ -235,6 +270,7 @@ def gather(
     predictions: Sequence[Prediction] = (),
     thresholds: Thresholds = DEFAULTS,
     budgets: Sequence[TimeBudget] | None = None,
+    notes: Sequence[Note] = (),
 ) -> Facts:
     """Everything that the rules need to know of the window."""
     budgets = time_budgets(timeline, window) if budgets is None else budgets
@@ -257,6 +293,7 @@ def gather(
         predictions={prediction.change: prediction for prediction in predictions},
         thresholds=thresholds,
         attributed_share=1 - unknown / idle if idle else None,
+        notes=tuple(notes),
     )
 
 
@@ -446,8 +483,11 @@ def range_names(facts: Facts, rows: pl.Series, amounts: pl.Series, most: int = 3
         .agg(pl.col("amount").sum())
         .sort("amount", "code", descending=[True, False])
     )
-    names = name_categories(ranges["name"])
-    return tuple(names[code] for code in sums["code"].head(most))
+    names = [_NUMBERED.sub("", name) for name in name_categories(ranges["name"])]
+    merged: dict[str, int] = {}
+    for code, amount in sums.iter_rows():
+        merged[names[code]] = merged.get(names[code], 0) + amount
+    return tuple(sorted(merged, key=lambda name: -merged[name])[:most])
 
 
 def kernel_names(facts: Facts, amounts: pl.Series, most: int = 3) -> tuple[str, ...]:

@@ -11,21 +11,6 @@ if TYPE_CHECKING:
     from warplens.analysis.prediction import Prediction
     from warplens.profile import Note
 
-__all__ = [
-    "CONFIDENCES",
-    "DESCRIPTIVE",
-    "EVIDENCE_UNITS",
-    "FINDING_IDS",
-    "SEVERITIES",
-    "Confidence",
-    "Coverage",
-    "Diagnosis",
-    "Finding",
-    "PhaseVerdict",
-    "Remedy",
-    "Severity",
-    "ceiling",
-]
 
 Severity: TypeAlias = Literal["critical", "warning", "info"]
 Confidence: TypeAlias = Literal["high", "medium", "low"]
@@ -36,30 +21,11 @@ SEVERITIES: Final[tuple[Severity, ...]] = ("critical", "warning", "info")
 #: From the surest on.
 CONFIDENCES: Final[tuple[Confidence, ...]] = ("high", "medium", "low")
 
-#: Id of every finding → what limits a window with it.
-FINDING_IDS: Final = {
-    "launch-overhead": "the host cannot issue work as fast as the GPU finishes it",
-    "host-sync": "the host waits for the GPU to run dry, then refills it",
-    "host-stall": "the host does something else for long, with no CUDA call in flight",
-    "blocking-copy": "copies between host and GPU hold the work up",
-    "allocator-churn": "memory is allocated and freed inside the steps",
-    "memory-bandwidth": "kernels that move data rather than compute",
-    "tensor-compute": "matrix products",
-    "precision": "matrix products in a format that the tensor cores do not take",
-    "small-kernels": "grids that cannot fill the GPU",
-    "occupancy": "kernels with too few warps to hide latency",
-    "uncoalesced": "memory transactions of which a part is wasted",
-    "bank-conflicts": "conflicts in shared memory",
-    "divergence": "warps that run with few active threads",
-    "unfused-optimizer": "an optimizer that launches kernels for each parameter tensor",
-    "exposed-communication": "communication that no compute hides",
-    "graph-opaque": "work inside CUDA graphs that were traced as a whole",
-    "incomplete-profile": "the profile cannot answer",
-    "saturated": "nothing: the GPU is busy",
-}
+#: Causes of idle time that are as long as the host takes to issue work, which tracing makes slower.
+ISSUING: Final = ("launch", "graph-launch", "refill")
 
-#: Findings that say what a window does rather than what it loses: they are the verdict only where nothing is lost.
-DESCRIPTIVE: Final = ("graph-opaque", "tensor-compute", "saturated", "incomplete-profile")
+#: Categories of kernels that read, do a few operations a number, and write: their time is that of the memory traffic.
+PASSES: Final = ("elementwise", "reduction", "normalization", "softmax", "copy-cast", "random")
 
 #: What the names of evidence end in → the unit of the number.
 EVIDENCE_UNITS: Final = {
@@ -94,11 +60,15 @@ class Finding:
     """One cause of lost time.
 
     Attributes:
-        id: one of `FINDING_IDS`.
+        id: that of a rule.
         title: one sentence for people.
-        severity: by the ceiling; findings that only inform are `info` whatever theirs is.
+        severity: by the gain; findings that only inform are `info` whatever theirs is.
         confidence: how sure the cause is, given what the profile records.
-        gain_ceiling: wall time / wall time without the cause, at most; None where the profile cannot tell.
+        expected: how many times as fast the program gets without a profiler by the best of the remedies; None where the
+            profile cannot tell.
+        expected_interval: the range in which that lies nine times in ten; None with `expected`.
+        bound: a factor that none of the remedies can beat, from the physics of the same mathematics; None where the
+            profile cannot tell.
         evidence: named numbers; the end of a name is the unit (`EVIDENCE_UNITS`).
         where: names of the ranges or kernels that have the most of it, the first the most.
         remedies: what to do, the most promising first.
@@ -109,11 +79,23 @@ class Finding:
     title: str
     severity: Severity
     confidence: Confidence
-    gain_ceiling: float | None
+    expected: float | None
+    expected_interval: tuple[float, float] | None
+    bound: float | None
     evidence: Mapping[str, int | float]
     where: tuple[str, ...]
     remedies: tuple[Remedy, ...]
     refute: str
+
+    @property
+    def gain_ceiling(self) -> float | None:
+        """The bound, by its older name."""
+        return self.bound
+
+    @property
+    def gain(self) -> float | None:
+        """The one number by which findings are ranked and shown: what is expected, else the bound."""
+        return self.expected if self.expected is not None else self.bound
 
 
 @dataclass(frozen=True)
@@ -122,8 +104,9 @@ class PhaseVerdict:
 
     Attributes:
         phase: `forward`, `backward` or `optimizer`.
-        verdict: one of `FINDING_IDS`.
-        gain_ceiling: of that cause, on the time of the phase; None where the profile cannot tell.
+        verdict: that of a rule.
+        expected, gain_ceiling: what its best remedy brings and at most can bring, on the time of the phase; None where
+            the profile cannot tell.
         wall_ns: time of the phase: its GPU work and the pauses that this work ended.
         busy_ns: GPU work of the phase.
         share: of the window's time.
@@ -131,6 +114,7 @@ class PhaseVerdict:
 
     phase: str
     verdict: str
+    expected: float | None
     gain_ceiling: float | None
     wall_ns: int
     busy_ns: int
@@ -166,7 +150,7 @@ class Diagnosis:
     """What limits a window, and what to do about it.
 
     Attributes:
-        verdict: id of the main limiter, one of `FINDING_IDS`; the first finding has it.
+        verdict: id of the main limiter, that of a rule; the first finding has it.
         headline: one sentence for people.
         findings: the worst first.
         per_phase: the same verdict for each phase that the window has.

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import polars as pl
 
-from warplens.analysis.phasenames import PHASES
+from warplens.analysis.kernel_names import PRODUCTS
 from warplens.analysis.prediction import predictions
 from warplens.analysis.quality import quality_notes
+from warplens.analysis.window import PHASES
 from warplens.diagnosis.claims import divide
-from warplens.diagnosis.counted import counted
+from warplens.diagnosis.evidence import counted
 from warplens.diagnosis.facts import Facts, gather
-from warplens.diagnosis.findings import DESCRIPTIVE, SEVERITIES, Coverage, Diagnosis, PhaseVerdict
-from warplens.diagnosis.raising import weight
-from warplens.diagnosis.rules import RULES
-from warplens.diagnosis.rules.incomplete_profile import incomplete_profile, unexplained
-from warplens.diagnosis.rules.saturated import saturated
+from warplens.diagnosis.findings import SEVERITIES, Coverage, Diagnosis, PhaseVerdict
+from warplens.diagnosis.rule import MANY, weight
+from warplens.diagnosis.rules import RULES, rule
+from warplens.diagnosis.rules.whole import BelowRoof, IncompleteProfile, Saturated, above_roof_share
 from warplens.diagnosis.thresholds import DEFAULTS, Thresholds
-from warplens.diagnosis.words import headline
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -31,7 +30,65 @@ if TYPE_CHECKING:
     from warplens.profile import Note
     from warplens.profile.counters import KernelCounters
 
-__all__ = ["diagnose"]
+
+# --- The verdict as one sentence for people --------------------------------------------------------------------------
+
+
+_INCOMPLETE: Final = IncompleteProfile()
+_SATURATED: Final = Saturated()
+_BELOW_ROOF: Final = BelowRoof()
+
+
+def headline(facts: Facts, verdict: Finding, claims: Claims) -> str:
+    """What limits the window and how much there is to gain, in one sentence."""
+    busy = _percent(facts.busy_share)
+    lost = rule(verdict.id).headline
+    if lost:
+        said = lost.format(share=_percent(claims.seen_ns(verdict.id) / facts.wall_ns))
+        return f"{said}; {gain_text(verdict)} as fast without it."
+    if verdict.id == "saturated":
+        return f"Nothing is wrong that this profile could show: the GPU is busy for {busy} of the time{_at(facts)}."
+    if verdict.id == "below-roof":
+        far = above_roof_share(facts)
+        how = (
+            f"by a simple model of its kernels, {_percent(far)} of the time is above their roof"
+            if far
+            else "no single cause stands out"
+        )
+        return f"The GPU is busy for {busy} of the time{_at(facts)}, but not near what it can do: {how}."
+    if verdict.id == "tensor-compute":
+        return (
+            f"Nothing is wrong: the GPU is busy for {busy} of the time{_at(facts)}, near the peak of its tensor cores."
+        )
+    if verdict.id == "graph-opaque":
+        return f"The GPU is busy for {busy} of the time, inside CUDA graphs that hide with what."
+    if not facts.wall_ns:
+        return f"The profile cannot answer: {verdict.title[:1].lower()}{verdict.title[1:]}"
+    return (
+        f"This profile cannot say what limits the program. {verdict.title}{'' if verdict.title.endswith('.') else '.'}"
+    )
+
+
+def _at(facts: Facts) -> str:
+    """What most of the time goes to, where one kind of work has most of it."""
+    products = facts.own_ns(pl.col("label").is_in(PRODUCTS))
+    if products < facts.thresholds.dominant_share * facts.wall_ns:
+        return ""
+    return f", {_percent(products / facts.busy_ns)} of it with matrix products"
+
+
+def gain_text(finding: Finding) -> str:
+    """What a remedy brings: the expected factor, or the bound where that is all that is known."""
+    if finding.gain is None or finding.gain >= MANY:
+        return "many times"
+    return f"about {finding.gain:.2f}×" if finding.expected is not None else f"at most {finding.gain:.2f}×"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
+
+
+# --- `diagnose`: the rules applied to a window, their findings ranked, and the one that limits it named first --------
 
 
 def diagnose(
@@ -55,9 +112,9 @@ def diagnose(
     notes = quality_notes(timeline, window) if notes is None else tuple(notes)
     modelled = predictions(timeline, window) if timeline.trace.has_device_work else ()
     report = counted(counters) if counters is not None else None
-    facts = gather(timeline, window, report, modelled, thresholds, budgets)
-    claims = divide(facts)
-    incomplete = incomplete_profile(facts, notes)
+    facts = gather(timeline, window, report, modelled, thresholds, budgets, notes)
+    claims = divide(facts, RULES)
+    incomplete = _INCOMPLETE.missing(facts)
     decides = incomplete is not None and incomplete.decides
     if incomplete is not None and decides:
         # What such a profile shows is not what the program does: other findings would be artefacts.
@@ -65,8 +122,8 @@ def diagnose(
     else:
         raised = _findings(facts, claims)
         verdict = _verdict(facts, claims, raised)
-        rest = incomplete.finding if incomplete is not None else unexplained(facts, claims)
-        worth = incomplete is not None or (rest.gain_ceiling or 0.0) >= thresholds.warning_ceiling
+        rest = incomplete.finding if incomplete is not None else _INCOMPLETE.unexplained(facts, claims)
+        worth = incomplete is not None or (rest.bound or 0.0) >= thresholds.warning_ceiling
         if worth and verdict.id != rest.id:
             raised.append(rest)
     ranked = (verdict, *_ranked(finding for finding in raised if finding.id != verdict.id))
@@ -82,17 +139,19 @@ def diagnose(
 
 
 def _findings(facts: Facts, claims: Claims) -> list[Finding]:
-    found = [finding for rule in RULES if (finding := rule(facts, claims)) is not None]
-    if all(finding.severity == "info" for finding in found) and all(finding.id != "saturated" for finding in found):
-        busy = saturated(facts, claims, quiet=True)
-        return found if busy is None else [*found, busy]
-    return found
+    asked = (each for each in RULES if each.id not in (_INCOMPLETE.id, _SATURATED.id, _BELOW_ROOF.id))
+    found = [finding for each in asked if (finding := each.find(facts, claims)) is not None]
+    worth = any(
+        (finding.gain or 0.0) >= facts.thresholds.warning_ceiling and finding.severity != "info" for finding in found
+    )
+    busy = None if worth else _SATURATED.find(facts, claims) or _BELOW_ROOF.find(facts, claims)
+    return found if busy is None else [*found, busy]
 
 
 def _verdict(facts: Facts, claims: Claims, found: Sequence[Finding]) -> Finding:
     """The costliest cause that is worth a change; where there is none, what the GPU does."""
-    rest = unexplained(facts, claims)
-    unknown = rest.gain_ceiling or 0.0
+    rest = _INCOMPLETE.unexplained(facts, claims)
+    unknown = rest.bound or 0.0
     lost = [finding for finding in found if finding.severity != "info"]
     costliest = max(lost, key=weight, default=None)
     limits = facts.thresholds
@@ -109,7 +168,9 @@ def _verdict(facts: Facts, claims: Claims, found: Sequence[Finding]) -> Finding:
     if "saturated" in by_id:
         roof = by_id.get("tensor-compute")
         return roof if roof is not None and roof.confidence == "high" else by_id["saturated"]
-    causes = [finding for finding in found if finding.id not in DESCRIPTIVE and finding.confidence != "low"]
+    if "below-roof" in by_id:
+        return by_id["below-roof"]
+    causes = [finding for finding in found if not rule(finding.id).describes and finding.confidence != "low"]
     return max([*causes, rest], key=weight)
 
 
@@ -124,7 +185,7 @@ def _ranked(found: Iterator[Finding]) -> list[Finding]:
         found,
         key=lambda finding: (
             SEVERITIES.index(finding.severity),
-            finding.id in DESCRIPTIVE,
+            rule(finding.id).describes,
             -weight(finding),
             finding.id,
         ),
@@ -136,10 +197,10 @@ def _phases(facts: Facts) -> Iterator[PhaseVerdict]:
         part = facts.of_phase(phase)
         if not part.wall_ns:
             continue
-        claims = divide(part)
+        claims = divide(part, RULES)
         verdict = _verdict(part, claims, _findings(part, claims))
         share = part.wall_ns / facts.wall_ns
-        yield PhaseVerdict(phase, verdict.id, verdict.gain_ceiling, part.wall_ns, part.busy_ns, share)
+        yield PhaseVerdict(phase, verdict.id, verdict.expected, verdict.bound, part.wall_ns, part.busy_ns, share)
 
 
 def _coverage(facts: Facts, claims: Claims, found: Sequence[Finding], source: str | None) -> Coverage:

@@ -1,31 +1,354 @@
-"""A profile as a Perfetto trace: the viewer at ui.perfetto.dev, and SQL through its trace processor.
+"""Which row of a track a slice is drawn on, where slices of one stream or thread overlap.
 
-GPUs come first, one track a stream; then the host's threads, each with its annotated ranges, its CUDA API calls, and
-whatever else the profile holds of it. Arrows lead from a launching call to its work. Where the memory of a GPU was
-recorded there is a counter track. Slices carry their numbers as arguments (grid, block, registers, bytes, category).
-
-Source of the format: Perfetto's reference "Writing TrackEvent Protos Synthetically" and its published schema. Names are
-interned, and every packet of one kind has one length (`warplens.export.wire`), so that writing costs no loop over
-events.
+A track of a timeline viewer shows slices that are disjoint, or that nest. GPU streams overlap with programmatic
+dependent launch, and NVTX start-end ranges may cross: such slices go to further lanes of the same name.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import heapq
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from warplens._version import __version__
 from warplens.analysis.categories import categories_of
 from warplens.analysis.timeline import Timeline
 from warplens.errors import UsageError
-from warplens.export.perfetto_packets import ARGUMENTS, Layer, PacketWriter
-
-__all__ = ["PerfettoSummary", "write_perfetto"]
+from warplens.profile.nesting import nest
+from warplens.profile.schema import name_categories
+from warplens.wire import Bytes, Part, fixed64s, message, messages, padded_varints, scalar, text
 
 Int64s = npt.NDArray[np.int64]
+
+
+def disjoint_lanes(start_ns: Int64s, end_ns: Int64s, track: Int64s) -> Int64s:
+    """The lane of each slice, 0 where no other is in its way, so that no two slices of a lane overlap."""
+    lanes = np.zeros(len(start_ns), dtype=np.int64)
+    order = np.lexsort((end_ns, start_ns, track))
+    begins, ends, owner = start_ns[order], end_ns[order], track[order]
+    overlapping = np.flatnonzero((owner[1:] == owner[:-1]) & (begins[1:] < ends[:-1]))
+    for number in np.unique(owner[overlapping]).tolist():
+        rows = order[owner == number]
+        free: list[tuple[int, int]] = []  # (when the lane becomes free, its number)
+        count = 0
+        for row, begin, end in zip(rows.tolist(), start_ns[rows].tolist(), end_ns[rows].tolist(), strict=True):
+            if free and free[0][0] <= begin:
+                lane = heapq.heappop(free)[1]
+            else:
+                lane, count = count, count + 1
+            lanes[row] = lane
+            heapq.heappush(free, (end, lane))
+    return lanes
+
+
+def nested_lanes(start_ns: Int64s, end_ns: Int64s, track: Int64s) -> tuple[Int64s, Int64s]:
+    """The lane and the depth of each slice, so that any two slices of a lane are disjoint or nest."""
+    nesting = nest(start_ns, end_ns, track)
+    lanes, depth = np.zeros(len(start_ns), dtype=np.int64), nesting.depth.copy()
+    for number in np.unique(track[nesting.crossing]).tolist():
+        rows = np.flatnonzero(track == number)
+        rows = rows[np.lexsort((-end_ns[rows], start_ns[rows]))]
+        opened: list[list[int]] = []  # for each lane the ends of the slices that are open
+        for row, begin, end in zip(rows.tolist(), start_ns[rows].tolist(), end_ns[rows].tolist(), strict=True):
+            lane = next((lane for lane, ends in enumerate(opened) if _fits(ends, begin, end)), len(opened))
+            if lane == len(opened):
+                opened.append([])
+            lanes[row], depth[row] = lane, len(opened[lane])
+            opened[lane].append(end)
+    return lanes, depth
+
+
+def _fits(ends: list[int], begin: int, end: int) -> bool:
+    """Whether a slice nests in what is open; what has ended by its begin is closed on the way."""
+    while ends and ends[-1] <= begin:
+        ends.pop()
+    return not ends or end <= ends[-1]
+
+
+# --- The packets of a Perfetto trace ----------------------------------------------------------------------------------
+# slices and counter values of many events at once, tracks, and the dictionaries.
+
+# Field numbers of the messages Trace, TracePacket, TrackDescriptor, TrackEvent, InternedData, DebugAnnotation.
+_PACKET: Final = 1
+_TIMESTAMP, _SEQUENCE, _TRACK_EVENT, _INTERNED, _FLAGS, _DESCRIPTOR = 8, 10, 11, 12, 13, 60
+_UUID, _NAME, _PROCESS, _THREAD, _PARENT, _COUNTER, _ORDERING, _RANK = 1, 2, 3, 4, 5, 8, 11, 12
+_CATEGORY_ID, _ANNOTATION, _TYPE, _NAME_ID, _TRACK, _COUNTER_VALUE, _FLOW, _FLOW_END = 3, 4, 9, 10, 11, 30, 47, 48
+_CATEGORIES, _NAMES, _ANNOTATION_NAMES = 1, 2, 3
+_INT_VALUE: Final = 4
+
+_BEGIN, _END, _INSTANT, _COUNT = 1, 2, 3, 4
+_BY_RANK: Final = 3  # children are drawn in the order of their ranks
+_BYTES: Final = 3  # unit of a counter
+_CLEARED, _NEEDED = 1, 2  # this sequence's dictionary begins here; a packet uses it
+
+#: All packets are one sequence, with one dictionary.
+_ONE_SEQUENCE = scalar(_SEQUENCE, 1)
+_INCREMENTAL = scalar(_FLAGS, _NEEDED)
+
+#: Bytes of a padded number: 35 bits for numbers of tracks and names, 63 for times, all for values.
+_SHORT, _LONG, _SIGNED = 5, 9, 10
+
+# Numbers of tracks, in blocks that cannot meet.
+_ROOT: Final = 1
+_FIRST_GROUP: Final = 1 << 16
+_FIRST_COUNTER: Final = 1 << 24
+_FIRST_TRACK: Final = 1 << 25
+_LANES_APART: Final = 1_000
+_HOST_ORDER: Final = ("", "Python", "CUDA API", "operating system", "profiler")
+
+#: Columns that become arguments of a slice, where the table has them.
+ARGUMENTS: Final = (
+    "correlation",
+    "grid_x",
+    "grid_y",
+    "grid_z",
+    "block_x",
+    "block_y",
+    "block_z",
+    "registers_per_thread",
+    "static_shared_bytes",
+    "dynamic_shared_bytes",
+    "graph_node",
+    "graph",
+    "bytes",
+    "return_value",
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Layer:
+    """Slices of one kind.
+
+    Attributes:
+        frame: `start_ns`, `end_ns`, `name`, `category`, the columns of `owner`, and columns of `ARGUMENTS`; `flow` is
+            the number of an arrow, 0 for none.
+        owner: columns that tell the track apart: device and stream, or process and thread.
+        label: what the track is called under its owner; empty for the owner's own track.
+        nests: whether slices may nest; otherwise those that overlap go to lanes of their own.
+    """
+
+    frame: pl.DataFrame
+    owner: tuple[str, str]
+    label: str
+    nests: bool = True
+
+
+class _Names:
+    """A dictionary of texts, numbered from 1."""
+
+    def __init__(self) -> None:
+        self.numbers: dict[str, int] = {}
+
+    def number(self, name: str) -> int:
+        return self.numbers.setdefault(name, len(self.numbers) + 1)
+
+    def column(self, names: pl.Series) -> Int64s:
+        """The number of each row's text."""
+        if isinstance(names.dtype, pl.Enum):
+            known = np.array([self.number(text) for text in name_categories(names).to_list()], dtype=np.int64)
+            coded: Int64s = known[names.to_physical().to_numpy()]
+            return coded
+        distinct = names.unique(maintain_order=True).to_list()
+        numbers = [self.number(text) for text in distinct]
+        return names.replace_strict(distinct, numbers, return_dtype=pl.Int64).to_numpy()
+
+
+@dataclass
+class PacketWriter:
+    """Gathers dictionaries and tracks while slices are turned into packets."""
+
+    zero_ns: int
+    names: _Names = field(default_factory=_Names)
+    categories: _Names = field(default_factory=_Names)
+    arguments: _Names = field(default_factory=_Names)
+    tracks: dict[tuple[str, int, int, str, int], int] = field(default_factory=dict)
+    counters: dict[str, int] = field(default_factory=dict)
+    slice_count: int = 0
+    flow_count: int = 0
+
+    def slices(self, layer: Layer) -> Iterable[Bytes]:
+        """The packets of a layer's slices, in order of time."""
+        frame = layer.frame
+        start, end = (frame[column].to_numpy() - self.zero_ns for column in ("start_ns", "end_ns"))
+        keys = frame.select(layer.owner)
+        owners = keys.unique(maintain_order=True).with_row_index("track")
+        owner = (
+            keys.join(owners, on=layer.owner, how="left", maintain_order="left")["track"].to_numpy().astype(np.int64)
+        )
+        if layer.nests:
+            lane, depth = nested_lanes(start, end, owner)
+        else:
+            lane, depth = disjoint_lanes(start, end, owner), np.zeros(frame.height, dtype=np.int64)
+        track = self._tracks(layer, owners, owner, lane)
+        self.slice_count += frame.height
+        yield from self._packets(frame, start, end, track, depth)
+
+    def _tracks(self, layer: Layer, owners: pl.DataFrame, owner: Int64s, lane: Int64s) -> Int64s:
+        kind = "device" if layer.owner[0] == "device" else "host"
+        lanes = int(lane.max()) + 1
+        used = np.unique(owner * lanes + lane)
+        uuid = np.zeros(int(used.max()) + 1, dtype=np.int64)
+        for code in used.tolist():
+            first, second = owners.select(layer.owner).row(code // lanes)
+            key = (kind, int(first), int(second), layer.label, code % lanes)
+            uuid[code] = self.tracks.setdefault(key, len(self.tracks) + _FIRST_TRACK)
+        tracks: Int64s = uuid[owner * lanes + lane]
+        return tracks
+
+    def _packets(
+        self, frame: pl.DataFrame, start: Int64s, end: Int64s, track: Int64s, depth: Int64s
+    ) -> Iterable[Bytes]:
+        names, categories = self.names.column(frame["name"]), self.categories.column(frame["category"])
+        flow = frame["flow"].to_numpy() if "flow" in frame.columns else np.zeros(frame.height, dtype=np.int64)
+        ends_flow = "device" in frame.columns
+        self.flow_count += int(np.count_nonzero(flow)) if ends_flow else 0
+        lasting = end > start
+        kinds = np.where(lasting, _BEGIN, _INSTANT)
+        pending: list[tuple[Int64s, Int64s, Int64s, Bytes]] = []  # (time, closes before opens, nesting, packets)
+        for rows, present in _by_pattern(frame, flow):
+            event: list[Part] = [
+                padded_varints(_TYPE, kinds[rows], 1),
+                padded_varints(_TRACK, track[rows], _SHORT),
+                padded_varints(_NAME_ID, names[rows], _SHORT),
+                padded_varints(_CATEGORY_ID, categories[rows], _SHORT),
+            ]
+            for column in present:
+                if column == "flow":
+                    event.append(fixed64s(_FLOW_END if ends_flow else _FLOW, flow[rows]))
+                    continue
+                values = frame[column].cast(pl.Int64).to_numpy()[rows]
+                name = scalar(1, self.arguments.number(column))
+                number = padded_varints(_INT_VALUE, values, _SIGNED)
+                event.append(messages(_ANNOTATION, len(rows), [name, number]))
+            pending.append((start[rows], np.ones(len(rows), np.int64), depth[rows], self._packed(start[rows], event)))
+        rows = np.flatnonzero(lasting)
+        closing: list[Part] = [scalar(_TYPE, _END), padded_varints(_TRACK, track[rows], _SHORT)]
+        pending.append((end[rows], np.zeros(len(rows), np.int64), -depth[rows], self._packed(end[rows], closing)))
+        yield from _in_order(pending)
+
+    @staticmethod
+    def _packed(time: Int64s, event: list[Part]) -> Bytes:
+        return messages(
+            _PACKET,
+            len(time),
+            [
+                padded_varints(_TIMESTAMP, time, _LONG),
+                _ONE_SEQUENCE,
+                _INCREMENTAL,
+                messages(_TRACK_EVENT, len(time), event),
+            ],
+        )
+
+    def levels(self, name: str, frame: pl.DataFrame) -> Bytes:
+        """The packets of a counter track."""
+        track = self.counters.setdefault(name, _FIRST_COUNTER + len(self.counters))
+        event: list[Part] = [
+            scalar(_TYPE, _COUNT),
+            scalar(_TRACK, track),
+            padded_varints(_COUNTER_VALUE, frame["bytes"].to_numpy(), _SIGNED),
+        ]
+        return self._packed(frame["time_ns"].to_numpy() - self.zero_ns, event)
+
+    def dictionary(self) -> bytes:
+        """The packet with all names; it precedes every packet that uses them."""
+        entries = [
+            message(number, scalar(1, position), text(2, name))
+            for number, names in (
+                (_CATEGORIES, self.categories),
+                (_NAMES, self.names),
+                (_ANNOTATION_NAMES, self.arguments),
+            )
+            for name, position in names.numbers.items()
+        ]
+        return message(_PACKET, _ONE_SEQUENCE, scalar(_FLAGS, _CLEARED), message(_INTERNED, *entries))
+
+    def descriptors(self, timeline: Timeline) -> Iterable[bytes]:
+        """The packets that declare the tracks, parents before children."""
+        yield _track(_ROOT, f"Warplens {__version__}: {timeline.trace.capture.tool}", ordering=True)
+        parents: dict[tuple[str, int, int], int] = {}
+        for kind, first, second, label, lane in sorted(self.tracks, key=lambda key: (key[0], *key[1:])):
+            group = (kind, first, -1)
+            if group not in parents:
+                parents[group] = _FIRST_GROUP + len(parents)
+                yield _group(timeline, kind, first, parents[group], len(parents))
+            parent = parents[group]
+            own = (kind, first, second)
+            if kind == "host" and own not in parents:
+                parents[own] = _FIRST_GROUP + len(parents)
+                yield _track(parents[own], f"thread {second}", parent=parent, ordering=True)
+            parent = parents.get(own, parent)
+            name = f"stream {second}" if kind == "device" else label or "ranges"
+            name += f" ({lane + 1})" if lane else ""
+            order = second * _LANES_APART + lane if kind == "device" else _HOST_ORDER.index(label) * _LANES_APART + lane
+            yield _track(self.tracks[kind, first, second, label, lane], name, parent=parent, rank=order)
+        for name, uuid in self.counters.items():
+            yield _track(uuid, name, parent=_ROOT, content=message(_COUNTER, scalar(3, _BYTES)))
+
+
+def _group(timeline: Timeline, kind: str, number: int, uuid: int, rank: int) -> bytes:
+    if kind == "device":
+        device = timeline.trace.capture.device(number)
+        name = f"GPU {number}" + (f" ({device.name})" if device else "")
+    else:
+        name = f"process {number}"
+    return _track(uuid, name, parent=_ROOT, rank=rank, ordering=True)
+
+
+def _track(
+    uuid: int, name: str, *, parent: int | None = None, rank: int = 0, ordering: bool = False, content: bytes = b""
+) -> bytes:
+    fields = [scalar(_UUID, uuid), text(_NAME, name), scalar(_RANK, rank), content]
+    if parent is not None:
+        fields.append(scalar(_PARENT, parent))
+    if ordering:
+        fields.append(scalar(_ORDERING, _BY_RANK))
+    return message(_PACKET, _ONE_SEQUENCE, message(_DESCRIPTOR, *fields))
+
+
+def _by_pattern(frame: pl.DataFrame, flow: Int64s) -> Iterable[tuple[Int64s, list[str]]]:
+    """Rows that have values in the same columns of arguments, and which columns these are."""
+    columns = [name for name in ARGUMENTS if name in frame.columns and frame[name].null_count() < frame.height]
+    pattern = (flow > 0).astype(np.int64)
+    for place, name in enumerate(columns, start=1):
+        pattern |= frame[name].is_not_null().to_numpy().astype(np.int64) << place
+    for code in np.unique(pattern).tolist():
+        present = [name for place, name in enumerate(columns, start=1) if code >> place & 1]
+        yield np.flatnonzero(pattern == code), [*present, *(["flow"] if code & 1 else [])]
+
+
+def _in_order(pending: list[tuple[Int64s, Int64s, Int64s, Bytes]]) -> Iterable[Bytes]:
+    """The packets of several matrices by time; at one time slices end, inner ones first, before others begin."""
+    time, opens, nesting = (np.concatenate([part[place] for part in pending]) for place in range(3))
+    order = np.lexsort((nesting, opens, time))
+    source = np.repeat(np.arange(len(pending)), [len(part[0]) for part in pending])[order]
+    inside = np.concatenate([np.arange(len(part[0])) for part in pending])[order]
+    sizes = np.array([part[3].shape[1] for part in pending])[source]
+    ends = np.cumsum(sizes)
+    out = np.empty(int(ends[-1]) if len(ends) else 0, dtype=np.uint8)
+    for number, (*_, packets) in enumerate(pending):
+        mine = source == number
+        places = (ends - sizes)[mine]
+        width = packets.shape[1]
+        out[(places[:, None] + np.arange(width)).reshape(-1)] = packets[inside[mine]].reshape(-1)
+    yield out
+
+
+# --- A profile as a Perfetto trace: the viewer at ui.perfetto.dev, and SQL through its trace processor ----------------
+# GPUs come first, one track a stream; then the host's threads, each with its annotated ranges, its CUDA API calls, and
+# whatever else the profile holds of it. Arrows lead from a launching call to its work. Where the memory of a GPU was
+# recorded there is a counter track. Slices carry their numbers as arguments (grid, block, registers, bytes, category).
+
+#
+# Source of the format: Perfetto's reference "Writing TrackEvent Protos Synthetically" and its published schema.
+# Names are
+# interned, and every packet of one kind has one length (`warplens.export.wire`), so that writing costs no loop over
+# events.
 
 
 @dataclass(frozen=True)

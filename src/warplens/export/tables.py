@@ -16,9 +16,9 @@ import polars as pl
 
 from warplens._version import __version__
 from warplens.analysis.timeline import Timeline
-from warplens.profile.capture import Capture
 from warplens.profile.counters import KernelCounters
-from warplens.profile.schema import TABLES
+from warplens.profile.tables import TABLES
+from warplens.profile.trace import Capture
 
 __all__ = ["TABLE_FORMATS", "counter_tables", "trace_tables", "write_tables"]
 
@@ -75,7 +75,9 @@ def write_tables(tables: Mapping[str, pl.DataFrame], capture: Capture | None, fo
         written.append(path)
     if capture is not None:
         path = folder / "capture.json"
-        facts = {**asdict(capture), "recorded": sorted(capture.recorded), "warplens": __version__}
+        known = asdict(capture) | {"recorder": capture.tool, "recorded": sorted(capture.recorded)}
+        facts = {"tool" if name == "recorder" else name: fact for name, fact in known.items()}
+        facts["warplens"] = __version__
         path.write_bytes(orjson.dumps(facts, option=orjson.OPT_INDENT_2) + b"\n")
         written.append(path)
     return written

@@ -17,46 +17,36 @@ from dataclasses import dataclass, field
 import polars as pl
 
 from warplens.errors import MissingDataError, SchemaError
-from warplens.profile.capture import Capture
-from warplens.profile.schema import NAME, Column, Table
+from warplens.profile.columns import optional, table
+from warplens.profile.schema import NAME, Column
+from warplens.profile.trace import Capture
 
-__all__ = ["LAUNCHES", "RULES", "KernelCounters", "Session"]
-
-LAUNCHES = Table(
+LAUNCHES = table(
     "launches",
     "one profiled kernel launch (or range, or graph)",
-    (
-        Column("launch", pl.Int64, "position in the file, from 0"),
-        Column("kind", pl.Enum(["kernel", "range", "graph", "cmdlist"]), "what was profiled as one result"),
-        Column("name", NAME, "short name of the kernel"),
-        Column("full_name", NAME, "demangled name with template parameters and arguments"),
-        Column("device", pl.Int32, "CUDA ordinal of the GPU", nullable=True),
-        Column("context", pl.Int64, "CUDA context", nullable=True),
-        Column("stream", pl.Int64, "CUDA stream", nullable=True),
-        Column("process", pl.Int32, "process id", nullable=True),
-        Column("grid_x", pl.Int32, "blocks of the grid, x", nullable=True),
-        Column("grid_y", pl.Int32, "blocks of the grid, y", nullable=True),
-        Column("grid_z", pl.Int32, "blocks of the grid, z", nullable=True),
-        Column("block_x", pl.Int32, "threads of a block, x", nullable=True),
-        Column("block_y", pl.Int32, "threads of a block, y", nullable=True),
-        Column("block_z", pl.Int32, "threads of a block, z", nullable=True),
-        Column("nvtx", pl.List(pl.String), "open NVTX ranges, outermost first", nullable=True),
-    ),
+    Column("launch", pl.Int64, "position in the file, from 0"),
+    Column("kind", pl.Enum(["kernel", "range", "graph", "cmdlist"]), "what was profiled as one result"),
+    Column("name", NAME, "short name of the kernel"),
+    Column("full_name", NAME, "demangled name with template parameters and arguments"),
+    optional(pl.Int32, device="CUDA ordinal of the GPU"),
+    optional(pl.Int64, context="CUDA context", stream="CUDA stream"),
+    optional(pl.Int32, process="process id"),
+    optional(pl.Int32, **{f"grid_{axis}": f"blocks of the grid, {axis}" for axis in "xyz"}),
+    optional(pl.Int32, **{f"block_{axis}": f"threads of a block, {axis}" for axis in "xyz"}),
+    Column("nvtx", pl.List(pl.String), "open NVTX ranges, outermost first", nullable=True),
 )
 
-RULES = Table(
+RULES = table(
     "rules",
     "one result of one of Nsight Compute's own rules",
-    (
-        Column("launch", pl.Int64, "row of `launches`"),
-        Column("rule", pl.String, "identifier of the rule"),
-        Column("name", pl.String, "what the rule is called"),
-        Column("section", pl.String, "section that the rule belongs to", nullable=True),
-        Column("kind", pl.String, "ok, optimization, warning, error, none"),
-        Column("message", pl.String, "its text"),
-        Column("speedup_kind", pl.String, "local or global", nullable=True),
-        Column("speedup_percent", pl.Float64, "its estimate; local ones do not add up", nullable=True),
-    ),
+    Column("launch", pl.Int64, "row of `launches`"),
+    Column("rule", pl.String, "identifier of the rule"),
+    Column("name", pl.String, "what the rule is called", title="Rule"),
+    optional(pl.String, section="section that the rule belongs to"),
+    Column("kind", pl.String, "ok, optimization, warning, error, none"),
+    Column("message", pl.String, "its text"),
+    optional(pl.String, speedup_kind=("local or global", "of")),
+    optional(speedup_percent="its estimate; local ones do not add up"),
 )
 
 

@@ -8,57 +8,87 @@ from typing import Any
 
 import polars as pl
 
-__all__ = ["MEASUREMENT_SCHEMA", "PHASE_SCHEMA", "SAMPLE_SCHEMA", "STATUSES", "Measurements"]
+from warplens.profile.columns import column, table
+from warplens.profile.schema import Column
 
 #: What may have become of a cell. `incorrect`: a kernel that failed its check, and was therefore not timed.
 STATUSES = ("measured", "out-of-memory", "unsupported", "incorrect", "failed")
 
-#: One row a cell; in `Measurements.cells` the cell's settings stand before these columns.
-MEASUREMENT_SCHEMA = pl.Schema(
-    {
-        "status": pl.Enum(STATUSES),
-        "reason": pl.String(),
-        "launch": pl.String(),
-        "unit": pl.String(),
-        "items": pl.Int64(),
-        "samples": pl.Int64(),
-        "rounds": pl.Int64(),
-        "latency_ns": pl.Float64(),
-        "latency_low_ns": pl.Int64(),
-        "latency_high_ns": pl.Int64(),
-        "latency_p5_ns": pl.Float64(),
-        "latency_p95_ns": pl.Float64(),
-        "latency_p99_ns": pl.Float64(),
-        "gpu_ns": pl.Float64(),
-        "gpu_low_ns": pl.Int64(),
-        "gpu_high_ns": pl.Int64(),
-        "throughput_per_s": pl.Float64(),
-        "sustained_per_s": pl.Float64(),
-        "macs": pl.Int64(),
-        "flops": pl.Int64(),
-        "flops_per_s": pl.Float64(),
-        "peak_allocated_bytes": pl.Int64(),
-        "peak_reserved_bytes": pl.Int64(),
-        "outliers": pl.Int64(),
-        "drift_share": pl.Float64(),
-        "stopped": pl.String(),
-        "doubts": pl.List(pl.String()),
-    }
+CELLS = table(
+    "measured cells",
+    "One cell of a measurements file. `warplens bench`; the cell's settings stand before these columns.",
+    Column(
+        "status",
+        pl.Enum(STATUSES),
+        "`measured`, `out-of-memory`, `unsupported`, `incorrect` or `failed`",
+        title="Outcome",
+    ),
+    "reason",
+    Column("launch", pl.String, "how the step reached the GPU: `eager`, `compile` or `graph`"),
+    Column("unit", pl.String, "what a step processes"),
+    Column("items", pl.Int64, "how many of them: the batch", kind="number"),
+    Column("samples", pl.Int64, "repetitions", title="n"),
+    Column("rounds", pl.Int64, "turns into which they fall in equal parts; 1 if they were taken at one stretch"),
+    Column(
+        "latency_ns",
+        pl.Float64,
+        "median wall time of a step that is issued and waited for; in turns the median of the rounds'"
+        " medians; null where calls were issued back to back",
+    ),
+    Column("latency_low_ns", pl.Int64, "lower end of that median's confidence interval; null with too few repetitions"),
+    Column("latency_high_ns", pl.Int64, "upper end of it"),
+    Column("latency_p5_ns", pl.Float64, "5th percentile of the wall times"),
+    Column("latency_p95_ns", pl.Float64, "95th percentile"),
+    Column("latency_p99_ns", pl.Float64, "99th percentile", title="p99"),
+    column("gpu_ns").but(
+        dtype=pl.Float64, help="median time between two CUDA events round the step; null without a GPU"
+    ),
+    Column("gpu_low_ns", pl.Int64, "lower end of its confidence interval"),
+    Column("gpu_high_ns", pl.Int64, "upper end of it"),
+    Column("throughput_per_s", pl.Float64, "`items` / `latency_ns`"),
+    Column("sustained_per_s", pl.Float64, "`items` / mean wall time"),
+    Column("macs", pl.Int64, "multiply-accumulates of a step, modelled from shapes; null where they are not known"),
+    "flops flops_per_s",
+    Column(
+        "peak_allocated_bytes",
+        pl.Int64,
+        "most memory that tensors held; null in turns and without a GPU",
+        title="Peak memory",
+    ),
+    Column("peak_reserved_bytes", pl.Int64, "most memory that PyTorch held of the device"),
+    Column(
+        "outliers",
+        pl.Int64,
+        "repetitions more than three interquartile ranges outside the quartiles; they are in all figures",
+    ),
+    Column("drift_share", pl.Float64, "change of the median from the first third of the repetitions to the last"),
+    Column("stopped", pl.String, "why there are not more repetitions: `precision`, `most repetitions` or `time`"),
+    Column("doubts", pl.List(pl.String()), "why the figures might not mean what they seem to"),
+    reason="why it is not `measured`; null if it is",
+    flops="twice that",
+    flops_per_s="`flops` / `gpu_ns`, or / `latency_ns` without a GPU",
 )
 
-#: One row a phase of a cell's step.
-PHASE_SCHEMA = pl.Schema(
-    {
-        "cell": pl.Int64(),
-        "phase": pl.String(),
-        "time_ns": pl.Float64(),
-        "low_ns": pl.Int64(),
-        "high_ns": pl.Int64(),
-    }
+CELL_PHASES = table(
+    "measured phases",
+    "One phase of the step of a measured cell.",
+    Column("cell", pl.Int64, "row in the cells", kind="text"),
+    "phase",
+    column("time_ns").but(dtype=pl.Float64, help="median between the CUDA events at its ends; wall time on a CPU"),
+    Column("low_ns", pl.Int64, "lower end of its confidence interval"),
+    Column("high_ns", pl.Int64, "upper end of it"),
+    phase="`forward_pass`, `backward_pass`, `optimizer_step`, or a user's own",
 )
 
-#: One row a repetition and clock, in the order in which they were taken.
-SAMPLE_SCHEMA = pl.Schema({"cell": pl.Int64(), "of": pl.String(), "index": pl.Int64(), "time_ns": pl.Int64()})
+SAMPLES = table(
+    "repetitions",
+    "One repetition of a measured cell on one clock.",
+    Column("cell", pl.Int64, "row in the cells", kind="text"),
+    Column("of", pl.String, "`wall`, `gpu`, `warmup` (wall time of a step that does not count), or a phase"),
+    Column("index", pl.Int64, "its number, from 0"),
+    "time_ns",
+    time_ns="duration",
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,10 +103,10 @@ class Measurements:
         environment: GPU, driver and versions (docs/reference/measurements.md).
         plan: how often was repeated, and when it was enough.
         settings: names of the columns of `cells` that are settings.
-        cells: one row a cell: its settings, then `MEASUREMENT_SCHEMA`.
+        cells: one row a cell: its settings, then `CELLS`.
         details: further facts about each cell, in the order of `cells`.
-        phases: `PHASE_SCHEMA`; `cell` is the row in `cells`.
-        samples: `SAMPLE_SCHEMA`; `of` is `wall`, `gpu`, `warmup` or a phase.
+        phases: `CELL_PHASES`; `cell` is the row in `cells`.
+        samples: `SAMPLES`; `of` is `wall`, `gpu`, `warmup` or a phase.
         sweep: which cells are the two sides of a sweep, and its axes, where the file says so: `axes`, `baseline`,
             `variant`.
     """

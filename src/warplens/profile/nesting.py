@@ -5,11 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-__all__ = ["Nesting", "nest"]
-
-Int64s = npt.NDArray[np.int64]
+from warplens.profile.schema import Bools, Int64s
 
 #: Deeper nesting than this is left to the general method, whose cost does not grow with the depth.
 _MAX_VECTORISED_DEPTH = 256
@@ -20,7 +17,7 @@ class Nesting(NamedTuple):
 
     depth: Int64s
     parent: Int64s
-    crossing: npt.NDArray[np.bool_]
+    crossing: Bools
 
 
 def nest(start_ns: Int64s, end_ns: Int64s, thread: Int64s) -> Nesting:

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from warplens.profile.device import Device
+    from warplens.profile.trace import Device
 
-__all__ = ["VECTOR", "Peaks", "peaks_of"]
 
 #: Formats that are multiplied on the vector units; all others need tensor (matrix) cores.
 VECTOR: Final = ("fp32", "fp64")

@@ -1,6 +1,7 @@
-"""The tables of a `Trace`, declared once: every column with its type, unit and meaning.
+"""Columns and tables: the one description of a column that checking, headings, help and the column reference share.
 
-Conventions that every table keeps:
+A column is declared once, in `profile/columns.py` if several tables have it and else with its table. Its name says its
+unit, and from that follow how its values are written for people (`kind`) and, unless it says otherwise, its heading:
 
 * time is `Int64` nanoseconds in the profile's own clock, in columns that end in `_ns`; bytes end in `_bytes`;
 * `process` and `thread` are operating-system ids, `device` is the CUDA ordinal in the profile;
@@ -12,55 +13,187 @@ Conventions that every table keeps:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import TypeAlias
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from warplens.errors import SchemaError
-
-__all__ = ["TABLES", "Column", "Table", "encode_names", "name_categories", "table"]
+from warplens.errors import SchemaError, UsageError
 
 PolarsType: TypeAlias = "type[pl.DataType] | pl.DataType"
+
+#: Values of columns, as arrays.
+Int64s: TypeAlias = npt.NDArray[np.int64]
+Float64s: TypeAlias = npt.NDArray[np.float64]
+Bools: TypeAlias = npt.NDArray[np.bool_]
+
+#: What a value is, and so how it is written for people. `kernel` and `name` are texts that may be shortened.
+Kind: TypeAlias = Literal[
+    "duration_ns",
+    "bytes",
+    "share",
+    "count",
+    "number",
+    "rate",
+    "bandwidth",
+    "flops",
+    "flop_count",
+    "text",
+    "name",
+    "kernel",
+]
 
 #: Marks a column of dictionary-encoded text; its concrete dtype is an `Enum` whose categories differ from file to file.
 NAME = pl.Enum
 
+#: What a column's name says about its values, the first that fits.
+_KINDS: tuple[tuple[str, Kind], ...] = (
+    (r"(^|_)ns(_per_\w+)?$", "duration_ns"),
+    (r"(^|_)bytes_per_s$", "bandwidth"),
+    (r"(^|_)flops_per_s$", "flops"),
+    (r"_per_s$", "rate"),
+    (r"(^|_)flops$", "flop_count"),
+    (r"(^|_)share$", "share"),
+    (r"(^|_)bytes(_per_\w+)?$", "bytes"),
+)
+
+#: Numbers that only tell things apart: nothing is added or rounded.
+_IDENTITIES = frozenset({"device", "process", "thread", "stream", "id", "parent", "context", "launch"})
+
 
 @dataclass(frozen=True)
 class Column:
-    """One column: its type, whether it may be null, and what it means (with the unit)."""
+    """One column of a table, for programs and for people.
+
+    Attributes:
+        name: key in frames, JSON and CSV; ends in its unit (`_ns`, `_bytes`, `_bytes_per_s`, `_share`, …).
+        dtype: type; `NAME` for dictionary-encoded text.
+        help: what it means, as a clause without capital or full stop; the reference prints it, pages show it.
+        nullable: whether values may be null.
+        title: heading; unless given, the name without its unit.
+        kind: how values are written; unless given, by the name's unit, else by the type.
+        full: column with the unabridged text of a `kernel` or `name`, where that is another one.
+    """
 
     name: str
-    dtype: PolarsType
-    meaning: str
+    dtype: PolarsType = pl.String
+    help: str = ""
     nullable: bool = False
+    title: str = ""
+    kind: Kind = None  # type: ignore[assignment]  # set below
+    full: str | None = None
+
+    def __post_init__(self) -> None:
+        if not self.title:
+            plain = re.sub(r"_(ns|bytes|share|bytes_per_s|flops_per_s|per_s)$", "", self.name).replace("_", " ")
+            object.__setattr__(self, "title", plain[:1].upper() + plain[1:])
+        if cast("Kind | None", self.kind) is None:
+            object.__setattr__(self, "kind", _kind(self.name, self.dtype))
+
+    def but(self, **changes: Any) -> Column:
+        """The same column, described otherwise: `column("share").but(help="of the window")`."""
+        return replace(self, **changes)
+
+    @property
+    def sentence(self) -> str:
+        """The help as people read it below a table: a sentence without markup, or nothing."""
+        plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", self.help)
+        opens_with_key = plain.startswith("`")
+        plain = plain.replace("`", "")
+        start = plain if opens_with_key else plain[:1].upper() + plain[1:]
+        return f"{start}." if start and not start.endswith((".", "?", "…")) else start
 
     def accepts(self, dtype: pl.DataType) -> bool:
         """Whether a frame's column of this dtype may stand here."""
-        if self.dtype is NAME:
-            return isinstance(dtype, pl.Enum)
-        return dtype == self.dtype
+        return isinstance(dtype, pl.Enum) if self.dtype is NAME else dtype == self.dtype
 
     def empty(self) -> pl.Series:
         """A series of length zero with this column's name and type."""
         return pl.Series(self.name, [], dtype=pl.Enum([]) if self.dtype is NAME else self.dtype)
 
 
+def _kind(name: str, dtype: PolarsType) -> Kind:
+    if not dtype.is_numeric() or name in _IDENTITIES:
+        return "text"
+    for pattern, kind in _KINDS:
+        if re.search(pattern, name):
+            return kind
+    return "count" if dtype.is_integer() else "number"
+
+
 @dataclass(frozen=True)
 class Table:
-    """One table of the domain model: its columns in order, and what a row is."""
+    """One table: its columns in order, and what a row is.
+
+    Attributes:
+        name: how messages and the column reference call it.
+        row: what a row is.
+        columns: in order.
+        keys: columns that rows can be grouped by; they stand first, and only those that were asked for.
+    """
 
     name: str
     row: str
     columns: tuple[Column, ...]
+    keys: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> list[str]:
+        """The columns' names."""
+        return [column.name for column in self.columns]
+
+    @property
+    def schema(self) -> pl.Schema:
+        """The columns' names and types."""
+        return self.empty().schema
+
+    def column(self, name: str) -> Column:
+        """The column of this name.
+
+        Raises:
+            SchemaError: there is none.
+        """
+        for column in self.columns:
+            if column.name == name:
+                return column
+        raise SchemaError(f"table {self.name} has no column {name}; it has {', '.join(self.names)}")
+
+    def only(self, *names: str | Column) -> Table:
+        """The table with these columns in this order; several names may stand in one text, separated by spaces.
+
+        A `Column` stands for itself, so that a page can show what it added to the rows, or word a heading otherwise.
+        """
+        parts = [part for given in names for part in ([given] if isinstance(given, Column) else given.split())]
+        columns = (part if isinstance(part, Column) else self.column(part) for part in parts)
+        return replace(self, columns=tuple(columns))
+
+    def without(self, *names: str) -> Table:
+        """The table without these columns."""
+        return replace(self, columns=tuple(column for column in self.columns if column.name not in names))
+
+    def by(self, *keys: str) -> Table:
+        """The table with rows grouped by these of its keys.
+
+        Raises:
+            UsageError: rows cannot be grouped by one of them, or by none.
+        """
+        unknown = [key for key in keys if key not in self.keys]
+        if unknown or not keys:
+            allowed = ", ".join(self.keys)
+            raise UsageError(f"{self.name} cannot be grouped by {', '.join(unknown) or 'nothing'}; use {allowed}")
+        return self.only(*keys, *(column for column in self.columns if column.name not in self.keys))
 
     def empty(self) -> pl.DataFrame:
         """A frame without rows that still has the whole schema."""
         return pl.DataFrame([column.empty() for column in self.columns])
+
+    def conform(self, frame: pl.DataFrame) -> pl.DataFrame:
+        """The frame with exactly this table's columns, in order, cast to their types."""
+        return frame.select(pl.col(column.name).cast(column.dtype) for column in self.columns)
 
     def checked(self, frame: pl.DataFrame) -> pl.DataFrame:
         """The frame with exactly this table's columns, in order.
@@ -78,7 +211,7 @@ class Table:
                 )
             if not column.nullable and series.null_count():
                 raise SchemaError(f"table {self.name}: column {column.name} holds {series.null_count()} nulls")
-        return frame.select([column.name for column in self.columns])
+        return frame.select(self.names)
 
 
 def encode_names(codes: npt.NDArray[np.integer] | pl.Series, values: Iterable[str]) -> pl.Series:
@@ -104,228 +237,3 @@ def name_categories(names: pl.Series) -> pl.Series:
     if not isinstance(names.dtype, pl.Enum):
         raise SchemaError(f"column {names.name} is not dictionary-encoded but {names.dtype}")
     return names.dtype.categories
-
-
-def _columns(*parts: Column | tuple[Column, ...]) -> tuple[Column, ...]:
-    flat: list[Column] = []
-    for part in parts:
-        flat.extend((part,) if isinstance(part, Column) else part)
-    return tuple(flat)
-
-
-_SPAN = (
-    Column("start_ns", pl.Int64, "begin"),
-    Column("end_ns", pl.Int64, "end; never before the begin"),
-)
-_ON_DEVICE = (
-    *_SPAN,
-    Column("device", pl.Int32, "CUDA ordinal of the GPU"),
-    Column("stream", pl.Int32, "CUDA stream id"),
-    Column("process", pl.Int32, "process id that issued the work"),
-    Column("correlation", pl.Int64, "joins the work to the API call that issued it, within the process", nullable=True),
-)
-_GRAPH_NODE = Column("graph_node", pl.Int64, "CUDA graph node, where the work was replayed from a graph", nullable=True)
-_ON_THREAD = (
-    *_SPAN,
-    Column("process", pl.Int32, "process id"),
-    Column("thread", pl.Int32, "thread id"),
-)
-
-TABLES: Mapping[str, Table] = {
-    declared.name: declared
-    for declared in (
-        Table(
-            "kernels",
-            "one kernel execution on a GPU",
-            _columns(
-                _ON_DEVICE,
-                Column("name", NAME, "short name: the function without namespace arguments and template parameters"),
-                Column("full_name", NAME, "demangled name with template parameters and arguments"),
-                Column("grid_x", pl.Int32, "blocks of the grid, x", nullable=True),
-                Column("grid_y", pl.Int32, "blocks of the grid, y", nullable=True),
-                Column("grid_z", pl.Int32, "blocks of the grid, z", nullable=True),
-                Column("block_x", pl.Int32, "threads of a block, x", nullable=True),
-                Column("block_y", pl.Int32, "threads of a block, y", nullable=True),
-                Column("block_z", pl.Int32, "threads of a block, z", nullable=True),
-                Column("registers_per_thread", pl.Int32, "registers that each thread uses", nullable=True),
-                Column(
-                    "static_shared_bytes", pl.Int32, "shared memory of a block, fixed at compile time", nullable=True
-                ),
-                Column(
-                    "dynamic_shared_bytes", pl.Int32, "shared memory of a block, asked for at launch", nullable=True
-                ),
-                _GRAPH_NODE,
-            ),
-        ),
-        Table(
-            "copies",
-            "one memory copy",
-            _columns(
-                _ON_DEVICE,
-                Column("bytes", pl.Int64, "bytes moved"),
-                Column("direction", NAME, "host-to-device, device-to-host, device-to-device, peer-to-peer, …"),
-                Column("source_memory", NAME, "pageable, pinned, device, managed, …", nullable=True),
-                Column("destination_memory", NAME, "pageable, pinned, device, managed, …", nullable=True),
-                _GRAPH_NODE,
-            ),
-        ),
-        Table(
-            "memsets",
-            "one memory fill",
-            _columns(
-                _ON_DEVICE,
-                Column("bytes", pl.Int64, "bytes filled"),
-                Column("memory", NAME, "pageable, pinned, device, managed, …", nullable=True),
-                _GRAPH_NODE,
-            ),
-        ),
-        Table(
-            "graph_launches",
-            "one CUDA graph execution traced as a whole, its inside hidden",
-            _columns(
-                _ON_DEVICE,
-                Column("graph", pl.Int64, "id of the graph", nullable=True),
-                Column("graph_exec", pl.Int64, "id of the instantiated graph", nullable=True),
-            ),
-        ),
-        Table(
-            "api_calls",
-            "one call of the CUDA runtime or driver API on the host",
-            _columns(
-                _ON_THREAD,
-                Column("correlation", pl.Int64, "joins the call to the work it issued, within the process"),
-                Column("name", NAME, "function, without the version suffix that tools append"),
-                Column("return_value", pl.Int32, "cudaError_t or CUresult; 0 is success", nullable=True),
-            ),
-        ),
-        Table(
-            "synchronizations",
-            "one wait of the host for the device, or of a stream for an event",
-            _columns(
-                _SPAN,
-                Column("device", pl.Int32, "CUDA ordinal of the GPU", nullable=True),
-                Column("stream", pl.Int64, "CUDA stream id", nullable=True),
-                Column("process", pl.Int32, "process id"),
-                Column("correlation", pl.Int64, "joins the wait to its API call, within the process", nullable=True),
-                Column("kind", NAME, "event, stream-wait-event, stream, context"),
-            ),
-        ),
-        Table(
-            "ranges",
-            "one annotated interval of a host thread: NVTX, an operator, a user annotation",
-            _columns(
-                _ON_THREAD,
-                Column("name", NAME, "the annotation's text"),
-                Column("kind", NAME, "push-pop, start-end, cpu-op, user-annotation, python-function"),
-                Column("domain", pl.Int64, "NVTX domain; 0 is the default one"),
-                Column("depth", pl.Int32, "0 for an outermost range of its thread, 1 for one directly inside, …"),
-                Column("parent", pl.Int64, "row of the enclosing range on the same thread", nullable=True),
-            ),
-        ),
-        Table(
-            "memory",
-            "one allocation or release of memory that the source recorded",
-            _columns(
-                Column("time_ns", pl.Int64, "when"),
-                Column("process", pl.Int32, "process id"),
-                Column("device", pl.Int32, "CUDA ordinal of the GPU", nullable=True),
-                Column("address", pl.Int64, "address, to match a release with its allocation", nullable=True),
-                Column("delta_bytes", pl.Int64, "bytes allocated (positive) or released (negative)"),
-                Column("memory", NAME, "pageable, pinned, device, managed, …", nullable=True),
-            ),
-        ),
-        Table(
-            "allocations",
-            "one allocation or release by the framework's own allocator (PyTorch's caching allocator)",
-            _columns(
-                Column("time_ns", pl.Int64, "when"),
-                Column("process", pl.Int32, "process id"),
-                Column("thread", pl.Int32, "thread id"),
-                Column("device", pl.Int32, "ordinal of the GPU; null for host memory", nullable=True),
-                Column("address", pl.Int64, "address, to match a release with its allocation", nullable=True),
-                Column("delta_bytes", pl.Int64, "bytes allocated (positive) or released (negative)"),
-                Column("allocated_bytes", pl.Int64, "bytes in use after it, as the allocator counts", nullable=True),
-                Column("reserved_bytes", pl.Int64, "bytes that the allocator holds after it", nullable=True),
-            ),
-        ),
-        Table(
-            "operators",
-            "what a framework's operator (a range of kind cpu-op) recorded about itself",
-            _columns(
-                Column("range", pl.Int64, "row of the operator in `ranges`; ascending, each at most once"),
-                Column("external_id", pl.Int64, "the profiler's number of the operator", nullable=True),
-                Column(
-                    "sequence",
-                    pl.Int64,
-                    "autograd sequence number; a backward operator bears the one of its forward operator",
-                    nullable=True,
-                ),
-                Column(
-                    "forward_thread",
-                    pl.Int64,
-                    "number of the thread that ran the forward operator; 0 or null in the forward pass",
-                    nullable=True,
-                ),
-                Column("input_shapes", NAME, "JSON list of the inputs' shapes, tensor lists nested", nullable=True),
-                Column("input_types", NAME, "JSON list of the inputs' types", nullable=True),
-                Column("input_strides", NAME, "JSON list of the inputs' strides", nullable=True),
-                Column("concrete_inputs", NAME, "JSON list of the values of scalar inputs, as text", nullable=True),
-            ),
-        ),
-        Table(
-            "autograd_links",
-            "one recorded link from a forward operator to a backward one",
-            _columns(
-                Column("forward", pl.Int64, "row of the forward operator in `ranges`"),
-                Column("backward", pl.Int64, "row of the backward operator in `ranges`"),
-            ),
-        ),
-        Table(
-            "python_functions",
-            "one call of a Python function or of a torch.nn module",
-            _columns(
-                _ON_THREAD,
-                Column("name", NAME, "file(line): function, or nn.Module: class_number"),
-                Column("depth", pl.Int32, "0 for an outermost call of its thread, 1 for one directly inside, …"),
-                Column("parent", pl.Int64, "row of the calling function on the same thread", nullable=True),
-            ),
-        ),
-        Table(
-            "collectives",
-            "one collective communication as the framework described it",
-            _columns(
-                Column("kernel", pl.Int64, "row of its kernel in `kernels`", nullable=True),
-                Column("name", NAME, "allreduce, allgather, reduce_scatter, broadcast, send, recv, …"),
-                Column("group", NAME, "name of the process group", nullable=True),
-                Column("group_ranks", NAME, "JSON list of the group's global ranks", nullable=True),
-                Column("group_size", pl.Int32, "ranks of the group", nullable=True),
-                Column("in_elements", pl.Int64, "elements that each rank puts in", nullable=True),
-                Column("out_elements", pl.Int64, "elements that each rank gets out", nullable=True),
-                Column("dtype", NAME, "type of the elements", nullable=True),
-                Column("sequence", pl.Int64, "number of the collective in its group", nullable=True),
-            ),
-        ),
-        Table(
-            "os_calls",
-            "one blocking call into the operating system",
-            _columns(_ON_THREAD, Column("name", NAME, "function")),
-        ),
-        Table(
-            "profiler_overhead",
-            "one interval in which the profiler itself held a host thread up",
-            _columns(_ON_THREAD, Column("name", NAME, "what the profiler was doing")),
-        ),
-    )
-}
-
-
-def table(name: str) -> Table:
-    """The declaration of one table of a `Trace`.
-
-    Raises:
-        SchemaError: there is no table of that name.
-    """
-    try:
-        return TABLES[name]
-    except KeyError:
-        raise SchemaError(f"there is no table {name}; the tables are {', '.join(TABLES)}") from None

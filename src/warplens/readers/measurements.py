@@ -7,6 +7,8 @@ FLOPs twice the multiply-accumulates, and an interval must enclose its median.
 from __future__ import annotations
 
 import math
+import re
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -14,14 +16,14 @@ import orjson
 import polars as pl
 
 from warplens.errors import UnreadableInputError
-from warplens.profile.measurements import MEASUREMENT_SCHEMA, PHASE_SCHEMA, SAMPLE_SCHEMA, STATUSES, Measurements
-from warplens.readers.compressed import UNPACKERS, peek, unpacked
-from warplens.readers.detect import compression, kind_of
+from warplens.profile.measurements import CELL_PHASES, CELLS, SAMPLES, STATUSES, Measurements
+from warplens.readers.opening import Asked, Input, Reader, plain
+from warplens.readers.scrubbing import Removed, refuse_remains
+from warplens.secrets import Cleaner, Secrets, texts_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-__all__ = ["MEASUREMENTS_SCHEMA_NAME", "holds_measurements", "measurements_of", "read_measurements"]
 
 MEASUREMENTS_SCHEMA_NAME: Final = "warplens.measurements/1"
 
@@ -36,17 +38,17 @@ _TOLERANCE: Final = 1e-6
 _HEAD_BYTES: Final = 4096
 
 
-def holds_measurements(path: Path) -> bool:
-    """Whether the file says near its begin that it holds measurements; False if it cannot be opened."""
-    try:
-        if (name := compression(kind_of(path))) is not None:
-            head = peek(path, UNPACKERS[name])[:_HEAD_BYTES]
-        else:
-            with path.open("rb") as file:
-                head = file.read(_HEAD_BYTES)
-    except (UnreadableInputError, OSError):
-        return False
-    return b'"warplens.measurements/' in head
+class MeasurementsFile(Reader[Measurements]):
+    """What `warplens bench` and `warplens sweep run` write."""
+
+    def sniff(self, head: bytes) -> bool:
+        return b'"warplens.measurements/' in head[:_HEAD_BYTES]
+
+    def read(self, file: Input, asked: Asked) -> Measurements:
+        return measurements_of(_document(file.path, file.known_as), file.known_as)
+
+    def scrub(self, file: Input, copy: Path) -> Removed:
+        return _copy(file, copy)
 
 
 def read_measurements(path: Path | str) -> Measurements:
@@ -57,10 +59,8 @@ def read_measurements(path: Path | str) -> Measurements:
             figures contradict one another.
     """
     source = Path(path)
-    if (name := compression(kind_of(source))) is None:
-        return measurements_of(_document(source, source), source)
-    with unpacked(source, UNPACKERS[name]) as plain:
-        return measurements_of(_document(plain, source), source)
+    with plain(source) as content:
+        return measurements_of(_document(content, source), source)
 
 
 def _document(path: Path, known_as: Path) -> Any:
@@ -71,11 +71,7 @@ def _document(path: Path, known_as: Path) -> Any:
 
 
 def measurements_of(document: Any, source: Path | str) -> Measurements:
-    """The measurements in a document that was parsed already.
-
-    Raises:
-        UnreadableInputError: see `read_measurements`.
-    """
+    """The measurements in a document that was parsed already."""
     path = Path(source)
     schema = document.get("schema") if isinstance(document, dict) else None
     if schema != MEASUREMENTS_SCHEMA_NAME:
@@ -91,7 +87,7 @@ def measurements_of(document: Any, source: Path | str) -> Measurements:
         for number, record in enumerate(records, start=1):
             _check(path, number, record)
         return _measurements(path, document, records)
-    except (KeyError, TypeError, AttributeError, ValueError, pl.exceptions.PolarsError) as error:
+    except (KeyError, TypeError, AttributeError, ValueError, OverflowError, pl.exceptions.PolarsError) as error:
         found = f"{type(error).__name__} at {error}" if str(error) else type(error).__name__
         raise UnreadableInputError(path, f"it lacks what its schema declares ({found})", _ADVICE) from error
 
@@ -101,7 +97,7 @@ def _measurements(path: Path, document: Mapping[str, Any], records: list[dict[st
     chosen = pl.DataFrame(
         {name: pl.Series(name, [_plain(record["cell"].get(name)) for record in records]) for name in settings}
     )
-    figures = pl.DataFrame([_row(record) for record in records], schema=MEASUREMENT_SCHEMA, orient="row")
+    figures = pl.DataFrame([_row(record) for record in records], schema=CELLS.schema, orient="row")
     return Measurements(
         source=path.name,
         workload=document["workload"],
@@ -112,7 +108,7 @@ def _measurements(path: Path, document: Mapping[str, Any], records: list[dict[st
         settings=tuple(settings),
         cells=pl.concat((chosen, figures), how="horizontal") if settings else figures,
         details=tuple(record.get("details") or {} for record in records),
-        phases=pl.DataFrame(_phase_rows(records), schema=PHASE_SCHEMA, orient="row"),
+        phases=pl.DataFrame(_phase_rows(records), schema=CELL_PHASES.schema, orient="row"),
         samples=_samples(records),
         sweep=document.get("sweep"),
     )
@@ -175,7 +171,7 @@ def _samples(records: list[dict[str, Any]]) -> pl.DataFrame:
         for of, times in _series(record.get("samples") or {})
         if times
     ]
-    return pl.concat(parts) if parts else SAMPLE_SCHEMA.to_frame()
+    return pl.concat(parts) if parts else SAMPLES.empty()
 
 
 def _series(samples: Mapping[str, Any]) -> Iterator[tuple[str, list[int]]]:
@@ -219,3 +215,55 @@ def _is_ordered(spread: Mapping[str, Any]) -> bool:
     percentiles = [spread[name] for name in ("minimum", "p5", "p25", "median", "p75", "p95", "p99", "maximum")]
     interval = [spread[name] for name in ("low", "median", "high")]
     return percentiles == sorted(percentiles) and (interval[0] is None or interval == sorted(interval))
+
+
+# --- A copy that can be shared: figures, settings, and the machine without its owner ----------------------------------
+
+#: Members that come along; docs/reference/measurements.md has them all.
+_HEAD: Final = ("schema", "version", "workload", "command", "environment", "plan", "sweep", "measurements")
+_ENVIRONMENT: Final = (
+    "device", "driver", "cuda", "cudnn", "versions", "python", "system", "cpu", "cpu_count", "threads",
+)  # fmt: skip
+_RECORD: Final = (
+    "cell", "status", "reason", "launch", "unit", "items", "latency_ns", "gpu_ns", "phases_ns", "rounds",
+    "throughput_per_s", "sustained_per_s", "work", "peak_allocated_bytes", "peak_reserved_bytes", "stopped", "drift",
+    "clocks", "doubts", "details", "samples",
+)  # fmt: skip
+
+#: Our own commands are made of such words alone. Any other may hold whatever its user typed.
+_OWN_COMMAND: Final = re.compile(r"(?:warplens|python3 captures/\w+\.py)(?: [\w.,+=:-]+)*")
+
+
+def _copy(file: Input, copy: Path) -> Removed:
+    document = _document(file.path, file.known_as)
+    measurements_of(document, file.known_as)  # refuses what is damaged
+    removed: Counter[str] = Counter()
+    kept = _chosen(document, _HEAD, removed)
+    kept["environment"] = _chosen(document["environment"], _ENVIRONMENT, removed)
+    kept["measurements"] = [_chosen(record, _RECORD, removed) for record in document["measurements"]]
+    if kept.get("command") and not _OWN_COMMAND.fullmatch(kept["command"]):
+        kept["command"] = None
+        removed["command"] += 1
+    secrets = Secrets()
+    for text in texts_in(kept):
+        secrets.add_home_owners(text.encode())
+    cleaner = Cleaner(secrets)
+    content = orjson.dumps(_cleaned(kept, cleaner))
+    refuse_remains(content, secrets, file.known_as)
+    copy.write_bytes(content)
+    return Removed(dict(removed), {}, cleaner.rewritten(), len(secrets.all), ("members", "others"))
+
+
+def _chosen(members: dict[str, Any], known: tuple[str, ...], removed: Counter[str]) -> dict[str, Any]:
+    removed["member"] += len(members.keys() - set(known))
+    return {name: members[name] for name in known if name in members}
+
+
+def _cleaned(value: Any, cleaner: Cleaner) -> Any:
+    if isinstance(value, str):
+        return cleaner.written("text", value.encode()).decode()
+    if isinstance(value, dict):
+        return {_cleaned(name, cleaner): _cleaned(part, cleaner) for name, part in value.items()}
+    if isinstance(value, list):
+        return [_cleaned(part, cleaner) for part in value]
+    return value

@@ -21,12 +21,13 @@ import polars as pl
 
 from warplens._version import __version__
 from warplens.errors import UnreadableInputError
-from warplens.profile.measurements import MEASUREMENT_SCHEMA, PHASE_SCHEMA, SAMPLE_SCHEMA, STATUSES, Measurements
+from warplens.profile.measurements import CELL_PHASES, CELLS, SAMPLES, STATUSES, Measurements
+from warplens.readers.measurements import MEASUREMENTS_SCHEMA_NAME, measurements_of, read_measurements
+from warplens.readers.opening import compression_of, head_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["PUBLISHED_SCHEMA_NAME", "published_of", "read_published"]
 
 PUBLISHED_SCHEMA_NAME: Final = "warplens.published/1"
 
@@ -91,11 +92,7 @@ def read_published(path: Path | str) -> Measurements:
 
 
 def published_of(document: Any, source: Path | str) -> Measurements:
-    """The measurements in a table that was parsed already: a list of rows, or an object with `rows`.
-
-    Raises:
-        UnreadableInputError: see `read_published`.
-    """
+    """The measurements in a table that was parsed already: a list of rows, or an object with `rows`."""
     path = Path(source)
     facts = {name: item for name, item in document.items() if name != "rows"} if isinstance(document, dict) else {}
     schema = facts.pop("schema", PUBLISHED_SCHEMA_NAME)
@@ -174,13 +171,13 @@ def _measurements(path: Path, facts: Mapping[str, Any], rows: Sequence[Mapping[s
             f"the column {vague[0]!r} does not say whether it counts MACs or FLOPs (one MAC is two FLOPs)",
             "Name it gmacs_per_item or gflops_per_item, after what was counted",
         )
-    if taken := [name for name in settings if name in MEASUREMENT_SCHEMA]:
+    if taken := [name for name in settings if name in CELLS.names]:
         raise UnreadableInputError(path, f"a setting cannot be named {taken[0]!r}, which is a figure here", _ADVICE)
     if not any(name == "throughput_per_s" or _LATENCY.fullmatch(name) for name in names):
         raise UnreadableInputError(path, "no column is a throughput_per_s or a latency_ms", _ADVICE)
     records = [_record(path, number, row) for number, row in enumerate(rows, start=1)]
     chosen = pl.DataFrame({name: _column(name, [row.get(name) for row in rows]) for name in settings})
-    figures = pl.DataFrame(records, schema=MEASUREMENT_SCHEMA, orient="row")
+    figures = pl.DataFrame(records, schema=CELLS.schema, orient="row")
     device = facts.get("device")
     return Measurements(
         source=path.name,
@@ -192,8 +189,8 @@ def _measurements(path: Path, facts: Mapping[str, Any], rows: Sequence[Mapping[s
         settings=tuple(settings),
         cells=pl.concat((chosen, figures), how="horizontal") if settings else figures,
         details=({},) * len(rows),
-        phases=PHASE_SCHEMA.to_frame(),
-        samples=SAMPLE_SCHEMA.to_frame(),
+        phases=CELL_PHASES.empty(),
+        samples=SAMPLES.empty(),
         sweep=facts["sweep"] if isinstance(facts.get("sweep"), Mapping) else None,
     )
 
@@ -215,7 +212,7 @@ def _is_figure(name: str) -> bool:
 
 
 def _record(path: Path, number: int, row: Mapping[str, Any]) -> dict[str, Any]:
-    """One row of `MEASUREMENT_SCHEMA`."""
+    """One row of `CELLS`."""
 
     def refuse(found: str) -> UnreadableInputError:
         return UnreadableInputError(path, f"row {number}: {found}", _ADVICE)
@@ -223,7 +220,7 @@ def _record(path: Path, number: int, row: Mapping[str, Any]) -> dict[str, Any]:
     status = _status(row)
     if status not in STATUSES:
         raise refuse(f"its status is {status!r}, none of {', '.join(STATUSES)}")
-    record: dict[str, Any] = dict.fromkeys(MEASUREMENT_SCHEMA)
+    record: dict[str, Any] = dict.fromkeys(CELLS.names)
     reason = str(row.get("reason") or "") or (None if status == "measured" else "not in the table")
     record |= {"status": status, "reason": reason, "unit": str(row.get("unit") or "item"), "doubts": []}
     items = row["items"] if _number(row.get("items")) is not None else row.get("batch")
@@ -319,3 +316,26 @@ def _work(refuse: Any, given: Mapping[str, float], record: Mapping[str, Any]) ->
         "flops_per_s": flops * 1e9 / spent if flops is not None and spent else None,
         "doubts": doubts,
     }
+
+
+# --- Files that hold a sweep: measurements of `warplens`, or a published table of results -----------------------------
+
+
+def read_sweep(path: Path | str) -> Measurements:
+    """Measurements, whichever of the two kinds of file they stand in.
+
+    Raises:
+        UnreadableInputError: it is neither, or one that cannot be read.
+    """
+    source = Path(path)
+    if source.is_dir():
+        raise UnreadableInputError(source, "it is a folder", "Give the file that `warplens sweep run` wrote")
+    if compression_of(head_of(source)) is not None:
+        return read_measurements(source)
+    try:
+        document = orjson.loads(source.read_bytes())
+    except orjson.JSONDecodeError:
+        return read_published(source)
+    if isinstance(document, dict) and document.get("schema") == MEASUREMENTS_SCHEMA_NAME:
+        return measurements_of(document, source)
+    return published_of(document, source)

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import csv
 import re
+from collections import Counter
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -29,8 +30,11 @@ from typing import Any, Final, NamedTuple
 import polars as pl
 
 from warplens.errors import UnreadableInputError
-
-__all__ = ["STATISTICS", "TIMING_PHASES", "TIMING_SCHEMA", "read_timings"]
+from warplens.profile.columns import column, table
+from warplens.profile.schema import Column
+from warplens.readers.opening import Asked, Input, Kind, Reader
+from warplens.readers.scrubbing import Removed, refuse_remains
+from warplens.secrets import Cleaner, Secrets
 
 #: What a time may be of.
 TIMING_PHASES: Final = ("forward", "backward", "optimizer", "step")
@@ -38,19 +42,24 @@ TIMING_PHASES: Final = ("forward", "backward", "optimizer", "step")
 #: What a time may be: one measurement, or a statistic over several.
 STATISTICS: Final = ("sample", "mean", "median", "minimum", "maximum", "deviation")
 
-#: One row a time. `model` and `mode` are as written in the file; `mode` is null where the file has no such column.
-TIMING_SCHEMA = pl.Schema(
-    {
-        "model": pl.String(),
-        "context": pl.Int64(),
-        "mode": pl.String(),
-        "batch": pl.Int64(),
-        "phase": pl.Enum(TIMING_PHASES),
-        "statistic": pl.Enum(STATISTICS),
-        "index": pl.Int64(),
-        "samples": pl.Int64(),
-        "time_ns": pl.Int64(),
-    }
+TIMINGS: Final = table(
+    "measured timings (input)",
+    "One time that a program measured itself, as read from a CSV file.",
+    "model context mode",
+    Column("batch", pl.Int64, "batch size"),
+    column("phase").but(dtype=pl.Enum(TIMING_PHASES), help="`forward`, `backward`, `optimizer` or `step`"),
+    Column(
+        "statistic",
+        pl.Enum(STATISTICS),
+        "`sample` for one measurement, else `mean`, `median`, `minimum`, `maximum`, `deviation`",
+    ),
+    Column("index", pl.Int64, "number of the step"),
+    Column("samples", pl.Int64, "number of measurements behind a statistic", title="n"),
+    "time_ns",
+    model="as written in the file",
+    context="context length in tokens",
+    mode="kind of step as written in the file; null where it has no such column",
+    time_ns="the time",
 )
 
 _COLUMNS: Final = {
@@ -77,6 +86,9 @@ _FILLERS: Final = {"time", "times", "pass", "duration", "elapsed", "latency", "w
 
 _NO_MEASUREMENT: Final = {"", "nan", "n/a", "na", "none", "null", "oom", "-", "–"}
 
+#: Nothing that is counted or timed reaches this, and 64 bits hold it.
+_GREATEST: Final = 10**18
+
 _ADVICE = "Give columns such as model, context, mode, step, forward_s, backward_s, optimizer_s, step_s"
 
 
@@ -88,7 +100,7 @@ class _TimeColumn(NamedTuple):
 
 
 def read_timings(path: Path | str) -> pl.DataFrame:
-    """The times in a CSV file (`TIMING_SCHEMA`), in the order of the file.
+    """The times in a CSV file (`TIMINGS`), in the order of the file.
 
     The separator is a comma, a semicolon or a tab. See the module's text for the columns.
 
@@ -97,11 +109,38 @@ def read_timings(path: Path | str) -> pl.DataFrame:
             holds something that is no number where one is needed.
     """
     source = Path(path)
+    return _timings(source, source)
+
+
+class Timings(Reader[pl.DataFrame]):
+    """Any table of times that was written by hand or by a script."""
+
+    kinds = frozenset({Kind.TEXT})
+
+    def sniff(self, head: bytes) -> bool:  # whatever may be such a table may be any other
+        return False
+
+    def read(self, file: Input, asked: Asked) -> pl.DataFrame:
+        return _timings(file.path, file.known_as)
+
+    def scrub(self, file: Input, copy: Path) -> Removed:
+        return _copy(file, copy)
+
+
+def _rows(path: Path, source: Path) -> tuple[str, list[str], list[list[str]]]:
+    """The separator, the titles and the lines of a table."""
     try:
-        with source.open(newline="", encoding="utf-8-sig") as file:
-            header, *lines = list(csv.reader(file, delimiter=_separator(file.readline(), file))) or [[]]
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            separator = max(",;\t", key=file.readline().count)
+            file.seek(0)
+            header, *lines = list(csv.reader(file, delimiter=separator)) or [[]]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise UnreadableInputError(source, f"cannot be read as CSV ({type(error).__name__})", _ADVICE) from error
+    return separator, header, lines
+
+
+def _timings(path: Path, source: Path) -> pl.DataFrame:
+    _, header, lines = _rows(path, source)
     columns, times = _columns(source, header)
     rows: list[dict[str, Any]] = []
     for number, line in enumerate(lines, start=2):
@@ -109,12 +148,7 @@ def read_timings(path: Path | str) -> pl.DataFrame:
             continue
         fields = dict(zip(header, (field.strip() for field in line), strict=False))
         rows.extend(_times(source, number, fields, columns, times))
-    return pl.DataFrame(rows, schema=TIMING_SCHEMA, orient="row")
-
-
-def _separator(first_line: str, file: Any) -> str:
-    file.seek(0)
-    return max(",;\t", key=first_line.count)
+    return pl.DataFrame(rows, schema=TIMINGS.schema, orient="row")
 
 
 def _columns(source: Path, header: list[str]) -> tuple[dict[str, str], list[_TimeColumn]]:
@@ -173,7 +207,7 @@ def _times(
         text = fields.get(time.title, "")
         if text.lower() in _NO_MEASUREMENT:
             continue
-        spent = _number(source, line, time.title, text) * time.factor
+        spent = _number(source, line, time.title, text, _GREATEST // time.factor) * time.factor
         rows.append(
             {
                 **common,
@@ -193,13 +227,43 @@ def _timed(mode: str | None) -> str:
     return "forward" if words == ["forward"] or (mode or "").lower() == "inference" else "step"
 
 
-def _number(source: Path, line: int, title: str, text: str) -> Decimal:
+def _number(source: Path, line: int, title: str, text: str, limit: int = _GREATEST) -> Decimal:
     try:
         number = Decimal(text)
     except InvalidOperation:
         number = Decimal("NaN")
-    if not number.is_finite() or number < 0:
+    if not number.is_finite() or not 0 <= number < limit:
         raise UnreadableInputError(
             source, f"line {line}, column {title!r}: {text!r} is no number", "Correct it, or leave the field empty"
         )
     return number
+
+
+# --- A copy that can be shared: numbers, and the texts that say what they are of --------------------------------------
+
+#: Titles of columns whose texts say what was timed.
+_TOLD = re.compile(r"model|size|model size|model name|mode|kind|keep|execution|dtype|precision|optimizer|input size")
+_NUMBER = re.compile(r"(?:(?:ctx|seq|bs)_?)?[-+]?[\d.]*\d(?:e[-+]?\d+)?|nan|n/?a|none|null|oom|[-–]|", re.IGNORECASE)
+
+
+def _copy(file: Input, copy: Path) -> Removed:
+    _timings(file.path, file.known_as)  # refuses what holds none
+    separator, header, lines = _rows(file.path, file.known_as)
+    secrets = Secrets()
+    for cell in (cell for line in lines for cell in line):
+        secrets.add_home_owners(cell.encode())
+    cleaner = Cleaner(secrets)
+    kept, removed = [], Counter[str]()
+    for at, title in enumerate(header):
+        cells = [line[at].strip() for line in lines if at < len(line)]
+        words = " ".join(re.findall(r"[a-z0-9]+", title.lower()))
+        if all(_NUMBER.fullmatch(cell) for cell in cells) or _TOLD.fullmatch(words):
+            kept.append(at)
+        else:
+            removed["column"] += len(cells)
+    with copy.open("w", newline="", encoding="utf-8") as target:
+        writer = csv.writer(target, delimiter=separator, lineterminator="\n")
+        for line in (header, *lines):
+            writer.writerow([cleaner.written("cell", line[at].encode()).decode() for at in kept if at < len(line)])
+    refuse_remains(copy.read_bytes(), secrets, file.known_as)
+    return Removed(dict(removed), {}, cleaner.rewritten(), len(secrets.all), ("cells of columns", "other lines"))

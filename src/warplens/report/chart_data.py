@@ -6,8 +6,6 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-__all__ = ["bandwidth_cells", "busy_bins", "log_bins", "merged_steps", "thinned_levels", "timeline_bins"]
-
 Int64s = npt.NDArray[np.int64]
 
 #: Bins per power of ten of a duration: fine enough to tell two modes apart, coarse enough not to show noise.

@@ -20,17 +20,17 @@ import polars as pl
 import vl_convert
 
 from warplens._version import __version__
-from warplens.report import format as fmt
-from warplens.report.chart_theme import FILLS, FONT, PAGE, Theme, colour, css_ink
+from warplens.report import text as fmt
 from warplens.report.charts import vega_lite_version
 from warplens.report.jsonout import dumps
+from warplens.report.theme import FILLS, FONT, PAGE, Theme, colour, css_ink
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from warplens.report.document import Document, Table, TableColumn
+    from warplens.profile.schema import Column
+    from warplens.report.document import Document, Table
 
-__all__ = ["render_html"]
 
 #: Rows of one table that are put into the page. More would make it slow on a phone; `report.json` holds them all.
 MOST_ROWS = 500
@@ -186,7 +186,7 @@ def _table_view(table: Table) -> _TableView:
     return _TableView(
         id=table.id,
         caption=table.caption,
-        columns=tuple(_Column(column.title, fmt.is_numeric(column.kind), column.help) for column in table.columns),
+        columns=tuple(_Column(column.title, fmt.is_numeric(column.kind), column.sentence) for column in table.columns),
         rows=rows,
         limit=limit,
         tree=table.depth is not None,
@@ -211,8 +211,8 @@ def _cells(table: Table, frame: pl.DataFrame) -> Iterable[tuple[_Cell, ...]]:
     return (tuple(_cell(row, column) for column in table.columns) for row in frame.iter_rows(named=True))
 
 
-def _cell(row: dict[str, Any], column: TableColumn) -> _Cell:
-    item = row[column.key]
+def _cell(row: dict[str, Any], column: Column) -> _Cell:
+    item = row[column.name]
     text, full = fmt.name_and_full(item, row[column.full] if column.full else None, column.kind)
     if not fmt.is_numeric(column.kind):
         return _Cell(text, numeric=False, name=column.kind in ("kernel", "name"), full=full)

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from warplens.analysis.window import Window
     from warplens.profile import Note
 
-__all__ = ["dumps", "envelope", "window_data"]
-
 
 def envelope(command: str, source: Any, data: Any, warnings: Sequence[Note | str] = ()) -> bytes:
     """The object that every command prints with `--format json`, as UTF-8.

@@ -6,15 +6,15 @@ import html
 import re
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from warplens.report import format as fmt
+from warplens.report import text as fmt
 from warplens.report.document import Figure, KeyFigures, Notes, Paragraph, Section, Table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from warplens.report.document import Block, Document, TableColumn
+    from warplens.profile.schema import Column
+    from warplens.report.document import Block, Document
 
-__all__ = ["escaped", "markdown_table", "render_markdown"]
 
 #: From a figure to the address of its image, relative to the Markdown file.
 ImageAddress: TypeAlias = "Callable[[Figure], str]"
@@ -124,8 +124,8 @@ def _code(text: str) -> str:
     return f"<code>{html.escape(text)}</code>"
 
 
-def _text(row: dict[str, Any], column: TableColumn) -> tuple[str, str | None]:
-    return fmt.name_and_full(row[column.key], row[column.full] if column.full else None, column.kind)
+def _text(row: dict[str, Any], column: Column) -> tuple[str, str | None]:
+    return fmt.name_and_full(row[column.name], row[column.full] if column.full else None, column.kind)
 
 
 def _pipes(cells: Any) -> str:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import polars as pl
 
-from warplens.report import format as fmt
+from warplens.report import text as fmt
 from warplens.report.document import Document, Figure, Paragraph, Section, Table, TableColumn
 
 if TYPE_CHECKING:
@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
     from warplens.profile.measurements import Measurements
 
-__all__ = ["doubts_of", "measured_document", "measured_facts", "measured_table"]
 
 #: More bars than this are no longer a picture.
 _MOST_BARS: Final = 60
@@ -40,7 +39,7 @@ def measured_table(measurements: Measurements, doubts: bool = False) -> Table:
         outcome=pl.concat_str("status", pl.lit(": "), "reason", ignore_nulls=False).fill_null(pl.col("status")),
     )
     columns = [_setting_column(rows, name) for name in _varying(measurements)]
-    columns += [column for column in _figures(rows) if rows.get_column(column.key).null_count() < rows.height]
+    columns += [column for column in _figures(rows) if rows.get_column(column.name).null_count() < rows.height]
     if doubts and rows.get_column("doubt").str.len_bytes().sum():
         columns.append(TableColumn("doubt", "Doubts", "text"))
     return Table("cells", _title(measurements), tuple(columns), rows, limit=None, empty="No cell was run.")
@@ -153,7 +152,7 @@ def measured_document(measurements: Measurements) -> Document:
 
 
 def _figure(measurements: Measurements, cells: pl.DataFrame) -> Figure:
-    from warplens.report.charts import ranked_chart  # noqa: PLC0415  drawing costs an import of Altair
+    from warplens.report.charts import ranked_chart
 
     time = pl.coalesce("latency_ns", "gpu_ns")
     interval = pl.concat_str(

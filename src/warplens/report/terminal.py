@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from warplens.report import format as fmt
+from warplens.report import text as fmt
 from warplens.report.markdown import markdown_table
 
 if TYPE_CHECKING:
@@ -13,7 +13,6 @@ if TYPE_CHECKING:
 
     from warplens.report.document import Table
 
-__all__ = ["TableFormat", "csv_table", "print_table"]
 
 TableFormat: TypeAlias = Literal["table", "csv", "md"]
 
@@ -38,8 +37,8 @@ def csv_table(table: Table) -> str:
 
 
 def _print_for_people(table: Table, stream: TextIO) -> None:
-    from rich import box, console, style, text  # noqa: PLC0415  CSV and Markdown need no Rich
-    from rich.table import Table as Grid  # noqa: PLC0415
+    from rich import box, console, style, text
+    from rich.table import Table as Grid
 
     screen = console.Console(file=stream, highlight=False, markup=False, emoji=False)
     if not screen.is_terminal:
@@ -66,7 +65,7 @@ def _print_for_people(table: Table, stream: TextIO) -> None:
 
 def _cells(row: dict[str, Any], table: Table) -> list[str]:
     cells = [
-        fmt.name_and_full(row[column.key], row[column.full] if column.full else None, column.kind)[0]
+        fmt.name_and_full(row[column.name], row[column.full] if column.full else None, column.kind)[0]
         for column in table.columns
     ]
     return ["  " * row[table.depth] + cells[0], *cells[1:]] if table.depth else cells

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from warplens.errors import UsageError
 from warplens.report.jsonout import envelope
-from warplens.report.overview.data import report_data
-from warplens.report.overview.numbers import examine
+from warplens.report.overview.numbers import examine, overview_data
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
     from warplens.report.document import Document
     from warplens.report.overview.numbers import Numbers
 
-__all__ = ["REPORT_FORMATS", "ReportFormat", "report_json", "write_document", "write_report"]
 
 ReportFormat: TypeAlias = Literal["html", "md", "json"]
 
@@ -63,7 +61,7 @@ def write_report(
     if set(formats) - {"json"}:
         progress("drawing")
         # Charts cost half a second to import; the numbers alone do without.
-        from warplens.report.overview.document import report_document  # noqa: PLC0415
+        from warplens.report.overview.document import report_document
 
         written = write_document(report_document(examined), folder, formats)
     if "json" in formats:
@@ -76,32 +74,43 @@ def write_report(
 def report_json(profiles: Sequence[Numbers]) -> bytes:
     """`report.json`: every table of every profile in full (schema `warplens.report/1`)."""
     warnings = [note for numbers in profiles for note in numbers.notes]
-    return envelope("report", [numbers.capture.source for numbers in profiles], report_data(profiles), warnings)
+    return envelope(
+        "report",
+        [numbers.capture.source for numbers in profiles],
+        {"profiles": [overview_data(numbers) for numbers in profiles]},
+        warnings,
+    )
 
 
 def write_document(
-    document: Document, folder: Path, formats: Collection[str] = ("html", "md"), name: str = "report"
+    document: Document,
+    folder: Path,
+    formats: Collection[str] = ("html", "md"),
+    name: str = "report",
+    data: Callable[[], bytes] | None = None,
 ) -> list[Path]:
-    """Write any document as `<name>.html` and as `<name>.md` with its charts in `images/`.
+    """Write any document as `<name>.html`, as `<name>.md` with its charts in `images/`, and its data as `<name>.json`.
 
     Args:
         document: what to write.
-        folder: an existing folder.
-        formats: `html`, `md` or both.
+        folder: where the files go; made if need be.
+        formats: which of them, with `data` json among them.
         name: of the files, without suffix.
+        data: makes the JSON.
 
     Returns:
         The files to open.
     """
+    folder.mkdir(parents=True, exist_ok=True)
     written = []
     if "html" in formats:
-        from warplens.report.html import render_html  # noqa: PLC0415  Jinja and Vega are for pages alone
+        from warplens.report.html import render_html
 
         page = folder / f"{name}.html"
         page.write_text(render_html(document), "utf-8")
         written.append(page)
     if "md" in formats:
-        from warplens.report.markdown import render_markdown  # noqa: PLC0415
+        from warplens.report.markdown import render_markdown
 
         (folder / "images").mkdir(exist_ok=True)
         # Two documents in one folder share the folder of images; their figures may have the same ids.
@@ -111,4 +120,8 @@ def write_document(
         text = folder / f"{name}.md"
         text.write_text(render_markdown(document, lambda figure: addresses[figure.id]), "utf-8")
         written.append(text)
+    if "json" in formats and data is not None:
+        path = folder / f"{name}.json"
+        path.write_bytes(data())
+        written.append(path)
     return written

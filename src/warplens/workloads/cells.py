@@ -13,10 +13,8 @@ from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from warplens.errors import UsageError
-from warplens.workloads.needs import torch_or_advice
-from warplens.workloads.plan import Plan
 from warplens.workloads.ranges import OFF
-from warplens.workloads.registry import Setting, imported, workload
+from warplens.workloads.registry import Plan, Setting, imported, torch_or_advice, workload
 from warplens.workloads.samples import drift, summary_of_rounds
 
 if TYPE_CHECKING:
@@ -27,7 +25,6 @@ if TYPE_CHECKING:
     from warplens.workloads.registry import Program, Workload
     from warplens.workloads.samples import Summary
 
-__all__ = ["attempted", "cell_grid", "default_device", "figures", "run_cells", "run_cells_in_turns"]
 
 Made = TypeVar("Made")
 
@@ -90,11 +87,7 @@ def run_cells(
     """Measure cells, one at a time.
 
     Args:
-        name: of the workload.
-        cells: its settings.
-        plan: how often to repeat, and when to stop.
         device: where to run, as PyTorch names it; by default the GPU if there is one.
-        ranges: annotations for a profiler.
 
     Yields:
         For each cell what the measurements file holds of it (docs/reference/measurements.md), as soon as it is known.
@@ -118,16 +111,14 @@ def run_cells_in_turns(
     device: str | None = None,
     ranges: Ranges = OFF,
 ) -> list[dict[str, Any]]:
-    """Measure cells in turns, which takes memory for all of them at once; see `warplens.workloads.interleaving`.
+    """Measure cells in turns, which takes memory for all of them at once; see `warplens.workloads.measurement`.
 
     Args:
         name: of the workload; one that measures itself cannot take turns.
-        cells: its settings.
         rounds: how often each cell has its turn.
         per_round: repetitions in a turn.
         plan: its warm-up and confidence hold.
         device: where to run, as PyTorch names it; by default the GPU if there is one.
-        ranges: annotations for a profiler.
 
     Returns:
         For each cell, in their order, what the measurements file holds of it. A cell that cannot be made ready is left
@@ -141,7 +132,7 @@ def run_cells_in_turns(
     prepare = imported(kind.prepare)
     if prepare is None:
         raise UsageError(f"the workload {name!r} measures itself, and cannot take turns")
-    from warplens.workloads.interleaving import Turn, measure_in_turns  # noqa: PLC0415  needs PyTorch
+    from warplens.workloads.measurement import Turn, measure_in_turns
 
     setting = Setting(device, ranges)
     programs: dict[int, Program] = {}
@@ -168,7 +159,7 @@ def run_cells_in_turns(
 
 def _started(program: Program, device: str) -> Program:
     """The program after its first step, so that one that cannot run shows it now and not among the others."""
-    from warplens.workloads.measurement import synchronize  # noqa: PLC0415
+    from warplens.workloads.measurement import synchronize
 
     program.step()
     synchronize(device)
@@ -214,7 +205,7 @@ def attempted(attempt: Callable[[], Made], *, alone: bool = True) -> tuple[Made 
 
 
 def _measured(kind: Workload, cell: Any, plan: Plan, setting: Setting) -> dict[str, Any]:
-    from warplens.workloads.measurement import measure  # noqa: PLC0415  needs PyTorch
+    from warplens.workloads.measurement import measure
 
     if (run := imported(kind.run)) is not None:
         record: dict[str, Any] = run(cell, plan, setting)

@@ -1,19 +1,19 @@
-"""What a measurement was made with: GPU, driver, versions. No host, user, path or serial number."""
+"""What a measurement was made with: GPU, driver, versions, host. No name of host or user, path or serial number.
+
+Free of PyTorch until `environment` asks it.
+"""
 
 from __future__ import annotations
 
+import os
+import platform
+import subprocess
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any, Final
 
-import torch
-
 from warplens._version import __version__
-from warplens.workloads.clocks import open_nvml
-from warplens.workloads.host import host_facts
-from warplens.workloads.marks import is_cuda
-
-__all__ = ["environment"]
 
 _PACKAGES: Final = ("torch", "triton", "numpy")
 
@@ -29,6 +29,10 @@ def environment(device: str) -> dict[str, Any]:
         `cuda` (of the PyTorch build), `cudnn`, `versions` of packages, `python`, `system`, `cpu_count` and `cpu`.
         What cannot be found out is absent.
     """
+    import torch
+
+    from warplens.workloads.measurement import is_cuda
+
     facts: dict[str, Any] = {
         "device": _gpu(device) if is_cuda(device) else {"name": "CPU"},
         "versions": {"warplens": __version__, **_versions()},
@@ -44,6 +48,8 @@ def environment(device: str) -> dict[str, Any]:
 
 
 def _versions() -> dict[str, str]:
+    import torch
+
     found = {}
     for package in _PACKAGES:
         with suppress(PackageNotFoundError):
@@ -54,6 +60,10 @@ def _versions() -> dict[str, str]:
 
 
 def _gpu(device: str) -> dict[str, Any]:
+    import torch
+
+    from warplens.workloads.measurement import open_nvml
+
     properties = torch.cuda.get_device_properties(device)
     facts: dict[str, Any] = {
         "name": properties.name,
@@ -73,9 +83,52 @@ def _gpu(device: str) -> dict[str, Any]:
 
 
 def _driver() -> dict[str, Any]:
+    from warplens.workloads.measurement import open_nvml
+
     facts = {}
     if (nvml := open_nvml()) is not None:
         with suppress(Exception):
             text = nvml.nvmlSystemGetDriverVersion()
             facts["driver"] = text.decode() if isinstance(text, bytes) else str(text)
     return facts
+
+
+# --- What a measurement was made on, found out without PyTorch -------------------------------------------------------
+
+
+def host_facts() -> dict[str, Any]:
+    """`python`, `system`, `cpu_count` and `cpu`, as they stand in the measurements file."""
+    return {
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "cpu_count": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cpu": cpu_model(),
+    }
+
+
+def cpu_model() -> str | None:
+    """The processor's name; None where the system does not tell."""
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text("utf-8", "replace").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or None
+
+
+def plain_environment() -> dict[str, Any]:
+    """The `environment` of a measurements file for programs that are not ours: the first GPU, if any, and the host."""
+    facts = {"device": {"name": "CPU"}, "versions": {"warplens": __version__}, **host_facts()}
+    name, driver = _first_gpu()
+    if name:
+        facts |= {"device": {"name": name}, "driver": driver}
+    return {key: fact for key, fact in facts.items() if fact is not None}
+
+
+def _first_gpu() -> tuple[str | None, str | None]:
+    asked = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+    with suppress(OSError, subprocess.SubprocessError):
+        answer = subprocess.run(asked, capture_output=True, text=True, timeout=20, check=True).stdout  # noqa: S603
+        name, comma, driver = (answer.splitlines() or [""])[0].partition(",")
+        if comma:
+            return name.strip(), driver.strip()
+    return None, None

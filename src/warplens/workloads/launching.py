@@ -1,19 +1,103 @@
-"""How a step reaches the GPU: call by call, compiled, or as one CUDA graph."""
+"""How a step reaches the GPU, how many pieces of work it launches, and in which arithmetic it computes."""
 
 from __future__ import annotations
 
+import ctypes
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 
 from warplens.errors import UsageError
-from warplens.workloads.marks import is_cuda
+from warplens.workloads.measurement import is_cuda
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
-__all__ = ["as_graph", "compiled"]
+
+# A profiler that has once been attached to the process may slow down every launch that follows. A CUDA graph of the
+# step
+# has one node for each kernel, copy and fill, and is thrown away once they are counted.
+
+
+#: Steps before the capture, in which libraries set themselves up and kernels are compiled and loaded.
+_STEPS_BEFORE: Final = 2
+
+#: Kinds of graph nodes that are work for the GPU (CUDA driver API, `CUgraphNodeType`).
+_KERNEL, _COPY, _FILL = 0, 1, 2
+
+
+class Launches(NamedTuple):
+    """What a step launches, issued call by call.
+
+    Attributes:
+        kernels: kernels.
+        others: copies and fills.
+    """
+
+    kernels: int
+    others: int
+
+
+def launches_of(step: Callable[[], object], device: str) -> Launches | None:
+    """What the step launches; None where that cannot be counted.
+
+    That is: without a GPU, with a PyTorch that does not hand out its graphs (before 2.8), and for a step that
+    waits for the GPU or whose shapes depend on data. Such a step must not be tried, though: a capture that fails can
+    leave the random number generator unusable.
+
+    Args:
+        step: one repetition, call by call or compiled.
+    """
+    if not is_cuda(device) or not hasattr(torch.cuda.CUDAGraph, "raw_cuda_graph"):
+        return None
+    try:
+        found = _counted(step)
+    except Exception:  # a count is worth no failed measurement
+        found = None
+    # What the graph held must not count as memory that the step needs.
+    torch.cuda.synchronize(device)
+    torch.cuda.empty_cache()
+    return found
+
+
+def _counted(step: Callable[[], object]) -> Launches:
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(_STEPS_BEFORE):
+            step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph(keep_graph=True)
+    with torch.cuda.graph(graph):
+        step()
+    kinds = _node_kinds(graph.raw_cuda_graph())
+    return Launches(kinds.count(_KERNEL), kinds.count(_COPY) + kinds.count(_FILL))
+
+
+def _node_kinds(graph: int) -> list[int]:
+    """Kind of each node of a graph, by its address."""
+    driver: Any = ctypes.CDLL("libcuda.so.1")
+    count = ctypes.c_size_t()
+    _check(driver.cuGraphGetNodes(ctypes.c_void_p(graph), None, ctypes.byref(count)))
+    nodes = (ctypes.c_void_p * count.value)()
+    _check(driver.cuGraphGetNodes(ctypes.c_void_p(graph), nodes, ctypes.byref(count)))
+    kinds = []
+    for node in nodes:
+        kind = ctypes.c_int()
+        _check(driver.cuGraphNodeGetType(ctypes.c_void_p(node), ctypes.byref(kind)))
+        kinds.append(kind.value)
+    return kinds
+
+
+def _check(status: int) -> None:
+    if status != 0:
+        raise RuntimeError(f"the CUDA driver returned {status}")
+
+
+# --- How a step reaches the GPU: call by call, compiled, or as one CUDA graph ----------------------------------------
+
 
 #: Compiled models that may live in one process, as the cells of a grid that take turns do.
 _MODELS: Final = 64
@@ -24,7 +108,7 @@ _STEPS_BEFORE_CAPTURE: Final = 3
 
 def compiled(model: torch.nn.Module) -> torch.nn.Module:
     """The model through `torch.compile`, for the one shape that it will see."""
-    from torch._dynamo import config  # noqa: PLC0415  seconds of imports, for those who compile
+    from torch._dynamo import config
 
     # Models share the code of their `forward`: past the limit of versions of it, the next would silently run eagerly.
     for limit in ("recompile_limit", "cache_size_limit"):  # the name since PyTorch 2.7, and before
@@ -82,3 +166,37 @@ class _Replay:
         """Launch it; the result is there when the GPU has done it."""
         self.graph.replay()
         return self.result
+
+
+# --- Arithmetic of a workload ----------------------------------------------------------------------------------------
+
+
+_MODEL_DTYPES = {"fp16": torch.float16, "bf16-weights": torch.bfloat16}
+
+
+def model_dtype(name: str) -> torch.dtype:
+    """Type of weights and inputs under a precision of `settings.PRECISIONS`."""
+    return _MODEL_DTYPES.get(name, torch.float32)
+
+
+@contextmanager
+def precision(name: str, device: str, graph: bool = False) -> Iterator[None]:
+    """Arithmetic inside the block.
+
+    Args:
+        name: of `settings.PRECISIONS`.
+        device: `cuda` or `cpu`.
+        graph: whether the block is captured into a CUDA graph: autocast must then not keep converted weights, for their
+            conversion would not be replayed.
+    """
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high" if name == "tf32" else "highest")
+    try:
+        if name == "bf16":
+            kind = torch.device(device).type
+            with torch.autocast(kind, dtype=torch.bfloat16, cache_enabled=not graph):
+                yield
+        else:
+            yield
+    finally:
+        torch.set_float32_matmul_precision(before)

@@ -1,33 +1,123 @@
-"""Measures a step: warm-up, then repetitions until the median is known well enough, each timed by GPU and by host.
-
-Every repetition is a closed loop: the step is issued, and waited for. Its wall time is what a caller sees, launch cost
-and waiting included; its GPU time lies between two events of the stream, so that it includes gaps in which the GPU
-waits for the host. A time to the next step is not in either.
-"""
+"""Times steps: one until its median is known, or several in turns; with what the GPU's clocks did meanwhile."""
 
 from __future__ import annotations
 
 import gc
+import random
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
 from warplens.errors import UsageError
-from warplens.workloads.clocks import ClockLog, Clocks
-from warplens.workloads.marks import Marks, Stamp, is_cuda
-from warplens.workloads.plan import Plan
 from warplens.workloads.ranges import OFF
+from warplens.workloads.registry import Plan
 from warplens.workloads.samples import summary
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from warplens.workloads.ranges import Ranges
 
-__all__ = ["Measured", "Plan", "Samples", "measure", "synchronize", "time_once", "undisturbed"]
+
+# --- What the GPU's clocks did during a measurement ------------------------------------------------------------------
+
+
+#: Reasons for which a driver lowers clocks though there is work, by their bit in NVML's clocks-event reasons.
+_HELD_DOWN: Final = {
+    0x04: "power cap",
+    0x08: "hardware slowdown",
+    0x20: "thermal slowdown (software)",
+    0x40: "thermal slowdown (hardware)",
+    0x80: "power brake",
+}
+
+
+def open_nvml() -> Any:
+    """The NVML module, initialised; None where there is none or it does not answer."""
+    try:
+        import pynvml
+    except ImportError:
+        return None
+    with suppress(Exception):  # pynvml raises its own errors where a driver or a permission is missing
+        pynvml.nvmlInit()
+        return pynvml
+    return None
+
+
+@dataclass(frozen=True)
+class ClockLog:
+    """Clock readings between repetitions.
+
+    Attributes:
+        sm_mhz: SM clock at each reading.
+        memory_mhz: memory clock at each reading.
+        highest_sm_mhz: the most that the driver would set.
+        held_down: why the driver lowered clocks, at any reading.
+    """
+
+    sm_mhz: tuple[int, ...] = ()
+    memory_mhz: tuple[int, ...] = ()
+    highest_sm_mhz: int | None = None
+    held_down: tuple[str, ...] = ()
+
+
+@dataclass
+class Clocks:
+    """Reads clocks when told to, and says nothing where they cannot be read.
+
+    Attributes:
+        device: as PyTorch names it.
+    """
+
+    device: str
+    _nvml: Any = None
+    _handle: Any = None
+    _sm: list[int] = field(default_factory=list)
+    _memory: list[int] = field(default_factory=list)
+    _reasons: int = 0
+
+    def __post_init__(self) -> None:
+        if torch.device(self.device).type != "cuda" or (nvml := open_nvml()) is None:
+            return
+        # By UUID: NVML counts all GPUs of the machine, PyTorch those that CUDA_VISIBLE_DEVICES leaves.
+        with suppress(Exception):
+            uuid = f"GPU-{torch.cuda.get_device_properties(self.device).uuid}"
+            self._handle, self._nvml = nvml.nvmlDeviceGetHandleByUUID(uuid), nvml
+
+    def read(self) -> None:
+        """Note the clocks of this moment."""
+        if self._nvml is None:
+            return
+        nvml, handle = self._nvml, self._handle
+        with suppress(Exception):
+            self._sm.append(nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM))
+            self._memory.append(nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM))
+            self._reasons |= nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
+
+    def log(self) -> ClockLog | None:
+        """Everything that was read; None if nothing could be."""
+        if not self._sm:
+            return None
+        highest = None
+        with suppress(Exception):
+            highest = int(self._nvml.nvmlDeviceGetMaxClockInfo(self._handle, self._nvml.NVML_CLOCK_SM))
+        return ClockLog(
+            sm_mhz=tuple(self._sm),
+            memory_mhz=tuple(self._memory),
+            highest_sm_mhz=highest,
+            held_down=tuple(reason for bit, reason in _HELD_DOWN.items() if self._reasons & bit),
+        )
+
+
+# --- Measures a step -------------------------------------------------------------------------------------------------
+# Every repetition is a closed loop: the step is issued, and waited for. Its wall time is what a caller sees, launch
+# cost
+# and waiting included; its GPU time lies between two events of the stream, so that it includes gaps in which the GPU
+# waits for the host. A time to the next step is not in either.
+
 
 #: Clocks are read once in so many repetitions: a reading takes tens of microseconds, in which the GPU is idle.
 _REPETITIONS_PER_CLOCK_READING: Final = 5
@@ -53,7 +143,7 @@ class Measured:
         peak_reserved_bytes: most that PyTorch held of the device.
         clocks: readings between repetitions, where NVML gives them.
         rounds: into how many equal parts, one after another, the repetitions fall; between two of them other steps were
-            measured (`warplens.workloads.interleaving`).
+            measured (`warplens.workloads.measurement`).
     """
 
     wall_ns: tuple[int, ...]
@@ -88,10 +178,8 @@ def measure(
 
     Args:
         step: one repetition; it may return before the GPU is done.
-        device: where it runs, as PyTorch names it; by default the GPU if there is one.
         plan: how often, and when it is enough.
         marks: what the step tells its phases to.
-        ranges: annotates warm-up and repetitions for a profiler, and scopes one that listens to cudaProfilerStart.
 
     Raises:
         UsageError: the L2 cache is to be flushed on a device that is no GPU.
@@ -130,12 +218,7 @@ def synchronize(device: str) -> None:
 def _warm_up(step: Callable[[], object], device: str, plan: Plan, marks: Marks, ranges: Ranges) -> tuple[int, ...]:
     times: list[int] = []
     while len(times) < plan.warmup_steps or sum(times) < plan.warmup_ns:
-        with ranges("warmup"):
-            start = time.perf_counter_ns()
-            marks.begin()
-            step()
-            synchronize(device)
-            times.append(time.perf_counter_ns() - start)
+        times.append(_warm_up_once(step, marks, device, ranges))
     return tuple(times)
 
 
@@ -209,3 +292,146 @@ def undisturbed() -> Iterator[None]:
     finally:
         if was_on:
             gc.enable()
+
+
+# --- Measures several steps in turns, so that what changes on the machine meanwhile changes all of them alike --------
+# Measured one after another, a host that slows down for some seconds makes the step that runs then look slow, however
+# often it is repeated: its repetitions agree with each other, and are wrong together. In turns, each round gives every
+# step a few repetitions, in random order. A step's median is then known as well as the medians of its rounds agree, and
+# two steps are compared round by round.
+
+
+#: Steps before a turn counts: the last step was another one, and its code and data are in the caches.
+_STEPS_BEFORE_A_TURN: Final = 2
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A step that takes turns, and what it tells its phases to."""
+
+    step: Callable[[], object]
+    marks: Marks | None = None
+
+
+def measure_in_turns(
+    turns: Sequence[Turn],
+    *,
+    device: str,
+    rounds: int,
+    per_round: int,
+    warmup_steps: int = 5,
+    ranges: Ranges = OFF,
+    seed: int = 0,
+) -> list[Measured]:
+    """Time steps in turns.
+
+    Args:
+        turns: the steps, all ready to run.
+        rounds: how often each has its turn.
+        per_round: repetitions in a turn.
+        warmup_steps: of each step before the first round.
+        seed: of the order in which steps have their turns.
+
+    Returns:
+        For each step its repetitions, round by round. Peaks of memory are None: all steps hold theirs at once.
+    """
+    order, draw = list(range(len(turns))), random.Random(seed)  # noqa: S311  no secret
+    marks = [turn.marks or Marks(device) for turn in turns]
+    samples, clocks = [Samples() for _ in turns], [Clocks(device) for _ in turns]
+    warmups: list[list[int]] = [[] for _ in turns]
+    for position, turn in enumerate(turns):
+        for _ in range(warmup_steps):
+            warmups[position].append(_warm_up_once(turn.step, marks[position], device, ranges))
+    with undisturbed(), ranges.recorded():
+        for _ in range(rounds):
+            draw.shuffle(order)
+            for position in order:
+                turn = turns[position]
+                clocks[position].read()
+                for _ in range(_STEPS_BEFORE_A_TURN):
+                    warmups[position].append(_warm_up_once(turn.step, marks[position], device, ranges))
+                for _ in range(per_round):
+                    with ranges("step"):
+                        time_once(turn.step, device, marks[position], samples[position])
+    return [
+        Measured(
+            wall_ns=tuple(taken.wall),
+            gpu_ns=tuple(taken.gpu),
+            phases_ns={phase: tuple(times) for phase, times in taken.phases.items()},
+            warmup_ns=tuple(warmups[position]),
+            stopped="most repetitions",
+            peak_allocated_bytes=None,
+            peak_reserved_bytes=None,
+            clocks=clocks[position].log(),
+            rounds=rounds,
+        )
+        for position, taken in enumerate(samples)
+    ]
+
+
+def _warm_up_once(step: Callable[[], object], marks: Marks, device: str, ranges: Ranges) -> int:
+    with ranges("warmup"):
+        start = time.perf_counter_ns()
+        marks.begin()
+        step()
+        synchronize(device)
+        return time.perf_counter_ns() - start
+
+
+# --- Where the phases of a step end ----------------------------------------------------------------------------------
+
+
+def is_cuda(device: str) -> bool:
+    """Whether that is a GPU."""
+    return str(torch.device(device).type) == "cuda"
+
+
+class Stamp:
+    """A point in time: on a GPU when its stream gets there, else on the host's clock, now."""
+
+    def __init__(self, device: str) -> None:
+        self._event: Any = None
+        self._host_ns = 0
+        if is_cuda(device):
+            self._event = torch.cuda.Event(enable_timing=True)
+            self._event.record()
+        else:
+            self._host_ns = time.perf_counter_ns()
+
+    def ns_since(self, earlier: Stamp) -> int:
+        """Nanoseconds from an earlier stamp to this one; both must have been reached.
+
+        CUDA events resolve about half a microsecond.
+        """
+        if self._event is not None:
+            milliseconds: float = earlier._event.elapsed_time(self._event)
+            return round(milliseconds * 1e6)
+        return self._host_ns - earlier._host_ns
+
+
+class Marks:
+    """Told at the end of each phase of a step; whoever measures asks for the times afterwards.
+
+    Args:
+        device: where the step runs.
+    """
+
+    def __init__(self, device: str) -> None:
+        self.device = device
+        self._ends: list[tuple[str, Stamp]] = []
+
+    def begin(self) -> None:
+        """A step begins: forget the last one."""
+        self._ends = []
+
+    def end(self, phase: str) -> None:
+        """A phase ends here; the next one begins."""
+        self._ends.append((phase, Stamp(self.device)))
+
+    def phases_ns(self, start: Stamp) -> dict[str, int]:
+        """Duration of each phase of the last step, from the step's start on; the device must be done with it."""
+        durations: dict[str, int] = {}
+        for phase, stamp in self._ends:
+            durations[phase] = durations.get(phase, 0) + stamp.ns_since(start)
+            start = stamp
+        return durations

@@ -11,8 +11,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from contextlib import AbstractContextManager
 
-__all__ = ["OFF", "RANGE_NAMES", "SPACED_NAMES", "Ranges"]
-
 #: What is annotated, and the name it bears unless another is given. `{index}` is the layer's number.
 RANGE_NAMES: Final = {
     "warmup": "warmup",
@@ -66,7 +64,7 @@ class Ranges:
 
     @contextmanager
     def _open(self, name: str) -> Iterator[None]:
-        import torch  # noqa: PLC0415  nobody pays for it while annotations are off
+        import torch
 
         cuda = torch.cuda.is_available()
         with torch.profiler.record_function(name):
@@ -81,7 +79,7 @@ class Ranges:
     @contextmanager
     def recorded(self) -> Iterator[None]:
         """The part of the run that a profiler with `--capture-range=cudaProfilerApi` records: the steady steps."""
-        import torch  # noqa: PLC0415
+        import torch
 
         if not self.on or not torch.cuda.is_available():
             yield

@@ -1,36 +1,90 @@
-"""The workloads by name, and the form that every one of them has.
-
-A user's own program becomes one with `register`:
-
-    @dataclass(frozen=True)
-    class Settings:
-        width: int = 256
-
-    def prepare(cell: Settings, setting: Setting) -> Program:
-        layer = torch.nn.Linear(cell.width, cell.width, device=setting.device)
-        x = torch.randn(64, cell.width, device=setting.device)
-        return Program(step=lambda: layer(x), items=64, unit="row")
-
-    register(Workload("my-layer", "One linear layer.", Settings, prepare))
-
-and is then measured like the others (`warplens.workloads.cells.run_cells`).
-"""
+"""The workloads by name, the form that every one of them has, and the files that measurements become."""
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
+from warplens._version import __version__
 from warplens.errors import UsageError
 
 if TYPE_CHECKING:
-    from warplens.workloads.marks import Marks
-    from warplens.workloads.plan import Plan
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from warplens.workloads.measurement import Marks
     from warplens.workloads.ranges import Ranges
 
-__all__ = ["WORKLOADS", "Program", "Setting", "Work", "Workload", "imported", "register", "workload"]
+
+SCHEMA: Final = "warplens.measurements/1"
+
+
+def document(
+    workload: str,
+    plan: Plan,
+    environment: Mapping[str, Any],
+    measurements: Sequence[Mapping[str, Any]],
+    command: str | None = None,
+) -> dict[str, Any]:
+    """A measurements file as a dictionary.
+
+    Args:
+        workload: its name in the registry.
+        plan: how it was measured.
+        environment: what with (`warplens.workloads.environment`).
+        measurements: the cells' records, from `run_cells`.
+        command: that makes the same again; without folders.
+    """
+    return {
+        "schema": SCHEMA,
+        "version": __version__,
+        "workload": workload,
+        "command": command,
+        "environment": dict(environment),
+        "plan": asdict(plan),
+        "measurements": [dict(record) for record in measurements],
+    }
+
+
+def write_measurements(path: Path, content: Mapping[str, Any]) -> None:
+    """Write a measurements file, one cell a line; a file that is there is replaced in one go.
+
+    Args:
+        path: the file.
+        content: from `document`.
+    """
+    head = {name: value for name, value in content.items() if name != "measurements"}
+    lines = [f" {_text(name)}: {_text(value)}," for name, value in head.items()]
+    records = ",\n".join(f"  {_text(record)}" for record in content["measurements"])
+    text = "{\n" + "\n".join(lines) + f'\n "measurements": [\n{records}\n ]\n}}\n'
+    unfinished = path.with_name(f"{path.name}.part")
+    unfinished.write_text(text, "utf-8")
+    os.replace(unfinished, path)  # noqa: PTH105  atomic, so that an interruption leaves the last complete file
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False)
+
+
+# --- The workloads by name, and the form that every one of them has --------------------------------------------------
+# A user's own program becomes one with `register`:
+#
+#     @dataclass(frozen=True)
+#     class Settings:
+#         width: int = 256
+#
+#     def prepare(cell: Settings, setting: Setting) -> Program:
+#         layer = torch.nn.Linear(cell.width, cell.width, device=setting.device)
+#         x = torch.randn(64, cell.width, device=setting.device)
+#         return Program(step=lambda: layer(x), items=64, unit="row")
+#
+#     register(Workload("my-layer", "One linear layer.", Settings, prepare))
+#
+# and is then measured like the others (`warplens.workloads.cells.run_cells`).
 
 
 @dataclass(frozen=True)
@@ -136,8 +190,81 @@ def workload(name: str) -> Workload:
     Raises:
         UsageError: there is none.
     """
-    from warplens.workloads import settings  # noqa: F401, PLC0415  registers our own
+    import_module("warplens.workloads.settings")  # registers our own
 
     if name not in WORKLOADS:
         raise UsageError(f"there is no workload {name!r}; known are {', '.join(WORKLOADS)}")
     return WORKLOADS[name]
+
+
+# --- How often a step is repeated, and when that is enough -----------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Plan:
+    """When to stop measuring.
+
+    A measurement ends when the confidence interval of the median is narrow enough, when there are `most` repetitions,
+    or when the time is up, but not before the `least` number (the `fewest`, if the time is up).
+
+    Attributes:
+        warmup_steps: at least so many steps before the first that counts …
+        warmup_ns: … and at least so long, for a GPU takes tens of milliseconds to raise its clocks from idle.
+        least: repetitions before the interval is looked at.
+        most: repetitions at most.
+        fewest: repetitions also if the time is up; six is the smallest number with a 95 % interval of the median.
+        precision: half the interval's width, as a share of the median, that is narrow enough.
+        confidence: of the interval, 0 to 1.
+        most_ns: time for the repetitions; the one that runs out of it is finished.
+        flush_l2: whether to overwrite the GPU's L2 cache before each repetition, so that no input is in it.
+
+    Raises:
+        UsageError: numbers that contradict one another.
+    """
+
+    warmup_steps: int = 5
+    warmup_ns: int = 100_000_000
+    least: int = 30
+    most: int = 300
+    fewest: int = 6
+    precision: float = 0.02
+    confidence: float = 0.95
+    most_ns: int = 60_000_000_000
+    flush_l2: bool = False
+
+    def __post_init__(self) -> None:
+        if self.warmup_steps < 0 or self.warmup_ns < 0:
+            raise UsageError("the warm-up cannot be negative")
+        if not 1 <= self.fewest <= self.least <= self.most:
+            raise UsageError(
+                f"repetitions must be in the order 1 ≤ fewest ≤ least ≤ most, and are {self.fewest}, {self.least}, "
+                f"{self.most}"
+            )
+        if not 0 < self.confidence < 1 or self.precision < 0:
+            raise UsageError("a confidence lies between 0 and 1, and a precision is not negative")
+
+    @classmethod
+    def exactly(cls, repetitions: int, warmup_steps: int = 5) -> Plan:
+        """A fixed number of repetitions after a fixed warm-up, as a profiler wants it."""
+        return cls(
+            warmup_steps=warmup_steps, warmup_ns=0, least=repetitions, most=repetitions, fewest=repetitions, precision=0
+        )
+
+
+# --- PyTorch, or one line that says how to get it --------------------------------------------------------------------
+
+
+def torch_or_advice() -> Any:
+    """The module `torch`.
+
+    Raises:
+        UsageError: it is not installed.
+    """
+    try:
+        import torch
+    except ImportError as error:
+        raise UsageError(
+            'workloads need PyTorch, which is not installed: pip install "warplens[gpu]", or install PyTorch as '
+            "pytorch.org says for your CUDA version"
+        ) from error
+    return torch

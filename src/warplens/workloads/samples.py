@@ -14,18 +14,6 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = [
-    "FAR_OUT",
-    "Drift",
-    "Summary",
-    "drift",
-    "median_interval",
-    "outliers",
-    "percentile",
-    "round_medians",
-    "summary",
-    "summary_of_rounds",
-]
 
 #: Interquartile ranges beyond the quartiles from which a time is an outlier: Tukey's "far out" (Exploratory Data
 #: Analysis, 1977). The usual 1.5 would flag one time in a hundred of a skewed but healthy distribution.

@@ -1,25 +1,119 @@
-"""Settings of the reference workloads: what a cell of a grid fixes. Free of PyTorch."""
+"""Settings of the reference workloads: widths of models, what a cell fixes, and values as people type them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import MISSING, dataclass, fields
+from typing import TYPE_CHECKING, Any, Final
 
 from warplens.errors import UsageError
 from warplens.workloads.registry import Workload, register
-from warplens.workloads.sizes import LM_SIZES, VIT_SIZES
 
-__all__ = [
-    "ATTENTIONS",
-    "EXECUTIONS",
-    "LM_MODES",
-    "METHODS",
-    "OPTIMIZERS",
-    "PRECISIONS",
-    "AttentionCell",
-    "LMCell",
-    "TokenReductionCell",
-]
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+#: Tokens that the language models know, and sequences in a batch: those of the CS336 assignment.
+VOCABULARY: Final = 10_000
+LM_BATCH: Final = 4
+
+
+@dataclass(frozen=True)
+class LMSize:
+    """Widths of a language model."""
+
+    d_model: int
+    d_ff: int
+    layers: int
+    heads: int
+    vocabulary: int = VOCABULARY
+
+    @property
+    def d_head(self) -> int:
+        """Width of one head."""
+        return self.d_model // self.heads
+
+
+#: CS336, assignment 2: five sizes of spring 2025, and the two of spring 2026 that differ. `tiny` is not of the
+#: assignment: it is for trying things out without a GPU. "2.7B" really has 3.4 billion parameters, since SwiGLU has
+#: three matrices at d_ff = 4·d_model; "10B" has 12.8.
+LM_SIZES: Final = {
+    "tiny": LMSize(32, 64, 2, 2, vocabulary=100),
+    "small": LMSize(768, 3072, 12, 12),
+    "medium": LMSize(1024, 4096, 24, 16),
+    "large": LMSize(1280, 5120, 36, 20),
+    "xl": LMSize(1600, 6400, 48, 25),
+    "2.7B": LMSize(2560, 10240, 32, 32),
+    "xl-2026": LMSize(2560, 10240, 32, 32),
+    "10B": LMSize(4608, 12288, 50, 36),
+}
+
+
+@dataclass(frozen=True)
+class ViTSize:
+    """Widths of a vision transformer."""
+
+    patch: int
+    width: int
+    blocks: int
+    heads: int
+    classes: int
+
+    @property
+    def d_head(self) -> int:
+        """Width of one head."""
+        return self.width // self.heads
+
+    def patches(self, input_size: int) -> int:
+        """Patch tokens of a square image; the class token is not one."""
+        return (input_size // self.patch) ** 2
+
+
+#: DeiT-B/16 with 200 classes, as the token-reduction study has it. `tiny` is for trying things out without a GPU.
+VIT_SIZES: Final = {
+    "tiny": ViTSize(patch=4, width=16, blocks=4, heads=2, classes=10),
+    "deit-b16": ViTSize(patch=16, width=768, blocks=12, heads=12, classes=200),
+}
+
+
+# --- Settings as people type them: a text becomes a value of the type that the setting has ---------------------------
+
+
+def setting_value(what: str, text: str, default: Any) -> Any:
+    """A text as the type that the setting's default has.
+
+    Args:
+        what: what to call the setting in an error.
+        text: as typed; several numbers in one setting are joined by +.
+        default: of the setting; one without a default is a text.
+
+    Raises:
+        UsageError: the text is nothing of that type.
+    """
+    try:
+        if isinstance(default, bool):
+            return {"yes": True, "no": False}[text]
+        if isinstance(default, int):
+            return int(text)
+        if isinstance(default, float):
+            return float(text)
+        if isinstance(default, tuple):
+            # The locations' default is of whole numbers, that of a schedule is empty: shares.
+            kind = int if default else float
+            return tuple(kind(part) for part in text.split("+"))
+    except (KeyError, ValueError):
+        wanted = "yes or no" if isinstance(default, bool) else "a number"
+        wanted = "numbers joined by +" if isinstance(default, tuple) else wanted
+        raise UsageError(f"{what} takes {wanted}, not {text!r}") from None
+    return text
+
+
+def defaults_of(cell: type) -> Mapping[str, Any]:
+    """The settings of a workload with their defaults; a text for one that has none."""
+    return {item.name: "" if item.default is MISSING else item.default for item in fields(cell)}
+
+
+# --- Settings of the reference workloads: what a cell of a grid fixes. Free of PyTorch -------------------------------
+
 
 #: What a step of the language model does.
 LM_MODES: Final = ("forward", "forward-backward", "train")
@@ -186,17 +280,20 @@ class AttentionCell:
         _check_positive("number of heads", self.heads)
 
 
-register(Workload("lm", "Transformer language model.", LMCell, "warplens.workloads.lm:prepare"))
+register(Workload("lm", "Transformer language model.", LMCell, "warplens.workloads.transformer_lm:prepare"))
 register(
     Workload(
         "token-reduction",
         "Vision transformer with token reduction.",
         TokenReductionCell,
-        "warplens.workloads.deit:prepare",
+        "warplens.workloads.vision:prepare",
     )
 )
 register(
     Workload(
-        "attention", "Attention kernels, checked first.", AttentionCell, run="warplens.workloads.attention_cells:run"
+        "attention",
+        "Attention kernels, checked first.",
+        AttentionCell,
+        run="warplens.workloads.attention.measurement:run_cell",
     )
 )

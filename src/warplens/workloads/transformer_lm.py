@@ -1,31 +1,74 @@
-"""The transformer language model of Stanford's CS336 assignments, written from its definition.
-
-RMSNorm, rotary position embedding, SwiGLU, separate projections, attention written out over the full score matrix, an
-untied head, no biases, no dropout. Attention is not fused on purpose: the three parts of it are what the assignment
-asks about, and each has a range of its own.
-"""
+"""AdamW as the CS336 assignment defines it: one tensor after another, nothing fused."""
 
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
+from warplens.workloads.launching import as_graph, compiled, precision
+from warplens.workloads.measurement import Marks
 from warplens.workloads.ranges import OFF, Ranges
-from warplens.workloads.sizes import LMSize
+from warplens.workloads.registry import Program
+from warplens.workloads.settings import LM_SIZES, LMSize
+from warplens.workloads.vision import lm_work
 
-__all__ = [
-    "Embedding",
-    "Linear",
-    "RMSNorm",
-    "RotaryEmbedding",
-    "SwiGLU",
-    "TransformerLM",
-    "cross_entropy",
-    "scaled_dot_product_attention",
-    "softmax",
-]
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from warplens.workloads.registry import Setting
+    from warplens.workloads.settings import LMCell
+
+
+class ReferenceAdamW(torch.optim.Optimizer):
+    """Decay first, then the two moments, then the update.
+
+    As in the reference, the default of the look-up `state.get("m", zeros)` is evaluated in every step: two fills of a
+    tensor that are thrown away. Tensors without a gradient are skipped. 16 launches a tensor on a GPU.
+
+    Args:
+        parameters: what to optimise.
+        lr: learning rate.
+        betas: decay of the first and second moment.
+        eps: added to the root of the second moment.
+        weight_decay: share of a weight, times `lr`, that it loses in a step.
+    """
+
+    def __init__(
+        self,
+        parameters: Iterable[nn.Parameter],
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.01,
+    ) -> None:
+        super().__init__(parameters, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self) -> None:  # type: ignore[override, unused-ignore]
+        """Updates every parameter that has a gradient."""
+        for group in self.param_groups:
+            lr, (beta1, beta2) = group["lr"], group["betas"]
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                g, state = p.grad, self.state[p]
+                t = state.get("t", 0) + 1
+                p.sub_(lr * group["weight_decay"] * p)
+                m = beta1 * state.get("m", torch.zeros_like(p)) + (1 - beta1) * g
+                v = beta2 * state.get("v", torch.zeros_like(p)) + (1 - beta2) * g**2
+                scaled_lr = lr * math.sqrt(1 - beta2**t) / (1 - beta1**t)
+                p.sub_(scaled_lr * m / (v.sqrt() + group["eps"]))
+                state["t"], state["m"], state["v"] = t, m, v
+
+
+# --- The transformer language model of Stanford's CS336 assignments, written from its definition ---------------------
+# RMSNorm, rotary position embedding, SwiGLU, separate projections, attention written out over the full score matrix, an
+# untied head, no biases, no dropout. Attention is not fused on purpose: the three parts of it are what the assignment
+# asks about, and each has a range of its own.
+
 
 ROPE_THETA = 10_000.0
 NORM_EPSILON = 1e-5
@@ -196,3 +239,104 @@ def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     logits = logits - logits.max(dim=-1, keepdim=True).values
     log_probability = logits - logits.exp().sum(dim=-1, keepdim=True).log()
     return -log_probability.gather(-1, targets[..., None]).mean()
+
+
+# --- The language-model workload: a cell of the grid made ready to run -----------------------------------------------
+
+
+def prepare(cell: LMCell, setting: Setting) -> Program:
+    """Model, tokens and optimizer of a cell. Weights are fp32 and random, tokens as well."""
+    torch.manual_seed(setting.seed)
+    size = LM_SIZES[cell.size]
+    # Ranges inside the model would break a compiled program apart, and do not show in a replayed graph.
+    inner = setting.ranges if cell.execution == "eager" else OFF
+    with torch.device(setting.device):
+        model = TransformerLM(size, cell.context, inner)
+        tokens = torch.randint(size.vocabulary, (cell.batch, cell.context + 1))
+    steps = _Steps(cell, setting, model, tokens)
+    return Program(
+        step=steps.launched(),
+        items=cell.batch,
+        unit="sequence",
+        work=lm_work(size, cell.batch, cell.context, cell.mode),
+        marks=None if cell.execution == "graph" else steps.marks,
+        launch=cell.execution,
+        details={
+            "parameters": sum(parameter.numel() for parameter in model.parameters()),
+            "tokens": cell.batch * cell.context,
+            "layers": size.layers,
+        },
+    )
+
+
+class _Steps:
+    """The three kinds of steps over one model."""
+
+    def __init__(self, cell: LMCell, setting: Setting, model: nn.Module, tokens: torch.Tensor) -> None:
+        self.cell, self.setting = cell, setting
+        self.ranges = setting.ranges if cell.execution != "graph" else OFF
+        self.marks = Marks(setting.device)
+        self.parameters = list(model.parameters())
+        self.model = compiled(model) if cell.execution == "compile" else model
+        self.inputs, self.targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+        self.optimizer = _optimizer(cell, self.parameters) if cell.mode == "train" else None
+
+    def launched(self) -> Any:
+        """A step as the cell launches it."""
+        step = self.forward if self.cell.mode == "forward" else self.train
+        if self.cell.execution != "graph":
+            return step
+        # Gradients of earlier steps live outside the graph's memory; the captured step must make its own.
+        return as_graph(step, self.setting.device, before_capture=self._forget_gradients)
+
+    def _arithmetic(self) -> Any:
+        return precision(self.cell.precision, self.setting.device, graph=self.cell.execution == "graph")
+
+    def forward(self) -> torch.Tensor:
+        """A forward pass without gradients."""
+        with torch.no_grad(), self._arithmetic(), self.ranges("forward_pass"):
+            logits: torch.Tensor = self.model(self.inputs)
+        self._end("forward_pass")
+        return logits
+
+    def train(self) -> torch.Tensor:
+        """Forward pass with loss, backward pass, and the optimizer where the mode says so."""
+        with self._arithmetic(), self.ranges("forward_pass"):
+            logits = self.model(self.inputs)
+            with self.ranges("loss"):
+                loss = cross_entropy(logits, self.targets)
+        self._end("forward_pass")
+        with self._arithmetic_of_backward(), self.ranges("backward_pass"):
+            loss.backward()
+            if self.optimizer is None:
+                self._forget_gradients()
+        self._end("backward_pass")
+        if self.optimizer is not None:
+            with self.ranges("optimizer_step"):
+                self.optimizer.step()
+                self._forget_gradients()
+            self._end("optimizer_step")
+        return loss.detach()
+
+    def _arithmetic_of_backward(self) -> Any:
+        # Autocast chooses types in the forward pass alone; whether TF32 is allowed is asked in both.
+        name = "fp32" if self.cell.precision == "bf16" else self.cell.precision
+        return precision(name, self.setting.device)
+
+    def _forget_gradients(self) -> None:
+        for parameter in self.parameters:
+            parameter.grad = None
+
+    def _end(self, phase: str) -> None:
+        if self.cell.execution != "graph":
+            self.marks.end(phase)
+
+
+def _optimizer(cell: LMCell, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    if cell.optimizer == "reference":
+        return ReferenceAdamW(parameters)
+    graph = cell.execution == "graph"
+    return torch.optim.AdamW(
+        parameters, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01,
+        fused=cell.optimizer == "torch-fused", foreach=cell.optimizer == "torch", capturable=graph,
+    )  # fmt: skip

@@ -1,30 +1,100 @@
-"""DeiT / ViT with patch 16, written out, at any input size, with token reduction where asked for.
+"""Arithmetic of the reference workloads, from their shapes: modelled, not measured.
 
-Pre-norm blocks, biases on q, k and v, a class token, learned positions, layer norms with ε = 10⁻⁶, GELU. Attention is
-written out in every variant, since most reductions decide by its weights and a comparison should change one thing only.
-`fused=True` makes what a deployment would really run: one kernel for attention and, in the blocks whose reduction
-decides by the class token's weights, that one row beside it.
+A multiply-accumulate (MAC) is one multiplication and one addition, hence two FLOPs. What `torchprofile` and many papers
+print as FLOPs are MACs. Only matrix products and convolutions count, as in PyTorch's `FlopCounterMode`; elementwise
+work is below a percent of it.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from warplens.errors import UsageError
+from warplens.workloads.launching import Launches, as_graph, compiled, launches_of, model_dtype, precision
 from warplens.workloads.ranges import OFF, Ranges
-from warplens.workloads.token_reduction.base import Attended, Reduction, TokenState, gathered
-from warplens.workloads.token_reduction.dynamicvit import masked_softmax
-from warplens.workloads.token_reduction.schedule import BlockTokens
+from warplens.workloads.registry import Program, Work
+from warplens.workloads.settings import VIT_SIZES
+from warplens.workloads.token_reduction.choosing import Attended, BlockTokens, Reduction, TokenState, gathered
+from warplens.workloads.token_reduction.methods import masked_softmax, reductions
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
-    from warplens.workloads.sizes import ViTSize
+    from warplens.workloads.registry import Setting
+    from warplens.workloads.settings import LMSize, TokenReductionCell, ViTSize
 
-__all__ = ["Attention", "Block", "VisionTransformer"]
+
+def work(macs: int) -> Work:
+    """Both names of an amount of arithmetic."""
+    return Work(macs=macs, flops=2 * macs)
+
+
+def lm_parameters(size: LMSize) -> int:
+    """Trainable numbers: 2Vd + L(4d² + 3·d·d_ff + 2d) + d."""
+    d = size.d_model
+    return 2 * size.vocabulary * d + size.layers * (4 * d * d + 3 * d * size.d_ff + 2 * d) + d
+
+
+def lm_forward_macs(size: LMSize, batch: int, context: int) -> int:
+    """MACs of a forward pass: T·L(4d² + 3·d·d_ff) + 2·B·S²·d·L + T·d·V with T = B·S.
+
+    The score matrix counts in full: the program computes all of it and masks half away.
+    """
+    tokens, d = batch * context, size.d_model
+    projections = tokens * size.layers * (4 * d * d + 3 * d * size.d_ff)
+    attention = 2 * batch * context * context * d * size.layers
+    return projections + attention + tokens * d * size.vocabulary
+
+
+def lm_work(size: LMSize, batch: int, context: int, mode: str) -> Work:
+    """A step: a forward pass, or three times as much with the backward pass.
+
+    The backward pass has two products for each of the forward pass: one for the gradient of each factor. The embedding
+    is a look-up, so that holds for the first layer as well.
+    """
+    return work(lm_forward_macs(size, batch, context) * (1 if mode == "forward" else 3))
+
+
+def vit_macs(size: ViTSize, input_size: int, blocks: Sequence[BlockTokens]) -> int:
+    """MACs of one image: patch embedding, blocks, classifier, and what the reductions themselves multiply.
+
+    In a block with N tokens of which Q ask and M go on to the MLP: 3·N·d² for q, k, v; 2·N·Q·d for scores and weighted
+    values (a method that drops queries after the scores still computes N² of them); Q·d² for the projection;
+    8·M·d² for the MLP. Without query reduction that is 4·N·d² + 2·N²·d + 8·M·d².
+
+    Args:
+        size: widths.
+        input_size: side of the image.
+        blocks: tokens in each block, the class token and padding counted.
+    """
+    d = size.width
+    total = size.patches(input_size) * 3 * size.patch**2 * d + d * size.classes
+    for block in blocks:
+        total += 3 * block.entering * d * d + block.entering**2 * d
+        total += block.asking * block.entering * d + block.asking * d * d
+        total += 8 * block.leaving * d * d + block.reduction_macs
+    return total
+
+
+def torchprofile_macs(size: ViTSize, input_size: int, blocks: Sequence[BlockTokens]) -> int:
+    """What torchprofile prints for the same pass: one more for each element of a layer norm and of the scaled queries.
+
+    The figures of the token-reduction study (17.57 → 5.55, 78.52 → 24.73 "GFLOPs") are these.
+    """
+    d = size.width
+    elementwise = sum((2 * block.entering + block.leaving) * d for block in blocks) + blocks[-1].leaving * d
+    return vit_macs(size, input_size, blocks) + elementwise
+
+
+# --- DeiT / ViT with patch 16, written out, at any input size, with token reduction where asked for ------------------
+# Pre-norm blocks, biases on q, k and v, a class token, learned positions, layer norms with ε = 10⁻⁶, GELU. Attention is
+# written out in every variant, since most reductions decide by its weights and a comparison should change one thing
+# only. `fused=True` makes what a deployment would really run: one kernel for attention and, in the blocks whose
+# reduction decides by the class token's weights, that one row beside it.
+
 
 NORM_EPSILON = 1e-6
 
@@ -158,3 +228,65 @@ class VisionTransformer(nn.Module):
                 x = block(x, state, counts)
         with self.ranges("classifier"):
             return self.head(self.norm(x)[:, 0])
+
+
+# --- The token-reduction workload: a cell of the grid made ready to run ----------------------------------------------
+
+
+def prepare(cell: TokenReductionCell, setting: Setting) -> Program:
+    """Model and images of a cell: inference on random images with random weights.
+
+    Random weights make no class token that attends to anything, which changes no shape and no launch of any method but
+    ATS, whose token counts depend on what is attended to.
+    """
+    torch.manual_seed(setting.seed)
+    size, graph = VIT_SIZES[cell.model], cell.execution == "graph"
+    inner = setting.ranges if cell.execution == "eager" else OFF
+    dtype = model_dtype(cell.precision)
+    shown = cell.visualisation and cell.method != "none"
+    with torch.device(setting.device):  # a method may have weights of its own
+        methods = reductions(cell.method, size, cell.input_size, cell.locations, cell.shares, shown)
+        model = VisionTransformer(size, cell.input_size, methods, cell.attention == "fused", inner).to(dtype).eval()
+        images = torch.randn(cell.batch, 3, cell.input_size, cell.input_size, dtype=dtype)
+    counts: list[BlockTokens] = []
+    with torch.inference_mode(), precision(cell.precision, setting.device):
+        model(images, counts)
+    program = compiled(model) if cell.execution == "compile" else model
+    ranges = OFF if graph else setting.ranges
+
+    @torch.inference_mode()
+    def step() -> Any:
+        with precision(cell.precision, setting.device, graph=graph), ranges("forward_pass"):
+            return program(images)
+
+    macs = vit_macs(size, cell.input_size, counts)
+    # ATS waits for the GPU, which a capture does not survive.
+    issued = launches_of(step, setting.device) if cell.method != "ats" else None
+    return Program(
+        step=as_graph(step, setting.device) if graph else step,
+        items=cell.batch,
+        unit="image",
+        work=work(macs * cell.batch),
+        launch=cell.execution,
+        details={
+            "parameters": sum(parameter.numel() for parameter in model.parameters()),
+            "patch_tokens": size.patches(cell.input_size),
+            "tokens": [[block.entering, block.asking, block.leaving] for block in counts],
+            "macs_per_image": macs,
+            "flops_per_image": 2 * macs,
+            "torchprofile_macs_per_image": torchprofile_macs(size, cell.input_size, counts),
+            "reduction_macs_per_image": sum(block.reduction_macs for block in counts),
+            **_launches(issued, graph),
+        },
+    )
+
+
+def _launches(issued: Launches | None, graph: bool) -> dict[str, int]:
+    """What is known of a step's launches: a graph is one, whatever it launches in turn."""
+    if issued is None:
+        return {}
+    return {
+        "launches": 1 if graph else issued.kernels + issued.others,
+        "kernels": issued.kernels,
+        "copies_and_fills": issued.others,
+    }

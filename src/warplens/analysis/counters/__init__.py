@@ -16,28 +16,24 @@ May import: `warplens.profile`, `warplens.errors`, `analysis.kernel_names`, and 
 question becomes a module with one function of `KernelCounters`; a new fault a line in `faults`.
 """
 
-from warplens.analysis.counters.bounds import BOUNDS, kernel_bounds
-from warplens.analysis.counters.comparison import (
-    COMPARED,
-    METRIC_CHANGES,
-    UNPAIRED,
-    Comparison,
-    compare_counters,
-)
-from warplens.analysis.counters.coverage import COVERAGE, RANKING, UNMATCHED, Coverage, counters_coverage
-from warplens.analysis.counters.faults import FAULTS, kernel_faults
-from warplens.analysis.counters.groups import GROUPS, Groups, group_launches
-from warplens.analysis.counters.instructions import INSTRUCTION_MIX, INSTRUCTIONS, instruction_mix, instruction_use
-from warplens.analysis.counters.memoryaccess import MEMORY_ACCESS, memory_access
-from warplens.analysis.counters.ncucommand import NextRun
-from warplens.analysis.counters.nextrun import next_run, next_sections
-from warplens.analysis.counters.notes import counter_notes
+from warplens.analysis.counters.bounds import BOUNDS, FAULTS, kernel_bounds, kernel_faults
+from warplens.analysis.counters.comparison import COMPARED, METRIC_CHANGES, UNPAIRED, Comparison, compare_counters
+from warplens.analysis.counters.coverage import COVERAGE, RANKING, UNMATCHED, Coverage, counter_notes, counters_coverage
+from warplens.analysis.counters.groups import GROUPS, SUMMARY, SUMMARY_KEYS, Groups, counters_summary, group_launches
+from warplens.analysis.counters.memoryaccess import MEMORY_ACCESS, STALLS, memory_access, top_stalls, warp_stalls
+from warplens.analysis.counters.nextrun import NextRun, next_run, next_sections
 from warplens.analysis.counters.occupancy import LAUNCH_OCCUPANCY, OCCUPANCY, launch_occupancy, theoretical_occupancy
-from warplens.analysis.counters.roofline import ROOFLINE, roofline
-from warplens.analysis.counters.rooflinepoints import POINTS, ROOFS, Roofline, roofline_points
-from warplens.analysis.counters.speedoflight import BREAKDOWN, SPEED_OF_LIGHT, speed_of_light, throughput_breakdown
-from warplens.analysis.counters.stalls import STALLS, top_stalls, warp_stalls
-from warplens.analysis.counters.summary import SUMMARY, SUMMARY_KEYS, counters_summary
+from warplens.analysis.counters.roofline import POINTS, ROOFLINE, ROOFS, Roofline, roofline, roofline_points
+from warplens.analysis.counters.speedoflight import (
+    BREAKDOWN,
+    INSTRUCTION_MIX,
+    INSTRUCTIONS,
+    SPEED_OF_LIGHT,
+    instruction_mix,
+    instruction_use,
+    speed_of_light,
+    throughput_breakdown,
+)
 
 __all__ = [
     "BOUNDS",

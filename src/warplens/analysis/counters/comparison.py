@@ -9,21 +9,112 @@ from typing import TYPE_CHECKING, Final
 import polars as pl
 import polars.selectors as cs
 
-from warplens.analysis.counters.comparisonnotes import comparison_notes
-from warplens.analysis.counters.groups import group_launches
-from warplens.analysis.counters.kernelkeys import KEY, with_keys
-from warplens.analysis.counters.metrics import measured
-from warplens.analysis.counters.summary import SUMMARY, counters_summary
+from warplens.analysis.counters.groups import KEY, SUMMARY, counters_summary, group_launches, with_keys
+from warplens.analysis.counters.speedoflight import measured, speed_of_light
 from warplens.errors import UsageError
-from warplens.profile.schema import Column, Table
+from warplens.profile import Note, NoteLevel
+from warplens.profile.columns import optional, table
+from warplens.profile.schema import Column
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
-    from warplens.profile import Note
     from warplens.profile.counters import KernelCounters
 
-__all__ = ["COMPARED", "METRIC_CHANGES", "PAIRINGS", "UNPAIRED", "Comparison", "compare_counters"]
+# --- Comparison notes ---
+
+#: Clocks nearer to each other than this change times less than runs differ anyway.
+_SAME_CLOCK: Final = 0.02
+
+_SETTINGS: Final = {
+    "clock_control": (
+        "--clock-control",
+        "times and rates were taken at other clocks: compare cycles, or percentages of the peak",
+    ),
+    "cache_control": (
+        "--cache-control",
+        "one begins with empty caches and the other does not: hit rates, traffic and times do not compare",
+    ),
+    "replay_mode": ("--replay-mode", "what is in memory and caches when a pass begins differs"),
+}
+
+
+def comparison_notes(before: KernelCounters, after: KernelCounters) -> tuple[Note, ...]:
+    """What keeps the numbers of two reports from being compared, or limits it."""
+    return (
+        *_of_devices(before, after),
+        *_of_settings(before, after),
+        *_of_clocks(before, after),
+        *_of_contents(before, after),
+    )
+
+
+def _of_devices(before: KernelCounters, after: KernelCounters) -> Iterator[Note]:
+    names = [sorted({device.name for device in report.capture.devices}) for report in (before, after)]
+    if all(names) and names[0] != names[1]:
+        yield Note(
+            "other-device",
+            NoteLevel.WARNING,
+            f"The reports are of different GPUs ({', '.join(names[0])}; {', '.join(names[1])}): percentages are of "
+            "different peaks.",
+        )
+
+
+def _of_settings(before: KernelCounters, after: KernelCounters) -> Iterator[Note]:
+    for name, (option, consequence) in _SETTINGS.items():
+        one, other = getattr(before.session, name), getattr(after.session, name)
+        if one is not None and other is not None and one != other:
+            yield Note(
+                f"other-{name.replace('_', '-')}",
+                NoteLevel.WARNING,
+                f"{option} was {one} before and {other} after: {consequence}.",
+                f"Record both with {option} {one}",
+            )
+        elif (one is None) != (other is None):
+            told, silent = (before, after) if one is not None else (after, before)
+            yield Note(
+                f"unknown-{name.replace('_', '-')}",
+                NoteLevel.INFO,
+                f"{option} was {one or other} in {told.capture.source}; {silent.capture.source} does not say.",
+            )
+    versions = before.capture.tool_version, after.capture.tool_version
+    if None not in versions and versions[0] != versions[1]:
+        yield Note(
+            "other-tool-version",
+            NoteLevel.INFO,
+            f"Nsight Compute {versions[0]} and {versions[1]} recorded them: a metric of the same name may be counted "
+            "in another way.",
+        )
+
+
+def _of_clocks(before: KernelCounters, after: KernelCounters) -> Iterator[Note]:
+    clocks = [speed_of_light(report)["sm_hz"].median() for report in (before, after)]
+    one, other = (clock if isinstance(clock, float) else None for clock in clocks)
+    if one and other and abs(other / one - 1) > _SAME_CLOCK:
+        yield Note(
+            "clocks-differ",
+            NoteLevel.WARNING,
+            f"The multiprocessors ran at {one / 1e9:.2f} GHz before and {other / 1e9:.2f} GHz after (medians): ratios "
+            "of cycles tell what ratios of times cannot.",
+        )
+
+
+def _of_contents(before: KernelCounters, after: KernelCounters) -> Iterator[Note]:
+    sections = [set(report.session.sections) for report in (before, after)]
+    if not all(sections) or sections[0] == sections[1]:
+        return
+    alone = [", ".join(sorted(mine - theirs)) for mine, theirs in (sections, reversed(sections))]
+    parts = [
+        f"only {side} has {names}" for side, names in zip(("the first", "the second"), alone, strict=True) if names
+    ]
+    yield Note(
+        "other-sections",
+        NoteLevel.INFO,
+        f"Different sections were collected ({'; '.join(parts)}): what one lacks has no change.",
+    )
+
+
+# --- Comparison ---
 
 #: How a group was found in the other report, the surest first: the user named both; the same kernel with the same grid
 #: and block; the same kernel in another size; another kernel of the same short name (an instance of the same template).
@@ -38,58 +129,48 @@ _SIDES: Final = (
     *(*_SHARES, "bound", "unit", "healthy", "fault", "top_stall", "limiter"),
 )
 
-_MEANINGS: Final = {column.name: column for column in SUMMARY.columns}
+
+def _side(side: str) -> list[Column]:
+    return [SUMMARY.column(name).but(name=f"{name}_{side}") for name in _SIDES]
 
 
-def _side(side: str) -> tuple[Column, ...]:
-    columns = (_MEANINGS[name] for name in _SIDES)
-    return tuple(Column(f"{c.name}_{side}", c.dtype, c.meaning, nullable=c.nullable) for c in columns)
-
-
-COMPARED = Table(
+COMPARED: Final = table(
     "compared",
     "one group of launches that both reports have; the one with the most time before first",
-    (
-        Column("pair", pl.Int64, "position, from 0"),
-        Column("matched", pl.String, "one of `PAIRINGS`"),
-        Column("time_ratio", pl.Float64, "median time after / before: below 1 is faster", nullable=True),
-        Column("cycles_ratio", pl.Float64, "the same in cycles, which clocks do not change", nullable=True),
-        *(
-            Column(name.replace("_share", "_points"), pl.Float64, "percentage points, after − before", nullable=True)
-            for name in _SHARES
-        ),
-        Column("bound_changed", pl.Boolean, "bound or unit are others"),
-        *_side("before"),
-        *_side("after"),
+    Column("pair", pl.Int64, "position, from 0"),
+    Column("matched", pl.String, "one of `PAIRINGS`"),
+    optional(
+        time_ratio=("median time after / before: below 1 is faster", "Ratio"),
+        cycles_ratio=("the same in cycles, which clocks do not change", "in cycles"),
     ),
+    (
+        Column(name.replace("_share", "_points"), pl.Float64, "percentage points, after − before", nullable=True)
+        for name in _SHARES
+    ),
+    Column("bound_changed", pl.Boolean, "bound or unit are others"),
+    _side("before"),
+    _side("after"),
 )
 
-METRIC_CHANGES = Table(
+METRIC_CHANGES: Final = table(
     "metric_changes",
     "one metric of one pair of groups; of each pair in the order of the metrics' names",
-    (
-        Column("pair", pl.Int64, "row of `COMPARED`"),
-        Column("metric", pl.String, "as Nsight Compute names it"),
-        Column("unit", pl.String, "its base unit", nullable=True),
-        Column("before", pl.Float64, "median over the launches"),
-        Column("after", pl.Float64, "median over the launches"),
-        Column(
-            "points", pl.Float64, "after − before in percentage points; null for what is no percentage", nullable=True
-        ),
-        Column("ratio", pl.Float64, "after / before; null for percentages, and where it was 0 before", nullable=True),
+    Column("pair", pl.Int64, "row of `COMPARED`"),
+    Column("metric", pl.String, "as Nsight Compute names it", kind="name"),
+    Column("unit", pl.String, "its base unit", nullable=True),
+    Column("before", pl.Float64, "median over the launches", title="before"),
+    Column("after", pl.Float64, "median over the launches", title="after"),
+    optional(
+        points="after − before in percentage points; null for what is no percentage",
+        ratio="after / before; null for percentages, and where it was 0 before",
     ),
 )
 
-UNPAIRED = Table(
+UNPAIRED: Final = table(
     "unpaired",
     "one group of launches that only one of the reports has",
-    (
-        Column("side", pl.String, "`before` or `after`"),
-        *(
-            _MEANINGS[name]
-            for name in ("launch", "launches", "name", "full_name", "grid", "block", "total_ns", "bound")
-        ),
-    ),
+    Column("side", pl.String, "`before` or `after`"),
+    SUMMARY.only("launch launches name full_name grid block total_ns bound").columns,
 )
 
 #: Facts of the device, and tables over block sizes and the like, whose one number means nothing.

@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+import difflib
+import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
 import polars as pl
 import polars.selectors as cs
 
+from warplens.analysis.counters.bounds import BOUNDS, bounds_of, kernel_facts
+from warplens.analysis.counters.memoryaccess import top_stalls
+from warplens.analysis.counters.occupancy import LAUNCH_OCCUPANCY
+from warplens.analysis.counters.speedoflight import SPEED_OF_LIGHT
+from warplens.analysis.kernel_names import split_name
+from warplens.errors import UsageError
+from warplens.profile.columns import optional, table
 from warplens.profile.counters import RULES, KernelCounters
-from warplens.profile.schema import Column, Table
+from warplens.profile.schema import Column
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["GROUPS", "GROUP_KEYS", "Groups", "group_launches", "titled"]
+    from warplens.analysis.window import Window
+    from warplens.profile.schema import Int64s
+
 
 #: What launches of a group have in common. A kernel's instances differ in their full names.
 GROUP_KEYS: Final = ("kind", "full_name", "device", "grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z")
@@ -24,15 +36,13 @@ _FIXED: Final = r"^(launch__|device__attribute_)"
 
 _DURATIONS: Final = ("gpu__time_duration.sum", "gpu__time_duration.avg")
 
-GROUPS = Table(
+GROUPS: Final = table(
     "groups",
     "launches of one kernel with one grid and block, in the order of their first launches",
-    (
-        Column("group", pl.Int64, "position, from 0: the `launch` of `Groups.counters`"),
-        Column("first_launch", pl.Int64, "row of its first launch"),
-        Column("launches", pl.Int64, "how many"),
-        Column("total_ns", pl.Float64, "summed duration of those launches", nullable=True),
-    ),
+    Column("group", pl.Int64, "position, from 0: the `launch` of `Groups.counters`"),
+    Column("first_launch", pl.Int64, "row of its first launch"),
+    Column("launches", pl.Int64, "how many"),
+    optional(total_ns=("summed duration of those launches", "Time")),
 )
 
 
@@ -59,7 +69,6 @@ def group_launches(counters: KernelCounters, keys: Sequence[str] = GROUP_KEYS) -
     their names say nothing, so that the others stand alone.
 
     Args:
-        counters: a report.
         keys: columns of `launches` that the launches of a group share.
 
     Returns:
@@ -115,3 +124,226 @@ def _alone() -> pl.Expr:
     """What keeps results apart beyond their names; null for kernels."""
     own = pl.coalesce(_open_ranges(), pl.col("launch").cast(pl.String))
     return pl.when(pl.col("kind").cast(pl.String) != "kernel").then(own)
+
+
+# --- Summary ---
+
+#: What a row can be.
+SUMMARY_KEYS: Final = ("group", "launch")
+
+_SIZES: Final = ("grid", "block")
+
+SUMMARY: Final = table(
+    "counters",
+    "a group of launches of one kernel with one grid and block, with medians over them; or one launch",
+    Column("launch", pl.Int64, "row of `launches`; the first of the group's"),
+    Column("launches", pl.Int64, "of the group"),
+    Column("kind", pl.String, "`kernel`; or `range`, `graph`, `cmdlist`: several kernels profiled as one"),
+    Column(
+        "name",
+        pl.String,
+        "short name of the kernel; which range or graph it is",
+        title="Kernel",
+        kind="kernel",
+        full="full_name",
+    ),
+    "full_name",
+    Column("device", pl.Int32, "CUDA ordinal of the GPU", nullable=True),
+    Column("grid", pl.String, "blocks of the grid, as x,y,z", nullable=True),
+    Column("block", pl.String, "threads of a block, as x,y,z", nullable=True),
+    optional(total_ns=("summed duration of the launches", "Time")),
+    SPEED_OF_LIGHT.columns[1:],
+    LAUNCH_OCCUPANCY.columns[1:],
+    Column("top_stall", pl.String, "longest wait of the warps", nullable=True),
+    optional(top_stall_share="of the cycles between two instructions"),
+    (column for column in BOUNDS.columns[1:] if column.name != "inconsistent"),
+)
+
+
+def counters_summary(counters: KernelCounters, by: str = "group", metrics: Sequence[str] = ()) -> pl.DataFrame:
+    """The verdict on each kernel, with the numbers behind it.
+
+    Args:
+        by: one of `SUMMARY_KEYS`.
+        metrics: further metrics to add as columns of their own names, in base units.
+
+    Returns:
+        `SUMMARY`, followed by the metrics. Groups stand in the order of their total time, launches in that of the file.
+
+    Raises:
+        UsageError: rows cannot be that, or the report has no such metric.
+    """
+    if by not in SUMMARY_KEYS:
+        raise UsageError(f"a row cannot be a {by!r}; choose one of {', '.join(SUMMARY_KEYS)}")
+    for name in metrics:
+        _require(counters, name)
+    groups = group_launches(counters, ("launch",) if by == "launch" else GROUP_KEYS)
+    taken = groups.counters
+    frame = groups.groups.select("first_launch", "launches", "total_ns", launch="group").with_columns(
+        taken.launches["kind"].cast(pl.String),
+        *titled(taken.launches.with_columns(launch=groups.groups["first_launch"])),
+        taken.launches["device"],
+        *(taken.launches.select(_size(what)).to_series() for what in _SIZES),
+        *(taken.values(name).alias(name) for name in metrics),
+    )
+    facts, stalls = kernel_facts(taken), top_stalls(taken)
+    shown = (*SPEED_OF_LIGHT.columns, *LAUNCH_OCCUPANCY.columns[1:])
+    for part in (
+        facts.select(column.name for column in shown),
+        stalls.select("launch", top_stall="reason", top_stall_share="share"),
+        bounds_of(facts, stalls).drop("inconsistent"),
+    ):
+        frame = frame.join(part, on="launch", how="left", maintain_order="left")
+    frame = frame.with_columns(launch="first_launch")
+    if by == "group":
+        frame = frame.sort("total_ns", "launch", descending=[True, False], nulls_last=True)
+    return pl.concat([SUMMARY.checked(frame), frame.select(metrics)], how="horizontal")
+
+
+def _size(what: str) -> pl.Expr:
+    return pl.concat_str([pl.col(f"{what}_{axis}") for axis in "xyz"], separator=",").alias(what)
+
+
+def _require(counters: KernelCounters, name: str) -> None:
+    if name in counters.metrics.columns:
+        return
+    near = difflib.get_close_matches(name, counters.metrics.columns, n=3)
+    hint = f"; near it are {', '.join(near)}" if near else ""
+    raise UsageError(f"{counters.capture.source}: metric {name!r} was not collected{hint}")
+
+
+# --- Kernel keys ---
+
+_NAMES: Final = ("name", "full_name")
+_SIZE_NAMES: Final = ("grid", "block")
+
+#: Grid and block as texts.
+SIZES: Final = tuple(
+    pl.concat_str([pl.col(f"{what}_{axis}") for axis in "xyz"], separator=",").alias(what) for what in _SIZE_NAMES
+)
+
+#: What a launch is: `kernel` is the function with its template arguments, spelled the same for all tools.
+KEY: Final = ("kernel", *_SIZE_NAMES)
+
+#: What only some exports print: the type of a literal (`(int)4`, `(unsigned long)2`, `2ul`), and namespaces, of which
+#: CSV exports leave out those that are common.
+_OPTIONAL = re.compile(
+    r"\((?:un)?(?:signed )?(?:int|long|long long|short|char|bool)\)(?=-?\w)|(?<=\d)[uUlL]+\b|\b(?:\w+::)+"
+)
+
+
+#: Literals that are words in some exports and numbers in others.
+_SPELLED_AS: Final = {"false": "0", "true": "1"}
+_WORDS = re.compile(r"\b(?:false|true)\b")
+
+
+def with_keys(one: pl.DataFrame, other: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Both with `kernel`, `grid` and `block`, and `code`: the same number in both for the same three.
+
+    A kernel is the same where function and template arguments are; where one of the two knows short names alone, where
+    those are.
+
+    Args:
+        one, other: launches, with `name`, `full_name`, and the sizes of grid and block.
+    """
+    frames = [frame.with_columns(pl.col(_NAMES).cast(pl.String)) for frame in (one, other)]
+    vague = pl.concat(frame.filter(pl.col("name") == pl.col("full_name"))["name"] for frame in frames).unique()
+    spelled = [
+        frame.with_columns(
+            *SIZES,
+            kernel=pl.when(pl.col("name").is_in(vague.to_list())).then("name").otherwise(_spelled(frame["full_name"])),
+        )
+        for frame in frames
+    ]
+    codes = pl.concat(frame.select(KEY) for frame in spelled).unique(maintain_order=True).with_row_index("code")
+    joined = (
+        frame.join(codes, on=KEY, how="left", nulls_equal=True, maintain_order="left").with_columns(
+            pl.col("code").cast(pl.Int64)
+        )
+        for frame in spelled
+    )
+    first, second = joined
+    return first, second
+
+
+def _spelled(full_names: pl.Series) -> pl.Series:
+    """The function with its template arguments, without what tools write in different ways."""
+    distinct = full_names.unique().to_list()
+    return full_names.replace_strict(distinct, [_one_spelling(name) for name in distinct], return_dtype=pl.String)
+
+
+def _one_spelling(full_name: str) -> str:
+    parts = split_name(full_name)
+    plain = _OPTIONAL.sub("", f"{parts.function}<{parts.template}>").replace(" ", "")
+    return _WORDS.sub(lambda word: _SPELLED_AS[word.group()], plain)
+
+
+# --- Launch order ---
+
+
+#: When the profiled launches ran.
+SAMPLES: Final = ("warm-up", "steady", "mixed", "unknown")
+
+#: Windows that say what is warm-up; others begin with the first work or hold everything.
+_WITHOUT_WARMUP: Final = ("steady", "explicit")
+
+
+def sample_of(
+    profiled: pl.Series, recorded: pl.Series, namesakes: pl.Series, early: pl.Series, window: Window
+) -> tuple[str, str]:
+    """Whether the launches of a report are from before the window.
+
+    The sequence of profiled launches is looked for in the sequence of the trace's launches of the same names (a filter
+    by name is how launches are selected). Where it is not found, for each kernel the places alone decide.
+
+    Args:
+        profiled: what each launch of the report is, as a number; null for what is no kernel.
+        recorded: the same for each launch of the trace, in the order of launches.
+        namesakes: which of those have the name of a profiled kernel.
+        early: which of those began before the window.
+        window: that of the trace.
+
+    Returns:
+        One of `SAMPLES`, and one sentence on why.
+    """
+    if window.kind not in _WITHOUT_WARMUP:
+        return "unknown", "the window does not separate warm-up from steady steps"
+    sequence = profiled.drop_nulls().to_numpy()
+    known = recorded.is_in(profiled.drop_nulls().unique().to_list())
+    if not known.any():
+        return "unknown", "no profiled kernel occurs in the trace with its grid and block"
+    codes = recorded.filter(namesakes).to_numpy()
+    places = _places(sequence, codes)
+    if len(places):
+        before = np.r_[0, np.cumsum(early.filter(namesakes).to_numpy())]
+        counted = before[places + len(sequence)] - before[places]
+        what = "the sequence of profiled launches occurs"
+    else:
+        counted = early.filter(known).to_numpy() * len(sequence)
+        what = "launches like the profiled ones occur"
+    if (counted == len(sequence)).all():
+        return "warm-up", f"{what} in the trace only before the window"
+    if (counted == 0).all():
+        return "steady", f"{what} in the trace only from the begin of the window on"
+    if len(places) == 1:
+        return "mixed", f"{what} once in the trace, across the begin of the window"
+    return "unknown", f"{what} in the trace both before the window and in it"
+
+
+def _places(sequence: Int64s, codes: Int64s) -> Int64s:
+    """Where in `codes` the whole sequence begins."""
+    length = len(sequence)
+    if not length or length > len(codes):
+        return np.empty(0, dtype=np.int64)
+    # Only places where the rarest of its launches fits are compared in full.
+    values, counts = np.unique(codes, return_counts=True)
+    found = np.minimum(np.searchsorted(values, sequence), len(values) - 1)
+    frequency = np.where(values[found] == sequence, counts[found], 0)
+    anchor = int(np.argmin(frequency))
+    begins = np.flatnonzero(codes == sequence[anchor]) - anchor
+    begins = begins[(begins >= 0) & (begins <= len(codes) - length)]
+    for offset in range(length):
+        if not len(begins):
+            break
+        begins = begins[codes[begins + offset] == sequence[offset]]
+    return begins

@@ -5,36 +5,120 @@ The formulas stand, with their sources, in `docs/reference/occupancy.md`.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import polars as pl
 
-from warplens.analysis.counters.metrics import measured, share, with_launch
-from warplens.analysis.counters.occupancy_limits import (
-    MAX_REGISTERS_PER_THREAD,
-    MAX_THREADS_PER_BLOCK,
-    REGISTER_GRANULARITY,
-    SM_LIMITS,
-    SUB_PARTITIONS,
-    WARP_SIZE,
-    filling_block_warps,
-    limits_frame,
-)
+from warplens.analysis.counters.speedoflight import LAUNCH, measured, share, with_launch
 from warplens.errors import UsageError
-from warplens.profile.schema import Column, Table
+from warplens.profile.columns import optional, table
+from warplens.profile.schema import Column
 
 if TYPE_CHECKING:
     from warplens.profile.counters import KernelCounters
 
-__all__ = [
-    "CONFIGURATIONS",
-    "LAUNCH_OCCUPANCY",
-    "LIMITERS",
-    "OCCUPANCY",
-    "launch_configurations",
-    "launch_occupancy",
-    "theoretical_occupancy",
-]
+# --- What fits on one multiprocessor at a time, by compute capability ---
+#
+# Sources: CUDA C++ Programming Guide, "Compute Capabilities", table "Technical Specifications per Compute Capability"
+# (resident threads and blocks, registers, shared memory), and for granularities, sub-partitions and barriers, which
+# that table leaves out, NVIDIA's published occupancy calculator (`cuda_occupancy.h` of the CUDA Toolkit, 13.0).
+
+#: The same for every compute capability from 7.0 on.
+WARP_SIZE: Final = 32
+SUB_PARTITIONS: Final = 4
+MAX_THREADS_PER_BLOCK: Final = 1024
+MAX_REGISTERS_PER_THREAD: Final = 255
+#: Registers are given to a warp in units of this many.
+REGISTER_GRANULARITY: Final = 256
+
+_KIB = 1024
+
+
+@dataclass(frozen=True)
+class SmLimits:
+    """Limits of a multiprocessor.
+
+    Attributes:
+        warps: resident at a time.
+        blocks: resident at a time.
+        shared_bytes: shared memory at the largest carve-out.
+        barriers: named barriers; every block holds as many as it uses.
+        registers: of 32 bits.
+        shared_granularity_bytes: a block's shared memory is rounded up to a multiple of this.
+        reserved_shared_bytes: of each block, taken by the driver.
+    """
+
+    warps: int
+    blocks: int
+    shared_bytes: int
+    barriers: int
+    registers: int = 64 * 1024
+    shared_granularity_bytes: int = 128
+    reserved_shared_bytes: int = 1 * _KIB
+
+
+#: By compute capability. 10.1 was renamed 11.0 by CUDA 13.
+SM_LIMITS: Final = {
+    (7, 0): SmLimits(64, 32, 96 * _KIB, 64, shared_granularity_bytes=256, reserved_shared_bytes=0),
+    (7, 2): SmLimits(64, 32, 96 * _KIB, 64, shared_granularity_bytes=256, reserved_shared_bytes=0),
+    (7, 5): SmLimits(32, 16, 64 * _KIB, 32, shared_granularity_bytes=256, reserved_shared_bytes=0),
+    (8, 0): SmLimits(64, 32, 164 * _KIB, 64),
+    (8, 6): SmLimits(48, 16, 100 * _KIB, 16),
+    (8, 7): SmLimits(48, 16, 164 * _KIB, 16),
+    (8, 9): SmLimits(48, 24, 100 * _KIB, 24),
+    (9, 0): SmLimits(64, 32, 228 * _KIB, 64),
+    (10, 0): SmLimits(64, 32, 228 * _KIB, 64),
+    (10, 1): SmLimits(48, 24, 228 * _KIB, 24),
+    (10, 3): SmLimits(64, 32, 228 * _KIB, 64),
+    (11, 0): SmLimits(48, 24, 228 * _KIB, 24),
+    (12, 0): SmLimits(48, 24, 100 * _KIB, 24),
+    (12, 1): SmLimits(48, 24, 100 * _KIB, 24),
+}
+
+#: The calculator counts barriers as a limit from this major version on; before, blocks run out first.
+FIRST_MAJOR_LIMITED_BY_BARRIERS: Final = 9
+
+
+def limits_frame() -> pl.DataFrame:
+    """`SM_LIMITS` as a frame: `major`, `minor`, and a column `sm_…` for each limit."""
+    return pl.DataFrame(
+        [
+            {
+                "major": major,
+                "minor": minor,
+                "sm_warps": sm.warps,
+                "sm_blocks": sm.blocks,
+                "sm_registers": sm.registers,
+                "sm_shared_bytes": sm.shared_bytes,
+                "sm_barriers": sm.barriers if major >= FIRST_MAJOR_LIMITED_BY_BARRIERS else None,
+                "shared_granularity_bytes": sm.shared_granularity_bytes,
+                "reserved_shared_bytes": sm.reserved_shared_bytes,
+            }
+            for (major, minor), sm in SM_LIMITS.items()
+        ],
+        infer_schema_length=None,
+    )
+
+
+def filling_block_warps() -> pl.DataFrame:
+    """The block size to try where resident warps or blocks limit: `sm_warps`, `least_warps` and `filling_warps`.
+
+    It is the smallest size of at least `least_warps` warps that divides the warps of a multiprocessor, so that whole
+    blocks fill it; or the largest that does, where no block may be so large.
+    """
+    largest = MAX_THREADS_PER_BLOCK // WARP_SIZE
+    rows = []
+    for sm_warps in sorted({sm.warps for sm in SM_LIMITS.values()}):
+        sizes = [size for size in range(1, largest + 1) if sm_warps % size == 0]
+        rows += [
+            (sm_warps, least, next((size for size in sizes if size >= least), sizes[-1]))
+            for least in range(1, largest + 1)
+        ]
+    return pl.DataFrame(rows, schema=["sm_warps", "least_warps", "filling_warps"], orient="row")
+
+
+# --- Occupancy ---
 
 #: What can keep further blocks off a multiprocessor. Where several do, the first of these is called the limiter: while
 #: resident warps or blocks have run out, no saving of the other resources lets a block more in.
@@ -46,83 +130,74 @@ _TOLERANCE_SHARE: Final = 0.005
 #: Achieved occupancy can exceed the theoretical one by measurement alone: passes are replayed, counters sampled.
 _MEASUREMENT_SHARE: Final = 0.02
 
-CONFIGURATIONS = Table(
+CONFIGURATIONS: Final = table(
     "configurations",
     "one way to launch a kernel",
-    (
-        Column("major", pl.Int64, "compute capability, before the point"),
-        Column("minor", pl.Int64, "compute capability, after the point"),
-        Column("threads_per_block", pl.Int64, "threads of a block"),
-        Column("registers_per_thread", pl.Int64, "as the compiler reports them"),
-        Column("shared_bytes_per_block", pl.Int64, "static and dynamic, without what the driver reserves"),
-        Column("barriers", pl.Int64, "named barriers that a block uses", nullable=True),
-        Column(
-            "carveout_bytes", pl.Int64, "shared memory configured on the multiprocessor; null: largest", nullable=True
-        ),
+    Column("major", pl.Int64, "compute capability, before the point"),
+    Column("minor", pl.Int64, "compute capability, after the point"),
+    Column("threads_per_block", pl.Int64, "threads of a block"),
+    Column("registers_per_thread", pl.Int64, "as the compiler reports them", title="Registers"),
+    Column(
+        "shared_bytes_per_block",
+        pl.Int64,
+        "static and dynamic, without what the driver reserves",
+        title="Shared memory",
     ),
+    Column("barriers", pl.Int64, "named barriers that a block uses", nullable=True),
+    Column("carveout_bytes", pl.Int64, "shared memory configured on the multiprocessor; null: largest", nullable=True),
 )
 
-_LIMIT_COLUMNS = (
-    Column("registers_blocks", pl.Int64, "blocks that fit by registers", nullable=True),
-    Column("shared_memory_blocks", pl.Int64, "blocks that fit by shared memory", nullable=True),
-    Column("barriers_blocks", pl.Int64, "blocks that fit by barriers", nullable=True),
-    Column("warps_blocks", pl.Int64, "blocks that fit by resident warps", nullable=True),
-    Column("blocks_blocks", pl.Int64, "blocks that a multiprocessor can hold at all", nullable=True),
-    Column("blocks_per_sm", pl.Int64, "the least of these", nullable=True),
-    Column("warps_per_sm", pl.Int64, "warps of that many blocks", nullable=True),
-    Column("theoretical_share", pl.Float64, "of the resident warps that a multiprocessor can hold", nullable=True),
+OCCUPANCY: Final = table(
+    "occupancy",
+    "one configuration, as in the input",
+    optional(
+        pl.Int64,
+        registers_blocks=("blocks that fit by registers", "by registers"),
+        shared_memory_blocks=("blocks that fit by shared memory", "shared memory"),
+        barriers_blocks=("blocks that fit by barriers", "barriers"),
+        warps_blocks=("blocks that fit by resident warps", "warps"),
+        blocks_blocks="blocks that a multiprocessor can hold at all",
+        blocks_per_sm=("the least of these", "Blocks"),
+        warps_per_sm="warps of that many blocks",
+    ),
+    optional(theoretical_share=("of the resident warps that a multiprocessor can hold", "Theoretical")),
     Column("limiter", pl.String, "what keeps out further blocks: one of `LIMITERS`; null at 100 %", nullable=True),
     Column(
         "co_limiters", pl.List(pl.String), "all that do; every one must give before a block more fits", nullable=True
     ),
-    Column("next_registers_per_thread", pl.Int64, "most with which a block more fits by registers", nullable=True),
-    Column(
-        "next_shared_bytes_per_block", pl.Int64, "most with which a block more fits by shared memory", nullable=True
+    optional(
+        pl.Int64,
+        next_registers_per_thread="most with which a block more fits by registers",
+        next_shared_bytes_per_block="most with which a block more fits by shared memory",
+        next_barriers="most with which a block more fits by barriers",
+        next_threads_per_block="block size that fills the warps where warps or blocks limit",
     ),
-    Column("next_barriers", pl.Int64, "most with which a block more fits by barriers", nullable=True),
-    Column(
-        "next_threads_per_block", pl.Int64, "block size that fills the warps where warps or blocks limit", nullable=True
-    ),
-    Column("next_share", pl.Float64, "occupancy when the limiters have given way that far", nullable=True),
+    optional(next_share="occupancy when the limiters have given way that far"),
 )
 
-OCCUPANCY = Table("occupancy", "one configuration, as in the input", _LIMIT_COLUMNS)
-
-LAUNCH_OCCUPANCY = Table(
+LAUNCH_OCCUPANCY: Final = table(
     "launch_occupancy",
     "one launch",
-    (
-        Column("launch", pl.Int64, "row of `launches`"),
-        *_LIMIT_COLUMNS,
-        Column("reported_share", pl.Float64, "theoretical occupancy by Nsight Compute", nullable=True),
-        Column(
-            "achieved_share", pl.Float64, "resident warps while the multiprocessor worked, of the most", nullable=True
-        ),
-        Column("grid_blocks", pl.Int64, "blocks of the grid", nullable=True),
-        Column("sm_count", pl.Int64, "multiprocessors that the launch could use", nullable=True),
-        Column("cluster_blocks", pl.Int64, "blocks of a cluster; null: none, or not said", nullable=True),
-        Column("cluster_max_active", pl.Int64, "clusters that fit on the GPU at a time, by the driver", nullable=True),
-        Column(
-            "cluster_share",
-            pl.Float64,
-            "theoretical occupancy with as many whole clusters as fit: never above that of blocks",
-            nullable=True,
-        ),
-        Column(
-            "waves",
-            pl.Float64,
-            "grid blocks / blocks that fit on the GPU at a time, in whole clusters; at least this many where it is not "
-            "known how many clusters fit",
-            nullable=True,
-        ),
-        Column(
-            "tail_share",
-            pl.Float64,
-            "of the run time that a last partial wave takes if blocks last equally long",
-            nullable=True,
-        ),
-        Column("inconsistent", pl.String, "why the numbers cannot be of one launch; null if they can", nullable=True),
+    LAUNCH,
+    OCCUPANCY.columns,
+    optional(
+        reported_share="theoretical occupancy by Nsight Compute",
+        achieved_share="resident warps while the multiprocessor worked, of the most",
     ),
+    Column("grid_blocks", pl.Int64, "blocks of the grid", nullable=True),
+    Column("sm_count", pl.Int64, "multiprocessors that the launch could use", nullable=True),
+    Column("cluster_blocks", pl.Int64, "blocks of a cluster; null: none, or not said", nullable=True, title="Cluster"),
+    Column("cluster_max_active", pl.Int64, "clusters that fit on the GPU at a time, by the driver", nullable=True),
+    optional(
+        cluster_share=(
+            "theoretical occupancy with as many whole clusters as fit: never above that of blocks",
+            "in clusters",
+        ),
+        waves="grid blocks / blocks that fit on the GPU at a time, in whole clusters; at least this many where it is"
+        " not known how many clusters fit",
+        tail_share=("of the run time that a last partial wave takes if blocks last equally long", "Last wave"),
+    ),
+    Column("inconsistent", pl.String, "why the numbers cannot be of one launch; null if they can", nullable=True),
 )
 
 

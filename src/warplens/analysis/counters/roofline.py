@@ -2,22 +2,134 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import polars as pl
 
-from warplens.analysis.counters.metrics import measured, share, with_launch
-from warplens.analysis.counters.tensorwork import tensor_work
+from warplens.analysis.counters.bounds import BOUNDS, kernel_bounds
+from warplens.analysis.counters.groups import SUMMARY, group_launches, titled
+from warplens.analysis.counters.speedoflight import LAUNCH, measured, share, with_launch
 from warplens.errors import UsageError
-from warplens.profile.schema import Column, Table
+from warplens.profile.columns import KERNEL_NAME, optional, table
+from warplens.profile.schema import Column
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from warplens.profile.counters import KernelCounters
 
-__all__ = ["GIVEN", "LEVELS", "PRECISIONS", "REPORTED", "ROOFLINE", "roofline"]
+# --- Tensor work ---
+
+#: Rates of tensor operations: of each data type, of each instruction, and of both with and without sparsity.
+_RATE = re.compile(
+    r"^sm__ops_path_tensor_(?P<what>src|op_\w+?_src)_(?P<source>[a-z0-9]+(?:_(?:fp|bf|tf)\d+)*?)"
+    r"(?:_dst_(?P<result>\w+?))?(?:_sparsity_(?P<sparsity>on|off))?\.sum\.per_second$"
+)
+
+#: Products with two of four values zero run twice as fast as dense ones on the paper of every GPU that has them
+#: (compute capability 8.0 and later), and the peak of a data type's total is theirs: on an H200, 8,192 operations a
+#: multiprocessor and cycle for bfloat16 in total and with sparsity, 4,096 without.
+SPARSE_GAIN: Final = 2
+_FIRST_WITH_SPARSITY: Final = 8
+
+#: Types that have no sparse products.
+_ALWAYS_DENSE: Final = ("fp64", "int1")
+
+
+@dataclass(frozen=True)
+class _Rate:
+    """One metric: what it counts."""
+
+    name: str
+    is_instruction: bool
+    source: str
+    total: str
+    sparse: bool | None
+
+
+def tensor_work(counters: KernelCounters, clock: pl.Series) -> pl.DataFrame | None:
+    """Operations of the tensor cores of each launch, and the peak that they are to be measured against.
+
+    All types count. The peak is that of the instruction that did most of them; where only totals of data types were
+    collected, that of the type. A dense product is not measured against the peak of a sparse one: a total's peak is
+    halved where the type has sparse products, unless the operations counted show that these were at work.
+
+    Args:
+        clock: of the multiprocessors in each launch, in Hz.
+
+    Returns:
+        `launch`, `flops_per_s`, `peak_flops_per_s`, `format` (data type of the factors), `sparse` (null where only a
+        total was collected and does not tell) and `precision`, which is `tensor`; None where nothing was collected.
+    """
+    rates = _rates(counters)
+    if not rates:
+        return None
+    totals = {rate.total for rate in rates if rate.sparse is None}
+    typed = any(not rate.is_instruction for rate in rates)
+    parts = []
+    for rate in rates:
+        per_cycle = measured(counters, rate.name.removesuffix("per_second") + "peak_sustained")
+        # A sum counts once: the total of a type, or its parts with and without sparsity; instructions only alone.
+        counts = (not rate.is_instruction or not typed) and (rate.sparse is None or rate.total not in totals)
+        part = with_launch(counters, flops_per_s=measured(counters, rate.name), peak_flops_per_s=per_cycle * clock)
+        parts.append(
+            part.with_columns(
+                format=pl.lit(rate.source),
+                sparse=pl.lit(rate.sparse, dtype=pl.Boolean),
+                counts=pl.lit(counts),
+                # The nearer to the instruction, the truer its peak.
+                closeness=pl.lit(2 * rate.is_instruction + (rate.sparse is not None)),
+                halved=pl.lit(rate.sparse is None and not rate.is_instruction and rate.source not in _ALWAYS_DENSE),
+            )
+        )
+    frame = pl.concat(parts).drop_nulls("flops_per_s").filter(pl.col("peak_flops_per_s") > 0)
+    of_type = pl.col("flops_per_s").filter("counts").sum().over("launch", "format")
+    used = pl.col("flops_per_s") > 0
+    closeness = pl.when(used).then("closeness").otherwise(-pl.col("closeness"))
+    ranked = frame.sort(
+        *("launch", of_type, used, closeness, "flops_per_s"),
+        descending=[False, True, True, True, True],
+        maintain_order=True,
+    )
+    first = ranked.group_by("launch", maintain_order=True).agg(
+        pl.col("flops_per_s").filter("counts").sum(),
+        pl.col("peak_flops_per_s", "format", "sparse", "halved").first(),
+    )
+    return _with_dense_peaks(counters, first).with_columns(precision=pl.lit("tensor"))
+
+
+def _with_dense_peaks(counters: KernelCounters, first: pl.DataFrame) -> pl.DataFrame:
+    """Halves the peaks that are those of sparse products, where the products can have been dense."""
+    major = with_launch(counters, major=measured(counters, "device__attribute_compute_capability_major"))
+    capabilities = [device.compute_capability for device in counters.capture.devices if device.compute_capability]
+    known = max((major for major, _ in capabilities), default=0)
+    half = pl.col("peak_flops_per_s") / SPARSE_GAIN
+    sparsity = pl.coalesce("major", pl.lit(float(known))) >= _FIRST_WITH_SPARSITY
+    halved = pl.col("halved") & sparsity & (pl.col("flops_per_s") <= half)
+    above = pl.col("halved") & sparsity & (pl.col("flops_per_s") > half)
+    return first.join(major, on="launch", how="left", maintain_order="left").select(
+        "launch",
+        "flops_per_s",
+        pl.when(halved).then(half).otherwise("peak_flops_per_s").alias("peak_flops_per_s"),
+        pl.when(pl.col("flops_per_s") > 0).then("format").alias("format"),
+        pl.when(above).then(pl.lit(value=True)).otherwise("sparse").alias("sparse"),
+    )
+
+
+def _rates(counters: KernelCounters) -> list[_Rate]:
+    found = []
+    for name in counters.metrics.columns:
+        if match := _RATE.match(name):
+            sparsity = match["sparsity"]
+            total = f"{match['what']}_{match['source']}_{match['result']}"
+            sparse = None if sparsity is None else sparsity == "on"
+            found.append(_Rate(name, match["what"] != "src", match["source"], total, sparse))
+    return found
+
+
+# --- Roofline ---
 
 #: Levels of memory whose traffic is set against the work: from the slowest to the fastest.
 LEVELS: Final = ("dram", "l2", "l1")
@@ -34,28 +146,26 @@ _L1_BYTES: Final = 128
 _TENSOR_IN_USE: Final = 0.01
 
 _THREAD = "sass_thread_inst_executed_op_"
-ROOFLINE = Table(
+ROOFLINE: Final = table(
     "roofline",
     "one kind of arithmetic of one launch, against one level of memory",
-    (
-        Column("launch", pl.Int64, "row of `launches`"),
-        Column("precision", pl.String, "`fp64`, `fp32`, `fp16` or `tensor`"),
-        Column("format", pl.String, "tensor: data type of the factors, of most of the operations", nullable=True),
-        Column("sparse", pl.Boolean, "tensor: products with zeros left out; null: not told apart", nullable=True),
-        Column("level", pl.String, "`dram`, `l2` or `l1`"),
-        Column("flops_per_s", pl.Float64, "measured"),
-        Column("bytes_per_s", pl.Float64, "measured"),
-        Column("intensity", pl.Float64, "FLOPs for each byte", nullable=True),
-        Column("peak_flops_per_s", pl.Float64, "the flat roof, at the clock of the measurement"),
-        Column("peak_bytes_per_s", pl.Float64, "the slope of the other, at the clock of the measurement"),
-        Column("ridge", pl.Float64, "intensity at which the two roofs meet"),
-        Column("side", pl.String, "`memory` left of the ridge, `compute` right of it", nullable=True),
-        Column("roof_flops_per_s", pl.Float64, "the roof at this intensity", nullable=True),
-        Column("roof_share", pl.Float64, "how much of the roof was reached"),
-        Column("main", pl.Boolean, "the kind of arithmetic that is nearest to its own peak"),
-        Column("uncounted_tensor", pl.Boolean, "tensor cores worked too, but their operations were not collected"),
-        Column("ceiling_source", pl.String, "where the roofs come from"),
-    ),
+    LAUNCH,
+    Column("precision", pl.String, "`fp64`, `fp32`, `fp16` or `tensor`"),
+    Column("format", pl.String, "tensor: data type of the factors, of most of the operations", nullable=True),
+    Column("sparse", pl.Boolean, "tensor: products with zeros left out; null: not told apart", nullable=True),
+    Column("level", pl.String, "`dram`, `l2` or `l1`"),
+    Column("flops_per_s", pl.Float64, "measured", title="Achieved"),
+    Column("bytes_per_s", pl.Float64, "measured"),
+    optional(intensity="FLOPs for each byte"),
+    Column("peak_flops_per_s", pl.Float64, "the flat roof, at the clock of the measurement"),
+    Column("peak_bytes_per_s", pl.Float64, "the slope of the other, at the clock of the measurement"),
+    Column("ridge", pl.Float64, "intensity at which the two roofs meet"),
+    Column("side", pl.String, "`memory` left of the ridge, `compute` right of it", nullable=True),
+    optional(roof_flops_per_s=("the roof at this intensity", "allows")),
+    Column("roof_share", pl.Float64, "how much of the roof was reached", title="Reached"),
+    Column("main", pl.Boolean, "the kind of arithmetic that is nearest to its own peak"),
+    Column("uncounted_tensor", pl.Boolean, "tensor cores worked too, but their operations were not collected"),
+    Column("ceiling_source", pl.String, "where the roofs come from"),
 )
 
 #: Where a roof comes from: the report,
@@ -95,7 +205,6 @@ def roofline(counters: KernelCounters, ceilings: Mapping[str, float] | None = No
     the clocks of the measurement, which Nsight Compute locks to base unless told otherwise.
 
     Args:
-        counters: a report.
         ceilings: roofs to be used in the place of the report's, such as measured ones: FLOPs a second of `PRECISIONS`,
             bytes a second of `LEVELS`.
 
@@ -196,3 +305,185 @@ def _traffic(counters: KernelCounters, level: str) -> pl.DataFrame:
         clock = measured(counters, "l1tex__cycles_elapsed.avg.per_second")
     frame = with_launch(counters, bytes_per_s=traffic, peak_bytes_per_s=peak * clock)
     return frame.with_columns(level=pl.lit(level))
+
+
+# --- Roofline points ---
+
+_SIZES: Final = ("grid", "block")
+
+_AT_LEVELS: Final = tuple(
+    column
+    for level in LEVELS
+    for column in (
+        Column(f"{level}_intensity", pl.Float64, f"FLOPs for each byte through {level}; null: no bytes", nullable=True),
+        Column(f"{level}_share", pl.Float64, f"of the peak bandwidth of {level}", nullable=True),
+    )
+)
+
+POINTS: Final = table(
+    "roofline_points",
+    "a group of launches of one kernel with one grid and block, with medians over them; the most expensive first",
+    SUMMARY.only("launch launches").columns,
+    KERNEL_NAME,
+    SUMMARY.only("full_name device grid block total_ns").columns,
+    Column("precision", pl.String, "arithmetic nearest to its own peak; null: none was counted", nullable=True),
+    ROOFLINE.only("format sparse").columns,
+    optional(
+        flops_per_s=("achieved, of that arithmetic", "Achieved"),
+        peak_flops_per_s="the flat roof, at the clock of the measurement",
+        compute_share="of that roof",
+    ),
+    _AT_LEVELS,
+    Column("roof", pl.String, "the nearest of its roofs: `compute`, `dram`, `l2` or `l1`", nullable=True),
+    optional(
+        roof_flops_per_s=("that roof at its intensity: the most it could achieve", "allows"),
+        roof_share=("how much of it was reached", "Reached"),
+        distance_share="how much of it is missing; 0 where counters pass it",
+        ridge="intensity at which the roofs of DRAM and arithmetic meet",
+    ),
+    Column("side", pl.String, "of that ridge: `memory` left, `compute` right", nullable=True),
+    BOUNDS.only("bound unit").columns,
+    Column("uncounted_tensor", pl.Boolean, "tensor cores worked, but their operations were not collected"),
+)
+
+ROOFS: Final = table(
+    "roofs",
+    "one roof of a report",
+    Column("roof", pl.String, "`compute`, or a level of memory"),
+    Column("precision", pl.String, "of a roof of arithmetic", nullable=True),
+    Column("format", pl.String, "tensor: data type of the factors", nullable=True),
+    Column("sparse", pl.Boolean, "tensor: of products with zeros left out", nullable=True),
+    Column("peak", pl.Float64, "FLOPs a second, or bytes a second: the highest that held for a point"),
+    Column("least_peak", pl.Float64, "the lowest: clocks differ between launches where they are not locked"),
+    Column("points", pl.Int64, "groups that did this arithmetic, or moved bytes through this level"),
+    Column("source", pl.String, "where it comes from", title="Only in", kind="name"),
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Roofline:
+    """Groups of launches under the roofs of their GPU.
+
+    Attributes:
+        points: `POINTS`, every group, with or without counters for it.
+        roofs: `ROOFS`; arithmetic that no group did is not among them.
+    """
+
+    points: pl.DataFrame
+    roofs: pl.DataFrame
+
+    @property
+    def placed(self) -> pl.DataFrame:
+        """The points that have a place in a chart: with arithmetic, and bytes through a level of memory."""
+        some = pl.any_horizontal(pl.col(f"{level}_intensity") > 0 for level in LEVELS)
+        return self.points.filter(pl.col("precision").is_not_null() & some)
+
+
+def roofline_points(counters: KernelCounters, ceilings: Mapping[str, float] | None = None) -> Roofline:
+    """Where each group of launches stands under the hierarchical roofline of its GPU.
+
+    What a kernel can achieve at most is the lowest of its roofs: the peak of its arithmetic, and for each level of
+    memory the intensity against that level times its bandwidth (C. Yang, T. Kurth, S. Williams, "Hierarchical Roofline
+    analysis for GPUs", CCPE 32(20), 2020). The nearest roof is the one of which the largest share was reached. A kernel
+    with several kinds of arithmetic is measured by the one that came nearest to its own peak.
+
+    Args:
+        ceilings: see `roofline`.
+
+    Raises:
+        UsageError: there is no roof of such a name.
+    """
+    taken = group_launches(counters)
+    under = roofline(taken.counters, ceilings)
+    main = under.filter("main").unique("launch", keep="first", maintain_order=True)
+    arithmetic = main.select(
+        "launch", "precision", "format", "sparse", "flops_per_s", "peak_flops_per_s",
+        compute_share=pl.col("flops_per_s") / pl.col("peak_flops_per_s"),
+    )  # fmt: skip
+    frame = taken.groups.select("launches", "total_ns", "first_launch", launch="group").with_columns(
+        *titled(taken.counters.launches.with_columns(launch=taken.groups["first_launch"])),
+        taken.counters.launches["device"],
+        *(taken.counters.launches.select(_size(what)).to_series() for what in _SIZES),
+    )
+    frame = frame.join(arithmetic, on="launch", how="left", maintain_order="left")
+    for level in LEVELS:
+        frame = frame.join(_at(under, level), on="launch", how="left", maintain_order="left")
+    uncounted = under.group_by("launch").agg(pl.col("uncounted_tensor").any())
+    bounds = kernel_bounds(taken.counters).select("launch", "bound", "unit")
+    for more in (uncounted, bounds):
+        frame = frame.join(more, on="launch", how="left", maintain_order="left")
+    points = _with_nearest_roof(frame).with_columns(
+        pl.col("uncounted_tensor").fill_null(value=False), launch="first_launch"
+    )
+    points = points.sort("total_ns", "launch", descending=[True, False], nulls_last=True)
+    return Roofline(POINTS.checked(points), _roofs(under, ceilings or {}))
+
+
+def _size(what: str) -> pl.Expr:
+    return pl.concat_str([pl.col(f"{what}_{axis}") for axis in "xyz"], separator=",").alias(what)
+
+
+def _at(under: pl.DataFrame, level: str) -> pl.DataFrame:
+    """What each launch moved through a level; where it stands under its roof follows once its arithmetic is known."""
+    rows = under.filter(pl.col("level") == level).unique("launch", keep="first", maintain_order=True)
+    return rows.select(
+        "launch",
+        pl.col("bytes_per_s").alias(f"{level}_bytes"),
+        pl.col("peak_bytes_per_s").alias(f"{level}_peak"),
+    )
+
+
+def _with_nearest_roof(frame: pl.DataFrame) -> pl.DataFrame:
+    moved = {level: (pl.col(f"{level}_bytes"), pl.col(f"{level}_peak")) for level in LEVELS}
+    flops = pl.col("flops_per_s")
+    frame = frame.with_columns(
+        *(pl.when(size > 0).then(flops / size).alias(f"{level}_intensity") for level, (size, _) in moved.items()),
+        *((size / peak).alias(f"{level}_share") for level, (size, peak) in moved.items()),
+        ridge=pl.col("peak_flops_per_s") / pl.col("dram_peak"),
+    )
+    shares = {"compute": pl.col("compute_share"), **{level: pl.col(f"{level}_share") for level in LEVELS}}
+    reached = pl.max_horizontal(*shares.values())
+    nearest = pl.coalesce(
+        *(pl.when((share == reached) & (reached > 0)).then(pl.lit(roof)) for roof, share in shares.items())
+    )
+    return frame.with_columns(
+        roof=nearest,
+        roof_share=reached,
+        distance_share=(1 - reached).clip(0.0, 1.0),
+        roof_flops_per_s=pl.when(reached > 0).then(flops / reached),
+        side=pl.when(flops.is_null() | pl.col("ridge").is_null())
+        .then(None)
+        .when(pl.col("dram_intensity").is_null() | (pl.col("dram_intensity") >= pl.col("ridge")))
+        .then(pl.lit("compute"))
+        .otherwise(pl.lit("memory")),
+    )
+
+
+def _roofs(under: pl.DataFrame, ceilings: Mapping[str, float]) -> pl.DataFrame:
+    """The roofs that a point stands under, arithmetic first."""
+    none = {"precision": pl.lit(None, dtype=pl.String), "format": pl.lit(None, dtype=pl.String)}
+    flat = under.filter("main").unique("launch", keep="first", maintain_order=True)
+    slopes = under.unique(["launch", "level"], keep="first", maintain_order=True).filter(pl.col("bytes_per_s") > 0)
+    keys = ("roof", "precision", "format", "sparse")
+    rows = pl.concat(
+        [
+            flat.select(
+                "precision", "format", "sparse", "peak_flops_per_s", roof=pl.lit("compute")
+            ).rename({"peak_flops_per_s": "peak"}),
+            slopes.select(
+                pl.col("peak_bytes_per_s").alias("peak"), pl.col("level").alias("roof"),
+                sparse=pl.lit(None, dtype=pl.Boolean), **none,
+            ),
+        ],
+        how="diagonal",
+    )  # fmt: skip
+    found = rows.group_by(keys, maintain_order=True).agg(
+        peak=pl.col("peak").max(),
+        least_peak=pl.col("peak").min(),
+        points=pl.len().cast(pl.Int64),
+    )
+    given = pl.coalesce("precision", "roof").is_in(list(ceilings))
+    found = found.with_columns(source=pl.when(given).then(pl.lit(GIVEN)).otherwise(pl.lit(REPORTED)))
+    order = {name: place for place, name in enumerate(("compute", *LEVELS))}
+    place = pl.col("roof").replace_strict(order, return_dtype=pl.Int64)
+    return ROOFS.checked(found.sort(place, "peak", descending=[False, True]))

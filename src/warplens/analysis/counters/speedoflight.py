@@ -1,4 +1,4 @@
-"""Speed of light: how much of what the GPU can do at most a kernel used, and which part of the GPU was used most."""
+"""Metrics of `KernelCounters` as numbers, whatever a version of Nsight Compute calls them."""
 
 from __future__ import annotations
 
@@ -6,13 +6,48 @@ from typing import TYPE_CHECKING, Final
 
 import polars as pl
 
-from warplens.analysis.counters.metrics import measured, share, text, with_launch
-from warplens.profile.schema import Column, Table
+from warplens.profile.columns import optional, table
+from warplens.profile.schema import Column
 
 if TYPE_CHECKING:
     from warplens.profile.counters import KernelCounters
 
-__all__ = ["BREAKDOWN", "COMPUTE", "MEMORY", "SPEED_OF_LIGHT", "speed_of_light", "throughput_breakdown"]
+
+LAUNCH: Final = Column("launch", pl.Int64, "row of `launches`")
+
+_PERCENT = 100.0
+
+
+def measured(counters: KernelCounters, *names: str) -> pl.Series:
+    """A quantity of every launch: the first of these metrics that was collected for it, in its base unit.
+
+    A launch that was not collected is null, also where the tool wrote a NaN (as it does for kernels that failed).
+    """
+    values = pl.Series(names[0], [None] * counters.launches.height, dtype=pl.Float64)
+    for name in names:
+        if name in counters.metrics.columns and values.null_count():
+            found = counters.values(name).cast(pl.Float64, strict=False)
+            values = values.zip_with(values.is_not_null(), found.fill_nan(None).rename(values.name))
+    return values
+
+
+def share(counters: KernelCounters, *names: str) -> pl.Series:
+    """`measured` for metrics in percent, as 0–1."""
+    return measured(counters, *names) / _PERCENT
+
+
+def text(counters: KernelCounters, name: str) -> pl.Series:
+    """A metric that is no number, such as a list of names; null where it was not collected."""
+    values = counters.values(name)
+    return values if values.dtype == pl.String else pl.Series(name, [None] * values.len(), dtype=pl.String)
+
+
+def with_launch(counters: KernelCounters, **columns: pl.Series) -> pl.DataFrame:
+    """These columns beside `launch`, a row a launch."""
+    return pl.DataFrame([counters.launches["launch"], *(series.rename(name) for name, series in columns.items())])
+
+
+# --- Speed of light ---
 
 COMPUTE: Final = "compute"
 MEMORY: Final = "memory"
@@ -56,42 +91,48 @@ _UNITS: Final = {
 #: Pipes that do the arithmetic that a kernel is for.
 _MATH_PIPES: Final = ("tensor", "fma-heavy", "fma", "fp64", "alu", "xu")
 
-SPEED_OF_LIGHT = Table(
+SPEED_OF_LIGHT: Final = table(
     "speed_of_light",
     "one launch",
-    (
-        Column("launch", pl.Int64, "row of `launches`"),
-        Column("duration_ns", pl.Float64, "time on the GPU, in the pass that measured it", nullable=True),
-        Column(
-            "compute_share", pl.Float64, "of the peak rate of the busiest part of the multiprocessor", nullable=True
-        ),
-        Column("compute_unit", pl.String, "that part: `tensor`, `fma`, `alu`, `lsu`, `issue`, …", nullable=True),
-        Column(
-            "pipe_unit", pl.String, "the busiest pipe for arithmetic: `tensor`, `fma`, `alu`, `fp64`, …", nullable=True
-        ),
-        Column("pipe_share", pl.Float64, "of the peak rate of that pipe", nullable=True),
-        Column("memory_share", pl.Float64, "of the peak rate of the busiest part of the memory system", nullable=True),
-        Column("memory_unit", pl.String, "that part: `dram`, `l2` or `l1` (with shared memory)", nullable=True),
-        Column("dram_share", pl.Float64, "of the peak bandwidth of device memory", nullable=True),
-        Column("l2_share", pl.Float64, "of the peak rate of the L2 cache", nullable=True),
-        Column(
-            "l1_share", pl.Float64, "of the peak rate of the L1 cache, while the multiprocessors work", nullable=True
-        ),
-        Column("sm_hz", pl.Float64, "clock of the multiprocessors during the measurement", nullable=True),
-        Column("dram_hz", pl.Float64, "clock of device memory during the measurement", nullable=True),
+    LAUNCH,
+    optional(
+        duration_ns=("time on the GPU, in the pass that measured it", "Time"),
+        compute_share="of the peak rate of the busiest part of the multiprocessor",
+    ),
+    Column(
+        "compute_unit", pl.String, "that part: `tensor`, `fma`, `alu`, `lsu`, `issue`, …", nullable=True, title="part"
+    ),
+    Column(
+        "pipe_unit",
+        pl.String,
+        "the busiest pipe for arithmetic: `tensor`, `fma`, `alu`, `fp64`, …",
+        nullable=True,
+        title="pipe",
+    ),
+    optional(
+        pipe_share=("of the peak rate of that pipe", "Arithmetic"),
+        memory_share="of the peak rate of the busiest part of the memory system",
+    ),
+    Column(
+        "memory_unit", pl.String, "that part: `dram`, `l2` or `l1` (with shared memory)", nullable=True, title="part"
+    ),
+    optional(
+        dram_share=("of the peak bandwidth of device memory", "DRAM"),
+        l2_share="of the peak rate of the L2 cache",
+        l1_share="of the peak rate of the L1 cache, while the multiprocessors work",
+        sm_hz="clock of the multiprocessors during the measurement",
+        dram_hz="clock of device memory during the measurement",
     ),
 )
 
-BREAKDOWN = Table(
+BREAKDOWN: Final = table(
     "throughput_breakdown",
     "one part of the GPU during one launch; of each launch and side the busiest first",
-    (
-        Column("launch", pl.Int64, "row of `launches`"),
-        Column("side", pl.String, "`compute` or `memory`"),
-        Column("unit", pl.String, "part of the GPU"),
-        Column("metric", pl.String, "the metric that watches it"),
-        Column("share", pl.Float64, "of the peak rate"),
-    ),
+    LAUNCH,
+    Column("side", pl.String, "`compute` or `memory`"),
+    Column("unit", pl.String, "part of the GPU"),
+    Column("metric", pl.String, "the metric that watches it", kind="name"),
+    Column("share", pl.Float64, "of the peak rate"),
 )
 
 
@@ -174,3 +215,93 @@ def _units(counters: KernelCounters, side: str) -> dict[str, str]:
     unit = pl.coalesce(*(pl.when(pl.col("metric").str.contains(regex)).then(pl.lit(name)) for regex, name in patterns))
     known = names.to_frame().with_columns(unit=unit).drop_nulls()
     return dict(known.iter_rows())
+
+
+# --- Instructions ---
+
+INSTRUCTIONS: Final = table(
+    "instructions",
+    "one launch",
+    LAUNCH,
+    optional(
+        instructions="executed, a warp's counted once",
+        threads_per_instruction=("of 32 that are active", "Threads"),
+        predicated_threads_per_instruction="of 32 that are active and not masked",
+        full_warp_threads="threads per warp of the launch: fewer than 32 if blocks are odd",
+        uniform_branch_share="of branches that all threads of a warp take alike",
+        divergent_branches="branches that split a warp",
+        issue_active_share="of the cycles in which a scheduler with warps issues",
+        issue_elapsed_share="of all cycles of the kernel in which a scheduler issues",
+        tensor_share="of the peak rate of the tensor pipe",
+        fp64_share="of the peak rate of the FP64 pipe",
+        fma_share="of the peak rate of the FMA pipe",
+    ),
+)
+
+INSTRUCTION_MIX: Final = table(
+    "instruction_mix",
+    "one opcode of one launch; of each launch the most frequent first",
+    LAUNCH,
+    Column("opcode", pl.String, "mnemonic of the machine instruction"),
+    Column("instructions", pl.Float64, "executed, a warp's counted once"),
+    Column("share", pl.Float64, "of all instructions of the launch"),
+)
+
+_OPCODES: Final = "sass__inst_executed_per_opcode"
+_WARP: Final = 32
+_ELAPSED = ".avg.pct_of_peak_sustained_elapsed"
+
+
+def instruction_use(counters: KernelCounters) -> pl.DataFrame:
+    """How full the warps were when they executed, how often schedulers issued, and how busy the math pipes were.
+
+    Returns:
+        `INSTRUCTIONS`, a row a launch.
+    """
+    launches = counters.launches
+    threads = launches.select(pl.col("block_x").cast(pl.Float64) * pl.col("block_y") * pl.col("block_z")).to_series()
+    warps = (threads / _WARP).ceil()
+    issue_active = measured(counters, "smsp__issue_active.avg.per_cycle_active")
+    executed = measured(counters, "inst_executed", "smsp__inst_executed.sum", "sm__inst_executed.sum")
+    active = measured(counters, "smsp__thread_inst_executed_per_inst_executed.ratio")
+    unmasked = measured(counters, "smsp__thread_inst_executed_pred_on_per_inst_executed.ratio")
+    return INSTRUCTIONS.checked(
+        with_launch(
+            counters,
+            instructions=executed,
+            threads_per_instruction=active.zip_with(
+                active.is_not_null(), (measured(counters, "thread_inst_executed") / executed).fill_nan(None)
+            ),
+            predicated_threads_per_instruction=unmasked.zip_with(
+                unmasked.is_not_null(), (measured(counters, "thread_inst_executed_true") / executed).fill_nan(None)
+            ),
+            full_warp_threads=(threads / warps).fill_nan(None),
+            uniform_branch_share=share(counters, "smsp__sass_average_branch_targets_threads_uniform.pct"),
+            divergent_branches=measured(counters, "smsp__sass_branch_targets_threads_divergent.sum"),
+            issue_active_share=issue_active.zip_with(
+                issue_active.is_not_null(), share(counters, "smsp__issue_active.avg.pct_of_peak_sustained_active")
+            ),
+            issue_elapsed_share=share(counters, f"sm__issue_active{_ELAPSED}", f"sm__inst_issued{_ELAPSED}"),
+            tensor_share=share(counters, f"sm__pipe_tensor_cycles_active{_ELAPSED}"),
+            fp64_share=share(counters, f"sm__pipe_fp64_cycles_active{_ELAPSED}"),
+            fma_share=share(counters, f"sm__pipe_fma_cycles_active{_ELAPSED}"),
+        )
+    )
+
+
+def instruction_mix(counters: KernelCounters) -> pl.DataFrame:
+    """Which machine instructions each launch executed.
+
+    Returns:
+        `INSTRUCTION_MIX`; empty unless the report was read with the instances of `sass__inst_executed_per_opcode`.
+    """
+    instances = counters.instances.get(_OPCODES)
+    if instances is None or "key" not in instances.columns:
+        return INSTRUCTION_MIX.empty()
+    mix = instances.select(
+        pl.col("launch").cast(pl.Int64),
+        pl.col("key").cast(pl.String).alias("opcode"),
+        pl.col("value").cast(pl.Float64).alias("instructions"),
+    ).drop_nulls()
+    mix = mix.with_columns(share=pl.col("instructions") / pl.col("instructions").sum().over("launch"))
+    return INSTRUCTION_MIX.checked(mix.sort("launch", "instructions", "opcode", descending=[False, True, False]))

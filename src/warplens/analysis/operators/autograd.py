@@ -1,11 +1,8 @@
-"""Which forward operator each backward operator belongs to.
+"""The operators of each thread as trees, with the host time of each.
 
-Autograd numbers the nodes of its graph: a forward operator bears the number that the next node will get, and the
-backward operator that runs a node bears the node's number and the number of the thread that made it. So several forward
-operators bear one number (`aten::linear` and the `aten::t` inside it), and the one that began last before the backward
-operator made the node: this is the rule by which PyTorch draws its own arrows (`torch/csrc/profiler/kineto_shim` and
-`collection`, "among all ops with same sequence number, the one with largest start time is most likely launching the
-backward op"). Where the profile holds those arrows, they are used first.
+An operator's children are the operators that run inside it on the same thread, whatever annotation stands in between.
+Its host time has three parts: the operators inside it, the CUDA API calls that it makes itself, and the rest, which is
+the framework's own work (dispatch, shape checks, allocation): PyTorch calls that *self CPU time*.
 """
 
 from __future__ import annotations
@@ -14,20 +11,96 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
-from warplens.analysis.forest import NO_RANGE, Forest
-from warplens.analysis.phasenames import AUTOGRAD_ENGINE
+from warplens.analysis.attribution import RangeForest, is_operator
+from warplens.analysis.intervals import owned_union
+from warplens.analysis.trees import NO_RANGE, Forest, nearest
+from warplens.analysis.window import AUTOGRAD_ENGINE
 from warplens.profile.schema import name_categories
 
 if TYPE_CHECKING:
-    from warplens.analysis.operators.tree import OperatorTree
     from warplens.profile import Trace
+    from warplens.profile.schema import Bools, Int64s
 
-__all__ = ["AutogradLinks", "autograd_links"]
 
-Int64s = npt.NDArray[np.int64]
+@dataclass(frozen=True, eq=False)
+class OperatorTree:
+    """The operators of a profile. All arrays have one entry for each row of `Trace.ranges`.
+
+    Attributes:
+        is_operator: which ranges are operators.
+        enclosing: for any range itself or the nearest operator around it on its thread; `NO_RANGE` for none.
+        forest: each operator's parent among the operators; other ranges stand alone.
+        host_ns: duration of each operator.
+        api_ns: time in CUDA API calls made inside it, at any depth.
+        self_ns: host time that is neither in operators inside it nor in CUDA API calls that it makes itself.
+    """
+
+    is_operator: Bools
+    enclosing: Int64s
+    forest: Forest
+    host_ns: Int64s
+    api_ns: Int64s
+    self_ns: Int64s
+
+    @property
+    def is_outermost(self) -> Bools:
+        """Which operators lie in no other one."""
+        outermost: Bools = self.is_operator & (self.forest.parent == NO_RANGE)
+        return outermost
+
+    def of(self, ranges: Int64s) -> Int64s:
+        """The operator that each of these ranges is or lies in; `NO_RANGE` for none, and for `NO_RANGE`."""
+        operators: Int64s = np.r_[self.enclosing, NO_RANGE][ranges]
+        return operators
+
+
+def operator_tree(trace: Trace, ranges: RangeForest) -> OperatorTree:
+    """The operators of a profile; `ranges` is the `forest` of its `Timeline`."""
+    table = trace.ranges
+    mine = is_operator(table)
+    same_thread = table["parent"].fill_null(NO_RANGE).to_numpy()
+    enclosing = nearest(same_thread, mine, np.arange(table.height))
+    above = nearest(same_thread, mine, same_thread)
+    parent = np.where(mine, above, NO_RANGE)
+    forest = Forest.of(parent)
+    host = np.where(mine, (table["end_ns"] - table["start_ns"]).to_numpy(), 0)
+    in_children = np.zeros(table.height, dtype=np.int64)
+    nested = np.flatnonzero(parent != NO_RANGE)
+    np.add.at(in_children, parent[nested], host[nested])
+    api = _direct_api_ns(trace, ranges, enclosing)
+    # Clocks are read one after the other: a child that was written to end after its parent must not make time negative.
+    own = np.maximum(host - in_children - api, 0)
+    return OperatorTree(mine, enclosing, forest, host, forest.inclusive(api), np.where(mine, own, 0))
+
+
+def _direct_api_ns(trace: Trace, ranges: RangeForest, enclosing: Int64s) -> Int64s:
+    """Time in CUDA API calls that each operator makes itself; a call made inside another one is part of that one."""
+    spent = np.zeros(len(enclosing), dtype=np.int64)
+    calls = trace.api_calls.select("start_ns", "end_ns", "process", "thread")
+    if not calls.height or not len(enclosing):
+        return spent
+    for (process, thread), rows in calls.group_by("process", "thread", maintain_order=True):
+        pieces = owned_union(rows["start_ns"].to_numpy(), rows["end_ns"].to_numpy())
+        count = len(pieces.starts)
+        held = ranges.open_on(
+            np.full(count, process, dtype=np.int64), np.full(count, thread, dtype=np.int64), pieces.starts
+        )
+        owner = np.r_[enclosing, NO_RANGE][held]
+        known = owner != NO_RANGE
+        np.add.at(spent, owner[known], (pieces.ends - pieces.starts)[known])
+    return spent
+
+
+# --- Which forward operator each backward operator belongs to ---
+#
+# Autograd numbers the nodes of its graph: a forward operator bears the number that the next node will get, and the
+# backward operator that runs a node bears the node's number and the number of the thread that made it. So several
+# forward operators bear one number (`aten::linear` and the `aten::t` inside it), and the one that began last before
+# the backward operator made the node: this is the rule by which PyTorch draws its own arrows
+# (`torch/csrc/profiler/kineto_shim` and `collection`, "among all ops with same sequence number, the one with largest
+# start time is most likely launching the backward op"). Where the profile holds those arrows, they are used first.
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,7 +114,7 @@ class AutogradLinks:
     """
 
     forward_of: Int64s
-    in_backward: npt.NDArray[np.bool_]
+    in_backward: Bools
     linked: Int64s
 
     def forward_chain(self, operators: Int64s) -> list[Int64s]:
@@ -74,6 +147,10 @@ def autograd_links(trace: Trace, tree: OperatorTree) -> AutogradLinks:
     fresh = forward_of[rows] == NO_RANGE
     forward_of[rows[fresh]] = numbered["forward"].to_numpy()[fresh]
     _lift_to_engine(trace, tree.forest, forward_of)
+    # Nothing works for what begins after it: such links, of a damaged profile, could lead around in a circle.
+    begun = trace.ranges["start_ns"].to_numpy()
+    linked_rows = np.flatnonzero(forward_of != NO_RANGE)
+    forward_of[linked_rows[begun[forward_of[linked_rows]] >= begun[linked_rows]]] = NO_RANGE
 
     is_backward = forward_of != NO_RANGE
     is_backward[_backward_rows(trace)] = True
@@ -90,12 +167,12 @@ def _backward_rows(trace: Trace) -> Int64s:
     return rows
 
 
-def _named_by_engine(trace: Trace) -> npt.NDArray[np.bool_]:
+def _named_by_engine(trace: Trace) -> Bools:
     names = trace.ranges["name"]
     if not names.len():
         return np.zeros(0, dtype=np.bool_)
     by_name = np.array([text.startswith(AUTOGRAD_ENGINE) for text in name_categories(names)], dtype=np.bool_)
-    named: npt.NDArray[np.bool_] = by_name[names.to_physical().to_numpy()]
+    named: Bools = by_name[names.to_physical().to_numpy()]
     return named
 
 

@@ -10,16 +10,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
-from warplens.analysis.forest import NO_RANGE
+from warplens.analysis.attribution import range_forest
+from warplens.analysis.trees import NO_RANGE, nearest
+from warplens.profile.schema import name_categories
 
 if TYPE_CHECKING:
-    from warplens.analysis.timeline import Timeline
+    import polars as pl
 
-__all__ = ["Places", "places"]
-
-Int64s = npt.NDArray[np.int64]
+    from warplens.analysis.attribution import RangeForest
+    from warplens.analysis.operators.autograd import AutogradLinks, OperatorTree
+    from warplens.profile import Trace
+    from warplens.profile.schema import Bools, Int64s
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,10 +41,10 @@ class Places:
     """
 
     duration_ns: Int64s
-    is_kernel: npt.NDArray[np.bool_]
+    is_kernel: Bools
     range: Int64s
     operator: Int64s
-    backward: npt.NDArray[np.bool_]
+    backward: Bools
     forwards: tuple[Int64s, ...]
     module: Int64s
     function: Int64s
@@ -61,11 +63,11 @@ class Places:
         )
 
     @property
-    def linked(self) -> npt.NDArray[np.bool_]:
+    def linked(self) -> Bools:
         """Which backward work has a known forward operator."""
         if not self.forwards:
             return np.zeros(len(self.backward), dtype=np.bool_)
-        linked: npt.NDArray[np.bool_] = self.backward & (self.forwards[0] != NO_RANGE)
+        linked: Bools = self.backward & (self.forwards[0] != NO_RANGE)
         return linked
 
     @property
@@ -77,10 +79,8 @@ class Places:
         return origin
 
 
-def places(timeline: Timeline) -> Places:
-    """Where all GPU work of a profile comes from."""
-    work = timeline.work
-    tree, links, frames = timeline.operators, timeline.autograd, timeline.python
+def places(trace: Trace, work: pl.DataFrame, tree: OperatorTree, links: AutogradLinks, frames: PythonFrames) -> Places:
+    """Where all GPU work of a profile (`Timeline.work`) comes from."""
     held = work["range"].fill_null(NO_RANGE).to_numpy()
     operator = tree.of(held)
     backward = np.r_[links.in_backward, False][operator]
@@ -88,14 +88,14 @@ def places(timeline: Timeline) -> Places:
 
     module = np.full(work.height, NO_RANGE, dtype=np.int64)
     function = module.copy()
-    if timeline.trace.python_functions.height:
+    if trace.python_functions.height:
         known = np.flatnonzero(work["launch_start_ns"].is_not_null().to_numpy())
         process = work["process"].to_numpy().astype(np.int64)[known]
         thread = work["thread"].to_numpy()[known].astype(np.int64)
         launched = work["launch_start_ns"].to_numpy()[known].astype(np.int64)
         calls = [np.full(work.height, NO_RANGE, dtype=np.int64)]
         calls[0][known] = frames.running(process, thread, launched)
-        calls.extend(_running_at(timeline, forward) for forward in forwards)
+        calls.extend(_running_at(trace.ranges, frames, forward) for forward in forwards)
         waiting = calls[0].copy()
         waiting[known] = frames.waiting(process, thread, launched)
         for call in calls:
@@ -114,15 +114,80 @@ def places(timeline: Timeline) -> Places:
     )
 
 
-def _running_at(timeline: Timeline, operators: Int64s) -> Int64s:
+def _running_at(ranges: pl.DataFrame, frames: PythonFrames, operators: Int64s) -> Int64s:
     """The Python call in which each of these operators began."""
-    ranges = timeline.trace.ranges
     found = np.full(len(operators), NO_RANGE, dtype=np.int64)
     known = np.flatnonzero(operators != NO_RANGE)
     rows = operators[known]
-    found[known] = timeline.python.running(
+    found[known] = frames.running(
         ranges["process"].to_numpy()[rows].astype(np.int64),
         ranges["thread"].to_numpy()[rows].astype(np.int64),
         ranges["start_ns"].to_numpy()[rows],
     )
     return found
+
+
+# --- The recorded Python calls of each thread ---
+#
+# A profiler that records Python stacks writes three kinds of calls: functions (`model.py(12): forward`), built-ins
+# (`<built-in method linear …>`) and the calls of modules (`nn.Module: Linear_3`), whose number tells instances of a
+# class apart. Built-ins and module calls have no source line: what they launch belongs to the function that calls
+# them.
+
+_MODULE = "nn.Module: "
+
+
+def module_name(name: str) -> str | None:
+    """`Linear_3` for `nn.Module: Linear_3`; None for a call of anything else."""
+    return name.removeprefix(_MODULE) if name.startswith(_MODULE) else None
+
+
+@dataclass(frozen=True, eq=False)
+class PythonFrames:
+    """The Python calls of a profile. Arrays have one entry for each row of `Trace.python_functions`.
+
+    Attributes:
+        parent: row of the calling function on the same thread; `NO_RANGE` for none.
+        is_module: which calls are calls of modules.
+        enclosing_module: itself or the nearest module around it; `NO_RANGE` for none.
+        enclosing_function: itself or the nearest call around it that has a source line; `NO_RANGE` for none.
+    """
+
+    parent: Int64s
+    is_module: Bools
+    enclosing_module: Int64s
+    enclosing_function: Int64s
+    _threads: RangeForest
+
+    @property
+    def module_parent(self) -> Int64s:
+        """For each call the nearest module strictly around it; `NO_RANGE` for none."""
+        above: Int64s = np.r_[self.enclosing_module, NO_RANGE][self.parent]
+        return above
+
+    @property
+    def function_parent(self) -> Int64s:
+        """For each call the nearest call with a source line strictly around it; `NO_RANGE` for none."""
+        above: Int64s = np.r_[self.enclosing_function, NO_RANGE][self.parent]
+        return above
+
+    def running(self, process: Int64s, thread: Int64s, when: Int64s) -> Int64s:
+        """The innermost call that runs on each thread at that time; `NO_RANGE` for none."""
+        return self._threads.open_on(process, thread, when)
+
+    def waiting(self, process: Int64s, thread: Int64s, when: Int64s) -> Int64s:
+        """The same, or the call that a waiting thread of the process is in (`Tensor.backward`), where there is none."""
+        return self._threads.attribute(process, thread, when)[0]
+
+
+def python_frames(calls: pl.DataFrame) -> PythonFrames:
+    """The Python calls of a profile; `calls` is the table `python_functions` of a `Trace`."""
+    parent = calls["parent"].fill_null(NO_RANGE).to_numpy().copy()
+    names = name_categories(calls["name"]).to_list()
+    codes = calls["name"].to_physical().to_numpy()
+    is_module = np.array([name.startswith(_MODULE) for name in names], dtype=np.bool_)[codes]
+    has_line = np.array(["): " in name and not name.startswith("<") for name in names], dtype=np.bool_)[codes]
+    own = np.arange(calls.height)
+    return PythonFrames(
+        parent, is_module, nearest(parent, is_module, own), nearest(parent, has_line, own), range_forest(calls)
+    )

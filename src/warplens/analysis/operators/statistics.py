@@ -14,13 +14,22 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
-from warplens.analysis.forest import NO_RANGE
-from warplens.analysis.operators.nodes import Nodes, by_group, by_path, counted
-from warplens.analysis.operators.program import levels_of_work, module_rows, python_rows
-from warplens.analysis.operators.schema import LEVELS, OPERATOR_SCHEMA, finished
+from warplens.analysis.intervals import Intervals, clip, total, union
+from warplens.analysis.operators.program import (
+    LEVELS,
+    OPERATORS,
+    Nodes,
+    by_group,
+    by_path,
+    counted,
+    finished,
+    levels_of_work,
+    module_rows,
+    python_rows,
+)
+from warplens.analysis.trees import NO_RANGE
 from warplens.errors import UsageError
 from warplens.profile.schema import name_categories
 
@@ -29,10 +38,8 @@ if TYPE_CHECKING:
 
     from warplens.analysis.timeline import Timeline
     from warplens.analysis.window import Window
+    from warplens.profile.schema import Bools
 
-__all__ = ["GROUPINGS", "OPERATOR_SCHEMA", "OperatorCoverage", "operator_coverage", "operators_by"]
-
-Int64s = npt.NDArray[np.int64]
 
 #: Autograd's node that adds a gradient to the parameter's; it has no forward operator.
 _ACCUMULATION: Final = "torch::autograd::AccumulateGrad"
@@ -78,10 +85,9 @@ class OperatorCoverage:
 
 
 def operators_by(timeline: Timeline, window: Window, by: str = "name") -> pl.DataFrame:
-    """Operators and what encloses them (`OPERATOR_SCHEMA`), most GPU time (forward and backward) first.
+    """Operators and what encloses them (`OPERATORS`), most GPU time (forward and backward) first.
 
     Args:
-        timeline: the profile.
         window: the part of it to look at.
         by: `name`; `shapes` (name, input shapes and types); `tree` (path of names, parents before children);
             `module` (`torch.nn` modules as a tree, and the best other place where there is none, see `level`);
@@ -93,7 +99,7 @@ def operators_by(timeline: Timeline, window: Window, by: str = "name") -> pl.Dat
     if by not in GROUPINGS:
         raise UsageError(f"operators cannot be grouped by {by!r}; use {', '.join(GROUPINGS)}")
     if not timeline.has_operators:
-        return pl.DataFrame(schema=OPERATOR_SCHEMA)
+        return OPERATORS.empty()
     work = timeline.work_in(window)
     total_ns = int((work["end_ns"] - work["start_ns"]).sum())
     if by == "module":
@@ -108,7 +114,7 @@ def operator_coverage(timeline: Timeline, window: Window) -> OperatorCoverage:
     found = timeline.places.part(timeline.work_rows_in(window))
     levels = levels_of_work(timeline, found)
 
-    def spent(selected: npt.NDArray[np.bool_]) -> int:
+    def spent(selected: Bools) -> int:
         return int(found.duration_ns[selected].sum())
 
     by_level = {name: levels.level == number for number, name in enumerate(LEVELS)}
@@ -123,14 +129,14 @@ def operator_coverage(timeline: Timeline, window: Window) -> OperatorCoverage:
     )
 
 
-def _accumulating(timeline: Timeline) -> npt.NDArray[np.bool_]:
+def _accumulating(timeline: Timeline) -> Bools:
     """Which operators are or lie in autograd's accumulation of gradients; the last entry answers for none."""
     names = timeline.trace.ranges["name"]
     if not names.len():
         return np.zeros(1, dtype=np.bool_)
     by_name = np.array([_ACCUMULATION in text for text in name_categories(names)], dtype=np.int64)
     labels = by_name[names.to_physical().to_numpy()] * timeline.operators.is_operator
-    accumulating: npt.NDArray[np.bool_] = np.r_[timeline.operators.forest.outermost_match(labels) > 0, False]
+    accumulating: Bools = np.r_[timeline.operators.forest.outermost_match(labels) > 0, False]
     return accumulating
 
 
@@ -145,7 +151,7 @@ def _operator_rows(timeline: Timeline, window: Window, by: str) -> pl.DataFrame:
     return table.with_columns(name_categories(names).cast(pl.String).gather(table["code"]).alias("name"))
 
 
-def _by_shapes(timeline: Timeline, nodes: Nodes, wanted: npt.NDArray[np.bool_]) -> pl.DataFrame:
+def _by_shapes(timeline: Timeline, nodes: Nodes, wanted: Bools) -> pl.DataFrame:
     ranges, recorded = timeline.trace.ranges, timeline.trace.operators
     keys = ["name", "input_shapes", "input_types"]
     operators = (
@@ -174,4 +180,52 @@ def _operator_nodes(timeline: Timeline, window: Window) -> Nodes:
         found.forwards,
         tree.api_ns,
         tree.self_ns,
+    )
+
+
+# --- How the host's time in operators splits between CUDA calls and the framework, beside what the GPU made of it ---
+
+
+@dataclass(frozen=True)
+class FrameworkOverhead:
+    """Kernel time against framework time over a window.
+
+    Attributes:
+        window_ns: length of the window.
+        busy_ns: time of it in which at least one GPU worked.
+        threads: threads that ran operators.
+        host_ns: time in which they were inside operators, summed over threads.
+        api_ns: part of it inside CUDA API calls: launching, copying, waiting.
+    """
+
+    window_ns: int
+    busy_ns: int
+    threads: int
+    host_ns: int
+    api_ns: int
+
+    @property
+    def framework_ns(self) -> int:
+        """Time inside operators, but outside of CUDA: dispatch, shapes, allocation, autograd's bookkeeping."""
+        return self.host_ns - self.api_ns
+
+    @property
+    def uncovered_ns(self) -> int:
+        """Time of the window in which no GPU worked: the overhead that kernels do not hide."""
+        return self.window_ns - self.busy_ns
+
+
+def framework_overhead(timeline: Timeline, window: Window) -> FrameworkOverhead | None:
+    """The split for the operators of the window; None where the profile holds no operators."""
+    if not timeline.has_operators:
+        return None
+    tree = timeline.operators
+    ranges = timeline.trace.ranges
+    rows = np.flatnonzero(tree.is_outermost & counted(timeline, window, ranges, tree.forest, timeline.places.operator))
+    threads = ranges.select("process", "thread")[rows].n_unique() if len(rows) else 0
+    work = timeline.work_in(window)
+    ran = Intervals(work["start_ns"].to_numpy(), work["end_ns"].to_numpy())
+    busy = total(union(clip(ran, window.start_ns, window.end_ns)))
+    return FrameworkOverhead(
+        window.duration_ns, busy, threads, int(tree.host_ns[rows].sum()), int(tree.api_ns[rows].sum())
     )

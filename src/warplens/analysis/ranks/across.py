@@ -8,36 +8,47 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import polars as pl
 
-from warplens.analysis.ranks.balance import Balance, balance
-from warplens.analysis.ranks.bandwidth import collective_groups
+from warplens.analysis.ranks.balance import Balance, Waits, balance, waits
 from warplens.analysis.ranks.clocks import Alignment, BaseClocks, align, base_clocks
-from warplens.analysis.ranks.identity import Placing, place_ranks
-from warplens.analysis.ranks.matching import UNMATCHED, Matching, all_events, match_events, simultaneous
-from warplens.analysis.ranks.waits import Waits, waits
+from warplens.analysis.ranks.collectives import GROUP, GROUP_RANKS, collective_groups
+from warplens.analysis.ranks.matching import (
+    UNMATCHED,
+    Matching,
+    Placing,
+    all_events,
+    match_events,
+    place_ranks,
+    simultaneous,
+)
 from warplens.profile import Note, NoteLevel
+from warplens.profile.columns import table
+from warplens.profile.schema import Column
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    import numpy.typing as npt
-
     from warplens.analysis.ranks.summary import RankSummary
+    from warplens.profile.schema import Bools
 
-__all__ = ["MATCH_SCHEMA", "RanksResult", "across_ranks"]
 
-#: One row a process group and kind: how its collectives were found on several ranks, and how many.
-MATCH_SCHEMA: Final = pl.Schema(
-    {
-        "kind": pl.String(),  # null where kinds share one numbering
-        "group": pl.String(),
-        "group_ranks": pl.String(),
-        "ranks": pl.Int64(),  # that have such collectives
-        "method": pl.String(),  # sequence, order, time, order from the end, alone, no peers
-        "kernels": pl.Int64(),  # of all ranks, over the whole profiles
-        "matched": pl.Int64(),  # kernels that were found on other ranks and ran at the same time there
-        "rejected": pl.Int64(),  # kernels whose partners ran at another time, or differ in size
-        "matched_share": pl.Float64(),
-    }
+MATCHING: Final = table(
+    "matching of collectives",
+    "One process group and kind, and how its collectives were found on several ranks; over the whole profiles.",
+    Column("kind", pl.String, "null where kinds share one numbering"),
+    GROUP,
+    GROUP_RANKS,
+    Column("ranks", pl.Int64, "ranks that have such collectives"),
+    Column(
+        "method",
+        pl.String,
+        "`sequence`, `order`, `time`, `order from the end`, `alone` (one rank only), `no peers` (who sent to"
+        " whom is not recorded)",
+    ),
+    "kernels",
+    Column("matched", pl.Int64, "kernels that were found on other ranks and ran at the same time there"),
+    Column("rejected", pl.Int64, "kernels whose partners ran at another time, or differ in size"),
+    Column("matched_share", pl.Float64, "matched of kernels", title="Share"),
+    kernels="of all ranks",
 )
 
 #: If fewer of the pairs by order run at the same time, the order may not be what pairs them.
@@ -56,9 +67,9 @@ class RanksResult:
         placing: how the ranks were told.
         balance: time budgets side by side, steps, load imbalance.
         alignment: the common clock.
-        matching: `MATCH_SCHEMA`.
+        matching: `MATCHING`.
         waits: arrivals, waits, stragglers.
-        groups: collectives by kind, size and process group (`bandwidth.GROUP_SCHEMA`).
+        groups: collectives by kind, size and process group (`collectives.COLLECTIVE_GROUPS`).
         notes: what limits the answers across ranks.
     """
 
@@ -142,7 +153,7 @@ def _paired(events: pl.DataFrame, base: BaseClocks) -> Matching:
     return match_events(events, base.shift, base.comparable, better) if better else found
 
 
-def _matching_table(events: pl.DataFrame, found: Matching, together: npt.NDArray[np.bool_]) -> pl.DataFrame:
+def _matching_table(events: pl.DataFrame, found: Matching, together: Bools) -> pl.DataFrame:
     told = events.with_columns(
         pl.Series("good", together), pl.Series("paired", found.instance >= 0), pl.col("kind").cast(pl.String)
     )
@@ -160,7 +171,7 @@ def _matching_table(events: pl.DataFrame, found: Matching, together: npt.NDArray
     )
     methods = pl.Series("method", [found.method[key] for key in table["key"].to_list()], dtype=pl.String)
     table = table.with_columns(methods, (pl.col("matched") / pl.col("kernels")).alias("matched_share"))
-    return table.select([pl.col(name).cast(dtype) for name, dtype in MATCH_SCHEMA.items()])
+    return MATCHING.conform(table)
 
 
 def _notes(

@@ -5,81 +5,86 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
 import polars as pl
 
-from warplens.analysis.ranks.measures import STEP_TIME_SCHEMA, TIME_COLUMNS
-from warplens.analysis.spread import conform, ratio
-from warplens.analysis.timebudget import BUDGET_SCHEMA
+from warplens.analysis.frames import ratio
+from warplens.analysis.intervals import measure_before
+from warplens.analysis.ranks.collectives import GROUP, GROUP_SIZE, KINDS, SIZE
+from warplens.analysis.ranks.measures import STEP_TIMES, TIMES
+from warplens.profile.columns import table
+from warplens.profile.schema import Column, Table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from warplens.analysis.ranks.summary import RankSummary
+    from warplens.profile.schema import Int64s
 
-__all__ = [
-    "PART_SCHEMA",
-    "RANK_BUDGET_SCHEMA",
-    "RANK_SCHEMA",
-    "RANK_STEP_SCHEMA",
-    "STEP_BALANCE_SCHEMA",
-    "Balance",
-    "balance",
-]
 
-_TIMES: Final[dict[str, pl.DataType]] = {name: pl.Int64() for name in TIME_COLUMNS}
-
-#: One row a rank: its window, and where the time of that went. Times are in nanoseconds.
-RANK_SCHEMA: Final = pl.Schema(
-    {
-        "rank": pl.Int64(),
-        "source": pl.String(),
-        "process": pl.Int32(),  # null where the file holds one rank
-        "device": pl.Int32(),
-        "gpu": pl.String(),
-        "steps": pl.Int64(),  # in the window
-        **_TIMES,
-        "compute_share": pl.Float64(),  # of the window
-        "exposed_share": pl.Float64(),
-        "idle_share": pl.Float64(),
-        "overlap_share": pl.Float64(),  # overlapped_ns of communication_ns; null without communication
-        "compute_per_step_ns": pl.Float64(),  # mean over the steps that are in the window of every rank
-        "kernels": pl.Int64(),  # in the whole file
-    }
+RANKS: Final = table(
+    "ranks",
+    "One rank and where the time of its window went. `warplens ranks`, there joined with “Waits of a rank” and"
+    " “Clocks”.",
+    "rank source process device",
+    Column("gpu", pl.String, "name of the GPU; null where the file does not say", title="GPU"),
+    "steps",
+    TIMES,
+    Column("compute_share", pl.Float64, "compute_ns of the window"),
+    Column("exposed_share", pl.Float64, "exposed_ns of the window"),
+    "idle_share",
+    Column("overlap_share", pl.Float64, "overlapped_ns of communication_ns; null without communication"),
+    Column(
+        "compute_per_step_ns",
+        pl.Float64,
+        "mean compute time of the steps that are in the window of every rank; null without such",
+    ),
+    "kernels",
+    source="file, without folders",
+    process="process id; null where the file holds one rank",
+    device="CUDA ordinal of the GPU; null without GPU work",
+    steps="steps in the window",
+    idle_share="idle_ns of the window",
+    kernels="kernels in the whole file",
 )
 
-#: One row a part of one rank's time budget.
-RANK_BUDGET_SCHEMA: Final = pl.Schema({"rank": pl.Int64(), **BUDGET_SCHEMA})
-
-#: One row a part of the time budget, over all ranks. Times are in nanoseconds; a rank without the part counts as 0.
-PART_SCHEMA: Final = pl.Schema(
-    {
-        "group": BUDGET_SCHEMA["group"],
-        "part": pl.String(),
-        "time_ns": pl.Int64(),  # summed over ranks
-        "share": pl.Float64(),  # of the summed windows
-        "mean_ns": pl.Float64(),  # of a rank
-        "min_ns": pl.Int64(),
-        "max_ns": pl.Int64(),
-        "max_rank": pl.Int64(),  # the rank that has the largest
-    }
+RANK_BUDGETS: Final = table(
+    "time budget of each rank",
+    "One part of one rank's time.",
+    "rank group part time_ns share",
+    time_ns="time of the part; the parts of a rank sum to its window exactly",
+    share="share of the window",
 )
 
-#: One row a step of one rank.
-RANK_STEP_SCHEMA: Final = pl.Schema({"rank": pl.Int64(), **STEP_TIME_SCHEMA})
+PARTS: Final = table(
+    "time budget over ranks",
+    "One part of the time budget, over all ranks. A rank without the part counts as 0.",
+    "group part time_ns share",
+    Column("mean_ns", pl.Float64, "mean of a rank"),
+    Column("min_ns", pl.Int64, "least of a rank", title="Least"),
+    Column("max_ns", pl.Int64, "most of a rank", title="Longest"),
+    Column("max_rank", pl.Int64, "the rank that has most", title="Most in rank"),
+    time_ns="summed over ranks",
+    share="share of the summed windows",
+)
 
-#: One row a step that every rank has. Times are in nanoseconds.
-STEP_BALANCE_SCHEMA: Final = pl.Schema(
-    {
-        "step": pl.Int64(),
-        "in_window": pl.Boolean(),  # on every rank
-        "wall_max_ns": pl.Int64(),
-        "compute_mean_ns": pl.Float64(),
-        "compute_max_ns": pl.Int64(),
-        "compute_max_rank": pl.Int64(),
-        "imbalance": pl.Float64(),  # compute_max_ns / compute_mean_ns; 1 is even
-        "exposed_mean_ns": pl.Float64(),
-        "idle_mean_ns": pl.Float64(),
-    }
+RANK_STEPS: Final = table(
+    "steps of each rank", "One step of one rank, in the file's own clock.", "rank", STEP_TIMES.columns
+)
+
+STEP_BALANCE: Final = table(
+    "steps across ranks",
+    "One step that every rank has.",
+    "step in_window",
+    Column("wall_max_ns", pl.Int64, "longest wall time of a rank", title="Longest"),
+    Column("compute_mean_ns", pl.Float64, "mean compute time", title="Compute, mean"),
+    Column("compute_max_ns", pl.Int64, "most compute time of a rank", title="Compute, most"),
+    Column("compute_max_rank", pl.Int64, "the rank that has it", title="in rank"),
+    Column("imbalance", pl.Float64, "compute_max_ns / compute_mean_ns; 1 is even", title="Most / mean"),
+    Column("exposed_mean_ns", pl.Float64, "mean of exposed communication", title="Exposed comm., mean"),
+    Column("idle_mean_ns", pl.Float64, "mean of idle time", title="Idle, mean"),
+    step="number of the step",
+    in_window="whether it is in the window of every rank",
 )
 
 
@@ -88,11 +93,11 @@ class Balance:
     """The ranks side by side.
 
     Attributes:
-        ranks: `RANK_SCHEMA`.
-        budget: `RANK_BUDGET_SCHEMA`.
-        parts: `PART_SCHEMA`.
-        steps: `RANK_STEP_SCHEMA`.
-        step_balance: `STEP_BALANCE_SCHEMA`; empty where the ranks found different numbers of steps, or none.
+        ranks: `RANKS`.
+        budget: `RANK_BUDGETS`.
+        parts: `PARTS`.
+        steps: `RANK_STEPS`.
+        step_balance: `STEP_BALANCE`; empty where the ranks found different numbers of steps, or none.
         imbalance: largest compute time of a rank by the mean of all, from common steps where there are any, else from
             the windows; None where nothing was computed.
         how: what `imbalance` rests on, one sentence.
@@ -110,10 +115,10 @@ class Balance:
 def balance(summaries: Sequence[RankSummary], ranks: Sequence[int]) -> Balance:
     """The ranks side by side, in ascending order."""
     numbered = sorted(zip(ranks, summaries, strict=True), key=lambda item: item[0])
-    steps = _stacked([(rank, summary.steps) for rank, summary in numbered], RANK_STEP_SCHEMA)
+    steps = _stacked([(rank, summary.steps) for rank, summary in numbered], RANK_STEPS)
     counts = {summary.steps.height for _, summary in numbered}
     comparable = len(counts) == 1 and 0 not in counts
-    step_balance = _steps(steps) if comparable else pl.DataFrame(schema=STEP_BALANCE_SCHEMA)
+    step_balance = _steps(steps) if comparable else STEP_BALANCE.empty()
     common = set(step_balance.filter("in_window")["step"].to_list())
     table = _ranks(numbered, steps, common)
     if common:
@@ -126,13 +131,13 @@ def balance(summaries: Sequence[RankSummary], ranks: Sequence[int]) -> Balance:
         how = "compute time of the windows, since the ranks share no steps"
     mean = compute.mean()
     uneven = float(compute.max()) / mean if isinstance(mean, float) and mean > 0 else None  # type: ignore[arg-type]
-    budget = _stacked([(rank, summary.budget) for rank, summary in numbered], RANK_BUDGET_SCHEMA)
+    budget = _stacked([(rank, summary.budget) for rank, summary in numbered], RANK_BUDGETS)
     return Balance(table, budget, _parts(budget, table), steps, step_balance, uneven, how)
 
 
-def _stacked(frames: Sequence[tuple[int, pl.DataFrame]], schema: pl.Schema) -> pl.DataFrame:
+def _stacked(frames: Sequence[tuple[int, pl.DataFrame]], declared: Table) -> pl.DataFrame:
     parts = [frame.select(pl.lit(rank, dtype=pl.Int64).alias("rank"), pl.all()) for rank, frame in frames]
-    return pl.concat([pl.DataFrame(schema=schema), *parts])
+    return pl.concat([declared.empty(), *parts])
 
 
 def _ranks(numbered: Sequence[tuple[int, RankSummary]], steps: pl.DataFrame, common: set[int]) -> pl.DataFrame:
@@ -149,7 +154,7 @@ def _ranks(numbered: Sequence[tuple[int, RankSummary]], steps: pl.DataFrame, com
         }
         for rank, summary in numbered
     ]
-    typed = {name: dtype for name, dtype in RANK_SCHEMA.items() if not name.endswith("_share")}
+    typed = {name: dtype for name, dtype in RANKS.schema.items() if not name.endswith("_share")}
     typed.pop("compute_per_step_ns")
     per_step = (
         steps.filter(pl.col("step").is_in(sorted(common)))
@@ -158,14 +163,13 @@ def _ranks(numbered: Sequence[tuple[int, RankSummary]], steps: pl.DataFrame, com
     )
     table = pl.DataFrame(rows, schema=typed).join(per_step, on="rank", how="left", maintain_order="left")
     window = pl.col("duration_ns")
-    return conform(
+    return RANKS.conform(
         table.with_columns(
             ratio(pl.col("compute_ns"), window).alias("compute_share"),
             ratio(pl.col("exposed_ns"), window).alias("exposed_share"),
             ratio(pl.col("idle_ns"), window).alias("idle_share"),
             ratio(pl.col("overlapped_ns"), pl.col("communication_ns")).alias("overlap_share"),
-        ),
-        RANK_SCHEMA,
+        )
     )
 
 
@@ -180,7 +184,7 @@ def _parts(budget: pl.DataFrame, table: pl.DataFrame) -> pl.DataFrame:
         pl.col("rank").sort_by("time_ns", "rank", descending=[True, False]).first().alias("max_rank"),
     )
     found = found.with_columns(ratio(pl.col("time_ns"), pl.lit(whole)).alias("share"))
-    return conform(found, PART_SCHEMA).sort(["group", "time_ns", "part"], descending=[False, True, False])
+    return PARTS.conform(found).sort(["group", "time_ns", "part"], descending=[False, True, False])
 
 
 def _steps(steps: pl.DataFrame) -> pl.DataFrame:
@@ -195,4 +199,200 @@ def _steps(steps: pl.DataFrame) -> pl.DataFrame:
         pl.col("idle_ns").mean().alias("idle_mean_ns"),
     )
     found = found.with_columns(ratio(pl.col("compute_max_ns"), pl.col("compute_mean_ns")).alias("imbalance"))
-    return conform(found, STEP_BALANCE_SCHEMA).sort("step")
+    return STEP_BALANCE.conform(found).sort("step")
+
+
+# --- Who arrived last, how often, and how much everyone waited ---
+#
+# A communication kernel that finds its peers absent spins until they come, so that its duration says more of the
+# others than of the network. On the common clock of all ranks, with the latest begin as the moment at which all have
+# arrived: * a rank *waits* from its own begin to that moment (or to its own end, if it left before: the root of a
+# broadcast); * what remains is *transfer*; * the rank that began last is the *straggler* of that collective; by how
+# much it was behind the second to last is the *delay* that it alone caused.
+
+
+MEMBERS: Final = table(
+    "members of a collective",
+    "One rank in one collective.",
+    Column("collective", pl.Int64, "its number", title="Number"),
+    "rank start_ns end_ns",
+    Column("wait_ns", pl.Int64, "until all had begun", title="Waited"),
+    Column("exposed_wait_ns", pl.Int64, "the part of it in which the rank computed nothing", title="Waited, exposed"),
+    Column("transfer_ns", pl.Int64, "the rest of its duration"),
+    start_ns="begin of the rank's kernel, on the common clock",
+    end_ns="its end",
+)
+
+COLLECTIVE_INSTANCES: Final = table(
+    "collectives across ranks",
+    "One collective that was found on several ranks and lies in the window of each.",
+    Column("collective", pl.Int64, "its number", title="Number"),
+    Column("kind", pl.Enum(KINDS), "see “Collectives by size and group”"),
+    GROUP,
+    GROUP_SIZE,
+    Column("ranks", pl.Int64, "ranks on which it was found"),
+    SIZE,
+    Column("first_rank", pl.Int64, "the rank that arrived first"),
+    Column("last_rank", pl.Int64, "the rank that arrived last", title="Last"),
+    "start_ns",
+    Column("arrival_ns", pl.Int64, "from the first begin to the last", title="First to last"),
+    Column("delay_ns", pl.Int64, "from the last begin but one to the last", title="Held up for"),
+    Column("transfer_ns", pl.Int64, "from the last begin to the last end"),
+    Column("wait_ns", pl.Int64, "summed over ranks", title="Waited"),
+    Column(
+        "exposed_wait_ns",
+        pl.Int64,
+        "the part of it in which the waiting rank computed nothing",
+        title="Waited, exposed",
+    ),
+    start_ns="first begin, on the common clock",
+)
+
+RANK_WAITS: Final = table(
+    "waits of a rank",
+    "One rank, over the collectives that lie in the window of every rank that takes part.",
+    "rank",
+    Column("collectives", pl.Int64, "its communication kernels in the window", title="From"),
+    Column("matched", pl.Int64, "those of them that were found on other ranks"),
+    Column("last", pl.Int64, "in how many of these it arrived last, by more than `tolerance_ns`", title="Arrived last"),
+    Column("last_share", pl.Float64, "last of matched", title="of them"),
+    Column(
+        "delay_ns",
+        pl.Int64,
+        "by which it alone held those up: from the last arrival but one to its own",
+        title="Held up for",
+    ),
+    Column("communication_ns", pl.Int64, "summed durations of its communication kernels in the window"),
+    Column("wait_ns", pl.Int64, "in matched kernels, until all ranks had arrived", title="Waited"),
+    Column("exposed_wait_ns", pl.Int64, "the part of it in which nothing was computed", title="Waited, exposed"),
+    Column("transfer_ns", pl.Int64, "in matched kernels, after all had arrived"),
+    Column("unmatched_ns", pl.Int64, "durations of the kernels that were not matched"),
+    Column("wait_share", pl.Float64, "wait_ns of wait_ns + transfer_ns", title="Wait share"),
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Waits:
+    """Arrivals and waits.
+
+    Attributes:
+        ranks: `RANK_WAITS`.
+        collectives: `COLLECTIVE_INSTANCES`, in order of their begin.
+        members: `MEMBERS`.
+        tolerance_ns: a rank counts as the last only if it was behind by more than this.
+    """
+
+    ranks: pl.DataFrame
+    collectives: pl.DataFrame
+    members: pl.DataFrame
+    tolerance_ns: int
+
+
+def waits(
+    events: pl.DataFrame,
+    instance: Int64s,
+    start: Int64s,
+    end: Int64s,
+    summaries: Sequence[RankSummary],
+    ranks: Sequence[int],
+    tolerance_ns: int,
+) -> Waits:
+    """Arrivals and waits of the collectives that lie in the window on every rank that took part.
+
+    Args:
+        events: of `matching.all_events`.
+        instance: the collective of each event, −1 for none; shape (events,).
+        start, end: of each event on the common clock; shape (events,).
+        summaries: for the exposed communication of each rank.
+        ranks: the rank of each summary.
+        tolerance_ns: how far the clocks may be off.
+    """
+    rank = np.asarray(ranks, dtype=np.int64)[events["place"].to_numpy()]
+    told = events.select(
+        "event", "place", "kind", "group", "group_size", "size_bytes", "in_window", "exposed_ns"
+    ).with_columns(
+        pl.Series("collective", instance),
+        pl.Series("rank", rank),
+        pl.Series("own_start_ns", events["start_ns"].to_numpy()),
+        pl.Series("start_ns", start),
+        pl.Series("end_ns", end),
+    )
+    inside = told.filter("in_window")
+    matched = told.filter((pl.col("collective") >= 0) & pl.col("in_window").all().over("collective"))
+    # One rank's window may end before another's: what is left alone says nothing of waiting.
+    matched = matched.filter(pl.len().over("collective") > 1)
+    arrived = pl.col("start_ns").max().over("collective")
+    matched = matched.with_columns(
+        (pl.min_horizontal(arrived, "end_ns") - pl.col("start_ns")).alias("wait_ns"),
+        (pl.col("end_ns") - pl.min_horizontal(arrived, "end_ns")).alias("transfer_ns"),
+    )
+    matched = _with_exposed(matched, summaries)
+    collectives = _instances(matched)
+    return Waits(
+        ranks=_by_rank(inside, matched, collectives, ranks, tolerance_ns),
+        collectives=collectives,
+        members=MEMBERS.conform(matched).sort("collective", "rank"),
+        tolerance_ns=tolerance_ns,
+    )
+
+
+def _with_exposed(matched: pl.DataFrame, summaries: Sequence[RankSummary]) -> pl.DataFrame:
+    place = matched["place"].to_numpy()
+    # The exposed intervals are in the file's own clock; durations are the same in both but for the drift.
+    begin = matched["own_start_ns"].to_numpy()
+    until = begin + matched["wait_ns"].to_numpy()
+    exposed = np.zeros(matched.height, dtype=np.int64)
+    for number, summary in enumerate(summaries):
+        rows = np.flatnonzero(place == number)
+        if len(rows):
+            exposed[rows] = measure_before(summary.exposed, until[rows]) - measure_before(summary.exposed, begin[rows])
+    return matched.with_columns(pl.Series("exposed_wait_ns", exposed))
+
+
+def _instances(matched: pl.DataFrame) -> pl.DataFrame:
+    by_arrival = pl.col("rank").sort_by("start_ns", "rank")
+    second = pl.col("start_ns").sort().get(-2)
+    found = matched.group_by("collective").agg(
+        pl.col("kind").mode(maintain_order=True).first(),
+        pl.col("group").first(),
+        pl.col("group_size").first(),
+        pl.len().cast(pl.Int64).alias("ranks"),
+        pl.col("size_bytes").max(),
+        by_arrival.first().alias("first_rank"),
+        by_arrival.last().alias("last_rank"),
+        (pl.col("start_ns").max() - pl.col("start_ns").min()).alias("arrival_ns"),
+        (pl.col("start_ns").max() - second).alias("delay_ns"),
+        (pl.col("end_ns").max() - pl.col("start_ns").max()).clip(lower_bound=0).alias("transfer_ns"),
+        pl.col("start_ns").min(),
+        pl.col("wait_ns", "exposed_wait_ns").sum(),
+    )
+    return COLLECTIVE_INSTANCES.conform(found).sort("start_ns", "collective")
+
+
+def _by_rank(
+    inside: pl.DataFrame, matched: pl.DataFrame, collectives: pl.DataFrame, ranks: Sequence[int], tolerance_ns: int
+) -> pl.DataFrame:
+    everyone = pl.DataFrame({"rank": list(ranks)}, schema={"rank": pl.Int64})
+    duration = pl.col("end_ns") - pl.col("start_ns")
+    all_of = inside.group_by("rank").agg(
+        pl.len().cast(pl.Int64).alias("collectives"), duration.sum().alias("communication_ns")
+    )
+    shared = matched.group_by("rank").agg(
+        pl.len().cast(pl.Int64).alias("matched"),
+        pl.col("wait_ns", "exposed_wait_ns", "transfer_ns").sum(),
+        duration.sum().alias("matched_ns"),
+    )
+    late = collectives.filter(pl.col("delay_ns") > tolerance_ns)
+    held_up = late.group_by(pl.col("last_rank").alias("rank")).agg(
+        pl.len().cast(pl.Int64).alias("last"), pl.col("delay_ns").sum()
+    )
+    table = everyone
+    for part in (all_of, shared, held_up):
+        table = table.join(part, on="rank", how="left", maintain_order="left")
+    table = table.with_columns(pl.exclude("rank").fill_null(0))
+    table = table.with_columns(
+        ratio(pl.col("last"), pl.col("matched")).alias("last_share"),
+        (pl.col("communication_ns") - pl.col("matched_ns")).alias("unmatched_ns"),
+        ratio(pl.col("wait_ns"), pl.col("wait_ns") + pl.col("transfer_ns")).alias("wait_share"),
+    )
+    return RANK_WAITS.conform(table).sort("rank")

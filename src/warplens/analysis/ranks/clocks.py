@@ -22,30 +22,163 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from warplens.analysis.ranks.kinds import ENDS_TOGETHER
-from warplens.analysis.ranks.offsets import clock_offsets, codes, group_median
+from warplens.analysis.ranks.collectives import ENDS_TOGETHER
+from warplens.profile.columns import table
+from warplens.profile.schema import Column
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from warplens.analysis.ranks.summary import RankSummary
+    from warplens.profile.schema import Bools, Float64s, Int64s
 
-__all__ = ["CLOCK_SCHEMA", "Alignment", "BaseClocks", "align", "base_clocks"]
+# --- Offsets and drifts of clocks from events that happen at the same moment by all of them; medians throughout ---
 
-Int64s = npt.NDArray[np.int64]
 
-#: One row a rank. Times are in nanoseconds.
-CLOCK_SCHEMA: Final = pl.Schema(
-    {
-        "rank": pl.Int64(),
-        "clock": pl.String(),  # unix (the file records its epoch), file (shared with other ranks) or own
-        "aligned": pl.Boolean(),  # whether the rank can be compared in time with the first one
-        "shift_ns": pl.Int64(),  # what collectives added to its clock, at its first collective
-        "drift_ppm": pl.Float64(),  # how fast that changes; null where a constant does
-        "collectives": pl.Int64(),  # how many the estimate rests on
-        "residual_median_ns": pl.Float64(),  # of the absolute differences of its ends that are left
-        "residual_max_ns": pl.Float64(),
-    }
+#: A drift is looked for from so many collectives on, and believed if it takes away this share of the residual.
+_DRIFT_COLLECTIVES: Final = 24
+_DRIFT_GAIN: Final = 0.5
+#: Oscillators of hosts and GPUs are within some 100 ppm; a steeper line is no drift.
+_MOST_DRIFT: Final = 500e-6
+
+_ROUNDS: Final = 4
+
+
+def clock_offsets(
+    instance: Int64s, unit: Int64s, end: Int64s, unit_of_rank: Int64s
+) -> tuple[Int64s, Float64s, Bools, int]:
+    """Offset and drift of each clock, which clocks were reached, and the time at which drift adds nothing.
+
+    Args:
+        instance: the collective of each event, numbered from 0; shape (events,).
+        unit: the clock that it was recorded by.
+        end: its end by that clock, nanoseconds.
+        unit_of_rank: the clock of each rank; that of the first is the one that all are brought to.
+
+    Returns:
+        For each clock the nanoseconds to add and the further nanoseconds a nanosecond after the anchor, whether it is
+        connected with the first one; and the anchor.
+    """
+    units = int(unit_of_rank.max(initial=0)) + 1
+    offset = np.zeros(units, dtype=np.int64)
+    drift = np.zeros(units)
+    reached = np.zeros(units, dtype=np.bool_)
+    reached[unit_of_rank[0] if len(unit_of_rank) else 0] = True
+    if not len(instance):
+        return offset, drift, reached, 0
+    while True:
+        inside = reached[unit]
+        middle = group_median(instance[inside], (end + offset[unit])[inside], int(instance.max()) + 1)
+        nearby = ~inside & ~np.isnan(middle[instance])
+        fresh = np.unique(unit[nearby])
+        if not len(fresh):
+            break
+        for number in fresh:
+            rows = nearby & (unit == number)
+            offset[number] = _middle(middle[instance[rows]] - end[rows])
+            reached[number] = True
+    rows = np.flatnonzero(reached[unit])
+    instance, unit, end = instance[rows], unit[rows], end[rows]
+    anchor_unit = int(unit_of_rank[0])
+    anchor = int(np.median(end)) if len(end) else 0
+    for _ in range(_ROUNDS):
+        middle = group_median(instance, end + offset[unit], int(instance.max()) + 1)
+        change = np.zeros(units, dtype=np.int64)
+        for number in np.unique(unit):
+            mine = unit == number
+            change[number] = _middle(middle[instance[mine]] - (end + offset[unit])[mine])
+        change -= change[anchor_unit]
+        change[~reached] = 0
+        if not change.any():
+            break
+        offset += change
+    reference = _reference(instance, unit, end + offset[unit], anchor_unit)
+    for number in np.unique(unit):
+        if number != anchor_unit:
+            mine = unit == number
+            drift[number], extra = _drift(end[mine], (reference[instance] - end - offset[unit])[mine], anchor)
+            offset[number] += extra
+    return offset, drift, reached, anchor
+
+
+def _reference(instance: Int64s, unit: Int64s, end: Int64s, anchor_unit: int) -> Float64s:
+    """The end of each collective on the first clock where that took part, else the median end."""
+    middle = group_median(instance, end, int(instance.max()) + 1)
+    mine = unit == anchor_unit
+    own = group_median(instance[mine], end[mine], int(instance.max()) + 1)
+    return np.where(np.isnan(own), middle, own)
+
+
+def _drift(end: Int64s, difference: Float64s, anchor: int) -> tuple[float, int]:
+    """Slope of the differences over time and what it adds to the offset at the anchor; (0, 0) where there is none."""
+    if len(end) < _DRIFT_COLLECTIVES:
+        return 0.0, 0
+    order = np.argsort(end, kind="stable")
+    when, difference = (end[order] - anchor).astype(np.float64), difference[order]
+    third = len(order) // 3
+    early, late = slice(0, third), slice(-third, None)
+    length = float(np.median(when[late]) - np.median(when[early]))
+    if length <= 0:
+        return 0.0, 0
+    slope = float(np.median(difference[late]) - np.median(difference[early])) / length
+    level = float(np.median(difference - slope * when))
+    constant, straight = np.median(np.abs(difference)), np.median(np.abs(difference - level - slope * when))
+    if abs(slope) > _MOST_DRIFT or straight > (1 - _DRIFT_GAIN) * constant:
+        return 0.0, 0
+    return slope, round(level)
+
+
+def group_median(instance: Int64s, values: Int64s, count: int) -> Float64s:
+    """The median of each instance's values, NaN where it has none; relative to the first, so that it stays exact."""
+    result = np.full(count, np.nan)
+    if len(instance):
+        order = np.lexsort((values, instance))
+        sorted_instance = instance[order]
+        begin = np.flatnonzero(np.diff(sorted_instance, prepend=-1))
+        size = np.diff(np.r_[begin, len(order)])
+        low, high = values[order[begin + (size - 1) // 2]], values[order[begin + size // 2]]
+        result[sorted_instance[begin]] = low + (high - low) // 2
+    return result
+
+
+def _middle(differences: Float64s) -> int:
+    return round(float(np.median(differences)))
+
+
+def codes(values: Int64s) -> Int64s:
+    """Distinct values numbered in ascending order; for each value its number."""
+    numbered: Int64s = np.unique(values, return_inverse=True)[1].reshape(-1)
+    return numbered
+
+
+# --- One clock for all ranks ---
+
+CLOCKS: Final = table(
+    "clocks",
+    "One rank and how its clock was brought to that of all.",
+    "rank",
+    Column(
+        "clock",
+        pl.String,
+        "`unix` (the file records its Unix time), `file` (shared with other ranks of one file), `own` (neither)",
+    ),
+    Column("aligned", pl.Boolean, "whether it can be compared in time with the first rank", title="Comparable"),
+    Column("shift_ns", pl.Int64, "what collectives added to its clock, at its first collective", title="Shifted by"),
+    Column(
+        "drift_ppm",
+        pl.Float64,
+        "how fast that changes, parts per million; null where a constant shift does",
+        title="Drift (ppm)",
+    ),
+    Column("collectives", pl.Int64, "how many the estimate rests on", title="From"),
+    Column(
+        "residual_median_ns",
+        pl.Float64,
+        "median of the absolute differences that are left between the ends of its collectives and their"
+        " medians; null without such",
+        title="Residual, median",
+    ),
+    Column("residual_max_ns", pl.Float64, "largest of them", title="Residual, largest"),
 )
 
 #: With fewer shared collectives, one that was delayed on its way out decides the offset.
@@ -74,7 +207,7 @@ class Alignment:
     """The common clock.
 
     Attributes:
-        ranks: `CLOCK_SCHEMA`.
+        ranks: `CLOCKS`.
         start, end: of each event on the common clock; shape (events,).
         aligned: for each rank whether it is on the common clock; shape (ranks,).
         method: how, one sentence for people.
@@ -86,7 +219,7 @@ class Alignment:
     ranks: pl.DataFrame
     start: Int64s
     end: Int64s
-    aligned: npt.NDArray[np.bool_]
+    aligned: Bools
     method: str
     residual_median_ns: float | None
     residual_max_ns: float | None
@@ -110,9 +243,7 @@ def base_clocks(summaries: Sequence[RankSummary], files: Sequence[int]) -> BaseC
     return BaseClocks(shift, unit, kind, one_file or known)
 
 
-def align(
-    events: pl.DataFrame, instance: Int64s, usable: npt.NDArray[np.bool_], base: BaseClocks, ranks: Sequence[int]
-) -> Alignment:
+def align(events: pl.DataFrame, instance: Int64s, usable: Bools, base: BaseClocks, ranks: Sequence[int]) -> Alignment:
     """Bring all ranks onto one clock.
 
     Args:
@@ -157,7 +288,7 @@ def align(
     ]
     middle, largest = _typical(left)
     return Alignment(
-        pl.DataFrame(rows, schema=CLOCK_SCHEMA, orient="row"),
+        pl.DataFrame(rows, schema=CLOCKS.schema, orient="row"),
         start,
         end,
         aligned,
@@ -168,7 +299,7 @@ def align(
     )
 
 
-def _spanning(instance: Int64s, usable: npt.NDArray[np.bool_], unit: Int64s) -> Int64s:
+def _spanning(instance: Int64s, usable: Bools, unit: Int64s) -> Int64s:
     """The usable events whose collective reaches over at least two clocks."""
     rows = np.flatnonzero(usable & (instance >= 0))
     if not len(rows):
@@ -180,14 +311,14 @@ def _spanning(instance: Int64s, usable: npt.NDArray[np.bool_], unit: Int64s) -> 
     return rows[(high > low)[instance[rows]]]
 
 
-def _residuals(instance: Int64s, end: Int64s) -> npt.NDArray[np.float64]:
+def _residuals(instance: Int64s, end: Int64s) -> Float64s:
     if not len(instance):
         return np.empty(0)
     middle = group_median(instance, end, int(instance.max()) + 1)
     return np.abs(end - middle[instance])
 
 
-def _typical(values: npt.NDArray[np.float64]) -> tuple[float | None, float | None]:
+def _typical(values: Float64s) -> tuple[float | None, float | None]:
     return (float(np.median(values)), float(values.max())) if len(values) else (None, None)
 
 
@@ -207,9 +338,7 @@ def _method(base: BaseClocks, collectives: int, ranks: int) -> str:
     return f"{origin}; {refined}"
 
 
-def _warning(
-    base: BaseClocks, aligned: npt.NDArray[np.bool_], ranks: Sequence[int], collectives: int, loosely: bool
-) -> str | None:
+def _warning(base: BaseClocks, aligned: Bools, ranks: Sequence[int], collectives: int, loosely: bool) -> str | None:
     if len(ranks) < 2 or len(set(base.unit.tolist())) == 1:
         return None
     if not aligned.all():

@@ -1,48 +1,176 @@
-"""Every collective of one rank: what it was, when its kernel ran, and how much of it nothing hid."""
+"""What a collective is: its kind, read from names; the bytes that count as its size; its bandwidth formulas.
+
+Sizes and factors are those of NVIDIA's nccl-tests (doc/PERFORMANCE.md, and `…GetBw` of each test): the algorithm
+bandwidth is `S / t`, and the bus bandwidth multiplies it with a factor that makes it comparable with the hardware's
+peak whatever the number of ranks.
+"""
 
 from __future__ import annotations
 
+import re
+from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
-from warplens.analysis.attribution import NO_RANGE
 from warplens.analysis.intervals import measure_before
-from warplens.analysis.ranks.kinds import KINDS, UNKNOWN_KIND, kind_of_description, kind_of_kernel, kind_of_range
-from warplens.analysis.ranks.kinds import size_bytes as size_of
 from warplens.analysis.ranks.measures import communication_rows
-from warplens.analysis.spread import conform
-from warplens.profile.schema import name_categories
+from warplens.analysis.trees import NO_RANGE
+from warplens.profile.columns import table
+from warplens.profile.schema import Column, name_categories
 
 if TYPE_CHECKING:
     from warplens.analysis.ranks.measures import BusyTime
     from warplens.analysis.timeline import Timeline
     from warplens.analysis.window import Window
+    from warplens.profile.schema import Int64s
 
-__all__ = ["COLLECTIVE_SCHEMA", "rank_collectives"]
 
-Int64s = npt.NDArray[np.int64]
+#: The kind of a collective that no name reveals.
+UNKNOWN_KIND: Final = "unknown"
+
+#: Every kind, in the order in which people expect to read them.
+KINDS: Final = (
+    "all_reduce",
+    "all_gather",
+    "reduce_scatter",
+    "all_to_all",
+    "broadcast",
+    "reduce",
+    "gather",
+    "scatter",
+    "barrier",
+    "send_recv",
+    UNKNOWN_KIND,
+)
+
+#: Kinds that no rank can leave before every rank has arrived and contributed: they end on all ranks at nearly the same
+#: moment. The root of a broadcast, in contrast, is done as soon as its data is out.
+ENDS_TOGETHER: Final = frozenset({"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier"})
+
+# Spellings: `allreduce`, `all_reduce`, `AllReduce`, `_allgather_base`, `reduce_scatter_tensor_coalesced`, `alltoallv`.
+# The order matters: "reduce" is part of three others, "gather" and "scatter" of one each.
+_SPELLINGS: Final = (
+    ("all_reduce", re.compile(r"all_?reduce|cross_?device_?reduce|one_?shot_?reduce")),
+    ("reduce_scatter", re.compile(r"reduce_?scatter")),
+    ("all_gather", re.compile(r"all_?gather")),
+    ("all_to_all", re.compile(r"all_?to_?all|all2all|\ba2a")),
+    ("broadcast", re.compile(r"broadcast|bcast")),
+    ("barrier", re.compile(r"barrier")),
+    ("send_recv", re.compile(r"send|recv|batch_?isend|p2p")),
+    ("reduce", re.compile(r"reduce(?!r)")),
+    ("gather", re.compile(r"gather")),
+    ("scatter", re.compile(r"scatter")),
+)
+
+#: Ranges that speak of a collective: PyTorch's (`nccl:all_reduce`, with or without the suffixes that `emit_nvtx`
+#: appends) and NCCL's own NVTX (`ncclAllReduce`). `ncclGroupEnd` and the like match and name no kind.
+_COLLECTIVE_RANGE: Final = re.compile(r"^(?:[nr]ccl:|[nr]ccl(?=[A-Z])|c10d::)(?P<what>[^,\[(]*)")
+
+#: Bytes of an element by PyTorch's names of types, as `record_param_comms` gives them.
+_ELEMENT_BYTES: Final = {
+    "byte": 1, "char": 1, "bool": 1, "uint8": 1, "int8": 1, "float8_e4m3fn": 1, "float8_e5m2": 1,
+    "float8_e4m3fnuz": 1, "float8_e5m2fnuz": 1, "half": 2, "bfloat16": 2, "short": 2, "float16": 2, "int16": 2,
+    "uint16": 2, "float": 4, "int": 4, "float32": 4, "int32": 4, "uint32": 4, "double": 8, "long": 8, "float64": 8,
+    "int64": 8, "uint64": 8, "complexfloat": 8, "complexhalf": 4, "complexdouble": 16,
+}  # fmt: skip
+
+
+@lru_cache(maxsize=4096)
+def kind_of_description(name: str) -> str:
+    """The kind of a collective that a framework calls by this name (`allreduce`, `_reduce_scatter_base`)."""
+    lowered = name.lower()
+    return next((kind for kind, spelling in _SPELLINGS if spelling.search(lowered)), UNKNOWN_KIND)
+
+
+@lru_cache(maxsize=4096)
+def kind_of_kernel(name: str) -> str:
+    """The kind of a communication kernel, read from its name (`ncclDevKernel_AllReduce_Sum_f32_RING_LL(…)`).
+
+    A kernel that serves every kind (`ncclDevKernel_Generic`, RCCL) is of unknown kind.
+    """
+    # Only the function's own name counts: arguments and template parameters speak of element types and operations.
+    return kind_of_description(re.split(r"[(<]", name, maxsplit=1)[0])
+
+
+@lru_cache(maxsize=65_536)
+def kind_of_range(name: str) -> str:
+    """The kind of the collective that an annotated range speaks of; unknown for a range that speaks of none."""
+    found = _COLLECTIVE_RANGE.match(name)
+    return kind_of_description(found["what"]) if found else UNKNOWN_KIND
+
+
+def bytes_per_element(dtype: str | None) -> int | None:
+    """The size of an element of this type; None for a type that is not known."""
+    return _ELEMENT_BYTES.get((dtype or "").lower().removeprefix("c10::").removeprefix("torch."))
+
+
+def size_bytes(kind: str, in_elements: int | None, out_elements: int | None, dtype: str | None) -> int | None:
+    """The size `S` of a collective as nccl-tests counts it; None where the trace does not record it.
+
+    All-gather and gather count the gathered whole, reduce-scatter, scatter and all-to-all the whole that is given in,
+    the others the buffer of a rank.
+
+    Args:
+        kind: one of `KINDS`.
+        in_elements: elements that each rank puts in.
+        out_elements: elements that each rank gets out.
+        dtype: type of an element as PyTorch calls it.
+    """
+    each = bytes_per_element(dtype)
+    if kind in ("all_gather", "gather", "send_recv"):
+        known = [count for count in (in_elements, out_elements) if count is not None]
+        elements = max(known) if known else None
+    else:
+        elements = in_elements if in_elements is not None else out_elements
+        if kind == "broadcast" and not elements:
+            elements = out_elements
+    return None if each is None or elements is None else elements * each
+
+
+def bus_factor(kind: str, ranks: int | None) -> float | None:
+    """What multiplies the algorithm bandwidth of a collective among `ranks` ranks to give its bus bandwidth.
+
+    None for kinds without a formula, and where the number of ranks is not known. Source: nccl-tests, see the module.
+    """
+    if kind in ("broadcast", "reduce", "send_recv"):
+        return 1.0
+    if ranks is None or ranks < 1:
+        return None
+    if kind == "all_reduce":
+        return 2 * (ranks - 1) / ranks
+    if kind in ("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"):
+        return (ranks - 1) / ranks
+    return None
+
+
+# --- Every collective of one rank ---
+
 
 _KIND = pl.Enum(KINDS)
 
-#: One row a communication kernel of one rank, in order of its begin. Times are in the file's own clock.
-COLLECTIVE_SCHEMA: Final = pl.Schema(
-    {
-        "kind": pl.Enum(KINDS),  # what the framework, the enclosing range or the kernel's name says, in this order
-        "kernel_kind": pl.Enum(KINDS),  # what the kernel's name alone says
-        "group": pl.String(),  # process group; null where the profile does not record it
-        "group_ranks": pl.String(),  # its global ranks, JSON
-        "group_size": pl.Int32(),
-        "sequence": pl.Int64(),  # its number in the group
-        "size_bytes": pl.Int64(),  # as nccl-tests counts it; null where the profile does not record it
-        "start_ns": pl.Int64(),
-        "end_ns": pl.Int64(),
-        "stream": pl.Int32(),
-        "exposed_ns": pl.Int64(),  # the part that no compute hid
-        "in_window": pl.Boolean(),  # whether it begins in the analysed window
-    }
+#: What collectives are told apart by.
+GROUP: Final = Column("group", pl.String, "process group; null where it is not recorded", kind="name")
+GROUP_RANKS: Final = Column("group_ranks", pl.String, "global ranks of the group, JSON", title="Its ranks", kind="name")
+GROUP_SIZE: Final = Column("group_size", pl.Int32, "ranks of the group", title="Ranks")
+SIZE: Final = Column("size_bytes", pl.Int64, "size as nccl-tests counts it; null where it is not recorded")
+
+COLLECTIVES: Final = table(
+    "collectives of one rank",
+    "One communication kernel of one rank, in the file's own clock.",
+    Column("kind", pl.Enum(KINDS), "what the framework, the range around its launch or its name says, in this order"),
+    Column("kernel_kind", pl.Enum(KINDS), "what its name alone says"),
+    GROUP,
+    GROUP_RANKS,
+    GROUP_SIZE,
+    Column("sequence", pl.Int64, "its number in the group"),
+    SIZE,
+    "start_ns end_ns stream",
+    Column("exposed_ns", pl.Int64, "the part that no compute hid", title="Exposed comm."),
+    "in_window",
+    end_ns="end",
+    in_window="whether it begins in the analysed window",
 )
 
 
@@ -52,7 +180,7 @@ def rank_collectives(timeline: Timeline, device: int, busy: BusyTime, window: Wi
     A kernel that carries several described operations (a coalesced call) is one row with their summed size.
 
     Returns:
-        `COLLECTIVE_SCHEMA`.
+        `COLLECTIVES`.
     """
     kernels = timeline.trace.kernels
     rows = communication_rows(timeline)
@@ -82,7 +210,7 @@ def rank_collectives(timeline: Timeline, device: int, busy: BusyTime, window: Wi
         pl.Series("exposed_ns", exposed),
         pl.Series("in_window", inside),
     )
-    return conform(frame, COLLECTIVE_SCHEMA)
+    return COLLECTIVES.conform(frame)
 
 
 def _described(collectives: pl.DataFrame) -> pl.DataFrame:
@@ -92,7 +220,7 @@ def _described(collectives: pl.DataFrame) -> pl.DataFrame:
     )
     distinct = known.select("name", "in_elements", "out_elements", "dtype").unique()
     kinds = [kind_of_description(name) for name in distinct["name"]]
-    sizes = [size_of(kind, *row) for kind, row in zip(kinds, distinct.drop("name").iter_rows(), strict=True)]
+    sizes = [size_bytes(kind, *row) for kind, row in zip(kinds, distinct.drop("name").iter_rows(), strict=True)]
     looked_up = distinct.with_columns(
         pl.Series("kind", kinds, dtype=_KIND), pl.Series("size_bytes", sizes, dtype=pl.Int64)
     )
@@ -125,3 +253,90 @@ def _kinds_of_ranges(timeline: Timeline, kernels: Int64s) -> pl.Series:
     range_of_kernel[work["row"].to_numpy()[is_kernel]] = work["range"].fill_null(NO_RANGE).to_numpy()[is_kernel]
     found = np.r_[timeline.forest.outermost_match(label), 0][range_of_kernel[kernels]]
     return pl.Series("kind", [None, *KINDS], dtype=_KIND).gather(found)
+
+
+# --- Collectives by kind, size and process group ---
+#
+# Two times are given, and a bandwidth for each. The *own* duration of a kernel holds the waiting for late peers; it
+# is what a profile of one rank can tell. The *transfer*, from the last rank's arrival to the last end, is what the
+# network took; it needs the collective to be found on several ranks. Formulas: `warplens.analysis.ranks.kinds`.
+
+COLLECTIVE_GROUPS: Final = table(
+    "collectives by size and group",
+    "One kind, process group and size, over the window of every rank. Bandwidths are modelled: recorded size by"
+    " measured time.",
+    Column(
+        "kind",
+        pl.Enum(KINDS),
+        "`all_reduce`, `all_gather`, `reduce_scatter`, `all_to_all`, `broadcast`, `reduce`, `gather`,"
+        " `scatter`, `barrier`, `send_recv` or `unknown`",
+    ),
+    GROUP,
+    GROUP_SIZE,
+    SIZE,
+    "kernels",
+    Column("collectives", pl.Int64, "collectives that were found on several ranks", title="From"),
+    Column("total_ns", pl.Int64, "summed durations of the kernels", title="Time"),
+    Column("exposed_ns", pl.Int64, "the part of it that no compute hid", title="Exposed comm."),
+    Column("median_ns", pl.Float64, "duration of a kernel, waiting included"),
+    Column(
+        "transfer_median_ns",
+        pl.Float64,
+        "from the last arrival to the last end; null where none was found on several ranks",
+    ),
+    Column("wait_ns", pl.Int64, "summed over ranks, until all had arrived", title="Waited"),
+    Column("algorithm_bytes_per_s", pl.Float64, "size by transfer_median_ns", title="Algorithm bw"),
+    Column(
+        "bus_bytes_per_s", pl.Float64, "algorithm bandwidth × the factor of nccl-tests for the kind", title="Bus bw"
+    ),
+    Column("own_algorithm_bytes_per_s", pl.Float64, "size by median_ns"),
+    Column("own_bus_bytes_per_s", pl.Float64, "the same × the factor", title="Bus bw, own"),
+    kernels="kernels over all ranks",
+)
+
+_KEY = ["kind", "group", "group_size", "size_bytes"]
+
+
+def collective_groups(events: pl.DataFrame, collectives: pl.DataFrame) -> pl.DataFrame:
+    """The collectives of the window by kind, group and size, those that took most time first.
+
+    Args:
+        events: of `matching.all_events`.
+        collectives: `balance.COLLECTIVE_INSTANCES`.
+
+    Returns:
+        `COLLECTIVE_GROUPS`.
+    """
+    duration = pl.col("end_ns") - pl.col("start_ns")
+    kernels = (
+        events.filter("in_window")
+        .group_by(_KEY)
+        .agg(
+            pl.len().cast(pl.Int64).alias("kernels"),
+            duration.sum().alias("total_ns"),
+            pl.col("exposed_ns").sum(),
+            duration.median().alias("median_ns"),
+        )
+    )
+    moved = collectives.group_by(_KEY).agg(
+        pl.len().cast(pl.Int64).alias("collectives"),
+        pl.col("transfer_ns").median().alias("transfer_median_ns"),
+        pl.col("wait_ns").sum(),
+    )
+    table = kernels.join(moved, on=_KEY, how="left", nulls_equal=True)
+    factors = [bus_factor(kind, size) for kind, size in table.select("kind", "group_size").iter_rows()]
+    table = table.with_columns(pl.col("collectives", "wait_ns").fill_null(0), pl.Series("factor", factors, pl.Float64))
+    table = table.with_columns(
+        _speed("transfer_median_ns").alias("algorithm_bytes_per_s"),
+        _speed("median_ns").alias("own_algorithm_bytes_per_s"),
+    ).with_columns(
+        (pl.col("algorithm_bytes_per_s") * pl.col("factor")).alias("bus_bytes_per_s"),
+        (pl.col("own_algorithm_bytes_per_s") * pl.col("factor")).alias("own_bus_bytes_per_s"),
+    )
+    return COLLECTIVE_GROUPS.conform(table).sort(
+        ["total_ns", *_KEY], descending=[True, *[False] * len(_KEY)], nulls_last=True
+    )
+
+
+def _speed(time: str) -> pl.Expr:
+    return pl.when(pl.col(time) > 0).then(pl.col("size_bytes") / pl.col(time) * 1e9)

@@ -1,19 +1,8 @@
-"""The same collective on several ranks.
-
-Where the profiles record a collective's number in its process group, group and number identify it. Otherwise, the
-collectives of one group and kind are paired
-
-* by order, if every rank has equally many: the first with the first;
-* by time, if the ranks have a common clock: those that end nearest to each other, run at the same time, and have no
-  nearer partner. This also pairs what is left of sampled traces, and finds groups that the profile does not name;
-* by order from the end, if neither holds: recordings begin at different times more often than they end so.
-
-Whether pairing by order went well is checked after the clocks were aligned (`warplens.analysis.ranks.across`): a
-collective is in progress on all its ranks at the same time, since none of them can finish before all have arrived.
-"""
+"""Which profile is of which rank: as the file records it, else by its name, else in the order given."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final
@@ -22,18 +11,107 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from warplens.analysis.ranks.collectives import COLLECTIVE_SCHEMA
-from warplens.analysis.ranks.kinds import ENDS_TOGETHER
-from warplens.analysis.ranks.offsets import codes
+from warplens.analysis.ranks.clocks import codes
+from warplens.analysis.ranks.collectives import COLLECTIVES, ENDS_TOGETHER
+from warplens.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from warplens.analysis.ranks.summary import RankSummary
+    from warplens.profile.schema import Bools, Int64s
 
-__all__ = ["EVENT_COLUMNS", "METHODS", "Matching", "all_events", "match_events", "simultaneous"]
 
-Int64s = npt.NDArray[np.int64]
+#: `rank0`, `rank_12`, `rank-3`, `rank=3`, `global_rank07`; and the short `_r3`, `.r3`, which must end a word.
+_NAMED: Final = (
+    re.compile(r"(?<![a-z])(?:global[_-]?)?rank[\s_.=-]?(\d+)", re.IGNORECASE),
+    re.compile(r"(?:^|[_.-])r(\d+)(?=[_.-]|$)", re.IGNORECASE),
+)
+
+
+@dataclass(frozen=True)
+class Placing:
+    """The ranks of some summaries.
+
+    Attributes:
+        ranks: the rank of each summary, in their order.
+        how: `file` (recorded), `name` (read from the file's name) or `order`, for each.
+        world_size: ranks of the whole run as the files record it; None where none does.
+        missing: ranks of the run without a profile; () where the size of the run is not known.
+    """
+
+    ranks: tuple[int, ...]
+    how: tuple[str, ...]
+    world_size: int | None
+    missing: tuple[int, ...]
+
+
+def rank_in_name(name: str) -> int | None:
+    """The rank that a file's name tells (`trace_rank12.json.gz` → 12); None where it tells none."""
+    for pattern in _NAMED:
+        if found := pattern.findall(name):
+            return int(found[-1])
+    return None
+
+
+def place_ranks(summaries: Sequence[RankSummary]) -> Placing:
+    """The rank of each summary.
+
+    A file with several ranks in it cannot name them: those, and files that tell no rank, are numbered in the order
+    given. Numbers are not mixed: if only some of the files tell their rank, that is an error, since any number given to
+    the others could be another file's.
+
+    Raises:
+        UsageError: two profiles claim the same rank, or only some tell theirs.
+    """
+    told = [_told(summary) for summary in summaries]
+    sizes = {summary.world_size for summary in summaries if summary.world_size is not None}
+    if len(sizes) > 1:
+        raise UsageError(
+            f"the profiles are of different runs: they record world sizes of {', '.join(map(str, sorted(sizes)))}. "
+            "Give the files of one run"
+        )
+    if any(found is None for found, _ in told):
+        if known := [summary.source for (found, _), summary in zip(told, summaries, strict=True) if found is not None]:
+            unknown = next(summary.label for (found, _), summary in zip(told, summaries, strict=True) if found is None)
+            raise UsageError(
+                f"{unknown} does not tell its rank, but {known[0]} does: name every file after its rank (…rank0…, "
+                "…rank1…), or none"
+            )
+        told = [(place, "order") for place in range(len(summaries))]
+    ranks = [found for found, _ in told if found is not None]
+    for place, rank in enumerate(ranks):
+        if rank in ranks[:place]:
+            first, second = summaries[ranks.index(rank)].label, summaries[place].label
+            raise UsageError(
+                f"{first} and {second} are both rank {rank}. Give one profile of each rank, all of one run; where the "
+                "files' own record is wrong, analyse them apart"
+            )
+    size = sizes.pop() if sizes else None
+    present = set(ranks)
+    missing = tuple(rank for rank in range(size) if rank not in present) if size is not None else ()
+    return Placing(tuple(ranks), tuple(how for _, how in told), size, missing)
+
+
+def _told(summary: RankSummary) -> tuple[int | None, str]:
+    if summary.parts > 1:
+        return None, "order"
+    if summary.rank is not None:
+        return summary.rank, "file"
+    named = rank_in_name(summary.source)
+    return (named, "name") if named is not None else (None, "order")
+
+
+# --- The same collective on several ranks ---
+#
+# Where the profiles record a collective's number in its process group, group and number identify it. Otherwise, the
+# collectives of one group and kind are paired * by order, if every rank has equally many: the first with the first; *
+# by time, if the ranks have a common clock: those that end nearest to each other, run at the same time, and have no
+# nearer partner. This also pairs what is left of sampled traces, and finds groups that the profile does not name; *
+# by order from the end, if neither holds: recordings begin at different times more often than they end so. Whether
+# pairing by order went well is checked after the clocks were aligned (`warplens.analysis.ranks.across`): a collective
+# is in progress on all its ranks at the same time, since none of them can finish before all have arrived.
+
 
 #: How collectives were paired, and why not.
 METHODS: Final = ("sequence", "order", "time", "order from the end", "alone", "no peers")
@@ -42,7 +120,7 @@ METHODS: Final = ("sequence", "order", "time", "order from the end", "alone", "n
 #: cluster keep their clocks (NTP, PTP) well within it, and collectives of one kind are rarely closer to each other.
 _NEAREST_END_NS: Final = 2_000_000
 
-#: Columns of `all_events` beside those of `COLLECTIVE_SCHEMA`.
+#: Columns of `all_events` beside those of `COLLECTIVES`.
 EVENT_COLUMNS: Final = ("event", "place", "key", "number")
 
 #: Marks an event that no other rank's event belongs to.
@@ -72,7 +150,7 @@ def all_events(summaries: Sequence[RankSummary]) -> pl.DataFrame:
         summary.collectives.select(pl.lit(place, dtype=pl.Int32).alias("place"), pl.all())
         for place, summary in enumerate(summaries)
     ]
-    events = pl.concat([pl.DataFrame(schema={"place": pl.Int32, **COLLECTIVE_SCHEMA}), *parts])
+    events = pl.concat([pl.DataFrame(schema={"place": pl.Int32, **COLLECTIVES.schema}), *parts])
     of_two = (pl.col("kind") == "send_recv").alias("pairwise")
     numbered = pl.col("group").is_not_null() & pl.col("sequence").is_not_null()
     # With numbers, one key holds all kinds of a group, for they share the numbering. Sends and receives have their own.
@@ -136,7 +214,7 @@ def match_events(
     return Matching(instance, method)
 
 
-def simultaneous(events: pl.DataFrame, instance: Int64s, start: Int64s, end: Int64s) -> npt.NDArray[np.bool_]:
+def simultaneous(events: pl.DataFrame, instance: Int64s, start: Int64s, end: Int64s) -> Bools:
     """For each event whether its collective was in progress on all its ranks at one time, and has one size.
 
     Args:

@@ -2,60 +2,54 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
 from warplens.analysis.categories import categories_of
 from warplens.analysis.intervals import Intervals, Owned, measure_before, subtract, union
-from warplens.analysis.spread import conform
+from warplens.profile import Note, NoteLevel, Trace
+from warplens.profile.columns import column, table
+from warplens.profile.schema import Column
+from warplens.profile.tables import TABLES
 
 if TYPE_CHECKING:
     from warplens.analysis.timeline import Timeline
+    from warplens.profile.schema import Bools, Int64s
 
-__all__ = [
-    "STEP_TIME_SCHEMA",
-    "TIME_COLUMNS",
-    "BusyTime",
-    "busy_time",
-    "communication_rows",
-    "step_times",
-    "times_between",
-]
-
-Int64s = npt.NDArray[np.int64]
-
-#: One row a step of one rank. Times are in nanoseconds of the file's own clock.
-STEP_TIME_SCHEMA: Final = pl.Schema(
-    {
-        "step": pl.Int64(),  # counted from 1 over all steps found in the file
-        "in_window": pl.Boolean(),
-        "start_ns": pl.Int64(),
-        "end_ns": pl.Int64(),
-        "duration_ns": pl.Int64(),
-        "compute_ns": pl.Int64(),
-        "graph_ns": pl.Int64(),
-        "exposed_ns": pl.Int64(),
-        "copy_ns": pl.Int64(),
-        "idle_ns": pl.Int64(),
-        "communication_ns": pl.Int64(),
-        "overlapped_ns": pl.Int64(),
-    }
-)
 
 #: The measured times; the first five sum to the sixth, and the last two of them to `communication_ns`.
-TIME_COLUMNS: Final = (
-    "compute_ns",
-    "graph_ns",
-    "exposed_ns",
-    "copy_ns",
-    "idle_ns",
-    "duration_ns",
-    "communication_ns",
-    "overlapped_ns",
+TIMES: Final = (
+    Column("compute_ns", pl.Int64, "at least one kernel runs that is no communication"),
+    Column(
+        "graph_ns",
+        pl.Int64,
+        "inside CUDA graphs that were traced as a whole, outside of those kernels",
+        title="In graphs",
+    ),
+    Column("exposed_ns", pl.Int64, "communication that neither compute nor such a graph hides", title="Exposed comm."),
+    Column("copy_ns", pl.Int64, "copies and fills that nothing else hides", title="Copies"),
+    column("idle_ns"),
+    Column("duration_ns", pl.Int64, "length; the five times before sum to it", title="Window"),
+    Column("communication_ns", pl.Int64, "a communication kernel runs: exposed and overlapped"),
+    Column(
+        "overlapped_ns",
+        pl.Int64,
+        "communication while compute (or a graph traced as a whole) runs",
+        title="Hidden comm.",
+    ),
+)
+TIME_COLUMNS: Final = tuple(time.name for time in TIMES)
+
+STEP_TIMES: Final = table(
+    "steps of one rank",
+    "One step, in the file's own clock.",
+    "step in_window start_ns end_ns",
+    [time for time in TIMES if time.name == "duration_ns"],
+    [time for time in TIMES if time.name != "duration_ns"],
+    step="number of the step, counted from 1 over all steps found in the file",
 )
 
 
@@ -142,7 +136,7 @@ def step_times(timeline: Timeline, busy: BusyTime, window_steps: frozenset[int])
         window_steps: the steps that lie in the analysed window.
 
     Returns:
-        `STEP_TIME_SCHEMA`, in order of time.
+        `STEP_TIMES`, in order of time.
     """
     steps = timeline.steps.steps
     starts = np.array([step.start_ns for step in steps], dtype=np.int64)
@@ -154,10 +148,10 @@ def step_times(timeline: Timeline, busy: BusyTime, window_steps: frozenset[int])
         pl.Series("start_ns", starts),
         pl.Series("end_ns", ends),
     )
-    return conform(told, STEP_TIME_SCHEMA)
+    return STEP_TIMES.conform(told)
 
 
-def _covered(frame: pl.DataFrame, which: npt.NDArray[np.bool_]) -> Intervals:
+def _covered(frame: pl.DataFrame, which: Bools) -> Intervals:
     return union(Intervals(frame["start_ns"].to_numpy()[which], frame["end_ns"].to_numpy()[which]))
 
 
@@ -168,3 +162,94 @@ def _joined(one: Intervals, other: Intervals) -> Intervals:
 def _without(intervals: Intervals, covered: Intervals) -> Intervals:
     left = subtract(Owned(*intervals, np.zeros(len(intervals.starts), dtype=np.int64)), covered)
     return Intervals(left.starts, left.ends)
+
+
+# --- One trace of several processes or GPUs becomes one trace a rank, as if each had been recorded on its own ---
+
+#: Columns that hold row numbers of another table (or of their own): table → column → table that is pointed into.
+_POINTERS = {
+    "ranges": {"parent": "ranges"},
+    "operators": {"range": "ranges"},
+    "autograd_links": {"forward": "ranges", "backward": "ranges"},
+    "python_functions": {"parent": "python_functions"},
+    "collectives": {"kernel": "kernels"},
+}
+
+#: Tables of which a row without the row that it points to would say nothing.
+_OWNED = ("operators", "autograd_links", "collectives")
+
+
+@dataclass(frozen=True, eq=False)
+class RankTrace:
+    """The part of a file that belongs to one rank.
+
+    Attributes:
+        process, device: where its kernels ran; None where the file holds one rank, or no kernel at all.
+        trace: its part of the tables; the whole trace where the file holds one rank.
+    """
+
+    process: int | None
+    device: int | None
+    trace: Trace
+
+
+def split_ranks(trace: Trace) -> tuple[RankTrace, ...]:
+    """The ranks of a trace: one for each pair of process and GPU that ran kernels or graphs, by device and process.
+
+    What a process did on another GPU without ever running a kernel there (a stray context, a copy) belongs to no rank;
+    a note says how much that is. Host tables go by process alone, so that two GPUs of one process share its host side.
+    """
+    homes = pl.concat([trace.kernels.select("process", "device"), trace.graph_launches.select("process", "device")])
+    pairs = homes.unique().sort("device", "process").rows()
+    if len(pairs) <= 1:
+        process, device = pairs[0] if pairs else (None, None)
+        return (RankTrace(process, device, trace),)
+    stray = sum(
+        frame.select("process", "device").join(homes.unique(), on=["process", "device"], how="anti").height
+        for frame in (trace.copies, trace.memsets)
+    )
+    if stray:
+        note = Note(
+            "work-outside-ranks",
+            NoteLevel.INFO,
+            f"{stray} copies and fills ran on a GPU where their process ran no kernel; they belong to no rank.",
+        )
+        trace = replace(trace, capture=replace(trace.capture, notes=(*trace.capture.notes, note)))
+    return tuple(RankTrace(process, device, _part(trace, process, device)) for process, device in pairs)
+
+
+def _part(trace: Trace, process: int, device: int) -> Trace:
+    kept: dict[str, Int64s] = {}
+    for name in TABLES:
+        if name not in _OWNED:
+            kept[name] = np.flatnonzero(_belongs(getattr(trace, name), process, device))
+    frames: dict[str, Any] = {name: getattr(trace, name)[rows] for name, rows in kept.items()}
+    for name in _OWNED:
+        frames[name] = getattr(trace, name)
+    for name, pointers in _POINTERS.items():
+        for pointer, target in pointers.items():
+            renumbered = _renumbered(frames[name][pointer], kept[target], getattr(trace, target).height)
+            frames[name] = frames[name].with_columns(renumbered.alias(pointer))
+        if name in _OWNED:
+            frames[name] = frames[name].drop_nulls(list(pointers))
+    capture = trace.capture
+    devices = tuple(found for found in capture.devices if found.ordinal == device)
+    return Trace(replace(capture, devices=devices), **frames)
+
+
+def _belongs(frame: pl.DataFrame, process: int, device: int) -> Bools:
+    mine = pl.lit(True)
+    if "process" in frame.columns:
+        mine = mine & (pl.col("process") == process)
+    if "device" in frame.columns:
+        mine = mine & (pl.col("device").is_null() | (pl.col("device") == device))
+    found: Bools = frame.select(mine.alias("mine") if frame.width else mine)["mine"].to_numpy()
+    return np.broadcast_to(found, (frame.height,)) if len(found) != frame.height else found
+
+
+def _renumbered(pointer: pl.Series, kept: Int64s, height: int) -> pl.Series:
+    """Row numbers of the whole table as row numbers of its kept rows; null where the row is not kept."""
+    place = np.full(height + 1, -1, dtype=np.int64)
+    place[kept] = np.arange(len(kept))
+    moved = place[pointer.fill_null(height).to_numpy()]
+    return pl.Series(pointer.name, moved).replace(-1, None)

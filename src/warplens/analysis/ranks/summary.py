@@ -1,27 +1,32 @@
-"""What remains of one rank's profile: everything that questions across ranks need, in kilobytes."""
+"""What remains of one rank's profile when all ranks are put side by side: sums, steps and collectives, no events."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
-import polars as pl
 
 from warplens.analysis.intervals import Intervals
 from warplens.analysis.quality import quality_notes
-from warplens.analysis.ranks.collectives import COLLECTIVE_SCHEMA, rank_collectives
-from warplens.analysis.ranks.measures import STEP_TIME_SCHEMA, TIME_COLUMNS, busy_time, step_times, times_between
-from warplens.analysis.ranks.split import split_ranks
-from warplens.analysis.timebudget import BUDGET_SCHEMA, time_budgets
+from warplens.analysis.ranks.collectives import COLLECTIVES, rank_collectives
+from warplens.analysis.ranks.measures import (
+    STEP_TIMES,
+    TIME_COLUMNS,
+    busy_time,
+    split_ranks,
+    step_times,
+    times_between,
+)
+from warplens.analysis.timebudget import BUDGET, time_budgets
 from warplens.analysis.timeline import Timeline
 
 if TYPE_CHECKING:
-    from warplens.analysis.ranks.split import RankTrace
+    import polars as pl
+
+    from warplens.analysis.ranks.measures import RankTrace
     from warplens.analysis.window import Window
     from warplens.profile import Note, Trace
-
-__all__ = ["RankSummary", "summarize"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,9 +43,9 @@ class RankSummary:
         epoch_ns: Unix time of the clock's zero; None where the file does not say.
         window: the window that was analysed.
         times: `TIME_COLUMNS` of the window.
-        budget: the time budget of the window (`timebudget.BUDGET_SCHEMA`).
-        steps: `measures.STEP_TIME_SCHEMA`, all steps of the file.
-        collectives: `collectives.COLLECTIVE_SCHEMA`, all of the file.
+        budget: the time budget of the window (`timebudget.BUDGET`).
+        steps: `measures.STEP_TIMES`, all steps of the file.
+        collectives: `collectives.COLLECTIVES`, all of the file.
         exposed: when communication was exposed, disjoint; to split waits into exposed and hidden.
         undescribed: collectives that the framework described and that ran no kernel of their own.
         kernels: kernels in the whole file.
@@ -92,8 +97,9 @@ def _summary(rank: RankTrace, place: int, parts: int, spec: str) -> RankSummary:
     window = timeline.window(spec)
     capture = rank.trace.capture
     gpu = capture.device(rank.device) if rank.device is not None else None
-    found = _measured(timeline, rank.device, window) if rank.device is not None else _idle(window)
-    return RankSummary(
+    # A rank without any GPU work is idle throughout.
+    idle = {"idle_ns": window.duration_ns, "duration_ns": window.duration_ns}
+    summary = RankSummary(
         source=capture.source,
         part=place,
         parts=parts,
@@ -105,47 +111,25 @@ def _summary(rank: RankTrace, place: int, parts: int, spec: str) -> RankSummary:
         world_size=capture.world_size,
         epoch_ns=capture.epoch_ns,
         window=window,
-        times=found.times,
-        budget=found.budget,
-        steps=found.steps,
-        collectives=found.collectives,
-        exposed=found.exposed,
+        times={**dict.fromkeys(TIME_COLUMNS, 0), **idle},
+        budget=BUDGET.empty(),
+        steps=STEP_TIMES.empty(),
+        collectives=COLLECTIVES.empty(),
+        exposed=Intervals.none(),
         undescribed=int(rank.trace.collectives["kernel"].null_count()),
         kernels=rank.trace.kernels.height,
         notes=tuple(quality_notes(timeline, window)),
     )
-
-
-class _Measured(NamedTuple):
-    """What the GPU's work tells; fields as in `RankSummary`."""
-
-    times: dict[str, int]
-    budget: pl.DataFrame
-    steps: pl.DataFrame
-    collectives: pl.DataFrame
-    exposed: Intervals
-
-
-def _measured(timeline: Timeline, device: int, window: Window) -> _Measured:
-    busy = busy_time(timeline, device)
+    if rank.device is None:
+        return summary
+    busy = busy_time(timeline, rank.device)
     edges = np.array([window.start_ns]), np.array([window.end_ns])
-    budgets = [budget.parts for budget in time_budgets(timeline, window) if budget.device == device]
-    return _Measured(
+    budgets = [budget.parts for budget in time_budgets(timeline, window) if budget.device == rank.device]
+    return replace(
+        summary,
         times=times_between(busy, *edges).row(0, named=True),
-        budget=budgets[0] if budgets else pl.DataFrame(schema=BUDGET_SCHEMA),
+        budget=budgets[0] if budgets else summary.budget,
         steps=step_times(timeline, busy, frozenset(step.index for step in window.steps)),
-        collectives=rank_collectives(timeline, device, busy, window),
+        collectives=rank_collectives(timeline, rank.device, busy, window),
         exposed=busy.exposed,
-    )
-
-
-def _idle(window: Window) -> _Measured:
-    """A rank without any GPU work is idle throughout."""
-    idle = {"idle_ns": window.duration_ns, "duration_ns": window.duration_ns}
-    return _Measured(
-        times={**dict.fromkeys(TIME_COLUMNS, 0), **idle},
-        budget=pl.DataFrame(schema=BUDGET_SCHEMA),
-        steps=pl.DataFrame(schema=STEP_TIME_SCHEMA),
-        collectives=pl.DataFrame(schema=COLLECTIVE_SCHEMA),
-        exposed=Intervals.none(),
     )

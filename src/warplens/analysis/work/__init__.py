@@ -12,18 +12,24 @@ and its name into the `FORMULAS` of that module.
 from __future__ import annotations
 
 from warplens.analysis.work.amounts import FAMILIES, MATMUL_FAMILIES, Work
-from warplens.analysis.work.catalogue import FORMULAS, work_of
-from warplens.analysis.work.operators import OPERATOR_WORK_SCHEMA, UNMODELLED_SCHEMA, ModelledWork, operator_work
-from warplens.analysis.work.statistics import GROUPINGS, WORK_NUMBERS, work_statistics
+from warplens.analysis.work.catalogue import (
+    FORMULAS,
+    OPERATOR_WORK,
+    UNMODELLED,
+    ModelledWork,
+    operator_work,
+    work_of,
+)
+from warplens.analysis.work.statistics import GROUPINGS, WORK, work_statistics
 
 __all__ = [
     "FAMILIES",
     "FORMULAS",
     "GROUPINGS",
     "MATMUL_FAMILIES",
-    "OPERATOR_WORK_SCHEMA",
-    "UNMODELLED_SCHEMA",
-    "WORK_NUMBERS",
+    "OPERATOR_WORK",
+    "UNMODELLED",
+    "WORK",
     "ModelledWork",
     "Work",
     "operator_work",

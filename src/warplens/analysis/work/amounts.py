@@ -2,15 +2,261 @@
 
 from __future__ import annotations
 
+import json
+import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
-
-from warplens.analysis.work.arguments import ITEM_BYTES, Tensor
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
-__all__ = ["FAMILIES", "MATMUL_FAMILIES", "Work", "moved"]
+# --- What an operator recorded about its inputs ---
+
+#: Size of one element, by the type's name as PyTorch's profiler writes it: `at::TypeMeta` prints C++ types, and a
+#: 64-bit integer is called differently from one compiler to the next.
+ITEM_BYTES: Final = {
+    "bool": 1,
+    "unsigned char": 1,
+    "signed char": 1,
+    "char": 1,
+    "c10::Float8_e4m3fn": 1,
+    "c10::Float8_e4m3fnuz": 1,
+    "c10::Float8_e5m2": 1,
+    "c10::Float8_e5m2fnuz": 1,
+    "c10::Float8_e8m0fnu": 1,
+    "c10::Float4_e2m1fn_x2": 1,
+    "c10::qint8": 1,
+    "c10::quint8": 1,
+    "short": 2,
+    "short int": 2,
+    "unsigned short": 2,
+    "short unsigned int": 2,
+    "c10::Half": 2,
+    "c10::BFloat16": 2,
+    "int": 4,
+    "unsigned int": 4,
+    "float": 4,
+    "c10::qint32": 4,
+    "c10::complex<c10::Half>": 4,
+    "long": 8,
+    "long int": 8,
+    "long long": 8,
+    "__int64": 8,
+    "unsigned long": 8,
+    "long unsigned int": 8,
+    "unsigned long long": 8,
+    "unsigned __int64": 8,
+    "double": 8,
+    "c10::complex<float>": 8,
+    "c10::complex<double>": 16,
+}
+
+_INTEGERS: Final = frozenset(
+    {"bool", "unsigned char", "signed char", "char", "short", "short int", "unsigned short", "short unsigned int"}
+    | {"int", "unsigned int", "long", "long int", "long long", "__int64"}
+    | {"unsigned long", "long unsigned int", "unsigned long long", "unsigned __int64"}
+)
+_LISTS: Final = frozenset({"TensorList", "Tensor[]", "GenericList"})
+
+#: PyTorch's profiler leaves the shapes of longer lists of tensors out (`kTensorListDisplayLengthLimit`).
+_LONGEST_LIST: Final = 30
+
+
+class UnknownWorkError(Exception):
+    """What was recorded does not determine an operator's work; the text says what is missing."""
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """One tensor among the inputs.
+
+    Attributes:
+        shape: its sizes.
+        type: the type's name as recorded; None where it was not recorded.
+        stored: number of distinct elements in memory: an expanded tensor (stride 0) stores fewer than it shows.
+    """
+
+    shape: tuple[int, ...]
+    type: str | None
+    stored: int
+
+    @property
+    def elements(self) -> int:
+        """Product of the sizes."""
+        return math.prod(self.shape)
+
+    @property
+    def item_bytes(self) -> int | None:
+        """Size of one element; None where the type is not known."""
+        return None if self.type is None else ITEM_BYTES.get(self.type)
+
+
+class Arguments:
+    """The inputs of one operator by position, as its signature numbers them.
+
+    Args:
+        shapes, types, strides, values: the JSON lists of the table `operators`; None for what was not recorded.
+    """
+
+    def __init__(self, shapes: str | None, types: str | None, strides: str | None, values: str | None) -> None:
+        self._shapes = _listed(shapes)
+        self._types = _listed(types)
+        self._strides = _listed(strides)
+        self._values = _listed(values)
+        if not self._shapes:
+            raise UnknownWorkError("shapes were not recorded")
+
+    def __len__(self) -> int:
+        return len(self._shapes)
+
+    def optional(self, position: int) -> Tensor | None:
+        """The tensor at this position; None where there is none (a number, or an optional tensor left out)."""
+        if position >= len(self._shapes):
+            return None
+        shape, type_ = self._shapes[position], _at(self._types, position)
+        if not isinstance(shape, list) or any(not isinstance(size, int) for size in shape):
+            return None
+        if (self._types and type_ not in ITEM_BYTES) or (not self._types and not shape):
+            return None
+        return _tensor(shape, type_, _at(self._strides, position))
+
+    def tensor(self, position: int) -> Tensor:
+        """The tensor at this position.
+
+        Raises:
+            UnknownWorkError: there is none.
+        """
+        found = self.optional(position)
+        if found is None:
+            raise UnknownWorkError("the shape of an input was not recorded")
+        return found
+
+    def matrix(self, position: int, least: int = 2) -> Tensor:
+        """The tensor at this position, which must have at least so many dimensions."""
+        found = self.tensor(position)
+        if len(found.shape) < least:
+            raise UnknownWorkError("an input has fewer dimensions than its operator needs")
+        return found
+
+    def holds_shapes(self, position: int) -> bool:
+        """Whether there is a list of tensors at this position whose shapes were recorded."""
+        return bool(self._nested(position))
+
+    def is_list(self, position: int) -> bool:
+        """Whether a list of tensors stands at this position."""
+        return _at(self._types, position) in _LISTS or bool(self._nested(position))
+
+    def tensors(self, position: int) -> list[Tensor]:
+        """The tensors of the list at this position; their type is not recorded.
+
+        Raises:
+            UnknownWorkError: there is no list, or it was too long for its shapes to be recorded.
+        """
+        nested = self._nested(position)
+        if not nested:
+            raise UnknownWorkError(f"shapes of lists of more than {_LONGEST_LIST} tensors are not recorded")
+        strides = _at(self._strides, position) or []
+        return [_tensor(shape, None, _at(strides, number)) for number, shape in enumerate(nested)]
+
+    def _nested(self, position: int) -> list[list[int]]:
+        shape = _at(self._shapes, position)
+        if isinstance(shape, list) and shape and all(isinstance(inner, list) for inner in shape):
+            return shape
+        return []
+
+    def value(self, position: int) -> str | None:
+        """The text of the scalar at this position; None where it was not recorded or left at None."""
+        text = _at(self._values, position)
+        return text if isinstance(text, str) and text not in ("", "None") else None
+
+    def integer(self, position: int) -> int | None:
+        """The integer at this position; None where it was not recorded."""
+        text = self.value(position)
+        try:
+            return None if text is None else int(text)
+        except ValueError:
+            return None
+
+    def flag(self, position: int) -> bool | None:
+        """The truth value at this position; None where it was not recorded."""
+        return {"true": True, "1": True, "false": False, "0": False}.get((self.value(position) or "").lower())
+
+    def integers(self, position: int) -> tuple[int, ...] | None:
+        """The list of integers at this position; None where it was not recorded."""
+        text = self.value(position)
+        if text is None or not text.startswith("["):
+            return None
+        try:
+            return tuple(int(part) for part in text.strip("[]").split(",") if part.strip())
+        except ValueError:
+            return None
+
+    def flags(self, position: int) -> tuple[bool, ...] | None:
+        """The list of truth values at this position; None where it was not recorded."""
+        text = self.value(position)
+        if text is None or not text.startswith("["):
+            return None
+        return tuple(part.strip().lower() in ("true", "1") for part in text.strip("[]").split(",") if part.strip())
+
+
+def broadcast(*shapes: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape of an elementwise result of these inputs."""
+    length = max((len(shape) for shape in shapes), default=0)
+    padded = [(1,) * (length - len(shape)) + shape for shape in shapes]
+    # A size of 1 gives way to any other, also to 0.
+    return tuple(next((size for size in sizes if size != 1), 1) for sizes in zip(*padded, strict=True))
+
+
+def promoted(tensors: list[Tensor]) -> str | None:
+    """The type of an elementwise result: the widest one of the highest kind; tensors without dimensions give way.
+
+    This is PyTorch's rule of type promotion as far as sizes are concerned (docs: torch.result_type).
+    """
+    if any(tensor.type is None for tensor in tensors):
+        return None
+    dimensioned = [tensor for tensor in tensors if tensor.shape] or tensors
+    kind = max(_kind(tensor) for tensor in dimensioned)
+    if any(_kind(tensor) > kind for tensor in tensors):
+        dimensioned = [tensor for tensor in tensors if _kind(tensor) > kind]
+        kind = max(_kind(tensor) for tensor in dimensioned)
+    return max((t for t in dimensioned if _kind(t) == kind), key=lambda tensor: tensor.item_bytes or 0).type
+
+
+def _kind(tensor: Tensor) -> int:
+    if tensor.type == "bool":
+        return 0
+    if tensor.type in _INTEGERS:
+        return 1
+    return 3 if tensor.type is not None and "complex" in tensor.type else 2
+
+
+def _tensor(shape: list[int], type_: str | None, strides: Any) -> Tensor:
+    elements = math.prod(shape)
+    if not isinstance(strides, list) or len(strides) != len(shape) or not elements:
+        return Tensor(tuple(shape), type_, elements)
+    stored = math.prod([size for size, stride in zip(shape, strides, strict=True) if stride != 0])
+    return Tensor(tuple(shape), type_, stored)
+
+
+def _at(items: list[Any], position: int) -> Any:
+    return items[position] if position < len(items) else None
+
+
+@lru_cache(maxsize=65_536)
+def _listed_once(text: str) -> list[Any]:
+    try:
+        items = json.loads(text)
+    except ValueError:
+        return []
+    return items if isinstance(items, list) else []
+
+
+def _listed(text: str | None) -> list[Any]:
+    return [] if text is None else _listed_once(text)
+
+
+# --- `Work` ---
 
 #: Kinds of modelled operators, in the order in which people expect to read them.
 FAMILIES: Final = (
@@ -70,3 +316,179 @@ def moved(tensors: Iterable[Tensor]) -> tuple[int, int]:
         else:
             known += tensor.stored * tensor.item_bytes
     return known, untyped
+
+
+# --- Work of operators that combine the elements of a row ---
+
+# FLOPs for each element. Normalisation: mean (1), difference (1), square and sum (2), scaling (1), weight and bias (2);
+# without a mean, square and sum (2), scaling (1), weight (1). Backward: the two sums over the row (3), the gradient of
+# the input (5), of weight and bias (3).
+_NORM_FLOPS, _RMS_FLOPS, _NORM_BACKWARD_FLOPS = 7, 4, 11
+#: Largest, difference, exponential, sum, quotient.
+_SOFTMAX_FLOPS: Final = 5
+#: Product with the gradient, sum, difference, product.
+_SOFTMAX_BACKWARD_FLOPS: Final = 4
+
+
+def _norm(flops: int, at: int = 0, *parameters: int) -> Callable[[Arguments], Work]:
+    """Reads the input at this position and the parameters at others, writes as much as it read of the input."""
+
+    def formula(arguments: Arguments) -> Work:
+        inputs = arguments.tensor(at)
+        work = Work("normalization", flops * inputs.elements).moving([inputs, *_given(arguments, parameters)])
+        return work.writing(inputs.elements, inputs.type)
+
+    return formula
+
+
+def _norm_backward(*read: int) -> Callable[[Arguments], Work]:
+    """Reads these (gradient and input first), writes the gradient of the input and those of its parameters."""
+
+    def formula(arguments: Arguments) -> Work:
+        gradient, inputs = arguments.tensor(read[0]), arguments.tensor(read[1])
+        parameters = _given(arguments, read[2:])
+        work = Work("normalization", _NORM_BACKWARD_FLOPS * gradient.elements)
+        work = work.moving([gradient, inputs, *parameters, *parameters])
+        return work.writing(inputs.elements, inputs.type)
+
+    return formula
+
+
+def _norm_into(flops: int, *, added: bool) -> Callable[[Arguments], Work]:
+    """Of inference engines: (out, input, weight), or (input, residual, weight) where both are updated."""
+
+    def formula(arguments: Arguments) -> Work:
+        first, second, weight = (arguments.tensor(position) for position in range(3))
+        work = Work("normalization", flops * first.elements).moving([first, second, weight])
+        return work.moving([first, second]) if added else work
+
+    return formula
+
+
+def _softmax(arguments: Arguments) -> Work:
+    inputs = arguments.tensor(0)
+    # softmax(self, dim, half_to_float): in half precision it may write float
+    result = "float" if arguments.flag(2) else inputs.type
+    return Work("softmax", _SOFTMAX_FLOPS * inputs.elements).moving([inputs]).writing(inputs.elements, result)
+
+
+def _softmax_backward(arguments: Arguments) -> Work:
+    gradient, output = arguments.tensor(0), arguments.tensor(1)
+    work = Work("softmax", _SOFTMAX_BACKWARD_FLOPS * output.elements).moving([gradient, output])
+    return work.writing(output.elements, output.type)
+
+
+def _reduction(flops: int, dimensions: int | None = 1, result: str | None = None) -> Callable[[Arguments], Work]:
+    """Reads the input once. `dimensions`: position of those that are reduced; None where all are."""
+
+    def formula(arguments: Arguments) -> Work:
+        inputs = arguments.tensor(0)
+        work = Work("reduction", flops * inputs.elements).moving([inputs])
+        return work.writing(_remaining(arguments, inputs, dimensions), result or inputs.type)
+
+    return formula
+
+
+def _remaining(arguments: Arguments, inputs: Tensor, position: int | None) -> int:
+    """Elements that a reduction leaves; 0 where it is not recorded which dimensions it reduced."""
+    if position is None or position >= len(arguments):
+        return 1
+    one = arguments.integer(position)
+    reduced = arguments.integers(position) if one is None else (one,)
+    if reduced is None:
+        return 0 if arguments.value(position) is None and len(arguments) > position + 1 else 1
+    if not reduced:
+        return 1
+    gone = {dimension % len(inputs.shape) for dimension in reduced if inputs.shape}
+    return math.prod(size for dimension, size in enumerate(inputs.shape) if dimension not in gone)
+
+
+def _extreme(arguments: Arguments) -> Work:
+    # max(self), max(self, dim, keepdim) → values and indices, max(self, other)
+    other = arguments.optional(1)
+    inputs = arguments.tensor(0)
+    if other is not None:
+        work = Work("elementwise", inputs.elements).moving([inputs, other])
+        return work.writing(max(inputs.elements, other.elements), inputs.type)
+    work = Work("reduction", inputs.elements).moving([inputs])
+    if len(arguments) == 1:
+        return work.writing(1, inputs.type)
+    left = _remaining(arguments, inputs, 1)
+    return work.writing(left, inputs.type).writing(left, "long int")
+
+
+def _scan(arguments: Arguments) -> Work:
+    inputs = arguments.tensor(0)
+    return Work("reduction", inputs.elements).moving([inputs]).writing(inputs.elements, inputs.type)
+
+
+def _loss(arguments: Arguments) -> Work:
+    # nll_loss_forward(self, target, weight, reduction, ignore_index) picks one element of each row
+    inputs, target = arguments.tensor(0), arguments.tensor(1)
+    work = Work("reduction", target.elements).moving([target])
+    return work.writing(target.elements, inputs.type)
+
+
+def _loss_backward(arguments: Arguments) -> Work:
+    # nll_loss_backward(grad_output, self, target, …) fills a gradient with zeros but for one element of each row
+    inputs, target = arguments.tensor(1), arguments.tensor(2)
+    return Work("reduction", target.elements).moving([target]).writing(inputs.elements, inputs.type)
+
+
+def _ranking(arguments: Arguments) -> Work:
+    # topk(self, k, dim, …) and sort(self, dim, …) give values and indices; comparisons are no FLOPs.
+    inputs = arguments.tensor(0)
+    return Work("reduction", 0).moving([inputs]).writing(inputs.elements, inputs.type).writing(inputs.elements, _INDEX)
+
+
+def _top(arguments: Arguments) -> Work:
+    inputs, kept, dimension = arguments.tensor(0), arguments.integer(1), arguments.integer(2)
+    if kept is None or kept < 0 or dimension is None or not inputs.shape:
+        raise UnknownWorkError("how many elements are kept was not recorded")
+    left = inputs.elements // max(1, inputs.shape[dimension % len(inputs.shape)]) * kept
+    return Work("reduction", 0).moving([inputs]).writing(left, inputs.type).writing(left, _INDEX)
+
+
+_INDEX: Final = "long int"
+
+
+def _given(arguments: Arguments, positions: tuple[int, ...]) -> list[Tensor]:
+    return [tensor for tensor in map(arguments.optional, positions) if tensor is not None]
+
+
+FORMULAS: Final[dict[str, Callable[[Arguments], Work]]] = {
+    "aten::native_layer_norm": _norm(_NORM_FLOPS, 0, 2, 3),
+    "aten::native_group_norm": _norm(_NORM_FLOPS, 0, 1, 2),
+    **dict.fromkeys(
+        (
+            "aten::native_batch_norm",
+            "aten::cudnn_batch_norm",
+            "aten::miopen_batch_norm",
+            "aten::_batch_norm_with_update",
+        ),
+        _norm(_NORM_FLOPS, 0, 1, 2, 3, 4),
+    ),
+    **dict.fromkeys(("aten::_fused_rms_norm", "aten::rms_norm"), _norm(_RMS_FLOPS, 0, 2)),
+    "aten::native_layer_norm_backward": _norm_backward(0, 1, 5, 6),
+    "aten::_fused_rms_norm_backward": _norm_backward(0, 1, 4),
+    "aten::native_group_norm_backward": _norm_backward(0, 1, 4),
+    "aten::native_batch_norm_backward": _norm_backward(0, 1, 2),
+    **dict.fromkeys(("aten::cudnn_batch_norm_backward", "aten::miopen_batch_norm_backward"), _norm_backward(1, 0, 2)),
+    "_C::rms_norm": _norm_into(_RMS_FLOPS, added=False),
+    "_C::fused_add_rms_norm": _norm_into(_RMS_FLOPS + 1, added=True),
+    **dict.fromkeys(("aten::_softmax", "aten::_log_softmax"), _softmax),
+    **dict.fromkeys(("aten::_softmax_backward_data", "aten::_log_softmax_backward_data"), _softmax_backward),
+    **dict.fromkeys(
+        ("aten::sum", "aten::mean", "aten::prod", "aten::amax", "aten::amin", "aten::nansum"), _reduction(1)
+    ),
+    **dict.fromkeys(("aten::argmax", "aten::argmin"), _reduction(1, 1, _INDEX)),
+    **dict.fromkeys(("aten::any", "aten::all"), _reduction(0, 1, "bool")),
+    **dict.fromkeys(("aten::norm", "aten::linalg_vector_norm"), _reduction(2, 2)),
+    **dict.fromkeys(("aten::var", "aten::std", "aten::var_mean", "aten::std_mean"), _reduction(4)),
+    **dict.fromkeys(("aten::max", "aten::min"), _extreme),
+    **dict.fromkeys(("aten::cumsum", "aten::cumsum_", "aten::cumprod", "aten::_logcumsumexp"), _scan),
+    **dict.fromkeys(("aten::nll_loss_forward", "aten::nll_loss2d_forward"), _loss),
+    **dict.fromkeys(("aten::nll_loss_backward", "aten::nll_loss2d_backward"), _loss_backward),
+    "aten::topk": _top,
+    "aten::sort": _ranking,
+}

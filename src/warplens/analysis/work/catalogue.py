@@ -1,28 +1,53 @@
-"""Which formula belongs to which operator, and why an operator without one has none."""
+"""At which operator each piece of GPU work is counted, so that no work is counted twice.
+
+Operators nest: `aten::linear` calls `aten::addmm`, which launches the kernels. Each piece of GPU work goes to the
+innermost operator around its launch whose work can be modelled; where two operators found so enclose one another, the
+outer one stands for both. So products are counted where they are launched, and an operator without a formula is
+counted through the one that called it.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from warplens.analysis.work import attention, convolution, elementwise, movement, products, rows, updates
-from warplens.analysis.work.arguments import Arguments, UnknownWorkError
+import numpy as np
+import polars as pl
+
+from warplens.analysis.categories import classify_names
+from warplens.analysis.frames import ratio
+from warplens.analysis.phases import phase_of_work
+from warplens.analysis.trees import NO_RANGE
+from warplens.analysis.work.amounts import FAMILIES, MATMUL_FAMILIES, Arguments, UnknownWorkError, Work
+from warplens.analysis.work.amounts import FORMULAS as ROWS
+from warplens.analysis.work.elementwise import FORMULAS as ELEMENTWISE
+from warplens.analysis.work.elementwise import MOVEMENT_FORMULAS as MOVEMENT
+from warplens.analysis.work.elementwise import UPDATES_FORMULAS as UPDATES
+from warplens.analysis.work.products import ATTENTION_FORMULAS as ATTENTION
+from warplens.analysis.work.products import CONVOLUTION_FORMULAS as CONVOLUTION
+from warplens.analysis.work.products import FORMULAS as PRODUCTS
+from warplens.profile.columns import column, table
+from warplens.profile.peaks import peaks_of
+from warplens.profile.schema import Column, name_categories
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from warplens.analysis.work.amounts import Work
+    from warplens.analysis.timeline import Timeline
+    from warplens.analysis.window import Window
+    from warplens.profile.schema import Int64s
 
-__all__ = ["FORMULAS", "NO_FORMULA", "work_of"]
+# --- Which formula belongs to which operator, and why an operator without one has none ---
 
 #: Name of an operator → how much work it is.
 FORMULAS: Final[dict[str, Callable[[Arguments], Work]]] = {
-    **elementwise.FORMULAS,
-    **rows.FORMULAS,
-    **movement.FORMULAS,
-    **updates.FORMULAS,
-    **products.FORMULAS,
-    **convolution.FORMULAS,
-    **attention.FORMULAS,
+    **ELEMENTWISE,
+    **ROWS,
+    **MOVEMENT,
+    **UPDATES,
+    **PRODUCTS,
+    **CONVOLUTION,
+    **ATTENTION,
 }
 
 NO_FORMULA: Final = "there is no formula for it"
@@ -56,3 +81,317 @@ def work_of(
         return formula(Arguments(shapes, types, strides, values))
     except UnknownWorkError as missing:
         return str(missing)
+
+
+# --- At which operator each piece of GPU work is counted, so that no work is counted twice ---
+
+
+_INPUTS = ("name", "input_shapes", "input_types", "input_strides", "concrete_inputs")
+
+#: One row an operator that launched GPU work, itself or through others. Either a family or a reason is null.
+_MODEL_SCHEMA = pl.Schema(
+    {
+        "range": pl.Int64(),
+        "family": pl.Enum(FAMILIES),
+        "flops": pl.Int64(),
+        "flops_full": pl.Int64(),
+        "known_bytes": pl.Int64(),
+        "untyped": pl.Int64(),
+        "reason": pl.String(),
+    }
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Counting:
+    """Where GPU work is counted.
+
+    Attributes:
+        launcher: for each row of `Timeline.work` the innermost operator around its launch, a row of `Trace.ranges`;
+            `NO_RANGE` for none.
+        counted_at: the operator that its work is counted at; `NO_RANGE` where none has a model.
+        models: `_MODEL_SCHEMA`.
+    """
+
+    launcher: Int64s
+    counted_at: Int64s
+    models: pl.DataFrame
+
+
+def count_work(timeline: Timeline) -> Counting:
+    """Models every operator that launched GPU work, and decides at which of them each piece is counted."""
+    tree, count = timeline.operators, timeline.trace.ranges.height
+    work = timeline.work
+    launched = work["range"].fill_null(NO_RANGE).to_numpy()
+    launcher = tree.of(np.where(work["inferred"].to_numpy(), NO_RANGE, launched))
+    pieces = np.bincount(launcher[launcher != NO_RANGE], minlength=count)
+    models = _models(timeline, np.flatnonzero(tree.forest.inclusive(pieces) > 0))
+    modelled = np.zeros(count, dtype=np.int64)
+    rows = models.filter(pl.col("family").is_not_null())["range"].to_numpy()
+    modelled[rows] = rows + 1
+    innermost = np.r_[tree.forest.innermost_match(modelled), 0][launcher] - 1
+    chosen = np.zeros(count, dtype=np.int64)
+    used = innermost[innermost != NO_RANGE]
+    chosen[used] = used + 1
+    counted_at = np.r_[tree.forest.outermost_match(chosen), 0][innermost] - 1
+    return Counting(launcher, counted_at, models)
+
+
+def _models(timeline: Timeline, rows: Int64s) -> pl.DataFrame:
+    """The models of these operators (rows of `Trace.ranges`); each distinct combination of inputs is looked at once."""
+    names = timeline.trace.ranges["name"].gather(rows)
+    wanted = pl.DataFrame({"range": rows, "name": names}, schema_overrides={"range": pl.Int64})
+    recorded = timeline.trace.operators.select("range", *_INPUTS[1:])
+    combinations = (
+        wanted.join(recorded, on="range", how="left", maintain_order="left")
+        .group_by(_INPUTS, maintain_order=True)
+        .agg(pl.col("range"))
+    )
+    found = [work_of(*inputs) for inputs in combinations.select(pl.col(_INPUTS).cast(pl.String)).iter_rows()]
+    works = [item if isinstance(item, Work) else None for item in found]
+    return (
+        combinations.select(
+            "range",
+            pl.Series("family", [work and work.family for work in works], dtype=pl.Enum(FAMILIES)),
+            pl.Series("flops", [work and work.flops for work in works], dtype=pl.Int64),
+            pl.Series("flops_full", [work and _full(work) for work in works], dtype=pl.Int64),
+            pl.Series("known_bytes", [work and work.bytes for work in works], dtype=pl.Int64),
+            pl.Series("untyped", [work and work.untyped for work in works], dtype=pl.Int64),
+            pl.Series("reason", [item if isinstance(item, str) else None for item in found], dtype=pl.String),
+        )
+        .explode("range")
+        .sort("range")
+        .select(_MODEL_SCHEMA.names())
+        .cast(_MODEL_SCHEMA)
+    )
+
+
+def _full(work: Work) -> int:
+    return work.flops if work.flops_full is None else work.flops_full
+
+
+# --- Operators with their modelled work and their measured GPU time, and the GPU time whose work no model covers ---
+
+OPERATOR_WORK: Final = table(
+    "operators with modelled work",
+    "One operator whose work is counted. `warplens.analysis.work.operator_work`.",
+    Column("range", pl.Int64, "row of the operator in `ranges`"),
+    "name input_shapes input_types",
+    column("family").but(dtype=pl.Enum(FAMILIES), help="kind of work, as above"),
+    "phase device precision tensor_cores",
+    Column("link", pl.Boolean, "whether it moved data between host and GPU"),
+    "kernels gpu_ns flops flops_full bytes",
+    Column("peak_flops_per_s", pl.Float64, "rate of the GPU for that format; null where it is not known"),
+    Column(
+        "peak_bytes_per_s",
+        pl.Float64,
+        "bandwidth of the GPU's memory; null where it is not known or the data crossed the link to the host",
+    ),
+    name="operator",
+    phase="`backward`, `optimizer`, `forward` or `none`, from names of enclosing ranges",
+    device="ordinal of the GPU",
+    precision="format of the operands, from the name of its longest kernel; null where it does not reveal it",
+    tensor_cores="whether tensor cores do the arithmetic of that kernel; null where its name does not reveal it",
+    kernels="pieces of GPU work that it launched, itself or through others, in the window",
+    gpu_ns="their summed duration",
+    flops="modelled FLOPs; 0 where the operator's first work began before the window",
+    bytes="modelled bytes; null where a type is not known",
+)
+
+UNMODELLED: Final = table(
+    "work without a model",
+    "One operator name and reason. `unmodelled` in the JSON of `warplens flops`.",
+    "name reason operators kernels gpu_ns share",
+    name="operator that launched the work; null for work that no operator launched",
+    reason="why its work is not known",
+    kernels="pieces of GPU work",
+    gpu_ns="summed duration of that work",
+    share="share of the summed time of all GPU work in the window",
+)
+
+#: Copies of these directions stay on the GPU.
+_ON_DEVICE: Final = ("device-to-device",)
+
+#: Where lists hold tensors of unrecorded type, the kernel's name tells their size: PyTorch copies opaque items of so
+#: many bytes, or names the type.
+_OPAQUE: Final = r"OpaqueType<(\d+)"
+#: Types of operands that are only ever multiplied in one format; a product of `float` may be computed as tf32.
+_FORMATS: Final = {"c10::Half": "fp16", "c10::BFloat16": "bf16", "double": "fp64", "c10::Float8_e4m3fn": "fp8"}
+_FIRST_TYPE: Final = r'^\["([^"]*)"'
+_SIZES: Final = {"fp64": 8, "fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "int8": 1}
+
+
+@dataclass(frozen=True, eq=False)
+class ModelledWork:
+    """Modelled work with measured time, over one window.
+
+    Attributes:
+        operators: `OPERATOR_WORK`, in the order of the profile.
+        unmodelled: `UNMODELLED`, the largest first.
+        total_ns: summed time of all GPU work of the window.
+        peak_sources: where the roofs come from, one sentence for each kind of GPU.
+    """
+
+    operators: pl.DataFrame
+    unmodelled: pl.DataFrame
+    total_ns: int
+    peak_sources: tuple[str, ...]
+
+    @property
+    def modelled_ns(self) -> int:
+        """Time of the GPU work whose operator has a model."""
+        return int(self.operators["gpu_ns"].sum())
+
+    @property
+    def coverage_share(self) -> float | None:
+        """Share of the GPU time whose operator has a model; None without GPU work."""
+        return self.modelled_ns / self.total_ns if self.total_ns else None
+
+    @property
+    def flops(self) -> int:
+        """All modelled FLOPs."""
+        return int(self.operators["flops"].sum())
+
+    @property
+    def matmul_flops(self) -> int:
+        """FLOPs of matrix products, convolutions and attention alone: what FLOP counters usually count."""
+        products = self.operators.filter(pl.col("family").cast(pl.String).is_in(MATMUL_FAMILIES))
+        return int(products["flops"].sum())
+
+
+def operator_work(timeline: Timeline, window: Window) -> ModelledWork:
+    """The modelled work of the operators in the window, beside the measured time of what they launched.
+
+    An operator's work counts in the window in which the first of its GPU work begins, so that adjoining windows add up.
+
+    Returns:
+        Empty tables where the profile holds no operators.
+    """
+    pieces = _pieces(timeline)
+    inside = np.zeros(pieces.height, dtype=np.bool_)
+    inside[timeline.work_rows_in(window)] = True
+    pieces = pieces.with_columns(pl.Series("inside", inside))
+    counting = count_work(timeline)
+    pieces = pieces.with_columns(
+        pl.Series("range", counting.counted_at), pl.Series("launcher", counting.launcher), phase_of_work(timeline)
+    )
+    total = int(pieces.filter("inside")["duration_ns"].sum())
+    counted = pieces.filter(pl.col("range") != NO_RANGE)
+    rest = pieces.filter((pl.col("range") == NO_RANGE) & pl.col("inside"))
+    sources = {
+        found.source for found in map(peaks_of, timeline.trace.capture.devices) if found is not None and found.source
+    }
+    return ModelledWork(
+        _operators(timeline, counted, counting.models),
+        _unmodelled(timeline, rest, counting.models, total),
+        total,
+        tuple(sorted(sources)),
+    )
+
+
+def _pieces(timeline: Timeline) -> pl.DataFrame:
+    """All GPU work with what its kernel's name tells."""
+    work = timeline.work.select(
+        "kind", "row", "device", "api_row", "range", (pl.col("end_ns") - pl.col("start_ns")).alias("duration_ns")
+    ).rename({"range": "held"})
+    kernels = timeline.trace.kernels
+    # What stands in a name is looked up once for each distinct name, not for each kernel.
+    opaque = name_categories(kernels["full_name"]).str.extract(_OPAQUE).cast(pl.Int64)
+    told = classify_names(kernels).select(
+        pl.col("precision").cast(pl.String),
+        "tensor_cores",
+        pl.coalesce(
+            opaque.gather(kernels["full_name"].to_physical()),
+            pl.col("precision").cast(pl.String).replace_strict(_SIZES, default=None, return_dtype=pl.Int64),
+        ).alias("item_bytes"),
+        kernels["graph_node"].is_not_null().alias("replayed"),
+    )
+    told = told.with_row_index("row").with_columns(pl.col("row").cast(pl.Int64), kind=pl.lit("kernel"))
+    directions = timeline.trace.copies["direction"].cast(pl.String)
+    copies = pl.DataFrame({"link": ~directions.is_in(_ON_DEVICE)}).with_row_index("row")
+    copies = copies.with_columns(pl.col("row").cast(pl.Int64), kind=pl.lit("copy"))
+    work = work.with_columns(pl.col("kind").cast(pl.String))
+    return work.join(told, on=["kind", "row"], how="left", maintain_order="left").join(
+        copies, on=["kind", "row"], how="left", maintain_order="left"
+    )
+
+
+def _operators(timeline: Timeline, counted: pl.DataFrame, models: pl.DataFrame) -> pl.DataFrame:
+    duration, inside = pl.col("duration_ns"), pl.col("inside")
+    longest = duration.arg_max()
+    measured = counted.group_by("range", maintain_order=True).agg(
+        # Work is in order of its begin: the first piece decides which window the operator belongs to.
+        inside.first().alias("begins_inside"),
+        pl.col("phase").first().cast(pl.String),
+        pl.col("device").first(),
+        *(pl.col(name).get(longest) for name in ("precision", "tensor_cores", "item_bytes")),
+        pl.col("link").fill_null(value=False).any(),
+        inside.sum().cast(pl.Int64).alias("kernels"),
+        duration.filter(inside).sum().alias("gpu_ns"),
+    )
+    measured = measured.filter(pl.col("kernels") > 0)
+    frame = measured.join(models, on="range", how="left", maintain_order="left").join(
+        timeline.trace.operators.select("range", "input_shapes", "input_types"), on="range", how="left"
+    )
+    begins = pl.col("begins_inside")
+    size = pl.when(pl.col("untyped") > 0).then(pl.col("untyped") * pl.col("item_bytes")).otherwise(0)
+    frame = frame.with_columns(
+        timeline.trace.ranges["name"].gather(frame["range"]).cast(pl.String),
+        *(pl.when(begins).then(name).otherwise(0).alias(name) for name in ("flops", "flops_full")),
+        pl.when(begins).then(pl.col("known_bytes") + size).otherwise(0).alias("bytes"),
+    )
+    return OPERATOR_WORK.conform(_with_peaks(timeline, frame).sort("range"))
+
+
+def _with_peaks(timeline: Timeline, frame: pl.DataFrame) -> pl.DataFrame:
+    """The roofs of each operator: those of its GPU, for the format that its longest kernel multiplies."""
+    products = pl.col("family").cast(pl.String).is_in(MATMUL_FAMILIES)
+    # Everything else computes on the vector units in fp32, whatever it stores; only fp64 stays what it is.
+    operand = pl.col("input_types").cast(pl.String).str.extract(_FIRST_TYPE)
+    multiplied = pl.coalesce("precision", operand.replace_strict(_FORMATS, default=None, return_dtype=pl.String))
+    frame = frame.with_columns(
+        pl.when(products | (pl.col("precision") == "fp64")).then(multiplied).otherwise(pl.lit("fp32")).alias("format"),
+        pl.when(products).then("tensor_cores").otherwise(pl.lit(False)).alias("on_tensor_cores"),
+    )
+    keys = frame.select("device", "format", "on_tensor_cores").unique()
+    rows = []
+    for device, precision, tensor_cores in keys.iter_rows():
+        peaks = peaks_of(timeline.trace.capture.device(device))
+        compute = None if peaks is None else peaks.of(precision, tensor_cores=tensor_cores)
+        rows.append((device, precision, tensor_cores, compute, None if peaks is None else peaks.bytes_per_s))
+    roofs = pl.DataFrame(
+        rows,
+        schema={**keys.schema, "peak_flops_per_s": pl.Float64(), "peak_bytes_per_s": pl.Float64()},
+        orient="row",
+    )
+    joined = frame.join(roofs, on=["device", "format", "on_tensor_cores"], how="left", nulls_equal=True)
+    # What crosses the link between host and GPU is bound by the link, whose speed is not in the profile.
+    return joined.with_columns(
+        pl.when(pl.col("link")).then(None).otherwise("peak_bytes_per_s").alias("peak_bytes_per_s")
+    )
+
+
+def _unmodelled(timeline: Timeline, rest: pl.DataFrame, models: pl.DataFrame, total: int) -> pl.DataFrame:
+    ranges = timeline.trace.ranges
+    outside = (
+        pl.when(pl.col("replayed") | (pl.col("kind") == "graph"))
+        .then(pl.lit("replayed from a CUDA graph"))
+        .when(pl.col("api_row").is_null())
+        .then(pl.lit("its launching call is not in the profile"))
+        .otherwise(pl.lit("launched outside of every operator"))
+    )
+    names = ranges["name"].gather(pl.Series(rest["launcher"].to_numpy()).replace(NO_RANGE, None))
+    named = rest.with_columns(names.cast(pl.String).alias("name")).join(
+        models.select(pl.col("range").alias("launcher"), "reason"), on="launcher", how="left"
+    )
+    groups = (
+        named.with_columns(pl.when(pl.col("launcher") == NO_RANGE).then(outside).otherwise("reason").alias("reason"))
+        .group_by("name", "reason")
+        .agg(
+            pl.col("launcher").filter(pl.col("launcher") != NO_RANGE).n_unique().alias("operators"),
+            pl.len().alias("kernels"),
+            pl.col("duration_ns").sum().alias("gpu_ns"),
+        )
+        .with_columns(ratio(pl.col("gpu_ns"), pl.lit(total)).alias("share"))
+    )
+    return UNMODELLED.conform(groups).sort("gpu_ns", "name", "reason", descending=[True, False, False], nulls_last=True)

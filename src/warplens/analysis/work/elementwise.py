@@ -9,13 +9,10 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from warplens.analysis.work.amounts import Work
-from warplens.analysis.work.arguments import Arguments, Tensor, UnknownWorkError, broadcast, promoted
+from warplens.analysis.work.amounts import Arguments, Tensor, UnknownWorkError, Work, broadcast, promoted
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-__all__ = ["FORMULAS", "PER_ELEMENT"]
 
 
 class _Rule(NamedTuple):
@@ -144,4 +141,151 @@ FORMULAS: Final[dict[str, Callable[[Arguments], Work]]] = {
     "aten::glu_backward": _glu_backward,
     "_C::silu_and_mul": _gated(PER_ELEMENT["silu"].flops),
     "_C::gelu_and_mul": _gated(PER_ELEMENT["gelu"].flops),
+}
+
+# --- Work of operators that only move elements ---
+
+
+def _copied(arguments: Arguments) -> Work:
+    # copy_(self, src): every element of the destination is written, the source is read as far as it is stored
+    return Work("copy", 0).moving([arguments.tensor(0), arguments.tensor(1)])
+
+
+def _cloned(arguments: Arguments) -> Work:
+    source = arguments.tensor(0)
+    return Work("copy", 0).moving([source]).writing(source.elements, source.type)
+
+
+def _concatenated(arguments: Arguments) -> Work:
+    tensors = arguments.tensors(0)
+    return Work("copy", 0).moving(tensors).writing(sum(tensor.elements for tensor in tensors), None)
+
+
+def _gathered(arguments: Arguments) -> Work:
+    # gather(self, dim, index): one element for each index
+    source, index = arguments.tensor(0), arguments.tensor(2)
+    work = Work("gather-scatter", 0).moving([index])
+    return work.writing(2 * index.elements, source.type)
+
+
+def _selected(arguments: Arguments) -> Work:
+    # index_select(self, dim, index): whole slices
+    source, index, dimension = arguments.tensor(0), arguments.tensor(2), arguments.integer(1)
+    if dimension is None or not source.shape:
+        raise UnknownWorkError("the dimension that is indexed was not recorded")
+    picked = source.elements // max(1, source.shape[dimension % len(source.shape)]) * index.elements
+    return Work("gather-scatter", 0).moving([index]).writing(2 * picked, source.type)
+
+
+def _embedded(arguments: Arguments) -> Work:
+    weight, index = arguments.matrix(0), arguments.tensor(1)
+    picked = index.elements * math.prod(weight.shape[1:])
+    return Work("gather-scatter", 0).moving([index]).writing(2 * picked, weight.type)
+
+
+def _embedding_backward(arguments: Arguments) -> Work:
+    # embedding_dense_backward(grad_output, indices, num_weights, …): a gradient for every row of the table
+    gradient, index, rows = arguments.matrix(0, 1), arguments.tensor(1), arguments.integer(2)
+    if rows is None or rows < 0:
+        raise UnknownWorkError("the number of embeddings was not recorded")
+    work = Work("gather-scatter", gradient.elements).moving([gradient, index])
+    return work.writing(rows * gradient.shape[-1], gradient.type)
+
+
+def _scattered(*, flops: int, index: int = 2, source: int = 3) -> Callable[[Arguments], Work]:
+    """scatter_add_(self, dim, index, src) and the like, in place: as many elements as the index has."""
+
+    def formula(arguments: Arguments) -> Work:
+        target, places, given = arguments.tensor(0), arguments.tensor(index), arguments.optional(source)
+        moving = places.elements if given is None else given.elements
+        work = Work("gather-scatter", flops * moving).moving([places, *([given] if given else [])])
+        return work.writing((1 + flops) * moving, target.type)
+
+    return formula
+
+
+MOVEMENT_FORMULAS: Final[dict[str, Callable[[Arguments], Work]]] = {
+    "aten::copy_": _copied,
+    **dict.fromkeys(("aten::clone", "aten::flip", "aten::roll"), _cloned),
+    **dict.fromkeys(("aten::cat", "aten::_cat"), _concatenated),
+    "aten::gather": _gathered,
+    "aten::index_select": _selected,
+    "aten::embedding": _embedded,
+    "aten::embedding_dense_backward": _embedding_backward,
+    **dict.fromkeys(("aten::scatter_", "aten::index_copy_"), _scattered(flops=0)),
+    **dict.fromkeys(("aten::scatter_add_", "aten::index_add_"), _scattered(flops=1)),
+}
+
+# --- Work of operators on whole lists of tensors ---
+#
+# The type of the tensors in a list is not recorded, and the shapes only of lists of at most thirty: see `Arguments`.
+
+#: FLOPs for each parameter of a whole step, counted in the update formulas of PyTorch's documentation:
+#: Adam: weight decay 1, first moment 3, second moment 4, root and its correction 2, epsilon 1, quotient and step 3.
+_ADAM_FLOPS, _SGD_FLOPS, _ADAGRAD_FLOPS = 14, 6, 8
+
+
+def _foreach(flops: int, inputs: int) -> Callable[[Arguments], Work]:
+    def formula(arguments: Arguments) -> Work:
+        first = arguments.tensors(0)
+        others = [
+            t for position in range(1, inputs) if arguments.is_list(position) for t in arguments.tensors(position)
+        ]
+        elements = sum(tensor.elements for tensor in first)
+        return Work("optimizer", flops * elements).moving([*first, *others]).writing(elements, None)
+
+    return formula
+
+
+def _foreach_norm(arguments: Arguments) -> Work:
+    tensors = arguments.tensors(0)
+    work = Work("optimizer", 2 * sum(tensor.elements for tensor in tensors)).moving(tensors)
+    return work.writing(len(tensors), None)
+
+
+def _foreach_copy(arguments: Arguments) -> Work:
+    return Work("optimizer", 0).moving([*arguments.tensors(0), *arguments.tensors(1)])
+
+
+def _foreach_zero(arguments: Arguments) -> Work:
+    return Work("optimizer", 0).moving(arguments.tensors(0))
+
+
+def _fused(flops: int, states: int) -> Callable[[Arguments], Work]:
+    """(parameters, gradients, states …): all are read, parameters and states are written."""
+
+    def formula(arguments: Arguments) -> Work:
+        parameters, gradients = arguments.tensors(0), arguments.tensors(1)
+        held: list[Tensor] = []
+        for position in range(2, 2 + states):
+            held.extend(_optional_list(arguments, position))
+        work = Work("optimizer", flops * sum(tensor.elements for tensor in parameters))
+        return work.moving([*parameters, *gradients, *held, *parameters, *held])
+
+    return formula
+
+
+def _optional_list(arguments: Arguments, position: int) -> list[Tensor]:
+    """The tensors of a list that may be empty, such as the momentum of an optimizer that has none."""
+    return arguments.tensors(position) if arguments.holds_shapes(position) else []
+
+
+#: Elementwise operators that exist for lists.
+_OF_LISTS: Final = (
+    "add", "sub", "mul", "div", "pow", "sqrt", "rsqrt", "reciprocal", "neg", "abs", "exp", "log", "sign", "clamp_min",
+    "clamp_max", "maximum", "minimum", "addcmul", "addcdiv", "lerp",
+)  # fmt: skip
+
+UPDATES_FORMULAS: Final[dict[str, Callable[[Arguments], Work]]] = {
+    **{
+        f"aten::_foreach_{name}{mark}": _foreach(PER_ELEMENT[name].flops, PER_ELEMENT[name].inputs)
+        for name in _OF_LISTS
+        for mark in ("", "_")
+    },
+    "aten::_foreach_norm": _foreach_norm,
+    "aten::_foreach_copy_": _foreach_copy,
+    "aten::_foreach_zero_": _foreach_zero,
+    **dict.fromkeys(("aten::_fused_adam_", "aten::_fused_adamw_"), _fused(_ADAM_FLOPS, 3)),
+    "aten::_fused_sgd_": _fused(_SGD_FLOPS, 1),
+    "aten::_fused_adagrad_": _fused(_ADAGRAD_FLOPS, 1),
 }

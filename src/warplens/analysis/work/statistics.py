@@ -11,26 +11,14 @@ from typing import TYPE_CHECKING, Final
 
 import polars as pl
 
-from warplens.analysis.spread import conform, ratio
+from warplens.analysis.frames import ratio
 from warplens.errors import UsageError
+from warplens.profile.columns import table
+from warplens.profile.schema import Column
 
 if TYPE_CHECKING:
-    from warplens.analysis.work.operators import ModelledWork
+    from warplens.analysis.work.catalogue import ModelledWork
 
-__all__ = ["GROUPINGS", "WORK_KEYS", "WORK_NUMBERS", "work_statistics"]
-
-#: The columns that groups can differ by; a table has those of its grouping.
-WORK_KEYS: Final = pl.Schema(
-    {
-        "name": pl.String(),
-        "family": pl.String(),
-        "input_shapes": pl.String(),
-        "input_types": pl.String(),
-        "phase": pl.String(),
-        "precision": pl.String(),
-        "device": pl.Int32(),
-    }
-)
 
 #: What operators can be grouped by → the columns that then tell groups apart.
 _KEYS: Final = {
@@ -43,26 +31,42 @@ _KEYS: Final = {
 }
 GROUPINGS: Final = tuple(_KEYS)
 
-#: The numbers of a group. Rates are modelled work over measured time; the roofs are those that the GPU would have
-#: reached in the same time, so that groups of several number formats or GPUs have one, too.
-WORK_NUMBERS: Final = pl.Schema(
-    {
-        "operators": pl.Int64(),
-        "gpu_ns": pl.Int64(),
-        "share": pl.Float64(),
-        "flops": pl.Int64(),
-        "flops_full": pl.Int64(),
-        "bytes": pl.Int64(),
-        "flops_per_s": pl.Float64(),
-        "bytes_per_s": pl.Float64(),
-        "intensity": pl.Float64(),
-        "peak_flops_per_s": pl.Float64(),
-        "peak_bytes_per_s": pl.Float64(),
-        "flops_share": pl.Float64(),
-        "bytes_share": pl.Float64(),
-        "side": pl.String(),
-        "roof_share": pl.Float64(),
-    }
+WORK: Final = table(
+    "modelled work",
+    "One group of operators. `warplens flops`; of the first seven columns, those of `--by` stand there. FLOPs and"
+    " bytes are [modelled](flops.md), time is measured.",
+    "name family input_shapes input_types phase precision device operators gpu_ns share flops flops_full"
+    " bytes flops_per_s",
+    Column("bytes_per_s", pl.Float64, "`bytes` over `gpu_ns`", title="Bandwidth"),
+    Column("intensity", pl.Float64, "`flops` over `bytes`", title="FLOP/B"),
+    Column(
+        "peak_flops_per_s",
+        pl.Float64,
+        "what the GPU could compute in that time in the formats of these operators; null where it is not known",
+    ),
+    Column(
+        "peak_bytes_per_s",
+        pl.Float64,
+        "bandwidth of the GPU's memory; null where it is not known or the data crossed the link to the host",
+    ),
+    Column("flops_share", pl.Float64, "`flops_per_s` over its peak"),
+    Column(
+        "bytes_share", pl.Float64, "`bytes_per_s` over its peak; 1 where it is above, for then data came from a cache"
+    ),
+    "side",
+    Column(
+        "roof_share",
+        pl.Float64,
+        "how much of the roof at this intensity was reached: the larger of the two shares",
+        title="Of roof",
+    ),
+    name="operator",
+    precision="format of the operands, from the name of the longest kernel; null where it does not reveal it",
+    gpu_ns="summed duration of what the operators launched",
+    share="share of the summed time of all GPU work in the window, modelled or not",
+    bytes="modelled bytes: every tensor moved once; null where a type is not known",
+    keys="name family input_shapes input_types phase precision device",
+    side="`memory` left of the ridge of the roofline, `compute` right of it",
 )
 
 
@@ -74,7 +78,7 @@ def work_statistics(modelled: ModelledWork, by: str = "name") -> pl.DataFrame:
         by: one of `GROUPINGS`.
 
     Returns:
-        The columns that the groups differ by, and `WORK_NUMBERS`. `share` is of all GPU work's time in the window,
+        `WORK` by the columns that the groups differ by. `share` is of all GPU work's time in the window,
         modelled or not; `side` is `memory` left of the ridge where the two roofs meet, else `compute`; `roof_share` is
         how much of its roof a group reached. Null is what does not apply or is not known.
 
@@ -101,7 +105,7 @@ def work_statistics(modelled: ModelledWork, by: str = "name") -> pl.DataFrame:
         ratio(pl.col("flops"), pl.col("bytes")).alias("intensity"),
     ).with_columns(
         ratio(pl.col("flops_per_s"), pl.col("peak_flops_per_s")).alias("flops_share"),
-        ratio(pl.col("bytes_per_s"), pl.col("peak_bytes_per_s")).alias("bytes_share"),
+        ratio(pl.col("bytes_per_s"), pl.col("peak_bytes_per_s")).clip(upper_bound=1.0).alias("bytes_share"),
     )
     ridge = pl.col("peak_flops_per_s") / pl.col("peak_bytes_per_s")
     groups = groups.with_columns(
@@ -115,8 +119,9 @@ def work_statistics(modelled: ModelledWork, by: str = "name") -> pl.DataFrame:
         .then(pl.max_horizontal("flops_share", "bytes_share"))
         .alias("roof_share"),
     )
-    table = conform(groups, pl.Schema({**{key: WORK_KEYS[key] for key in keys}, **WORK_NUMBERS}))
-    return table.sort("gpu_ns", *keys, descending=[True, *(False for _ in keys)], nulls_last=True)
+    return (
+        WORK.by(*keys).conform(groups).sort("gpu_ns", *keys, descending=[True, *(False for _ in keys)], nulls_last=True)
+    )
 
 
 _PEAKS: Final = ("peak_flops_per_s", "peak_bytes_per_s")

@@ -2,168 +2,271 @@
 
 from __future__ import annotations
 
+import shlex
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
-import typer
+import polars as pl
 
-from warplens.cli.benching import REPETITIONS_PER_TURN, Asked, axes_of, command_line, make_plan, range_names
-from warplens.cli.edge import answering
-from warplens.cli.messages import note, one_line, progress
-from warplens.cli.options import Format, FormatOption
-from warplens.cli.reporting import checked_folder
+from warplens.cli.answer import Answer, Part, checked_file, checked_folder, emit
+from warplens.cli.edge import note, progress
+from warplens.cli.options import Format, FormatOption, argument, flag, option
 from warplens.errors import UsageError
+from warplens.readers.measurements import measurements_of, read_measurements
+from warplens.report.measured import doubts_of, measured_document, measured_facts, measured_table
+from warplens.workloads.registry import Plan, torch_or_advice
+from warplens.workloads.registry import workload as workload_named
+from warplens.workloads.settings import setting_value
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
     from warplens.profile.measurements import Measurements
 
-__all__ = ["bench"]
+
+_SECOND_NS: Final = 10**9
+
+#: Repetitions of a cell in each of its turns, unless the user says otherwise.
+REPETITIONS_PER_TURN: Final = 4
+
+#: Time before the first step that counts, where the user fixes no number of steps: see `Plan.warmup_ns`.
+_WARMUP_NS: Final = 100_000_000
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What to measure and how.
+
+    Attributes:
+        workload: its name.
+        axes: values of each setting that was given.
+        plan: how often to repeat.
+        device: as PyTorch names it; None for the GPU if there is one.
+        ranges: whether to annotate for a profiler.
+        range_names: other names of ranges.
+        rounds: measure the cells in turns, so many; None for one cell after the other.
+        command: that asks for the same.
+    """
+
+    workload: str
+    axes: Mapping[str, Sequence[Any]]
+    plan: Plan
+    device: str | None = None
+    ranges: bool = False
+    range_names: Mapping[str, str] = field(default_factory=dict)
+    rounds: int | None = None
+    command: str | None = None
+
+
+def axes_of(workload: str, given: Mapping[str, str | None]) -> dict[str, list[Any]]:
+    """The values of each setting, from texts of options; those not given are left out.
+
+    Raises:
+        UsageError: an option of another workload, or a value that cannot be read.
+    """
+    settings = fields(workload_named(workload).cell)
+    known = {item.name for item in settings}
+    if strange := [name for name, text in given.items() if text is not None and name not in known]:
+        raise UsageError(f"--{strange[0].replace('_', '-')} is no option of bench {workload}")
+    axes: dict[str, list[Any]] = {}
+    for item in settings:  # in their order, so that the grid's does not depend on that of the options
+        name, text = item.name, given.get(item.name)
+        if text is None:
+            continue
+        option = f"--{name.replace('_', '-')}"
+        values = [setting_value(option, word.strip(), item.default) for word in text.split(",")]
+        if len(set(values)) < len(values):
+            raise UsageError(f"{option} names something twice: {text}")
+        axes[name] = values
+    return axes
+
+
+def range_names(given: Sequence[str]) -> dict[str, str]:
+    """Other names of ranges, from texts `what=name`.
+
+    Raises:
+        UsageError: a text of another form.
+    """
+    names = {}
+    for text in given:
+        what, equals, name = text.partition("=")
+        if not (what and equals and name):
+            raise UsageError(f"--range-name takes WHAT=NAME, such as softmax=my_softmax, not {text!r}")
+        names[what] = name
+    return names
+
+
+def make_plan(
+    warmup: int, repetitions: int | None, interval: float, seconds: float, flush_l2: bool, rounds: int | None
+) -> Plan:
+    """The plan that the options describe; in turns, the repetitions are those of a turn.
+
+    Raises:
+        UsageError: the cache is to be flushed in turns.
+    """
+    if rounds is not None and flush_l2:
+        raise UsageError(
+            "--flush-l2 and --rounds exclude one another: between turns other cells fill the caches anyway"
+        )
+    if rounds is not None:
+        repetitions = repetitions or REPETITIONS_PER_TURN
+    if repetitions is not None:
+        return Plan(
+            warmup_steps=warmup, warmup_ns=0, least=repetitions, most=repetitions, fewest=repetitions, precision=0,
+            flush_l2=flush_l2,
+        )  # fmt: skip
+    return Plan(
+        warmup_steps=warmup, warmup_ns=_WARMUP_NS, precision=interval, most_ns=round(seconds * _SECOND_NS),
+        flush_l2=flush_l2,
+    )  # fmt: skip
+
+
+def command_line(
+    workload: str,
+    given: Mapping[str, str | None],
+    warmup: int,
+    repetitions: int | None,
+    interval: float,
+    seconds: float,
+    flush_l2: bool,
+    rounds: int | None,
+) -> str:
+    """The command that asks for the same measurements, without the files that it writes."""
+    words = ["warplens", "bench", workload]
+    for name, text in given.items():
+        words += [f"--{name.replace('_', '-')}", text] if text is not None else []
+    words += ["--warmup", str(warmup)]
+    if rounds is not None:
+        words += ["--rounds", str(rounds)]
+    if repetitions is not None:
+        words += ["--repetitions", str(repetitions)]
+    elif rounds is None:
+        words += ["--interval", f"{interval:g}", "--seconds", f"{seconds:g}"]
+    return shlex.join(words + (["--flush-l2"] if flush_l2 else []))
+
+
+def measure_all(asked: Asked, output: Path | None, tell: Callable[[str], None]) -> dict[str, Any]:
+    """Measure every cell; the file is written anew after each, so that an interruption loses one cell at most.
+
+    In turns, all cells are done at the same time, and the file is written then.
+
+    Args:
+        asked: what to measure.
+        output: the measurements file; None for none.
+        tell: is told what is being done.
+
+    Returns:
+        The measurements file's content.
+    """
+    from warplens.workloads.cells import cell_grid, default_device, run_cells, run_cells_in_turns
+    from warplens.workloads.ranges import Ranges
+    from warplens.workloads.registry import document, write_measurements
+
+    cells, impossible = cell_grid(workload_named(asked.workload).cell, asked.axes)
+    ranges, device = Ranges(asked.ranges, asked.range_names), asked.device or default_device()
+    torch_or_advice()
+    from warplens.workloads.environment import environment
+
+    records: list[dict[str, Any]] = []
+    content: dict[str, Any]
+    if asked.rounds is not None:
+        tell(f"measuring {len(cells)} cells in turns")
+        records = run_cells_in_turns(
+            asked.workload, cells, rounds=asked.rounds, per_round=asked.plan.most, plan=asked.plan, device=device,
+            ranges=ranges,
+        )  # fmt: skip
+        content = document(asked.workload, asked.plan, environment(device), [*records, *impossible], asked.command)
+        if output is not None:
+            write_measurements(output, content)
+        return content
+    content = {}
+    facts: dict[str, Any] = {}
+    tell(f"measuring cell 1 of {len(cells)}")
+    for number, record in enumerate(run_cells(asked.workload, cells, plan=asked.plan, device=device, ranges=ranges), 1):
+        facts = facts or environment(device)
+        records.append(record)
+        content = document(asked.workload, asked.plan, facts, [*records, *impossible], asked.command)
+        if output is not None:
+            write_measurements(output, content)
+        tell(f"measuring cell {min(number + 1, len(cells))} of {len(cells)}")
+    return content
+
+
+# --- The command -----------------------------------------------------------------------------------------------------
+
 
 _WORKLOADS: Final = ("lm", "token-reduction", "attention", "show")
 
 
-def _grid(*names: str, metavar: str, meaning: str) -> Any:
-    return typer.Option(*names, metavar=metavar, show_default=False, help=meaning)
-
-
 def bench(
-    workload: Annotated[
-        str,
-        typer.Argument(
-            metavar="|".join(_WORKLOADS),
-            show_default=False,
-            help="What to measure; or show, for a file of measurements.",
-        ),
-    ],
-    file: Annotated[
-        Path | None, typer.Argument(metavar="[FILE]", show_default=False, help="show: the measurements file.")
-    ] = None,
-    batch: Annotated[str | None, _grid("--batch", metavar="N,…", meaning="Sequences or images in a step.")] = None,
+    workload: Annotated[str, argument("|".join(_WORKLOADS), "What to measure; or show, for a file of measurements.")],
+    file: Annotated[Path | None, argument("[FILE]", "show: the measurements file.")] = None,
+    batch: Annotated[str | None, option("N,…", "Sequences or images in a step.")] = None,
     mode: Annotated[
-        str | None,
-        _grid(
-            "--mode",
-            metavar="WORD,…",
-            meaning="lm: forward, forward-backward, train. attention: forward, backward, both.",
-        ),
+        str | None, option("WORD,…", "lm: forward, forward-backward, train. attention: forward, backward, both.")
     ] = None,
     precision: Annotated[
         str | None,
-        _grid(
-            "--precision",
-            metavar="WORD,…",
-            meaning="lm: fp32, tf32, bf16 (autocast). token-reduction: also fp16 and bf16-weights (whole model).",
-        ),
+        option("WORD,…", "lm: fp32, tf32, bf16 (autocast). token-reduction: also fp16 and bf16-weights (whole model)."),
     ] = None,
     execution: Annotated[
-        str | None,
-        _grid("--execution", metavar="WORD,…", meaning="lm, token-reduction: eager, compile (torch.compile), graph."),
+        str | None, option("WORD,…", "lm, token-reduction: eager, compile (torch.compile), graph.")
     ] = None,
-    size: Annotated[
-        str | None,
-        _grid("--size", metavar="NAME,…", meaning="lm: tiny, small, medium, large, xl, 2.7B, xl-2026, 10B."),
-    ] = None,
-    context: Annotated[str | None, _grid("--context", metavar="N,…", meaning="lm: tokens of a sequence.")] = None,
-    optimizer: Annotated[
-        str | None,
-        _grid("--optimizer", metavar="WORD,…", meaning="lm, train: reference (as defined), torch, torch-fused."),
-    ] = None,
-    model: Annotated[str | None, _grid("--model", metavar="NAME,…", meaning="token-reduction: deit-b16, tiny.")] = None,
-    input_size: Annotated[
-        str | None, _grid("--input-size", metavar="N,…", meaning="token-reduction: pixels of an image's side.")
-    ] = None,
+    size: Annotated[str | None, option("NAME,…", "lm: tiny, small, medium, large, xl, 2.7B, xl-2026, 10B.")] = None,
+    context: Annotated[str | None, option("N,…", "lm: tokens of a sequence.")] = None,
+    optimizer: Annotated[str | None, option("WORD,…", "lm, train: reference (as defined), torch, torch-fused.")] = None,
+    model: Annotated[str | None, option("NAME,…", "token-reduction: deit-b16, tiny.")] = None,
+    input_size: Annotated[str | None, option("N,…", "token-reduction: pixels of an image's side.")] = None,
     method: Annotated[
         str | None,
-        _grid(
-            "--method",
-            metavar="WORD,…",
-            meaning="token-reduction: none, random, topk, topk-fused, evit, evit-fused, tome, dynamicvit, ats.",
-        ),
+        option("WORD,…", "token-reduction: none, random, topk, topk-fused, evit, evit-fused, tome, dynamicvit, ats."),
     ] = None,
     keep: Annotated[
-        str | None,
-        _grid("--keep", metavar="SHARE,…", meaning="token-reduction: share of the tokens that each location keeps."),
+        str | None, option("SHARE,…", "token-reduction: share of the tokens that each location keeps.")
     ] = None,
     locations: Annotated[
-        str | None,
-        _grid("--locations", metavar="BLOCK+BLOCK,…", meaning="token-reduction: blocks (from 0) that reduce: 3+6+9."),
+        str | None, option("BLOCK+BLOCK,…", "token-reduction: blocks (from 0) that reduce: 3+6+9.")
     ] = None,
     schedule: Annotated[
-        str | None,
-        _grid(
-            "--schedule", metavar="SHARE+SHARE,…", meaning="token-reduction: a share for each location: 0.7+0.5+0.3."
-        ),
+        str | None, option("SHARE+SHARE,…", "token-reduction: a share for each location: 0.7+0.5+0.3.")
     ] = None,
-    attention: Annotated[
-        str | None, _grid("--attention", metavar="WORD,…", meaning="token-reduction: explicit, fused.")
-    ] = None,
+    attention: Annotated[str | None, option("WORD,…", "token-reduction: explicit, fused.")] = None,
     kernel: Annotated[
         str | None,
-        _grid(
-            "--kernel",
-            metavar="NAME,…",
-            meaning="attention: naive, tiled, flash, sdpa-flash, sdpa-efficient, sdpa-cudnn, sdpa-math.",
-        ),
+        option("NAME,…", "attention: naive, tiled, flash, sdpa-flash, sdpa-efficient, sdpa-cudnn, sdpa-math."),
     ] = None,
-    seq_len: Annotated[
-        str | None, _grid("--seq-len", metavar="N,…", meaning="attention: tokens of a sequence.")
-    ] = None,
-    head_dim: Annotated[str | None, _grid("--head-dim", metavar="N,…", meaning="attention: width of a head.")] = None,
-    heads: Annotated[str | None, _grid("--heads", metavar="N,…", meaning="attention: heads.")] = None,
-    dtype: Annotated[
-        str | None, _grid("--dtype", metavar="WORD,…", meaning="attention: float16, bfloat16, float32.")
-    ] = None,
-    causal: Annotated[
-        str | None, _grid("--causal", metavar="yes,no", meaning="attention: with the causal mask?")
-    ] = None,
-    warmup: Annotated[int, typer.Option(metavar="N", min=0, help="Steps before the first that counts, at least.")] = 5,
+    seq_len: Annotated[str | None, option("N,…", "attention: tokens of a sequence.")] = None,
+    head_dim: Annotated[str | None, option("N,…", "attention: width of a head.")] = None,
+    heads: Annotated[str | None, option("N,…", "attention: heads.")] = None,
+    dtype: Annotated[str | None, option("WORD,…", "attention: float16, bfloat16, float32.")] = None,
+    causal: Annotated[str | None, option("yes,no", "attention: with the causal mask?")] = None,
+    warmup: Annotated[int, option("N", "Steps before the first that counts, at least.", min=0, show_default=True)] = 5,
     repetitions: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N", min=1, show_default=False, help="Exactly so many steps, rather than until the median is known."
-        ),
+        int | None, option("N", "Exactly so many steps, rather than until the median is known.", min=1)
     ] = None,
     rounds: Annotated[
         int | None,
-        typer.Option(
-            metavar="N",
+        option(
+            "N",
+            f"Measure the cells in turns, so many, {REPETITIONS_PER_TURN} steps in each: for comparing them.",
             min=1,
-            show_default=False,
-            help=f"Measure the cells in turns, so many, {REPETITIONS_PER_TURN} steps in each: for comparing them.",
         ),
     ] = None,
     interval: Annotated[
         float,
-        typer.Option(
-            "--interval", metavar="SHARE", min=0, help="Stop when half the 95 % interval is this share of the median."
-        ),
+        option("SHARE", "Stop when half the 95 % interval is this share of the median.", min=0, show_default=True),
     ] = 0.02,
-    seconds: Annotated[float, typer.Option(metavar="S", min=0, help="Most time for the steps of one cell.")] = 20.0,
-    flush_l2: Annotated[
-        bool, typer.Option("--flush-l2", help="Overwrite the GPU's L2 cache before each step.")
-    ] = False,
-    device: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", show_default=False, help="As PyTorch names it; the GPU if there is one."),
-    ] = None,
-    ranges: Annotated[bool, typer.Option("--ranges", help="Annotate for a profiler; see the docs.")] = False,
+    seconds: Annotated[float, option("S", "Most time for the steps of one cell.", min=0, show_default=True)] = 20.0,
+    flush_l2: Annotated[bool, flag("--flush-l2", "Overwrite the GPU's L2 cache before each step.")] = False,
+    device: Annotated[str | None, option("NAME", "As PyTorch names it; the GPU if there is one.")] = None,
+    ranges: Annotated[bool, flag("--ranges", "Annotate for a profiler; see the docs.")] = False,
     range_name: Annotated[
         list[str] | None,
-        typer.Option(
-            "--range-name",
-            metavar="WHAT=NAME",
-            show_default=False,
-            help="Another name for a range (softmax=my_softmax). May be repeated; implies --ranges.",
-        ),
+        option("WHAT=NAME", "Another name for a range (softmax=my_softmax). May be repeated; implies --ranges."),
     ] = None,
-    output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", metavar="FILE", show_default=False, help="Measurements file to write (JSON)."),
-    ] = None,
-    report: Annotated[
-        Path | None,
-        typer.Option("--report", metavar="DIR", show_default=False, help="Folder for bench.html and bench.md."),
-    ] = None,
+    output: Annotated[Path | None, option("FILE", "Measurements file to write (JSON).", "--output", "-o")] = None,
+    report: Annotated[Path | None, option("DIR", "Folder for bench.html and bench.md.")] = None,
     form: FormatOption = Format.TABLE,
 ) -> None:
     """Measure reference workloads: a language model, token reduction, attention.
@@ -179,7 +282,10 @@ def bench(
         "locations": locations, "schedule": schedule, "attention": attention, "kernel": kernel, "seq_len": seq_len,
         "head_dim": head_dim, "heads": heads, "dtype": dtype, "causal": causal,
     }  # fmt: skip
-    _check_places(output, report)
+    if output is not None:
+        checked_file(output)
+    if report is not None:
+        checked_folder(report)
     if workload == "show":
         measurements = _shown(file, given)
     else:
@@ -196,23 +302,22 @@ def bench(
             rounds=rounds,
             command=command_line(workload, given, warmup, repetitions, interval, seconds, flush_l2, rounds),
         )
-        measurements = _measure(asked, output)
-    _show(measurements, form)
+        with progress("preparing") as tell:
+            content = measure_all(asked, output, tell)
+        if output is not None:
+            note(f"{output}: {len(content['measurements'])} cells")
+        measurements = measurements_of(content, output or Path("measurements"))
+    emit(_answer(measurements), form)
     if report is not None:
-        _write_report(measurements, report)
+        from warplens.report.write import write_document
 
-
-def _check_places(output: Path | None, report: Path | None) -> None:
-    """Refuse a place that cannot be written to now, not after an hour of measuring."""
-    if output is not None and (output.is_dir() or not output.absolute().parent.is_dir()):
-        raise UsageError(f"{output.name}: the output must be a file in a folder that exists")
-    if report is not None:
-        checked_folder(report)
+        with progress("drawing"):
+            written = write_document(measured_document(measurements), report, name="bench")
+        for path in written:
+            note(path)
 
 
 def _shown(file: Path | None, given: dict[str, str | None]) -> Measurements:
-    from warplens.readers.measurements import read_measurements  # noqa: PLC0415  only here
-
     if file is None:
         raise UsageError("show needs a measurements file: warplens bench show FILE")
     if unwanted := [name for name, value in given.items() if value is not None]:
@@ -220,63 +325,22 @@ def _shown(file: Path | None, given: dict[str, str | None]) -> Measurements:
     return read_measurements(file)
 
 
-def _measure(asked: Asked, output: Path | None) -> Measurements:
-    from warplens.cli.benching import measure_all  # noqa: PLC0415
-    from warplens.readers.measurements import measurements_of  # noqa: PLC0415
-
-    with progress("preparing") as tell:
-        document = measure_all(asked, output, tell)
-    if output is not None:
-        note(f"{one_line(output)}: {len(document['measurements'])} cells")
-    return measurements_of(document, output or Path("measurements"))
-
-
-def _show(measurements: Measurements, form: Format) -> None:
-    from warplens.report.measured import doubts_of, measured_facts, measured_table  # noqa: PLC0415
-
-    facts, doubts = measured_facts(measurements), doubts_of(measurements)
-    if form is Format.JSON:
-        from warplens.report.jsonout import envelope  # noqa: PLC0415  the other formats do without
-
-        data = {
-            "workload": measurements.workload,
-            "command": measurements.command,
-            "environment": measurements.environment,
-            "plan": measurements.plan,
-            "settings": measurements.settings,
-            "phases": measurements.phases,
-            "details": measurements.details,
-            "rows": measurements.cells,
-        }
-        with answering() as stdout:
-            stdout.flush()
-            stdout.buffer.write(envelope("bench", measurements.source, data, doubts) + b"\n")
-        return
-    if form is Format.CSV:
-        import polars as pl  # noqa: PLC0415
-
-        for line in (*facts, *doubts):
-            note(line)
-        with answering() as stdout:
-            stdout.write(measurements.cells.with_columns(pl.col("doubts").list.join("; ")).write_csv())
-        return
-    from warplens.report.terminal import print_table  # noqa: PLC0415
-
-    with answering() as stdout:
-        stdout.write("".join(f"{one_line(fact)}\n\n" if form is Format.MD else f"{one_line(fact)}\n" for fact in facts))
-        stdout.write("\n" if form is Format.TABLE else "")
-        stdout.flush()
-        for line in doubts:
-            note(f"caution: {line}")
-        print_table(measured_table(measurements), "md" if form is Format.MD else "table", stdout)
-
-
-def _write_report(measurements: Measurements, folder: Path) -> None:
-    from warplens.report.measured import measured_document  # noqa: PLC0415
-    from warplens.report.write import write_document  # noqa: PLC0415
-
-    folder.mkdir(parents=True, exist_ok=True)
-    with progress("drawing"):
-        written = write_document(measured_document(measurements), folder, name="bench")
-    for path in written:
-        note(one_line(path))
+def _answer(measurements: Measurements) -> Answer:
+    doubts = doubts_of(measurements)
+    part = Part(
+        head=measured_facts(measurements),
+        notes=[f"caution: {doubt}" for doubt in doubts],
+        tables=[measured_table(measurements)],
+    )
+    data = {
+        "workload": measurements.workload,
+        "command": measurements.command,
+        "environment": measurements.environment,
+        "plan": measurements.plan,
+        "settings": measurements.settings,
+        "phases": measurements.phases,
+        "details": measurements.details,
+        "rows": measurements.cells,
+    }
+    rows = measurements.cells.with_columns(pl.col("doubts").list.join("; "))
+    return Answer("bench", measurements.source, [part], rows, lambda: data, doubts)

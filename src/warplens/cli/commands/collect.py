@@ -1,35 +1,128 @@
-"""`warplens collect`: a program under a profiler."""
+"""`warplens collect` and `doctor`: a program under a profiler, and what this machine can record."""
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
+from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from warplens.cli.collecting import CollectionFailedError, Stage, collect_stages, cost_line, shown
-from warplens.cli.edge import GATE_FAILED, answering
-from warplens.cli.messages import complain, note, one_line, progress
-from warplens.collect.nsys import Recording, export_command, parse_capture, record_command
-from warplens.collect.system import System, ThisMachine
-from warplens.collect.tools import needed_tool
+from warplens.cli.answer import print_json, print_lines
+from warplens.cli.edge import GATE_FAILED, answering, complain, note, one_line, progress
+from warplens.cli.options import argument, flag, option
+from warplens.collect.doctor import examine_machine, missing
+from warplens.collect.machine import System, ThisMachine, needed_tool
+from warplens.collect.nvidia import Recording, export_command, parse_capture, record_command
+from warplens.collect.recording import COLLECTING, add_run, run_command
 from warplens.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from warplens.collect.ncu import Profiling, Selection
-    from warplens.collect.nsys import Capture
-    from warplens.collect.tools import Tool
+    from warplens.collect.doctor import Diagnosis
+    from warplens.collect.machine import Tool
+    from warplens.collect.nvidia import Capture, Cost, Profiling, Selection
 
-__all__ = ["collect"]
+
+class CollectionFailedError(Exception):
+    """A tool failed; the text is for people, and the tool has said the rest."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One command, and what it leaves.
+
+    Attributes:
+        tool: that it belongs to: nsys, ncu or torch.
+        version: of the tool; empty where it is the program's own.
+        command: its words.
+        leaves: the file that it writes; it must be there afterwards.
+        runs_program: whether it starts the user's program, which is told by which tool.
+    """
+
+    tool: str
+    version: str
+    command: Sequence[str]
+    leaves: Path
+    runs_program: bool = True
+
+
+def shown(stage: Stage) -> str:
+    """The command as a shell would take it, with the variable that tells the program which tool is recording."""
+    return (f"{COLLECTING}={stage.tool} " if stage.runs_program else "") + shlex.join(stage.command)
+
+
+def collect_stages(stages: Sequence[Stage], folder: Path, *, force: bool) -> list[Path]:
+    """Run commands one after the other; what is there of a failed run is kept and listed in the manifest, too.
+
+    Returns:
+        The files that they left.
+
+    Raises:
+        UsageError: a file would be written over, or a program does not exist.
+        CollectionFailedError: a command failed, or left no file.
+    """
+    for stage in stages:
+        if stage.leaves.exists() and not force:
+            raise UsageError(f"{stage.leaves.name}: is there already; use another --name, or --force to replace it")
+    folder.mkdir(parents=True, exist_ok=True)
+    for stage in stages:
+        stage.leaves.unlink(missing_ok=True)
+    code, failed = 0, None
+    for stage in stages:
+        note(f"running {stage.tool}: {shown(stage)}")
+        variables = {COLLECTING: stage.tool} if stage.runs_program else {}
+        ran = run_command(stage.command, variables, lambda line: note(f"  {line}"))
+        code = code or ran.code
+        if not stage.leaves.exists() or ran.code:
+            failed = _failure(stage, ran.code, ran.tail, ran.failure)
+        if not stage.leaves.exists():
+            break
+    files = [stage.leaves for stage in stages if stage.leaves.exists()]
+    if files:
+        commands = [stage.command for stage in stages]
+        add_run(folder, tool=stages[0].tool, version=stages[0].version, commands=commands, files=files, exit_code=code)
+    if failed and files:
+        failed += f" (kept in {folder.name}: {', '.join(file.name for file in files)})"
+    if failed:
+        raise CollectionFailedError(failed)
+    return files
+
+
+def _failure(stage: Stage, code: int, tail: Sequence[str], known: str | None) -> str:
+    what = f"{stage.tool} or the program that it ran ended with code {code}" if code else f"{stage.tool} left no file"
+    if known:
+        return f"{what}: {known}"
+    last = " | ".join(one_line(line) for line in tail[-3:])
+    return f"{what}. Its last lines: {last}" if last else what
+
+
+def cost_line(phase: str, cost: Cost) -> str:
+    """What a phase will take, for people."""
+    if cost.passes is None or cost.least_s is None or cost.most_s is None:
+        return f"{phase}: about {cost.passes_each} passes for each launch, of as many as there are"
+    time = f"{_time(cost.least_s)} to {_time(cost.most_s)}"
+    return (
+        f"{phase}: {cost.launches} launches × about {cost.passes_each} passes = {cost.passes} passes, roughly {time}"
+        " beside the program's own time"
+    )
+
+
+def _time(seconds: float) -> str:
+    if seconds < 90:
+        return f"{max(1, round(seconds))} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+# --- `warplens collect` ----------------------------------------------------------------------------------------------
+
 
 #: What tools are looked for on; tests put recorded machines here.
 machine: Callable[[], System] = ThisMachine
-
-_FOLDER = Path("collected")
 
 #: Launches of a light pass where nothing else limits it: some minutes.
 _MOST_LAUNCHES = 1000
@@ -73,55 +166,40 @@ class Clocks(str, Enum):
 
 
 def collect(
-    profiler: Annotated[
-        Profiler, typer.Argument(metavar="nsys|ncu|torch", show_default=False, help="What to record with.")
-    ],
-    program: Annotated[
-        list[str], typer.Argument(metavar="-- CMD…", show_default=False, help="The program and its arguments.")
-    ],
+    profiler: Annotated[Profiler, argument("nsys|ncu|torch", "What to record with.")],
+    program: Annotated[list[str], argument("-- CMD…", "The program and its arguments.")],
     output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="DIR", help="The folder for profiles and their manifest.json.")
-    ] = _FOLDER,
-    name: Annotated[
-        str | None,
-        typer.Option("--name", metavar="NAME", show_default=False, help="Of the files; else that of the program."),
-    ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the commands; run nothing.")] = False,
-    report: Annotated[bool, typer.Option("--report", help="Write the report at once, to DIR/report.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace files of the same name.")] = False,
-    tool: Annotated[
-        str | None,
-        typer.Option(metavar="PROGRAM", show_default=False, help="The nsys or ncu to use; else it is looked for."),
-    ] = None,
+        Path, option("DIR", "The folder for profiles and their manifest.json.", "--output", "-o", show_default=True)
+    ] = Path("collected"),
+    name: Annotated[str | None, option("NAME", "Of the files; else that of the program.")] = None,
+    dry_run: Annotated[bool, flag("--dry-run", "Print the commands; run nothing.")] = False,
+    report: Annotated[bool, flag("--report", "Write the report at once, to DIR/report.")] = False,
+    force: Annotated[bool, flag("--force", "Replace files of the same name.")] = False,
+    tool: Annotated[str | None, option("PROGRAM", "The nsys or ncu to use; else it is looked for.")] = None,
     capture: Annotated[
         str,
-        typer.Option(
-            metavar="all|cuda-profiler|nvtx:NAME",
-            help="nsys, ncu: the part to record: all; between cudaProfilerStart and -Stop; inside ranges of a name.",
+        option(
+            "all|cuda-profiler|nvtx:NAME",
+            "nsys, ncu: the part to record: all; between cudaProfilerStart and -Stop; inside ranges of a name.",
+            show_default=True,
         ),
     ] = "all",
     graphs: Annotated[
         Graphs, typer.Option(help="nsys: CUDA graphs kernel by kernel (node), or as a whole, which disturbs less.")
     ] = Graphs.NODE,
-    memory: Annotated[bool, typer.Option("--memory", help="nsys, torch: record allocations, too; slower.")] = False,
+    memory: Annotated[bool, flag("--memory", "nsys, torch: record allocations, too; slower.")] = False,
     phase: Annotated[
         Phase, typer.Option(help="ncu: little on every launch, then much on the kernels that matter; or one of them.")
     ] = Phase.BOTH,
     trace: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            show_default=False,
-            help="ncu: a trace of the same program, which tells what is worth profiling.",
-        ),
+        Path | None, option("FILE", "ncu: a trace of the same program, which tells what is worth profiling.")
     ] = None,
     launches: Annotated[
         int | None,
-        typer.Option(
-            metavar="N",
+        option(
+            "N",
+            f"ncu: launches of the light pass, 0 for all; else one step of the trace, or {_MOST_LAUNCHES}.",
             min=0,
-            show_default=False,
-            help=f"ncu: launches of the light pass, 0 for all; else one step of the trace, or {_MOST_LAUNCHES}.",
         ),
     ] = None,
     replay: Annotated[
@@ -133,10 +211,9 @@ def collect(
     ] = Clocks.NONE,
     steps: Annotated[
         str | None,
-        typer.Option(
-            metavar="WAIT,WARMUP,ACTIVE",
-            show_default=False,
-            help="torch: record steps, such as 2,1,3; the program calls warplens.step() after each. Else all of it.",
+        option(
+            "WAIT,WARMUP,ACTIVE",
+            "torch: record steps, such as 2,1,3; the program calls warplens.step() after each. Else all of it.",
         ),
     ] = None,
 ) -> None:
@@ -156,7 +233,7 @@ def collect(
         elif profiler is Profiler.TORCH:
             files = _run([_torch(program, base, steps, memory=memory)], output, dry_run=dry_run, force=force)
         else:
-            from warplens.collect.ncu import Profiling  # noqa: PLC0415  the others do without frames
+            from warplens.collect.nvidia import Profiling
 
             asked = _Ncu(
                 needed_tool("ncu", machine(), tool),
@@ -204,7 +281,7 @@ def _nsys(recording: Recording, tool: str | None, base: Path, program: Sequence[
 
 
 def _torch(program: Sequence[str], base: Path, steps: str | None, *, memory: bool) -> Stage:
-    from warplens.collect.torch_profiler import Schedule, torch_version, wrapped_command  # noqa: PLC0415  only here
+    from warplens.collect.nvidia import Schedule, torch_version, wrapped_command
 
     schedule = None
     if steps is not None:
@@ -253,13 +330,13 @@ class _Ncu:
         return files + _run([self._stage("targeted", targeted)], self.base.parent, dry_run=dry_run, force=force)
 
     def _selections(self, trace: Path | None, launches: int | None) -> tuple[Selection, Selection | None]:
-        from dataclasses import replace  # noqa: PLC0415
+        from dataclasses import replace
 
-        from warplens.collect.ncu import Selection, select_from_trace  # noqa: PLC0415
+        from warplens.collect.nvidia import Selection, select_from_trace
 
         if trace is None:
             return Selection(launches=_MOST_LAUNCHES if launches is None else launches or None), None
-        from warplens import Timeline, read  # noqa: PLC0415
+        from warplens import Timeline, read
 
         with progress(f"reading {trace.name}"):
             timeline = Timeline(read(trace))
@@ -269,9 +346,9 @@ class _Ncu:
         return light, targeted
 
     def _stage(self, phase: str, selection: Selection) -> Stage:
-        from dataclasses import replace  # noqa: PLC0415
+        from dataclasses import replace
 
-        from warplens.collect.ncu import LIGHT, TARGETED, cost, profile_command  # noqa: PLC0415
+        from warplens.collect.nvidia import LIGHT, TARGETED, cost, profile_command
 
         profiling = replace(self.profiling, sections=LIGHT if phase == "light" else TARGETED)
         if selection.names:
@@ -286,11 +363,11 @@ class _Ncu:
 
 def _from_light(report: Path) -> Selection:
     """The kernels that matter, by the times of a light report."""
-    import polars as pl  # noqa: PLC0415
+    import polars as pl
 
-    from warplens import read_counters  # noqa: PLC0415
-    from warplens.analysis.counters.summary import counters_summary  # noqa: PLC0415
-    from warplens.collect.ncu import select_kernels  # noqa: PLC0415
+    from warplens import read_counters
+    from warplens.analysis.counters.groups import counters_summary
+    from warplens.collect.nvidia import select_kernels
 
     summary = counters_summary(read_counters(report), by="launch")
     summary = summary.filter((pl.col("kind") == "kernel") & (pl.col("total_ns") > 0))
@@ -300,15 +377,68 @@ def _from_light(report: Path) -> Selection:
 
 
 def _conclude(files: Sequence[Path], folder: Path, *, report: bool) -> None:
-    with answering() as stdout:
-        stdout.write("".join(f"{one_line(path)}\n" for path in files))
+    print_lines(files)
     # Of a recording and its export, the export is what is read everywhere.
     wanted = [path for path in files if path.suffix != ".nsys-rep"]
     if report:
-        from warplens.cli.commands.report import report as write_report  # noqa: PLC0415
+        from warplens.cli.commands.report import report as write_report
 
         write_report(wanted, output=folder / "report")
         return
-    import shlex  # noqa: PLC0415
+    import shlex
 
     note(f"next: {shlex.join(['warplens', 'report', *map(str, wanted), '-o', str(folder / 'report')])}")
+
+
+# --- `warplens doctor` -----------------------------------------------------------------------------------------------
+
+
+class DoctorFormat(str, Enum):
+    """What the checks can be printed as."""
+
+    TABLE = "table"
+    JSON = "json"
+
+
+def doctor(
+    form: Annotated[
+        DoctorFormat, typer.Option("--format", "-f", help="For people (table), or for programs (json).")
+    ] = (DoctorFormat.TABLE),
+    require: Annotated[
+        str | None,
+        option("WHAT[,WHAT]", "Exit with 1 unless these can be recorded with here: gpu, torch, nsys, ncu."),
+    ] = None,
+    python: Annotated[
+        str | None, option("PROGRAM", "The Python of your programs; else the first on the search path.")
+    ] = None,
+) -> None:
+    """What this machine can record, and how to mend what it cannot.
+
+    Looks at the driver and its GPUs, the CUDA toolkit, PyTorch, nsys and ncu, the permission to read counters, WSL2,
+    containers, MIG, memory, other programs on the GPUs, and disk space. It changes nothing.
+    """
+    with progress("looking at this machine"):
+        diagnosis = examine_machine(machine(), python=python)
+    lacking = missing(diagnosis, require) if require is not None else []
+    if form is DoctorFormat.JSON:
+        from warplens.report.jsonout import envelope
+
+        checks = list(diagnosis.checks)
+        print_json(envelope("doctor", None, {"checks": checks, "can": diagnosis.can, "works": diagnosis.works}))
+    else:
+        _print_for_people(diagnosis)
+    if lacking:
+        complain(f"required, but not possible here: {', '.join(lacking)}")
+        raise typer.Exit(GATE_FAILED)
+
+
+def _print_for_people(diagnosis: Diagnosis) -> None:
+    name_width = max(len(check.name) for check in diagnosis.checks)
+    status_width = max(len(check.status) for check in diagnosis.checks)
+    lines = []
+    for check in diagnosis.checks:
+        lines.append(f"{check.status:<{status_width}}  {check.name:<{name_width}}  {one_line(check.found)}")
+        if check.fix:
+            lines.append(f"{'':{status_width + name_width + 4}}→ {one_line(check.fix)}")
+    with answering() as stdout:
+        stdout.write("\n".join(lines) + f"\n\n{one_line(diagnosis.works)}.\n")

@@ -2,24 +2,473 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
+import polars as pl
 import typer
 
-from warplens.cli.comparing import Content, find_sides
-from warplens.cli.comparisonoutcomes import Asked, of_counters, of_measurements, of_traces
-from warplens.cli.comparisonoutput import show_outcome, write_outcome
-from warplens.cli.edge import GATE_FAILED, answering
-from warplens.cli.messages import complain, note, one_line, progress
-from warplens.cli.options import Format, FormatOption, LimitOption, RangeOption, WindowOption
-from warplens.cli.reporting import checked_folder
-from warplens.errors import UsageError
+from warplens.analysis.quality import quality_notes
+from warplens.analysis.timeline import Timeline
+from warplens.cli.answer import Answer, Part, checked_folder, emit, limited, most_rows, note_lines, print_lines
+from warplens.cli.commands.counters import load_counters
+from warplens.cli.edge import GATE_FAILED, complain, note, progress, reuse_freed_memory
+from warplens.cli.options import Format, FormatOption, LimitOption, RangeOption, WindowOption, argument, option
+from warplens.compare.difference import Side, step_samples
+from warplens.errors import MissingDataError, UnreadableInputError, UsageError
+from warplens.profile import Note, NoteLevel
+from warplens.readers import (
+    discover,
+    discover_both,
+    files_below,
+    holds_counters,
+    holds_measurements,
+    holds_trace,
+    read,
+    refusal,
+)
+from warplens.readers.measurements import read_measurements
+from warplens.report.comparison.numbers import TraceFiles
+from warplens.studies.sweeps.reading import side_of, sweep_of
 
 if TYPE_CHECKING:
-    from warplens.cli.comparisonoutput import Outcome
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-__all__ = ["compare"]
+    from warplens.analysis.counters.comparison import Comparison as CountersComparison
+    from warplens.profile.measurements import Measurements
+    from warplens.report.comparison.numbers import StepNumbers
+    from warplens.report.document import Document
+    from warplens.studies.sweeps.sweep import Cell, Sweep
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A finished comparison, of whatever the sides are.
+
+    Attributes:
+        answer: what is printed.
+        document: makes the document; charts are drawn for it alone.
+        gate: how the gate ended, a line each; () without a gate.
+        failed: whether it failed.
+    """
+
+    answer: Answer
+    document: Callable[[], Document]
+    gate: Sequence[str] = ()
+    failed: bool = False
+
+
+# --- The two sides: traces, repeats of one, measurements, or counters ------------------------------------------------
+
+
+class Content(Enum):
+    """What a side holds. The value says it for people."""
+
+    TRACES = "a trace"
+    MEASUREMENTS = "measurements"
+    COUNTERS = "counters of Nsight Compute"
+
+
+@dataclass(frozen=True)
+class Found:
+    """A side before it is read.
+
+    Attributes:
+        path: what the user named.
+        content: what it holds.
+        files: the files of it to read; several only for traces, each a repeat.
+        passed_over: files of a folder of traces that a run may have left, too, and that are no repeats: empty ones,
+            measurements, counters.
+    """
+
+    path: Path
+    content: Content
+    files: tuple[Path, ...]
+    passed_over: tuple[Path, ...] = ()
+
+
+#: So many pieces of work do not begin and end at the same nanoseconds by chance.
+_COINCIDENCE: Final = 20
+
+#: The setting that tells the sides apart where two files were put together; no workload has one of this name.
+_SIDE: Final = "compared side"
+
+
+def find_sides(baseline: Path, variant: Path) -> tuple[Found, Found]:
+    """What the two sides hold, told by content before anything is read in full.
+
+    Raises:
+        UsageError: they hold different things, or a folder holds several files that are no repeats.
+        UnreadableInputError: there is no such file, or nothing in a folder that could be compared.
+    """
+    sides = _found(baseline), _found(variant)
+    if sides[0].content is not sides[1].content:
+        for side in sides:
+            if side.path.is_file() and side.content is Content.TRACES and not holds_trace(side.path):
+                raise refusal(side.path)
+        told = " and ".join(f"{side.path.name} holds {side.content.value}" for side in sides)
+        raise UsageError(
+            f"{told}: give two traces (or folders of repeats), two measurements files, or two reports of counters"
+        )
+    return sides
+
+
+def _found(path: Path) -> Found:
+    if not path.is_dir():
+        if path.is_file() and holds_counters(path):
+            return Found(path, Content.COUNTERS, (path,))
+        if path.is_file() and holds_measurements(path):
+            return Found(path, Content.MEASUREMENTS, (path,))
+        return Found(path, Content.TRACES, tuple(discover([path])))
+    try:
+        traces, counters = discover_both([path])
+    except UnreadableInputError:
+        measured = [file for file in sorted(files_below(path)) if holds_measurements(file)]
+        if not measured:
+            raise
+        return Found(path, Content.MEASUREMENTS, _only(path, measured, "measurements files"))
+    if traces:
+        others = [file for file in sorted(files_below(path)) if file not in traces and file not in counters]
+        passed_over = [file for file in others if not file.stat().st_size or holds_measurements(file)]
+        return Found(path, Content.TRACES, tuple(traces), (*counters, *passed_over))
+    return Found(path, Content.COUNTERS, _only(path, counters, "reports of counters"))
+
+
+def _only(folder: Path, files: Sequence[Path], what: str) -> tuple[Path, ...]:
+    if len(files) > 1:
+        raise UsageError(f"{folder.name}: the folder holds {len(files)} {what}; name the one to compare")
+    return tuple(files)
+
+
+def load_traces(sides: tuple[Found, Found], window: str, range_name: str | None) -> tuple[TraceFiles, TraceFiles]:
+    """Both sides, every repeat with its window; grids of kernels are read, since kernels are matched by them.
+
+    Raises:
+        UsageError: a window lies outside of a trace, or a range is not in it; the message names the file.
+        UnreadableInputError: a file cannot be read.
+    """
+    reuse_freed_memory([file for side in sides for file in side.files])
+    names = [side.path.resolve().name for side in sides]
+    if names[0] == names[1]:
+        names = [f"{name} ({role})" for name, role in zip(names, ("baseline", "variant"), strict=True)]
+    baseline, variant = (
+        _trace_files(name, side.files, window, range_name) for name, side in zip(names, sides, strict=True)
+    )
+    same = {file.resolve() for file in sides[0].files} & {file.resolve() for file in sides[1].files}
+    if same or any(_same_recording(before, after) for before in baseline.files for after in variant.files):
+        text = "both sides hold the same file: its times are compared with themselves"
+        note = Note("same-file", NoteLevel.WARNING, text, "Record the two sides separately")
+        variant = replace(variant, notes=((*variant.notes[0], note), *variant.notes[1:]))
+    baseline, variant = (
+        replace(side, notes=((*side.notes[0], *_passed_over(name, found)), *side.notes[1:]))
+        for name, side, found in zip(names, (baseline, variant), sides, strict=True)
+    )
+    return baseline, variant
+
+
+def _same_recording(before: Side, after: Side) -> bool:
+    """Whether one file is a copy of the other: no two runs take the same nanoseconds for everything."""
+    times = [side.timeline.work.select("start_ns", "end_ns") for side in (before, after)]
+    return times[0].height > _COINCIDENCE and times[0].equals(times[1])
+
+
+def _passed_over(name: str, found: Found) -> Iterator[Note]:
+    if found.passed_over:
+        first, more = found.passed_over[0].name, len(found.passed_over) - 1
+        text = f"the folder holds files that are no traces and were passed over: {first}"
+        text += f" and {more} more" if more else ""
+        yield Note("passed-over", NoteLevel.WARNING, text, "If a run failed, record it again")
+
+
+def _trace_files(name: str, paths: tuple[Path, ...], window: str, range_name: str | None) -> TraceFiles:
+    files, notes = [], []
+    for path in paths:
+        with progress(f"reading {path.name}") as tell:
+            timeline = Timeline(read(path, progress=tell))
+            tell(f"analysing {path.name}")
+            try:
+                selected = timeline.window(window, range_name)
+            except (UsageError, MissingDataError) as error:
+                raise type(error)(f"{path.name}: {error}") from error
+            side = Side(name if len(paths) == 1 else path.name, timeline, selected)
+            _check_times(side, path)
+            files.append(side)
+            notes.append(quality_notes(timeline, selected))
+    return TraceFiles.of(name, files, notes)
+
+
+def _check_times(side: Side, path: Path) -> None:
+    """Refuse what has no length, in words that name the file.
+
+    Raises:
+        MissingDataError: a step, or the window without steps, takes no time.
+    """
+    try:
+        step_samples(side)
+    except UsageError as error:
+        told = error
+    else:
+        return
+    if side.window.range_name is not None:
+        text = f"{path.name}: no GPU work of range {side.window.range_name!r} is in its window"
+        raise MissingDataError(text) from told
+    if side.has_steps:
+        raise MissingDataError(f"{path.name}: a step in its window takes no time: choose another window (--window)")
+    raise MissingDataError(f"{path.name}: nothing in it takes any time, so that there is nothing to compare")
+
+
+def load_measurements(
+    sides: tuple[Found, Found], where: tuple[str | None, str | None]
+) -> tuple[Sweep, tuple[Note, ...]]:
+    """The cells of two measurements files, matched by equal settings; what differs between the sides aside.
+
+    Args:
+        sides: the files; the same one twice compares cells of it.
+        where: for each side the settings of the cells to take (`method=topk,keep=0.1`); None for all.
+
+    Returns:
+        A sweep without the name of the file in the settings of its sides, and what limits the comparison. Rounds of
+        different files are not paired: they were not taken in turns.
+
+    Raises:
+        UsageError: no cell has these settings, or no cells of the two sides match.
+    """
+    chosen = [side_of(text) if text is not None else {} for text in where]
+    first, second = (side.files[0] for side in sides)
+    with progress(f"reading {first.name}") as tell:
+        baseline = read_measurements(first)
+        same_file = first.resolve() == second.resolve()
+        if same_file and all(chosen):
+            return sweep_of(baseline, chosen[0], chosen[1]), ()
+        tell(f"reading {second.name}")
+        variant = baseline if same_file else read_measurements(second)
+    merged = _merged(baseline, variant)
+    try:
+        found = sweep_of(merged, {_SIDE: "baseline", **chosen[0]}, {_SIDE: "variant", **chosen[1]})
+    except UsageError as error:  # which file a cell is from is a setting here, and none of the user's
+        text = str(error).replace(f"{_SIDE}=baseline", first.name).replace(f"{_SIDE}=variant", second.name)
+        raise UsageError(text) from error
+    notes = tuple(_of_files(baseline, variant, same_file=same_file and not any(chosen)))
+    return _without_side(found, paired=found.paired and same_file), notes
+
+
+def _of_files(baseline: Measurements, variant: Measurements, *, same_file: bool) -> Iterator[Note]:
+    """What makes two measurements files hard to compare."""
+    if same_file:
+        text = "both sides hold the same cells: their times are compared with themselves"
+        yield Note("same-file", NoteLevel.WARNING, text, "Choose cells: --baseline-where, --variant-where")
+    names = [str((file.environment.get("device") or {}).get("name") or "") for file in (baseline, variant)]
+    if all(names) and names[0] != names[1]:
+        text = f"the GPUs differ: {names[0]} and {names[1]}"
+        yield Note("different-gpu", NoteLevel.WARNING, text, "Measure both sides on the same GPU")
+
+
+def _merged(baseline: Measurements, variant: Measurements) -> Measurements:
+    """Both files as one, each cell with the setting `_SIDE`."""
+    if baseline.workload != variant.workload:
+        raise UsageError(
+            f"{baseline.source} holds measurements of {baseline.workload}, {variant.source} of {variant.workload}: "
+            "there is nothing to compare"
+        )
+    cells = [
+        file.cells.with_columns(pl.lit(name).alias(_SIDE))
+        for file, name in ((baseline, "baseline"), (variant, "variant"))
+    ]
+    moved = {
+        name: pl.concat([
+            getattr(baseline, name), getattr(variant, name).with_columns(pl.col("cell") + baseline.cells.height)
+        ])
+        for name in ("samples", "phases")
+    }  # fmt: skip
+    return replace(
+        baseline,
+        source=baseline.source if baseline.source == variant.source else f"{baseline.source} and {variant.source}",
+        settings=(_SIDE, *dict.fromkeys((*baseline.settings, *variant.settings))),
+        cells=pl.concat(cells, how="diagonal_relaxed"),
+        details=(*baseline.details, *variant.details),
+        samples=moved["samples"],
+        phases=moved["phases"],
+        sweep=None,
+    )
+
+
+def _without_side(sweep: Sweep, *, paired: bool) -> Sweep:
+    points = tuple(
+        replace(point, baseline=_unpaired(point.baseline, paired), variant=_unpaired(point.variant, paired))
+        for point in sweep.points
+    )
+    return replace(sweep, baseline=_own(sweep.baseline), variant=_own(sweep.variant), points=points, paired=paired)
+
+
+def _own(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in settings.items() if name != _SIDE}
+
+
+def _unpaired(cell: Cell | None, paired: bool) -> Cell | None:
+    if cell is None or paired:
+        return cell
+    wall, gpu = (samples and replace(samples, paired=False) for samples in (cell.wall, cell.gpu))
+    return replace(cell, wall=wall, gpu=gpu)
+
+
+# --- The three kinds of comparison -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the user asked of a comparison.
+
+    Attributes:
+        margin: differences of this share and less do not matter.
+        level: how often an interval misses the truth: 0.05 for 95 % confidence.
+        fail_on: the gate's limit, a share; None without a gate.
+        window, range_name: part of each trace.
+        where: settings of the cells to take, of the baseline and of the variant.
+        counters: reports of Nsight Compute beside the traces, of the baseline and of the variant.
+        flops: floating-point operations of a step of each side, beside the traces; None where nobody said.
+        most: rows of a table to print; None for all.
+    """
+
+    margin: float
+    level: float
+    fail_on: float | None
+    window: str
+    range_name: str | None
+    where: tuple[str | None, str | None]
+    counters: tuple[Path | None, Path | None]
+    flops: tuple[float, float] | None
+    most: int | None
+
+
+def _answer(
+    sources: Sequence[str],
+    part: Part,
+    notes: Sequence[Note],
+    rows: pl.DataFrame,
+    data: Callable[[], Mapping[str, Any]],
+    asked: Asked,
+) -> Answer:
+    part = replace(part, notes=note_lines(notes), tables=limited(part.tables, asked.most))
+    return Answer("compare", sources, [part], rows if asked.most is None else rows.head(asked.most), data, notes)
+
+
+def of_measurements(sides: tuple[Found, Found], asked: Asked) -> Outcome:
+    """Cells against cells.
+
+    Raises:
+        UsageError: no cells of the two sides match.
+        UnreadableInputError: a file cannot be read.
+    """
+    from warplens.studies.sweeps import cells
+
+    sweep, notes = load_measurements(sides, asked.where)
+    with progress("comparing"):
+        numbers = cells.compare_cells(sweep, margin=asked.margin, level=asked.level, fail_on=asked.fail_on)
+        numbers = replace(numbers, notes=(*notes, *numbers.notes))
+    part = Part(
+        head=cells.cell_head(sweep), verdict=[cells.cell_answer(numbers)], tables=[cells.cell_table(numbers, 0)]
+    )
+    return Outcome(
+        _answer(
+            [side.files[0].name for side in sides],
+            part,
+            numbers.notes,
+            cells.cell_rows(numbers),
+            lambda: cells.cell_data(numbers, asked.fail_on),
+            asked,
+        ),
+        document=lambda: cells.cell_document(numbers),
+        gate=cells.cell_gate_lines(numbers, asked.fail_on) if asked.fail_on is not None else (),
+        failed=asked.fail_on is not None and bool(numbers.regressions or numbers.broken),
+    )
+
+
+def of_counters(sides: tuple[Found, Found], asked: Asked) -> Outcome:
+    """Hardware counters of one report against those of the other."""
+    from warplens.report.comparison.document import counter_document
+    from warplens.report.counters.comparison import comparison_data, comparison_lines, comparison_tables
+
+    found = _compared(side.files[0] for side in sides)
+    head, *verdict = comparison_lines(found)
+    part = Part(head=[head], verdict=verdict, tables=comparison_tables(found, limit=0))
+    sources = [found.before, found.after]
+    return Outcome(
+        _answer(
+            sources, part, found.notes, found.groups, lambda: {"kind": "counters", **comparison_data(found)}, asked
+        ),
+        document=lambda: counter_document(found),
+    )
+
+
+def _compared(paths: Iterable[Path]) -> CountersComparison:
+    from warplens.analysis.counters.comparison import compare_counters
+
+    before, after = map(load_counters, paths)
+    with progress("comparing"):
+        return compare_counters(before, after)
+
+
+def of_traces(sides: tuple[Found, Found], asked: Asked) -> Outcome:
+    """Steps against steps.
+
+    Raises:
+        UsageError: the window or range is not in a trace.
+        UnreadableInputError: a file cannot be read.
+        MissingDataError: there is a gate, and a side cannot be judged.
+    """
+    from warplens.report.comparison.causes import forbids_verdict, gate_line, needed_text, step_answer, work_sentence
+    from warplens.report.comparison.numbers import compare_steps, step_data, step_head
+    from warplens.report.comparison.steps import kernel_table, part_table
+
+    counters = _compared(filter(None, asked.counters)) if all(asked.counters) else None
+    baseline, variant = load_traces(sides, asked.window, asked.range_name)
+    with progress("comparing"):
+        numbers = compare_steps(
+            baseline,
+            variant,
+            margin=asked.margin,
+            level=asked.level,
+            fail_on=asked.fail_on,
+            flops=asked.flops,
+            counters=counters,
+        )
+    blocking = forbids_verdict(numbers)
+    if asked.fail_on is not None and blocking is not None:  # a step that ran out of memory is fast
+        raise MissingDataError(f"the gate has nothing to go by: {blocking.text}")
+    found, gate = numbers.comparison, numbers.regression
+    further = (work_sentence(numbers), needed_text(found) if blocking is None else None)
+    tables = [
+        part_table(numbers.difference.wall, most=8, per=numbers.difference.per),
+        kernel_table(numbers.kernels, limit=0, narrow=True),
+    ]
+    if counters is not None:
+        from warplens.report.counters.comparison import comparison_tables
+
+        tables += comparison_tables(counters, limit=0)
+    part = Part(
+        head=step_head(numbers),
+        verdict=[*step_answer(numbers), *(line for line in further if line is not None)],
+        tables=tables,
+    )
+    sources = [*baseline.sources, *variant.sources]
+    rows = numbers.difference.wall.frame()
+    return Outcome(
+        _answer(sources, part, numbers.notes, rows, lambda: step_data(numbers), asked),
+        document=lambda: _step_document(numbers),
+        gate=[gate_line(gate, found)] if gate is not None else (),
+        failed=gate is not None and gate.found,
+    )
+
+
+def _step_document(numbers: StepNumbers) -> Document:
+    from warplens.report.comparison.document import step_document
+
+    return step_document(numbers)
+
+
+# --- The command -----------------------------------------------------------------------------------------------------
 
 
 #: A variant a hundred times as slow is beyond what a gate is for; more is a slip of the keyboard.
@@ -79,82 +528,44 @@ def _both_flops(text: str) -> tuple[float, float]:
 def compare(
     baseline: Annotated[
         Path,
-        typer.Argument(
-            metavar="BASELINE",
-            show_default=False,
-            help="A trace, a folder of repeats, a measurements file, or a report of Nsight Compute.",
-        ),
+        argument("BASELINE", "A trace, a folder of repeats, a measurements file, or a report of Nsight Compute."),
     ],
-    variant: Annotated[
-        Path,
-        typer.Argument(metavar="VARIANT", show_default=False, help="The same of what is held against it."),
-    ],
+    variant: Annotated[Path, argument("VARIANT", "The same of what is held against it.")],
     fail_on: Annotated[
         str | None,
-        typer.Option(
-            "--fail-on",
-            metavar="PERCENT",
-            show_default=False,
-            callback=_limit,
-            help="Exit with 1 if the variant is slower by more than this, decided: 5%.",
-        ),
+        option("PERCENT", "Exit with 1 if the variant is slower by more than this, decided: 5%.", callback=_limit),
     ] = None,
     margin: Annotated[
-        str,
-        typer.Option(metavar="PERCENT", callback=_margin, help="Differences within this do not matter."),
+        str, option("PERCENT", "Differences within this do not matter.", callback=_margin, show_default=True)
     ] = "2%",
     level: Annotated[
-        str,
-        typer.Option(metavar="PERCENT", callback=_confidence, help="Confidence of the intervals."),
+        str, option("PERCENT", "Confidence of the intervals.", callback=_confidence, show_default=True)
     ] = "95%",
     window: WindowOption = "steady",
     range_name: RangeOption = None,
     baseline_where: Annotated[
-        str | None,
-        typer.Option(
-            "--baseline-where",
-            metavar="SETTING=VALUE,…",
-            show_default=False,
-            help="Of measurements, only cells with these settings: method=none.",
-        ),
+        str | None, option("SETTING=VALUE,…", "Of measurements, only cells with these settings: method=none.")
     ] = None,
-    variant_where: Annotated[
-        str | None,
-        typer.Option(
-            "--variant-where", metavar="SETTING=VALUE,…", show_default=False, help="The same of the other side."
-        ),
-    ] = None,
+    variant_where: Annotated[str | None, option("SETTING=VALUE,…", "The same of the other side.")] = None,
     counters_baseline: Annotated[
-        Path | None,
-        typer.Option(
-            "--counters-baseline",
-            metavar="FILE",
-            show_default=False,
-            help="A report of Nsight Compute on the baseline (.ncu-rep or CSV), beside traces.",
-        ),
+        Path | None, option("FILE", "A report of Nsight Compute on the baseline (.ncu-rep or CSV), beside traces.")
     ] = None,
-    counters_variant: Annotated[
-        Path | None,
-        typer.Option("--counters-variant", metavar="FILE", show_default=False, help="The same of the variant."),
-    ] = None,
+    counters_variant: Annotated[Path | None, option("FILE", "The same of the variant.")] = None,
     flops: Annotated[
         str | None,
-        typer.Option(
-            "--flops",
-            metavar="BASELINE,VARIANT",
-            show_default=False,
+        option(
+            "BASELINE,VARIANT",
+            "FLOPs of a step of each side, where the traces do not tell: 35.1e9,11.1e9.",
             callback=_flops,
-            help="FLOPs of a step of each side, where the traces do not tell: 35.1e9,11.1e9.",
         ),
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option(
+        option(
+            "DIR",
+            "Write compare.html, compare.md and compare.json to this folder instead of printing.",
             "--output",
             "-o",
-            metavar="DIR",
-            show_default=False,
-            help="Write compare.html, compare.md and compare.json to this folder instead of printing.",
         ),
     ] = None,
     form: FormatOption = Format.TABLE,
@@ -175,27 +586,30 @@ def compare(
         where=(baseline_where, variant_where),
         counters=(counters_baseline, counters_variant),
         flops=None if flops is None else _both_flops(flops),
+        most=most_rows(form, limit),
     )
     sides = find_sides(baseline, variant)
     _check(sides[0].content, asked)
     find = {Content.TRACES: of_traces, Content.MEASUREMENTS: of_measurements, Content.COUNTERS: of_counters}
     outcome = find[sides[0].content](sides, asked)
     if folder is None:
-        show_outcome(outcome, form, limit)
+        emit(outcome.answer, form)
     else:
+        from warplens.report.write import write_document
+
         with progress("writing"):
-            written = write_outcome(outcome, folder)
-        with answering() as stdout:
-            stdout.write("".join(f"{one_line(path)}\n" for path in written))
-    _end_gate(outcome)
+            written = write_document(outcome.document(), folder, ("html", "md", "json"), "compare", outcome.answer.json)
+        print_lines(written)
+    if outcome.failed:
+        # Never silent, whatever else --quiet suppresses: whoever reads the log of a failed run looks for this line.
+        complain("; ".join(outcome.gate))
+        raise typer.Exit(GATE_FAILED)
+    for line in outcome.gate:
+        note(line)
 
 
 def _check(content: Content, asked: Asked) -> None:
-    """Refuse options that say nothing about sides of this kind, rather than pass over them.
-
-    Raises:
-        UsageError: there is such an option.
-    """
+    """Refuse options that say nothing about sides of this kind, rather than pass over them."""
     if content is not Content.MEASUREMENTS and any(asked.where):
         raise UsageError(
             f"--baseline-where and --variant-where choose cells of measurements; each side is {content.value}"
@@ -214,12 +628,3 @@ def _check(content: Content, asked: Asked) -> None:
         raise UsageError(
             "--fail-on needs repeated step times, which reports of Nsight Compute lack: gate on traces or measurements"
         )
-
-
-def _end_gate(outcome: Outcome) -> None:
-    if outcome.failed:
-        # Never silent, whatever else --quiet suppresses: whoever reads the log of a failed run looks for this line.
-        complain("; ".join(outcome.gate))
-        raise typer.Exit(GATE_FAILED)
-    for line in outcome.gate:
-        note(line)

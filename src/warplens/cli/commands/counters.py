@@ -1,38 +1,40 @@
-"""`warplens counters`: what Nsight Compute's counters say of each kernel."""
+"""`warplens counters` and `warplens roofline`: what Nsight Compute's counters say of each kernel."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import polars as pl
-import typer
 
-from warplens.analysis.counters.notes import counter_notes
-from warplens.analysis.counters.summary import SUMMARY_KEYS, counters_summary
-from warplens.cli.answer import most_rows
-from warplens.cli.countercomparison import check_comparison, parse_pairs, show_comparison
-from warplens.cli.countercoverage import join_trace
-from warplens.cli.edge import answering
-from warplens.cli.messages import note, one_line, progress
-from warplens.cli.options import Format, FormatOption, LimitOption, WindowOption, group_by
-from warplens.profile import NoteLevel
-from warplens.readers.counters import read_counters
+from warplens.analysis.counters.comparison import compare_counters
+from warplens.analysis.counters.coverage import counter_notes
+from warplens.analysis.counters.groups import SUMMARY_KEYS, counters_summary
+from warplens.analysis.counters.roofline import LEVELS, PRECISIONS, roofline_points
+from warplens.analysis.timeline import Timeline
+from warplens.cli.answer import Answer, Part, emit, most_rows, note_lines, print_lines, recorded_by
+from warplens.cli.edge import progress
+from warplens.cli.options import Format, FormatOption, LimitOption, WindowOption, argument, flag, group_by, option
+from warplens.errors import UsageError
+from warplens.readers import read, read_counters
+from warplens.report.counters.comparison import comparison_data, comparison_lines, comparison_tables
+from warplens.report.counters.hardware import numbered_points, roof_lines, roofline_table, why_no_chart
 from warplens.report.counters.joined import coverage_lines, coverage_tables, joined_data, next_run_lines
-from warplens.report.counterwords import with_words
+from warplens.report.counters.numbers import Joined, join_counters
+from warplens.report.counters.words import with_words
 from warplens.report.document import Table, TableColumn
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from typing import TextIO
+    from collections.abc import Iterable, Sequence
 
-    from warplens.profile import Note
+    from warplens.analysis.counters.comparison import Comparison
+    from warplens.analysis.counters.roofline import Roofline
+    from warplens.profile import Capture, Note
     from warplens.profile.counters import KernelCounters
-    from warplens.report.counters.numbers import Joined
 
-__all__ = ["counters"]
+_REPORTS: Final = argument("PATH…", "Reports of Nsight Compute: .ncu-rep, or their CSV.")
 
-_COLUMNS = (
+_COLUMNS: Final = (
     TableColumn("name", "Kernel", "kernel", full="full_name"),
     TableColumn("launches", "Launches", "count"),
     TableColumn("duration_ns", "Time", "duration_ns"),
@@ -48,42 +50,17 @@ _COLUMNS = (
 
 
 def counters(
-    paths: Annotated[
-        list[Path],
-        typer.Argument(metavar="PATH…", show_default=False, help="Reports of Nsight Compute: .ncu-rep, or their CSV."),
-    ],
+    paths: Annotated[list[Path], _REPORTS],
     by: Annotated[str, group_by(*SUMMARY_KEYS)] = "group",
-    metric: Annotated[
-        list[str] | None,
-        typer.Option("--metric", "-m", metavar="NAME", show_default=False, help="Show this metric, too. Repeatable."),
-    ] = None,
+    metric: Annotated[list[str] | None, option("NAME", "Show this metric, too. Repeatable.", "--metric", "-m")] = None,
     trace: Annotated[
-        Path | None,
-        typer.Option(
-            "--trace", "-t", metavar="FILE", show_default=False, help="A trace of the same program: what was covered?"
-        ),
+        Path | None, option("FILE", "A trace of the same program: what was covered?", "--trace", "-t")
     ] = None,
     window: WindowOption = "steady",
-    ncu_version: Annotated[
-        str | None,
-        typer.Option(
-            "--ncu-version",
-            metavar="VERSION",
-            show_default=False,
-            help="Of the ncu for the next run; else the report's.",
-        ),
-    ] = None,
-    compare: Annotated[
-        bool, typer.Option("--compare", help="Put the reports side by side, each against the first.")
-    ] = False,
+    ncu_version: Annotated[str | None, option("VERSION", "Of the ncu for the next run; else the report's.")] = None,
+    compare: Annotated[bool, flag("--compare", "Put the reports side by side, each against the first.")] = False,
     pair: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--pair",
-            metavar="BEFORE=AFTER",
-            show_default=False,
-            help="Compare these kernels, though their names differ. Repeatable.",
-        ),
+        list[str] | None, option("BEFORE=AFTER", "Compare these kernels, though their names differ. Repeatable.")
     ] = None,
     form: FormatOption = Format.TABLE,
     limit: LimitOption = None,
@@ -95,48 +72,55 @@ def counters(
     the kernels are found in its window again: how much of the time they stand for, which promises most, and the command
     that would show the rest. With --compare, what changed from the first report to each of the others.
     """
-    asked = metric or []
-    check_comparison(len(paths), compare, pair or [], trace is not None)
+    metrics, most = metric or [], most_rows(form, limit)
+    _check_comparison(len(paths), compare, pair or [], trace is not None)
     pairs = parse_pairs(pair or [])
-    reports = [_read(path) for path in paths]
+    reports = [load_counters(path) for path in paths]
     if compare:
-        show_comparison(reports, pairs, asked, form, limit)
+        emit(_side_by_side(reports, pairs, metrics, most), form)
         return
-    summaries = [counters_summary(report, by, asked) for report in reports]
-    joined = join_trace(reports, trace, window, ncu_version) if trace else ()
-    if form is Format.JSON:
-        _show_json(reports, summaries, joined, by, limit)
-    elif form is Format.CSV:
-        _show_csv(reports, summaries, joined, limit)
-    else:
-        _show_for_people(reports, summaries, joined, asked, form, limit)
+    summaries = [with_words(counters_summary(report, by, metrics)) for report in reports]
+    joined = _join_trace(reports, trace, window, ncu_version) if trace else ()
+    rows = pl.concat(
+        (summary if most is None else summary.head(most)).select(
+            pl.lit(report.capture.source).alias("source"), pl.all()
+        )
+        for report, summary in zip(reports, summaries, strict=True)
+    )
+    columns = (*_COLUMNS[:-1], *(TableColumn(name, name, "number") for name in metrics), _COLUMNS[-1])
+    parts, notes = [], []
+    for place, (report, summary) in enumerate(zip(reports, summaries, strict=True)):
+        own = _notes(report, bool(joined))
+        notes += own
+        table = Table("counters", "Kernels", columns, summary, most, empty="No kernel was profiled.")
+        head = [recorded_by(report.capture, devices=True)]
+        parts.append(Part(head=head, notes=note_lines(own, all_of_them=True), tables=[table]))
+        if joined:
+            parts.append(_joined_part(joined[place], most))
+    flat = rows.select(pl.exclude("evidence", "fault_evidence")).with_columns(pl.col("co_limiters").list.join(" "))
+
+    def data() -> dict[str, Any]:
+        facts = list(map(_facts, reports))
+        return {"by": by, "reports": facts, "rows": rows, **(joined_data(joined) if joined else {})}
+
+    sources = [report.capture.source for report in reports]
+    emit(Answer("counters", sources, parts, flat, data, list(dict.fromkeys(notes))), form)
 
 
-def _read(path: Path) -> KernelCounters:
+def load_counters(path: Path) -> KernelCounters:
+    """A report of Nsight Compute, or its CSV."""
     with progress(f"reading {path.name}") as tell:
         return read_counters(path, progress=tell)
 
 
-def _show_json(
-    reports: Sequence[KernelCounters],
-    summaries: Sequence[pl.DataFrame],
-    joined: Sequence[Joined],
-    by: str,
-    limit: int | None,
-) -> None:
-    from warplens.report.jsonout import envelope  # noqa: PLC0415  the other formats do without
-
-    data = {
-        "by": by,
-        "reports": [_facts(report) for report in reports],
-        "rows": _rows(reports, summaries, limit, Format.JSON),
-        **(joined_data(joined) if joined else {}),
-    }
-    notes = [item for report in reports for item in _notes(report, bool(joined))]
-    text = envelope("counters", [report.capture.source for report in reports], data, list(dict.fromkeys(notes)))
-    with answering() as stdout:
-        stdout.flush()
-        stdout.buffer.write(text + b"\n")
+def _join_trace(
+    reports: Sequence[KernelCounters], trace: Path, window: str, ncu_version: str | None
+) -> tuple[Joined, ...]:
+    """Each report with the same window of the trace."""
+    with progress(f"reading {trace.name}") as tell:
+        timeline = Timeline(read(trace, progress=tell))
+        selected = timeline.window(window)
+        return tuple(join_counters(report, timeline, selected, ncu_version) for report in reports)
 
 
 def _facts(report: KernelCounters) -> dict[str, object]:
@@ -150,96 +134,184 @@ def _facts(report: KernelCounters) -> dict[str, object]:
     }
 
 
-def _rows(
-    reports: Sequence[KernelCounters], summaries: Sequence[pl.DataFrame], limit: int | None, form: Format
-) -> pl.DataFrame:
-    """The rows of all reports, each with its source, in words as well."""
-    most = most_rows(form, limit)
-    return pl.concat(
-        with_words(summary if most is None else summary.head(most)).select(
-            pl.lit(report.capture.source).alias("source"), pl.all()
-        )
-        for report, summary in zip(reports, summaries, strict=True)
+def _notes(report: KernelCounters, with_trace: bool) -> list[Note]:
+    """The notes on a report; that its coverage is unknown only where no trace tells it."""
+    return [item for item in counter_notes(report) if not (with_trace and item.code == "coverage-unknown")]
+
+
+def _joined_part(joined: Joined, most: int | None) -> Part:
+    """Coverage, ranking and the next run, under the table of a report."""
+    return Part(
+        lines=list(coverage_lines(joined)),
+        tables=list(coverage_tables(joined, most)),
+        closing=list(next_run_lines(joined)),
+        command=joined.next_run.command,
     )
 
 
-def _show_csv(
-    reports: Sequence[KernelCounters],
-    summaries: Sequence[pl.DataFrame],
-    joined: Sequence[Joined],
-    limit: int | None,
+# --- `--compare`: reports side by side -------------------------------------------------------------------------------
+
+
+def _check_comparison(reports: int, compare: bool, pairs: Sequence[str], with_trace: bool) -> None:
+    """Refuse what makes no comparison, before any report is read."""
+    if pairs and not compare:
+        raise UsageError("--pair says which kernels to compare: add --compare")
+    if compare and reports < 2:
+        raise UsageError("--compare needs two reports or more: name them, the one to compare with first")
+    if compare and with_trace:
+        raise UsageError("--compare and --trace answer different questions: ask for one at a time")
+
+
+def parse_pairs(texts: Sequence[str]) -> list[tuple[str, str]]:
+    """`BEFORE=AFTER` as two names; a kernel's full name may hold `=` only within `==`, `<=` and the like.
+
+    Raises:
+        UsageError: a text is not of that form.
+    """
+    pairs = []
+    for text in texts:
+        before, sign, after = text.partition("=")
+        if not (before.strip() and sign and after.strip()):
+            raise UsageError(f"{text!r} names no pair: write BEFORE=AFTER, each a kernel's name")
+        pairs.append((before.strip(), after.strip()))
+    return pairs
+
+
+def _side_by_side(
+    reports: Sequence[KernelCounters], pairs: Sequence[tuple[str, str]], metrics: Sequence[str], most: int | None
+) -> Answer:
+    """Each report against the first."""
+    comparisons = [compare_counters(reports[0], after, pairs) for after in reports[1:]]
+    unknown = [name for name in metrics if not any((found.metrics["metric"] == name).any() for found in comparisons)]
+    if unknown:
+        raise UsageError(f"no kernel has {', '.join(unknown)} in both reports")
+    parts = [
+        Part(
+            head=comparison_lines(found),
+            notes=note_lines(found.notes, all_of_them=True),
+            tables=comparison_tables(found, most, metrics),
+        )
+        for found in comparisons
+    ]
+
+    def data() -> dict[str, Any]:
+        entries = [comparison_data(found) for found in comparisons]
+        if most is not None:
+            entries = [{**entry, **{key: entry[key].head(most) for key in ("rows", "unpaired")}} for entry in entries]
+        return {"comparisons": entries}
+
+    rows = pl.concat([_flat(found, metrics, most) for found in comparisons])
+    warnings = list(dict.fromkeys(item for found in comparisons for item in found.notes))
+    return Answer("counters", [report.capture.source for report in reports], parts, rows, data, warnings)
+
+
+def _flat(found: Comparison, metrics: Iterable[str], most: int | None) -> pl.DataFrame:
+    """The groups of a comparison with both sources, and the metrics asked for as further columns."""
+    rows = found.groups if most is None else found.groups.head(most)
+    for name in metrics:
+        own = found.metrics.filter(pl.col("metric") == name).select(
+            "pair", pl.col("before", "after", "points", "ratio").name.prefix(f"{name} ")
+        )
+        rows = rows.join(own, on="pair", how="left", maintain_order="left")
+    return rows.select(pl.lit(found.before).alias("before"), pl.lit(found.after).alias("after"), pl.all())
+
+
+# --- `warplens roofline` ---------------------------------------------------------------------------------------------
+
+
+_PICTURES: Final = (".png", ".svg")
+_CHARTS: Final = (".html", *_PICTURES)
+
+#: What may stand behind the number of a roof, for people.
+_UNITS: Final = {"G": 1e9, "T": 1e12, "P": 1e15}
+
+_ROOFS: Final = (*PRECISIONS, *LEVELS)
+
+
+def roofline(
+    paths: Annotated[list[Path], _REPORTS],
+    output: Annotated[
+        Path | None, option("FILE", "Write the chart: .html, .png or .svg by its suffix.", "--output", "-o")
+    ] = None,
+    ceiling: Annotated[
+        list[str] | None,
+        option(
+            "ROOF=RATE",
+            "Use this roof, a measured one for instance: dram=4.2T (bytes/s), fp32=60T (FLOP/s). Repeatable.",
+        ),
+    ] = None,
+    form: FormatOption = Format.TABLE,
+    limit: LimitOption = None,
 ) -> None:
-    for number, report in enumerate(reports):
-        covered = coverage_lines(joined[number]) if joined else ()
-        for line in (_head(report), *_note_lines(report, bool(joined)), *covered):
-            note(line)
-    rows = _rows(reports, summaries, limit, Format.CSV)
-    flat = rows.select(pl.exclude("evidence", "fault_evidence")).with_columns(pl.col("co_limiters").list.join(" "))
-    with answering() as stdout:
-        stdout.write(flat.write_csv())
+    """Kernels under the roofs of their GPU: how far from what it could do.
 
-
-def _show_for_people(
-    reports: Sequence[KernelCounters],
-    summaries: Sequence[pl.DataFrame],
-    joined: Sequence[Joined],
-    asked: Sequence[str],
-    form: Format,
-    limit: int | None,
-) -> None:
-    from warplens.report.markdown import escaped  # noqa: PLC0415
-    from warplens.report.terminal import print_table  # noqa: PLC0415  Rich is for terminals alone
-
-    markdown = form is Format.MD
+    A row is a group of launches of the same kernel with the same grid and block. Operations and bytes are counted, at
+    each level of memory (DRAM, L2, L1); roofs are the peaks in the report unless you state others.
+    """
+    _check_output(output, paths)
+    ceilings = dict(map(_parse_ceiling, ceiling or ()))
+    counted = [load_counters(path) for path in paths]
+    reports = [(report.capture, roofline_points(report, ceilings)) for report in counted]
+    if output is not None:
+        with progress("drawing"):
+            _write(output, reports)
+        print_lines([output])
+        return
     most = most_rows(form, limit)
-    for number, (report, summary) in enumerate(zip(reports, summaries, strict=True)):
-        columns = (*_COLUMNS[:-1], *(TableColumn(name, name, "number") for name in asked), _COLUMNS[-1])
-        table = Table("counters", "Kernels", columns, with_words(summary), most, empty="No kernel was profiled.")
-        notes = list(_note_lines(report, bool(joined)))
-        with answering() as stdout:
-            if markdown:
-                lines = [f"## {escaped(_head(report))}", *(f"> {escaped(line)}" for line in notes)]
-                stdout.write("\n\n".join(lines) + "\n\n")
-            else:
-                stdout.write(f"{one_line(_head(report))}\n")
-                stdout.flush()
-                for line in notes:
-                    note(line)
-                stdout.write("\n")
-            print_table(table, "md" if markdown else "table", stdout)
-            if joined:
-                _show_joined(joined[number], markdown, most, stdout)
+    parts, warnings, rows = [], [], []
+    for capture, found in reports:
+        head = [recorded_by(capture, devices=True), *roof_lines(found)]
+        if reason := why_no_chart(found):
+            head.append(f"caution: {reason}")
+            warnings.append(f"{capture.source}: {reason}")
+        parts.append(Part(head=head, tables=[roofline_table(numbered_points(found), limit=most)]))
+        points = found.points if most is None else found.points.head(most)
+        rows.append(points.select(pl.lit(capture.source).alias("source"), pl.all()))
+    roofs = [{"source": capture.source, "roofs": found.roofs} for capture, found in reports]
+    table = pl.concat(rows)
+    sources = [capture.source for capture, _ in reports]
+    emit(Answer("roofline", sources, parts, table, lambda: {"reports": roofs, "rows": table}, warnings), form)
 
 
-def _show_joined(joined: Joined, markdown: bool, most: int | None, stdout: TextIO) -> None:
-    """Coverage, ranking and the next run, under the table of a report."""
-    from warplens.report.markdown import escaped  # noqa: PLC0415
-    from warplens.report.terminal import print_table  # noqa: PLC0415
-
-    as_line = escaped if markdown else one_line
-    between = "\n\n" if markdown else "\n"
-    stdout.write("\n" + "".join(as_line(line) + between for line in coverage_lines(joined)))
-    for table in coverage_tables(joined, most):
-        stdout.write(f"\n**{escaped(table.caption)}**\n\n" if markdown else "\n")
-        print_table(table, "md" if markdown else "table", stdout)
-    stdout.write("\n" + "".join(as_line(line) + between for line in next_run_lines(joined)))
-    if joined.next_run.command is not None:
-        stdout.write(f"    {one_line(joined.next_run.command)}\n")
+def _check_output(output: Path | None, paths: Sequence[Path]) -> None:
+    """Refuse what cannot be written now, not after large reports were read."""
+    if output is None:
+        return
+    suffix = output.suffix.lower()
+    if suffix not in _CHARTS:
+        raise UsageError(f"{output.name}: a chart is written as {', '.join(_CHARTS)}; name such a file")
+    if suffix in _PICTURES and len(paths) > 1:
+        raise UsageError(f"{output.name}: a picture holds the chart of one report; name one, or write .html")
+    if not output.absolute().parent.is_dir():
+        raise UsageError(f"{output.name}: there is no folder {output.parent.name} to write it to")
 
 
-def _head(report: KernelCounters) -> str:
-    capture = report.capture
-    devices = ", ".join(dict.fromkeys(device.name for device in capture.devices))
-    parts = [capture.source, f"{capture.tool} {capture.tool_version or ''}".strip(), devices]
-    return " · ".join(part for part in parts if part)
+def _parse_ceiling(text: str) -> tuple[str, float]:
+    roof, _, rate = text.partition("=")
+    number, factor = (rate[:-1], _UNITS[rate[-1:].upper()]) if rate[-1:].upper() in _UNITS else (rate, 1.0)
+    try:
+        value = float(number) * factor
+    except ValueError:
+        value = 0.0
+    if roof not in _ROOFS or not 0 < value < float("inf"):
+        raise UsageError(f"{text!r} is no roof: write one of {', '.join(_ROOFS)}, =, and a rate such as 4.2T")
+    return roof, value
 
 
-def _notes(report: KernelCounters, with_trace: bool) -> Iterator[Note]:
-    """The notes on a report; that its coverage is unknown only where no trace tells it."""
-    return (item for item in counter_notes(report) if not (with_trace and item.code == "coverage-unknown"))
+def _write(output: Path, reports: Sequence[tuple[Capture, Roofline]]) -> None:
+    from warplens.report.counters.hardware import roofline_document, roofline_figure
 
+    suffix = output.suffix.lower()
+    if suffix == ".html":
+        from warplens.report.html import render_html
 
-def _note_lines(report: KernelCounters, with_trace: bool) -> Iterator[str]:
-    tags = {NoteLevel.BLOCKING: "missing", NoteLevel.WARNING: "caution", NoteLevel.INFO: "note"}
-    for item in _notes(report, with_trace):
-        yield f"{tags[item.level]}: {item.text}" + (f" ({item.remedy})" if item.remedy else "")
+        output.write_text(render_html(roofline_document(reports)), "utf-8")
+        return
+    capture, found = reports[0]
+    figure = roofline_figure(found, numbered_points(found))
+    if figure is None:
+        raise UsageError(f"{capture.source}: {why_no_chart(found)}")
+    if suffix == ".svg":
+        output.write_text(figure.chart.svg(figure.alt), "utf-8")
+    else:
+        output.write_bytes(figure.chart.png(figure.alt))

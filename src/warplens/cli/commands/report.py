@@ -1,64 +1,102 @@
-"""`warplens report`: the main job."""
+"""`warplens report`, `demo` and `diagnose`: what limits programs, as documents and as an answer."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import json
+import textwrap
+from dataclasses import dataclass, replace
+from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated, Any, Final, cast
 
 import typer
 
-from warplens.analysis.grid.gridcells import parse_cell
-from warplens.cli.edge import UNUSABLE, answering
-from warplens.cli.messages import complain, one_line, progress
-from warplens.cli.options import RangeOption, WindowOption, words_option
-from warplens.cli.reporting import (
-    DEFAULT_FOLDER,
-    Counters,
-    GridRequest,
-    Profiles,
+import warplens
+from warplens.analysis.hostpace import host_pace
+from warplens.analysis.prediction import predictions
+from warplens.analysis.timeline import Timeline
+from warplens.cli.answer import (
+    Answer,
+    Part,
     checked_folder,
-    find_cells,
-    join_all,
-    read_counter_reports,
-    read_profiles,
-    write_counter_reports,
-    write_grid,
-    write_overview,
+    emit,
+    note_lines,
+    print_json,
+    print_lines,
+    select,
 )
+from warplens.cli.edge import UNUSABLE, answering, complain, one_line, progress, reuse_freed_memory
+from warplens.cli.options import (
+    Format,
+    FormatOption,
+    ProfileArgument,
+    RangeOption,
+    WindowOption,
+    argument,
+    option,
+    words_option,
+)
+from warplens.diagnosis import diagnose as diagnose_window
 from warplens.errors import UnreadableInputError, UsageError
-from warplens.readers.counterfiles import discover_both
+from warplens.readers import discover_both, read, read_counters
+from warplens.readers.measurements import read_measurements
 from warplens.readers.timings import read_timings
-from warplens.report.write import REPORT_FORMATS
+from warplens.report.jsonout import window_data
+from warplens.report.verdict import (
+    coverage_lines,
+    diagnosis_data,
+    diagnosis_tables,
+    evidence_text,
+    findings_frame,
+    pace_lines,
+    places,
+    standing,
+)
+from warplens.report.write import REPORT_FORMATS, write_document
+from warplens.studies.grid.cells import assign_cells, parse_cell, plain_name
+from warplens.studies.policies.files import read_policy
+from warplens.studies.reports.evidence import study_evidence
+from warplens.studies.reports.findings import findings_document
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from warplens.analysis.timeline import Timeline
+    import polars as pl
+
     from warplens.analysis.window import Window
+    from warplens.diagnosis import Finding
+    from warplens.profile.counters import KernelCounters
+    from warplens.profile.measurements import Measurements
     from warplens.report.counters.numbers import Joined
     from warplens.report.write import ReportFormat
+    from warplens.studies.grid.cells import CellName, Unplaced
+    from warplens.studies.reports.evidence import Evidence
 
-__all__ = ["report"]
+#: Where reports go unless the user says otherwise.
+DEFAULT_FOLDER: Final = Path("warplens-report")
+
+#: From so many models × contexts on, profiles are a grid without the user saying so.
+_CELLS_OF_A_GRID: Final = 2
+
+#: Of larger files (half a million kernels) grids and blocks are not read: they cost a third more time, for the one
+#: question whether kernels fill the GPU. The verdict says that it was not asked, and `warplens diagnose` asks it.
+_ALL_OF_IT_BYTES: Final = 64 << 20
+
+
+# --- `warplens report` -----------------------------------------------------------------------------------------------
 
 
 def report(
     paths: Annotated[
-        list[Path],
-        typer.Argument(
-            metavar="PATH",
-            show_default=False,
-            help="Profiles, reports of hardware counters, and folders that are searched for them.",
-        ),
+        list[Path], argument("PATH", "Profiles, reports of hardware counters, and folders that are searched for them.")
     ],
     output: Annotated[
         Path | None,
-        typer.Option(
+        option(
+            "DIR",
+            f"Folder to write to, ./{DEFAULT_FOLDER} unless named. Without it, json alone is printed instead.",
             "--output",
             "-o",
-            metavar="DIR",
-            show_default=False,
-            help=f"Folder to write to, ./{DEFAULT_FOLDER} unless named. Without it, json alone is printed instead.",
         ),
     ] = None,
     formats: Annotated[
@@ -69,25 +107,14 @@ def report(
     range_name: RangeOption = None,
     cells: Annotated[
         list[str] | None,
-        typer.Option(
+        option(
+            "NAME=MODEL,CONTEXT[,MODE]",
+            "Cell of the grid that a profile is of, where its name does not tell. May be repeated.",
             "--cell",
-            metavar="NAME=MODEL,CONTEXT[,MODE]",
-            show_default=False,
-            help="Cell of the grid that a profile is of, where its name does not tell. May be repeated.",
         ),
     ] = None,
-    timings: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="CSV", show_default=False, help="Times that the programs measured themselves, for the grid."
-        ),
-    ] = None,
-    batch: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N", min=1, show_default=False, help="Sequences in a batch, for the grid; FLOP rates need it."
-        ),
-    ] = None,
+    timings: Annotated[Path | None, option("CSV", "Times that the programs measured themselves, for the grid.")] = None,
+    batch: Annotated[int | None, option("N", "Sequences in a batch, for the grid; FLOP rates need it.", min=1)] = None,
 ) -> None:
     """Report on your profiles: where the GPU time went, and why.
 
@@ -101,39 +128,94 @@ def report(
     folder = checked_folder(output or DEFAULT_FOLDER)
     found, counter_paths = discover_both(paths)
     cells_found = find_cells(found, grid) if found or grid.is_explicit else None
-    counters = read_counter_reports(counter_paths) if counter_paths else Counters()
-    profiles = _read(found, counters)
+    counters, no_counters = _read_counter_reports(counter_paths)
+    if not found and not counters:
+        raise no_counters[0]
+    profiles = read_profiles(found, launch_configuration=bool(counters)) if found else Profiles()
+    if not profiles.timelines and not counters:
+        raise profiles.unreadable[0]
     of_timeline = _window(window, range_name)
-    joined = join_all(profiles, counters, of_timeline)
+    joined = _join_all(profiles, counters, of_timeline)
     if to_stdout:
-        _print_json(profiles, of_timeline, counters, joined)
+        with progress("analysing"):
+            text = _json(profiles, of_timeline, counters, joined)
+        print_json(text)
     else:
-        written = write_overview(profiles, of_timeline, folder, wanted, joined) if profiles.timelines else []
+        written = _write_overview(profiles, of_timeline, folder, wanted, joined) if profiles.timelines else []
         if cells_found is not None:
-            written += write_grid(profiles, cells_found, grid, folder, wanted)
-        if counters.reports:
-            written += write_counter_reports(counters, joined, folder, wanted)
-        with answering() as stdout:
-            stdout.write("".join(f"{one_line(path)}\n" for path in written))
-    unreadable = (*profiles.unreadable, *counters.unreadable)
+            written += _write_grid(profiles, cells_found, grid, folder, wanted)
+        if counters:
+            written += _write_counter_reports(counters, joined, folder, wanted)
+        print_lines(written)
+    unreadable = (*profiles.unreadable, *no_counters)
     for error in unreadable:
         complain(f"{error} (the report is on the other profiles)")
     if unreadable:
         raise typer.Exit(UNUSABLE)
 
 
-def _read(paths: Sequence[Path], counters: Counters) -> Profiles:
-    """The profiles; none where there are none, or none can be read but there are counters to report on."""
-    if not paths:
-        if not counters.reports:
-            raise counters.unreadable[0]
-        return Profiles((), ())
-    try:
-        return read_profiles(paths, launch_configuration=bool(counters.reports))
-    except UnreadableInputError as error:
-        if not counters.reports:
-            raise
-        return Profiles((), (), (error,))
+@dataclass(frozen=True, eq=False)
+class Profiles:
+    """The profiles that could be read, in the order given, and what was wrong with the others."""
+
+    paths: tuple[Path, ...] = ()
+    timelines: tuple[Timeline, ...] = ()
+    unreadable: tuple[UnreadableInputError, ...] = ()
+
+
+@dataclass(frozen=True)
+class GridRequest:
+    """What the user said about a grid of models × contexts: cells of profiles, by name, times, sequences in a batch."""
+
+    cells: Mapping[str, CellName]
+    timings: pl.DataFrame | None = None
+    batch: int | None = None
+
+    @property
+    def is_explicit(self) -> bool:
+        """Whether anything was said at all, so that no grid would be a disappointment."""
+        return bool(self.cells) or self.timings is not None or self.batch is not None
+
+
+@dataclass(frozen=True)
+class Cells:
+    """Which profile is of which cell, by its path, and the profiles that are of none."""
+
+    named: Mapping[str, CellName]
+    unplaced: tuple[Unplaced, ...]
+
+
+def read_profiles(paths: Sequence[Path], *, launch_configuration: bool = False) -> Profiles:
+    """Read them all; one that cannot be read does not stop the others.
+
+    Args:
+        paths: of the profiles.
+        launch_configuration: whether to read grids and blocks of large files, too, because kernels are found by them
+            in reports of counters.
+    """
+    reuse_freed_memory(paths)
+    read_paths, timelines, unreadable = [], [], []
+    with progress("reading") as tell:
+        for number, path in enumerate(paths, start=1):
+            tell(f"reading {path.name}" + (f" ({number} of {len(paths)})" if len(paths) > 1 else ""))
+            grids = launch_configuration or not path.is_file() or path.stat().st_size <= _ALL_OF_IT_BYTES
+            try:
+                timelines.append(Timeline(read(path, progress=tell, launch_configuration=grids)))
+                read_paths.append(path)
+            except UnreadableInputError as error:
+                unreadable.append(error)
+    return Profiles(tuple(read_paths), tuple(timelines), tuple(unreadable))
+
+
+def _read_counter_reports(paths: Sequence[Path]) -> tuple[list[KernelCounters], list[UnreadableInputError]]:
+    reports, unreadable = [], []
+    for path in paths:
+        with progress(f"reading {path.name}") as tell:
+            try:
+                reports.append(read_counters(path, progress=tell))
+            except UnreadableInputError as error:
+                unreadable.append(error)
+    return reports, unreadable
 
 
 def _window(spec: str, range_name: str | None) -> Callable[[Timeline], Window]:
@@ -146,25 +228,41 @@ def _window(spec: str, range_name: str | None) -> Callable[[Timeline], Window]:
     return of
 
 
-def _print_json(
+def _join_all(
+    profiles: Profiles, counters: Sequence[KernelCounters], window: Callable[[Timeline], Window]
+) -> tuple[tuple[Joined, ...], ...]:
+    """For each profile the reports of counters beside it.
+
+    Of several profiles only those that have a kernel in common with a report: the others are of other programs.
+    """
+    if not counters:
+        return ()
+    from warplens.report.counters.numbers import join_counters
+
+    with progress("joining counters and traces"):
+        everything = tuple(
+            tuple(join_counters(report, timeline, window(timeline)) for report in counters)
+            for timeline in profiles.timelines
+        )
+    if len(everything) == 1:
+        return everything
+    return tuple(tuple(item for item in beside if item.matches) for beside in everything)
+
+
+def _json(
     profiles: Profiles,
     window: Callable[[Timeline], Window],
-    counters: Counters,
+    counters: Sequence[KernelCounters],
     joined: Sequence[Sequence[Joined]],
-) -> None:
-    """One object: on the profiles, with what the counters say of them; on the counters where there is no profile."""
-    with progress("analysing"):
-        text = _profiles_json(profiles, window, joined) if profiles.timelines else _counters_json(counters)
-    with answering() as stdout:
-        stdout.flush()
-        stdout.buffer.write(text + b"\n")
-
-
-def _profiles_json(
-    profiles: Profiles, window: Callable[[Timeline], Window], joined: Sequence[Sequence[Joined]]
 ) -> bytes:
-    from warplens.report.overview.numbers import examine  # noqa: PLC0415  written reports do it themselves
-    from warplens.report.write import report_json  # noqa: PLC0415
+    """One object: on the profiles, with what the counters say of them; on the counters where there is no profile."""
+    if not profiles.timelines:
+        from warplens.report.counters.document import counters_json
+        from warplens.report.counters.numbers import examine_counters
+
+        return counters_json([examine_counters(report) for report in counters])
+    from warplens.report.overview.numbers import examine
+    from warplens.report.write import report_json
 
     examined = [examine(timeline, window(timeline)) for timeline in profiles.timelines]
     if joined:
@@ -172,8 +270,276 @@ def _profiles_json(
     return report_json(examined)
 
 
-def _counters_json(counters: Counters) -> bytes:
-    from warplens.report.counters.numbers import examine_counters  # noqa: PLC0415
-    from warplens.report.counters.write import counters_json  # noqa: PLC0415
+def _write_overview(
+    profiles: Profiles,
+    window: Callable[[Timeline], Window],
+    folder: Path,
+    formats: Sequence[ReportFormat],
+    joined: Sequence[Sequence[Joined]] = (),
+) -> list[Path]:
+    from warplens.report.write import write_report
 
-    return counters_json([examine_counters(report) for report in counters.reports])
+    with progress("analysing") as tell:
+        found = [(timeline, window(timeline)) for timeline in profiles.timelines]
+        return write_report(found, folder, formats, tell, joined)
+
+
+def _write_counter_reports(
+    counters: Sequence[KernelCounters],
+    joined: Sequence[Sequence[Joined]],
+    folder: Path,
+    formats: Sequence[ReportFormat],
+) -> list[Path]:
+    from warplens.report.counters.document import write_counters
+    from warplens.report.counters.numbers import examine_counters
+
+    with progress("analysing counters") as tell:
+        examined = [
+            examine_counters(
+                report, [item for beside in joined for item in beside if item.source == report.capture.source]
+            )
+            for report in counters
+        ]
+        return write_counters(examined, folder, formats, tell)
+
+
+def find_cells(paths: Sequence[Path], request: GridRequest) -> Cells | None:
+    """The cells that these profiles are of; None where they form no grid and the user did not speak of one.
+
+    Raises:
+        UsageError: the user spoke of a grid, but no profile is of a cell; or a named cell is of no profile.
+    """
+    cells, unplaced = assign_cells(map(str, paths), request.cells)
+    if request.is_explicit and not cells:
+        raise UsageError(f"no profile is of a cell of a grid. {unplaced[0].source}: {unplaced[0].reason}")
+    places = {(cell.model, cell.context) for cell in cells.values()}
+    if not request.is_explicit and len(places) < _CELLS_OF_A_GRID:
+        return None
+    return Cells(cells, unplaced)
+
+
+def _write_grid(
+    profiles: Profiles, cells: Cells, request: GridRequest, folder: Path, formats: Sequence[ReportFormat]
+) -> list[Path]:
+    from warplens.report.jsonout import envelope
+    from warplens.studies.grid.answers import GridCell, answer_grid
+    from warplens.studies.grid.document import grid_data, grid_document
+
+    with progress("answering the questions of the grid") as tell:
+        grid = answer_grid(
+            (
+                GridCell(cell.model, cell.context, cell.mode, path.name, timeline, cell.batch)
+                for path, timeline in zip(profiles.paths, profiles.timelines, strict=True)
+                if (cell := cells.named.get(str(path))) is not None
+            ),
+            timings=request.timings,
+            batch=request.batch,
+            unplaced=cells.unplaced,
+        )
+        tell("drawing the grid")
+        warnings = [f"{cell.source}: {reason}" for cell in grid.cells for reason in (*cell.invalid, *cell.notes)]
+
+        def data() -> bytes:
+            return envelope("grid", [cell.source for cell in grid.cells], grid_data(grid), warnings)
+
+        return write_document(grid_document(grid), folder, formats, "grid", data)
+
+
+# --- `warplens demo` -------------------------------------------------------------------------------------------------
+
+
+_CAPTURES: Final = Path(warplens.__file__).parent / "data" / "captures"
+
+#: Of the language models, which the grid shows all, the report shows a training step and one that ran out of memory.
+_ALSO_IN_REPORT: Final = ("lm_small_ctx256_train.sqlite.xz", "lm_large_ctx1024_train.sqlite.xz")
+
+#: Host times of the grid's programs, measured without a profiler.
+_TIMINGS: Final = "lm_timings.csv"
+
+#: Sequences in a batch, in all captures of language models.
+_BATCH: Final = 4
+
+_WIDTH: Final = 100
+_INDENT: Final = "  "
+
+
+def demo(
+    output: Annotated[
+        Path, option("DIR", "Folder to write to; made if need be.", "--output", "-o", show_default=True)
+    ] = DEFAULT_FOLDER,
+    formats: Annotated[
+        str,
+        words_option(
+            "--format", "-f", words=REPORT_FORMATS, meaning="What to write beside json, joined by commas.", several=True
+        ),
+    ] = "html,json",
+) -> None:
+    """Report on the profiles that come with Warplens; no GPU needed.
+
+    They were recorded on an H200: vision transformers with and without token reduction, with and without CUDA graphs,
+    and a grid of language models over sizes and context lengths.
+    """
+    folder = checked_folder(output)
+    # The answers that are printed are those of the report's JSON, which is therefore always written.
+    wanted = [form for form in REPORT_FORMATS if form == "json" or form in formats.split(",")]
+    entries = _shipped_profiles()
+    shipped = read_profiles([_CAPTURES / entry["file"] for entry in entries])
+    in_grid = {entry["file"] for entry in entries if "model" in entry}
+    shown = _selected(shipped, {entry["file"] for entry in entries} - in_grid | set(_ALSO_IN_REPORT))
+    models = _selected(shipped, in_grid)
+    grid = GridRequest({}, read_timings(_CAPTURES / _TIMINGS), _BATCH)
+
+    written = _write_overview(shown, lambda timeline: timeline.window(), folder, wanted)
+    if (cells := find_cells(models.paths, grid)) is not None:
+        written += _write_grid(models, cells, grid, folder, wanted)
+    with progress("telling the findings"):
+        findings = findings_document(shipped_evidence(), TITLE)
+        written += write_document(findings, folder, wanted, name="findings_report")
+    with answering() as stdout:
+        stdout.write("".join(f"{line}\n" for line in _summary(entries, folder / "report.json", findings.lead, written)))
+
+
+def _shipped_profiles() -> list[dict[str, Any]]:
+    try:
+        index = json.loads((_CAPTURES / "INDEX.json").read_text("utf-8"))
+    except FileNotFoundError:
+        raise UsageError("this installation of Warplens came without its profiles. Install it from a release") from None
+    profiles: list[dict[str, Any]] = index["profiles"]
+    return profiles
+
+
+def _selected(profiles: Profiles, names: set[str]) -> Profiles:
+    pairs = zip(profiles.paths, profiles.timelines, strict=True)
+    paths, timelines = zip(*((path, timeline) for path, timeline in pairs if path.name in names), strict=True)
+    return Profiles(paths, timelines)
+
+
+def _summary(entries: list[dict[str, Any]], report: Path, findings: str, written: list[Path]) -> Iterator[str]:
+    """What was reported on and found, in two sentences a profile, and where the documents are."""
+    workloads = {entry["file"]: entry["workload"] for entry in entries}
+    for profile in json.loads(report.read_text("utf-8"))["data"]["profiles"]:
+        yield f"{workloads[profile['source']]} ({plain_name(profile['source'])})"
+        yield from _wrapped(profile["answer"])
+        yield ""
+    yield TITLE
+    yield from _wrapped(findings)
+    yield ""
+    yield "Written, to be opened in a browser or read by programs:"
+    yield from (_INDENT + one_line(path) for path in written)
+
+
+def _wrapped(text: str) -> Iterator[str]:
+    """Indented lines. A number stays with its percent sign: lines are not broken at no-break spaces."""
+    lines = textwrap.wrap(text.replace(" %", "\u00a0%"), _WIDTH - len(_INDENT))
+    yield from (_INDENT + line.replace("\u00a0", " ") for line in lines)
+
+
+# --- The findings of a token-reduction study -------------------------------------------------------------------------
+
+
+TITLE: Final = "Token reduction: what was found"
+
+#: Input size and batch of the profiles that come with Warplens, and their sides.
+_POINTS: Final = ((224, 1), (448, 8))
+_SIDES: Final = (("baseline", {"method": "none"}), ("topk0.1", {"method": "topk", "keep": 0.1}))
+
+
+def shipped_evidence() -> Evidence:
+    """What the measurements, profiles and policy that come with Warplens say."""
+    data = Path(str(files("warplens") / "data"))
+    measured = [
+        read_measurements(data / "measurements" / f"token_reduction{part}.json.xz")
+        for part in ("", "_remedies", "_study", "_policy_check")
+    ]
+    profiles = [
+        (
+            {"input_size": size, "batch": batch, **side},
+            read(data / "captures" / f"deit{size}_bs{batch}_{name}.sqlite.xz"),
+        )
+        for size, batch in _POINTS
+        for name, side in _SIDES
+    ]
+    policy = read_policy(data / "policies" / "token_reduction.json")
+    return study_evidence(
+        measured[0], profiles, remedies=measured[1], grid=measured[2], policy=policy, checked=measured[3]
+    )
+
+
+def own_evidence(measurements: Measurements, profiles: Path, policy: Path | None) -> Evidence:
+    """What a study of the user says, with profiles in a folder, named after the settings of their cells."""
+    from warplens.cli.commands.sweep import listed_profiles
+
+    traces = [(settings, read(path)) for path, settings in listed_profiles(profiles)]
+    return study_evidence(measurements, traces, policy=read_policy(policy) if policy is not None else None)
+
+
+# --- `warplens diagnose` ---------------------------------------------------------------------------------------------
+
+
+def diagnose(
+    path: ProfileArgument,
+    counters: Annotated[
+        Path | None,
+        option(
+            "FILE", "A report of Nsight Compute on the same program (.ncu-rep or CSV): what happens inside kernels."
+        ),
+    ] = None,
+    changes: Annotated[
+        str | None,
+        option("CHANGE,…", "Predict these changes made together: names of predictions, such as cuda-graph.", "--if"),
+    ] = None,
+    window: WindowOption = "steady",
+    range_name: RangeOption = None,
+    form: FormatOption = Format.TABLE,
+) -> None:
+    """What limits the program, what to do about it, and how to check that.
+
+    Findings stand worst first, each with the most that it could bring, its evidence, remedies, and the experiment that
+    would refute it. Predictions are modelled.
+    """
+    from warplens.report.markdown import escaped
+
+    report = read_counters(counters) if counters is not None else None
+    selection = select(path, window, range_name, launch_configuration=True)
+    with progress("diagnosing"):
+        found = diagnose_window(selection.timeline, selection.window, report, notes=selection.notes)
+        if changes is not None:
+            together = predictions(selection.timeline, selection.window, together=changes.split(","))
+            asked = tuple(item for item in together if item.change == changes)
+            found = replace(found, predictions=tuple(dict.fromkeys([*asked, *found.predictions])))
+        pace = host_pace(selection.timeline, selection.window)
+    part = Part(
+        head=selection.head,
+        notes=note_lines(found.notes),
+        entries=[
+            (
+                f"verdict: {found.verdict}\n{one_line(found.headline)}",
+                f"**{escaped(f'verdict: {found.verdict}')}** {escaped(found.headline)}",
+            ),
+            *(_entry(rank, finding) for rank, finding in enumerate(found.findings, start=1)),
+        ],
+        tables=diagnosis_tables(found)[1:],
+        closing=[*pace_lines(pace), *coverage_lines(found)],
+    )
+    data = {"window": window_data(selection.window), **diagnosis_data(found), "pace": pace}
+    rows = findings_frame(found).drop("gain", "at_most")
+    emit(Answer("diagnose", selection.source, [part], rows, lambda: data, found.notes), form)
+
+
+def _entry(rank: int, finding: Finding) -> tuple[str, str]:
+    """A finding for a terminal and as Markdown."""
+    from warplens.report.markdown import escaped
+
+    text = [f"{rank}. {finding.id}: {standing(finding)}", f"   {one_line(finding.title)}"]
+    markdown = [f"{rank}. **{escaped(finding.id)}**: {escaped(standing(finding))}", f"   {escaped(finding.title)}"]
+    facts = {"evidence": evidence_text(finding.evidence), "mostly in": places(finding) if finding.where else ""}
+    for label, fact in facts.items():
+        if fact or label == "evidence":
+            text.append(f"   {label}: {one_line(fact)}")
+            markdown.append(f"   - {label}: {escaped(fact)}")
+    for item in finding.remedies:
+        text += [f"   do: {one_line(item.action)} [{one_line(item.expected)}]", f"       {one_line(item.how)}"]
+        markdown.append(f"   - do: {escaped(item.action)} ({escaped(item.expected)}): {escaped(item.how)}")
+    text.append(f"   refuted if: {one_line(finding.refute)}")
+    markdown.append(f"   - refuted if: {escaped(finding.refute)}")
+    return "\n".join(text), "\n".join(markdown)

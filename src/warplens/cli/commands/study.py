@@ -1,89 +1,68 @@
-"""`warplens study`: the experiments of the literature as plans that run by themselves, and their reports."""
+"""`warplens study` and `policy`: experiments that run by themselves with their reports, and choices made from them."""
 
 from __future__ import annotations
 
+from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from warplens.cli.edge import answering
-from warplens.cli.messages import note, one_line, progress
-from warplens.cli.options import RunOrReport
-from warplens.cli.reporting import checked_folder
+from warplens.cli.answer import Answer, Part, checked_file, checked_folder, emit, print_lines
+from warplens.cli.edge import GATE_FAILED, note, progress
+from warplens.cli.options import Format, FormatOption, RunOrReport, argument, flag, option
 from warplens.errors import UsageError
-from warplens.study.asked import PROCESSES, one_process
-from warplens.study.cellrun import Conduct, measure_cells, preview
-from warplens.study.studies import MEASUREMENTS, STUDIES, StudyAsked
+from warplens.readers.measurements import read_measurements
+from warplens.readers.published import read_sweep
+from warplens.studies.policies.files import document_of, read_policy, write_policy
+from warplens.studies.runner.cellsweep import RunOptions, measure_cells, preview
+from warplens.studies.runner.commandsweep import PROCESSES, one_process
+from warplens.studies.runner.studies import MEASUREMENTS, STUDIES, StudyOptions
+from warplens.studies.sweeps.reading import side_of, sweep_of
 
 if TYPE_CHECKING:
-    from warplens.profile.measurements import Measurements
+    from collections.abc import Mapping, Sequence
 
-__all__ = ["study"]
+    from warplens.report.document import Table
+    from warplens.studies.policies.choosing import Policy
+    from warplens.studies.policies.regret import Regret
+    from warplens.studies.sweeps.sweep import Sweep
 
 
 def study(
-    name: Annotated[str, typer.Argument(metavar="|".join(STUDIES), show_default=False, help="Which study.")],
-    part: Annotated[
-        RunOrReport | None,
-        typer.Argument(metavar="[run|report]", show_default=False, help="Only measure, or only report; else both."),
-    ] = None,
+    name: Annotated[str, argument("|".join(STUDIES), "Which study.")],
+    part: Annotated[RunOrReport | None, argument("[run|report]", "Only measure, or only report; else both.")] = None,
     output: Annotated[
         Path | None,
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="DIR",
-            show_default=False,
-            help="Folder for measurements, ledger and report; study-NAME by default.",
-        ),
+        option("DIR", "Folder for measurements, ledger and report; study-NAME by default.", "--output", "-o"),
     ] = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Few cells of tiny size on the CPU, to try it on any machine with PyTorch.")
+        bool, flag("--quick", "Few cells of tiny size on the CPU, to try it on any machine with PyTorch.")
     ] = False,
     axis: Annotated[
         list[str] | None,
-        typer.Option(
-            "--axis",
-            metavar="NAME=VALUE,…",
-            show_default=False,
-            help="Other values of a setting, or one more setting. May be repeated.",
-        ),
+        option("NAME=VALUE,…", "Other values of a setting, or one more setting. May be repeated."),
     ] = None,
-    rounds: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=1, show_default=False, help="token-reduction: turns of each cell at a point."),
-    ] = None,
-    device: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", show_default=False, help="As PyTorch names it; the GPU if there is one."),
-    ] = None,
+    rounds: Annotated[int | None, option("N", "token-reduction: turns of each cell at a point.", min=1)] = None,
+    device: Annotated[str | None, option("NAME", "As PyTorch names it; the GPU if there is one.")] = None,
     processes: Annotated[
         str,
-        typer.Option(
-            metavar="|".join(PROCESSES), help="A process for each point, or one for all, which starts sooner."
+        option(
+            "|".join(PROCESSES), "A process for each point, or one for all, which starts sooner.", show_default=True
         ),
     ] = PROCESSES[0],
-    timeout: Annotated[
-        float | None, typer.Option(metavar="S", min=0, show_default=False, help="Most time for a point.")
-    ] = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Forget what an interrupted run has done.")] = False,
-    retry: Annotated[bool, typer.Option("--retry", help="Measure once more what has failed.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be measured; measure nothing.")] = False,
+    timeout: Annotated[float | None, option("S", "Most time for a point.", min=0)] = None,
+    fresh: Annotated[bool, flag("--fresh", "Forget what an interrupted run has done.")] = False,
+    retry: Annotated[bool, flag("--retry", "Measure once more what has failed.")] = False,
+    dry_run: Annotated[bool, flag("--dry-run", "Say what would be measured; measure nothing.")] = False,
     profiles: Annotated[
         Path | None,
-        typer.Option(
-            metavar="DIR",
-            show_default=False,
-            help="token-reduction: also tell the findings, with profiles named method=topk,batch=1.sqlite, and so on.",
+        option(
+            "DIR",
+            "token-reduction: also tell the findings, with profiles named method=topk,batch=1.sqlite, and so on.",
         ),
     ] = None,
-    policy: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", show_default=False, help="With --profiles: a policy to be judged in the findings."
-        ),
-    ] = None,
+    policy: Annotated[Path | None, option("FILE", "With --profiles: a policy to be judged in the findings.")] = None,
 ) -> None:
     """Run a study of token reduction, the language model or attention to its end, and report on it.
 
@@ -98,56 +77,201 @@ def study(
         raise UsageError("--policy is judged in the findings, which need --profiles")
     folder = output or Path(f"study-{name}")
     if part is not RunOrReport.REPORT:
-        run = STUDIES[name].run(StudyAsked(tuple(axis or ()), rounds, device, quick))
-        conduct = Conduct(one_process(processes), timeout, fresh, retry)
+        run = STUDIES[name].run(StudyOptions(tuple(axis or ()), rounds, device, quick))
+        run_options = RunOptions(one_process(processes), timeout, fresh, retry)
         if dry_run:
-            _print(preview(run, folder / MEASUREMENTS, conduct))
+            print_lines(preview(run, folder / MEASUREMENTS, run_options))
             return
         checked_folder(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        measure_cells(run, folder / MEASUREMENTS, conduct, note)
+        measure_cells(run, folder / MEASUREMENTS, run_options, note)
     if part is RunOrReport.RUN:
-        _print([str(folder / MEASUREMENTS)])
+        print_lines([str(folder / MEASUREMENTS)])
         return
     _report(folder, profiles, policy)
 
 
 def _report(folder: Path, profiles: Path | None, policy: Path | None) -> None:
-    from warplens.readers.measurements import read_measurements  # noqa: PLC0415  measuring alone does without
+    from warplens.report.jsonout import envelope
+    from warplens.report.measured import doubts_of
+    from warplens.report.write import write_document
+    from warplens.studies.reports.document import study_data, study_document
 
     measurements = read_measurements(folder / MEASUREMENTS)
+
+    def data() -> bytes:
+        return envelope("study", measurements.source, study_data(measurements), doubts_of(measurements)) + b"\n"
+
     with progress("drawing"):
-        answer, written = _write(measurements, folder)
+        document = study_document(measurements)
+        written = write_document(document, folder, ("html", "md", "json"), data=data)
         if profiles is not None:
-            written += _write_findings(measurements, folder, profiles, policy)
-    _print([answer])
+            from warplens.cli.commands.report import TITLE, own_evidence
+            from warplens.studies.reports.findings import findings_document
+
+            findings = findings_document(own_evidence(measurements, profiles, policy), TITLE)
+            written += write_document(findings, folder, name="findings_report")
+    print_lines([document.lead])
     for path in written:
-        note(one_line(path))
+        note(path)
 
 
-def _write(measurements: Measurements, folder: Path) -> tuple[str, list[Path]]:
-    from warplens.report.jsonout import envelope  # noqa: PLC0415
-    from warplens.report.measured import doubts_of  # noqa: PLC0415
-    from warplens.report.study import study_data, study_document  # noqa: PLC0415
-    from warplens.report.write import write_document  # noqa: PLC0415
-
-    document = study_document(measurements)
-    written = write_document(document, folder)
-    data: dict[str, Any] = study_data(measurements)
-    path = folder / "report.json"
-    path.write_bytes(envelope("study", measurements.source, data, doubts_of(measurements)) + b"\n")
-    return document.lead, [*written, path]
+# --- `warplens policy`: which of two variants to run for which shape, as a file that programs ask at run time --------
 
 
-def _write_findings(measurements: Measurements, folder: Path, profiles: Path, policy: Path | None) -> list[Path]:
-    from warplens.cli.findings import TITLE, own_evidence  # noqa: PLC0415  most reports are without profiles
-    from warplens.report.findings import findings_document  # noqa: PLC0415
-    from warplens.report.write import write_document  # noqa: PLC0415
+class Doing(str, Enum):
+    """What to do with a policy."""
 
-    document = findings_document(own_evidence(measurements, profiles, policy), TITLE)
-    return write_document(document, folder, name="findings_report")
+    FIT = "fit"
+    SHOW = "show"
+    CHECK = "check"
 
 
-def _print(lines: list[str]) -> None:
-    with answering() as stdout:
-        stdout.write("".join(f"{one_line(line)}\n" for line in lines))
+def policy(
+    doing: Annotated[Doing, argument("fit|show|check", "Fit a policy, read one, or hold one against a sweep.")],
+    file: Annotated[Path, argument("FILE", "fit: the sweep. show, check: the policy.")],
+    against: Annotated[
+        Path | None, argument("[SWEEP]", "check: other measurements, best of points left out of the fit.")
+    ] = None,
+    output: Annotated[Path | None, option("FILE", "fit: the policy file to write.", "--output", "-o")] = None,
+    baseline: Annotated[
+        str | None, option("NAME=VALUE,…", "fit, check: settings of the baseline, if the file has none.")
+    ] = None,
+    variant: Annotated[
+        list[str] | None,
+        option("NAME=VALUE,…", "fit, check: settings of a variant. May be repeated, to choose from several."),
+    ] = None,
+    margin: Annotated[
+        str,
+        option("PERCENT", "fit: a variant must be faster than the baseline by more than this.", show_default=True),
+    ] = "1%",
+    fallback: Annotated[
+        str | None, option("SIDE", "fit: what runs outside the range; by default the baseline.")
+    ] = None,
+    fail_on: Annotated[
+        str | None,
+        option("PERCENT", "check: exit with 1 if a choice is slower than the best side by more than this, such as 2%."),
+    ] = None,
+    form: FormatOption = Format.TABLE,
+) -> None:
+    """Fit, show and check policies: which variant to run for which shape.
+
+    `fit` takes a sweep and writes a small file; warplens.AdaptiveModule chooses by it at run time. `check` says what
+    its choices would have cost where other measurements have both sides.
+    """
+    _check_arguments(doing, against, output, baseline, variant, fallback, fail_on)
+    limit = None if fail_on is None else _share("--fail-on", fail_on)
+    if doing is Doing.CHECK:
+        assert against is not None
+        _check(file, against, baseline, variant, limit, form)
+        return
+    if doing is Doing.FIT:
+        from warplens.studies.policies.fitting import fit_policy
+
+        share = _share("--margin", margin)
+        found = fit_policy(_sweeps(file, baseline, variant), margin=share, fallback=fallback)
+        if output is not None:
+            write_policy(found, checked_file(output))
+            note(f"{output.name}: written")
+    else:
+        found = read_policy(file)
+    from warplens.studies.policies.document import points_table, policy_facts, policy_rows
+
+    data = {"policy": document_of(found), "rows": policy_rows(found)}
+    _emit(found.source, list(policy_facts(found)), points_table(found), data, form)
+
+
+def _check_arguments(
+    doing: Doing,
+    against: Path | None,
+    output: Path | None,
+    baseline: str | None,
+    variant: list[str] | None,
+    fallback: str | None,
+    fail_on: str | None,
+) -> None:
+    if doing is Doing.CHECK and against is None:
+        raise UsageError("check needs measurements beside the policy: warplens policy check policy.json SWEEP")
+    if doing is not Doing.CHECK and against is not None:
+        raise UsageError(f"{doing.value} takes one file, and no second one ({against.name})")
+    of = {
+        "--output": (output, (Doing.FIT,)),
+        "--baseline": (baseline, (Doing.FIT, Doing.CHECK)),
+        "--variant": (variant, (Doing.FIT, Doing.CHECK)),
+        "--fallback": (fallback, (Doing.FIT,)),
+        "--fail-on": (fail_on, (Doing.CHECK,)),
+    }
+    for name, (value, allowed) in of.items():
+        if value is not None and doing not in allowed:
+            raise UsageError(f"{name} is no option of policy {doing.value}")
+
+
+def _share(option: str, text: str) -> float:
+    """A share, written as a percentage."""
+    number, sign, rest = text.strip().partition("%")
+    try:
+        value = float(number) / 100
+    except ValueError:
+        value = -1.0
+    if not sign or rest or not 0 <= value < 1:
+        raise UsageError(f"{option} takes a percentage below 100%, such as 2%, not {text!r}")
+    return value
+
+
+def _sweeps(file: Path, baseline: str | None, variant: Sequence[str] | None) -> list[Sweep]:
+    measurements = read_sweep(file)
+    before = side_of(baseline) if baseline is not None else None
+    return [sweep_of(measurements, before, side_of(one) if one is not None else None) for one in variant or [None]]  # type: ignore[list-item]
+
+
+def _sweeps_of(policy: Policy, file: Path) -> list[Sweep]:
+    """The policy's own sides, where the file has cells of all of them; else the sides that the file names."""
+    measurements = read_sweep(file)
+    first, *others = policy.sides
+    try:
+        return [sweep_of(measurements, first.settings, other.settings) for other in others]
+    except UsageError:
+        return [sweep_of(measurements)]
+
+
+def _check(
+    file: Path,
+    against: Path,
+    baseline: str | None,
+    variant: Sequence[str] | None,
+    limit: float | None,
+    form: Format,
+) -> None:
+    from warplens.studies.policies.document import check_table, regret_rows, regret_sentence
+    from warplens.studies.policies.regret import regrets_on, summary
+
+    found = read_policy(file)
+    sweeps = _sweeps_of(found, against) if baseline is None and not variant else _sweeps(against, baseline, variant)
+    cells = regrets_on(found, sweeps)
+    axes = [axis.name for axis in found.axes]
+    whole = summary(cells)
+    by_reason = {
+        reason: summary(cell for cell in cells if cell.reason == reason)
+        for reason in dict.fromkeys(cell.reason for cell in cells)
+    }
+    facts = [f"{file.name} (fitted to {found.source}), held against {sweeps[0].source}"]
+    facts += [f"{reason}: {regret_sentence(one, axes)}" for reason, one in by_reason.items()]
+    failed = limit is not None and (whole.not_run > 0 or whole.worst is None or whole.worst > limit)
+    data = {"regret": _plain(whole), "by_reason": {reason: _plain(one) for reason, one in by_reason.items()}}
+    data |= {"limit": limit, "failed": failed, "rows": regret_rows(cells, axes)}
+    _emit(sweeps[0].source, facts, check_table(cells, axes), data, form)
+    if failed:
+        where = f": {regret_sentence(whole, axes)}"
+        note(f"the policy is beyond the limit of {100 * (limit or 0):g} %{where}")
+        raise typer.Exit(GATE_FAILED)
+
+
+def _plain(regret: Regret) -> dict[str, Any]:
+    where = list(regret.where) if regret.where is not None else None
+    return {
+        "cells": regret.cells, "worst": regret.worst, "mean": regret.mean, "where": where, "not_run": regret.not_run,
+    }  # fmt: skip
+
+
+def _emit(source: str, facts: Sequence[str], table: Table, data: Mapping[str, Any], form: Format) -> None:
+    emit(Answer("policy", source, [Part(head=facts, tables=[table])], table.rows, lambda: data), form)

@@ -2,168 +2,265 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
-import typer
+import orjson
 
-from warplens.cli.edge import answering
-from warplens.cli.messages import note, one_line
-from warplens.cli.options import Format, FormatOption, RunOrReport
-from warplens.errors import UsageError
-from warplens.study.asked import DEFAULT_ROUNDS, PER_TURN, PROCESSES, WARMUP_STEPS, SweepAsked, one_process
-from warplens.study.cellrun import Conduct, measure_cells, preview
-from warplens.study.commandsweep import (
+from warplens.cli.answer import Answer, Part, checked_file, checked_folder, emit, note_lines, print_lines
+from warplens.cli.edge import note, progress
+from warplens.cli.options import Format, FormatOption, RunOrReport, argument, flag, option
+from warplens.errors import MissingDataError, UnreadableInputError, UsageError
+from warplens.profile import Note, NoteLevel
+from warplens.readers.published import read_sweep
+from warplens.studies.runner.cellsweep import RunOptions, measure_cells, preview
+from warplens.studies.runner.commandsweep import (
     DEFAULT_REPEATS,
+    DEFAULT_ROUNDS,
+    PER_TURN,
+    PROCESSES,
     TIME_UNITS,
-    CommandAsked,
+    WARMUP_STEPS,
+    CommandSweep,
+    WorkloadSweep,
     measure_commands,
+    one_process,
     preview_commands,
 )
+from warplens.studies.sweeps.reading import same, side_of, sweep_of
+from warplens.studies.sweeps.regimes import cell_key
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
-__all__ = ["sweep"]
+    from warplens.studies.sweeps.numbers import SweepNumbers
+    from warplens.studies.sweeps.regimes import Regime
+    from warplens.studies.sweeps.sweep import Sweep
+
+
+#: Which profile in a folder is of which cell: file name → settings. Without it, names of files say so.
+_INDEX: Final = "profiles.json"
+
+#: Suffixes of profiles, which are no part of a setting.
+_SUFFIXES: Final = re.compile(r"(?:\.(?:sqlite|nsys-rep|json|gz|xz|zst))+$")
+
+#: Rows of the points' table in a terminal; the report and other formats hold all.
+_ROWS: Final = 60
+
+
+def report_sweep(
+    path: Path,
+    baseline: str | None,
+    variant: str | None,
+    output: Path | None,
+    form: Format,
+    level: float = 0.95,
+    margin: float = 0.02,
+    profiles: Path | None = None,
+) -> None:
+    """Print what a sweep says, or write `sweep.html`, `sweep.md` and `sweep.json` to a folder.
+
+    Args:
+        path: measurements, or a published table.
+        baseline, variant: settings of the sides (`method=topk,keep=0.1`); None: those that the file names, or that
+            are unambiguous.
+        output: the folder; None to print.
+        form: how to print.
+        level: confidence of the intervals, all together; above 0.5 and below 1.
+        margin: differences of this share and less do not matter.
+        profiles: folder with profiles of cells, named after their settings
+            (`method=topk,input_size=224,batch=1.nsys-rep`) or listed in its `profiles.json`.
+    """
+    if not 0.5 < level < 1 or not 0 <= margin < 1:
+        raise UsageError("the confidence lies between 0.5 and 1, and the margin between 0 and 1")
+    folder = checked_folder(output) if output is not None else None
+    with progress(f"reading {path.name}") as tell:
+        measurements = read_sweep(path)
+        sides = [side_of(text) if text is not None else None for text in (baseline, variant)]
+        sweep = sweep_of(measurements, sides[0], sides[1])
+        profiled, notes = _profiled(sweep, profiles, tell) if profiles is not None else ({}, [])
+        tell("comparing")
+        from warplens.studies.sweeps.numbers import examine_sweep
+
+        numbers = examine_sweep(sweep, level=round(1 - level, 9), margin=margin, profiled=profiled)
+    numbers = replace(numbers, notes=(*numbers.notes, *notes))
+    answer = _answer(numbers)
+    if folder is None:
+        emit(answer, form)
+        return
+    from warplens.report.write import write_document
+    from warplens.studies.sweeps.document import sweep_document
+
+    with progress("drawing"):
+        written = write_document(sweep_document(numbers), folder, ("html", "md", "json"), "sweep", answer.json)
+    print_lines(written)
+
+
+# --- profiles ---------------------------------------------------------------------------------------------------------
+
+
+def _profiled(sweep: Sweep, folder: Path, tell: Any) -> tuple[dict[Any, tuple[Regime, str]], list[Note]]:
+    """The regime of each cell that has a profile, and notes on profiles that are of no cell or cannot be read."""
+    from warplens.analysis.timeline import Timeline
+    from warplens.diagnosis.verdict import diagnose
+    from warplens.readers import read
+    from warplens.studies.sweeps.numbers import regime_of
+
+    found: dict[Any, tuple[Regime, str]] = {}
+    notes = []
+    for path, settings in listed_profiles(folder):
+        cells = list(_cells_of(sweep, settings))
+        if len(cells) != 1:
+            why = "no cell has its settings" if not cells else f"its settings are those of {len(cells)} cells"
+            notes.append(Note("profile-unplaced", NoteLevel.WARNING, f"{path.name} was left out: {why}."))
+            continue
+        tell(f"reading {path.name}")
+        try:
+            timeline = Timeline(read(path))
+            found[cells[0]] = regime_of(diagnose(timeline, timeline.window()), path.name)
+        except (UnreadableInputError, MissingDataError) as error:
+            notes.append(Note("profile-unreadable", NoteLevel.WARNING, str(error)))
+    return found, notes
+
+
+def listed_profiles(folder: Path) -> Iterator[tuple[Path, dict[str, str]]]:
+    """Profiles with the settings that the index, or their names, give them."""
+    if not folder.is_dir():
+        raise UnreadableInputError(folder, "it is no folder", "Give the folder with profiles of the cells")
+    index = folder / _INDEX
+    if index.is_file():
+        try:
+            listed = orjson.loads(index.read_bytes())
+            pairs = {str(name): {key: str(item) for key, item in cell.items()} for name, cell in listed.items()}
+        except (orjson.JSONDecodeError, AttributeError):
+            raise UnreadableInputError(index, "it is no object of file names and settings", "See sweep.md") from None
+    else:
+        names = [file.name for file in sorted(folder.iterdir()) if "=" in file.name]
+        pairs = {name: side_of(_SUFFIXES.sub("", name)) for name in names}
+    if not pairs:
+        raise UnreadableInputError(
+            folder, "no file in it is named after a cell", f"Name them method=topk,batch=1.nsys-rep, or add {_INDEX}"
+        )
+    for name, settings in pairs.items():
+        yield folder / Path(name).name, settings
+
+
+def _cells_of(sweep: Sweep, settings: Mapping[str, str]) -> Iterator[Any]:
+    """Keys of the cells that have all of these settings."""
+    for point in sweep.points:
+        for side, own in (("baseline", sweep.baseline), ("variant", sweep.variant)):
+            known = {**sweep.shared, **own, **point.settings}
+            if getattr(point, side) is not None and all(
+                name in known and same(known[name], text) for name, text in settings.items()
+            ):
+                yield cell_key(point.settings, side)  # type: ignore[arg-type]
+
+
+def _answer(numbers: SweepNumbers) -> Answer:
+    from warplens.studies.sweeps.document import (
+        anomaly_table,
+        answer,
+        breakeven_lines,
+        crossing_text,
+        facts,
+        lost_table,
+        point_table,
+        sweep_data,
+    )
+    from warplens.studies.sweeps.numbers import point_frame
+
+    tests, found = numbers.anomalies.tests.height, numbers.anomalies.found.height
+    lines = [f"crossover: {crossing_text(line)}" for lines in numbers.crossovers.values() for line in lines]
+    lines += [f"crossover: none along {axis.replace('_', ' ')}: {why}" for axis, why in numbers.no_crossovers.items()]
+    lines += [f"break-even: {line}" for line in breakeven_lines(numbers)]
+    lines.append(f"anomalies: {found} among {tests} cells tested" if tests else "anomalies: no cell could be tested")
+    tables = [replace(point_table(numbers), limit=_ROWS)]
+    tables += [anomaly_table(numbers)] if found else []
+    tables += [lost_table(numbers)] if numbers.lost.height else []
+    part = Part(
+        head=list(facts(numbers)),
+        verdict=[answer(numbers)],
+        lines=lines,
+        notes=note_lines(numbers.notes, all_of_them=True),
+        tables=tables,
+    )
+    return Answer(
+        "sweep", numbers.sweep.source, [part], point_frame(numbers), lambda: sweep_data(numbers), numbers.notes
+    )
+
+
+# --- The command -----------------------------------------------------------------------------------------------------
 
 
 def sweep(
-    doing: Annotated[
-        RunOrReport, typer.Argument(metavar="run|report", show_default=False, help="Measure a sweep, or read one.")
-    ],
+    doing: Annotated[RunOrReport, argument("run|report", "Measure a sweep, or read one.")],
     subject: Annotated[
         str | None,
-        typer.Argument(
-            metavar="[WORKLOAD|FILE]",
-            show_default=False,
-            help="run: the workload, such as token-reduction; without one, baseline and variant are commands. "
+        argument(
+            "[WORKLOAD|FILE]",
+            "run: the workload, such as token-reduction; without one, baseline and variant are commands. "
             "report: a file of measurements, or a published table (CSV).",
         ),
     ] = None,
-    axis: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--axis", metavar="NAME=VALUE,…", show_default=False, help="run: the values of a setting. May be repeated."
-        ),
-    ] = None,
-    baseline: Annotated[
-        str | None,
-        typer.Option(metavar="NAME=VALUE,…|CMD", show_default=False, help="Settings of the baseline; or its command."),
-    ] = None,
-    variant: Annotated[
-        str | None,
-        typer.Option(metavar="NAME=VALUE,…|CMD", show_default=False, help="Settings of the variant; or its command."),
-    ] = None,
+    axis: Annotated[list[str] | None, option("NAME=VALUE,…", "run: the values of a setting. May be repeated.")] = None,
+    baseline: Annotated[str | None, option("NAME=VALUE,…|CMD", "Settings of the baseline; or its command.")] = None,
+    variant: Annotated[str | None, option("NAME=VALUE,…|CMD", "Settings of the variant; or its command.")] = None,
     rounds: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            min=1,
-            show_default=False,
-            help=f"run, workload: turns of each side; {DEFAULT_ROUNDS} by default.",
-        ),
+        int | None, option("N", f"run, workload: turns of each side; {DEFAULT_ROUNDS} by default.", min=1)
     ] = None,
     repetitions: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N", min=1, show_default=False, help=f"run, workload: steps in a turn; {PER_TURN} by default."
-        ),
+        int | None, option("N", f"run, workload: steps in a turn; {PER_TURN} by default.", min=1)
     ] = None,
     warmup: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            min=0,
-            show_default=False,
-            help=f"run, workload: steps before the first turn; {WARMUP_STEPS} by default.",
-        ),
+        int | None, option("N", f"run, workload: steps before the first turn; {WARMUP_STEPS} by default.", min=0)
     ] = None,
     device: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME", show_default=False, help="run, workload: as PyTorch names it; the GPU if there is one."
-        ),
+        str | None, option("NAME", "run, workload: as PyTorch names it; the GPU if there is one.")
     ] = None,
     module: Annotated[
         list[str] | None,
-        typer.Option(
-            "--module",
-            metavar="NAME",
-            show_default=False,
-            help="run, workload: a Python module to import first, which registers it. May be repeated.",
-        ),
+        option("NAME", "run, workload: a Python module to import first, which registers it. May be repeated."),
     ] = None,
     processes: Annotated[
         str | None,
-        typer.Option(
-            metavar="|".join(PROCESSES),
-            show_default=False,
-            help="run, workload: a process for each point (the default), or one for all, which starts sooner.",
+        option(
+            "|".join(PROCESSES),
+            "run, workload: a process for each point (the default), or one for all, which starts sooner.",
         ),
     ] = None,
     repeats: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N", min=1, show_default=False, help=f"run, commands: runs of each; {DEFAULT_REPEATS} by default."
-        ),
+        int | None, option("N", f"run, commands: runs of each; {DEFAULT_REPEATS} by default.", min=1)
     ] = None,
     time_from: Annotated[
         str | None,
-        typer.Option(
-            metavar="REGEX",
-            show_default=False,
-            help="run, commands: finds the time in what they print, 'step_ms=([0-9.]+)'; else wall time is taken.",
+        option(
+            "REGEX",
+            "run, commands: finds the time in what they print, 'step_ms=([0-9.]+)'; else wall time is taken.",
         ),
     ] = None,
     time_unit: Annotated[
-        str | None,
-        typer.Option(
-            metavar="|".join(TIME_UNITS), show_default=False, help="run, commands: of the time printed; ms by default."
-        ),
+        str | None, option("|".join(TIME_UNITS), "run, commands: of the time printed; ms by default.")
     ] = None,
     items: Annotated[
-        str | None,
-        typer.Option(
-            metavar="AXIS",
-            show_default=False,
-            help="run, commands: the axis that says how many items a step processes.",
-        ),
+        str | None, option("AXIS", "run, commands: the axis that says how many items a step processes.")
     ] = None,
-    timeout: Annotated[
-        float | None,
-        typer.Option(metavar="S", min=0, show_default=False, help="run: most time for a point, or for a command."),
-    ] = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="run: forget what an interrupted run has done.")] = False,
-    retry: Annotated[bool, typer.Option("--retry", help="run: measure once more what has failed.")] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="run: say what would be measured; measure nothing.")
-    ] = False,
+    timeout: Annotated[float | None, option("S", "run: most time for a point, or for a command.", min=0)] = None,
+    fresh: Annotated[bool, flag("--fresh", "run: forget what an interrupted run has done.")] = False,
+    retry: Annotated[bool, flag("--retry", "run: measure once more what has failed.")] = False,
+    dry_run: Annotated[bool, flag("--dry-run", "run: say what would be measured; measure nothing.")] = False,
     level: Annotated[
-        float | None,
-        typer.Option(
-            metavar="SHARE", show_default=False, help="report: confidence of the intervals, together; 0.95 by default."
-        ),
+        float | None, option("SHARE", "report: confidence of the intervals, together; 0.95 by default.")
     ] = None,
-    margin: Annotated[
-        float | None,
-        typer.Option(
-            metavar="SHARE", show_default=False, help="report: differences that do not matter; 0.02 by default."
-        ),
-    ] = None,
+    margin: Annotated[float | None, option("SHARE", "report: differences that do not matter; 0.02 by default.")] = None,
     profiles: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR", show_default=False, help="report: profiles of cells, which tell what bounds each of them."
-        ),
+        Path | None, option("DIR", "report: profiles of cells, which tell what bounds each of them.")
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="PATH",
-            show_default=False,
-            help="run: the file to write. report: a folder; without it, the answer is printed.",
+        option(
+            "PATH", "run: the file to write. report: a folder; without it, the answer is printed.", "--output", "-o"
         ),
     ] = None,
     form: FormatOption = Format.TABLE,
@@ -183,65 +280,42 @@ def sweep(
     }  # fmt: skip
     if doing is RunOrReport.REPORT:
         _refuse(of_runs, "for sweep run; a report measures nothing")
-        _report(subject, baseline, variant, output, form, level, margin, profiles)
+        if subject is None:
+            raise UsageError("sweep report needs a file: warplens sweep report FILE")
+        confidence, alike = 0.95 if level is None else level, 0.02 if margin is None else margin
+        report_sweep(Path(subject), baseline, variant, output, form, confidence, alike, profiles)
         return
     _refuse({"--level": level, "--margin": margin, "--profiles": profiles}, "for sweep report")
     if output is None:
         raise UsageError("sweep run needs --output FILE, where it writes the measurements")
     if baseline is None or variant is None:
         raise UsageError("sweep run needs --baseline and --variant")
-    if output.is_dir() or not output.absolute().parent.is_dir():
-        raise UsageError(f"{output.name}: the output must be a file in a folder that exists")
-    conduct = Conduct(one_process(processes or PROCESSES[0]), timeout, fresh, retry)
+    checked_file(output)
+    run_options = RunOptions(one_process(processes or PROCESSES[0]), timeout, fresh, retry)
     axes = tuple(axis or ())
     if subject is None:
         _refuse(of_workloads, "for a workload, and none is named")
-        commands = CommandAsked(
+        commands = CommandSweep(
             axes, baseline, variant, repeats or DEFAULT_REPEATS, time_from, time_unit or "ms", items
         )
         if dry_run:
-            _print(preview_commands(commands, output, conduct))
+            print_lines(preview_commands(commands, output, run_options))
             return
-        measure_commands(commands, output, conduct, note)
+        measure_commands(commands, output, run_options, note)
     else:
         _refuse(of_commands, f"for commands, and {subject} is a workload")
-        asked = SweepAsked(
+        asked = WorkloadSweep(
             subject, axes, baseline, variant, rounds or DEFAULT_ROUNDS, repetitions or PER_TURN,
             WARMUP_STEPS if warmup is None else warmup, device, tuple(module or ()),
         )  # fmt: skip
         if dry_run:
-            _print(preview(asked.run(), output, conduct))
+            print_lines(preview(asked.run(), output, run_options))
             return
-        measure_cells(asked.run(), output, conduct, note)
-    _print([str(output)])
+        measure_cells(asked.run(), output, run_options, note)
+    print_lines([str(output)])
     note(f"next: warplens sweep report {output.name}")
-
-
-def _report(
-    subject: str | None,
-    baseline: str | None,
-    variant: str | None,
-    output: Path | None,
-    form: Format,
-    level: float | None,
-    margin: float | None,
-    profiles: Path | None,
-) -> None:
-    from warplens.cli.sweepreporting import report_sweep  # noqa: PLC0415  measuring does without
-
-    if subject is None:
-        raise UsageError("sweep report needs a file: warplens sweep report FILE")
-    report_sweep(
-        Path(subject), baseline, variant, output, form, 0.95 if level is None else level,
-        0.02 if margin is None else margin, profiles,
-    )  # fmt: skip
 
 
 def _refuse(options: Mapping[str, object], why: str) -> None:
     if given := [name for name, value in options.items() if value not in (None, [], False)]:
         raise UsageError(f"{given[0]} is {why}")
-
-
-def _print(lines: list[str]) -> None:
-    with answering() as stdout:
-        stdout.write("".join(f"{one_line(line)}\n" for line in lines))

@@ -1,25 +1,206 @@
-"""Everything that is to be said about two sides, asked in one place."""
+"""The wall time of a step on two sides, split into parts that add up to their difference, and its cause."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from fractions import Fraction
+from typing import TYPE_CHECKING, Final, Literal
 
-from warplens.compare.difference.kernels import KernelChanges, kernel_changes
-from warplens.compare.difference.launching import LaunchChange, launch_change
-from warplens.compare.difference.notes import comparability_notes
-from warplens.compare.difference.ranges import phase_changes, range_changes
-from warplens.compare.difference.transfers import transfer_changes
-from warplens.compare.difference.wall import WallSplit, wall_split
-from warplens.compare.difference.work import WorkChange, work_change
+import polars as pl
+
+from warplens.analysis.intervals import total, union
+from warplens.analysis.timebudget import PART_GROUPS, TimeBudget, budgets_within, time_budgets
+from warplens.compare.difference.host import ISSUE_CAUSES, LaunchChange, launch_change
+from warplens.compare.difference.places import comparability_notes, phase_changes, range_changes
+from warplens.compare.difference.work import KernelChanges, WorkChange, kernel_changes, transfer_changes, work_change
+from warplens.profile.columns import column, table
+from warplens.profile.schema import Column
 
 if TYPE_CHECKING:
-    import polars as pl
-
-    from warplens.compare.difference.sides import Side
+    from warplens.compare.difference.host import Side
     from warplens.profile import Note
 
-__all__ = ["StepDifference", "step_difference"]
+
+# A side's parts are those of its time budget (`warplens.analysis.timebudget`): GPU work by category, CUDA graphs whose
+# inside is hidden, exposed communication, exposed copies, and idle time by cause. They are integers that sum to the
+# time
+# that was split; over the number of steps they are fractions, and stay fractions here.
+#
+# A step's wall time runs from its begin to the next one's. The time inside of n steps is divided by n, the time between
+# them by n − 1, because nobody knows what followed the last one. Where several devices worked, a part is its mean over
+# the devices: each of them has the same wall time to fill.
+
+
+PARTS: Final = table(
+    "comparison: parts of the wall time",
+    "One part of a step's wall time on both sides. `warplens compare`; `data.rows`.",
+    "group part",
+    column("baseline_ns").but(dtype=pl.Float64, help="time of a step, of the baseline"),
+    column("variant_ns").but(dtype=pl.Float64, help="time of a step, of the variant"),
+    Column("change_ns", pl.Float64, "variant − baseline; sums to the change of the step"),
+    "share",
+    share="share of the whole change; negative for parts that go the other way, null without a change",
+)
+
+_ZERO = Fraction(0)
+
+#: The groups of parts in which the GPU computes.
+_COMPUTING = ("compute", "graph")
+
+
+@dataclass(frozen=True)
+class PartChange:
+    """One part of a step's wall time on both sides, in nanoseconds per step, exact.
+
+    Attributes:
+        group: one of `timebudget.PART_GROUPS`.
+        part: a kernel category, a copy's direction, a cause of idle time, ….
+        baseline_ns, variant_ns: the time of it; 0 where a side has none.
+    """
+
+    group: str
+    part: str
+    baseline_ns: Fraction
+    variant_ns: Fraction
+
+    @property
+    def change_ns(self) -> Fraction:
+        """Variant minus baseline."""
+        return self.variant_ns - self.baseline_ns
+
+
+@dataclass(frozen=True)
+class SideWall:
+    """One side's wall time per step.
+
+    Attributes:
+        wall_ns: from a step's begin to the next one's; without steps, the window's length.
+        between_ns: the part of it between a step's end and the next one's begin.
+        busy_ns: the part of it in which the GPU worked.
+        parts: (group, part) → time; they sum to `wall_ns`.
+    """
+
+    wall_ns: Fraction
+    between_ns: Fraction
+    busy_ns: Fraction
+    parts: dict[tuple[str, str], Fraction]
+
+    @property
+    def idle_ns(self) -> Fraction:
+        """The part of the wall time in which the GPU did nothing."""
+        return self.wall_ns - self.busy_ns
+
+
+@dataclass(frozen=True)
+class WallSplit:
+    """The wall time per step of both sides and what its difference is made of.
+
+    Attributes:
+        baseline, variant: the two sides.
+        parts: every part that a side has, by group, the largest change first.
+    """
+
+    baseline: SideWall
+    variant: SideWall
+    parts: tuple[PartChange, ...]
+
+    @property
+    def change_ns(self) -> Fraction:
+        """Variant minus baseline, per step."""
+        return self.variant.wall_ns - self.baseline.wall_ns
+
+    @property
+    def ratio(self) -> float | None:
+        """Variant over baseline: above 1 the variant is slower; None where the baseline took no time."""
+        return float(self.variant.wall_ns / self.baseline.wall_ns) if self.baseline.wall_ns else None
+
+    @property
+    def gpu_change_share(self) -> float | None:
+        """Change of the time in which the GPU computed, over the baseline's; None where that computed nothing.
+
+        Kernels that run at once count once, and the inside of CUDA graphs counts as a whole.
+        """
+        before = sum((part.baseline_ns for part in self.parts if part.group in _COMPUTING), _ZERO)
+        change = sum((part.change_ns for part in self.parts if part.group in _COMPUTING), _ZERO)
+        return float(change / before) if before else None
+
+    @property
+    def residual_ns(self) -> Fraction:
+        """What the parts leave unexplained of the change: always 0."""
+        return self.change_ns - sum((part.change_ns for part in self.parts), _ZERO)
+
+    def change_of(self, group: str, *parts: str) -> Fraction:
+        """The change of one group, or of some of its parts."""
+        chosen = (part for part in self.parts if part.group == group and (not parts or part.part in parts))
+        return sum((part.change_ns for part in chosen), _ZERO)
+
+    def frame(self) -> pl.DataFrame:
+        """The parts as a table (`PARTS`)."""
+        change = self.change_ns
+        return pl.DataFrame(
+            [
+                (
+                    part.group,
+                    part.part,
+                    float(part.baseline_ns),
+                    float(part.variant_ns),
+                    float(part.change_ns),
+                    float(part.change_ns / change) if change else None,
+                )
+                for part in self.parts
+            ],
+            schema=PARTS.schema,
+            orient="row",
+        )
+
+
+def wall_split(baseline: Side, variant: Side) -> WallSplit:
+    """The wall time of a step on both sides, and its difference by parts."""
+    before, after = side_wall(baseline), side_wall(variant)
+    changes = [
+        PartChange(*key, before.parts.get(key, _ZERO), after.parts.get(key, _ZERO))
+        for key in dict.fromkeys((*before.parts, *after.parts))
+    ]
+    order = {group: position for position, group in enumerate(PART_GROUPS)}
+    changes.sort(key=lambda change: (order[change.group], -abs(change.change_ns), change.part))
+    return WallSplit(before, after, tuple(changes))
+
+
+def side_wall(side: Side) -> SideWall:
+    """The wall time of one side's step and its parts."""
+    if side.window.range_name is not None:
+        return _side_wall(((time_budgets(side.timeline, side.window), side.repeats),), _ZERO)
+    steps = budgets_within(side.timeline, side.window, side.step_times)
+    if not steps:
+        return _without_gpu_work(side)
+    gaps = total(side.gaps)
+    if not gaps or side.repeats < 2:
+        return _side_wall(((steps, side.repeats),), _ZERO)
+    between = side.repeats - 1
+    of_gaps = budgets_within(side.timeline, side.window, side.gaps)
+    return _side_wall(((steps, side.repeats), (of_gaps, between)), Fraction(gaps, between))
+
+
+def _side_wall(counted: tuple[tuple[tuple[TimeBudget, ...], int], ...], between_ns: Fraction) -> SideWall:
+    """The sum of budgets, each over its number of repetitions and its number of devices."""
+    parts: dict[tuple[str, str], Fraction] = {}
+    wall = busy = _ZERO
+    for budgets, repeats in counted:
+        for budget in budgets:
+            over = repeats * len(budgets)
+            wall += Fraction(budget.duration_ns, over)
+            busy += Fraction(budget.busy_ns, over)
+            for group, part, time_ns in budget.parts.select("group", "part", "time_ns").iter_rows():
+                parts[group, part] = parts.get((group, part), _ZERO) + Fraction(time_ns, over)
+    return SideWall(wall, between_ns, busy, parts)
+
+
+def _without_gpu_work(side: Side) -> SideWall:
+    wall = Fraction(total(union(side.step_times)), side.repeats)
+    return SideWall(wall, _ZERO, _ZERO, {("idle", "unknown"): wall} if wall else {})
+
+
+# --- Everything that is to be said about two sides, asked in one place -----------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,10 +211,10 @@ class StepDifference:
         baseline, variant: what was compared.
         wall: the wall time split into parts whose changes add up to its change exactly.
         kernels: kernels kept, changed, added and removed.
-        ranges: GPU work by annotated range (`RANGE_CHANGE_SCHEMA`).
+        ranges: GPU work by annotated range (`RANGE_CHANGES`).
         merged_ranges: the same, where names that differ in their numbers only are one (`block_N`).
-        phases: GPU work by phase of a training step (`PHASE_CHANGE_SCHEMA`); empty where no name tells.
-        transfers: copies, fills and communication (`TRANSFER_CHANGE_SCHEMA`).
+        phases: GPU work by phase of a training step (`PHASE_CHANGES`); empty where no name tells.
+        transfers: copies, fills and communication (`TRANSFER_CHANGES`).
         launches: launches, what each costs the host, and what limits each side.
         work: floating-point operations, where known.
         notes: what makes the two hard to compare, the gravest first.
@@ -79,3 +260,160 @@ def step_difference(baseline: Side, variant: Side, *, flops: tuple[float, float]
         work=work_change(baseline, variant, flops),
         notes=comparability_notes(baseline, variant, wall, kernels),
     )
+
+
+# --- The cause of a wall difference ----------------------------------------------------------------------------------
+# The parts of the wall time are put together to contributions, one for each thing that can be done about it. GPU
+# work and
+# waiting for launches are not independent of each other: where the host cannot issue work as fast as the GPU
+# finishes it,
+# a GPU with less work waits for the same launches, and what work saves comes back as idle time. Where that is so,
+# the two
+# are one contribution, the host's issue rate; what is left of the two is what the host takes longer, or shorter.
+
+
+#: Cause → what it means. `idle: …` names one cause of `analysis.idle.IDLE_CAUSES`.
+CAUSES: Final = {
+    "no-difference": "the wall times per step are the same within the margin",
+    "host-issue-bound": "the host's issue rate limits the step: what changed is how long it takes to issue the work",
+    "gpu-work": "the GPU's own work takes another time",
+    "communication": "communication that no compute hides",
+    "copies": "copies and fills that neither compute nor communication hides",
+    "idle: …": "the GPU waits for another time, for this cause",
+}
+
+#: Idle causes that are told as one: what a drained GPU costs beyond the wait itself is the wait's cost, too.
+_JOINED: Final = {"refill": "synchronization"}
+
+#: A change of the wall time below this share of the baseline's is called none: repeated profiles of one program differ
+#: by as much.
+SAME_MARGIN: Final = 0.02
+
+
+_EXPLANATION_ZERO: Final = Fraction(0)
+
+
+@dataclass(frozen=True)
+class Contribution:
+    """One kind of time.
+
+    Attributes:
+        cause: a key of `CAUSES`, or `idle: <cause>`.
+        change_ns: variant minus baseline, per step; contributions sum to the change of the wall time.
+        share: `change_ns` over that change; None where it is zero.
+    """
+
+    cause: str
+    change_ns: float
+    share: float | None
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Why the step takes another time.
+
+    Attributes:
+        cause: of the largest contribution that goes the way of the whole change; `no-difference` within the margin.
+        direction: of the variant against the baseline.
+        share: how much of the change the cause makes up: above 1 where something else works against it.
+        change_ns: change of the wall time per step.
+        ratio: wall time of the variant over that of the baseline.
+        gpu_change_share: change of the time in which the GPU computed, of the baseline's (−0.46: it fell by 46 %).
+        launches_change: kernels per step that the variant has more; None where CUDA graphs hide some.
+        calls_change: launching calls per step that the variant has more.
+        host_ns_per_launch: mean cost of a launching call to the host, on the side that is slower.
+        added_ns_per_launch: that of the kernels that only this side launches; None where it has none.
+        added_cost_ns, pace_cost_ns: host time per step of kernels that only one side launches, and that the others take
+            more.
+        flops_ratio: variant over baseline; None where unknown.
+        baseline_bound, variant_bound: what limits each side (`host.BOUNDS`).
+        contributions: all of them, the largest first.
+    """
+
+    cause: str
+    direction: Literal["slower", "faster", "same"]
+    share: float | None
+    change_ns: float
+    ratio: float | None
+    gpu_change_share: float | None
+    launches_change: float | None
+    calls_change: float
+    host_ns_per_launch: float | None
+    added_ns_per_launch: float | None
+    added_cost_ns: float | None
+    pace_cost_ns: float | None
+    flops_ratio: float | None
+    baseline_bound: str
+    variant_bound: str
+    contributions: tuple[Contribution, ...]
+
+    @property
+    def is_paradox(self) -> bool:
+        """Whether the GPU got less to do and the step no faster, or more to do and the step no slower."""
+        if self.gpu_change_share is None or self.ratio is None or abs(self.gpu_change_share) <= SAME_MARGIN:
+            return False
+        return (self.ratio - 1) * self.gpu_change_share <= 0 or self.direction == "same"
+
+
+def explanation(difference: StepDifference) -> Explanation:
+    """The cause of the difference with its numbers."""
+    change = difference.wall.change_ns
+    amounts = _amounts(difference)
+    contributions = tuple(
+        Contribution(cause, float(amount), float(amount / change) if change else None)
+        for cause, amount in sorted(amounts.items(), key=lambda item: (-abs(item[1]), item[0]))
+        if amount
+    )
+    direction = _direction(difference)
+    agreeing = [found for found in contributions if found.share is not None and found.share > 0]
+    main = agreeing[0] if agreeing and direction != "same" else None
+    launches = difference.launches
+    slower = launches.variant if change >= 0 else launches.baseline
+    return Explanation(
+        cause=main.cause if main else "no-difference",
+        direction=direction,
+        share=main.share if main else None,
+        change_ns=float(change),
+        ratio=difference.wall.ratio,
+        gpu_change_share=difference.wall.gpu_change_share,
+        launches_change=launches.kernels_change,
+        calls_change=launches.calls_change,
+        host_ns_per_launch=slower.host_ns_per_launch,
+        added_ns_per_launch=launches.added_ns_per_launch if change >= 0 else launches.removed_ns_per_launch,
+        added_cost_ns=launches.added_cost_ns,
+        pace_cost_ns=launches.pace_cost_ns,
+        flops_ratio=difference.work.flops_ratio,
+        baseline_bound=launches.baseline.bound,
+        variant_bound=launches.variant.bound,
+        contributions=contributions,
+    )
+
+
+def _direction(difference: StepDifference) -> Literal["slower", "faster", "same"]:
+    ratio = difference.wall.ratio
+    if ratio is None or abs(ratio - 1) <= SAME_MARGIN:
+        return "same"
+    return "slower" if ratio > 1 else "faster"
+
+
+def _amounts(difference: StepDifference) -> dict[str, Fraction]:
+    """The change of each kind of time; they sum to the change of the wall time."""
+    wall = difference.wall
+    gpu_work = wall.change_of("compute") + wall.change_of("graph")
+    issuing = wall.change_of("idle", *ISSUE_CAUSES)
+    amounts = {"communication": wall.change_of("communication"), "copies": wall.change_of("copy")}
+    for part in wall.parts:
+        if part.group == "idle" and part.part not in ISSUE_CAUSES:
+            cause = f"idle: {_JOINED.get(part.part, part.part)}"
+            amounts[cause] = amounts.get(cause, _EXPLANATION_ZERO) + part.change_ns
+    bounds = {difference.launches.baseline.bound, difference.launches.variant.bound}
+    if bounds == {"host-issue"} or (_absorbed(gpu_work, issuing, wall.change_ns) and "host-issue" in bounds):
+        amounts["host-issue-bound"] = gpu_work + issuing
+    else:
+        amounts["gpu-work"], amounts["host-issue-bound"] = gpu_work, issuing
+    return amounts
+
+
+def _absorbed(gpu_work: Fraction, issuing: Fraction, change: Fraction) -> bool:
+    """Whether the change of GPU work came back, all of it or more, as waiting for launches."""
+    return gpu_work * issuing < 0 and abs(issuing) >= abs(gpu_work) and gpu_work * change <= 0

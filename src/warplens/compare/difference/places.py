@@ -14,17 +14,25 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from warplens.analysis.attribution import NO_RANGE, is_operator
-from warplens.analysis.forest import nearest
-from warplens.analysis.namepaths import name_paths
-from warplens.analysis.phasenames import generic_name, is_step_name
+from warplens.analysis.attribution import is_operator
+from warplens.analysis.phases import phase_of_work
+from warplens.analysis.quality import aborted_steps
 from warplens.analysis.ranges import plain_range_name
-from warplens.profile.schema import name_categories
+from warplens.analysis.streams import graph_summary
+from warplens.analysis.trees import NO_RANGE, name_paths, nearest
+from warplens.analysis.window import NO_PHASE, PHASES, generic_name, is_step_name
+from warplens.profile import Note, NoteLevel
+from warplens.profile.columns import both_sides, table
+from warplens.profile.schema import Column, name_categories
 
 if TYPE_CHECKING:
-    from warplens.analysis.timeline import Timeline
+    from collections.abc import Iterator, Sequence
 
-__all__ = ["SEPARATOR", "Path", "RangePaths", "range_paths"]
+    from warplens.analysis.timeline import Timeline
+    from warplens.compare.difference.difference import WallSplit
+    from warplens.compare.difference.host import Side
+    from warplens.compare.difference.work import KernelChanges
+
 
 Int64s = npt.NDArray[np.int64]
 Path: TypeAlias = tuple[str, ...]
@@ -89,3 +97,321 @@ def _text(name: str, step_name: str | None) -> str:
 def _below_step(path: Path, step_name: str | None) -> Path:
     of_step = [name == step_name or is_step_name(generic_name(name)) for name in path]
     return path[len(path) - of_step[::-1].index(True) :] if any(of_step) else path
+
+
+# --- GPU work by annotated range and by phase on both sides, per step ------------------------------------------------
+
+
+_SIDES: Final = ("baseline", "variant")
+
+#: Summed durations of the GPU work of all steps (`_ns`, exact) and per step. `own` is without what lies in ranges
+#: inside; own times sum to the side's GPU time. A range that a side does not have has no work there.
+RANGE_CHANGES: Final = table(
+    "comparison: ranges",
+    "One path of ranges below the step; the first row is the step. `warplens compare`; `data.ranges.rows`.",
+    Column("path", pl.String, "names from the step down, joined by ` / `"),
+    "name depth",
+    Column("in", pl.String, "which sides have work there: `both`, `baseline`, `variant`"),
+    "baseline_ns variant_ns",
+    both_sides("own_ns", pl.Int64, "GPU time in all steps, without ranges inside"),
+    both_sides("kernels", pl.Int64, "kernels in all steps"),
+    "baseline_ns_per_step variant_ns_per_step change_ns_per_step",
+    Column("own_change_ns_per_step", pl.Float64, "the same without ranges inside", title="of it own"),
+    both_sides("kernels_per_step", pl.Float64, "kernels of a step", title="Kernels", kind="count"),
+    name="the last of them",
+    depth="how many",
+    baseline_ns="GPU time in all steps, with ranges inside, of the baseline",
+    variant_ns="GPU time in all steps, with ranges inside, of the variant",
+    baseline_ns_per_step="GPU time of a step, with ranges inside, of the baseline",
+    variant_ns_per_step="GPU time of a step, with ranges inside, of the variant",
+)
+
+PHASE_CHANGES: Final = table(
+    "comparison: phases",
+    "One phase of a training step. `warplens compare`; `data.phases.rows`.",
+    "phase baseline_ns variant_ns baseline_ns_per_step variant_ns_per_step change_ns_per_step",
+)
+
+
+def range_changes(baseline: Side, variant: Side, *, merged: bool = False) -> pl.DataFrame:
+    """GPU time and kernels of each annotated range on both sides (`RANGE_CHANGES`), matched by path of names.
+
+    `in` is `both`, `baseline` or `variant`: which sides have work there.
+
+    Args:
+        merged: whether names that differ in their numbers only are one (`block_3` and `block_4` are `block_N`).
+    """
+    own = [_own(side, merged) for side in (baseline, variant)]
+    paths = dict.fromkeys(prefix for found in own for path in found for prefix in _prefixes(path))
+    total: dict[Path, list[int]] = {path: [0, 0, 0, 0] for path in paths}
+    for number, found in enumerate(own):
+        for path, (spent, kernels) in found.items():
+            for prefix in _prefixes(path):
+                total[prefix][number] += spent
+                total[prefix][number + 2] += kernels
+    repeats = (baseline.repeats, variant.repeats)
+    rows = []
+    for path in _tree_order(total, repeats):
+        both, launched = total[path][:2], total[path][2:]
+        alone = [found.get(path, (0, 0))[0] for found in own]
+        present = [bool(both[number] or launched[number]) for number in (0, 1)]
+        rows.append(
+            {
+                "path": SEPARATOR.join(path),
+                "name": path[-1] if path else "",
+                "depth": len(path),
+                "in": "both" if all(present) else "variant" if present[1] else "baseline",
+                **_by_side("ns", both),
+                **_by_side("own_ns", alone),
+                **_by_side("kernels", launched),
+                **_by_side("ns_per_step", [both[number] / repeats[number] for number in (0, 1)]),
+                "change_ns_per_step": _change(both, repeats),
+                "own_change_ns_per_step": _change(alone, repeats),
+                **_by_side("kernels_per_step", [launched[number] / repeats[number] for number in (0, 1)]),
+            }
+        )
+    return pl.DataFrame(rows, schema=RANGE_CHANGES.schema)
+
+
+def phase_changes(baseline: Side, variant: Side) -> pl.DataFrame:
+    """GPU time of forward, backward and optimizer on both sides (`PHASE_CHANGES`).
+
+    Empty where the names of neither side tell phases.
+    """
+    spent = [_by_phase(side) for side in (baseline, variant)]
+    repeats = (baseline.repeats, variant.repeats)
+    if not any(found[phase] for found in spent for phase in PHASES):
+        return PHASE_CHANGES.empty()
+    rows = []
+    for phase in (*PHASES, NO_PHASE):
+        both = [found[phase] for found in spent]
+        if any(both):
+            per_step = [both[number] / repeats[number] for number in (0, 1)]
+            rows.append(
+                {
+                    "phase": phase,
+                    **_by_side("ns", both),
+                    **_by_side("ns_per_step", per_step),
+                    "change_ns_per_step": _change(both, repeats),
+                }
+            )
+    return PHASE_CHANGES.conform(pl.DataFrame(rows))
+
+
+def _own(side: Side, merged: bool) -> dict[Path, tuple[int, int]]:
+    """For each path the summed duration and the kernels of the work directly in it."""
+    places = range_paths(side.timeline)
+    number = places.of_work(side.work)
+    spent = _sum_by(number, (side.work["end_ns"] - side.work["start_ns"]).to_numpy(), len(places.paths))
+    kernels = np.bincount(number[(side.work["kind"] == "kernel").to_numpy()], minlength=len(places.paths))
+    pieces = np.bincount(number, minlength=len(places.paths))
+    found: dict[Path, tuple[int, int]] = {(): (0, 0)}
+    for row, path in enumerate(places.merged if merged else places.paths):
+        if pieces[row]:
+            time_ns, count = found.get(path, (0, 0))
+            found[path] = (time_ns + int(spent[row]), count + int(kernels[row]))
+    return found
+
+
+def _by_phase(side: Side) -> dict[str, int]:
+    phases = phase_of_work(side.timeline)[side.work_rows]
+    names = name_categories(phases).to_list()
+    spent = (side.work["end_ns"] - side.work["start_ns"]).to_numpy()
+    sums = _sum_by(phases.to_physical().to_numpy().astype(np.int64), spent, len(names))
+    return {name: int(amount) for name, amount in zip(names, sums, strict=True)}
+
+
+def _prefixes(path: Path) -> list[Path]:
+    return [path[:length] for length in range(len(path) + 1)]
+
+
+def _tree_order(total: dict[Path, list[int]], repeats: tuple[int, int]) -> list[Path]:
+    """Parents before their children, siblings with the largest change first."""
+
+    def rank(path: Path) -> tuple[tuple[float, str], ...]:
+        return tuple((-abs(_change(total[prefix][:2], repeats)), prefix[-1]) for prefix in _prefixes(path)[1:])
+
+    return sorted(total, key=rank)
+
+
+def _by_side(column: str, values: Sequence[float]) -> dict[str, float]:
+    return {f"{side}_{column}": value for side, value in zip(_SIDES, values, strict=True)}
+
+
+def _change(totals: list[int], repeats: tuple[int, int]) -> float:
+    # One division of exact integers, so that equal sides differ by exactly nothing.
+    return (totals[1] * repeats[0] - totals[0] * repeats[1]) / (repeats[0] * repeats[1])
+
+
+def _sum_by(groups: Int64s, amounts: Int64s, count: int) -> Int64s:
+    sums = np.zeros(count, dtype=np.int64)
+    np.add.at(sums, groups, amounts)
+    return sums
+
+
+# --- What makes two profiles hard to compare: said before any number -------------------------------------------------
+
+
+#: Fewer steps than this have no spread that could tell a difference from noise.
+_STEPS_FOR_SPREAD: Final = 3
+
+#: Work between steps below this share of the GPU time changes nothing.
+_BETWEEN_SHARE: Final = 0.01
+
+#: Graphs that hide less of the busy time than this hide no answer.
+_HIDDEN_SHARE: Final = 0.01
+
+#: Where less than this of the kernels' time found its counterpart by name, the two run different programs.
+_MATCHED_SHARE: Final = 0.5
+
+#: Repetitions of one workload that launch other numbers of kernels are not alike.
+_SAME_KERNELS_SHARE: Final = 0.05
+
+
+def comparability_notes(baseline: Side, variant: Side, wall: WallSplit, kernels: KernelChanges) -> tuple[Note, ...]:
+    """What to know before comparing the two sides, the gravest first."""
+    notes = [
+        *_without_work(baseline, variant),
+        *_aborted(baseline, variant),
+        *_environment(baseline, variant),
+        *_repetitions(baseline, variant),
+        *_hidden(baseline, variant),
+        *_alike(baseline, variant, kernels),
+        *_profiled(baseline, variant),
+        *_devices(baseline, variant),
+        *_between(baseline, variant, wall),
+    ]
+    order = [NoteLevel.BLOCKING, NoteLevel.WARNING, NoteLevel.INFO]
+    return tuple(sorted(notes, key=lambda note: order.index(note.level)))
+
+
+def _without_work(*sides: Side) -> Iterator[Note]:
+    for side in sides:
+        if not side.work.height:
+            text = f"{side.name} has no GPU work in its window: nothing of the other side has a counterpart"
+            yield Note("no-gpu-work", NoteLevel.BLOCKING, text, "record with CUDA tracing, or choose another window")
+
+
+def _aborted(*sides: Side) -> Iterator[Note]:
+    for side in sides:
+        aborted = aborted_steps(side.timeline, side.window)
+        if aborted:
+            reason = aborted[0].reasons[0]
+            text = f"{side.name}: {len(aborted)} of {side.repeats} steps did not finish ({reason}); a step that stops "
+            text += "early looks fast"
+            yield Note("aborted-steps", NoteLevel.BLOCKING, text, "compare windows whose steps finished")
+
+
+def _environment(baseline: Side, variant: Side) -> Iterator[Note]:
+    before, after = baseline.timeline.trace.capture, variant.timeline.trace.capture
+    names = [sorted({device.name for device in capture.devices}) for capture in (before, after)]
+    if names[0] and names[1] and names[0] != names[1]:
+        text = f"the GPUs differ: {', '.join(names[0])} and {', '.join(names[1])}"
+        yield Note("different-gpu", NoteLevel.WARNING, text, "record both sides on the same GPU")
+    elif bool(names[0]) != bool(names[1]):
+        known, unknown = (baseline, variant) if names[0] else (variant, baseline)
+        text = f"{known.name} ran on {', '.join(names[0] or names[1])}; {unknown.name} does not name its GPU"
+        yield Note("unknown-gpu", NoteLevel.WARNING, text)
+    if before.tool != after.tool:
+        text = f"the profilers differ ({before.tool} and {after.tool}): each adds other time to a launch, so that the "
+        text += "times of the host and idle times do not compare"
+        yield Note("different-tool", NoteLevel.WARNING, text, "record both sides with the same tool and options")
+    elif before.tool_version != after.tool_version:
+        text = f"{before.tool} has version {before.tool_version or 'unknown'} on one side and "
+        text += f"{after.tool_version or 'unknown'} on the other"
+        yield Note("different-tool-version", NoteLevel.INFO, text)
+    missing = sorted({"api_calls", "ranges"} & (before.recorded ^ after.recorded))
+    if missing:
+        text = f"only one side recorded {', '.join(missing)}: what is told from it is known of that side alone"
+        yield Note("different-tables", NoteLevel.WARNING, text, "record both sides with the same options")
+
+
+def _repetitions(baseline: Side, variant: Side) -> Iterator[Note]:
+    without = [side.name for side in (baseline, variant) if not side.has_steps]
+    if len(without) == 2:
+        text = "neither window is divided into steps: numbers are per window, which compare only if both sides did the "
+        text += "same number of repetitions"
+        yield Note("no-steps", NoteLevel.WARNING, text, "annotate steps, or choose windows of the same work")
+    elif without:
+        text = f"{without[0]} is not divided into steps: its whole window stands against one step of the other side"
+        remedy = "annotate steps on both sides, or choose a window that holds one step (--window)"
+        yield Note("steps-on-one-side", NoteLevel.BLOCKING, text, remedy)
+    else:
+        guessed = [side.name for side in (baseline, variant) if side.timeline.steps.source == "sequence"]
+        if guessed:
+            text = f"the steps of {' and '.join(guessed)} are the shortest sequence of kernels that repeats, which may "
+            text += "be a part of a step, or several; the other side's may be another part"
+            yield Note("guessed-steps", NoteLevel.WARNING, text, "annotate steps on both sides")
+        if baseline.repeats != variant.repeats:
+            text = f"{baseline.repeats} and {variant.repeats} steps: numbers are means per step"
+            yield Note("different-steps", NoteLevel.INFO, text)
+        few = [f"{side.name} {side.repeats}" for side in (baseline, variant) if side.repeats < _STEPS_FOR_SPREAD]
+        if few:
+            text = f"too few steps to know their spread ({', '.join(few)})"
+            yield Note("few-steps", NoteLevel.WARNING, text, f"record {_STEPS_FOR_SPREAD} steps or more, after warm-up")
+    if baseline.window.range_name != variant.window.range_name:
+        text = f"one side counts {baseline.window.range_name or 'all work'}, the other "
+        text += f"{variant.window.range_name or 'all work'}"
+        yield Note("different-ranges", NoteLevel.WARNING, text)
+
+
+def _hidden(*sides: Side) -> Iterator[Note]:
+    for side in sides:
+        graphs = graph_summary(side.timeline, side.window)
+        if graphs.whole_launches and (graphs.hidden_share or 0.0) > _HIDDEN_SHARE:
+            text = f"{side.name}: {100 * (graphs.hidden_share or 0.0):.0f} % of the GPU's busy time is inside CUDA "
+            text += "graphs that were traced as a whole: their kernels are missing from it, not removed"
+            yield Note("hidden-graphs", NoteLevel.WARNING, text, "record with --cuda-graph-trace=node")
+
+
+def _alike(baseline: Side, variant: Side, kernels: KernelChanges) -> Iterator[Note]:
+    for side in (baseline, variant):
+        if len(side.window.steps) < 2:
+            continue
+        counts = np.bincount(side.step_of_work, minlength=side.repeats)
+        if counts.max() - counts.min() > _SAME_KERNELS_SHARE * max(float(np.median(counts)), 1.0):
+            text = f"{side.name}: its steps launch {counts.min()} to {counts.max()} pieces of work; a mean step stands "
+            text += "for none of them"
+            yield Note("unequal-steps", NoteLevel.WARNING, text, "choose a window of like steps")
+    matched = kernels.matched_share
+    hidden = any((side.work["kind"] == "graph").any() for side in (baseline, variant))
+    if matched is not None and matched < _MATCHED_SHARE and not hidden:
+        text = f"only {100 * matched:.0f} % of the kernels' time has a counterpart on the other side: the two run "
+        text += "different programs, or other libraries"
+        yield Note("few-matches", NoteLevel.WARNING, text)
+
+
+def _profiled(*sides: Side) -> Iterator[Note]:
+    tools = dict.fromkeys(side.timeline.trace.capture.tool for side in sides if side.timeline.trace.api_calls.height)
+    if tools:
+        text = (
+            f"times are those under the profiler ({', '.join(tools)}), which adds to every launch: a step that waits "
+        )
+        text += "for launches is slower here than without it, and its GPU idle for longer"
+        yield Note("profiled-times", NoteLevel.INFO, text, "time both sides without a profiler: warplens bench")
+
+
+def _devices(baseline: Side, variant: Side) -> Iterator[Note]:
+    counts = [side.work["device"].n_unique() for side in (baseline, variant)]
+    if max(counts) > 1:
+        text = f"the number of devices that work ran on is {counts[0]} and {counts[1]}: parts of the wall time are "
+        text += "means over the devices, kernels and ranges sums"
+        yield Note("several-devices", NoteLevel.INFO if counts[0] == counts[1] else NoteLevel.WARNING, text)
+
+
+def _between(baseline: Side, variant: Side, wall: WallSplit) -> Iterator[Note]:
+    for side, of_side in ((baseline, wall.baseline), (variant, wall.variant)):
+        if side.has_gaps:
+            share = float(of_side.between_ns / of_side.wall_ns)
+            text = f"{side.name}: {100 * share:.1f} % of the wall time lies between the end of a step and the next "
+            text += "one's begin, and counts"
+            yield Note("time-between-steps", NoteLevel.INFO, text)
+        work = side.timeline.work_in(side.window)
+        total = int((work["end_ns"] - work["start_ns"]).sum())
+        outside = total - int((side.work["end_ns"] - side.work["start_ns"]).sum())
+        if outside > _BETWEEN_SHARE * max(total, 1):
+            text = (
+                f"{side.name}: {100 * outside / total:.1f} % of the GPU work's time begins outside of the steps, and "
+            )
+            text += "is in no table of kernels and ranges"
+            yield Note("work-between-steps", NoteLevel.INFO, text)

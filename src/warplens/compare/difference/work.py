@@ -1,16 +1,300 @@
-"""Does the time change as the work does? Floating-point operations of both sides, where they are known."""
+"""Kernels removed, added and changed between two sides: every launch of a side's steps is in exactly one row."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal
 
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from warplens.analysis.categories import categories_of
 from warplens.analysis.work import operator_work
+from warplens.compare.difference.matching import (
+    MATCHES,
+    SHAPE,
+    Matching,
+    Slots,
+    distinct,
+    match_slots,
+    slots_of,
+    sum_by,
+)
+from warplens.compare.difference.places import SEPARATOR
+from warplens.profile.columns import both_sides, column, table
+from warplens.profile.schema import Column
 
 if TYPE_CHECKING:
-    from warplens.compare.difference.sides import Side
+    from warplens.compare.difference.difference import SideWall, WallSplit
+    from warplens.compare.difference.host import Side
 
-__all__ = ["WorkChange", "work_change"]
+
+Int64s = npt.NDArray[np.int64]
+Float64s = npt.NDArray[np.float64]
+
+_SIDES: Final = ("baseline", "variant")
+_KINDS: Final = ("kept", "changed", "added", "removed")
+
+KERNEL_CHANGES: Final = table(
+    "comparison: kernels by place",
+    "One kernel at one place of the program. `warplens compare`; `data.kernel_places.rows`.",
+    Column("change", pl.Enum(_KINDS), "`kept`, `changed`, `added` or `removed`"),
+    Column(
+        "matched_by",
+        pl.Enum(MATCHES),
+        "what the two sides' launches have in common; null for what only one side launches",
+    ),
+    "name category",
+    both_sides("full_name", pl.String, "demangled name; null if this side does not launch it"),
+    both_sides("range", pl.String, "path of ranges below the step"),
+    both_sides("grid", pl.String, "grid; null where the launches have several"),
+    both_sides("block", pl.String, "block; null where the launches have several"),
+    both_sides("launches", pl.Int64, "launches in all steps"),
+    "baseline_ns variant_ns",
+    both_sides("launches_per_step", pl.Float64, "launches of a step", title="Launches", kind="count"),
+    Column("launches_change_per_step", pl.Float64, "variant − baseline"),
+    "baseline_ns_per_step variant_ns_per_step change_ns_per_step",
+    both_sides(
+        "host_ns_per_step", pl.Float64, "what launching costs the host in a step; null where no calls were recorded"
+    ),
+)
+
+#: Stages whose matches are the same kernel with the same work.
+_SAME_KERNEL: Final = ("name, range, shape", "name, shape")
+
+
+@dataclass(frozen=True, eq=False)
+class KernelChanges:
+    """The kernels of both sides, matched.
+
+    Attributes:
+        table: `KERNEL_CHANGES`.
+        baseline_steps, variant_steps: over how many steps the sums of each side go.
+        baseline_ns, variant_ns: summed duration of each side's kernels over all steps; the sums of the table.
+        baseline_launches, variant_launches: their number; the sums of the table.
+    """
+
+    table: pl.DataFrame
+    baseline_steps: int
+    variant_steps: int
+    baseline_ns: int
+    variant_ns: int
+    baseline_launches: int
+    variant_launches: int
+    _baseline: _Rows
+    _variant: _Rows
+
+    @property
+    def ns_per_step(self) -> tuple[float, float]:
+        """Summed duration of the kernels of a step on each side."""
+        return self.baseline_ns / self.baseline_steps, self.variant_ns / self.variant_steps
+
+    @property
+    def launches_per_step(self) -> tuple[float, float]:
+        """Kernels of a step on each side."""
+        return self.baseline_launches / self.baseline_steps, self.variant_launches / self.variant_steps
+
+    @property
+    def launches_change_per_step(self) -> float:
+        """Kernels that the variant's step has more."""
+        return _per_step_change(self.baseline_launches, self.variant_launches, self.baseline_steps, self.variant_steps)
+
+    @property
+    def gpu_change_share(self) -> float | None:
+        """Change of the kernels' time per step over that of the baseline; None where the baseline has none."""
+        before, after = self.ns_per_step
+        return after / before - 1 if before else None
+
+    @property
+    def matched_share(self) -> float | None:
+        """Share of both sides' kernel time that has a counterpart on the other side; None without kernels."""
+        total = self.baseline_ns + self.variant_ns
+        matched = self.table.filter(pl.col("matched_by").is_not_null())
+        return sum(int(matched[f"{side}_ns"].sum()) for side in _SIDES) / total if total else None
+
+    def count(self, change: str) -> float:
+        """Launches per step that are `kept`, `changed`, `added` or `removed`.
+
+        Of matched ones, those of the side with more (a launch may be missing from some steps).
+        """
+        chosen = self.table.filter(pl.col("change") == change)
+        return float(chosen.select(pl.max_horizontal("^.*_launches_per_step$")).to_series().sum())
+
+    def samples(self) -> tuple[Float64s, Float64s]:
+        """The time of each row of the table in each step: shape (steps, rows) of the baseline and of the variant."""
+        return self._baseline.matrix(self.table.height), self._variant.matrix(self.table.height)
+
+
+@dataclass(frozen=True, eq=False)
+class _Rows:
+    """For each kernel of a side the row of the table, its step and its duration."""
+
+    row: Int64s
+    step: Int64s
+    time_ns: Int64s
+    steps: int
+
+    def matrix(self, rows: int) -> Float64s:
+        sums: Float64s = np.bincount(
+            self.step * rows + self.row, weights=self.time_ns.astype(np.float64), minlength=self.steps * rows
+        ).astype(np.float64)
+        return sums.reshape(self.steps, rows)
+
+
+def kernel_changes(baseline: Side, variant: Side) -> KernelChanges:
+    """Matches the kernels of a step of both sides by name, range, grid, block and order."""
+    # A profiler spells names in one way, whichever of its files they stand in.
+    respelled = baseline.timeline.trace.capture.recorder != variant.timeline.trace.capture.recorder
+    slots = slots_of(baseline, respelled=respelled), slots_of(variant, respelled=respelled)
+    matching = match_slots(*slots)
+    combination = _combinations(matching, slots)
+    table = _grouped(_summed(combination, slots), slots[0].steps, slots[1].steps)
+    rows = table.select("row", "members").explode("members").sort("members")["row"].to_numpy().astype(np.int64)
+    of_sides = [
+        _Rows(rows[number[side.slot]], side.step, side.time_ns, side.steps)
+        for side, number in zip(slots, combination.of_slot, strict=True)
+    ]
+    return KernelChanges(
+        KERNEL_CHANGES.conform(table),
+        slots[0].steps,
+        slots[1].steps,
+        int(slots[0].time_ns.sum()),
+        int(slots[1].time_ns.sum()),
+        len(slots[0].slot),
+        len(slots[1].slot),
+        *of_sides,
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class _Combinations:
+    """The distinct combinations of stage, kind of the baseline and kind of the variant.
+
+    Attributes:
+        stage, kinds: shape (c,) each; −1 where nothing matched, and on the side that has none.
+        of_slot: for each slot of the baseline and of the variant its combination.
+    """
+
+    stage: Int64s
+    kinds: tuple[Int64s, Int64s]
+    of_slot: tuple[Int64s, Int64s]
+
+
+def _combinations(matching: Matching, slots: tuple[Slots, Slots]) -> _Combinations:
+    stages, others = [], []
+    for side, own, other, kinds in (
+        (slots[0], matching.baseline, matching.variant, slots[1].kind),
+        (slots[1], matching.variant, matching.baseline, slots[0].kind),
+    ):
+        stage, partner = np.full(len(side.kind), -1), np.full(len(side.kind), -1)
+        stage[own], partner[own] = matching.stage, kinds[other]
+        stages.append(stage)
+        others.append(partner)
+    first = np.concatenate((slots[0].kind, others[1]))
+    second = np.concatenate((others[0], slots[1].kind))
+    widths = slots[0].kinds.height + 1, slots[1].kinds.height + 1
+    number, found = distinct(((np.concatenate(stages) + 1) * widths[0] + first + 1) * widths[1] + second + 1)
+    cut = len(slots[0].kind)
+    return _Combinations(
+        found // widths[1] // widths[0] - 1,
+        (found // widths[1] % widths[0] - 1, found % widths[1] - 1),
+        (number[:cut], number[cut:]),
+    )
+
+
+def _summed(combination: _Combinations, slots: tuple[Slots, Slots]) -> pl.DataFrame:
+    """One row a combination: what it is on each side, and the sums of its slots."""
+    count = len(combination.stage)
+    table = pl.DataFrame({"member": np.arange(count), "matched_by": combination.stage}).with_columns(
+        pl.col("matched_by").replace(-1, None)
+    )
+    for side, kinds, number, name in zip(slots, combination.kinds, combination.of_slot, _SIDES, strict=True):
+        described = _by_kind(side)
+        known = pl.Series(kinds).replace(-1, None)
+        sums = {
+            "launches": sum_by(number, side.launches, count),
+            "ns": sum_by(number, side.total_ns, count),
+            "host_ns": sum_by(number, side.host_ns, count) if side.knows_host else [None] * count,
+        }
+        table = table.with_columns(
+            *(described[column].gather(known).alias(f"{name}_{column}") for column in described.columns),
+            *(pl.Series(f"{name}_{column}", values, dtype=pl.Int64) for column, values in sums.items()),
+        )
+    return table
+
+
+def _by_kind(slots: Slots) -> pl.DataFrame:
+    """The kinds of one side with their range and shape as texts."""
+    texts = pl.Series("range", [SEPARATOR.join(path) for path in slots.places.merged], dtype=pl.String)
+
+    def shape(what: str) -> pl.Expr:
+        parts = [pl.col(column).cast(pl.String) for column in SHAPE if column.startswith(what)]
+        return pl.concat_str(parts, separator="×").alias(what)
+
+    return slots.kinds.select(
+        "full_name", "name", "category", texts.gather(slots.kinds["path"]), shape("grid"), shape("block")
+    )
+
+
+def _grouped(combinations: pl.DataFrame, before: int, after: int) -> pl.DataFrame:
+    """The combinations summed up by what they match; `row` numbers the rows, `members` lists their combinations."""
+    keys = [
+        "matched_by", "baseline_full_name", "variant_full_name", "baseline_range", "variant_range",
+    ]  # fmt: skip
+    only = [
+        pl.when(pl.col(column).n_unique() == 1).then(pl.col(column).first()).alias(column)
+        for side in _SIDES
+        for column in (f"{side}_grid", f"{side}_block")
+    ]
+    host = [f"{side}_host_ns" for side in _SIDES]
+    grouped = combinations.group_by(keys, maintain_order=True).agg(
+        pl.coalesce("variant_name", "baseline_name").first().alias("name"),
+        pl.coalesce("variant_category", "baseline_category").first().alias("category"),
+        *only,
+        *(pl.col(f"{side}_{column}").sum() for side in _SIDES for column in ("launches", "ns")),
+        *(pl.when(pl.col(column).count() > 0).then(pl.col(column).sum()).alias(column) for column in host),
+        pl.col("member").alias("members"),
+    )
+    change = (
+        pl.when(pl.col("baseline_full_name").is_null())
+        .then(pl.lit("added"))
+        .when(pl.col("variant_full_name").is_null())
+        .then(pl.lit("removed"))
+        .when(pl.col("matched_by").is_in([MATCHES.index(stage) for stage in _SAME_KERNEL]))
+        .then(pl.lit("kept"))
+        .otherwise(pl.lit("changed"))
+    )
+    per_step = [
+        (pl.col(f"{side}_{column}") / steps).alias(f"{side}_{column}_per_step")
+        for side, steps in zip(_SIDES, (before, after), strict=True)
+        for column in ("launches", "ns", "host_ns")
+    ]
+
+    def difference(column: str) -> pl.Expr:
+        # One division of exact integers, so that equal sides differ by exactly nothing.
+        return (pl.col(f"variant_{column}") * before - pl.col(f"baseline_{column}") * after) / (before * after)
+
+    stages = pl.Series(MATCHES, dtype=pl.Enum(MATCHES))
+    return (
+        grouped.with_columns(
+            change.alias("change"),
+            *per_step,
+            difference("launches").alias("launches_change_per_step"),
+            difference("ns").alias("change_ns_per_step"),
+        )
+        .with_columns(stages.gather(grouped["matched_by"]).alias("matched_by"))
+        .sort(pl.col("change_ns_per_step").abs(), descending=True, maintain_order=True)
+        .with_row_index("row")
+    )
+
+
+def _per_step_change(before: int, after: int, before_steps: int, after_steps: int) -> float:
+    return (after * before_steps - before * after_steps) / (before_steps * after_steps)
+
+
+# --- Does the time change as the work does? Floating-point operations of both sides, where they are known ------------
+
 
 #: A model that covers less of the GPU time than this leaves out too much of the work for a ratio of the two sides.
 _COVERED_SHARE: Final = 0.5
@@ -44,7 +328,6 @@ def work_change(baseline: Side, variant: Side, flops: tuple[float, float] | None
     """The floating-point operations of a step on both sides.
 
     Args:
-        baseline, variant: the two sides.
         flops: those of a step, where they were measured or counted otherwise; they go before modelled ones.
     """
     if flops is not None:
@@ -63,3 +346,99 @@ def _modelled(side: Side) -> tuple[float, float] | None:
     if not work.flops or share is None or share < _COVERED_SHARE:
         return None
     return work.flops / side.repeats, share
+
+
+# --- Copies, fills and communication on both sides: how much there is, and how much of it no compute hides -----------
+
+
+_COMMUNICATION: Final = "communication"
+
+TRANSFER_CHANGES: Final = table(
+    "comparison: copies and communication",
+    "One kind of copy, fills, or communication. `warplens compare`; `data.transfers.rows`.",
+    column("group").but(dtype=pl.String, help="`copy` or `communication`"),
+    "part",
+    both_sides("count_per_step", pl.Float64, "how many in a step", title="Count", kind="count"),
+    both_sides(
+        "bytes_per_step", pl.Float64, "bytes in a step; null for communication, whose kernels do not tell", title="Size"
+    ),
+    "baseline_ns_per_step variant_ns_per_step",
+    both_sides("exposed_ns_per_step", pl.Float64, "wall time of a step in which nothing hid it"),
+    "change_ns_per_step",
+    Column(
+        "exposed_change_ns_per_step",
+        pl.Float64,
+        "variant − baseline, of the time that nothing hid",
+        title="Exposed change",
+    ),
+    part="direction of the copy, `memset`, or `communication`",
+    baseline_ns_per_step="summed time on the GPU in a step, of the baseline",
+    variant_ns_per_step="summed time on the GPU in a step, of the variant",
+    change_ns_per_step="variant − baseline, of the summed time",
+)
+
+
+def transfer_changes(baseline: Side, variant: Side, wall: WallSplit) -> pl.DataFrame:
+    """Copies, fills and communication per step (`TRANSFER_CHANGES`), the largest change of exposed time first.
+
+    Args:
+        wall: their wall times, split.
+    """
+    tables = [
+        _transfers(side, of_side).rename(
+            {column: f"{name}_{column}" for column in ("count_per_step", "bytes_per_step", "ns_per_step", "exposed")}
+        )
+        for side, of_side, name in zip((baseline, variant), (wall.baseline, wall.variant), _SIDES, strict=True)
+    ]
+    both = tables[0].join(tables[1], on=["group", "part"], how="full", coalesce=True)
+    # What a side does not have, it has none of; only the bytes of communication are unknown.
+    both = both.with_columns(
+        pl.col("^.*_(count_per_step|ns_per_step|exposed)$").fill_null(0.0),
+        pl.when(pl.col("group") == "copy").then(pl.col("^.*_bytes_per_step$").fill_null(0.0)),
+    ).rename({f"{side}_exposed": f"{side}_exposed_ns_per_step" for side in _SIDES})
+    both = both.with_columns(
+        (pl.col("variant_ns_per_step") - pl.col("baseline_ns_per_step")).alias("change_ns_per_step"),
+        (pl.col("variant_exposed_ns_per_step") - pl.col("baseline_exposed_ns_per_step")).alias(
+            "exposed_change_ns_per_step"
+        ),
+    )
+    order = [pl.col("exposed_change_ns_per_step").abs(), pl.col("change_ns_per_step").abs(), pl.col("part")]
+    return TRANSFER_CHANGES.conform(both).sort(order, descending=[True, True, False])
+
+
+def _transfers(side: Side, wall: SideWall) -> pl.DataFrame:
+    trace = side.timeline.trace
+    work = side.work.select("kind", "row", (pl.col("end_ns") - pl.col("start_ns")).alias("ns"))
+    of_kind = {kind: work.filter(pl.col("kind") == kind) for kind in ("copy", "memset", "kernel")}
+    copies = of_kind["copy"].with_columns(
+        pl.lit("copy").alias("group"),
+        trace.copies["direction"].cast(pl.String).gather(of_kind["copy"]["row"]).alias("part"),
+        trace.copies["bytes"].gather(of_kind["copy"]["row"]).alias("bytes"),
+    )
+    memsets = of_kind["memset"].with_columns(
+        pl.lit("copy").alias("group"),
+        pl.lit("memset").alias("part"),
+        trace.memsets["bytes"].gather(of_kind["memset"]["row"]).alias("bytes"),
+    )
+    category = categories_of(trace.kernels["full_name"]).gather(of_kind["kernel"]["row"])
+    communication = (
+        of_kind["kernel"]
+        .filter(category == _COMMUNICATION)
+        .with_columns(
+            pl.lit(_COMMUNICATION).alias("group"),
+            pl.lit(_COMMUNICATION).alias("part"),
+            pl.lit(None, dtype=pl.Int64).alias("bytes"),
+        )
+    )
+    found = (
+        pl.concat([copies, memsets, communication])
+        .group_by("group", "part")
+        .agg(
+            (pl.len() / side.repeats).alias("count_per_step"),
+            (pl.col("bytes").sum() / side.repeats).alias("bytes_per_step"),
+            (pl.col("ns").sum() / side.repeats).alias("ns_per_step"),
+        )
+    )
+    exposed = [(*key, float(time)) for key, time in wall.parts.items() if key[0] in ("copy", _COMMUNICATION)]
+    spent = pl.DataFrame(exposed, schema={"group": pl.String, "part": pl.String, "exposed": pl.Float64}, orient="row")
+    return found.join(spent, on=["group", "part"], how="full", coalesce=True)

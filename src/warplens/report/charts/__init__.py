@@ -9,13 +9,11 @@ count. A new chart becomes a function here, in the module of its kind (`bars`, `
 `waterfall`).
 """
 
-from warplens.report.charts.bars import budget_chart, ranked_chart
+from warplens.report.charts.bars import bandwidth_chart, budget_chart, histogram_chart, ranked_chart, waterfall_chart
 from warplens.report.charts.base import Chart, vega_lite_version
-from warplens.report.charts.distributions import bandwidth_chart, histogram_chart
 from warplens.report.charts.overtime import memory_chart, steps_chart, timeline_chart
 from warplens.report.charts.roofline import roofline_chart
 from warplens.report.charts.surface import regime_chart, speedup_chart
-from warplens.report.charts.waterfall import waterfall_chart
 
 __all__ = [
     "Chart",

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Literal
 
 import altair as alt
 import polars as pl
 
-from warplens.report import format as fmt
-from warplens.report.charts.base import Chart, Mark, embedded, layered, tooltip
+from warplens.report import text as fmt
+from warplens.report.charts.base import Chart, Mark, embedded, layered, series_colours, short, tooltip
 
 if TYPE_CHECKING:
-    from warplens.report.chart_theme import Ink
+    from collections.abc import Sequence
 
-__all__ = ["ROW_HEIGHT", "budget_chart", "labelled_bars", "ranked_chart", "row_place", "x_share", "y_pixels"]
+    from warplens.profile.schema import Kind
+    from warplens.report.theme import Ink
+
 
 #: Heights in pixels: a line of text, the bar under it, the space to the next row, the strip of a budget.
 _LABEL, _BAR, _GAP, _STRIP = 17, 9, 11, 30
@@ -23,7 +26,7 @@ ROW_HEIGHT = _LABEL + _BAR + _GAP
 _NUMBER_ROOM = 140
 
 
-def ranked_chart(rows: pl.DataFrame, *, kind: fmt.Kind = "duration_ns") -> Chart:
+def ranked_chart(rows: pl.DataFrame, *, kind: Kind = "duration_ns") -> Chart:
     """Horizontal bars from the first row down, each with its name and number.
 
     Args:
@@ -149,3 +152,209 @@ def labelled_bars(marks: list[Mark], ink: Ink, height: int) -> list[alt.Chart]:
         .encode(**whole_width, y=y_pixels("touch", height), y2="y1:Q", tooltip=_TOOLTIP)
     )
     return [track, bar, label, number, touch]
+
+
+# --- A waterfall: from one total to another through the parts of their difference ------------------------------------
+
+
+#: A total, a part that adds time, one that takes some away: warm for what costs, cool for what saves, as everywhere in
+#: the charts, and each with its sign in words.
+_TOTAL, _MORE, _LESS = "other", "idle-2", "attention"
+
+
+def waterfall_chart(
+    begin: tuple[str, float], parts: pl.DataFrame, end: tuple[str, float], kind: Kind = "duration_ns"
+) -> Chart:
+    """Two totals, the first on top, and between them every part of their difference.
+
+    All bars share one scale that begins at zero, so that lengths compare: with each other and with the totals.
+
+    Args:
+        begin: name and amount of the first total, not negative.
+        parts: `name` and `delta` (what the part adds, or takes away), from the top; optionally `detail` for the
+            tooltip. They sum to the totals' difference.
+        end: name and amount of the second total.
+        kind: what the amounts are.
+    """
+    rows = parts.to_dicts()
+    reached, edges = float(begin[1]), [(0.0, float(begin[1]))]
+    for row in rows:
+        edges.append((reached, reached + row["delta"]))
+        reached += row["delta"]
+    edges.append((0.0, float(end[1])))
+    low = min(0.0, *(min(edge) for edge in edges))
+    span = max(max(edge) for edge in edges) - low or 1.0
+    texts = [
+        _texts(begin[0], fmt.value(begin[1], kind), _TOTAL),
+        *(_part_texts(row, begin[1], kind) for row in rows),
+        _texts(end[0], _end_number(begin[1], end[1], kind), _TOTAL),
+    ]
+    marks: list[Mark] = [
+        {**row_place(place * ROW_HEIGHT, (min(edge) - low) / span, (max(edge) - low) / span), **text}
+        for place, (edge, text) in enumerate(zip(edges, texts, strict=True))
+    ]
+    # From the end of each bar down to the begin of the next one.
+    links: list[Mark] = [
+        {"x0": round((edge[1] - low) / span, 5), "y0": mark["y1"], "y1": below["y0"]}
+        for edge, mark, below in zip(edges, marks, marks[1:], strict=False)
+    ]
+    height = len(marks) * ROW_HEIGHT
+
+    def draw(ink: Ink) -> alt.LayerChart:
+        link = (
+            alt.Chart(embedded(links))
+            .mark_rule(stroke=ink("strong-line"), strokeDash=[2, 2])
+            .encode(x=x_share(), y=y_pixels("y0", height), y2="y1:Q")
+        )
+        bars = labelled_bars(marks, ink, height)
+        return layered(*bars[:2], link, *bars[2:], height=height)
+
+    return Chart(draw)
+
+
+def _texts(name: str, number: str, token: str, detail: str | None = None) -> Mark:
+    return {"label": name, "number": number, "token": token, "name": name, "detail": detail}
+
+
+def _part_texts(row: Mark, whole: float, kind: Kind) -> Mark:
+    delta = row["delta"]
+    number = _signed(fmt.value(delta, kind), delta)
+    if whole:
+        number = f"{_signed(fmt.share(delta / whole), delta)} · {number}"
+    return _texts(row["name"], number, _MORE if delta > 0 else _LESS, row.get("detail"))
+
+
+def _end_number(begin: float, end: float, kind: Kind) -> str:
+    number = fmt.value(end, kind)
+    return f"{_signed(fmt.share(end / begin - 1), end - begin)} · {number}" if begin else number
+
+
+def _signed(text: str, quantity: float) -> str:
+    """With a plus before what grew, unless it is too little for a number; a minus is there already."""
+    return f"+{text}" if quantity > 0 and text[0].isdigit() else text
+
+
+# --- Distributions on logarithmic axes: durations, and the bandwidth of copies by their size -------------------------
+
+
+def _log_label(units: tuple[tuple[str, str], ...]) -> str:
+    """Labels of a logarithmic axis as a Vega expression; `units` from the smallest up, as (factor, sign)."""
+    *smaller, (last_factor, last_sign) = units
+    branches = "".join(
+        f"datum.value < {following} ? datum.value / {factor} + ' {sign}' : "
+        for (factor, sign), (following, _) in zip(smaller, units[1:], strict=True)
+    )
+    return f"{branches}datum.value / {last_factor} + ' {last_sign}'"
+
+
+_TIME_LABEL = _log_label((("1", "ns"), ("1e3", "µs"), ("1e6", "ms"), ("1e9", "s")))
+_BYTES_LABEL = _log_label((("1", "B"), ("1e3", "kB"), ("1e6", "MB"), ("1e9", "GB"), ("1e12", "TB")))
+
+
+def histogram_chart(bins: pl.DataFrame, x_title: str) -> Chart:
+    """How durations are spread: the share of events that falls into each bin of a logarithmic axis.
+
+    Args:
+        bins: `series` (title), `from_ns`, `to_ns`, `count`, `share` (of its series), sorted by series and `from_ns`.
+        x_title: what the durations are.
+    """
+    series = bins.get_column("series").unique(maintain_order=True).to_list()
+    marks: list[Mark] = [
+        {
+            "series": row["series"],
+            "x0": short(row["from_ns"]),
+            "x1": short(row["to_ns"]),
+            "y": short(row["share"] * 100),
+            "range": f"{fmt.duration(row['from_ns'])} – {fmt.duration(row['to_ns'])}",
+            "events": f"{fmt.count(row['count'])} ({fmt.share(row['share'])})",
+        }
+        for row in bins.iter_rows(named=True)
+    ]
+    decades = _decades([*bins.get_column("from_ns"), *bins.get_column("to_ns")])
+    outline = [point for name in series for point in _outline([mark for mark in marks if mark["series"] == name])]
+
+    def draw(ink: Ink) -> alt.LayerChart:
+        x = alt.X(
+            "x0:Q",
+            title=x_title,
+            scale=alt.Scale(type="log", nice=False),
+            axis=alt.Axis(grid=False, labelExpr=_TIME_LABEL, values=decades, labelOverlap="greedy"),
+        )
+        y = alt.Y("y:Q", title="% of each", axis=alt.Axis(tickCount=4), stack=None)
+        shape = alt.Chart(embedded(outline)).encode(x=x, y=y, color=series_colours(series, ink))
+        area = shape.mark_area(interpolate="step-after", opacity=0.22)
+        line = shape.mark_line(interpolate="step-after", strokeWidth=1.5)
+        touch = (
+            alt.Chart(embedded(marks))
+            .transform_calculate(zero="0")
+            .mark_rect(opacity=0)
+            .encode(x=x, x2="x1:Q", y=y, y2="zero:Q", tooltip=tooltip("series", duration="range", events="events"))
+        )
+        return layered(area, line, touch, height=200)
+
+    return Chart(draw)
+
+
+def _decades(values: Sequence[float]) -> list[float]:
+    """The powers of ten from the one below all values to the one above; at least two of them."""
+    if not values:
+        return [1.0, 10.0]
+    lowest = math.floor(math.log10(min(values)) + 1e-9)
+    highest = math.ceil(math.log10(max(values)) - 1e-9)
+    return [10.0**power for power in range(lowest, max(highest, lowest + 1) + 1)]
+
+
+def _outline(marks: list[Mark]) -> list[Mark]:
+    """The points of a stepped line over the bins, down to zero at both ends."""
+    if not marks:
+        return []
+    begin = {"series": marks[0]["series"], "x0": marks[0]["x0"], "y": 0}
+    points = [{key: mark[key] for key in begin} for mark in marks]
+    return [begin, *points, {**begin, "x0": marks[-1]["x1"]}]
+
+
+def bandwidth_chart(cells: pl.DataFrame) -> Chart:
+    """Bandwidth of copies against their size, both logarithmic; a dot stands for all copies of nearly the same kind.
+
+    Args:
+        cells: `direction` (title), `bytes`, `bandwidth_bytes_per_s`, `count`.
+    """
+    directions = cells.get_column("direction").unique(maintain_order=True).to_list()
+    marks: list[Mark] = [
+        {
+            "series": row["direction"],
+            "x": short(row["bytes"]),
+            "y": short(row["bandwidth_bytes_per_s"]),
+            "count": row["count"],
+            "size": fmt.data_size(row["bytes"]),
+            "speed": fmt.bandwidth(row["bandwidth_bytes_per_s"]),
+            "copies": fmt.count(row["count"]),
+        }
+        for row in cells.iter_rows(named=True)
+    ]
+
+    sizes, speeds = (_decades([mark[field] for mark in marks]) for field in ("x", "y"))
+
+    def draw(ink: Ink) -> alt.LayerChart:
+        dots = (
+            alt.Chart(embedded(marks))
+            .mark_circle(opacity=0.75)
+            .encode(
+                x=alt.X("x:Q", title="size of a copy", scale=_log_scale(sizes), axis=_log_axis(sizes)),
+                y=alt.Y("y:Q", title="bytes per second", scale=_log_scale(speeds), axis=_log_axis(speeds)),
+                size=alt.Size("count:Q", scale=alt.Scale(type="log", range=[24, 240]), legend=None),
+                color=series_colours(directions, ink),
+                tooltip=tooltip("series", size="size", bandwidth="speed", copies="copies"),
+            )
+        )
+        return layered(dots, height=240)
+
+    return Chart(draw)
+
+
+def _log_scale(decades: list[float]) -> alt.Scale:
+    return alt.Scale(type="log", domain=[decades[0], decades[-1]])
+
+
+def _log_axis(decades: list[float]) -> alt.Axis:
+    return alt.Axis(labelExpr=_BYTES_LABEL, values=decades, labelOverlap="greedy")

@@ -9,29 +9,15 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import altair as alt
 import vl_convert
 
-from warplens.report.chart_theme import chart_config, light_ink
+from warplens.report.theme import chart_config, light_ink
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     import polars as pl
 
-    from warplens.report.chart_theme import Ink
+    from warplens.report.theme import Ink
 
-__all__ = [
-    "Chart",
-    "Mark",
-    "byte_unit",
-    "embedded",
-    "largest",
-    "layered",
-    "legend_above",
-    "series_colours",
-    "short",
-    "time_unit",
-    "tooltip",
-    "vega_lite_version",
-]
 
 #: One mark of a chart: field → value, as it is embedded.
 Mark: TypeAlias = dict[str, Any]

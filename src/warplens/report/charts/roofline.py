@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Any, Final
 import altair as alt
 import polars as pl
 
-from warplens.report import format as fmt
+from warplens.report import text as fmt
 from warplens.report.charts.base import Chart, Mark, embedded, layered, short, tooltip
 
 if TYPE_CHECKING:
-    from warplens.report.chart_theme import Ink
+    from warplens.report.theme import Ink
 
-__all__ = ["MOST_POINTS", "roofline_chart"]
 
 #: Levels of memory from the slowest to the fastest, as the legend calls them, and the colour of roof and points.
 _LEVEL_TITLES: Final = {"dram": "DRAM", "l2": "L2", "l1": "L1"}
@@ -56,9 +55,9 @@ def roofline_chart(points: pl.DataFrame, roofs: pl.DataFrame) -> Chart:
     A kernel is up to three points of the same height, one a level, on a thin line; their area is the kernel's time.
 
     Args:
-        points: those of `warplens.analysis.counters.rooflinepoints.POINTS` that have a place in the chart, with
+        points: those of `warplens.analysis.counters.roofline.POINTS` that have a place in the chart, with
             `number`, by which the table beside the chart calls them.
-        roofs: `warplens.analysis.counters.rooflinepoints.ROOFS`; at least one of arithmetic and one of memory.
+        roofs: `warplens.analysis.counters.roofline.ROOFS`; at least one of arithmetic and one of memory.
     """
     points = points.head(MOST_POINTS)
     flat = roofs.filter(pl.col("roof") == "compute")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import altair as alt
 
-from warplens.report import format as fmt
+from warplens.report import text as fmt
 from warplens.report.charts.bars import x_share, y_pixels
 from warplens.report.charts.base import Chart, Mark, embedded, layered, tooltip
 
@@ -16,9 +16,8 @@ if TYPE_CHECKING:
 
     import polars as pl
 
-    from warplens.report.chart_theme import Ink
+    from warplens.report.theme import Ink
 
-__all__ = ["MOST_ROWS", "REGIME_FILLS", "regime_chart", "speedup_chart"]
 
 #: Rows of cells that are drawn; more are in the table alone.
 MOST_ROWS: Final = 24

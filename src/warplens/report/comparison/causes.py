@@ -1,29 +1,259 @@
-"""Why a step takes another time, in words: the cause of the difference with the numbers that show it."""
+"""What a comparison says in words: the verdict with its interval, how many repeats would decide, the gate."""
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Final
 
-from warplens.compare.difference.explanation import SAME_MARGIN
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from warplens.compare.difference import kernel_changes
+from warplens.compare.difference.difference import SAME_MARGIN
+from warplens.compare.statistics import many_differences
 from warplens.profile import NoteLevel
-from warplens.report import format as fmt
-from warplens.report.comparison.words import MANY_TIMES, capitalised, signed_share, verdict_text
-from warplens.report.overview.words import category_title, cause_title
+from warplens.profile.columns import table
+from warplens.profile.schema import Column
+from warplens.report import text as fmt
+from warplens.report.text import category_title, cause_title
 
 if TYPE_CHECKING:
-    from warplens.compare.difference import Contribution, Explanation, StepDifference
+    from collections.abc import Sequence
+
+    from warplens.compare.difference import Contribution, Explanation, KernelChanges, Side, StepDifference
+    from warplens.compare.statistics import Comparison, Interval, Regression, Verdict
     from warplens.profile import Note
     from warplens.report.comparison.numbers import StepNumbers
 
-__all__ = [
-    "BOUND_TITLES",
-    "cause_sentence",
-    "forbids_verdict",
-    "hides_kernels",
-    "launch_sentences",
-    "step_answer",
-    "work_sentence",
-]
+
+#: Verdicts of `warplens.compare.statistics`, as a table says them.
+VERDICT_TITLES: Final[dict[Verdict, str]] = {
+    "faster": "faster",
+    "slower": "slower",
+    "same": "the same",
+    "undecided": "undecided",
+}
+
+
+#: A change of this much and more has no decimals: `+18,477 %`.
+_ROUND_CHANGE: Final = 10.0
+
+#: Above this ratio, a factor of 1.0-something says less than the percentage.
+_NEARLY_AS_LONG: Final = 0.95
+
+#: From this ratio on, a factor reads better than a percentage: "3.1 times as long" rather than "210 % slower".
+MANY_TIMES: Final = 2.0
+
+
+def signed_share(change: float) -> str:
+    """A change as a share with its sign: `+17.1 %`, `−54.0 %`."""
+    if _ROUND_CHANGE <= change < math.inf:
+        return f"+{fmt.count(round(100 * change))} %"
+    text = fmt.share(change)
+    return f"+{text}" if change > 0 and text != fmt.share(0.0) else text
+
+
+def change_text(ratio: float) -> str:
+    """A ratio of times as the change that it is: `17.1 % slower`, `54.0 % less time`, `3.10 times as long`."""
+    if ratio >= MANY_TIMES:
+        return f"{fmt.number(ratio)} times as long"
+    if ratio >= 1:
+        return f"{fmt.share(ratio - 1)} slower"
+    return f"{fmt.share(1 - ratio)} less time"
+
+
+def interval_text(interval: Interval, *, times: bool = False) -> str:
+    """The interval of a ratio as a change: `95 %: +15.0 % to +19.2 %`; a sentence where there is none.
+
+    Args:
+        interval: the ratio with its interval.
+        times: write it as factors, to stand beside one: `95 %: 2.68 to 14.5 times`.
+    """
+    confidence = fmt.number(round(100 * (1 - interval.level), 4))
+    if not (math.isfinite(interval.high) and math.isfinite(interval.low)):
+        return "no interval: one duration a side shows no variation"
+    if times:
+        return f"{confidence} %: {fmt.number(interval.low)} to {fmt.number(interval.high)} times"
+    return f"{confidence} %: {signed_share(interval.low - 1)} to {signed_share(interval.high - 1)}"
+
+
+def verdict_text(found: Comparison, variant: str) -> str:
+    """The verdict in one sentence without its end: which side, by how much, how sure.
+
+    Args:
+        found: the comparison.
+        variant: what the other side is called (`topk.sqlite`).
+    """
+    ratio, interval = found.ratio.estimate, interval_text(found.ratio)
+    name = fmt.printable(variant)
+    if found.verdict == "slower":
+        if ratio >= MANY_TIMES:
+            return f"{name} takes {change_text(ratio)} ({interval_text(found.ratio, times=True)})"
+        return f"{name} is {change_text(ratio)} ({interval})"
+    if found.verdict == "faster":
+        if ratio > _NEARLY_AS_LONG:
+            return f"{name} takes {change_text(ratio)} ({interval})"
+        return f"{name} is {fmt.number(1 / ratio)} times as fast: {change_text(ratio)} ({interval})"
+    measured = f"{signed_share(ratio - 1)} ({interval})"
+    if found.verdict == "same":
+        return f"{name} takes the same time within {fmt.share(found.margin)}: {measured}"
+    return f"Whether {name} is faster or slower is undecided: {measured}"
+
+
+def needed_text(found: Comparison) -> str | None:
+    """What would decide an undecided comparison; None for a decided one."""
+    if found.verdict != "undecided":
+        return None
+    if not math.isfinite(found.ratio.high):
+        return "Nothing shows how much the times vary: record several steps, or better several runs, of each side."
+    if found.needed_blocks is None:
+        return "No number of repeats within reach would decide it: the sides are too close for their noise."
+    what = "runs (a file each, in one folder a side)" if found.unit == "blocks" else "steps"
+    return f"About {fmt.count(found.needed_blocks)} {what} of each side would decide it."
+
+
+def gate_line(found: Regression, comparison: Comparison) -> str:
+    """How the gate ended, and why."""
+    limit = fmt.share(found.fail_on)
+    interval = interval_text(comparison.ratio)
+    if found.found:
+        return f"gate failed: slower by more than {limit} ({interval})"
+    if found.excluded:
+        return f"gate passed: not slower by more than {limit} ({interval})"
+    needed = needed_text(comparison)
+    tail = f". {needed}" if needed else ". More repeats of each side would decide it."
+    return f"gate undecided, which does not fail: whether it is slower by more than {limit} is open ({interval}){tail}"
+
+
+# --- Kernels of a comparison by name: what was launched more or less often, and which differences are decided --------
+
+
+Float64s = npt.NDArray[np.float64]
+
+KERNEL_GROUPS: Final = table(
+    "comparison: kernels by name",
+    "One kernel, or one that took another's place. `warplens compare`; `data.kernels.rows`.",
+    Column("change", pl.String, "`kept`, `changed` (range, grid, block or kernel), `added`, `removed`"),
+    "name",
+    Column("baseline_full_name", pl.String, "demangled name; null if this side does not launch it, of the baseline"),
+    Column("variant_full_name", pl.String, "demangled name; null if this side does not launch it, of the variant"),
+    "category",
+    Column("places", pl.Int64, "rows of the table by place"),
+    Column(
+        "baseline_launches_per_step",
+        pl.Float64,
+        "launches of a step, of the baseline",
+        title="Launches before",
+        kind="count",
+    ),
+    Column("variant_launches_per_step", pl.Float64, "launches of a step, of the variant", title="after", kind="count"),
+    "baseline_ns_per_step variant_ns_per_step change_ns_per_step",
+    Column("low_ns", pl.Float64, "lower end of the interval of the change; null where nothing was repeated"),
+    Column("high_ns", pl.Float64, "upper end of it"),
+    Column(
+        "adjusted_p",
+        pl.Float64,
+        "p-value, adjusted for the number of kernels (Benjamini and Hochberg); null where nothing was repeated",
+    ),
+    "verdict",
+    Column(
+        "decided",
+        pl.Boolean,
+        "whether it differs for certain: only one side launches it in each step, or it is faster or slower",
+    ),
+)
+
+
+def kernel_groups(
+    changes: KernelChanges,
+    further: Sequence[tuple[Side, Side]] = (),
+    *,
+    hidden: bool = False,
+    margin: float = 0.02,
+    level: float = 0.05,
+) -> pl.DataFrame:
+    """The matched kernels by name (`KERNEL_GROUPS`), and which of them take another time.
+
+    Args:
+        changes: the kernels of both sides, matched.
+        further: further pairs of files of the same two sides: then files are compared instead of the steps of two.
+        hidden: whether CUDA graphs hide kernels: what only one side shows may then be inside the other's graphs, so
+            that nothing is decided of it.
+        margin: differences of this share and less do not matter.
+        level: 0.05 for 95 % confidence.
+    """
+    groups = _grouped(changes.table)
+    members = groups["rows"].to_list()
+    before, after = (_sums(matrix, members) for matrix in changes.samples())
+    if further:
+        before, after = _over_files(groups, (before, after), further)
+    files = np.arange(len(further) + 1) if further else None
+    found = many_differences(
+        before, after, baseline_blocks=files, variant_blocks=files, margin=margin, level=level
+    ).select("low_ns", "high_ns", "adjusted_p", pl.col("verdict").cast(pl.String))
+    alone, differs = pl.col("change").is_in(["added", "removed"]), pl.col("verdict").is_in(["faster", "slower"])
+    # A kernel of some steps only may be missing on the other side by chance.
+    in_each_step = pl.max_horizontal("baseline_launches_per_step", "variant_launches_per_step") >= 1
+    decided = differs & ~alone if hidden else differs | (alone & in_each_step)
+    finite = [pl.when(pl.col(name).is_finite()).then(name).alias(name) for name in ("low_ns", "high_ns")]
+    rows = pl.concat([groups, found], how="horizontal").with_columns(*finite, decided.alias("decided"))
+    return rows.select([pl.col(name).cast(dtype) for name, dtype in KERNEL_GROUPS.schema.items()])
+
+
+def _grouped(table: pl.DataFrame) -> pl.DataFrame:
+    sums = [
+        *(f"{side}_{what}_per_step" for what in ("launches", "ns") for side in ("baseline", "variant")),
+        "change_ns_per_step",
+    ]
+    # What is kept and what is changed of one kernel stands in one row: by name, the two do the same work.
+    both = pl.col("baseline_full_name").is_not_null() & pl.col("variant_full_name").is_not_null()
+    changed = (pl.col("change") == "changed").any()
+    return (
+        table.with_row_index("row")
+        .with_columns(both.alias("both"))
+        .group_by("both", "baseline_full_name", "variant_full_name", maintain_order=True)
+        .agg(
+            pl.when(changed)
+            .then(pl.lit("changed"))
+            .otherwise(pl.col("change").first().cast(pl.String))
+            .alias("change"),
+            pl.col("name", "category").first(),
+            pl.len().cast(pl.Int64).alias("places"),
+            pl.col(sums).sum(),
+            pl.col("row").alias("rows"),
+        )
+        .sort(pl.col("change_ns_per_step").abs(), descending=True, maintain_order=True)
+    )
+
+
+def _sums(matrix: Float64s, members: list[list[int]]) -> Float64s:
+    """The time of each group in each step: shape (steps, groups)."""
+    if not members:
+        return np.zeros((matrix.shape[0], 0))
+    return np.stack([matrix[:, rows].sum(axis=1) for rows in members], axis=1)
+
+
+def _over_files(
+    groups: pl.DataFrame, times: tuple[Float64s, Float64s], further: Sequence[tuple[Side, Side]]
+) -> tuple[Float64s, Float64s]:
+    """The mean step of each file instead of each step: shape (files, groups). A group that a file lacks takes none."""
+    rows = [[matrix.mean(axis=0) for matrix in times]]
+    keys = list(groups.select("baseline_full_name", "variant_full_name").iter_rows())
+    for before, after in further:
+        other = _grouped(kernel_changes(before, after).table)
+        found = {
+            (first, second): spent
+            for first, second, *spent in other.select(
+                "baseline_full_name", "variant_full_name", "baseline_ns_per_step", "variant_ns_per_step"
+            ).iter_rows()
+        }
+        rows.append([np.array([found.get(key, (0.0, 0.0))[side] for key in keys]) for side in (0, 1)])
+    return np.stack([row[0] for row in rows]), np.stack([row[1] for row in rows])
+
+
+# --- Why a step takes another time, in words: the cause of the difference with the numbers that show it --------------
+
 
 #: What limits a side (`warplens.compare.difference.BOUNDS`), for people.
 BOUND_TITLES: Final = {
@@ -79,7 +309,7 @@ def step_answer(numbers: StepNumbers) -> list[str]:
         return [refused, f"In what was recorded, the time changes by {ratio}: {cause}."]
     name = numbers.difference.variant.window.range_name
     subject = "the variant" if name is None else f"range {fmt.printable(name)} of the variant"
-    verdict = capitalised(verdict_text(numbers.comparison, subject))
+    verdict = fmt.capitalised(verdict_text(numbers.comparison, subject))
     if numbers.comparison.verdict in ("faster", "slower") and _agrees(numbers):
         # Of a paradox, what the sentence begins with is no reason: it is what makes it one.
         return [f"{verdict}; {cause}." if _leads_with_work(numbers.why) else f"{verdict}, because {cause}."]

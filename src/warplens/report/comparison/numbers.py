@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from warplens.compare.difference import Side, explanation, step_difference, step_samples
-from warplens.compare.samples import Samples
-from warplens.compare.statistics import compare, regression
+from warplens.compare.statistics import Samples, compare, regression
 from warplens.profile import Note, NoteLevel
-from warplens.report.comparison.causes import hides_kernels
-from warplens.report.comparison.kernelgroups import kernel_groups
+from warplens.report import text as fmt
+from warplens.report.comparison.causes import gate_line, hides_kernels, kernel_groups, needed_text, step_answer
+from warplens.report.counters.comparison import comparison_data
+from warplens.report.jsonout import window_data
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -20,10 +21,8 @@ if TYPE_CHECKING:
     import polars as pl
 
     from warplens.analysis.counters.comparison import Comparison as CountersComparison
-    from warplens.compare.difference import Explanation, StepDifference
+    from warplens.compare.difference import Explanation, SideLaunches, StepDifference
     from warplens.compare.statistics import Comparison, Regression
-
-__all__ = ["StepNumbers", "TraceFiles", "compare_steps"]
 
 
 #: Notes on a comparison that say, under another code, what a note on one of its files says as well.
@@ -92,7 +91,7 @@ class StepNumbers:
         why: its cause.
         comparison: verdict and interval, from all files.
         regression: answer to the gate; None without one.
-        kernels: `warplens.report.comparison.kernelgroups.KERNEL_GROUP_SCHEMA`.
+        kernels: `warplens.report.comparison.causes.KERNEL_GROUPS`.
         counters: hardware counters of both sides; None where none were given.
         notes: what limits the comparison, the gravest first.
     """
@@ -219,3 +218,92 @@ def _of_side(side: TraceFiles) -> Iterator[Note]:
     for item, sources in seen.values():
         name = side.name if len(sources) == len(side.files) else ", ".join(sources)
         yield Note(item.code, item.level, f"{name}: {item.text}", item.remedy)
+
+
+# --- A comparison of traces for programs: `data` of the JSON, and what a terminal shows above its tables -------------
+
+
+def step_head(numbers: StepNumbers) -> list[str]:
+    """What was compared with what."""
+    lines = []
+    for role, side in (("baseline", numbers.baseline), ("variant", numbers.variant)):
+        typical = side.files[side.typical()]
+        capture = typical.timeline.trace.capture
+        tool = f"{capture.tool} {capture.tool_version or ''}".strip()
+        files = f" ({len(side.files)} files)" if len(side.files) > 1 else ""
+        window = f"window: {fmt.duration(typical.window.duration_ns)}, {typical.window.how}"
+        if typical.window.range_name is not None:
+            window += f", range {fmt.printable(typical.window.range_name)}"
+        lines.append(f"{role}: {fmt.printable(side.name)}{files} · {tool} · {window}")
+    return lines
+
+
+def step_data(numbers: StepNumbers) -> dict[str, Any]:
+    """Every number, exact; tables under `rows`. Changes are variant minus baseline, per step."""
+    difference, wall = numbers.difference, numbers.difference.wall
+    return {
+        "kind": "traces",
+        "answer": " ".join(step_answer(numbers)),
+        "per": difference.per,
+        "baseline": _side(numbers.baseline, numbers.samples[0], difference.launches.baseline),
+        "variant": _side(numbers.variant, numbers.samples[1], difference.launches.variant),
+        "verdict": verdict_data(numbers.comparison),
+        "gate": _gate(numbers.regression, numbers.comparison),
+        "explanation": {**_fields(numbers.why), "is_paradox": numbers.why.is_paradox},
+        "wall": {
+            "baseline_ns": float(wall.baseline.wall_ns),
+            "variant_ns": float(wall.variant.wall_ns),
+            "change_ns": float(wall.change_ns),
+            "residual_ns": float(wall.residual_ns),
+        },
+        "rows": wall.frame(),
+        "kernels": {"rows": numbers.kernels},
+        "kernel_places": {"rows": difference.kernels.table},
+        "ranges": {"rows": difference.ranges},
+        "phases": {"rows": difference.phases},
+        "transfers": {"rows": difference.transfers},
+        "launch_costs": {
+            "calls_change": difference.launches.calls_change,
+            "added_cost_ns": difference.launches.added_cost_ns,
+            "pace_cost_ns": difference.launches.pace_cost_ns,
+        },
+        "work": {**_fields(difference.work), "flops_ratio": difference.work.flops_ratio},
+        "counters": comparison_data(numbers.counters) if numbers.counters is not None else None,
+    }
+
+
+def _side(side: TraceFiles, samples: Samples, launches: SideLaunches) -> dict[str, Any]:
+    return {
+        "name": side.name,
+        "sources": list(side.sources),
+        "typical": side.sources[side.typical()],
+        "windows": [window_data(file.window) for file in side.files],
+        "step_times_ns": [block.tolist() for block in samples.blocks],
+        "launches": {
+            **{name: item for name, item in _fields(launches).items() if name != "pace"},
+            "host_ns_per_launch": launches.host_ns_per_launch,
+            "queue_empty_share": launches.queue_empty_share,
+            "behind_share": launches.behind_share,
+        },
+    }
+
+
+def verdict_data(found: Comparison) -> dict[str, Any]:
+    """The verdict with everything that it rests on."""
+    return {**_fields(found), "decided_by": needed_text(found)}
+
+
+def _gate(found: Regression | None, comparison: Comparison) -> dict[str, Any] | None:
+    if found is None:
+        return None
+    return {
+        "fail_on": found.fail_on,
+        "found": found.found,
+        "excluded": found.excluded,
+        "sentence": gate_line(found, comparison),
+    }
+
+
+def _fields(item: Any) -> dict[str, Any]:
+    """The fields of a frozen dataclass; what is inside becomes JSON by itself."""
+    return {name: getattr(item, name) for name in item.__dataclass_fields__}

@@ -6,25 +6,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 import polars as pl
 
-from warplens.report import format as fmt
-from warplens.report.counters.words import kernel_count
-from warplens.report.counterwords import bound_title
-from warplens.report.document import Notes, Paragraph, Section, Table, TableColumn
+from warplens.report import text as fmt
+from warplens.report.counters.words import bound_title, kernel_count
+from warplens.report.document import Notes, Paragraph, SectionOf, Table, TableColumn
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from warplens.analysis.counters.comparison import Comparison
     from warplens.report.document import Block
-
-__all__ = [
-    "KEY_METRICS",
-    "comparison_data",
-    "comparison_lines",
-    "comparison_section",
-    "comparison_tables",
-    "point_text",
-]
 
 #: What explains most changes of time: configuration, work, traffic, and where the data was found. Shown unless the user
 #: names others.
@@ -114,7 +104,8 @@ def comparison_tables(
         ),
         pl.Series("bounds", [_bounds(row) for row in rows], dtype=pl.String),
     )
-    columns = _GROUP_COLUMNS if any(groups["renamed"].is_not_null()) else _without(_GROUP_COLUMNS, "renamed")
+    renamed = any(groups["renamed"].is_not_null())
+    columns = tuple(column for column in _GROUP_COLUMNS if renamed or column.name != "renamed")
     caption = f"{fmt.printable(found.after)} against {fmt.printable(found.before)}"
     tables = [Table(f"{at}compared", caption, columns, groups, limit, empty="Nothing in common.")]
     changes = _changes(found, metrics)
@@ -127,16 +118,18 @@ def comparison_tables(
     return tuple(tables)
 
 
-def comparison_section(comparisons: Sequence[Comparison], at: str = "") -> Section:
+def comparison_blocks(comparisons: Sequence[Comparison]) -> Iterator[Block]:
     """All comparisons with the first report."""
-    blocks: list[Block] = []
     for number, found in enumerate(comparisons, start=1):
-        blocks += [Paragraph(f"{line}.") for line in comparison_lines(found)]
+        yield from (Paragraph(f"{line}.") for line in comparison_lines(found))
         if found.notes and not found.groups.is_empty():
-            blocks.append(Notes(found.notes))
+            yield Notes(found.notes)
         if not found.groups.is_empty():
-            blocks += comparison_tables(found, 15, at=f"{at}c{number}-")
-    return Section(f"{at}comparison", "Side by side", tuple(blocks))
+            yield from comparison_tables(found, 15, at=f"c{number}-")
+
+
+#: Of documents that compare reports of counters.
+SIDE_BY_SIDE: Final = SectionOf["Sequence[Comparison]"]("comparison", "Side by side", comparison_blocks)
 
 
 def comparison_data(found: Comparison) -> dict[str, Any]:
@@ -204,7 +197,3 @@ def _bounds(row: dict[str, Any]) -> str:
         for side in ("before", "after")
     )
     return after if before == after else f"{before} → {after}"
-
-
-def _without(columns: tuple[TableColumn, ...], key: str) -> tuple[TableColumn, ...]:
-    return tuple(column for column in columns if column.key != key)

@@ -2,47 +2,49 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from warplens.report import format as fmt
-from warplens.report.counters.comparison import comparison_section
-from warplens.report.counters.hardwaresections import (
-    launch_section,
-    memory_section,
-    occupancy_section,
-    speed_of_light_section,
-    stalls_section,
-)
-from warplens.report.counters.joined import coverage_section
-from warplens.report.counters.numbers import compared_with_first
-from warplens.report.counters.roofline import roofline_section
-from warplens.report.counters.sections import (
-    bound_shares,
-    bounds_section,
-    faults_section,
-    kernels_section,
-    measured_section,
-    next_section,
-    quality_section,
-    rules_section,
-    semantics_section,
-)
+from warplens.report import text as fmt
+from warplens.report.counters import hardware
+from warplens.report.counters import sections as parts
+from warplens.report.counters.comparison import SIDE_BY_SIDE, comparison_data
+from warplens.report.counters.joined import coverage_blocks, joined_data
+from warplens.report.counters.numbers import CounterNumbers, compared_with_first
+from warplens.report.counters.sections import bound_shares
 from warplens.report.counters.words import kernel_count
-from warplens.report.document import Document, Paragraph, Section
+from warplens.report.document import Document, Paragraph, Section, SectionOf, limits, quiet, sections
+from warplens.report.jsonout import envelope
+from warplens.report.write import REPORT_FORMATS, write_document
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Collection, Sequence
+    from pathlib import Path
 
     from warplens.analysis.counters.comparison import Comparison
-    from warplens.report.counters.numbers import CounterNumbers
+    from warplens.report.write import ReportFormat
 
-__all__ = ["counters_document", "counters_lead"]
 
 #: Bounds named in the answer; a sentence with more of them is no longer read.
 _MOST_SHARES: Final = 3
 
-_BEFORE_ROOFLINE = (kernels_section, bounds_section, faults_section, speed_of_light_section)
-_AFTER_ROOFLINE = (occupancy_section, launch_section, stalls_section, memory_section)
+#: In reading order.
+_SECTIONS: Final[tuple[SectionOf[CounterNumbers], ...]] = (
+    SectionOf("quality", "Before you read the numbers", limits, lambda numbers: numbers.warnings),
+    SectionOf("measured", "What was measured", parts.measured),
+    SectionOf("coverage-section", "Share of the program", coverage_blocks, lambda numbers: numbers.joined),
+    SectionOf("kernels", "Kernels", parts.kernels),
+    SectionOf("bounds", "Bounds", parts.bounds),
+    SectionOf("faults", lambda numbers: "Faults" if numbers.faults.is_empty() else "Faults and remedies", parts.faults),
+    SectionOf("speed-of-light", "Speed of light", hardware.speed_of_light),
+    SectionOf("roofline-section", "Roofline", hardware.roofline, lambda numbers: numbers.roofline),
+    SectionOf("occupancy", "Occupancy", hardware.occupancy),
+    SectionOf("launch", "Launch configuration", hardware.launch),
+    SectionOf("stalls", "Warp stalls", hardware.stalls),
+    SectionOf("memory", "Memory access", hardware.memory),
+    SectionOf("rules", "What Nsight Compute's own rules say", parts.rules),
+    SectionOf("next-run", "The next run", parts.next_runs),
+    SectionOf("semantics", "What these numbers mean", parts.semantics),
+)
 
 
 def counters_document(reports: Sequence[CounterNumbers], comparisons: Sequence[Comparison] | None = None) -> Document:
@@ -54,24 +56,17 @@ def counters_document(reports: Sequence[CounterNumbers], comparisons: Sequence[C
     """
     if len(reports) == 1:
         only = reports[0]
-        return Document(fmt.printable(only.capture.source), counters_lead(only), _sections(only, ""), _meta(only))
+        return Document(fmt.printable(only.capture.source), counters_lead(only), sections(_SECTIONS, only), _meta(only))
     comparisons = compared_with_first(reports) if comparisons is None else comparisons
-    parts = []
+    each = []
     for position, numbers in enumerate(reports, start=1):
-        facts = Paragraph(" · ".join(f"{label}: {text}" for label, text in _meta(numbers)), quiet=True)
-        lead = Paragraph(counters_lead(numbers))
-        parts.append(
-            Section(
-                f"p{position}",
-                fmt.printable(numbers.capture.source),
-                (lead, facts),
-                _sections(numbers, f"p{position}-"),
-            )
-        )
+        facts = quiet(" · ".join(f"{label}: {text}" for label, text in _meta(numbers)))
+        title, inside = fmt.printable(numbers.capture.source), sections(_SECTIONS, numbers, f"p{position}-")
+        each.append(Section(f"p{position}", title, (Paragraph(counters_lead(numbers)), facts), inside))
     return Document(
         title=f"{len(reports)} reports of hardware counters",
         lead=_comparison_lead(comparisons),
-        sections=(comparison_section(comparisons), *parts),
+        sections=(*sections([SIDE_BY_SIDE], comparisons), *each),
     )
 
 
@@ -91,22 +86,6 @@ def counters_lead(numbers: CounterNumbers) -> str:
     return (
         f"{measured} took {total}: {split}. The most expensive, {name} ({fmt.share(first['share'])} of that time), is "
         f"{first['verdict']}: {first['reason']}."
-    )
-
-
-def _sections(numbers: CounterNumbers, at: str) -> tuple[Section, ...]:
-    joined = (coverage_section(numbers.joined, at),) if numbers.joined else ()
-    rules = rules_section(numbers, at)
-    return (
-        quality_section(numbers, at),
-        measured_section(numbers, at),
-        *joined,
-        *(section(numbers, at) for section in _BEFORE_ROOFLINE),
-        roofline_section(numbers.roofline, at),
-        *(section(numbers, at) for section in _AFTER_ROOFLINE),
-        *((rules,) if rules is not None else ()),
-        next_section(numbers, at),
-        semantics_section(numbers, at),
     )
 
 
@@ -134,3 +113,62 @@ def _comparison_lead(comparisons: Sequence[Comparison]) -> str:
         f"{text} A launch of each takes {fmt.duration(after)} in all, {fmt.duration(before)} before "
         f"(ratio {fmt.number(after / before)}); {what} changed."
     )
+
+
+# --- The numbers of the document on counters as plain data: `data` of `counters.json` --------------------------------
+
+
+def counters_data(reports: Sequence[CounterNumbers], comparisons: Sequence[Comparison]) -> dict[str, Any]:
+    """One entry a report, in the order given, and each report but the first against the first."""
+    return {
+        "reports": [_report(numbers) for numbers in reports],
+        "comparisons": [comparison_data(found) for found in comparisons],
+    }
+
+
+def _report(numbers: CounterNumbers) -> dict[str, Any]:
+    counters = numbers.counters
+    capture = counters.capture
+    return {
+        "source": capture.source,
+        "answer": counters_lead(numbers),
+        "tool": capture.tool,
+        "tool_version": capture.tool_version,
+        "devices": list(capture.devices),
+        "session": counters.session,
+        "launches": counters.launches.height,
+        "notes": list(numbers.notes),
+        "kernels": {"rows": numbers.summary},
+        "configurations": {"rows": numbers.configurations},
+        "breakdown": {"rows": numbers.breakdown},
+        "faults": {"rows": numbers.faults},
+        "roofline": {"rows": numbers.roofline.points, "roofs": numbers.roofline.roofs},
+        "stalls": {"rows": numbers.stalls},
+        "memory_access": {"rows": numbers.memory},
+        "instructions": {"rows": numbers.instructions},
+        "rules": {"rows": counters.rules},
+        "next_run": numbers.next_run,
+        "traces": joined_data(numbers.joined) if numbers.joined else None,
+    }
+
+
+def write_counters(
+    reports: Sequence[CounterNumbers],
+    folder: Path,
+    formats: Collection[ReportFormat] = REPORT_FORMATS,
+    progress: Callable[[str], None] = lambda _: None,
+) -> list[Path]:
+    """Write one document on all reports as `counters.html`, `counters.md` and `counters.json`; the files to open."""
+    comparisons = compared_with_first(reports)
+    if set(formats) - {"json"}:
+        progress("drawing the counters")
+    document = counters_document(reports, comparisons)
+    return write_document(document, folder, formats, "counters", lambda: counters_json(reports, comparisons))
+
+
+def counters_json(reports: Sequence[CounterNumbers], comparisons: Sequence[Comparison] | None = None) -> bytes:
+    """`counters.json`: every table of every report in full (schema `warplens.counters-report/1`)."""
+    found = compared_with_first(reports) if comparisons is None else comparisons
+    warnings = list(dict.fromkeys(note for numbers in reports for note in numbers.notes))
+    sources = [numbers.capture.source for numbers in reports]
+    return envelope("counters-report", sources, counters_data(reports, found), warnings)

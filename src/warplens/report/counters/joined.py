@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import polars as pl
 
-from warplens.report import format as fmt
-from warplens.report.document import Paragraph, Section, Table, TableColumn
+from warplens.report import text as fmt
+from warplens.report.document import Paragraph, Table, TableColumn, quiet
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -15,14 +15,6 @@ if TYPE_CHECKING:
     from warplens.report.counters.numbers import Joined
     from warplens.report.document import Block
 
-__all__ = [
-    "coverage_lines",
-    "coverage_section",
-    "coverage_tables",
-    "joined_data",
-    "joined_section",
-    "next_run_lines",
-]
 
 _SIZES: Final = (TableColumn("grid", "Grid", "text"), TableColumn("block", "Block", "text"))
 
@@ -77,7 +69,7 @@ def coverage_lines(joined: Joined) -> Iterator[str]:
     yield f"sample: {covered.sample} ({covered.sample_how})"
 
 
-def coverage_tables(joined: Joined, limit: int | None, at: str = "") -> Iterator[Table]:
+def coverage_tables(joined: Joined, limit: int | None = 15, at: str = "") -> Iterator[Table]:
     """Coverage, ranking, and what the trace lacks, if anything."""
     covered = joined.coverage
     empty = "No kernel in the window."
@@ -108,47 +100,43 @@ def next_run_lines(joined: Joined) -> Iterator[str]:
     )
 
 
-def coverage_section(joined: Sequence[Joined], at: str = "") -> Section:
+def _sampled(joined: Joined, file: str) -> Iterator[Block]:
+    yield Paragraph(f"{fmt.printable(file)}: {_matched(joined)}. {fmt.capitalised(_covered(joined))}.")
+    yield quiet(f"The sample is {joined.coverage.sample}: {joined.coverage.sample_how}.")
+
+
+def coverage_blocks(joined: Sequence[Joined]) -> Iterator[Block]:
     """For the document on counters: how much of the traces given beside the report it speaks of."""
-    blocks: list[Block] = []
     for number, item in enumerate(joined, start=1):
-        blocks.append(Paragraph(f"{fmt.printable(item.trace)}: {_matched(item)}. {_capital(_covered(item))}."))
-        blocks.append(Paragraph(f"The sample is {item.coverage.sample}: {item.coverage.sample_how}.", quiet=True))
+        yield from _sampled(item, item.trace)
         if item.matches:
-            blocks += coverage_tables(item, 15, f"{at}t{number}-")
-    return Section(f"{at}coverage-section", "Share of the program", tuple(blocks))
+            yield from coverage_tables(item, at=f"t{number}-")
 
 
-def joined_section(joined: Sequence[Joined], at: str = "") -> Section:
+def joined_blocks(joined: Sequence[Joined]) -> Iterator[Block]:
     """For the report on a trace: what the counters say of its kernels, those with the most to gain first."""
-    blocks: list[Block] = []
     for number, item in enumerate(joined, start=1):
-        blocks.append(Paragraph(f"{fmt.printable(item.source)}: {_matched(item)}. {_capital(_covered(item))}."))
-        blocks.append(Paragraph(f"The sample is {item.coverage.sample}: {item.coverage.sample_how}.", quiet=True))
+        yield from _sampled(item, item.source)
         ranking = _with_reasons(item)
         if not ranking.is_empty():
             caption = "Profiled kernels of the window by what they could save at most"
-            blocks.append(Table(f"{at}counters-{number}", caption, _IN_REPORT, ranking))
+            yield Table(f"counters-{number}", caption, _IN_REPORT, ranking)
         missing = item.coverage.groups.filter(pl.col("matched") != "exact")
         if item.matches and not missing.is_empty():
             caption = "Kernels of the window without counters of their own grid and block"
-            blocks.append(Table(f"{at}uncovered-{number}", caption, _COVERED, missing, limit=5))
-        run = item.next_run
-        if run.command is not None:
-            blocks += [Paragraph(f"{_capital(run.reason)}:"), Paragraph(run.command)]
-    blocks.append(
-        Paragraph(
-            "Counters are from another run than this trace, under Nsight Compute: a kernel was found again by its "
-            "name, grid and block. “Worth” is a ceiling, of one kernel at a time.",
-            quiet=True,
-        )
+            yield Table(f"uncovered-{number}", caption, _COVERED, missing, limit=5)
+        if item.next_run.command is not None:
+            yield Paragraph(f"{fmt.capitalised(item.next_run.reason)}:")
+            yield Paragraph(item.next_run.command)
+    yield quiet(
+        "Counters are from another run than this trace, under Nsight Compute: a kernel was found again by its "
+        "name, grid and block. “Worth” is a ceiling, of one kernel at a time."
     )
-    return Section(f"{at}counters", "Hardware counters", tuple(blocks))
 
 
 def joined_data(joined: Sequence[Joined]) -> dict[str, Any]:
     """`coverage`, `ranking` and `next_run` of the JSON: an entry a report."""
-    from warplens.report.jsonout import window_data  # noqa: PLC0415  the other formats do without
+    from warplens.report.jsonout import window_data
 
     return {
         "coverage": [
@@ -188,10 +176,6 @@ def _covered(joined: Joined) -> str:
         f"{_share(covered.kernel_share)} in another grid or block, {_share(covered.name_share)} is other kernels "
         f"of the same short name, {_share(covered.missing_share)} was not profiled"
     )
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]
 
 
 def _share(part: float | None) -> str:

@@ -7,24 +7,18 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
+from warplens.analysis.counters.bounds import kernel_faults
 from warplens.analysis.counters.comparison import Comparison, compare_counters
-from warplens.analysis.counters.coverage import Coverage, counters_coverage
-from warplens.analysis.counters.faults import kernel_faults
-from warplens.analysis.counters.groups import group_launches
-from warplens.analysis.counters.instructions import instruction_use
-from warplens.analysis.counters.memoryaccess import memory_access
-from warplens.analysis.counters.ncucommand import NextRun
-from warplens.analysis.counters.nextrun import next_run, next_sections
-from warplens.analysis.counters.notes import counter_notes
+from warplens.analysis.counters.coverage import Coverage, counter_notes, counters_coverage
+from warplens.analysis.counters.groups import counters_summary, group_launches
+from warplens.analysis.counters.memoryaccess import memory_access, warp_stalls
+from warplens.analysis.counters.nextrun import NextRun, next_run, next_sections
 from warplens.analysis.counters.occupancy import launch_configurations
-from warplens.analysis.counters.rooflinepoints import Roofline, roofline_points
-from warplens.analysis.counters.speedoflight import throughput_breakdown
-from warplens.analysis.counters.stalls import warp_stalls
-from warplens.analysis.counters.summary import counters_summary
+from warplens.analysis.counters.roofline import Roofline, roofline_points
+from warplens.analysis.counters.speedoflight import instruction_use, throughput_breakdown
 from warplens.profile import NoteLevel
-from warplens.report import format as fmt
-from warplens.report.counters.words import kernel_count, launch_count
-from warplens.report.counterwords import with_words
+from warplens.report import text as fmt
+from warplens.report.counters.words import kernel_count, launch_count, with_words
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,8 +27,6 @@ if TYPE_CHECKING:
     from warplens.analysis.window import Window
     from warplens.profile import Capture, Note
     from warplens.profile.counters import KernelCounters
-
-__all__ = ["CounterNumbers", "Joined", "compared_with_first", "examine_counters", "join_counters"]
 
 
 @dataclass(frozen=True, eq=False)

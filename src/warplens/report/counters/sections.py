@@ -2,31 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import polars as pl
 
-from warplens.report import format as fmt
+from warplens.report import text as fmt
 from warplens.report.counters.words import FAULT_TITLES, REMEDIES, evidence_text, launch_count
-from warplens.report.document import Figure, Notes, Paragraph, Section, Table, TableColumn
+from warplens.report.document import Figure, Notes, Paragraph, Table, TableColumn, quiet
 
 if TYPE_CHECKING:
-    from warplens.analysis.counters.ncucommand import NextRun
+    from collections.abc import Iterator
+
+    from warplens.analysis.counters.nextrun import NextRun
     from warplens.report.counters.numbers import CounterNumbers
     from warplens.report.document import Block
 
-__all__ = [
-    "bound_shares",
-    "bounds_section",
-    "faults_section",
-    "kernels_section",
-    "measured_section",
-    "next_section",
-    "quality_section",
-    "rules_section",
-    "semantics_section",
-    "with_names",
-]
 
 #: Bars of the ranking; the table below it has the rest.
 _RANKED: Final = 10
@@ -53,12 +43,12 @@ def with_names(numbers: CounterNumbers, frame: pl.DataFrame) -> pl.DataFrame:
 _FACT_COLUMNS: Final = (TableColumn("fact", "Setting", "text"), TableColumn("value", "Value", "text"))
 
 
-def measured_section(numbers: CounterNumbers, at: str = "") -> Section:
+def measured(numbers: CounterNumbers) -> Iterator[Block]:
     """What was profiled and how, and how much of the program that is."""
     counters, summary = numbers.counters, numbers.summary
     total_ns = float(summary["total_ns"].sum())
     what = "a kernel is a function with one grid and block"
-    blocks: list[Block] = [Paragraph(f"{numbers.measured} ({what}), {fmt.duration(total_ns)} of GPU time in all.")]
+    yield Paragraph(f"{numbers.measured} ({what}), {fmt.duration(total_ns)} of GPU time in all.")
     session = counters.session
     facts = {
         "Sections": ", ".join(session.sections) or None,
@@ -72,16 +62,12 @@ def measured_section(numbers: CounterNumbers, at: str = "") -> Section:
     rows = pl.DataFrame(
         [(fact, value or "not stated") for fact, value in facts.items()], schema=["fact", "value"], orient="row"
     )
-    blocks.append(Table(f"{at}session", "How it was collected", _FACT_COLUMNS, rows, limit=None))
+    yield Table("session", "How it was collected", _FACT_COLUMNS, rows, limit=None)
     if not numbers.joined:
-        blocks.append(
-            Paragraph(
-                "How much of the program's GPU time these launches are is not in the report. Give a trace of the same "
-                "program beside it (warplens report TRACE COUNTERS) to see it.",
-                quiet=True,
-            )
+        yield quiet(
+            "How much of the program's GPU time these launches are is not in the report. Give a trace of the same "
+            "program beside it (warplens report TRACE COUNTERS) to see it."
         )
-    return Section(f"{at}measured", "What was measured", tuple(blocks))
 
 
 def _clock(clocks: pl.Series) -> str | None:
@@ -92,24 +78,13 @@ def _clock(clocks: pl.Series) -> str | None:
     return f"{most} GHz" if least == most else f"{least} to {most} GHz"
 
 
-def quality_section(numbers: CounterNumbers, at: str = "") -> Section:
-    """What limits the numbers."""
-    clean = Paragraph("Nothing was found that limits these numbers.", quiet=True)
-    return Section(
-        f"{at}quality", "Before you read the numbers", (Notes(numbers.warnings) if numbers.warnings else clean,)
-    )
-
-
-def semantics_section(numbers: CounterNumbers, at: str = "") -> Section:
+def semantics(numbers: CounterNumbers) -> Iterator[Block]:
     """What the numbers mean, given how they were collected."""
-    nothing = Paragraph("The report does not say how it was collected.", quiet=True)
-    blocks: tuple[Block, ...] = (Notes(numbers.semantics) if numbers.semantics else nothing,)
-    idle = Paragraph(
+    yield Notes(numbers.semantics) if numbers.semantics else quiet("The report does not say how it was collected.")
+    yield quiet(
         "Shares are of the peak while a kernel ran. A low one does not mean that the GPU was idle between kernels: "
-        "that is in a trace.",
-        quiet=True,
+        "that is in a trace."
     )
-    return Section(f"{at}semantics", "What these numbers mean", (*blocks, idle))
 
 
 # --- kernels and bounds -----------------------------------------------------------------------------------------------
@@ -126,13 +101,12 @@ _KERNEL_COLUMNS: Final = (
 )
 
 
-def kernels_section(numbers: CounterNumbers, at: str = "") -> Section:
+def kernels(numbers: CounterNumbers) -> Iterator[Block]:
     """The kernels by their time, each with its bound and the reason."""
     summary = numbers.summary
     timed = summary.filter(pl.col("total_ns") > 0)
-    blocks: list[Block] = []
     if timed.height:
-        from warplens.report import charts  # noqa: PLC0415  tables do without Altair
+        from warplens.report import charts
 
         rows = timed.head(_RANKED)
         ranked = pl.DataFrame(
@@ -151,11 +125,8 @@ def kernels_section(numbers: CounterNumbers, at: str = "") -> Section:
         alt = "; ".join(
             f"{name}: {fmt.share(share)}" for name, share in ranked.select("name", "share").head(3).iter_rows()
         )
-        blocks.append(Figure(f"{at}ranking", "Profiled time by kernel", charts.ranked_chart(ranked), alt))
-    blocks.append(
-        Table(f"{at}kernels-table", "Kernels", _KERNEL_COLUMNS, summary, empty="The report holds no profiled kernel.")
-    )
-    return Section(f"{at}kernels", "Kernels", tuple(blocks))
+        yield Figure("ranking", "Profiled time by kernel", charts.ranked_chart(ranked), alt)
+    yield Table("kernels-table", "Kernels", _KERNEL_COLUMNS, summary, empty="The report holds no profiled kernel.")
 
 
 _BOUND_COLUMNS: Final = (
@@ -170,7 +141,7 @@ _BOUND_COLUMNS: Final = (
 )
 
 
-def bounds_section(numbers: CounterNumbers, at: str = "") -> Section:
+def bounds(numbers: CounterNumbers) -> Iterator[Block]:
     """What limits each kernel, with the numbers that say so."""
     rows = numbers.summary.to_dicts()
     summary = numbers.summary.with_columns(
@@ -181,13 +152,11 @@ def bounds_section(numbers: CounterNumbers, at: str = "") -> Section:
             for name in ("balanced", "healthy")
         ),
     )
-    rule = Paragraph(
+    yield Table("bounds-table", "What limits each kernel", _BOUND_COLUMNS, summary, empty="No kernel.")
+    yield quiet(
         "A unit at 60 % of its peak or more is the bound; from 80 % on it is as good as full. Below, a kernel waits: "
-        "its grid is too small to fill the GPU, or latency holds it back. The limits are Nsight Compute's.",
-        quiet=True,
+        "its grid is too small to fill the GPU, or latency holds it back. The limits are Nsight Compute's."
     )
-    table = Table(f"{at}bounds-table", "What limits each kernel", _BOUND_COLUMNS, summary, empty="No kernel.")
-    return Section(f"{at}bounds", "Bounds", (table, rule))
 
 
 # --- faults and rules -------------------------------------------------------------------------------------------------
@@ -202,26 +171,26 @@ _FAULT_COLUMNS: Final = (
 )
 
 
-def faults_section(numbers: CounterNumbers, at: str = "") -> Section:
+def faults(numbers: CounterNumbers) -> Iterator[Block]:
     """What is wrong with the kernels, the costliest first, and what to do about it."""
-    faults = with_names(numbers, numbers.faults)
-    if faults.is_empty():
-        text = "No fault was found that could cost a tenth of a kernel's time, as far as the collected metrics tell."
-        return Section(f"{at}faults", "Faults", (Paragraph(text, quiet=True),))
+    found = with_names(numbers, numbers.faults)
+    if found.is_empty():
+        yield quiet(
+            "No fault was found that could cost a tenth of a kernel's time, as far as the collected metrics tell."
+        )
+        return
     total = numbers.summary["total_ns"].sum()
-    titled = faults.with_columns(
+    titled = found.with_columns(
         total_gain_share=pl.col("gain_share") * pl.col("total_ns") / total if total else pl.lit(None, dtype=pl.Float64),
         title=pl.col("fault").replace(FAULT_TITLES),
         remedy=pl.col("fault").replace_strict(REMEDIES, return_dtype=pl.String),
-        shown=pl.Series([evidence_text(item) for item in faults["evidence"].to_list()], dtype=pl.String),
+        shown=pl.Series([evidence_text(item) for item in found["evidence"].to_list()], dtype=pl.String),
     ).sort("total_gain_share", descending=True, nulls_last=True, maintain_order=True)
-    table = Table(f"{at}faults-table", "Faults and remedies", _FAULT_COLUMNS, titled)
-    ceiling = Paragraph(
+    yield Table("faults-table", "Faults and remedies", _FAULT_COLUMNS, titled)
+    yield quiet(
         "The cost is a ceiling: without this fault the kernel would not get faster by more. Relief of one fault often "
-        "uncovers the next.",
-        quiet=True,
+        "uncovers the next."
     )
-    return Section(f"{at}faults", "Faults and remedies", (table, ceiling))
 
 
 _RULE_COLUMNS: Final = (
@@ -236,51 +205,38 @@ _RULE_COLUMNS: Final = (
 _ASKING: Final = ("optimization", "warning", "error")
 
 
-def rules_section(numbers: CounterNumbers, at: str = "") -> Section | None:
+def rules(numbers: CounterNumbers) -> Iterator[Block]:
     """What Nsight Compute's own rules said; None where they did not run."""
     launches = numbers.counters.launches.select("launch", pl.col("name", "full_name").cast(pl.String))
-    rules = numbers.counters.rules.filter(pl.col("kind").is_in(_ASKING)).rename({"name": "rule_name"})
-    if rules.is_empty():
-        return None
-    shown = rules.join(launches, on="launch", maintain_order="left").with_columns(
+    found = numbers.counters.rules.filter(pl.col("kind").is_in(_ASKING)).rename({"name": "rule_name"})
+    if found.is_empty():
+        return
+    shown = found.join(launches, on="launch", maintain_order="left").with_columns(
         speedup_share=pl.col("speedup_percent") / 100
     )
     shown = shown.unique(["full_name", "rule", "message"], keep="first", maintain_order=True)
     shown = shown.sort("speedup_share", descending=True, nulls_last=True, maintain_order=True)
-    table = Table(f"{at}rules-table", "Results of Nsight Compute's rules", _RULE_COLUMNS, shown, limit=10)
-    return Section(f"{at}rules", "What Nsight Compute's own rules say", (table,))
+    yield Table("rules-table", "Results of Nsight Compute's rules", _RULE_COLUMNS, shown, limit=10)
 
 
 # --- the next run -----------------------------------------------------------------------------------------------------
 
 
-def next_section(numbers: CounterNumbers, at: str = "") -> Section:
+def next_runs(numbers: CounterNumbers) -> Iterator[Block]:
     """One command that would tell most."""
     runs: list[tuple[NextRun, str | None]] = [(item.next_run, item.trace) for item in numbers.joined if item.matches]
     runs = runs or [(numbers.next_run, None)]
-    blocks: list[Block] = []
     for run, trace in runs:
-        of = "kernel time of the window" if trace else "profiled time"
         beside = f"With {trace}: " if trace and len(runs) > 1 else ""
-        if run.command is None:
-            blocks.append(Paragraph(_sentence(f"{beside}{run.reason}")))
-            continue
-        blocks += [
-            Paragraph(_sentence(f"{beside}{run.reason}")),
-            Paragraph(run.command),
-            Paragraph(
+        yield Paragraph(fmt.sentence(f"{beside}{run.reason}"))
+        if run.command is not None:
+            yield Paragraph(run.command)
+            of = "kernel time of the window" if trace else "profiled time"
+            yield quiet(
                 f"It closes {fmt.value(run.covered_share, 'share')} of a gap of {fmt.value(run.gap_share, 'share')} of "
                 f"the {of} with {launch_count(run.launches or 0)} in about {fmt.value(run.passes, 'count')} passes "
-                f"({run.passes_how}); valid from Nsight Compute {run.ncu_version} on.",
-                quiet=True,
-            ),
-        ]
-    return Section(f"{at}next-run", "The next run", tuple(blocks))
-
-
-def _sentence(text: str) -> str:
-    whole = text[:1].upper() + text[1:]
-    return whole if whole.endswith(".") else f"{whole}."
+                f"({run.passes_how}); valid from Nsight Compute {run.ncu_version} on."
+            )
 
 
 def bound_shares(numbers: CounterNumbers) -> list[tuple[str, float]]:
@@ -289,7 +245,7 @@ def bound_shares(numbers: CounterNumbers) -> list[tuple[str, float]]:
     total = float(timed["total_ns"].sum())
     sums: dict[str, float] = {}
     for row in timed.select("bound", "unit", "healthy", "total_ns").iter_rows(named=True):
-        title = _title(row)
+        title = _BOUND_PHRASES[row["bound"]] + (" and healthy" if row["healthy"] else "")
         sums[title] = sums.get(title, 0.0) + row["total_ns"]
     return sorted(((title, part / total) for title, part in sums.items()), key=lambda item: -item[1])
 
@@ -301,7 +257,3 @@ _BOUND_PHRASES: Final = {
     "small": "in grids too small to say",
     "unknown": "of unknown bound",
 }
-
-
-def _title(row: dict[str, Any]) -> str:
-    return _BOUND_PHRASES[row["bound"]] + (" and healthy" if row["healthy"] else "")

@@ -1,15 +1,193 @@
-"""What faults, evidence and roofs are called in the document on counters, and what to do about each fault."""
+"""What counters say in words: why a kernel is bound as it is, its faults and remedies, and the evidence for both."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from warplens.report import format as fmt
+import polars as pl
+
+from warplens.analysis.counters.memoryaccess import STALL_REASONS
+from warplens.report import text as fmt
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-__all__ = ["FAULT_TITLES", "REMEDIES", "evidence_text", "kernel_count", "launch_count"]
+    from warplens.profile.schema import Kind
+
+_UNITS: Final = {
+    "dram": "device memory",
+    "l2": "L2 cache",
+    "l1": "L1 cache and shared memory",
+    "issue": "issue slots",
+    "lsu": "load/store pipe",
+    "constant-cache": "constant cache",
+    "internal": "an internal unit",
+    "fma-heavy": "FMA pipe (heavy half)",
+    "fma": "FMA pipe",
+    "alu": "ALU pipe",
+    "fp64": "FP64 pipe",
+    "tensor": "tensor pipe",
+    "xu": "special-function pipe",
+}
+
+_LIMITERS: Final = {
+    "warps": "block size",
+    "blocks": "blocks per SM",
+    "registers": "registers",
+    "shared-memory": "shared memory",
+    "barriers": "barriers",
+}
+
+_LEVELS: Final = {"dram": "DRAM", "l2": "L2", "l1": "L1"}
+
+
+def with_words(summary: pl.DataFrame) -> pl.DataFrame:
+    """The summary with three texts for people: `verdict`, `reason` and `occupancy` (theoretical, achieved, limiter)."""
+    rows = summary.to_dicts()
+    return summary.with_columns(
+        pl.Series("verdict", [bound_title(row) for row in rows], dtype=pl.String),
+        pl.Series("reason", [reason(row) for row in rows], dtype=pl.String),
+        pl.Series("limited_by", [limiter_title(row) for row in rows], dtype=pl.String),
+    )
+
+
+def bound_title(row: Mapping[str, Any]) -> str:
+    """The bound of a row, with its level or pipe: `memory (DRAM), healthy`."""
+    bound, unit = row["bound"], row["unit"]
+    if bound == "small":
+        return "too small to say"
+    if bound not in ("memory", "compute"):
+        return str(bound)
+    named = f"{bound} ({_LEVELS.get(unit, unit)})" if unit else str(bound)
+    return f"{named}, healthy" if row["healthy"] else named
+
+
+def limiter_title(row: Mapping[str, Any]) -> str | None:
+    """What limits the occupancy of a row; None where nothing does."""
+    return _LIMITERS.get(row["limiter"]) if row["limiter"] else None
+
+
+def next_step_text(row: Mapping[str, Any]) -> str | None:
+    """What would let a block more in, and the occupancy then; None where nothing would, or nothing limits."""
+    if row["next_share"] is None:
+        return None
+    return f"{_next_step(row)}: {fmt.share(row['next_share'])}"
+
+
+def reason(row: Mapping[str, Any]) -> str:
+    """Why the bound is what it is, and what to look at first."""
+    because = _why(row)
+    fault = _FAULTS.get(row["fault"] or "")
+    if fault is not None and row["fault"] != "small-grid":
+        return f"{because}; {fault(row, _evidence(row))}"
+    if row["bound"] == "latency":
+        return f"{because}; {_waits(row)}"
+    if row["healthy"]:
+        return f"{because}, and no waste was found"
+    return because
+
+
+def _why(row: Mapping[str, Any]) -> str:
+    bound = row["bound"]
+    low = f"compute {_share(row['compute_share'])}, memory {_share(row['memory_share'])} of peak"
+    if bound == "unknown":
+        if row["unit_share"] is None:
+            return "no throughput metrics were collected"
+        if row["kind"] != "kernel":
+            return f"{low}, with the time between the kernels of the {row['kind']}"
+        return f"{low}; whether it waits or its grid is too small, launch statistics would tell"
+    if bound == "small":
+        blocks = row["grid_blocks"]
+        if blocks is None:
+            return f"its grid is {fmt.share(row['waves'])} of a wave"
+        fills = f"{fmt.count(blocks)} block{'s fill' if blocks != 1 else ' fills'} {fmt.share(row['waves'])} of a wave"
+        return fills if row["sm_count"] is None else f"{fills} on {fmt.count(row['sm_count'])} SMs"
+    if bound == "latency":
+        return f"{low}: it waits"
+    unit = row["unit"]
+    text = f"{_UNITS.get(unit, unit or bound)} at {fmt.share(row['unit_share'])} of peak"
+    if bound == "compute" and unit == "issue" and row["pipe_unit"]:
+        pipe = row["pipe_unit"]
+        return f"{text}, {_UNITS.get(pipe, pipe)} at {fmt.share(row['pipe_share'])}"
+    return text
+
+
+def _waits(row: Mapping[str, Any]) -> str:
+    if not row["stall"]:
+        return "no single wait stands out"
+    known = STALL_REASONS.get(row["stall"])
+    what = f"for {known.waits_for} " if known else ""
+    return f"warps wait {fmt.share(row['stall_share'])} of the time {what}({row['stall']})"
+
+
+def _share(known: float | None) -> str:
+    return fmt.value(known, "share")
+
+
+def _evidence(row: Mapping[str, Any]) -> dict[str, float]:
+    return {item["name"]: item["value"] for item in row["fault_evidence"] or ()}
+
+
+def _uncoalesced(_: Mapping[str, Any], shown: Mapping[str, float]) -> str:
+    return f"uncoalesced: {fmt.share(shown['global_wasted_share'])} of the sectors that it touches are not needed"
+
+
+def _bank_conflicts(_: Mapping[str, Any], shown: Mapping[str, float]) -> str:
+    ways = f"{fmt.number(shown['shared_conflict_ways'])}-way " if "shared_conflict_ways" in shown else ""
+    return f"{ways}bank conflicts: {fmt.share(shown['shared_conflict_share'])} of shared-memory passes"
+
+
+def _divergence(_: Mapping[str, Any], shown: Mapping[str, float]) -> str:
+    return f"divergent: {fmt.number(shown['threads_per_instruction'])} of 32 threads active for each instruction"
+
+
+def _partial_warps(_: Mapping[str, Any], shown: Mapping[str, float]) -> str:
+    return f"blocks leave warps partly empty: {fmt.number(shown['full_warp_threads'])} of 32 threads"
+
+
+def _occupancy(row: Mapping[str, Any], shown: Mapping[str, float]) -> str:
+    limiter = limiter_title(row) or "the configuration"
+    text = f"{limiter} limit{'s' if limiter in _SINGULAR else ''} occupancy to {fmt.share(shown['theoretical_share'])}"
+    if row["next_share"] is None:
+        return text
+    return f"{text}; {_next_step(row)} would allow {fmt.share(row['next_share'])}"
+
+
+_SINGULAR: Final = ("block size", "shared memory", "the configuration")
+
+
+def _next_step(row: Mapping[str, Any]) -> str:
+    return " with ".join(words.format(fmt.count(row[name])) for name, words in _STEPS.items() if row[name] is not None)
+
+
+_STEPS: Final = {
+    "next_registers_per_thread": "{} registers a thread",
+    "next_shared_bytes_per_block": "{} B of shared memory a block",
+    "next_barriers": "{} barriers a block",
+    "next_threads_per_block": "blocks of {} threads",
+}
+
+
+def _tail(_: Mapping[str, Any], shown: Mapping[str, float]) -> str:
+    return f"{fmt.number(shown['waves'])} waves: the last is mostly empty, but takes as long as a full one"
+
+
+def _spills(_: Mapping[str, Any], shown: Mapping[str, float]) -> str:
+    return f"registers spill: {fmt.count(shown['spill_requests'])} requests to local memory"
+
+
+_FAULTS: Final[dict[str, Callable[[Mapping[str, Any], Mapping[str, float]], str]]] = {
+    "uncoalesced": _uncoalesced,
+    "bank-conflicts": _bank_conflicts,
+    "divergence": _divergence,
+    "partial-warps": _partial_warps,
+    "occupancy": _occupancy,
+    "tail": _tail,
+    "spills": _spills,
+}
+
+
+# --- Faults, and the evidence for them -------------------------------------------------------------------------------
 
 FAULT_TITLES: Final = {
     "small-grid": "grid too small",
@@ -35,7 +213,7 @@ REMEDIES: Final = {
 }
 
 #: What a number of the evidence is, and how it is written.
-_EVIDENCE: Final[dict[str, tuple[str, fmt.Kind]]] = {
+_EVIDENCE: Final[dict[str, tuple[str, Kind]]] = {
     "compute_share": ("compute {} of peak", "share"),
     "memory_share": ("memory {} of peak", "share"),
     "waves": ("{} waves", "number"),
@@ -73,9 +251,9 @@ def evidence_text(evidence: Sequence[Mapping[str, Any]] | None) -> str:
 
 def kernel_count(kernels: int) -> str:
     """`1 kernel`, `9 kernels`."""
-    return f"{fmt.count(kernels)} kernel{'' if kernels == 1 else 's'}"
+    return fmt.plural(kernels, "kernel")
 
 
 def launch_count(launches: int) -> str:
     """`1 launch`, `9 launches`."""
-    return f"{fmt.count(launches)} launch{'' if launches == 1 else 'es'}"
+    return fmt.plural(launches, "launch", "launches")

@@ -2,55 +2,197 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Final
 
-from warplens.report import format as fmt
-from warplens.report.counters.joined import joined_section
-from warplens.report.diagnosis.sections import verdict_section
-from warplens.report.document import Document, Notes, Paragraph, Section
-from warplens.report.overview.allocator import allocator_sections
-from warplens.report.overview.answer import answer
-from warplens.report.overview.hostsections import (
-    api_section,
-    copies_section,
-    graphs_section,
-    launches_section,
-    memory_section,
-    streams_section,
+import polars as pl
+
+from warplens.analysis.frames import number
+from warplens.profile import NoteLevel
+from warplens.profile.schema import Column
+from warplens.report import text as fmt
+from warplens.report.counters.joined import joined_blocks
+from warplens.report.document import (
+    Document,
+    KeyFigure,
+    KeyFigures,
+    Paragraph,
+    Section,
+    SectionOf,
+    Table,
+    limits,
+    quiet,
+    sections,
 )
-from warplens.report.overview.keyfigures import busy_share, caution, comparison_table, distinct_sources, key_figures
-from warplens.report.overview.operatorsections import operator_sections
-from warplens.report.overview.sections import budget_section, steps_section
-from warplens.report.overview.worksections import (
-    categories_section,
-    kernels_section,
-    phases_section,
-    ranges_section,
-)
-from warplens.report.overview.worksmodel import work_sections
+from warplens.report.headroom import headroom_blocks
+from warplens.report.overview import host, operators, time
+from warplens.report.overview.numbers import Numbers, answer, largest_part
+from warplens.report.text import category_title
+from warplens.report.verdict import verdict_blocks, verdict_title
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
-    from warplens.report.overview.numbers import Numbers
+    from warplens.report.document import Block
 
-__all__ = ["overview_document", "report_document"]
 
-_NO_WORK = "None of these profiles holds GPU work."
+@dataclass(frozen=True)
+class _Headline:
+    """A profile in one row; null is what it does not tell."""
 
-_SECTIONS = (
-    budget_section,
-    steps_section,
-    phases_section,
-    kernels_section,
-    categories_section,
-    ranges_section,
-    launches_section,
-    copies_section,
-    api_section,
-    streams_section,
-    graphs_section,
-    memory_section,
+    source: str
+    verdict: str | None
+    caution: str | None
+    gpu: str | None
+    window_ns: int
+    steps: int
+    step_ns: float | None
+    busy_share: float | None
+    largest: str | None
+    largest_share: float | None
+    kernel_ns: int | None
+    kernels: int | None
+    kernels_per_step: float | None
+    launches_per_s: float | None
+
+
+_COLUMNS: Final = (
+    Column("source", title="Profile", kind="name"),
+    Column("verdict", title="Limited by", help="the first finding; see the profile's own part"),
+    Column("caution", help="why its figures are not those of the others"),
+    Column("step_ns", pl.Float64, "median wall time of the steps in the window", title="Step time"),
+    Column("steps", pl.Float64, "steps in the window", kind="count"),
+    Column("busy_share", pl.Float64, "of the window, over all GPUs that did any work", title="GPU busy"),
+    Column("largest", title="Mostly in", help="kind of work that most of the busy time went to"),
+    Column("largest_share", pl.Float64, "of the busy time", title="Its share"),
+    Column("kernel_ns", pl.Float64, "summed duration of all kernels in the window", title="Kernel time"),
+    Column("kernels", pl.Float64, kind="count"),
+    Column("kernels_per_step", pl.Float64, "kernels divided by steps", title="Per step", kind="count"),
+    Column("launches_per_s", pl.Float64, "kernels launched one by one"),
+    Column("gpu", title="GPU"),
+    Column("window_ns", pl.Float64),
+)
+
+#: Notes with which a profile's times are not those of whole steps, whatever their level.
+_NOT_COMPARABLE = ("aborted-step",)
+
+
+def busy_share(numbers: Numbers) -> float | None:
+    """The share of the window in which GPUs were busy, over all GPUs that did any work; None if none did."""
+    duration = sum(budget.duration_ns for budget in numbers.budgets)
+    return sum(budget.busy_ns for budget in numbers.budgets) / duration if duration else None
+
+
+def caution(numbers: Numbers) -> str | None:
+    """What keeps a profile from standing beside others, in a few words: blocking notes, aborted steps."""
+    grave = (note for note in numbers.notes if note.level is NoteLevel.BLOCKING or note.code in _NOT_COMPARABLE)
+    return ", ".join(dict.fromkeys(note.code.replace("-", " ") for note in grave)) or None
+
+
+def distinct_sources(profiles: Sequence[Numbers]) -> list[str]:
+    """The files' names, numbered where several are alike (profiles of the same name from different folders)."""
+    sources = [numbers.capture.source for numbers in profiles]
+    return [
+        source if sources.count(source) == 1 else f"{source} ({sources[: place + 1].count(source)})"
+        for place, source in enumerate(sources)
+    ]
+
+
+def comparison_table(profiles: Sequence[Numbers]) -> Table:
+    """The headlines of several profiles, one row each, in the order given."""
+    schema = {column.name: column.dtype for column in _COLUMNS}
+    headlines = (
+        {**asdict(_headline(numbers)), "source": title}
+        for title, numbers in zip(distinct_sources(profiles), profiles, strict=True)
+    )
+    rows = pl.DataFrame(list(headlines), schema=schema, strict=False)
+    said = [column for column in _COLUMNS if column.name != "caution" or rows["caution"].null_count() < rows.height]
+    return Table("comparison-table", "Key figures of each profile", tuple(said), rows, limit=None)
+
+
+def _key_figures(numbers: Numbers) -> Iterator[Block]:
+    # Without GPU work there is nothing to summarise; what the host did may still be worth a look.
+    if numbers.budgets:
+        yield KeyFigures(tuple(_tiles(_headline(numbers), numbers)))
+
+
+def _headline(numbers: Numbers) -> _Headline:
+    steps = numbers.window_steps
+    largest = largest_part(numbers.budgets)
+    # No kernel table is not the same as no kernel.
+    known = numbers.recorded("kernels")
+    kernels = int(numbers.kernels["calls"].sum()) if known else None
+    return _Headline(
+        source=numbers.capture.source,
+        verdict=numbers.diagnosis.verdict if numbers.diagnosis is not None else None,
+        caution=caution(numbers),
+        gpu=", ".join(dict.fromkeys(device.name for device in numbers.capture.devices)) or None,
+        window_ns=numbers.window.duration_ns,
+        steps=steps.height,
+        step_ns=number(steps["wall_ns"].median()),
+        busy_share=busy_share(numbers),
+        largest=category_title(largest[0]) if largest else None,
+        largest_share=largest[1] if largest else None,
+        kernel_ns=int(numbers.kernels["total_ns"].sum()) if known else None,
+        kernels=kernels,
+        kernels_per_step=kernels / steps.height if kernels is not None and steps.height else None,
+        launches_per_s=numbers.launch_summary.per_second if known else None,
+    )
+
+
+def _tiles(headline: _Headline, numbers: Numbers) -> Iterator[KeyFigure]:
+    if headline.steps > 1:
+        wall = numbers.window_steps["wall_ns"].to_list()
+        spread = f"median of {headline.steps} steps, {fmt.duration(min(wall))} to {fmt.duration(max(wall))}"
+        yield KeyFigure("Step time", headline.step_ns, "duration_ns", spread)
+    elif headline.steps == 1:
+        yield KeyFigure("Step time", headline.step_ns, "duration_ns", "the only step")
+    else:
+        yield KeyFigure("Window", headline.window_ns, "duration_ns", numbers.window.how)
+    gpus = len(numbers.budgets)
+    yield KeyFigure("GPU busy", headline.busy_share, "share", f"of the window{f', {gpus} GPUs' if gpus > 1 else ''}")
+    if headline.largest is not None:
+        yield KeyFigure("Largest part", headline.largest_share, "share", f"of the busy time: {headline.largest}")
+    each = "" if headline.kernels_per_step is None else f", {fmt.count(headline.kernels_per_step)} a step"
+    yield KeyFigure("Kernels", headline.kernels, "count", f"in the window{each}")
+    yield KeyFigure("Launches", headline.launches_per_s, "rate", "kernels launched one by one")
+    if numbers.memory:
+        peak = numbers.memory[0]
+        yield KeyFigure(
+            "Peak memory", peak.peak_bytes, "bytes", f"{peak.memory or 'allocated'}, process {peak.process}"
+        )
+
+
+# --- The document ----------------------------------------------------------------------------------------------------
+
+
+#: In reading order. A new section is a line here, and a function that yields its blocks.
+_SECTIONS: Final[tuple[SectionOf[Numbers], ...]] = (
+    SectionOf("verdict", verdict_title, verdict_blocks, lambda numbers: numbers.diagnosis),
+    SectionOf(
+        "headroom",
+        "Headroom: from the measured step to the limit",
+        headroom_blocks,
+        lambda numbers: numbers.headroom or None,
+    ),
+    SectionOf("quality", "Before you read the numbers", limits, lambda numbers: numbers.notes),
+    SectionOf("key-figures", "Key figures", _key_figures),
+    SectionOf("budget", "Time budget", time.budget),
+    SectionOf("steps", "Steps over time", time.steps),
+    SectionOf("phases", "Phases", time.phases),
+    SectionOf("kernels", "Kernels", time.kernels),
+    SectionOf("counters", "Hardware counters", joined_blocks, lambda numbers: numbers.joined or None),
+    SectionOf("categories", "Categories", time.categories),
+    SectionOf("ranges", "Ranges", time.ranges),
+    SectionOf("launches", "Launches", host.launches),
+    SectionOf("copies", "Copies", host.copies),
+    SectionOf("api", "CUDA API", host.api),
+    SectionOf("streams", "Streams", host.streams),
+    SectionOf("graphs", "CUDA graphs", host.graphs),
+    SectionOf("memory", "Memory", host.memory),
+    SectionOf("operators", "Operators", operators.operators),
+    SectionOf("work", "Modelled work, measured time", operators.work),
+    SectionOf("allocator", "Allocated memory", host.allocator),
 )
 
 
@@ -63,8 +205,8 @@ def report_document(profiles: Sequence[Numbers]) -> Document:
     for position, (title, numbers) in enumerate(zip(titles, profiles, strict=True), start=1):
         at = f"p{position}-"
         lead = Paragraph(answer(numbers))
-        facts = Paragraph(" · ".join(f"{label}: {text}" for label, text in _meta(numbers)), quiet=True)
-        parts.append(Section(f"p{position}", title, (lead, facts), _sections(numbers, at)))
+        facts = quiet(" · ".join(f"{label}: {text}" for label, text in _meta(numbers)))
+        parts.append(Section(f"p{position}", title, (lead, facts), sections(_SECTIONS, numbers, at)))
     return Document(
         title=f"{len(profiles)} profiles",
         lead=_comparison_lead(profiles),
@@ -74,26 +216,7 @@ def report_document(profiles: Sequence[Numbers]) -> Document:
 
 def overview_document(numbers: Numbers) -> Document:
     """The report on one profile: the answer, what the profile cannot tell, then every analysis."""
-    return Document(
-        title=numbers.capture.source, lead=answer(numbers), sections=_sections(numbers, ""), meta=_meta(numbers)
-    )
-
-
-def _sections(numbers: Numbers, at: str) -> tuple[Section, ...]:
-    # Without GPU work there is nothing to summarise; what the host did may still be worth a look.
-    summary = (Section(f"{at}key-figures", "Key figures", (key_figures(numbers),)),) if numbers.budgets else ()
-    sections = [section(numbers, at) for section in _SECTIONS]
-    if numbers.joined:
-        sections.insert(_SECTIONS.index(kernels_section) + 1, joined_section(numbers.joined, at))
-    verdict = (verdict_section(numbers.diagnosis, at),) if numbers.diagnosis is not None else ()
-    framework = (*operator_sections(numbers, at), *work_sections(numbers, at), *allocator_sections(numbers, at))
-    return (*verdict, _quality(numbers, at), *summary, *sections, *framework)
-
-
-def _quality(numbers: Numbers, at: str) -> Section:
-    clean = Paragraph("Nothing was found that limits these numbers.", quiet=True)
-    notes = Notes(numbers.notes) if numbers.notes else clean
-    return Section(f"{at}quality", "Before you read the numbers", (notes,))
+    return Document(numbers.capture.source, answer(numbers), sections(_SECTIONS, numbers), _meta(numbers))
 
 
 def _meta(numbers: Numbers) -> tuple[tuple[str, str], ...]:
@@ -114,7 +237,8 @@ def _comparison_lead(profiles: Sequence[Numbers]) -> str:
     shares = [(busy_share(numbers), fmt.printable(title)) for numbers, title in sound]
     known = sorted((share, source) for share, source in shares if share is not None)
     if not known:
-        return "None of these profiles holds GPU work that stands for the program." if apart else _NO_WORK
+        of = " that stands for the program" if apart else ""
+        return f"None of these profiles holds GPU work{of}."
     return _busy_range(known) + (f" {fmt.count(apart)} with a caution left out." if apart else "")
 
 

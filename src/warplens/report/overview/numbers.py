@@ -1,26 +1,20 @@
-"""Every analysis of one profile and window, run once: what the document shows and `report.json` holds."""
+"""Every analysis of one profile and window, run once; the answer in two sentences, and the data of `report.json`."""
 
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from statistics import median
+from typing import TYPE_CHECKING, Any, Final
 
 import polars as pl
 
 from warplens.analysis.allocator import Allocations, allocations
 from warplens.analysis.api import api_statistics, blocking_calls, synchronization_statistics
-from warplens.analysis.copies import copy_statistics
-from warplens.analysis.graphs import GraphSummary, graph_statistics, graph_summary
-from warplens.analysis.kernels import (
-    CategoryCoverage,
-    TensorCoreUse,
-    coverage_of,
-    statistics_of,
-    tensor_core_use_of,
-)
+from warplens.analysis.copies import MemoryUse, copy_statistics, memory_use
+from warplens.analysis.headroom import Headroom, headrooms
+from warplens.analysis.kernels import CategoryCoverage, TensorCoreUse, coverage_of, statistics_of, tensor_core_use_of
 from warplens.analysis.launches import LaunchSummary, launch_statistics, launch_summary
-from warplens.analysis.memory import MemoryUse, memory_use
 from warplens.analysis.operators import (
     FrameworkOverhead,
     OperatorCoverage,
@@ -28,23 +22,37 @@ from warplens.analysis.operators import (
     operator_coverage,
     operators_by,
 )
-from warplens.analysis.phases import phase_statistics
+from warplens.analysis.phases import phase_statistics, step_statistics
 from warplens.analysis.quality import quality_notes
 from warplens.analysis.ranges import RangeCoverage, range_coverage, range_statistics
-from warplens.analysis.stepstatistics import step_statistics
-from warplens.analysis.streams import concurrency, copy_overlap, stream_statistics
+from warplens.analysis.streams import (
+    GraphSummary,
+    concurrency,
+    copy_overlap,
+    graph_statistics,
+    graph_summary,
+    stream_statistics,
+)
 from warplens.analysis.timebudget import TimeBudget, time_budgets
-from warplens.analysis.work import ModelledWork, operator_work
+from warplens.analysis.work import ModelledWork, operator_work, work_statistics
 from warplens.diagnosis import diagnose
+from warplens.profile import NoteLevel
+from warplens.report import text as fmt
+from warplens.report.counters.joined import joined_data
+from warplens.report.headroom import headroom_data
+from warplens.report.jsonout import window_data
+from warplens.report.questions import budget_data
+from warplens.report.text import category_title
+from warplens.report.verdict import diagnosis_data
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from warplens.analysis.timeline import Timeline
     from warplens.analysis.window import Window
     from warplens.diagnosis import Diagnosis
     from warplens.profile import Capture, Note
     from warplens.report.counters.numbers import Joined
-
-__all__ = ["Numbers", "OperatorNumbers", "examine"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,6 +103,7 @@ class Numbers:
     diagnosis: Diagnosis | None = None
     work: ModelledWork | None = None
     allocations: Allocations | None = None
+    headroom: tuple[Headroom, ...] = ()
 
     @property
     def capture(self) -> Capture:
@@ -152,6 +161,7 @@ def examine(timeline: Timeline, window: Window) -> Numbers:
             copy_overlap=overlap.result(),
             diagnosis=verdict.result(),
             budgets=budgets.result(),
+            headroom=headrooms(timeline, window, budgets=budgets.result()),
         )
 
 
@@ -177,3 +187,211 @@ def _all_steps(timeline: Timeline, window: Window) -> pl.DataFrame:
     counted = {step.index for step in window.steps}
     everything = replace(window, kind="all", steps=timeline.steps.steps)
     return step_statistics(timeline, everything).with_columns(pl.col("step").is_in(counted).alias("in_window"))
+
+
+# --- The answer: what share of the time the GPU worked, at what, and what it waited for ------------------------------
+#
+# The sentences say what was measured. An idle cause is a description of what the host was doing meanwhile; why it did
+# so is for a diagnosis. A profile that lacks what the sentences rest on gets one that says so instead.
+
+
+#: All copies and memory fills, as one part.
+COPIES: Final = "copies and fills"
+
+#: Idle below this share of the window is not worth a cause in the headline.
+_HARDLY_IDLE: Final = 0.02
+
+#: From here on a part is most of the whole.
+_MOST: Final = 0.5
+
+#: Parts of the busy time that are not kernel categories, after "most of it (97 %)".
+_IN: Final = {
+    "hidden inside CUDA graphs": "inside CUDA graphs that were traced as a whole",
+    COPIES: "in copies and fills of memory",
+    "other": "in kernels whose names do not tell what they do",
+}
+
+#: What the GPU's idle time is said to be, after its share.
+_WHILE: Final = {
+    "launch": "passed while the host was still issuing the next work",
+    "graph-launch": "passed while the host was still issuing the next CUDA graph",
+    "synchronization": "passed while the host was inside a synchronisation call",
+    "refill": "passed while the host issued the first work after a synchronisation",
+    "allocation": "passed while the host was allocating or freeing memory",
+    "blocking-copy": "passed while the host was held in a blocking copy",
+    "host": "passed while the host was busy or asleep outside of CUDA",
+    "dependency": "passed while queued work waited for other GPU work",
+    "submission": "passed while queued work was held back by the driver or another program",
+    "start-latency": "is the latency of starting queued work",
+    "profiler": "passed while the profiler held the host up",
+    "unknown": "has no recorded cause",
+}
+
+
+def answer(numbers: Numbers) -> str:
+    """At most two sentences on where the time of the window went."""
+    blocking = [note for note in numbers.notes if note.level is NoteLevel.BLOCKING]
+    if not numbers.budgets:
+        return fmt.sentence(blocking[0].text) if blocking else "The profile holds no GPU work in this window."
+    if blocking:
+        return f"{fmt.sentence(blocking[0].text)} The numbers below describe only what was recorded."
+    return f"{_busy(numbers)} {_idle(numbers.budgets)}"
+
+
+def _busy(numbers: Numbers) -> str:
+    """The first sentence: how long a step takes, for how much of the time the GPU was busy, and mostly with what."""
+    budgets = numbers.budgets
+    shares = [budget.busy_ns / budget.duration_ns if budget.duration_ns else 0.0 for budget in budgets]
+    least, most = fmt.share(min(shares)), fmt.share(max(shares))
+    busy = most if least == most else f"{least} to {most}"
+    gpus = "the GPU was" if len(budgets) == 1 else f"the {len(budgets)} GPUs were"
+    step = _step(numbers)
+    if step is not None:
+        return f"{step}, and {gpus} busy for {busy} of the time, {_mostly(budgets)}."
+    return f"{gpus[:1].upper()}{gpus[1:]} busy for {busy} of {_span(numbers)}, {_mostly(budgets)}."
+
+
+def _step(numbers: Numbers) -> str | None:
+    """How long a step takes; None where the window does not consist of steps."""
+    steps = numbers.window_steps
+    wall_ns = steps["wall_ns"].to_list()
+    if numbers.window.range_name is not None or 2 * sum(wall_ns) <= numbers.window.duration_ns:
+        return None
+    if len(wall_ns) == 1:
+        return f"The only step takes {fmt.duration(wall_ns[0])}"
+    return f"A step takes {fmt.duration(median(wall_ns))} (median of {len(wall_ns)})"
+
+
+def _span(numbers: Numbers) -> str:
+    if numbers.window.range_name is not None:
+        return f"the time that work launched inside “{fmt.printable(numbers.window.range_name)}” spans"
+    return f"the {fmt.duration(numbers.window.duration_ns)} analysed"
+
+
+def largest_part(budgets: Sequence[TimeBudget]) -> tuple[str, float] | None:
+    """The part that most of the GPUs' busy time went to, and its share of that; None where nothing ran.
+
+    The part is a kernel category, `hidden inside CUDA graphs`, or `copies and fills`, which compete as one.
+    """
+    if not budgets:
+        return None
+    parts = pl.concat([budget.parts for budget in budgets]).filter(pl.col("group") != "idle")
+    what = pl.when(pl.col("group") == "copy").then(pl.lit(COPIES)).otherwise(pl.col("part"))
+    by_part = parts.group_by(what.alias("what")).agg(pl.col("time_ns").sum()).sort("time_ns", "what", descending=True)
+    if by_part.is_empty():
+        return None
+    part, time_ns = by_part.row(0)
+    return part, time_ns / int(by_part["time_ns"].sum())
+
+
+def _mostly(budgets: Sequence[TimeBudget]) -> str:
+    largest = largest_part(budgets)
+    if largest is None:
+        return "with nothing that lies in it"
+    part, share = largest
+    amount = "most" if share > _MOST else "the largest part"
+    return f"{amount} of it ({fmt.share(share)}) {_IN.get(part) or f'in {category_title(part)}'}"
+
+
+def _idle(budgets: Sequence[TimeBudget]) -> str:
+    """The second sentence: for how much of the time it was idle, and what the host was doing for most of that."""
+    duration = sum(budget.duration_ns for budget in budgets)
+    idle = sum(budget.idle_ns for budget in budgets)
+    share = idle / duration if duration else 0.0
+    if share < _HARDLY_IDLE:
+        how_long = fmt.share(share).replace("<", "less than ")
+        return f"{'It was' if len(budgets) == 1 else 'They were'} idle for {how_long}."
+    causes: dict[str, int] = {}
+    for budget in budgets:
+        for cause, time_ns in budget.gaps.totals.items():
+            causes[cause] = causes.get(cause, 0) + time_ns
+    cause, time_ns = max(causes.items(), key=lambda item: item[1])
+    return f"Of the {fmt.share(share)} idle, {fmt.share(time_ns / idle)} {_WHILE[cause]}."
+
+
+# --- `data` of `report.json`, schema `warplens.report/1` --------------------------------------------------------------
+
+
+def overview_data(numbers: Numbers) -> dict[str, Any]:
+    """Everything that the report on one profile states, every table in full, with exact numbers.
+
+    Tables are objects with `rows`; times are nanoseconds, sizes bytes, shares 0–1. Null is what was not recorded.
+    """
+    capture = numbers.capture
+    return {
+        "source": capture.source,
+        "answer": answer(numbers),
+        "capture": {
+            "format": capture.format,
+            "tool": capture.tool,
+            "tool_version": capture.tool_version,
+            "schema_version": capture.schema_version,
+            "devices": list(capture.devices),
+            "window_ns": list(capture.window_ns),
+            "recorded": sorted(capture.recorded),
+        },
+        "window": window_data(numbers.window),
+        "notes": list(numbers.notes),
+        "diagnosis": diagnosis_data(numbers.diagnosis) if numbers.diagnosis else None,
+        "budget": {
+            "devices": [
+                {**budget_data(found), "rows": found.parts.with_columns(pl.col("group").cast(pl.String))}
+                for found in numbers.budgets
+            ]
+        },
+        "headroom": headroom_data(numbers.headroom),
+        "steps": {"rows": numbers.steps},
+        "phases": {"rows": numbers.phases},
+        "kernels": {"rows": numbers.kernels},
+        "categories": {"coverage": numbers.category_coverage, "rows": numbers.categories},
+        "precisions": {"tensor_cores": numbers.tensor_core_use, "rows": numbers.precisions},
+        "ranges": {"coverage": numbers.range_coverage, "rows": numbers.ranges},
+        "launches": {"summary": numbers.launch_summary, "rows": numbers.launches},
+        "copies": {"rows": numbers.copies, "overlap": numbers.copy_overlap},
+        "api": {
+            "rows": numbers.api,
+            "blocking": numbers.blocking,
+            "synchronizations": numbers.synchronizations,
+        },
+        "streams": {"rows": numbers.streams, "concurrency": numbers.concurrency},
+        "graphs": {"summary": numbers.graph_summary, "rows": numbers.graphs},
+        "operators": _operator_data(numbers.operators),
+        "work": _work_data(numbers.work),
+        "memory": None if numbers.memory is None else {"rows": list(numbers.memory)},
+        "allocator": _allocator_data(numbers.allocations),
+        "counters": joined_data(numbers.joined) if numbers.joined else None,
+    }
+
+
+def _operator_data(operators: OperatorNumbers | None) -> dict[str, Any] | None:
+    if operators is None:
+        return None
+    return {
+        "coverage": operators.coverage,
+        "overhead": operators.overhead,
+        "rows": operators.names,
+        "modules": {"rows": operators.modules},
+    }
+
+
+def _work_data(work: ModelledWork | None) -> dict[str, Any] | None:
+    if work is None:
+        return None
+    return {
+        "coverage_share": work.coverage_share,
+        "flops": work.flops,
+        "matmul_flops": work.matmul_flops,
+        "peak_sources": list(work.peak_sources),
+        "rows": work_statistics(work),
+        "unmodelled": {"rows": work.unmodelled},
+    }
+
+
+def _allocator_data(found: Allocations | None) -> dict[str, Any] | None:
+    if found is None:
+        return None
+    return {
+        "rows": list(found.use),
+        "alive_at_peak": {"rows": found.alive_at_peak},
+        "steps": {"rows": found.steps},
+    }

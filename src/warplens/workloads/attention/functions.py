@@ -14,13 +14,22 @@ import triton
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from warplens.workloads.attention.flash_backward import delta_kernel, key_gradient_kernel, query_gradient_kernel
-from warplens.workloads.attention.flash_forward import flash_forward_kernel
-from warplens.workloads.attention.naive_kernels import matmul_kernel, softmax_gradient_kernel, softmax_kernel
-from warplens.workloads.attention.tiled_forward import tiled_forward_kernel
-from warplens.workloads.attention.tiles import BackwardTiles, ForwardTiles, backward_tiles, forward_tiles
-
-__all__ = ["flash_attention", "flash_forward", "naive_attention", "tiled_attention"]
+from warplens.workloads.attention.flash import (
+    delta_kernel,
+    flash_forward_kernel,
+    key_gradient_kernel,
+    query_gradient_kernel,
+)
+from warplens.workloads.attention.kernels import (
+    BackwardTiles,
+    ForwardTiles,
+    backward_tiles,
+    forward_tiles,
+    matmul_kernel,
+    softmax_gradient_kernel,
+    softmax_kernel,
+    tiled_forward_kernel,
+)
 
 #: log₂e: turns e^x into 2^(x·log₂e).
 _LOG2_E: Final = math.log2(math.e)

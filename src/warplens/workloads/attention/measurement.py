@@ -1,14 +1,21 @@
-"""One row of the attention table: is the kernel right, and how fast is it?"""
+"""How long the GPU works on one call: events round each, issued back to back, so that the host's pace stays outside.
+
+`warplens.workloads.measurement` times a step as its caller sees it: issued, and waited for. A kernel is judged by its
+own time, and one that takes 20 µs would drown in the cost of its launch. So the calls here are not waited for: between
+two of them the L2 cache is overwritten, which keeps the GPU busy while the host issues the next. Without a GPU the wall
+clock is taken.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+import time
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Final, Literal
 
-from warplens.workloads.attention.correctness import Check, check
-from warplens.workloads.attention.problem import AttentionShape, Mode, attention_flops, attention_inputs
-from warplens.workloads.attention.sdpa import BackendRefusedError
-from warplens.workloads.attention.timing import Timing, TimingPlan, time_calls
+from warplens.errors import UsageError
+from warplens.workloads.attention.problem import AttentionShape, Check, Mode, attention_flops, attention_inputs, check
+from warplens.workloads.attention.registry import KERNELS, BackendRefusedError
+from warplens.workloads.samples import Drift, Summary, drift, median_interval, summary
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -16,8 +23,137 @@ if TYPE_CHECKING:
     import torch
 
     from warplens.workloads.attention.registry import AttentionKernel
+    from warplens.workloads.registry import Plan, Setting
+    from warplens.workloads.settings import AttentionCell
 
-__all__ = ["AttentionMeasurement", "Status", "measure"]
+
+# --- How long the GPU works on one call ------------------------------------------------------------------------------
+
+
+#: Bytes overwritten to flush L2: twice that of the largest one sold (Blackwell's 126 MB).
+_FLUSH_BYTES: Final = 256 * 2**20
+
+_NS_PER_MS: Final = 1_000_000
+
+
+@dataclass(frozen=True)
+class TimingPlan:
+    """How often a call is timed, and when it is enough.
+
+    Attributes:
+        fewest, most: samples.
+        precision: wanted half-width of the median's interval, as a share of the median.
+        confidence: of that interval, 0 to 1.
+        budget_s: wall time after which no further batch of samples is begun; the fewest are always taken.
+        warmup_s: wall time of the calls before the first sample; at least three calls.
+        flush_l2: overwrite the L2 cache before each sample; GPU only.
+    """
+
+    fewest: int = 30
+    most: int = 1000
+    precision: float = 0.01
+    confidence: float = 0.95
+    budget_s: float = 1.0
+    warmup_s: float = 0.05
+    flush_l2: bool = True
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Samples of one call's duration and what they say.
+
+    Attributes:
+        samples_ns: every sample in the order taken, none dropped.
+        summary: median with its interval, percentiles, outliers.
+        drift: whether times rose or fell meanwhile; None with too few samples.
+        warmup_calls: calls before the first sample.
+        clock: "cuda-event" or "wall".
+        launch: "eager": the host issued each call.
+        flushed_l2: L2 was overwritten before each sample.
+    """
+
+    samples_ns: tuple[int, ...]
+    summary: Summary
+    drift: Drift | None
+    warmup_calls: int
+    clock: str
+    launch: str
+    flushed_l2: bool
+
+
+def time_calls(call: Callable[[], object], device: str, plan: TimingPlan | None = None) -> Timing:
+    """Times `call` until its median is known well enough, or the most samples or the time budget is reached.
+
+    Args:
+        call: issues the work on the current stream; must not wait for it.
+        plan: how often; the default plan if None.
+    """
+    plan = plan or TimingPlan()
+    on_gpu = device.startswith("cuda")
+    take = _event_samples if on_gpu else _wall_samples
+    flush = plan.flush_l2 and on_gpu
+    warmup_calls = _warm_up(call, plan.warmup_s, on_gpu)
+    began = time.perf_counter()
+    samples = take(call, plan.fewest, flush)
+    while len(samples) < plan.most and time.perf_counter() - began < plan.budget_s and not _known(samples, plan):
+        # Looking after each sample would stop at the first lucky moment; looks grow apart instead.
+        samples += take(call, min(len(samples), plan.most - len(samples)), flush)
+    return Timing(
+        samples_ns=tuple(samples),
+        summary=summary(samples, plan.confidence),
+        drift=drift(samples),
+        warmup_calls=warmup_calls,
+        clock="cuda-event" if on_gpu else "wall",
+        launch="eager",
+        flushed_l2=flush,
+    )
+
+
+def _known(samples: list[int], plan: TimingPlan) -> bool:
+    ordered = sorted(samples)
+    interval = median_interval(ordered, plan.confidence)
+    return interval is not None and interval[1] - interval[0] <= 2 * plan.precision * ordered[len(ordered) // 2]
+
+
+def _warm_up(call: Callable[[], object], seconds: float, on_gpu: bool) -> int:
+    import torch
+
+    began, calls = time.perf_counter(), 0
+    while calls < 3 or time.perf_counter() - began < seconds:
+        call()
+        calls += 1
+        if on_gpu:
+            torch.cuda.synchronize()
+    return calls
+
+
+def _event_samples(call: Callable[[], object], count: int, flush_l2: bool) -> list[int]:
+    import torch
+
+    events = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(count)]
+    scratch = torch.empty(_FLUSH_BYTES if flush_l2 else 0, dtype=torch.int8, device="cuda")
+    for before, after in events:
+        if flush_l2:
+            scratch.zero_()
+        before.record()
+        call()
+        after.record()
+    torch.cuda.synchronize()
+    return [round(before.elapsed_time(after) * _NS_PER_MS) for before, after in events]
+
+
+def _wall_samples(call: Callable[[], object], count: int, flush_l2: bool) -> list[int]:
+    del flush_l2
+    samples = []
+    for _ in range(count):
+        began = time.perf_counter_ns()
+        call()
+        samples.append(time.perf_counter_ns() - began)
+    return samples
+
+
+# --- One row of the attention table: is the kernel right, and how fast is it? ----------------------------------------
+
 
 Status = Literal["ok", "incorrect", "unsupported", "out-of-memory", "failed"]
 
@@ -69,7 +205,6 @@ def measure(
         kernel: an entry of `KERNELS`.
         shape, dtype, causal: the problem.
         mode: "forward"; "backward": the gradients alone, with the forward pass outside the interval; "both".
-        device: as PyTorch names it.
         plan: how often it is timed.
         gate: False leaves the check out, for a caller that has just done it on the same problem.
 
@@ -117,7 +252,7 @@ def _timed(
     device: str,
     plan: TimingPlan | None,
 ) -> tuple[Timing, int | None]:
-    import torch  # noqa: PLC0415
+    import torch
 
     q, k, v = attention_inputs(shape, dtype, device, requires_grad=mode != "forward")
     call = _call(kernel, q, k, v, causal, mode)
@@ -137,7 +272,7 @@ def _call(
     kernel: AttentionKernel, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, mode: Mode
 ) -> Callable[[], object]:
     """What is timed."""
-    import torch  # noqa: PLC0415
+    import torch
 
     if mode == "forward":
         return lambda: kernel.run(q, k, v, causal)
@@ -151,3 +286,56 @@ def _call(
 
 def _first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [""])[0][:300]
+
+
+# --- A cell of the attention workload --------------------------------------------------------------------------------
+
+
+_SECOND_NS = 1e9
+
+
+def run_cell(cell: AttentionCell, plan: Plan, setting: Setting) -> dict[str, Any]:
+    """The record of a cell, as the measurements file holds it.
+
+    On a GPU calls are issued back to back, for a kernel is judged by its own time: there is no latency that a caller
+    would see, and so no throughput.
+
+    Raises:
+        UsageError: there is no such kernel.
+    """
+    if cell.kernel not in KERNELS:
+        raise UsageError(f"{cell.kernel!r} is no attention kernel; known are {', '.join(KERNELS)}")
+    shape = AttentionShape(cell.batch, cell.heads, cell.seq_len, cell.head_dim)
+    timing_plan = TimingPlan(
+        fewest=plan.least,
+        most=plan.most,
+        precision=plan.precision,
+        confidence=plan.confidence,
+        budget_s=plan.most_ns / _SECOND_NS,
+        warmup_s=plan.warmup_ns / _SECOND_NS,
+        flush_l2=plan.flush_l2,
+    )
+    found = measure(
+        KERNELS[cell.kernel], shape, cell.dtype,
+        causal=cell.causal, mode=cell.mode, device=setting.device, plan=timing_plan,  # type: ignore[arg-type, unused-ignore]
+    )  # fmt: skip
+    details = {"check": asdict(found.check) if found.check is not None else None}
+    if found.timing is None:
+        return {"status": found.status, "reason": found.reason, "details": details}
+    timing = found.timing
+    spread, on_gpu = asdict(timing.summary), timing.clock == "cuda-event"
+    flops = int(found.flops)
+    return {
+        "status": "measured",
+        "launch": timing.launch,
+        "unit": "sequence",
+        "items": cell.batch,
+        "latency_ns": None if on_gpu else spread,
+        "gpu_ns": spread if on_gpu else None,
+        "throughput_per_s": None if on_gpu else cell.batch * _SECOND_NS / timing.summary.median,
+        "work": {"macs": flops // 2, "flops": flops},
+        "peak_allocated_bytes": found.peak_memory_bytes,
+        "drift": asdict(timing.drift) if timing.drift else None,
+        "details": {**details, "warmup_calls": timing.warmup_calls, "flushed_l2": timing.flushed_l2},
+        "samples": {"gpu_ns" if on_gpu else "wall_ns": list(timing.samples_ns)},
+    }

@@ -1,4 +1,4 @@
-"""What is computed: the size of an attention problem, the work that it is by convention, and its inputs.
+"""What is computed (an attention problem, its inputs, its float64 reference), and the gate that a kernel must pass.
 
     out = softmax(q kᵀ · scale + mask) v        q, k, v: [batch, heads, seq_len, head_dim], scale = head_dim^−½
 
@@ -14,9 +14,12 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from warplens.errors import UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import torch
 
-__all__ = ["DTYPES", "HEAD_DIMS", "MODES", "AttentionShape", "Mode", "attention_flops", "attention_inputs"]
+    from warplens.workloads.attention.registry import AttentionKernel
+
 
 Mode = Literal["forward", "backward", "both"]
 MODES: Final[tuple[Mode, ...]] = ("forward", "backward", "both")
@@ -74,7 +77,7 @@ def attention_flops(shape: AttentionShape, *, causal: bool, mode: Mode) -> float
 
 def torch_dtype(name: str) -> Any:
     """The torch dtype of this name (one of `DTYPES`)."""
-    import torch  # noqa: PLC0415
+    import torch
 
     if name not in DTYPES:
         message = f"attention dtype {name!r} is not one of {', '.join(DTYPES)}"
@@ -86,7 +89,7 @@ def attention_inputs(
     shape: AttentionShape, dtype: str, device: str, *, seed: int = 0, requires_grad: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Queries, keys and values: standard normal, drawn in fp32 from a seeded generator, then rounded to `dtype`."""
-    import torch  # noqa: PLC0415
+    import torch
 
     generator = torch.Generator(device=device).manual_seed(seed)
     size = (shape.batch, shape.heads, shape.seq_len, shape.head_dim)
@@ -96,3 +99,228 @@ def attention_inputs(
         return numbers.to(torch_dtype(dtype)).requires_grad_(requires_grad)
 
     return draw(), draw(), draw()
+
+
+# --- The slow, obvious reference: attention and its gradients in float64, a block of query rows at a time ------------
+
+
+#: Query rows at a time: bounds the float64 scores of one block to 8 · 512 · seq_len bytes per head.
+_ROWS: Final = 512
+
+
+@dataclass(frozen=True)
+class Reference:
+    """Output and, if asked for, gradients; float64, [heads, seq_len, head_dim].
+
+    Attributes:
+        out: softmax(q kᵀ · scale + mask) v.
+        d_q, d_k, d_v: gradients of Σ out ∘ d_out; None without `d_out`.
+    """
+
+    out: torch.Tensor
+    d_q: torch.Tensor | None = None
+    d_k: torch.Tensor | None = None
+    d_v: torch.Tensor | None = None
+
+
+def reference(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool, scale: float, d_out: torch.Tensor | None = None
+) -> Reference:
+    """Attention of [heads, seq_len, head_dim] inputs by the formulas, in float64 on the inputs' device.
+
+    The gradients are the derivatives written out (dS = P ∘ (dP − rowsum(P ∘ dP))), not another framework's.
+    """
+    import torch
+
+    q, k, v = q.detach().double(), k.detach().double(), v.detach().double()
+    seq_len = q.shape[1]
+    out = torch.empty_like(q)
+    d_q, d_k, d_v = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
+    columns = torch.arange(seq_len, device=q.device)
+    for first in range(0, seq_len, _ROWS):
+        rows = slice(first, min(first + _ROWS, seq_len))
+        scores = q[:, rows] @ k.transpose(1, 2) * scale
+        if causal:
+            scores.masked_fill_(columns[None, :] > columns[rows, None], float("-inf"))
+        p = torch.softmax(scores, dim=-1)
+        out[:, rows] = p @ v
+        if d_out is not None:
+            d_o = d_out[:, rows].detach().double()
+            d_v += p.transpose(1, 2) @ d_o
+            d_p = d_o @ v.transpose(1, 2)
+            d_s = p * (d_p - (p * d_p).sum(-1, keepdim=True)) * scale
+            d_q[:, rows] = d_s @ k
+            d_k += d_s.transpose(1, 2) @ q[:, rows]
+    return Reference(out, d_q, d_k, d_v) if d_out is not None else Reference(out)
+
+
+# --- The gate before every timing ------------------------------------------------------------------------------------
+
+
+#: How many times the trusted implementation's error is accepted; see the module's text.
+ALLOWED_RATIO: Final = 2.0
+
+#: Relative error that is always accepted: where the trusted implementation happens to come closer than the format's
+#: rounding, a kernel need not. A quarter of the spacing of numbers near one (2^-10, 2^-7), which is about the mean
+#: rounding error; for fp32 what three TF32 products reach.
+ERROR_FLOORS: Final = {"float16": 2.0**-12, "bfloat16": 2.0**-9, "float32": 4e-6}
+
+
+@dataclass(frozen=True)
+class TensorError:
+    """How far one tensor is from float64.
+
+    Attributes:
+        tensor: "out", "d_q", "d_k" or "d_v".
+        relative_norm: ‖tensor − reference‖ / ‖reference‖ (Frobenius).
+        max_abs: largest deviation of an element.
+        trusted_norm, trusted_max_abs: the same of the trusted implementation.
+        finite: no NaN and no infinity anywhere in the full tensor.
+        passed: finite, and near enough.
+    """
+
+    tensor: str
+    relative_norm: float
+    max_abs: float
+    trusted_norm: float
+    trusted_max_abs: float
+    finite: bool
+    passed: bool
+
+
+@dataclass(frozen=True)
+class Check:
+    """Outcome of the gate.
+
+    Attributes:
+        passed: every tensor passed.
+        errors: one entry per compared tensor.
+        heads: how many of the batch · heads were compared.
+        reference_device: where float64 was computed.
+    """
+
+    passed: bool
+    errors: tuple[TensorError, ...]
+    heads: int
+    reference_device: str
+
+    @property
+    def summary(self) -> str:
+        """One line: the worst tensor and its error."""
+        worst = max(
+            self.errors, key=lambda error: (not error.finite, error.relative_norm / (error.trusted_norm or 1e-300))
+        )
+        text = f"{worst.tensor} ‖error‖ {worst.relative_norm:.2e} (trusted {worst.trusted_norm:.2e})"
+        return text if worst.finite else f"{worst.tensor} holds NaN or infinity"
+
+
+def check(
+    kernel: AttentionKernel,
+    shape: AttentionShape,
+    dtype: str,
+    *,
+    causal: bool,
+    mode: Mode = "both",
+    device: str = "cuda",
+    reference_device: str | None = None,
+    seed: int = 1,
+) -> Check:
+    """Runs the kernel on fresh random inputs and compares it with float64.
+
+    Args:
+        kernel: what to check.
+        shape: full size of the problem.
+        dtype: one of `DTYPES`.
+        causal: with a causal mask.
+        mode: "forward" leaves the gradients out.
+        device: where the kernel runs.
+        reference_device: where float64 is computed; None: same device.
+        seed: of the inputs; the gate and the timing use different ones.
+    """
+    import torch
+
+    gradients = mode != "forward"
+    inputs = attention_inputs(shape, dtype, device, seed=seed, requires_grad=gradients)
+    generator = torch.Generator(device=device).manual_seed(seed + 1)
+    size = inputs[0].shape
+    d_out = torch.randn(size, generator=generator, device=device).to(torch_dtype(dtype)) if gradients else None
+    _poison(size, torch_dtype(dtype), device)
+    results = _run(kernel.run, inputs, causal, d_out)
+    finite = [bool(torch.isfinite(tensor).all()) for tensor in results]
+
+    picked = sorted({0, shape.batch * shape.heads - 1})
+    few = [_heads(tensor, picked) for tensor in inputs]
+    few_d_out = _heads(d_out, picked) if d_out is not None else None
+    exact_device = reference_device or device
+    exact = reference(
+        *(tensor.to(exact_device) for tensor in few),
+        causal=causal,
+        scale=shape.scale,
+        d_out=few_d_out.to(exact_device) if few_d_out is not None else None,
+    )
+    exact_tensors = [tensor for tensor in (exact.out, exact.d_q, exact.d_k, exact.d_v) if tensor is not None]
+    trusted = _trusted(few, causal, few_d_out)
+    errors = tuple(
+        _compare(name, _heads(tensor, picked), close, target, is_finite, ERROR_FLOORS[dtype])
+        for name, tensor, close, target, is_finite in zip(
+            ("out", "d_q", "d_k", "d_v"), results, trusted, exact_tensors, finite, strict=False
+        )
+    )
+    return Check(all(error.passed for error in errors), errors, len(picked), exact_device)
+
+
+def _heads(tensor: torch.Tensor, picked: list[int]) -> torch.Tensor:
+    """These heads of a [batch, heads, seq_len, head_dim] tensor, as [heads, seq_len, head_dim]."""
+    return tensor.detach().reshape(-1, *tensor.shape[-2:])[picked]
+
+
+def _run(run: object, inputs: Sequence[torch.Tensor], causal: bool, d_out: torch.Tensor | None) -> list[torch.Tensor]:
+    """Output and, with `d_out`, the three gradients."""
+    import torch
+
+    assert callable(run)
+    out = run(*inputs, causal)
+    if d_out is None:
+        return [out]
+    return [out.detach(), *torch.autograd.grad(out, list(inputs), d_out)]
+
+
+def _trusted(few: list[torch.Tensor], causal: bool, d_out: torch.Tensor | None) -> list[torch.Tensor]:
+    """The formula as plain torch operators on the compared heads; every intermediate has the inputs' format."""
+    import torch
+
+    leaves = [tensor.clone().requires_grad_(d_out is not None) for tensor in few]
+
+    def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_causal: bool) -> torch.Tensor:
+        scores = q @ k.transpose(1, 2) * q.shape[-1] ** -0.5
+        if is_causal:
+            hidden = torch.ones(scores.shape[1:], dtype=torch.bool, device=scores.device).triu(1)
+            scores = scores.masked_fill(hidden, float("-inf"))
+        return torch.softmax(scores, dim=-1) @ v
+
+    return _run(run, leaves, causal, d_out)
+
+
+def _poison(size: torch.Size, dtype: torch.dtype, device: str) -> None:
+    """Leaves NaN in the allocator's free blocks, so that an element nobody writes does not look right by luck."""
+    import torch
+
+    blocks = [torch.full(size, float("nan"), dtype=dtype, device=device) for _ in range(4)]
+    del blocks
+
+
+def _compare(
+    name: str, tensor: torch.Tensor, trusted: torch.Tensor, exact: torch.Tensor, finite: bool, floor: float
+) -> TensorError:
+    # The gradients of a single token's scores are zero: then the error is measured against numbers of size one.
+    scale = float(exact.norm()) or math.sqrt(exact.numel())
+
+    def deviation(candidate: torch.Tensor) -> tuple[float, float]:
+        difference = candidate.to(exact.device).double() - exact
+        return float(difference.norm()) / scale, float(difference.abs().max())
+
+    norm, largest = deviation(tensor)
+    trusted_norm, trusted_largest = deviation(trusted)
+    # A comparison with NaN is false, so a NaN can never pass.
+    passed = finite and norm <= max(ALLOWED_RATIO * trusted_norm, floor)
+    return TensorError(name, norm, largest, trusted_norm, trusted_largest, finite, passed)

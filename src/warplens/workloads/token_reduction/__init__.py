@@ -11,7 +11,8 @@
 | `dynamicvit` | before the block | what a small learned network scores highest (DynamicViT, Rao et al. 2021) |
 | `ats` | inside attention, on the queries | a data-dependent sample (ATS, Fayyaz et al. 2022) |
 
-Lives here: `base` (the interface), `schedule` (token counts that follow from shares; free of PyTorch) and one method a
-module; of the fused ones, `fused` launches `fused_kernel`, which alone imports Triton. A new method
-becomes a subclass of `base.Reduction`, a line in `making`, and its name in `settings.METHODS`.
+`choosing` (the interface, token counts that follow from shares, methods that keep or drop), `methods` (those that
+sample, merge or learn; every method by name); of the fused ones, `fused` launches `fused_kernel`, which alone imports
+Triton. A new method becomes a subclass of `choosing.Reduction`, a line in `methods.reductions`, and its name in
+`settings.METHODS`.
 """

@@ -1,21 +1,173 @@
-"""Methods that keep some tokens and drop or fuse the rest: TopK, EViT, and a random choice as their control."""
+"""What token reduction is: its interface, how many tokens are left where, and the methods that drop tokens."""
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from warplens.workloads.token_reduction.base import (
-    Attended,
-    Reduction,
-    TokenState,
-    class_attention,
-    gathered,
-    with_class_token,
-)
-from warplens.workloads.token_reduction.schedule import tokens_kept
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
-__all__ = ["EViT", "RandomChoice", "TopK"]
+
+class Attended(NamedTuple):
+    """What an attention computed, for methods that decide by it.
+
+    Attributes:
+        weights: [batch, heads, queries, tokens]; with fused attention the class token's row alone, or None.
+        keys: [batch, heads, tokens, d_head].
+        values: the same shape.
+    """
+
+    weights: Tensor | None
+    keys: Tensor
+    values: Tensor
+
+
+@dataclass
+class TokenState:
+    """What the methods remember of the tokens from block to block, within one pass.
+
+    Attributes:
+        patches: patch tokens that the image began with.
+        sizes: how many patches each token stands for, [batch, tokens]; None while every one is its own.
+        valid: which tokens are no padding, [batch, tokens]; None while all are.
+        kept: at each location, which patch tokens went on, padded with −1; for visualisations.
+        policy: in DynamicViT's training, which tokens are still there, 1 or 0, [batch, tokens]; None while all are.
+    """
+
+    patches: int
+    sizes: Tensor | None = None
+    valid: Tensor | None = None
+    kept: list[Tensor] = field(default_factory=list)
+    policy: Tensor | None = None
+
+
+class Reduction(nn.Module):
+    """A method at one location. A subclass names the place where it acts, and overrides the function of that place.
+
+    Attributes:
+        place: `before` the block, on the `queries` of its attention, or `between` attention and MLP.
+        needs_weights: whether the attention must be written out, for the method decides by attention weights.
+    """
+
+    place: Literal["before", "queries", "between"] = "between"
+    needs_weights = False
+
+    def before_block(self, x: Tensor, state: TokenState) -> Tensor:
+        """Tokens [batch, tokens, width] as they come from the block before → those that enter this one."""
+        raise NotImplementedError
+
+    def queries(self, attended: Attended, state: TokenState) -> Tensor:
+        """Indices [batch, rows] of the tokens whose attention goes on. May set `state.valid`."""
+        raise NotImplementedError
+
+    def between(self, x: Tensor, attended: Attended, state: TokenState) -> Tensor:
+        """Tokens after attention and residual [batch, tokens, width] → those that enter the MLP."""
+        raise NotImplementedError
+
+    def macs(self, tokens: int) -> int:
+        """Multiply-accumulates of the method itself for one image with so many tokens, the class token counted."""
+        return 0
+
+
+def gathered(x: Tensor, indices: Tensor) -> Tensor:
+    """Rows of X [batch, tokens, width] at indices [batch, rows] → [batch, rows, width]."""
+    return x.gather(1, indices.unsqueeze(-1).expand(-1, -1, x.shape[-1]))
+
+
+def class_attention(attended: Attended) -> Tensor:
+    """What the class token attends to, as the mean over heads: [batch, patch tokens]."""
+    if attended.weights is None:
+        raise ValueError("the method decides by attention weights, which fused attention does not give")
+    return attended.weights[:, :, 0, 1:].mean(dim=1)
+
+
+def with_class_token(x: Tensor, patches: Tensor) -> Tensor:
+    """The class token of X in front of other patch tokens."""
+    return torch.cat((x[:, :1], patches), dim=1)
+
+
+# --- How many tokens are left where: what follows from shares alone. Free of PyTorch ---------------------------------
+
+
+#: 0.1 · 20 must be 2 tokens, also where binary fractions make it 2.0000000000000004.
+_ROUNDING: Final = 1e-9
+
+
+@dataclass(frozen=True)
+class BlockTokens:
+    """Tokens in one block, the class token counted, and the padding that every image of a batch carries.
+
+    Attributes:
+        entering: have keys and values in the attention.
+        asking: have queries there whose results are used.
+        leaving: go through the MLP, and on to the next block.
+        reduction_macs: multiply-accumulates of the reduction itself, for one image.
+    """
+
+    entering: int
+    asking: int
+    leaving: int
+    reduction_macs: int = 0
+
+
+def tokens_kept(tokens: int, share: float) -> int:
+    """⌈share · tokens⌉, at least one: patch tokens left of those that there are now."""
+    return max(1, math.ceil(share * tokens - _ROUNDING))
+
+
+def topk_chain(patches: int, shares: Sequence[float]) -> list[int]:
+    """Patch tokens after each location; each share is of what the one before left: 196 → 20 → 2 → 1 for 0.1."""
+    chain = []
+    for share in shares:
+        patches = tokens_kept(patches, share)
+        chain.append(patches)
+    return chain
+
+
+def compounded_chain(patches: int, shares: Sequence[float]) -> list[int]:
+    """Patch tokens after each location, each ⌊patches · product of the shares so far⌋, as DynamicViT counts."""
+    chain, share_left = [], 1.0
+    for share in shares:
+        share_left *= share
+        chain.append(max(1, math.floor(patches * share_left + _ROUNDING)))
+    return chain
+
+
+def most_merges(tokens: int) -> int:
+    """Tokens that one bipartite matching can merge away, the class token counted and protected: half of the others."""
+    return (tokens - 1) // 2
+
+
+def merges(patches: int, shares: Sequence[float]) -> list[int]:
+    """Tokens to merge away at each location, as many as TopK would drop there. More than half will not be possible."""
+    return [before - after for before, after in pairwise([patches, *topk_chain(patches, shares)])]
+
+
+def official_merges(r: int | tuple[int, float] | Sequence[int], blocks: int) -> list[int]:
+    """ToMe's own ways to say how many tokens each block merges away.
+
+    Args:
+        r: the same number everywhere; or (number, inflection), with inflection −1 for most merging in the first blocks,
+            0 for even, 1 for most in the last, on average the number; or a list, padded with zeros.
+        blocks: blocks of the model.
+    """
+    if isinstance(r, int):
+        return [r] * blocks
+    if isinstance(r, tuple):
+        average, inflection = r
+        first = int(average * (1 - inflection))
+        rise = (2 * average - 2 * first) / (blocks - 1)
+        return [int(first + rise * block) for block in range(blocks)]
+    return (list(r) + [0] * blocks)[:blocks]
+
+
+# --- Methods that keep some tokens and drop or fuse the rest: TopK, EViT, and a random choice as their control -------
 
 
 class TopK(Reduction):

@@ -1,6 +1,6 @@
 """TopK and EViT as one kernel: the remedy where a reduction costs more in launches than it saves in arithmetic.
 
-Imports Triton if it is there: `making` loads this module only for a method that needs it.
+Imports Triton if it is there: `methods` loads this module only for a method that needs it.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from warplens.errors import UsageError
-from warplens.workloads.token_reduction.base import Attended, Reduction, TokenState
-from warplens.workloads.token_reduction.schedule import tokens_kept
+from warplens.workloads.token_reduction.choosing import Attended, Reduction, TokenState, tokens_kept
 
 kernel: Any
 try:
@@ -21,7 +20,6 @@ try:
 except ImportError:
     kernel = None
 
-__all__ = ["FusedEViT", "FusedTopK", "Tiles", "launch_constants", "select_tokens", "tiles_for"]
 
 #: Elements of a row that are copied at a time; a program's tile is so many columns of `Tiles.tokens` rows.
 _COLUMNS: Final = 1024

@@ -15,8 +15,6 @@ from typing import Final
 import triton
 import triton.language as tl
 
-__all__ = ["INTERPRETED", "select_tokens_kernel"]
-
 #: Whether the kernel runs in Triton's interpreter, on the CPU; Triton decides when the kernel is defined.
 INTERPRETED: Final = os.environ.get("TRITON_INTERPRET") == "1"
 
@@ -34,11 +32,6 @@ def _scores(weights, head_stride, token_stride, patches, inside, HEADS: tl.const
     Bit for bit what `weights[:, :, 0, 1:].mean(dim=1)` gives on a GPU: PyTorch's reduction keeps four running sums in
     fp32, adds them up in their order, multiplies by 1 / heads, and rounds to the format of the weights. Another order
     would now and then give another last bit, and with it another choice.
-
-    Args:
-        weights: the class token's row of the first head.
-        patches: numbers of the patch tokens, from 0.
-        inside: which of them there are.
     """
     offsets = (patches + 1) * token_stride
     a = _of_head(weights, 0, head_stride, offsets, inside, BITS)

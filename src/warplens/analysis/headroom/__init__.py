@@ -1,0 +1,15 @@
+"""The headroom: one budget from the measured step down to what the machine needs for the same mathematics.
+
+measured → without idle time → every kernel at its practical roof → without avoidable work → in the precision that the
+hardware is made for → the limit. `work` says what each piece had to do, `shapes` reads its sizes, `levels` holds it
+against the roofs (`warplens.analysis.roofs`), `budget` sums up. A new source of work goes into `work`, a new kind of
+avoidable work into `levels.LOSSES`.
+"""
+
+from __future__ import annotations
+
+from warplens.analysis.headroom.budget import GROUPS, PARTS, STEPS_DOWN, Headroom, headrooms
+from warplens.analysis.headroom.levels import LOSSES, loss_column
+from warplens.analysis.headroom.work import KNOWN
+
+__all__ = ["GROUPS", "KNOWN", "LOSSES", "PARTS", "STEPS_DOWN", "Headroom", "headrooms", "loss_column"]

@@ -1,0 +1,316 @@
+"""The headroom of one device: from the measured step down to what the machine needs, in parts that add up exactly."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import polars as pl
+
+from warplens.analysis.headroom.groups import groups_of, kernels_of_program
+from warplens.analysis.headroom.levels import LOSSES, PRODUCTS, loss_column
+from warplens.analysis.headroom.rates import Rates, rates_of
+from warplens.analysis.headroom.work import KNOWN, pieces_of
+from warplens.analysis.roofs import roofs_of
+from warplens.analysis.timebudget import time_budgets
+from warplens.profile.columns import column, table
+from warplens.profile.schema import Column
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from warplens.analysis.roofs import Roofs
+    from warplens.analysis.timebudget import TimeBudget
+    from warplens.analysis.timeline import Timeline
+    from warplens.analysis.window import Window
+    from warplens.profile.counters import KernelCounters
+
+#: The steps down, in order; `limit` is what is left.
+STEPS_DOWN: Final = ("idle", "roof", "avoidable", "precision", "limit")
+
+PARTS: Final = table(
+    "headroom",
+    "What goes away at one step down from the measured step to the limit, or is left at the limit, of one GPU. "
+    "`warplens headroom`; in its JSON and CSV a column `device` stands before these.",
+    Column("level", pl.String, "step down: `idle`, `roof`, `avoidable`, `precision`; `limit` for what is left",
+           title="Step down"),
+    "part time_ns",
+    Column("step_ns", pl.Int64, "of one step; the parts of a GPU sum to the measured step exactly", title="Per step"),
+    "share",
+    Column("how", pl.String, "`measured`, or `modelled`: work over practical roofs"),
+    Column("confidence", pl.String, "`high`, `medium` or `low`", title="Sure"),
+    Column("owners", pl.List(pl.String()), "operators or kernels that own most of it", title="Mostly"),
+    part="idle cause, kernel category, or kind of avoidable work (see [headroom](../explanation/headroom.md))",
+    time_ns="of the window; the parts of a GPU sum to the measured time exactly",
+    share="share of the measured time",
+)  # fmt: skip
+
+GROUPS: Final = table(
+    "headroom groups",
+    "Equal work of one GPU: calls of one operator with the same shapes, or launches of one kernel. "
+    "`data.devices[].groups.rows` of `warplens headroom`; times are of the window.",
+    column("name").but(help="operator or kernel"),
+    "category",
+    Column("kernel", pl.String, "its longest kernel", kind="kernel"),
+    "input_shapes",
+    Column("dtype", pl.String, "format of the operands; null where it is not known", title="Format"),
+    "tensor_cores phase",
+    Column("owner", pl.String, "module, annotation or operator that most of it comes from", kind="name"),
+    Column("line", pl.String, "Python function and line that most of it comes from; null where none was recorded"),
+    "calls kernels flops bytes",
+    Column("measured_ns", pl.Int64, "time that it owns, each instant counted once"),
+    Column("theoretical_ns", pl.Int64, "at the data sheet's peaks, at most as measured; null where work is not known",
+           title="Data sheet"),
+    Column("roof_ns", pl.Int64, "at the practical roof of such work", title="At roof"),
+    Column("limit_ns", pl.Int64, "without what is avoidable, in the format that the tensor cores are made for"),
+    *(Column(loss_column(loss), pl.Int64, help_) for loss, help_ in LOSSES.items()),
+    Column("roof_share", pl.Float64, "`roof_ns` over `measured_ns`", title="Of measured"),
+    Column("lacks", pl.String, "why it is above its roof; null where it is near it", title="What it lacks"),
+    Column("known", pl.String, f"how its work is known: {', '.join(f'`{source}`' for source in KNOWN)}"),
+    flops="operations of all calls; null where not known",
+    bytes="bytes that all calls have to move at least; null where not known",
+)  # fmt: skip
+
+#: At which step down each loss goes away.
+_STEP_OF: Final = {"roof": "roof", "precision": "precision"}
+#: How sure the avoidable parts are: what runs twice is seen to; what a fusion saves rests on neighbourhood alone.
+_CONFIDENCE: Final = {
+    "recomputation": "high", "unfused-attention": "medium", "explicit-mask": "low", "conversion": "medium",
+    "fusion": "low",
+    "small-work": "low", "precision": "medium",
+}  # fmt: skip
+_NEARLY_ALL: Final = 0.9
+_MOST: Final = 0.5
+#: Owners that a part names.
+_OWNERS: Final = 3
+#: The part of the limit about which no model says anything.
+NO_MODEL: Final = "no model: taken as it is"
+COMMUNICATION: Final = "exposed-communication"
+LINKS: Final = "exposed-copies"
+
+
+@dataclass(frozen=True, eq=False)
+class Headroom:
+    """The headroom of one device over one window.
+
+    Attributes:
+        device: CUDA ordinal.
+        window: what was measured.
+        steps: steps in the window; 0 where none were found, and a "step" then is the window.
+        duration_ns: measured time of the window; the parts sum to it.
+        parts: `PARTS`, from the top down.
+        groups: `GROUPS`, those that could give most first.
+        known_share: share of the busy time whose work (FLOPs, bytes) is known; None without busy time.
+        product_known_share: the same of products' time; None without products.
+        flops: operations of products, convolutions and attention as run; `model_flops` without what is run again.
+        roofs: what kernels were held against; None where nothing is known of the GPU.
+        rates: what the window got through, and the floor that its weights set.
+    """
+
+    device: int
+    window: Window
+    steps: int
+    duration_ns: int
+    parts: pl.DataFrame
+    groups: pl.DataFrame
+    known_share: float | None
+    product_known_share: float | None
+    flops: int
+    model_flops: int
+    roofs: Roofs | None
+    rates: Rates
+
+    def after(self, step: str) -> int:
+        """Time of the window that is left after a step down (one of `STEPS_DOWN`, or `measured`)."""
+        if step == "measured":
+            return self.duration_ns
+        gone = STEPS_DOWN[: STEPS_DOWN.index(step) + 1]
+        removed = self.parts.filter(pl.col("level").is_in(gone) & (pl.col("level") != "limit"))
+        return self.duration_ns - int(removed["time_ns"].sum())
+
+    def per_step(self, time_ns: int) -> int:
+        """Of one step, to the nanosecond."""
+        return round(time_ns / max(1, self.steps))
+
+    @property
+    def to_roof_share(self) -> float | None:
+        """Share of the measured time that is above the practical roof of the very kernels that run, idle included."""
+        return 1 - self.after("roof") / self.duration_ns if self.duration_ns else None
+
+    @property
+    def peak_flops_per_s(self) -> float | None:
+        """The peak that utilisation is of: dense products in the format that the tensor cores are made for."""
+        if self.roofs is None:
+            return None
+        return self.roofs.peaks.flops_per_s.get(self.roofs.narrow or "fp32")
+
+    @property
+    def hfu(self) -> float | None:
+        """Hardware FLOPs utilisation: operations run ÷ (time × peak); None where no product's work is known."""
+        return self._utilisation(self.flops)
+
+    @property
+    def mfu(self) -> float | None:
+        """Model FLOPs utilisation: the same without operations that were run a second time (PaLM, appendix B)."""
+        return self._utilisation(self.model_flops)
+
+    def _utilisation(self, flops: int) -> float | None:
+        peak = self.peak_flops_per_s
+        if not peak or not self.product_known_share or not self.duration_ns:
+            return None
+        return flops / (self.duration_ns / 1e9) / peak
+
+
+def headrooms(
+    timeline: Timeline,
+    window: Window,
+    *,
+    budgets: Sequence[TimeBudget] | None = None,
+    program: Timeline | None = None,
+    counters: KernelCounters | None = None,
+) -> tuple[Headroom, ...]:
+    """One headroom for each device that did any work in the window.
+
+    Args:
+        timeline: the profile, read with launch configurations.
+        window: what to measure.
+        budgets: `time_budgets` of the window, where they are at hand.
+        program: a trace of the same program with shapes, whose equal kernels tell the work of this profile's.
+        counters: hardware counters of the same program, whose measurements replace models.
+    """
+    told = None if program is None else kernels_of_program(program)
+    budgets = time_budgets(timeline, window) if budgets is None else budgets
+    return tuple(_headroom(timeline, window, budget, told, counters) for budget in budgets)
+
+
+def _headroom(
+    timeline: Timeline,
+    window: Window,
+    budget: TimeBudget,
+    told: pl.DataFrame | None,
+    counters: KernelCounters | None,
+) -> Headroom:
+    device = timeline.trace.capture.device(budget.device)
+    roofs = roofs_of(device)
+    pieces = pieces_of(timeline, budget)
+    steps = len(window.steps)
+    held = groups_of(
+        timeline, pieces.filter(~pl.col("link")), roofs, device, steps=steps, told=told, counters=counters
+    ).sort(pl.col("measured_ns") - pl.col("limit_ns"), "measured_ns", "name", descending=[True, True, False])
+    parts = _parts([*_idle(timeline, budget, pieces), *_losses(held), *_limit(held)], budget.duration_ns, steps)
+    products = held.filter(pl.col("category").is_in(PRODUCTS))
+    flops, again = (int(products[name].sum()) for name in ("flops", "flops_again"))
+    groups = GROUPS.conform(held)
+    return Headroom(
+        device=budget.device,
+        window=window,
+        steps=steps,
+        duration_ns=budget.duration_ns,
+        parts=parts,
+        groups=groups,
+        known_share=_share(groups, pl.col("known") != "none"),
+        product_known_share=_share(products, pl.col("flops") > 0),
+        flops=flops,
+        model_flops=flops - again,
+        roofs=roofs,
+        rates=rates_of(timeline, window, groups, roofs),
+    )
+
+
+def _share(table: pl.DataFrame, condition: pl.Expr) -> float | None:
+    whole = int(table["measured_ns"].sum())
+    return int(table.filter(condition)["measured_ns"].sum()) / whole if whole else None
+
+
+# --- Parts -----------------------------------------------------------------------------------------------------------
+
+Part = dict[str, Any]
+
+
+def _part(level: str, part: str, time_ns: int, how: str, confidence: str, owners: list[str]) -> Part:
+    return {
+        "level": level, "part": part, "time_ns": time_ns, "how": how, "confidence": confidence, "owners": owners,
+    }  # fmt: skip
+
+
+def _idle(timeline: Timeline, budget: TimeBudget, pieces: pl.DataFrame) -> Iterator[Part]:
+    """Idle time by cause, and what else keeps the device from computing: links that nothing hides.
+
+    A pause belongs to the part of the program that issued the work which ends it.
+    """
+    ended_by = timeline.work_on(budget.device)["start_ns"].search_sorted(budget.gaps.gaps.ends)
+    mine = np.flatnonzero((timeline.work["device"] == budget.device).to_numpy())
+    work = pl.DataFrame({"work": np.r_[mine, -1][np.minimum(ended_by.to_numpy(), len(mine))]})
+    issuers = work.join(pieces.select("work", "owner"), on="work", how="left", maintain_order="left")["owner"]
+    for cause, spent in budget.gaps.parts.items():
+        if whole := int(spent.sum()):
+            paused = pl.DataFrame({"name": issuers, "time_ns": spent}).filter(pl.col("name").is_not_null())
+            yield _part("idle", cause, whole, "measured", "high" if cause != "unknown" else "low",
+                        _owners(paused.filter(pl.col("time_ns") > 0), "time_ns"))  # fmt: skip
+    exposed = pieces.filter("link")
+    for name, rows in (
+        (COMMUNICATION, exposed.filter(pl.col("kind") == "kernel")),
+        (LINKS, exposed.filter(pl.col("kind") != "kernel")),
+    ):
+        if rows.height:
+            yield _part("idle", name, int(rows["owned_ns"].sum()), "measured", "high", _owners(rows, "owned_ns"))
+
+
+def _losses(table: pl.DataFrame) -> Iterator[Part]:
+    for loss in LOSSES:
+        column = loss_column(loss)
+        lost = table.filter(pl.col(column) > 0)
+        if loss in _STEP_OF:
+            for (category,), rows in lost.group_by("category", maintain_order=True):
+                yield _part(
+                    _STEP_OF[loss], str(category), int(rows[column].sum()), "modelled",
+                    _CONFIDENCE.get(loss) or _sureness(rows, column), _owners(rows, column),
+                )  # fmt: skip
+        elif lost.height:
+            owners = _owners(lost, column)
+            yield _part("avoidable", loss, int(lost[column].sum()), "modelled", _CONFIDENCE[loss], owners)
+
+
+def _sureness(rows: pl.DataFrame, column: str) -> str:
+    """High where shapes or counters tell nearly all of it, medium where they or another trace tell most."""
+    whole = max(1, int(rows[column].sum()))
+    surely, told = (
+        int(rows.filter(pl.col("known").is_in(sources))[column].sum()) / whole
+        for sources in (["counters", "shapes"], ["counters", "shapes", "trace"])
+    )
+    return "high" if surely > _NEARLY_ALL else "medium" if told > _MOST else "low"
+
+
+def _limit(table: pl.DataFrame) -> Iterator[Part]:
+    left = table.filter(pl.col("limit_ns") > 0)
+    known = left.filter(pl.col("known") != "none")
+    for (category,), rows in known.group_by("category", maintain_order=True):
+        yield _part("limit", str(category), int(rows["limit_ns"].sum()), "modelled", _sureness(rows, "limit_ns"),
+                    _owners(rows, "limit_ns"))  # fmt: skip
+    rest = left.filter(pl.col("known") == "none")
+    if rest.height:
+        yield _part("limit", NO_MODEL, int(rest["limit_ns"].sum()), "measured", "high", _owners(rest, "limit_ns"))
+
+
+def _owners(rows: pl.DataFrame, column: str) -> list[str]:
+    names = rows.group_by("name").agg(pl.col(column).sum()).sort(column, "name", descending=[True, False])
+    return names["name"].head(_OWNERS).to_list()
+
+
+def _parts(parts: list[Part], duration: int, steps: int) -> pl.DataFrame:
+    """The parts in order, with their share and what they are of one step.
+
+    Steps share the window's nanoseconds out so that the rounded parts still sum to the rounded step.
+    """
+    order = {level: place for place, level in enumerate(STEPS_DOWN)}
+    ranked = sorted(parts, key=lambda part: (order[part["level"]], -part["time_ns"], part["part"]))
+    reached, cuts = 0, [0]
+    for part in ranked:
+        reached += part["time_ns"]
+        cuts.append(round(reached / max(1, steps)))
+    rows: list[Mapping[str, Any]] = [
+        {**part, "step_ns": end - begin, "share": part["time_ns"] / duration if duration else 0.0}
+        for part, begin, end in zip(ranked, cuts, cuts[1:], strict=False)
+    ]
+    return pl.DataFrame(rows, schema=PARTS.schema)

@@ -1,0 +1,188 @@
+"""Equal work in one row, with the levels that it goes down: by shapes, by counters, by names, or by another trace."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import polars as pl
+
+from warplens.analysis.headroom.counted import kernels_counted, with_counters
+from warplens.analysis.headroom.equal import KERNEL, words_of
+from warplens.analysis.headroom.levels import LOSSES, Grounds, loss_column, with_chains
+from warplens.analysis.headroom.work import by_names, by_shapes, pieces_of
+from warplens.analysis.roofs import roofs_of
+from warplens.analysis.timebudget import time_budgets
+from warplens.profile.schema import name_categories
+
+if TYPE_CHECKING:
+    from warplens.analysis.roofs import Roofs
+    from warplens.analysis.timeline import Timeline
+    from warplens.profile import Device
+    from warplens.profile.counters import KernelCounters
+
+#: What makes work equal.
+_EQUAL: Final = (
+    "name", "category", "shapes", "types", "dtype", "tensor_cores", "flops", "flops_full", "bytes", "phase",
+    "recomputed", "known", "misaligned", "nchw", "apart",
+)  # fmt: skip
+
+#: What is left of a group after each loss, the measured time first.
+_LEFT: Final = tuple(f"left_{place}" for place in range(len(LOSSES) + 1))
+
+
+def groups_of(
+    timeline: Timeline,
+    pieces: pl.DataFrame,
+    roofs: Roofs | None,
+    device: Device | None,
+    *,
+    steps: int = 0,
+    told: pl.DataFrame | None = None,
+    counters: KernelCounters | None = None,
+) -> pl.DataFrame:
+    """The groups of these pieces with all columns of `budget.GROUPS`, and `flops_again`, those run a second time.
+
+    Args:
+        timeline: the profile.
+        pieces: what `work.pieces_of` found, without what links bound.
+        roofs: of the GPU; None where nothing is known of it.
+        device: the GPU.
+        steps: in the window.
+        told: what kernels of the same program had to do (`kernels_of_program`); None for nothing.
+        counters: of the same program; None for none.
+    """
+    pieces = _described(timeline, pieces, counters)
+    if told is None:
+        return _finished(_grouped(pieces, roofs, device, steps)[1])
+    joined = pieces.join(told, on=KERNEL, how="left", maintain_order="left", nulls_equal=True)
+    is_told = pl.col("per_left_0").is_not_null() & ~pl.col("known").is_in(["counters", "shapes"])
+    own = _grouped(joined.filter(~is_told).select(pieces.columns), roofs, device, steps)[1]
+    return _finished(pl.concat([own, _told(joined.filter(is_told))], how="diagonal_relaxed"))
+
+
+def kernels_of_program(timeline: Timeline) -> pl.DataFrame:
+    """What each kernel of a trace with shapes had to do: means over its launches in the steady steps.
+
+    One row a kernel, grid and block, over all GPUs.
+    """
+    window, found = timeline.window(), []
+    for budget in time_budgets(timeline, window):
+        device = timeline.trace.capture.device(budget.device)
+        pieces = _described(timeline, pieces_of(timeline, budget).filter(~pl.col("link")))
+        members, groups = _grouped(pieces, roofs_of(device), device, len(window.steps))
+        found.append(
+            members.filter(pl.col("kind") == "kernel").join(groups.filter("modelled"), on="group", suffix="_of_group")
+        )
+    held = pl.concat(found)
+    part, longest = pl.col("owned_ns") / pl.col("owned_ns_of_group"), pl.col("owned_ns").arg_max()
+    return held.group_by(KERNEL).agg(
+        *((pl.col(name) * part).sum().truediv(pl.len()).alias(f"per_{name}") for name in (*_LEFT, "theoretical_ns")),
+        *((pl.col(name) * pl.col("calls")).sum().truediv(pl.len()).alias(f"per_{name}") for name in ("flops", "bytes")),
+        (pl.col("flops") * pl.col("calls")).filter("recomputed").sum().truediv(pl.len()).alias("per_flops_again"),
+        pl.col("calls").sum().truediv(pl.len()).alias("per_calls"),
+        *(pl.col(name).get(longest).alias(f"told_{name}") for name in ("name", "category", "shapes", "dtype", "lacks")),
+    )  # fmt: skip
+
+
+# --- Pieces ----------------------------------------------------------------------------------------------------------
+
+
+def _described(timeline: Timeline, pieces: pl.DataFrame, counters: KernelCounters | None = None) -> pl.DataFrame:
+    """The pieces with their work, as far as this profile and its counters tell it."""
+    texts = name_categories(timeline.trace.kernels["full_name"])
+    words = pl.Series("words", [words_of(text) for text in texts], dtype=pl.String)
+    pieces = by_names(timeline, by_shapes(timeline, pieces)).with_columns(words.gather(pieces["code"]))
+    if counters is not None:
+        pieces = with_counters(pieces, kernels_counted(counters))
+    # Kernels of one operator differ in their names, and with them in what their names tell.
+    modelled = pl.col("known") == "shapes"
+    told = [pl.when(modelled).then(pl.col(name).any().over("op")).otherwise(name).alias(name)
+            for name in ("misaligned", "nchw")]  # fmt: skip
+    return with_chains(pieces).with_columns(*told, pl.when(~modelled).then("blocks").alias("apart"))
+
+
+# --- Groups ----------------------------------------------------------------------------------------------------------
+
+
+def _grouped(
+    pieces: pl.DataFrame, roofs: Roofs | None, device: Device | None, steps: int
+) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """The pieces with the number of their group (`group`), and the groups with what is left on each level."""
+    main = pl.col("owned_ns").arg_max()
+    groups = (
+        pieces.group_by(*_EQUAL, maintain_order=True)
+        .agg(
+            pl.col("owned_ns", "calls").sum(),
+            pl.col("calls").filter("spared").sum().alias("spared_calls"),
+            pl.len().alias("kernels"),
+            pl.col("duration_ns").median().alias("median_ns"),
+            *(pl.col(name).get(main) for name in ("kernel", "blocks", "elements")),
+            pl.col("owner", "line").drop_nulls().mode().sort().first(),
+        )
+        .with_row_index("group")
+    )
+    members = pieces.join(groups.select("group", *_EQUAL), on=_EQUAL, how="left", maintain_order="left",
+                          nulls_equal=True)  # fmt: skip
+    grounds = Grounds(roofs, groups, device.sm_count if device is not None else None, steps)
+    levels = [grounds.levels(row) for row in groups.iter_rows(named=True)]
+    return members, groups.with_columns(
+        *(pl.Series(name, [level.remaining[place] for level in levels], dtype=pl.Int64)
+          for place, name in enumerate(_LEFT)),
+        pl.Series("theoretical_ns", [level.theoretical_ns for level in levels], dtype=pl.Float64),
+        pl.Series("lacks", [level.lacks for level in levels], dtype=pl.String),
+        pl.Series("modelled", [level.modelled for level in levels], dtype=pl.Boolean),
+        (pl.col("flops", "bytes") * pl.col("calls")).name.suffix("_of_all"),
+        (pl.col("flops") * pl.col("calls") * pl.col("recomputed")).alias("flops_again"),
+    )  # fmt: skip
+
+
+def _told(pieces: pl.DataFrame) -> pl.DataFrame:
+    """Groups of pieces whose kernels another trace tells the work of.
+
+    Launches of one kernel may have differed in their work, which only their sum tells: its levels, at most its time,
+    are shared out by time.
+    """
+    launches = pl.col("owned_ns") / pl.col("duration_ns")
+    pieces = pieces.with_columns(
+        (pl.col("owned_ns") * (pl.col(f"per_{name}") * launches.sum() / pl.col("owned_ns").sum()).clip(0, 1))
+        .over(KERNEL)
+        .alias(name)
+        for name in _LEFT[1:]
+    )
+    main = pl.col("owned_ns").arg_max()
+    names = {f"told_{name}": name for name in ("name", "category", "shapes", "dtype")}
+    return (
+        pieces.group_by(*names, "kernel", "phase", maintain_order=True)
+        .agg(
+            pl.col("owned_ns").sum(),
+            pl.col("owned_ns").sum().alias(_LEFT[0]),
+            *(pl.col(name).sum().round().cast(pl.Int64) for name in _LEFT[1:]),
+            pl.len().alias("kernels"),
+            *(pl.col(f"per_{name}").sum().alias(f"{name}_of_all") for name in ("flops", "bytes")),
+            *(pl.col(f"per_{name}").sum().alias(name) for name in ("flops_again", "calls", "theoretical_ns")),
+            pl.col("told_lacks").get(main).alias("lacks"),
+            pl.col("tensor_cores").get(main),
+            pl.col("owner", "line").drop_nulls().mode().sort().first(),
+        )
+        .rename(names)
+        .with_columns(pl.lit("trace").alias("known"), pl.lit(value=True).alias("modelled"))
+    )
+
+
+def _finished(groups: pl.DataFrame) -> pl.DataFrame:
+    """The columns of `budget.GROUPS` from those of the analysis."""
+    return groups.with_columns(
+        pl.col("shapes").alias("input_shapes"),
+        pl.col("owned_ns").alias("measured_ns"),
+        *(pl.col(f"{name}_of_all").round().cast(pl.Int64).alias(name) for name in ("flops", "bytes")),
+        pl.col("calls").round(),
+        pl.col("flops_again").fill_null(0).round().cast(pl.Int64),
+        pl.col("theoretical_ns").round().cast(pl.Int64),
+        pl.col(_LEFT[1]).alias("roof_ns"),
+        pl.col(_LEFT[-1]).alias("limit_ns"),
+        *((pl.col(before) - pl.col(after)).alias(loss_column(loss))
+          for loss, before, after in zip(LOSSES, _LEFT[:-1], _LEFT[1:], strict=True)),
+        (pl.col(_LEFT[1]) / pl.col("owned_ns")).alias("roof_share"),
+        # A group whose bytes are known, but no roof to hold them against, is taken as it is.
+        pl.when("modelled").then("known").otherwise(pl.lit("none")).alias("known"),
+    )  # fmt: skip

@@ -1,0 +1,300 @@
+"""What each piece of a device's busy time had to do: floating-point operations and bytes, and how that is known.
+
+Four sources, the surest first: hardware counters of the same kernels, the shapes that operators recorded, a trace of
+the same program, and what kernel names and launch configurations imply. What none of them tells stays unknown.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from warplens.analysis.categories import classify_names
+from warplens.analysis.headroom.shapes import bytes_of_all, largest_tensor
+from warplens.analysis.operators.places import module_name
+from warplens.analysis.operators.program import LEVELS, levels_of_work
+from warplens.analysis.phases import phase_of_work
+from warplens.analysis.trees import NO_RANGE
+from warplens.analysis.work.catalogue import count_work, operator_work
+from warplens.profile.schema import name_categories
+
+if TYPE_CHECKING:
+    from warplens.analysis.timebudget import TimeBudget
+    from warplens.analysis.timeline import Timeline
+
+Int64s = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+#: How the work of a piece is known.
+KNOWN: Final = ("counters", "shapes", "trace", "names", "none")
+
+#: Families of `warplens.analysis.work` → categories of kernels.
+_CATEGORY_OF: Final = {"copy": "copy-cast"}
+
+#: Copies between host and device, and between GPUs, are bound by links: they are hidden, not sped up.
+ON_DEVICE: Final = ("device-to-device",)
+
+_DTYPES: Final = {
+    "c10::Half": "fp16", "c10::BFloat16": "bf16", "float": "fp32", "double": "fp64", "c10::Float8_e4m3fn": "fp8",
+}  # fmt: skip
+
+
+def pieces_of(timeline: Timeline, budget: TimeBudget) -> pl.DataFrame:
+    """The work of one device that owns time of a budget, in order of begin, with what its launch and its name tell.
+
+    Columns: `work` (row of `Timeline.work`), `kind`, `row`, `owned_ns`, `duration_ns`, `category`, `precision`,
+    `tensor_cores`, `name`, `full_name` (physical code), `blocks`, `threads`, `link` (bound by a link, or exposed
+    communication), `op` (the operator whose model counts it), `phase`, `recomputed`, `owner`, `line`.
+    """
+    timeline_rows = np.flatnonzero((timeline.work["device"] == budget.device).to_numpy())
+    mine = np.flatnonzero(budget.owned_ns > 0)
+    rows = timeline_rows[mine]
+    work = timeline.work[rows]
+    pieces = work.select(
+        pl.Series("work", rows), pl.col("kind").cast(pl.String), "row", "stream",
+        pl.Series("owned_ns", budget.owned_ns[mine]),
+        (pl.col("end_ns") - pl.col("start_ns")).alias("duration_ns"), "start_ns",
+    )  # fmt: skip
+    pieces = pieces.join(_told_by_names(timeline), on=["kind", "row"], how="left", maintain_order="left")
+    levels = levels_of_work(timeline, timeline.places)
+    return pieces.with_columns(
+        pl.col("link").fill_null(value=False),
+        phase_of_work(timeline).gather(rows).cast(pl.String),
+        pl.Series("recomputed", recomputed(timeline)[rows]),
+        pl.Series("owner", _owners(timeline, levels.level[rows], levels.row[rows]), dtype=pl.String),
+        pl.Series("line", _lines(timeline, timeline.places.function[rows]), dtype=pl.String),
+    )
+
+
+def _told_by_names(timeline: Timeline) -> pl.DataFrame:
+    """What names and tables tell of each kernel, copy, fill and graph."""
+    trace = timeline.trace
+    kernels = trace.kernels
+    threads = pl.col("block_x").cast(pl.Int64) * pl.col("block_y") * pl.col("block_z")
+    blocks = pl.col("grid_x").cast(pl.Int64) * pl.col("grid_y") * pl.col("grid_z")
+    of_kernels = kernels.select(
+        pl.lit("kernel").alias("kind"), pl.int_range(pl.len(), dtype=pl.Int64).alias("row"),
+        pl.col("name").cast(pl.String), pl.col("full_name").to_physical().cast(pl.Int64).alias("code"),
+        blocks.alias("blocks"), threads.alias("threads"), pl.lit(None, dtype=pl.Int64).alias("moved"),
+    ).with_columns(
+        classify_names(kernels).select(
+            pl.col("category").cast(pl.String), pl.col("precision").cast(pl.String), "tensor_cores"
+        ).get_columns()
+    ).with_columns((pl.col("category") == "communication").alias("link"))  # fmt: skip
+    of_copies = trace.copies.select(
+        pl.lit("copy").alias("kind"), pl.int_range(pl.len(), dtype=pl.Int64).alias("row"),
+        pl.format("copy {}", pl.col("direction").cast(pl.String)).alias("name"),
+        # Read and written.
+        pl.col("bytes").mul(2).alias("moved"), pl.lit("copy-cast").alias("category"),
+        (~pl.col("direction").cast(pl.String).is_in(ON_DEVICE)).alias("link"),
+    )  # fmt: skip
+    of_fills = trace.memsets.select(
+        pl.lit("memset").alias("kind"), pl.int_range(pl.len(), dtype=pl.Int64).alias("row"),
+        pl.lit("memset").alias("name"), pl.col("bytes").alias("moved"), pl.lit("elementwise").alias("category"),
+        pl.lit(value=False).alias("link"),
+    )  # fmt: skip
+    of_graphs = trace.graph_launches.select(
+        pl.lit("graph").alias("kind"), pl.int_range(pl.len(), dtype=pl.Int64).alias("row"),
+        pl.lit("inside CUDA graphs").alias("name"), pl.lit("other").alias("category"),
+        pl.lit(value=False).alias("link"),
+    )  # fmt: skip
+    return pl.concat([of_kernels, of_copies, of_fills, of_graphs], how="diagonal")
+
+
+#: Where more of the backward pass than this runs with gradients enabled, gradients of gradients are wanted.
+_MOST_RECOMPUTED: Final = 0.6
+
+
+def recomputed(timeline: Timeline) -> Bools:
+    """Which rows of `Timeline.work` do forward work again inside the backward pass (activation checkpointing).
+
+    The backward pass computes without gradients; an operator in it that bears a number of the autograd graph without
+    being a node of it runs a piece of the forward pass again.
+    """
+    nothing = np.zeros(timeline.work.height, dtype=np.bool_)
+    if not timeline.has_operators:
+        return nothing
+    links, tree = timeline.autograd, timeline.operators
+    numbered = timeline.trace.operators.filter((pl.col("sequence") >= 0) & (pl.col("forward_thread").fill_null(0) == 0))
+    roots = np.zeros(len(links.in_backward), dtype=np.int64)
+    roots[numbered["range"].to_numpy()] = 1
+    again = tree.forest.outermost_match(roots * links.in_backward) > 0
+    operator, spent = timeline.places.operator, timeline.places.duration_ns
+    found: Bools = np.r_[again, False][operator]
+    backward = int(spent[np.r_[links.in_backward, False][operator]].sum())
+    return found if int(spent[found].sum()) <= _MOST_RECOMPUTED * backward else nothing
+
+
+def _owners(timeline: Timeline, level: Int64s, row: Int64s) -> list[str | None]:
+    """The finest part of the program that each piece is known to come from: module, annotation or operator."""
+    modules, ranges = timeline.trace.python_functions["name"], timeline.trace.ranges["name"]
+    texts: list[str | None] = [None] * len(row)
+    for place in np.flatnonzero(row != NO_RANGE).tolist():
+        names = modules if LEVELS[level[place]] == "module" else ranges
+        text = str(names[int(row[place])])
+        texts[place] = module_name(text) or text
+    return texts
+
+
+def _lines(timeline: Timeline, row: Int64s) -> list[str | None]:
+    names = timeline.trace.python_functions["name"]
+    return [None if place == NO_RANGE else str(names[int(place)]) for place in row.tolist()]
+
+
+# --- Shapes ----------------------------------------------------------------------------------------------------------
+
+#: What a piece is modelled by: pieces of the same key had the same work to do.
+_KEY: Final = (
+    "name", "category", "shapes", "types", "dtype", "tensor_cores", "flops", "bytes", "phase", "recomputed", "known",
+)  # fmt: skip
+
+
+def by_shapes(timeline: Timeline, pieces: pl.DataFrame) -> pl.DataFrame:
+    """The pieces with the work of the operator that launched them, where its shapes tell it.
+
+    Adds `op` (the operator that the work is counted at, or -1), `calls` (which part of one call of it the piece is),
+    and `family`, `op_name`, `shapes`, `types`, `flops`, `bytes`, `elements`, `dtype`, `known`; null where not known.
+    """
+    counting = count_work(timeline)
+    all_rows = timeline.work.select(
+        pl.Series("op", counting.counted_at), (pl.col("end_ns") - pl.col("start_ns")).alias("whole_ns")
+    )
+    whole = all_rows.filter(pl.col("op") != NO_RANGE).group_by("op").agg(pl.col("whole_ns").sum())
+    modelled = operator_work(timeline, timeline.window("all")).operators
+    ranges = timeline.trace.ranges
+    operators = (
+        modelled.select(
+            pl.col("range").alias("op"), pl.col("name").alias("op_name"), pl.col("family").cast(pl.String),
+            pl.col("input_shapes").alias("shapes"), pl.col("input_types").alias("types"), "flops", "flops_full",
+            "bytes", pl.col("precision").alias("op_precision"), pl.col("tensor_cores").alias("op_tensor_cores"),
+        ).join(whole, on="op")
+    )  # fmt: skip
+    pieces = pieces.with_columns(
+        pl.Series("op", counting.counted_at[pieces["work"].to_numpy()]),
+        pl.Series("launcher", counting.launcher[pieces["work"].to_numpy()]),
+    ).join(operators, on="op", how="left", maintain_order="left")
+    launcher = pl.Series(pieces["launcher"].to_numpy()).replace(NO_RANGE, None)
+    recorded = timeline.trace.operators.select(
+        pl.col("range").alias("launcher"), pl.col("input_shapes").cast(pl.String).alias("own_shapes"),
+        pl.col("input_types").cast(pl.String).alias("own_types"),
+    )  # fmt: skip
+    pieces = pieces.join(recorded, on="launcher", how="left", maintain_order="left").with_columns(
+        ranges["name"].gather(launcher).cast(pl.String).alias("launched_by")
+    )
+    return _generated(pieces).with_columns(
+        (pl.col("owned_ns") / pl.coalesce("whole_ns", "duration_ns")).alias("calls"),
+        pl.when(pl.col("family").is_not_null() & pl.col("bytes").is_not_null())
+        .then(pl.lit("shapes"))
+        .when(pl.col("moved").is_not_null())
+        .then(pl.lit("names"))
+        .otherwise(pl.lit("none"))
+        .alias("known"),
+        pl.coalesce("bytes", "moved").alias("bytes"),
+        pl.coalesce(pl.col("family").replace(_CATEGORY_OF), "category").alias("category"),
+        pl.coalesce("op_precision", "precision", _first_type()).alias("dtype"),
+        pl.coalesce("op_tensor_cores", "tensor_cores").alias("tensor_cores"),
+        pl.coalesce("op_name", "launched_by", "name").alias("name"),
+        pl.col("name").alias("kernel"),
+        pl.col("shapes").map_elements(largest_tensor, return_dtype=pl.Int64).alias("elements"),
+    )
+
+
+def _first_type() -> pl.Expr:
+    return (
+        pl.coalesce("types", "own_types").str.extract(r'^\["([^"]*)"')
+        .replace_strict(_DTYPES, default=None, return_dtype=pl.String)
+    )  # fmt: skip
+
+
+def _generated(pieces: pl.DataFrame) -> pl.DataFrame:
+    """Work of generated kernels: their arguments are inputs and outputs, each moved once."""
+    is_generated = pl.col("family").is_null() & pl.col("launched_by").str.contains(r"^triton_(poi|red|per)_")
+    generated = pieces.filter(is_generated).select("own_shapes", "own_types").unique()
+    moved = [bytes_of_all(*row) for row in generated.iter_rows()]
+    table = generated.with_columns(pl.Series("generated_bytes", moved, dtype=pl.Int64), own_bool=pl.lit(value=True))
+    joined = pieces.join(table, on=["own_shapes", "own_types"], how="left", maintain_order="left", nulls_equal=True)
+    found = is_generated & pl.col("generated_bytes").is_not_null()
+    return joined.with_columns(
+        pl.when(found).then("category").otherwise("family").alias("family"),
+        pl.when(found).then("own_shapes").otherwise("shapes").alias("shapes"),
+        pl.when(found).then("own_types").otherwise("types").alias("types"),
+        pl.when(found).then(0).otherwise("flops").alias("flops"),
+        pl.when(found).then("generated_bytes").otherwise("bytes").alias("bytes"),
+    ).drop("generated_bytes", "own_bool")  # fmt: skip
+
+
+# --- Names and launch configurations ---------------------------------------------------------------------------------
+
+#: PyTorch's elementwise kernels say how many tensors they touch and how many elements a thread takes.
+_VECTORIZED: Final = r"vectorized_elementwise_kernel<(?:\(int\))?(\d+)"
+_UNROLLED: Final = r"unrolled_elementwise_kernel<"
+_PLAIN: Final = r"[: ]elementwise_kernel<(?:\(int\))?\d+, (?:\(int\))?(\d+)"
+_OPERANDS: Final = r"(?:std::array|at::detail::Array)<char ?\*, (?:\(\w+(?: \w+)?\)|\(int\))?(\d+)"
+_CHUNK: Final = 65_536  # elements of a block of PyTorch's multi_tensor_apply
+_LISTS: Final = r"TensorListMetadata<(?:\(int\))?(\d+)>"
+_ITEM: Final = {"fp64": 8, "fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "int8": 1}
+
+
+def by_names(timeline: Timeline, pieces: pl.DataFrame) -> pl.DataFrame:
+    """The pieces whose work is still unknown, with what kernel names and grids imply of it.
+
+    Elementwise kernels take a known number of elements a thread; kernels on lists of tensors a chunk a block.
+    """
+    names = name_categories(timeline.trace.kernels["full_name"])
+    wide = bool(names.str.contains(r"vectorized_elementwise_kernel<(?:\(int\))?(8|16)").any())
+    each = (
+        pl.when(pl.col("text").str.contains(_UNROLLED)).then(4)
+        # Since PyTorch 2.7 a thread takes eight elements, before that four; only the newer one has vectors of eight.
+        .when(pl.col("text").str.contains(_VECTORIZED)).then(8 if wide else 4)
+        .otherwise(pl.col("text").str.extract(_PLAIN).cast(pl.Int64))
+    )  # fmt: skip
+    # The two-operand form is the least that a plain kernel has, whose name does not tell.
+    operands = pl.coalesce(pl.col("text").str.extract(_OPERANDS).cast(pl.Int64), pl.lit(2))
+    told = pl.DataFrame({"text": names}).with_row_index("code").select(
+        pl.col("code").cast(pl.Int64), each.alias("each"), operands.alias("operands"),
+        pl.when(pl.col("text").str.contains("multi_tensor_apply_kernel"))
+        .then(pl.col("text").str.extract(_LISTS).cast(pl.Int64)).alias("lists"),
+        pl.col("text").str.contains("FusedAdam").alias("adam"),
+        pl.col("text").str.contains(r"(?i)align[12]([^0-9]|$)").alias("misaligned"),
+        (pl.col("text").str.contains("(?i)nchw") & ~pl.col("text").str.contains("(?i)nhwc")).alias("nchw"),
+    )  # fmt: skip
+    joined = pieces.join(told, on="code", how="left", maintain_order="left")
+    size = pl.col("precision").replace_strict(_ITEM, default=None, return_dtype=pl.Int64)
+    elements = pl.col("blocks") * pl.col("threads") * pl.col("each")
+    # A fused Adam reads gradients, and reads and writes parameters and both moments: seven passes.
+    passes = pl.when("adam").then(7).otherwise(pl.col("lists"))
+    implied = pl.coalesce(elements * size * pl.col("operands"), pl.col("blocks") * _CHUNK * size * passes)
+    unknown = (pl.col("known") == "none") & (pl.col("category") != "communication")
+    pieces = joined.with_columns(
+        pl.when(unknown).then(implied).otherwise("bytes").alias("bytes"),
+        pl.when(unknown).then(elements).otherwise("elements").alias("elements"),
+        pl.when(unknown & implied.is_not_null()).then(pl.lit("names")).otherwise("known").alias("known"),
+        pl.when(unknown & implied.is_not_null()).then(0).otherwise("flops").alias("flops"),
+    )
+    return _by_rows(pieces, size)
+
+
+#: Kernels that take a row a block: softmax and norms, whose rows are no narrower than this.
+_ROW_WISE: Final = ("softmax", "normalization")
+_LEAST_WIDTH: Final = 32
+
+
+def _by_rows(pieces: pl.DataFrame, size: pl.Expr) -> pl.DataFrame:
+    """Row-wise kernels of unknown width pass over what the kernel before them wrote, if that is whole rows.
+
+    Forward they read and write it, backward they read two tensors and write one.
+    """
+    before = pl.col("elements").shift(1).over("stream")
+    width = before // pl.col("blocks")
+    fits = (before % pl.col("blocks") == 0) & (width >= _LEAST_WIDTH)
+    found = (pl.col("known") == "none") & pl.col("category").is_in(_ROW_WISE) & fits & size.is_not_null()
+    passes = pl.when(pl.col("kernel").str.contains("(?i)backward|grad")).then(3).otherwise(2)
+    return pieces.sort("stream", "start_ns", maintain_order=True).with_columns(
+        pl.when(found).then(passes * before * size).otherwise("bytes").alias("bytes"),
+        pl.when(found).then(before).otherwise("elements").alias("elements"),
+        pl.when(found).then(0).otherwise("flops").alias("flops"),
+        pl.when(found).then(pl.lit("names")).otherwise("known").alias("known"),
+    )

@@ -1,0 +1,153 @@
+"""Repetition in a sequence of launches: its period, whether repetitions are steps or parts of one, and how sure it is.
+
+Without annotated ranges a program's steps show only in what repeats. Layers repeat, too. What tells the two apart is
+where the program pauses: a step ends where the host reads back, waits, or prepares the next input, so that the pauses
+between steps stand out from those inside. Where nothing stands out, a repetition is called a guess.
+"""
+
+from __future__ import annotations
+
+from math import comb
+
+import numpy as np
+import numpy.typing as npt
+
+Int64s = npt.NDArray[np.int64]
+
+#: Fewer repetitions than this are no evidence of a loop.
+MIN_REPEATS = 3
+#: How many launches must agree for two places of the sequence to be candidates for the same point of a step.
+_ANCHOR_LENGTH = 8
+#: Candidate periods that are tried; each costs one pass over the sequence.
+_MAX_CANDIDATES = 64
+
+#: Pauses after a step stand out if most of them exceed nearly all others. The shares leave room for the interruptions
+#: that any host has, and for a step that happens to follow at once.
+_STANDING_OUT_SHARE = 0.75
+_OTHERS_QUANTILE = 0.98
+#: …and if they are this much longer than most others, not merely the upper end of the same noise.
+_STANDING_OUT_FACTOR = 1.5
+#: A rhythm that random pauses would show more often than this is none.
+_BY_CHANCE = 1e-4
+#: Pauses this much longer than the others are of another kind (a read-back, an input pipeline), and need fewer turns.
+_FAR_FACTOR = 5.0
+_FAR_BY_CHANCE = 0.005
+#: Fewer launches than this say nothing about the structure of a step.
+_LEAST_STRUCTURE = 20
+#: Repetitions beyond this many are not searched for a coarser rhythm: a pass for each possible length costs too much.
+_MAX_REPEATS = 4000
+
+
+def longest_repetition(codes: Int64s) -> tuple[int, int, int]:
+    """Period, begin and stop of the longest stretch in which the sequence repeats itself; (0, 0, 0) for none.
+
+    A layer repeats, too, but only within one step: its stretch ends where the layers do. The step's own period explains
+    the longest stretch, and among periods that explain (nearly) the same stretch the shortest is taken.
+    """
+    best = (0, 0, 0)
+    best_length = 0
+    for period in _candidate_periods(codes):
+        begin, stop = _longest_run(codes[period:] == codes[:-period])
+        length = stop - begin + period if stop > begin else 0
+        # Multiples of a period explain as much as the period itself, less one period at the most.
+        if length > best_length + period:
+            best, best_length = (period, begin, begin + length), length
+    return best
+
+
+def repetitions_per_step(pauses: Int64s) -> tuple[int, int]:
+    """How many repetitions make a step, and how many precede the first whole step, from the pauses between them.
+
+    Rhythms may be nested (layer, micro-batch, step): the coarsest that stands out counts.
+
+    Args:
+        pauses: before each repetition but the first, in any unit of time.
+
+    Returns:
+        (1, 0) where no coarser rhythm stands out: a repetition is a step then, or nothing tells.
+    """
+    length, before = 1, 0
+    while True:
+        parts, first = _coarser(pauses[before + length - 1 :: length] if before + length <= len(pauses) else pauses[:0])
+        if parts == 1:
+            return length, before
+        length, before = length * parts, before + length * first
+
+
+def _coarser(pauses: Int64s) -> tuple[int, int]:
+    """The shortest rhythm whose pauses stand out: its length, and what precedes its first whole turn."""
+    count = len(pauses)
+    lengths = range(2, min(count + 1, _MAX_REPEATS) // MIN_REPEATS + 1)
+    for length in lengths:
+        whole = count // length
+        table = pauses[: whole * length].reshape(whole, length)
+        column = int(np.argmax(np.median(table, axis=0)))
+        # That the longest pauses lie in one column could be chance: of all ways to choose them, `length` are columns.
+        by_chance = len(lengths) * length / comb(whole * length, whole)
+        marked, others = table[:, column], np.delete(table, column, axis=1).ravel()
+        far = float(np.median(marked)) > _FAR_FACTOR * max(float(np.quantile(others, 0.9)), 1.0)
+        if by_chance < (_FAR_BY_CHANCE if far else _BY_CHANCE) and stand_out(marked, others):
+            return length, (column + 1) % length
+    return 1, 0
+
+
+def is_structured(codes: Int64s, period: int) -> bool:
+    """Whether one turn looks like a step: parts that repeat inside it (layers), and parts that it has once.
+
+    A layer has no layers inside. Few launches can look like anything.
+    """
+    _, counts = np.unique(codes[:period], return_counts=True)
+    return period >= _LEAST_STRUCTURE and bool(counts.max() >= MIN_REPEATS) and bool((counts == 1).any())
+
+
+def stand_out(pauses: Int64s, others: Int64s) -> bool:
+    """Whether these pauses are longer than the others by more than chance."""
+    if not len(others):
+        return False
+    limit = float(np.quantile(others, _OTHERS_QUANTILE))
+    usual = max(float(np.quantile(others, 0.9)), 1.0)
+    exceeding = float(np.mean(pauses > limit))
+    return exceeding >= _STANDING_OUT_SHARE and float(np.median(pauses)) > _STANDING_OUT_FACTOR * usual
+
+
+def _candidate_periods(codes: Int64s) -> list[int]:
+    """Distances between places of the sequence that look alike, shortest first."""
+    count = len(codes)
+    length = min(_ANCHOR_LENGTH, max(1, count // (2 * MIN_REPEATS)))
+    periods: set[int] = set()
+    windows = np.lib.stride_tricks.sliding_window_view(codes, length)
+    # Anchors spread over the sequence: the end (steady state) first, then places before it.
+    for anchor in np.unique(np.linspace(len(windows) // 2, len(windows) - 1, 8).astype(np.int64)):
+        same = np.flatnonzero((windows == windows[anchor]).all(axis=1))
+        distances = np.unique(np.abs(same[same != anchor] - anchor))
+        periods.update(int(d) for d in distances[: _MAX_CANDIDATES // 4])
+    # Rarely repeated launches (the loss, the optimizer) give the step's own period among few distances.
+    periods.update(_distances_of_rarest(codes))
+    usable = sorted(period for period in periods if 0 < period <= count // 2)
+    return usable if len(usable) <= 4 * _MAX_CANDIDATES else usable[:: len(usable) // (4 * _MAX_CANDIDATES) + 1]
+
+
+def _distances_of_rarest(codes: Int64s) -> set[int]:
+    """Distances between repetitions of the launches that repeat least often, once or twice a step."""
+    _, inverse, counts = np.unique(codes, return_inverse=True, return_counts=True)
+    order = np.argsort(counts, kind="stable")
+    repeated = order[counts[order] >= MIN_REPEATS][: _MAX_CANDIDATES // 4]
+    distances: set[int] = set()
+    for value in repeated.tolist():
+        places = np.flatnonzero(inverse.reshape(-1) == value)
+        gaps = np.diff(places)
+        common, frequency = np.unique(gaps, return_counts=True)
+        distances.update(common[np.argsort(-frequency, kind="stable")[:2]].tolist())
+        pairs = np.unique(places[2:] - places[:-2])
+        distances.update(pairs[:2].tolist())
+    return distances
+
+
+def _longest_run(equal: npt.NDArray[np.bool_]) -> tuple[int, int]:
+    """Begin and stop of the longest run of true."""
+    edges = np.flatnonzero(np.diff(np.r_[False, equal, False].astype(np.int8)))
+    if not len(edges):
+        return 0, 0
+    begins, stops = edges[::2], edges[1::2]
+    longest = int(np.argmax(stops - begins))
+    return int(begins[longest]), int(stops[longest])

@@ -1,0 +1,312 @@
+"""Practical roofs: how long well-shaped work of a kind takes on a GPU, beside what the data sheet promises.
+
+A data sheet's peaks are reached by nothing. What a kernel can be held against is the time that the best kernels of its
+kind take for as much work of about this shape:
+
+    time = max(FLOPs / practical FLOP rate, bytes / practical bandwidth), and never less than the shortest kernel
+
+Rates come from a table measured on a GPU of that name (`warplens/data/roofs`, made by `benchmarks.roofs.measure`): the
+well-shaped entries that are nearest in size, so that small work has a lower roof. For any other GPU they are the data
+sheet's peaks times the stated factors of `STATED`, which that table gives for the H200.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from dataclasses import dataclass, field
+from functools import cache, cached_property
+from importlib.resources import files
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Final
+
+from warplens.profile.peaks import Peaks, peaks_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from warplens.profile import Device
+
+#: Formats that tensor cores multiply; the first one that a GPU has is what its products are made for.
+NARROW: Final = ("bf16", "fp16")
+
+#: Shares of the data sheet's peak that well-shaped kernels reach at large sizes, where no table was measured.
+STATED: Final = {
+    "gemm": 0.75,  # large products by cuBLAS: 0.7–0.8 at the clock that the power limit leaves
+    "vector": 0.80,  # fp32 products on the vector units
+    "convolution": 0.60,
+    "attention": 0.50,  # fused attention, forward, head size 64–128
+    "attention-backward": 0.40,
+    "mask": 0.6,  # of fused attention's rate, where it reads a mask: cuDNN's and PyTorch's reach 0.54–0.64 on an H200
+    "memory": 0.88,  # one long pass over memory
+    "rows": 0.75,  # norms, softmax, reductions
+    "index": 0.50,  # gather and scatter
+    "optimizer": 0.80,
+}
+
+#: No kernel takes less: CUPTI shows 0.75–0.93 µs for the smallest ones on an H200.
+SHORTEST_NS: Final = 900.0
+#: Time that a kernel takes on top of size ÷ rate where only a rate is known: filling and draining the GPU.
+_RAMP_NS: Final = 2_000.0
+
+#: Entries whose rate is taken together: the nearest in size.
+_NEIGHBOURS: Final = 3
+
+#: Kinds of the table by family of work.
+_MEMORY_KINDS: Final = {
+    "normalization": "norm",
+    "softmax": "softmax",
+    "reduction": "reduction",
+    "optimizer": "optimizer",
+    "gather-scatter": "index",
+    "elementwise": "elementwise",
+    "copy": "elementwise",
+}
+
+
+@dataclass(frozen=True)
+class Task:
+    """One piece of work that a kernel, or the kernels of one operator, had to do.
+
+    Attributes:
+        family: kind of work, as `warplens.analysis.work` names families.
+        flops, bytes: the least that it takes; 0 for what does not count, None for what is not known.
+        dtype: format of the operands (`bf16`, `tf32`, `fp32`, …); None where it is not known.
+        tensor_cores: whether tensor cores multiply.
+        backward: whether it computes gradients (attention and convolution differ there).
+        sizes: what is known of the shape: `m`, `n`, `k`, `b` of products; `s`, `d`, `causal` of attention; `in`, `out`,
+            `side`, `kernel`, `groups`, `b` of convolutions; `mask` where attention reads one.
+    """
+
+    family: str
+    flops: float | None
+    bytes: float | None
+    dtype: str | None = None
+    tensor_cores: bool | None = None
+    backward: bool = False
+    sizes: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class Roofs:
+    """The roofs of one GPU.
+
+    Attributes:
+        gpu: its name.
+        peaks: the theoretical ones.
+        table: measured entries; empty where none were measured on a GPU of that name.
+        source: one sentence for people on where the practical roofs come from.
+    """
+
+    gpu: str
+    peaks: Peaks
+    table: tuple[Mapping[str, Any], ...]
+    source: str
+
+    @property
+    def measured(self) -> bool:
+        """Whether practical roofs were measured on such a GPU."""
+        return bool(self.table)
+
+    @cached_property
+    def narrow(self) -> str | None:
+        """The 16-bit format that the GPU's tensor cores are made for; None where it has none."""
+        return next((name for name in NARROW if name in self.peaks.flops_per_s), None)
+
+    def time_ns(self, task: Task) -> float | None:
+        """The time of this work at its practical roof, for its own size; None where neither side is known."""
+        times = [self._compute_ns(task, large=False), self._memory_ns(task, large=False)]
+        known = [time for time in times if time is not None]
+        return max(*known, SHORTEST_NS) if known else None
+
+    def large_ns(self, task: Task) -> float | None:
+        """Its time if it were part of larger work of its kind: no ramp, no kernel that is too small for the GPU."""
+        times = [self._compute_ns(task, large=True), self._memory_ns(task, large=True)]
+        known = [time for time in times if time is not None]
+        return max(known) if known else None
+
+    def theoretical_ns(self, task: Task) -> float | None:
+        """Its time at the data sheet's peaks; None where neither side is known."""
+        rate = self.peaks.of(task.dtype, tensor_cores=task.tensor_cores)
+        times = []
+        if task.flops and rate:
+            times.append(task.flops / rate * 1e9)
+        if task.bytes and self.peaks.bytes_per_s:
+            times.append(task.bytes / self.peaks.bytes_per_s * 1e9)
+        return max(times) if times else None
+
+    def unaligned_share(self, dtype: str | None) -> float | None:
+        """How fast products are whose sizes tensor cores do not like, as a share of well-shaped ones."""
+        large = [entry for entry in self._entries("gemm", dtype) if entry["m"] >= _LARGE]
+        rates: dict[bool, float] = {}
+        for entry in large:
+            shaped = _well_shaped(entry)
+            rates[shaped] = max(rates.get(shaped, 0.0), float(entry["rate"]))
+        return min(1.0, rates[False] / rates[True]) if len(rates) == len((False, True)) else None
+
+    def _compute_ns(self, task: Task, *, large: bool) -> float | None:
+        if not task.flops or task.family not in ("gemm", "convolution", "attention"):
+            return None
+        rate = self._flop_rate(task, large=large)
+        if rate is None:
+            return None
+        rate *= STATED["mask"] if task.sizes.get("mask") and not large else 1.0
+        return task.flops / rate * 1e9 + (0.0 if large or self.measured else _RAMP_NS)
+
+    def _flop_rate(self, task: Task, *, large: bool) -> float | None:
+        peak = self.peaks.of(task.dtype, tensor_cores=task.tensor_cores)
+        dtype = "fp32" if task.tensor_cores is False and task.dtype in ("fp32", "fp16", "bf16") else task.dtype
+        kind = "batched_gemm" if task.family == "gemm" and task.sizes.get("b", 1) > 1 else task.family
+        entries = [entry for entry in self._entries(kind, dtype) if _well_shaped(entry)]
+        if task.family == "attention":
+            entries = [entry for entry in entries if entry["op"] == ("backward" if task.backward else "forward")]
+        elif task.family == "convolution":
+            depthwise = task.sizes.get("groups", 1) > 1
+            entries = [e for e in entries if e["op"] == ("backward" if task.backward else "forward")]
+            entries = [e for e in entries if (e["groups"] > 1) == depthwise]
+        if entries and (large or not task.sizes):
+            return max(float(entry["rate"]) for entry in entries) * 1e12
+        if entries:
+            return _nearby_rate(entries, task) * 1e12
+        if peak is None:
+            return None
+        name = task.family if task.family != "attention" or not task.backward else "attention-backward"
+        return peak * (STATED["vector"] if dtype in ("fp32", "fp64") else STATED[name])
+
+    def _memory_ns(self, task: Task, *, large: bool) -> float | None:
+        if not task.bytes or self.peaks.bytes_per_s is None:
+            return None
+        kind = _MEMORY_KINDS.get(task.family, "elementwise")
+        curve = self._curves.get(kind)
+        if not curve:
+            name = {"norm": "rows", "softmax": "rows", "reduction": "rows"}.get(kind, kind)
+            rate: float = self.peaks.bytes_per_s * STATED.get(name, STATED["memory"])
+            return task.bytes / rate * 1e9 + (0.0 if large else _RAMP_NS)
+        if large:
+            return task.bytes / max(rate for _, rate in curve) * 1e9
+        return _time_on(curve, task.bytes)
+
+    def _entries(self, kind: str, dtype: str | None) -> Sequence[Mapping[str, Any]]:
+        return self._by_kind.get((kind, dtype), ())
+
+    @cached_property
+    def _by_kind(self) -> Mapping[tuple[str, str | None], Sequence[Mapping[str, Any]]]:
+        found: dict[tuple[str, str | None], list[Mapping[str, Any]]] = {}
+        for entry in self.table:
+            if entry["unit"] == "TFLOP/s":
+                found.setdefault((entry["kind"], entry["dtype"]), []).append(entry)
+        return found
+
+    @cached_property
+    def _curves(self) -> Mapping[str, Sequence[tuple[float, float]]]:
+        """By kind: bytes and the best bandwidth reached at about that size, rising; of all formats."""
+        best: dict[str, dict[int, tuple[float, float]]] = {}
+        for entry in self.table:
+            if entry["unit"] == "GB/s" and "dtype" in entry:
+                rate = float(entry["rate"]) * 1e9
+                size = rate * float(entry["us"]) / 1e6
+                sizes = best.setdefault(entry["kind"], {})
+                step = round(math.log2(size))
+                if rate > sizes.get(step, (0.0, 0.0))[1]:
+                    sizes[step] = (size, rate)
+        return {kind: _rising(sizes) for kind, sizes in best.items()}
+
+
+def _rising(sizes: Mapping[int, tuple[float, float]]) -> Sequence[tuple[float, float]]:
+    """The sizes in order; what a smaller one reaches, a larger one reaches as well."""
+    curve, reached = [], 0.0
+    for _, (size, rate) in sorted(sizes.items()):
+        reached = max(reached, rate)
+        curve.append((size, reached))
+    return curve
+
+
+#: Products with at least so many rows are large.
+_LARGE: Final = 1024
+#: Sizes that tensor cores like are multiples of so many elements (16 bytes).
+ALIGNED: Final = {"fp8": 16, "int8": 16, "bf16": 8, "fp16": 8, "tf32": 4}
+
+
+def _well_shaped(entry: Mapping[str, Any]) -> bool:
+    multiple = ALIGNED.get(entry["dtype"], 1)
+    if entry["kind"] == "attention":
+        return int(entry["d"]) % 8 == 0
+    # The number of rows does not matter to the fast kernels, only what lies along memory does.
+    return all(int(entry[size]) % multiple == 0 for size in ("n", "k") if size in entry)
+
+
+def _nearby_rate(entries: Sequence[Mapping[str, Any]], task: Task) -> float:
+    """The rate of the nearest entries, the nearer the more it counts; of equally near ones the best."""
+    best: dict[float, float] = {}
+    for entry in entries:
+        away = round(_DISTANCES[task.family](entry, task.sizes), 3)
+        best[away] = max(best.get(away, 0.0), float(entry["rate"]))
+    nearest = sorted(best.items())[:_NEIGHBOURS]
+    weights = [1 / (away + 0.1) ** 2 for away, _ in nearest]
+    return sum(weight * rate for weight, (_, rate) in zip(weights, nearest, strict=True)) / sum(weights)
+
+
+def _apart(first: float, second: float) -> float:
+    return abs(math.log2(max(first, 1) / max(second, 1)))
+
+
+def _product_distance(entry: Mapping[str, Any], sizes: Mapping[str, float]) -> float:
+    m, n, k = (sizes.get(name, 1) for name in "mnk")
+    batch = _apart(entry.get("b", 1), sizes.get("b", 1)) / 2
+    straight = _apart(entry["m"], m) + _apart(entry["n"], n)
+    turned = _apart(entry["m"], n) + _apart(entry["n"], m)
+    return min(straight, turned) + _apart(entry["k"], k) + batch
+
+
+def _attention_distance(entry: Mapping[str, Any], sizes: Mapping[str, float]) -> float:
+    causal = 0.0 if bool(entry["causal"]) == bool(sizes.get("causal", 0)) else 4.0
+    return _apart(entry["s"], sizes.get("s", 1)) + 3 * _apart(entry["d"], sizes.get("d", 1)) + causal
+
+
+def _convolution_distance(entry: Mapping[str, Any], sizes: Mapping[str, float]) -> float:
+    return sum(_apart(entry[name], sizes.get(name, 1)) for name in ("b", "in", "out", "side", "kernel"))
+
+
+_DISTANCES: Final[Mapping[str, Callable[[Mapping[str, Any], Mapping[str, float]], float]]] = {
+    "gemm": _product_distance,
+    "attention": _attention_distance,
+    "convolution": _convolution_distance,
+}
+
+
+def _time_on(curve: Sequence[tuple[float, float]], size: float) -> float:
+    """Time of one pass over so many bytes, between the two nearest sizes of the curve."""
+    times = [(bytes_, bytes_ / rate * 1e9) for bytes_, rate in curve]
+    if size <= times[0][0]:
+        # Below the smallest one: a straight line to the shortest kernel.
+        first, time = times[0]
+        return SHORTEST_NS + (time - SHORTEST_NS) * size / first if time > SHORTEST_NS else SHORTEST_NS
+    for (low, fast), (high, slow) in pairwise(times):
+        if size <= high:
+            return fast + (slow - fast) * (size - low) / (high - low)
+    return size / curve[-1][1] * 1e9
+
+
+def roofs_of(device: Device | None) -> Roofs | None:
+    """The roofs of a GPU; None where nothing about it is known."""
+    peaks = peaks_of(device)
+    if device is None or peaks is None:
+        return None
+    for pattern, table in _tables():
+        if pattern.search(device.name):
+            source = f"measured on one {table['gpu']} ({table['date']}, PyTorch {table['torch']})"
+            return Roofs(device.name, peaks, tuple(table["entries"]), source)
+    factors = f"× {STATED['gemm']} for products, × {STATED['memory']} for memory"
+    return Roofs(device.name, peaks, (), f"{peaks.source} {factors} and so on: stated factors, not measured")
+
+
+@cache
+def _tables() -> tuple[tuple[re.Pattern[str], Mapping[str, Any]], ...]:
+    """The measured tables of the package with the names of the GPUs that they hold for."""
+    folder = files("warplens").joinpath("data", "roofs")
+    if not folder.is_dir():
+        return ()
+    tables = [json.loads(item.read_text("utf-8")) for item in folder.iterdir() if item.name.endswith(".json")]
+    # An NVL card of the same chip has other clocks and bandwidth: the table holds for the very name.
+    return tuple((re.compile(rf"^{re.escape(table['gpu'])}$"), table) for table in tables)

@@ -1,0 +1,221 @@
+"""`warplens export`, `scrub` and `ranks`: profiles as files for other programs and people, and many as one run."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from warplens.analysis.timeline import Timeline
+from warplens.cli.answer import Answer, Part, checked_folder, emit, most_rows, note_lines, print_lines
+from warplens.cli.edge import UNUSABLE, answering, complain, one_line, progress
+from warplens.cli.options import Format, FormatOption, LimitOption, WindowOption, argument, option, words_option
+from warplens.errors import UsageError
+from warplens.profile import Note, NoteLevel
+from warplens.ranks import analyse_ranks
+from warplens.readers import discover, holds_counters, read, read_counters
+from warplens.report import text as fmt
+from warplens.report.ranks import answer, facts, rank_rows, ranks_data, ranks_document, terminal_tables
+from warplens.scrub import scrub as scrubbed_copy
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from warplens.ranks import RanksRun
+
+_TARGETS: Final = ("perfetto", "parquet", "csv")
+_SUFFIX: Final = ".perfetto-trace"
+
+#: Endings that say how a profile is stored and not what it is of; `run.json.gz` becomes `run`.
+_STORED_AS: Final = (".gz", ".xz", ".zst", ".sqlite", ".nsys-rep", ".qdrep", ".json", ".ncu-rep", ".ncu-repz", ".csv")
+
+
+def export(
+    path: Annotated[Path, argument("PATH", "A profile of any format that Warplens reads; it is not changed.")],
+    to: Annotated[str, words_option("--to", words=_TARGETS, meaning="What to write.")],
+    output: Annotated[
+        Path | None,
+        option(
+            "OUT",
+            "File (perfetto) or folder (parquet, csv) to write. By default named after the profile, here.",
+            "--output",
+            "-o",
+        ),
+    ] = None,
+) -> None:
+    """Hand a profile on to other programs: Perfetto, Parquet, CSV.
+
+    The whole profile is written, warm-up included, with exact numbers. Nothing of the machine goes along: no
+    environment, hosts, users, paths or command lines. What is written is replaced if it exists.
+    """
+    (profile, *others) = discover([path])
+    if others:
+        raise UsageError(f"{path.name}: the folder holds {1 + len(others)} profiles, and this command takes one")
+    if to == "perfetto":
+        target = output or Path(_stem(profile) + _SUFFIX)
+        line = _to_perfetto(profile, target)
+        written: Iterable[Path] = [target]
+    else:
+        folder = checked_folder(output or Path(f"{_stem(profile)}-{to}"))
+        written, line = _to_tables(profile, folder, to)
+    print_lines([*written, line])
+
+
+def _stem(profile: Path) -> str:
+    name = profile.name
+    while (shorter := next((name.removesuffix(end) for end in _STORED_AS if name.endswith(end)), name)) != name:
+        name = shorter
+    return name or "profile"
+
+
+def _to_perfetto(profile: Path, target: Path) -> str:
+    from warplens.export.perfetto import write_perfetto
+
+    if holds_counters(profile):
+        raise UsageError(
+            f"{profile.name}: counters of single kernels have no timeline. Export them with --to parquet or --to csv"
+        )
+    if target.is_dir() or (target.exists() and os.path.samefile(target, profile)):  # noqa: PTH121  follows links
+        raise UsageError(f"{target.name} is {'a folder' if target.is_dir() else 'the profile itself'}: name another")
+    checked_folder(target.absolute().parent)
+    if not target.absolute().parent.is_dir():
+        raise UsageError(f"{target.absolute().parent.name}: there is no such folder; create it first")
+    with progress(f"reading {profile.name}") as tell:
+        timeline = Timeline(read(profile, progress=tell))
+        tell("writing")
+        done = write_perfetto(timeline, target)
+    return (
+        f"{fmt.count(done.slices)} slices on {fmt.count(done.tracks)} tracks, {fmt.count(done.flows)} arrows from "
+        f"launch to work, {fmt.data_size(done.bytes)}. Open it at ui.perfetto.dev (files stay in your browser)"
+    )
+
+
+def _to_tables(profile: Path, folder: Path, form: str) -> tuple[list[Path], str]:
+    from warplens.export.tables import counter_tables, trace_tables, write_tables
+
+    with progress(f"reading {profile.name}") as tell:
+        if holds_counters(profile):
+            counters = read_counters(profile)
+            tables, capture = counter_tables(counters), counters.capture
+        else:
+            timeline = Timeline(read(profile, progress=tell))
+            tables, capture = trace_tables(timeline), timeline.trace.capture
+        tell("writing")
+        written = write_tables(tables, capture, folder, form)
+    rows = sum(frame.height for frame in tables.values())
+    return written, f"{fmt.count(rows)} rows in {fmt.count(len(tables))} tables; the columns are explained in the docs"
+
+
+# --- `warplens scrub` ------------------------------------------------------------------------------------------------
+
+
+def scrub(
+    source: Annotated[
+        Path,
+        argument(
+            "IN",
+            "A capture of Nsight Systems, a trace of the PyTorch profiler, a report of Nsight Compute or its CSV "
+            "export, or a CSV file of timings, also compressed; it is not changed.",
+        ),
+    ],
+    target: Annotated[
+        Path,
+        argument(
+            "OUT",
+            "The copy to write; a file that does not exist yet. Compressed if its name ends with .gz, .xz or .zst.",
+        ),
+    ],
+) -> None:
+    """Copy a profile without what tells of people and machines.
+
+    Left out are the environment, hosts, users, command lines, paths, the program's output and other processes. Every
+    analysis of the copy gives the same numbers: both files are read and compared before the copy gets its name.
+    """
+    with progress(f"scrubbing {source.name}"):
+        done = scrubbed_copy(source, target)
+    whole, parts = done.words
+    left, entries, texts = sum(done.tables.values()), sum(done.rows.values()), sum(done.texts.values())
+    with answering() as stdout:
+        stdout.write(
+            f"{one_line(target)}: {fmt.data_size(done.target_bytes)}, a copy of {one_line(done.source)}; "
+            f"texts rewritten: {fmt.count(texts)}; "
+            f"left out: {fmt.count(left)} ({whole}), {fmt.count(entries)} ({parts})\n"
+            f"Names and values of the original that the copy was searched for: {fmt.count(done.searched)}; "
+            "none is left\n"
+            f"Both were read and give the same {fmt.count(done.compared)} tables, rewritten texts apart\n"
+        )
+
+
+# --- `warplens ranks` ------------------------------------------------------------------------------------------------
+
+
+def ranks(
+    paths: Annotated[list[Path], argument("PATH…", "Profiles of one run, and folders that are searched for them.")],
+    window: WindowOption = "steady",
+    form: FormatOption = Format.TABLE,
+    output: Annotated[
+        Path | None,
+        option(
+            "DIR", "Write ranks.html, ranks.md and ranks.json to this folder instead of printing.", "--output", "-o"
+        ),
+    ] = None,
+    workers: Annotated[int | None, option("N", "Processes that read profiles; one a core at most.", min=1)] = None,
+    scheduler: Annotated[
+        str | None,
+        option("ADDRESS", "Read the profiles on an existing Dask cluster (tcp://host:8786) instead."),
+    ] = None,
+    limit: LimitOption = None,
+) -> None:
+    """Ranks of a distributed run: overlap, collectives, stragglers, waits.
+
+    Each profile is reduced to a small summary in a process of its own; a file with several processes or GPUs holds
+    several ranks. The rank is what the file records, else its name (rank3, _r3), else its place in the order given.
+    """
+    folder = checked_folder(output) if output else None
+    found = discover(paths)
+    with progress(f"reading {len(found)} profiles") as tell:
+        run = analyse_ranks(found, window, workers=workers, scheduler=scheduler, progress=tell)
+    result, notes, most = run.result, _notes(run), most_rows(form, limit)
+    part = Part(
+        head=[*facts(result), answer(result)],
+        notes=note_lines(notes),
+        tables=[replace(table, limit=most) for table in terminal_tables(result)],
+    )
+    rows = rank_rows(result) if most is None else rank_rows(result).head(most)
+    found_out = Answer("ranks", list(run.sources), [part], rows, lambda: ranks_data(result), [*notes, *run.problems])
+    if folder is None:
+        emit(found_out, form)
+    else:
+        from warplens.report.write import write_document
+
+        with progress("writing"):
+            document = ranks_document(result, notes)
+            written = write_document(document, folder, ("html", "md", "json"), "ranks", found_out.json)
+        print_lines(written)
+    for problem in run.problems:
+        complain(f"{problem} (the answer is on the other profiles)")
+    if run.problems:
+        raise typer.Exit(UNUSABLE)
+
+
+def _notes(run: RanksRun) -> tuple[Note, ...]:
+    """What limits the answers: across ranks first, then of the profiles, each kind of note once with its ranks."""
+    having: dict[tuple[str, str], tuple[Note, list[int]]] = {}
+    for rank, summary in zip(run.result.ranks, run.result.summaries, strict=True):
+        for item in summary.notes:
+            if item.level is not NoteLevel.INFO:
+                having.setdefault((item.code, item.text), (item, []))[1].append(rank)
+    everybody = len(run.result.ranks)
+    own = (
+        item if len(those) == everybody else replace(item, text=f"{_named(those)}: {item.text}")
+        for item, those in having.values()
+    )
+    return (*run.result.notes, *own)
+
+
+def _named(found: Sequence[int]) -> str:
+    more = f" and {len(found) - 4} more" if len(found) > 4 else ""
+    return f"Rank{'s' if len(found) > 1 else ''} {', '.join(map(str, found[:4]))}{more}"

@@ -1,0 +1,82 @@
+"""`warplens headroom`: from the measured step down to what the machine needs, in parts that add up exactly."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import polars as pl
+import typer
+
+from warplens.analysis.headroom import PARTS, headrooms
+from warplens.analysis.timeline import Timeline
+from warplens.cli.answer import Answer, Part, emit, limited, most_rows, note_lines, select
+from warplens.cli.options import Format, FormatOption, LimitOption, ProfileArgument, RangeOption, WindowOption
+from warplens.readers import read, read_counters
+from warplens.report.headroom import device_data, facts, groups_table, parts_table
+from warplens.report.jsonout import window_data
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from warplens.analysis.headroom import Headroom
+
+#: One row a part and device.
+_ROWS = pl.Schema({"device": pl.Int32(), **PARTS.schema})
+
+WithOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--with",
+        metavar="TRACE",
+        show_default=False,
+        help="A PyTorch trace of the same program with shapes; equal kernels tell the work of this profile's.",
+    ),
+]
+CountersOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--counters",
+        metavar="REPORT",
+        show_default=False,
+        help="A report of Nsight Compute on the same program; its measurements replace models.",
+    ),
+]
+
+
+def headroom(
+    path: ProfileArgument,
+    window: WindowOption = "steady",
+    range_name: RangeOption = None,
+    with_trace: WithOption = None,
+    counters: CountersOption = None,
+    form: FormatOption = Format.TABLE,
+    limit: LimitOption = None,
+) -> None:
+    """From the measured step down to this machine's limit, in parts that add up exactly.
+
+    Without idle time, with every kernel at its practical roof, without avoidable work, in the precision that the
+    hardware is made for. Roofs and what is avoidable are modelled; idle time is measured.
+    """
+    selection = select(path, window, range_name, launch_configuration=True)
+    program = None if with_trace is None else Timeline(read(with_trace, launch_configuration=True))
+    counted = None if counters is None else read_counters(counters)
+    found = headrooms(selection.timeline, selection.window, program=program, counters=counted)
+    most = most_rows(form, limit)
+    rows = _rows(found) if most is None else _rows(found).head(most)
+    part = Part(
+        head=[*selection.head, *(sentence for one in found for sentence in facts(one))],
+        notes=note_lines(selection.notes),
+        tables=limited((table for one in found for table in (parts_table(one), groups_table(one))), most),
+    )
+    data = {
+        "window": window_data(selection.window),
+        "devices": [device_data(one) for one in found],
+        "rows": rows,
+    }
+    emit(Answer("headroom", selection.source, [part], rows, lambda: data, selection.notes), form)
+
+
+def _rows(found: Sequence[Headroom]) -> pl.DataFrame:
+    rows = [one.parts.select(pl.lit(one.device, dtype=pl.Int32).alias("device"), pl.all()) for one in found]
+    return pl.concat([pl.DataFrame(schema=_ROWS), *rows]).with_columns(pl.col("owners").list.join(", "))

@@ -1,0 +1,75 @@
+"""Commands whose answer is one table on one profile: made from the questions of `warplens.report.questions`."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any
+
+from warplens.cli.answer import Answer, Part, emit, limited, most_rows, note_lines, select
+from warplens.cli.options import (
+    Format,
+    FormatOption,
+    LimitOption,
+    ProfileArgument,
+    RangeOption,
+    WindowOption,
+    flag,
+    group_by,
+)
+from warplens.report import text as fmt
+from warplens.report.jsonout import window_data
+from warplens.report.questions import QUESTIONS, Found, Question
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+def __getattr__(name: str) -> Callable[..., None]:
+    """The command of that name, as the catalogue asks for it."""
+    if name in QUESTIONS:
+        return _command(name, QUESTIONS[name])
+    raise AttributeError(name)
+
+
+def _command(name: str, question: Question) -> Callable[..., None]:
+    """A function whose parameters are the command's arguments and options."""
+
+    def command(path: Path, window: str, range_name: str | None, form: Format, limit: int | None, **asked: Any) -> None:
+        selection = select(path, window, range_name)
+        found = question.ask(selection.timeline, selection.window, **asked)
+        most = most_rows(form, limit)
+        if found.largest_by is not None and most is not None and most < found.rows.height:
+            found = _largest(found, most)
+        rows = found.rows if most is None else found.rows.head(most)
+        part = Part(
+            head=[*selection.head, *found.facts], notes=note_lines(selection.notes), tables=limited(found.tables, most)
+        )
+        data = {"window": window_data(selection.window), **found.data, "rows": rows}
+        emit(Answer(name, selection.source, [part], rows, lambda: data, selection.notes), form)
+
+    parameters: dict[str, tuple[Any, Any]] = {"path": (ProfileArgument, inspect.Parameter.empty)}
+    if question.by:
+        parameters["by"] = (Annotated[str, group_by(*question.by, several=question.several)], question.default)
+    parameters |= {"window": (WindowOption, "steady"), "range_name": (RangeOption, None)}
+    for option, meaning in question.flags.items():
+        parameters[option] = (Annotated[bool, flag(f"--{option}", meaning)], False)
+    parameters |= {"form": (FormatOption, Format.TABLE), "limit": (LimitOption, 0 if question.whole else None)}
+    command.__name__, command.__doc__ = name, question.ask.__doc__
+    command.__annotations__ = {key: kind for key, (kind, _) in parameters.items()}
+    command.__signature__ = inspect.Signature([  # type: ignore[attr-defined]
+        inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+        for key, (kind, default) in parameters.items()
+    ])  # fmt: skip
+    return command
+
+
+def _largest(found: Found, most: int) -> Found:
+    """The rows of a tree with the most of a column, still as a tree."""
+    column, what = found.largest_by or ("", "")
+    ranked = found.rows.with_row_index("place").sort(column, descending=True, maintain_order=True)
+    rows = ranked.head(most).sort("place").drop("place")
+    fact = f"the {most} of {fmt.count(found.rows.height)} {what} with the most GPU time; --limit 0 shows all"
+    (table,) = found.tables
+    return replace(found, rows=rows, tables=(replace(table, rows=rows),), facts=(*found.facts, fact))

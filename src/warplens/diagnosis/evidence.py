@@ -1,0 +1,310 @@
+"""What the launching threads of a window did: how often and how long they waited for the GPU, and how they launched."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from warplens.analysis.api import api_kinds, blocks_host
+from warplens.analysis.counters.bounds import kernel_bounds
+from warplens.analysis.counters.groups import SIZES, group_launches
+from warplens.analysis.intervals import Intervals, Owned, clip, complement, measure_before, subtract, total, union
+from warplens.analysis.launches import LaunchSummary, launch_summary
+from warplens.profile.schema import name_categories
+
+if TYPE_CHECKING:
+    from warplens.analysis.timeline import Timeline
+    from warplens.analysis.window import Window
+    from warplens.diagnosis.facts import Facts
+    from warplens.profile.counters import KernelCounters
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What the launching threads of a window did: how often and how long they waited for the GPU, and how they launched.
+
+
+Int64s = npt.NDArray[np.int64]
+
+#: A launching call takes 2–10 µs. One that takes longer than this waits for room in the queue of launches, which holds
+#: about a thousand: the host is ahead of the GPU, and not at work.
+_QUEUE_FULL_NS: Final = 100_000
+
+
+@dataclass(frozen=True, eq=False)
+class HostLoad:
+    """The host's side of a window. Only threads that launch GPU work count.
+
+    Attributes:
+        launches: how the kernels were launched.
+        waits: calls that held a thread until the GPU was done: synchronisations and synchronous copies.
+        waited_ns: time of the window in which a thread was inside of a call that waits, and a GPU worked.
+        waiting: per process, when that was so, in the whole profile. A call that waits for a GPU without work does
+            something else, such as loading code.
+        blocked_ns: time inside the window's calls that wait for the GPU by their name, or read a few bytes back, and in
+            which no GPU worked: what goes away with the calls, beside the waiting.
+        readbacks: copies of a few bytes to the host.
+        readback_calls: when the calls that issued those held their threads.
+        allocations: calls that obtain or release memory; `allocation_ns` their time.
+    """
+
+    launches: LaunchSummary
+    waits: int
+    waited_ns: int
+    waiting: dict[int, Intervals]
+    blocked_ns: int
+    readbacks: int
+    readback_calls: Intervals
+    allocations: int
+    allocation_ns: int
+
+
+def host_load(timeline: Timeline, window: Window, readback_bytes: int) -> HostLoad:
+    """What the launching threads did.
+
+    Args:
+        timeline: the profile.
+        window: the part of it that counts; a call belongs to it by its begin.
+        readback_bytes: up to this size, a copy to the host is a read-back.
+    """
+    work = timeline.work_in(window)
+    threads = work.select("process", "thread").drop_nulls().unique()
+    calls = timeline.api_calls_in(window).select("start_ns", "end_ns", "process", "thread", "correlation", "name")
+    kind = api_kinds(calls["name"])
+    allocating = calls.filter(kind == "allocation").join(threads, on=["process", "thread"], how="semi")
+    waits = calls.filter(_blocks(calls["name"])).join(threads, on=["process", "thread"], how="semi")
+    copies = timeline.copies_in(window)
+    small = copies.filter((pl.col("direction") == "device-to-host") & (pl.col("bytes") <= readback_bytes))
+    reading = calls.filter(kind == "copy").join(small, on=["process", "correlation"], how="semi")
+    waiting = _waiting(timeline, threads, work["device"].unique().sort().to_list())
+    clipped = [clip(intervals, window.start_ns, window.end_ns) for intervals in waiting.values()]
+    return HostLoad(
+        launches=launch_summary(timeline, window),
+        waits=waits.height,
+        waited_ns=max((total(intervals) for intervals in clipped), default=0),
+        waiting=waiting,
+        blocked_ns=_blocked_ns(pl.concat([waits, reading]), waiting),
+        readbacks=small.height,
+        readback_calls=union(_intervals(reading)),
+        allocations=allocating.height,
+        allocation_ns=int((allocating["end_ns"] - allocating["start_ns"]).sum()),
+    )
+
+
+def _blocked_ns(calls: pl.DataFrame, waiting: dict[int, Intervals]) -> int:
+    """Time in these calls that is not waiting for a busy GPU."""
+    blocked = 0
+    for process, intervals in waiting.items():
+        inside = union(_intervals(calls.filter(pl.col("process") == process)))
+        blocked += total(inside) - total(_both(inside, intervals))
+    return blocked
+
+
+def needed_ns(host: HostLoad, work: pl.DataFrame, parts: Int64s) -> int:
+    """Host time that it took to issue this work: from the first launch to the last of each part, less the waits.
+
+    However fast the GPU gets, the work cannot be done sooner. Where several GPUs worked, each counts for itself, as in
+    the wall time that this is compared with.
+
+    Args:
+        host: when threads waited for the GPU.
+        work: columns `device`, `process`, `launch_start_ns`, `launch_end_ns`; nulls where the launch is not known.
+        parts: shape (rows,), what is counted from a first to a last launch of its own: a step of a phase, or 0 for all.
+    """
+    spans = (
+        work.select("device", "process", "launch_start_ns", "launch_end_ns")
+        .with_columns(part=pl.Series(parts))
+        .drop_nulls(["launch_start_ns", "launch_end_ns"])
+        .group_by("device", "process", "part")
+        .agg(pl.col("launch_start_ns").min().alias("begin"), pl.col("launch_end_ns").max().alias("end"))
+    )
+    needed = 0
+    for process in spans["process"].unique().sort():
+        mine = spans.filter(pl.col("process") == process)
+        begins, ends = mine["begin"].to_numpy(), mine["end"].to_numpy()
+        waiting = host.waiting.get(process, Intervals.none())
+        needed += int((ends - begins - measure_before(waiting, ends) + measure_before(waiting, begins)).sum())
+    return needed
+
+
+def _waiting(timeline: Timeline, threads: pl.DataFrame, devices: list[int]) -> dict[int, Intervals]:
+    """Per process, when one of these threads was inside of a call that waits while one of these devices worked."""
+    calls = timeline.trace.api_calls.select("start_ns", "end_ns", "process", "thread", "correlation", "name")
+    kind = api_kinds(calls["name"])
+    long = (calls["end_ns"] - calls["start_ns"]) > _QUEUE_FULL_NS
+    queue_full = kind.is_in(["launch", "graph-launch", "copy", "memset"]) & long
+    pageable = (pl.col("source_memory") == "pageable") | (pl.col("destination_memory") == "pageable")
+    staged = timeline.trace.copies.filter(pageable.fill_null(value=False)).select("process", "correlation")
+    found = pl.concat(
+        [
+            calls.filter(_blocks(calls["name"]) | queue_full),
+            calls.filter(kind == "copy").join(staged, on=["process", "correlation"], how="semi"),
+        ]
+    ).join(threads, on=["process", "thread"], how="semi")
+    busy = [timeline.busy(device) for device in devices]
+    working = (
+        union(Intervals(*(np.concatenate(edges) for edges in zip(*busy, strict=True)))) if busy else Intervals.none()
+    )
+    return {
+        process: _both(union(_intervals(found.filter(pl.col("process") == process))), working)
+        for process in threads["process"].unique().sort()
+    }
+
+
+def _blocks(names: pl.Series) -> pl.Series:
+    """Whether each of these functions waits for the GPU by its name."""
+    blocking = pl.Series([blocks_host(name) for name in name_categories(names)], dtype=pl.Boolean)
+    return blocking.gather(names.to_physical())
+
+
+def _both(first: Intervals, second: Intervals) -> Intervals:
+    """The time that two disjoint sets have in common."""
+    if not len(first.starts):
+        return first
+    pieces = Owned(*first, np.zeros(len(first.starts), dtype=np.int64))
+    common = subtract(pieces, complement(second, int(first.starts[0]), int(first.ends.max())))
+    return Intervals(common.starts, common.ends)
+
+
+def _intervals(calls: pl.DataFrame) -> Intervals:
+    return Intervals(calls["start_ns"].to_numpy(), calls["end_ns"].to_numpy())
+
+
+# --- Which work is an optimizer's, where no range says so: Adam written tensor by tensor is known by its kernels -----
+
+
+#: Only the update of a parameter by a quotient (Adam and its kin) runs PyTorch's `addcdiv` on a single tensor: once for
+#: each parameter.
+_UPDATE: Final = "addcdiv"
+
+#: Fewer in a step may be anything.
+_LEAST_UPDATES: Final = 16
+
+#: Adam written out launches 8 to 16 kernels a parameter. Where updates are rarer than that among the launches between
+#: the first and the last, something else lies between them.
+_LEAST_DENSITY: Final = 1 / 24
+
+
+def updates(timeline: Timeline) -> npt.NDArray[np.bool_]:
+    """For each kernel whether it updates one parameter tensor."""
+    names = timeline.trace.kernels["full_name"]
+    telling = [_UPDATE in name and "multi_tensor" not in name for name in name_categories(names)]
+    found: npt.NDArray[np.bool_] = np.array(telling, dtype=np.bool_)[names.to_physical().to_numpy()]
+    return found
+
+
+def mark_optimizers(timeline: Timeline, window: Window) -> npt.NDArray[np.bool_]:
+    """For each row of `Timeline.work` whether it lies between the first and the last update of a step of the window."""
+    work = timeline.work
+    marked = np.zeros(work.height, dtype=np.bool_)
+    is_update = np.zeros(work.height, dtype=np.bool_)
+    kernel = (work["kind"] == "kernel").to_numpy()
+    if not kernel.any():
+        return marked
+    is_update[kernel] = updates(timeline)[work["row"].to_numpy()[kernel]]
+    places = np.flatnonzero(is_update)
+    begun = work["start_ns"].to_numpy()
+    for step in window.steps:
+        inside = places[(begun[places] >= step.start_ns) & (begun[places] < step.end_ns)]
+        if len(inside) >= _LEAST_UPDATES and len(inside) >= _LEAST_DENSITY * (inside[-1] - inside[0]):
+            marked[inside[0] : inside[-1] + 1] = True
+    return marked
+
+
+# --- Whether the optimizer of a window goes from parameter tensor to parameter tensor --------------------------------
+
+
+#: Kernels that an optimizer written with tensor operations launches.
+_SINGLE_TENSOR: Final = ("elementwise", "copy-cast", "reduction")
+
+
+@dataclass(frozen=True)
+class OptimizerWork:
+    """The kernels of the optimizer in a window.
+
+    Attributes:
+        launches: all of them.
+        single_tensor: … of which each works on one tensor.
+        updates: parameter tensors, counted by the kernel that each of them needs once; 0 where no kernel tells.
+    """
+
+    launches: int
+    single_tensor: int
+    updates: int
+
+
+def optimizer_work(facts: Facts) -> OptimizerWork:
+    """The kernels that were launched by the optimizer, or that its kernels enclose."""
+    mine = facts.work.select("phase", "kind", "label", "row").filter(
+        (pl.col("phase") == "optimizer") & (pl.col("kind") == "kernel")
+    )
+    of_one = mine["label"].is_in(_SINGLE_TENSOR)
+    is_update = pl.Series(updates(facts.timeline))
+    return OptimizerWork(mine.height, int(of_one.sum()), int(is_update.gather(mine["row"]).sum()))
+
+
+def is_unfused(facts: Facts) -> bool:
+    """Whether it launches many kernels a step, and most of them on one tensor each."""
+    found, limits = optimizer_work(facts), facts.thresholds
+    many = found.launches >= limits.optimizer_launches_per_step * facts.steps
+    return many and found.single_tensor > limits.optimizer_single_tensor_share * found.launches
+
+
+# --- What hardware counters say of the kernels of a trace: their costliest fault, and what they are limited by -------
+
+
+#: What counters add to a kernel of the trace; null for kernels that were not profiled.
+COUNTED_SCHEMA: Final = pl.Schema(
+    {
+        "bound": pl.String(),  # memory, compute, latency, small, unknown
+        "bound_unit": pl.String(),  # which memory level or pipe
+        "bound_share": pl.Float64(),  # of that unit's peak rate
+        "fault": pl.String(),  # the costliest one of `analysis.counters.FAULTS`
+        "fault_share": pl.Float64(),  # of the kernel's time that it costs at most
+        "limiter": pl.String(),  # what keeps further blocks off a multiprocessor, where occupancy is at fault
+        "stall": pl.String(),  # the longest wait of the warps
+    }
+)
+
+_KEY: Final = ("name", "grid", "block")
+_LAUNCHED_AS: Final = ("name", *(f"{what}_{axis}" for what in ("grid", "block") for axis in "xyz"))
+
+
+@dataclass(frozen=True, eq=False)
+class Counted:
+    """The verdicts of a counter report on kernels, to be looked up by name, grid and block.
+
+    Attributes:
+        source: the report's file name.
+        kernels: one row a name, grid and block: these as texts, and `COUNTED_SCHEMA`.
+    """
+
+    source: str
+    kernels: pl.DataFrame
+
+    def of(self, kernels: pl.DataFrame) -> pl.DataFrame:
+        """What the report says of each of these rows of `Trace.kernels` (`COUNTED_SCHEMA`)."""
+        named = kernels.select(pl.col("name").cast(pl.String), *SIZES)
+        return named.join(self.kernels, on=_KEY, how="left", maintain_order="left").select(COUNTED_SCHEMA.names())
+
+
+def counted(report: KernelCounters) -> Counted:
+    """The verdicts of one report. Of several instances of one template with the same grid, the first stands for all."""
+    groups = group_launches(report, _LAUNCHED_AS).counters
+    bounds = kernel_bounds(groups).select(
+        "launch",
+        "bound",
+        "fault",
+        "stall",
+        bound_unit="unit",
+        bound_share="unit_share",
+        fault_share="fault_gain_share",
+        limiter="occupancy_limiter",
+    )
+    launches = groups.launches.filter(pl.col("kind") == "kernel")
+    named = launches.select("launch", pl.col("name").cast(pl.String), *SIZES)
+    kernels = named.join(bounds, on="launch", how="left", maintain_order="left").unique(_KEY, keep="first")
+    return Counted(report.capture.source, kernels.select(*_KEY, *COUNTED_SCHEMA.names()).cast(COUNTED_SCHEMA))

@@ -1,0 +1,290 @@
+"""The kernels of a window as a program: in order, with what names and grids tell, and the patterns that rules look for.
+
+Both kinds of profile have this: a trace that records shapes and a capture that does not. What a kernel's name marks is
+declared here once (`MARKS`); what a sequence of kernels means is for the rules.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import cache, cached_property
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from warplens.analysis.operators.program import LEVELS, levels_of_work
+from warplens.analysis.trees import NO_RANGE
+from warplens.profile.peaks import peaks_of
+from warplens.profile.schema import name_categories
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from warplens.diagnosis.facts import Facts
+
+Bools = npt.NDArray[np.bool_]
+Int64s = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+#: What a kernel's full name marks it as. A new library's name for the same thing goes into its line here.
+MARKS: Final = {
+    # Operands that are not aligned to 16 bytes: sizes that are no multiple of eight 16-bit numbers.
+    "misaligned": r"(?i)_align[124](?!\d)|notaligned|(?<!_f32)_unaligned",
+    # Tensor-core instructions of an older generation, which libraries fall back to.
+    "legacy": r"cutlass_7\d_|s1688|s884",
+    "log-softmax": r"LogSoftMax|log_softmax|softmax_warp_(?:forward|backward)<[^>]*, *(?:\(bool\))?(?:1|true)\b",
+    "backward": r"(?i)backward|bprop|dgrad|wgrad|_bwd",
+    "layout-conversion": r"(?i)nchwtonhwc|nhwctonchw|nchwtofolded|foldednhwc|addpadding|transpose_readwrite",
+    "channels-first": r"(?i)(?<!to)nchw(?!to|add)|bn_[fb]w_tr_1c11|bn_bw_1c11|batch_norm_[ctb]",
+    "channels-last": r"(?i)nhwc|channels_last",
+    "concatenation": r"CatArrayBatchedCopy|cat_kernel",
+    "foreach": r"multi_tensor_apply_kernel",
+    "fused-optimizer": r"FusedOptimizer|FusedAdam|FusedSgd|fused_adam|fused_sgd",
+    "depthwise": r"(?i)depthwise|dgrad2d_grouped|grouped_direct|conv2d_c1_k1|dw_conv",
+    "adding-rows": r"indexFunc|index_add|index_put|index_copy|scatter|indexing_backward",
+    "generated": r"^triton_",
+    "vector-product": r"(?i)gemv|split_?kreduce|dot_kernel|nvjet_\w+?_(?:\d+x(?:8|16)|(?:8|16)x\d+)_|gemmSN|gemmk1",
+    "strided": r"(?<![a-z_])elementwise_kernel<",
+}
+
+_VECTORIZED: Final = re.compile(r"vectorized_elementwise_kernel<(?:\(int\))?(\d+)")
+_PLAIN: Final = re.compile(r"(?<![a-z_])elementwise_kernel<(?:\(int\))?\d+, (?:\(int\))?(\d+)")
+_OPERANDS: Final = re.compile(r"(?:std::array|at::detail::Array)<char ?\*, (?:\([\w ]+\))?(\d+)")
+_ITEM: Final = {"fp64": 8, "fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "int8": 1}
+
+#: Of a data sheet's bandwidth, what one long pass over memory reaches.
+_BANDWIDTH_REACHED: Final = 0.85
+
+
+@cache
+def _pattern(mark: str) -> re.Pattern[str]:
+    return re.compile(MARKS[mark])
+
+
+def _elements_a_thread(name: str, *, wide: bool) -> int:
+    if _VECTORIZED.search(name):
+        return 8 if wide else 4
+    if "unrolled_elementwise_kernel" in name:
+        return 4
+    plain = _PLAIN.search(name)
+    return int(plain[1]) if plain else 0
+
+
+class Program:
+    """The pieces of work of a window in the order of their streams. Arrays are alongside `Facts.work`.
+
+    Attributes:
+        facts: the window.
+        order: rows of `Facts.work`, by device, stream and begin.
+    """
+
+    def __init__(self, facts: Facts) -> None:
+        self.facts = facts
+        work = facts.work
+        starts = work["start_ns"].to_numpy()
+        self.order: Int64s = np.lexsort((starts, work["stream"].to_numpy(), work["device"].to_numpy()))
+        self.own_ns: Int64s = work["own_ns"].to_numpy()
+        self.label = work["label"].cast(pl.String).to_numpy()
+        self.is_kernel: Bools = (work["kind"] == "kernel").to_numpy()
+        steps = np.array([step.start_ns for step in facts.window.steps], dtype=np.int64)
+        self.step: Int64s = np.searchsorted(steps, starts, side="right")
+        self._kernel_row = np.where(self.is_kernel, work["row"].to_numpy(), 0)
+
+    @cached_property
+    def _full_names(self) -> tuple[list[str], Int64s]:
+        names = self.facts.timeline.trace.kernels["full_name"]
+        if not names.len():
+            return [], np.zeros(len(self.own_ns), dtype=np.int64)
+        return name_categories(names).to_list(), names.to_physical().to_numpy()[self._kernel_row].astype(np.int64)
+
+    def marked(self, mark: str) -> Bools:
+        """Which kernels have a name that matches one of `MARKS`."""
+        texts, codes = self._full_names
+        if not texts:
+            return np.zeros(len(self.own_ns), dtype=np.bool_)
+        found = np.array([_pattern(mark).search(text) is not None for text in texts], dtype=np.bool_)
+        return np.asarray(found[codes] & self.is_kernel, dtype=np.bool_)
+
+    def labelled(self, *labels: str) -> Bools:
+        """Which pieces are kernels of these categories."""
+        return np.asarray(np.isin(self.label, labels) & self.is_kernel, dtype=np.bool_)
+
+    @cached_property
+    def blocks(self) -> Floats:
+        """Blocks of the grid of each kernel; nan where not recorded."""
+        kernels = self.facts.timeline.trace.kernels
+        grid = kernels.select(
+            (pl.col("grid_x").cast(pl.Float64) * pl.col("grid_y") * pl.col("grid_z")).fill_null(float("nan"))
+        ).to_series()
+        if not kernels.height:
+            return np.full(len(self.own_ns), np.nan)
+        return np.where(self.is_kernel, grid.to_numpy()[self._kernel_row], np.nan)
+
+    @cached_property
+    def elements(self) -> Floats:
+        """Numbers that each elementwise kernel writes, by its grid; 0 where that is not known."""
+        texts, codes = self._full_names
+        if not texts:
+            return np.zeros(len(self.own_ns))
+        wide = any((found := _VECTORIZED.search(text)) is not None and int(found[1]) > 4 for text in texts)
+        each = np.array([_elements_a_thread(text, wide=wide) for text in texts], dtype=np.float64)[codes]
+        kernels = self.facts.timeline.trace.kernels
+        threads = kernels.select(
+            (pl.col("block_x").cast(pl.Float64) * pl.col("block_y") * pl.col("block_z")).fill_null(0)
+        )
+        return np.where(
+            self.is_kernel, np.nan_to_num(self.blocks) * threads.to_series().to_numpy()[self._kernel_row] * each, 0.0
+        )
+
+    @cached_property
+    def bytes_moved(self) -> Floats:
+        """Bytes that each elementwise kernel moves at least; 0 where that is not known."""
+        texts, codes = self._full_names
+        if not texts:
+            return np.zeros(len(self.own_ns))
+        operands = np.array([int(found[1]) if (found := _OPERANDS.search(text)) else 2 for text in texts])[codes]
+        item = self.facts.work["precision"].cast(pl.String).replace_strict(_ITEM, default=2, return_dtype=pl.Int64)
+        return np.asarray(self.elements * operands * item.fill_null(2).to_numpy(), dtype=np.float64)
+
+    @cached_property
+    def bandwidth(self) -> float | None:
+        """Bytes per nanosecond that one long pass over memory reaches; None where the GPU is not known."""
+        found = [peaks.bytes_per_s for device in self.facts.devices if (peaks := peaks_of(device)) is not None]
+        known = [rate for rate in found if rate]
+        return _BANDWIDTH_REACHED * min(known) / 1e9 if known else None
+
+    def breaks(self) -> Bools:
+        """In `order`: whether a piece is of another stream, device or step than the one before it."""
+        work = self.facts.work
+        lane = work["device"].to_numpy().astype(np.int64) << 32 | work["stream"].to_numpy()
+        lane, step = lane[self.order], self.step[self.order]
+        new = (lane[1:] != lane[:-1]) | (step[1:] != step[:-1])
+        return np.concatenate((np.ones(min(1, len(lane)), dtype=np.bool_), new))
+
+    def names(self) -> Int64s:
+        """A number for each piece, the same for kernels of the same short name; of other work its label's."""
+        kernels = self.facts.timeline.trace.kernels["name"]
+        codes = (
+            kernels.to_physical().to_numpy()[self._kernel_row].astype(np.int64) if kernels.len() else self._kernel_row
+        )
+        others = self.facts.work["label"].to_physical().to_numpy().astype(np.int64)
+        return np.where(self.is_kernel, codes, -1 - others)
+
+    def launched_as(self) -> Int64s:
+        """A number for each piece, the same for kernels of the same full name and grid."""
+        _, codes = self._full_names
+        grids = np.nan_to_num(self.blocks).astype(np.int64)
+        keys = codes * 1_000_003 + grids
+        return np.where(self.is_kernel, keys, -1)
+
+    @cached_property
+    def thread(self) -> Int64s:
+        """The thread that launched each piece; −1 where that is not known."""
+        timeline = self.facts.timeline
+        every = timeline.work.select("kind", "row", "thread")
+        mine = self.facts.work.select(pl.col("kind").cast(pl.String), "row")
+        found = mine.join(
+            every.with_columns(pl.col("kind").cast(pl.String)), on=["kind", "row"], how="left", maintain_order="left"
+        )
+        return found["thread"].cast(pl.Int64).fill_null(-1).to_numpy()
+
+    @cached_property
+    def _timeline_row(self) -> Int64s:
+        every = self.facts.timeline.work.select(pl.col("kind").cast(pl.String), "row").with_row_index("at")
+        mine = self.facts.work.select(pl.col("kind").cast(pl.String), "row")
+        found = mine.join(every, on=["kind", "row"], how="left", maintain_order="left")
+        return found["at"].cast(pl.Int64).fill_null(0).to_numpy()
+
+    def operator_names(self) -> pl.Series:
+        """The innermost operator that launched each piece; null where none is recorded."""
+        timeline = self.facts.timeline
+        if not timeline.has_operators:
+            return pl.Series([None] * len(self.own_ns), dtype=pl.String)
+        rows = timeline.places.operator[self._timeline_row]
+        known = pl.Series(rows).replace(NO_RANGE, None)
+        return timeline.trace.ranges["name"].gather(known).cast(pl.String)
+
+    def shapes(self) -> pl.Series:
+        """The shapes that the innermost operator around each piece recorded, as JSON; null where there are none."""
+        timeline = self.facts.timeline
+        if not timeline.has_operators:
+            return pl.Series([None] * len(self.own_ns), dtype=pl.String)
+        rows = pl.DataFrame({"range": timeline.places.operator[self._timeline_row]})
+        table = timeline.trace.operators.select("range", pl.col("input_shapes").cast(pl.String))
+        return rows.join(table, on="range", how="left", maintain_order="left")["input_shapes"]
+
+    def places(self, amounts: Floats, most: int = 3) -> tuple[str, ...]:
+        """Where most of these amounts come from: lines of Python, else modules, else nothing."""
+        timeline = self.facts.timeline
+        if not timeline.has_operators or not timeline.trace.python_functions.height:
+            return ()
+        found, texts = timeline.places, timeline.trace.python_functions["name"]
+        names: dict[str, float] = {}
+        levels = levels_of_work(timeline, found)
+        for at, amount in zip(self._timeline_row[amounts > 0].tolist(), amounts[amounts > 0].tolist(), strict=True):
+            row = int(levels.row[at]) if LEVELS[int(levels.level[at])] == "module" else int(found.function[at])
+            if row != NO_RANGE:
+                name = str(texts[row])
+                names[name] = names.get(name, 0.0) + amount
+        return tuple(sorted(names, key=lambda name: (-names[name], name))[:most])
+
+    @cached_property
+    def gap_next(self) -> Int64s:
+        """For each pause the row of `Facts.work` that ended it; −1 for none."""
+        work, gaps = self.facts.work, self.facts.gaps
+        found = np.full(gaps.height, -1, dtype=np.int64)
+        for device in gaps["device"].unique():
+            mine = np.flatnonzero((work["device"] == device).to_numpy())
+            pauses = np.flatnonzero((gaps["device"] == device).to_numpy())
+            starts = work["start_ns"].to_numpy()[mine]
+            order = np.argsort(starts, kind="stable")
+            at = np.searchsorted(starts[order], gaps["end_ns"].to_numpy()[pauses], side="left")
+            inside = at < len(mine)
+            found[pauses[inside]] = mine[order[at[inside]]]
+        return found
+
+    def runs(self, inside: Bools) -> Iterator[Int64s]:
+        """Unbroken sequences (rows of `Facts.work`, in order) of pieces for which this holds."""
+        held = inside[self.order]
+        if not held.any():
+            return
+        edges = self.breaks() | np.r_[True, held[1:] != held[:-1]]
+        firsts = np.flatnonzero(edges)
+        for begin, end in zip(firsts, np.r_[firsts[1:], len(held)], strict=True):
+            if held[begin]:
+                yield self.order[begin:end]
+
+
+def product_ns(facts: Facts, mine: Bools) -> Floats:
+    """Time of each of these products at the peak of the tensor cores; 0 where the shapes do not tell."""
+    ideal = np.zeros(facts.work.height)
+    peaks = next((found for device in facts.devices if (found := peaks_of(device)) is not None), None)
+    if peaks is None or not facts.timeline.has_operators:
+        return ideal
+    rate = peaks.flops_per_s.get("bf16") or peaks.flops_per_s.get("fp16")
+    if not rate:
+        return ideal
+    shapes = facts.program.shapes()
+    names = facts.program.operator_names()
+    for at in np.flatnonzero(mine).tolist():
+        operations = _operations(names[at], shapes[at])
+        if operations:
+            ideal[at] = operations / rate * 1e9
+    return ideal
+
+
+def _operations(name: str | None, shapes: str | None) -> float:
+    """2·M·N·K of a product by its operands' shapes; 0 where they do not tell."""
+    if name is None or shapes is None:
+        return 0.0
+    matrices = [shape for shape in json.loads(shapes) if isinstance(shape, list) and len(shape) >= 2]
+    matrices = [shape for shape in matrices if all(isinstance(size, int) for size in shape)]
+    if len(matrices) < 2:
+        return 0.0
+    left, right = matrices[-2:] if "addmm" in name or "baddbmm" in name else matrices[:2]
+    if name.endswith("linear"):
+        return 2.0 * float(np.prod(left)) * float(right[0])
+    return 2.0 * float(np.prod(left)) * float(right[-1])

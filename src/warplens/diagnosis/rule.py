@@ -1,0 +1,271 @@
+"""What a finding is declared as: one `Rule` holds all that is known of one cause.
+
+A rule asks one question of the window. It says which time its cause claims, when it is raised, how sure that is, which
+numbers show it, what to do and which experiment would refute it. How much it can gain, and so how severe it is, follows
+from its claim. The vocabulary, the headline, the documentation and the tests read these objects; to add a finding is to
+add one, in a module of `warplens.diagnosis.rules`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, ClassVar, Final, Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from warplens.diagnosis.findings import ISSUING, Finding, ceiling
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from warplens.diagnosis.claims import Claims
+    from warplens.diagnosis.facts import Facts
+    from warplens.diagnosis.findings import Confidence, Remedy, Severity
+
+Floats: TypeAlias = npt.NDArray[np.float64]
+
+#: How claims on the same piece of work are settled, the last one wins: what was inferred of single kernels, what the
+#: structure of the program shows (of several among these, the largest share), what counters measured, and what is
+#: certain of the piece itself.
+Precedence: TypeAlias = Literal["inferred", "structure", "measured", "certain"]
+PRECEDENCES: Final[tuple[Precedence, ...]] = ("inferred", "structure", "measured", "certain")
+
+#: What several findings give as evidence.
+GPU_BUSY_SHARE: Final = {"gpu_busy_share": "of the window, over its GPUs"}
+IDLE_NS: Final = {"idle_ns": "pauses that the finding claims"}
+IDLE_SHARE: Final = {"idle_share": "those pauses, of the window"}
+LAUNCHES_BEHIND_NS: Final = {"launches_behind_ns": "modelled: launch pauses that the host would have hidden without it"}
+LAUNCHES_PER_STEP: Final = {"launches_per_step": "kernels of a step; of an optimizer, its own"}
+
+#: Stands in what a remedy should bring for the gain that is expected of its finding: the same number everywhere.
+GAIN: Final = "{gain}"
+
+#: A factor beyond this says no more than that hardly anything of the window would be left.
+MANY: Final = 100.0
+
+_NS_PER_MS: Final = 1e6
+
+
+class Limit(float):
+    """A number that one rule compares with, and why it is that one. What several rules use is in `Thresholds`."""
+
+    why: str
+
+    def __new__(cls, value: float, why: str) -> Limit:
+        """The number, with its reason."""
+        limit = super().__new__(cls, value)
+        limit.why = why
+        return limit
+
+
+class Rule:
+    """One finding. Every text that is not optional is checked to be there.
+
+    Attributes:
+        id: of the finding.
+        question: that the rule asks of a window.
+        limiter: what limits a window with it, in a few words.
+        cause: the same at more length, for the documentation.
+        raised_when: what raises it.
+        claimed: which time it claims.
+        headline: the verdict with this cause, `{share}` being the time that it claims; empty where it describes.
+        title: one sentence for people, where it is always the same.
+        evidence: name of each number that shows it → what it is. The end of a name is its unit (`EVIDENCE_UNITS`).
+        refutation: the experiment that would show it to be wrong.
+        thresholds: which of `Thresholds` it compares with, beside those that all do. Its own are attributes (`Limit`).
+        describes: it says what a window does, not what it loses, and is the verdict only where nothing is lost.
+        precedence: how sure its claim on GPU work is.
+    """
+
+    id: ClassVar[str]
+    question: ClassVar[str]
+    limiter: ClassVar[str]
+    cause: ClassVar[str]
+    raised_when: ClassVar[str]
+    claimed: ClassVar[str] = "nothing"
+    headline: ClassVar[str] = ""
+    title: ClassVar[str] = ""
+    evidence: ClassVar[Mapping[str, str]]
+    refutation: ClassVar[str]
+    thresholds: ClassVar[tuple[str, ...]] = ()
+    describes: ClassVar[bool] = False
+    precedence: ClassVar[Precedence] = "inferred"
+
+    def claim(self, facts: Facts) -> Floats | None:
+        """Of each piece of GPU work, the share of its time that goes away with the cause; None for no work at all."""
+        return None
+
+    def claim_gaps(self, facts: Facts) -> Floats | None:
+        """Of each pause, the share that goes away with the cause, whatever the host did in it; None for none."""
+        return None
+
+    def find(self, facts: Facts, claims: Claims) -> Finding | None:
+        """The finding, unless the window does not have it."""
+        raise NotImplementedError
+
+    @classmethod
+    def limits(cls) -> dict[str, Limit]:
+        """The numbers that this rule alone compares with, by name."""
+        return {name: value for name, value in vars(cls).items() if isinstance(value, Limit)}
+
+    def raised(
+        self,
+        facts: Facts,
+        claimed_ns: int,
+        *,
+        confidence: Confidence,
+        evidence: Mapping[str, int | float | None],
+        where: tuple[str, ...],
+        remedies: tuple[Remedy, ...],
+        title: str = "",
+        warning: float | None = None,
+        informs: bool = False,
+        on_gpu: bool = False,
+        issuing_ns: int = 0,
+        kept: float = 0.0,
+        bound_ns: int | None = None,
+        bound_known: bool = True,
+        at_least: float = 1.0,
+        spread: tuple[float, float] = (0.55, 1.4),
+    ) -> Finding | None:
+        """The finding, unless its cause costs too little to be told from chance.
+
+        Args:
+            facts: the window.
+            claimed_ns: wall time that the cause claims.
+            confidence, where, remedies, title: as in `Finding`.
+            evidence: the same; numbers that are None were not recorded and are left out.
+            warning: the gain from which on it is a warning, where the general one is too low.
+            informs: it only informs, whatever its gain.
+            on_gpu: it makes the GPU slower and leaves the host as it is, which then sets the pace.
+            issuing_ns: of the claimed time, the part in which the host issued work, which the profiler made longer.
+            kept: of the claimed time, the share that is expected to stay after the best remedy.
+            bound_known: whether anything bounds it; how much a larger batch shares, for one, does not show.
+            bound_ns: what the remedies could take away by the physics of the same mathematics; the claim if not given.
+            at_least: a factor below which the bound cannot lie, such as that of a remedy that was replayed.
+            spread: what the time saved is multiplied with for the ends of the interval.
+        """
+        limits = facts.thresholds
+        saved = claimed_ns * (1 - kept)
+        gain = gain_of(facts, int(saved), on_gpu=on_gpu, issuing_ns=int(issuing_ns * (1 - kept)))
+        if gain < limits.raise_ceiling:
+            return None
+        bound = max(bound_of(facts, claimed_ns, issuing_ns), ceiling(facts.wall_ns, bound_ns or 0), gain)
+        if on_gpu:
+            bound = max(bound, bound_of(facts, bound_ns or 0))
+        bound = max(bound, at_least)
+        low, high = (
+            gain_of(facts, int(saved * part), on_gpu=on_gpu, issuing_ns=int(issuing_ns * (1 - kept) * part))
+            for part in spread
+        )
+        least = max(limits.warning_ceiling, warning or 0.0)
+        severity: Severity = "info"
+        if not informs and gain >= least:
+            severity = "critical" if gain >= max(limits.critical_ceiling, least) and facts.window.steps else "warning"
+        known = {name: value for name, value in evidence.items() if value is not None}
+        told = f"about {gain:.2f}×" if gain < MANY else "many times"
+        return Finding(
+            self.id,
+            title or self.title,
+            severity,
+            confidence,
+            gain,
+            (min(low, gain), min(max(high, gain), bound) if bound_known else max(high, gain)),
+            bound if bound_known else None,
+            known,
+            where,
+            tuple(replace(remedy, expected=remedy.expected.replace(GAIN, told)) for remedy in remedies),
+            self.refutation,
+        )
+
+    def described(
+        self,
+        *,
+        title: str = "",
+        confidence: Confidence,
+        gain: float | None,
+        evidence: Mapping[str, int | float | None],
+        where: tuple[str, ...] = (),
+        remedies: tuple[Remedy, ...],
+    ) -> Finding:
+        """A finding that informs, whatever could be gained."""
+        known = {name: value for name, value in evidence.items() if value is not None}
+        return Finding(
+            self.id,
+            title or self.title,
+            "info",
+            confidence,
+            None,
+            None,
+            gain,
+            known,
+            where,
+            remedies,
+            self.refutation,
+        )
+
+
+def gain_of(facts: Facts, saved_ns: int, *, on_gpu: bool, issuing_ns: int = 0) -> float:
+    """How many times as fast the window gets without a profiler if this time goes away.
+
+    Time that the GPU saves helps only until the host's own time sets the pace. Pauses in which the host issues work
+    count with what is left of them without the profiler, in the claim and in the window.
+    """
+    if on_gpu:
+        before, after = facts.unprofiled_ns(), facts.unprofiled_ns(saved_ns)
+        return before / max(after, 1)
+    wall = facts.wall_ns - facts.added_ns
+    return ceiling(wall, min(saved_ns - (1 - facts.unprofiled_share) * issuing_ns, wall))
+
+
+def bound_of(facts: Facts, saved_ns: int, issuing_ns: int = 0) -> float:
+    """The most that can come of it, whatever the profiler added to the launches: nothing, or all of their time.
+
+    What the host does beside may hide behind the GPU's work, and other pauses shrink with the profiler.
+    """
+    issuing = facts.idle(*ISSUING)
+    as_recorded = ceiling(facts.wall_ns, min(saved_ns, facts.wall_ns))
+    wall = max(facts.wall_ns - issuing, 1)
+    without_launches = ceiling(wall, max(min(saved_ns - issuing_ns, wall), 0))
+    return max(as_recorded, without_launches)
+
+
+def ahead_without(facts: Facts, pieces: npt.NDArray[np.bool_]) -> float:
+    """Of the idle time, the share that goes away where the host need not issue this work, for it is ahead then."""
+    program, spent = facts.program, 0
+    begins = facts.work["launch_start_ns"].fill_null(0).to_numpy()
+    ends = facts.work["launch_end_ns"].fill_null(0).to_numpy()
+    done = np.sort(ends)
+    for run in program.runs(pieces):
+        begin = int(begins[run].min())
+        if begin > 0:
+            # What the host does before the first of them is for them, too.
+            before = done[max(int(np.searchsorted(done, begin)) - 1, 0)]
+            spent += int(ends[run].max()) - (min(int(before), begin) or begin)
+    busy = facts.busy_ns - int(program.own_ns[pieces].sum())
+    host = facts.unprofiled_share * (facts.host_needed_ns - min(spent, facts.host_needed_ns))
+    return min(max(1 - max(host - busy, 0.0) / max(facts.idle_ns - facts.added_ns, 1), 0.0), 1.0)
+
+
+def weight(finding: Finding) -> float:
+    """What findings are ranked by."""
+    return finding.gain or 0.0
+
+
+def predicted(facts: Facts, *changes: str) -> float:
+    """The largest factor that a replay predicts of these changes; 1 where none was replayed."""
+    found = [facts.predictions[change].speedup for change in changes if change in facts.predictions]
+    return max(found, default=1.0)
+
+
+def modelled(facts: Facts, change: str) -> str:
+    """What a change is predicted to bring in the window as recorded; the gain where nothing was predicted."""
+    found = facts.predictions.get(change)
+    if found is None:
+        return GAIN
+    unit = "a step" if facts.window.steps else "for the window"
+    return (
+        f"replayed as recorded: {found.measured_ns / _NS_PER_MS:.2f} → {found.predicted_ns / _NS_PER_MS:.2f} ms {unit} "
+        f"({found.speedup:.2f}×)"
+    )

@@ -1,0 +1,707 @@
+"""What the host does while the GPU waits: launching, waiting, something else, copies, allocation, communication."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING, ClassVar, Final
+
+import numpy as np
+import polars as pl
+
+from warplens.analysis.frames import number
+from warplens.analysis.intervals import Intervals, measure_before, total, union
+from warplens.analysis.trees import NO_RANGE
+from warplens.diagnosis.facts import kernel_names, range_names
+from warplens.diagnosis.findings import PASSES, Remedy
+from warplens.diagnosis.rule import (
+    GAIN,
+    GPU_BUSY_SHARE,
+    IDLE_NS,
+    IDLE_SHARE,
+    LAUNCHES_BEHIND_NS,
+    LAUNCHES_PER_STEP,
+    Floats,
+    Limit,
+    Rule,
+    modelled,
+    predicted,
+)
+
+if TYPE_CHECKING:
+    from warplens.diagnosis.claims import Claims
+    from warplens.diagnosis.facts import Facts
+    from warplens.diagnosis.findings import Confidence, Finding
+
+
+#: Copies over the link between host and GPU.
+HOST_COPIES: Final = ("host-to-device", "device-to-host")
+_OVER_LINK: Final = (pl.col("kind") == "copy") & pl.col("label").is_in(HOST_COPIES)
+
+
+def _seen(facts: Facts, claims: Claims, id_: str) -> dict[str, int | float | None]:
+    """The pauses that the profile shows with a cause, and apart from them what a model adds."""
+    seen = claims.seen_idle_ns(id_)
+    return {
+        "idle_ns": seen,
+        "idle_share": seen / facts.wall_ns if facts.wall_ns else None,
+        "launches_behind_ns": claims.idle_ns(id_) - seen or None,
+    }
+
+
+def _is_readback(facts: Facts) -> pl.Expr:
+    small = pl.col("bytes") <= facts.thresholds.readback_bytes
+    return ((pl.col("label") == "device-to-host") & small).fill_null(value=False)
+
+
+def _all_of(facts: Facts, which: pl.Expr) -> Floats:
+    """1 for the work for which this holds."""
+    return facts.work.select(which.fill_null(value=False)).to_series().to_numpy().astype(np.float64)
+
+
+#: Where CUDA graphs are what the GPU waits for.
+_FROM_GRAPHS: Final = (
+    Remedy(
+        "Launch the next graph before this one is done",
+        "do not wait for the GPU between replays: g.replay() returns at once; read results back one replay later",
+        "the pauses between replays go away",
+    ),
+    Remedy(
+        "Put more into one graph",
+        "capture several steps, or the whole step where parts are launched one by one",
+        "fewer launches for the same work",
+    ),
+)
+
+
+def _passes_ns(facts: Facts) -> int:
+    """Time of kernels that only pass over memory."""
+    return facts.own_ns(pl.col("label").is_in(PASSES))
+
+
+class LaunchOverhead(Rule):
+    """Idle time in which the host was between or inside launching calls, less what waits and the optimizer claim."""
+
+    id = "launch-overhead"
+    question = "Does the GPU wait for work that the host is still issuing?"
+    limiter = "the host cannot issue work as fast as the GPU finishes it"
+    cause = "the host's issue rate: the GPU is idle because the next kernel, or CUDA graph, was not launched yet"
+    raised_when = "it costs 2 %. Where the host is well ahead of the GPU without the profiler it informs only"
+    claimed = (
+        "pauses while the host was between or inside launching calls, with the GPU's own latency behind "
+        "them. A warning from 1.25× where the host may be ahead of the GPU without the profiler"
+    )
+    headline = (
+        "The host's pace limits this: for {share} of the time the GPU had no work, because the next "
+        "kernel was not launched yet"
+    )
+    title = "The GPU waits because the host cannot issue work as fast as the GPU finishes it"
+    evidence: ClassVar = {
+        **IDLE_NS,
+        **IDLE_SHARE,
+        **GPU_BUSY_SHARE,
+        **LAUNCHES_PER_STEP,
+        "launch_interval_median_ns": "from one launch to the next on the thread that launches most",
+        "launch_call_median_ns": "inside the call",
+        "kernel_median_ns": "length of the kernels",
+        "kernels_shorter_than_interval_share": "how many are shorter than that interval",
+        "launched_onto_idle_gpu_share": (
+            "kernels that began less than 5 µs after their launch: the GPU had been waiting"
+        ),
+        "host_needed_ns_per_step": (
+            "host time to issue the work: from the first launch to the last, without its waits for a busy GPU"
+        ),
+    }
+    refutation = (
+        "Double the batch: if the step takes about twice as long, the GPU and not the host's pace was the "
+        "limit. Time the step without a profiler (torch.cuda.Event): tracing itself makes each launch "
+        "slower."
+    )
+    thresholds = ("unsure_warning_ceiling",)
+
+    ahead_share = Limit(0.8, "A host that needs four fifths of the GPU's time is ahead of it without the profiler.")
+
+    def find(self, facts: Facts, claims: Claims) -> Finding | None:
+        """The finding, if the window has it."""
+        claimed = claims.idle_ns(self.id)
+        launches = facts.host.launches
+        whole = facts.phase is None
+        # Where it is the host's pace, most kernels find the GPU waiting for them.
+        prompt = launches.prompt_share if whole else None
+        sure = facts.sure and (prompt is None or prompt >= 0.5)
+        confidence: Confidence = "high" if sure else "medium"
+        is_kernel = pl.col("kind") == "kernel"
+        durations = facts.work.select((pl.col("end_ns") - pl.col("start_ns")).filter(is_kernel)).to_series()
+        return self.raised(
+            facts,
+            claimed,
+            confidence=confidence if len(facts.window.steps) else "low",
+            evidence={
+                "idle_ns": claimed,
+                "idle_share": claimed / facts.wall_ns if facts.wall_ns else None,
+                "gpu_busy_share": facts.busy_share,
+                "launches_per_step": durations.len() / facts.steps,
+                "launch_interval_median_ns": launches.interval_median_ns if whole else None,
+                "launch_call_median_ns": launches.api_median_ns if whole else None,
+                "kernel_median_ns": number(durations.median()),
+                "kernels_shorter_than_interval_share": launches.shorter_than_interval_share if whole else None,
+                "launched_onto_idle_gpu_share": prompt,
+                "host_needed_ns_per_step": facts.host_needed_ns / facts.steps,
+            },
+            where=range_names(facts, facts.gaps["range"], claims.of_gaps(self.id)),
+            issuing_ns=claims.issuing_ns[self.id],
+            # Graphs take every pause away; fused kernels most passes over memory, too.
+            bound_ns=facts.idle_ns + _passes_ns(facts),
+            at_least=predicted(facts, "cuda-graph", "free-launches"),
+            spread=(0.75, 1.2),
+            # Without the profiler, the host may be ahead of the GPU.
+            warning=facts.thresholds.unsure_warning_ceiling
+            if facts.least_unprofiled_share * facts.host_needed_ns < facts.busy_ns
+            else None,
+            informs=facts.least_unprofiled_share * facts.host_needed_ns < self.ahead_share * facts.busy_ns,
+            remedies=_FROM_GRAPHS
+            if facts.idle("graph-launch") > facts.idle("launch")
+            else (
+                Remedy(
+                    "Replay the step from a CUDA graph",
+                    "model = torch.compile(model, mode='reduce-overhead'); or by hand: g = torch.cuda.CUDAGraph(); "
+                    "with torch.cuda.graph(g): y = model(static_x); then static_x.copy_(x); g.replay()",
+                    modelled(facts, "cuda-graph"),
+                ),
+                Remedy(
+                    "Launch fewer kernels",
+                    "model = torch.compile(model) fuses elementwise work; "
+                    "torch.nn.functional.scaled_dot_product_attention "
+                    "replaces written-out attention; torch.optim.AdamW(…, fused=True) the optimizer's kernels",
+                    "in proportion to the launches that go away",
+                ),
+                Remedy(
+                    "Give each launch more work",
+                    "raise the batch size (DataLoader(…, batch_size=…)) until kernels run longer than the launch "
+                    "interval",
+                    "the same step time for more samples, until the GPU is busy",
+                ),
+            ),
+        )
+
+
+class HostSync(Rule):
+    """Pauses that began while the host waited for the GPU, until it had issued the next work.
+
+    One wait at the end of a step is normal; what it costs is named, but never as more than an information.
+    """
+
+    id = "host-sync"
+    question = "Does the host let the GPU run dry by waiting for it, and then have to refill it?"
+    limiter = "the host waits for the GPU to run dry, then refills it"
+    cause = (
+        "waiting: the host lets the GPU run dry (`.item()`, `cudaStreamSynchronize`, a copy of a few "
+        "bytes to the host), then refills it"
+    )
+    raised_when = "it costs 2 %. With 1.5 waits or fewer in a step that a range names it informs only"
+    claimed = (
+        "pauses that began in a wait, until the next work; read-backs of up to 16 KiB; of the launch "
+        "pauses, what the host would have run ahead by without its waits"
+    )
+    headline = "Waiting for the GPU limits this: {share} of the time goes into letting it run dry and refilling it"
+    title = "The host waits for the GPU to run dry, and then has to refill it"
+    evidence: ClassVar = {
+        **IDLE_NS,
+        **IDLE_SHARE,
+        **LAUNCHES_BEHIND_NS,
+        "readback_ns": "exposed time of those copies",
+        **GPU_BUSY_SHARE,
+        "waits_per_step": "calls that hold the host until the GPU is done",
+        "readbacks_per_step": "copies of up to 16 KiB to the host",
+        "idle_ns_per_wait": "cost of a wait",
+        "host_waiting_share": "share of the window in which the host waited for a busy GPU",
+    }
+    refutation = (
+        "Remove the waits (or keep the read values on the GPU): if the step takes as long as before, the "
+        "host's pace was the limit, and this is launch-overhead."
+    )
+    thresholds = ("normal_waits_per_step", "launches_behind_wait", "readback_bytes")
+    precedence = "certain"
+
+    def claim(self, facts: Facts) -> Floats | None:
+        """Copies of a few bytes to the host."""
+        return _all_of(facts, _OVER_LINK & _is_readback(facts))
+
+    def find(self, facts: Facts, claims: Claims) -> Finding | None:
+        """The finding, if the window has it."""
+        claimed = claims.total_ns(self.id)
+        waits = facts.host.waits / facts.steps
+        whole = facts.phase is None
+        inside = facts.waits_inside
+        return self.raised(
+            facts,
+            claimed,
+            confidence="high" if facts.sure and inside else "medium",
+            evidence={
+                **_seen(facts, claims, self.id),
+                "readback_ns": claims.busy_ns(self.id),
+                "gpu_busy_share": facts.busy_share,
+                "waits_per_step": waits if whole else None,
+                "readbacks_per_step": facts.host.readbacks / facts.steps if whole else None,
+                "idle_ns_per_wait": claimed / facts.host.waits if whole and facts.host.waits else None,
+                "host_waiting_share": facts.host.waited_ns / facts.window.duration_ns if whole else None,
+            },
+            where=range_names(facts, facts.gaps["range"], claims.of_gaps(self.id)),
+            remedies=(
+                Remedy(
+                    "Read results back less often, or not inside the step",
+                    "keep the value on the GPU (loss_sum += loss.detach()) and call .item() once every N steps; "
+                    "replace "
+                    "`if tensor:`, .item(), .cpu(), .tolist(), nonzero() and boolean masks inside the model "
+                    "(torch.where, index_select with fixed sizes)",
+                    modelled(facts, "no-synchronization"),
+                ),
+                Remedy(
+                    "Find every one of them",
+                    "torch.cuda.set_sync_debug_mode('warn') prints a traceback at each synchronising operation; remove "
+                    "torch.cuda.synchronize() that is left from timing",
+                    "a list of the lines to change",
+                ),
+                Remedy(
+                    "Read back one step late",
+                    "out = torch.empty(…, pin_memory=True); out.copy_(loss, non_blocking=True); event.record(); read "
+                    "`out` "
+                    "after event.synchronize() in the next step",
+                    "the wait then finds the copy done",
+                ),
+            ),
+            informs=not inside,
+            issuing_ns=claims.issuing_ns[self.id],
+            at_least=predicted(facts, "no-synchronization"),
+            bound_ns=facts.idle_ns + claims.busy_ns(self.id),
+        )
+
+
+class HostStall(Rule):
+    """Idle time in which no launching thread was inside a CUDA call for far longer than it takes to issue work."""
+
+    id = "host-stall"
+    question = "Is the host busy or asleep for long with no CUDA call in flight, while the GPU runs out of work?"
+    limiter = "the host does something else for long, with no CUDA call in flight"
+    cause = "host code with no CUDA call in flight (input pipeline, Python, garbage collection)"
+    raised_when = "it costs 2 %. Where a host that never waits hides it without the profiler it informs only"
+    claimed = (
+        "pauses in which no launching thread made a CUDA call for ten times its usual interval, and at least 0.1 ms"
+    )
+    headline = "The host limits this: for {share} of the time the GPU had no work, while the host did something else"
+    title = "The host does something else for long, and the GPU runs out of work"
+    evidence: ClassVar = {
+        **IDLE_NS,
+        **IDLE_SHARE,
+        **LAUNCHES_BEHIND_NS,
+        **GPU_BUSY_SHARE,
+        "stalls_per_step": "pauses of the GPU while the host did something else",
+        "longest_stall_ns": "pauses of the GPU while the host did something else",
+        "in_os_calls_share": "of those pauses, with some thread blocked in the operating system",
+    }
+    refutation = (
+        "Feed the same batch, already on the GPU, in every step: if the step takes as long as before, the "
+        "host's work between the launches is not the input pipeline."
+    )
+
+    waiting = Limit(0.5, "A host that waits in most steps starts each of them with an idle GPU.")
+
+    def _hidden(self, facts: Facts, claimed_ns: int) -> bool:
+        """Whether a host that never waits for the GPU would hide these pauses behind its work without the profiler."""
+        if facts.host.waits >= self.waiting * facts.steps:
+            return False
+        return facts.least_unprofiled_share * (facts.host_needed_ns - claimed_ns) + claimed_ns < facts.busy_ns
+
+    def find(self, facts: Facts, claims: Claims) -> Finding | None:
+        """The finding, if the window has it."""
+        claimed = claims.idle_ns(self.id)
+        spent = claims.of_gaps(self.id)
+        stalls = facts.gaps.filter(spent > 0)
+        waiting = _in_os_calls(facts, stalls)
+        where = _doing(facts, stalls, spent.filter(spent > 0))
+        return self.raised(
+            facts,
+            claimed,
+            confidence="high" if facts.sure else "medium" if facts.window.steps else "low",
+            evidence={
+                **_seen(facts, claims, self.id),
+                "gpu_busy_share": facts.busy_share,
+                "stalls_per_step": stalls.height / facts.steps,
+                "longest_stall_ns": int(spent.max() or 0) if spent.len() else None,  # type: ignore[arg-type]
+                "in_os_calls_share": waiting,
+            },
+            where=where,
+            remedies=_instead(facts, where),
+            issuing_ns=claims.issuing_ns.get(self.id, 0),
+            informs=self._hidden(facts, claimed),
+            # A host that does not stop can be ahead of the GPU, and hide all other pauses, too.
+            bound_ns=facts.idle_ns,
+            at_least=predicted(facts, "no-host-stall"),
+        )
+
+
+#: What a host does in its pauses, by the names of the ranges open then, and what to do about it; the first counts.
+_ACTIVITIES: Final = (
+    (
+        r"(?i)dataloader|__next__|\bdata\b|batch|load|input|fetch|decod|augment|token|preprocess",
+        (
+            Remedy(
+                "Prepare the input while the GPU works",
+                "DataLoader(dataset, num_workers=8, prefetch_factor=4, persistent_workers=True, pin_memory=True), and "
+                "x = x.to('cuda', non_blocking=True)",
+                "{gain}",
+            ),
+            Remedy(
+                "Prepare it once, or on the GPU",
+                "decode, augment and tokenise once and store the result, or torchvision.transforms.v2 on CUDA tensors, "
+                "NVIDIA DALI",
+                "{gain}",
+            ),
+        ),
+    ),
+    (
+        r"(?i)optimi[sz]er|zero_grad|clip_grad|grad_norm",
+        (
+            Remedy(
+                "Let one kernel do what the host does for each parameter",
+                "torch.optim.AdamW(…, fused=True); torch.nn.utils.clip_grad_norm_(…, foreach=True); "
+                "zero_grad(set_to_none=True); torch.compile(optimizer.step)",
+                "{gain}",
+            ),
+        ),
+    ),
+    (
+        r"(?i)backward|autograd|checkpoint",
+        (
+            Remedy(
+                "Do less on the host in the backward pass",
+                "fewer hooks and custom autograd functions; checkpoint larger parts, or none; torch.compile(model) "
+                "issues "
+                "the whole pass from one call",
+                "{gain}",
+            ),
+        ),
+    ),
+    (
+        r"(?i)compile|inductor|dynamo|triton|jit",
+        (
+            Remedy(
+                "Compile before the loop",
+                "warm up with each shape; torch._dynamo.mark_dynamic, or pad inputs to few shapes; "
+                "TORCH_LOGS=recompiles names the reason",
+                "{gain}",
+            ),
+        ),
+    ),
+    (
+        r"(?i)mpi|barrier|allreduce|all_reduce|gather|rendezvous|nccl",
+        (
+            Remedy(
+                "Find the rank that is late",
+                "warplens ranks RANK0 RANK1 …; move collectives off the host (NCCL instead of MPI or gloo)",
+                "{gain}",
+            ),
+        ),
+    ),
+    (
+        r"(?i)log|metric|wandb|tensorboard|save|checkpoint|print|write",
+        (
+            Remedy(
+                "Log and save from another thread, and less often",
+                "every N steps; torch.distributed.checkpoint.async_save; queue values and write them elsewhere",
+                "{gain}",
+            ),
+        ),
+    ),
+)
+
+#: Where no name says what the host does.
+_UNKNOWN_ACTIVITY: Final = (
+    Remedy(
+        "Move the work off the step",
+        "input: DataLoader(…, num_workers=8, pin_memory=True); logs and checkpoints: another thread; garbage "
+        "collection: "
+        "gc.freeze(), gc.disable() and gc.collect() between epochs",
+        "{gain}",
+    ),
+)
+
+_SEE: Final = Remedy(
+    "See what the host does there",
+    "py-spy record --gil -- python train.py, or nsys profile --trace=cuda,nvtx,osrt --python-sampling=true; ranges: "
+    "with torch.cuda.nvtx.range('data'): …",
+    "the function that takes the time",
+)
+
+
+def _instead(facts: Facts, where: tuple[str, ...]) -> tuple[Remedy, ...]:
+    """Remedies that fit what the host does in its pauses, as far as names of open ranges tell."""
+    names = " ".join(where)
+    fitting = next((found for pattern, found in _ACTIVITIES if re.search(pattern, names)), _UNKNOWN_ACTIVITY)
+    gain = modelled(facts, "no-host-stall")
+    return (*(replace(remedy, expected=remedy.expected.format(gain=gain)) for remedy in fitting), _SEE)
+
+
+def _in_os_calls(facts: Facts, stalls: pl.DataFrame) -> float | None:
+    """Share of the stalls with some thread blocked in the operating system; None where that was not recorded."""
+    calls = facts.timeline.trace.os_calls
+    if "os_calls" not in facts.timeline.trace.capture.recorded or not stalls.height:
+        return None
+    blocked = union(Intervals(calls["start_ns"].to_numpy(), calls["end_ns"].to_numpy()))
+    begins, ends = stalls["start_ns"].to_numpy(), stalls["end_ns"].to_numpy()
+    inside = measure_before(blocked, ends) - measure_before(blocked, begins)
+    return float(inside.sum() / max(1, (ends - begins).sum()))
+
+
+def _doing(facts: Facts, stalls: pl.DataFrame, spent: pl.Series) -> tuple[str, ...]:
+    """Names of the innermost ranges that are open on the launching thread in the middle of the stalls."""
+    thread = facts.host.launches.thread
+    ranges = facts.timeline.trace.ranges
+    if thread is None or not ranges.height or not stalls.height:
+        return ()
+    middle = (stalls["start_ns"] + stalls["end_ns"]).to_numpy() // 2
+    process, of_thread = (np.full(len(middle), part, dtype=np.int64) for part in thread)
+    rows, _ = facts.timeline.forest.attribute(process, of_thread, middle)
+    open_ = pl.Series(np.where(rows == NO_RANGE, -1, rows))
+    known = open_.to_frame("row").select(pl.when(pl.col("row") >= 0).then("row")).to_series()
+    return range_names(facts, known, spent)
+
+
+_NS_PER_S = 1e9
+
+
+class BlockingCopy(Rule):
+    """Copies over the link that no kernel hides, and pauses in which the host was held by one."""
+
+    id = "blocking-copy"
+    question = "Do copies between host and GPU run while nothing computes?"
+    limiter = "copies between host and GPU hold the work up"
+    cause = "copies between host and GPU"
+    raised_when = "it costs 2 %"
+    claimed = "time in which such a copy ran and nothing else; pauses in which the host was held in one"
+    headline = "Copies between host and GPU limit this: for {share} of the time nothing computes because of them"
+    evidence: ClassVar = {
+        "exposed_copy_ns": "copies that nothing hides",
+        "host_held_idle_ns": "pauses in which the host was held in a copy",
+        "claimed_share": "all that it claims, of the window",
+        "copied_bytes_per_step": "copies between host and GPU",
+        "copies_per_step": "the share of the bytes from or to pageable memory",
+        "bandwidth_bytes_per_s": "the share of the bytes from or to pageable memory",
+        "pageable_share": "the share of the bytes from or to pageable memory",
+    }
+    refutation = (
+        "Keep one batch on the GPU and use it in every step: if the step takes as long as before, the "
+        "copies were not what it waited for."
+    )
+    precedence = "certain"
+
+    kept_share = Limit(0.1, "Pinned copies still take a while, and the first of them nothing hides.")
+    pageable_share = Limit(0.05, "A few bytes from pageable memory, such as a loss, do not make the copies pageable.")
+
+    def claim(self, facts: Facts) -> Floats | None:
+        """All other copies over the link."""
+        return _all_of(facts, _OVER_LINK & ~_is_readback(facts))
+
+    def find(self, facts: Facts, claims: Claims) -> Finding | None:
+        """The finding, if the window has it."""
+        claimed = claims.total_ns(self.id)
+        exposed = claims.of_work(self.id)
+        if not claimed:
+            return None
+        copies = facts.work.select("kind", "label", "start_ns", "end_ns", "bytes", "pageable").filter(
+            (pl.col("kind") == "copy") & pl.col("label").is_in(HOST_COPIES)
+        )
+        busy = total(union(Intervals(copies["start_ns"].to_numpy(), copies["end_ns"].to_numpy())))
+        moved = int(copies["bytes"].sum())
+        pageable = copies.filter("pageable")
+        from_pageable = int(pageable["bytes"].sum()) / moved if moved else None
+        unpinned = (from_pageable or 0.0) >= self.pageable_share
+        # Pageable memory says itself what is wrong; a pinned copy that nothing hides may be the program's first need.
+        return self.raised(
+            facts,
+            claimed,
+            title="Copies from pageable memory hold the work up"
+            if unpinned
+            else "Copies between host and GPU run while nothing computes",
+            confidence="high" if unpinned and facts.sure else "medium",
+            evidence={
+                "exposed_copy_ns": claims.busy_ns(self.id),
+                "host_held_idle_ns": claims.idle_ns(self.id),
+                "claimed_share": claimed / facts.wall_ns if facts.wall_ns else None,
+                "copied_bytes_per_step": moved / facts.steps,
+                "copies_per_step": copies.height / facts.steps,
+                "bandwidth_bytes_per_s": moved / busy * _NS_PER_S if busy else None,
+                "pageable_share": from_pageable,
+            },
+            where=range_names(facts, facts.work["range"], exposed)
+            or range_names(facts, facts.gaps["range"], claims.of_gaps(self.id)),
+            remedies=(
+                Remedy(
+                    "Copy from pinned memory, without blocking",
+                    "DataLoader(…, pin_memory=True) or x = x.pin_memory(); then x = x.to('cuda', non_blocking=True)",
+                    modelled(facts, "async-copies"),
+                ),
+                Remedy(
+                    "Copy the next batch while this one computes",
+                    "side = torch.cuda.Stream(); with torch.cuda.stream(side): next_x = x.to('cuda', "
+                    "non_blocking=True); "
+                    "before "
+                    "use: torch.cuda.current_stream().wait_stream(side)",
+                    modelled(facts, "async-copies"),
+                ),
+                Remedy(
+                    "Copy less",
+                    "send uint8 images or token ids and convert on the GPU; keep results there",
+                    f"{GAIN}; in proportion to the bytes",
+                ),
+            ),
+            on_gpu=True,
+            kept=self.kept_share,
+            at_least=predicted(facts, "async-copies", "overlapped-copies"),
+            bound_ns=facts.idle_ns + claims.busy_ns(self.id),
+        )
+
+
+class AllocatorChurn(Rule):
+    """Idle time in which the host was inside cudaMalloc, cudaFree and their kin, and there are some in every step."""
+
+    id = "allocator-churn"
+    question = "Is device memory allocated and released inside the steps?"
+    limiter = "memory is allocated and freed inside the steps"
+    cause = "cudaMalloc, cudaFree and their kin inside the steps"
+    raised_when = "there is one a step, and it costs 2 %"
+    claimed = "pauses in which the host was inside of one"
+    headline = "Memory allocation limits this: for {share} of the time the GPU waits for cudaMalloc or cudaFree"
+    title = "Memory is allocated and freed inside the steps, and the GPU waits for it"
+    evidence: ClassVar = {
+        **IDLE_NS,
+        **IDLE_SHARE,
+        **LAUNCHES_BEHIND_NS,
+        "allocation_calls_per_step": "calls that obtain or release memory, and their time",
+        "allocation_call_ns_per_step": "calls that obtain or release memory, and their time",
+        **GPU_BUSY_SHARE,
+    }
+    refutation = (
+        "Count cudaMalloc and cudaFree in a step after the change (warplens api): with none left and the "
+        "same step time, something else held the GPU up."
+    )
+    thresholds = ("allocations_per_step",)
+
+    def find(self, facts: Facts, claims: Claims) -> Finding | None:
+        """The finding, if the window has it."""
+        calls = facts.host.allocations / facts.steps
+        if calls < facts.thresholds.allocations_per_step:
+            return None
+        claimed = claims.idle_ns(self.id)
+        whole = facts.phase is None
+        return self.raised(
+            facts,
+            claimed,
+            confidence="high" if facts.sure else "medium" if facts.window.steps else "low",
+            evidence={
+                **_seen(facts, claims, self.id),
+                "allocation_calls_per_step": calls if whole else None,
+                "allocation_call_ns_per_step": facts.host.allocation_ns / facts.steps if whole else None,
+                "gpu_busy_share": facts.busy_share,
+            },
+            where=range_names(facts, facts.gaps["range"], claims.of_gaps(self.id)),
+            remedies=(
+                Remedy(
+                    "Let the caching allocator keep its memory",
+                    "remove torch.cuda.empty_cache() from the loop, unset PYTORCH_NO_CUDA_MEMORY_CACHING; outside of "
+                    "PyTorch use "
+                    "cudaMallocAsync with a pool whose release threshold is raised",
+                    modelled(facts, "cached-allocation"),
+                ),
+                Remedy(
+                    "Stop it from running out and retrying",
+                    "PYTORCH_ALLOC_CONF=expandable_segments:True, or a smaller batch: an allocator at its limit "
+                    "frees its "
+                    "cache "
+                    "and synchronises (torch.cuda.memory_stats()['num_alloc_retries'])",
+                    modelled(facts, "cached-allocation"),
+                ),
+                Remedy(
+                    "Reuse buffers",
+                    "allocate outputs once and pass them on (out=, copy_); pad inputs to few distinct shapes",
+                    modelled(facts, "cached-allocation"),
+                ),
+            ),
+            issuing_ns=claims.issuing_ns.get(self.id, 0),
+            at_least=predicted(facts, "cached-allocation"),
+            bound_ns=facts.idle_ns,
+        )
+
+
+class ExposedCommunication(Rule):
+    """Time of communication kernels in which no other kernel ran on their GPU."""
+
+    id = "exposed-communication"
+    question = "Do collectives run while nothing computes?"
+    limiter = "communication that no compute hides"
+    cause = "collectives that no compute hides"
+    raised_when = "it costs 2 %"
+    claimed = "time in which a collective ran and nothing else"
+    headline = "Communication limits this: for {share} of the time it runs while nothing computes"
+    title = "Collectives run while nothing computes"
+    evidence: ClassVar = {
+        "exposed_ns": "collectives alone on the GPU",
+        "exposed_share": "of the window",
+        "exposed_of_their_time_share": "of their own time",
+        "collectives_per_step": "how many show",
+        "most_to_least_exposed_gpu_factor": "how unevenly they show on the GPUs",
+    }
+    refutation = "Run one step inside model.no_sync(): it must get faster by the exposed time."
+    precedence = "certain"
+
+    def claim(self, facts: Facts) -> Floats | None:
+        """Collectives."""
+        return _all_of(facts, pl.col("label") == "communication")
+
+    def find(self, facts: Facts, claims: Claims) -> Finding | None:
+        """The finding, if the window has it."""
+        claimed = claims.busy_ns(self.id)
+        if not claimed:
+            return None
+        kernels = facts.work.select("start_ns", "end_ns", "own_ns", "device", "label").filter(
+            pl.col("label") == "communication"
+        )
+        # What is hidden entirely owns no time, and is not in the table: the share is that of those which show.
+        lasting = int((kernels["end_ns"] - kernels["start_ns"]).sum())
+        by_device = kernels.group_by("device").agg(pl.col("own_ns").sum())["own_ns"]
+        uneven = float(by_device.max()) / float(by_device.min()) if by_device.len() > 1 and by_device.min() else None  # type: ignore[arg-type]
+        return self.raised(
+            facts,
+            claimed,
+            confidence="high" if facts.sure else "medium" if facts.window.steps else "low",
+            evidence={
+                "exposed_ns": claimed,
+                "exposed_share": claimed / facts.wall_ns if facts.wall_ns else None,
+                "exposed_of_their_time_share": claimed / lasting if lasting else None,
+                "collectives_per_step": kernels.height / facts.steps,
+                "most_to_least_exposed_gpu_factor": uneven,
+            },
+            where=kernel_names(facts, claims.of_work(self.id)),
+            remedies=(
+                Remedy(
+                    "Overlap it with the backward pass",
+                    "DistributedDataParallel(model, bucket_cap_mb=…, gradient_as_bucket_view=True, static_graph=True); "
+                    "FSDP: "
+                    "backward_prefetch=BackwardPrefetch.BACKWARD_PRE, forward_prefetch=True",
+                    GAIN,
+                ),
+                Remedy(
+                    "Communicate less",
+                    "accumulate gradients (with model.no_sync():), or reduce them in bfloat16 "
+                    "(model.register_comm_hook(dist.group.WORLD, default_hooks.bf16_compress_hook))",
+                    f"{GAIN}; in proportion to the bytes",
+                ),
+                Remedy(
+                    "Look for a straggler",
+                    "compare the ranks (warplens report RANK0 RANK1): a collective lasts until the slowest rank "
+                    "arrives",
+                    "the waiting part of the collectives goes away with its cause",
+                ),
+            ),
+            on_gpu=True,
+        )

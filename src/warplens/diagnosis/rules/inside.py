@@ -1,0 +1,216 @@
+"""Faults inside kernels that only hardware counters can show, weighted by the kernels' share of the window."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+import polars as pl
+
+from warplens.diagnosis.facts import kernel_names
+from warplens.diagnosis.findings import Remedy
+from warplens.diagnosis.rule import GAIN, Floats, Rule
+
+if TYPE_CHECKING:
+    from warplens.diagnosis.claims import Claims
+    from warplens.diagnosis.facts import Facts
+    from warplens.diagnosis.findings import Finding
+
+
+class CounterRule(Rule):
+    """A fault inside kernels.
+
+    One that loses the share g of a kernel's time costs the window g times the kernel's own share of it (Amdahl's law).
+
+    Attributes:
+        faults: what `analysis.counters` calls it.
+    """
+
+    faults: ClassVar[tuple[str, ...]]
+    precedence = "measured"
+    thresholds = ("counters_share", "counters_complete_share")
+    evidence: ClassVar = {
+        "lost_ns": "what a fault costs",
+        "lost_of_their_time_share": "of the kernels that have it",
+        "kernels_share": "their share of the window",
+        "counters_of_kernel_time_share": "of the kernel time, with counters",
+    }
+
+    def claim(self, facts: Facts) -> Floats | None:
+        """The share of its time that the fault costs each kernel."""
+        mine = facts.work["fault"].is_in(self.faults).fill_null(value=False)
+        return np.where(mine.to_numpy(), facts.work["fault_share"].fill_null(0.0).to_numpy(), 0.0)
+
+    def measured(
+        self, facts: Facts, claims: Claims, *, remedies: tuple[Remedy, ...], title: str = ""
+    ) -> Finding | None:
+        """The finding, if there are counters and the fault costs enough of the window."""
+        claimed = claims.busy_ns(self.id)
+        if not claimed:
+            return None
+        mine = claims.of_work(self.id)
+        affected = int(facts.work["own_ns"].filter(mine > 0).sum())
+        measured = facts.own_ns(pl.col("bound").is_not_null())
+        every = facts.own_ns(pl.col("kind") == "kernel")
+        covered = measured / every if every else 0.0
+        limits = facts.thresholds
+        return self.raised(
+            facts,
+            claimed,
+            title=title,
+            confidence="high"
+            if covered >= limits.counters_complete_share
+            else "medium"
+            if covered >= limits.counters_share
+            else "low",
+            evidence={
+                "lost_ns": claimed,
+                "kernels_share": affected / facts.wall_ns if facts.wall_ns else None,
+                "lost_of_their_time_share": claimed / max(1, affected),
+                "counters_of_kernel_time_share": covered,
+            },
+            where=kernel_names(facts, mine),
+            remedies=remedies,
+            on_gpu=True,
+        )
+
+
+class Occupancy(CounterRule):
+    """Kernels far from every roof whose occupancy is low and limited by registers, shared memory or block size."""
+
+    id = "occupancy"
+    question = "Do kernels wait, with too few warps resident to hide it?"
+    limiter = "kernels with too few warps to hide latency"
+    cause = "kernels that wait with too few warps; the limiter is named"
+    raised_when = "counters only"
+    claimed = "the fault's share of the kernel's time"
+    headline = "Low occupancy limits this: its kernels lose {share} of the time"
+    refutation = (
+        "Launch the kernel with fewer registers: if it is as fast as before, instructions within a warp "
+        "hide the latency already."
+    )
+    faults = ("occupancy",)
+
+    def find(self, facts: Facts, claims: Claims) -> Finding | None:
+        """The finding, if the window has it."""
+        limiters = facts.work.filter(claims.of_work(self.id) > 0)["limiter"].drop_nulls()
+        named = str(limiters.mode().sort().first()) if limiters.len() else None
+        return self.measured(
+            facts,
+            claims,
+            title="Kernels wait with too few warps to hide it" + (f" (limited by {named})" if named else ""),
+            remedies=(
+                Remedy(
+                    "Use fewer registers, or less shared memory, a block",
+                    "__launch_bounds__(threads, blocks), -maxrregcount; in Triton a smaller BLOCK size, num_stages or "
+                    "num_warps",
+                    GAIN,
+                ),
+                Remedy(
+                    "Choose another block size",
+                    "one that divides the warps of a multiprocessor, 128 to 256 threads",
+                    GAIN,
+                ),
+            ),
+        )
+
+
+class Uncoalesced(CounterRule):
+    """Kernels that move more sectors than their threads use."""
+
+    id = "uncoalesced"
+    question = "Is a part of every memory transaction not needed?"
+    limiter = "memory transactions of which a part is wasted"
+    cause = "memory transactions wasted"
+    raised_when = "counters only"
+    claimed = "the fault's share of the kernel's time"
+    headline = "Wasted memory transactions limit this: they are worth {share} of the time"
+    title = "Kernels move memory sectors of which a part is not used"
+    refutation = (
+        "Count sectors per request after the change (ncu --section MemoryWorkloadAnalysis_Tables): fewer "
+        "sectors at the same time mean that the traffic was not the limit."
+    )
+    faults = ("uncoalesced",)
+
+    def find(self, facts: Facts, claims: Claims) -> Finding | None:
+        """The finding, if the window has it."""
+        return self.measured(
+            facts,
+            claims,
+            remedies=(
+                Remedy(
+                    "Let neighbouring threads read neighbouring numbers",
+                    "store structures of arrays, transpose once (x.t().contiguous()) rather than in every access; in "
+                    "Triton let "
+                    "the fastest index of tl.arange run along the contiguous dimension",
+                    GAIN,
+                ),
+                Remedy("Load vectors", "float4 or half8 loads from addresses aligned to 16 bytes", GAIN),
+            ),
+        )
+
+
+class BankConflicts(CounterRule):
+    """Kernels whose shared-memory requests take more cycles than they need to."""
+
+    id = "bank-conflicts"
+    question = "Do threads of a warp queue for the same bank of shared memory?"
+    limiter = "conflicts in shared memory"
+    cause = "conflicts in shared memory"
+    raised_when = "counters only"
+    claimed = "the fault's share of the kernel's time"
+    headline = "Conflicts in shared memory limit this: they are worth {share} of the time"
+    title = "Threads of a warp queue for the same banks of shared memory"
+    refutation = (
+        "Count conflicts after the change (ncu --section MemoryWorkloadAnalysis_Tables): none, at the "
+        "same time, mean that shared memory was not the limit."
+    )
+    faults = ("bank-conflicts",)
+
+    def find(self, facts: Facts, claims: Claims) -> Finding | None:
+        """The finding, if the window has it."""
+        return self.measured(
+            facts,
+            claims,
+            remedies=(
+                Remedy("Pad the tile", "__shared__ float tile[32][33]; instead of [32][32]", GAIN),
+                Remedy("Swizzle it", "index column ^ (row % 32); CUTLASS: a swizzled shared-memory layout", GAIN),
+            ),
+        )
+
+
+class Divergence(CounterRule):
+    """Kernels whose instructions serve few threads each: branches that differ inside a warp, or blocks of odd sizes."""
+
+    id = "divergence"
+    question = "Do warps run with only a part of their threads active?"
+    limiter = "warps that run with few active threads"
+    cause = "few active threads in a warp"
+    raised_when = "counters only"
+    claimed = "the fault's share of the kernel's time"
+    headline = "Divergent warps limit this: they are worth {share} of the time"
+    title = "Instructions serve only a part of each warp's threads"
+    refutation = (
+        "Count active threads per instruction after the change (ncu --section WarpStateStats): more of "
+        "them, at the same time, mean that issuing was not the limit."
+    )
+    faults = ("divergence", "partial-warps")
+
+    def find(self, facts: Facts, claims: Claims) -> Finding | None:
+        """The finding, if the window has it."""
+        return self.measured(
+            facts,
+            claims,
+            remedies=(
+                Remedy(
+                    "Group work alike",
+                    "sort or bucket items by the branch that they take, one kernel for each case",
+                    GAIN,
+                ),
+                Remedy(
+                    "Use whole warps",
+                    "block sizes in multiples of 32; loop bounds that do not depend on the thread",
+                    GAIN,
+                ),
+            ),
+        )

@@ -1,0 +1,594 @@
+"""What the GPU is busy with: traffic, products, formats, small grids, the optimizer."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar, Final
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from warplens.analysis.frames import number
+from warplens.analysis.kernel_names import PRODUCTS
+from warplens.diagnosis.evidence import is_unfused, optimizer_work
+from warplens.diagnosis.facts import kernel_names
+from warplens.diagnosis.findings import PASSES, Remedy, ceiling
+from warplens.diagnosis.rule import (
+    GAIN,
+    GPU_BUSY_SHARE,
+    IDLE_NS,
+    LAUNCHES_PER_STEP,
+    Floats,
+    Limit,
+    Rule,
+    ahead_without,
+)
+from warplens.profile.peaks import peaks_of
+
+if TYPE_CHECKING:
+    from warplens.diagnosis.claims import Claims
+    from warplens.diagnosis.facts import Facts
+    from warplens.diagnosis.findings import Confidence, Finding
+    from warplens.profile import Device
+
+
+#: Of those, such as must have seen all numbers of a row before they can go on: a fused pass ends there.
+_ENDS_PASS: Final = ("reduction", "normalization", "softmax")
+
+#: Formats of operands that have narrower ones on tensor cores beside them.
+_WIDE: Final = ("fp32",)
+
+#: A product in fp32 that vector units carry out, as its name says.
+OFF_TENSOR_CORES: Final = (
+    pl.col("label").is_in(PRODUCTS)
+    & pl.col("precision").is_in(_WIDE)
+    & (~pl.col("tensor_cores") | (pl.col("label") == "attention"))
+    & ~pl.col("vector_product")
+).fill_null(value=False)
+
+#: What a program in fp32 can change to; each keeps its range of numbers or has scaling to make up for it.
+_NARROWER: Final = ("tf32", "bf16", "fp16")
+
+#: Every GPU with tensor cores has at least twice the rate on them.
+_LEAST_FACTOR: Final = 2.0
+
+
+def moves_data(facts: Facts) -> pl.Series:
+    """Which pieces of work are limited by memory traffic: measured, or inferred from category, length and grid."""
+    limits = facts.thresholds
+    long = (pl.col("end_ns") - pl.col("start_ns")) >= limits.bandwidth_kernel_ns
+    wide = pl.col("fill_share").fill_null(1.0) >= 1.0
+    inferred = pl.col("label").is_in(PASSES) & long & wide
+    measured = (pl.col("bound") == "memory") & (pl.col("bound_unit") == "dram")
+    known = pl.col("bound").is_not_null()
+    return facts.work.select(pl.when(known).then(measured).otherwise(inferred).fill_null(value=False)).to_series()
+
+
+def _fusible(facts: Facts) -> Floats:
+    """1 for every kernel of a chain but the longest: a single fused pass would still take about as long as that one.
+
+    A chain is an unbroken sequence of kernels of one stream and step that move data. A reduction ends it, for what
+    follows needs all of its result.
+    """
+    work = facts.work
+    saved = np.zeros(work.height)
+    moving = moves_data(facts).to_numpy()
+    if not moving.any():
+        return saved
+    steps = np.array([step.start_ns for step in facts.window.steps], dtype=np.int64)
+    starts = work["start_ns"].to_numpy()
+    lane = work["device"].to_numpy().astype(np.int64) << 32 | work["stream"].to_numpy()
+    order = (
+        np.lexsort((starts, lane))
+        if work["stream"].n_unique() > 1 or work["device"].n_unique() > 1
+        else np.arange(len(starts))
+    )
+    step = np.searchsorted(steps, starts, side="right")[order]
+    lane, chained = lane[order], moving[order]
+    closes = work["label"].is_in(_ENDS_PASS).to_numpy()[order]
+    breaks = (lane[1:] != lane[:-1]) | (step[1:] != step[:-1]) | (chained[1:] != chained[:-1]) | closes[:-1]
+    firsts = np.r_[0, np.flatnonzero(breaks) + 1]
+    length = (work["end_ns"].to_numpy() - starts)[order]
+    longest = np.maximum.reduceat(length, firsts)
+    run = np.zeros(len(order), dtype=np.int64)
+    run[firsts[1:]] = 1
+    run = np.cumsum(run)
+    is_longest = length == longest[run]
+    # Of several that are equally long, the first stays.
+    places = np.flatnonzero(is_longest)
+    is_longest[places[1:][run[places[1:]] == run[places[:-1]]]] = False
+    saved[order] = chained & ~is_longest
+    return saved
+
+
+class MemoryBandwidth(Rule):
+    """Kernels at the memory's roof (measured), or of kinds that hardly compute (inferred), on a busy GPU.
+
+    What can be saved is what a chain of them costs beyond one pass. Where they do not dominate, that only informs.
+    """
+
+    id = "memory-bandwidth"
+    question = "Is the GPU busy moving data rather than computing?"
+    limiter = "kernels that move data rather than compute"
+    cause = "memory traffic of kernels"
+    raised_when = "it costs 2 %. Unless such kernels take two thirds of the time it informs only"
+    claimed = "of an unbroken chain of kernels that move data, all but the longest: what one fused pass would save"
+    headline = "Memory traffic limits this: {share} of the time could go away if chains of kernels became one pass"
+    evidence: ClassVar = {
+        "memory_kernels_ns": "kernels that move data",
+        "memory_kernels_share": "of the window",
+        "fusible_ns": "what fusing chains of them would save",
+        **GPU_BUSY_SHARE,
+        "measured_of_kernel_time_share": "of the kernel time, with counters",
+        "memory_roof_median_share": "how near those kernels are to the memory's roof",
+    }
+    refutation = (
+        "Collect counters for the largest of them (ncu --set roofline -k NAME, then warplens diagnose "
+        "--counters): far below the memory's roof, they wait for something else."
+    )
+    thresholds = ("bandwidth_share", "bandwidth_kernel_ns", "counters_share")
+    least_products_share = Limit(0.05, "A program without products is one that moves data.")
+
+    def claim(self, facts: Facts) -> Floats | None:
+        """Of chains of kernels that move data, all but the longest; between products that is `unfused-chain`'s."""
+        products = facts.own_ns(pl.col("label").is_in(PRODUCTS))
+        inferred = products < self.least_products_share * facts.wall_ns
+        measured = facts.work["bound"].is_not_null().to_numpy()
+        return np.where(measured | inferred, _fusible(facts), 0.0)
+
+    def find(self, facts: Facts, claims: Claims) -> Finding | None:
+        """The finding, if the window has it."""
+        moving = moves_data(facts)
+        time = int(facts.work["own_ns"].filter(moving).sum())
+        share = time / facts.wall_ns if facts.wall_ns else 0.0
+        measured_ns = facts.own_ns(pl.col("bound").is_not_null())
+        kernels_ns = facts.own_ns(pl.col("kind") == "kernel")
+        measured = measured_ns >= facts.thresholds.counters_share * max(kernels_ns, 1)
+        dominates = share >= facts.thresholds.bandwidth_share
+        confidence: Confidence = "high" if measured else "medium" if dominates else "low"
+        shares = facts.work["bound_share"].filter(moving).drop_nulls()
+        return self.raised(
+            facts,
+            claims.busy_ns(self.id),
+            title="The GPU is busy with kernels that move data through memory rather than compute"
+            + ("" if measured else " (inferred from their kind)"),
+            confidence=confidence,
+            evidence={
+                "memory_kernels_ns": time,
+                "memory_kernels_share": share,
+                "fusible_ns": claims.busy_ns(self.id),
+                "gpu_busy_share": facts.busy_share,
+                "measured_of_kernel_time_share": measured_ns / kernels_ns if kernels_ns and measured_ns else None,
+                "memory_roof_median_share": number(shares.median()),
+            },
+            where=kernel_names(facts, facts.work["own_ns"] * moving),
+            remedies=(
+                Remedy(
+                    "Fuse chains of elementwise work",
+                    "model = torch.compile(model); fused operators: torch.nn.functional.scaled_dot_product_attention, "
+                    "rms_norm, layer_norm, gelu(approximate='tanh'), cross_entropy",
+                    f"{GAIN}: one pass over the data where there are several",
+                ),
+                Remedy(
+                    "Move fewer bytes",
+                    "bfloat16 instead of fp32 activations (torch.autocast('cuda', dtype=torch.bfloat16)); in-place "
+                    "operations; "
+                    "no .contiguous() or .float() that nothing needs",
+                    "half of the time of these kernels with numbers half as wide",
+                ),
+            ),
+            on_gpu=True,
+            informs=not dominates,
+        )
+
+
+class TensorCompute(Rule):
+    """Products on tensor cores that take most of a busy GPU's time. It informs: such a program does what it is for."""
+
+    id = "tensor-compute"
+    question = "Is the GPU busy multiplying matrices?"
+    limiter = "matrix products"
+    cause = "matrix products"
+    raised_when = "they take half of the time of a GPU that is busy for 90 %. Informs"
+    claimed = "nothing: this is what the program is for"
+    evidence: ClassVar = {
+        "products_ns": "matrix products",
+        "products_share": "of the window",
+        "on_tensor_cores_share": "those surely on tensor cores",
+        **GPU_BUSY_SHARE,
+        "at_tensor_roof_share": "of the counted products' time, at 60 % or more of the tensor pipe's peak",
+    }
+    refutation = (
+        "Compare the rate that the products reach with the GPU's peak (2·M·N·K over their time; ncu "
+        "--section ComputeWorkloadAnalysis): far below it, their shapes or their operands are the limit."
+    )
+    thresholds = ("busy_share", "dominant_share", "roof_share")
+    describes = True
+
+    def find(self, facts: Facts, claims: Claims) -> Finding | None:
+        """The finding, if the window has it."""
+        limits = facts.thresholds
+        is_product = pl.col("label").is_in(PRODUCTS) & pl.col("tensor_cores").fill_null(value=True)
+        time = facts.own_ns(is_product)
+        if facts.busy_share < limits.busy_share or time < limits.dominant_share * facts.wall_ns:
+            return None
+        known = facts.own_ns(is_product & pl.col("tensor_cores"))
+        pipe = (
+            (pl.col("bound") == "compute")
+            & (pl.col("bound_unit") == "tensor")
+            & (pl.col("bound_share") >= limits.roof_share)
+        )
+        counted = facts.own_ns(is_product & pl.col("bound").is_not_null())
+        at_roof = facts.own_ns(is_product & pipe) if counted else 0
+        mine = facts.work.select(is_product.fill_null(value=False)).to_series()
+        saved = sum(claims.busy_ns(other) for other in ("small-kernels", "occupancy", "bank-conflicts"))
+        near = counted and at_roof > limits.dominant_share * counted
+        return self.described(
+            title="Matrix products take most of the time of a busy GPU"
+            + (", near the peak of its tensor cores" if near else ""),
+            confidence="high" if near else "medium",
+            gain=ceiling(facts.wall_ns, min(saved, time)),
+            evidence={
+                "products_ns": time,
+                "products_share": time / facts.wall_ns,
+                "on_tensor_cores_share": known / time,
+                "gpu_busy_share": facts.busy_share,
+                "at_tensor_roof_share": at_roof / counted if counted else None,
+            },
+            where=kernel_names(facts, facts.work["own_ns"] * mine),
+            remedies=(
+                Remedy(
+                    "Do fewer floating-point operations, or narrower ones",
+                    "fp8 products (transformer_engine.pytorch.fp8_autocast, torchao.float8), 2:4 sparsity, a smaller "
+                    "model, fewer "
+                    "tokens",
+                    "in proportion to the operations, or the formats' peak rates",
+                ),
+                Remedy(
+                    "Choose shapes that fill the tiles",
+                    "dimensions in multiples of 64 (128 on compute capability 9.0 and later), vocabulary padded "
+                    "likewise",
+                    "up to a last partial wave of blocks per product",
+                ),
+            ),
+        )
+
+
+def tensor_core_factor(device: Device | None) -> float:
+    """How much faster a product can get on this GPU's tensor cores than in fp32 beside them, at most: by its peaks."""
+    peaks = peaks_of(device)
+    vector = peaks.flops_per_s.get("fp32") if peaks is not None else None
+    if peaks is None or not vector:
+        return _LEAST_FACTOR
+    narrower = [peaks.flops_per_s[name] for name in _NARROWER if name in peaks.flops_per_s]
+    return max([rate / vector for rate in narrower], default=_LEAST_FACTOR)
+
+
+#: What to compute in: TF32 and bfloat16 came with compute capability 8.0, fp16 on tensor cores with 7.0.
+_NARROWER_REMEDIES: Final = {
+    "newer": (
+        Remedy(
+            "Compute in bfloat16",
+            "with torch.autocast('cuda', dtype=torch.bfloat16): loss = model(x); model.to(torch.bfloat16) for "
+            "inference; "
+            "Fabric or Trainer(precision='bf16-mixed')",
+            "products on tensor cores, and half of the memory traffic between them",
+        ),
+        Remedy(
+            "Allow TF32",
+            "torch.set_float32_matmul_precision('high'), or torch.backends.cuda.matmul.allow_tf32 = True; for "
+            "convolutions "
+            "torch.backends.cudnn.allow_tf32 = True",
+            "products at half of the rate of bfloat16; inputs are rounded to 10 bits of mantissa, traffic stays",
+        ),
+    ),
+    "older": (
+        Remedy(
+            "Compute in fp16",
+            "with torch.autocast('cuda', dtype=torch.float16): loss = model(x), with torch.amp.GradScaler in training",
+            "products on tensor cores, and half of the memory traffic between them",
+        ),
+    ),
+}
+
+
+def _off_tensor_cores(facts: Facts) -> npt.NDArray[np.bool_]:
+    """Products in fp32 on vector units that tensor cores could do; no depthwise convolutions, which have no product."""
+    off: npt.NDArray[np.bool_] = facts.work.select(OFF_TENSOR_CORES).to_series().to_numpy()
+    return off & ~facts.program.marked("depthwise") if _has_tensor_cores(facts) else np.zeros_like(off)
+
+
+def _capability(facts: Facts) -> tuple[int, int]:
+    """The least compute capability of the GPUs; that of today's where it is not known."""
+    known = [device.compute_capability for device in facts.devices if device.compute_capability is not None]
+    return min(known, default=(9, 0))
+
+
+class Precision(Rule):
+    """Products whose names say fp32 and vector units, on a GPU that has tensor cores."""
+
+    id = "precision"
+    question = "Are matrix products in a format that the tensor cores do not take?"
+    limiter = "matrix products in a format that the tensor cores do not take"
+    cause = "matrix products beside the tensor cores"
+    raised_when = "it costs 2 %, and the GPU has tensor cores"
+    claimed = (
+        "of fp32 products on vector units, what the fastest narrower format saves by the peaks; some of what lies "
+        "between"
+    )
+    headline = (
+        "Matrix products beside the tensor cores limit this: {share} of the time could go away in TF32 or bfloat16"
+    )
+    title = "Matrix products run in fp32 beside the tensor cores"
+    evidence: ClassVar = {
+        "claimed_share": "all that it claims, of the window",
+        "off_tensor_cores_ns": "products beside the tensor cores",
+        "off_tensor_cores_share": "of the window",
+        "of_products_share": "of all products",
+        "products_share": "of the window",
+        "peak_ratio_factor": "peak of the fastest narrower format over that of fp32",
+        **GPU_BUSY_SHARE,
+    }
+    refutation = (
+        "Allow TF32 and run again: if the products do not get faster, they are limited by memory or by "
+        "their size. If results get worse than you can accept, the precision was needed."
+    )
+    thresholds = ("dominant_share",)
+    reached_share = Limit(
+        0.8, "Tensor cores reach 60 to 70 % of their peak in products that reach 80 % on vector units."
+    )
+    passes_saved_share = Limit(0.25, "Autocast halves what passes move, but for norms, losses and casts.")
+
+    def claim(self, facts: Facts) -> Floats | None:
+        """Of products on vector units, what the fastest narrower format could save."""
+        off = _off_tensor_cores(facts)
+        factor = min((tensor_core_factor(device) for device in facts.devices), default=_LEAST_FACTOR)
+        share = np.where(off, 1 - 1 / max(self.reached_share * factor, 1.0), 0.0)
+        if facts.program.own_ns[off].sum() >= facts.thresholds.dominant_share * facts.busy_ns:
+            # Where products dominate, what lies between them gets narrower, too.
+            wide = (facts.work["precision"] == "fp32").fill_null(value=False).to_numpy()
+            share[wide & facts.program.labelled(*PASSES)] = self.passes_saved_share
+        return share
+
+    def find(self, facts: Facts, claims: Claims) -> Finding | None:
+        """The finding, if the window has it."""
+        claimed = claims.busy_ns(self.id)
+        if not claimed or not _has_tensor_cores(facts):
+            return None
+        products = facts.own_ns(pl.col("label").is_in(PRODUCTS))
+        off = _off_tensor_cores(facts)
+        wide = int(facts.program.own_ns[off].sum())
+        passes = facts.own_ns(pl.col("label").is_in(PASSES))
+        newer = _capability(facts) >= (8, 0)
+        factor = min((tensor_core_factor(device) for device in facts.devices), default=None)
+        return self.raised(
+            facts,
+            claimed,
+            confidence="high" if factor is not None and wide > facts.thresholds.dominant_share * products else "medium",
+            evidence={
+                "claimed_share": claimed / facts.wall_ns if facts.wall_ns else None,
+                "off_tensor_cores_ns": wide,
+                "off_tensor_cores_share": wide / facts.wall_ns if facts.wall_ns else None,
+                "of_products_share": wide / products if products else None,
+                "products_share": products / facts.wall_ns if facts.wall_ns else None,
+                "peak_ratio_factor": factor,
+                "gpu_busy_share": facts.busy_share,
+            },
+            where=kernel_names(facts, claims.of_work(self.id)),
+            remedies=(*_NARROWER_REMEDIES["newer" if newer else "older"],),
+            bound_ns=int(wide * (1 - 0.75 / (factor or _LEAST_FACTOR))) + int(0.6 * passes),
+            spread=(0.93, 1.03),
+            on_gpu=True,
+        )
+
+
+def _has_tensor_cores(facts: Facts) -> bool:
+    """Whether no GPU is known to lack them: they came with compute capability 7.0."""
+    known = [device.compute_capability for device in facts.devices if device.compute_capability is not None]
+    return all(capability >= (7, 0) for capability in known)
+
+
+def _empty(facts: Facts) -> Floats:
+    """The share of the GPU that each kernel's grid cannot reach, less what other kernels fill at the same time."""
+    if facts.busy_share < facts.thresholds.small_kernels_busy_share:
+        return np.zeros(facts.work.height)
+    is_kernel = (pl.col("kind") == "kernel") & (pl.col("label") != "communication")
+    duration = pl.col("end_ns") - pl.col("start_ns")
+    owned, lasting = facts.work.select(
+        owned=pl.col("own_ns").filter(is_kernel).sum(), lasting=duration.filter(is_kernel).sum()
+    ).row(0)
+    at_once = max(lasting / owned, 1.0) if owned else 1.0
+    empty = 1 - (pl.col("fill_share") * at_once).clip(0.0, 1.0)
+    return facts.work.select(pl.when(is_kernel).then(empty).fill_null(0.0)).to_series().to_numpy()
+
+
+class SmallKernels(Rule):
+    """Time of kernels with fewer blocks than the GPU has multiprocessors, while the GPU is busy."""
+
+    id = "small-kernels"
+    question = "Is the GPU busy with grids that leave most of it empty?"
+    limiter = "grids that cannot fill the GPU"
+    cause = "grids that cannot fill the GPU, while it is busy (70 %)"
+    raised_when = "it costs 2 %; a warning from 1.25×"
+    claimed = "of kernels with fewer blocks than the GPU has multiprocessors, the share that these leave empty"
+    headline = "Small grids limit this: the GPU is busy, but what its kernels leave empty is worth {share} of the time"
+    title = "The GPU is busy with grids that leave most of its multiprocessors empty"
+    evidence: ClassVar = {
+        "empty_ns": "what small grids leave empty, as time of the whole GPU",
+        "small_kernels_share": "time, number and length of such kernels",
+        "multiprocessors_reached_share": "blocks over multiprocessors, at most 1, weighted by time",
+        "small_kernel_median_ns": "time, number and length of such kernels",
+        "small_kernels_per_step": "time, number and length of such kernels",
+        **GPU_BUSY_SHARE,
+    }
+    refutation = (
+        "Double the batch: small kernels then take hardly longer. If the step takes twice as long, the "
+        "grids were large enough."
+    )
+    thresholds = ("small_kernels_busy_share", "unsure_warning_ceiling")
+
+    def claim(self, facts: Facts) -> Floats | None:
+        """Of small grids, the share of the GPU that they leave empty, or what counters measured of it."""
+        measured = pl.when(pl.col("fault") == "small-grid").then(pl.col("fault_share")).fill_null(0.0)
+        known = facts.work.select(pl.when(pl.col("bound").is_not_null()).then(measured)).to_series()
+        return known.fill_null(pl.Series(_empty(facts))).to_numpy()
+
+    def find(self, facts: Facts, claims: Claims) -> Finding | None:
+        """The finding, if the window has it."""
+        claimed = claims.busy_ns(self.id)
+        if not claimed:
+            return None
+        kernels = facts.work.select("own_ns", "fill_share", length=pl.col("end_ns") - pl.col("start_ns")).drop_nulls()
+        time = int(kernels["own_ns"].sum())
+        small = kernels.filter(pl.col("fill_share") < 1)
+        lengths, of_small = small["length"], int(small["own_ns"].sum())
+        filled = float((kernels["own_ns"] * kernels["fill_share"]).sum()) / time if time else None
+        measured = bool(facts.work["bound"].is_not_null().any())
+        return self.raised(
+            facts,
+            claimed,
+            confidence="high" if measured else "medium",
+            evidence={
+                "empty_ns": claimed,
+                "small_kernels_share": of_small / facts.wall_ns if facts.wall_ns else None,
+                "multiprocessors_reached_share": filled,
+                "small_kernel_median_ns": number(lengths.median()),
+                "small_kernels_per_step": lengths.len() / facts.steps,
+                "gpu_busy_share": facts.busy_share,
+            },
+            where=kernel_names(facts, claims.of_work(self.id)),
+            remedies=(
+                Remedy(
+                    "Put more work into each launch",
+                    "raise the batch size, or stack independent problems (torch.bmm, torch.vmap, torch._foreach_*)",
+                    f"{GAIN}, as throughput: the step hardly gets longer",
+                ),
+                Remedy(
+                    "Split the work finer",
+                    "kernels that reduce long rows: split them over several blocks (split-K products, flash-decoding "
+                    "for "
+                    "attention, a reduction in two stages)",
+                    GAIN,
+                ),
+                Remedy(
+                    "Run independent kernels at once",
+                    "with torch.cuda.stream(torch.cuda.Stream()): … for branches that do not depend on one another, "
+                    "or one "
+                    "CUDA "
+                    "graph with parallel branches",
+                    GAIN,
+                ),
+            ),
+            # More work a launch costs the host no more, either.
+            bound_known=False,
+            spread=(0.6, 1.05),
+            warning=facts.thresholds.unsure_warning_ceiling,
+        )
+
+
+class UnfusedOptimizer(Rule):
+    """The launch pauses of the optimizer, and what a fused one saves of its kernels' memory traffic."""
+
+    id = "unfused-optimizer"
+    question = "Does the optimizer launch several kernels for each parameter tensor?"
+    limiter = "an optimizer that launches kernels for each parameter tensor"
+    cause = "an optimizer that goes from tensor to tensor"
+    raised_when = "it launches 100 kernels a step, more than half of them on one tensor each, and costs 2 %"
+    claimed = "launch pauses of the optimizer, and 26/33 of its kernels' time"
+    headline = "The optimizer limits this: going from tensor to tensor costs {share} of the time"
+    title = "The optimizer goes from tensor to tensor, with several kernels for each"
+    evidence: ClassVar = {
+        "optimizer_share": "time of the optimizer: its work, and the pauses that it ended",
+        "optimizer_ns_per_step": "time of the optimizer: its work, and the pauses that it ended",
+        **LAUNCHES_PER_STEP,
+        "single_tensor_launches_share": "of its launches, on one tensor each",
+        "parameter_tensors_count": "tensors that are updated in a step, where kernels tell",
+        "launches_per_tensor_factor": "launches for each",
+        **IDLE_NS,
+        "saved_kernel_ns": "what a fused optimizer saves of the kernels' time",
+    }
+    refutation = "Skip optimizer.step() in a test run: the step must get faster by the optimizer's share."
+    precedence = "structure"
+    thresholds = ("optimizer_launches_per_step", "optimizer_single_tensor_share", "optimizer_saved_share")
+
+    lead_share = Limit(
+        0.5, "Forward and backward pass keep pauses of their own, which a lead in the optimizer hides in part."
+    )
+    lists_saved_share = Limit(
+        0.6, "AdamW by lists makes some 20 accesses a number, fused 7; a few lists are too short to be bound by memory."
+    )
+    least_lists = Limit(8, "Clipping gradients and scaling losses take a few operations on lists; AdamW a dozen.")
+    least_operations = Limit(5, "An optimizer by lists runs several operations, clipping two or three.")
+
+    def claim(self, facts: Facts) -> Floats | None:
+        """Of the optimizer's kernels, the accesses that a fused one does not make."""
+        in_optimizer = (facts.work["phase"] == "optimizer").to_numpy()
+        if is_unfused(facts):
+            mine = in_optimizer & facts.work["label"].is_in(PASSES).to_numpy()
+            return np.where(mine, facts.thresholds.optimizer_saved_share, 0.0)
+        lists = self._lists(facts)
+        return np.where(lists, float(self.lists_saved_share), 0.0) if lists.any() else None
+
+    def claim_gaps(self, facts: Facts) -> Floats | None:
+        """Of all pauses, as much as a host that did not go from tensor to tensor would be ahead by."""
+        if facts.phase is not None or not is_unfused(facts):
+            return None
+        ahead = ahead_without(facts, (facts.work["phase"] == "optimizer").to_numpy())
+        return np.full(facts.gaps.height, self.lead_share * ahead) if ahead else None
+
+    def _lists(self, facts: Facts) -> npt.NDArray[np.bool_]:
+        """Kernels on lists of tensors, each with one operation, if an optimizer is written with many of them."""
+        program = facts.program
+        mine = program.marked("foreach") & ~program.marked("fused-optimizer")
+        many = mine.sum() >= self.least_lists * facts.steps
+        names = len(set(program.launched_as()[mine].tolist()))
+        return mine if many and names >= self.least_operations else np.zeros_like(mine)
+
+    def find(self, facts: Facts, claims: Claims) -> Finding | None:
+        """The finding, if the window has it."""
+        lists = self._lists(facts)
+        foreach = not is_unfused(facts)
+        if foreach and not lists.any():
+            return None
+        found = optimizer_work(facts)
+        claimed = claims.total_ns(self.id)
+        mine = facts.work["phase"] == "optimizer"
+        part = facts.of_phase("optimizer")
+        wall = part.wall_ns
+        return self.raised(
+            facts,
+            claimed,
+            title="The optimizer runs each of its operations over all tensors, one after the other (foreach)"
+            if foreach
+            else "",
+            confidence="high" if facts.sure else "medium",
+            evidence={
+                "optimizer_share": wall / facts.wall_ns if facts.wall_ns else None,
+                "optimizer_ns_per_step": wall / facts.steps,
+                "launches_per_step": (int(lists.sum()) if foreach else found.launches) / facts.steps,
+                "single_tensor_launches_share": found.single_tensor / found.launches if found.launches else None,
+                "parameter_tensors_count": found.updates / facts.steps if found.updates else None,
+                "launches_per_tensor_factor": found.launches / found.updates if found.updates else None,
+                "idle_ns": claims.idle_ns(self.id),
+                "saved_kernel_ns": claims.busy_ns(self.id),
+            },
+            where=kernel_names(facts, facts.work["own_ns"] * (pl.Series(lists) if foreach else mine)),
+            remedies=(
+                Remedy(
+                    "Use the fused optimizer",
+                    "torch.optim.AdamW(model.parameters(), lr=…, fused=True)",
+                    f"{GAIN}: one pass over the parameters in a handful of launches",
+                ),
+                Remedy(
+                    "Let it work on all tensors at once",
+                    "torch.optim.AdamW(…, foreach=True), or in an own optimizer the torch._foreach_* functions; or "
+                    "torch.compile(optimizer.step)",
+                    "launches fall from several a tensor to a few in all; memory traffic stays",
+                ),
+            ),
+            issuing_ns=claims.issuing_ns[self.id],
+            bound_ns=claimed
+            + facts.idle_ns
+            - claims.idle_ns(self.id)
+            + (0 if not foreach else int(0.35 * facts.program.own_ns[lists].sum())),
+        )

@@ -1,0 +1,428 @@
+"""Products done slowly: attention written out, sizes and formats that tensor cores do not take, few rows."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, ClassVar, Final
+
+import numpy as np
+import polars as pl
+
+from warplens.diagnosis.findings import PASSES, Remedy
+from warplens.diagnosis.program import product_ns
+from warplens.diagnosis.rule import GAIN, GPU_BUSY_SHARE, Limit
+from warplens.diagnosis.structure import (
+    AFFECTED_NS,
+    AFFECTED_SHARE,
+    SAVED_NS,
+    Bools,
+    StructureRule,
+    time_beside,
+    time_of,
+)
+
+if TYPE_CHECKING:
+    from warplens.diagnosis.claims import Claims
+    from warplens.diagnosis.facts import Facts
+    from warplens.diagnosis.findings import Finding
+    from warplens.diagnosis.program import Program
+    from warplens.diagnosis.rule import Floats
+
+#: 16-bit formats, whose products tensor cores take eight numbers at a time.
+_NARROW: Final = ("bf16", "fp16")
+
+
+class UnfusedAttention(StructureRule):
+    """A product, passes with a softmax among them, and a product again: scores of attention that go through memory."""
+
+    id = "unfused-attention"
+    question = "Do the scores of attention go through memory?"
+    limiter = "attention that writes its scores to memory"
+    cause = "attention written out: its scores (queries × keys) go through memory between two products"
+    raised_when = (
+        "a softmax stands between two products with nothing but passes over memory around it, and it costs 2 %"
+    )
+    claimed = "these passes, and of the products that write and read the scores what fused attention needs less"
+    headline = "Attention that writes its scores to memory limits this: {share} of the time could go away"
+    title = "Attention is written out: its scores go through memory several times"
+    evidence: ClassVar = {
+        **AFFECTED_NS,
+        **AFFECTED_SHARE,
+        **SAVED_NS,
+        "attentions_per_step": "softmaxes between two products, forward and backward",
+        "passes_per_attention_factor": "passes over the scores for each of them",
+        **GPU_BUSY_SHARE,
+    }
+    refutation = (
+        "Time one layer with torch.nn.functional.scaled_dot_product_attention in place of the product, softmax and "
+        "product: if it is not faster, the sequences are too short for the scores to matter."
+    )
+    least_share = Limit(0.02, "Less of the time in passes over scores is a router, a classifier or a short sequence.")
+    farthest = Limit(
+        16, "Scale, mask, bias, casts and dropout are no more passes than this on either side of a softmax."
+    )
+    product_saved_share = Limit(
+        0.5,
+        "Fused attention keeps scores on the chip: of products that are bound by writing them, half of the time stays.",
+    )
+    misaligned_saved_share = Limit(
+        0.9, "Sequence lengths that are no multiple of eight slow the products down; fused attention takes any length."
+    )
+    pass_to_softmax_share = Limit(0.03, "A pass over the scores takes at least this much of the softmax over them.")
+
+    def share(self, facts: Facts) -> Floats:
+        """Passes go away whole, products in part."""
+        passes, products, _ = self._found(facts.program)
+        share = np.zeros(facts.work.height)
+        share[passes] = 1.0
+        share[products] = self.product_saved_share
+        share[products & facts.program.marked("misaligned")] = self.misaligned_saved_share
+        if time_of(facts.program, passes) < self.least_share * facts.wall_ns:
+            share[:] = 0.0
+        return share
+
+    def _found(self, program: Program) -> tuple[Bools, Bools, int]:
+        """Which pieces are passes over scores, which products write or read them, and how many softmaxes there are."""
+        order, label = program.order, program.label
+        is_pass = (program.labelled(*PASSES) | ~program.is_kernel)[order]
+        is_product = program.labelled("gemm")[order]
+        softmax = (program.labelled("softmax") & ~program.marked("log-softmax") & ~program.marked("generated"))[order]
+        breaks, length = program.breaks(), program.own_ns[order]
+        passes, products = np.zeros(len(label), dtype=np.bool_), np.zeros(len(label), dtype=np.bool_)
+        count = 0
+        for at in np.flatnonzero(softmax).tolist():
+            left, right = at, at
+            while left > 0 and not breaks[left] and at - left < self.farthest and is_pass[left - 1]:
+                left -= 1
+            while (
+                right + 1 < len(order) and not breaks[right + 1] and right - at < self.farthest and is_pass[right + 1]
+            ):
+                right += 1
+            before, after = left - 1, right + 1
+            if left == 0 or breaks[left] or after >= len(order) or breaks[after]:
+                continue
+            if not is_product[before] or not is_product[after]:
+                continue
+            count += 1
+            inside = np.arange(left, right + 1)
+            passes[order[inside[length[inside] >= self.pass_to_softmax_share * length[at]]]] = True
+            products[order[[before, after]]] = True
+            if after + 1 < len(order) and is_product[after + 1] and not breaks[after + 1]:
+                products[order[after + 1]] = True
+        return passes, products, count
+
+    def find(self, facts: Facts, claims: Claims) -> Finding | None:
+        """The finding, if the window has it."""
+        if not claims.busy_ns(self.id):
+            return None
+        passes, products, count = self._found(facts.program)
+        return self.seen(
+            facts,
+            claims,
+            confidence="high",
+            evidence={
+                "attentions_per_step": count / facts.steps,
+                "passes_per_attention_factor": int(passes.sum()) / max(count, 1),
+            },
+            # The mathematics of fused attention takes some time; how much, its products do not tell.
+            bound_ns=int(1.04 * time_of(facts.program, passes | products))
+            + int(0.9 * time_beside(facts.program, products, reach=24)[~passes].sum()),
+            spread=(0.9, 1.08),
+            remedies=(
+                Remedy(
+                    "Use fused attention",
+                    "torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True); in transformers "
+                    "attn_implementation='sdpa' or 'flash_attention_2'; in timm fused_attn is on by default",
+                    "the passes over the scores go away, forward and backward, and so does the memory that they take",
+                ),
+                Remedy(
+                    "Keep the mask from switching it off",
+                    "is_causal=True instead of a dense mask; flex_attention for biases of one's own; "
+                    "torch.nn.attention.sdpa_kernel says why a kernel cannot be used",
+                    "the same",
+                ),
+            ),
+        )
+
+
+class MisalignedShape(StructureRule):
+    """Products in 16-bit formats whose kernels read operands that are not aligned to 16 bytes."""
+
+    id = "misaligned-shape"
+    question = "Do sizes keep products off the fast kernels?"
+    limiter = "products whose sizes keep them off the fast kernels"
+    cause = "products or attention whose sizes keep them off the fast kernels"
+    raised_when = "16-bit products run in kernels for operands that are not aligned to 16 bytes, and it costs 2 %"
+    claimed = "of these products, what well-shaped ones of as many operations do not need"
+    headline = "Sizes that tensor cores do not take limit this: {share} of the time could go away with padding"
+    evidence: ClassVar = {
+        **AFFECTED_NS,
+        **AFFECTED_SHARE,
+        **SAVED_NS,
+        "misaligned_per_step": "such products of a step",
+        "size_count": "the size that is no multiple of eight; only where shapes are recorded",
+        "padded_size_count": "the next that is one of 64",
+        "flops_of_peak_share": "rate of these products over the data sheet's; only where shapes are recorded",
+        **GPU_BUSY_SHARE,
+    }
+    refutation = (
+        "Pad that size to the next multiple of 64 in a test of the product alone: if it is not faster, the kernel "
+        "is not at fault."
+    )
+    saved_share = Limit(
+        0.8,
+        "Products for operands aligned to 2 bytes reach a fifth of what aligned ones do on Hopper; a third on Ampere.",
+    )
+    reached_share = Limit(0.65, "Of the peak of the tensor cores, what well-shaped products reach.")
+
+    def share(self, facts: Facts) -> Floats:
+        """What a well-shaped product of as many operations would not need."""
+        mine = self._mine(facts)
+        share = np.where(mine, float(self.saved_share), 0.0)
+        ideal = product_ns(facts, mine)
+        known = mine & (ideal > 0)
+        length = np.maximum(facts.work["end_ns"].to_numpy() - facts.work["start_ns"].to_numpy(), 1)
+        share[known] = np.clip(1 - (ideal / self.reached_share / length)[known], 0.0, 1.0)
+        return share
+
+    def _mine(self, facts: Facts) -> Bools:
+        narrow = facts.work["precision"].cast(pl.String).is_in(_NARROW).fill_null(value=False).to_numpy()
+        products = facts.program.labelled("gemm", "attention")
+        return np.asarray(products & narrow & facts.program.marked("misaligned"), dtype=np.bool_)
+
+    def find(self, facts: Facts, claims: Claims) -> Finding | None:
+        """The finding, if the window has it."""
+        mine = claims.of_work(self.id).to_numpy() > 0
+        if not mine.any():
+            return None
+        size = self._size(facts, mine)
+        ideal = product_ns(facts, mine)
+        known = mine & (ideal > 0)
+        padded = -(-size // 64) * 64 if size else None
+        named = f": {size:,} is no multiple of 8" if size else ""
+        own = facts.program.own_ns
+        # What stands beside such a product has rows of the same odd length, and moves them faster when padded.
+        beside = int(time_beside(facts.program, mine).sum())
+        return self.seen(
+            facts,
+            claims,
+            title=f"Products have sizes that tensor cores do not take{named}",
+            confidence="high",
+            evidence={
+                "misaligned_per_step": int(mine.sum()) / facts.steps,
+                "size_count": size,
+                "padded_size_count": padded,
+                "flops_of_peak_share": float(ideal[known].sum() / own[known].sum()) if known.any() else None,
+            },
+            bound_ns=int(own[mine].sum() - 0.5 * ideal[known].sum()) + beside // 2,
+            spread=(0.8, 1.15),
+            remedies=(
+                Remedy(
+                    f"Pad that size to {padded:,}" if padded else "Pad the odd size to a multiple of 64",
+                    "vocab_size and output layers: nn.Linear(width, 64 * math.ceil(classes / 64)) with the extra "
+                    "columns "
+                    "masked; transformers: model.resize_token_embeddings(pad_to_multiple_of=64)",
+                    "these products at the rate of well-shaped ones",
+                ),
+                Remedy(
+                    "Let the compiler pad",
+                    "torch.compile with torch._inductor.config.shape_padding = True (on by default in recent versions)",
+                    "the same, less a copy where operands are padded in each step",
+                ),
+            ),
+        )
+
+    def _size(self, facts: Facts, mine: Bools) -> int | None:
+        """The largest recorded size that is no multiple of eight."""
+        texts = facts.program.shapes().filter(pl.Series(mine)).drop_nulls().unique()
+        odd = [size for text in texts for size in _sizes(text) if size > 8 and size % 8]
+        return max(odd, default=None)
+
+
+def _sizes(shapes: str) -> list[int]:
+    """All sizes of a list of shapes."""
+    found: list[int] = []
+    for shape in json.loads(shapes):
+        if isinstance(shape, list):
+            found += [size for size in shape if isinstance(size, int)]
+    return found
+
+
+class MemoryFormat(StructureRule):
+    """Convolutions between conversions of layout, and norms in the format that convolutions do not like."""
+
+    id = "memory-format"
+    question = "Are images in a memory format that the convolutions do not like?"
+    limiter = "conversions of memory format around convolutions"
+    cause = "layouts: convolutions and norms in the slow format (NCHW), conversions between formats"
+    raised_when = "there are convolutions, kernels that convert or work on channels first, and it costs 2 %"
+    claimed = "the conversions whole, and of norms on channels first two thirds"
+    headline = "The memory format limits this: {share} of the time goes into converting it and working on the slow one"
+    title = "Images are in channels-first format (NCHW), which convolutions on tensor cores do not take"
+    evidence: ClassVar = {
+        **AFFECTED_NS,
+        **AFFECTED_SHARE,
+        **SAVED_NS,
+        "conversions_per_step": "kernels that change the layout",
+        "conversions_share": "of the window",
+        **GPU_BUSY_SHARE,
+    }
+    refutation = (
+        "Run with model.to(memory_format=torch.channels_last) and inputs alike: if it is not faster, cuDNN had "
+        "chosen NCHW for good reasons."
+    )
+    least_conversions_share = Limit(0.02, "Less of the time in conversions is the first layer's, or an output's.")
+    norm_saved_share = Limit(
+        0.65,
+        "Batch norms on channels first run one block a channel; on channels last they reach three times the bandwidth.",
+    )
+
+    def share(self, facts: Facts) -> Floats:
+        """Conversions whole, norms on channels first in part."""
+        program = facts.program
+        conversions = program.marked("layout-conversion")
+        convolutions = program.labelled("convolution")
+        share = np.zeros(facts.work.height)
+        if not convolutions.any() or time_of(program, conversions) < self.least_conversions_share * facts.wall_ns:
+            return share
+        share[program.marked("channels-first") & program.labelled("normalization", "reduction")] = self.norm_saved_share
+        share[conversions] = 1.0
+        return share
+
+    def find(self, facts: Facts, claims: Claims) -> Finding | None:
+        """The finding, if the window has it."""
+        if not claims.busy_ns(self.id):
+            return None
+        program = facts.program
+        conversions = program.marked("layout-conversion")
+        others = program.labelled(*PASSES, "convolution") & ~conversions
+        return self.seen(
+            facts,
+            claims,
+            confidence="high",
+            evidence={
+                "conversions_per_step": int(conversions.sum()) / facts.steps,
+                "conversions_share": time_of(program, conversions) / facts.wall_ns,
+            },
+            bound_ns=time_of(program, conversions) + int(0.85 * time_of(program, others)),
+            spread=(0.75, 1.25),
+            remedies=(
+                Remedy(
+                    "Use channels last for model and images",
+                    "model = model.to(memory_format=torch.channels_last); "
+                    "x = x.to(device, memory_format=torch.channels_last, non_blocking=True)",
+                    "no conversions, and norms and activations at a higher bandwidth",
+                ),
+                Remedy(
+                    "Compile the model",
+                    "torch.compile(model) chooses layouts for the whole graph, and fuses norms and activations",
+                    "the same, and fewer passes",
+                ),
+            ),
+        )
+
+
+class WeightBound(StructureRule):
+    """Products of few rows, whose time is that of reading the weights."""
+
+    id = "weight-bound"
+    question = "Are products so narrow that they only read their weights?"
+    limiter = "products of few rows, which only read their weights"
+    cause = "small-batch products that only read weights"
+    raised_when = "products of at most 16 rows take 40 % of the time of a GPU that is busy for 70 %"
+    claimed = "of all kernels, what a batch of 16 would share: their time for each unit of work"
+    headline = (
+        "Reading the weights limits this: {share} of the time, per unit of work, would be shared in a batch of 16"
+    )
+    title = "Products have so few rows that they do little but read their weights"
+    evidence: ClassVar = {
+        **AFFECTED_NS,
+        **AFFECTED_SHARE,
+        **SAVED_NS,
+        "rows_count": "rows of such a product; only where shapes are recorded",
+        "weights_bytes_per_step": "bytes of weights that they read; only where shapes are recorded",
+        "bandwidth_reached_share": "of the data sheet's bandwidth; only where shapes are recorded",
+        **GPU_BUSY_SHARE,
+    }
+    refutation = "Double the batch: if the step takes about twice as long, the products did more than read weights."
+    fewest_share = Limit(0.4, "Products that take less of the time do not set the pace.")
+    least_busy_share = Limit(0.7, "A GPU that waits for its host reads no weights meanwhile.")
+    rows = Limit(
+        16, "Up to 16 rows the time of a product hardly depends on them: a quarter of a tile of the tensor cores."
+    )
+
+    def share(self, facts: Facts) -> Floats:
+        """What a larger batch would share."""
+        mine = self._narrow(facts)
+        share = np.zeros(facts.work.height)
+        enough = time_of(facts.program, mine) >= self.fewest_share * facts.wall_ns
+        if enough and facts.busy_share >= self.least_busy_share:
+            share[facts.program.is_kernel] = 1 - 1 / self.rows
+        return share
+
+    def claim_gaps(self, facts: Facts) -> Floats | None:
+        """The same of the pauses: a larger batch shares them, too."""
+        return np.full(facts.gaps.height, 1 - 1 / self.rows) if self.share(facts).any() else None
+
+    def _narrow(self, facts: Facts) -> Bools:
+        """Which products have few rows: by their shapes, else by their names."""
+        program = facts.program
+        products = program.labelled("gemm")
+        shapes = program.shapes()
+        if shapes.null_count() == shapes.len():
+            return products & program.marked("vector-product")
+        texts = shapes.filter(pl.Series(products)).drop_nulls().unique().to_list()
+        few = {text: 0 < _rows(text) <= self.rows for text in texts}
+        found = shapes.replace_strict(few, default=False, return_dtype=pl.Boolean) if few else None
+        by_shape = (
+            found.fill_null(value=False).to_numpy() if found is not None else np.zeros(len(products), dtype=np.bool_)
+        )
+        by_name = program.marked("vector-product") & shapes.is_null().to_numpy()
+        return np.asarray(products & (by_shape | by_name), dtype=np.bool_)
+
+    def find(self, facts: Facts, claims: Claims) -> Finding | None:
+        """The finding, if the window has it."""
+        mine = claims.of_work(self.id).to_numpy() > 0
+        if not mine.any():
+            return None
+        return self.seen(
+            facts,
+            claims,
+            confidence="high" if not facts.program.shapes().is_null().all() else "medium",
+            evidence={"rows_count": self._most_rows(facts, mine)},
+            whole_share=1 - 1 / self.rows,
+            bound_ns=facts.wall_ns - facts.wall_ns // 128,
+            spread=(0.95, 1.03),
+            remedies=(
+                Remedy(
+                    "Serve more sequences at a time",
+                    "continuous batching (vllm, text-generation-inference), or generate() on a batch",
+                    "as many times the tokens as sequences, until products compute as long as they read; "
+                    f"{GAIN} a token with {self.rows:.0f}",
+                ),
+                Remedy(
+                    "Read fewer bytes",
+                    "weights in 8 or 4 bits (torchao.quantization.quantize_, bitsandbytes, AWQ)",
+                    "half or a quarter of the time of these products",
+                ),
+                Remedy(
+                    "Guess ahead",
+                    "speculative decoding with a small draft model: generate(assistant_model=…)",
+                    "two to three tokens for each pass over the weights",
+                ),
+            ),
+        )
+
+    def _most_rows(self, facts: Facts, mine: Bools) -> int | None:
+        texts = facts.program.shapes().filter(pl.Series(mine)).drop_nulls().unique().to_list()
+        return max((_rows(text) for text in texts), default=None)
+
+
+def _rows(shapes: str) -> int:
+    """Rows of a product's left operand, by the shapes of its inputs; 0 where they do not tell."""
+    matrices = [shape for shape in json.loads(shapes) if isinstance(shape, list) and len(shape) >= 2]
+    matrices = [shape for shape in matrices if all(isinstance(size, int) for size in shape)]
+    if len(matrices) < 2:
+        return 0
+    left, right = matrices[-2:]
+    return int(min(np.prod(left[:-1]), np.prod(right[:-1]), right[-1])) if len(left) == len(right) == 2 else 0

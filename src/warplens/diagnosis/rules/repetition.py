@@ -1,0 +1,357 @@
+"""Work that is done again and again: forward passes, loops over parts of the data, copies of a cache."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from warplens.analysis.kernel_names import PRODUCTS
+from warplens.diagnosis.findings import PASSES, Remedy
+from warplens.diagnosis.rule import GPU_BUSY_SHARE, Limit, ahead_without
+from warplens.diagnosis.structure import (
+    AFFECTED_NS,
+    AFFECTED_SHARE,
+    SAVED_NS,
+    Bools,
+    Int64s,
+    StructureRule,
+    time_of,
+)
+
+if TYPE_CHECKING:
+    from warplens.diagnosis.claims import Claims
+    from warplens.diagnosis.facts import Facts
+    from warplens.diagnosis.findings import Finding
+    from warplens.diagnosis.rule import Floats
+
+
+def _close(found: Bools, rows: Int64s, may: Bools, most: int) -> None:
+    """Add the rows between two found ones of a sequence, where that are few and each of them may be one."""
+    places = np.flatnonzero(found[rows])
+    for left, right in pairwise(places.tolist()):
+        if 1 < right - left <= most + 1 and may[left + 1 : right].all():
+            found[rows[left + 1 : right]] = True
+
+
+class Recomputation(StructureRule):
+    """Sequences of the forward pass that run again, launched by the thread of the backward pass."""
+
+    id = "recomputation"
+    question = "Is forward work run again in the backward pass?"
+    limiter = "forward work that is run again in the backward pass"
+    cause = "forward work run again in the backward pass (activation checkpointing)"
+    raised_when = "sequences of the forward pass's kernels come again in the backward pass, and it costs 2 %"
+    claimed = "these kernels, and the pauses in which the host issues them"
+    headline = "Work that is done twice limits this: {share} of the time goes into running the forward pass again"
+    title = "The forward pass is run again inside the backward pass"
+    evidence: ClassVar = {
+        **AFFECTED_NS,
+        **AFFECTED_SHARE,
+        **SAVED_NS,
+        "repeated_per_step": "kernels that are run a second time",
+        "of_forward_share": "of the kernels of the forward pass",
+        **GPU_BUSY_SHARE,
+    }
+    refutation = (
+        "Run without checkpointing (a smaller batch, if memory asks for it): if the time per sample stays, "
+        "nothing was run twice."
+    )
+    sequence = Limit(6, "As many kernels in the same order, a product among them, are no coincidence.")
+    distinct = Limit(3, "A sequence of the same kernel over and over occurs anywhere.")
+    most_share = Limit(0.6, "A backward pass takes twice its forward pass: more of it is no repetition.")
+    between = Limit(12, "Casts of weights and copies between two such sequences belong to them.")
+    least_share = Limit(0.1, "Less of the forward pass again is an operator that is shared, not a checkpoint.")
+
+    def share(self, facts: Facts) -> Floats:
+        """The repeated kernels."""
+        return self._again(facts).astype(np.float64)
+
+    def claim_gaps(self, facts: Facts) -> Floats | None:
+        """The pauses before them, and of all others as much as a host without that work would be ahead by."""
+        again = self._again(facts)
+        if not again.any():
+            return None
+        before = np.where(facts.program.gap_next >= 0, again[facts.program.gap_next], False)
+        return np.maximum(before.astype(np.float64), ahead_without(facts, again), dtype=np.float64)
+
+    def _again(self, facts: Facts) -> Bools:
+        program = facts.program
+        again = np.zeros(facts.work.height, dtype=np.bool_)
+        known: Bools | None = facts.cache.get("recomputed")
+        if known is not None:
+            return known
+        facts.cache["recomputed"] = again
+        backward = self._backward(facts)
+        if not backward.any() or backward.all():
+            return again
+        keys, length = program.launched_as(), int(self.sequence)
+        product = program.labelled(*PRODUCTS)
+        is_kernel = program.is_kernel
+        for step in np.unique(program.step):
+            rows = program.order[(program.step[program.order] == step) & is_kernel[program.order]]
+            forward, later = rows[~backward[rows]], rows[backward[rows]]
+            if len(forward) < length or len(later) < length:
+                continue
+            first = {tuple(keys[forward[at : at + length]].tolist()) for at in range(len(forward) - length + 1)}
+            for at in range(len(later) - length + 1):
+                window = later[at : at + length]
+                seen = tuple(keys[window].tolist())
+                if seen in first and len(set(seen)) >= self.distinct and product[window].any():
+                    again[window] = True
+            _close(again, later, np.isin(keys[later], keys[forward]), int(self.between))
+        spent = time_of(program, again)
+        too_few = again.sum() < self.least_share * (is_kernel & ~backward).sum()
+        if too_few or spent > self.most_share * time_of(program, is_kernel & backward):
+            again[:] = False
+        return again
+
+    def _backward(self, facts: Facts) -> Bools:
+        """Which work autograd's thread launched, or a range named after the backward pass holds."""
+        by_range = (facts.work["phase"] == "backward").to_numpy()
+        program = facts.program
+        threads = program.thread
+        if not (threads >= 0).any():
+            return by_range
+        gradient = program.is_kernel & program.marked("backward")
+        if not gradient.any():
+            return by_range
+        # Autograd's thread launches the kernels that are named after gradients, and those only.
+        values, counts = np.unique(threads[gradient], return_counts=True)
+        engine = values[counts.argmax()]
+        starts = facts.work["start_ns"].to_numpy()
+        main = threads[np.argmin(starts)]
+        by_thread = (threads == engine) if engine != main else np.zeros(len(threads), dtype=np.bool_)
+        return np.asarray(by_range | by_thread, dtype=np.bool_)
+
+    def find(self, facts: Facts, claims: Claims) -> Finding | None:
+        """The finding, if the window has it."""
+        if not claims.busy_ns(self.id):
+            return None
+        again = self._again(facts)
+        forward = facts.program.is_kernel & ~self._backward(facts)
+        return self.seen(
+            facts,
+            claims,
+            confidence="high",
+            evidence={
+                "repeated_per_step": int(again.sum()) / facts.steps,
+                "of_forward_share": min(int(again.sum()) / max(int(forward.sum()), 1), 1.0),
+            },
+            # Without it, the bookkeeping of checkpoints goes as well: it saves and restores random states.
+            bound_ns=claims.total_ns(self.id) + facts.idle_ns - claims.idle_ns(self.id),
+            spread=(0.55, 1.4),
+            remedies=(
+                Remedy(
+                    "Switch checkpointing off while memory is free",
+                    "model.gradient_checkpointing_disable(), or no torch.utils.checkpoint around the blocks",
+                    "the second forward pass goes away; its activations stay in memory",
+                ),
+                Remedy(
+                    "Checkpoint less",
+                    "every second block, or selectively: checkpoint(…, context_fn=functools.partial("
+                    "create_selective_checkpoint_contexts, policy)) that keeps products and attention",
+                    "in proportion to what is not run again",
+                ),
+            ),
+        )
+
+
+class PerExpertLoop(StructureRule):
+    """The same short chain of picking rows, products and adding rows, many times in a row."""
+
+    id = "per-expert-loop"
+    question = "Is the same small chain repeated for parts of the data?"
+    limiter = "a loop over parts of the data, each with small products of its own"
+    cause = "the same small chain of kernels repeated for parts of the data, such as experts"
+    raised_when = "small products between picking rows and adding them repeat twenty times in a step, and it costs 2 %"
+    claimed = "the pauses before these kernels, and half of their time"
+    headline = (
+        "A loop over parts of the data limits this: {share} of the time goes into what grouped products would not need"
+    )
+    title = "The same small chain of kernels is launched for each part of the data, one after the other"
+    evidence: ClassVar = {
+        **AFFECTED_NS,
+        **AFFECTED_SHARE,
+        **SAVED_NS,
+        "repetitions_per_step": "how often the chain comes",
+        "kernels_per_repetition_factor": "kernels of each",
+        "waits_per_step": "calls that hold the host until the GPU is done, for counts of what each part gets",
+        **GPU_BUSY_SHARE,
+    }
+    refutation = (
+        "Sort the rows by part and run one batched product on equal bins: if it is not faster, the parts were "
+        "large enough."
+    )
+    in_a_row = Limit(6, "Mixtures have eight experts or more, of which a few may get nothing.")
+    repetitions = Limit(20, "Fewer repetitions in a step may be the layers of a network that picks rows in each.")
+    small_ns = Limit(40_000, "Products that take longer fill the GPU by themselves; grouping them brings little.")
+    longest = Limit(80, "The chain of one expert, forward or backward, is shorter than this.")
+    kept_share = Limit(0.5, "Grouped products still do the work, in fewer and fuller kernels.")
+
+    def share(self, facts: Facts) -> Floats:
+        """A part of the chain's time."""
+        return np.where(self._loop(facts)[0], 1 - self.kept_share, 0.0)
+
+    def claim_gaps(self, facts: Facts) -> Floats | None:
+        """The pauses before its kernels."""
+        mine, _ = self._loop(facts)
+        if not mine.any():
+            return None
+        return np.where(facts.program.gap_next >= 0, mine[facts.program.gap_next], False).astype(np.float64)
+
+    def _loop(self, facts: Facts) -> tuple[Bools, int]:
+        """Which kernels belong to such a loop, and how many repetitions there are."""
+        known: tuple[Bools, int] | None = facts.cache.get("expert-loop")
+        if known is not None:
+            return known
+        program = facts.program
+        mine = np.zeros(facts.work.height, dtype=np.bool_)
+        product = program.labelled("gemm")
+        scattered = program.labelled("gather-scatter", "sort-topk")
+        writes = program.marked("adding-rows")
+        other = program.labelled("attention", "normalization", "convolution", "communication", "optimizer")
+        count = 0
+        for run in program.runs(~other):
+            if not len(run):
+                continue
+            # Repetitions are told apart by where rows are picked: from one group of gathers to the next lie products.
+            picks = scattered[run]
+            starts = np.flatnonzero(picks & np.r_[True, ~picks[:-1]])
+            parts = np.split(np.arange(len(run)), starts[starts > 0])
+            telling = [part for part in parts if product[run[part]].any() and len(part) <= self.longest]
+            if len(telling) < self.in_a_row or not writes[run].any():
+                continue
+            inside = run[np.arange(telling[0][0], telling[-1][-1] + 1)]
+            if np.median(program.own_ns[inside[product[inside]]]) < self.small_ns:
+                count += len(telling)
+                mine[inside] = True
+        if count < self.repetitions * facts.steps:
+            mine[:], count = False, 0
+        facts.cache["expert-loop"] = (mine, count)
+        return mine, count
+
+    def find(self, facts: Facts, claims: Claims) -> Finding | None:
+        """The finding, if the window has it."""
+        if not claims.total_ns(self.id):
+            return None
+        mine, count = self._loop(facts)
+        return self.seen(
+            facts,
+            claims,
+            confidence="high" if facts.sure else "medium",
+            evidence={
+                "repetitions_per_step": count / facts.steps,
+                "kernels_per_repetition_factor": int(mine.sum()) / max(count, 1),
+                "waits_per_step": facts.host.waits / facts.steps,
+            },
+            bound_ns=claims.idle_ns(self.id) + int(0.95 * time_of(facts.program, mine)),
+            spread=(0.88, 1.1),
+            remedies=(
+                Remedy(
+                    "Group the products",
+                    "sort rows by expert (torch.argsort), then torch._grouped_mm, or pad to equal bins and torch.bmm; "
+                    "transformers: experts_implementation='grouped_mm'; megablocks or vllm's fused_moe",
+                    "a handful of kernels in place of the loop, and no wait for counts",
+                ),
+                Remedy(
+                    "Replay the loop from a CUDA graph",
+                    "fixed capacities for each part, then torch.cuda.graph or torch.compile(mode='reduce-overhead')",
+                    "the launches go away, the small products stay",
+                ),
+            ),
+        )
+
+
+class GrowingCache(StructureRule):
+    """Concatenations that grow from step to step: keys and values copied whole for each token."""
+
+    id = "growing-cache"
+    question = "Is a cache copied whole to add a little to it?"
+    limiter = "a cache that is copied whole to grow"
+    cause = "concatenated key/value caches"
+    raised_when = "concatenations grow from step to step, or come with each attention of a decoder, and it costs 2 %"
+    claimed = "the concatenations"
+    headline = "A cache that is copied whole to grow limits this: {share} of the time goes into copying it"
+    title = "A cache is concatenated, so that all of it is copied in each step"
+    evidence: ClassVar = {
+        **AFFECTED_NS,
+        **AFFECTED_SHARE,
+        **SAVED_NS,
+        "concatenations_per_step": "copies of a whole tensor to add to it",
+        "growth_per_step": "how much longer they take from one step to the next, of their time",
+        **GPU_BUSY_SHARE,
+    }
+    refutation = (
+        "Decode with a cache of fixed size (StaticCache): if a token takes as long, the copies were not what it "
+        "waited for."
+    )
+    least_per_step = Limit(4, "A network with a few layers concatenates keys and values of each.")
+    longer = Limit(
+        10, "A cache of a thousand tokens is a thousand times what one token adds; passes over that are short."
+    )
+    saved_share = Limit(0.55, "A cache of fixed size is attended to in its whole length, and still written.")
+    least_growth = Limit(0.0005, "From noise on: a cache of 2,000 tokens grows by this in a step.")
+
+    def share(self, facts: Facts) -> Floats:
+        """The concatenations, if they grow."""
+        program = facts.program
+        mine = program.marked("concatenation")
+        attention = program.labelled("attention") & ~program.marked("backward")
+        others = program.labelled(*PASSES) & ~mine
+        if mine.sum() < self.least_per_step * facts.steps or not attention.any() or not others.any():
+            return np.zeros(len(mine))
+        # Keys and values of each attention; far longer than what is done with one token.
+        long = mine & (program.own_ns >= self.longer * float(np.median(program.own_ns[others])))
+        pairs = long.sum() >= 1.5 * attention.sum()
+        grown = self._growth(facts, mine)
+        growing = grown is not None and grown >= self.least_growth
+        return (
+            np.where(long if pairs else mine, float(self.saved_share), 0.0) if pairs or growing else np.zeros(len(mine))
+        )
+
+    def _growth(self, facts: Facts, mine: Bools) -> float | None:
+        """Growth of their time in a step, as a share of it; None where there are too few."""
+        if facts.steps < 3 or mine.sum() < self.least_per_step * facts.steps:
+            return None
+        program = facts.program
+        steps = np.unique(program.step[mine])
+        grid = np.nan_to_num(program.blocks)
+        sums = np.array([program.own_ns[mine & (program.step == step)].sum() for step in steps], dtype=np.float64)
+        blocks = np.array([grid[mine & (program.step == step)].sum() for step in steps])
+        if len(steps) < 3 or not sums.mean():
+            return None
+        slope = np.polyfit(np.arange(len(steps)), sums, 1)[0] / sums.mean()
+        rising = np.all(np.diff(blocks) >= 0) and blocks[-1] > blocks[0]
+        return float(slope) if rising or slope > 3 * np.std(np.diff(sums)) / sums.mean() else None
+
+    def find(self, facts: Facts, claims: Claims) -> Finding | None:
+        """The finding, if the window has it."""
+        if not claims.busy_ns(self.id):
+            return None
+        mine = claims.of_work(self.id).to_numpy() > 0
+        return self.seen(
+            facts,
+            claims,
+            confidence="high",
+            evidence={
+                "concatenations_per_step": int(mine.sum()) / facts.steps,
+                "growth_per_step": self._growth(facts, mine),
+            },
+            bound_ns=time_of(facts.program, mine) + time_of(facts.program, facts.program.labelled(*PASSES)) // 2,
+            remedies=(
+                Remedy(
+                    "Write into a cache of fixed size",
+                    "transformers: cache_implementation='static' or past_key_values=StaticCache(config, "
+                    "max_cache_len=…); "
+                    "by hand: cache[:, :, position] = key, with a mask by length",
+                    "one token is written; it can then be replayed from a CUDA graph, too",
+                ),
+                Remedy(
+                    "Use a paged cache",
+                    "vllm, or flash_attn_with_kvcache with a block table",
+                    "the same, without memory for the longest sequence",
+                ),
+            ),
+        )

@@ -1,0 +1,170 @@
+"""What the recording itself shows: a GPU that gets slower, a profiler that costs too much."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+import polars as pl
+
+from warplens.analysis.kernel_names import PRODUCTS
+from warplens.diagnosis.findings import Remedy
+from warplens.diagnosis.rule import GPU_BUSY_SHARE, Limit, Rule
+from warplens.diagnosis.structure import (
+    AFFECTED_NS,
+    AFFECTED_SHARE,
+    SAVED_NS,
+    StructureRule,
+)
+
+if TYPE_CHECKING:
+    from warplens.diagnosis.claims import Claims
+    from warplens.diagnosis.facts import Facts
+    from warplens.diagnosis.findings import Finding
+    from warplens.diagnosis.rule import Floats
+
+
+class SlowingGpu(StructureRule):
+    """The same kernels take longer in later steps."""
+
+    id = "slowing-gpu"
+    question = "Do the same kernels take longer from step to step?"
+    limiter = "a GPU whose clock falls"
+    cause = "clocks: the same kernels take longer in later steps"
+    raised_when = "products of the same name and grid take 8 % longer in the last third of the steps than in the first"
+    claimed = "what they take beyond the first steps"
+    headline = "The GPU gets slower: {share} of the time is what the same kernels take beyond the first steps"
+    title = "The same kernels take longer in later steps"
+    evidence: ClassVar = {
+        **AFFECTED_NS,
+        **AFFECTED_SHARE,
+        **SAVED_NS,
+        "last_to_first_factor": "median time of equal kernels in the last third of the steps over that in the first",
+        **GPU_BUSY_SHARE,
+    }
+    refutation = (
+        "Record clocks and power beside it (nvidia-smi dmon -s pc): at a steady clock, the kernels do more work."
+    )
+    least_factor = Limit(1.08, "Clocks fall by some percent in the first steps of any recording; these differ by more.")
+    least_steps = Limit(9, "Thirds of fewer steps are one or two steps, as a GPU that has just got warm shows.")
+
+    def share(self, facts: Facts) -> Floats:
+        """What each kernel takes beyond the median of its kind in the first steps."""
+        share = np.zeros(facts.work.height)
+        if facts.steps < self.least_steps:
+            return share
+        frame = self._frame(facts)
+        factor = self._factor(facts, frame)
+        if factor is None or factor < self.least_factor:
+            return share
+        first = frame.filter(pl.col("third") == 0).group_by("kind").agg(pl.col("length").median().alias("first"))
+        joined = frame.join(first, on="kind", how="left", maintain_order="left")
+        excess = (1 - pl.col("first") / pl.col("length")).clip(0.0, 1.0).fill_null(0.0)
+        found = joined.select(pl.when(pl.col("third") == 0).then(0.0).otherwise(excess)).to_series()
+        return found.to_numpy()
+
+    def _frame(self, facts: Facts) -> pl.DataFrame:
+        program = facts.program
+        kinds = np.where(program.labelled(*PRODUCTS), program.launched_as(), -1)
+        length = facts.work["end_ns"] - facts.work["start_ns"]
+        third = np.clip((program.step - 1) * 3 // facts.steps, 0, 2)
+        return pl.DataFrame({"kind": kinds, "length": length, "third": third})
+
+    def _factor(self, facts: Facts, frame: pl.DataFrame) -> float | None:
+        """Median over kinds of kernels, weighted by nothing: each kind has one voice."""
+        grouped = (
+            frame.filter(pl.col("kind") >= 0)
+            .group_by("kind", "third")
+            .agg(pl.col("length").median())
+            .pivot(on="third", index="kind", values="length")
+        )
+        if not {"0", "1", "2"} <= set(grouped.columns) or grouped.height < 2:
+            return None
+        rising = grouped.filter((pl.col("1") >= pl.col("0")) & (pl.col("2") >= pl.col("1")))
+        if rising.height < grouped.height * 0.7:
+            return None
+        ratio = (grouped["2"] / grouped["0"]).median()
+        return float(ratio) if isinstance(ratio, float) else None
+
+    def find(self, facts: Facts, claims: Claims) -> Finding | None:
+        """The finding, if the window has it."""
+        if not claims.busy_ns(self.id):
+            return None
+        return self.seen(
+            facts,
+            claims,
+            confidence="medium",
+            evidence={"last_to_first_factor": self._factor(facts, self._frame(facts))},
+            bound_ns=2 * claims.busy_ns(self.id),
+            remedies=(
+                Remedy(
+                    "Find what holds the clock down",
+                    "nvidia-smi -q -d PERFORMANCE,CLOCK,POWER during the run: power cap, temperature, other programs",
+                    "the time of the first steps",
+                ),
+                Remedy(
+                    "Measure at a steady clock",
+                    "warm up for half a minute before comparing; nvidia-smi --lock-gpu-clocks where one may",
+                    "times that can be compared",
+                ),
+            ),
+        )
+
+
+class ProfilerOverhead(Rule):
+    """A recording with Python frames or shapes that costs more than what it records."""
+
+    id = "profiler-overhead"
+    question = "Does the recording itself dominate?"
+    limiter = "the recording itself"
+    cause = "the recording itself: stacks, shapes, memory"
+    raised_when = "recorded Python calls and operators cost the host a fifth of the window or more. Informs"
+    evidence: ClassVar = {
+        "python_calls_per_step": "recorded calls of Python functions",
+        "operators_per_step": "recorded operators",
+        "recording_ns": "what recording them takes, at the least cost of each",
+        "recording_share": "of the window",
+        **GPU_BUSY_SHARE,
+    }
+    refutation = "Record without stacks and shapes: if the step takes as long, they were not what it cost."
+    describes = True
+    call_ns = Limit(300, "Recording a Python call takes 0.3 µs at least, its begin and its end.")
+    operator_ns = Limit(1_000, "Recording an operator takes 1 µs at least, with its inputs' shapes.")
+    least_share = Limit(0.2, "Less slows the program as any profiler does.")
+
+    def find(self, facts: Facts, claims: Claims) -> Finding | None:
+        """The finding, if the window has it."""
+        trace, window = facts.timeline.trace, facts.window
+        if not facts.wall_ns or facts.phase is not None:
+            return None
+
+        def inside(table: pl.DataFrame) -> int:
+            starts = table["start_ns"]
+            return int(((starts >= window.start_ns) & (starts < window.end_ns)).sum())
+
+        calls = inside(trace.python_functions)
+        operators = inside(trace.ranges.filter(pl.col("kind").cast(pl.String) == "cpu-op"))
+        spent = int(calls * self.call_ns + operators * self.operator_ns)
+        share = min(spent / max(window.duration_ns, 1), 1.0)
+        if share < self.least_share or not facts.idle_ns:
+            return None
+        return self.described(
+            title="The recording itself takes a large part of the host's time",
+            confidence="medium",
+            gain=None,
+            evidence={
+                "python_calls_per_step": calls / facts.steps,
+                "operators_per_step": operators / facts.steps,
+                "recording_ns": spent,
+                "recording_share": share,
+                "gpu_busy_share": facts.busy_share,
+            },
+            remedies=(
+                Remedy(
+                    "Record less",
+                    "torch.profiler.profile(with_stack=False, record_shapes=False, profile_memory=False); frames in a "
+                    "recording of their own",
+                    "times that are nearer to those without a profiler",
+                ),
+            ),
+        )

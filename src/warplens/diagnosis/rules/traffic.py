@@ -1,0 +1,232 @@
+"""Passes over memory that fusion removes, and rows that are picked one by one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar, Final
+
+import numpy as np
+import polars as pl
+
+from warplens.analysis.kernel_names import PRODUCTS
+from warplens.diagnosis.findings import PASSES, Remedy
+from warplens.diagnosis.rule import GPU_BUSY_SHARE, Limit
+from warplens.diagnosis.rules.repetition import GrowingCache
+from warplens.diagnosis.structure import (
+    AFFECTED_NS,
+    AFFECTED_SHARE,
+    SAVED_NS,
+    Bools,
+    Int64s,
+    StructureRule,
+    time_beside,
+    time_of,
+)
+
+if TYPE_CHECKING:
+    from warplens.diagnosis.claims import Claims
+    from warplens.diagnosis.facts import Facts
+    from warplens.diagnosis.findings import Finding
+    from warplens.diagnosis.rule import Floats
+
+
+class ScatteredAccess(StructureRule):
+    """Gathers, scatters, index operations and gradients of embeddings."""
+
+    id = "scattered-access"
+    question = "Does the time go into picking rows and adding to them?"
+    limiter = "gathers, scatters and gradients of embeddings"
+    cause = "gather, scatter, index, embedding gradients, and the sorts that they need"
+    raised_when = "they take a quarter of the time, and it costs 2 %"
+    claimed = "two thirds of their time, and of the passes over what they write"
+    headline = (
+        "Scattered access limits this: {share} of the time could go away if rows were not copied out or added one "
+        "by one"
+    )
+    title = "Rows are picked and added one by one through memory"
+    evidence: ClassVar = {
+        **AFFECTED_NS,
+        **AFFECTED_SHARE,
+        **SAVED_NS,
+        "scattered_per_step": "gathers, scatters and sorts of a step",
+        **GPU_BUSY_SHARE,
+    }
+    refutation = (
+        "Replace the indices with 0, 1, 2, … in a test: if the kernels are as slow, it is the bytes and not their "
+        "order."
+    )
+    least_share = Limit(0.25, "Every network looks up embeddings; less than a quarter of its time is no limit.")
+    saved_share = Limit(
+        0.66, "Sorted or segmented forms read each row once and write each result once: a third of the traffic."
+    )
+
+    def share(self, facts: Facts) -> Floats:
+        """Two thirds of their time."""
+        mine = facts.program.labelled("gather-scatter", "sort-topk")
+        share = np.zeros(facts.work.height)
+        if time_of(facts.program, mine) >= self.least_share * facts.wall_ns:
+            share[mine] = self.saved_share
+            beside = time_beside(facts.program, mine, reach=2) > 0
+            share[beside & ~mine] = self.saved_share
+        return share
+
+    def find(self, facts: Facts, claims: Claims) -> Finding | None:
+        """The finding, if the window has it."""
+        if not claims.busy_ns(self.id):
+            return None
+        mine = claims.of_work(self.id).to_numpy() > 0
+        program = facts.program
+        return self.seen(
+            facts,
+            claims,
+            confidence="medium",
+            evidence={"scattered_per_step": int(program.labelled("gather-scatter", "sort-topk").sum()) / facts.steps},
+            bound_ns=int(0.97 * time_of(program, mine | program.labelled(*PASSES))),
+            spread=(0.5, 1.35),
+            remedies=(
+                Remedy(
+                    "Add up rows where they are read",
+                    "nn.EmbeddingBag instead of nn.Embedding and a mean; a sparse matrix (CSR) times the rows "
+                    "instead of "
+                    "gather and scatter_add over edges; torch.segment_reduce over sorted indices",
+                    "no copy of each row is written and read again",
+                ),
+                Remedy(
+                    "Sort or dedupe the indices once",
+                    "unique(return_inverse=True), sorted edges, nn.Embedding(…, sparse=True) with SparseAdam; "
+                    "smaller or narrower tables",
+                    "fewer rows, and neighbouring ones together",
+                ),
+            ),
+        )
+
+
+class UnfusedChain(StructureRule):
+    """Chains of passes over memory between the products of a network, of which one fused pass would do."""
+
+    id = "unfused-chain"
+    question = "Do norms, activations, casts and losses take a pass over memory for each operation?"
+    limiter = "chains of passes over memory where one would do"
+    cause = "norms, rotary embeddings, activations, losses and casts in separate passes"
+    raised_when = "passes over memory stand in chains between products, and it costs 2 %. A warning from 1.10×"
+    claimed = "of each chain of kernels that move data, all but what a fused pass would take"
+    headline = "Chains of passes over memory limit this: {share} of the time could go away if each became one"
+    evidence: ClassVar = {
+        **AFFECTED_NS,
+        **AFFECTED_SHARE,
+        **SAVED_NS,
+        "chains_per_step": "unbroken sequences of at least four passes",
+        "passes_per_chain_factor": "passes in each, on average",
+        "casts_share": "of their time, in copies and casts between formats",
+        **GPU_BUSY_SHARE,
+    }
+    refutation = (
+        "Compile one block (torch.compile(block)): if it is not faster, the passes wait for something else than memory."
+    )
+    thresholds = ("bandwidth_kernel_ns",)
+    least_products_share = Limit(
+        0.05, "A program without products is one that moves data (memory-bandwidth); chains are found between products."
+    )
+    least_passes = Limit(4, "Activation, residual and norm between two products are three passes of any network.")
+    least_share = Limit(
+        0.45,
+        "Networks that run operator by operator under autocast spend up to two fifths of their time in such chains.",
+    )
+    longest_saved_share = Limit(
+        0.4, "The pass that stays reads and writes in 16 bits what it had in 32, or rides on a product."
+    )
+    saved_share = Limit(
+        0.75,
+        "Of a chain's time beyond its longest pass: fused kernels still read inputs and write results of each product, "
+        "and what the backward pass needs.",
+    )
+
+    def share(self, facts: Facts) -> Floats:
+        """Of each chain, all but its longest pass, to the part that is expected."""
+        program = facts.program
+        share = np.zeros(facts.work.height)
+        if time_of(program, program.labelled(*PRODUCTS)) < self.least_products_share * facts.wall_ns:
+            return share
+        long = sum(time_of(program, chain) for chain in self._chains(facts))
+        if long < self.least_share * facts.busy_ns:
+            return share
+        for chain in self._chains(facts, least=1):
+            longest = int(program.own_ns[chain].argmax())
+            share[chain] = self.saved_share
+            share[chain[longest]] = self.longest_saved_share
+        return share
+
+    def _chains(self, facts: Facts, least: int | None = None) -> list[Int64s]:
+        program = facts.program
+        passes = program.labelled(*PASSES) & ~program.marked("generated") & ~program.marked("layout-conversion")
+        passes &= (facts.work["phase"] != "optimizer").to_numpy() & (GrowingCache().share(facts) == 0)
+        return [chain for chain in program.runs(passes) if len(chain) >= (least or self.least_passes)]
+
+    def find(self, facts: Facts, claims: Claims) -> Finding | None:
+        """The finding, if the window has it."""
+        mine = claims.of_work(self.id).to_numpy() > 0
+        if not mine.any():
+            return None
+        program = facts.program
+        chains = [chain for chain in self._chains(facts) if mine[chain].any()]
+        members = np.zeros(len(mine), dtype=np.bool_)
+        members[np.concatenate(chains)] = True
+        casts = time_of(program, members & program.labelled("copy-cast")) / max(time_of(program, members), 1)
+        kinds = _kinds(facts, members)
+        return self.seen(
+            facts,
+            claims,
+            title=f"{kinds} take a pass over memory for each operation",
+            confidence="medium",
+            evidence={
+                "chains_per_step": len(chains) / facts.steps,
+                "passes_per_chain_factor": int(members.sum()) / len(chains),
+                "casts_share": casts,
+            },
+            bound_ns=int(0.95 * time_of(program, program.labelled(*PASSES))),
+            spread=(0.6, 1.3),
+            remedies=(
+                Remedy(
+                    "Compile the blocks",
+                    "for block in model.layers: block.compile(), or model = torch.compile(model)",
+                    "one pass for each chain",
+                ),
+                Remedy(
+                    "Use the fused operator where there is one",
+                    "torch.nn.functional.rms_norm, layer_norm, gelu(approximate='tanh'), "
+                    "cross_entropy(label_smoothing=…) "
+                    "in place of what is written out; liger-kernel or flash-attn for rotary embeddings and losses",
+                    "one pass for each of them",
+                ),
+                Remedy(
+                    "Keep numbers narrow",
+                    "no .float() before norms and losses that accumulate in fp32 anyway (layer_norm and "
+                    "cross_entropy do)",
+                    "half of the traffic of the passes that it widens",
+                ),
+            ),
+        )
+
+
+#: What kernels of these names are parts of, in words; the first that holds.
+_KINDS: Final = (
+    ("Norms", r"(?i)rsqrt|norm|mean|var_|welford|pow_tensor_scalar"),
+    ("Losses", r"(?i)softmax|nll|cross_entropy|logsumexp"),
+    ("Rotary embeddings", r"(?i)cos_|sin_|neg_|CatArray"),
+    ("Activations", r"(?i)gelu|silu|sigmoid|tanh|relu|erf|GeluCUDA|exp_kernel"),
+    ("Dropout and masks", r"(?i)dropout|where|masked|bernoulli|compare"),
+    ("Casts", r"(?i)copy_kernel|direct_copy|to_copy"),
+    ("Scales and sums", r"(?i)add|mul|div|sub"),
+)
+
+
+def _kinds(facts: Facts, members: Bools, most: int = 2) -> str:
+    """What most of the time of these kernels goes to, in words."""
+    kernels = facts.timeline.trace.kernels["full_name"]
+    rows = facts.work["row"].filter(pl.Series(members))
+    frame = pl.DataFrame({"name": kernels.gather(rows).cast(pl.String), "time": facts.program.own_ns[members]})
+    kind = pl.lit("Elementwise operations")
+    for word, pattern in reversed(_KINDS):
+        kind = pl.when(pl.col("name").str.contains(pattern)).then(pl.lit(word)).otherwise(kind)
+    sums = frame.group_by(kind.alias("kind")).agg(pl.col("time").sum()).sort("time", "kind", descending=[True, False])
+    first, *rest = sums["kind"].head(most).to_list()
+    return " and ".join([first, *(word[0].lower() + word[1:] for word in rest)])

@@ -1,0 +1,345 @@
+"""The profile as a whole: whether it can answer, what CUDA graphs hide, and whether the GPU is simply busy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar, Final
+
+import numpy as np
+import polars as pl
+
+from warplens.analysis.quality import aborted_steps
+from warplens.diagnosis.facts import kernel_names
+from warplens.diagnosis.findings import Remedy, ceiling
+from warplens.diagnosis.program import product_ns
+from warplens.diagnosis.rule import GPU_BUSY_SHARE, IDLE_SHARE, Rule
+from warplens.profile import NoteLevel
+
+if TYPE_CHECKING:
+    from warplens.diagnosis.claims import Claims
+    from warplens.diagnosis.facts import Facts
+    from warplens.diagnosis.findings import Finding
+
+
+#: Of the peak of the tensor cores, what well-shaped products reach; filling and draining the GPU; and how much of the
+#: busy time must be known to speak of its roof.
+_REACHED: Final = 0.65
+_RAMP_NS: Final = 2_500.0
+_KNOWN_SHARE: Final = 0.5
+
+#: Hidden time below this share of the window changes no ranking of causes.
+_HIDDEN_SHARE = 0.02
+
+
+class GraphOpaque(Rule):
+    """Busy time inside CUDA graphs of which no node was recorded. It informs."""
+
+    id = "graph-opaque"
+    question = "Do CUDA graphs traced as a whole hide what the GPU was busy with?"
+    limiter = "work inside CUDA graphs that were traced as a whole"
+    cause = "work inside CUDA graphs that were traced as a whole"
+    raised_when = (
+        "2 % of the time is hidden. Informs; the verdict where more than half of the time is hidden and "
+        "nothing else is wrong"
+    )
+    claimed = "nothing"
+    title = "The GPU is busy inside CUDA graphs that were traced as a whole: with what, the profile does not tell"
+    evidence: ClassVar = {
+        "hidden_ns": "time inside CUDA graphs traced as a whole",
+        "hidden_share": "of the window",
+        "graph_launches_per_step": "how many",
+        **GPU_BUSY_SHARE,
+    }
+    refutation = "Record with node tracing: pauses and small grids inside the graphs show, or there are none."
+    describes = True
+
+    def find(self, facts: Facts, claims: Claims) -> Finding | None:
+        """The finding, if the window has it."""
+        hidden = facts.own_ns(pl.col("kind") == "graph")
+        if hidden < _HIDDEN_SHARE * facts.wall_ns:
+            return None
+        launches = int((facts.work["kind"] == "graph").sum())
+        return self.described(
+            confidence="high",
+            gain=None,
+            evidence={
+                "hidden_ns": hidden,
+                "hidden_share": hidden / facts.wall_ns,
+                "graph_launches_per_step": launches / facts.steps,
+                "gpu_busy_share": facts.busy_share,
+            },
+            remedies=(
+                Remedy(
+                    "Record the graphs' nodes",
+                    "nsys profile --cuda-graph-trace=node --trace=cuda,nvtx …",
+                    "kernels, grids and pauses inside the graphs; each replay gets a little slower while it is "
+                    "recorded",
+                ),
+            ),
+        )
+
+
+#: Notes on work or calls that happened and were not recorded.
+_MISSING: Final = ("no-api-calls", "unknown-launches", "dropped-events", "lost-gpu-work", "aborted-step")
+
+_RECAPTURE: Final = (
+    "nsys profile --trace=cuda,nvtx,osrt --cuda-graph-trace=node --output profile python train.py, with an nsys as new "
+    "as "
+    "the program's CUDA"
+)
+
+#: Idle causes that are not the host's, in words.
+_NOT_THE_HOST: Final = {
+    "dependency": "queued work that waits for work of another stream or GPU",
+    "submission": "queued work that the driver or another program keeps from the GPU",
+    "profiler": "the profiler holding the host up",
+    "unknown": "work whose launch was not recorded",
+}
+
+
+@dataclass(frozen=True)
+class Incomplete:
+    """What is missing from a profile.
+
+    Attributes:
+        finding: what is missing and how to record it; it informs.
+        decides: whether so much is missing that no other verdict would stand.
+    """
+
+    finding: Finding
+    decides: bool
+
+
+_BY_CAUSE: Final = "those pauses by [idle cause](../explanation/time-budget.md#why-the-gpu-was-idle), of the window"
+
+
+class IncompleteProfile(Rule):
+    """Whether anything was lost, aborted or never recorded that the diagnosis needs; None if not."""
+
+    id = "incomplete-profile"
+    question = "Can the profile answer at all, and what is missing?"
+    limiter = "the profile cannot answer"
+    cause = (
+        "the profile cannot answer: nothing recorded, events lost, a step aborted; or pauses that the "
+        "causes above do not explain"
+    )
+    raised_when = "something is missing. Informs; the verdict where the rest would be an artefact"
+    claimed = "nothing"
+    evidence: ClassVar = {
+        **GPU_BUSY_SHARE,
+        **IDLE_SHARE,
+        "aborted_steps_count": "steps that did not finish",
+        "idle_attributed_share": "of the idle time, with a recorded cause",
+        "unexplained_idle_ns": "pauses that no finding claims",
+        "dependency_share": _BY_CAUSE,
+        "submission_share": _BY_CAUSE,
+        "profiler_share": _BY_CAUSE,
+        "unknown_share": _BY_CAUSE,
+    }
+    refutation = "Record again as said: if the new profile shows the same, nothing had been missing."
+    thresholds = ("attributed_share", "aborted_share")
+    describes = True
+
+    def find(self, facts: Facts, claims: Claims) -> Finding | None:
+        """What is missing, or else the pauses that nothing explains."""
+        lacking = self.missing(facts)
+        return lacking.finding if lacking is not None else self.unexplained(facts, claims)
+
+    def missing(self, facts: Facts) -> Incomplete | None:
+        """Whether anything was lost, aborted or never recorded that the diagnosis needs; None if not."""
+        limits, notes = facts.thresholds, facts.notes
+        blocking = [note for note in notes if note.level is NoteLevel.BLOCKING]
+        missing = blocking or [note for note in notes if note.code in _MISSING]
+        aborted = len(aborted_steps(facts.timeline, facts.window)) if facts.wall_ns else 0
+        unattributed = facts.attributed_share is not None and facts.attributed_share < limits.attributed_share
+        # Where next to nothing is idle, it does not matter that its cause is unknown.
+        unknown = unattributed and ceiling(facts.wall_ns, facts.idle_ns) >= limits.warning_ceiling
+        if not missing and facts.wall_ns and not unknown:
+            return None
+        text = (
+            missing[0].text
+            if missing
+            else "The profile does not record who launched the work, so that pauses have no cause."
+            if facts.wall_ns
+            else "No GPU work lies in the window."
+        )
+        remedies = tuple(
+            Remedy("Record what is missing", note.remedy, "a profile that can answer")
+            for note in missing
+            if note.remedy
+        )
+        finding = self.described(
+            title=text,
+            confidence="high" if blocking or not facts.wall_ns else "medium",
+            gain=None,
+            evidence={
+                "gpu_busy_share": facts.busy_share,
+                "idle_share": facts.idle_ns / facts.wall_ns if facts.wall_ns else 0.0,
+                "aborted_steps_count": aborted,
+                "idle_attributed_share": facts.attributed_share,
+            },
+            remedies=remedies or (Remedy("Record again", _RECAPTURE, "a profile that can answer"),),
+        )
+        decides = bool(blocking) or not facts.wall_ns or unknown or aborted >= limits.aborted_share * facts.steps > 0
+        return Incomplete(finding, decides)
+
+    def unexplained(self, facts: Facts, claims: Claims) -> Finding:
+        """The pauses that no cause in the vocabulary explains: dependencies, submission by the driver, the profiler.
+
+        The microsecond between two kernels that wait in the GPU's queue is not one of them: it is the GPU's own.
+        """
+        idle = facts.idle_ns - sum(claims.idle_ns(id_) for id_ in claims.gaps) - facts.idle("start-latency")
+        share = {f"{cause}_share": facts.idle(cause) / facts.wall_ns for cause in _NOT_THE_HOST}
+        worst = max(_NOT_THE_HOST, key=facts.idle)
+        found = self.described(
+            title="The GPU pauses for reasons that the profile names but cannot explain: mostly "
+            f"{_NOT_THE_HOST[worst]}",
+            confidence="low",
+            gain=ceiling(facts.wall_ns, idle),
+            evidence={"unexplained_idle_ns": idle, "gpu_busy_share": facts.busy_share, **share},
+            remedies=(
+                Remedy(
+                    "Record which event each stream waits for",
+                    f"{_RECAPTURE}; add --gpu-metrics-devices=0 to see other programs on the GPU",
+                    "the waits by name",
+                ),
+                Remedy(
+                    "Put dependent work on one stream",
+                    "remove torch.cuda.Stream() contexts around work that waits for the other stream anyway; close "
+                    "other programs that use the GPU",
+                    f"at most {ceiling(facts.wall_ns, idle):.2f}×",
+                ),
+            ),
+        )
+        refute = "Run on a single stream, with the GPU to yourself: if the pauses stay, the host makes them."
+        return replace(found, refute=refute)
+
+
+def above_roof_share(facts: Facts) -> float | None:
+    """Of the window, time of kernels above their practical roof; None where too little is known of them."""
+    program = facts.program
+    length = (facts.work["end_ns"] - facts.work["start_ns"]).to_numpy()
+    ideal = np.zeros(facts.work.height)
+    bandwidth = program.bandwidth
+    if bandwidth is not None:
+        ideal = np.where(program.bytes_moved > 0, program.bytes_moved / bandwidth + _RAMP_NS, 0.0)
+    products = program.labelled("gemm")
+    modelled = product_ns(facts, products)
+    ideal = np.where(modelled > 0, modelled / _REACHED + _RAMP_NS, ideal)
+    known = (ideal > 0) & program.is_kernel
+    own = program.own_ns
+    if own[known].sum() < _KNOWN_SHARE * max(facts.busy_ns, 1):
+        return None
+    above = np.clip(1 - ideal[known] / np.maximum(length[known], 1), 0.0, 1.0)
+    return float((own[known] * above).sum()) / max(facts.wall_ns, 1)
+
+
+class BelowRoof(Rule):
+    """A GPU that is busy with kernels far from what it can do, for reasons that no other rule names. It informs."""
+
+    id = "below-roof"
+    question = "Are busy kernels far from what the GPU can do, without a known cause?"
+    limiter = "kernels far from their roof, for reasons that the profile does not show"
+    cause = "far from the roof, cause unknown"
+    raised_when = (
+        "the GPU is busy for 80 % of the time, nothing is worth a warning, and 15 % of the time is "
+        "above the practical roof, or more than a tenth idle. Informs"
+    )
+    title = "The GPU is busy, but not near what it can do, and no single cause stands out"
+    evidence: ClassVar = {
+        **GPU_BUSY_SHARE,
+        "above_modelled_roof_share": (
+            "of the window, time of kernels above a simple model of their roof: bytes at full bandwidth, products at "
+            "65 % of the peak; `warplens headroom` looks closer. Only where enough is known"
+        ),
+        "idle_ns_per_step": "pauses of a step",
+    }
+    refutation = "Collect counters of the kernels named here: at 85 % of a roof each, nothing is left to gain."
+    thresholds = ("quiet_busy_share", "roof_headroom_share")
+    describes = True
+
+    def find(self, facts: Facts, claims: Claims) -> Finding | None:
+        """The finding, if the window has it and is not saturated."""
+        occupied = facts.busy_ns + facts.idle("start-latency")
+        wall = facts.wall_ns - facts.added_ns
+        if not facts.wall_ns or occupied < facts.thresholds.quiet_busy_share * wall:
+            return None
+        if Saturated().find(facts, claims) is not None:
+            return None
+        longest = facts.work["own_ns"]
+        names = kernel_names(facts, longest)
+        pattern = "|".join(name.rpartition("::")[2][:40] for name in names)
+        return self.described(
+            confidence="medium",
+            gain=None,
+            evidence={
+                "gpu_busy_share": facts.busy_share,
+                "above_modelled_roof_share": above_roof_share(facts),
+                "idle_ns_per_step": facts.idle_ns / facts.steps,
+            },
+            where=names,
+            remedies=(
+                Remedy(
+                    "Take counters of the kernels with the most time",
+                    f"ncu --set roofline --section WarpStateStats -k 'regex:{pattern}' -c 20 …; then "
+                    "warplens diagnose --counters",
+                    "which roof each of them is under, and what keeps it there",
+                ),
+            ),
+        )
+
+
+class Saturated(Rule):
+    """The GPU works nearly all of the time. It informs; what it works at is for other rules.
+
+    The microsecond that a GPU takes between two kernels that wait in its queue counts as work: nothing on the host can
+    shorten it.
+
+    """
+
+    id = "saturated"
+    question = "Is the GPU busy nearly all of the time?"
+    limiter = "nothing: the GPU is busy"
+    cause = "nothing: the GPU is busy"
+    raised_when = "it is busy for 90 % of the time, and less than 15 % of the time is above the practical roof. Informs"
+    claimed = "nothing"
+    title = "The GPU is busy nearly all of the time: the host is not the limit"
+    evidence: ClassVar = {
+        **GPU_BUSY_SHARE,
+        "between_queued_kernels_share": (
+            "of the window: the GPU's own microsecond between kernels that wait in its queue"
+        ),
+        "idle_ns_per_step": "pauses and kernels of a step",
+        "kernels_per_step": "pauses and kernels of a step",
+    }
+    refutation = "Time the step without a profiler: if it is much faster, the profiler kept the GPU from idling."
+    thresholds = ("busy_share", "roof_headroom_share")
+    describes = True
+
+    def find(self, facts: Facts, claims: Claims) -> Finding | None:
+        """The finding, if the window has it."""
+        occupied = facts.busy_ns + facts.idle("start-latency")
+        if not facts.wall_ns or occupied < facts.thresholds.busy_share * facts.wall_ns:
+            return None
+        far = above_roof_share(facts)
+        if far is not None and far >= facts.thresholds.roof_headroom_share:
+            return None
+        hidden = facts.own_ns(pl.col("kind") == "graph")
+        return self.described(
+            confidence="high" if facts.sure and not hidden else "medium",
+            gain=ceiling(facts.wall_ns, facts.idle_ns),
+            evidence={
+                "gpu_busy_share": facts.busy_share,
+                "between_queued_kernels_share": facts.idle("start-latency") / facts.wall_ns,
+                "idle_ns_per_step": facts.idle_ns / facts.steps,
+                "kernels_per_step": int((facts.work["kind"] == "kernel").sum()) / facts.steps,
+            },
+            remedies=(
+                Remedy(
+                    "Stop optimising the host",
+                    "look at the kernels: warplens kernels PATH --by category, then counters of the largest (ncu --set "
+                    "full)",
+                    "launches, waits and input cannot bring more than the idle time",
+                ),
+            ),
+        )

@@ -1,0 +1,110 @@
+"""What is common to rules that go by the structure of a program: the sequence of kernels, not single ones."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from warplens.diagnosis.facts import kernel_names, range_names
+from warplens.diagnosis.findings import ISSUING, PASSES
+from warplens.diagnosis.rule import Rule
+
+if TYPE_CHECKING:
+    from warplens.diagnosis.claims import Claims
+    from warplens.diagnosis.facts import Facts
+    from warplens.diagnosis.findings import Confidence, Finding, Remedy
+    from warplens.diagnosis.program import Program
+    from warplens.diagnosis.rule import Floats
+
+Bools = npt.NDArray[np.bool_]
+Int64s = npt.NDArray[np.int64]
+
+#: What several of these rules give as evidence.
+AFFECTED_NS: Final = {"affected_ns": "time of the kernels concerned"}
+AFFECTED_SHARE: Final = {"affected_share": "of the window"}
+SAVED_NS: Final = {"saved_ns": "of that time, what is expected to go away"}
+
+
+class StructureRule(Rule):
+    """A pattern of kernels that costs a part of their time."""
+
+    precedence = "structure"
+
+    def share(self, facts: Facts) -> Floats:
+        """Of each piece of work, the share that is expected to go away."""
+        raise NotImplementedError
+
+    def claim(self, facts: Facts) -> Floats | None:
+        """The same, or nothing where the pattern is too rare to be one."""
+        share = self.share(facts)
+        return share if share.any() else None
+
+    def seen(
+        self,
+        facts: Facts,
+        claims: Claims,
+        *,
+        confidence: Confidence,
+        remedies: tuple[Remedy, ...],
+        evidence: dict[str, int | float | None],
+        title: str = "",
+        bound_ns: int | None = None,
+        informs: bool = False,
+        spread: tuple[float, float] = (0.55, 1.4),
+        warning: float | None = None,
+        whole_share: float | None = None,
+    ) -> Finding | None:
+        """The finding with what all of these have in common. `whole_share`: of all of the window, what is shared."""
+        claimed = claims.total_ns(self.id)
+        if not claimed:
+            return None
+        mine = claims.of_work(self.id)
+        affected = int(facts.work["own_ns"].filter(mine > 0).sum())
+        return self.raised(
+            facts,
+            claimed if whole_share is None else int(whole_share * facts.wall_ns),
+            title=title,
+            confidence=confidence if facts.window.steps else "low",
+            evidence={
+                "affected_ns": affected,
+                "affected_share": affected / facts.wall_ns if facts.wall_ns else None,
+                "saved_ns": claimed,
+                **evidence,
+                "gpu_busy_share": facts.busy_share,
+            },
+            where=facts.program.places(mine.to_numpy().astype(np.float64))
+            or range_names(facts, facts.work["range"], mine)
+            or kernel_names(facts, mine),
+            remedies=remedies,
+            on_gpu=not claims.idle_ns(self.id) and whole_share is None,
+            issuing_ns=claims.issuing_ns.get(self.id, 0)
+            if whole_share is None
+            else int(whole_share * facts.idle(*ISSUING)),
+            bound_ns=bound_ns,
+            informs=informs,
+            spread=spread,
+            warning=warning,
+        )
+
+
+def time_of(program: Program, which: Bools | Int64s) -> int:
+    """Wall time that these pieces own."""
+    return int(program.own_ns[which].sum())
+
+
+def time_beside(program: Program, mine: Bools, reach: int = 8) -> Int64s:
+    """Time of the passes over memory that stand next to these pieces, up to the next product."""
+    order = program.order
+    is_pass = program.labelled(*PASSES)[order]
+    found = np.zeros(len(order), dtype=np.bool_)
+    for at in np.flatnonzero(mine[order]).tolist():
+        for way in (-1, 1):
+            place = at + way
+            while 0 <= place < len(order) and abs(place - at) <= reach and is_pass[place]:
+                found[place] = True
+                place += way
+    beside = np.zeros(len(order), dtype=np.int64)
+    beside[order[found]] = program.own_ns[order[found]]
+    return beside

@@ -1,0 +1,220 @@
+"""The columns that several results share, each declared once, and how the table of a result is put together from them.
+
+The table of a result stands beside the function that gives it. It lists names from here, in order, and declares what it
+alone has; a keyword gives a shared column the meaning that it has there:
+
+    KERNELS = table(
+        "kernels",
+        "One kernel, by its short or full name. `warplens kernels`.",
+        "name full_name category library calls",
+        SPREAD,
+        "share",
+        Column("heat", pl.Float64, "in kelvin"),
+        share="share of the summed kernel time of the window",
+    )
+
+`KERNELS.conform(frame)` gives a frame these columns and types, `KERNELS.schema` is what Polars calls a schema.
+Headings, help and the way in which values are written come with the columns, so that a page only says which it shows:
+
+    KERNELS.only("name calls total_ns share").columns
+    KERNELS.only("name", KERNELS.column("total_ns").but(title="GPU time"), "share").columns
+
+`docs/generate_columns.py` writes the column reference from every `Table` that a module declares.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+import polars as pl
+
+from warplens.errors import SchemaError
+from warplens.profile.schema import Column, Kind, Table
+
+COLUMNS: Final = {
+    column.name: column
+    for column in (
+        # What a row is about.
+        Column("name", pl.String, "short name", kind="name"),
+        Column(
+            "full_name", pl.String, "demangled name with template parameters and arguments", title="Kernel",
+            kind="kernel",
+        ),
+        Column("category", pl.String, "kernel category (see [categories](categories.md))"),
+        Column("library", pl.String, "where the kernel comes from; null where the name does not show it"),
+        Column("precision", pl.String, "format of the operands; null where the name does not reveal it"),
+        Column(
+            "tensor_cores", pl.Boolean,
+            "whether tensor cores do the arithmetic; null where the name does not reveal it",
+        ),
+        Column("phase", pl.String, "`forward`, `backward`, `optimizer`, or `none` for work outside of them"),
+        Column("group", pl.Enum(["compute", "graph", "communication", "copy", "idle"]),
+               "`compute`, `graph`, `communication`, `copy` or `idle`"),
+        Column("part", pl.String, "kernel category, direction of a copy, or idle cause"),
+        Column("memory", pl.String, "pageable, pinned, device, managed, …"),
+        Column("family", pl.String,
+               "kind of work: `gemm`, `convolution`, `attention`, `normalization`, `softmax`, `elementwise`,"
+               " `reduction`, `gather-scatter`, `copy`, `optimizer`"),
+        Column("input_shapes", pl.String, "shapes of its inputs, as recorded", kind="name"),
+        Column("input_types", pl.String, "types of its inputs, as recorded", kind="name"),
+        Column("source", pl.String, "the profile's file", title="File", kind="name"),
+        Column("model", pl.String, "model of the cell"),
+        Column("context", pl.Int64, "context length of the cell, in tokens", kind="count"),
+        Column("mode", pl.String,
+               "what one step of the profile does: `forward`, `forward+backward`, `train`, `unknown`",
+               title="Profile of"),
+        Column("side", pl.String, "`baseline` or `variant`"),
+        Column("verdict", pl.String, "`faster`, `slower`, `same` or `undecided`"),
+        Column("reason", pl.String, "why", title="Why"),
+        # Where and when.
+        Column("device", pl.Int32, "CUDA ordinal of the GPU", title="GPU"),
+        Column("process", pl.Int32, "process id"),
+        Column("thread", pl.Int32, "thread id"),
+        Column("stream", pl.Int32, "CUDA stream id"),
+        Column("rank", pl.Int64, "rank"),
+        Column("step", pl.Int64,
+               "number of the step, counted from 1 over all steps found, left-out ones included"),
+        Column("id", pl.Int64, "number of the row"),
+        Column("parent", pl.Int64, "`id` of the enclosing row; null for an outermost one"),
+        Column("depth", pl.Int64, "0 for an outermost row, 1 for one directly inside, …"),
+        Column("in_window", pl.Boolean, "whether it lies in the analysed window"),
+        Column("start_ns", pl.Int64, "begin"),
+        Column("end_ns", pl.Int64, "end; never before the begin"),
+        Column("time_ns", pl.Int64, "when"),
+        # How many.
+        Column("calls", pl.Int64, "how many"),
+        Column("operators", pl.Int64, "how many", title="Calls"),
+        Column("launches", pl.Int64, "how many"),
+        Column("kernels", pl.Int64, "number of kernels"),
+        Column("copies", pl.Int64, "number of memory copies"),
+        Column("memsets", pl.Int64, "number of memory fills", title="Fills"),
+        Column("ops", pl.Int64, "number of pieces of GPU work: kernels, copies, memsets and whole graph launches"),
+        Column("steps", pl.Int64, "number of steps"),
+        # How long.
+        Column("wall_ns", pl.Int64, "wall time of the step", title="Wall time"),
+        Column("host_ns", pl.Int64, "duration on the host"),
+        Column("gpu_ns", pl.Int64, "summed duration of the GPU work", title="GPU time"),
+        Column("busy_ns", pl.Int64, "time in which at least one piece of that work ran, overlaps counted once",
+               title="GPU busy"),
+        Column("busy_share", pl.Float64, "`busy_ns` over `wall_ns`", title="GPU busy"),
+        Column("idle_ns", pl.Int64, "nothing runs"),
+        Column("idle_share", pl.Float64, "its share of the wall time", title="Idle share"),
+        Column("span_ns", pl.Int64,
+               "from the first begin to the last end of the work on the GPU, idle time included", title="GPU span"),
+        Column("inferred_ns", pl.Int64, "part of `gpu_ns` that was attributed by the waiting-thread rule"),
+        Column("matmul_ns", pl.Int64, "part of `gpu_ns` in kernels of category `gemm`", title="In GEMM"),
+        Column("forward_ns", pl.Int64, "GPU time of the forward pass"),
+        Column("backward_ns", pl.Int64, "GPU time of the backward pass"),
+        Column("optimizer_ns", pl.Int64, "GPU time of the optimizer"),
+        Column("none_ns", pl.Int64, "GPU time outside of the three", title="Outside of them"),
+        Column("share", pl.Float64, "share of the summed time of all rows"),
+        # How much.
+        Column("bytes", pl.Int64, "bytes"),
+        Column("delta_bytes", pl.Int64, "bytes allocated (positive) or released (negative)", title="Change"),
+        Column("flops", pl.Int64, "modelled FLOPs; what a mask leaves out is not counted", title="FLOPs"),
+        Column("flops_full", pl.Int64, "modelled FLOPs with what a mask leaves out"),
+        Column("flops_per_s", pl.Float64, "`flops` over `gpu_ns`", title="Rate"),
+        # Of two sides.
+        Column("baseline_ns", pl.Int64, "GPU time in all steps, of the baseline", title="Baseline"),
+        Column("variant_ns", pl.Int64, "GPU time in all steps, of the variant", title="Variant"),
+        Column("baseline_ns_per_step", pl.Float64, "GPU time of a step, of the baseline", title="Time before"),
+        Column("variant_ns_per_step", pl.Float64, "GPU time of a step, of the variant", title="after"),
+        Column("change_ns_per_step", pl.Float64, "variant − baseline", title="Change"),
+        Column("low", pl.Float64, "lower end of its interval; all intervals hold together", title="from"),
+        Column("high", pl.Float64, "upper end of it", title="to"),
+    )
+}  # fmt: skip
+
+
+def column(name: str) -> Column:
+    """The shared column of this name.
+
+    Raises:
+        SchemaError: there is none.
+    """
+    try:
+        return COLUMNS[name]
+    except KeyError:
+        raise SchemaError(f"no column {name} is shared; declare it with its table") from None
+
+
+#: The short name of a kernel, of which people see what its full name makes of it.
+KERNEL_NAME: Final = column("name").but(
+    title="Kernel", kind="kernel", full="full_name", help="short name of the kernel"
+)
+
+
+def table(name: str, row: str, /, *parts: str | Column | Iterable[Column], keys: str = "", **helps: str) -> Table:
+    """The table of a result.
+
+    Args:
+        name: how messages and the reference call it.
+        row: what a row is, and which command or function gives it: whole sentences.
+        parts: in order: names of shared columns separated by spaces, columns of its own, or several of these.
+        keys: names of columns that rows can be grouped by, separated by spaces.
+        helps: what shared columns mean here, by name.
+
+    Raises:
+        SchemaError: a column is not declared, stands there twice, or has a meaning here without being there.
+    """
+    columns: list[Column] = []
+    for part in parts:
+        if isinstance(part, str):
+            columns += [column(shared) for shared in part.split()]
+        else:
+            columns += [part] if isinstance(part, Column) else part
+    names = [each.name for each in columns]
+    if wrong := {each for each in names if names.count(each) > 1} | (helps.keys() - set(names)):
+        raise SchemaError(f"table {name}: {', '.join(sorted(wrong))} twice, or explained but not a column")
+    described = tuple(each.but(help=helps[each.name]) if each.name in helps else each for each in columns)
+    return Table(name, row, described, tuple(keys.split()))
+
+
+def optional(dtype: type[pl.DataType] = pl.Float64, /, **described: str | tuple[str, str]) -> tuple[Column, ...]:
+    """Quantities that are null where they were not collected: what each means, or that and its heading."""
+    told = {name: (given, "") if isinstance(given, str) else given for name, given in described.items()}
+    return tuple(Column(name, dtype, meaning, nullable=True, title=title) for name, (meaning, title) in told.items())
+
+
+def both_sides(
+    name: str, dtype: pl.DataType | type[pl.DataType], meaning: str, title: str = "", kind: Kind | None = None
+) -> tuple[Column, Column]:
+    """A quantity of the baseline and of the variant; the headings are `title` before, and after."""
+    described: dict[str, Any] = {"kind": kind} if kind else {}
+    return (
+        Column(f"baseline_{name}", dtype, f"{meaning}, of the baseline", title=f"{title} before".lstrip(), **described),
+        Column(f"variant_{name}", dtype, f"{meaning}, of the variant", title="after", **described),
+    )
+
+
+def spread_columns(prefix: str = "", unit: str = "ns", of: str = "durations") -> tuple[Column, ...]:
+    """The columns of `analysis.frames.spread`: total, mean, median, extremes and standard deviation of a quantity.
+
+    Args:
+        prefix: of the columns' names, such as `queue_`.
+        unit: that the names end in.
+        of: what is summed up, in the plural.
+    """
+    one = of.removesuffix("s")
+    described = (
+        ("total", pl.Int64, f"sum of {of}, exact", "Time" if unit == "ns" else "Bytes"),
+        ("mean", pl.Float64, f"mean of {of}", "Mean"),
+        (
+            "median",
+            pl.Float64,
+            f"median of {of}; the mean of the two middle values where their number is even",
+            "Median",
+        ),
+        ("min", pl.Int64, f"least {one}", "Least"),
+        ("max", pl.Int64, f"greatest {one}", "Longest" if unit == "ns" else "Largest"),
+        ("stdev", pl.Float64, f"standard deviation of {of}, of a sample (n − 1); 0 for a single value", "Deviation"),
+    )
+    return tuple(
+        Column(f"{prefix}{statistic}_{unit}", dtype, meaning, title=title)
+        for statistic, dtype, meaning, title in described
+    )
+
+
+#: Of durations in nanoseconds.
+SPREAD: Final = spread_columns()

@@ -1,0 +1,230 @@
+"""Many profiles of one distributed run: each file read and summarised on its own, in bounded memory.
+
+The questions themselves are answered by `warplens.analysis.ranks`; here is what carries them to many files: worker
+processes on this machine (`local`), or an existing Dask cluster (`cluster`). Both run the same function on each file
+(`files`), so that the results are the same. May import: `warplens.readers`, `warplens.analysis`, `warplens.profile` and
+`warplens.errors`.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from warplens.analysis.ranks.across import RanksResult, across_ranks
+from warplens.analysis.ranks.summary import RankSummary, summarize
+from warplens.errors import UsageError, WarplensError
+from warplens.readers import read
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+
+@dataclass(frozen=True, eq=False)
+class RanksRun:
+    """What came of many files.
+
+    Attributes:
+        result: everything across ranks.
+        sources: the files that were used, in the order given.
+        problems: why others were not, one line each.
+    """
+
+    result: RanksResult
+    sources: tuple[str, ...]
+    problems: tuple[str, ...]
+
+
+def analyse_ranks(
+    paths: Sequence[Path],
+    window: str = "steady",
+    *,
+    workers: int | None = None,
+    scheduler: str | None = None,
+    progress: Callable[[str], None] = lambda _: None,
+) -> RanksRun:
+    """Summarise each profile and put the ranks together.
+
+    Args:
+        paths: the profiles of one run; files, not folders.
+        window: as `Timeline.window` takes it; a span is in each file's own clock.
+        workers: processes on this machine; None for one a core.
+        scheduler: address of an existing Dask cluster to use instead.
+        progress: is told how many profiles are done.
+
+    Raises:
+        UsageError: no profile could be used, a rank occurs twice, or the cluster cannot be reached.
+    """
+    if scheduler is not None:
+        # MERGED
+
+        files = summarize_on_cluster(paths, window, scheduler, progress)
+    else:
+        # MERGED
+
+        files = summarize_locally(paths, window, workers, progress)
+    problems = tuple(file.problem for file in files if file.problem is not None)
+    if len(problems) == len(files):
+        others = f" ({len(problems)} files in all)" if len(problems) > 1 else ""
+        raise UsageError(f"no profile could be used{others}: {problems[0]}")
+    progress("putting the ranks together")
+    summaries = [(summary, number) for number, file in enumerate(files) for summary in file.ranks]
+    result = across_ranks([summary for summary, _ in summaries], [number for _, number in summaries])
+    return RanksRun(result, tuple(file.source for file in files if file.problem is None), problems)
+
+
+# --- One file becomes the summaries of its ranks. This is what runs in every worker -----------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class FileSummary:
+    """What became of a file.
+
+    Attributes:
+        source: its name, without folders.
+        ranks: one summary a rank; () where the file could not be used.
+        problem: why not, one line; None where it could.
+    """
+
+    source: str
+    ranks: tuple[RankSummary, ...] = ()
+    problem: str | None = None
+
+
+def summarize_file(path: str, window: str = "steady") -> FileSummary:
+    """Read one profile and reduce it to its ranks. Never raises for a bad file: one must not stop the others."""
+    source = Path(path).name
+    try:
+        return FileSummary(source, summarize(read(path, launch_configuration=False), window))
+    except WarplensError as error:
+        text = str(error)
+        return FileSummary(source, problem=text if source in text else f"{source}: {text}")
+    except MemoryError:
+        return FileSummary(source, problem=f"{source}: there is not enough memory for it. Use fewer --workers")
+    except OSError as error:
+        return FileSummary(source, problem=f"{source}: {error.strerror or type(error).__name__}")
+    except Exception as error:  # a defect of ours in one file must not cost the answer on a hundred others
+        what = f"{type(error).__name__}: {error}"
+        return FileSummary(source, problem=f"{source}: {what}. This is a defect of Warplens: report it, please")
+
+
+# --- Files over an existing Dask cluster ------------------------------------------------------------------------------
+
+#: Seconds to wait for the scheduler to answer.
+_CONNECT_S: Final = 15
+
+
+def summarize_on_cluster(
+    paths: Sequence[Path], window: str, scheduler: str, progress: Callable[[str], None]
+) -> list[FileSummary]:
+    """Summarise each file on the workers of a Dask cluster; in the order given.
+
+    The workers open the files themselves, so that these must lie where every worker finds them under the same path, and
+    the workers must have Warplens installed.
+    """
+    try:
+        dask: Any = import_module("distributed")  # an optional dependency
+    except ImportError:
+        raise UsageError(
+            "--scheduler needs Dask: pip install 'warplens[cluster]'; without it the profiles are read by --workers of "
+            "this machine"
+        ) from None
+    try:
+        client = dask.Client(scheduler, timeout=_CONNECT_S, set_as_default=False)
+    except (OSError, TimeoutError, ValueError) as error:
+        raise UsageError(
+            f"no Dask scheduler answers at {scheduler} ({type(error).__name__}). Check the address"
+        ) from None
+    with client:
+        # Not pure: the same path may hold another file the next time.
+        futures = [client.submit(summarize_file, str(path.absolute()), window, pure=False) for path in paths]
+        for done, _ in enumerate(dask.as_completed(futures, loop=client.loop, raise_errors=False), start=1):
+            progress(f"summarised {done} of {len(paths)} profiles")
+        return [_result(future, path) for future, path in zip(futures, paths, strict=True)]
+
+
+def _result(future: Any, path: Path) -> FileSummary:
+    failure = future.exception()
+    if failure is None:
+        summary: FileSummary = future.result()
+        return summary
+    return FileSummary(
+        path.name, problem=f"{path.name}: the cluster could not summarise it ({type(failure).__name__}: {failure})"
+    )
+
+
+# --- Files over worker processes of this machine ----------------------------------------------------------------------
+
+#: More workers than this rarely help: the disk and the memory are shared.
+_MOST_WORKERS: Final = 16
+
+#: Files that one worker process reads before a fresh one takes its place. An allocator keeps what it was given; a new
+#: process is how memory stays that of the largest file and not of all.
+_FILES_PER_WORKER: Final = 16
+
+
+def default_workers() -> int:
+    """As many as this process may use cores, within reason."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(cores, _MOST_WORKERS))
+
+
+def summarize_locally(
+    paths: Sequence[Path], window: str, workers: int | None, progress: Callable[[str], None]
+) -> list[FileSummary]:
+    """Summarise each file, several at once; in the order given."""
+    count = min(workers or default_workers(), len(paths))
+    if count <= 1:
+        return [_told(summarize_file(str(path), window), number, paths, progress) for number, path in enumerate(paths)]
+    found: list[FileSummary | None] = [None] * len(paths)
+    batch = count * _FILES_PER_WORKER
+    done = 0
+    for first in range(0, len(paths), batch):
+        for place, summary in _in_pool(paths, range(first, min(first + batch, len(paths))), window, count):
+            found[place] = summary
+            done += 1
+            progress(f"summarised {done} of {len(paths)} profiles")
+    return [summary for summary in found if summary is not None]
+
+
+def _told(summary: FileSummary, number: int, paths: Sequence[Path], progress: Callable[[str], None]) -> FileSummary:
+    progress(f"summarised {number + 1} of {len(paths)} profiles")
+    return summary
+
+
+def _in_pool(paths: Sequence[Path], places: range, window: str, workers: int) -> Iterator[tuple[int, FileSummary]]:
+    # Fresh interpreters: a fork would copy the threads of Polars in whatever state they are.
+    context = multiprocessing.get_context("spawn")
+    threads = os.environ.get("POLARS_MAX_THREADS")
+    os.environ["POLARS_MAX_THREADS"] = threads or "1"  # inherited by the workers, each of which has a core
+    try:
+        with ProcessPoolExecutor(workers, mp_context=context) as pool:
+            waiting: dict[Future[FileSummary], int] = {
+                pool.submit(summarize_file, str(paths[place]), window): place for place in places
+            }
+            while waiting:
+                finished, _ = wait(waiting, return_when=FIRST_COMPLETED)
+                for future in finished:
+                    place = waiting.pop(future)
+                    yield place, _local_result(future, paths[place])
+    finally:
+        if threads is None:
+            os.environ.pop("POLARS_MAX_THREADS", None)
+
+
+def _local_result(future: Future[FileSummary], path: Path) -> FileSummary:
+    try:
+        return future.result()
+    except BrokenProcessPool:
+        # The system ends processes that ask for more memory than there is; the pool is then lost with them.
+        return FileSummary(
+            path.name,
+            problem=f"{path.name}: a worker process was ended from outside, most likely for lack of memory. "
+            "Use fewer --workers",
+        )

@@ -1,0 +1,256 @@
+"""What stands around the events of a Kineto trace: GPUs, rank, the clock's zero.
+
+Only the values asked for here are taken. Traces also hold users, hosts, job names, paths and whatever the program
+added; none of that leaves this module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import polars as pl
+
+from warplens.profile import Device, Note, NoteLevel
+from warplens.profile.schema import name_categories
+from warplens.profile.trace import worst_first
+from warplens.readers.kineto.events import Recorded
+from warplens.readers.kineto.spans import Spans
+
+#: Absolute times lie between 2015 and 2100; others count from the start of the machine or of the program.
+_EARLIEST_EPOCH_NS = 1_420_070_400 * 10**9
+_LATEST_EPOCH_NS = 4_102_444_800 * 10**9
+
+
+def is_rocm(header: Mapping[str, Any]) -> bool:
+    """Whether the trace was recorded on AMD GPUs, as far as what stands around the events tells."""
+    if any(key in header for key in ("roctracer_version", "hip_runtime_version", "hip_driver_version")):
+        return True
+    return any(entry.get("warpSize") == 64 or "AMD" in str(entry.get("name", "")) for entry in _described(header))
+
+
+def devices_of(header: Mapping[str, Any], used: Iterable[int]) -> tuple[Device, ...]:
+    """The GPUs that work ran on, or all that are described where none ran."""
+    rocm = is_rocm(header)
+    described = {
+        entry["id"]: _device(entry["id"], entry, rocm)
+        for entry in _described(header)
+        if isinstance(entry.get("id"), int)
+    }
+    wanted = sorted(set(used)) or sorted(described)
+    return tuple(described[ordinal] for ordinal in wanted if ordinal in described)
+
+
+def _described(header: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    entries = header.get("deviceProperties")
+    return [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
+
+
+def _positive(entry: Mapping[str, Any], *keys: str) -> int | None:
+    for key in keys:
+        value = entry.get(key)
+        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+            return value
+    return None
+
+
+def _device(ordinal: int, entry: Mapping[str, Any], rocm: bool) -> Device:
+    threads, warp = _positive(entry, "maxThreadsPerMultiprocessor"), _positive(entry, "warpSize")
+    major, minor = _positive(entry, "computeMajor"), entry.get("computeMinor")
+    name = entry.get("name")
+    return Device(
+        ordinal=ordinal,
+        name=name if isinstance(name, str) and name else ("AMD GPU" if rocm else "GPU"),
+        # ROCm puts the numbers of its own architectures here (9.4 for gfx942), which mean something else.
+        compute_capability=(major, minor) if major and isinstance(minor, int) and not rocm else None,
+        sm_count=_positive(entry, "numSms"),
+        memory_bytes=_positive(entry, "totalGlobalMem"),
+        max_warps_per_sm=threads // warp if threads and warp else None,
+        max_threads_per_block=_positive(entry, "maxThreadsPerBlock"),
+        registers_per_sm=_positive(entry, "regsPerMultiprocessor"),
+        shared_bytes_per_sm=_positive(entry, "sharedMemPerMultiprocessor", "maxSharedMemoryPerMultiProcessor"),
+    )
+
+
+def placement_of(header: Mapping[str, Any]) -> tuple[int | None, int | None]:
+    """Rank and number of ranks of the process; None where the trace does not say."""
+    told = header.get("distributedInfo")
+    if not isinstance(told, dict):
+        return None, None
+    rank, size = told.get("rank"), told.get("world_size")
+    return (
+        rank if isinstance(rank, int) and rank >= 0 else None,
+        size if isinstance(size, int) and size > 0 else None,
+    )
+
+
+def epoch_of(header: Mapping[str, Any], zero_ns: int | None) -> int | None:
+    """Unix time of the first event; None where the trace's times are of another clock.
+
+    Until 2024 times were absolute; since then they count from `baseTimeNanoseconds`, itself a Unix time.
+    """
+    if zero_ns is None:
+        return None
+    base = header.get("baseTimeNanoseconds", 0)
+    epoch = (base if isinstance(base, int) else 0) + zero_ns
+    return epoch if _EARLIEST_EPOCH_NS <= epoch <= _LATEST_EPOCH_NS else None
+
+
+# --- What a Kineto trace cannot tell, found while it is read ----------------------------------------------------------
+# each finding a `Note` with the way to a better trace.
+
+RECAPTURE = "torch.profiler.profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], record_shapes=True)"
+
+#: Above this share of launches without any kernel, times and idle shares are wrong by as much: no answer is better.
+LOST_SHARE_BLOCKING = 0.05
+
+#: Rounding begin and end to microseconds moves a duration by up to 1 µs: more than 5 % of kernels shorter than this.
+SHORT_KERNEL_NS = 20_000
+
+_LAUNCHES = r"^(cu(da)?Launch(Cooperative)?Kernel|hip(Ext)?(Module)?Launch(Cooperative)?Kernel)"
+
+#: What helps where the file, and not the recording, is at fault.
+_WRITE_AGAIN = "Export or copy the trace again"
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What the reader knows when all tables are there.
+
+    Attributes:
+        tables: the frames of the trace by name.
+        document: what the trace held beside them.
+        spans: what was noticed on the way.
+        devices: the GPUs that are described.
+        launch_configuration: whether grids and blocks were asked for.
+    """
+
+    tables: Mapping[str, pl.DataFrame]
+    document: Recorded
+    spans: Spans
+    devices: tuple[Device, ...]
+    launch_configuration: bool
+
+
+def notes_of(findings: Findings) -> tuple[Note, ...]:
+    """All notes about a trace, those that limit the answers most first."""
+    return worst_first(note for check in _CHECKS for note in check(findings))
+
+
+def _work(findings: Findings) -> int:
+    return sum(findings.tables[name].height for name in ("kernels", "copies", "memsets"))
+
+
+def _missing_work(findings: Findings) -> list[Note]:
+    if _work(findings):
+        if findings.tables["api_calls"].height:
+            return []
+        text = "No calls of CUDA or HIP were recorded: launches, queueing and the operators around them are unknown."
+        return [Note("no-api-calls", NoteLevel.WARNING, text, f"Record again with {RECAPTURE}")]
+    if "cuda_profiler_range" in findings.document.categories:
+        text = (
+            "The trace holds hardware counters instead of kernels: CUPTI's range profiler was on, without their times."
+        )
+        remedy = f"Record again without experimental_config: {RECAPTURE}"
+        return [Note("no-gpu-work", NoteLevel.BLOCKING, text, remedy)]
+    if findings.document.cut_off_bytes is not None:
+        text = "The part of the trace that is left holds no GPU activity, which profilers write after the operators."
+        return [Note("no-gpu-work", NoteLevel.BLOCKING, text, _WRITE_AGAIN)]
+    if findings.tables["api_calls"].height:
+        text = "Calls of CUDA or HIP were recorded, but no work on any GPU: no kernels, no copies, no memsets."
+        remedy = f"Record again, and end the profiler after torch.cuda.synchronize(): {RECAPTURE}"
+        return [Note("no-gpu-work", NoteLevel.BLOCKING, text, remedy)]
+    text = "The trace holds no GPU activity: the profiler was told to record the CPU only, or this process used no GPU."
+    return [Note("no-cuda-data", NoteLevel.BLOCKING, text, f"Record again with {RECAPTURE}")]
+
+
+def _lost_work(findings: Findings) -> list[Note]:
+    calls, kernels = findings.tables["api_calls"], findings.tables["kernels"]
+    if not kernels.height:
+        return []
+    names = calls["name"]
+    launching = name_categories(names).str.contains(_LAUNCHES).arg_true()
+    launches = calls.select("process", "correlation").filter(names.to_physical().is_in(launching.implode()))
+    lost = launches.join(kernels, on=["process", "correlation"], how="anti").height
+    if not lost:
+        return []
+    text = f"{lost:,} of {launches.height:,} kernel launches have no kernel in the trace: work was lost."
+    level = NoteLevel.BLOCKING if lost >= LOST_SHARE_BLOCKING * launches.height else NoteLevel.WARNING
+    remedy = f"Record fewer steps, and end the profiler after torch.cuda.synchronize(): {RECAPTURE}"
+    return [Note("lost-gpu-work", level, text, remedy)]
+
+
+def _missing_host(findings: Findings) -> list[Note]:
+    operators, ranges = findings.tables["operators"], findings.tables["ranges"]
+    if not _work(findings):
+        return []
+    if not ranges.height:
+        text = "No operators and no annotations were recorded: GPU time cannot be attributed to parts of the program."
+        return [Note("no-ranges", NoteLevel.WARNING, text, f"Record again with {RECAPTURE}")]
+    if operators.height and operators["input_shapes"].null_count() == operators.height:
+        text = "Operators were recorded without the shapes of their inputs: their FLOPs and bytes are unknown."
+        return [Note("no-shapes", NoteLevel.INFO, text, f"Record again with {RECAPTURE}")]
+    return []
+
+
+def _devices(findings: Findings) -> list[Note]:
+    work = [findings.tables[name]["device"] for name in ("kernels", "copies", "memsets")]
+    used = set(pl.concat(work).unique().to_list())
+    if not used - {device.ordinal for device in findings.devices}:
+        return []
+    text = "The trace does not describe the GPUs that it used: peaks, occupancy and bandwidth limits are unavailable."
+    return [
+        Note("no-device-info", NoteLevel.WARNING, text, "Record again with a current PyTorch, and keep the trace whole")
+    ]
+
+
+def _configuration(findings: Findings) -> list[Note]:
+    kernels = findings.tables["kernels"]
+    missing = kernels["grid_x"].null_count()
+    if not findings.launch_configuration or not missing:
+        return []
+    text = f"{missing:,} of {kernels.height:,} kernels were recorded without grid and block, as ROCm does for graphs."
+    return [Note("no-launch-configuration", NoteLevel.INFO, text, None)]
+
+
+def _clock(findings: Findings) -> list[Note]:
+    kernels = findings.tables["kernels"]
+    if not findings.spans.is_whole_microseconds or not kernels.height:
+        return []
+    median = kernels.select((pl.col("end_ns") - pl.col("start_ns")).median()).item()
+    level = NoteLevel.WARNING if median < SHORT_KERNEL_NS else NoteLevel.INFO
+    text = (
+        f"All times are whole microseconds, while the median kernel takes {median / 1_000:,.0f} µs: durations and gaps "
+        "are rounded."
+    )
+    return [Note("whole-microseconds", level, text, "Record again with PyTorch 2.4 or newer, which keeps nanoseconds")]
+
+
+def _damage(findings: Findings) -> list[Note]:
+    notes = []
+    document, spans = findings.document, findings.spans
+    if document.cut_off_bytes is not None:
+        text = (
+            f"The trace breaks off: {document.events:,} complete events were recovered, {document.cut_off_bytes:,} "
+            "bytes of an incomplete one left out; what followed is missing."
+        )
+        notes.append(Note("truncated-trace", NoteLevel.WARNING, text, _WRITE_AGAIN))
+    if document.damaged:
+        text = f"{document.damaged:,} places in the trace could not be read; the events there are missing."
+        notes.append(Note("damaged-events", NoteLevel.WARNING, text, _WRITE_AGAIN))
+    if spans.invalid:
+        text = f"{spans.invalid:,} events were left out: they have no begin or no duration, or end before they begin."
+        notes.append(Note("invalid-times", NoteLevel.WARNING, text, f"If many are missing, record again: {RECAPTURE}"))
+    if spans.still_open:
+        text = (
+            f"{spans.still_open:,} host events were still open when the recording ended; they are taken to end there."
+        )
+        notes.append(Note("open-ranges", NoteLevel.INFO, text, None))
+    if spans.repeated:
+        text = f"{spans.repeated:,} events stand in the trace more than once; they are counted once."
+        notes.append(Note("repeated-events", NoteLevel.INFO, text, None))
+    return notes
+
+
+_CHECKS = (_missing_work, _lost_work, _missing_host, _devices, _configuration, _clock, _damage)

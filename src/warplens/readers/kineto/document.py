@@ -1,0 +1,481 @@
+"""A Chrome trace as a document: its text block by block, what stands around its events, and the events in pieces.
+
+The text is read with bounded memory, however long it is and whatever stands in it. Of a trace that is cut off or
+damaged, all events that are whole are found. What becomes of an event is the caller's affair (`Pieces`).
+"""
+
+from __future__ import annotations
+
+import json
+import lzma
+import os
+import re
+import zlib
+from collections import deque
+from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from queue import Full, Queue
+from threading import Event, Thread
+from typing import Any, BinaryIO, Generic, Protocol, TypeVar, cast
+
+import numpy as np
+
+from warplens.errors import UnreadableInputError
+from warplens.readers.kineto.json_text import EXACT, lenient
+from warplens.readers.kineto.scan import BOUNDARY, Piece
+from warplens.readers.kineto.values import PADDING, Bytes
+from warplens.readers.opening import MAX_EXPANSION, MAX_UNPACKED_BYTES
+
+#: Text handed out at a time. Array operations on much less spend their time on being called, on more on memory.
+BLOCK_BYTES = 4 * 2**20
+
+#: Packed bytes that are unpacked at a time: traces shrink fifteen- to thirtyfold, so that this gives about a mebibyte.
+_PACKED_BYTES = 2**15
+_LEAST_PACKED_BYTES = 2**9
+_BLOCKS_AHEAD = 2
+
+#: A trace has a few lines over and over: gzip makes it thirty times smaller, zstd and xz up to three hundred times.
+_MAX_EXPANSION = 10 * MAX_EXPANSION
+_UNSUSPICIOUS_BYTES = 2**30
+
+
+class Source:
+    """A file's text.
+
+    Attributes:
+        cut_off: whether the compressed file is incomplete or damaged; known when all blocks are out.
+        packed_bytes: size of the file; packed_read: how much of it is read.
+    """
+
+    def __init__(self, path: Path, compression: str | None) -> None:
+        self._path, self._compression = path, compression
+        self.cut_off = False
+        self.packed_bytes = path.stat().st_size
+        self.packed_read = 0
+
+    def blocks(self) -> Generator[bytes, None, None]:
+        """The text in blocks of about `BLOCK_BYTES`; a thread of its own reads and unpacks ahead."""
+        queue: Queue[bytes | BaseException | None] = Queue(_BLOCKS_AHEAD)
+        stopped = Event()
+        thread = Thread(target=self._fill, args=(queue, stopped), daemon=True)
+        thread.start()
+        try:
+            while (block := queue.get()) is not None:
+                if isinstance(block, BaseException):
+                    raise block
+                yield block
+        finally:
+            stopped.set()
+            thread.join()
+
+    def _fill(self, queue: Queue[bytes | BaseException | None], stopped: Event) -> None:
+        def put(item: bytes | BaseException | None) -> bool:
+            while not stopped.is_set():
+                try:
+                    queue.put(item, timeout=0.05)
+                except Full:
+                    continue
+                return True
+            return False
+
+        try:
+            with self._path.open("rb") as file:
+                for block in self._unpacked(file):
+                    if not put(block):
+                        return
+        except OSError as error:
+            found = f"the system cannot read it ({error.strerror or type(error).__name__})"
+            put(UnreadableInputError(self._path, found, "Copy the file to a local disk and try again"))
+        except UnreadableInputError as error:
+            put(error)
+        put(None)
+
+    def _unpacked(self, file: BinaryIO) -> Iterator[bytes]:
+        if self._compression is None:
+            while block := file.read(BLOCK_BYTES):
+                self.packed_read += len(block)
+                yield block
+            return
+        limit = min(MAX_UNPACKED_BYTES, max(_UNSUSPICIOUS_BYTES, _MAX_EXPANSION * self.packed_bytes))
+        parts: list[bytes] = []
+        size = total = 0
+        for part in self._parts(file):
+            parts.append(part)
+            size += len(part)
+            total += len(part)
+            if total > limit:
+                found = f"unpacking it gives more than {limit:,} bytes, {_MAX_EXPANSION} times its size or more"
+                raise UnreadableInputError(self._path, found, "Unpack it yourself if you trust it, and give the result")
+            if size >= BLOCK_BYTES:
+                yield b"".join(parts)
+                parts, size = [], 0
+        if parts:
+            yield b"".join(parts)
+
+    def _parts(self, file: BinaryIO) -> Iterator[bytes]:
+        """Unpacked text, of all members or frames that stand one after the other."""
+        damage, unpacker = _unpacker(self._compression or "")
+        current = unpacker()
+        is_begun = False
+        taken = _LEAST_PACKED_BYTES
+        while packed := file.read(taken):
+            self.packed_read += len(packed)
+            size = 0
+            while packed:
+                if current is None:
+                    if self._compression == "gzip" and not packed.strip(b"\x00"):
+                        break  # members may be padded with zeros
+                    current, is_begun = unpacker(), False
+                try:
+                    part = current.decompress(packed)
+                except damage:
+                    self.cut_off = True
+                    return
+                is_begun = True
+                packed = b""
+                size += len(part)
+                if part:
+                    yield part
+                if current.eof:
+                    packed, current = current.unused_data, None
+            # Few bytes can hold very much text: what comes out at a time is kept near a block.
+            taken = min(2 * taken, _PACKED_BYTES) if size <= BLOCK_BYTES // 2 else max(taken // 8, _LEAST_PACKED_BYTES)
+        self.cut_off = current is not None and is_begun
+
+
+def _unpacker(compression: str) -> tuple[tuple[type[Exception], ...], Any]:
+    """The errors of damaged input, and what makes an object that unpacks one member."""
+    if compression == "gzip":
+        try:
+            from isal import isal_zlib
+        except ImportError:
+            return (zlib.error,), lambda: zlib.decompressobj(wbits=31)
+        return (zlib.error, cast("type[Exception]", isal_zlib.error)), lambda: isal_zlib.decompressobj(wbits=31)
+    if compression == "xz":
+        return (lzma.LZMAError, EOFError), lzma.LZMADecompressor
+    import zstandard
+
+    return (zstandard.ZstdError,), lambda: zstandard.ZstdDecompressor().decompressobj()
+
+
+# --- What stands around the events, and the events in pieces, whole or recovered --------------------------------------
+
+#: What is looked at to find the array of events: strings and braces.
+_TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[{}]', re.DOTALL)
+_EVENTS = b'"traceEvents"'
+_OPENS = re.compile(rb"\s*:\s*\[")
+_ARRAY = re.compile(rb"\s*\[")
+_STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*("|\Z)', re.DOTALL)
+
+_TAIL_BYTES = 2**16
+
+#: What stands around the events is kept up to here; beyond it is no trace's description of itself.
+_HEADER_BYTES = 64 * 2**20
+
+#: No event is longer than this; one that does not end until then is damaged, and reading goes on after it.
+_LONGEST_EVENT = 4 * 2**20
+
+#: Text that is read at a time where it cannot be cut beforehand.
+_WINDOW_BYTES = 2**20
+
+_BEGIN_BYTES = 2**16
+
+#: Array operations let other threads run, but what happens between them does not: more than three get in each other's
+#: way, and each holds some 50 MB.
+_MOST_THREADS = 3
+_NO_TEXT = 0xFF
+
+AnyPiece = TypeVar("AnyPiece", bound=Piece)
+AnyPieces = TypeVar("AnyPieces", bound="Pieces[Any]")
+
+
+class Pieces(Protocol[AnyPiece]):
+    """What becomes of the events."""
+
+    def read(self, text: Bytes, begin: int, end: int) -> AnyPiece:
+        """The events that lie wholly in `text[begin:end]`; several threads may ask at once."""
+
+    def add(self, piece: AnyPiece) -> None:
+        """Takes in what `read` gave, in the order of the text."""
+
+
+class _UnbalancedError(Exception):
+    """A piece did not end where an event ends."""
+
+
+@dataclass
+class Document:
+    """What a trace holds beside its events.
+
+    Attributes:
+        header: what stands around the events.
+        events: how many events there are, of all kinds.
+        damaged: how many places in them could not be read.
+        cut_off_bytes: unpacked bytes of an event that is not complete at the end; None where the trace has its end.
+        is_trace: whether there is an array of events at all.
+        begin: the first bytes of the text, to tell what else it may be.
+    """
+
+    header: dict[str, Any] = field(default_factory=dict)
+    events: int = 0
+    damaged: int = 0
+    cut_off_bytes: int | None = None
+    is_trace: bool = True
+    begin: bytes = b""
+
+
+def walk(
+    path: Path,
+    compression: str | None,
+    pieces: Callable[[], AnyPieces],
+    progress: Callable[[int], None] = lambda _: None,
+    *,
+    threads: int | None = None,
+    decoder: json.JSONDecoder = EXACT,
+) -> tuple[Document, AnyPieces]:
+    """Reads a trace."""
+    if threads is None:
+        available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        threads = min(available, _MOST_THREADS)
+    if threads:
+        try:
+            return _Walk(Source(path, compression), pieces(), progress, decoder).walk(threads)
+        except _UnbalancedError:
+            # Objects in arrays inside of events look like events where the text was cut, or nothing does. Without a
+            # guess where to cut it, one thread alone can read it.
+            pass
+    return _Walk(Source(path, compression), pieces(), progress, decoder).walk(0)
+
+
+class _Walk(Generic[AnyPieces]):
+    def __init__(
+        self, source: Source, pieces: AnyPieces, progress: Callable[[int], None], decoder: json.JSONDecoder
+    ) -> None:
+        self.source, self.pieces, self.progress, self.decoder = source, pieces, progress, decoder
+        self.document = Document()
+        self.is_array = False  # the file itself is the array; its end may then be missing
+        self.ended = False  # the array of events has ended
+        self.trailer = bytearray()
+
+    def walk(self, threads: int) -> tuple[Document, AnyPieces]:
+        """Reads everything: the document, and what took in the events."""
+        blocks = self.source.blocks()
+        try:
+            self._walk(self._told(blocks), threads)
+        finally:
+            blocks.close()
+        return self.document, self.pieces
+
+    def _walk(self, blocks: Iterator[bytes], threads: int) -> None:
+        head, first = self._head(blocks)
+        if first is None:
+            self.document.is_trace = False
+            self.document.begin = head[:_BEGIN_BYTES]
+            self.document.cut_off_bytes = len(head) if self.source.cut_off else None
+            return
+        self.document.begin = (head + first)[:_BEGIN_BYTES]
+        rest = self._in_parallel(first, blocks, threads) if threads else self._one_by_one(first, blocks)
+        lost = len(rest.strip(b" \t\r\n,"))
+        if self.source.cut_off or lost or not (self.ended or self.is_array):
+            self.document.cut_off_bytes = lost
+        self.document.header = _header(head, bytes(self.trailer), self.decoder)
+
+    def _told(self, blocks: Iterator[bytes]) -> Iterator[bytes]:
+        percent = 0
+        for block in blocks:
+            now = 100 * self.source.packed_read // max(self.source.packed_bytes, 1)
+            if now > percent:
+                percent = now
+                self.progress(percent)
+            yield block
+
+    # -- around the events ---------------------------------------------------------------------------------------------
+
+    def _head(self, blocks: Iterator[bytes]) -> tuple[bytes, bytes | None]:
+        """What stands before the events, and the rest of the block in which they begin; None where there are none."""
+        head = b""
+        depth = at = 0
+        for block in blocks:
+            head = (head + block).removeprefix(b"\xef\xbb\xbf")
+            if _ARRAY.match(head):
+                self.is_array = True
+                return b"", head[head.index(b"[") + 1 :]
+            for found in _TOKEN.finditer(head, at):
+                if found[0] in b"{}":
+                    depth += 1 if found[0] == b"{" else -1
+                elif depth == 1 and found[0] == _EVENTS:
+                    if opens := _OPENS.match(head, found.end()):
+                        return head[: found.start()], head[opens.end() :]
+                    if not head[found.end() :].strip(b": \t\r\n"):
+                        break  # it goes on in the next block
+                at = found.end()
+            if len(head) > _HEADER_BYTES:
+                break
+        return head, None
+
+    # -- the events ----------------------------------------------------------------------------------------------------
+
+    def _in_parallel(self, first: bytes, blocks: Iterator[bytes], threads: int) -> bytes:
+        """Pieces that are cut between what look like two events, read by several threads. Gives what is left over."""
+        pending: deque[tuple[Future[Piece], Bytes]] = deque()
+        with ThreadPoolExecutor(threads) as pool:
+            try:
+                for text in self._cut(first, blocks):
+                    if self.ended:
+                        self._after_events(bytes(text[PADDING:-PADDING]))
+                        continue
+                    pending.append((pool.submit(self.pieces.read, text, PADDING, len(text) - PADDING), text))
+                    if len(pending) > threads:
+                        self._take(*pending.popleft())
+                while len(pending) > 1:
+                    self._take(*pending.popleft())
+                return self._take_last(*pending.popleft()) if pending else b""
+            finally:
+                for future, _ in pending:
+                    future.cancel()
+
+    def _cut(self, first: bytes, blocks: Iterator[bytes]) -> Iterator[Bytes]:
+        carried = first
+        for block in blocks:
+            text = carried + block if carried else block
+            at = _last_boundary(text)
+            if at is None:
+                if len(text) > _LONGEST_EVENT:
+                    raise _UnbalancedError
+                carried = text
+                continue
+            yield _padded(text, at)
+            carried = text[at:]
+        yield _padded(carried, len(carried))
+
+    def _take(self, future: Future[Piece], text: Bytes) -> None:
+        piece = future.result()
+        if self.ended:
+            self._after_events(bytes(text[PADDING:-PADDING]))
+            return
+        if piece.broken is not None:
+            raise _UnbalancedError
+        if piece.scanned.array_end is not None:
+            self._end(piece, text)
+            return
+        if not piece.scanned.is_balanced:
+            raise _UnbalancedError
+        self._add(piece)
+
+    def _take_last(self, future: Future[Piece], text: Bytes) -> bytes:
+        piece = future.result()
+        if self.ended:
+            self._after_events(bytes(text[PADDING:-PADDING]))
+            return b""
+        if piece.broken is not None:
+            raise _UnbalancedError
+        if piece.scanned.array_end is not None:
+            self._end(piece, text)
+            return b""
+        rest = bytes(text[piece.scanned.rest : -PADDING])
+        if BOUNDARY.search(rest, 1):
+            raise _UnbalancedError
+        self._add(piece)
+        return rest
+
+    def _add(self, piece: Piece) -> None:
+        self.document.events += len(piece.scanned.starts)
+        self.document.damaged += piece.damaged
+        self.pieces.add(piece)
+
+    def _after_events(self, text: bytes) -> None:
+        if len(self.trailer) + len(text) <= _HEADER_BYTES:
+            self.trailer += text
+
+    def _end(self, piece: Piece, text: Bytes) -> None:
+        self.ended = True
+        self._add(piece)
+        self._after_events(bytes(text[(piece.scanned.array_end or 0) + 1 : -PADDING]))
+
+    def _one_by_one(self, first: bytes, blocks: Iterator[bytes]) -> bytes:
+        """Pieces one after the other, each beginning where the events of the one before it ended."""
+        carried, fresh, size = first, bytearray(), 0
+        for block in blocks:
+            for at in range(0, len(block), _WINDOW_BYTES):
+                window = block[at : at + _WINDOW_BYTES]
+                if self.ended:
+                    self._after_events(window)
+                    continue
+                fresh += window
+                size += len(window)
+                if size >= len(carried):  # an event that goes on and on is looked at again after twice as much
+                    carried = self._past_events(carried + fresh, is_last=False)
+                    fresh, size = bytearray(), 0
+        if self.ended:
+            self._after_events(bytes(fresh))
+            return b""
+        return self._past_events(carried + fresh, is_last=True)
+
+    def _past_events(self, text: bytes, *, is_last: bool) -> bytes:
+        """Takes all complete events at the begin of the text, and gives what follows them.
+
+        An event that does not end although another one seems to begin is damaged, unless it holds what looks like
+        events itself. Reading goes on with the next one.
+        """
+        while text:
+            buffer = _padded(text, len(text))
+            piece = self.pieces.read(buffer, PADDING, len(buffer) - PADDING)
+            broken = piece.broken
+            if broken is not None:  # it has swallowed those that follow; what stands before it is sound
+                piece = self.pieces.read(buffer, PADDING, broken)
+            elif piece.scanned.array_end is not None:
+                self._end(piece, buffer)
+                return b""
+            self._add(piece)
+            text = text[piece.scanned.rest - PADDING :]
+            boundary = BOUNDARY.search(text, 1)
+            if boundary is None:
+                too_long = len(text) > _LONGEST_EVENT
+                self.document.damaged += too_long
+                return b"" if too_long else text
+            if broken is None and not is_last and len(text) <= _LONGEST_EVENT and _may_be_one_event(text):
+                return text
+            self.document.damaged += 1
+            text = text[boundary.end() :]
+        return text
+
+
+def _padded(text: bytes, length: int) -> Bytes:
+    buffer = np.empty(length + 2 * PADDING, np.uint8)
+    buffer[:PADDING] = buffer[-PADDING:] = _NO_TEXT
+    buffer[PADDING:-PADDING] = np.frombuffer(text, np.uint8, length)
+    return buffer
+
+
+def _last_boundary(text: bytes) -> int | None:
+    """Where the last event of the text begins, as far as that can be told from its end; None where it cannot."""
+    tail = _TAIL_BYTES
+    while True:
+        begin = max(0, len(text) - tail)
+        last = None
+        for found in BOUNDARY.finditer(text, begin):
+            last = found.end()
+        if last is not None or begin == 0:
+            return last
+        tail *= 8
+
+
+def _may_be_one_event(text: bytes) -> bool:
+    """Whether what looks like events in the text may stand in an array inside of one event."""
+    plain = _STRING.sub(b"", text)
+    return plain.count(b"[") > plain.count(b"]")
+
+
+def _header(head: bytes, trailer: bytes, decoder: json.JSONDecoder) -> dict[str, Any]:
+    """What stands before and after the events, as one object; what cannot be read of it is left out."""
+    text = (head.rstrip(b" \t\r\n,") + b"," + trailer.lstrip(b" \t\r\n,")).strip(b" \t\r\n,")
+    for attempt in (text, text + b"}", head.rstrip(b" \t\r\n,") + b"}", b"{" + trailer.lstrip(b" \t\r\n,")):
+        try:
+            value = lenient(re.sub(rb"\{\s*,", b"{", attempt, count=1).decode("utf-8", "replace"), decoder)
+        except ValueError:
+            continue
+        if isinstance(value, dict):
+            return value
+    return {}

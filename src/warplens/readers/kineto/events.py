@@ -1,0 +1,478 @@
+"""The events of a piece of a Kineto trace as columns, kind by kind.
+
+Every column is read for all kinds of events at once, because an array operation costs a microsecond however short the
+array is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from warplens.profile.schema import encode_names
+from warplens.readers.kineto import json_text
+from warplens.readers.kineto.document import Document, walk
+from warplens.readers.kineto.scan import MEMBERS, Piece, Scan, scan
+from warplens.readers.kineto.values import (
+    ARGUMENTS,
+    KINDS,
+    Argument,
+    Bytes,
+    Dictionary,
+    Flags,
+    Int64s,
+    Numbers,
+    arguments_of,
+    hashes,
+    kind_of_category,
+    nanoseconds_at,
+    skip_space,
+    whole_at,
+    words_of,
+)
+
+Column: TypeAlias = "tuple[npt.NDArray[Any], Flags | None]"
+"""Values, and which of them are known; None stands for all."""
+
+_COMMA, _QUOTE = ord(","), ord('"')
+_INSIDE = 64  # raises the number of a key that stands inside `args`
+
+#: Phases of events that are read: complete ones, begins and ends; instants of the allocator; ends of arrows.
+_PHASES = {"allocation": "iIX", "flow": "stf"}
+_USUAL_PHASES = "XBE"
+
+#: Set a JSON value apart from a string of the same text: `[1]` and `"[1]"`.
+_NOT_A_STRING = np.uint64(0x5555555555555555)
+
+_UNREAD = len(KINDS)
+
+
+def _allowed_phases() -> npt.NDArray[np.bool_]:
+    allowed = np.zeros((len(KINDS) + 1, 256), np.bool_)
+    for number, kind in enumerate(KINDS):
+        allowed[number, [ord(phase) for phase in _PHASES.get(kind, _USUAL_PHASES)]] = True
+    return allowed
+
+
+_ALLOWED = _allowed_phases()
+
+
+def is_read(kind: str | None, phase: str) -> bool:
+    """Whether events of this kind and phase (`ph`) are read."""
+    return kind is not None and phase in tuple(_PHASES.get(kind, _USUAL_PHASES))
+
+
+@dataclass
+class EventColumns(Piece):
+    """What one piece of the text gave.
+
+    Attributes:
+        columns: for each kind of event its columns: `phase`, `begin_ns`, `duration_ns`, `process`, `thread`, `name`
+            and arguments; those that no event of the piece has are absent.
+        odd: events that had to be read one by one, as the JSON values that they are.
+    """
+
+    columns: dict[str, dict[str, Column]] = field(default_factory=dict)
+    odd: list[Any] = field(default_factory=list)
+
+
+class EventReader:
+    """Reads pieces of the text; several threads may do so at once.
+
+    Attributes:
+        categories: what the events bear as `cat`, whether they are read or not.
+        names, texts: the different names, and for each argument that is text its different values.
+    """
+
+    def __init__(self, launch_configuration: bool) -> None:
+        self.arguments = tuple(a for a in ARGUMENTS if launch_configuration or not a.launch_configuration)
+        self.categories = Dictionary()
+        self.names = Dictionary()
+        self.texts = {argument.column: Dictionary() for argument in self.arguments if argument.is_text}
+        self._kinds = np.empty(0, np.int64)
+
+    def read(self, text: Bytes, begin: int, end: int) -> EventColumns:
+        """The columns of the events in `text[begin:end]`; see `scan`."""
+        scanned = scan(text, words_of(text), begin, end)
+        piece = EventColumns(scanned, damaged=scanned.damaged)
+        if len(scanned.starts):
+            _Reading(self, text, scanned).read(piece)
+        return piece
+
+    def kinds_of(self, categories: npt.NDArray[np.int32]) -> Int64s:
+        """Places in `KINDS` for numbers of categories; `_UNREAD` for those that are not read."""
+        texts = list(self.categories.texts)
+        if len(self._kinds) < len(texts):
+            kinds = [kind_of_category(text or "") for text in texts]
+            self._kinds = np.array([_UNREAD if kind is None else KINDS.index(kind) for kind in kinds], np.int64)
+        return self._kinds.take(categories)
+
+
+class _Reading:
+    """One piece while it is read."""
+
+    def __init__(self, reader: EventReader, text: Bytes, scanned: Scan) -> None:
+        self.reader, self.text, self.scanned = reader, text, scanned
+        self.words = words_of(text)
+        keys = scanned.keys
+        numbers = keys.number + keys.inside * np.uint8(_INSIDE)
+        self.order = np.argsort(numbers, kind="stable")
+        self.bounds = np.concatenate([[0], np.cumsum(np.bincount(numbers, minlength=2 * _INSIDE))])
+
+    def read(self, piece: EventColumns) -> None:
+        """Fills the piece."""
+        kinds, phases = self._kinds(), self._phases()
+        kinds[self.scanned.irregular | ~_ALLOWED[kinds, phases]] = _UNREAD
+        self.events = np.argsort(kinds.astype(np.uint8), kind="stable")  # all of one kind in a row
+        counts = np.bincount(kinds, minlength=_UNREAD + 1)[:_UNREAD]
+        self.ends = np.cumsum(counts)
+        self.starts = self.ends - counts
+        self.events = self.events[: self.ends[-1]]
+        found: list[tuple[str, tuple[str, ...], Column]] = [
+            ("phase", KINDS, (phases.take(self.events), None)),
+            ("begin_ns", KINDS, self._column(self._member("ts"), self._times)),
+            ("duration_ns", KINDS, self._column(self._member("dur"), self._times)),
+            ("process", KINDS, self._column(self._member("pid"), self._ids)),
+            ("thread", KINDS, self._column(self._member("tid"), self._ids)),
+            ("name", KINDS, self._column(self._member("name"), self._texts(self.reader.names))),
+        ]
+        self.place = np.full(len(kinds), -1, np.int64)  # of an event among those that are read
+        self.place[self.events] = np.arange(len(self.events))
+        self.kinds = kinds
+        for argument in self.reader.arguments:
+            column = self._argument(argument)
+            if column is not None:
+                found.append((argument.column, argument.kinds, column))
+        for number in np.flatnonzero(counts).tolist():
+            kind, part = KINDS[number], slice(self.starts[number], self.ends[number])
+            piece.columns[kind] = {name: _slice(column, part) for name, kinds_of, column in found if kind in kinds_of}
+        for row in np.flatnonzero(self.scanned.irregular).tolist():
+            raw = self.scanned.event(self.text, row)
+            try:
+                piece.odd.append(json_text.lenient(raw.decode("utf-8", "replace")))
+            except ValueError:
+                piece.add_damage(row, raw)
+
+    def _kinds(self) -> Int64s:
+        rows = self._by_event(MEMBERS.index("cat") + 1)
+        kinds = np.full(len(rows), _UNREAD, np.int64)
+        there = np.flatnonzero(rows >= 0)
+        codes = self._text_codes(rows.take(there), self.reader.categories)
+        kinds[there] = self.reader.kinds_of(codes)
+        return kinds
+
+    def _phases(self) -> Bytes:
+        rows = self._by_event(MEMBERS.index("ph") + 1)
+        if not len(self.scanned.keys.value):
+            return np.full(len(rows), ord("X"), np.uint8)
+        places = self.scanned.keys.value.take(rows)
+        there = rows >= 0
+        # Of an event without a phase it is its last key's value that is looked at here, and not used.
+        unusual = there & (self.text.take(places + 2) != _QUOTE)  # escaped, or longer than one character
+        self.scanned.irregular[unusual] = True
+        return np.where(there, self.text.take(places + 1), np.uint8(ord("X")))
+
+    # -- which key of an event -----------------------------------------------------------------------------------------
+
+    def _by_event(self, number: int) -> Int64s:
+        """For each event of the piece the row of its key of this number, −1 without one; of several the last one."""
+        rows = self.order[self.bounds[number] : self.bounds[number + 1]]
+        event = self.scanned.keys.event.take(rows)
+        count = len(self.scanned.starts)
+        if len(rows) == count and event[0] == 0 and (event[1:] - event[:-1] == 1).all():
+            return rows
+        placed = np.full(count, -1, np.int64)
+        placed[event] = rows
+        return placed
+
+    def _member(self, name: str) -> Int64s:
+        return self._by_event(MEMBERS.index(name) + 1).take(self.events)
+
+    def _argument(self, argument: Argument) -> Column | None:
+        """The argument of all events that are read and have it; None where none has."""
+        number = _NUMBERS[argument.column]
+        rows = self.order[self.bounds[number] : self.bounds[number + 1]]
+        if not len(rows):
+            return None
+        event = self.scanned.keys.event.take(rows)
+        wanted = np.flatnonzero(_HAVING[argument.column].take(self.kinds.take(event)))
+        if not len(wanted):
+            return None
+        rows, places = rows.take(wanted), self.place.take(event.take(wanted))
+        read = self._texts(self.reader.texts[argument.column]) if argument.is_text else self._wholes
+        values, known = read(rows)
+        column = np.zeros(len(self.events), values.dtype)
+        there = np.zeros(len(self.events), np.bool_)
+        column[places] = values  # of an argument that stands there twice, the last one
+        there[places] = True if known is None else known
+        return column, there
+
+    # -- values --------------------------------------------------------------------------------------------------------
+
+    def _column(self, rows: Int64s, read: Callable[[Int64s], Column]) -> Column:
+        """Values of the keys at these rows; unknown where the row is −1."""
+        there = rows >= 0
+        if there.all():
+            return read(rows)
+        places = np.flatnonzero(there)
+        values, known = read(rows.take(places))
+        column = np.zeros(len(rows), values.dtype)
+        column[places] = values
+        if known is not None:
+            there[places] = known
+        return column, there
+
+    def _times(self, rows: Int64s) -> Column:
+        numbers = nanoseconds_at(self.text, self.words, self.scanned.keys.value.take(rows))
+        return self._completed(numbers, rows, json_text.nanoseconds)
+
+    def _wholes(self, rows: Int64s) -> Column:
+        numbers = whole_at(self.text, self.words, self.scanned.keys.value.take(rows))
+        return self._completed(numbers, rows, json_text.whole)
+
+    def _ids(self, rows: Int64s) -> Column:
+        numbers = whole_at(self.text, self.words, self.scanned.keys.value.take(rows))
+        return self._completed(numbers, rows, json_text.number_in)
+
+    def _texts(self, dictionary: Dictionary) -> Callable[[Int64s], Column]:
+        return lambda rows: (self._text_codes(rows, dictionary), None)
+
+    def _completed(self, numbers: Numbers, rows: Int64s, exact: Callable[[Any], int | None]) -> Column:
+        """Values and which are known, after a second look at those that are written unusually."""
+        if numbers.read.all():
+            return numbers.values, None
+        values, known = numbers.values, numbers.read.copy()
+        places = np.flatnonzero(~known)
+        begins, ends, is_string = self._spans(rows.take(places))
+        for place, begin, end, quoted in zip(
+            places.tolist(), begins.tolist(), ends.tolist(), is_string.tolist(), strict=True
+        ):
+            raw = self.text[begin:end].tobytes()
+            try:
+                told = json_text.string(raw) if quoted else json_text.lenient(raw.decode("utf-8", "replace"))
+                value = exact(told)
+            except ValueError:
+                value = None
+            known[place] = value is not None
+            values[place] = value or 0
+        return values, known
+
+    def _text_codes(self, rows: Int64s, dictionary: Dictionary) -> npt.NDArray[np.int32]:
+        begins, ends, is_string = self._spans(rows)
+        found = hashes(self.words, begins, ends - begins)
+        found[~is_string] ^= _NOT_A_STRING
+
+        def decode(row: int) -> str | None:
+            raw = self.text[begins[row] : ends[row]].tobytes()
+            return json_text.string(raw) if is_string[row] else json_text.canonical(raw.decode("utf-8", "replace"))
+
+        return dictionary.codes(found, decode)
+
+    def _spans(self, rows: Int64s) -> tuple[Int64s, Int64s, Flags]:
+        """Begin and end of the values of these keys, of strings without their quotes; and whether they are strings."""
+        keys, scanned = self.scanned.keys, self.scanned
+        begins = keys.value.take(rows)
+        quotes = np.minimum(keys.quote.take(rows), len(scanned.closing) - 1)
+        is_string = scanned.opening.take(quotes) == begins
+        ends = scanned.closing.take(quotes)
+        if is_string.all():
+            return begins + 1, ends, is_string
+        others = np.flatnonzero(~is_string)
+        rows = rows.take(others)
+        event = keys.event.take(rows)
+        outer = np.where(keys.inside.take(rows), scanned.inner_ends.take(event), scanned.ends.take(event))
+        until = np.minimum(keys.next_key.take(rows), outer)
+        last = skip_space(self.text, until - 1, -1)  # back over the comma in front of the next key
+        last -= self.text.take(last) == _COMMA
+        ends[others] = skip_space(self.text, last, -1) + 1
+        return begins + is_string, ends, is_string
+
+
+#: The numbers of arguments' keys, raised where they stand inside `args`.
+_NUMBERS = {
+    argument.column: MEMBERS.index(argument.keys[0]) + 1 if argument.is_member else number + _INSIDE
+    for number, argument in enumerate(ARGUMENTS, len(MEMBERS) + 1)
+}
+
+#: Which kinds of events have an argument, by their place in `KINDS`; none that is not read has.
+_HAVING = {
+    argument.column: np.array([kind in argument.kinds for kind in (*KINDS, "")], np.bool_) for argument in ARGUMENTS
+}
+
+
+def _slice(column: Column, part: slice) -> Column:
+    """A part of a column by itself; numbers in 32 bits where they fit: half the memory until all pieces are joined."""
+    values, known = column[0][part], column[1]
+    if values.dtype == np.int64 and values.min() >= -(2**31) and values.max() < 2**31:
+        values = values.astype(np.int32)
+    else:
+        values = values.copy()
+    return values, None if known is None or known[part].all() else known[part].copy()
+
+
+# --- The columns of all pieces, put together as frames ----------------------------------------------------------------
+
+
+@dataclass
+class Recorded(Document):
+    """What a trace holds.
+
+    Attributes:
+        frames: the events by kind; see `Frames.frames`.
+        categories: what the events bear as `cat`.
+    """
+
+    frames: dict[str, pl.DataFrame] = field(default_factory=dict)
+    categories: tuple[str, ...] = ()
+
+
+def read_events(
+    path: Path, compression: str | None, launch_configuration: bool, progress: Callable[[int], None]
+) -> Recorded:
+    """All that a trace holds; see `walk`."""
+    document, frames = walk(path, compression, lambda: Frames(launch_configuration), progress)
+    return Recorded(**vars(document), categories=frames.categories, frames=frames.frames())
+
+
+_Parts = Sequence["tuple[int, Column | None]"]
+
+
+class Frames:
+    """Collects pieces in the order of the text, then gives the events of each kind as a frame."""
+
+    def __init__(self, launch_configuration: bool) -> None:
+        self._reader = EventReader(launch_configuration)
+        self._columns: dict[str, list[dict[str, Column]]] = {kind: [] for kind in KINDS}
+        self._odd: list[Any] = []
+        self.read = self._reader.read
+
+    def add(self, piece: EventColumns) -> None:
+        """Takes the columns of a piece; the rest of it can be let go of."""
+        for kind, columns in piece.columns.items():
+            self._columns[kind].append(columns)
+        self._odd += piece.odd
+
+    @property
+    def categories(self) -> tuple[str, ...]:
+        """What the events bear as `cat`."""
+        odd = [str(event["cat"]) for event in self._odd if isinstance(event, dict) and "cat" in event]
+        return tuple(dict.fromkeys([text for text in self._reader.categories.texts if text is not None] + odd))
+
+    def frames(self) -> dict[str, pl.DataFrame]:
+        """The events by kind, one frame for each.
+
+        Columns are `phase` (a character's code), `begin_ns`, `duration_ns`, `process`, `thread`, `name` and the
+        arguments of the kind, null where an event has none. The pieces are let go of meanwhile.
+        """
+        for kind, columns in self._odd_columns().items():
+            self._columns[kind].append(columns)
+        return {kind: self._frame(kind) for kind in KINDS}
+
+    def _frame(self, kind: str) -> pl.DataFrame:
+        parts = self._columns.pop(kind)
+        heights = [len(part["phase"][0]) for part in parts]
+        kinds: list[tuple[str, Dictionary | None]] = [
+            (name, None) for name in ("phase", "begin_ns", "duration_ns", "process", "thread")
+        ]
+        kinds.append(("name", self._reader.names))
+        kinds += [(argument.column, self._reader.texts.get(argument.column)) for argument in arguments_of(kind)]
+        texts = {argument.column for argument in arguments_of(kind) if argument.is_text} | {"name"}
+        columns = []
+        for name, dictionary in kinds:
+            found = list(zip(heights, (part.pop(name, None) for part in parts), strict=True))
+            if name in texts:
+                series = _texts(found, dictionary or Dictionary())
+            else:
+                series = _numbers(found, pl.UInt8 if name == "phase" else pl.Int64)
+            columns.append(series.alias(name))
+        return pl.DataFrame(columns)
+
+    def _odd_columns(self) -> dict[str, dict[str, Column]]:
+        """The columns of events that were read one by one."""
+        rows: dict[str, list[dict[str, int | None]]] = {}
+        for event in self._odd:
+            kind = kind_of_category(str(event.get("cat", ""))) if isinstance(event, dict) else None
+            phase = str(event.get("ph", "X")) if isinstance(event, dict) else ""
+            if kind is not None and is_read(kind, phase):
+                rows.setdefault(kind, []).append(self._row(kind, phase, event))
+        return {
+            kind: {name: _column([row[name] for row in found], name) for name in found[0]}
+            for kind, found in rows.items()
+        }
+
+    def _row(self, kind: str, phase: str, event: dict[str, Any]) -> dict[str, int | None]:
+        name = event.get("name")
+        row = {
+            "phase": ord(phase),
+            "begin_ns": json_text.nanoseconds(event.get("ts")),
+            "duration_ns": json_text.nanoseconds(event.get("dur")),
+            "process": json_text.number_in(event.get("pid")),
+            "thread": json_text.number_in(event.get("tid")),
+            "name": self._reader.names.add(name) if isinstance(name, str) else None,
+        }
+        args = event.get("args")
+        for argument in self._reader.arguments:
+            if kind not in argument.kinds:
+                continue
+            holder = event if argument.is_member else args if isinstance(args, dict) else {}
+            spelled = [key for key in holder if key in argument.keys]
+            value = holder[spelled[-1]] if spelled else None
+            if not argument.is_text:
+                row[argument.column] = json_text.whole(value)
+            else:
+                text = json_text.text_of(value)
+                row[argument.column] = None if text is None else self._reader.texts[argument.column].add(text)
+        return row
+
+
+def _column(values: Iterable[int | None], name: str) -> Column:
+    listed = list(values)
+    known = np.array([value is not None for value in listed], np.bool_)
+    return np.array([value or 0 for value in listed], np.uint8 if name == "phase" else np.int64), known
+
+
+def _joined(found: _Parts, dtype: type[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_] | None]:
+    """Values of all parts, and which are known; zeros stand where a part lacks the column."""
+    height = sum(rows for rows, _ in found)
+    values = np.empty(height, dtype)
+    complete = all(column is not None and column[1] is None for _, column in found)
+    known = None if complete else np.zeros(height, np.bool_)
+    at = 0
+    for rows, column in found:
+        values[at : at + rows] = 0 if column is None else column[0]
+        if known is not None and column is not None:
+            known[at : at + rows] = True if column[1] is None else column[1]
+        at += rows
+    return values, known
+
+
+def _numbers(found: _Parts, dtype: type[pl.DataType]) -> pl.Series:
+    if all(column is None for _, column in found):
+        return pl.repeat(None, sum(rows for rows, _ in found), dtype=dtype, eager=True)
+    values, known = _joined(found, np.uint8 if dtype is pl.UInt8 else np.int64)
+    series = pl.Series(values, dtype=dtype)
+    return series if known is None else series.zip_with(pl.Series(known), pl.Series([None], dtype=dtype))
+
+
+def _texts(found: _Parts, dictionary: Dictionary) -> pl.Series:
+    """Dictionary-encoded texts, of which the dictionary holds those that occur here and others."""
+    if not dictionary.texts or all(column is None for _, column in found):
+        return pl.repeat(None, sum(rows for rows, _ in found), dtype=pl.Enum([]), eager=True)
+    codes, known = _joined(found, np.int32)
+    nulls = np.array([text is None for text in dictionary.texts], np.bool_)
+    if nulls.any():
+        known = ~nulls.take(codes) if known is None else known & ~nulls.take(codes)
+    used = np.zeros(len(dictionary.texts), np.bool_)
+    used[codes if known is None else codes[known]] = True
+    texts = [dictionary.texts[number] or "" for number in np.flatnonzero(used).tolist()]
+    numbers = np.maximum(np.cumsum(used, dtype=np.uint32), 1) - np.uint32(1)
+    places = pl.Series(numbers.take(codes))
+    if known is not None:
+        places = places.zip_with(pl.Series(known), pl.Series([None], dtype=pl.UInt32))
+    return encode_names(places, texts)

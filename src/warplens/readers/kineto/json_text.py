@@ -1,0 +1,121 @@
+"""JSON as profilers really write it, one value at a time: the exact but slow way, for what the columns cannot hold.
+
+PyTorch has written traces with NaN and Infinity, with backslashes of Windows paths that escape nothing, and with a
+comma after the last element. None of that stops this module.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from decimal import Decimal
+from typing import Any
+
+import orjson
+
+#: A string, or a comma that nothing follows.
+_STRING = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
+_STRING_OR_STRAY_COMMA = re.compile(_STRING.pattern + r"|,(?=\s*[\]}])", re.DOTALL)
+_BAD_ESCAPE = re.compile(r'\\(?!["\\/bfnrt]|u[0-9a-fA-F]{4})|\\\\', re.DOTALL)
+_CONSTANT = re.compile(_STRING.pattern + r"|-?\b(?:nan|inf|infinity)\b", re.DOTALL | re.IGNORECASE)
+_WHOLE = re.compile(r"[+-]?\d{1,40}")
+_LAST_DIGITS = re.compile(r"(\d{1,18})\D*$")
+
+_LOW_64_BITS = 2**64 - 1
+_HIGHEST = 2**63 - 1
+
+
+EXACT = json.JSONDecoder(parse_float=Decimal, strict=False)
+
+#: Whole numbers of more digits may not fit 64 bits.
+_SAFE_DIGITS = 18
+
+
+def _as_written(digits: str) -> int | orjson.Fragment:
+    return int(digits) if len(digits) <= _SAFE_DIGITS else orjson.Fragment(digits)
+
+
+#: For copies: numbers keep the digits that they had; a time of 19 digits does not fit a double.
+AS_WRITTEN = json.JSONDecoder(
+    parse_float=orjson.Fragment, parse_int=_as_written, parse_constant=lambda _: None, strict=False
+)
+
+
+def lenient(text: str, decoder: json.JSONDecoder = EXACT) -> Any:
+    """The value of a JSON text; numbers with a fraction are `Decimal`, as written."""
+    try:
+        try:
+            return decoder.decode(text)
+        except ValueError:
+            repaired = _STRING_OR_STRAY_COMMA.sub(lambda found: "" if found[0] == "," else found[0], text)
+            repaired = _STRING.sub(lambda found: _escaped(found[0]), repaired)
+            repaired = _CONSTANT.sub(lambda found: found[0] if found[0][0] == '"' else "null", repaired)
+            return decoder.decode(repaired)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def _escaped(literal: str) -> str:
+    r"""A string's literal in which backslashes that escape nothing stand for themselves: `C:\Users` → `C:\\Users`."""
+    return _BAD_ESCAPE.sub(lambda found: "\\\\", literal)
+
+
+def string(inside: bytes) -> str:
+    """The text of a JSON string, from what stands between its quotes; bytes that are not UTF-8 become �."""
+    text = inside.decode("utf-8", "replace")
+    if "\\" not in text:
+        return text
+    try:
+        decoded = str(json.loads(f'"{text}"', strict=False))
+    except ValueError:
+        decoded = str(json.loads(_escaped(f'"{text}"'), strict=False))
+    return decoded.encode("utf-8", "replace").decode("utf-8")  # half of a surrogate pair is no text
+
+
+def canonical(text: str) -> str | None:
+    """A JSON value as one line with Kineto's own spacing; the text itself where it is no JSON; None for null."""
+    try:
+        value = lenient(text)
+    except ValueError:
+        return text
+    return text_of(value)
+
+
+def text_of(value: Any) -> str | None:
+    """A JSON value as text: a string itself, anything else as one line with Kineto's own spacing; None for null."""
+    if value is None:
+        return None
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode("utf-8")  # half of a surrogate pair is no text
+    return json.dumps(value, default=float, ensure_ascii=False).encode("utf-8", "replace").decode("utf-8")
+
+
+def whole(value: Any) -> int | None:
+    """A whole number as signed 64-bit one; ids of 64 bits without sign wrap around. None for anything else."""
+    if isinstance(value, str):
+        value = int(value) if _WHOLE.fullmatch(value.strip()) else None
+    if isinstance(value, bool) or not isinstance(value, (int, Decimal)):
+        return None
+    if isinstance(value, Decimal) and (not value.is_finite() or value.adjusted() > 40):
+        return None
+    low = int(value) & _LOW_64_BITS
+    return low - 2**64 if low > _HIGHEST else low
+
+
+def nanoseconds(value: Any) -> int | None:
+    """A time in microseconds, exactly as nanoseconds; None for what is none, or what 64 bits cannot hold."""
+    if isinstance(value, bool) or not isinstance(value, (int, Decimal)):
+        return None
+    number = Decimal(value)
+    if not number.is_finite() or number.adjusted() > 20:
+        return None
+    ns = int((number * 1000).to_integral_value())
+    return ns if -_HIGHEST <= ns <= _HIGHEST else None
+
+
+def number_in(value: Any) -> int | None:
+    """The id of a process or thread; of one that is a text (`stream 7`, `python: 123`) the number that it ends with."""
+    if isinstance(value, str) and not _WHOLE.fullmatch(value.strip()):
+        found = _LAST_DIGITS.search(value)
+        return int(found[1]) if found else None
+    return whole(value)

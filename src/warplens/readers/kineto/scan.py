@@ -1,0 +1,296 @@
+"""Where the events of a piece of a Chrome trace begin and end, and where the keys of their members stand.
+
+The piece is searched with array operations for the three characters that JSON's structure hangs on, `"`, `{` and `}`.
+Counting quotes tells what lies inside strings; counting braces outside of them tells how deep an object is. A key is a
+string that a colon follows. Nothing is assumed about the order of keys, about spaces or about lines.
+
+The usual event holds at most one object, its `args`, which holds no further one. Others are marked irregular and read
+one by one elsewhere.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from warplens.readers.kineto.values import ARGUMENTS, Bytes, Flags, Int64s, Words, next_of, skip_space
+
+_QUOTE, _BACKSLASH, _COLON, _COMMA, _OPEN, _CLOSE, _BRACKET = b'"\\:,{}]'
+
+#: The members of an event itself that are read; the arguments follow them in numbering.
+MEMBERS = ("ph", "cat", "name", "pid", "tid", "ts", "dur", "id", "args")
+
+#: Between two events. A quote right after a brace cannot stand inside of a string, whatever the string says.
+BOUNDARY = re.compile(rb'\}\s*,\s*(?=\{\s*"(?:ph|cat|name|pid|tid|ts|dur|args|id|s|bp|tts|tdur|cname|sf|ppid)"\s*:)')
+
+NO_KEY = 0
+
+
+@dataclass(frozen=True)
+class Keys:
+    """The keys that are read, of all events of a piece, in the order of the text.
+
+    Attributes:
+        event: row of the event.
+        number: which key, from 1: `MEMBERS`, then the keys of `ARGUMENTS`.
+        inside: whether it stands in the event's `args`.
+        value: where its value begins.
+        quote: number of the next string of the piece.
+        next_key: where the next key of any kind opens, in this event or a later one.
+    """
+
+    event: Int64s
+    number: npt.NDArray[np.uint8]
+    inside: Flags
+    value: Int64s
+    quote: Int64s
+    next_key: Int64s
+
+
+@dataclass(frozen=True)
+class Scan:
+    """The events of a piece.
+
+    Attributes:
+        starts, ends: places of their braces.
+        inner_ends: place of the closing brace of `args`, of the event itself where it has none.
+        irregular: whether the event has to be read by itself.
+        keys: their keys.
+        opening, closing: places of the quotes of all strings.
+        rest: where the first event that is not complete begins, or what comes after the last one.
+        array_end: where the array of events ends; None where it goes on.
+        damaged: places between events where something else stands.
+        is_balanced: whether the piece ends outside of all strings and objects.
+    """
+
+    starts: Int64s
+    ends: Int64s
+    inner_ends: Int64s
+    irregular: Flags
+    keys: Keys
+    opening: Int64s
+    closing: Int64s
+    rest: int
+    array_end: int | None
+    damaged: int
+    is_balanced: bool
+
+    def event(self, text: Bytes, row: int) -> bytes:
+        """The text of one event."""
+        return text[self.starts[row] : self.ends[row] + 1].tobytes()
+
+
+@dataclass
+class Piece:
+    """What was read of one piece of the text.
+
+    Attributes:
+        scanned: where the events were found.
+        damaged: how many places could not be read.
+        broken: where an event begins that is damaged so that further events seem to stand inside of it.
+    """
+
+    scanned: Scan
+    damaged: int = 0
+    broken: int | None = None
+
+    def add_damage(self, row: int, event: bytes) -> None:
+        """Counts an event that is no JSON."""
+        if self.broken is None and BOUNDARY.search(event):
+            self.broken = int(self.scanned.starts[row])
+        self.damaged += 1
+
+
+def _spellings() -> list[tuple[bytes, int]]:
+    spelled = [(member.encode(), number) for number, member in enumerate(MEMBERS, 1)]
+    for number, argument in enumerate(ARGUMENTS, len(MEMBERS) + 1):
+        spelled += [(key.encode(), number) for key in argument.keys if not argument.is_member]
+    return spelled
+
+
+class _KeyTable:
+    """Finds out which key stands between two quotes.
+
+    Length, first and last letter lead to the spelling that it may be, or to the few (`Bytes`, `bytes`) that it may be.
+    The letters then decide: the last eight, and of a longer one the first eight; of `Process Group Name` the two
+    between them are taken on trust.
+    """
+
+    def __init__(self) -> None:
+        spelled = _spellings()
+        sizes = np.array([len(key) + 1 for key, _ in spelled], np.uint8)
+        firsts, lasts = (np.array([key[place] for key, _ in spelled], np.uint8) for place in (0, -1))
+        self._entries = np.zeros(2**12, np.uint8)  # the first spelling to try, from 1
+        self._others = np.zeros(len(spelled) + 1, np.uint8)  # the next one
+        for entry, slot in enumerate(self._slots(sizes, firsts, lasts).tolist(), 1):
+            self._others[entry], self._entries[slot] = self._entries[slot], entry
+        self._numbers = np.array([NO_KEY] + [number for _, number in spelled], np.uint8)
+        self._sizes = np.array([0] + [len(key) + 1 for key, _ in spelled])
+        # Of a short key the quote in front is compared, too.
+        tails = [(b'"' + key)[-8:] for key, _ in spelled]
+        self._tails = np.array([0] + [int.from_bytes(tail.rjust(8, b"\0"), "little") for tail in tails], np.uint64)
+        self._masks = np.array([0] + [2**64 - 2 ** (64 - 8 * len(tail)) for tail in tails], np.uint64)
+        self._heads = np.array([0] + [int.from_bytes(key[:8], "little") for key, _ in spelled], np.uint64)
+
+    @staticmethod
+    def _slots(sizes: Bytes, firsts: Bytes, lasts: Bytes) -> npt.NDArray[np.uint16]:
+        # The factors spread the spellings over the table, with few that share a place; chosen by trial.
+        mixed: npt.NDArray[np.uint16] = firsts * _BY_FIRST + lasts * _BY_LAST + sizes * _BY_SIZE
+        return mixed >> np.uint16(4)
+
+    def numbers(self, text: Bytes, words: Words, opening: Int64s, closing: Int64s) -> npt.NDArray[np.uint8]:
+        """For the key between each pair of quotes its number, `NO_KEY` where it is none that is read."""
+        sizes = closing - opening
+        entries = self._entries.take(
+            self._slots(sizes.astype(np.uint8), text.take(opening + 1), text.take(closing - 1))
+        )
+        rows = np.flatnonzero(entries)
+        while len(rows):
+            found = entries.take(rows)
+            size = self._sizes.take(found)
+            wrong = (words[closing.take(rows) - 8] & self._masks.take(found)) != self._tails.take(found)
+            wrong |= sizes.take(rows) != size
+            long = np.flatnonzero(size > 8 + 1)
+            wrong[long] |= words[opening.take(rows.take(long)) + 1] != self._heads.take(found.take(long))
+            rows = rows[wrong]
+            entries[rows] = self._others.take(found[wrong])
+            rows = rows[entries.take(rows) != 0]
+        return self._numbers.take(entries)
+
+
+_BY_FIRST, _BY_LAST, _BY_SIZE = (np.uint16(factor) for factor in (40_503, 24_593, 12_289))
+_TABLE = _KeyTable()
+
+
+def scan(text: Bytes, words: Words, begin: int, end: int) -> Scan:
+    """The events that begin and end in `text[begin:end]`, which begins outside of all strings and objects."""
+    piece = text[begin:end]
+    marks = np.flatnonzero((piece == _QUOTE) | (piece == _OPEN) | (piece == _CLOSE))
+    marks += begin
+    is_escape = piece == _BACKSLASH
+    escapes = np.flatnonzero(is_escape) + begin if is_escape.any() else None
+    if escapes is not None:
+        marks = _without_escaped(text, marks)
+    characters = text.take(marks)
+    is_quote = characters == _QUOTE
+    seen = np.cumsum(is_quote, dtype=np.int32)
+    quotes = marks[is_quote]
+    # Copies: each later look-up in a view with gaps would make one.
+    opening, closing = quotes[0::2].copy(), quotes[1::2].copy()
+    rows = np.flatnonzero(~is_quote)
+    rows = rows[(seen.take(rows) & 1) == 0]
+    braces, is_open = marks.take(rows), characters.take(rows) == _OPEN
+    depth = np.cumsum(np.where(is_open, 1, -1))
+    below = np.flatnonzero(depth < 0)
+    if len(below):  # the end of the object around the array
+        braces, is_open, depth = braces[: below[0]], is_open[: below[0]], depth[: below[0]]
+    first = np.flatnonzero(is_open & (depth == 1))
+    last = np.flatnonzero(depth == 0)
+    is_balanced = not len(below) and len(first) == len(last) and len(opening) == len(closing)
+    count = len(last)
+    first = first[:count]
+    starts, ends = braces.take(first), braces.take(last)
+    count, array_end, damaged = _until_array_end(text, begin, end, starts, ends)
+    starts, ends, first, last = starts[:count], ends[:count], first[:count], last[:count]
+    rest = int(ends[-1]) + 1 if count else begin
+
+    inner = last - first - 1  # braces inside of the event
+    inner_starts = np.where(inner == 2, braces.take(np.minimum(first + 1, len(braces) - 1)), -1) if count else starts
+    inner_ends = np.where(inner == 2, braces.take(np.maximum(last - 1, 0)), ends) if count else ends
+    irregular = inner > 2
+    keys = _keys(text, words, opening, closing, starts, ends, inner_starts, inner_ends, irregular, escapes)
+    return Scan(starts, ends, inner_ends, irregular, keys, opening, closing, rest, array_end, damaged, is_balanced)
+
+
+def _without_escaped(text: Bytes, marks: Int64s) -> Int64s:
+    """The marks without quotes that an odd number of backslashes stands before."""
+    suspects = np.flatnonzero((text.take(marks) == _QUOTE) & (text.take(marks - 1) == _BACKSLASH))
+    if not len(suspects):
+        return marks
+    places = marks.take(suspects) - 1
+    run = places - next_of(np.flatnonzero(text != _BACKSLASH), places, -1)
+    return np.delete(marks, suspects[(run & 1) == 1])
+
+
+def _until_array_end(text: Bytes, begin: int, end: int, starts: Int64s, ends: Int64s) -> tuple[int, int | None, int]:
+    """How many events come before the end of the array, where that is, and how many gaps hold something else.
+
+    Between two events stands one comma, and white space.
+    """
+    count = len(starts)
+    befores = np.concatenate([[begin], ends + 1]) if count else np.array([begin])
+    nexts = np.concatenate([starts, [end]]) if count else np.array([end])
+    places = skip_space(text, np.minimum(befores, len(text) - 1))
+    commas = text.take(places) == _COMMA
+    places = skip_space(text, places + commas)
+    odd = np.flatnonzero(places < nexts)  # neither the next event nor the end of the piece
+    damaged = 0
+    for row in odd.tolist():
+        gap = bytes(text[befores[row] : nexts[row]])
+        at = gap_ends_array(gap)
+        if at is not None:
+            return row, int(befores[row]) + at, damaged
+        # What follows the last event may be the begin of the next one.
+        damaged += row < count and bool(gap.strip(b" \t\r\n,"))
+    return count, None, damaged
+
+
+def gap_ends_array(gap: bytes) -> int | None:
+    """Where in the text between two events the array of events ends; None where it does not."""
+    at = gap.find(b"]")
+    return at if at >= 0 and not gap[:at].strip(b" \t\r\n,") else None
+
+
+def _keys(
+    text: Bytes,
+    words: Words,
+    opening: Int64s,
+    closing: Int64s,
+    starts: Int64s,
+    ends: Int64s,
+    inner_starts: Int64s,
+    inner_ends: Int64s,
+    irregular: Flags,
+    escapes: Int64s | None,
+) -> Keys:
+    after = text.take(closing + 1)
+    is_key = after == _COLON
+    spaced = np.flatnonzero(after <= 0x20)
+    if len(spaced):
+        colons = skip_space(text, closing.take(spaced) + 1)
+        is_key[spaced] = text.take(colons) == _COLON
+    if len(ends):
+        is_key[np.searchsorted(closing, ends[-1]) :] = False
+    numbers = np.flatnonzero(is_key)
+    opens, closes = opening.take(numbers), closing.take(numbers)
+    which = _TABLE.numbers(text, words, opens, closes)
+    # Both are sorted, so that what lies between two events is found for the events, of which there are fewer.
+    bounds = np.searchsorted(opens, starts)
+    if not len(starts) or not len(opens):
+        event = np.full(len(opens), -1, np.int64)
+    else:
+        event = np.repeat(np.arange(len(starts)), np.diff(bounds, append=len(opens)))
+        if bounds[0]:  # a string in front of the first event
+            event = np.concatenate([np.full(int(bounds[0]), -1, np.int64), event])
+    if escapes is not None and len(opens):
+        within = np.searchsorted(opens, escapes) - 1
+        hit = (within >= 0) & (escapes < closes.take(np.maximum(within, 0)))
+        bad = event.take(within[hit])
+        irregular[bad[bad >= 0]] = True
+    wanted = np.flatnonzero((which != NO_KEY) & (event >= 0))
+    event, opens = event.take(wanted), np.append(opens, len(text))
+    places = opens.take(wanted)
+    inside = (places > inner_starts.take(event)) & (places < inner_ends.take(event)) & (inner_starts.take(event) >= 0)
+    value = closes.take(wanted) + 1
+    if len(spaced):
+        value = skip_space(text, value)
+    value = skip_space(text, value + 1)
+    args = np.flatnonzero((which.take(wanted) == MEMBERS.index("args") + 1) & ~inside)
+    # An object that is not `args`, and an `args` that is no object, are left to the general way.
+    has_args = np.zeros(len(starts), np.bool_)
+    has_args[event.take(args)] = value.take(args) == inner_starts.take(event.take(args))
+    irregular |= (inner_starts >= 0) & ~has_args
+    return Keys(event, which.take(wanted), inside, value, numbers.take(wanted) + 1, opens.take(wanted + 1))

@@ -1,0 +1,283 @@
+"""Chrome traces of the PyTorch profiler (Kineto), 2021 to 2026, CUDA and ROCm, as a `Trace`.
+
+`kineto_document` reads the text: `kineto_source` unpacks it block by block, `kineto_scan` finds the events of a piece,
+`kineto_events` turns them into columns (`kineto_numbers`, `kineto_strings`; `kineto_json` where a value is unusual),
+`kineto_frames` puts the columns together; `kineto_fields` declares what is read. `kineto_spans` makes intervals of the
+events and `kineto_tables` the trace's tables, with `kineto_gpu`, `kineto_operators` and `kineto_collectives`. Facts
+about the capture come from `kineto_capture`, its shortcomings from `kineto_notes`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from warplens.errors import UnreadableInputError
+from warplens.profile import Capture, Trace
+from warplens.profile.nesting import nest
+from warplens.profile.tables import TABLES
+from warplens.readers.kineto import KINETO
+from warplens.readers.kineto.capture import RECAPTURE, Findings, devices_of, epoch_of, notes_of, placement_of
+from warplens.readers.kineto.events import Recorded, read_events
+from warplens.readers.kineto.gpu import (
+    collectives_of,
+    copies_of,
+    int32,
+    kernels_of,
+    memsets_of,
+    named,
+    together,
+    waits_of,
+    with_threads,
+)
+from warplens.readers.kineto.spans import Spans, spans_of
+
+Int64s = npt.NDArray[np.int64]
+
+_FORWARD = ord("s")
+
+
+def operators_of(operators: pl.DataFrame) -> pl.DataFrame:
+    """The table of operators; they are the first rows of the ranges, in the same order."""
+    return operators.with_columns(range=pl.int_range(pl.len(), dtype=pl.Int64))
+
+
+def autograd_links_of(arrows: pl.DataFrame, operators: pl.DataFrame, ranges: pl.DataFrame, host: int) -> pl.DataFrame:
+    """The recorded arrows from forward operators to backward ones.
+
+    An arrow's ends name thread and begin of an operator with a sequence number. Where several of a thread begin at the
+    same instant (times in whole microseconds), those two are taken whose sequence numbers agree, then the outermost.
+    """
+    numbered = operators["sequence"].is_not_null().arg_true()
+    arrows = arrows.filter(pl.col("start_ns").is_not_null(), pl.col("flow").is_not_null())
+    if not arrows.height or not numbered.len():
+        return TABLES["autograd_links"].empty()
+    arrows = with_threads(arrows, host)
+    columns = ("process", "thread", "start_ns")
+    begun = ranges.select(columns)[numbered]
+    end, place = _matches(*(arrows[name].to_numpy() for name in columns), *(begun[name].to_numpy() for name in columns))
+    row = numbered.to_numpy().astype(np.int64)[place]
+    found = pl.DataFrame({"arrow": end, "row": row}).with_columns(
+        arrows["flow"][end],
+        arrows["phase"][end],
+        operators["sequence"][row].alias("sequence"),
+        ranges["depth"][row].alias("depth"),
+    )
+    forward = found.filter(pl.col("phase") == _FORWARD).drop("phase", "arrow")
+    backward = found.filter(pl.col("phase") != _FORWARD).drop("phase")
+    pairs = forward.join(backward, on="flow", suffix="_backward")
+    if pairs["arrow"].n_unique() < pairs.height:
+        agree = pl.col("sequence") == pl.col("sequence_backward")
+        pairs = pairs.sort(~agree, "depth", "depth_backward", maintain_order=True)
+        pairs = pairs.unique("arrow", keep="first", maintain_order=True)
+    return pairs.select(forward="row", backward="row_backward").unique().sort("forward", "backward")
+
+
+def _matches(
+    process: Int64s, thread: Int64s, start: Int64s, process_of: Int64s, thread_of: Int64s, start_of: Int64s
+) -> tuple[Int64s, Int64s]:
+    """All pairs of a row of the first three columns and one of the last three that are equal."""
+    threads = np.concatenate([process, process_of]).astype(np.int64) * 2**32 + np.concatenate([thread, thread_of])
+    number = np.unique(threads, return_inverse=True)[1].reshape(-1).astype(np.int64)
+    # One number for thread and time: times are those of one trace, far below 2^63 divided by its threads.
+    stride = int(max(start.max(), start_of.max())) + 1
+    wanted = number[: len(start)] * stride + start
+    present = number[len(start) :] * stride + start_of
+    order = np.argsort(present, kind="stable")
+    first = np.searchsorted(present[order], wanted, "left")
+    count = np.searchsorted(present[order], wanted, "right") - first
+    row = np.repeat(np.arange(len(wanted)), count)
+    offset = np.arange(len(row)) - np.repeat(np.cumsum(count) - count, count)
+    return row, order[np.repeat(first, count) + offset]
+
+
+# --- From the events of a Kineto trace to the tables of a `Trace` -----------------------------------------------------
+
+#: torch.profiler's device type (c10::DeviceType) of host memory.
+_HOST_MEMORY = 0
+
+#: Overhead that CUDA has without a profiler, too: compiling, loading lazily, a full command buffer.
+_NOT_THE_PROFILERS = r"(?i)compil|lazy|command buffer"
+
+#: A call without a correlation id issued no work that could be told.
+_NO_CORRELATION = -1
+
+
+def host_process(spans: Spans) -> int:
+    """The process of most host events, 0 where there are none."""
+    for kind in ("call", "operator", "annotation", "python"):
+        counts = spans.frames[kind]["process"].drop_nulls().value_counts(sort=True)
+        if counts.height:
+            return int(counts["process"][0])
+    return 0
+
+
+def tables_of(spans: Spans) -> dict[str, pl.DataFrame]:
+    """The tables by name; the spans' frames are let go of one by one."""
+    host = host_process(spans)
+    frames = spans.frames
+    calls, operators = frames.pop("call"), frames.pop("operator")
+    kernels = kernels_of(frames.pop("kernel"), calls, host)
+    tables = {
+        "kernels": kernels,
+        "collectives": collectives_of(kernels, operators, calls),
+        "copies": copies_of(frames.pop("copy"), calls, host),
+        "memsets": memsets_of(frames.pop("memset"), calls, host),
+        "synchronizations": waits_of(frames.pop("wait"), calls, host),
+    }
+    tables["kernels"] = TABLES["kernels"].checked(kernels)
+    del kernels
+    tables["api_calls"] = with_threads(
+        calls.select("start_ns", "end_ns", "process", "thread", pl.col("correlation").fill_null(_NO_CORRELATION)), host
+    ).with_columns(named(calls["name"]), return_value=pl.lit(None, pl.Int32))
+    del calls
+    overheads = frames.pop("overhead")
+    overheads = with_threads(overheads, host).with_columns(named(overheads["name"]))
+    tables["profiler_overhead"] = overheads.filter(~pl.col("name").cast(pl.String).str.contains(_NOT_THE_PROFILERS))
+    tables["ranges"] = _ranges(operators, frames.pop("annotation"), host)
+    tables["operators"] = operators_of(operators)
+    tables["autograd_links"] = autograd_links_of(spans.arrows, operators, tables["ranges"], host)
+    del operators
+    functions = frames.pop("python")
+    tables["python_functions"] = _nested(with_threads(functions, host).with_columns(named(functions["name"])))
+    tables["allocations"] = _allocations(frames.pop("allocation"), host)
+    return {name: TABLES[name].checked(tables[name]) if name in tables else TABLES[name].empty() for name in TABLES}
+
+
+def _ranges(operators: pl.DataFrame, annotations: pl.DataFrame, host: int) -> pl.DataFrame:
+    """Operators first, in their order, then annotations."""
+    columns = ("start_ns", "end_ns", "process", "thread")
+    rows = with_threads(pl.concat([operators.select(columns), annotations.select(columns)]), host)
+    kinds = pl.Enum(["cpu-op", "user-annotation"])
+    rows = rows.with_columns(
+        together([named(operators["name"]), named(annotations["name"])]).alias("name"),
+        pl.concat(
+            [
+                pl.repeat("cpu-op", operators.height, dtype=kinds, eager=True),
+                pl.repeat("user-annotation", annotations.height, dtype=kinds, eager=True),
+            ]
+        ).alias("kind"),
+        domain=pl.lit(0, pl.Int64),
+    )
+    return _nested(rows)
+
+
+def _nested(rows: pl.DataFrame) -> pl.DataFrame:
+    """Rows on threads with `depth` and `parent`."""
+    thread = rows["process"].to_numpy().astype(np.int64) * 2**32 + rows["thread"].to_numpy()
+    nesting = nest(rows["start_ns"].to_numpy(), rows["end_ns"].to_numpy(), thread)
+    return rows.with_columns(
+        pl.Series("depth", nesting.depth, dtype=pl.Int32),
+        pl.Series("parent", nesting.parent).replace(-1, None).alias("parent"),
+    )
+
+
+def _allocations(events: pl.DataFrame, host: int) -> pl.DataFrame:
+    found = with_threads(events, host).filter(pl.col("delta_bytes").is_not_null())
+    on_gpu = pl.col("device_type").fill_null(_HOST_MEMORY) != _HOST_MEMORY
+    return found.rename({"start_ns": "time_ns"}).with_columns(
+        pl.when(on_gpu).then("device_number").pipe(int32).alias("device")
+    )
+
+
+def recorded_tables(tables: Mapping[str, pl.DataFrame], header: Mapping[str, Any]) -> frozenset[str]:
+    """Which tables the trace has, empty or not.
+
+    GPU activities are recorded together, and so is all that operators bring along.
+    """
+    recorded = {name for name, frame in tables.items() if frame.height}
+    if recorded & {"kernels", "copies", "memsets"}:
+        recorded |= {"kernels", "copies", "memsets"}
+    if "operators" in recorded:
+        recorded |= {"ranges", "autograd_links"}
+    if header.get("profile_memory") == 1:
+        recorded.add("allocations")
+    if header.get("with_stack") == 1:
+        recorded.add("python_functions")
+    return frozenset(recorded)
+
+
+# --- Chrome traces of the PyTorch profiler (Kineto), 2021 to 2026, CUDA and ROCm, as a `Trace` ------------------------
+
+#: What else JSON about GPU programs can be, told by words near its begin.
+_OTHERS = (
+    (b'"rocprofiler-sdk-tool"', "the JSON output of rocprofv3", "Record the program with the PyTorch profiler"),
+    (
+        b'"nodes"',
+        "an execution trace of PyTorch (ExecutionTraceObserver), which has no GPU times",
+        "Export a Chrome trace",
+    ),
+    (b'"CudaEvent"', "a JSON export of Nsight Systems", "Export it with nsys export --type sqlite"),
+    (b'"nvtxw"', "a JSON export of Nsight Systems", "Export it with nsys export --type sqlite"),
+    (b'"segments"', "a memory snapshot of PyTorch", "Export a Chrome trace"),
+)
+_ADVICE = "Give a trace that torch.profiler wrote (export_chrome_trace or tensorboard_trace_handler)"
+
+
+def read_kineto(
+    path: Path,
+    known_as: Path,
+    report: Callable[[str], None],
+    compression: str | None,
+    launch_configuration: bool = True,
+) -> Trace:
+    """The trace that a Chrome trace of the PyTorch profiler holds.
+
+    Times count from the trace's first event on, in nanoseconds, exactly as recorded. An incomplete trace gives its
+    complete events, and a note that says so.
+    """
+    report(f"{known_as.name}: reading the events")
+    document = read_events(
+        path,
+        compression,
+        launch_configuration,
+        lambda percent: report(f"{known_as.name}: reading the events, {percent} %"),
+    )
+    _refuse_others(document, known_as)
+    report(f"{known_as.name}: putting the trace together")
+    spans = spans_of(document.frames)
+    tables = tables_of(spans)
+    used = pl.concat([tables[name]["device"] for name in ("kernels", "copies", "memsets")]).unique().to_list()
+    devices = devices_of(document.header, used)
+    rank, world_size = placement_of(document.header)
+    version = document.header.get("schemaVersion")
+    capture = Capture(
+        source=known_as.name,
+        format="kineto-json",
+        recorder=KINETO,
+        schema_version=str(version) if isinstance(version, int) else None,
+        devices=devices,
+        window_ns=(0, spans.last_ns),
+        epoch_ns=epoch_of(document.header, spans.zero_ns),
+        rank=rank,
+        world_size=world_size,
+        recorded=recorded_tables(tables, document.header),
+        notes=notes_of(Findings(tables, document, spans, devices, launch_configuration)),
+    )
+    return Trace(capture, **tables)
+
+
+def _refuse_others(document: Recorded, known_as: Path) -> None:
+    if not document.is_trace:
+        for mark, found, advice in _OTHERS:
+            if mark in document.begin:
+                raise UnreadableInputError(known_as, f"this is {found}, not a trace of the PyTorch profiler", advice)
+        if document.cut_off_bytes is not None:
+            found = "the compressed file is damaged or incomplete, and ends before any event"
+            raise UnreadableInputError(known_as, found, "Copy or download it again")
+        raise UnreadableInputError(known_as, "this is JSON, but no Chrome trace: it has no traceEvents", _ADVICE)
+    if any(frame.height for frame in document.frames.values()):
+        return
+    if document.events and not {"schemaVersion", "deviceProperties", "distributedInfo"} & document.header.keys():
+        if any(text in document.begin for text in (b'"CPU functions"', b'"CUDA functions"')):
+            found = "this is a trace of PyTorch's old autograd profiler, which is not read"
+            raise UnreadableInputError(known_as, found, "Record the program with torch.profiler.profile instead")
+        found = "this is a Chrome trace, but of another program: none of its events is PyTorch's or a GPU's"
+        raise UnreadableInputError(known_as, found, _ADVICE)
+    if not document.events and not document.header.get("schemaVersion"):
+        raise UnreadableInputError(known_as, "this Chrome trace has no events", f"Record again with {RECAPTURE}")

@@ -1,0 +1,412 @@
+"""What is read of a Kineto trace: the categories of its events, and the arguments of each kind, in all spellings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from threading import Lock
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+#: The kinds of events that are read.
+KINDS = (
+    "kernel",
+    "copy",
+    "memset",
+    "call",
+    "operator",
+    "annotation",
+    "python",
+    "wait",
+    "overhead",
+    "allocation",
+    "flow",
+)
+
+#: Categories in lower case: those of 2021 (`Kernel`, `Operator`, `Runtime`, …) and those that replaced them in 2022.
+#: Left out on purpose: `gpu_user_annotation`, which the profiler derives from annotations and kernels; `ac2g` and
+#: `async…` arrows, which repeat the correlation ids; `cuda_profiler_range`, whose times are not those of kernels.
+_CATEGORIES: Mapping[str, str] = {
+    "kernel": "kernel",
+    "gpu_memcpy": "copy",
+    "memcpy": "copy",
+    "gpu_memset": "memset",
+    "memset": "memset",
+    "cuda_runtime": "call",
+    "cuda_driver": "call",
+    "hip_runtime": "call",
+    "hip_driver": "call",
+    "runtime": "call",
+    "driver": "call",
+    "cpu_op": "operator",
+    "operator": "operator",
+    "user_annotation": "annotation",
+    "python_function": "python",
+    "cuda_sync": "wait",
+    "overhead": "overhead",
+    "cpu_instant_event": "allocation",
+    "fwdbwd": "flow",
+    "fwd_bwd": "flow",
+    "forward_backward": "flow",
+}
+
+
+def kind_of_category(category: str) -> str | None:
+    """The kind of the events of a category, one of `KINDS`; None for one that is not read."""
+    return _CATEGORIES.get(category.lower())
+
+
+@dataclass(frozen=True)
+class Argument:
+    """One argument of events (or a member of the event itself) that is read.
+
+    Attributes:
+        column: what it is called here.
+        keys: its spellings.
+        kinds: the kinds of events that have it.
+        is_text: it is kept as JSON text, dictionary-encoded; otherwise it is a whole number.
+        is_member: it stands in the event itself, not in its `args`.
+        launch_configuration: it tells how a kernel was launched, which few questions ask.
+    """
+
+    column: str
+    keys: tuple[str, ...]
+    kinds: tuple[str, ...]
+    is_text: bool = False
+    is_member: bool = False
+    launch_configuration: bool = False
+
+
+_GPU = ("kernel", "copy", "memset")
+_COLLECTIVE = ("kernel", "operator")
+
+ARGUMENTS: tuple[Argument, ...] = (
+    Argument("device", ("device",), (*_GPU, "wait")),
+    Argument("stream", ("stream",), (*_GPU, "wait")),
+    Argument("correlation", ("correlation",), (*_GPU, "call", "wait")),
+    Argument("external_id", ("External id", "external id"), ("kernel", "operator", "annotation")),
+    Argument("bytes", ("bytes", "size"), ("copy", "memset")),
+    Argument("graph_node", ("graph node id",), _GPU),
+    Argument("graph", ("graph id",), _GPU),
+    Argument("grid", ("grid",), ("kernel", "call"), is_text=True, launch_configuration=True),
+    Argument("block", ("block",), ("kernel", "call"), is_text=True, launch_configuration=True),
+    Argument("registers", ("registers per thread",), ("kernel",), launch_configuration=True),
+    Argument("shared_bytes", ("shared memory",), ("kernel", "call"), launch_configuration=True),
+    Argument("sequence", ("Sequence number",), ("operator",)),
+    Argument("forward_thread", ("Fwd thread id",), ("operator",)),
+    Argument("input_shapes", ("Input Dims", "Input dims"), ("operator",), is_text=True),
+    Argument("input_types", ("Input type",), ("operator",), is_text=True),
+    Argument("input_strides", ("Input Strides",), ("operator",), is_text=True),
+    Argument("concrete_inputs", ("Concrete Inputs",), ("operator",), is_text=True),
+    Argument("collective", ("Collective name",), _COLLECTIVE, is_text=True),
+    Argument("group", ("Process Group Name", "Process Group ID"), _COLLECTIVE, is_text=True),
+    Argument("group_ranks", ("Process Group Ranks",), _COLLECTIVE, is_text=True),
+    Argument("group_size", ("Group size",), _COLLECTIVE),
+    Argument("in_elements", ("In msg nelems",), _COLLECTIVE),
+    Argument("out_elements", ("Out msg nelems",), _COLLECTIVE),
+    Argument("dtype", ("dtype",), _COLLECTIVE, is_text=True),
+    Argument("collective_sequence", ("Seq",), _COLLECTIVE),
+    Argument("sync_kind", ("cuda_sync_kind",), ("wait",), is_text=True),
+    Argument("delta_bytes", ("Bytes",), ("allocation",)),
+    Argument("address", ("Addr",), ("allocation",)),
+    Argument("device_type", ("Device Type",), ("allocation",)),
+    Argument("device_number", ("Device Id",), ("allocation",)),
+    Argument("allocated_bytes", ("Total Allocated",), ("allocation",)),
+    Argument("reserved_bytes", ("Total Reserved",), ("allocation",)),
+    Argument("flow", ("id",), ("flow",), is_member=True),
+)
+
+
+def arguments_of(kind: str) -> tuple[Argument, ...]:
+    """The arguments that are read of events of this kind."""
+    return tuple(argument for argument in ARGUMENTS if kind in argument.kinds)
+
+
+# --- Numbers out of JSON text, many at once and exactly ---------------------------------------------------------------
+# Eight characters are loaded as one 64-bit word, and arithmetic on such words counts and weighs all eight digits
+# together (the technique is known as "SIMD within a register": D. Lemire, "Quickly parsing eight digits", 2022). So a
+# column of numbers costs a few array operations, and a time of 16 digits before and 3 after the point keeps all of
+# them, where a 64-bit float would lose the last two.
+
+Bytes: TypeAlias = "npt.NDArray[np.uint8]"
+Int64s: TypeAlias = "npt.NDArray[np.int64]"
+Words: TypeAlias = "npt.NDArray[np.uint64]"
+Flags: TypeAlias = "npt.NDArray[np.bool_]"
+
+#: So many bytes that belong to no value stand before and after the text, for words that are loaded beyond its ends.
+PADDING = 64
+
+_ZEROS = np.uint64(0x3030303030303030)
+_NOT_HIGH = np.uint64(0x7F7F7F7F7F7F7F7F)
+_TO_HIGH = np.uint64(0x7676767676767676)  # carries any of 10 … 127 into the byte's high bit
+_HIGH = np.uint64(0x8080808080808080)
+_ONE = np.uint64(1)
+_BITS_OF_ALL = np.uint64(64)
+_POWERS = np.array([10**power for power in range(20)], dtype=np.uint64)
+_MINUS, _POINT = 0x2D, 0x2E
+_MOST_MICROSECONDS = np.uint64((2**63 - 1) // 1_000 - 1)
+_DECIMALS = 3  # of a microsecond that are nanoseconds
+
+
+class Numbers(NamedTuple):
+    """`values[i]`, and whether it could be read; where not, the text there has to be looked at one by one."""
+
+    values: Int64s
+    read: Flags
+
+
+def words_of(text: Bytes) -> Words:
+    """The eight bytes from each place on, as little-endian word; nothing is copied."""
+    return np.ndarray((len(text) - 7,), dtype="<u8", buffer=text, strides=(1,))
+
+
+#: So many blanks one after the other are stepped over one by one; more are a desert, crossed at once.
+_USUAL_BLANKS = 16
+
+
+def skip_space(text: Bytes, places: Int64s, step: int = 1) -> Int64s:
+    """The first place from each on at which no white space stands; with a step of −1, the last one up to it."""
+    for _ in range(_USUAL_BLANKS):
+        blank = text.take(places) <= 0x20
+        if not blank.any():
+            return places
+        if not blank.all():
+            break
+        places = places + step  # one space everywhere, the usual case
+    rows = np.flatnonzero(text.take(places) <= 0x20)
+    places = places.copy()
+    for _ in range(_USUAL_BLANKS):
+        places[rows] += step
+        rows = rows[text.take(places.take(rows)) <= 0x20]
+        if not len(rows):
+            return places
+    places[rows] = next_of(np.flatnonzero(text > 0x20), places.take(rows), step)
+    return places
+
+
+def next_of(marks: Int64s, places: Int64s, step: int) -> Int64s:
+    """The nearest mark at or behind each place, or with a step of −1 at or before it; marks are ascending."""
+    found = np.searchsorted(marks, places) if step > 0 else np.searchsorted(marks, places, "right") - 1
+    return marks.take(found.clip(0, len(marks) - 1))
+
+
+def _digits(words: Words) -> tuple[Words, Int64s]:
+    """For each word the number that its leading digits spell, and how many they are."""
+    values = words ^ _ZEROS
+    other = ((values & _NOT_HIGH) + _TO_HIGH | values) & _HIGH
+    # The lowest high bit that is set belongs to the first character that is no digit.
+    before = np.bitwise_count((other & (~other + _ONE)) - _ONE) & 0x78  # 64 bits where all eight are digits: 7 bits off
+    bits = before.astype(np.uint64)
+    values <<= _BITS_OF_ALL - bits  # zeros in front of the digits; a shift by 64 leaves nothing
+    values = (values * np.uint64(10) + (values >> np.uint64(8))) & np.uint64(0x00FF00FF00FF00FF)
+    values = (values * np.uint64(100) + (values >> np.uint64(16))) & np.uint64(0x0000FFFF0000FFFF)
+    values = (values * np.uint64(10_000) + (values >> np.uint64(32))) & np.uint64(0xFFFFFFFF)
+    return values, (before >> 3).astype(np.int64)
+
+
+class _Digits(NamedTuple):
+    """The digits at many places: their value modulo 2^64, how many they are, and the character behind them."""
+
+    values: Words
+    counts: Int64s
+    after: Bytes
+
+
+def _unsigned(text: Bytes, words: Words, places: Int64s, loaded: Words) -> _Digits:
+    """The digits from each place on, up to 24, of which `loaded` holds the first eight characters."""
+    values, counts = _digits(loaded)
+    after = (loaded >> (counts << 3).astype(np.uint64)).astype(np.uint8)
+    rows = np.flatnonzero(counts == 8)
+    if not len(rows):
+        return _Digits(values, counts, after)
+    for done in (8, 16):
+        every = len(rows) == len(places)  # the usual case for times, without detours through row numbers
+        more, count = _digits(words[(places if every else places.take(rows)) + done])
+        if every:
+            values *= _POWERS.take(count)
+            values += more
+            counts += count
+            rows = np.flatnonzero(count == 8)
+        else:
+            values[rows] = values.take(rows) * _POWERS.take(count) + more
+            counts[rows] += count
+            rows = rows[count == 8]
+        if not len(rows):
+            break
+    return _Digits(values, counts, text.take(places + counts))
+
+
+def _signed(text: Bytes, words: Words, places: Int64s) -> tuple[_Digits, Int64s, Flags | None]:
+    """The digits of numbers that may have a sign, where these digits begin, and which numbers are negative, if any."""
+    loaded = words[places]
+    negative = loaded.astype(np.uint8) == _MINUS
+    if not negative.any():
+        return _unsigned(text, words, places, loaded), places, None
+    places = places + negative
+    return _unsigned(text, words, places, words[places]), places, negative
+
+
+def _ends_number(characters: Bytes) -> Flags:
+    """Whether a number is complete before these characters: white space, comma, bracket."""
+    ends: Flags = (characters <= 0x20) | (characters == 0x2C) | ((characters | 0x20) == 0x7D)
+    return ends
+
+
+def whole_at(text: Bytes, words: Words, places: Int64s) -> Numbers:
+    """The whole numbers that begin at these places, as signed 64-bit ones (modulo 2^64)."""
+    (values, counts, after), _, negative = _signed(text, words, places)
+    read = (counts > 0) & (counts < 24) & _ends_number(after)
+    if negative is not None:
+        values[negative] = ~values[negative] + _ONE
+    return Numbers(values.view(np.int64), read)
+
+
+def nanoseconds_at(text: Bytes, words: Words, places: Int64s) -> Numbers:
+    """The times in microseconds that begin at these places, as nanoseconds; more decimals are rounded half to even."""
+    (values, counts, after), begins, negative = _signed(text, words, places)
+    read = (counts > 0) & (counts < 20) & (values <= _MOST_MICROSECONDS)
+    values *= np.uint64(1_000)
+    rows = np.flatnonzero(after == _POINT)
+    if len(rows) == len(places):  # the usual case
+        fractions, sound, after = _thousandths(text, words, begins + counts + 1)
+        values += fractions
+        read &= sound
+    elif len(rows):
+        fractions, sound, lasts = _thousandths(text, words, begins.take(rows) + counts.take(rows) + 1)
+        values[rows] += fractions
+        read[rows] &= sound
+        after[rows] = lasts
+    read &= _ends_number(after)
+    signed = values.view(np.int64)
+    if negative is not None:
+        signed[negative] = -signed[negative]
+    return Numbers(signed, read)
+
+
+def _thousandths(text: Bytes, words: Words, places: Int64s) -> tuple[Words, Flags, Bytes]:
+    """Decimals as thousandths: their value, whether it is exact, and the character behind them."""
+    loaded = words[places]
+    values, counts = _digits(loaded)
+    after = (loaded >> (counts << 3).astype(np.uint64)).astype(np.uint8)
+    sound = counts > 0
+    if counts.max(initial=0) <= _DECIMALS:
+        return values * _POWERS.take(_DECIMALS - counts), sound, after
+    short = counts <= _DECIMALS
+    scale = _POWERS.take(np.abs(counts - _DECIMALS))
+    wholes, rests = np.divmod(values, scale)
+    twice = rests * np.uint64(2)
+    rounded = wholes + ((twice > scale) | ((twice == scale) & ((wholes & _ONE) == _ONE)))
+    rows = np.flatnonzero(counts == 8)
+    if len(rows):
+        _, more = _digits(words[places.take(rows) + 8])
+        # Further digits decide only where the first eight lie exactly on a half.
+        sound[rows] = (more < 8) & ((more == 0) | (twice.take(rows) != scale.take(rows)))
+        after[rows] = text.take(places.take(rows) + 8 + more)
+    return np.where(short, values * scale, rounded), sound, after
+
+
+# --- Dictionary-encoded text out of a byte buffer, without a Python object for each occurrence ------------------------
+# Every occurrence is reduced to a 64-bit hash with array operations, and the hash is looked up in a table. Only a text
+# that the table does not know is decoded, once. Two different texts of a column would be taken for one if their hashes
+# agreed; among a million different texts that has a chance of about one in 37 million.
+
+_FIRST = np.uint64(0x9E3779B97F4A7C15)
+_SECOND = np.uint64(0xD6E8FEB86659FD93)
+_SHIFT = np.uint64(32)
+_ALL = np.uint64(2**64 - 1)
+
+#: Places of the table for each text: of so many, a text shares its place with another one in 1 of 32 cases.
+_ROOM = 32
+_SMALLEST_TABLE_BITS = 10
+_LARGEST_TABLE_BITS = 20
+
+#: One factor for each word of a text, so that words in another order give another hash; longer texts repeat them.
+_FACTORS = np.random.default_rng(0x77617270).integers(2**62, 2**64 - 1, 4_096, dtype=np.uint64) | np.uint64(1)
+
+
+def hashes(words: Words, places: Int64s, lengths: Int64s) -> npt.NDArray[np.uint64]:
+    """A 64-bit hash of the bytes at each place."""
+    counts = np.maximum((lengths + 7) >> 3, 1)  # an empty text has one word, of which nothing is left
+    ends = np.cumsum(counts)
+    firsts, lasts = ends - counts, ends - 1
+    number = np.arange(int(ends[-1]) if len(ends) else 0) - np.repeat(firsts, counts)
+    read = words[np.repeat(places, counts) + (number << 3)]
+    spare = ((counts << 6) - (lengths << 3)).astype(np.uint64)  # bits of the last word beyond the text
+    read[lasts] &= np.where(spare < 64, _ALL >> spare, np.uint64(0))
+    read *= _FIRST
+    read ^= read >> _SHIFT
+    read *= _FACTORS.take(number, mode="wrap")
+    read ^= read >> _SHIFT
+    read *= _SECOND
+    mixed: npt.NDArray[np.uint64] = np.add.reduceat(read, firsts) if len(firsts) else read
+    mixed += (lengths + 1).astype(np.uint64) * _FIRST  # zero stands for an empty place of the table
+    mixed ^= mixed >> _SHIFT
+    mixed *= _SECOND
+    mixed ^= mixed >> _SHIFT
+    return mixed
+
+
+class Dictionary:
+    """The different texts of one column, numbered in the order in which they were met; safe for several threads.
+
+    Attributes:
+        texts: text by number; None where what stands there is no text (`null`).
+    """
+
+    def __init__(self) -> None:
+        self.texts: list[str | None] = []
+        self._lock = Lock()
+        self._known: dict[int, int] = {}
+        self._table = self._empty(_SMALLEST_TABLE_BITS)
+
+    def codes(self, found: npt.NDArray[np.uint64], decode: Callable[[int], str | None]) -> npt.NDArray[np.int32]:
+        """The number of each text."""
+        keys, values, shift = self._table
+        slots = found >> shift
+        codes = values.take(slots)
+        rows = np.flatnonzero(keys.take(slots) != found)
+        if len(rows):
+            codes[rows] = self._others(found.take(rows), rows, decode)
+        return codes
+
+    def _others(
+        self, found: npt.NDArray[np.uint64], rows: Int64s, decode: Callable[[int], str | None]
+    ) -> npt.NDArray[np.int32]:
+        """Numbers of texts that are new, or that lost their place in the table to another one."""
+        different, first, inverse = np.unique(found, return_index=True, return_inverse=True)
+        numbers = np.empty(len(different), np.int32)
+        with self._lock:
+            count = len(self.texts)
+            order = np.argsort(first)  # the order of their first occurrence, as one thread would meet them
+            for place in order.tolist():
+                key = int(different[place])
+                number = self._known.get(key)
+                if number is None:
+                    number = self._known[key] = len(self.texts)
+                    self.texts.append(decode(int(rows[first[place]])))
+                numbers[place] = number
+            if len(self.texts) > count:
+                self._fill()
+        return numbers[inverse.reshape(-1)]
+
+    @staticmethod
+    def _empty(bits: int) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.int32], np.uint64]:
+        return np.zeros(2**bits, np.uint64), np.zeros(2**bits, np.int32), np.uint64(64 - bits)
+
+    def _fill(self) -> None:
+        """A table that has room for all, made anew and put in place at once: readers do not take the lock."""
+        bits = min(max(_SMALLEST_TABLE_BITS, (_ROOM * len(self._known)).bit_length()), _LARGEST_TABLE_BITS)
+        keys, values, shift = self._empty(bits)
+        known = np.fromiter(self._known.keys(), np.uint64, len(self._known))
+        slots = known >> shift
+        keys[slots] = known
+        values[slots] = np.fromiter(self._known.values(), np.int32, len(known))
+        self._table = keys, values, shift
+
+    def add(self, text: str | None) -> int:
+        """The number of a text that was read elsewhere; texts that are equal may have several numbers."""
+        with self._lock:
+            self.texts.append(text)
+            return len(self.texts) - 1

@@ -1,0 +1,73 @@
+"""Nsight Compute: reports, CSV exports, and copies without people and machines.
+
+`report` reads a report (`container` its blocks, `metrics` its values), `csv` an export (`csv_text` its cells,
+`csv_labels` its names); `scrub` removes what identifies.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from warplens.profile import Note, NoteLevel, Recorder
+from warplens.profile.counters import KernelCounters
+from warplens.readers.opening import Asked, Input, Kind, Reader, kind_of_bytes
+
+if TYPE_CHECKING:
+    from warplens.readers.scrubbing import Removed
+
+NCU: Final = Recorder(name="Nsight Compute")
+
+#: How much of a file is searched for the header of an export.
+_CSV_HEAD_BYTES: Final = 65_536
+
+#: Names of exports of a report, with their places from the fullest down; the longer endings first.
+EXPORT_SUFFIXES: Final = {".raw.csv": 0, ".details.csv": 2, ".csv": 1}
+
+
+class NcuReport(Reader[KernelCounters]):
+    """What `ncu --export` writes."""
+
+    kinds = frozenset({Kind.NCU_REP})
+
+    def sniff(self, head: bytes) -> bool:
+        return kind_of_bytes(head) is Kind.NCU_REP
+
+    def read(self, file: Input, asked: Asked) -> KernelCounters:
+        from warplens.readers.ncu.report import read_ncu_rep
+
+        return read_ncu_rep(file.path, file.known_as, asked.metrics, asked.instances)
+
+    def scrub(self, file: Input, copy: Path) -> Removed:
+        from warplens.readers.ncu.scrub import copy_ncu_rep
+
+        return copy_ncu_rep(file.path, file.known_as, copy)
+
+
+class NcuCsv(Reader[KernelCounters]):
+    """What `ncu --csv` prints, with what the profiled program prints before it, which can look like anything."""
+
+    kinds = frozenset({Kind.TEXT})
+
+    def sniff(self, head: bytes) -> bool:
+        from warplens.readers.ncu.csv_text import looks_like_ncu_csv
+
+        return kind_of_bytes(head) in (Kind.TEXT, Kind.JSON, Kind.UNKNOWN) and looks_like_ncu_csv(
+            head[:_CSV_HEAD_BYTES]
+        )
+
+    def read(self, file: Input, asked: Asked) -> KernelCounters:
+        from warplens.readers.ncu.csv import read_ncu_csv
+
+        counters = read_ncu_csv(file.path, file.known_as, asked.metrics)
+        if not asked.instances:
+            return counters
+        text = f"A CSV export has no instances of metrics, so that those of {', '.join(asked.instances)} are missing."
+        note = Note("no-instances", NoteLevel.INFO, text, "Give the .ncu-rep file that the export was made from")
+        return replace(counters, capture=replace(counters.capture, notes=(*counters.capture.notes, note)))
+
+    def scrub(self, file: Input, copy: Path) -> Removed:
+        from warplens.readers.ncu.scrub import copy_ncu_csv
+
+        return copy_ncu_csv(file.path, file.known_as, copy)

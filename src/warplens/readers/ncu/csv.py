@@ -1,0 +1,377 @@
+"""Nsight Compute's CSV exports as `KernelCounters`: the raw page (wide) and the details page (long), of 2020 to 2026.
+
+`ncu_csv_text` finds the table in the file, `ncu_csv_messages` says what ncu's own lines mean, `ncu_csv_launches` reads
+the columns before the metrics, `ncu_csv_cells` and `ncu_csv_units` make numbers in base units of what is printed,
+`ncu_csv_labels` knows what the details page calls the metrics; this module puts them together.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterator, Sequence
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from warplens.errors import UnreadableInputError
+from warplens.profile import Capture, Device, Note, NoteLevel
+from warplens.profile.counters import LAUNCHES, RULES, KernelCounters, Session
+from warplens.profile.schema import encode_names
+from warplens.readers.kernel_names import short_kernel_name
+from warplens.readers.ncu import NCU
+from warplens.readers.ncu.container import without_folders
+from warplens.readers.ncu.csv_labels import metric_of, rule_name, section_of
+from warplens.readers.ncu.csv_text import Cells, DecimalCommaError, Table
+from warplens.readers.ncu.report import DEVICE_ATTRIBUTES, device_of
+
+# --- The launches of an Nsight Compute CSV export: what the columns before the metrics say ----------------------------
+# Of these columns the name of the process and of the host are never looked at.
+
+#: Columns that stand before the metrics, in some releases or in all.
+COLUMNS = frozenset(
+    (
+        "ID",
+        "Process ID",
+        "Process Name",
+        "Host Name",
+        "Kernel Name",
+        "Kernel Time",
+        "Context",
+        "Stream",
+        "Block Size",
+        "Grid Size",
+        "Device",
+        "CC",
+    )
+)
+
+_PERSONAL = frozenset(("Process Name", "Host Name"))
+
+_NUMBERS = (
+    ("device", "Device", pl.Int32),
+    ("context", "Context", pl.Int64),
+    ("stream", "Stream", pl.Int64),
+    ("process", "Process ID", pl.Int32),
+)
+
+_KINDS = ("range", "graph", "cmdlist")
+
+_XYZ = r"^\s*\(?\s*(\d+)\s*,\s*(\d+)\s*,\s*(\d+)\s*\)?\s*$"
+
+#: The state of NVTX: a thread, then its ranges in quotes, the outermost first.
+_RANGES = re.compile(r'"([^"]*)"')
+_OF_ONE_THREAD = re.compile(r'\s*\d*\s*((?:"[^"]*"\s*)+)')
+
+#: A range is its domain and name, then colour, payload and message, each with its type.
+_FIELDS_AFTER_NAME = 6
+
+
+def is_nvtx(column: str) -> bool:
+    """Whether a column holds the state of NVTX at the launch."""
+    return "Push/Pop_Range" in column or "Start/Stop_Range" in column
+
+
+def is_fact(column: str) -> bool:
+    """Whether a column tells one launch from another; names of processes and hosts do not, and are never read."""
+    return (column in COLUMNS and column not in _PERSONAL) or is_nvtx(column)
+
+
+def launch_table(header: Sequence[str], launches: Sequence[Sequence[str]]) -> pl.DataFrame:
+    """`LAUNCHES` of the launches whose fields under this header are given, one after the other."""
+    at = {name: position for position, name in enumerate(header)}
+    count = len(launches)
+
+    def column(name: str) -> pl.Series:
+        if name not in at:
+            return pl.Series([None] * count, dtype=pl.String)
+        return pl.Series([launch[at[name]] for launch in launches], dtype=pl.String)
+
+    names = column("Kernel Name").fill_null("").to_list()
+    short = {name: short_kernel_name(name) for name in dict.fromkeys(names)}
+    columns: dict[str, Any] = {
+        "launch": pl.Series(range(count), dtype=pl.Int64),
+        "kind": pl.Series([name if name in _KINDS else "kernel" for name in names], dtype=pl.Enum(["kernel", *_KINDS])),
+        "name": _encoded([short[name] for name in names]),
+        "full_name": _encoded(names),
+    }
+    for own, printed, dtype in _NUMBERS:
+        columns[own] = column(printed).cast(dtype, strict=False)
+    # Of a graph, ncu prints the sizes of one of its kernels.
+    of_kernels = columns["kind"].cast(pl.String) == "kernel"
+    for own, printed in (("grid", "Grid Size"), ("block", "Block Size")):
+        columns |= _sizes(own, column(printed), of_kernels)
+    states = [position for position, name in enumerate(header) if is_nvtx(name)]
+    # Ranges of the process stand behind those of the thread in a row, but were opened before them as a rule.
+    ranges = [[name for at in reversed(states) for name in open_ranges(launch[at])] for launch in launches]
+    columns["nvtx"] = pl.Series(ranges if states else [None] * count, dtype=pl.List(pl.String))
+    kind = next(declared.dtype for declared in LAUNCHES.columns if declared.name == "kind")
+    return LAUNCHES.checked(pl.DataFrame(columns).with_columns(pl.col("kind").cast(pl.String).cast(kind)))
+
+
+def _encoded(texts: list[str]) -> pl.Series:
+    codes = {text: code for code, text in enumerate(dict.fromkeys(texts))}
+    return encode_names(pl.Series([codes[text] for text in texts], dtype=pl.UInt32), codes)
+
+
+def _sizes(own: str, printed: pl.Series, of_kernels: pl.Series) -> dict[str, pl.Series]:
+    """Three columns of a size; none of a launch that failed, printed as `(0, 0, 0)`, nor of several kernels in one."""
+    sizes = [printed.str.extract(_XYZ, group).cast(pl.Int32, strict=False) for group in (1, 2, 3)]
+    real = (sizes[0] > 0) & of_kernels
+    nothing = pl.Series([None], dtype=pl.Int32)
+    return {
+        f"{own}_{axis}": size.zip_with(real.fill_null(False), nothing) for axis, size in zip("xyz", sizes, strict=True)
+    }
+
+
+def open_ranges(state: str) -> list[str]:
+    """Names of the NVTX ranges that were open at a launch, outermost first, from their printed state."""
+    thread = _OF_ONE_THREAD.match(state)
+    return [_range_name(found) for found in _RANGES.findall(thread[1])] if thread else []
+
+
+def _range_name(printed: str) -> str:
+    name = printed.rsplit(":", _FIELDS_AFTER_NAME)[0]
+    domain, colon, rest = name.partition(":")
+    return rest if colon else domain
+
+
+# --- Nsight Compute's CSV exports as `KernelCounters` -----------------------------------------------------------------
+# the raw page (wide) and the details page (long), of 2020 to 2026.
+
+_RECORD = "ncu --set detailed --output profile python your_program.py"
+_EXPORT_AGAIN = "Export it again: ncu --import REPORT.ncu-rep --page raw --csv"
+
+#: Kinds of results of rules, as printed.
+_RULE_KINDS = {"OPT": "optimization", "WRN": "warning", "INF": "ok", "OK": "ok", "ERR": "error"}
+
+#: The details page prints two decimals, of a scaled unit.
+_ROUNDED = Note(
+    "rounded-values",
+    NoteLevel.INFO,
+    "The details page rounds values to two decimals of a scaled unit.",
+    "For all digits give the .ncu-rep file, or export it with --page raw --print-units base",
+)
+
+
+def read_ncu_csv(path: Path, known_as: Path, metrics: Collection[str] | None = None) -> KernelCounters:
+    """The counters in a CSV export, as far as it is intact.
+
+    Numbers come back in base units and as `Float64`, however they were printed. What the details page calls by a label
+    has the metric's own name where the label tells it, else the name `label:section/label`.
+    """
+    try:
+        return _Reading(path, known_as, metrics, decimal_comma=False).counters()
+    except DecimalCommaError:
+        return _Reading(path, known_as, metrics, decimal_comma=True).counters()
+
+
+class _Reading:
+    """What has been read of one export so far."""
+
+    def __init__(self, path: Path, known_as: Path, metrics: Collection[str] | None, decimal_comma: bool) -> None:
+        self._known_as = known_as
+        self._asked = metrics
+        self._table = Table(path, known_as)
+        self._cells = Cells(None if metrics is None else {*metrics, *DEVICE_ATTRIBUTES}, decimal_comma)
+        self._facts: list[str] = []
+        self._known_texts: dict[str, str] = {}
+        self._launches: list[tuple[str, ...]] = []
+        self._sections: dict[str, None] = {}
+        self._rules: list[tuple[int, str, str, str | None, str, str, str | None, float | None]] = []
+        self._damaged = 0
+        self._details = False
+
+    def counters(self) -> KernelCounters:
+        """All of it, in the domain's own tables."""
+        self._read()
+        values = self._cells.frame(len(self._launches), self._known_as)
+        launches = launch_table(self._facts, self._launches)
+        devices = self._devices(values, launches)
+        if self._asked is not None:
+            values = values.select([name for name in values.columns if name in set(self._asked)])
+        capture = Capture(
+            source=self._known_as.name,
+            format="ncu-csv",
+            recorder=NCU,
+            devices=devices,
+            recorded=frozenset({"launches", "metrics", *(["rules"] if self._rules else [])}),
+            notes=tuple(self._notes()),
+        )
+        units = self._cells.units()
+        return KernelCounters(
+            capture=capture,
+            session=Session(sections=tuple(sorted(self._sections))),
+            launches=launches,
+            metrics=values,
+            units={name: units[name] for name in values.columns if name in units},
+            rules=pl.DataFrame(self._rules, {column.name: column.dtype for column in RULES.columns}, orient="row"),
+        )
+
+    # ------------------------------------------------------------------------------------------------------- rows
+
+    def _read(self) -> None:
+        take: Callable[[list[str]], None] | None = None
+        seen: dict[tuple[Any, ...], int] = {}
+        header: list[str] = []
+        for row in self._table.records():
+            if take is None or row[0] == "ID":
+                header, seen = row, {}
+                take = self._details_rows(header, seen) if "Metric Name" in header else self._raw_rows(header)
+            else:
+                take(row)
+
+    def _adopt(self, facts: Sequence[str]) -> None:
+        """Takes in which columns name a launch; a second table in the file must have the same."""
+        if self._launches and list(facts) != self._facts:
+            found = "two tables with different columns stand in it, one after the other"
+            raise UnreadableInputError(self._known_as, found, "Give each table as a file of its own")
+        self._facts = list(facts)
+
+    def _shared(self, facts: Sequence[str]) -> tuple[str, ...]:
+        """The facts about one launch, texts that others have too being kept once."""
+        return tuple(self._known_texts.setdefault(text, text) for text in facts)
+
+    def _raw_rows(self, header: Sequence[str]) -> Callable[[list[str]], None]:
+        """Reads rows of the raw page: the first holds the units, every other is a launch."""
+        names = [name.strip() for name in header]
+        facts = [at for at, name in enumerate(names) if is_fact(name)]
+        if "Kernel Name" not in names:
+            raise UnreadableInputError(self._known_as, "its table does not name the kernels", _EXPORT_AGAIN)
+        self._adopt([names[at] for at in facts])
+        started = False
+        chosen: list[int] = []
+
+        def start(units: Sequence[str]) -> None:
+            nonlocal started
+            started = True
+            places: dict[int, tuple[int, tuple[int, int, bool]]] = {}
+            for at, name in enumerate(names):
+                if name and not (name in COLUMNS or is_fact(name)) and (place := self._cells.column(name, units[at])):
+                    places.setdefault(place[0], (at, place))
+            chosen.extend(at for at, _ in places.values())
+            self._cells.begin_table([place for _, place in places.values()], len(self._launches))
+
+        def take(row: list[str]) -> None:
+            if len(row) != len(names):
+                self._damaged += 1
+                return
+            if not row[0]:
+                if not started:
+                    start(row)
+                return
+            if not started:  # a guess would be wrong by powers of a thousand
+                found = "the row of units below the header is missing or damaged, so that its numbers mean nothing"
+                raise UnreadableInputError(self._known_as, found, _EXPORT_AGAIN)
+            self._launches.append(self._shared([row[at] for at in facts]))
+            if len(chosen) == 1:
+                self._cells.take_row([row[chosen[0]]])
+            elif chosen:
+                self._cells.take_row(itemgetter(*chosen)(row))
+
+        return take
+
+    def _details_rows(self, header: Sequence[str], seen: dict[tuple[Any, ...], int]) -> Callable[[list[str]], None]:
+        """Reads rows of the details page: each one metric, or one result of a rule, of one launch."""
+        names = [name.strip() for name in header]
+        at = {name: position for position, name in enumerate(names)}
+        needed = ("Kernel Name", "Section Name", "Metric Name", "Metric Unit", "Metric Value")
+        if absent := [name for name in needed if name not in at]:
+            found = f"its table lacks the columns {', '.join(absent)}"
+            raise UnreadableInputError(self._known_as, found, _EXPORT_AGAIN)
+        self._details = True
+        section, label, unit, value = (at[name] for name in needed[1:])
+        chart = at.get("Body Item Label")
+        facts = [position for position, name in enumerate(names) if is_fact(name)]
+        self._adopt([names[position] for position in facts])
+        identity = itemgetter(*facts)
+        last = max(section, label, unit, value, chart or 0, *facts)
+        places: dict[tuple[str, str, str, str], tuple[int, int, bool] | None] = {}
+        current: tuple[str, ...] = ()
+        launch = -1
+
+        def take(row: list[str]) -> None:
+            nonlocal current, launch
+            # A metric's row ends after its value, a rule's has all fields.
+            if not row[0] or len(row) <= last or len(row) > len(names):
+                self._damaged += 1
+                return
+            found = identity(row)
+            if found != current:
+                current, launch = found, seen.setdefault(found, len(self._launches))
+                if launch == len(self._launches):
+                    self._launches.append(self._shared(found))
+            if row[label]:
+                key = (row[section], row[chart] if chart is not None else "", row[label], row[unit])
+                if key not in places:
+                    places[key] = self._cells.column(metric_of(*key[:3]), key[3])
+                    self._add_section(key[0])
+                if (place := places[key]) is not None:
+                    self._cells.take(launch, place, row[value])
+            elif "Rule Name" in at and len(row) > at["Rule Name"] and row[at["Rule Name"]]:
+                self._add_section(row[section])
+                self._add_rule(launch, row, at)
+
+        return take
+
+    def _add_section(self, displayed: str) -> None:
+        if name := section_of(displayed):
+            self._sections[name] = None
+
+    def _add_rule(self, launch: int, row: Sequence[str], at: dict[str, int]) -> None:
+        def cell(name: str) -> str:
+            return row[at[name]] if name in at and at[name] < len(row) else ""
+
+        try:
+            speedup = float(cell("Estimated Speedup"))
+        except ValueError:
+            speedup = None
+        kind = cell("Rule Type")
+        self._rules.append(
+            (
+                launch,
+                cell("Rule Name"),
+                rule_name(cell("Rule Name")),
+                section_of(cell("Section Name")) or None,
+                _RULE_KINDS.get(kind.upper(), "none"),
+                without_folders(cell("Rule Description")),
+                cell("Estimated Speedup Type") or None,
+                speedup,
+            )
+        )
+
+    # ------------------------------------------------------------------------------------------------------ facts
+
+    def _devices(self, values: pl.DataFrame, launches: pl.DataFrame) -> tuple[Device, ...]:
+        """The GPUs that the launches ran on, as far as the export describes them."""
+        known = values.select([name for name in values.columns if name in DEVICE_ATTRIBUTES])
+        ordinals = launches["device"]
+        devices = []
+        for ordinal in sorted(ordinals.drop_nulls().unique().to_list()):
+            row = ordinals.index_of(ordinal)
+            attributes: dict[str, Any] = dict(known.row(row, named=True)) if row is not None and known.width else {}
+            if "CC" in self._facts and row is not None:
+                major, _, minor = self._launches[row][self._facts.index("CC")].partition(".")
+                for name, text in (("major", major), ("minor", minor)):
+                    if text.isdecimal() and len(text) < 4:
+                        attributes.setdefault(f"device__attribute_compute_capability_{name}", int(text))
+            devices.append(device_of(ordinal, attributes))
+        return tuple(devices)
+
+    def _notes(self) -> Iterator[Note]:
+        if not self._launches:
+            yield Note("no-launches", NoteLevel.BLOCKING, "The export holds no profiled kernel launch.", _RECORD)
+        if self._table.cut:
+            text = "The export ends within a row; that row was left out, and what came after it is missing."
+            yield Note("incomplete-report", NoteLevel.WARNING, text, _EXPORT_AGAIN)
+        if self._damaged:
+            text = f"{self._damaged} rows have another number of fields than the header and were left out."
+            yield Note("unreadable-rows", NoteLevel.WARNING, text, _EXPORT_AGAIN)
+        messages = sorted(self._table.messages.notes(), key=lambda note: note.level is NoteLevel.INFO)
+        yield from messages
+        if self._details:
+            yield _ROUNDED
+        if self._table.passed_over:
+            text = f"{self._table.passed_over} lines are no lines of ncu's table and were passed over."
+            yield Note("foreign-lines", NoteLevel.INFO, text)

@@ -1,0 +1,413 @@
+"""From the bytes of an Nsight Compute CSV export to its records: encoding, ncu's own lines, header, damaged rows.
+
+A live run writes its own lines, those of the profiled program and the table into the same file; a shell of Windows
+writes UTF-16; a spreadsheet drops the quotes or takes semicolons. The header tells where the table begins.
+"""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import math
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import TextIO
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from warplens.errors import UnreadableInputError
+from warplens.readers.ncu.csv_labels import Messages
+from warplens.readers.ncu.metrics import CELLS_PER_VALUE, FREE_CELLS, MOST_METRICS, unit_of
+
+HEADER_START = ("ID", "Process ID")
+
+HEADER = re.compile(r'"?ID"?\s*([,;\t])\s*"?Process ID"?\s*[,;\t]')
+_OWN_LINE = re.compile(r"==(PROF|ERROR|WARNING|LOG)== ")
+
+#: Other tables that ncu writes as CSV, told by how they begin.
+_SUMMARY = re.compile(r'"?Process ID"?[,;]"?Process Name"?[,;].*Invocations')
+_OTHER_PAGES = (
+    (_SUMMARY, "a summary of launches (--print-summary), which has no single launch", "without --print-summary"),
+    (re.compile(r"Launch Settings\s*$|Session Info\s*$"), "the session page of a report", "with --page raw"),
+    (re.compile(r'"?Kernel Name"?[,;]"'), "the source page of a report", "with --page raw"),
+)
+
+#: A list of instances in one cell is longer than the csv module allows by default; a quote that is never closed must
+#: not take in the whole of a large file.
+LONGEST_FIELD = 1 << 24
+
+#: A line without an end is no line of a table.
+_LONGEST_LINE = 1 << 24
+
+_BOMS = ((codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"), (codecs.BOM_UTF8, "utf-8-sig"))
+
+
+def decoded_head(head: bytes) -> str:
+    """The first bytes of a file as text."""
+    return head.decode(encoding_of(head), "replace")
+
+
+def looks_like_ncu_csv(head: bytes) -> bool:
+    """Whether a file that begins with these bytes is a CSV export of Nsight Compute, or the messages of a run of it.
+
+    The more bytes are given, the longer the output of a profiled program may be that stands before the table.
+    """
+    lines = decoded_head(head).splitlines()
+    first = next((line for line in lines if line.strip()), "")
+    return bool(_OWN_LINE.match(first)) or any(HEADER.match(line) for line in lines) or bool(_SUMMARY.match(first))
+
+
+def encoding_of(head: bytes) -> str:
+    """The encoding of a file that begins so, by its byte order mark."""
+    return next((name for bom, name in _BOMS if head.startswith(bom)), "utf-8")
+
+
+class Table:
+    """The records of an export, one after the other, without what does not belong to the table.
+
+    Attributes:
+        messages: ncu's own lines.
+        passed_over: rows that are no rows of the table: output of the program, or damage.
+        cut: whether the file ends within a row, which is left out.
+    """
+
+    def __init__(self, path: Path, known_as: Path) -> None:
+        self._path = path
+        self._known_as = known_as
+        self._quotes = 0
+        self._line = ""
+        self.messages = Messages()
+        self.passed_over = 0
+        self.cut = False
+
+    def records(self) -> Iterator[list[str]]:
+        """The header, then every row, as its fields; a header that comes again is given again."""
+        if csv.field_size_limit() < LONGEST_FIELD:
+            csv.field_size_limit(LONGEST_FIELD)
+        try:
+            with self._path.open("rb") as file:
+                encoding = encoding_of(file.read(4))
+            with self._path.open(encoding=encoding, errors="replace", newline="") as text:
+                yield from self._rows(text)
+        except (OSError, UnicodeError, csv.Error) as error:
+            found = f"the table cannot be read ({type(error).__name__})"
+            raise UnreadableInputError(self._known_as, found, "Export it again from the .ncu-rep file") from None
+
+    def _rows(self, text: TextIO) -> Iterator[list[str]]:
+        header, delimiter = self._header(text)
+        self._quotes = 0
+        yield next(csv.reader([header], delimiter=delimiter))
+        rows = csv.reader(self._lines(text), delimiter=delimiter)
+        pending: list[str] | None = None  # the last row waits until it is known whether the file was cut within it
+        width = 0
+        for row in rows:
+            if pending is not None:
+                yield pending
+                width = len(pending)
+            pending = None
+            if not row or not row[0].isdigit():
+                if tuple(row[:2]) == HEADER_START:
+                    width = 0
+                    yield row
+                elif width == 0 and self._is_units(row):
+                    yield row
+                elif any(row) and not self.messages.take(delimiter.join(row)):
+                    self.passed_over += 1
+            else:
+                pending = row
+        if pending is not None:
+            self.cut = self._quotes % 2 == 1 or (
+                not self._line.endswith(("\n", '"', '",')) and width not in (0, len(pending))
+            )
+            if not self.cut:
+                yield pending
+
+    @staticmethod
+    def _is_units(row: list[str]) -> bool:
+        """Whether a row may be that of the units: nothing stands in the columns that name the launch."""
+        return len(row) > len(HEADER_START) and not any(row[:3])
+
+    def _header(self, text: TextIO) -> tuple[str, str]:
+        begins = ""
+        while line := text.readline(_LONGEST_LINE):
+            if found := HEADER.match(line):
+                return line, found[1]
+            begins = begins or line.strip()
+            self.messages.take(line)
+        raise self._no_table(begins)
+
+    def _no_table(self, begins: str) -> UnreadableInputError:
+        if error := self.messages.error(self._known_as):
+            return error
+        for pattern, found, how in _OTHER_PAGES:
+            if pattern.match(begins):
+                advice = f"Export it {how}: ncu --import REPORT.ncu-rep --page raw --csv"
+                return UnreadableInputError(self._known_as, f"this is {found}", advice)
+        advice = "Export one: ncu --import REPORT.ncu-rep --page raw --csv"
+        return UnreadableInputError(self._known_as, "no table of Nsight Compute stands in it", advice)
+
+    def _lines(self, text: TextIO) -> Iterator[str]:
+        while line := text.readline(_LONGEST_LINE):
+            self._quotes += line.count('"')
+            self._line = line
+            yield line.replace("\0", "") if "\0" in line else line
+
+
+# --- Printed units and numbers, taken back to base units --------------------------------------------------------------
+# A scaled unit is a power of ten of its base unit: in ncu a `Kbyte` is 1000 bytes (32.768 Kbyte is a shared memory of
+# 32768 bytes). Scaling moves the decimal point of the printed text instead of multiplying, so that no digit is lost.
+
+_PREFIXES = {"": 0, "k": 3, "K": 3, "M": 6, "G": 9, "T": 12, "P": 15}
+_SCALED = re.compile(r"([kKMGTP]?)(byte|hz|inst|cycle|sector|request|warp|thread)s?")
+
+#: Times in front of the stroke are given in ns, behind it by the second. Releases before 2022 spell the units out.
+_TIMES = {"ns": 0, "nsecond": 0, "us": 3, "usecond": 3, "ms": 6, "msecond": 6, "s": 9, "second": 9}
+
+_SINGULAR = {"branches": "branch", "blocks": "block", "registers": "register", "clusters": "cluster"}
+
+
+@lru_cache(maxsize=1024)
+def base_unit(printed: str) -> tuple[str | None, int]:
+    """The base unit of a printed unit, and the power of ten that takes a printed value to it.
+
+    `us` gives (`ns`, 3), `Tbyte/s` (`byte/second`, 12), `cycle/nsecond` (`hz`, 9). ncu divides the number by 1000 and
+    writes the K to the byte on whichever side of the stroke that stands, so that `%/Kbyte` gives (`%/byte`, 3) as well.
+    A unit that is not known stays as it is; no unit gives None.
+    """
+    over, stroke, under = printed.strip().partition("/")
+    unit, power = _scaled(over)
+    if over in _TIMES:
+        unit, power = "ns", _TIMES[over]
+    if not stroke:
+        return unit or None, power
+    if under in _TIMES:
+        power += 9 - _TIMES[under]
+        return ("hz" if unit == "cycle" else f"{unit}/second"), power
+    divisor, divided = _scaled(under)
+    return f"{unit}/{divisor}", power + divided
+
+
+def _scaled(word: str) -> tuple[str, int]:
+    found = _SCALED.fullmatch(word)
+    return (found[2], _PREFIXES[found[1]]) if found else (_SINGULAR.get(word, word), 0)
+
+
+class DecimalCommaError(Exception):
+    """The numbers are written with a decimal comma: `4,80` or `1.234,56`."""
+
+
+#: What ncu prints where there is no value, and instances without an aggregate: `(0; 1)`.
+_NOTHING = ("", "n/a", "N/A", "no data", "nan", "-nan", "-nan(ind)", "nan(ind)", "(null)", "<null>")
+
+#: An aggregate followed by its instances: `377 (3; 3; 6)`.
+_INSTANCES = r"^([-+]?\d[\d.,]*) \(.*\)$"
+_ONLY_INSTANCES = r"^\(.*\)$"
+
+#: Thousands separated by commas (groups of two in some countries), or by blanks and apostrophes, which are never a
+#: decimal point.
+_GROUPED = r"^[-+]?\d{1,3}(?:,\d{2,3})*,\d{3}(?:\.\d+)?$"
+_GROUPED_OTHERWISE = r"^[-+]?\d{1,3}(?:[ \u00a0\u202f'’]\d{3})+(?:[.,]\d+)?$"
+_SEPARATORS = r"[ \u00a0\u202f'’]"
+
+#: With a decimal comma thousands are separated by points. `12,345` alone may be either; it is read as thousands.
+_DECIMAL_COMMA = r"^[-+]?(?:\d{1,3}(?:\.\d{3})+|\d+),\d+$"
+_GROUPED_BY_POINTS = r"^[-+]?\d{1,3}(?:\.\d{3})+(?:,\d+)?$"
+
+
+def numbers_of(
+    texts: Sequence[str], powers: npt.NDArray[np.int8], has_unit: npt.NDArray[np.bool_], decimal_comma: bool
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:
+    """Printed values as numbers in base units (NaN where there is none), and the positions of those that are texts.
+
+    Each has a power of ten that takes it to its base unit; one with a unit is a number for certain. A decimal comma
+    against what was said is a `DecimalCommaError`.
+    """
+    printed = pl.Series(texts, dtype=pl.String)
+    if decimal_comma:
+        printed = _with_points(printed)
+    numbers = printed.cast(pl.Float64, strict=False)
+    open_at = np.flatnonzero((numbers.is_null() & ~printed.is_in(_NOTHING)).to_numpy())
+    if open_at.size:
+        rest = printed.gather(open_at).str.strip_chars().str.replace(_INSTANCES, "${1}")
+        if not decimal_comma:
+            commas = rest.str.contains(_DECIMAL_COMMA) & ~rest.str.contains(_GROUPED)
+            if (commas & pl.Series(has_unit[open_at])).any():
+                raise DecimalCommaError
+        rest = _without_groups(rest)
+        printed = printed.scatter(open_at, rest)
+        numbers = numbers.scatter(open_at, rest.cast(pl.Float64, strict=False))
+    texts_left = numbers.is_null() & ~printed.is_in(_NOTHING) & ~printed.str.contains(_ONLY_INSTANCES)
+    scaled = np.flatnonzero(powers)
+    if scaled.size:
+        moved = printed.gather(scaled) + "e" + pl.Series(powers[scaled]).cast(pl.String)
+        exact = moved.cast(pl.Float64, strict=False)
+        plain = numbers.gather(scaled) * np.power(10.0, powers[scaled].astype(np.float64))
+        numbers = numbers.scatter(scaled, exact.fill_null(plain))
+    return numbers.fill_null(np.nan).to_numpy().astype(np.float64), np.flatnonzero(texts_left.to_numpy())
+
+
+def _without_groups(texts: pl.Series) -> pl.Series:
+    by_commas = texts.str.contains(_GROUPED)
+    otherwise = texts.str.contains(_GROUPED_OTHERWISE)
+    texts = texts.str.replace_all(",", "").zip_with(by_commas, texts)
+    return texts.str.replace_all(_SEPARATORS, "").zip_with(otherwise, texts)
+
+
+def _with_points(texts: pl.Series) -> pl.Series:
+    """The texts with numbers of a decimal comma rewritten with a decimal point."""
+    texts = texts.str.strip_chars().str.replace(_INSTANCES, "${1}")
+    blanks = texts.str.contains(_GROUPED_OTHERWISE)
+    texts = texts.str.replace_all(_SEPARATORS, "").zip_with(blanks, texts)
+    numbers = texts.str.contains(_DECIMAL_COMMA) | texts.str.contains(_GROUPED_BY_POINTS)
+    return texts.str.replace_all(r"\.", "").str.replace_all(",", ".").zip_with(numbers, texts)
+
+
+# --- The metrics of an Nsight Compute CSV export as columns, taken in as printed and turned into numbers in batches ---
+
+#: Cells that are turned into numbers together: some megabytes of text, against calls that cost microseconds.
+_BATCH = 1 << 17
+
+Rows = npt.NDArray[np.int64]
+Reals = npt.NDArray[np.float64]
+
+
+@dataclass
+class _Pending:
+    """Cells as printed: row and column of each, power of ten of its unit, whether it has a unit."""
+
+    rows: list[int] = field(default_factory=list)
+    columns: list[int] = field(default_factory=list)
+    powers: list[int] = field(default_factory=list)
+    units: list[bool] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+
+
+class Cells:
+    """Takes in printed values, row by row or one by one, and gives them as columns of numbers in base units."""
+
+    def __init__(self, wanted: Collection[str] | None, decimal_comma: bool) -> None:
+        self._wanted = None if wanted is None else frozenset(wanted)
+        self._decimal_comma = decimal_comma
+        self._columns: dict[str, int] = {}
+        self._units: dict[str, str] = {}
+        self._pending = _Pending()
+        self._single: list[tuple[Rows, Rows, Reals]] = []
+        self._tables: list[tuple[int, dict[int, int], Reals]] = []
+        self._texts: dict[int, dict[int, str]] = {}
+        self._table_texts: list[str] = []
+        self._table_columns: list[tuple[int, int, bool]] = []
+        self._table_start = 0
+        self._values = 0
+
+    def column(self, metric: str, printed_unit: str) -> tuple[int, int, bool] | None:
+        """Where a metric of this name and unit goes; None where it is not wanted.
+
+        That is its column, the power of ten that takes its values to the base unit, and whether it has a unit.
+        """
+        if self._wanted is not None and metric not in self._wanted:
+            return None
+        unit, power = base_unit(printed_unit)
+        number = self._columns.setdefault(metric, len(self._columns))
+        # An ncu that does not know the chip prints base units without naming them.
+        unit = unit or unit_of(metric)
+        if unit is not None:
+            self._units.setdefault(metric, unit)
+        return number, power, bool(printed_unit)
+
+    def take(self, row: int, place: tuple[int, int, bool], text: str) -> None:
+        """Takes in one value."""
+        pending = self._pending
+        pending.rows.append(row)
+        pending.columns.append(place[0])
+        pending.powers.append(place[1])
+        pending.units.append(place[2])
+        pending.texts.append(text)
+        if len(pending.texts) >= _BATCH:
+            self._flush()
+
+    def begin_table(self, places: Sequence[tuple[int, int, bool]], first_row: int) -> None:
+        """Begins rows that all have these columns."""
+        self._flush_table()
+        self._table_columns, self._table_start = list(places), first_row
+
+    def take_row(self, texts: Sequence[str]) -> None:
+        """Takes in the values of the next row, as many as there are columns."""
+        self._table_texts += texts
+        if len(self._table_texts) >= _BATCH:
+            self._flush_table()
+
+    def frame(self, launches: int, known_as: Path) -> pl.DataFrame:
+        """All metrics, one column each, in the order of the file."""
+        self._flush()
+        self._flush_table()
+        cells = len(self._columns) * launches
+        if len(self._columns) > MOST_METRICS or cells > FREE_CELLS + CELLS_PER_VALUE * self._values:
+            found = f"{launches:,} launches with {len(self._columns):,} metrics, of which hardly any was collected"
+            raise UnreadableInputError(known_as, found, "Ask for single metrics, or export the report again")
+        singles = self._sorted_singles()
+        return pl.DataFrame([self._series(name, at, launches, singles) for name, at in self._columns.items()])
+
+    def units(self) -> Mapping[str, str]:
+        """The base unit of each metric, where it is known."""
+        return self._units
+
+    def _flush(self) -> None:
+        pending, self._pending = self._pending, _Pending()
+        if not pending.texts:
+            return
+        rows, columns = np.array(pending.rows, np.int64), np.array(pending.columns, np.int64)
+        powers, units = np.array(pending.powers, np.int8), np.array(pending.units, np.bool_)
+        reals, texts = numbers_of(pending.texts, powers, units, self._decimal_comma)
+        for at in texts.tolist():
+            self._texts.setdefault(pending.columns[at], {}).setdefault(pending.rows[at], pending.texts[at])
+        self._values += len(pending.texts)
+        self._single.append((columns, rows, reals))
+
+    def _flush_table(self) -> None:
+        texts, self._table_texts = self._table_texts, []
+        if not texts or not self._table_columns:
+            return
+        places = self._table_columns
+        count = len(texts) // len(places)
+        powers = np.tile(np.array([power for _, power, _ in places], np.int8), count)
+        units = np.tile(np.array([known for _, _, known in places], np.bool_), count)
+        reals, found = numbers_of(texts, powers, units, self._decimal_comma)
+        for at in found.tolist():
+            row, place = divmod(at, len(places))
+            self._texts.setdefault(places[place][0], {})[self._table_start + row] = texts[at]
+        self._values += len(texts)
+        where = {number: place for place, (number, _, _) in enumerate(places)}
+        self._tables.append((self._table_start, where, np.ascontiguousarray(reals.reshape(count, -1).T)))
+        self._table_start += count
+
+    def _sorted_singles(self) -> tuple[Rows, Rows, Reals]:
+        nothing = np.empty(0, np.int64)
+        columns = np.concatenate([nothing, *(part[0] for part in self._single)])
+        rows = np.concatenate([nothing, *(part[1] for part in self._single)])
+        reals = np.concatenate([np.empty(0, np.float64), *(part[2] for part in self._single)])
+        self._single = []
+        # The last of several assignments to a place stands: of a metric printed twice that must be the first value.
+        order = np.flatnonzero(~np.isnan(reals))[::-1]
+        order = order[np.argsort(columns[order], kind="stable")]
+        return columns[order], rows[order], reals[order]
+
+    def _series(self, name: str, number: int, launches: int, singles: tuple[Rows, Rows, Reals]) -> pl.Series:
+        values = np.full(launches, np.nan)
+        columns, rows, reals = singles
+        begin, end = np.searchsorted(columns, (number, number + 1))
+        values[rows[begin:end]] = reals[begin:end]
+        for start, where, block in self._tables:
+            if (place := where.get(number)) is not None:
+                values[start : start + block.shape[1]] = block[place]
+        if texts := self._texts.get(number):
+            mixed = [
+                texts.get(row, None if math.isnan(value) else f"{value:.15g}")
+                for row, value in enumerate(values.tolist())
+            ]
+            return pl.Series(name, mixed, dtype=pl.String)
+        return pl.Series(name, values, nan_to_null=True)

@@ -1,0 +1,392 @@
+"""Nsight Compute reports (.ncu-rep) of 2021 to 2026 as `KernelCounters`, read without any of NVIDIA's software.
+
+`ncu_container` walks over the blocks, `ncu_rep_wire` finds the fields of a message, `ncu_messages` and
+`ncu_rep_session` say what they mean, `ncu_rep_metrics` and `ncu_rep_values` make columns of the metrics,
+`ncu_rep_units` tells their units; this module puts them together.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from warplens.errors import UnreadableInputError
+from warplens.profile import Capture, Device, Note, NoteLevel
+from warplens.profile.counters import LAUNCHES, RULES, KernelCounters, Session
+from warplens.profile.schema import encode_names
+from warplens.profile.trace import worst_first
+from warplens.readers.ncu import NCU
+from warplens.readers.ncu.container import (
+    METRICS,
+    VERSION,
+    Block,
+    Container,
+    Launch,
+    Result,
+    Rule,
+    launch_of,
+    mapped,
+    rules_of,
+    value_of,
+)
+from warplens.readers.ncu.metrics import MetricColumns, unit_of
+from warplens.wire import Data, Message, WireError
+
+# --- What an Nsight Compute report says of its session ----------------------------------------------------------------
+# version of the tool, settings that give numbers meaning, GPUs. Session details also hold the program's environment,
+# command lines, hosts and addresses. Only versions, settings and GPU attributes leave this module: a command line is
+# searched for known options with known values, never quoted.
+
+_VERSION = re.compile(r"\d+(\.\d+)+")
+
+#: No machine has more.
+_MOST_GPUS = 1024
+
+_Option = tuple[str, int, tuple[str, ...], str]
+
+#: Options of ncu that change what the numbers mean: where the profiler's settings keep them, their values, and the one
+#: that holds where the command line names none.
+_CLOCK_CONTROL = ("clock-control", 8, ("base", "boost", "none", "reset"), "base")
+_CACHE_CONTROL = ("cache-control", 0, ("all", "none"), "all")
+_REPLAY_MODE = ("replay-mode", 11, ("kernel", "application", "range", "app-range"), "kernel")
+
+
+@dataclass
+class SessionFacts:
+    """What is known of the session, gathered from the blocks as they come."""
+
+    process: int | None = None
+    tool_version: str | None = None
+    attributes: dict[int, dict[str, int | float | str | None]] = field(default_factory=dict)
+    clock_control: str | None = None
+    cache_control: str | None = None
+    replay_mode: str | None = None
+
+    def add(self, details: Message) -> None:
+        """Takes in the session details of one block."""
+        if self.process is None:
+            self.process = details.integer(1)
+        for version in details.messages(8):
+            if version.text(1) == "Nsight Compute Target":
+                found = _VERSION.match(version.text(2) or "")
+                self.tool_version = found.group() if found else self.tool_version
+        for device in details.messages(6):
+            ordinal = device.integer(1) or 0
+            if ordinal < _MOST_GPUS:
+                attributes = self.attributes.setdefault(ordinal, {})
+                attributes.setdefault("device__attribute_display_name", device.text(2))
+                for attribute in device.messages(3):
+                    if (name := attribute.text(1)) in DEVICE_ATTRIBUTES:
+                        attributes[name] = value_of(attribute.message(2))
+        settings = details.message(10)
+        command = details.text(11)
+        self.clock_control = self.clock_control or _setting(_CLOCK_CONTROL, settings, command)
+        self.cache_control = self.cache_control or _setting(_CACHE_CONTROL, settings, command)
+        self.replay_mode = self.replay_mode or _setting(_REPLAY_MODE, settings, command)
+
+    def session(self, sections: tuple[str, ...], clocks_locked: bool | None) -> Session:
+        """How the counters were collected; each launch tells whether its clocks were to be locked."""
+        from_launches = {True: "base", False: "none", None: None}[clocks_locked]
+        return Session(sections, self.clock_control or from_launches, self.cache_control, self.replay_mode)
+
+
+def _setting(option: _Option, settings: Message | None, command: str | None) -> str | None:
+    """The value of one option: from the settings of a session in the GUI, else from the command line of ncu."""
+    name, number, values, default = option
+    chosen = settings.text(number) if settings and number else None
+    if chosen is not None and chosen.strip().lower() in values:
+        return chosen.strip().lower()
+    if command is None:
+        return None
+    found = re.search(rf"(?:^|\s)--{name}[=\s]\s*[\"']?({'|'.join(values)})\b(?!-)", command)
+    return found[1] if found else default
+
+
+#: Attributes of CUDA for the fields of a `Device`, and what takes them to its unit.
+_DEVICE_FIELDS: Mapping[str, tuple[str, int]] = {
+    "sm_count": ("multiprocessor_count", 1),
+    "clock_hz": ("clock_rate", 1000),
+    "memory_bytes": ("total_memory", 1),
+    "l2_bytes": ("l2_cache_size", 1),
+    "max_warps_per_sm": ("max_warps_per_multiprocessor", 1),
+    "max_blocks_per_sm": ("limits_max_cta_per_sm", 1),
+    "max_threads_per_block": ("max_threads_per_block", 1),
+    "registers_per_sm": ("max_registers_per_multiprocessor", 1),
+    "shared_bytes_per_sm": ("max_shared_memory_per_multiprocessor", 1),
+}
+
+#: The metrics from which a `Device` can be told.
+DEVICE_ATTRIBUTES = frozenset(
+    f"device__attribute_{name}"
+    for name in (
+        "display_name",
+        "compute_capability_major",
+        "compute_capability_minor",
+        "memory_clock_rate",
+        "global_memory_bus_width",
+        *(attribute for attribute, _ in _DEVICE_FIELDS.values()),
+    )
+)
+
+
+def device_of(ordinal: int, attributes: Mapping[str, Any]) -> Device:
+    """A GPU by its `device__attribute_…` values.
+
+    The bandwidth is what CUDA's own samples make of the attributes: the width of the memory bus, twice per clock of the
+    memory.
+    """
+
+    def number(name: str) -> int | None:
+        value = attributes.get(f"device__attribute_{name}")
+        return int(value) if isinstance(value, (int, float)) and math.isfinite(value) and value >= 0 else None
+
+    name = attributes.get("device__attribute_display_name")
+    fields: dict[str, Any] = {
+        own: found * factor
+        for own, (attribute, factor) in _DEVICE_FIELDS.items()
+        if (found := number(attribute)) is not None
+    }
+    major, minor = number("compute_capability_major"), number("compute_capability_minor")
+    memory_khz, bus_bits = number("memory_clock_rate"), number("global_memory_bus_width")
+    return Device(
+        ordinal=ordinal,
+        name=name if isinstance(name, str) else f"GPU {ordinal}",
+        compute_capability=(major, minor) if major is not None and minor is not None else None,
+        memory_bandwidth_bytes_per_s=2 * memory_khz * 1000 * (bus_bits // 8) if memory_khz and bus_bits else None,
+        **fields,
+    )
+
+
+# --- What an Nsight Compute report cannot tell, or not well, found while it is read: each finding a `Note` ------------
+
+_AGAIN = "Copy the report again from where it was recorded, or record it again"
+_RECORD = "ncu --set detailed --output profile python your_program.py"
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What the reader knows at the end of a report.
+
+    Attributes:
+        launches: how many it read.
+        stopped_at: the byte beyond which it could not read; None where it came to the end.
+        reason: why, as a part of a sentence.
+        unknown_bytes: size of the results of kinds that it does not know.
+        unreadable_metrics: metrics whose name or value could not be read.
+        unsupported: launches on a GPU that the recording ncu did not support.
+        unlocked: launches whose clocks were to be locked and were not.
+    """
+
+    launches: int
+    stopped_at: int | None
+    reason: str
+    unknown_bytes: int
+    unreadable_metrics: int
+    unsupported: int
+    unlocked: int
+
+
+def unreadable_from_the_start(known_as: Path, reason: str) -> UnreadableInputError:
+    """The error for a report whose very first block cannot be read."""
+    return UnreadableInputError(known_as, f"a damaged Nsight Compute report: {reason}", _AGAIN)
+
+
+def _notes(findings: Findings) -> Iterator[Note]:
+    if not findings.launches:
+        yield Note("no-launches", NoteLevel.BLOCKING, "The report holds no profiled kernel launch.", _RECORD)
+    if findings.stopped_at is not None:
+        text = (
+            f"The report cannot be read from byte {findings.stopped_at} on ({findings.reason}); "
+            f"the {findings.launches} complete launches before it were read."
+        )
+        yield Note("incomplete-report", NoteLevel.WARNING, text, _AGAIN)
+    if findings.unreadable_metrics:
+        text = f"{findings.unreadable_metrics} metrics could not be read and are missing; the file is damaged."
+        yield Note("unreadable-metrics", NoteLevel.WARNING, text, _AGAIN)
+    if findings.unsupported:
+        text = (
+            f"The ncu that recorded this did not support the GPU: values of {findings.unsupported} of "
+            f"{findings.launches} launches may be wrong or missing."
+        )
+        yield Note("unsupported-gpu", NoteLevel.WARNING, text, "Record again with the newest Nsight Compute")
+    if findings.unlocked:
+        text = (
+            f"ncu could not lock the clocks of {findings.unlocked} of {findings.launches} launches, "
+            "so that times and rates vary with the clock."
+        )
+        yield Note("clocks-not-locked", NoteLevel.INFO, text, "Compare cycles rather than times")
+    if findings.unknown_bytes:
+        text = (
+            f"{findings.unknown_bytes} bytes hold results of a kind that this version does not know; "
+            "they were passed over."
+        )
+        yield Note("unknown-results", NoteLevel.INFO, text)
+
+
+# --- Nsight Compute reports (.ncu-rep) of 2021 to 2026 as `KernelCounters`, read without any of NVIDIA's software -----
+
+#: The metrics that say on which GPU a launch ran; a report has the one or the other.
+_DEVICE_IDS = ("launch__device_id", "device__attribute_device_index")
+
+_SESSION_DETAILS, _STRINGS, _PROCESS = 3, 4, 6
+_MAX_INT32 = 2**31 - 1
+
+
+def read_ncu_rep(
+    path: Path, known_as: Path, metrics: Collection[str] | None = None, instances: Collection[str] = ()
+) -> KernelCounters:
+    """The counters in a report, as far as it is intact."""
+    with mapped(path, known_as) as data:
+        return _Reading(data, known_as, metrics, instances).counters()
+
+
+class _Reading:
+    """What has been read of one report so far."""
+
+    def __init__(self, data: Data, known_as: Path, metrics: Collection[str] | None, instances: Collection[str]) -> None:
+        self._data = data
+        self._known_as = known_as
+        self._asked = metrics
+        needed = None if metrics is None else {*metrics, *_DEVICE_IDS, *DEVICE_ATTRIBUTES}
+        self._container = Container(data, known_as)
+        self._columns = MetricColumns(data, needed, instances)
+        self._session = SessionFacts()
+        self._launches: list[Launch] = []
+        self._kinds: list[str] = []
+        self._processes: list[int | None] = []
+        self._rules: list[tuple[int, Rule]] = []
+        self._blocks = self._unknown_bytes = 0
+
+    def _walk(self) -> None:
+        """Reads block after block, up to the end of the file or to the first thing in it that cannot be read."""
+        for block in self._container.blocks():
+            at = block.start
+            try:
+                process = self._take_header(block)
+                for result in block.results:
+                    at = result.start
+                    self._take(result, process)
+            except WireError as error:
+                self._container.stop(at, str(error))
+                break
+            self._blocks += 1
+            self._unknown_bytes += block.unknown_bytes
+        if self._container.stopped_at is not None and not (self._blocks or self._launches):
+            raise unreadable_from_the_start(self._known_as, self._container.reason)
+
+    def _take_header(self, block: Block) -> int | None:
+        """Takes in what stands in the header of a block; gives the process that its results belong to."""
+        if strings := block.header.message(_STRINGS):
+            self._columns.add_names(strings.texts(1))
+        if details := block.header.message(_SESSION_DETAILS):
+            self._session.add(details)
+        process = block.header.message(_PROCESS)
+        number = process.integer(1) if process else self._session.process
+        return number if number is not None and number <= _MAX_INT32 else None
+
+    def _take(self, result: Result, process: int | None) -> None:
+        message = Message(self._data, result.start, result.end, gather=METRICS[result.kind])
+        launch = launch_of(result.kind, message)
+        if launch is None:
+            raise WireError(f"the result at byte {result.start} does not name its kernel")
+        rules = list(rules_of(result.kind, message))
+        row = len(self._launches)
+        self._columns.add(row, message.gathered)
+        self._rules += [(row, rule) for rule in rules]
+        self._launches.append(launch)
+        self._kinds.append(result.kind)
+        self._processes.append(process)
+
+    def counters(self) -> KernelCounters:
+        """The whole report, as far as it is intact, in the domain's own tables."""
+        self._walk()
+        metrics = self._columns.frame(len(self._launches), self._known_as)
+        instances = self._columns.instances()
+        ordinals = _ordinals(metrics, len(self._launches))
+        devices = self._devices(metrics, ordinals)
+        if self._asked is not None:
+            metrics = metrics.select([name for name in metrics.columns if name in set(self._asked)])
+        clocks = [launch.clocks for launch in self._launches if launch.clocks is not None]
+        sections = dict.fromkeys(section for launch in self._launches for section in launch.sections if section)
+        findings = Findings(
+            launches=len(self._launches),
+            stopped_at=self._container.stopped_at,
+            reason=self._container.reason,
+            unknown_bytes=self._unknown_bytes,
+            unreadable_metrics=self._columns.unreadable,
+            unsupported=sum(launch.unsupported for launch in self._launches),
+            unlocked=sum(asked and not done for asked, done in clocks),
+        )
+        capture = Capture(
+            source=self._known_as.name,
+            format="ncu-rep",
+            recorder=NCU,
+            tool_version=self._session.tool_version,
+            schema_version=str(VERSION),
+            devices=devices,
+            recorded=frozenset({"launches", "metrics", *(["rules"] if self._rules else [])}),
+            notes=worst_first(_notes(findings)),
+        )
+        return KernelCounters(
+            capture=capture,
+            session=self._session.session(tuple(sections), any(asked for asked, _ in clocks) if clocks else None),
+            launches=self._launch_table(ordinals),
+            metrics=metrics,
+            units={name: unit for name in metrics.columns if (unit := unit_of(name)) is not None},
+            rules=self._rule_table(),
+            instances=instances,
+        )
+
+    def _devices(self, metrics: pl.DataFrame, ordinals: pl.Series) -> tuple[Device, ...]:
+        """The GPUs that the launches ran on, by the session's details or, where these were cut off, by a launch."""
+        details = self._session.attributes
+        rows = {ordinal: row for row, ordinal in enumerate(ordinals.to_list()) if ordinal is not None}
+        if not rows:  # no launch, or none that says on which GPU it ran
+            return tuple(device_of(ordinal, found) for ordinal, found in sorted(details.items()))
+        known = metrics.select([name for name in metrics.columns if name in DEVICE_ATTRIBUTES])
+        return tuple(
+            device_of(ordinal, details.get(ordinal) or {column.name: column[row] for column in known})
+            for ordinal, row in sorted(rows.items())
+        )
+
+    def _launch_table(self, ordinals: pl.Series) -> pl.DataFrame:
+        launches = self._launches
+        names = ("grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z")
+        columns: dict[str, Any] = {
+            "launch": range(len(launches)),
+            "kind": self._kinds,
+            "device": ordinals,
+            "context": [launch.context for launch in launches],
+            "stream": [launch.stream for launch in launches],
+            "process": self._processes,
+            **{name: [launch.sizes[at] for launch in launches] for at, name in enumerate(names)},
+            "nvtx": [launch.nvtx for launch in launches],
+        }
+        types = {column.name: column.dtype for column in LAUNCHES.columns}
+        series = [pl.Series(name, values, dtype=types[name]) for name, values in columns.items()]
+        series.append(_encoded("name", [launch.name for launch in launches]))
+        series.append(_encoded("full_name", [launch.full_name for launch in launches]))
+        return LAUNCHES.checked(pl.DataFrame(series))
+
+    def _rule_table(self) -> pl.DataFrame:
+        rows = [(launch, *rule) for launch, rule in self._rules]
+        return pl.DataFrame(rows, {column.name: column.dtype for column in RULES.columns}, orient="row")
+
+
+def _ordinals(metrics: pl.DataFrame, launches: int) -> pl.Series:
+    """The CUDA ordinal of the GPU of each launch, where its metrics say it."""
+    for name in _DEVICE_IDS:
+        if name in metrics.columns and metrics[name].dtype.is_numeric():
+            return metrics[name].cast(pl.Int32, strict=False).alias("device")
+    return pl.Series("device", [None] * launches, dtype=pl.Int32)
+
+
+def _encoded(name: str, texts: list[str]) -> pl.Series:
+    codes = {text: code for code, text in enumerate(dict.fromkeys(texts))}
+    return encode_names(pl.Series([codes[text] for text in texts], dtype=pl.UInt32), codes).alias(name)

@@ -1,0 +1,80 @@
+"""Nsight Systems: SQLite exports, reports, and copies without people and machines.
+
+`export` reads an export into a `Trace` (`tables` the rows, `capture` the facts and notes). `report` reads a report into
+the same tables without any software of NVIDIA: `report_container` unpacks it, `report_wire` decodes messages in bulk,
+`report_events` says which field is which column, `report_facts` holds what the report says about itself.
+`report_fallback` asks `conversion`, where a report is of an unknown kind, to let the installed `nsys` turn it into an
+export. `scrub` removes what identifies.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from warplens.profile import Recorder, Trace
+from warplens.readers.opening import Asked, Input, Kind, Reader, kind_of_bytes
+
+if TYPE_CHECKING:
+    from warplens.readers.scrubbing import Removed
+
+NSYS: Final = Recorder(
+    name="Nsight Systems",
+    # Median of programs that were also timed without a profiler (0.25 to 0.8): nsys adds some 8 µs to a launch.
+    unprofiled_share=0.5,
+    launch_overhead_ns=7_500.0,  # 6 to 9 µs in programs that were also timed without
+    remedies={
+        "no-api-calls": "Record them as well: nsys profile --trace=cuda,nvtx",
+        "no-ranges": "Add ranges (torch.cuda.nvtx.range, or PyTorch's emit_nvtx) and trace them: "
+        "nsys profile --trace=cuda,nvtx",
+        "no-steps": "Put a range around each step, torch.cuda.nvtx.range('step') for example, or name a window",
+        "profiler-overhead": "Record fewer things at once (no CPU sampling, no backtraces), or choose a window after "
+        "its start",
+    },
+)
+
+
+class NsysExport(Reader[Trace]):
+    """What `nsys export --type sqlite` writes."""
+
+    kinds = frozenset({Kind.SQLITE})
+
+    def sniff(self, head: bytes) -> bool:
+        # The schema stands on the first pages, and the table of strings is the first that nsys creates.
+        return kind_of_bytes(head) is Kind.SQLITE and b"StringIds" in head
+
+    def read(self, file: Input, asked: Asked) -> Trace:
+        from warplens.readers.nsys.export import read_nsys_sqlite
+        from warplens.readers.nsys.report_fallback import with_note_on_age
+
+        trace = read_nsys_sqlite(file.path, file.known_as, file.progress, asked.launch_configuration)
+        return with_note_on_age(trace, file.known_as)
+
+    def scrub(self, file: Input, copy: Path) -> Removed:
+        from warplens.readers.nsys.scrub import copy_nsys
+
+        return copy_nsys(file.path, file.known_as, copy)
+
+
+class NsysReport(Reader[Trace]):
+    """What `nsys profile` writes; a copy without what identifies is an export."""
+
+    kinds = frozenset({Kind.NSYS_REP})
+
+    def sniff(self, head: bytes) -> bool:
+        return kind_of_bytes(head) is Kind.NSYS_REP
+
+    def read(self, file: Input, asked: Asked) -> Trace:
+        from warplens.readers.nsys.report_fallback import read_nsys_rep, with_note_on_age
+
+        trace = read_nsys_rep(file.path, file.known_as, file.progress, asked.launch_configuration)
+        return with_note_on_age(trace, file.known_as)
+
+    def original(self, file: Input) -> Input:
+        from warplens.readers.nsys.conversion import converted
+
+        return replace(file, path=converted(file.path, file.known_as, file.progress))
+
+    def scrub(self, file: Input, copy: Path) -> Removed:
+        return NsysExport().scrub(self.original(file), copy)

@@ -1,0 +1,175 @@
+"""Nsight Systems reports (.nsys-rep, .qdrep): converted to SQLite by an installed `nsys`, once, into a cache.
+
+The report's own format is not public. The cache lies in the user's cache folder, never beside the report, under the
+hash of the report's content and the version of nsys, so that a renamed report is not converted again and a changed one,
+or one that a newer nsys can read better, is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from warplens.errors import UnreadableInputError
+
+_EXPORT = "nsys export --type sqlite --output profile.sqlite"
+_DOWNLOAD = "https://developer.nvidia.com/nsight-systems/get-started"
+
+#: Where NVIDIA's installers put nsys, beside the PATH.
+_USUAL_PLACES = (
+    "/opt/nvidia/nsight-systems*/*/bin/nsys",
+    "/opt/nvidia/nsight-systems*/bin/nsys",
+    "/opt/nvidia/nsight-compute/*/host/target-linux-x64/nsys",
+    "/usr/local/cuda*/bin/nsys",
+    "/Applications/NVIDIA Nsight Systems*.app/Contents/target-macos-*/nsys",
+    "C:/Program Files/NVIDIA Corporation/Nsight Systems*/target-windows-x64/nsys.exe",
+)
+
+_VERSION_TIMEOUT_S = 60
+_PERCENT = re.compile(r"(\d{1,3})%")
+_PERCENT_STEP = 10
+
+
+@dataclass(frozen=True)
+class Nsys:
+    """An installed nsys: its program and its version, as numbers."""
+
+    program: Path
+    version: tuple[int, ...]
+
+    @property
+    def version_text(self) -> str:
+        """The version as NVIDIA writes it."""
+        return ".".join(map(str, self.version))
+
+
+def converted(path: Path, known_as: Path, report: Callable[[str], None]) -> Path:
+    """The SQLite export of a report, out of the cache or made now."""
+    recorded_with = _version_in(path)
+    nsys = find_nsys()
+    if nsys is None:
+        raise _no_nsys(known_as, recorded_with)
+    target = _cache_folder(known_as) / f"{_content_hash(path)}-nsys-{nsys.version_text}.sqlite"
+    if target.is_file():
+        report(f"{known_as.name}: using its conversion from the cache")
+        return target
+    report(f"{known_as.name}: converting with nsys {nsys.version_text}")
+    with tempfile.TemporaryDirectory(prefix=".converting-", dir=target.parent) as folder:
+        fresh = Path(folder, "export.sqlite")
+        failed = _export(nsys, path, fresh, lambda percent: report(f"{known_as.name}: converting, {percent} %"))
+        if failed or not fresh.is_file():
+            raise _failed(known_as, nsys, recorded_with)
+        fresh.replace(target)  # atomic: whoever looks into the cache meanwhile sees all of it or nothing
+    return target
+
+
+def find_nsys() -> Nsys | None:
+    """The nsys to use: the one that $NSYS names, else the newest of those on the PATH and in the usual places."""
+    chosen = os.environ.get("NSYS")
+    candidates = [Path(chosen)] if chosen else list(_installed())
+    found = [Nsys(program, version) for program in candidates if (version := _version_of(program)) is not None]
+    return max(found, key=lambda nsys: nsys.version, default=None)
+
+
+def _installed() -> Iterator[Path]:
+    on_path = shutil.which("nsys")
+    if on_path:
+        yield Path(on_path)
+    for pattern in _USUAL_PLACES:
+        anchor = Path(pattern).anchor
+        if anchor and Path(anchor).is_dir():
+            yield from sorted(Path(anchor).glob(pattern[len(anchor) :]))
+
+
+def _version_of(program: Path) -> tuple[int, ...] | None:
+    try:
+        answer = subprocess.run(  # noqa: S603  # a program that the user installed or named
+            [str(program), "--version"], capture_output=True, timeout=_VERSION_TIMEOUT_S, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    found = re.search(rb"version (\d+(?:\.\d+)+)", answer.stdout)
+    return tuple(map(int, found.group(1).split(b"."))) if found else None
+
+
+def _version_in(path: Path) -> str | None:
+    """The version of nsys that wrote a report, where its first bytes say (2021 on): `Report 2024@6@2@225-…`."""
+    with path.open("rb") as file:
+        found = re.match(rb"NVIDIA Tegra Profiler Report (\d{4})@(\d+)@(\d+)@", file.read(64))
+    return ".".join(number.decode() for number in found.groups()) if found else None
+
+
+def _content_hash(path: Path) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    with path.open("rb") as file:
+        while chunk := file.read(2**20):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _cache_folder(known_as: Path) -> Path:
+    base = os.environ.get("XDG_CACHE_HOME")
+    folder = Path(base) if base and Path(base).is_absolute() else Path.home() / ".cache"
+    folder = folder / "warplens" / "nsys-rep"
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)  # an export holds the program's environment
+    except OSError as error:
+        found = f"its conversion cannot be kept in the cache folder ({error.strerror})"
+        raise UnreadableInputError(known_as, found, "Set XDG_CACHE_HOME to a folder that you may write to") from None
+    return folder
+
+
+def _export(nsys: Nsys, path: Path, target: Path, progress: Callable[[int], None]) -> bool:
+    """Whether the export failed. nsys draws a bar with a percentage on its error stream, over and over on one line."""
+    command = [str(nsys.program), "export", "--type", "sqlite", "--output", str(target), str(path.resolve())]
+    try:
+        process = subprocess.Popen(  # noqa: S603
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, cwd=target.parent
+        )
+    except OSError:
+        return True
+    with process:
+        shown = 0
+        try:
+            stream = process.stderr
+            while stream is not None and (drawn := os.read(stream.fileno(), 4096)):
+                percents = _PERCENT.findall(drawn.decode("utf-8", "replace"))
+                if percents and int(percents[-1]) >= shown + _PERCENT_STEP:
+                    shown = int(percents[-1])
+                    progress(shown)
+        except BaseException:
+            process.kill()
+            raise
+    return process.returncode != 0
+
+
+def _no_nsys(known_as: Path, recorded_with: str | None) -> UnreadableInputError:
+    advice = f'Where nsys is installed: {_EXPORT} "{known_as.name}"; then give profile.sqlite'
+    version = f" of nsys {recorded_with}" if recorded_with else ""
+    found = f"a report{version}, which needs an installed nsys to be converted, and none was found"
+    return UnreadableInputError(known_as, found, _export_beside(known_as) or advice)
+
+
+def _failed(known_as: Path, nsys: Nsys, recorded_with: str | None) -> UnreadableInputError:
+    newer = recorded_with is not None and tuple(map(int, recorded_with.split("."))) > nsys.version[:3]
+    if newer:
+        found = (
+            f"recorded with nsys {recorded_with}, which the installed nsys {nsys.version_text} is too old to convert"
+        )
+        advice = f"Install nsys {recorded_with} or newer ({_DOWNLOAD}) and set NSYS to it, or export there: {_EXPORT}"
+    else:
+        found = f"nsys {nsys.version_text} could not convert it; the report is damaged or was recorded incompletely"
+        advice = f'See what nsys says: {_EXPORT} "{known_as.name}"; else record the program again'
+    return UnreadableInputError(known_as, found, _export_beside(known_as) or advice)
+
+
+def _export_beside(known_as: Path) -> str | None:
+    beside = known_as.with_suffix(".sqlite")
+    return f"Give its SQLite export, which lies beside it: {beside.name}" if beside.is_file() else None

@@ -1,0 +1,416 @@
+"""Nsight Systems' SQLite exports, schemas of 2021 to 2026, as a `Trace`.
+
+`nsys_tables` declares what is read, `nsys_load` reads it, this module puts the trace together; names come from
+`nsys_strings`, nesting from `nsys_ranges`, facts about the capture from `nsys_capture` and its shortcomings from
+`nsys_notes`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import polars as pl
+
+from warplens.profile import Capture, Trace
+from warplens.profile.schema import encode_names
+from warplens.profile.tables import TABLES
+from warplens.readers.nsys import NSYS
+from warplens.readers.nsys.capture import Findings, devices_of, notes_of, session_of
+from warplens.readers.nsys.tables import SOURCES, Field, Source, Strings, Tables, distinct_ids, range_kinds, ranges_of
+from warplens.readers.sqlite import ColumnBuffers, SqliteFile, looks_like_nsys, quoted, worker_count
+
+# --- Loading the declared tables of an nsys export --------------------------------------------------------------------
+# parts of all of them in one pool of threads, shrunk as they arrive. A part is read as 64-bit integers, cast at once to
+# the types of the trace, and freed, so that the peak stands little above the size of the result.
+
+#: From this size on, reading takes more than a second.
+_MANY_PARTS = 8
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """The rows of one source.
+
+    Attributes:
+        frame: the fields of the source as columns; strings as ids or raw bytes, codes as numbers.
+        dropped: how many rows were left out because they have no begin, or end before they begin.
+    """
+
+    frame: pl.DataFrame
+    dropped: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How one source is read from one export.
+
+    Attributes:
+        source: what is read.
+        query: it, without the condition on its row range.
+        texts: columns of the result that hold raw bytes.
+        shape: what becomes of the result.
+        absent: what stands for the columns that the export lacks.
+    """
+
+    source: Source
+    query: str
+    texts: tuple[str, ...]
+    shape: tuple[pl.Expr, ...]
+    absent: tuple[pl.Expr, ...]
+
+
+def load(
+    file: SqliteFile, sources: Iterable[Source], progress: Callable[[int], None] = lambda _: None
+) -> dict[str, Loaded]:
+    """The rows of all sources that the export has a table for, by the table's name, in the file's order."""
+    plans = [plan_of(file, source) for source in sources if source.table in file.tables]
+    loaded = {}
+    with ThreadPoolExecutor(worker_count()) as pool:
+        pending = [_submit(pool, file, plan) for plan in plans]
+        count, done = sum(len(parts) for _, parts in pending), 0
+        try:
+            for plan in plans:
+                buffers, parts = pending.pop(0)
+                dropped = 0
+                for part in parts:
+                    dropped += part.result()
+                    done += 1
+                    if count >= _MANY_PARTS and done * 10 // count > (done - 1) * 10 // count:
+                        progress(done * 10 // count * 10)
+                frame = buffers.frame().with_columns(plan.absent)
+                loaded[plan.source.table] = Loaded(frame.select(field.name for field in plan.source.fields), dropped)
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+    return loaded
+
+
+def _submit(pool: ThreadPoolExecutor, file: SqliteFile, plan: Plan) -> tuple[ColumnBuffers, list[Future[int]]]:
+    """Room for a source's rows, and the tasks that will fill it; each gives the number of rows that it dropped."""
+    parts = file.parts(plan.source.table)
+    buffers = ColumnBuffers(shaped(file, plan, _nothing(plan))[0].schema, [part.capacity for part in parts])
+
+    def fill(number: int) -> int:
+        raw = file.frame(f"{plan.query} AND {parts[number].condition}", plan.texts)
+        frame, dropped = shaped(file, plan, raw)
+        if frame.height > parts[number].capacity:
+            raise file.unreadable(f"its table {plan.source.table} is damaged: it holds more rows than it says")
+        buffers.put(number, frame)
+        return dropped
+
+    return buffers, [pool.submit(fill, number) for number in range(len(parts))]
+
+
+def plan_of(file: Tables, source: Source) -> Plan:
+    """How a source is read from a file that has its table."""
+    available = file.tables[source.table]
+    selected: dict[str, str] = {}
+    texts: list[str] = []
+    shape: list[pl.Expr] = []
+    absent: list[pl.Expr] = []
+    for field in source.fields:
+        column = next((name for name in field.columns if name in available), None)
+        if column is not None:
+            selected[column] = quoted(column)
+            shape.append(field.convert(column).alias(field.name))
+        elif field.text_column in available:
+            column = f"{field.text_column} as text"
+            selected[column] = f"coalesce(CAST({quoted(str(field.text_column))} AS BLOB), x'') AS {quoted(column)}"
+            texts.append(column)
+            shape.append(pl.col(column).alias(field.name))
+        elif field.required:
+            raise file.unreadable(f"its table {source.table} has no column {_expected(field)}")
+        else:
+            absent.append(field.absent.alias(field.name))
+    query = f"SELECT {', '.join(selected.values())} FROM {quoted(source.table)} WHERE {source.where}"  # noqa: S608
+    return Plan(source, query, tuple(texts), tuple(shape), tuple(absent))
+
+
+def _expected(field: Field) -> str:
+    return " or ".join(field.columns)
+
+
+def _nothing(plan: Plan) -> pl.DataFrame:
+    columns = {name for expression in plan.shape for name in expression.meta.root_names()}
+    return pl.DataFrame(schema={name: pl.Binary if name in plan.texts else pl.Int64 for name in columns})
+
+
+def shaped(file: Tables, plan: Plan, raw: pl.DataFrame) -> tuple[pl.DataFrame, int]:
+    """Rows with the columns of the export as rows of the trace, and how many were left out."""
+    keep = pl.col("start").is_not_null()
+    if "end" in raw.columns:
+        # Only a range may lack its end: it was still open when the capture ended.
+        keep = keep & (pl.col("end") >= pl.col("start")).fill_null(plan.source.trace_table == "ranges")
+    kept = raw if raw.select(keep.all()).item() else raw.filter(keep)
+    try:
+        frame = kept.select(plan.shape)
+    except pl.exceptions.PolarsError:
+        found = f"its table {plan.source.table} holds numbers too large for what they count"
+        raise file.unreadable(found) from None
+    return frame, raw.height - kept.height
+
+
+def codes_of(file: Tables, enumeration: str, defaults: Mapping[int, str]) -> dict[int, str]:
+    """What an export's numbers mean: its own table of them (`Host-to-Device` → `host-to-device`), else the defaults."""
+    codes = dict(defaults)
+    if {"id", "label"} <= set(file.tables.get(enumeration, ())):
+        for code, label in file.rows(f"SELECT id, label FROM {quoted(enumeration)}"):  # noqa: S608
+            if isinstance(code, int) and isinstance(label, bytes):
+                codes[code] = label.decode("utf-8", "replace").strip().lower().replace(" ", "-")
+    return codes
+
+
+# --- From loaded rows to the trace's tables ---------------------------------------------------------------------------
+# what the numbers in an nsys export mean, where that takes more than casts.
+
+#: TRACE_PROCESS_EVENT_CUDABACKTRACE: with backtraces on, the 2021 collector wrote each call twice, once with its stack.
+BACKTRACE_CLASS = 67
+
+#: Types of CUPTI_ACTIVITY_KIND_OVERHEAD that are the profiler's doing: buffer flush, instrumentation, resources. The
+#: others (compiling, loading modules and functions lazily, a full command buffer) happen without a profiler, too.
+_PROFILER_OVERHEADS = (3, 4, 5)
+
+#: nsys appends the CUDA version that a function's parameters date from: cudaLaunchKernel_v7000 → cudaLaunchKernel, but
+#: cuMemcpyHtoD_v2 is a name.
+_VERSION_SUFFIX = {r"_v\d{4,5}$": ""}
+
+#: The argument of `dlopen(…)` is a file of the user's where it is a path.
+_PATH_ARGUMENT = {r"\(.*[/\\].*\)$": ""}
+
+_REWRITES: Mapping[str, Mapping[str, str]] = {"api_calls": _VERSION_SUFFIX, "profiler_overhead": _PATH_ARGUMENT}
+
+#: Joins no work: a call without a correlation id issued none that could be told.
+_NO_CORRELATION = -1
+
+_SYNCHRONIZATIONS = ("event", "stream-wait-event", "stream", "context")
+
+
+def only_process(calls: pl.DataFrame | None) -> int:
+    """The process of work whose rows do not say: the one that made all API calls, else 0."""
+    processes = [] if calls is None else calls["process"].drop_nulls().unique().to_list()
+    return int(processes[0]) if len(processes) == 1 else 0
+
+
+def without_backtrace_copies(calls: pl.DataFrame) -> pl.DataFrame:
+    """API calls without those that repeat another one, made by the same thread under the same correlation id."""
+    copies = pl.col("class") == BACKTRACE_CLASS
+    if not calls.select(copies.any()).item():
+        return calls.drop("class")
+    call = ("process", "thread", "correlation")
+    own = calls.with_row_index("row").filter(copies)
+    repeated = own.join(calls.filter(~copies).select(call), on=call, how="semi")
+    return calls.with_row_index("row").join(repeated, on="row", how="anti", maintain_order="left").drop("row", "class")
+
+
+def joined_overheads(frames: dict[str, pl.DataFrame]) -> dict[str, pl.DataFrame]:
+    """The frames with both tables of overhead as one, less the overhead that CUDA has without a profiler, too."""
+    cupti = frames.pop("CUPTI_ACTIVITY_KIND_OVERHEAD", None)
+    if cupti is not None:
+        cupti = cupti.filter(pl.col("overhead").is_in(_PROFILER_OVERHEADS)).drop("overhead")
+        own = frames.get("PROFILER_OVERHEAD")
+        frames["PROFILER_OVERHEAD"] = cupti if own is None else pl.concat([own, cupti])
+    return frames
+
+
+def event_window(frames: Mapping[str, pl.DataFrame], duration_ns: int | None) -> tuple[int, int]:
+    """Begin and end of the recorded time: the first and the last instant of any event.
+
+    The session's own duration is no measure of it. It runs from the start of the session on a clock of its own, and
+    with a capture range most of it was not recorded (138 s for 0.3 s of events). It stands in where there are no
+    events.
+    """
+    begins, ends = [], []
+    for frame in frames.values():
+        if frame.height:
+            columns = [name for name in ("start_ns", "end_ns", "time_ns") if name in frame.columns]
+            row = frame.select(
+                begin=pl.min_horizontal(pl.col(columns).min()), end=pl.max_horizontal(pl.col(columns).max())
+            )
+            begins.append(row["begin"].item())
+            ends.append(row["end"].item())
+    return (min(begins), max(ends)) if begins else (0, duration_ns or 0)
+
+
+def finished(file: Tables, source: Source, frame: pl.DataFrame, strings: Strings) -> pl.DataFrame:
+    """A source's loaded rows with names and codes as text, and what its table needs beyond that."""
+    columns = {}
+    for field in source.fields:
+        values = frame.get_column(field.name)
+        if field.is_string:
+            if values.dtype == pl.Binary:
+                texts = strings.decode_all(values)
+                columns[field.name] = texts.cast(pl.Enum(texts.unique(maintain_order=True)))
+            else:
+                columns[field.name] = strings.encode(values, _REWRITES.get(source.trace_table))
+        elif field.codes is not None:
+            columns[field.name] = _encoded(values, codes_of(file, *field.codes))
+    frame = frame.with_columns(**columns)
+    if source.trace_table == "api_calls":
+        return frame.with_columns(pl.col("correlation").fill_null(_NO_CORRELATION))
+    if source.trace_table == "synchronizations":
+        return _with_kind(frame)
+    if source.trace_table == "memory":
+        released = pl.col("operation").cast(pl.String) == "deallocation"
+        return frame.with_columns(delta_bytes=pl.when(released).then(-pl.col("bytes")).otherwise(pl.col("bytes")))
+    return frame
+
+
+def _encoded(values: pl.Series, codes: Mapping[int, str]) -> pl.Series:
+    used = values.drop_nulls().unique(maintain_order=True)
+    texts = [codes.get(code, "unknown") for code in used.to_list()]
+    places = values.replace_strict(used, pl.Series(range(used.len()), dtype=pl.UInt32), return_dtype=pl.UInt32)
+    return encode_names(places, texts)
+
+
+def _with_kind(waits: pl.DataFrame) -> pl.DataFrame:
+    """What each wait waited for, told by what it names: a stream, an event, both, or neither.
+
+    Its number (`syncType`) cannot be trusted. In 2021 and 2022 a context is 1, an event 2, a stream 3; in 2024.6 and
+    2025.3 a context is 0, an event 1, a stream 2; in 2026 the numbers are CUPTI's (event 1, stream waiting for an event
+    2, stream 3, context 4), while the export's own table of them always says the latter. What is named agrees with the
+    API call in every capture looked at.
+    """
+    event, stream = pl.col("event").is_not_null(), pl.col("stream").is_not_null()
+    kind = (
+        pl.when(event & stream)
+        .then(pl.lit("stream-wait-event"))
+        .when(event)
+        .then(pl.lit("event"))
+        .when(stream)
+        .then(pl.lit("stream"))
+        .otherwise(pl.lit("context"))
+    )
+    return waits.with_columns(kind=kind.cast(pl.Enum(_SYNCHRONIZATIONS)))
+
+
+# --- Nsight Systems' SQLite exports, schemas of 2021 to 2026, as a `Trace` --------------------------------------------
+
+Report = Callable[[str], None]
+
+_CALLS = "CUPTI_ACTIVITY_KIND_RUNTIME"
+_DECLARED = {source.table: source for source in SOURCES}
+
+
+def read_nsys_sqlite(path: Path, known_as: Path, report: Report, launch_configuration: bool = True) -> Trace:
+    """The trace that an SQLite export of Nsight Systems holds."""
+    with SqliteFile(path, known_as) as file:
+        if not looks_like_nsys(file.tables):
+            raise _not_nsys(file)
+        kinds = range_kinds(file)
+        report(f"{known_as.name}: reading the tables")
+        sources = sources_of(file, kinds, launch_configuration)
+        loaded = load(file, sources, lambda percent: report(f"{known_as.name}: reading, {percent} %"))
+        report(f"{known_as.name}: putting the trace together")
+        return put_together(file, loaded, kinds)
+
+
+def _not_nsys(file: SqliteFile) -> Exception:
+    if "StringTable" in file.tables:
+        found, advice = (
+            "an nvprof database, not an Nsight Systems export",
+            "Record the program with nsys profile instead",
+        )
+    else:
+        found = "an SQLite database, but not an Nsight Systems export"
+        advice = "Give the export of a capture: nsys export --type sqlite --output profile.sqlite profile.nsys-rep"
+    return file.unreadable(found, advice)
+
+
+def sources_of(file: Tables, kinds: Mapping[int, str], launch_configuration: bool) -> list[Source]:
+    """The declared sources, as far as they depend on the export and on what is asked for."""
+    sources = []
+    for source in SOURCES:
+        if source.trace_table == "ranges":
+            source = replace(source, where=f"eventType IN ({', '.join(map(str, kinds))})")  # noqa: PLW2901
+        if source.trace_table == "api_calls" and "CUDA_CALLCHAINS" in file.tables:
+            event_class = Field("class", ("eventClass",), absent=pl.lit(0, pl.Int64))
+            source = replace(source, fields=(*source.fields, event_class))  # noqa: PLW2901
+        if not launch_configuration:
+            fields = (replace(field, columns=()) if field.launch_configuration else field for field in source.fields)
+            source = replace(source, fields=tuple(fields))  # noqa: PLW2901
+        sources.append(source)
+    return sources
+
+
+def put_together(
+    file: Tables, loaded: dict[str, Loaded], kinds: Mapping[int, str], written_as: str = "nsys-sqlite"
+) -> Trace:
+    """The trace of loaded rows."""
+    recorded = frozenset(_DECLARED[name].trace_table for name in loaded)
+    dropped = sum(part.dropped for part in loaded.values())
+    frames = {name: part.frame for name, part in loaded.items()}
+    loaded.clear()  # each frame is let go of as soon as the trace has its own
+    process = only_process(frames.get(_CALLS))
+    frames = {name: frame.with_columns(pl.col("process").fill_null(process)) for name, frame in frames.items()}
+    frames = joined_overheads(frames)
+    repeated = 0
+    if "class" in frames.get(_CALLS, pl.DataFrame()).columns:
+        repeated = frames[_CALLS].height
+        frames[_CALLS] = without_backtrace_copies(frames[_CALLS])
+        repeated -= frames[_CALLS].height
+
+    strings = Strings(file, distinct_ids(_ids_of_strings(frames)))
+    session = session_of(file, _cuda_processes(frames))
+    window = event_window(frames, session.duration_ns)
+    tables = {name: table.empty() for name, table in TABLES.items()}
+    open_ranges = 0
+    for name in list(frames):
+        source, frame = _DECLARED[name], frames.pop(name)
+        if source.trace_table == "ranges":
+            open_ranges = frame["end_ns"].null_count()
+            frame = ranges_of(frame, strings, kinds, window[1])
+        else:
+            frame = finished(file, source, frame, strings)
+        declared = TABLES[source.trace_table]
+        if any(frame[column.name].null_count() for column in declared.columns if not column.nullable):
+            raise file.unreadable(f"its table {source.table} lacks values that every row of it must have")
+        tables[source.trace_table] = declared.checked(frame)
+
+    devices, ambiguous = devices_of(file, _used_devices(tables))
+    notes = notes_of(
+        Findings(
+            tables=tables,
+            session=session,
+            has_devices=bool(devices),
+            ambiguous_devices=ambiguous,
+            dropped_rows=dropped,
+            open_ranges=open_ranges,
+            repeated_calls=repeated,
+            unnamed=len(strings.unnamed),
+            replaced=strings.replaced,
+        )
+    )
+    capture = Capture(
+        source=file.known_as.name,
+        format=written_as,
+        recorder=NSYS,
+        tool_version=session.tool_version,
+        schema_version=session.schema_version,
+        devices=devices,
+        window_ns=window,
+        recorded=recorded,
+        notes=notes,
+    )
+    return Trace(capture, **tables)
+
+
+def _ids_of_strings(frames: Mapping[str, pl.DataFrame]) -> list[pl.Series]:
+    fields = [(frame, field) for name, frame in frames.items() for field in _DECLARED[name].fields if field.is_string]
+    return [frame[field.name] for frame, field in fields if frame[field.name].dtype == pl.Int64]
+
+
+def _cuda_processes(frames: Mapping[str, pl.DataFrame]) -> frozenset[int]:
+    calls = frames.get(_CALLS)
+    return frozenset(() if calls is None else calls["process"].unique().to_list())
+
+
+def _used_devices(tables: Mapping[str, pl.DataFrame]) -> list[tuple[int, int]]:
+    work = [tables[name].select("process", "device") for name in ("kernels", "copies", "memsets", "graph_launches")]
+    # Most files have one pair, which comparing each row with the first finds far faster than hashing all of them.
+    pairs = [
+        frame[:1] if frame.select((pl.all() == pl.all().first()).all()).row(0) == (True, True) else frame.unique()
+        for frame in work
+    ]
+    return sorted(pl.concat(pairs).unique().rows())

@@ -1,0 +1,329 @@
+"""The container of a `.nsys-rep` or `.qdrep` report: sections, and in the section of events compressed blocks.
+
+A report is a line of text, sections one after another, and an index of them at the end. This was found by comparing
+reports of 2021 to 2026 with their SQLite exports; `docs/reference/nsys-rep.md` describes it all.
+
+    "NVIDIA Tegra Profiler Report 2025@3@2@474-….": up to the full stop and what follows up to the first section
+    sections, the first directly behind the full stop
+    index: message {1: {1: name, 2: position, 3: size}, …}
+    position of the index (8 bytes, little endian), "U3w[END]"
+
+The section "Raw Sampling Data" holds the events:
+
+    "QDTEXT00"
+    length, message: the target and the session's times
+    length, message: how many events (1), strings (3) and threads (5) follow, and the compression (9)
+    blocks of events, each: compressed size, size, LZ4 block; in it length, message {1: event, 1: event, …}
+    block of strings, in the same way: {1: string, 1: string, …}; the section "Sampling Data Offsets" says where
+    length, message: the threads
+    length, message: GPUs, CUDA contexts and streams
+
+Everything here is bounded by the size of the file: what a block claims to hold is checked before it is unpacked.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import lz4.block
+
+from warplens.errors import UnreadableInputError
+from warplens.readers.nsys.report_wire import BYTES, Bytes, DamagedError, fields, tag, varint
+
+_MAGIC = b"NVIDIA Tegra Profiler Report "
+_END = b"U3w[END]"
+_TRAILER_BYTES = 16
+_EVENTS_MAGIC = b"QDTEXT00"
+_EVENTS, _OFFSETS = "Raw Sampling Data", "Sampling Data Offsets"
+_OPTIONS, _ORIGIN = "Analysis Options Data", "UI Data"
+_LZ4 = b"lz4"
+
+#: A varint of 64 bits.
+_LENGTH_BYTES = 10
+
+#: The largest block of events seen has 0.7 MB; nsys begins a new one after some ten thousand events.
+_MAX_EVENT_BLOCK = 2**26
+
+#: Bytes of blocks that are decoded together: enough that the cost of a call does not show, few enough for the caches.
+_BYTES_AT_ONCE = 2**20
+
+#: All strings stand in one block: 0.1 MB in small reports, some MB with call stacks.
+_MAX_STRING_BLOCK = 2**28
+_MAX_STRINGS = 4_000_000
+
+#: All strings stand among few other things.
+_MAX_OTHERS = 100_000
+
+#: Messages beside the events have up to 0.1 MB: they hold environments and lists of processes and threads.
+_MAX_MESSAGE = 2**24
+_MAX_INDEX = 2**20
+
+#: Real blocks of events shrink to a third. The bound, on all blocks together, is against files made to fill the memory.
+_MAX_RATIO = 32
+_FREE_BYTES = 2**26
+
+_DAMAGED = "Export it where it was recorded: nsys export --type sqlite; else record the program again"
+
+
+class NotUnderstoodError(UnreadableInputError):
+    """The report is of a kind that this reader does not know; an installed nsys may.
+
+    Attributes:
+        reason: what is not known, as the rest of a sentence that ends in "because".
+    """
+
+    def __init__(self, path: Path, reason: str) -> None:
+        self.reason = reason
+        advice = "Give its SQLite export: nsys export --type sqlite --output profile.sqlite"
+        super().__init__(path, f"this report cannot be read without nsys: {reason}", advice)
+
+
+@dataclass(frozen=True)
+class Section:
+    """Where a named part of the file lies."""
+
+    position: int
+    size: int
+
+
+class Report:
+    """An open report.
+
+    Attributes:
+        known_as: the file as the user knows it.
+        version: of the nsys that wrote it, as the first line says; None where it names a build only.
+        target: the first message of the section of events: the target and the session's times.
+        event_count: how many events it says to hold.
+        strings: all strings, by their number.
+        tail: the last message: GPUs, contexts, streams.
+    """
+
+    def __init__(self, file: BinaryIO, size: int, known_as: Path) -> None:
+        self._file, self._size, self.known_as = file, size, known_as
+        self.version = _version(self._at(0, min(size, 128)))
+        self._sections = self._index()
+        events = self._section(_EVENTS)
+        offsets = self._section(_OFFSETS)
+        compression, strings_at = self._compression(offsets)
+        if self._at(events.position, len(_EVENTS_MAGIC)) != _EVENTS_MAGIC:
+            raise self.not_understood("its events are stored in an unknown way")
+        if compression != _LZ4:
+            raise self.not_understood("its events are compressed in an unknown way")
+        begin = events.position + len(_EVENTS_MAGIC)
+        self._end = events.position + events.size
+        self.target, position = self._message(begin)
+        counts, self._first_block = self._message(position)
+        self.event_count, string_count = self._counts(counts)
+        self._strings_at = begin + strings_at
+        self._unpacked = 0
+        if not self._first_block <= self._strings_at <= self._end:
+            raise self.damaged("the place of its strings lies outside of its events")
+        block, position = self._block(self._strings_at, _MAX_STRING_BLOCK)
+        self.strings = self._split_strings(block, string_count)
+        _, position = self._message(position)  # threads and their names
+        self.tail, _ = self._message(position)
+
+    def blocks(self) -> Iterator[tuple[Bytes, list[tuple[int, int]], float]]:
+        """The events, some blocks at a time: bytes, where in them lists of events lie, and the share read so far."""
+        position = self._first_block
+        parts: list[bytes] = []
+        spans: list[tuple[int, int]] = []
+        size = 0
+        while position < self._strings_at:
+            block, position = self._block(position, _MAX_EVENT_BLOCK)
+            if position > self._strings_at:
+                raise self.damaged("a block of events reaches into its strings")
+            begin, end = self._framed(block)
+            parts.append(block)
+            spans.append((size + begin, size + end))
+            size += len(block)
+            if size >= _BYTES_AT_ONCE or position == self._strings_at:
+                share = (position - self._first_block) / (self._strings_at - self._first_block)
+                yield Bytes(b"".join(parts)), spans, share
+                parts, spans, size = [], [], 0
+
+    def message(self, name: str) -> bytes:
+        """The content of a small section; empty if there is none of this name."""
+        section = self._sections.get(name)
+        if section is None:
+            return b""
+        if section.size > _MAX_MESSAGE:
+            raise self.damaged(f"its section {name} is too large")
+        return self._at(section.position, section.size)
+
+    @property
+    def options(self) -> bytes:
+        """The message of what was asked to be recorded. It holds environment and command line: never show it."""
+        return self.message(_OPTIONS)
+
+    @property
+    def origin(self) -> bytes:
+        """The message of who made the report, and with which version. It holds host and command line: never show it."""
+        return self.message(_ORIGIN)
+
+    def damaged(self, found: str) -> UnreadableInputError:
+        """The error for a report that is damaged or cut off."""
+        return UnreadableInputError(self.known_as, f"the report is damaged: {found}", _DAMAGED)
+
+    def not_understood(self, found: str) -> NotUnderstoodError:
+        """The error for a report of a kind that this reader does not know."""
+        return NotUnderstoodError(self.known_as, found)
+
+    @contextmanager
+    def understood(self) -> Iterator[None]:
+        """Turns what the decoding finds wrong into an error about this file."""
+        try:
+            yield
+        except DamagedError as error:
+            raise self.damaged(f"found {error}") from None
+
+    def _at(self, position: int, count: int) -> bytes:
+        if position < 0 or position + count > self._size:
+            raise self.damaged("a part of it lies beyond its end")
+        self._file.seek(position)
+        content = self._file.read(count)
+        if len(content) != count:
+            raise self.damaged("it became shorter while it was read")
+        return content
+
+    def _index(self) -> dict[str, Section]:
+        trailer = self._at(self._size - _TRAILER_BYTES, _TRAILER_BYTES) if self._size >= _TRAILER_BYTES else b""
+        if not trailer.endswith(_END):
+            advice = "Copy it again completely; a report that nsys did not finish must be recorded again"
+            found = f"the report is cut off: after {self._size:,} bytes it ends without its table of contents"
+            raise UnreadableInputError(self.known_as, found, advice)
+        begin = int.from_bytes(trailer[:8], "little")
+        end = self._size - _TRAILER_BYTES
+        if not 0 < begin < end or end - begin > _MAX_INDEX:
+            raise self.damaged("its table of contents is not where it should be")
+        content = self._at(begin, end - begin)
+        sections = {}
+        with self.understood():
+            for key, first, last in fields(content, 0, len(content)):
+                if key != tag(1, BYTES):
+                    continue
+                name, position, size = "", 0, 0
+                for inner, value, stop in fields(content, first, last):
+                    if inner == tag(1, BYTES):
+                        name = content[value:stop].decode("utf-8", "replace")
+                    elif inner == tag(2):
+                        position = value
+                    elif inner == tag(3):
+                        size = value
+                if position + size > begin:
+                    raise self.damaged("its table of contents names parts beyond its end")
+                sections[name] = Section(position, size)
+        return sections
+
+    def _section(self, name: str) -> Section:
+        if name not in self._sections:
+            raise self.not_understood(f"it has no section {name}")
+        return self._sections[name]
+
+    def _compression(self, section: Section) -> tuple[bytes, int]:
+        content = self._at(section.position, min(section.size, _MAX_MESSAGE))
+        compression, strings_at = b"", -1
+        with self.understood():
+            for key, value, stop in fields(content, 0, len(content)):
+                if key == tag(1, BYTES):
+                    compression = content[value:stop]
+                elif key == tag(2):
+                    strings_at = value
+        return compression, strings_at
+
+    def _counts(self, content: bytes) -> tuple[int, int]:
+        events = strings = 0
+        with self.understood():
+            for key, value, _ in fields(content, 0, len(content)):
+                if key == tag(1):
+                    events = value
+                elif key == tag(3):
+                    strings = value
+        return events, strings
+
+    def _number(self, position: int) -> tuple[int, int]:
+        content = self._at(position, min(_LENGTH_BYTES, max(self._end - position, 0)))
+        with self.understood():
+            value, used = varint(content, 0, len(content))
+        return value, position + used
+
+    def _message(self, position: int) -> tuple[bytes, int]:
+        """A message behind its length, and the position after it."""
+        length, begin = self._number(position)
+        if length > min(self._end - begin, _MAX_MESSAGE):
+            raise self.damaged("a message is longer than what is left of it")
+        return self._at(begin, length), begin + length
+
+    def _block(self, position: int, limit: int) -> tuple[bytes, int]:
+        """An unpacked block, and the position after it."""
+        packed, begin = self._number(position)
+        size, begin = self._number(begin)
+        self._unpacked += size
+        if packed > self._end - begin:
+            raise self.damaged("a block is longer than what is left of it")
+        if size > limit or self._unpacked > _FREE_BYTES + _MAX_RATIO * self._size:
+            raise self.damaged(f"a block claims to hold {size:,} bytes")
+        try:
+            content: bytes = lz4.block.decompress(self._at(begin, packed), uncompressed_size=size)
+        except (lz4.block.LZ4BlockError, ValueError, OverflowError, MemoryError):
+            raise self.damaged("a block cannot be decompressed") from None
+        if len(content) != size:
+            raise self.damaged("a block holds less than it says")
+        return content, begin + packed
+
+    def _framed(self, block: bytes) -> tuple[int, int]:
+        """Begin and end of the message that, behind its length, fills a block."""
+        with self.understood():
+            length, begin = varint(block, 0, len(block))
+        if begin + length != len(block):
+            raise self.damaged("the length of a block's message is not that of the block")
+        return begin, begin + length
+
+    def _split_strings(self, block: bytes, expected: int) -> list[bytes]:
+        if expected > _MAX_STRINGS:
+            raise self.damaged(f"it claims to hold {expected:,} strings")
+        begin, end = self._framed(block)
+        strings: list[bytes] = []
+        with self.understood():
+            for count, (key, first, last) in enumerate(fields(block, begin, end)):
+                if count > expected + _MAX_OTHERS:
+                    break
+                if key == tag(1, BYTES):
+                    strings.append(block[first:last])
+        if len(strings) != expected:
+            raise self.damaged(f"it says to hold {expected:,} strings, but holds another number")
+        return strings
+
+
+@contextmanager
+def opened(path: Path, known_as: Path) -> Iterator[Report]:
+    """An open report.
+
+    Args:
+        path: the file on disk.
+        known_as: the file that the user named; `path` may be unpacked from it.
+
+    Raises:
+        NotUnderstoodError: it is a report, but stored in a way that this reader does not know.
+        UnreadableInputError: it is damaged, cut off, or no report.
+    """
+    try:
+        with path.open("rb") as file:
+            size = path.stat().st_size
+            if file.read(len(_MAGIC)) != _MAGIC:
+                raise UnreadableInputError(known_as, "this is no Nsight Systems report", "Give a .nsys-rep file")
+            yield Report(file, size, known_as)
+    except OSError as error:
+        found = f"the system cannot read it ({error.strerror or type(error).__name__})"
+        raise UnreadableInputError(known_as, found, "Copy the file to a local disk and try again") from None
+
+
+def _version(head: bytes) -> str | None:
+    """`2024.6.2` of `NVIDIA Tegra Profiler Report 2024@6@2@225-…`; others name no version here."""
+    found = re.match(rb"NVIDIA Tegra Profiler Report (\d{4})@(\d+)@(\d+)@", head)
+    return ".".join(number.decode() for number in found.groups()) if found else None

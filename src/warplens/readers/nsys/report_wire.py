@@ -1,0 +1,334 @@
+"""Protocol-buffer messages decoded in bulk: one step per field for thousands of messages, not one per value.
+
+The encoding is public (https://protobuf.dev/programming-guides/encoding/). A message is a sequence of fields, each a
+tag (field number × 8 + wire type) and a value; whole numbers are varints, seven bits a byte, lowest first. Writers put
+the fields of a message in ascending order, so that the messages of one kind can be walked side by side: at each step
+the lowest tag that any of them stands at is read in all that stand at it. A step costs some dozen array operations.
+
+Positions are indices into the decompressed bytes (`Bytes.words` reads eight of them at any position at once).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+Int64s = npt.NDArray[np.int64]
+UInt64s = npt.NDArray[np.uint64]
+Bools = npt.NDArray[np.bool_]
+
+VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
+
+#: Zero bytes after the last message, so that eight (and eight more for a long varint) can be read at any position.
+_PADDING = 24
+
+#: Fields that one message may have. Those of Nsight Systems have fewer than a hundred; the bound is against files that
+#: were made to keep the reader busy.
+_MAX_STEPS = 1_000
+
+_MAX_VARINT_BYTES = 10
+_HIGH_BITS = np.uint64(0x8080808080808080)
+_ONE = np.uint64(1)
+
+#: The tag that stands for "this message is at its end": above all tags.
+_DONE = np.int64(2**62)
+
+
+class DamagedError(Exception):
+    """The bytes are no sequence of messages; the text says in a few words what was found."""
+
+
+class Bytes:
+    """Decompressed bytes, readable in words of eight at any position.
+
+    Attributes:
+        data: the bytes, `size` of content and some zeros after them.
+        size: how many bytes there are.
+        words: the eight bytes at each position as a number, the first the lowest.
+    """
+
+    def __init__(self, content: bytes | memoryview) -> None:
+        self.size = len(content)
+        self.data = bytes(content) + bytes(_PADDING)
+        self.words: UInt64s = np.ndarray(shape=(self.size + _PADDING - 7,), dtype="<u8", buffer=self.data, strides=(1,))
+        self.octets: npt.NDArray[np.uint8] = np.frombuffer(self.data, np.uint8)
+
+
+class Values(NamedTuple):
+    """One field of many messages.
+
+    Attributes:
+        values: its numbers; for a field of bytes, where its content begins. Meaningless where it is not present.
+        ends: for a field of bytes, where its content ends; else None.
+        present: which of the messages have it; None if all have.
+    """
+
+    values: Int64s
+    ends: Int64s | None
+    present: Bools | None
+
+    def or_else(self, default: int) -> Int64s:
+        """The numbers, with `default` for messages that lack the field."""
+        return self.values if self.present is None else np.where(self.present, self.values, default)
+
+
+def tag(field: int, kind: int = VARINT) -> int:
+    """The tag of a field number and wire type."""
+    return field << 3 | kind
+
+
+def varint(data: bytes | memoryview, position: int, end: int) -> tuple[int, int]:
+    """The number at a position, and the position after it.
+
+    Raises:
+        DamagedError: it does not end before `end`, or is longer than 64 bits.
+    """
+    value = 0
+    for count in range(_MAX_VARINT_BYTES):
+        if position + count >= end:
+            break
+        byte = data[position + count]
+        value |= (byte & 0x7F) << (7 * count)
+        if byte < 0x80:
+            return value & 0xFFFF_FFFF_FFFF_FFFF, position + count + 1
+    raise DamagedError("a number that does not end")
+
+
+def fields(data: bytes | memoryview, begin: int, end: int) -> Iterator[tuple[int, int, int]]:
+    """The fields of one message, one at a time: (tag, number, 0), or (tag, begin, end) for bytes and fixed numbers.
+
+    Raises:
+        DamagedError: the bytes are no message.
+    """
+    position = begin
+    while position < end:
+        key, position = varint(data, position, end)
+        kind = key & 7
+        if key < 8:
+            raise DamagedError("a field without a number")
+        if kind == VARINT:
+            value, position = varint(data, position, end)
+            yield key, value, 0
+            continue
+        if kind == BYTES:
+            length, position = varint(data, position, end)
+        elif kind in (FIXED64, FIXED32):
+            length = 8 if kind == FIXED64 else 4
+        else:
+            raise DamagedError(f"a field of the unknown kind {kind}")
+        if length > end - position:
+            raise DamagedError("a field that reaches beyond its message")
+        yield key, position, position + length
+        position += length
+
+
+def runs(source: Bytes, begin: int, end: int, first: int) -> tuple[Int64s, Int64s]:
+    """Where the messages of a list begin and end: field 1 of the message that fills `begin` to `end`, and nothing else.
+
+    Each message of the list begins with its own field 1 as a number, whose tag is `first`. The places that look like
+    the begin of one are found all at once, and then only those where the chain of lengths does not lead from each to
+    the next are looked at one by one.
+
+    Raises:
+        DamagedError: the lengths do not lead from `begin` to `end`.
+    """
+    if begin == end:
+        return np.empty(0, np.int64), np.empty(0, np.int64)
+    octets = source.octets
+    heads = np.flatnonzero(octets[begin:end] == tag(1, BYTES)).astype(np.int64) + begin
+    lengths, sizes = _varints(source.words[heads + 1])
+    starts = heads + 1 + sizes
+    likely = (lengths > 0) & (lengths <= end - starts)
+    likely[likely] = octets[starts[likely]] == first
+    heads, starts, lengths = heads[likely], starts[likely], lengths[likely]
+    ends = starts + lengths
+    count = len(heads)
+    if not count or heads[0] != begin:
+        raise DamagedError("a list that does not begin with a message")
+    following = np.searchsorted(heads, ends)
+    known = (following < count) & (heads[np.minimum(following, count - 1)] == ends)
+    following = np.where(known, following, -1)
+    breaks = np.flatnonzero(following != np.arange(1, count + 1)).tolist()
+    chain = np.zeros(count, np.bool_)
+    place, next_break = 0, 0
+    while True:
+        while breaks[next_break] < place:
+            next_break += 1
+        last = breaks[next_break]
+        chain[place : last + 1] = True
+        place = int(following[last])
+        if place < 0:
+            if ends[last] != end:
+                raise DamagedError("a message whose length does not lead to the next one")
+            return starts[chain], ends[chain]
+
+
+@dataclass
+class _Walk:
+    """The state of a walk: for each message where it is, where it ends, and the tag it stands at with its length.
+
+    Where all messages stand at the same tag, which is the common case, `common` is that tag and `sizes` holds one
+    length for all; else `common` is None.
+    """
+
+    at: Int64s
+    end: Int64s
+    tags: Int64s
+    sizes: Int64s
+    common: int | None
+
+
+def walk(source: Bytes, begin: Int64s, end: Int64s, wanted: Mapping[int, str]) -> dict[str, Values]:
+    """Some fields of many messages of one kind, by name; a field that no message has is absent.
+
+    Where a field is repeated in a message, its last value counts, as in any reader of protocol buffers. What follows
+    the highest wanted tag is not looked at.
+
+    Args:
+        source: the bytes.
+        begin: where each message begins.
+        end: where it ends.
+        wanted: names by tag; numbers are read as signed 64-bit integers.
+
+    Raises:
+        DamagedError: a field reaches beyond its message, is of an unknown kind, or there are far too many of them.
+    """
+    found: dict[str, Values] = {}
+    if not len(begin) or not wanted:
+        return found
+    highest = max(wanted)
+    state = _Walk(begin.copy(), end, begin, begin, None)
+    _read_tags(source, state)
+    for _ in range(_MAX_STEPS):
+        lowest = int(state.tags.min()) if state.common is None else state.common
+        if lowest > highest:
+            return found
+        if state.common is not None or int(state.tags.max()) == lowest:
+            _step_all(source, state, lowest, wanted.get(lowest), found)
+        else:
+            _step_some(source, state, lowest, wanted.get(lowest), found)
+    raise DamagedError("a message of far too many fields")
+
+
+def _read_tags(source: Bytes, state: _Walk) -> None:
+    """Reads the tag of every message, after a step that moved all of them."""
+    words = source.words[state.at]
+    first, size = _varints(words[:1])
+    mask = np.uint64((1 << 8 * int(size[0])) - 1) if size[0] < 8 else ~np.uint64(0)  # bytes of a word
+    inside = state.at < state.end
+    if ((words & mask) == (words[0] & mask)).all() and inside.all():
+        state.common, state.sizes = int(first[0]), size
+        if state.common < tag(1):
+            raise DamagedError("a field without a number")
+    else:
+        state.common = None
+        state.tags, state.sizes = _tags(words, inside)
+
+
+def _tags(words: UInt64s, inside: Bools) -> tuple[Int64s, Int64s]:
+    tags, sizes = _varints(words)
+    if not inside.all():
+        tags[~inside] = _DONE
+    if int(tags.min()) < tag(1):
+        raise DamagedError("a field without a number")
+    return tags, sizes
+
+
+def _step_all(source: Bytes, state: _Walk, key: int, name: str | None, found: dict[str, Values]) -> None:
+    begin, values, ends = _value(source, state.at + state.sizes, key, name is not None)
+    if (ends > state.end).any():
+        raise DamagedError("a field that reaches beyond its message")
+    if name is not None:
+        found[name] = Values(values, None, None) if begin is None else Values(begin, ends, None)
+    state.at = ends.copy() if begin is not None else ends  # some steps change it in place
+    _read_tags(source, state)
+
+
+def _step_some(source: Bytes, state: _Walk, key: int, name: str | None, found: dict[str, Values]) -> None:
+    rows = np.flatnonzero(state.tags == key)
+    begin, values, ends = _value(source, state.at[rows] + state.sizes[rows], key, name is not None)
+    limits = state.end[rows]
+    if (ends > limits).any():
+        raise DamagedError("a field that reaches beyond its message")
+    if name is not None:
+        count = len(state.at)
+        old = found.get(name)
+        if old is None:
+            old_ends = None if begin is None else np.zeros(count, np.int64)
+            old = Values(np.zeros(count, np.int64), old_ends, np.zeros(count, np.bool_))
+        old.values[rows] = values if begin is None else begin
+        if old.ends is not None:
+            old.ends[rows] = ends
+        if old.present is not None:
+            old.present[rows] = True
+        found[name] = old
+    state.at[rows] = ends
+    state.tags[rows], state.sizes[rows] = _tags(source.words[ends], ends < limits)
+
+
+def _value(source: Bytes, at: Int64s, key: int, needed: bool) -> tuple[Int64s | None, Int64s, Int64s]:
+    """(begin or None, numbers, end) of the values that stand at these positions; begins only for bytes."""
+    kind = key & 7
+    if kind in (FIXED64, FIXED32):
+        return at, at, at + (8 if kind == FIXED64 else 4)
+    if kind not in (VARINT, BYTES):
+        raise DamagedError(f"a field of the unknown kind {kind}")
+    words = source.words[at]
+    if kind == VARINT:
+        if not needed:
+            return None, at, at + _sizes(source, words, at)
+        values, sizes = _varints(words)
+        long = sizes > 8
+        if long.any():
+            values[long], sizes[long] = _long_varints(source, words[long], at[long])
+        return None, values, at + sizes
+    lengths, sizes = _varints(words)
+    begin = at + sizes
+    if (sizes > 8).any() or (lengths > source.size).any():
+        raise DamagedError("a field that reaches beyond its message")
+    return begin, begin, begin + lengths
+
+
+def _varints(words: UInt64s) -> tuple[Int64s, Int64s]:
+    """The varints at the low end of these words, and their lengths in bytes; length 9 where they end beyond."""
+    if not (words & np.uint64(0x80)).any():
+        return (words & np.uint64(0x7F)).astype(np.int64), np.ones(len(words), np.int64)
+    stop = ~words & _HIGH_BITS
+    covered = stop ^ (stop - _ONE)  # all bits up to the first stop bit; all 64 if there is none
+    sizes = np.bitwise_count(covered).astype(np.int64) >> 3
+    endless = stop == 0
+    if endless.any():
+        sizes[endless] = 9
+    bits = words & covered
+    bits &= np.uint64(0x7F7F7F7F7F7F7F7F)
+    bits = (bits & np.uint64(0x007F007F007F007F)) | ((bits & np.uint64(0x7F007F007F007F00)) >> _ONE)
+    bits = (bits & np.uint64(0x00003FFF00003FFF)) | ((bits & np.uint64(0x3FFF00003FFF0000)) >> np.uint64(2))
+    bits = (bits & np.uint64(0x000000000FFFFFFF)) | ((bits & np.uint64(0x0FFFFFFF00000000)) >> np.uint64(4))
+    return bits.view(np.int64), sizes
+
+
+def _sizes(source: Bytes, words: UInt64s, at: Int64s) -> Int64s:
+    """The lengths in bytes of the varints at these positions."""
+    if not (words & np.uint64(0x80)).any():
+        return np.ones(len(words), np.int64)
+    stop = ~words & _HIGH_BITS
+    sizes = np.bitwise_count(stop ^ (stop - _ONE)).astype(np.int64) >> 3
+    long = stop == 0
+    if long.any():
+        sizes[long] = _long_varints(source, words[long], at[long])[1]
+    return sizes
+
+
+def _long_varints(source: Bytes, words: UInt64s, at: Int64s) -> tuple[Int64s, Int64s]:
+    """Varints of nine and ten bytes: numbers from 2⁵⁶ on, and all negative ones."""
+    low = _varints(words & np.uint64(0x7F7F7F7F7F7F7F7F) | np.uint64(0x0080808080808080))[0].view(np.uint64)
+    ninth = source.octets[at + 8].astype(np.uint64)
+    tenth = np.where(ninth >= 0x80, source.octets[at + 9].astype(np.uint64), np.uint64(0))
+    if (tenth >= 0x80).any():
+        raise DamagedError("a number longer than 64 bits")
+    value = low | ((ninth & np.uint64(0x7F)) << np.uint64(56)) | (tenth << np.uint64(63))
+    return value.view(np.int64), np.where(ninth >= 0x80, 10, 9).astype(np.int64)

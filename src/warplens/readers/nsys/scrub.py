@@ -1,0 +1,251 @@
+"""A copy of an Nsight Systems export that can be shared.
+
+An export holds far more than a timeline: every environment variable of the program (tokens included), its command line
+and working folder, host and user names, what it printed, the files it opened, and the names of all processes of the
+machine. The copy is a new file built from what the analyses read, and nothing else: tables and settings that are not
+named here do not come along. Texts that do are searched for paths, addresses and the names and values just listed. Rows
+of events are copied as they are.
+
+Nothing is ever written to the copy and deleted again, so that no free page of it can hold a secret. Even so, its raw
+bytes are searched at the end.
+"""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from warplens.readers.scrubbing import Removed, search_copy
+from warplens.readers.sqlite import SqliteFile, looks_like_nsys, quoted
+from warplens.secrets import Cleaner, Secrets
+
+#: Tables that come along: what the analyses read, and what explains it.
+_KEPT_TABLES = re.compile(
+    r"StringIds|NVTX_EVENTS|OSRT_API|PROFILER_OVERHEAD|ANALYSIS_DETAILS|DIAGNOSTIC_EVENT|ThreadNames"
+    r"|TARGET_INFO_(SYSTEM_ENV|SESSION_START_TIME|GPU|CUDA_GPU|CUDA_DEVICE|CUDA_CONTEXT_INFO|CUDA_NULL_STREAM|CUDA_STREAM)"
+    r"|META_DATA_(CAPTURE|EXPORT)|EXPORT_META_DATA|CUPTI_ACTIVITY_KIND_\w+|ENUM_\w+"
+    r"|CUDA_GRAPH_(NODE_)?EVENTS|CUDA_GPU_MEMORY_(USAGE|POOL)_EVENTS|GPU_METRICS|TARGET_INFO_GPU_METRICS|CUDA_CALLCHAINS"
+)
+#: Tables that come along without rows: that there is one says that calls were recorded twice, once with their stack.
+_EMPTIED_TABLES = {"CUDA_CALLCHAINS"}
+
+_EXPORT_SETTINGS = re.compile(
+    rb"EXPORT_(PRODUCT|SCHEMA)_\w+|EXPORT_(PLATFORM|ARCH|TIME_UTC|LAZY|CONFIG_TIME_SHIFT)"
+    rb"|EXPORT_PARAM_(LAZY|TIME_NORMALIZE|TIME_SHIFT|TABLES_TO_EXPORT|TIMES_TO_EXPORT)"
+)
+#: Of the tables of settings, the names whose values come along.
+_KEPT_SETTINGS = {
+    "META_DATA_CAPTURE": re.compile(
+        rb"CAPTURE_EVENT_TYPE|RATE_HZ|START_TRIGGER|STOP_TRIGGER|START_DELAY_MS|RUN_DURATION_MS"
+        rb"|(PROCESS_\d+:)?(COLLECT|CUDA)_\w+(:\w+)?|(LINUX_PERF|OS_RUNTIME)_OPTIONS:\w+"
+    ),
+    "META_DATA_EXPORT": _EXPORT_SETTINGS,
+    "EXPORT_META_DATA": _EXPORT_SETTINGS,
+    "TARGET_INFO_SYSTEM_ENV": re.compile(
+        rb"Cpu(Cores|Architecture|Description)|(NvDriver|CudaDriver|SoftwareRelease)Version|HardwarePlatform|OsDescription"
+    ),
+}
+
+#: Threads that frameworks name; a thread of any other name may carry the name of the program.
+_KEPT_THREADS = re.compile(rb"python[\d.]*|pt_\w+|NCCL [\w ]+|cuda-EvtHandlr|CUPTI worker.*")
+
+#: Columns that are emptied: identities of the hardware, names of the machine, free content of annotations.
+_EMPTIED_COLUMNS = {"uuid", "ctxswDevPath", "ctrlDevPath", "devStateName", "jsonText", "jsonTextId", "binaryData"}
+
+#: Columns that refer to StringIds in schemas whose CREATE statements do not say so.
+_REFERRING_COLUMNS = {"nameId", "textId", "shortName", "demangledName", "mangledName"}
+
+#: Those that name functions. Compilers wrote these texts: an equal user name in them means nothing.
+_FUNCTION_COLUMNS = {"shortName", "demangledName", "mangledName"}
+_FUNCTION_TABLES = {"CUPTI_ACTIVITY_KIND_RUNTIME", "OSRT_API", "PROFILER_OVERHEAD"}
+
+#: Texts that people wrote, or that quote what they wrote.
+_WRITTEN_TEXTS = (
+    ("StringIds", "value"),
+    ("NVTX_EVENTS", "text"),
+    ("DIAGNOSTIC_EVENT", "text"),
+    ("ANALYSIS_FILE", "filename"),
+)
+
+#: What is left out, in words.
+_WORDS = ("rows of whole tables", "rows of others")
+
+#: What the counts call the names of functions among the strings.
+_FUNCTIONS = "StringIds.function"
+
+
+def copy_nsys(source: Path, known_as: Path, partial: Path) -> Removed:
+    """Fills the empty file `partial` with a copy of an nsys SQLite export without what identifies.
+
+    Left out: environment, host, user, command line, folders, program output, file accesses, other processes, names of
+    threads, call stacks, serials of the hardware, contents of NVTX payloads, and tables that Warplens does not know.
+    Paths and identifying names in NVTX and diagnostic texts become `[path 1]` and `[removed]`. The time of the capture,
+    the GPU, the versions, and the names of kernels, API calls and NVTX ranges stay.
+    """
+    with SqliteFile(source, known_as) as file:
+        if not looks_like_nsys(file.tables):
+            raise file.unreadable("this is an SQLite database, but not an Nsight Systems export")
+        try:
+            with closing(sqlite3.connect(partial.as_uri(), uri=True, isolation_level=None)) as connection:
+                copy = _Copy(connection, file)
+                copy.build()
+                functions, others = copy.texts()
+        except sqlite3.Error:
+            raise file.unreadable("the SQLite database is damaged") from None
+    what = "a value of the environment or the command line"
+    search_copy(partial, copy.secrets, known_as, [others], [functions, others], what)
+    return Removed(copy.left_tables, copy.left_rows, copy.cleaner.rewritten(), len(copy.secrets.all), _WORDS)
+
+
+class _Copy:
+    """The copy under construction: an empty database with the source attached to it.
+
+    Attributes:
+        secrets: what the source says about people and machines.
+        left_tables: tables left out, with their rows.
+        left_rows: rows left out of the tables that came along.
+    """
+
+    def __init__(self, connection: sqlite3.Connection, file: SqliteFile) -> None:
+        self.secrets = _secrets_of(file)
+        self.cleaner = Cleaner(self.secrets)
+        self.left_tables: dict[str, int] = {}
+        self.left_rows: dict[str, int] = {}
+        self._connection, self._columns = connection, file.tables
+        self._kept = [name for name in file.tables if _KEPT_TABLES.fullmatch(name)]
+        self._definitions: dict[str, str] = {}
+        connection.text_factory = bytes
+        for pragma in ("journal_mode = OFF", "synchronous = OFF", "secure_delete = ON", "temp_store = MEMORY"):
+            connection.execute(f"PRAGMA {pragma}")
+        connection.execute("ATTACH ? AS source", (file.uri,))
+        connection.create_function("clean", 2, self._clean)
+        connection.create_function("release", 1, _release)
+        connection.create_function("is_kept", 2, lambda table, name: bool(_KEPT_SETTINGS[table].fullmatch(name or b"")))
+        connection.create_function("is_kept_thread", 1, lambda name: bool(_KEPT_THREADS.fullmatch(name or b"")))
+
+    def build(self) -> None:
+        """Makes all tables, so that they stand at the front of the file, then fills them.
+
+        The strings come last, when it is known which of them the copy refers to.
+        """
+        for name, sql in self._rows("SELECT name, sql FROM source.sqlite_master WHERE type = 'table'"):
+            self._definitions[name.decode("utf-8", "replace")] = (sql or b"").decode("utf-8", "replace")
+        self._connection.execute("BEGIN")
+        for table in self._kept:
+            self._connection.execute(self._definitions[table])
+        for table in self._columns:
+            if table not in self._kept:
+                self.left_tables[table] = self._count("source", table)
+            elif table != "StringIds" and table not in _EMPTIED_TABLES:
+                self._fill(table)
+        self._fill_strings()
+        self._connection.execute("COMMIT")
+        left = {table: self._count("source", table) - self._count("main", table) for table in self._kept}
+        self.left_rows = {table: rows for table, rows in left.items() if rows}
+
+    def texts(self) -> tuple[bytes, bytes]:
+        """All texts of the finished copy: names of functions and definitions of tables; and all others."""
+        functions = self._rows("SELECT value FROM StringIds WHERE id IN functions")
+        definitions = self._rows("SELECT sql FROM main.sqlite_master WHERE sql IS NOT NULL")
+        others = self._rows("SELECT value FROM StringIds WHERE id NOT IN functions")
+        for table in self._kept:
+            for column in self._text_columns("main", table) if table != "StringIds" else ():
+                name = f"CAST({quoted(column)} AS BLOB)"
+                others += self._rows(f"SELECT DISTINCT {name} FROM main.{quoted(table)}")  # noqa: S608
+        return _joined(functions + definitions), _joined(others)
+
+    def _fill(self, table: str) -> None:
+        texts = set(self._text_columns("source", table))
+        values = ", ".join(self._value(table, column, column in texts) for column in self._columns[table])
+        where = "TRUE"
+        if table in _KEPT_SETTINGS:
+            where = f"is_kept('{table}', CAST(name AS BLOB))" if "name" in self._columns[table] else "FALSE"
+        elif table == "ThreadNames":
+            where = "nameId IN (SELECT id FROM source.StringIds WHERE is_kept_thread(CAST(value AS BLOB)))"
+        self._connection.execute(
+            f"INSERT INTO main.{quoted(table)} SELECT {values} FROM source.{quoted(table)} WHERE {where}"  # noqa: S608
+        )
+
+    def _value(self, table: str, column: str, holds_text: bool) -> str:
+        """The SQL expression that gives a column of the copy."""
+        name = quoted(column)
+        if column in _EMPTIED_COLUMNS:
+            return f"CASE WHEN typeof({name}) IN ('text', 'blob') THEN '' END"
+        if table == "TARGET_INFO_SESSION_START_TIME" and column == "localTime" and "utcTime" in self._columns[table]:
+            return "utcTime"  # their difference says where the machine stands
+        if not holds_text:
+            return name
+        cleaned = f"CAST(clean('{table}.{column}', CAST({name} AS BLOB)) AS TEXT)"
+        if table == "TARGET_INFO_SYSTEM_ENV" and column == "value":
+            release = f"CAST(release(CAST({name} AS BLOB)) AS TEXT)"
+            cleaned = f"iif(name = 'SoftwareReleaseVersion', {release}, {cleaned})"
+        return f"CASE typeof({name}) WHEN 'text' THEN {cleaned} WHEN 'blob' THEN x'' ELSE {name} END"
+
+    def _fill_strings(self) -> None:
+        for ids in ("used", "functions"):
+            self._connection.execute(f"CREATE TEMP TABLE {ids} (id INTEGER PRIMARY KEY)")
+        for table in self._kept:
+            declared = set(re.findall(r"^\W*(\w+).*REFERENCES StringIds", self._definitions[table], re.MULTILINE))
+            for column in set(self._columns[table]) & ((declared | _REFERRING_COLUMNS) - _EMPTIED_COLUMNS):
+                is_function = column in _FUNCTION_COLUMNS or table in _FUNCTION_TABLES
+                for ids in ("used", "functions") if is_function else ("used",):
+                    self._connection.execute(
+                        f"INSERT OR IGNORE INTO temp.{ids} SELECT {quoted(column)} FROM main.{quoted(table)}"  # noqa: S608
+                        f" WHERE typeof({quoted(column)}) = 'integer'"
+                    )
+        where = f"iif(id IN functions, '{_FUNCTIONS}', 'StringIds.value')"
+        self._connection.execute(
+            f"INSERT INTO main.StringIds (id, value) SELECT id, CAST(clean({where}, CAST(value AS BLOB)) AS TEXT)"  # noqa: S608
+            " FROM source.StringIds WHERE id IN used AND value IS NOT NULL ORDER BY id"
+        )
+
+    def _clean(self, column: str, text: bytes | None) -> bytes | None:
+        if text is None:
+            return None
+        return (self.cleaner.function if column == _FUNCTIONS else self.cleaner.written)(column, text)
+
+    def _text_columns(self, schema: str, table: str) -> list[str]:
+        """The columns that hold text or bytes anywhere, whatever type they are declared with."""
+        columns = self._columns[table]
+        flags = ", ".join(f"max(typeof({quoted(column)}) IN ('text', 'blob'))" for column in columns)
+        (found,) = self._rows(f"SELECT {flags} FROM {schema}.{quoted(table)}")  # noqa: S608
+        return [column for column, holds_text in zip(columns, found, strict=True) if holds_text]
+
+    def _count(self, schema: str, table: str) -> int:
+        ((count,),) = self._rows(f"SELECT count(*) FROM {schema}.{quoted(table)}")  # noqa: S608
+        return int(count)
+
+    def _rows(self, sql: str) -> list[tuple[Any, ...]]:
+        return self._connection.execute(sql).fetchall()
+
+
+def _secrets_of(file: SqliteFile) -> Secrets:
+    """What an export's settings and environment say about people and machines, and the home folders in its texts."""
+    secrets = Secrets()
+    for table in _KEPT_SETTINGS:
+        if {"name", "value"} <= set(file.tables.get(table, ())):
+            for name, value in file.rows(f"SELECT name, value FROM {quoted(table)}"):  # noqa: S608
+                if isinstance(name, bytes) and isinstance(value, bytes):
+                    secrets.add_setting(name, value)
+    for table, column in _WRITTEN_TEXTS:
+        if column in file.tables.get(table, ()):
+            name = quoted(column)
+            homes = f"{name} LIKE '%/home/%' OR {name} LIKE '%/users/%' OR {name} LIKE '%\\users\\%'"
+            for (text,) in file.rows(f"SELECT DISTINCT {name} FROM {quoted(table)} WHERE {homes}"):  # noqa: S608
+                secrets.add_home_owners(text if isinstance(text, bytes) else b"")
+    return secrets
+
+
+def _joined(rows: list[tuple[Any, ...]]) -> bytes:
+    return b"\0".join(text or b"" for (text,) in rows)
+
+
+def _release(text: bytes | None) -> bytes | None:
+    """A kernel's release without the name of its build. That it is WSL's is kept: WSL records no GPU work."""
+    if text is None:
+        return None
+    version = re.match(rb"\d+\.\d+", text)
+    return (version.group() if version else b"") + (b"-microsoft" if b"microsoft" in text.lower() else b"")

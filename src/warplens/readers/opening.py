@@ -1,0 +1,344 @@
+"""What a file is, told by its content; the `Reader` protocol of a format; and compressed files, unpacked in bounds."""
+
+from __future__ import annotations
+
+import gzip
+import lzma
+import shutil
+import tempfile
+import zlib
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO, Final, Generic, Protocol, TypeVar, cast
+
+from warplens.errors import UnreadableInputError
+
+if TYPE_CHECKING:
+    from warplens.readers.scrubbing import Removed
+
+#: Of a file's content this much is looked at to tell what it is: enough for the schema of an nsys export, which lies
+#: at the front, and for the output of a program that stands before a table of counters.
+HEAD_BYTES: Final = 2**20
+
+#: Enough for every magic number below.
+_MAGIC_BYTES: Final = 64
+
+EXPORT_ADVICE: Final = "Export the capture again: nsys export --type sqlite --output profile.sqlite profile.nsys-rep"
+
+
+class Kind(Enum):
+    """A kind of file content. The value says for people what was found."""
+
+    SQLITE = "an SQLite database"
+    NSYS_REP = "an Nsight Systems report"
+    GZIP = "a gzip file"
+    XZ = "an xz file"
+    ZSTD = "a Zstandard file"
+    NCU_REP = "an Nsight Compute report"
+    JSON = "JSON"
+    ZIP = "a zip archive"
+    HDF5 = "an HDF5 file"
+    PARQUET = "a Parquet file"
+    ARROW = "an Arrow file"
+    TEXT = "text"
+    EMPTY = "no bytes at all"
+    UNKNOWN = "binary data of an unknown kind"
+
+
+_MAGIC: Final = (
+    (b"SQLite format 3\x00", Kind.SQLITE),
+    (b"NVIDIA Tegra Profiler Report", Kind.NSYS_REP),  # .nsys-rep and .qdrep alike, 2020 to 2026
+    (b"\x1f\x8b", Kind.GZIP),
+    (b"\xfd7zXZ\x00", Kind.XZ),
+    (b"\x28\xb5\x2f\xfd", Kind.ZSTD),
+    (b"NVR\x00", Kind.NCU_REP),
+    (b"PK\x03\x04", Kind.ZIP),
+    (b"\x89HDF\r\n\x1a\n", Kind.HDF5),
+    (b"PAR1", Kind.PARQUET),
+    (b"ARROW1", Kind.ARROW),
+)
+
+
+def kind_of_bytes(head: bytes) -> Kind:
+    """The kind of a file that begins with these bytes."""
+    if not head:
+        return Kind.EMPTY
+    for magic, kind in _MAGIC:
+        if head.startswith(magic):
+            return kind
+    text = head.removeprefix(b"\xef\xbb\xbf").lstrip()
+    if text[:1] in (b"{", b"["):
+        return Kind.JSON
+    if all(byte >= 0x20 or byte in b"\t\r\n\f" for byte in head[:_MAGIC_BYTES]):
+        return Kind.TEXT
+    return Kind.UNKNOWN
+
+
+def head_of(path: Path) -> bytes:
+    """The first bytes of a file as it lies on the disk, at most `HEAD_BYTES`.
+
+    Raises:
+        UnreadableInputError: there is no such file, it is a folder, or it may not be read.
+    """
+    try:
+        if path.exists() and not (path.is_file() or path.is_dir()):
+            raise UnreadableInputError(path, "this is no regular file", "Copy what it gives into a file first")
+        with path.open("rb") as file:
+            return file.read(HEAD_BYTES)
+    except FileNotFoundError:
+        raise UnreadableInputError(path, "there is no such file", "Check the path") from None
+    except IsADirectoryError:
+        raise UnreadableInputError(path, "this is a folder", "Give the profiles in it one by one") from None
+    except PermissionError:
+        found = "this is a folder" if path.is_dir() else "permission to read it was denied"
+        raise UnreadableInputError(path, found, f'Allow it first: chmod u+r "{path.name}"') from None
+    except OSError as error:
+        found = f"the system cannot read it ({error.strerror or type(error).__name__})"
+        raise UnreadableInputError(path, found, "Copy the file to a local disk and try again") from None
+
+
+def kind_of(path: Path) -> Kind:
+    """What a file holds as it lies on the disk; errors as of `head_of`."""
+    return kind_of_bytes(head_of(path))
+
+
+# --- The protocol of a format -----------------------------------------------------------------------------------------
+
+Content = TypeVar("Content", covariant=True)  # noqa: PLC0105  # read as a word at every reader
+
+
+@dataclass(frozen=True)
+class Input:
+    """A file as a reader gets it.
+
+    Attributes:
+        path: on the disk: the file itself, or what it was unpacked to.
+        known_as: the file that the user named, for messages.
+        compression: how `path` is packed (a key of `UNPACKERS`), for readers that unpack for themselves; else None.
+        progress: is told in a few words what is being done.
+    """
+
+    path: Path
+    known_as: Path
+    compression: str | None = None
+    progress: Callable[[str], None] = field(default=lambda _: None)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is wanted of a file: of traces how kernels were launched, of counters which metrics and instances."""
+
+    launch_configuration: bool = True
+    metrics: Collection[str] | None = None
+    instances: Collection[str] = ()
+
+
+class Reader(Protocol[Content]):
+    """One format: how it is recognised, read, and copied without what identifies people and machines.
+
+    Attributes:
+        kinds: contents of which the reader takes any file that no reader is sure of; it then says what is missing.
+        unpacks: whether it reads compressed files as they are, block by block.
+    """
+
+    kinds: frozenset[Kind] = frozenset()
+    unpacks: bool = False
+
+    def sniff(self, head: bytes) -> bool:
+        """Whether a file whose (unpacked) content begins with these bytes is surely one of this format."""
+
+    def read(self, file: Input, asked: Asked) -> Content:
+        """What the file holds.
+
+        Raises:
+            UnreadableInputError: it is damaged or of another format; says which file, what was found and what to do.
+        """
+
+    def original(self, file: Input) -> Input:
+        """What a copy is made of, and compared with: the file, unless it is turned into one of another format first."""
+        return file
+
+    def scrub(self, file: Input, copy: Path) -> Removed:
+        """Fills the empty file `copy` with what the analyses read of the file, and nothing that identifies.
+
+        Raises:
+            UnreadableInputError: it is damaged or of another format.
+            ScrubError: something identifying was left.
+        """
+
+
+def chosen(readers: Sequence[Reader[Content]], head: bytes) -> Reader[Content] | None:
+    """The first reader that is sure of content that begins so, else the last that takes any of its kind."""
+    if (sure := next((reader for reader in readers if reader.sniff(head)), None)) is not None:
+        return sure
+    kind = kind_of_bytes(head)
+    return next((reader for reader in reversed(readers) if kind in reader.kinds), None)
+
+
+def holds(path: Path, readers: Sequence[Reader[Content]]) -> bool:
+    """Whether the file is surely of one of these formats, judged by content alone; False if it cannot be opened."""
+    try:
+        head = content_head(path)
+    except (UnreadableInputError, OSError):
+        return False
+    return any(reader.sniff(head) for reader in readers)
+
+
+@dataclass(frozen=True)
+class Wanted(Generic[Content]):
+    """Formats that can answer a question, and what is said of files of no such format."""
+
+    readers: tuple[Reader[Content], ...]
+    unlike: str
+    advice: str
+    advice_by_kind: Mapping[Kind, str]
+
+    def refusal(self, path: Path, kind: Kind) -> UnreadableInputError:
+        """The error for a file of a kind that none of the formats has."""
+        found = "the file is empty" if kind is Kind.EMPTY else f"found {kind.value}, {self.unlike}"
+        return UnreadableInputError(path, found, self.advice_by_kind.get(kind, self.advice))
+
+    @contextmanager
+    def opened(self, path: Path, progress: Callable[[str], None] | None) -> Iterator[tuple[Reader[Content], Input]]:
+        """The reader of a file, and the file as it wants it, unpacked into a temporary one where that must be.
+
+        Raises:
+            UnreadableInputError: it cannot be opened or unpacked, or none of the formats is its own.
+        """
+        report = progress or (lambda _: None)
+        head = head_of(path)
+        if (name := compression_of(head)) is None:
+            yield self._reader(path, head), Input(path, path, None, report)
+            return
+        if head := peek(path, UNPACKERS[name]):  # else it is damaged, which unpacking tells
+            reader = self._reader(path, head)  # before gigabytes of something else are unpacked
+            if reader.unpacks:
+                yield reader, Input(path, path, name, report)
+                return
+        report(f"{path.name}: unpacking")
+        with unpacked(path, UNPACKERS[name]) as plain:
+            yield self._reader(path, head_of(plain)), Input(plain, path, None, report)
+
+    def reader_of(self, file: Input) -> Reader[Content]:
+        """The reader of a file that is not compressed.
+
+        Raises:
+            UnreadableInputError: none of the formats is its own.
+        """
+        return self._reader(file.known_as, head_of(file.path))
+
+    def _reader(self, path: Path, head: bytes) -> Reader[Content]:
+        if (reader := chosen(self.readers, head)) is None:
+            raise self.refusal(path, kind_of_bytes(head))
+        return reader
+
+
+# --- Compressed files: unpacked as a stream into a temporary file, bounded, and removed afterwards --------------------
+
+#: No capture is larger than this; the largest export that the readers were measured with has 2 GB.
+MAX_UNPACKED_BYTES: Final = 64 * 2**30
+
+#: nsys exports shrink 4- to 12-fold. A file that grows a hundredfold is damaged, or made to fill the disk.
+MAX_EXPANSION: Final = 100
+
+#: Below this size the ratio is not looked at: a small file of zeros harms nobody.
+_UNSUSPICIOUS_BYTES = 2**30
+
+_CHUNK_BYTES: Final = 2**20
+
+Unpacker = Callable[[BinaryIO], BinaryIO]
+
+
+def _open_zstd(packed: BinaryIO) -> BinaryIO:
+    import zstandard
+
+    return cast(BinaryIO, zstandard.ZstdDecompressor().stream_reader(packed, read_across_frames=True))
+
+
+#: How to unpack each compression, by its name.
+UNPACKERS: Final[Mapping[str, Unpacker]] = {
+    "gzip": lambda packed: cast(BinaryIO, gzip.GzipFile(fileobj=packed)),
+    "xz": lambda packed: cast(BinaryIO, lzma.LZMAFile(packed)),  # noqa: SIM115  # closed by who asked
+    "zstd": _open_zstd,
+}
+_COMPRESSED: Final = {Kind.GZIP: "gzip", Kind.XZ: "xz", Kind.ZSTD: "zstd"}
+
+
+def compression_of(head: bytes) -> str | None:
+    """How a file that begins so is packed, a key of `UNPACKERS`; None for one that is not."""
+    return _COMPRESSED.get(kind_of_bytes(head))
+
+
+def peek(path: Path, unpacker: Unpacker) -> bytes:
+    """The first bytes of the unpacked content, at most `HEAD_BYTES`; none where the file is damaged."""
+    with path.open("rb") as packed, suppress(*_damage_errors()):
+        return unpacker(packed).read(HEAD_BYTES)
+    return b""
+
+
+def content_head(path: Path) -> bytes:
+    """The first bytes of the content, unpacked where it is compressed; errors as of `head_of`."""
+    head = head_of(path)
+    return head if (name := compression_of(head)) is None else peek(path, UNPACKERS[name])
+
+
+@contextmanager
+def plain(path: Path, progress: Callable[[str], None] = lambda _: None) -> Iterator[Path]:
+    """The file itself, or where it is compressed a temporary one with its content; errors as of `unpacked`."""
+    if (name := compression_of(head_of(path))) is None:
+        yield path
+        return
+    progress(f"{path.name}: unpacking")
+    with unpacked(path, UNPACKERS[name]) as content:
+        yield content
+
+
+@contextmanager
+def unpacked(path: Path, unpacker: Unpacker) -> Iterator[Path]:
+    """A temporary file with the content of the compressed file `path`, outside its folder; removed at the end.
+
+    Raises:
+        UnreadableInputError: the file is damaged or incomplete, it expands beyond `MAX_EXPANSION` or
+            `MAX_UNPACKED_BYTES`, or the temporary folder has no room for it.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="warplens-"))
+    try:
+        target = folder / path.stem
+        _unpack(path, unpacker, target)
+        yield target
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _unpack(path: Path, unpacker: Unpacker, target: Path) -> None:
+    limit = min(MAX_UNPACKED_BYTES, max(_UNSUSPICIOUS_BYTES, MAX_EXPANSION * path.stat().st_size))
+    size = 0
+    try:
+        with path.open("rb") as packed, target.open("wb") as file:
+            stream = unpacker(packed)
+            while chunk := _next_chunk(stream, path):
+                size += len(chunk)
+                if size > limit:
+                    found = f"unpacking it gives more than {limit:,} bytes, {MAX_EXPANSION} times its size or more"
+                    raise UnreadableInputError(path, found, "Unpack it yourself if you trust it, and give the result")
+                file.write(chunk)
+    except OSError as error:
+        found = f"it cannot be unpacked into the temporary folder ({error.strerror})"
+        raise UnreadableInputError(path, found, "Set TMPDIR to a folder with more room") from None
+
+
+def _next_chunk(stream: BinaryIO, path: Path) -> bytes:
+    try:
+        return stream.read(_CHUNK_BYTES)
+    except _damage_errors():
+        found = "the compressed file is damaged or incomplete"
+        raise UnreadableInputError(path, found, "Copy or download it again") from None
+
+
+def _damage_errors() -> tuple[type[Exception], ...]:
+    import zstandard
+
+    return (EOFError, OSError, zlib.error, lzma.LZMAError, zstandard.ZstdError)

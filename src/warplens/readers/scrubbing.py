@@ -1,0 +1,83 @@
+"""What a reader says of a copy that it made for sharing, and the search of the finished copy for what identifies."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from warplens.errors import WarplensError
+from warplens.secrets import ADDRESSES, FORBIDDEN, Secrets
+
+#: Shorter than this, a value is found by chance in a large file.
+_SHORTEST_RAW: Final = 6
+
+
+class ScrubError(WarplensError):
+    """The copy still held something that it must not, or lacked something that it must; it was discarded."""
+
+
+@dataclass(frozen=True)
+class Removed:
+    """What one format's module left out or rewrote, in counts.
+
+    Attributes:
+        tables: what was left out whole (tables of an export, members of a trace, messages of a report, columns of a
+            table of text), with the rows or values in it.
+        rows: what came along without some of its rows or values, with their number.
+        texts: for each place how many different texts were rewritten.
+        searched: names and values of the original that the copy was searched for.
+        words: what `tables` and `rows` are called in this format.
+    """
+
+    tables: dict[str, int]
+    rows: dict[str, int]
+    texts: dict[str, int]
+    searched: int
+    words: tuple[str, str]
+
+
+def refuse_remains(texts: bytes, secrets: Secrets, source: Path) -> None:
+    """Searches texts that were rewritten, or a whole copy of texts.
+
+    Raises:
+        ScrubError: a path of a home folder, an address, a name or an identifying value stands in them.
+    """
+    if FORBIDDEN.search(texts) or ADDRESSES.search(texts) or (secrets.pattern and secrets.pattern.search(texts)):
+        raise _left(source, "a name, an address or an identifying value")
+
+
+def search_copy(
+    copy: Path, secrets: Secrets, source: Path, rewritten: Iterable[bytes], texts: Iterable[bytes], what: str
+) -> None:
+    """Searches the finished copy: its rewritten texts for what was to be rewritten, its raw bytes for everything.
+
+    A word that also stands in a text that came along, as a part of the name of a function, say, is there by chance.
+
+    Args:
+        copy: the file, not empty.
+        secrets: what it must not hold.
+        source: the original, for the error.
+        rewritten: texts of the copy that people wrote.
+        texts: all texts that came along.
+        what: the other values that are searched for, in words.
+
+    Raises:
+        ScrubError: something was found.
+    """
+    joined = b"\0".join(rewritten)
+    if (secrets.pattern and secrets.pattern.search(joined)) or ADDRESSES.search(joined):
+        raise _left(source, "a name, an address or an identifying value")
+    everything = b"\0".join(texts)
+    with copy.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as raw:
+        if FORBIDDEN.search(raw):
+            raise _left(source, "the path of a home folder")
+        for value in secrets.all:
+            if len(value) >= _SHORTEST_RAW and value not in everything and raw.find(value) >= 0:
+                raise _left(source, what)
+
+
+def _left(source: Path, what: str) -> ScrubError:
+    return ScrubError(f"{source.name}: {what} was still in the copy, which was discarded. Please report this")

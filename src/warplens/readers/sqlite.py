@@ -1,0 +1,295 @@
+"""An SQLite file, read in place and never changed: checked for completeness, then its columns as Polars frames.
+
+Large columns come through Apache Arrow's ADBC driver, several connections at a time, each with its own range of rows;
+small look-ups through Python's `sqlite3`. Measured with 1 M kernel rows × 18 columns on 2 cores: ADBC on one, two and
+three connections 1.06, 0.47 and 0.53 s; connectorx on one and two 0.90 and 0.55 s (but it wants pyarrow, 50 MB more
+memory, and knows no `immutable`); `sqlite3` with fetchall 4.4 s. Walking the rows alone takes SQLite 0.02 s and two
+columns 0.07 s: nearly all the time is spent value by value, in SQLite's decoding and the driver's appending, so the
+number of columns that are asked for is what counts. Batches of 1 k to 64 k rows differ by less than 10 %.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+from threading import Lock
+from types import TracebackType
+from typing import Any, NamedTuple
+
+import adbc_driver_manager as adbc
+import adbc_driver_sqlite
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from warplens.errors import UnreadableInputError
+
+#: Rows that one connection reads at a time: small enough that two of them in 64-bit columns stay below 100 MB,
+#: large enough that opening a connection (1 ms, it parses the schema) does not show.
+ROWS_PER_PART = 250_000
+
+#: Rows of one Arrow batch; see the measurement above.
+_BATCH_ROWS = 65_536
+
+#: More threads than this only wait for each other on SQLite's allocator.
+_MAX_WORKERS = 8
+
+_HEADER_BYTES = 100
+#: What to do with a file that cannot be read: the export that Nsight Systems can always make again.
+EXPORT_ADVICE = "Export the capture again: nsys export --type sqlite --output profile.sqlite profile.nsys-rep"
+
+
+def quoted(identifier: str) -> str:
+    """The identifier for use in SQL; `end` is a keyword, and names come from the file."""
+    return '"' + identifier.replace('"', '""') + '"'
+
+
+def worker_count() -> int:
+    """How many connections read at the same time."""
+    available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(_MAX_WORKERS, available))
+
+
+def is_nsys_export(path: Path) -> bool:
+    """Whether an SQLite file is an Nsight Systems export, judged by the names of its tables."""
+    with SqliteFile(path) as file:
+        return looks_like_nsys(file.tables)
+
+
+def looks_like_nsys(tables: Mapping[str, object]) -> bool:
+    """Whether these are the tables of an Nsight Systems export, however little it recorded: strings, and one other."""
+    marks = ("CUPTI_ACTIVITY_KIND_", "TARGET_INFO_", "META_DATA_EXPORT", "EXPORT_META_DATA", "NVTX_EVENTS", "OSRT_API")
+    return "StringIds" in tables and any(name.startswith(marks) for name in tables)
+
+
+class Part(NamedTuple):
+    """Some of a table's rows: the condition that selects them, and how many there are at most."""
+
+    condition: str
+    capacity: int
+
+
+class SqliteFile:
+    """An SQLite file opened read-only and immutable: no lock, no journal, nothing written beside it.
+
+    `immutable` also means that a write-ahead log beside the file would not be seen. Where there is one with content
+    (the export was interrupted), file and log are copied to a temporary folder and put together there.
+    """
+
+    def __init__(self, path: Path, known_as: Path | None = None) -> None:
+        self.known_as = known_as or path
+        self._temporary: Path | None = None
+        self._check_header(path)
+        try:
+            self.uri = _uri(self._recovered(path))
+            with self._readable():
+                self._connection = sqlite3.connect(self.uri, uri=True, check_same_thread=False)
+                # Text comes as bytes: exports hold text that is not UTF-8, and NULs.
+                self._connection.text_factory = bytes
+                self.tables = self._read_schema()
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> SqliteFile:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the file and remove what was made for reading it."""
+        if hasattr(self, "_connection"):
+            self._connection.close()
+        if self._temporary is not None:
+            shutil.rmtree(self._temporary, ignore_errors=True)
+
+    def rows(self, sql: str) -> list[tuple[Any, ...]]:
+        """The rows of a small query; text comes as bytes."""
+        with self._readable():
+            return self._connection.execute(sql).fetchall()
+
+    def parts(self, table: str) -> list[Part]:
+        """Parts of about `ROWS_PER_PART` rows that together make up a table, in the order of its rowids."""
+        name = quoted(table)
+        ((first, last),) = self.rows(f"SELECT (SELECT min(rowid) FROM {name}), (SELECT max(rowid) FROM {name})")  # noqa: S608
+        if first is None:
+            return []
+        if not isinstance(first, int) or not isinstance(last, int) or last < first:
+            raise self.unreadable("the SQLite database is damaged")
+        if last - first >= self._size:  # a row takes more than a byte, so that the rowids have gaps
+            ((count,),) = self.rows(f"SELECT count(*) FROM {name}")  # noqa: S608
+            return [Part("TRUE", count)]
+        count = max(1, round((last - first + 1) / ROWS_PER_PART))
+        edges = [first + (last - first + 1) * part // count for part in range(count + 1)]
+        return [Part(f"rowid >= {low} AND rowid < {high}", high - low) for low, high in pairwise(edges)]
+
+    def frame(self, sql: str, texts: Sequence[str] = ()) -> pl.DataFrame:
+        """The result of a query as columns: `Int64`, and `Binary` for the columns named in `texts`.
+
+        ADBC takes a column's type from its first batch and integers for a column of nulls, so that a column which turns
+        out to hold anything else is an error of the file. Safe to call from several threads.
+        """
+        with (
+            self._readable(),
+            adbc_driver_sqlite.connect(self.uri) as database,
+            adbc.AdbcConnection(database) as connection,
+            adbc.AdbcStatement(connection) as statement,
+        ):
+            statement.set_options(**{adbc_driver_sqlite.StatementOptions.BATCH_ROWS.value: str(_BATCH_ROWS)})
+            statement.set_sql_query(sql)
+            stream, _ = statement.execute_query()
+            frame = pl.DataFrame(stream)
+        if frame.is_empty():  # no batch told the types: a part of NVTX_EVENTS without any range, for one
+            return pl.DataFrame(schema={name: pl.Binary if name in texts else pl.Int64 for name in frame.columns})
+        for name, dtype in frame.schema.items():
+            if dtype != (pl.Binary if name in texts else pl.Int64):
+                raise self.unreadable(f"column {name} holds other values than the whole numbers that belong there")
+        return frame
+
+    def unreadable(self, found: str, advice: str = EXPORT_ADVICE) -> UnreadableInputError:
+        """An error about this file, under the name that the user knows."""
+        return UnreadableInputError(self.known_as, found, advice)
+
+    @contextmanager
+    def _readable(self) -> Iterator[None]:
+        # The libraries' own messages are not passed on: they quote SQL, and paths, which carry user names.
+        try:
+            yield
+        except (sqlite3.Error, sqlite3.Warning, adbc.Error, pl.exceptions.PolarsError, UnicodeError) as error:
+            if "Type mismatch" in str(error):
+                raise self.unreadable("a column holds other values than the whole numbers that belong there") from None
+            raise self.unreadable("the SQLite database is damaged") from None
+
+    def _read_schema(self) -> dict[str, tuple[str, ...]]:
+        """The file's tables with their columns. Views are left out: no export has any, and one could run forever."""
+        names = self.rows("SELECT name FROM sqlite_master WHERE type = 'table' AND sql NOT LIKE 'CREATE VIRTUAL%'")
+        tables = [name.decode("utf-8", "replace") for (name,) in names]
+        return {
+            table: tuple(row[1].decode("utf-8", "replace") for row in self.rows(f"PRAGMA table_info({quoted(table)})"))
+            for table in tables
+        }
+
+    def _check_header(self, path: Path) -> None:
+        # https://www.sqlite.org/fileformat2.html#the_database_header
+        self._size = size = path.stat().st_size
+        with path.open("rb") as file:
+            header = file.read(_HEADER_BYTES)
+        if len(header) < _HEADER_BYTES:
+            raise self.unreadable(f"the file ends after {size:,} bytes, within the SQLite header")
+        page_bytes = int.from_bytes(header[16:18], "big")
+        page_bytes = 65536 if page_bytes == 1 else page_bytes
+        pages = int.from_bytes(header[28:32], "big")
+        counted = header[24:28] == header[92:96]  # else a version before 3.7 wrote last, which kept no page count
+        if counted and size < pages * page_bytes:
+            raise self.unreadable(f"the file is cut off: {size:,} of {pages * page_bytes:,} bytes are there")
+
+    def _recovered(self, path: Path) -> Path:
+        """`path`, or, where a log or journal with content lies beside it, a copy to which that was applied."""
+        logs = [path.with_name(path.name + suffix) for suffix in ("-wal", "-journal")]
+        logs = [log for log in logs if log.is_file() and log.stat().st_size]
+        if not logs:
+            return path
+        self._temporary = Path(tempfile.mkdtemp(prefix="warplens-"))
+        copy = self._temporary / "export.sqlite"
+        try:
+            shutil.copyfile(path, copy)
+            for log in logs:
+                shutil.copyfile(log, copy.with_name(copy.name + log.name.removeprefix(path.name)))
+            with self._readable():
+                connection = sqlite3.connect(copy)
+                try:
+                    connection.execute("PRAGMA journal_mode = DELETE").fetchall()
+                    connection.execute("SELECT count(*) FROM sqlite_master").fetchall()
+                finally:
+                    connection.close()
+        except OSError as error:
+            found = f"its write-ahead log cannot be applied in the temporary folder ({error.strerror})"
+            raise self.unreadable(found, "Set TMPDIR to a folder with more room") from None
+        return copy
+
+
+def _uri(path: Path) -> str:
+    return f"{path.resolve().as_uri()}?mode=ro&immutable=1"
+
+
+# --- Columns of a large table, each value written once, into its final place, by whichever thread read it -------------
+# Joining parts with `polars.concat` instead costs a second copy of everything: at 10 M kernels a quarter of the whole
+# loading time, most of it spent on fresh pages of memory, and 1 GB at the peak.
+
+
+class ColumnBuffers:
+    """Room for the columns of one table, filled part by part."""
+
+    def __init__(self, schema: pl.Schema, capacities: Sequence[int]) -> None:
+        self._schema = schema
+        self._offsets = np.concatenate([[0], np.cumsum(capacities, dtype=np.int64)]).tolist()
+        self._counts = [0] * len(capacities)
+        # Pages of memory that no part writes to are never touched, so that too much room costs nothing.
+        self._values = {
+            name: np.empty(self._offsets[-1], np.int64 if dtype == pl.Int64 else np.int32)
+            for name, dtype in schema.items()
+            if dtype != pl.Binary
+        }
+        self._nulls: dict[str, npt.NDArray[np.bool_]] = {}
+        self._binaries: dict[str, list[pl.Series]] = {
+            name: [pl.Series(dtype=pl.Binary)] * len(capacities) for name, dtype in schema.items() if dtype == pl.Binary
+        }
+        self._lock = Lock()
+
+    def put(self, part: int, frame: pl.DataFrame) -> None:
+        """Store the rows of a part; safe to call from several threads, once for each part."""
+        self._counts[part] = frame.height
+        for name, column in zip(frame.columns, frame.get_columns(), strict=True):
+            if name in self._binaries:
+                self._binaries[name][part] = column
+                continue
+            place = self._offsets[part]
+            for chunk in column.get_chunks():
+                rows = slice(place, place + chunk.len())
+                if chunk.null_count():
+                    self._null_flags(name)[rows] = chunk.is_null().to_numpy()
+                    chunk = chunk.fill_null(0)  # noqa: PLW2901
+                self._values[name][rows] = chunk.to_numpy()
+                place += chunk.len()
+
+    def frame(self) -> pl.DataFrame:
+        """All rows, in the order of the parts. The buffers belong to the frame from then on."""
+        starts = [0, *np.cumsum(self._counts).tolist()]
+        columns = []
+        for name, dtype in self._schema.items():
+            if name in self._binaries:
+                columns.append(pl.concat([pl.Series(dtype=pl.Binary), *self._binaries[name]]).alias(name))
+                continue
+            values = self._closed_up(self._values.pop(name), starts)
+            nulls = self._closed_up(self._nulls.pop(name), starts) if name in self._nulls else None
+            columns.append(_series(name, dtype, values, nulls))
+        return pl.DataFrame(columns)
+
+    def _null_flags(self, name: str) -> npt.NDArray[np.bool_]:
+        with self._lock:
+            return self._nulls.setdefault(name, np.zeros(self._offsets[-1], np.bool_))
+
+    def _closed_up(self, buffer: npt.NDArray[Any], starts: list[int]) -> npt.NDArray[Any]:
+        """The buffer's rows without the room that parts left over."""
+        for part, count in enumerate(self._counts):
+            if starts[part] != self._offsets[part]:
+                buffer[starts[part] : starts[part + 1]] = buffer[self._offsets[part] : self._offsets[part] + count]
+        return buffer[: starts[-1]]
+
+
+def _series(name: str, dtype: pl.DataType, values: npt.NDArray[Any], nulls: npt.NDArray[np.bool_] | None) -> pl.Series:
+    series = pl.Series(name, values, dtype=dtype)
+    if nulls is None:
+        return series
+    if nulls.all():
+        return pl.repeat(None, len(values), dtype=dtype, eager=True).alias(name)
+    return series.zip_with(pl.Series(~nulls), pl.Series([None], dtype=dtype))

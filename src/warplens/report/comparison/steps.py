@@ -1,0 +1,373 @@
+"""Key figures of two sides of traces: tiles, and both sides next to each other; launches; statistics."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import polars as pl
+
+from warplens.report import text as fmt
+from warplens.report.comparison.causes import (
+    BOUND_TITLES,
+    VERDICT_TITLES,
+    forbids_verdict,
+    interval_text,
+    signed_share,
+)
+from warplens.report.document import KeyFigure, Table, TableColumn
+from warplens.report.text import part_title, phase_title
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from warplens.compare.difference import WallSplit
+    from warplens.profile.schema import Kind
+    from warplens.report.comparison.numbers import StepNumbers
+    from warplens.report.text import Scalar
+
+
+_COLUMNS: Final = (
+    TableColumn("figure", "Figure", "text"),
+    TableColumn("baseline", "Baseline", "text"),
+    TableColumn("variant", "Variant", "text"),
+    TableColumn("change", "Change", "text", "Of the baseline; percentage points of shares."),
+)
+
+_STATISTICS: Final = (
+    TableColumn("side", "Side", "text"),
+    TableColumn("files", "Files", "count", "Independent of each other."),
+    TableColumn("steps", "Steps", "count"),
+    TableColumn("median_ns", "Median", "duration_ns", "Of the files' medians."),
+    TableColumn("least_ns", "Least", "duration_ns"),
+    TableColumn("greatest_ns", "Greatest", "duration_ns"),
+)
+
+
+def step_tiles(numbers: StepNumbers) -> tuple[KeyFigure, ...]:
+    """The comparison in a few numbers."""
+    found, why, difference = numbers.comparison, numbers.why, numbers.difference
+    per = difference.per
+    title = fmt.capitalised(VERDICT_TITLES[found.verdict]) if forbids_verdict(numbers) is None else "Not comparable"
+    idle = float(difference.wall.variant.idle_ns - difference.wall.baseline.idle_ns)
+    tiles = [
+        KeyFigure("Verdict", title, "text", f"{signed_share(found.ratio.estimate - 1)} ({interval_text(found.ratio)})"),
+        KeyFigure(f"Change per {per}", float(difference.wall.change_ns), "duration_ns", "Variant minus baseline."),
+        KeyFigure("GPU work", _change_of(why.gpu_change_share), "text", "Change of the GPU's computing time."),
+        KeyFigure("Idle", idle, "duration_ns", f"Change of the GPU's idle time per {per}."),
+        KeyFigure("Launches", round(why.calls_change, 1), "count", f"More calls per {per} that issue GPU work."),
+        KeyFigure("Cost of one", why.host_ns_per_launch, "duration_ns", "Host time per launch on the slower side."),
+    ]
+    if why.flops_ratio is not None:
+        tiles.append(KeyFigure("FLOPs", _change_of(why.flops_ratio - 1), "text", "Change of operations."))
+    return tuple(tiles)
+
+
+def _change_of(share: float | None) -> str:
+    return fmt.MISSING if share is None else signed_share(share)
+
+
+def side_table(numbers: StepNumbers) -> Table:
+    """Both sides next to each other."""
+    wall, launches = numbers.difference.wall, numbers.difference.launches
+    kernels, work = numbers.difference.kernels, numbers.difference.work
+    found, per = numbers.comparison, numbers.difference.per
+    before, after, counts = wall.baseline, wall.variant, kernels.launches_per_step
+    rows = [
+        _row(f"{fmt.capitalised(per)} time, median", found.baseline_ns, found.variant_ns, "duration_ns"),
+        _row(f"{fmt.capitalised(per)} time, mean", float(before.wall_ns), float(after.wall_ns), "duration_ns"),
+        _row("GPU busy", launches.baseline.busy_share, launches.variant.busy_share, "share"),
+        _row(f"GPU idle per {per}", float(before.idle_ns), float(after.idle_ns), "duration_ns"),
+        _row(f"Kernel time per {per}", *kernels.ns_per_step, "duration_ns"),
+        _row(f"Kernels per {per}", round(counts[0], 1), round(counts[1], 1), "count"),
+        _row(f"FLOPs per {per}", work.baseline_flops, work.variant_flops, "flop_count"),
+    ]
+    return Table("sides", "Both sides", _COLUMNS, _frame(row for row in rows if row["baseline"] != fmt.MISSING), None)
+
+
+def launch_table(numbers: StepNumbers) -> Table:
+    """How both sides launch their work, and what it costs the host."""
+    before, after = numbers.difference.launches.baseline, numbers.difference.launches.variant
+    rows = [
+        _row("Launching calls", round(before.calls, 1), round(after.calls, 1), "count"),
+        _row("Graph launches", round(before.graph_launches, 1), round(after.graph_launches, 1), "count"),
+        _row("Kernels inside graphs", round(before.graph_kernels, 1), round(after.graph_kernels, 1), "count"),
+        _row("Host time per launch", before.host_ns_per_launch, after.host_ns_per_launch, "duration_ns"),
+        _row("Waiting for launches", before.issue_share, after.issue_share, "share"),
+        _row("Waiting for the host otherwise", before.host_share, after.host_share, "share"),
+        _row("Nothing was queued", before.queue_empty_share, after.queue_empty_share, "share"),
+        _row("Launched onto an idle GPU", before.behind_share, after.behind_share, "share"),
+        _row("Limited by", BOUND_TITLES[before.bound], BOUND_TITLES[after.bound], "text"),
+    ]
+    caption = f"Launches, per {numbers.difference.per}"
+    return Table("launches", caption, _COLUMNS, _frame(row for row in rows if not _empty(row)), None)
+
+
+def statistics_table(numbers: StepNumbers) -> Table:
+    """The samples that the verdict is from."""
+    rows = []
+    for side, samples in zip((numbers.baseline, numbers.variant), numbers.samples, strict=True):
+        rows.append(
+            {
+                "side": side.name,
+                "files": len(side.files),
+                "steps": samples.count,
+                "median_ns": samples.median_ns,
+                "least_ns": float(samples.values.min()),
+                "greatest_ns": float(samples.values.max()),
+            }
+        )
+    noise = numbers.comparison.noise.share
+    caption = "Step times" + (f"; halves of one side differ by up to {fmt.share(noise)}" if noise is not None else "")
+    return Table("samples", caption, _STATISTICS, pl.DataFrame(rows), None)
+
+
+def _row(figure: str, baseline: Scalar, variant: Scalar, kind: Kind) -> dict[str, str]:
+    return {
+        "figure": figure,
+        "baseline": fmt.value(baseline, kind),
+        "variant": fmt.value(variant, kind),
+        "change": _change(baseline, variant, kind),
+    }
+
+
+def _change(baseline: Scalar, variant: Scalar, kind: Kind) -> str:
+    if not isinstance(baseline, int | float) or not isinstance(variant, int | float):
+        return "" if kind == "text" else fmt.MISSING
+    if kind == "share":
+        points = 100 * (variant - baseline)
+        return f"{'+' if points > 0.05 else '−' if points < -0.05 else ''}{abs(points):.1f} pp"
+    if baseline == variant:
+        return "none"
+    return signed_share(variant / baseline - 1) if baseline else fmt.MISSING
+
+
+def _empty(row: dict[str, str]) -> bool:
+    """Whether neither side has any of it, or nobody knows."""
+    return {row["baseline"], row["variant"]} <= {"0", fmt.MISSING}
+
+
+def _frame(rows: Iterator[dict[str, Any]]) -> pl.DataFrame:
+    return pl.DataFrame(list(rows), schema={column.name: pl.String for column in _COLUMNS})
+
+
+# --- Tables of a comparison of traces: parts of the wall difference, kernels, ranges and phases, per step ------------
+
+
+#: Parts that change by less than this share of all changes together are drawn as one.
+_DRAWN_SHARE: Final = 0.01
+
+#: From so many times the whole change on, its parts are opposing changes that nearly cancel: shares of it, in hundreds
+#: of percent, would say nothing.
+_OPPOSING: Final = 5.0
+
+_GROUPS: Final = {
+    "compute": "GPU work",
+    "graph": "CUDA graphs",
+    "communication": "communication",
+    "copy": "copies",
+    "idle": "idle",
+}
+
+_PART_COLUMNS: Final = (
+    TableColumn("title", "Part", "text"),
+    TableColumn("baseline_ns", "Baseline", "duration_ns", "Per step."),
+    TableColumn("variant_ns", "Variant", "duration_ns", "Per step."),
+    TableColumn("change_ns", "Change", "duration_ns", "Variant minus baseline: above zero the variant takes longer."),
+    TableColumn("share", "Of the change", "share", "Share of the whole change; parts that shrink while the step grows "
+                "have negative ones."),
+)  # fmt: skip
+
+_LAUNCHES: Final = (
+    TableColumn("baseline_launches_per_step", "Launches before", "count", "Per step."),
+    TableColumn("variant_launches_per_step", "after", "count", "Per step."),
+)
+
+_TIMES: Final = (
+    TableColumn("baseline_ns_per_step", "Time before", "duration_ns", "Per step."),
+    TableColumn("variant_ns_per_step", "after", "duration_ns", "Per step."),
+    TableColumn("change_ns_per_step", "Change", "duration_ns", "Variant minus baseline, per step."),
+)
+
+_KERNEL_COLUMNS: Final = (
+    TableColumn("name", "Kernel", "kernel", full="full_name"),
+    TableColumn("change", "What", "text", "Kept everywhere; changed somewhere (range, shape or name); added; removed."),
+    *_LAUNCHES,
+    *_TIMES,
+    TableColumn("sure", "Decided", "text", "Whether the difference is more than chance among so many kernels."),
+    TableColumn("before", "In place of", "kernel", "The kernel that stood there before, where it was another."),
+)
+
+_PLACE_COLUMNS: Final = (
+    TableColumn("name", "Kernel", "kernel", full="full_name"),
+    TableColumn("what", "What", "text", "Kept: the same kernel, range, grid and block on both sides."),
+    TableColumn("place", "Range", "name"),
+    TableColumn("matched", "Matched by", "text"),
+    *_LAUNCHES,
+    *_TIMES,
+)
+
+_RANGE_COLUMNS: Final = (
+    TableColumn("title", "Range", "name"),
+    TableColumn("baseline_kernels_per_step", "Kernels before", "count", "Per step."),
+    TableColumn("variant_kernels_per_step", "after", "count", "Per step."),
+    TableColumn("baseline_ns_per_step", "GPU time before", "duration_ns", "Per step, with what lies inside."),
+    TableColumn("variant_ns_per_step", "after", "duration_ns", "Per step, with what lies inside."),
+    TableColumn("change_ns_per_step", "Change", "duration_ns", "Variant minus baseline, per step."),
+    TableColumn("own_change_ns_per_step", "of it own", "duration_ns", "Without ranges inside."),
+)
+
+_TRANSFER_COLUMNS: Final = (
+    TableColumn("title", "What", "text"),
+    TableColumn("baseline_count_per_step", "Count before", "count", "Per step."),
+    TableColumn("variant_count_per_step", "after", "count", "Per step."),
+    TableColumn("baseline_bytes_per_step", "Size before", "bytes", "Per step."),
+    TableColumn("variant_bytes_per_step", "after", "bytes", "Per step."),
+    TableColumn("baseline_ns_per_step", "Time before", "duration_ns", "Per step, on the GPU."),
+    TableColumn("variant_ns_per_step", "after", "duration_ns", "Per step, on the GPU."),
+    TableColumn("exposed_change_ns_per_step", "Exposed change", "duration_ns", "Of the time that no compute hides."),
+)
+
+_PHASE_COLUMNS: Final = (
+    TableColumn("title", "Phase", "text"),
+    TableColumn("baseline_ns_per_step", "GPU time before", "duration_ns", "Per step."),
+    TableColumn("variant_ns_per_step", "after", "duration_ns", "Per step."),
+    TableColumn("change_ns_per_step", "Change", "duration_ns", "Variant minus baseline, per step."),
+)
+
+
+def part_name(group: str, part: str) -> str:
+    """A part of the wall difference as people call it: `GPU work: matrix products (GEMM)`."""
+    return f"{_GROUPS.get(group, group)}: {part_title(group, part)}"
+
+
+def part_table(wall: WallSplit, most: int | None = None, per: str = "step") -> Table:
+    """Every part of a step's wall time on both sides; the last row is their sum, which is the wall time itself.
+
+    Args:
+        wall: the split.
+        most: parts to name, those that change most first; the rest stands in one row. None for all.
+        per: what the times are of, `step` or `window`.
+    """
+    rows = wall.frame().with_columns(pl.col("group").cast(pl.String))
+    titles = [part_name(*key) for key in rows.select("group", "part").iter_rows()]
+    rows = rows.with_columns(pl.Series("title", titles, dtype=pl.String))
+    if most is not None:
+        rows = _most_changed(rows, most)
+    total = pl.DataFrame(
+        {
+            "title": [per],
+            "baseline_ns": [float(wall.baseline.wall_ns)],
+            "variant_ns": [float(wall.variant.wall_ns)],
+            "change_ns": [float(wall.change_ns)],
+            "share": [1.0 if wall.change_ns else None],
+        },
+        schema_overrides={"share": pl.Float64},
+    )
+    caption = f"The wall time of a {per}, part by part"
+    columns: tuple[TableColumn, ...] = _PART_COLUMNS
+    if sum(abs(part.change_ns) for part in wall.parts) > _OPPOSING * abs(wall.change_ns):
+        columns = _PART_COLUMNS[:-1]
+        caption += ": opposing changes that nearly cancel"
+    return Table(
+        "parts",
+        caption,
+        columns,
+        pl.concat([rows, total], how="diagonal"),
+        None,
+    )
+
+
+def _most_changed(rows: pl.DataFrame, most: int) -> pl.DataFrame:
+    """The rows that change most, in their order, and the sum of the others."""
+    if rows.height <= most + 1:
+        return rows
+    place = pl.col("change_ns").abs().rank("ordinal", descending=True)
+    named = rows.filter(place <= most)
+    rest = rows.filter(place > most)
+    row = rest.select(
+        pl.format("{} smaller parts", pl.len()).first().alias("title"),
+        pl.col("baseline_ns", "variant_ns", "change_ns").sum(),
+        pl.when(pl.col("share").count() > 0).then(pl.col("share").sum()).first(),
+    )
+    return pl.concat([named, row], how="diagonal")
+
+
+def waterfall_rows(wall: WallSplit) -> pl.DataFrame:
+    """The parts as `waterfall_chart` draws them: `name`, `delta`, `detail`; small ones together as the last.
+
+    They sum to the change of the wall time but for the rounding of floating-point numbers.
+    """
+    rows = wall.frame()
+    threshold = _DRAWN_SHARE * float(rows["change_ns"].abs().sum())
+    drawn: list[tuple[str, float, str]] = []
+    small: list[tuple[str, float, str]] = []
+    for row in rows.iter_rows(named=True):
+        name = part_name(str(row["group"]), row["part"])
+        detail = f"{fmt.duration(row['baseline_ns'])} → {fmt.duration(row['variant_ns'])}"
+        (drawn if abs(row["change_ns"]) > threshold else small).append((name, row["change_ns"], detail))
+    # What saves time first, then what costs it: the totals' difference is what the second eats of the first.
+    drawn.sort(key=lambda item: item[1])
+    if rest := sum(change for _, change, _ in small):
+        drawn.append(
+            (f"{len(small)} smaller parts" if len(small) > 1 else small[0][0], rest, "too small to draw apart")
+        )
+    return pl.DataFrame(drawn, schema={"name": pl.String, "delta": pl.Float64, "detail": pl.String}, orient="row")
+
+
+def kernel_table(kernels: pl.DataFrame, limit: int | None = 15, *, narrow: bool = False) -> Table:
+    """Kernels removed, added and changed, by name (`KERNEL_GROUP_SCHEMA`), the largest change first.
+
+    Args:
+        kernels: the rows.
+        limit: rows shown at first; None for all.
+        narrow: for a terminal, without the kernels that stood in the place of others.
+    """
+    both = kernels.select("baseline_full_name", "variant_full_name").iter_rows()
+    # Other template arguments make another kernel, too; but to read the same name twice helps nobody.
+    renamed = pl.Series([_reads_otherwise(*names) for names in both], dtype=pl.Boolean)
+    unknown = (pl.col("adjusted_p").is_null()) & ~pl.col("decided")
+    rows = kernels.with_columns(
+        pl.coalesce("variant_full_name", "baseline_full_name").alias("full_name"),
+        pl.when(renamed).then("baseline_full_name").alias("before"),
+        pl.when("decided").then(pl.lit("yes")).when(unknown).then(pl.lit("not repeated"))
+        .when(pl.col("verdict") == "same").then(pl.lit("the same")).otherwise(pl.lit("no")).alias("sure"),
+    )  # fmt: skip
+    caption = "Kernels, the largest change first"
+    columns = tuple(
+        column for column in _KERNEL_COLUMNS if column.name != "before" or (rows["before"].count() and not narrow)
+    )
+    return Table("kernels", caption, columns, rows, limit, empty="Neither side has kernels.")
+
+
+def _reads_otherwise(before: str | None, after: str | None) -> bool:
+    return before is not None and after is not None and fmt.shorten_kernel(before) != fmt.shorten_kernel(after)
+
+
+def place_table(kernels: pl.DataFrame, limit: int | None = 15) -> Table:
+    """The same kernels one by one, each at its place in the program (`KERNEL_CHANGE_SCHEMA`)."""
+    rows = kernels.with_columns(
+        pl.col("change").cast(pl.String).alias("what"),
+        pl.col("matched_by").cast(pl.String).alias("matched"),
+        pl.coalesce("variant_full_name", "baseline_full_name").alias("full_name"),
+        pl.coalesce("variant_range", "baseline_range").alias("place"),
+    )
+    return Table("kernel-places", "The same by place in the program", _PLACE_COLUMNS, rows, limit)
+
+
+def range_table(ranges: pl.DataFrame, limit: int | None = 15) -> Table:
+    """GPU work by range (`RANGE_CHANGE_SCHEMA`), as a tree."""
+    rows = ranges.with_columns(pl.when(pl.col("depth") == 0).then(pl.lit("step")).otherwise("name").alias("title"))
+    return Table("ranges", "GPU work by range", _RANGE_COLUMNS, rows, limit, depth="depth")
+
+
+def transfer_table(transfers: pl.DataFrame) -> Table:
+    """Copies, fills and communication (`TRANSFER_CHANGE_SCHEMA`)."""
+    titles = [part_title(*key) for key in transfers.select("group", "part").iter_rows()]
+    rows = transfers.with_columns(pl.Series("title", titles, dtype=pl.String))
+    return Table("transfers", "Copies, fills and communication of a step", _TRANSFER_COLUMNS, rows, None)
+
+
+def phase_table(phases: pl.DataFrame) -> Table:
+    """GPU work by phase (`PHASE_CHANGE_SCHEMA`)."""
+    titles = pl.Series("title", [phase_title(phase) for phase in phases["phase"]], dtype=pl.String)
+    return Table("phases", "GPU work by phase", _PHASE_COLUMNS, phases.with_columns(titles), None)

@@ -1,0 +1,446 @@
+"""Sections of the document on counters about parts of the GPU: throughputs, occupancy, launches, stalls, memory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import polars as pl
+
+from warplens.analysis.counters.memoryaccess import NO_STALL
+from warplens.analysis.counters.occupancy import WARP_SIZE
+from warplens.report import text as fmt
+from warplens.report.counters.sections import with_names
+from warplens.report.counters.words import next_step_text
+from warplens.report.document import Document, Figure, Paragraph, SectionOf, Table, TableColumn, quiet
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from warplens.analysis.counters.roofline import Roofline
+    from warplens.profile import Capture
+    from warplens.report.counters.numbers import CounterNumbers
+    from warplens.report.document import Block
+
+
+_KERNEL: Final = TableColumn("name", "Kernel", "kernel", full="full_name")
+
+
+def _all_null(frame: pl.DataFrame, *columns: str) -> bool:
+    return all(frame[name].is_null().all() for name in columns)
+
+
+# --- speed of light ---------------------------------------------------------------------------------------------------
+
+_SPEED_COLUMNS: Final = (
+    _KERNEL,
+    TableColumn("compute_share", "Compute", "share", "Of the peak rate of the multiprocessors' busiest part."),
+    TableColumn("compute_unit", "part", "text", "That part."),
+    TableColumn("pipe_share", "Arithmetic", "share", "Of the peak rate of the busiest pipe for arithmetic."),
+    TableColumn("pipe_unit", "pipe", "text", "That pipe."),
+    TableColumn("memory_share", "Memory", "share", "Of the peak rate of the memory system's busiest part."),
+    TableColumn("memory_unit", "part", "text", "That part."),
+    TableColumn("dram_share", "DRAM", "share", "Of the peak bandwidth of device memory."),
+    TableColumn("l2_share", "L2", "share", "Of the peak rate of the L2 cache."),
+    TableColumn("l1_share", "L1", "share", "Of the peak rate of the L1 cache, while multiprocessors work."),
+)
+
+_BREAKDOWN_COLUMNS: Final = (
+    _KERNEL,
+    TableColumn("side", "Side", "text"),
+    TableColumn("unit", "Part", "text"),
+    TableColumn("share", "Of its peak", "share"),
+    TableColumn("metric", "Metric", "name"),
+)
+
+#: Parts of each side that are shown of a kernel, and kernels.
+_PARTS: Final = 4
+_BROKEN_DOWN: Final = 6
+
+
+def speed_of_light(numbers: CounterNumbers) -> Iterator[Block]:
+    """How near each kernel came to the peaks, and by which parts of the GPU."""
+    summary = numbers.summary
+    if _all_null(summary, "compute_share", "memory_share"):
+        yield quiet("No throughput metrics were collected: --section SpeedOfLight, or --set basic.")
+        return
+    yield Table("speed-table", "Share of the peak rates", _SPEED_COLUMNS, summary)
+    first = summary["launch"].head(_BROKEN_DOWN).to_list()
+    parts = numbers.breakdown.filter(pl.col("launch").is_in(first) & (pl.col("share") > 0))
+    parts = parts.unique(["launch", "side", "unit"], keep="first", maintain_order=True)
+    parts = parts.group_by("launch", "side", maintain_order=True).head(_PARTS)
+    if parts.height:
+        caption = "What the two throughputs consist of, of the most expensive kernels"
+        yield Table("breakdown", caption, _BREAKDOWN_COLUMNS, with_names(numbers, parts))
+
+
+# --- occupancy and launch configuration -------------------------------------------------------------------------------
+
+_OCCUPANCY_COLUMNS: Final = (
+    _KERNEL,
+    TableColumn("theoretical_share", "Theoretical", "share", "Resident warps that fit, of the most."),
+    TableColumn("achieved_share", "Achieved", "share", "Resident warps while the multiprocessor worked."),
+    TableColumn("limited_by", "Limiter", "text", "What keeps further blocks out."),
+    TableColumn("registers_blocks", "by registers", "count", "Blocks that fit by registers."),
+    TableColumn("shared_memory_blocks", "shared memory", "count", "Blocks that fit by shared memory."),
+    TableColumn("warps_blocks", "warps", "count", "Blocks that fit by resident warps."),
+    TableColumn("barriers_blocks", "barriers", "count", "Blocks that fit by barriers."),
+    TableColumn("blocks_per_sm", "Blocks", "count", "That fit on a multiprocessor at a time."),
+    TableColumn("next", "Next step", "text", "What would let a block more in, and the occupancy then."),
+)
+
+
+def occupancy(numbers: CounterNumbers) -> Iterator[Block]:
+    """How many warps fit, what keeps out more, and how many there were."""
+    summary = numbers.summary
+    if _all_null(summary, "theoretical_share", "achieved_share"):
+        yield quiet(
+            "Neither launch statistics nor occupancy were collected: --section LaunchStats --section Occupancy."
+        )
+        return
+    steps = [next_step_text(row) for row in summary.iter_rows(named=True)]
+    rows = summary.with_columns(next=pl.Series(steps, dtype=pl.String))
+    columns: tuple[TableColumn, ...] = _OCCUPANCY_COLUMNS
+    if rows["cluster_blocks"].is_not_null().any():
+        clusters = (
+            TableColumn("cluster_blocks", "Cluster", "count", "Blocks of a cluster."),
+            TableColumn("cluster_share", "in clusters", "share", "Theoretical, with as many whole clusters as fit."),
+        )
+        columns = (*columns[:2], *clusters, *columns[2:])
+    yield Table("occupancy-table", "Warps on a multiprocessor", columns, rows)
+    yield quiet("High occupancy is no aim in itself: it helps where warps wait and others could work meanwhile.")
+
+
+_LAUNCH_COLUMNS: Final = (
+    _KERNEL,
+    TableColumn("grid", "Grid", "text", "Blocks, as x,y,z."),
+    TableColumn("block", "Block", "text", "Threads of a block, as x,y,z."),
+    TableColumn("registers_per_thread", "Registers", "count", "Of a thread."),
+    TableColumn("shared_bytes_per_block", "Shared memory", "bytes", "Static and dynamic, of a block."),
+    TableColumn("waves", "Waves", "number", "Blocks of the grid / blocks that fit on the GPU at a time."),
+    TableColumn("tail_share", "Last wave", "share", "Of the time, if blocks last equally long and it is not full."),
+    TableColumn("problem", "Problem", "text"),
+)
+
+#: A last wave that takes less than a fifth of the time is not worth a different grid (rule LaunchStatistics).
+_LONG_TAIL: Final = 0.2
+
+
+def launch(numbers: CounterNumbers) -> Iterator[Block]:
+    """How the kernels were launched, and what is wrong with that."""
+    rows = numbers.summary.join(
+        numbers.configurations.select("launch", "registers_per_thread", "shared_bytes_per_block", "threads_per_block"),
+        on="launch",
+        how="left",
+        maintain_order="left",
+    )
+    problems = [_problems(row) for row in rows.iter_rows(named=True)]
+    rows = rows.with_columns(problem=pl.Series(problems, dtype=pl.String))
+    found = sum(problem is not None for problem in problems)
+    some = f"{fmt.count(found)} of {fmt.count(rows.height)} launch configurations have a problem."
+    yield Paragraph(some if found else "No launch configuration stands out.")
+    rows = rows.sort(pl.col("problem").is_null(), maintain_order=True)
+    yield Table("launch-table", "Launch configurations", _LAUNCH_COLUMNS, rows)
+
+
+def _problems(row: dict[str, Any]) -> str | None:
+    found = [text for check in _CHECKS if (text := check(row)) is not None]
+    return "; ".join(found) or None
+
+
+def _small_grid(row: dict[str, Any]) -> str | None:
+    if row["waves"] is None or row["waves"] >= 1:
+        return None
+    if row["sm_count"] and row["grid_blocks"] is not None and row["grid_blocks"] < row["sm_count"]:
+        return f"{fmt.count(row['grid_blocks'])} blocks for {fmt.count(row['sm_count'])} multiprocessors"
+    return "less than one wave: the GPU is never full"
+
+
+def _tail(row: dict[str, Any]) -> str | None:
+    if row["tail_share"] is None or row["tail_share"] < _LONG_TAIL:
+        return None
+    return f"the partial last wave takes {fmt.share(row['tail_share'])} of the time"
+
+
+def _partial_warps(row: dict[str, Any]) -> str | None:
+    threads = row["threads_per_block"]
+    if not threads or threads % WARP_SIZE == 0:
+        return None
+    return f"blocks of {fmt.count(threads)} threads fill no whole number of warps"
+
+
+def _small_blocks(row: dict[str, Any]) -> str | None:
+    if row["limiter"] not in ("warps", "blocks") or row["next_share"] is None:
+        return None
+    return f"the block size holds occupancy at {fmt.share(row['theoretical_share'])}"
+
+
+def _clusters(row: dict[str, Any]) -> str | None:
+    if row["cluster_share"] is None or row["cluster_share"] > 0.99 * row["theoretical_share"]:
+        return None
+    return f"clusters of {row['cluster_blocks']} leave multiprocessors partly empty"
+
+
+_CHECKS: Final[tuple[Callable[[dict[str, Any]], str | None], ...]] = (
+    _small_grid,
+    _tail,
+    _partial_warps,
+    _small_blocks,
+    _clusters,
+)
+
+
+# --- stalls -----------------------------------------------------------------------------------------------------------
+
+_STALL_COLUMNS: Final = (
+    _KERNEL,
+    TableColumn("reason", "Wait", "text", "By Nsight Compute's name."),
+    TableColumn("share", "Share", "share", "Of the cycles between two instructions of a warp."),
+    TableColumn("waits_for", "What for", "text"),
+    TableColumn("remedy", "What shortens it", "text"),
+)
+
+#: Waits of a kernel that are shown, if they are a twentieth of its cycles or more.
+_WAITS: Final = 3
+_LEAST_WAIT: Final = 0.05
+
+
+def stalls(numbers: CounterNumbers) -> Iterator[Block]:
+    """What the warps waited for."""
+    waits = numbers.stalls.filter(~pl.col("reason").is_in(sorted(NO_STALL)) & (pl.col("share") >= _LEAST_WAIT))
+    if numbers.stalls.is_empty():
+        yield quiet("No warp states were collected: --section WarpStateStats.")
+        return
+    shown = with_names(numbers, waits.group_by("launch", maintain_order=True).head(_WAITS))
+    yield Table("stalls-table", "Longest waits of each kernel", _STALL_COLUMNS, shown, empty="No wait is long.")
+    yield quiet("Waits matter where no unit is near its peak; a kernel at a roof waits for that roof.")
+
+
+# --- memory access ----------------------------------------------------------------------------------------------------
+
+_MEMORY_COLUMNS: Final = (
+    _KERNEL,
+    TableColumn("dram_bytes_per_s", "DRAM", "bandwidth", "Read and written, while the kernel ran."),
+    TableColumn("dram_read_bytes", "read", "bytes", "From device memory."),
+    TableColumn("dram_write_bytes", "written", "bytes", "To device memory."),
+    TableColumn("l1_hit_share", "L1 hits", "share", "Of sectors."),
+    TableColumn("l2_hit_share", "L2 hits", "share", "Of sectors."),
+    TableColumn("streams", "Streaming", "text", "Reads everything once: low hit rates are as they should be."),
+    TableColumn(
+        "global_load_sectors_per_request", "Sectors/load", "number", "4 where 32 threads read 4 bytes in a row."
+    ),
+    TableColumn("global_store_sectors_per_request", "/store", "number", "4 where 32 threads write 4 bytes in a row."),
+    TableColumn(
+        "global_wasted_share", "Not needed", "share", "Of the sectors touched, beyond those of coalesced access."
+    ),
+    TableColumn("shared_conflict_share", "Conflicts", "share", "Of shared-memory passes, because of bank conflicts."),
+    TableColumn("local_requests", "Local", "count", "Requests to thread-local memory: spills and indexed arrays."),
+    TableColumn("threads_per_instruction", "Threads", "number", "Of 32 active in an instruction."),
+)
+
+
+def memory(numbers: CounterNumbers) -> Iterator[Block]:
+    """What loads and stores asked for, what moved, and where it was found."""
+    rows = with_names(numbers, numbers.memory.join(numbers.instructions, on="launch", how="left"))
+    known = [column.name for column in _MEMORY_COLUMNS if column.name not in ("name", "streams")]
+    if _all_null(rows, *known):
+        yield quiet("No memory metrics were collected: --section MemoryWorkloadAnalysis.")
+        return
+    rows = rows.with_columns(
+        streams=pl.when("streaming").then(pl.lit("yes")).when(~pl.col("streaming")).then(pl.lit("no"))
+    )
+    columns = tuple(
+        column for column in _MEMORY_COLUMNS if column.name in ("name", "streams") or not _all_null(rows, column.name)
+    )
+    yield Table("memory-table", "What moved, and why", columns, rows)
+    yield quiet("Hit rates are facts, no grades: what reads every byte once finds little in a cache, and is healthy.")
+
+
+# --- The roofline: its chart, the table beside it, and where the roofs come from -------------------------------------
+
+
+_LEVELS: Final = {"dram": "DRAM", "l2": "L2", "l1": "L1"}
+
+_COLUMNS: Final = (
+    TableColumn("number", "#", "count", "The number that the chart calls it by."),
+    TableColumn("name", "Kernel", "kernel", full="full_name"),
+    TableColumn("total_ns", "Time", "duration_ns", "Summed duration of the launches."),
+    TableColumn("arithmetic", "Arithmetic", "text", "The kind that came nearest to its own peak."),
+    TableColumn("flops_per_s", "Achieved", "flops", "Operations of that arithmetic, counted."),
+    *(
+        TableColumn(f"{level}_intensity", f"FLOP/B {title}", "number", f"Operations for each byte through {title}.")
+        for level, title in _LEVELS.items()
+    ),
+    TableColumn("roof_title", "Nearest roof", "text", "The roof of which the largest share was reached."),
+    TableColumn("roof_flops_per_s", "allows", "flops", "That roof at this intensity: the most that could be achieved."),
+    TableColumn("roof_share", "Reached", "share", "Of that roof."),
+    TableColumn("distance_share", "Distance", "share", "Of that roof: what is missing to it."),
+    TableColumn("bound_title", "Bound", "text"),
+)
+
+#: Kernels that the chart draws at most.
+_DRAWN: Final = 200
+
+_EXPLAINED: Final = (
+    "A kernel stands once for each level of memory that it moved bytes through, on a thin line; the area of a point is "
+    "the kernel's time. It cannot be above any of the roofs of its own colour, nor above that of its arithmetic. "
+    "Diamonds are ridges, the intensity from which on arithmetic limits more than memory; the numbers are those of "
+    "DRAM. A triangle at the edge stands further right than is drawn."
+)
+
+_L1_NOTE: Final = (
+    "L1 traffic is what passes the load/store unit. Matrix products of compute capability 9.0 and later read shared "
+    "memory, filled by bulk copies, without it: their points against L1 say nothing."
+)
+
+
+def numbered_points(found: Roofline) -> pl.DataFrame:
+    """The points with `number` (1 for the most expensive), and texts for people: arithmetic, nearest roof, bound."""
+    rows = found.points.to_dicts()
+    return found.points.with_row_index("number", offset=1).with_columns(
+        pl.col("number").cast(pl.Int64),
+        pl.Series("arithmetic", [_arithmetic(row) for row in rows], dtype=pl.String),
+        pl.Series("roof_title", [_nearest(row) for row in rows], dtype=pl.String),
+        pl.Series("bound_title", [_bound(row) for row in rows], dtype=pl.String),
+    )
+
+
+def roof_lines(found: Roofline) -> list[str]:
+    """A line for each source of roofs: what it is, and how high they are."""
+    by_source: dict[str, list[str]] = {}
+    for row in found.roofs.iter_rows(named=True):
+        by_source.setdefault(row["source"], []).append(f"{_roof_name(row)} {_height(row)}")
+    return [f"roofs, {source}: {'; '.join(roofs)}" for source, roofs in by_source.items()]
+
+
+def roofline_table(points: pl.DataFrame, limit: int | None = 15) -> Table:
+    """The points (of `numbered_points`) for people."""
+    return Table(
+        "roofline-table", "Kernels under their roofs", _COLUMNS, points, limit, empty="No kernel was profiled."
+    )
+
+
+def why_no_chart(found: Roofline) -> str | None:
+    """Why there is nothing to draw, and what to collect; None if there is a chart."""
+    if not found.placed.is_empty():
+        return None
+    sections = (
+        "--section SpeedOfLight_HierarchicalSingleRooflineChart --section SpeedOfLight_HierarchicalTensorRooflineChart"
+    )
+    if found.points["precision"].is_null().all() and found.roofs.is_empty():
+        return f"The report has no counters for a roofline. Collect them: {sections}"
+    return f"No kernel did arithmetic that was counted, so that none has a place in a chart. To count all: {sections}"
+
+
+def roofline_figure(found: Roofline, points: pl.DataFrame) -> Figure | None:
+    """The chart; None where no kernel has a place in it."""
+    placed = points.filter(pl.col("launch").is_in(found.placed["launch"].to_list()))
+    if placed.is_empty() or not (found.roofs["roof"] == "compute").any():
+        return None
+    from warplens.report.charts import roofline_chart
+
+    named = ", ".join(
+        f"{row['number']} {fmt.shorten_kernel(row['full_name'])} at {fmt.share(row['roof_share'])} of its "
+        f"{row['roof_title']} roof"
+        for row in placed.head(3).iter_rows(named=True)
+    )
+    return Figure(
+        "roofline",
+        "Roofline: achieved FLOP/s against FLOPs per byte",
+        roofline_chart(placed, found.roofs),
+        f"Hierarchical roofline of {placed.height} kernels; the most expensive: {named}",
+    )
+
+
+def roofline(found: Roofline) -> Iterator[Block]:
+    """Chart, table, roofs."""
+    points = numbered_points(found)
+    figure = roofline_figure(found, points)
+    if figure is not None:
+        yield figure
+        yield quiet(_EXPLAINED)
+        if found.placed.height > _DRAWN:
+            yield Paragraph(f"The {_DRAWN} most expensive kernels are drawn; the table has all.")
+        if left_out := points.height - found.placed.height:
+            yield Paragraph(
+                f"{fmt.count(left_out)} of {fmt.count(points.height)} kernels did no arithmetic that was counted, such "
+                "as copies: they have no intensity, and stand in the table alone."
+            )
+    elif reason := why_no_chart(found):
+        yield Paragraph(reason)
+    if not found.roofs.is_empty():
+        yield roofline_table(points)
+        for line in roof_lines(found):
+            yield quiet(f"{fmt.capitalised(line)}.")
+        yield quiet(_L1_NOTE)
+
+
+def roofline_document(reports: Sequence[tuple[Capture, Roofline]]) -> Document:
+    """A document of rooflines alone, one section a report."""
+    sections = []
+    for position, (capture, found) in enumerate(reports, start=1):
+        title = fmt.printable(capture.source) if len(reports) > 1 else "Roofline"
+        kind: SectionOf[Roofline] = SectionOf("roofline-section", title, roofline)
+        sections.append(kind.of(found, f"p{position}-" if len(reports) > 1 else ""))
+    first = reports[0][0]
+    devices = dict.fromkeys(device.name for capture, _ in reports for device in capture.devices)
+    return Document(
+        title=fmt.printable(first.source) if len(reports) == 1 else f"{len(reports)} rooflines",
+        lead=_lead(reports),
+        sections=tuple(filter(None, sections)),
+        meta=(
+            *((("GPU", ", ".join(devices)),) if devices else ()),
+            ("Recorded with", f"{first.tool} {first.tool_version or ''}".strip()),
+        ),
+    )
+
+
+def _lead(reports: Sequence[tuple[Capture, Roofline]]) -> str:
+    points = pl.concat([found.points for _, found in reports])
+    reached = points.drop_nulls("roof_share")
+    if reached.is_empty():
+        return "No kernel has counters for a roofline."
+    far = reached.filter(pl.col("roof_share") < _NEAR)
+    near = reached.height - far.height
+    return (
+        f"{fmt.count(near)} of {fmt.count(reached.height)} kernels reach {fmt.share(_NEAR)} of their nearest roof or "
+        f"more. What others miss is in the column “Distance”."
+    )
+
+
+#: From here on a kernel is at its roof: the same four fifths from which on `kernel_bounds` calls a unit full.
+_NEAR: Final = 0.8
+
+
+def _arithmetic(row: Mapping[str, Any]) -> str | None:
+    if row["precision"] is None:
+        return "uncounted tensor" if row["uncounted_tensor"] else None
+    if row["precision"] != "tensor":
+        return str(row["precision"]).upper()
+    parts = ["tensor", (row["format"] or "").upper().replace("_", "/"), "sparse" if row["sparse"] else ""]
+    return " ".join(part for part in parts if part)
+
+
+def _nearest(row: Mapping[str, Any]) -> str | None:
+    return {"compute": "arithmetic", **_LEVELS}.get(row["roof"])
+
+
+def _bound(row: Mapping[str, Any]) -> str:
+    if row["bound"] == "small":
+        return "too small to say"
+    unit = _LEVELS.get(row["unit"], row["unit"])
+    return f"{row['bound']} ({unit})" if row["bound"] in ("memory", "compute") and unit else str(row["bound"])
+
+
+def _roof_name(row: Mapping[str, Any]) -> str:
+    if row["roof"] != "compute":
+        return _LEVELS[row["roof"]]
+    if row["precision"] != "tensor":
+        return str(row["precision"]).upper()
+    named = f"tensor cores, {row['format'].upper().replace('_', '/')}" if row["format"] else "tensor cores"
+    return f"{named}, sparse" if row["sparse"] else named
+
+
+def _height(row: Mapping[str, Any]) -> str:
+    write = fmt.flop_rate if row["roof"] == "compute" else fmt.bandwidth
+    most, least = write(row["peak"]), write(row["least_peak"])
+    return most if most == least else f"{least} to {most} (by the clocks of the launches)"

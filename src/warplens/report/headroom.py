@@ -1,0 +1,209 @@
+"""The headroom for people: one waterfall from the measured step down to the limit, its parts, and who owns them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import polars as pl
+
+from warplens.analysis.headroom import GROUPS, PARTS, STEPS_DOWN
+from warplens.report import text as fmt
+from warplens.report.document import Figure, Table, TableColumn, quiet
+from warplens.report.text import category_title, cause_title
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from warplens.analysis.headroom import Headroom
+    from warplens.profile.schema import Column
+    from warplens.report.document import Block
+
+#: What goes away at each step down, and what is left at its end.
+_LEVELS: Final = {
+    "idle": "idle",
+    "roof": "below roof",
+    "avoidable": "avoidable",
+    "precision": "precision",
+    "limit": "limit",
+}
+_LEVEL_MEANINGS: Final = {
+    "idle": "the GPU computes nothing",
+    "roof": "time above the practical roof of the same work",
+    "avoidable": "work that need not be done",
+    "precision": "time above the format that the tensor cores are made for",
+    "limit": "what is left",
+}
+_PARTS: Final = {
+    "exposed-communication": "communication that nothing hides",
+    "exposed-copies": "copies over links that nothing hides",
+    "recomputation": "forward work run again",
+    "unfused-attention": "attention scores in memory",
+    "explicit-mask": "masks that attention reads",
+    "conversion": "conversions of layout and format",
+    "fusion": "passes that fusion makes one",
+    "small-work": "kernels too small for the GPU",
+}
+#: Parts of one step down that a chart names, if they are this share of the step; the others are one bar.
+_NAMED: Final = 3
+_WORTH_A_BAR: Final = 0.01
+
+
+def level_title(level: str) -> str:
+    """A step down as people call it."""
+    return _LEVELS[level]
+
+
+def headroom_part_title(level: str, part: str) -> str:
+    """A part of the headroom as people call it."""
+    if part in _PARTS:
+        return _PARTS[part]
+    return cause_title(part) if level == "idle" else category_title(part, short=True)
+
+
+def facts(found: Headroom) -> Iterator[str]:
+    """The headroom in sentences: the levels, how much of it is known, and utilisation."""
+    unit = "step" if found.steps else "window"
+    down = " → ".join(f"{fmt.duration(found.per_step(found.after(step)))} {words}" for step, words in _DOWN)
+    yield f"GPU {found.device}, one {unit}: {fmt.duration(found.per_step(found.duration_ns))} measured → {down}"
+    if found.roofs is None:
+        yield "roofs: nothing is known about this GPU, so that all kernels are taken as they are"
+    else:
+        yield f"roofs: {found.roofs.source}"
+    if found.known_share is not None:
+        known = f"work (FLOPs, bytes) known for {fmt.share(found.known_share)} of the busy time"
+        if found.product_known_share is not None:
+            known += f", FLOPs for {fmt.share(found.product_known_share)} of the products' time"
+        yield known
+    if found.mfu is not None and found.hfu is not None and found.roofs is not None:
+        peak = f"{fmt.flop_rate(found.peak_flops_per_s or 0)} ({found.roofs.narrow or 'fp32'}, dense)"
+        model, hardware = fmt.share(found.mfu), fmt.share(found.hfu)
+        yield f"utilisation of {peak}: model FLOPs (MFU) {model}, hardware FLOPs (HFU) {hardware}"
+    yield from _rates(found)
+
+
+def _rates(found: Headroom) -> Iterator[str]:
+    seconds, rates = found.duration_ns / 1e9, found.rates
+    through = [(rates.tokens, "tokens"), (rates.images, "images")]
+    said = [f"{fmt.count(round(amount / seconds))} {what}/s" for amount, what in through if amount and seconds]
+    if said:
+        yield f"throughput as recorded: {', '.join(said)}"
+    if rates.weight_bytes and rates.weights_ns:
+        size, time = fmt.data_size(found.per_step(rates.weight_bytes)), fmt.duration(found.per_step(rates.weights_ns))
+        yield f"products of few rows read {size} of weights a {'step' if found.steps else 'window'}: at least {time}"
+
+
+_DOWN: Final = (
+    ("idle", "without idle time"),
+    ("roof", "at practical roofs"),
+    ("avoidable", "without avoidable work"),
+    ("precision", "at the limit"),
+)
+
+
+# --- Tables ----------------------------------------------------------------------------------------------------------
+
+
+def _shown(columns: Iterable[Column]) -> tuple[TableColumn, ...]:
+    return tuple(TableColumn(each.name, each.title, each.kind, each.sentence, each.full) for each in columns)
+
+
+_PART_COLUMNS: Final = _shown(PARTS.only("level part step_ns share how confidence owners").columns)
+_GROUP_COLUMNS: Final = _shown(
+    GROUPS.only(
+        GROUPS.column("name").but(full="kernel"),
+        "input_shapes dtype",
+        GROUPS.column("calls").but(kind="count"),
+        "measured_ns theoretical_ns roof_ns limit_ns lacks known",
+    ).columns
+)
+
+
+def parts_table(found: Headroom) -> Table:
+    """The parts of the headroom, from the top down, and their sum."""
+    keys = found.parts.select("level", "part").rows()
+    shown = found.parts.select(
+        pl.Series("level", [_LEVELS[level] for level, _ in keys], dtype=pl.String),
+        pl.Series("part", [headroom_part_title(*key) for key in keys], dtype=pl.String),
+        "step_ns", "share", "how", "confidence", pl.col("owners").list.first(),
+    )  # fmt: skip
+    total = shown.select(
+        pl.lit("sum").alias("level"), pl.lit("").alias("part"), pl.col("step_ns", "share").sum(),
+        *(pl.lit("").alias(name) for name in ("how", "confidence", "owners")),
+    )  # fmt: skip
+    unit = f"one of {found.steps} steps" if found.steps else "the window"
+    caption = f"GPU {found.device}: headroom of {unit}, {fmt.duration(found.per_step(found.duration_ns))}"
+    return Table(f"headroom-{found.device}", caption, _PART_COLUMNS, pl.concat([shown, total]), limit=None)
+
+
+def groups_table(found: Headroom) -> Table:
+    """The groups of work that are furthest above the limit."""
+    rows = found.groups.with_columns(pl.col("calls").round().cast(pl.Int64))
+    caption = f"GPU {found.device}: operators and kernels, the furthest above their limit first"
+    return Table(f"headroom-groups-{found.device}", caption, _GROUP_COLUMNS, rows, empty="No GPU work.")
+
+
+def device_data(found: Headroom) -> dict[str, Any]:
+    """What the JSON holds about one GPU beside the parts."""
+    return {
+        "device": found.device,
+        "steps": found.steps,
+        "duration_ns": found.duration_ns,
+        "step_ns": found.per_step(found.duration_ns),
+        "after": {step: found.after(step) for step in STEPS_DOWN[:-1]},
+        "to_roof_share": found.to_roof_share,
+        "known_share": found.known_share,
+        "product_known_share": found.product_known_share,
+        "flops": found.flops,
+        "model_flops": found.model_flops,
+        "mfu": found.mfu,
+        "hfu": found.hfu,
+        "peak_flops_per_s": found.peak_flops_per_s,
+        "rates": found.rates,
+        "roofs": None if found.roofs is None else {"measured": found.roofs.measured, "source": found.roofs.source},
+        "groups": {"rows": found.groups},
+    }
+
+
+def headroom_data(found: Sequence[Headroom]) -> dict[str, Any]:
+    """The `headroom` of a report's JSON: for each GPU its parts and groups."""
+    return {"devices": [{**device_data(one), "parts": {"rows": one.parts}} for one in found]}
+
+
+# --- The section of a report -----------------------------------------------------------------------------------------
+
+
+def headroom_blocks(found: Sequence[Headroom]) -> Iterator[Block]:
+    """From the measured step down to the limit: the chart, the sentences, the parts, the groups."""
+    for one in found:
+        yield _figure(one)
+        yield from (quiet(f"{sentence}.") for sentence in facts(one))
+        yield parts_table(one)
+        yield groups_table(one)
+
+
+def _figure(found: Headroom) -> Figure:
+    from warplens.report.charts import waterfall_chart
+
+    measured, limit = (found.per_step(found.after(step)) for step in ("measured", "precision"))
+    bars = pl.DataFrame(list(_bars(found)), schema={"name": pl.String, "delta": pl.Int64, "detail": pl.String})
+    unit = "step" if found.steps else "window"
+    alt = ", ".join(f"{fmt.duration(found.per_step(found.after(step)))} {words}" for step, words in _DOWN)
+    return Figure(
+        f"headroom-chart-{found.device}",
+        f"GPU {found.device}: from the measured {unit} to what this GPU needs for the same mathematics",
+        waterfall_chart((f"measured {unit}", measured), bars, ("limit", limit)),
+        f"measured {fmt.duration(measured)}; {alt}",
+    )
+
+
+def _bars(found: Headroom) -> Iterator[dict[str, Any]]:
+    """What each step down takes away: its parts that are worth a bar, and the rest in one."""
+    for level in STEPS_DOWN[:-1]:
+        rows = found.parts.filter(pl.col("level") == level)
+        named = rows.filter((pl.col("share") >= _WORTH_A_BAR) | (pl.int_range(pl.len()) == 0)).head(_NAMED)
+        for row in named.iter_rows(named=True):
+            name = f"{_LEVELS[level]}: {headroom_part_title(level, row['part'])}"
+            yield {"name": name, "delta": -row["step_ns"], "detail": ", ".join(row["owners"]) or _LEVEL_MEANINGS[level]}
+        rest = int(rows.slice(named.height)["step_ns"].sum())
+        if rest:
+            yield {"name": f"{_LEVELS[level]}: the rest", "delta": -rest, "detail": _LEVEL_MEANINGS[level]}

@@ -1,0 +1,286 @@
+"""Sections of the main document on what the host asked of the GPU: launches, copies, API, streams, graphs, memory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import polars as pl
+
+from warplens.analysis.allocator import ALIVE, ALLOCATIONS_BY_STEP
+from warplens.analysis.api import API_CALLS, BLOCKING_CALLS
+from warplens.analysis.copies import COPIES, memory_timeline
+from warplens.analysis.launches import LAUNCHES, matched_launches
+from warplens.analysis.streams import CONCURRENCY, GRAPHS, STREAMS
+from warplens.profile.schema import Column
+from warplens.report import chart_data, charts
+from warplens.report import text as fmt
+from warplens.report.document import Figure, KeyFigure, KeyFigures, Paragraph, Table, pick, quiet
+from warplens.report.overview.time import DURATIONS, nothing
+from warplens.report.questions import MEMORY_USE, OWNER, with_owners
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from warplens.analysis.allocator import Allocations, AllocatorUse
+    from warplens.analysis.copies import MemoryUse
+    from warplens.report.document import Block
+    from warplens.report.overview.numbers import Numbers
+
+#: Nothing that a launch does is shorter; a kernel that begins before its call returns has no queue delay at all.
+_SHORTEST_NS: Final = 100
+
+#: Lines in one chart of memory; more cannot be told apart.
+_MOST_LINES: Final = 6
+
+#: GPUs whose allocator is drawn; the memory of data-parallel processes is much the same.
+_MOST_DEVICES: Final = 4
+
+
+def launches(numbers: Numbers) -> Iterator[Block]:
+    """What launching cost the host, and how long kernels then waited."""
+    summary = numbers.launch_summary
+    if numbers.launches.is_empty():
+        yield quiet("No kernel was launched in this window.")
+        return
+    yield KeyFigures(tuple(_launch_figures(numbers)))
+    if summary.coverage_share is not None:
+        yield quiet(
+            f"The launching call is recorded for {fmt.share(summary.coverage_share)} of "
+            f"{fmt.count(summary.launches)} launches; calls and queue times speak of those."
+        )
+    if summary.matched:
+        yield _launch_durations(numbers)
+    titles = {
+        "api_median_ns": "Call",
+        "queue_median_ns": "Queue",
+        "kernel_median_ns": "Kernel",
+        "api_total_ns": "All calls",
+        "kernel_total_ns": "All kernels",
+    }
+    name = LAUNCHES.column("full_name").but(full="full_name")
+    columns = pick(LAUNCHES, name, "api launches", *titles, **titles)
+    yield Table("launches-table", "Launches by kernel and API call", columns, numbers.launches)
+
+
+def _launch_figures(numbers: Numbers) -> Iterator[KeyFigure]:
+    summary, per_step = numbers.launch_summary, numbers.launch_summary.per_step
+    if per_step is not None:
+        spread = "the same in each" if per_step.is_constant else f"from {per_step.min:,} to {per_step.max:,}"
+        meaning = f"median of {per_step.steps} steps; {spread}" if per_step.steps > 1 else "one step"
+        yield KeyFigure("Launches per step", per_step.median, "count", meaning)
+    yield KeyFigure("Launch rate", summary.per_second, "rate", "kernels launched one by one, over the window")
+    interval = "median between launches of the busiest thread"
+    yield KeyFigure("Interval", summary.interval_median_ns, "duration_ns", interval)
+    yield KeyFigure("In one call", summary.api_median_ns, "duration_ns", "median duration of a launching call")
+    yield KeyFigure("Queue delay", summary.queue_median_ns, "duration_ns", "median from a call's return to its kernel")
+    short = summary.shorter_than_interval_share
+    yield KeyFigure("Short kernels", short, "share", "end before the next can be launched")
+    yield KeyFigure("Prompt starts", summary.prompt_share, "share", "launches that the GPU had been waiting for")
+
+
+def _launch_durations(numbers: Numbers) -> Figure:
+    kernels = matched_launches(numbers.timeline, numbers.window)
+    series = {
+        "launching call": kernels["launch_end_ns"] - kernels["launch_start_ns"],
+        "queue delay": kernels["start_ns"] - kernels["launch_end_ns"],
+        "kernel": kernels["end_ns"] - kernels["start_ns"],
+    }
+    bins = pl.concat([chart_data.log_bins(durations, name, _SHORTEST_NS) for name, durations in series.items()])
+    early = int((series["queue delay"] < _SHORTEST_NS).sum())
+    note = (
+        f"; {fmt.count(early)} queue delays below {fmt.duration(_SHORTEST_NS)} stand in the first bin" if early else ""
+    )
+    medians = ", ".join(f"{name} {fmt.duration(values.median())}" for name, values in series.items())  # type: ignore[arg-type]
+    return Figure(
+        "launches-chart",
+        f"How long launching calls, queue delays and kernels take{note}",
+        charts.histogram_chart(bins, "duration (logarithmic)"),
+        f"Medians: {medians}.",
+    )
+
+
+def copies(numbers: Numbers) -> Iterator[Block]:
+    """Memory copies and fills, and how much of them kernels hid."""
+    if numbers.copies.is_empty():
+        yield nothing(numbers, "No copy or fill began in this window.", "copies", "memsets")
+        return
+    for overlap in numbers.copy_overlap.filter(pl.col("copy_ns") > 0).iter_rows(named=True):
+        yield Paragraph(
+            f"GPU {overlap['device']} copied or filled memory for {fmt.duration(overlap['copy_ns'])}; "
+            f"{fmt.share(overlap['overlapped_share'])} of that while kernels ran, "
+            f"{fmt.duration(overlap['exposed_ns'])} with no kernel running."
+        )
+    cells = chart_data.bandwidth_cells(numbers.timeline.copies_in(numbers.window))
+    if not cells.is_empty():
+        yield Figure(
+            "copies-chart",
+            "Bandwidth of copies by their size; larger dots are more copies",
+            charts.bandwidth_chart(cells),
+            f"{fmt.count(int(cells['count'].sum()))} copies in {cells['direction'].n_unique()} directions.",
+        )
+    what = pl.when(pl.col("kind") == "memset").then(pl.lit("memory fill")).otherwise(pl.col("direction"))
+    columns = pick(
+        COPIES,
+        Column("what", title="Operation"),
+        "source_memory destination_memory calls share total_ns total_bytes mean_bytes bandwidth_bytes_per_s median_ns",
+        "max_ns",
+        mean_bytes="Mean size",
+    )
+    yield Table("copies-table", "Copies and fills", columns, numbers.copies.with_columns(what.alias("what")))
+
+
+def api(numbers: Numbers) -> Iterator[Block]:
+    """CUDA API calls on the host, and those among them that held it until the GPU was done."""
+    if numbers.api.is_empty():
+        yield nothing(numbers, "No CUDA API call began in this window.", "api_calls")
+        return
+    yield Table("api-table", "CUDA API calls", pick(API_CALLS, "name kind", DURATIONS, name="Function"), numbers.api)
+    if numbers.blocking.is_empty():
+        yield quiet("No call held the host until the GPU was done.")
+        return
+    shown = ("name reason thread", DURATIONS.removeprefix("share "))
+    columns = pick(BLOCKING_CALLS, *shown, name="Function", reason="Why it blocks")
+    caption = "Calls that hold the host until the GPU is done"
+    yield Table("blocking-table", caption, columns, numbers.blocking, limit=10)
+
+
+def streams(numbers: Numbers) -> Iterator[Block]:
+    """What each stream did, and how many kernels ran at once."""
+    if numbers.streams.is_empty():
+        yield quiet("No GPU did any work in this window.")
+        return
+    columns = pick(
+        STREAMS, "stream device process share busy_ns kernels copies memsets graphs", share="Busy", busy_ns="Busy time"
+    )
+    yield Table("streams-table", "Streams", columns, numbers.streams)
+    columns = pick(CONCURRENCY, "kernels_at_once device share time_ns at_least_ns")
+    yield Table("concurrency-table", "Kernels that run at once", columns, numbers.concurrency)
+
+
+def graphs(numbers: Numbers) -> Iterator[Block]:
+    """CUDA graphs: which were launched, and how much of the GPU's work they hide."""
+    summary = numbers.graph_summary
+    if numbers.graphs.is_empty():
+        yield quiet("No CUDA graph ran in this window.")
+        return
+    text = f"Work of CUDA graphs runs for {fmt.value(summary.busy_share, 'share')} of the GPU's busy time."
+    if summary.hidden_ns:
+        text += (
+            f" {fmt.duration(summary.hidden_ns)} of it was traced as a whole: the GPU is busy, but with which kernels "
+            "is not recorded."
+        )
+    yield Paragraph(text)
+    shown = (
+        "graph traced device share launches nodes_per_launch",
+        DURATIONS.replace("share ", "").replace("calls ", ""),
+    )
+    yield Table("graphs-table", "CUDA graphs", pick(GRAPHS, *shown), numbers.graphs)
+
+
+_MEMORY_TITLE: Final = Column("title", title="Memory")
+
+
+def memory(numbers: Numbers) -> Iterator[Block]:
+    """Memory in use over time, where allocations were recorded."""
+    homes = numbers.memory
+    levels = memory_timeline(numbers.timeline, numbers.window)
+    if homes is None or levels is None:
+        yield quiet("Not recorded in this profile.")
+        return
+    if not homes:
+        yield quiet("No allocation or release was recorded.")
+        return
+    if not levels.is_empty():
+        titles = {(home.process, home.device, home.memory): _home_title(home) for home in homes[:_MOST_LINES]}
+        keys = levels.select("process", "device", "memory").rows()
+        drawn = levels.select(
+            pl.Series("memory", [titles.get(key) for key in keys], dtype=pl.String),
+            (pl.col("time_ns") - numbers.window.start_ns).alias("time_ns"),
+            pl.col("allocated_bytes").alias("level_bytes"),
+        ).drop_nulls("memory")
+        yield Figure(
+            "memory-chart",
+            "Allocated memory over the window",
+            charts.memory_chart(chart_data.thinned_levels(drawn.sort("memory", "time_ns", maintain_order=True))),
+            f"Peak of {_home_title(homes[0])}: {fmt.data_size(homes[0].peak_bytes)}.",
+        )
+    shown = "peak_bytes begin_bytes end_bytes allocations releases unseen_bytes"
+    columns = pick(MEMORY_USE, _MEMORY_TITLE, shown, begin_bytes="At the begin", end_bytes="At the end")
+    rows = pl.DataFrame([{**vars(home), "title": _home_title(home)} for home in homes])
+    yield Table("memory-table", "Allocated memory", columns, rows)
+
+
+def _home_title(home: MemoryUse) -> str:
+    where = "" if home.device is None else f" of GPU {home.device}"
+    return f"{home.memory or 'memory'}{where}, process {home.process}"
+
+
+def allocator(numbers: Numbers) -> Iterator[Block]:
+    """The framework's allocator: memory over time, and what was alive at its peak; nothing where none was recorded."""
+    window, found = numbers.window, numbers.allocations
+    uses = [use for use in found.use if use.device is not None] if found is not None else []
+    if found is None or not uses:
+        return
+    yield Paragraph(_allocator_sentence(uses[0]))
+    for use in uses[:_MOST_DEVICES]:
+        yield from _device_memory(numbers, use, found)
+    rows = pl.DataFrame(
+        [
+            {
+                **vars(use),
+                "title": _title(use),
+                "idle_bytes": use.idle_bytes,
+                "peak_time_ns": use.peak_ns - window.start_ns,
+            }
+            for use in uses
+        ]
+    )
+    columns = pick(
+        MEMORY_USE,
+        _MEMORY_TITLE,
+        "peak_bytes",
+        Column("peak_time_ns", pl.Int64, "since the window's begin", title="At"),
+        "reserved_bytes idle_bytes begin_bytes end_bytes allocations allocated_bytes unseen_bytes",
+        begin_bytes="At the begin",
+        end_bytes="At the end",
+    )
+    yield Table("allocator-table", "Memory of the framework's allocator", columns, rows, limit=None)
+    steps = found.steps.drop_nulls("device")
+    if steps.height:
+        shown = "step peak_bytes allocations releases allocated_bytes released_bytes"
+        columns = pick(ALLOCATIONS_BY_STEP, shown, allocated_bytes="Allocated")
+        yield Table("allocator-steps", "Allocations of each step", columns, steps)
+
+
+def _device_memory(numbers: Numbers, use: AllocatorUse, found: Allocations) -> Iterator[Block]:
+    here = (pl.col("process") == use.process) & (pl.col("device") == use.device)
+    place = f"{use.process}-{use.device}"
+    since = (pl.col("time_ns") - numbers.window.start_ns).alias("time_ns")
+    events = found.timeline.filter(here)
+    drawn = pl.concat(
+        events.select(pl.lit(title).alias("memory"), since, pl.col(column).alias("level_bytes")).drop_nulls()
+        for title, column in (("in use", "allocated_bytes"), ("held", "reserved_bytes"))
+    )
+    peak = (
+        f"Peak {fmt.data_size(use.peak_bytes)}, {fmt.duration(use.peak_ns - numbers.window.start_ns)} after the begin."
+    )
+    if not drawn.is_empty():
+        lines = charts.memory_chart(chart_data.thinned_levels(drawn))
+        yield Figure(f"allocator-chart-{place}", f"Memory of {_title(use)} over the window", lines, peak)
+    columns = pick(ALIVE, OWNER.but(title="Allocated by"), "forward phase bytes share blocks", share="Of the peak")
+    owners = with_owners(found.alive_at_peak.filter(here))
+    yield Table(f"alive-table-{place}", f"In use at the peak of {_title(use)}", columns, owners)
+
+
+def _allocator_sentence(use: AllocatorUse) -> str:
+    held = "" if use.reserved_bytes is None else f", of {fmt.data_size(use.reserved_bytes)} that the allocator held"
+    text = f"{_title(use)} had {fmt.data_size(use.peak_bytes)} in use at its peak{held}."
+    if use.known_share is not None:
+        text += f" {fmt.share(use.known_share)} of it was allocated in the recording; whose the rest is, is not known."
+    if use.mismatches:
+        text += f" {fmt.count(use.mismatches)} events state another total than their sum: the profile lacks events."
+    return text
+
+
+def _title(use: AllocatorUse) -> str:
+    return f"GPU {use.device}, process {use.process}"

@@ -1,0 +1,294 @@
+"""Sections of the main document about the GPU's time and work: budget, steps, phases, kernels, categories, ranges."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import polars as pl
+
+from warplens.analysis.intervals import clip
+from warplens.analysis.kernels import KERNEL_GROUPS, KERNELS
+from warplens.analysis.phases import PHASE_TIMES, STEPS
+from warplens.analysis.ranges import RANGES
+from warplens.analysis.timebudget import BUDGET
+from warplens.profile.schema import Column
+from warplens.report import chart_data, charts
+from warplens.report import text as fmt
+from warplens.report.document import Figure, Paragraph, Table, pick, quiet
+from warplens.report.questions import titled_parts
+from warplens.report.text import category_title, phase_title
+from warplens.report.theme import category_fill, part_fill
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from warplens.analysis.timebudget import TimeBudget
+    from warplens.report.document import Block
+    from warplens.report.overview.numbers import Numbers
+
+#: Parts of a budget below this share of the window are drawn as one; the table keeps them apart.
+_SMALL_PART: Final = 0.005
+
+#: More GPUs than this are listed, but not drawn one by one.
+_MOST_DRAWN_DEVICES: Final = 4
+
+#: More step boundaries than this would hide the timeline behind them.
+_MOST_STEP_LINES: Final = 60
+
+#: Bars of a ranking; the table below it has the rest.
+RANKED: Final = 10
+
+#: Durations of calls, as tables list them after what the calls are.
+DURATIONS: Final = "share total_ns calls mean_ns median_ns min_ns max_ns stdev_ns"
+
+PER_STEP: Final = Column("per_step_ns", pl.Float64, "divided by the number of steps in the window")
+
+
+def nothing(numbers: Numbers, otherwise: str, *tables: str) -> Paragraph:
+    """Why a section is empty: the profile holds none of these tables, or `otherwise`."""
+    return quiet(otherwise if numbers.recorded(*tables) else "Not recorded in this profile.")
+
+
+def largest_three(ranked: pl.DataFrame) -> str:
+    """The first rows of a ranking, for those who cannot see it."""
+    return "; ".join(f"{name} {fmt.share(part)}" for name, part in ranked.select("name", "share").head(3).iter_rows())
+
+
+def budget(numbers: Numbers) -> Iterator[Block]:
+    """Where the time went, in parts that sum to the window; a chart and a table for each GPU."""
+    if not numbers.budgets:
+        yield quiet("No GPU did any work in this window.")
+        return
+    yield Paragraph(
+        "At every instant a GPU does exactly one of these; the parts sum to the whole without a remainder. "
+        "Kernels that run at once share an instant by who began first; copies and communication count only where no "
+        "other work hides them."
+    )
+    for position, found in enumerate(numbers.budgets):
+        yield from _device_budget(numbers, found, drawn=position < _MOST_DRAWN_DEVICES)
+
+
+def _device_budget(numbers: Numbers, found: TimeBudget, *, drawn: bool) -> Iterator[Block]:
+    name, whole = f"GPU {found.device}", fmt.duration(found.duration_ns)
+    parts = titled_parts(found)
+    if drawn:
+        largest = parts.sort("time_ns", descending=True).head(3).select("title", "share").iter_rows()
+        yield Figure(
+            f"budget-chart-{found.device}",
+            f"{name}: where {whole} went",
+            charts.budget_chart(_merged_small_parts(parts)),
+            f"{name} was busy for {fmt.duration(found.busy_ns)} of {whole}. Largest parts: "
+            f"{', '.join(f'{title} {fmt.share(share)}' for title, share in largest)}.",
+        )
+    steps = len(numbers.window.steps)
+    rows = parts.with_columns(per_step_ns=pl.col("time_ns") / steps) if steps else parts
+    per_step = (PER_STEP,) if steps else ()
+    columns = pick(BUDGET, Column("title", title="Part"), "group share time_ns", *per_step, Column("meaning"))
+    yield Table(f"budget-table-{found.device}", f"{name}: parts of {whole}", columns, rows, limit=None)
+    if found.attributed_share is not None:
+        yield quiet(
+            f"What the host was doing is known for {fmt.share(found.attributed_share)} of the idle time of {name}."
+        )
+
+
+def _merged_small_parts(parts: pl.DataFrame) -> pl.DataFrame:
+    """The parts as `budget_chart` wants them; the small ones of each family become one, if there are several."""
+    fills = [part_fill(*key) for key in parts.select("group", "part").rows()]
+    titled = parts.select(
+        pl.col("title").alias("part"),
+        pl.when(pl.col("group") == "idle").then(pl.lit("idle")).otherwise(pl.lit("busy")).alias("family"),
+        pl.col("time_ns").alias("duration_ns"),
+        "share",
+        pl.Series("fill", fills, dtype=pl.String),
+        pl.col("meaning").alias("detail"),
+    )
+    drawn = []
+    for family in ("busy", "idle"):
+        mine = titled.filter(pl.col("family") == family)
+        small = mine.filter(pl.col("share") < _SMALL_PART)
+        if small.height < 2:
+            drawn.append(mine)
+            continue
+        rest = small.select(
+            pl.lit(f"{small.height} smaller parts").alias("part"),
+            pl.lit(family).alias("family"),
+            pl.col("duration_ns", "share").sum(),
+            pl.lit("other" if family == "busy" else "idle-6").alias("fill"),
+            pl.lit(", ".join(small["part"])).alias("detail"),
+        )
+        drawn.extend((mine.filter(pl.col("share") >= _SMALL_PART), rest))
+    return pl.concat(drawn)
+
+
+def steps(numbers: Numbers) -> Iterator[Block]:
+    """Each step's wall and busy time, and when the GPU was busy."""
+    window, found, counted = numbers.window, numbers.steps, numbers.window_steps
+    name = window.range_name
+    inside = "" if name is None else f", only work launched inside “{fmt.printable(name)}”"
+    yield Paragraph(f"Analysed: {fmt.duration(window.duration_ns)}, {window.how}{inside}.")
+    if found.height:
+        marks = found.select(pl.col("step").alias("index"), "wall_ns", "busy_ns", "in_window")
+        pale = "" if counted.height == found.height else "; pale ones do not count"
+        yield Figure(
+            "steps-chart",
+            f"Wall and GPU time of each step{pale}",
+            charts.steps_chart(chart_data.merged_steps(marks)),
+            f"{found.height} steps. {_step_spread(counted if counted.height else found)}",
+        )
+    if numbers.budgets:
+        yield _timeline(numbers)
+    if found.height:
+        rows = found.with_columns(pl.col("in_window").replace_strict({True: "yes", False: "no"}))
+        counts = Column("in_window", title="Counted", help="whether all other numbers speak of the step")
+        shown = "step wall_ns busy_ns busy_share idle_ns kernels copies graph_launches gap_ns"
+        yield Table("steps-table", "Steps", pick(STEPS, shown, counts, busy_share="Busy"), rows, limit=10)
+
+
+def _step_spread(found: pl.DataFrame) -> str:
+    wall: Any = found["wall_ns"]
+    median, least, most = (fmt.duration(time) for time in (wall.median(), wall.min(), wall.max()))
+    return f"Median {median}, from {least} to {most}."
+
+
+def _timeline(numbers: Numbers) -> Figure:
+    window = numbers.window
+    span = (window.start_ns, window.end_ns)
+    bins = chart_data.timeline_bins(len(numbers.budgets))
+    lanes, shares = [], []
+    for found in numbers.budgets:
+        running, name = clip(numbers.timeline.busy(found.device), *span), f"GPU {found.device}"
+        lanes.append(chart_data.busy_bins(running.starts, running.ends, span, name, bins))
+        shares.append(f"{name} {fmt.share(found.busy_ns / found.duration_ns if found.duration_ns else 0.0)}")
+    begins = [step.start_ns - window.start_ns for step in window.steps]
+    drawn = begins if len(begins) <= _MOST_STEP_LINES else []
+    return Figure(
+        "timeline-chart",
+        "GPU activity over the window" + ("; dotted lines are begins of steps" if drawn else ""),
+        charts.timeline_chart(pl.concat(lanes), drawn),
+        f"Share of each short stretch of the window in which the GPU works. Over all: {', '.join(shares)}.",
+    )
+
+
+def phases(numbers: Numbers) -> Iterator[Block]:
+    """Forward, backward and optimizer, from the names of ranges."""
+    found, count = numbers.phases, len(numbers.window.steps)
+    if not set(found["phase"]) - {"none"}:
+        yield nothing(numbers, "No range is named after forward, backward or optimizer.", "ranges")
+        return
+    rows = found.with_columns(
+        pl.Series("title", [phase_title(phase) for phase in found["phase"]], dtype=pl.String),
+        (pl.col("gpu_ns") / max(1, count)).alias("per_step_ns"),
+        (pl.col("matmul_ns") / pl.col("kernel_ns")).alias("matmul_share"),
+        (pl.col("inferred_ns") / pl.col("gpu_ns")).alias("inferred_share"),
+    )
+    columns = pick(
+        PHASE_TIMES,
+        Column("title", title="Phase"),
+        "share gpu_ns",
+        *((PER_STEP,) if count else ()),
+        "busy_ns",
+        Column("matmul_share", pl.Float64, "GEMM kernels' share of the phase's kernel time", title="Matrix products"),
+        Column("inferred_share", pl.Float64, "attributed through the waiting thread, not the launching one"),
+        "kernels",
+    )
+    yield Table("phases-table", "GPU time of each phase", columns, rows, limit=None)
+    text = (
+        "GPU work belongs to the outermost enclosing range that is named after a phase. Work launched by another "
+        "thread (autograd's, in the backward pass) goes to the range that the waiting thread holds open, and counts as "
+        "inferred."
+    )
+    if numbers.operators is not None:
+        text += (
+            " Where no range is named after the forward pass, the operators that lead to a backward pass make it up, "
+            "and count as inferred, too."
+        )
+    yield quiet(text)
+
+
+def kernels(numbers: Numbers) -> Iterator[Block]:
+    """The kernels with the most GPU time."""
+    found = numbers.kernels
+    if found.is_empty():
+        yield nothing(numbers, "No kernel began in this window.", "kernels")
+        return
+    top = found.head(RANKED)
+    ranked = pl.DataFrame(
+        {
+            "name": [fmt.shorten_kernel(name) for name in top["full_name"]],
+            "full_name": top["full_name"],
+            "value": top["total_ns"],
+            "share": top["share"],
+            "fill": [category_fill(category) for category in top["category"]],
+            "detail": [f"{fmt.count(calls)} calls" for calls in top["calls"]],
+        }
+    )
+    share = fmt.share(float(top["share"].sum()))
+    yield Figure(
+        "kernels-chart",
+        f"The {top.height} kernels with the most GPU time: {share} of all" if top.height > 1 else "The only kernel",
+        charts.ranked_chart(ranked),
+        largest_three(ranked),
+    )
+    name = KERNELS.column("full_name").but(full="full_name", help="the function that ran; unfold for its full name")
+    columns = pick(KERNELS, name, "category", DURATIONS)
+    yield Table("kernels-table", "Kernels by GPU time", columns, _titled_categories(found, short=True))
+
+
+def categories(numbers: Numbers) -> Iterator[Block]:
+    """Kernel time by kind of work, and by number format."""
+    found = numbers.categories
+    if found.is_empty():
+        yield nothing(numbers, "No kernel began in this window.", "kernels")
+        return
+    rows = _titled_categories(found)
+    ranked = rows.head(RANKED).select(
+        pl.col("category").alias("name"),
+        pl.col("total_ns").alias("value"),
+        "share",
+        pl.Series("fill", [category_fill(category) for category in found["category"].head(RANKED)], pl.String),
+    )
+    yield Figure("categories-chart", "Kernel time by category", charts.ranked_chart(ranked), largest_three(ranked))
+    yield Paragraph(_what_names_tell(numbers))
+    numeric = pick(KERNEL_GROUPS, "share total_ns kernels", DURATIONS.removeprefix("share total_ns "))
+    yield Table("categories-table", "Categories", (KERNELS.column("category"), *numeric), rows, limit=None)
+    formats = numbers.precisions.with_columns(pl.col("precision").fill_null("not in the name"))
+    columns = (KERNELS.column("precision"), *numeric)
+    yield Table("precision-table", "Number formats of the operands", columns, formats, limit=None)
+
+
+def _what_names_tell(numbers: Numbers) -> str:
+    coverage, use = numbers.category_coverage, numbers.tensor_core_use
+    told = (
+        f"All this is read from kernel names. A category is known for {fmt.value(coverage.category_share, 'share')} of "
+        f"the kernel time, a number format for {fmt.value(coverage.precision_share, 'share')}."
+    )
+    if not use.product_ns:
+        return told
+    parts = {
+        "on tensor cores": use.tensor_core_ns,
+        "on the vector units": use.vector_ns,
+        "unknown": use.unknown_ns,
+    }
+    split = ", ".join(f"{fmt.share(time_ns / use.product_ns)} {where}" for where, time_ns in parts.items() if time_ns)
+    return f"{told} Of the {fmt.duration(use.product_ns)} of kernels that multiply matrices, {split}."
+
+
+def _titled_categories(frame: pl.DataFrame, *, short: bool = False) -> pl.DataFrame:
+    titles = [category_title(category, short=short) for category in frame["category"].cast(pl.String)]
+    return frame.with_columns(pl.Series("category", titles, dtype=pl.String))
+
+
+def ranges(numbers: Numbers) -> Iterator[Block]:
+    """The program's own annotations, with the GPU time of what was launched inside."""
+    found, coverage = numbers.ranges, numbers.range_coverage
+    if found.is_empty():
+        yield nothing(numbers, "No annotated range launched work in this window.", "ranges")
+        return
+    if coverage.attributed_share is not None and coverage.inferred_share is not None:
+        yield Paragraph(
+            f"{fmt.share(coverage.attributed_share)} of {fmt.duration(coverage.total_ns)} of GPU time belongs to a "
+            f"range, {fmt.share(coverage.inferred_share)} through the waiting thread."
+        )
+    shown = "name share gpu_ns gpu_exclusive_ns inferred_ns span_ns host_ns instances kernels"
+    columns = pick(RANGES, shown, name="Range", host_ns="Host time")
+    yield Table("ranges-table", "Ranges by GPU time", columns, found, limit=25, depth="depth")

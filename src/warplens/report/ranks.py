@@ -1,0 +1,473 @@
+"""Many ranks of one run: the answer in sentences, tables, a chart, the document, and the data of the JSON."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import altair as alt
+import polars as pl
+
+from warplens.analysis.ranks.across import MATCHING
+from warplens.analysis.ranks.balance import COLLECTIVE_INSTANCES, PARTS, RANK_WAITS, RANKS, STEP_BALANCE
+from warplens.analysis.ranks.clocks import CLOCKS
+from warplens.analysis.ranks.collectives import COLLECTIVE_GROUPS
+from warplens.profile.schema import Column
+from warplens.report import text as fmt
+from warplens.report.charts.base import Chart, Mark, embedded, layered, tooltip
+from warplens.report.document import (
+    Document,
+    Figure,
+    KeyFigure,
+    KeyFigures,
+    Paragraph,
+    Section,
+    SectionOf,
+    Table,
+    limits,
+    pick,
+    quiet,
+    sections,
+)
+from warplens.report.jsonout import window_data
+from warplens.report.text import part_title
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from warplens.analysis.ranks.across import RanksResult
+    from warplens.profile import Note
+    from warplens.report.document import Block
+    from warplens.report.theme import Ink
+
+
+#: A rank is called the straggler if it causes this many times its even share of all delay (of two ranks: three
+#: quarters), and arrives last more often than its turn.
+_STANDS_OUT = 2.0
+
+
+def answer(result: RanksResult) -> str:
+    """The answer in two or three sentences: the straggler, what it costs, and whether the work is uneven."""
+    sentences = [text for text in (_straggler(result), _imbalance(result), _exposed(result)) if text]
+    return " ".join(sentences) if sentences else "The ranks neither communicate nor compute in these windows."
+
+
+def facts(result: RanksResult) -> Iterator[str]:
+    """What belongs above the tables: run, windows, clocks, matching."""
+    yield run_line(result)
+    yield window_line(result)
+    if len(result.ranks) > 1:
+        yield f"clocks: {_clocks(result)}"
+        kernels, matched = int(result.matching["kernels"].sum()), int(result.matching["matched"].sum())
+        if kernels:
+            yield f"matched: {fmt.count(matched)} of {fmt.count(kernels)} communication kernels found on other ranks"
+
+
+def run_line(result: RanksResult) -> str:
+    """How many ranks of how many, from how many files, by which tool."""
+    size = result.placing.world_size
+    count = len(result.ranks)
+    of = f" of {fmt.count(size)}" if size is not None else ""
+    files = len({(summary.source, number) for summary, number in zip(result.summaries, _files(result), strict=True)})
+    tools = " · ".join(dict.fromkeys(summary.tool for summary in result.summaries))
+    return f"{fmt.plural(count, 'rank')}{of} in {fmt.plural(files, 'file')} · {tools}"
+
+
+def window_line(result: RanksResult) -> str:
+    """The windows of all ranks, in one sentence."""
+    lengths = [summary.window.duration_ns for summary in result.summaries]
+    hows = dict.fromkeys(summary.window.how for summary in result.summaries)
+    low, high = min(lengths), max(lengths)
+    length = (
+        fmt.duration(low) if fmt.duration(low) == fmt.duration(high) else f"{fmt.duration(low)} to {fmt.duration(high)}"
+    )
+    how = next(iter(hows)) if len(hows) == 1 else f"found in each rank ({next(iter(hows))}; …)"
+    return f"window: {length}, {how}"
+
+
+def _files(result: RanksResult) -> list[int]:
+    """A number for each file: two files of one name differ in their part 0."""
+    seen: dict[tuple[str, int], int] = {}
+    numbers = []
+    for summary in result.summaries:
+        key = (summary.source, summary.part)
+        numbers.append(seen.get(key, 0))
+        seen[key] = numbers[-1] + 1
+    return numbers
+
+
+def _clocks(result: RanksResult) -> str:
+    alignment = result.alignment
+    text = alignment.method
+    if alignment.residual_median_ns is not None and alignment.residual_max_ns is not None:
+        text += (
+            f"; ends of the same collective differ from their median by {fmt.duration(alignment.residual_median_ns)} "
+            f"(median), at most {fmt.duration(alignment.residual_max_ns)}"
+        )
+    return text
+
+
+def _straggler(result: RanksResult) -> str | None:
+    waits = result.waits
+    if not waits.collectives.height:
+        return None
+    total = waits.collectives.height
+    ranks = waits.ranks.sort(["delay_ns", "rank"], descending=[True, False])
+    wait, exposed = int(waits.ranks["wait_ns"].sum()), int(waits.ranks["exposed_wait_ns"].sum())
+    cost = f"together the ranks waited {fmt.duration(wait)}, {fmt.duration(exposed)} of it exposed"
+    worst = ranks.row(0, named=True)
+    even = 1 / waits.ranks.filter(pl.col("matched") > 0).height
+    caused = worst["delay_ns"] / max(1, int(waits.ranks["delay_ns"].sum()))
+    if worst["last"] and worst["last_share"] > even and caused >= min(_STANDS_OUT * even, (1 + even) / 2):
+        return (
+            f"Rank {worst['rank']} is the straggler: it arrived last in {fmt.share(worst['last_share'])} of "
+            f"{fmt.plural(worst['matched'], 'collective')} and alone held them up for "
+            f"{fmt.duration(worst['delay_ns'])}; {cost}."
+        )
+    return f"No rank stands out as late over {fmt.plural(total, 'collective')}; {cost}."
+
+
+def _imbalance(result: RanksResult) -> str | None:
+    uneven = result.balance.imbalance
+    if uneven is None or len(result.ranks) < 2:
+        return None
+    return f"The busiest rank computes {uneven:.2f} × the mean."
+
+
+def _exposed(result: RanksResult) -> str | None:
+    ranks = result.balance.ranks
+    communication, exposed = int(ranks["communication_ns"].sum()), int(ranks["exposed_ns"].sum())
+    if not communication:
+        return None
+    window = int(ranks["duration_ns"].sum())
+    return (
+        f"Communication that nothing hides takes {fmt.share(exposed / window)} of the time; "
+        f"{fmt.share(1 - exposed / communication)} of all communication is overlapped by compute."
+    )
+
+
+# --- The tables about many ranks: for the terminal, and for the document ---------------------------------------------
+
+
+_RANKS: Final = pick(
+    RANKS, "rank source duration_ns compute_ns exposed_ns overlapped_ns overlap_share copy_ns idle_ns idle_share"
+)
+_WAITS: Final = pick(
+    RANK_WAITS,
+    "rank matched last last_share delay_ns wait_ns exposed_wait_ns transfer_ns wait_share unmatched_ns",
+    matched="Collectives",
+)
+_GROUPS: Final = pick(
+    COLLECTIVE_GROUPS,
+    "kind group group_size size_bytes kernels total_ns median_ns transfer_median_ns",
+    "algorithm_bytes_per_s bus_bytes_per_s own_bus_bytes_per_s",
+    kind="Collective",
+    median_ns="Own median",
+)
+_PARTS: Final = pick(
+    PARTS, "group", Column("title", title="Part"), "share mean_ns min_ns max_ns max_rank", max_ns="Most"
+)
+_STEPS: Final = pick(
+    STEP_BALANCE,
+    "step wall_max_ns compute_mean_ns compute_max_ns compute_max_rank imbalance exposed_mean_ns idle_mean_ns in_window",
+)
+_CLOCKS: Final = pick(CLOCKS, "rank clock aligned shift_ns drift_ppm collectives residual_median_ns residual_max_ns")
+_MATCHING: Final = pick(
+    MATCHING, "group group_ranks kind ranks method kernels matched rejected matched_share", method="Paired by"
+)
+_INSTANCES: Final = pick(
+    COLLECTIVE_INSTANCES,
+    "collective kind group ranks size_bytes last_rank delay_ns arrival_ns wait_ns exposed_wait_ns transfer_ns",
+    kind="Collective",
+    delay_ns="It alone held up",
+    wait_ns="All waited",
+    exposed_wait_ns="exposed",
+)
+
+
+def rank_rows(result: RanksResult) -> pl.DataFrame:
+    """Everything about each rank in one row: its times, its waits, its clock."""
+    waits = result.waits.ranks.drop("communication_ns")
+    clocks = result.alignment.ranks.drop("collectives")
+    return result.balance.ranks.join(waits, on="rank", how="left", maintain_order="left").join(
+        clocks, on="rank", how="left", maintain_order="left"
+    )
+
+
+def rank_table(result: RanksResult) -> Table:
+    """Where each rank's time went."""
+    rows = result.balance.ranks
+    columns = list(_RANKS)
+    if rows["process"].count():
+        columns[2:2] = pick(RANKS, "process device")
+    if rows["graph_ns"].sum():
+        columns.insert(columns.index(_RANKS[4]), RANKS.column("graph_ns"))
+    if rows["compute_per_step_ns"].count():
+        columns.append(RANKS.column("compute_per_step_ns"))
+    return Table("ranks", "Where each rank's time went", tuple(columns), rows)
+
+
+def wait_table(result: RanksResult) -> Table:
+    """Who arrives last, and how long everyone waits."""
+    return Table("waits", "Arrivals and waits in communication", _WAITS, result.waits.ranks)
+
+
+def collective_table(result: RanksResult) -> Table:
+    """Collectives by kind, group and size."""
+    rows = result.groups
+    recorded = [
+        column
+        for column in _GROUPS
+        if column.name in ("kind", "kernels", "total_ns", "median_ns") or rows[column.name].count()
+    ]
+    return Table(
+        "collectives", "Collectives by kind, process group and size", tuple(recorded), rows, empty="No communication."
+    )
+
+
+def part_table(result: RanksResult) -> Table:
+    """The time budget over all ranks."""
+    parts = result.balance.parts.with_columns(pl.col("group").cast(pl.String))
+    titles = [part_title(group, part) for group, part in parts.select("group", "part").rows()]
+    rows = parts.with_columns(pl.Series("title", titles, dtype=pl.String))
+    return Table("budget", "Time budget of all ranks", _PARTS, rows, limit=None)
+
+
+def clock_table(result: RanksResult) -> Table:
+    """How the clocks were brought together."""
+    return Table("clocks", "Clocks", _CLOCKS, result.alignment.ranks)
+
+
+def terminal_tables(result: RanksResult) -> list[Table]:
+    """What a terminal shows: times, waits, parts, collectives and clocks, as far as there are any."""
+    several, communicating = len(result.ranks) > 1, result.groups.height > 0
+    return [
+        rank_table(result),
+        *([wait_table(result)] if several and communicating else []),
+        part_table(result),
+        *([collective_table(result)] if communicating else []),
+        *([clock_table(result)] if several else []),
+    ]
+
+
+# --- Charts of many ranks: where each rank's time went, as one bar a rank --------------------------------------------
+
+
+#: Ranks drawn one by one; a chart of more would be longer than a screen.
+DRAWN_RANKS: Final = 64
+
+_ROW: Final = 20
+_HEAD: Final = 8
+
+#: Column → title and colour token, in the order in which a bar is filled.
+_CHARTS_PARTS: Final = (
+    ("compute_ns", "compute", "gemm"),
+    ("graph_ns", "in graphs", "graph"),
+    ("transfer_part_ns", "exposed communication: transfer", "communication"),
+    ("wait_part_ns", "exposed communication: waiting for ranks", "softmax"),
+    ("copy_ns", "copies", "transfer"),
+    ("idle_ns", "idle", "idle-1"),
+)
+
+
+def rank_chart(rows: pl.DataFrame) -> Chart:
+    """One bar a rank: its window, split by what its GPU did.
+
+    Args:
+        rows: `rank`, `duration_ns`, `compute_ns`, `graph_ns`, `exposed_ns`, `copy_ns`, `idle_ns`, `exposed_wait_ns`.
+    """
+    longest = max((int(value) for value in rows["duration_ns"].to_list()), default=1) or 1
+    marks: list[Mark] = []
+    for place, row in enumerate(rows.head(DRAWN_RANKS).iter_rows(named=True)):
+        # Waiting is counted by collective, exposure by union: of two at once, waiting can exceed the time there is.
+        wait = min(row["exposed_wait_ns"] or 0, row["exposed_ns"])
+        times = {**row, "wait_part_ns": wait, "transfer_part_ns": row["exposed_ns"] - wait}
+        reached = 0
+        for column, title, token in _CHARTS_PARTS:
+            if times[column]:
+                marks.append(
+                    {
+                        "y0": _HEAD + place * _ROW,
+                        "y1": _HEAD + place * _ROW + _ROW - 5,
+                        "y": _HEAD + place * _ROW + (_ROW - 5) / 2,
+                        "x0": round(reached / longest, 5),
+                        "x1": round((reached + times[column]) / longest, 5),
+                        "name": f"rank {row['rank']}: {title}",
+                        "number": f"{fmt.duration(times[column])} · {fmt.share(times[column] / row['duration_ns'])}",
+                        "series": title,
+                        "token": token,
+                        "rank": f"rank {row['rank']}",
+                    }
+                )
+                reached += times[column]
+    count = min(rows.height, DRAWN_RANKS)
+    height = 2 * _HEAD + count * _ROW
+    used = [part for part in _CHARTS_PARTS if any(mark["series"] == part[1] for mark in marks)]
+
+    def draw(ink: Ink) -> alt.LayerChart:
+        shown = [{key: item for key, item in mark.items() if key != "token"} for mark in marks]
+        scale = alt.Scale(domain=[title for _, title, _ in used], range=[ink(token) for _, _, token in used])
+        y = alt.Y("y0:Q", axis=None, scale=alt.Scale(domain=[0, height], nice=False, zero=False, reverse=True))
+        bars = (
+            alt.Chart(embedded(shown))
+            .mark_rect(stroke=ink("surface"), strokeWidth=0.5)
+            .encode(
+                x=alt.X("x0:Q", axis=None, scale=alt.Scale(domain=[-0.09, 1], nice=False)),
+                x2="x1:Q",
+                y=y,
+                y2="y1:Q",
+                color=alt.Color(
+                    "series:N", scale=scale, legend=alt.Legend(orient="top", title=None, columns=3, labelLimit=320)
+                ),
+                tooltip=tooltip("name", "number"),
+            )
+        )
+        labels = [{"text": mark["rank"], "y": mark["y"]} for mark in marks if mark["x0"] == 0]
+        named = (
+            alt.Chart(embedded(labels))
+            .mark_text(align="left", baseline="middle", fill=ink("ink"))
+            .encode(
+                x=alt.value(0),
+                y=alt.Y("y:Q", axis=None, scale=alt.Scale(domain=[0, height], nice=False, zero=False, reverse=True)),
+                text="text:N",
+            )
+        )
+        return layered(bars, named, height=height)
+
+    return Chart(draw)
+
+
+# --- The document about many ranks of one run ------------------------------------------------------------------------
+
+
+def ranks_document(result: RanksResult, notes: Sequence[Note]) -> Document:
+    """The report on many ranks: the answer, what limits it, then time, waits, collectives, steps and clocks."""
+    return Document(
+        title=f"{fmt.count(len(result.ranks))} ranks" if len(result.ranks) != 1 else "One rank",
+        lead=answer(result),
+        sections=(
+            Section("quality", "Before you read the numbers", tuple(limits(notes))),
+            *sections(_SECTIONS, result),
+        ),
+        meta=(("Run", run_line(result)), ("Window", window_line(result).removeprefix("window: "))),
+    )
+
+
+def _key_figures(result: RanksResult) -> Iterator[Block]:
+    ranks, waits = result.balance.ranks, result.waits.ranks
+    communication, exposed = int(ranks["communication_ns"].sum()), int(ranks["exposed_ns"].sum())
+    window = int(ranks["duration_ns"].sum())
+    overlap = 1 - exposed / communication if communication else None
+    waited = int(waits["wait_ns"].sum())
+    through = waited + int(waits["transfer_ns"].sum())
+    yield KeyFigures(
+        (
+            KeyFigure("Ranks", len(result.ranks), "count", "With a profile."),
+            KeyFigure("Exposed communication", exposed / window if window else None, "share", "Of all windows."),
+            KeyFigure("Overlap", overlap, "share", "Communication that compute hides, of all communication."),
+            KeyFigure("Waiting", waited / through if through else None, "share", "Of the time in matched collectives."),
+            KeyFigure("Imbalance", result.balance.imbalance, "number", f"Most by mean: {result.balance.how}."),
+            KeyFigure("Clock residual", result.alignment.residual_median_ns, "duration_ns", "Median; see Clocks."),
+        )
+    )
+
+
+def _time(result: RanksResult) -> Iterator[Block]:
+    yield Paragraph(
+        "At every instant a GPU does exactly one of these; a rank's compute, graphs, exposed communication, copies and "
+        "idle time sum to its window. Overlap is the share of communication during which the rank computes."
+    )
+    rows = rank_rows(result)
+    drawn = "" if rows.height <= DRAWN_RANKS else f" (the first {DRAWN_RANKS})"
+    yield Figure(
+        "rank-chart",
+        f"What each rank's GPU did in its window{drawn}",
+        rank_chart(rows),
+        "One bar a rank: compute, exposed communication split into waiting and transfer, copies, idle time. "
+        + answer(result),
+    )
+    yield rank_table(result)
+    yield part_table(result)
+
+
+def _waits(result: RanksResult) -> Iterator[Block]:
+    yield Paragraph(
+        "A communication kernel that finds its peers absent spins until they come. On the common clock of all ranks, a "
+        "rank waits from its own begin to the last rank's; the rest of its kernel is transfer. The last rank holds the "
+        "collective up by as much as it is behind the last but one. Only collectives count that lie in the window of "
+        "every rank that takes part."
+    )
+    yield wait_table(result)
+    rows = result.waits.collectives.sort(["wait_ns", "collective"], descending=[True, False])
+    empty = "No collective was found on several ranks."
+    yield Table("worst", "Collectives with most waiting", _INSTANCES, rows, empty=empty)
+
+
+def _collectives(result: RanksResult) -> Iterator[Block]:
+    yield collective_table(result)
+    yield quiet(
+        "Sizes and bandwidths are those of nccl-tests: algorithm bandwidth is size by time, bus bandwidth multiplies "
+        "it by 2(n−1)/n for all-reduce, (n−1)/n for all-gather, reduce-scatter and all-to-all, 1 for the others. Time "
+        "is from the last rank's arrival to the last end; “own” is by the kernels' own durations, which hold the "
+        "waiting. Both are modelled: recorded size by measured time."
+    )
+    caption = "The same collective on several ranks"
+    yield Table("matching", caption, _MATCHING, result.matching, empty="No communication.")
+
+
+def _steps(result: RanksResult) -> Iterator[Block]:
+    empty = "The ranks share no steps: none were found, or not the same number in each."
+    yield Table("steps", "Steps across ranks", _STEPS, result.balance.step_balance, empty=empty)
+
+
+def _clock_blocks(result: RanksResult) -> Iterator[Block]:
+    alignment = result.alignment
+    yield Paragraph(f"{fmt.capitalised(alignment.method)}.")
+    if alignment.residual_median_ns is None or alignment.residual_max_ns is None:
+        yield Paragraph("No collective that ends together was found on two ranks, so that no residual can be given.")
+    else:
+        yield Paragraph(
+            "The ends of the same collective differ from their median by "
+            f"{fmt.duration(alignment.residual_median_ns)} (median), at most "
+            f"{fmt.duration(alignment.residual_max_ns)}: waits shorter than that mean nothing."
+        )
+    yield clock_table(result)
+
+
+_SECTIONS: Final[tuple[SectionOf[Any], ...]] = (
+    SectionOf("key-figures", "Key figures", _key_figures),
+    SectionOf("time", "Time budget", _time),
+    SectionOf("waits", "Stragglers and waits", _waits),
+    SectionOf("collectives", "Collectives", _collectives),
+    SectionOf("steps", "Steps and load imbalance", _steps),
+    SectionOf("clocks", "Clocks", _clock_blocks),
+)
+
+
+# --- The numbers of many ranks for programs --------------------------------------------------------------------------
+
+
+def ranks_data(result: RanksResult) -> dict[str, Any]:
+    """Every number, exact; frames under `rows`."""
+    alignment, balance, placing = result.alignment, result.balance, result.placing
+    return {
+        "rows": rank_rows(result),
+        "world_size": placing.world_size,
+        "missing": list(placing.missing),
+        "placed_by": list(placing.how),
+        "windows": [window_data(summary.window) for summary in result.summaries],
+        "imbalance": {"ratio": balance.imbalance, "how": balance.how},
+        "budget": {"rows": balance.parts},
+        "rank_budgets": {"rows": balance.budget},
+        "steps": {"rows": balance.step_balance},
+        "rank_steps": {"rows": balance.steps},
+        "clocks": {
+            "method": alignment.method,
+            "residual_median_ns": alignment.residual_median_ns,
+            "residual_max_ns": alignment.residual_max_ns,
+            "warning": alignment.warning,
+        },
+        "matching": {"rows": result.matching},
+        "waits": {"tolerance_ns": result.waits.tolerance_ns},
+        "groups": {"rows": result.groups},
+        "collectives": {"rows": result.waits.collectives},
+    }

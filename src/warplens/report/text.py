@@ -1,0 +1,341 @@
+"""Quantities and names for people. Analyses keep exact numbers; rounding and units happen here and nowhere else."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+if TYPE_CHECKING:
+    from warplens.profile.schema import Kind
+
+Scalar: TypeAlias = "str | int | float | bool | None"
+
+#: Stands for a quantity that was not recorded or is not defined.
+MISSING = "–"
+
+_NUMERIC: frozenset[str] = frozenset(
+    {"duration_ns", "bytes", "share", "count", "number", "rate", "bandwidth", "flops", "flop_count"}
+)
+
+#: Decimal steps, so that bytes divided by time give the bandwidth that stands beside them.
+_TIME_UNITS = ((1, "ns"), (1_000, "µs"), (1_000_000, "ms"), (1_000_000_000, "s"))
+_BYTE_UNITS = ((1, "B"), (10**3, "kB"), (10**6, "MB"), (10**9, "GB"), (10**12, "TB"), (10**15, "PB"))
+_FLOP_UNITS = ((1, "FLOP"), (10**6, "MFLOP"), (10**9, "GFLOP"), (10**12, "TFLOP"), (10**15, "PFLOP"))
+_PLAIN_UNITS = ((1, ""), (10**3, "k"), (10**6, "M"), (10**9, "G"))
+
+#: Below this, one decimal of a percentage would read "0.0 %", as if there were nothing.
+_SMALLEST_SHOWN_SHARE = 0.0005
+
+
+def is_numeric(kind: Kind) -> bool:
+    """Whether values of this kind are numbers (right-aligned, sorted by size)."""
+    return kind in _NUMERIC
+
+
+def duration(nanoseconds: float) -> str:
+    """A time with three significant digits in the unit that suits it: `1.23 ms`."""
+    return _scaled(nanoseconds, _TIME_UNITS)
+
+
+def data_size(size_bytes: float) -> str:
+    """An amount of data with three significant digits, in decimal units: `1.50 MB`."""
+    return _scaled(size_bytes, _BYTE_UNITS)
+
+
+def bandwidth(bytes_per_s: float) -> str:
+    """Bytes per second with three significant digits: `24.8 GB/s`."""
+    return f"{_scaled(bytes_per_s, _BYTE_UNITS)}/s"
+
+
+def flop_rate(per_s: float) -> str:
+    """Floating-point operations per second with three significant digits: `62.9 TFLOP/s`."""
+    return f"{_scaled(per_s, _FLOP_UNITS)}/s"
+
+
+def flop_count(operations: float) -> str:
+    """Floating-point operations with three significant digits: `1.20 TFLOP`."""
+    return _scaled(operations, _FLOP_UNITS)
+
+
+def rate(per_s: float) -> str:
+    """Events per second with three significant digits: `12.3 k/s`."""
+    return f"{_scaled(per_s, _PLAIN_UNITS).rstrip()}/s"
+
+
+def share(part: float) -> str:
+    """A share of 0–1 as a percentage with one decimal; what is there but rounds to nothing reads `<0.1 %`."""
+    if 0 < abs(part) < _SMALLEST_SHOWN_SHARE:
+        return "<0.1 %" if part > 0 else f"{_signed('<0.1', negative=True)} %"
+    return f"{_signed(f'{abs(part) * 100:.1f}', negative=part < 0)} %"
+
+
+def count(events: float) -> str:
+    """A whole number with thousands separated: `7,267`; a mean of counts keeps up to one decimal."""
+    text = f"{abs(events):,.0f}" if float(events).is_integer() else f"{abs(events):,.1f}"
+    return _signed(text, negative=events < 0)
+
+
+def plural(events: float, one: str, several: str | None = None) -> str:
+    """A count with what is counted, in the plural unless there is one: `1 row`, `12 rows`."""
+    return f"{count(events)} {one if events == 1 else several or f'{one}s'}"
+
+
+def capitalised(text: str) -> str:
+    """With a capital letter at its begin."""
+    return text[:1].upper() + text[1:]
+
+
+def sentence(text: str) -> str:
+    """A clause as a sentence of its own."""
+    whole = capitalised(text)
+    return whole if whole.endswith((".", "!", "?")) else f"{whole}."
+
+
+def number(quantity: float) -> str:
+    """A plain number with three significant digits, whole numbers in full."""
+    if float(quantity).is_integer():
+        return count(quantity)
+    if not 0.001 <= abs(quantity) < 1_000_000:
+        return f"{quantity:.2e}"
+    return _signed(_three_digits(abs(quantity)), negative=quantity < 0)
+
+
+def value(item: Scalar, kind: Kind) -> str:
+    """One value as people read it, without shortening of names; absent and undefined values as `MISSING`."""
+    if item is None or (isinstance(item, float) and not math.isfinite(item)):
+        return MISSING
+    if isinstance(item, bool):
+        return "yes" if item else "no"
+    if isinstance(item, str) or kind not in _FORMATTERS:
+        return printable(str(item))
+    return _FORMATTERS[kind](item)
+
+
+_FORMATTERS = {
+    "duration_ns": duration,
+    "bytes": data_size,
+    "share": share,
+    "count": count,
+    "number": number,
+    "rate": rate,
+    "bandwidth": bandwidth,
+    "flops": flop_rate,
+    "flop_count": flop_count,
+}
+
+
+def _scaled(quantity: float, units: tuple[tuple[int, str], ...]) -> str:
+    size = abs(quantity)
+    # A value that rounds up to the next unit (999,950 ns) belongs there: "1.00 ms", not "1000 µs".
+    factor, unit = units[0]
+    for next_factor, next_unit in units[1:]:
+        if size < next_factor * 0.9995:
+            break
+        factor, unit = next_factor, next_unit
+    scaled = size / factor
+    whole = factor == 1 and float(size).is_integer()
+    text = f"{size:,.0f}" if whole else _three_digits(scaled)
+    return _signed(f"{text} {unit}", negative=quantity < 0)
+
+
+def _three_digits(size: float) -> str:
+    if size >= 99.95:
+        return f"{size:,.0f}"
+    if size >= 9.995:
+        return f"{size:.1f}"
+    return f"{size:.2f}" if size >= 0.0995 or size == 0 else f"{size:.3g}"
+
+
+def _signed(text: str, *, negative: bool) -> str:
+    return f"−{text}" if negative else text
+
+
+# --- names ------------------------------------------------------------------------------------------------------------
+
+#: Long enough for the tile and layout part of a GEMM's name, short enough for a table cell.
+DEFAULT_NAME_WIDTH = 64
+
+_SPACES = re.compile(r"[\t\n\v\f\r\u0085\u2028\u2029]+")
+_UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+
+_UNNAMED = re.compile(r"(?:<unnamed>|\(anonymous namespace\)|_GLOBAL__N__\w+)::")
+_RETURN_TYPE = re.compile(r"^(?:static |__global__ )*(?:void|int|float|double) +")
+_CAST = re.compile(r"\((?:unsigned |signed )?(?:int|long long|long|short|char|bool)\)(?=-?\d)")
+_QUALIFIED_NAME = re.compile(r"[A-Za-z_]\w*(?:::~?[A-Za-z_]\w*)*")
+#: Everything after the tile of an xmma GEMM's name (stages, warps, alignment); only "split k" is kept of it.
+_XMMA_TAIL = re.compile(r"(?<=\d)_stage\d+_\w*?_execute(?P<split>(?:_split_?k)?)_kernel__\w+$")
+
+#: Kernels that are a loop around a functor: without the functor, the name says nothing.
+_GENERIC_KERNEL = re.compile(
+    r"(?:.*elementwise_kernel.*|distribution_.*|reduce_kernel|multi_tensor_apply_kernel|for_each_kernel|kernel_agent)$"
+)
+#: Kernels whose whole meaning is their template argument; the wrapper's own name is dropped.
+_WRAPPER_KERNEL = frozenset({"Kernel", "Kernel2", "device_kernel", "kernel"})
+
+#: Template arguments that carry the functor or describe types, but are not what the kernel computes.
+_CARRIER = re.compile(
+    r"(?:gpu_kernel_impl\w*|gpu_index_kernel|gpu_kernel\w*|ReduceOp|func_wrapper_t|[AB]?UnaryFunctor|[AB]UnaryFunctor|"
+    r"BinaryFunctor|(?:Unary|Binary|Ternary|Pointwise)Op\w*Functor|TensorList\w*|GemmUniversal\w*|enable_sm\w+|"
+    r"enable_arch\w*|LaunchHelper|DefaultMmaKernel)$"
+)
+_TYPE_WORD = re.compile(
+    r"(?:void|int|float|double|bool|char|short|long|unsigned|signed|const|auto|size_t|u?int\d+_t|T\d+|c?array|tuple|"
+    r"operator|lambda|instance|Half|half|BFloat16|bfloat16_t|half_t|complex|Scalar|Tensor|TensorIterator(?:Base)?|"
+    r"ArrayRef|OpaqueType|(?:Trivial)?OffsetCalculator|(?:Load|Store)With(?:out)?Cast|true|false|type|value|"
+    r"CUDAGeneratorImpl|__nv_bfloat16|__half)$"
+)
+
+
+def printable(text: str) -> str:
+    """A text from a profile, safe to print on one line: line breaks become spaces, other control signs a mark.
+
+    Control signs would let a name move a terminal's cursor, and direction overrides make it read as something else.
+    """
+    return _UNPRINTABLE.sub("\N{REPLACEMENT CHARACTER}", _SPACES.sub(" ", text))
+
+
+def shorten(name: str, width: int = DEFAULT_NAME_WIDTH) -> str:
+    """A text cut to `width` characters, an ellipsis near its end, so that begin and tail stay readable."""
+    if len(name) <= width:
+        return name
+    tail = width // 4
+    return f"{name[: width - tail - 1]}…{name[-tail:]}"
+
+
+def shorten_kernel(full_name: str, width: int = DEFAULT_NAME_WIDTH) -> str:
+    """The part of a kernel's demangled name that tells it from others.
+
+    Return type, namespaces, parameters and template arguments go. A kernel that is only a loop around a functor keeps
+    the functor (`vectorized_elementwise_kernel<FillFunctor>`), one that only wraps a type becomes that type's name, and
+    other templates show that something was folded (`flash_fwd_kernel<…>`).
+    """
+    full_name = printable(full_name)
+    name = _CAST.sub("", _UNNAMED.sub("", full_name)).strip()
+    name = _RETURN_TYPE.sub("", name)
+    head = re.match(r"[^<(]*", name)
+    base = head.group().rsplit("::", 1)[-1].strip() if head else ""
+    if not base:
+        return shorten(full_name, width)
+    rest = name[len(head.group()) if head else 0 :]
+    base = _XMMA_TAIL.sub(r"\g<split>", base)
+    if not rest.startswith("<"):
+        return shorten(base, width)
+    arguments = _inside_brackets(rest)
+    if base in _WRAPPER_KERNEL:
+        return shorten(_informative_argument(arguments) or f"{base}<…>", width)
+    if _GENERIC_KERNEL.match(base):
+        functor = _informative_argument(arguments)
+        return shorten(f"{base}<{functor}>" if functor else f"{base}<…>", width)
+    return shorten(f"{base}<…>", width)
+
+
+def name_and_full(item: Scalar, full: str | None, kind: Kind) -> tuple[str, str | None]:
+    """A value as it is displayed, and the unabridged text behind it where that says more.
+
+    Args:
+        item: the value.
+        full: the unabridged text, where it stands in a column of its own.
+        kind: a `kernel` is shortened from its full name, a `name` by cutting; everything else is formatted.
+    """
+    if kind == "kernel" and isinstance(full or item, str):
+        whole = printable(full or str(item))
+        text = shorten_kernel(whole)
+    elif kind == "name" and isinstance(item, str):
+        whole = printable(full or item)
+        text = shorten(printable(item))
+    else:
+        return value(item, kind), full
+    return text, whole if whole != text else None
+
+
+def _inside_brackets(text: str) -> str:
+    """What stands between the first `<` and its partner."""
+    depth = 0
+    for position, sign in enumerate(text):
+        if sign == "<":
+            depth += 1
+        elif sign == ">" and text[position - 1] != "-":
+            depth -= 1
+            if depth == 0:
+                return text[1:position]
+    return text[1:]
+
+
+def _informative_argument(arguments: str) -> str | None:
+    """The first name among template arguments that says what is computed; failing that, what carries it."""
+    carrier = None
+    for match in _QUALIFIED_NAME.finditer(arguments):
+        name = match.group().rsplit("::", 1)[-1]
+        if _TYPE_WORD.match(name):
+            continue
+        if not _CARRIER.match(name):
+            return name
+        carrier = carrier or name
+    return carrier
+
+
+# --- what categories, phases and causes are called --------------------------------------------------------------------
+
+#: Kernel categories whose key is not what people call them.
+_CATEGORIES: Final = {
+    "gemm": "matrix products (GEMM)",
+    "normalization": "normalisation",
+    "gather-scatter": "gather, scatter, embedding",
+    "sort-topk": "sort and top-k",
+    "copy-cast": "copies and casts by kernels",
+    "random": "random numbers",
+    "triton": "Triton-generated kernels",
+    "other": "other kernels",
+}
+
+#: For narrow columns.
+_SHORT_CATEGORIES: Final = {
+    "gemm": "GEMM",
+    "normalization": "normalisation",
+    "gather-scatter": "gather, scatter",
+    "sort-topk": "sort, top-k",
+    "copy-cast": "copy, cast",
+    "triton": "Triton",
+}
+
+_CAUSES: Final = {
+    "launch": "waiting for a launch",
+    "graph-launch": "waiting for a graph launch",
+    "synchronization": "synchronisation",
+    "refill": "refill after a synchronisation",
+    "allocation": "memory allocation",
+    "blocking-copy": "blocking copy",
+    "host": "host busy elsewhere",
+    "dependency": "waiting for other GPU work",
+    "submission": "held back by driver or others",
+    "start-latency": "start latency",
+    "profiler": "profiler overhead",
+    "unknown": "cause not recorded",
+}
+
+_PHASES: Final = {"none": "outside of these"}
+
+
+def category_title(category: str, *, short: bool = False) -> str:
+    """A kernel category as people call it; `short` for a column of a table."""
+    return (_SHORT_CATEGORIES if short else _CATEGORIES).get(category, category)
+
+
+def cause_title(cause: str) -> str:
+    """A cause of idle time as people call it."""
+    return _CAUSES.get(cause, cause)
+
+
+def phase_title(phase: str) -> str:
+    """A phase of a training step; `none` is the work outside of all phases."""
+    return _PHASES.get(phase, phase)
+
+
+def part_title(group: str, part: str) -> str:
+    """A part of a time budget as people call it."""
+    if group == "idle":
+        return cause_title(part)
+    if group == "copy":
+        return "memory fill" if part == "memset" else f"copy {part.replace('-', ' ')}"
+    return category_title(part)

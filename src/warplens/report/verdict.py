@@ -1,0 +1,294 @@
+"""A diagnosis as data, sentences, tables and a section of a report. What a finding says comes from its rule alone."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any, Final
+
+import polars as pl
+
+from warplens.diagnosis.rules import rule
+from warplens.profile.schema import Column
+from warplens.report import text as fmt
+from warplens.report.document import Paragraph, Section, Table, quiet
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from warplens.analysis.hostpace import HostPace
+    from warplens.diagnosis import Coverage, Diagnosis, Finding
+    from warplens.report.document import Block
+
+
+def diagnosis_data(diagnosis: Diagnosis) -> dict[str, Any]:
+    """Verdict, findings, phases, predictions and coverage, with exact numbers."""
+    return {
+        "verdict": diagnosis.verdict,
+        "headline": diagnosis.headline,
+        "findings": [_finding_data(finding) for finding in diagnosis.findings],
+        "per_phase": diagnosis.per_phase,
+        "predictions": diagnosis.predictions,
+        "coverage": diagnosis.coverage,
+    }
+
+
+def _finding_data(finding: Finding) -> dict[str, Any]:
+    """All of a finding; its bound has an older name, too."""
+    data = {each.name: getattr(finding, each.name) for each in fields(finding)}
+    places = list(data)
+    after = places.index("bound") + 1
+    return {name: data[name] for name in places[:after]} | {"gain_ceiling": finding.bound} | data
+
+
+# --- The host's pace: what issuing work costs, where the launching thread's time goes, who waits for whom -------------
+
+
+#: What the parts of the launching thread's time are called.
+_PARTS: Final = {
+    "launching": "in launching calls",
+    "synchronization": "waiting for the GPU",
+    "blocking-copy": "in copies that block",
+    "allocation": "in allocator calls",
+    "other-cuda": "in other CUDA calls",
+    "profiler": "held up by the profiler",
+    "outside": "between calls (framework, Python)",
+    "stalled": "in long pauses without a call",
+}
+
+#: Parts below this share of the window are not worth a word.
+_SMALL: Final = 0.01
+
+
+def pace_lines(pace: HostPace | None) -> Iterator[str]:
+    """Two or three sentences about the thread that launches the most; none where no launching call was recorded."""
+    if pace is None:
+        return
+    cost = "" if pace.host_ns_per_launch is None else f", one costs the host {fmt.duration(pace.host_ns_per_launch[1])}"
+    standing = (
+        f"ahead of the GPU: {fmt.share(1 - pace.behind_share)} of the work found it busy"
+        if pace.is_ahead
+        else f"behind the GPU: {fmt.share(pace.behind_share)} of the work started as soon as it was launched"
+    )
+    yield f"host: {fmt.count(pace.launches)} launches, {fmt.rate(pace.per_second)}{cost}; it is {standing}"
+    if pace.layer is not None:
+        layer = pace.layer
+        yield (
+            f"a step repeats {fmt.count(layer.launches)} launches {fmt.count(layer.layers)} times; a repetition takes "
+            f"the host {fmt.duration(layer.host_ns)}, its kernels the GPU {fmt.duration(layer.gpu_ns)}"
+        )
+    whole = sum(pace.thread_ns.values())
+    parts = sorted(((spent, name) for name, spent in pace.thread_ns.items() if spent >= _SMALL * whole), reverse=True)
+    shares = (f"{fmt.share(spent / whole)} {_PARTS.get(name, name.replace('-', ' '))}" for spent, name in parts)
+    yield f"time of the launching thread: {', '.join(shares)}"
+
+
+# --- Evidence, ceilings and places of findings as text ---------------------------------------------------------------
+
+
+#: Endings of evidence names, longest first, with what they are written as.
+_ENDINGS: Final = (
+    ("_bytes_per_s", fmt.bandwidth),
+    ("_bytes_per_step", lambda value: f"{fmt.data_size(value)} a step"),
+    ("_ns_per_step", lambda value: f"{fmt.duration(value)} a step"),
+    ("_ns_per_wait", lambda value: f"{fmt.duration(value)} a wait"),
+    ("_per_step", lambda value: f"{fmt.number(value)} a step"),
+    ("_share", fmt.share),
+    ("_bytes", fmt.data_size),
+    ("_count", fmt.number),
+    ("_factor", lambda value: f"{fmt.number(value)}×"),
+    ("_ns", fmt.duration),
+)
+
+_CHANGES: Final = {
+    "free-launches": "launches cost nothing",
+    "cuda-graph": "one CUDA graph a step",
+    "no-synchronization": "no waits inside the step",
+    "async-copies": "pinned, asynchronous copies",
+    "cached-allocation": "no allocations inside the step",
+    "no-host-stall": "no pauses of the host",
+}
+
+#: A factor beyond this says no more than that hardly anything would be left.
+_MANY: Final = 100.0
+
+
+def factor(gain: float | None) -> str:
+    """A factor: `1.23×`; `–` where it is not known."""
+    if gain is None:
+        return fmt.MISSING
+    return f">{_MANY:.0f}×" if gain > _MANY else f"{gain:.2f}×"
+
+
+def gain_words(finding: Finding) -> str:
+    """What the best remedy brings: `about 2.75× (2.34× to 3.20×), at most 3.41×`; empty where nothing is known."""
+    if rule(finding.id).describes:
+        return ""
+    most = "" if finding.bound is None else f"at most {factor(finding.bound)}"
+    if finding.expected is None or finding.expected_interval is None:
+        return most
+    low, high = finding.expected_interval
+    return f"about {factor(finding.expected)} ({factor(low)} to {factor(high)}), {most}"
+
+
+def standing(finding: Finding) -> str:
+    """Severity, confidence and gain in a few words."""
+    gain = gain_words(finding)
+    rest = f", {gain} as fast without it" if gain else ""
+    return f"{finding.severity}, confidence {finding.confidence}{rest}"
+
+
+def evidence_text(evidence: Mapping[str, float]) -> str:
+    """What each number is, in words, and the number with its unit, in one line."""
+    parts = []
+    for name, value in evidence.items():
+        ending, write = next(((end, write) for end, write in _ENDINGS if name.endswith(end)), ("", fmt.number))
+        parts.append(f"{name.removesuffix(ending).replace('_', ' ')} {write(value)}")
+    return ", ".join(parts)
+
+
+def places(finding: Finding) -> str:
+    """The ranges or kernels of a finding in one line."""
+    return ", ".join(fmt.shorten_kernel(name) for name in finding.where)
+
+
+def coverage_lines(diagnosis: Diagnosis) -> Iterator[str]:
+    """How much the diagnosis rests on, and what could not be asked."""
+    covered: Coverage = diagnosis.coverage
+    if covered.wall_ns:
+        steps = "one step" if covered.steps == 1 else f"{fmt.count(covered.steps)} steps"
+        line = (
+            f"rests on: {steps if covered.steps else 'a window without steps'}; findings account for "
+            f"{fmt.share(covered.claimed_ns / covered.wall_ns)} of the time, none of it twice"
+        )
+        if covered.idle_attributed_share is not None:
+            line += f"; the cause is known of {fmt.share(covered.idle_attributed_share)} of the idle time"
+        if covered.counters_share:
+            line += f"; counters stand for {fmt.share(covered.counters_share)} of the kernel time"
+        yield line
+    for reason in covered.unavailable:
+        yield f"not asked: {reason}"
+
+
+# --- A diagnosis as tables: findings, remedies, phases and predictions, each with exact values -----------------------
+
+
+_GAIN: Final = Column("gain", help="how many times as fast without a profiler, by the best remedy")
+_FINDINGS: Final = {
+    column.name: column
+    for column in (
+        Column("rank", pl.Int64),
+        Column("id", title="Finding"),
+        Column("severity", help="by the gain: critical from 1.5×, warning from 1.1×"),
+        Column("confidence", help="how sure the cause is, given what was recorded"),
+        Column("expected", pl.Float64),
+        Column("expected_low", pl.Float64),
+        Column("expected_high", pl.Float64),
+        Column("bound", pl.Float64),
+        Column("gain_ceiling", pl.Float64),
+        Column("title", title="What"),
+        Column("where"),
+        Column("evidence"),
+        Column("remedy", title="First remedy"),
+        Column("refute"),
+        _GAIN,
+        Column("at_most", help="a factor that none of the remedies can beat"),
+    )
+}
+_REMEDIES: Final = (Column("action", title="Do"), Column("how"), Column("expected"))
+_PHASES: Final = (
+    Column("phase"),
+    Column("verdict", title="Limited by"),
+    _GAIN.but(help="time of the phase over its time with the best remedy"),
+    Column("wall_ns", pl.Int64, "GPU work of the phase and the pauses that it ended", title="Time"),
+    Column("busy_share", pl.Float64, "of that time", title="GPU busy"),
+    Column("share", pl.Float64, "of the window"),
+)
+_PREDICTIONS: Final = (
+    Column("change"),
+    Column("what", title="If"),
+    Column("measured_ns", pl.Int64, "wall time of a step, or of the window without steps"),
+    Column("predicted_ns", pl.Int64, "modelled, not measured"),
+    Column("speedup", title="Gain"),
+    Column("model_error", pl.Float64, "how far the model is from the unchanged measurement", kind="share"),
+)
+
+
+def findings_frame(diagnosis: Diagnosis) -> pl.DataFrame:
+    """One row a finding, the worst first; evidence as text, the first remedy for all."""
+    rows = []
+    for rank, found in enumerate(diagnosis.findings, start=1):
+        low, high = found.expected_interval or (None, None)
+        said = {
+            "rank": rank,
+            "expected_low": low,
+            "expected_high": high,
+            "where": places(found),
+            "evidence": evidence_text(found.evidence),
+            "remedy": found.remedies[0].action if found.remedies else None,
+            "gain": factor(found.expected),
+            "at_most": factor(found.bound),
+        }
+        rows.append({name: said[name] if name in said else getattr(found, name) for name in _FINDINGS})
+    return _frame(_FINDINGS.values(), rows)
+
+
+def diagnosis_tables(diagnosis: Diagnosis) -> tuple[Table, ...]:
+    """The findings, and what is known of phases and of changes."""
+    shown = tuple(_FINDINGS[name] for name in ("id", "severity", "gain", "at_most", "confidence", "title", "remedy"))
+    tables = [Table("findings", "Findings, the worst first", shown, findings_frame(diagnosis), limit=None)]
+    if diagnosis.per_phase:
+        phases = (
+            {
+                **vars(part),
+                "gain": factor(part.expected if part.expected is not None else part.gain_ceiling),
+                "busy_share": part.busy_ns / part.wall_ns if part.wall_ns else None,
+                "share": part.share,
+            }
+            for part in diagnosis.per_phase
+        )
+        tables.append(Table("phase-verdicts", "Each phase by itself", _PHASES, _frame(_PHASES, phases), limit=None))
+    if diagnosis.predictions:
+        changes = (
+            {
+                **vars(item),
+                "what": ", ".join(_CHANGES.get(one, one.replace("-", " ")) for one in item.change.split(",")),
+                "speedup": f"{item.speedup:.2f}×",
+            }
+            for item in diagnosis.predictions
+        )
+        caption = "Predictions (modelled): make one change, record again, and compare"
+        tables.append(Table("predictions", caption, _PREDICTIONS, _frame(_PREDICTIONS, changes), limit=None))
+    return tuple(tables)
+
+
+def _frame(columns: Iterable[Column], rows: Iterable[Mapping[str, Any]]) -> pl.DataFrame:
+    schema = {column.name: column.dtype for column in columns}
+    return pl.DataFrame([{name: row[name] for name in schema} for row in rows], schema=schema)
+
+
+# --- The verdict as the opening section of a report ------------------------------------------------------------------
+
+
+def verdict_title(diagnosis: Diagnosis) -> str:
+    """The heading of the section."""
+    return f"Verdict: {diagnosis.verdict}"
+
+
+def verdict_blocks(diagnosis: Diagnosis) -> Iterator[Block | Section]:
+    """What limits the window, what changes would bring, and every finding with evidence and remedies."""
+    yield Paragraph(diagnosis.headline)
+    yield from diagnosis_tables(diagnosis)
+    for line in coverage_lines(diagnosis):
+        yield quiet(fmt.sentence(line))
+    for finding in diagnosis.findings:
+        yield Section(f"finding-{finding.id}", finding.id, tuple(_finding_blocks(finding)))
+
+
+def _finding_blocks(finding: Finding) -> Iterator[Block]:
+    yield Paragraph(f"{finding.title} ({standing(finding)}).")
+    yield Paragraph(f"Evidence: {evidence_text(finding.evidence)}.")
+    if finding.where:
+        yield Paragraph(f"Mostly in: {places(finding)}.")
+    rows = _frame(_REMEDIES, map(vars, finding.remedies))
+    yield Table(f"remedies-{finding.id}", f"Remedies for {finding.id}", _REMEDIES, rows, limit=None)
+    yield quiet(f"What would refute it: {finding.refute}")

@@ -1,0 +1,217 @@
+"""A copy of a profile that can be shared: what identifies people and machines is left out.
+
+Each format's reader builds its copy out of what the analyses read and nothing else (`Reader.scrub`); here the copy is
+proved, by reading both and comparing them value by value, and gets its name.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import lzma
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any, Final
+
+import polars as pl
+
+from warplens.errors import UsageError
+from warplens.profile import Capture, Trace
+from warplens.profile.counters import KernelCounters
+from warplens.profile.measurements import Measurements
+from warplens.readers import EVERYTHING
+from warplens.readers.opening import Asked, Input, plain
+from warplens.readers.scrubbing import ScrubError
+from warplens.secrets import MARK
+
+__all__ = ["ScrubError", "ScrubReport", "scrub"]
+
+#: Compression levels: as small as takes no more than a few seconds for 100 MB.
+_GZIP_LEVEL, _XZ_PRESET, _ZSTD_LEVEL = 6, 6, 10
+
+#: Notes about the original file, not about what was recorded: lines around a table, how a report was opened, files
+#: beside it.
+_OF_THE_FILE: Final = frozenset({"foreign-lines", "converted-report", "older-export"})
+
+#: What a trace lacks that was cut off is lacking for another reason in a copy of what was whole.
+_CUT: Final = frozenset({"truncated-trace", "damaged-events"})
+
+
+@dataclass(frozen=True)
+class ScrubReport:
+    """What `scrub` did, in counts: it never repeats what it removed.
+
+    Attributes:
+        source: name of the file that was read, without folders.
+        target: the copy.
+        source_bytes: size of the original, unpacked.
+        target_bytes: size of the copy, unpacked.
+        compared: tables that were read from both files and found to be the same.
+        tables, rows, texts, searched, words: as in `Removed`.
+    """
+
+    source: str
+    target: Path
+    source_bytes: int
+    target_bytes: int
+    compared: int = 0
+    tables: dict[str, int] = field(default_factory=dict)
+    rows: dict[str, int] = field(default_factory=dict)
+    texts: dict[str, int] = field(default_factory=dict)
+    searched: int = 0
+    words: tuple[str, str] = ("rows of whole tables", "rows of others")
+
+
+def scrub(source: Path, target: Path, *, progress: Callable[[str], None] | None = None) -> ScrubReport:
+    """Copies a profile without what identifies people and machines; analyses of the copy give the same.
+
+    Reads what `warplens.readers` reads: captures of Nsight Systems (the copy is an SQLite export), traces of the
+    PyTorch profiler, reports of Nsight Compute and their CSV exports, CSV files of timings, measurements files; as they
+    are or compressed.
+
+    Before the copy gets its name, it is searched for everything that was removed, and read: it must give the same
+    tables as the original, rewritten texts apart.
+
+    Args:
+        source: the profile; opened read-only and left as it is.
+        target: a file that does not exist yet; compressed if its name ends with .gz, .xz or .zst.
+        progress: is told in a few words, now and then, what is being done.
+
+    Raises:
+        UsageError: the target exists, or its folder does not.
+        UnreadableInputError: the source is damaged or no profile.
+        ScrubError: something identifying was left, or the copy does not give the same; no file is written.
+    """
+    report = progress or (lambda _: None)
+    if target.exists() or target.is_symlink():
+        raise UsageError(f"{target.name}: exists already; scrub writes a new file and changes none")
+    if not target.parent.is_dir():
+        raise UsageError(f"{target.name}: the folder to write it to does not exist")
+    with plain(source, report) as path, _unfinished(target, "") as copy, _unfinished(target, ".packed") as packed:
+        given = Input(path, source, None, report)
+        file = EVERYTHING.reader_of(given).original(given)
+        reader = EVERYTHING.reader_of(file)
+        report(f"{source.name}: copying")
+        removed = reader.scrub(file, copy)
+        report(f"{source.name}: reading the copy")
+        compared = _compared(reader.read(file, Asked()), reader.read(Input(copy, copy), Asked()), source)
+        sizes = path.stat().st_size, copy.stat().st_size
+        _packed(copy, packed, target.suffix).rename(target)
+    return ScrubReport(source.name, target, *sizes, compared, **vars(removed))
+
+
+def _packed(content: Path, packed: Path, suffix: str) -> Path:
+    """The file to be given away: compressed as the suffix of its name says, without name and time of the original."""
+    openers: dict[str, Callable[[IO[bytes]], Any]] = {
+        ".gz": lambda file: gzip.GzipFile("", "wb", _GZIP_LEVEL, file, mtime=0),
+        ".xz": lambda file: lzma.LZMAFile(file, "wb", preset=_XZ_PRESET),  # noqa: SIM115  closed below
+        ".zst": _zstd,
+    }
+    if suffix.lower() not in openers:
+        return content
+    with content.open("rb") as read_from, packed.open("wb") as file, openers[suffix.lower()](file) as write_to:
+        shutil.copyfileobj(read_from, write_to, 2**20)
+    return packed
+
+
+def _zstd(file: IO[bytes]) -> Any:
+    import zstandard
+
+    return zstandard.ZstdCompressor(level=_ZSTD_LEVEL).stream_writer(file, closefd=False)
+
+
+@contextmanager
+def _unfinished(target: Path, suffix: str) -> Iterator[Path]:
+    """A new file beside the target; removed again unless it was renamed."""
+    partial = target.resolve().with_name(f".{target.name}.{os.getpid()}{suffix}.partial")
+    partial.open("xb").close()
+    try:
+        yield partial
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+# --- Whether a copy gives the same: it and the original are read, and their tables compared value by value ------------
+
+
+def _compared(before: object, after: object, source: Path) -> int:
+    """Compares everything that two files say, rewritten texts apart; gives the number of tables.
+
+    Raises:
+        ScrubError: something differs.
+    """
+    for name in ("capture", "session", "units"):
+        one, other = getattr(before, name, None), getattr(after, name, None)
+        if isinstance(one, Capture) and isinstance(other, Capture):
+            _check_captures(one, other, source)
+        elif one != other:
+            raise _differs(source, f"its {name}")
+    tables, others = _tables(before), _tables(after)
+    for name, frame in tables.items():
+        _check_frame(name, frame, others[name], source)
+    return len(tables)
+
+
+def _tables(content: object) -> dict[str, pl.DataFrame]:
+    if isinstance(content, pl.DataFrame):
+        return {"times": content}
+    if isinstance(content, Trace):
+        return {name: table for name, table in vars(content).items() if name != "capture"}
+    if isinstance(content, KernelCounters):
+        return {"launches": content.launches, "metrics": content.metrics, "rules": content.rules}
+    if isinstance(content, Measurements):
+        figures = [name for name, dtype in content.cells.schema.items() if dtype.is_numeric()]
+        return {"figures": content.cells.select(figures), "phases": content.phases, "samples": content.samples}
+    raise TypeError(f"nothing is known about the tables of {type(content).__name__}")
+
+
+def is_rewriting(before: str, after: str) -> bool:
+    """Whether one text is the other with marks in place of what was removed, or without leading folders."""
+    if before == after or (before.endswith(after) and before[-len(after) - 1] in "/\\"):
+        return True
+    kept = MARK.split(after)
+    return len(kept) > 1 and re.fullmatch("(?s:.+?)".join(map(re.escape, kept)), before) is not None
+
+
+def _check_frame(name: str, before: pl.DataFrame, after: pl.DataFrame, source: Path) -> None:
+    if before.columns != after.columns or before.height != after.height:
+        raise _differs(source, name)
+    for column in before.columns:
+        if not _is_same(before[column], after[column]):
+            raise _differs(source, f"{name}.{column}")
+
+
+def _is_same(before: pl.Series, after: pl.Series) -> bool:
+    if isinstance(before.dtype, pl.List):
+        lengths = before.list.len().equals(after.list.len(), null_equal=True)
+        return lengths and _is_same(before.explode(), after.explode())
+    if isinstance(before.dtype, (pl.Enum, pl.Categorical, pl.String)):
+        if before.dtype == after.dtype and before.equals(after, null_equal=True):
+            return True
+        pairs = pl.DataFrame({"before": before.cast(pl.String), "after": after.cast(pl.String)}).unique()
+        if (pairs["before"].is_null() != pairs["after"].is_null()).any():
+            return False
+        return all(is_rewriting(old, new) for old, new in pairs.drop_nulls().iter_rows())
+    return before.dtype == after.dtype and before.equals(after, null_equal=True)
+
+
+def _check_captures(before: Capture, after: Capture, source: Path) -> None:
+    for item in dataclasses.fields(Capture):
+        one, other = getattr(before, item.name), getattr(after, item.name)
+        if item.name == "notes" and any(note.code in _CUT for note in before.notes):
+            continue
+        if item.name == "notes":
+            one, other = ([note for note in notes if note.code not in _OF_THE_FILE] for notes in (one, other))
+        if item.name != "source" and one != other:
+            raise _differs(source, f"capture.{item.name}")
+
+
+def _differs(source: Path, what: str) -> ScrubError:
+    return ScrubError(
+        f"{source.name}: the copy does not say the same as the original ({what}) and was discarded. Please report this"
+    )

@@ -1,0 +1,204 @@
+"""What identifies: paths, addresses, and the names and values that a profile itself lists. Used by `scrub`.
+
+Everything here works on bytes, since texts in profiles need not be UTF-8.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from functools import cached_property
+from hashlib import sha256
+
+_SEGMENT = rb"[^\s/\\\"'<>|;,()\[\]{}\x00]"
+#: Folders inside a path may hold spaces, where a separator follows.
+_FOLDERS = rb"(?:%b+(?: %b+){0,3}[/\\]+)*%b*" % ((_SEGMENT,) * 3)
+_ROOTS = (
+    rb"tmp|var|opt|usr|mnt|media|data|scratch|workspaces?|work|projects?|gpfs|lustre|nfs|net|proc|sys|etc|dev|srv|private"
+    rb"|Volumes|Library|Applications|run|snap|content|kaggle|app|code|src|storage|nobackup|cluster|shared?|export|lib|lib64"
+    rb"|bin|sbin|boot"
+)
+#: Absolute paths. ONNX and TensorRT name layers `/model/layer`: only folders that file systems have count as a root.
+#: Each alternative begins where a word begins, so that a text of any length takes time in proportion to it.
+PATHS = re.compile(
+    rb"(?<!%b)(?<!/)(?:%b|/)*/(?:home|Users|root)/%b" % (_SEGMENT, _SEGMENT, _FOLDERS)
+    + rb"|(?<![\w.)\]>])/(?:%b)/%b" % (_ROOTS, _FOLDERS)
+    + rb"|(?<![A-Za-z])[A-Za-z]:[/\\]+%b" % _FOLDERS
+    + rb"|\\\\[\w.-]+\\%b" % _FOLDERS
+)
+#: Of mail, and of machines in a network.
+ADDRESSES = re.compile(rb"(?<![\w.+-])[\w.+-]+@[\w-]+(?:\.[\w-]+)+|(?<![\w.])\d{1,3}(?:\.\d{1,3}){3}(?![\w.])")
+#: What a scrubbed file may hold nowhere. Whatever matches here is matched by `PATHS`, too.
+FORBIDDEN = re.compile(rb"/(?:home|Users)/[\w.~-]|/root/|(?<![A-Za-z])[A-Za-z]:[/\\]+(?i:users)[/\\]")
+
+_HOME_OWNER = re.compile(rb"(?:/home/|/Users/|[A-Za-z]:[/\\]+[Uu]sers[/\\]+)([^/\\\s\"';:\x00]+)")
+#: Names of settings and environment variables whose values identify somebody, or open something.
+IDENTIFYING = re.compile(
+    rb"USER|LOGNAME|HOST|COMPUTER|CONTAINER|DISPLAY_NAME|MAIL|TOKEN|SECRET|PASS|CREDENTIAL|AUTH|ACCOUNT|API_?KEY|PRIVATE"
+    rb"|ACCESS|LICENSE|PROXY|SESSION_UUID",
+    re.IGNORECASE,
+)
+_COMMAND_LINE = re.compile(rb":(COMMAND|ARGUMENT_\d+|WORKING_DIR)$|_(PATH|FILE)(_ABS)?$")
+#: Values of identifying settings that identify nobody; and words of what stands in place of what was removed.
+_COMMON = frozenset(
+    b"root user users admin administrator localhost local guest default unknown none null true false yes no auto nobody"
+    b" ubuntu debian linux windows docker container python python3 cuda nvidia x86_64 aarch64 production development"
+    b" path removed".split()
+)
+#: Shorter than this, a name is likelier a word than an identity.
+_SHORTEST_NAME = 3
+#: From this length on, and where it is no plain word, a value is redacted inside of words, too.
+_LONGEST_WORD = 15
+
+
+class Secrets:
+    """What is known to identify. Filled while a profile is looked through, before its first text is rewritten.
+
+    Attributes:
+        names: redacted as whole words: hosts, users, short values.
+        values: redacted anywhere: longer identifying values.
+        others: the rest of the environment and the command line. Not redacted (it holds words like `train`), but a
+            copy is searched for them.
+    """
+
+    def __init__(self) -> None:
+        self.names: set[bytes] = set()
+        self.values: set[bytes] = set()
+        self.others: set[bytes] = set()
+
+    @cached_property
+    def pattern(self) -> re.Pattern[bytes] | None:
+        """Matches `names` and `values`; None where there are none. Fixed when it is first asked for."""
+        words = sorted(self.names | self.values, key=len, reverse=True)
+        return re.compile(b"|".join(map(self._expression, words))) if words else None
+
+    @property
+    def all(self) -> frozenset[bytes]:
+        """Everything that a copy is searched for."""
+        return frozenset(self.names | self.values | self.others)
+
+    def _expression(self, word: bytes) -> bytes:
+        escaped = re.escape(word)
+        return rb"(?<![A-Za-z0-9])%b(?![A-Za-z0-9])" % escaped if word in self.names else escaped
+
+    def add_setting(self, name: bytes, value: bytes) -> None:
+        """Takes in a setting of an export of Nsight Systems."""
+        self.add_home_owners(value)
+        if name.endswith(b":ENVIRONMENT_VARIABLE"):
+            self.add_variable(value)
+        elif name == b"DeviceEnvironment":
+            for variable in value.split(b";"):
+                self.add_variable(variable)
+        elif IDENTIFYING.search(name):
+            self.identify(value)
+        elif _COMMAND_LINE.search(name) and value:
+            self.others.add(value)
+
+    def add_variable(self, variable: bytes) -> None:
+        """Takes in a variable of the environment, `NAME=value`."""
+        key, _, value = variable.partition(b"=")
+        value = value.strip(b'"')
+        if IDENTIFYING.search(key):
+            self.identify(value)
+        elif value:
+            self.others.add(value)
+
+    def add_home_owners(self, text: bytes) -> None:
+        """Takes in the owners of the home folders that a text names."""
+        for owner in _HOME_OWNER.findall(text):
+            self.identify(owner)
+
+    def identify(self, value: bytes) -> None:
+        """Takes in a value that identifies, unless it is one that everybody has."""
+        value = value.strip()
+        if len(value) < _SHORTEST_NAME or value.lower() in _COMMON or value.isdigit() or PATHS.fullmatch(value):
+            return
+        is_word = len(value) <= _LONGEST_WORD and re.fullmatch(rb"[A-Za-z0-9]+", value)
+        (self.names if is_word else self.values).add(value)
+
+
+# --- Texts without what identifies: paths become `[path 1]`, `[path 2]`, …, names and addresses `[removed]` -----------
+
+REMOVED = b"[removed]"
+#: What stands in a text in place of what was removed.
+MARK = re.compile(r"\[(?:path \d+|removed)\]")
+
+#: No name or annotation is longer. Such a text goes whole: matching it would take a hundred times its size in memory.
+_LONGEST_TEXT = 2**20
+
+#: The folders of a Python function's file, `/home/ann/project/train.py(12): main`; those of installed packages apart,
+#: below which the path says which function of which library it is.
+_TEXTS_FOLDERS = re.compile(rb"\A\s*(?:(?:[A-Za-z]:)?[/\\]|\.\.?[/\\]|~).*[/\\]", re.DOTALL)
+_INSTALLED = re.compile(rb".*[/\\](?:site-packages|dist-packages|lib[/\\]python\d[\d.]*)[/\\]", re.DOTALL)
+
+
+class Cleaner:
+    """Rewrites texts, the same text always in the same way, and counts."""
+
+    def __init__(self, secrets: Secrets) -> None:
+        self._secrets = secrets
+        self._paths: dict[bytes, bytes] = {}
+        self._texts: dict[str, dict[bytes, bytes]] = {}
+
+    def written(self, place: str, text: bytes) -> bytes:
+        """A text that people wrote, without paths, addresses and secrets."""
+        return self._clean(place, text, self._without_all)
+
+    def function(self, place: str, text: bytes) -> bytes:
+        """The name of a function, without paths. A compiler wrote it: an equal user name in it means nothing."""
+        return self._clean(place, text, lambda name: PATHS.sub(self._numbered, name))
+
+    def python(self, place: str, text: bytes) -> bytes:
+        """Names of Python functions: of their files' folders only those stay that an installed library has."""
+        return self._clean(place, text, self._without_python_folders)
+
+    def _clean(self, place: str, text: bytes, rewrite: Callable[[bytes], bytes]) -> bytes:
+        known = self._texts.setdefault(place, {})
+        key = text if len(text) <= _LONGEST_TEXT else b"long " + sha256(text).digest()
+        if key not in known:
+            known[key] = rewrite(text) if key is text else REMOVED
+        return known[key]
+
+    def _without_all(self, text: bytes) -> bytes:
+        clean = ADDRESSES.sub(REMOVED, PATHS.sub(self._numbered, text))
+        return self._secrets.pattern.sub(REMOVED, clean) if self._secrets.pattern else clean
+
+    def _without_python_folders(self, text: bytes) -> bytes:
+        frames = (_TEXTS_FOLDERS.sub(self._without_folders, frame) for frame in text.split(b";"))
+        return self._without_all(b";".join(frames))
+
+    def rewritten(self) -> dict[str, int]:
+        """How many different texts of each place were rewritten."""
+        counts = {place: sum(old != new for old, new in texts.items()) for place, texts in self._texts.items()}
+        return {place: count for place, count in counts.items() if count}
+
+    def results(self, *kinds: str) -> list[bytes]:
+        """All texts of these places as they came out, each once; of all places where none is named."""
+        return [new for place in kinds or self._texts for new in set(self._texts.get(place, {}).values())]
+
+    def _without_folders(self, found: re.Match[bytes]) -> bytes:
+        folders = found.group()
+        if installed := _INSTALLED.match(folders):
+            return folders[installed.end() :]
+        return self._number(folders) + folders[-1:]
+
+    def _numbered(self, path: re.Match[bytes]) -> bytes:
+        return self._number(path.group())
+
+    def _number(self, path: bytes) -> bytes:
+        """A number for each different path: ranges whose names differ by a path stay different."""
+        return self._paths.setdefault(path, b"[path %d]" % (len(self._paths) + 1))
+
+
+def texts_in(value: object) -> Iterator[str]:
+    """The texts in a value that JSON can hold, names of members among them."""
+    waiting = [value]
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, str):
+            yield part
+        elif isinstance(part, dict):
+            waiting += part.keys()
+            waiting += part.values()
+        elif isinstance(part, list):
+            waiting += part

@@ -1,0 +1,519 @@
+"""A folder of profiles over models × context lengths, and five questions answered for each, from measurements.
+
+(a) How long does a forward pass take, in all and per layer, and does the program's own clock agree?
+(b) Which kernel takes the most GPU time in it, how often does it run in one pass, which model part asks for it, and is
+    it the same one for forward and backward together?
+(c) What do the other kernels take?
+(d) How does a training step divide into forward, backward and optimizer, and what changes in the kernels' shares?
+(e) How does the softmax inside attention compare with the two matrix products, in time and in FLOPs?
+
+A profile that cannot stand for its cell (an aborted step, another model) is kept with the reason and answers nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+import polars as pl
+
+from warplens.analysis.timeline import Timeline
+from warplens.profile import NoteLevel
+from warplens.profile.columns import table
+from warplens.profile.schema import Column
+from warplens.studies.grid.cells import (
+    PythonTime,
+    Unplaced,
+    failed_allocations,
+    incomplete_layers,
+    incomplete_steps,
+    python_batch,
+    python_time,
+    unnamed_phases,
+)
+from warplens.studies.grid.kernels import (
+    KERNEL_USES,
+    LABEL_USES,
+    MODEL_SIZES,
+    ModelSize,
+    PhasedWork,
+    Spread,
+    TopKernel,
+    kernel_use,
+    label_use,
+    model_rank,
+    model_size,
+    phased_work,
+    top_kernel,
+    top_label,
+)
+from warplens.studies.grid.training import (
+    AttentionTime,
+    OptimizerCost,
+    TrainingSplit,
+    attention_time,
+    missing_attention_ranges,
+    optimizer_cost,
+    training_split,
+)
+
+#: The questions, by letter.
+QUESTIONS: Final = {
+    "a": "forward time",
+    "b": "kernel with the most GPU time",
+    "c": "other kernels",
+    "d": "training step",
+    "e": "softmax and matrix products",
+}
+
+
+@dataclass(frozen=True, eq=False)
+class GridCell:
+    """One profile and the cell it is of.
+
+    Attributes:
+        model: name; layers and FLOPs are known of those in `warplens.studies.grid.kernels.MODEL_SIZES`.
+        context: context length in tokens.
+        mode: what one step does (`warplens.studies.grid.cells.MODES`); None to tell it from the profile's ranges.
+        source: the profile's file name.
+        timeline: the profile.
+        batch: sequences in a batch; None where not known.
+    """
+
+    model: str
+    context: int
+    mode: str | None
+    source: str
+    timeline: Timeline
+    batch: int | None = None
+
+
+@dataclass(frozen=True)
+class ForwardTime:
+    """How long a forward pass takes, in each of the ways that a profile can tell; all spreads are over passes, in ns.
+
+    Attributes:
+        host: duration of the forward range on the host; None where the profile has no forward ranges.
+        synchronised: in every pass the host waited inside the range until the GPU work was done, so that `host` is the
+            time of the pass and not of its launching.
+        elapsed: from the range's begin on the host to the end of its GPU work; None where the GPU was not always idle
+            when the range began, so that no such time exists.
+        span: from the begin of the first to the end of the last GPU work.
+        gpu: summed durations of the GPU work.
+        busy: time in which the GPU worked.
+        layers: attention layers; None where not known.
+        layers_counted: the layers were counted in the profile, not taken from the table of models.
+    """
+
+    host: Spread | None
+    synchronised: bool
+    elapsed: Spread | None
+    span: Spread
+    gpu: Spread
+    busy: Spread
+    layers: int | None
+    layers_counted: bool
+
+    @property
+    def time(self) -> Spread:
+        """The time of a pass as a clock around it would show it, as nearly as the profile can tell."""
+        return self.elapsed or self.span
+
+    @property
+    def time_is(self) -> str:
+        """What `time` was taken from."""
+        if self.elapsed is None:
+            return "device span"
+        return "host range, waits inside" if self.synchronised else "host begin to last GPU end"
+
+    @property
+    def per_layer(self) -> Spread | None:
+        """`time` over the layers; the embedding and the head count in."""
+        return self.time.scaled(self.layers) if self.layers else None
+
+    @property
+    def busy_share(self) -> float:
+        """Share of `time` in which the GPU worked, from the medians."""
+        return self.busy.median / self.time.median
+
+
+@dataclass(frozen=True, eq=False)
+class CellAnswers:
+    """What one profile answers for its cell.
+
+    Attributes:
+        model, context, mode, source, batch: of the cell; `mode` None where neither name nor ranges tell it.
+        device, bandwidth: name and memory bandwidth (bytes per second) of the GPU, where known.
+        size: widths of the model, where the table knows it.
+        how: how the steps were found.
+        invalid: why the profile cannot stand for its cell; empty where it can.
+        lacking: question → what to do so that the profile can answer it.
+        notes: what the reader of the numbers must know.
+        forward: (a).
+        python: (a) and (d), the program's own times by phase (`warplens.readers.timings.TIMING_PHASES`).
+        kernel, category: (b), in forward passes.
+        kernel_with_backward: (b), in forward and backward together; None without backward work.
+        kernels, labels: (c), `KERNEL_USES` and `LABEL_USES` of forward passes.
+        training: (d); None for a profile of forward passes.
+        step_labels: (d), `LABEL_USES` of whole training steps.
+        optimizer: (d).
+        attention: (e).
+    """
+
+    model: str
+    context: int
+    mode: str | None
+    source: str
+    batch: int | None
+    device: str | None
+    bandwidth: int | None
+    size: ModelSize | None
+    how: str
+    invalid: tuple[str, ...] = ()
+    lacking: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    forward: ForwardTime | None = None
+    python: Mapping[str, PythonTime] = field(default_factory=dict)
+    kernel: TopKernel | None = None
+    category: TopKernel | None = None
+    kernel_with_backward: TopKernel | None = None
+    kernels: pl.DataFrame = field(default_factory=KERNEL_USES.empty)
+    labels: pl.DataFrame = field(default_factory=LABEL_USES.empty)
+    training: TrainingSplit | None = None
+    step_labels: pl.DataFrame = field(default_factory=LABEL_USES.empty)
+    optimizer: OptimizerCost | None = None
+    attention: AttentionTime | None = None
+
+    @property
+    def place(self) -> tuple[tuple[int, int, str], int, str]:
+        """Sorts by size of the model, then by context as a number, then by mode."""
+        return model_rank(self.model), self.context, self.mode or ""
+
+    def answers(self, question: str) -> bool:
+        """Whether the profile answers a question of `QUESTIONS`."""
+        if self.invalid:
+            return False
+        return {
+            "a": self.forward is not None,
+            "b": self.kernel is not None and "b" not in self.lacking,
+            "c": self.labels.height > 0 and "c" not in self.lacking,
+            "d": self.training is not None,
+            "e": self.attention is not None,
+        }[question]
+
+
+def answer_cell(cell: GridCell, *, timings: pl.DataFrame | None = None, batch: int | None = None) -> CellAnswers:
+    """What one profile answers.
+
+    Args:
+        cell: the profile and its place.
+        timings: the program's own times, as `warplens.readers.timings.read_timings` gives them.
+        batch: sequences in a batch, where the cell does not say.
+    """
+    timeline = cell.timeline
+    phased = phased_work(timeline, step_is_forward=cell.mode == "forward")
+    mode = cell.mode or _mode_of(phased.phases_seen)
+    batch = cell.batch or batch
+    if batch is None and timings is not None:
+        batch = python_batch(timings, cell.model, cell.context)
+    attention = attention_time(timeline, phased)
+    counted = attention.layers if attention else None
+    known = any(size.name == cell.model for size in MODEL_SIZES)
+    size = model_size(cell.model, counted)
+    devices = timeline.trace.capture.devices
+    peak = devices[0].memory_bandwidth_bytes_per_s if devices else None
+    answers = CellAnswers(
+        cell.model, cell.context, mode, cell.source, batch, devices[0].name if devices else None, peak, size, phased.how
+    )
+    invalid = list(incomplete_steps(timeline, phased, mode, size, peak)) if mode else []
+    if (few_layers := incomplete_layers(counted, cell.model)) is not None:
+        invalid.append(few_layers)
+    if invalid:
+        failed = failed_allocations(timeline)
+        evidence = f"{failed:,} memory allocations failed: out of memory" if failed else "out of memory is suspected"
+        invalid.append(evidence)
+    recorded = timeline.trace.capture.notes
+    if blocking := [note.text for note in recorded if note.level is NoteLevel.BLOCKING]:
+        invalid = blocking if timeline.trace.has_device_work else []
+    notes = [note.text for note in recorded if note.level is NoteLevel.WARNING and note.code != "no-ranges"]
+    if known and size is None and not few_layers:
+        notes.append(f"{counted} attention layers are not those of {cell.model}: FLOPs are not modelled")
+    if phased.pass_is_step:
+        notes.append("no range is named after the forward pass: a whole step counts as one, as its name says")
+    answers = replace(
+        answers,
+        invalid=tuple(invalid),
+        notes=tuple(notes),
+        lacking=_lacking(timeline, phased, attention, mode),
+        forward=_forward_time(phased, counted, size),
+        attention=attention,
+    )
+    if mode is not None and timings is not None:
+        phases = timings["phase"].cast(pl.String).unique().sort().to_list()
+        own = {phase: python_time(timings, cell.model, cell.context, mode, phase, batch) for phase in phases}
+        answers = replace(answers, python={phase: time for phase, time in own.items() if time is not None})
+    return _with_kernels(answers, timeline, phased, peak)
+
+
+def _with_kernels(answers: CellAnswers, timeline: Timeline, phased: PhasedWork, peak: int | None) -> CellAnswers:
+    in_passes = phased.pass_work
+    if in_passes.height:
+        answers = replace(
+            answers,
+            kernel=top_kernel(timeline, in_passes),
+            category=top_label(timeline, in_passes),
+            kernels=kernel_use(timeline, in_passes),
+            labels=label_use(in_passes),
+        )
+    if answers.mode in (None, "forward") or not phased.steps or "d" in answers.lacking:
+        return answers
+    both = phased.work.filter(pl.col("phase").is_in(["forward", "backward"]))
+    split = training_split(phased)
+    return replace(
+        answers,
+        kernel_with_backward=top_kernel(timeline, both, "step") if both.height else None,
+        training=split,
+        step_labels=label_use(phased.work, "step"),
+        optimizer=optimizer_cost(phased, split, answers.size, peak) if split else None,
+    )
+
+
+def _forward_time(phased: PhasedWork, counted: int | None, size: ModelSize | None) -> ForwardTime | None:
+    passes = phased.passes
+    spreads = {name: Spread.of(passes[name]) for name in ("host_ns", "elapsed_ns", "span_ns", "gpu_ns", "busy_ns")}
+    span, gpu, busy = spreads["span_ns"], spreads["gpu_ns"], spreads["busy_ns"]
+    if span is None or gpu is None or busy is None:
+        return None
+    return ForwardTime(
+        host=spreads["host_ns"],
+        synchronised=bool(passes["synchronised"].fill_null(False).all()),
+        elapsed=spreads["elapsed_ns"] if not passes["elapsed_ns"].null_count() else None,
+        span=span,
+        gpu=gpu,
+        busy=busy,
+        layers=counted or (size.layers if size else None),
+        layers_counted=counted is not None,
+    )
+
+
+def _lacking(
+    timeline: Timeline, phased: PhasedWork, attention: AttentionTime | None, mode: str | None
+) -> dict[str, str]:
+    if not timeline.trace.has_device_work:
+        notes = (f"{note.text} {note.remedy or ''}".strip() for note in timeline.trace.capture.notes)
+        return dict.fromkeys(QUESTIONS, next(notes, "no GPU work was recorded: use nsys profile --trace=cuda,nvtx"))
+    lacking = {}
+    if not phased.passes.height:
+        advice = "no forward pass can be told apart: put an NVTX range `forward_pass` around the call of the model"
+        if mode is None and phased.steps:
+            advice += ", or, where every step is one forward pass, say so with --cell NAME=MODEL,CONTEXT,forward"
+        lacking = dict.fromkeys("abce", advice)
+    elif hidden := int(phased.passes["hidden_ns"].sum()):
+        share = hidden / int(phased.passes["gpu_ns"].sum())
+        advice = (
+            f"{100 * share:.1f} % of the GPU time lies hidden inside CUDA graphs: record with --cuda-graph-trace=node"
+        )
+        lacking = dict.fromkeys("bc", advice)
+    if mode not in (None, "forward") and (unnamed := unnamed_phases(phased, mode)):
+        lacking["d"] = f"put NVTX ranges around {', '.join(unnamed)}: `forward_pass`, `backward_pass`, `optimizer_step`"
+    if phased.passes.height and attention is None:
+        missing = [f"`{name}`" for name in missing_attention_ranges(timeline)]
+        lacking["e"] = "the ranges inside attention hold no GPU work of a forward pass"
+        if missing:
+            ranges = "the NVTX range" if len(missing) == 1 else "NVTX ranges"
+            lacking["e"] = f"put {ranges} {', '.join(missing)} around the parts of attention"
+    return lacking
+
+
+def _mode_of(phases: frozenset[str]) -> str | None:
+    """What one step does, by the phases that the profile's ranges name."""
+    if "forward" not in phases:
+        return None
+    if "optimizer" in phases:
+        return "train"
+    return "forward+backward" if "backward" in phases else "forward"
+
+
+# --- A folder of profiles over models × context lengths, and five questions answered for each, from measurements -----
+
+
+CELL_STATES: Final = table(
+    "grid: status",
+    "One cell and question. `grid.json`.",
+    "model context",
+    Column("question", pl.String, "`a` to `e`"),
+    Column("state", pl.Enum(["measured", "invalid", "missing"]), "`measured`, `invalid` or `missing`"),
+    Column("detail", pl.String, "the answering file, the reason, or what to do", title="What to run, or the reason"),
+)
+
+#: Models of different widths whose layers take the same time within this factor do not wait for the arithmetic: from
+#: one width of the table to the next, a layer's matrix products grow by 1.5 to 2.6 times.
+_SAME_TIME_PER_LAYER: Final = 1.15
+#: A GPU that works for less than this share of a pass waits for the host in the rest.
+_MOSTLY_BUSY: Final = 0.8
+
+
+@dataclass(frozen=True, eq=False)
+class Grid:
+    """All profiles of a grid with their answers.
+
+    Attributes:
+        cells: by size of the model, context and mode.
+        unplaced: files that are of no cell, or of one that another file already answers for.
+        timed: a file with the program's own times was given.
+    """
+
+    cells: tuple[CellAnswers, ...]
+    unplaced: tuple[Unplaced, ...] = ()
+    timed: bool = False
+
+    @property
+    def models(self) -> list[str]:
+        """The models, smallest first."""
+        return sorted({cell.model for cell in self.cells}, key=model_rank)
+
+    @property
+    def contexts(self) -> list[int]:
+        """The context lengths, shortest first."""
+        return sorted({cell.context for cell in self.cells})
+
+    def of(self, model: str, context: int) -> list[CellAnswers]:
+        """The profiles of one cell."""
+        return [cell for cell in self.cells if (cell.model, cell.context) == (model, context)]
+
+    def answering(self, question: str) -> list[CellAnswers]:
+        """The profiles that answer a question."""
+        return [cell for cell in self.cells if cell.answers(question)]
+
+    def preferred(self, question: str) -> list[CellAnswers]:
+        """One answering profile of each cell: that of forward passes alone where there is one."""
+        chosen: dict[tuple[str, int], CellAnswers] = {}
+        for cell in self.answering(question):
+            best = chosen.setdefault((cell.model, cell.context), cell)
+            if cell.mode == "forward" and best.mode != "forward":
+                chosen[cell.model, cell.context] = cell
+        return list(chosen.values())
+
+    def inference_of(self, training: CellAnswers) -> CellAnswers | None:
+        """The valid profile of forward passes alone for the cell of a training profile; None without one."""
+        found = (cell for cell in self.of(training.model, training.context) if cell.mode == "forward")
+        return next((cell for cell in found if cell.answers("c")), None)
+
+
+def answer_grid(
+    cells: Iterable[GridCell],
+    *,
+    timings: pl.DataFrame | None = None,
+    batch: int | None = None,
+    unplaced: Iterable[Unplaced] = (),
+) -> Grid:
+    """Answers the five questions for every profile. Each profile is dropped before the next is asked for.
+
+    Args:
+        cells: the profiles; an iterator that reads them one by one keeps only one in memory.
+        timings: the program's own times, as `warplens.readers.timings.read_timings` gives them.
+        batch: sequences in a batch, for cells that do not say; FLOPs per second need it.
+        unplaced: files that are of no cell, to be listed.
+    """
+    answered: list[CellAnswers] = []
+    left = list(unplaced)
+    for cell in cells:
+        answers = answer_cell(cell, timings=timings, batch=batch)
+        same = [other for other in answered if other.place == answers.place and not other.invalid]
+        if same and not answers.invalid:
+            left.append(Unplaced(answers.source, f"{same[0].source} is of the same cell and mode"))
+        else:
+            answered.append(answers)
+    ordered = sorted(answered, key=lambda answers: answers.place)
+    return Grid(tuple(_checked_against_inference(ordered)), tuple(left), timings is not None)
+
+
+@dataclass(frozen=True)
+class HostBound:
+    """Models of different widths whose layers take the same time at one context length, while their GPU waits.
+
+    Attributes:
+        context, mode: where.
+        models: at least two, smallest first.
+        least_ns, greatest_ns: time of a forward pass per layer, the extremes among the models.
+        busy_share: the largest share of the pass in which any of their GPUs worked.
+    """
+
+    context: int
+    mode: str
+    models: tuple[str, ...]
+    least_ns: float
+    greatest_ns: float
+    busy_share: float
+
+
+def host_bound(grid: Grid) -> tuple[HostBound, ...]:
+    """Where the host sets the pace of the forward pass, by measurement: per context and mode, if any."""
+    found = []
+    places = sorted({(cell.context, cell.mode or "") for cell in grid.answering("a")})
+    for context, mode in places:
+        waiting = [
+            (cell.model, cell.forward.per_layer.median, cell.forward.busy_share)
+            for cell in grid.answering("a")
+            if (cell.context, cell.mode or "") == (context, mode)
+            and cell.forward is not None
+            and cell.forward.per_layer is not None
+            and cell.forward.busy_share < _MOSTLY_BUSY
+        ]
+        times = [per_layer for _, per_layer, _ in waiting]
+        if len(waiting) >= 2 and max(times) <= _SAME_TIME_PER_LAYER * min(times):
+            models = tuple(model for model, _, _ in waiting)
+            found.append(HostBound(context, mode, models, min(times), max(times), max(busy for _, _, busy in waiting)))
+    return tuple(found)
+
+
+def grid_status(grid: Grid) -> pl.DataFrame:
+    """Which question is answered for which cell, and what is to be done for the others (`CELL_STATES`)."""
+    rows = [
+        (model, context, question, *_state(grid, model, context, question))
+        for model in grid.models
+        for context in grid.contexts
+        for question in QUESTIONS
+    ]
+    return pl.DataFrame(rows, schema=CELL_STATES.schema, orient="row")
+
+
+def _state(grid: Grid, model: str, context: int, question: str) -> tuple[str, str]:
+    profiles = grid.of(model, context)
+    if answering := [cell.source for cell in profiles if cell.answers(question)]:
+        return "measured", ", ".join(answering)
+    wanted = "train" if question == "d" else "forward"
+    of_kind = [cell for cell in profiles if question != "d" or cell.mode != "forward"]
+    if invalid := [cell for cell in of_kind if cell.invalid]:
+        return "invalid", f"{invalid[0].source}: {'; '.join(invalid[0].invalid)}"
+    if lacking := [cell for cell in of_kind if question in cell.lacking]:
+        return "missing", f"{lacking[0].source}: {lacking[0].lacking[question]}"
+    return "missing", record_command(model, context, wanted)
+
+
+def record_command(model: str, context: int, mode: str) -> str:
+    """The command that records a cell under a name that will be recognised."""
+    return f"nsys profile --trace=cuda,nvtx --output={model}_ctx{context}_{mode} python PROGRAM …"
+
+
+def _checked_against_inference(cells: list[CellAnswers]) -> list[CellAnswers]:
+    """A training step cannot take less GPU time than the forward pass alone: such a cell becomes invalid."""
+    alone = {
+        (cell.model, cell.context): cell
+        for cell in cells
+        if cell.mode == "forward" and cell.forward is not None and not cell.invalid
+    }
+    checked = []
+    for cell in cells:
+        inference = alone.get((cell.model, cell.context))
+        if inference is not None and inference.forward is not None and cell.training is not None and not cell.invalid:
+            step_ns = cell.training.gpu_ns / cell.training.steps
+            if step_ns < inference.forward.gpu.median:
+                reason = (
+                    f"a step has less GPU time than the forward pass alone in {inference.source}: "
+                    "it was cut short, or the two are not the same workload"
+                )
+                cell = replace(cell, invalid=(reason,))  # noqa: PLW2901
+        checked.append(cell)
+    return checked

@@ -1,0 +1,359 @@
+"""Which cell of a grid a profile belongs to, its program's own times, and whether its steps ran to their end."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Set
+from dataclasses import dataclass, replace
+from pathlib import PurePath
+from typing import Final
+
+import numpy as np
+import polars as pl
+
+from warplens.analysis.api import api_kind
+from warplens.analysis.quality import aborted_steps
+from warplens.analysis.timeline import Timeline
+from warplens.analysis.window import NO_PHASE, PHASES
+from warplens.errors import UsageError
+from warplens.profile.schema import name_categories
+from warplens.studies.grid.kernels import MODEL_SIZES, ModelSize, PhasedWork, Spread, canonical_model
+
+#: What one step of a profiled program does, from the least to the most.
+MODES: Final = ("forward", "forward+backward", "train")
+
+_SUFFIXES = (".sqlite", ".sqlite3", ".db", ".nsys-rep", ".qdrep", ".json", ".zst", ".gz", ".xz")
+
+_NOT_BEFORE, _NOT_AFTER = r"(?<![a-z0-9])", r"(?![a-z0-9])"
+_MODEL = re.compile(rf"{_NOT_BEFORE}(?:small|medium|large|xl|2[._p-]7b|10b){_NOT_AFTER}")
+_CONTEXT = re.compile(rf"{_NOT_BEFORE}(?:ctx|context|seq|sequence)(?:[_-]?len(?:gth)?)?[_=-]?(\d+){_NOT_AFTER}")
+_BATCH = re.compile(rf"{_NOT_BEFORE}(?:b|bs|batch(?:[_-]?size)?)[_=-]?(\d+){_NOT_AFTER}")
+
+#: A number that stands alone is a context length unless the word before it says that it counts something else.
+_COUNTED = ("steps", "run", "warmup", "iters", "iter", "rank", "seed", "gpu", "gpus", "job", "layers", "heads")
+_PLAIN_NUMBER = re.compile(rf"{_NOT_BEFORE}{''.join(f'(?<!{word}[_-])' for word in _COUNTED)}(\d+){_NOT_AFTER}")
+#: Context lengths in use are multiples of 16 (tensor-core tiles); other numbers are dates, versions and counters.
+_LEAST_CONTEXT, _MOST_CONTEXT, _CONTEXT_MULTIPLE = 16, 1 << 20, 16
+
+#: Words of file names → mode. Tried in this order, and each match is taken out before the next is tried, so that
+#: `fwd_bwd` is not a forward pass.
+_MODE_WORDS: Final[tuple[tuple[re.Pattern[str], str], ...]] = (
+    (re.compile(r"\b(?:fwd|forward)[ +]?(?:and )?(?:bwd|backward)[ +]?(?:and )?opt(?:im(?:izer)?)?\b"), "train"),
+    (re.compile(r"\b(?:fwd|forward)[ +]?(?:and )?(?:bwd|backward)\b"), "forward+backward"),
+    (re.compile(r"\b(?:train(?:ing)?(?: step)?|full(?: step)?)\b"), "train"),
+    (re.compile(r"\b(?:forward(?: only| pass)?|fwd|inference|infer)\b"), "forward"),
+)
+
+
+@dataclass(frozen=True)
+class CellName:
+    """Model, context length, and what one step does (`MODES`; None where that is not said), and the batch if said."""
+
+    model: str
+    context: int
+    mode: str | None = None
+    batch: int | None = None
+
+
+@dataclass(frozen=True)
+class Unplaced:
+    """A profile that belongs to no cell, and why."""
+
+    source: str
+    reason: str
+
+
+def recognise_cell(file_name: str) -> CellName | Unplaced:
+    """The cell that a file name speaks of: `small_ctx512.sqlite`, `lm_2p7b_training_step_1024.sqlite.zst`.
+
+    Upper and lower case are alike; what the name says twice differently is not guessed.
+    """
+    source = PurePath(file_name).name
+    text = plain_name(file_name).lower()
+    models = {model for match in _MODEL.findall(text) if (model := canonical_model(match))}
+    rest = _MODEL.sub(" ", text)
+    batches = {int(number) for number in _BATCH.findall(rest)}
+    rest = _BATCH.sub(" ", rest)
+    contexts = {int(number) for number in _CONTEXT.findall(rest)} or {
+        int(number) for number in _PLAIN_NUMBER.findall(rest) if _is_context(int(number))
+    }
+    modes = _modes(text)
+    if not models or not contexts:
+        missing = " and no ".join(
+            what for what, found in (("model", models), ("context length", contexts)) if not found
+        )
+        return Unplaced(source, f"its name tells no {missing}; {_advice(source)}")
+    told: dict[str, Set[object]] = {"model": models, "context length": contexts, "mode": modes, "batch": batches}
+    for what, found in told.items():
+        if len(found) > 1:
+            listed = ", ".join(sorted(map(str, found)))
+            return Unplaced(source, f"its name tells more than one {what} ({listed}); {_advice(source)}")
+    return CellName(models.pop(), contexts.pop(), next(iter(modes), None), next(iter(batches), None))
+
+
+def parse_cell(text: str) -> tuple[str, CellName]:
+    """Reads `NAME=model,context[,mode]`; the name is that of a profile, with or without its suffix.
+
+    The model may be any word; FLOPs and layers are only known of those in the table.
+
+    Raises:
+        UsageError: the text is not of that form.
+    """
+    name, separator, cell = text.rpartition("=")
+    parts = [part.strip() for part in cell.split(",")]
+    if not separator or not name.strip() or len(parts) not in (2, 3) or not parts[0]:
+        raise UsageError(f"cell {text!r} is not NAME=model,context[,mode] (for example run7=small,512,train)")
+    number = re.fullmatch(r"(?:ctx|seq)?_?(\d+)", parts[1].lower())
+    if number is None or int(number[1]) < 1:
+        raise UsageError(f"cell {text!r}: {parts[1]!r} is not a context length (for example 512)")
+    mode: str | None = None
+    if len(parts) == 3:
+        mode = mode_of_text(parts[2])
+        if mode is None:
+            raise UsageError(f"cell {text!r}: {parts[2]!r} is no kind of step; use {', '.join(MODES)}")
+    return name.strip(), CellName(canonical_model(parts[0]) or parts[0], int(number[1]), mode)
+
+
+def assign_cells(
+    file_names: Iterable[str], given: Mapping[str, CellName] | None = None
+) -> tuple[dict[str, CellName], tuple[Unplaced, ...]]:
+    """The cell of each profile, and the profiles that have none.
+
+    Args:
+        file_names: names of the profiles.
+        given: cells that the user stated (`parse_cell`), by file name with or without suffix; they win over the name.
+
+    Raises:
+        UsageError: a stated name is none of the profiles'.
+    """
+    names = list(file_names)
+    stated = dict(given or {})
+    cells: dict[str, CellName] = {}
+    unplaced: list[Unplaced] = []
+    used: set[str] = set()
+    for file_name in names:
+        keys = (file_name, PurePath(file_name).name, plain_name(file_name))
+        key = next((key for key in keys if key in stated), None)
+        cell = recognise_cell(file_name) if key is None else stated[key]
+        used.update(() if key is None else (key,))
+        if isinstance(cell, Unplaced):
+            unplaced.append(cell)
+        else:
+            cells[file_name] = cell
+    if unknown := [name for name in stated if name not in used]:
+        known = ", ".join(sorted({plain_name(name) for name in names})[:5]) or "none"
+        raise UsageError(f"--cell names {', '.join(map(repr, unknown))}, which is none of the profiles: {known}")
+    return cells, tuple(unplaced)
+
+
+def mode_of_text(text: str) -> str | None:
+    """The kind of step that a text speaks of (`fwd` → `forward`); None for none, or more than one."""
+    modes = _modes(text.lower())
+    return modes.pop() if len(modes) == 1 else None
+
+
+def plain_name(file_name: str) -> str:
+    """The file's name without folders and without the suffixes of profiles and compression."""
+    name = PurePath(file_name).name
+    while (suffix := next((suffix for suffix in _SUFFIXES if name.lower().endswith(suffix)), None)) is not None:
+        name = name[: -len(suffix)]
+    return name
+
+
+def _modes(text: str) -> set[str]:
+    words = re.sub(r"[^a-z0-9+]+", " ", text)
+    found = set()
+    for pattern, mode in _MODE_WORDS:
+        if pattern.search(words):
+            found.add(mode)
+            words = pattern.sub(" ", words)
+    return found
+
+
+def _is_context(number: int) -> bool:
+    return _LEAST_CONTEXT <= number <= _MOST_CONTEXT and number % _CONTEXT_MULTIPLE == 0
+
+
+def _advice(source: str) -> str:
+    return f"say it with --cell {plain_name(source)}=MODEL,CONTEXT[,MODE]"
+
+
+# --- What a program measured itself, beside what its profile shows ---------------------------------------------------
+
+
+@dataclass(frozen=True)
+class PythonTime:
+    """A time by the program's own clock: single measurements, or the statistics that its file gives.
+
+    Attributes:
+        centre_ns: median of the measurements, or the median or mean that the file gives.
+        statistic: `median` or `mean`: what `centre_ns` is.
+        minimum_ns, maximum_ns: least and greatest; None where the file does not give them.
+        deviation_ns: standard deviation; None where the file does not give it.
+        count: number of measurements; None where the file does not say.
+    """
+
+    centre_ns: float
+    statistic: str
+    minimum_ns: float | None
+    maximum_ns: float | None
+    deviation_ns: float | None
+    count: int | None
+
+
+def python_time(
+    timings: pl.DataFrame, model: str, context: int, mode: str, phase: str, batch: int | None = None
+) -> PythonTime | None:
+    """The program's own time of one phase in one cell; None where the file holds none.
+
+    Args:
+        timings: as `warplens.readers.timings.read_timings` gives it; rows without a mode fit every mode.
+        mode: what one step does (`warplens.studies.grid.cells.MODES`).
+        phase: `forward`, `backward`, `optimizer` or `step`.
+        batch: rows with another batch do not fit; None for any.
+    """
+    rows = _rows_of(timings, model, context, batch).filter(pl.col("phase") == phase)
+    if not rows.height:
+        return None
+    modes = {text: text is None or mode_of_text(text) == mode for text in rows["mode"].unique().to_list()}
+    rows = rows.filter(pl.Series([modes[text] for text in rows["mode"]]))
+    samples = Spread.of(rows.filter(pl.col("statistic") == "sample")["time_ns"])
+    if samples is not None:
+        return PythonTime(samples.median, "median", samples.minimum, samples.maximum, None, samples.count)
+    given = dict(rows.select(pl.col("statistic").cast(pl.String), pl.col("time_ns").cast(pl.Float64)).rows())
+    centre = next((name for name in ("median", "mean") if name in given), None)
+    if centre is None:
+        return None
+    counts = rows["samples"].drop_nulls().to_list()
+    return PythonTime(
+        given[centre],
+        centre,
+        given.get("minimum"),
+        given.get("maximum"),
+        given.get("deviation"),
+        counts[0] if counts else None,
+    )
+
+
+def python_batch(timings: pl.DataFrame, model: str, context: int) -> int | None:
+    """The batch size that the file states for a cell; None for none, or more than one."""
+    batches = _rows_of(timings, model, context, None)["batch"].drop_nulls().unique().to_list()
+    return int(batches[0]) if len(batches) == 1 else None
+
+
+def _rows_of(timings: pl.DataFrame, model: str, context: int, batch: int | None) -> pl.DataFrame:
+    written = [text for text in timings["model"].unique().to_list() if (canonical_model(text) or text) == model]
+    fits = pl.col("model").is_in(written) & (pl.col("context") == context)
+    if batch is not None:
+        fits &= pl.col("batch").is_null() | (pl.col("batch") == batch)
+    return timings.filter(fits)
+
+
+# --- Whether the steps of a grid cell ran to their end: what an aborted step measures is no time of that cell --------
+# An out-of-memory error leaves a forward pass without its backward pass, a backward pass without its optimizer, or an
+# optimizer that finds no gradients and skips every parameter. All of them look like a fast step.
+
+
+#: Repetitions of one program run the same kernels, but for a few (a reduction split differently, an occasional print).
+#: A phase with less than this part of the most kernels that it has in any step was cut short.
+_WHOLE_PHASE: Final = 0.9
+
+#: An optimizer at least reads each gradient and reads and writes each parameter, two bytes each in the shortest type.
+_LEAST_OPTIMIZER_BYTES_PER_PARAMETER: Final = 6
+
+#: Work outside of the named phases is a phase without a name only above this share of the GPU time; what lies below it
+#: is a loss that is read back, or gradients that are cleared.
+_WORK_OF_A_PHASE: Final = 0.02
+
+#: `cudaErrorMemoryAllocation` and `CUDA_ERROR_OUT_OF_MEMORY`.
+_OUT_OF_MEMORY: Final = 2
+
+#: The phases that one step has, by what it is said to do.
+_EXPECTED: Final = {"forward": PHASES[:1], "forward+backward": PHASES[:2], "train": PHASES}
+
+
+def incomplete_steps(
+    timeline: Timeline, phased: PhasedWork, mode: str, size: ModelSize | None, peak_bytes_per_s: int | None
+) -> tuple[str, ...]:
+    """Why the steps cannot stand for their cell, one sentence each; empty where nothing speaks against them.
+
+    Args:
+        mode: what one step is said to do (`warplens.studies.grid.cells.MODES`).
+        peak_bytes_per_s: memory bandwidth of the device, where known.
+    """
+    if mode == "forward" or not phased.steps or unnamed_phases(phased, mode):
+        return ()
+    reasons = _absent_phases(phased, mode) + _unequal_phases(phased)
+    forward = phased.phases.filter((pl.col("phase") == "forward") & (pl.col("gpu_ns") > pl.col("wall_ns")))
+    if forward.height:
+        reasons.append(f"in {_steps(forward.height, phased)} the forward pass has more GPU time than the step is long")
+    if not reasons:
+        window = replace(timeline.window("all"), steps=phased.steps)
+        reasons += [reason for aborted in aborted_steps(timeline, window) for reason in aborted.reasons]
+    if mode == "train" and size and peak_bytes_per_s:
+        least_ns = _LEAST_OPTIMIZER_BYTES_PER_PARAMETER * size.parameters / peak_bytes_per_s * 1e9
+        spent = phased.phases.filter((pl.col("phase") == "optimizer") & (pl.col("ops") > 0))["gpu_ns"]
+        if spent.len() and float(np.median(spent.to_numpy())) < least_ns:
+            reasons.append("its optimizer is faster than the memory can read the gradients: it skipped parameters")
+    return tuple(dict.fromkeys(reasons))
+
+
+def unnamed_phases(phased: PhasedWork, mode: str) -> tuple[str, ...]:
+    """The phases that the steps must have and that no range of the profile names, though GPU work is there for them.
+
+    A step that was cut short names its phases, too, up to where it ended; it leaves no work outside of them.
+    """
+    unnamed = tuple(phase for phase in _EXPECTED[mode] if phase not in phased.phases_seen)
+    if not phased.phases_seen:
+        return unnamed
+    outside = phased.phases.filter(pl.col("phase") == NO_PHASE)["gpu_ns"].sum()
+    return unnamed if outside > _WORK_OF_A_PHASE * int(phased.phases["gpu_ns"].sum()) else ()
+
+
+def incomplete_layers(phased_layers: int | None, model: str) -> str | None:
+    """Why a forward pass with so few attention layers cannot be this model's; None where it can."""
+    layers = [size.layers for size in MODEL_SIZES if size.name == model]
+    if phased_layers is None or not layers or phased_layers >= min(layers):
+        return None
+    return (
+        f"its forward pass holds {phased_layers} of the {min(layers)} attention layers of {model}: "
+        "it was cut short, or it is another model (name it with --cell)"
+    )
+
+
+def failed_allocations(timeline: Timeline) -> int:
+    """How many memory allocations failed for lack of memory, as far as the API calls were recorded."""
+    calls = timeline.trace.api_calls
+    allocating = [name for name in name_categories(calls["name"]) if api_kind(name) == "allocation"]
+    failed = calls.filter((pl.col("return_value") == _OUT_OF_MEMORY) & pl.col("name").cast(pl.String).is_in(allocating))
+    return failed.height
+
+
+def _steps(count: int, phased: PhasedWork) -> str:
+    total = len(phased.steps)
+    return f"{count} of {total} steps" if total > 1 else "the only step"
+
+
+def _absent_phases(phased: PhasedWork, mode: str) -> list[str]:
+    """Phases without any GPU work, by the steps that lack them."""
+    idle = (
+        phased.phases.filter(pl.col("phase").is_in(_EXPECTED[mode]) & (pl.col("ops") == 0))
+        .group_by("step", maintain_order=True)
+        .agg(pl.col("phase").str.join(" and no "))
+        .group_by("phase", maintain_order=True)
+        .len()
+    )
+    return [f"{_steps(count, phased)} had no {phases} work on the GPU" for phases, count in idle.rows()]
+
+
+def _unequal_phases(phased: PhasedWork) -> list[str]:
+    """Phases that were cut short in some step, measured by the kernels that they run in the others."""
+    most = pl.col("kernels").max().over("phase")
+    short = phased.phases.filter(
+        pl.col("phase").is_in(PHASES) & (pl.col("kernels") > 0) & (pl.col("kernels") < _WHOLE_PHASE * most)
+    )
+    whole = dict(phased.phases.group_by("phase").agg(pl.col("kernels").max()).rows())
+    return [
+        f"the {row['phase']} of step {row['step']} runs {row['kernels']:,} of {whole[row['phase']]:,} kernels"
+        for row in short.iter_rows(named=True)
+    ]

@@ -1,0 +1,394 @@
+"""Softmax against the two matrix products inside self-attention: measured GPU time, modelled FLOPs, and both ratios.
+
+The parts are told apart by annotated ranges around them, words separated by blanks or by underscores:
+`computing attention scores` (q·kᵀ, scaling, mask), `computing softmax`, `final matmul` (weights·v). A part's time is
+the GPU time of the work launched inside its range; the products are the matrix-product kernels in the first and last.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import polars as pl
+
+from warplens.analysis.timeline import Timeline
+from warplens.analysis.trees import NO_RANGE
+from warplens.analysis.window import NO_PHASE, PHASES
+from warplens.profile.columns import table
+from warplens.profile.schema import Column, name_categories
+from warplens.studies.grid.kernels import (
+    MATMUL,
+    REFERENCE_ADAMW_BYTES_PER_PARAMETER,
+    REFERENCE_ADAMW_LAUNCHES_PER_TENSOR,
+    ModelSize,
+    PhasedWork,
+    Spread,
+    attention_matmul_flops,
+    busy_by_group,
+    flop_ratio,
+    softmax_flops,
+)
+
+# --- Softmax against the two matrix products inside self-attention ---------------------------------------------------
+
+
+#: Part → what its range is called, and the name to give to one that is missing.
+ATTENTION_PARTS: Final[dict[str, tuple[re.Pattern[str], str]]] = {
+    "scores": (re.compile(r"^(?:comput(?:e|ing) )?(?:attention )?scores$"), "computing_attention_scores"),
+    "softmax": (re.compile(r"^(?:comput(?:e|ing) )?(?:attention )?softmax$"), "computing_softmax"),
+    "values": (re.compile(r"^(?:comput(?:e|ing) )?final matmul$"), "final_matmul"),
+}
+
+ATTENTION_TIMES: Final = table(
+    "parts of self-attention",
+    "One forward pass, summed over its layers. The grid document, question e.",
+    Column("pass", pl.Int64, "number of the pass"),
+    Column("layers", pl.Int64, "ranges of the softmax in it"),
+    Column("scores_ns", pl.Int64, "GPU time of the scores (q·kᵀ, scaling, mask)", title="Scores, all"),
+    Column("scores_matmul_ns", pl.Int64, "part of it in matrix products", title="q·kᵀ"),
+    Column("softmax_ns", pl.Int64, "GPU time of the softmax"),
+    Column("softmax_kernels", pl.Int64, "kernels of the softmax", title="Its kernels"),
+    Column("values_ns", pl.Int64, "GPU time of weights · v"),
+    Column("values_matmul_ns", pl.Int64, "part of it in matrix products", title="weights·v"),
+)
+
+#: Reads and writes of one score by a softmax in five kernels: maximum 1, subtraction 2, exponential 2, sum 1, division
+#: 2; by a softmax in one kernel: 2. For other kernel counts the traffic is not known.
+_SOFTMAX_ACCESSES: Final = {5: 8, 1: 2}
+
+_HALF_PRECISION = re.compile(r"half|bfloat16|__nv_bfloat16", re.IGNORECASE)
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionTime:
+    """Time inside self-attention of one profile's forward passes, per layer.
+
+    Attributes:
+        passes: `ATTENTION_TIMES`.
+        layers: attention layers in one pass; None where passes differ.
+        single_precision: the softmax kernels' names speak of fp32 and of no shorter type; None where they say nothing.
+    """
+
+    passes: pl.DataFrame
+    layers: int | None
+    single_precision: bool | None
+
+    def per_layer(self, column: str) -> Spread | None:
+        """GPU time per layer of one of the `…_ns` columns: the spread over passes."""
+        return Spread.of(self.passes[column] / self.passes["layers"])
+
+    @property
+    def products(self) -> Spread | None:
+        """GPU time per layer of the two matrix products' kernels; None where no kernel is known to be one."""
+        products = self.passes["scores_matmul_ns"] + self.passes["values_matmul_ns"]
+        return Spread.of(products / self.passes["layers"]) if self._products_known else None
+
+    @property
+    def runtime_ratio(self) -> Spread | None:
+        """GPU time of the softmax over that of the two products' kernels; the spread over passes."""
+        products = self.passes["scores_matmul_ns"] + self.passes["values_matmul_ns"]
+        return Spread.of(self.passes["softmax_ns"] / products) if self._products_known else None
+
+    @property
+    def range_ratio(self) -> Spread | None:
+        """The same with everything in the products' ranges: scaling and mask count as part of the scores."""
+        return Spread.of(self.passes["softmax_ns"] / (self.passes["scores_ns"] + self.passes["values_ns"]))
+
+    @property
+    def softmax_kernels(self) -> int | None:
+        """Kernels of one softmax; None where layers differ."""
+        each = (self.passes["softmax_kernels"] / self.passes["layers"]).unique().to_list()
+        return int(each[0]) if len(each) == 1 and float(each[0]).is_integer() else None
+
+    @property
+    def _products_known(self) -> bool:
+        return bool((self.passes["scores_matmul_ns"] > 0).all() and (self.passes["values_matmul_ns"] > 0).all())
+
+    def times_slower_per_flop(self, size: ModelSize) -> float | None:
+        """How much longer one FLOP of the softmax takes than one of the products: runtime ratio × FLOP ratio."""
+        ratio = self.runtime_ratio
+        return ratio.median * flop_ratio(size.d_head) if ratio else None
+
+    def product_flops_per_s(self, part: str, size: ModelSize, batch: int, context: int) -> float | None:
+        """Modelled FLOPs of one product (`scores` or `values`) over the measured time of its kernels."""
+        spent = self.per_layer(f"{part}_matmul_ns")
+        flops = attention_matmul_flops(batch, size.heads, context, size.d_head)
+        return flops / (spent.median * 1e-9) if spent and spent.median else None
+
+    def softmax_flops_per_s(self, size: ModelSize, batch: int, context: int) -> float | None:
+        """Modelled FLOPs of the softmax over its measured time."""
+        spent = self.per_layer("softmax_ns")
+        return softmax_flops(batch, size.heads, context) / (spent.median * 1e-9) if spent and spent.median else None
+
+    def softmax_bytes_per_s(self, size: ModelSize, batch: int, context: int) -> float | None:
+        """Modelled memory traffic of the softmax, caches not counted, over its measured time.
+
+        None where the kernels are not those of a known form, or not known to be fp32.
+        """
+        spent, accesses = self.per_layer("softmax_ns"), _SOFTMAX_ACCESSES.get(self.softmax_kernels or 0)
+        if not spent or not spent.median or accesses is None or not self.single_precision:
+            return None
+        return accesses * 4 * batch * size.heads * context**2 / (spent.median * 1e-9)
+
+
+def missing_attention_ranges(timeline: Timeline) -> tuple[str, ...]:
+    """The names of the ranges that the profile would need and has not, in the order of the computation."""
+    texts = {_plain(name) for name in name_categories(timeline.trace.ranges["name"])}
+    return tuple(name for pattern, name in ATTENTION_PARTS.values() if not any(pattern.match(text) for text in texts))
+
+
+def attention_time(timeline: Timeline, phased: PhasedWork) -> AttentionTime | None:
+    """Time inside self-attention in the forward passes of a profile.
+
+    None where a range is missing (`missing_attention_ranges`), or no forward pass holds such ranges.
+    """
+    work = phased.pass_work
+    if missing_attention_ranges(timeline) or not work.height:
+        return None
+    part, instance = _parts(timeline, work)
+    mine = work.with_columns(part, instance).filter(pl.col("part").is_not_null())
+    duration = pl.col("duration_ns")
+    sums = [
+        duration.filter(pl.col("part") == name).sum().alias(f"{name}_ns") for name in ATTENTION_PARTS
+    ] + [
+        duration.filter((pl.col("part") == name) & (pl.col("label") == MATMUL)).sum().alias(f"{name}_matmul_ns")
+        for name in ("scores", "values")
+    ]  # fmt: skip
+    in_softmax = pl.col("part") == "softmax"
+    passes = (
+        mine.group_by("pass")
+        .agg(
+            pl.col("instance").filter(in_softmax).n_unique().cast(pl.Int64).alias("layers"),
+            (in_softmax & (pl.col("kind") == "kernel")).sum().cast(pl.Int64).alias("softmax_kernels"),
+            *sums,
+        )
+        .filter(pl.min_horizontal("layers", "scores_ns", "softmax_ns", "values_ns") > 0)
+        .sort("pass")
+        .select(ATTENTION_TIMES.names)
+    )
+    if not passes.height:
+        return None
+    layers = passes["layers"].unique().to_list()
+    softmax = mine.filter(in_softmax & (pl.col("kind") == "kernel"))
+    names = timeline.trace.kernels["full_name"].gather(softmax["row"]).cast(pl.String).unique().to_list()
+    return AttentionTime(passes, layers[0] if len(layers) == 1 else None, _single_precision(names))
+
+
+def _parts(timeline: Timeline, work: pl.DataFrame) -> tuple[pl.Series, pl.Series]:
+    """The attention part of each row of work, and the row of the range that makes it one; null for neither."""
+    names = timeline.trace.ranges["name"]
+    keys = list(ATTENTION_PARTS)
+    by_name = np.array([_part_number(name) for name in name_categories(names)], dtype=np.int64)
+    own = by_name[names.to_physical().to_numpy()]
+    row = np.arange(len(own), dtype=np.int64)
+    instance = np.r_[timeline.forest.outermost_match(np.where(own > 0, row + 1, 0)) - 1, NO_RANGE]
+    held = instance[work["range"].fill_null(NO_RANGE).to_numpy()]
+    number = np.where(held != NO_RANGE, own[np.maximum(held, 0)], 0)
+    texts = pl.Series([None, *keys], dtype=pl.Enum(keys))
+    found = pl.Series("instance", held)
+    return texts.gather(number).alias("part"), found.set(found == NO_RANGE, None)
+
+
+def _part_number(name: str) -> int:
+    plain = _plain(name)
+    return next((number for number, (pattern, _) in enumerate(ATTENTION_PARTS.values(), 1) if pattern.match(plain)), 0)
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[\s_-]+", " ", name).strip().lower()
+
+
+def _single_precision(kernel_names: list[str]) -> bool | None:
+    if any(_HALF_PRECISION.search(name) for name in kernel_names):
+        return False
+    return True if all("float" in name for name in kernel_names) else None
+
+
+# --- A training step split into forward, backward and optimizer on the device, and what sets the optimizer's pace ----
+
+
+PHASE_SPLIT: Final = table(
+    "training step split",
+    "One phase, summed over the steps. The grid document, question d.",
+    "phase gpu_ns busy_ns span_ns matmul_ns inferred_ns kernels ops share",
+    Column(
+        "matmul_share",
+        pl.Float64,
+        "`matmul_ns` of the phase's own `gpu_ns`; null without work",
+        title="Matrix products",
+    ),
+    share="share of all GPU time",
+)
+
+#: An optimizer whose GPU runs dry for more than the first share of its time waits for launches; below the second, the
+#: launches keep up. In between both matter.
+_LAUNCH_BOUND_ABOVE: Final = 0.2
+_GPU_BOUND_BELOW: Final = 0.05
+
+
+@dataclass(frozen=True, eq=False)
+class TrainingSplit:
+    """The GPU time of a profile's training steps by phase.
+
+    Attributes:
+        phases: `PHASE_SPLIT`; the rows' `gpu_ns` sum to `gpu_ns`.
+        steps: how many steps were added up.
+        wall: wall time of a step.
+        gpu_ns: GPU time of all steps, summed durations.
+        busy_ns: time in which the GPU did anything, of all steps.
+        wall_ns: wall time of all steps.
+    """
+
+    phases: pl.DataFrame
+    steps: int
+    wall: Spread
+    gpu_ns: int
+    busy_ns: int
+    wall_ns: int
+
+    def phase(self, name: str) -> dict[str, int]:
+        """The row of one phase."""
+        return self.phases.row(by_predicate=pl.col("phase") == name, named=True)
+
+    @property
+    def idle_ns(self) -> int:
+        """Time of the steps in which the GPU did nothing."""
+        return self.wall_ns - self.busy_ns
+
+    @property
+    def matmul_share(self) -> float | None:
+        """Share of all GPU time that matrix products take."""
+        return int(self.phases["matmul_ns"].sum()) / self.gpu_ns if self.gpu_ns else None
+
+    @property
+    def residual_ns(self) -> int:
+        """GPU time that no row accounts for; zero by construction, shown because it was not always so elsewhere."""
+        return self.gpu_ns - int(self.phases["gpu_ns"].sum())
+
+
+@dataclass(frozen=True)
+class OptimizerCost:
+    """What one optimizer step costs, and whether launches or the GPU set its pace.
+
+    Attributes:
+        launches: pieces of GPU work in one step, on average.
+        gpu_ns: their GPU time in one step, on average.
+        span_ns: from the first begin to the last end, on average.
+        busy_share: share of the span in which the GPU works.
+        starved_share: share of the span in which it has run dry: the call that launches its next work had not returned
+            when the work before ended.
+        between_share: share of the span that passes between two pieces of work although the next one was launched in
+            time; a GPU needs about 1 µs to start the next kernel of a stream. The three shares sum to 1.
+        launches_per_tensor: launches over the model's parameter tensors; None for unknown models.
+        modelled_bytes_per_s: memory traffic of the assignment's AdamW (fp32, modelled) over the measured GPU time; None
+            where the optimizer does not launch what that AdamW launches.
+        peak_bytes_per_s: memory bandwidth of the device; None where the profile does not say.
+    """
+
+    launches: float
+    gpu_ns: float
+    span_ns: float
+    busy_share: float
+    starved_share: float
+    between_share: float
+    launches_per_tensor: float | None
+    modelled_bytes_per_s: float | None
+    peak_bytes_per_s: int | None
+
+    @property
+    def span_ns_per_launch(self) -> float:
+        """Time from one launch's work to the next one's."""
+        return self.span_ns / self.launches
+
+    @property
+    def gpu_ns_per_launch(self) -> float:
+        """GPU time of one launch."""
+        return self.gpu_ns / self.launches
+
+    @property
+    def bound(self) -> str:
+        """`launches`: the GPU waits for the host; `gpu`: launches keep up with the GPU; `both`: in between."""
+        if self.starved_share > _LAUNCH_BOUND_ABOVE:
+            return "launches"
+        return "gpu" if self.starved_share < _GPU_BOUND_BELOW else "both"
+
+    @property
+    def bandwidth_share(self) -> float | None:
+        """Modelled traffic over the device's bandwidth; None where either is not known."""
+        if self.modelled_bytes_per_s is None or not self.peak_bytes_per_s:
+            return None
+        return self.modelled_bytes_per_s / self.peak_bytes_per_s
+
+
+def training_split(phased: PhasedWork) -> TrainingSplit | None:
+    """The GPU time of the steps by phase; None where there are no steps."""
+    walls = pl.Series([item.duration_ns for item in phased.steps], dtype=pl.Int64)
+    wall = Spread.of(walls)
+    if wall is None:
+        return None
+    work = phased.work
+    total = int(work["duration_ns"].sum())
+    order = {phase: position for position, phase in enumerate((*PHASES, NO_PHASE))}
+    sums = ["gpu_ns", "busy_ns", "span_ns", "matmul_ns", "inferred_ns", "kernels", "ops"]
+    phases = (
+        phased.phases.group_by("phase")
+        .agg(pl.col(sums).sum())
+        .sort(pl.col("phase").replace_strict(order))
+        .with_columns(
+            (pl.col("gpu_ns") / max(1, total)).alias("share"),
+            pl.when(pl.col("gpu_ns") > 0).then(pl.col("matmul_ns") / pl.col("gpu_ns")).alias("matmul_share"),
+        )
+        .select(PHASE_SPLIT.names)
+    )
+    position = {step.index: place for place, step in enumerate(phased.steps)}
+    step = work["step"].replace_strict(position, return_dtype=pl.Int64).to_numpy()
+    # Work may outlast its step by a little; what reaches beyond the end is not this step's time.
+    ends = pl.Series([item.end_ns for item in phased.steps])
+    until = pl.select(pl.min_horizontal(work["end_ns"], ends.gather(step))).to_series()
+    busy = busy_by_group(step, work["start_ns"].to_numpy(), until.to_numpy(), len(phased.steps))
+    return TrainingSplit(phases, len(phased.steps), wall, total, int(busy.sum()), int(walls.sum()))
+
+
+def optimizer_cost(
+    phased: PhasedWork, split: TrainingSplit, size: ModelSize | None, peak_bytes_per_s: int | None
+) -> OptimizerCost | None:
+    """What the optimizer costs; None where it has no work on the GPU.
+
+    Args:
+        split: the same by phase.
+        peak_bytes_per_s: memory bandwidth of the device, where the profile says.
+    """
+    row = split.phase("optimizer")
+    if not row["ops"]:
+        return None
+    starved_ns, between_ns = _gaps(phased.work.filter(pl.col("phase") == "optimizer"))
+    launches, gpu_ns = row["ops"] / split.steps, row["gpu_ns"] / split.steps
+    per_tensor = launches / size.parameter_tensors if size else None
+    modelled = None
+    if size and per_tensor == REFERENCE_ADAMW_LAUNCHES_PER_TENSOR:
+        modelled = REFERENCE_ADAMW_BYTES_PER_PARAMETER * size.parameters / (gpu_ns * 1e-9)
+    return OptimizerCost(
+        launches,
+        gpu_ns,
+        row["span_ns"] / split.steps,
+        row["busy_ns"] / row["span_ns"],
+        starved_ns / row["span_ns"],
+        between_ns / row["span_ns"],
+        per_tensor,
+        modelled,
+        peak_bytes_per_s,
+    )
+
+
+def _gaps(work: pl.DataFrame) -> tuple[int, int]:
+    """Time between pieces of work of a step: while the next was not launched yet, and although it was."""
+    reach = pl.col("end_ns").cum_max().shift(1).over("step")
+    gaps = work.sort("step", "start_ns").select(
+        pl.max_horizontal(pl.col("start_ns") - reach, pl.lit(0)).alias("gap"),
+        (pl.col("launch_end_ns") > reach).fill_null(False).alias("late"),
+    )
+    late = int(gaps.filter("late")["gap"].sum())
+    return late, int(gaps["gap"].sum()) - late

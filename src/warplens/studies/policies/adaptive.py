@@ -1,0 +1,475 @@
+"""`AdaptiveModule`: runs the faster of its sides for each shape, as a policy says; with one set of weights for all."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from operator import index
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+
+import torch
+from torch import nn
+
+from warplens.errors import UsageError
+from warplens.studies.policies.choosing import Policy
+from warplens.studies.policies.files import read_policy
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+#: Settings of an input of this shape, by name of the policy's axes.
+Features: TypeAlias = Callable[[Sequence[int]], Mapping[str, Any]]
+
+#: Where the settings that name a size stand in a shape: images are [batch, channels, height, width], texts
+#: [batch, tokens] or [batch, tokens, width].
+_DIMENSIONS: Final = {
+    "batch": 0,
+    "batch_size": 0,
+    "height": -2,
+    "width": -1,
+    "input_size": -1,
+    "resolution": -1,
+    "tokens": 1,
+    "context": 1,
+    "seq_len": 1,
+    "sequence_length": 1,
+}
+
+#: The one setting that is no size and yet known: how the call reaches the GPU.
+EXECUTION: Final = "execution"
+
+
+def known_dimensions() -> dict[str, int]:
+    """Dimension of the input that each setting is read from where the user gives no function."""
+    return dict(_DIMENSIONS)
+
+
+def features_of(policy: Policy, fixed: Mapping[str, Any]) -> Features:
+    """The function that reads a policy's axes off a shape.
+
+    Args:
+        policy: whose axes are needed.
+        fixed: settings that no shape shows, such as `{"mode": "forward"}`; they go before the shape.
+
+    Raises:
+        UsageError: an axis that is neither fixed nor a dimension of an input, or a fixed setting that is no axis.
+    """
+    names = [axis.name for axis in policy.axes]
+    if strange := [name for name in fixed if name not in names and name not in policy.shared]:
+        raise UsageError(f"the policy knows no setting {strange[0]!r}; it chooses by {', '.join(names)}")
+    read = {name: _DIMENSIONS[name] for name in names if name in _DIMENSIONS and name not in fixed}
+    if unknown := [name for name in names if name not in read and name not in fixed and name != EXECUTION]:
+        raise UsageError(
+            f"no dimension of an input is known to be {unknown[0]!r}, which the policy chooses by: give it in settings "
+            "if it is always the same, or give a function features(shape)"
+        )
+    return _FromShape(tuple(read.items()), dict(fixed))
+
+
+@dataclass(frozen=True)
+class _FromShape:
+    """Reads dimensions off a shape; a class, so that modules that hold one can be pickled."""
+
+    read: tuple[tuple[str, int], ...]
+    fixed: Mapping[str, Any]
+
+    def __call__(self, shape: Sequence[int]) -> dict[str, Any]:
+        for name, dimension in self.read:
+            if not -len(shape) <= dimension < len(shape):
+                raise UsageError(f"an input of shape {tuple(shape)} has no dimension {dimension}, the policy's {name}")
+        return {name: int(shape[dimension]) for name, dimension in self.read} | dict(self.fixed)
+
+
+# --- The chosen side of each shape as one CUDA graph -----------------------------------------------------------------
+
+
+#: Calls on a side stream before a recording: libraries set themselves up in them, which a graph must not record.
+_CALLS_BEFORE: Final = 3
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A shape's graph.
+
+    Attributes:
+        side: what it runs.
+        input: the tensor that it reads. Who writes inputs into it, and calls with it, saves a copy.
+        output: the tensor that it writes, anew with every call.
+        graph: the graph.
+    """
+
+    side: str
+    input: torch.Tensor
+    output: Any
+    graph: torch.cuda.CUDAGraph
+
+
+class GraphedModule:
+    """Calls an adaptive module by replaying a CUDA graph where there is one for the shape.
+
+    Each shape's side is chosen for execution as a graph, which is another one than in eager execution where launches
+    are what limits. The output of a replay is overwritten by the next one of that shape: copy it to keep it. Graphs
+    share their memory, and a graph has one input: calls must not overlap, neither on several streams nor in several
+    threads.
+
+    Weights are read where they are when the graphs are recorded. Changing them in place is seen by the graphs; moving
+    or replacing them is not.
+
+    Args:
+        module: in evaluation mode, on a GPU.
+        shapes: of inputs to record.
+        dtype: of the inputs; by default that of the module's weights.
+
+    Raises:
+        UsageError: the module is in training mode or on no GPU.
+    """
+
+    def __init__(
+        self, module: AdaptiveModule, shapes: Sequence[Sequence[int]], dtype: torch.dtype | None = None
+    ) -> None:
+        device = module._device()
+        if module.training:
+            raise UsageError("a graph replays one pass of inference: call eval() before graphed()")
+        if device.type != "cuda":
+            raise UsageError(f"a CUDA graph needs a CUDA device, and the module is on {device}")
+        weights = [tensor for tensor in module.baseline.parameters() if tensor.is_floating_point()]
+        self.module = module
+        self.recorded: dict[Sequence[int], Recorded] = {}
+        pool = None
+        for shape in shapes:
+            taken = _record(module, shape, dtype or weights[0].dtype, device, pool)
+            pool = pool or taken.graph.pool()
+            self.recorded[torch.Size(shape)] = taken
+
+    def __call__(self, x: torch.Tensor) -> Any:
+        """The output of the side that is chosen for the shape of the input; a shape without a graph runs as usual."""
+        taken = self.recorded.get(x.shape)
+        if taken is None:
+            return self.module(x)
+        if x is not taken.input:
+            taken.input.copy_(x.detach() if x.requires_grad else x)
+        taken.graph.replay()
+        return taken.output
+
+
+def _record(
+    module: AdaptiveModule, shape: Sequence[int], dtype: torch.dtype, device: torch.device, pool: Any
+) -> Recorded:
+    side = module._explained(torch.Size(shape), device, "graph").side
+    chosen = module.get_submodule(module._child_of[side])
+    # No tensor of inference mode, for those cannot be written to outside of it.
+    example = torch.zeros(*shape, dtype=dtype, device=device)
+    with torch.cuda.device(device), torch.inference_mode():
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(_CALLS_BEFORE):
+                chosen(example)
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=pool):
+            output = chosen(example)
+    return Recorded(side, example, output, graph)
+
+
+# --- One set of weights for all sides, which differ in what they compute and not in what they know -------------------
+
+
+#: Which weights of a side become the baseline's: those of the same name that are equal, all of the same name, shape,
+#: type and device, or none.
+Share: TypeAlias = Literal["equal", "all", "none"]
+
+
+def shared_names(baseline: nn.Module, side: nn.Module, share: Share) -> list[str]:
+    """Names of the parameters and buffers of a side that can be the baseline's own."""
+    if share == "none":
+        return []
+    own = dict(_tensors(baseline))
+    return [name for name, tensor in _tensors(side) if name in own and _fits(own[name], tensor, share)]
+
+
+def _tensors(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    yield from module.named_parameters(remove_duplicate=False)
+    yield from module.named_buffers(remove_duplicate=False)
+
+
+def _fits(own: torch.Tensor, other: torch.Tensor, share: Share) -> bool:
+    if own is other:
+        return True
+    alike = own.shape == other.shape and own.dtype == other.dtype and own.device == other.device
+    if not alike or isinstance(own, torch.nn.Parameter) != isinstance(other, torch.nn.Parameter):
+        return False
+    return share == "all" or (not own.is_meta and torch.equal(own, other))
+
+
+def tie(baseline: nn.Module, side: nn.Module, names: Sequence[str]) -> None:
+    """Make the side's tensors of these names the baseline's own."""
+    for name in names:
+        path, _, last = name.rpartition(".")
+        source, target = baseline.get_submodule(path), side.get_submodule(path)
+        if last in source._parameters:
+            target._parameters[last] = source._parameters[last]
+        else:
+            target._buffers[last] = source._buffers[last]
+
+
+# --- A module that runs the faster of its sides for each shape -------------------------------------------------------
+
+
+#: Names of the sides as children. What is only a variant's stands under its name in the state.
+_BASELINE: Final = "baseline"
+_VARIANT: Final = "variant"
+
+Elsewhere: TypeAlias = Literal["fallback", "policy"]
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Which side runs for an input, and why.
+
+    Attributes:
+        side: name of the side in the policy.
+        reason: as `choosing.Choice` has it, or `training`: a module in training mode runs its baseline.
+        settings: what the policy was asked for.
+        times_ns: measured or estimated time of each side; empty where nothing is known.
+    """
+
+    side: str
+    reason: str
+    settings: Mapping[str, Any]
+    times_ns: Mapping[str, float] = field(default_factory=dict)
+
+
+class AdaptiveModule(nn.Module):
+    """Runs the side that a policy expects to be fastest for the shape of the input.
+
+    The choice is made once a shape, and kept. Outside the range of the policy, and on another GPU than it was fitted
+    on, the policy's fallback runs, which is the baseline. In training mode the baseline runs: a policy is fitted to
+    inference.
+
+    The sides must accept the same inputs. They need not give the same outputs (a token reduction approximates), so that
+    outputs may depend on which side is faster.
+
+    Weights that the sides have in common are held once. The state (`state_dict`) is that of the baseline under the
+    baseline's own names, so that checkpoints of the plain model fit; what only a variant has is added as `variant.…`.
+
+    Under `torch.compile` the choice is made while tracing, and every shape is traced by itself, for the shapes decide;
+    see `torch._dynamo.config.recompile_limit`. With CUDA graphs, see `graphed`.
+
+    Threads may call it at the same time: two that meet a new shape make the same choice twice.
+
+    Args:
+        baseline: run where nothing better is known.
+        variant: the other side; for a policy of more than two, a mapping from the names of its sides to modules.
+        policy: or the path of its file.
+        features: from a shape to the policy's settings; by default, sizes are read off the shape by their names
+            (docs/how-to/policy.md).
+        settings: of the policy that no shape shows and that are always the same. `execution` is known: `eager`,
+            `compile` while PyTorch traces, `graph` in `graphed`.
+        share: which weights the sides hold in common, see `warplens.studies.policies.adaptive`.
+        elsewhere: what to do on another GPU than the policy's: run its fallback, or trust the policy all the same.
+
+    Raises:
+        UsageError: sides that the policy does not have, or an axis that nothing says a value of.
+        UnreadableInputError: the policy file is none.
+    """
+
+    def __init__(
+        self,
+        baseline: nn.Module,
+        variant: nn.Module | Mapping[str, nn.Module],
+        policy: Policy | Path | str,
+        features: Features | None = None,
+        *,
+        settings: Mapping[str, Any] | None = None,
+        share: Share = "equal",
+        elsewhere: Elsewhere = "fallback",
+    ) -> None:
+        super().__init__()
+        self.policy = policy if isinstance(policy, Policy) else read_policy(policy)
+        self.elsewhere = elsewhere
+        self._fixed = dict(settings or {})
+        self._features = features or features_of(self.policy, self._fixed)
+        self._child_of = {self.policy.baseline: _BASELINE}
+        self._shared: dict[str, list[str]] = {}
+        self._chosen: dict[Sequence[int], str] = {}
+        self._policies: dict[torch.device, Policy] = {}
+        self._warned = False
+        self.baseline = baseline
+        for number, (name, module) in enumerate(self._variants(variant).items()):
+            child = _VARIANT if number == 0 else f"{_VARIANT}_{number + 1}"
+            self._child_of[name] = child
+            self._shared[child] = shared_names(baseline, module, share)
+            tie(baseline, module, self._shared[child])
+            self.add_module(child, module)
+        self._check_names()
+        self.register_load_state_dict_pre_hook(_rename_before_loading)
+        # With `assign=True` each side gets a tensor of its own from the state.
+        self.register_load_state_dict_post_hook(_tie_after_loading)
+
+    def _variants(self, variant: nn.Module | Mapping[str, nn.Module]) -> dict[str, nn.Module]:
+        names = [side.name for side in self.policy.sides[1:]]
+        if isinstance(variant, nn.Module):
+            if len(names) > 1:
+                raise UsageError(f"the policy has more than one variant: give a module for each of {', '.join(names)}")
+            return {names[0]: variant}
+        if set(variant) != set(names):
+            raise UsageError(f"the policy's variants are {', '.join(names)}, not {', '.join(variant)}")
+        return {name: variant[name] for name in names}
+
+    def _check_names(self) -> None:
+        taken = {name.partition(".")[0] for name in self.baseline.state_dict()}
+        if clash := sorted(taken & set(self._shared)):
+            raise UsageError(f"the baseline has a part called {clash[0]!r}, which names a side here: rename it")
+
+    # ── running ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The output of the side that is chosen for the shape of the first input, be it given by place or by name.
+
+        Raises:
+            UsageError: that input is no tensor.
+        """
+        x = args[0] if args else next(iter(kwargs.values()), None)
+        if not isinstance(x, torch.Tensor):
+            raise UsageError(
+                f"the shape of the first input decides which side runs, and it is no tensor: {type(x).__name__}"
+            )
+        if torch.compiler.is_compiling():
+            return getattr(self, self._child_traced(x))(*args, **kwargs)
+        child = self._chosen.get(x.shape)
+        if child is None:
+            child = self._chosen[x.shape] = self._child_of[self.explain(x).side]
+        return self._modules[child](*args, **kwargs)
+
+    def _child_traced(self, x: torch.Tensor) -> str:
+        # `index` makes a size that PyTorch would leave open a fixed one: the traced program is that of one shape.
+        return _constant_choice(self, tuple([index(size) for size in x.shape]), self.training, str(x.device))
+
+    def explain(self, x: torch.Tensor | Sequence[int], execution: str | None = None) -> Explanation:
+        """Which side runs for an input, and why.
+
+        Args:
+            x: the input, or its shape (then on the device of the module's weights).
+            execution: how the call reaches the GPU: `eager`, `compile`, `graph`; by default as it is now.
+        """
+        shape, device = (x.shape, x.device) if isinstance(x, torch.Tensor) else (tuple(x), self._device())
+        return self._explained(shape, device, execution or "eager")
+
+    def _explained(self, shape: Sequence[int], device: torch.device, execution: str) -> Explanation:
+        settings = dict(self._features(shape))
+        if any(axis.name == EXECUTION for axis in self.policy.axes):
+            settings.setdefault(EXECUTION, execution)
+        if self.training:
+            return Explanation(self.policy.baseline, "training", settings)
+        choice = self._policy_on(device).choose(**settings)
+        return Explanation(choice.side, choice.reason, settings, choice.times_ns)
+
+    def _device(self) -> torch.device:
+        for tensor in self.baseline.parameters():
+            return tensor.device
+        return torch.device("cpu")
+
+    def _policy_on(self, device: torch.device) -> Policy:
+        policy = self._policies.get(device)
+        if policy is None:
+            policy = self._policies[device] = self._judged(_device_name(device))
+        return policy
+
+    def _judged(self, device: str) -> Policy:
+        """The policy as it is asked on a device; says once if it is another one than it was fitted on."""
+        here = self.policy.on(device)
+        if here.elsewhere and not self._warned:
+            self._warned = True
+            fitted = self.policy.environment["device"]
+            what = "is used all the same" if self.elsewhere == "policy" else f"its fallback {self._fallback()!r} runs"
+            warnings.warn(
+                f"the policy was fitted on {fitted}, and this is {device}: {what}. Fit one here with "
+                "`warplens policy fit`",
+                UserWarning,
+                stacklevel=5,
+            )
+        return self.policy if self.elsewhere == "policy" else here
+
+    def _fallback(self) -> str:
+        return self.policy.sides[self.policy.fallback].name
+
+    def graphed(self, shapes: Sequence[Sequence[int]], dtype: torch.dtype | None = None) -> GraphedModule:
+        """Each of these shapes' chosen side as one CUDA graph; other shapes run as usual.
+
+        Args:
+            shapes: of inputs to record.
+            dtype: of the inputs; by default that of the module's weights.
+
+        Raises:
+            UsageError: the module is in training mode or on no GPU, or the policy knows no graphs.
+        """
+        return GraphedModule(self, shapes, dtype)
+
+    # ── weights, modes, devices ───────────────────────────────────────────────────────────────────────────────────────
+
+    def train(self, mode: bool = True) -> AdaptiveModule:
+        """Training mode, in which the baseline runs, or evaluation."""
+        self._chosen.clear()
+        super().train(mode)
+        return self
+
+    def _apply(self, fn: Any, recurse: bool = True) -> AdaptiveModule:
+        # Moves and conversions handle each child by itself, which would part the buffers that they share.
+        super()._apply(fn, recurse)
+        self._tie()
+        self._chosen.clear()
+        return self
+
+    def _tie(self) -> None:
+        for child, names in self._shared.items():
+            tie(self.baseline, self.get_submodule(child), names)
+
+    def state_dict(self, *args: Any, destination: Any = None, prefix: str = "", keep_vars: bool = False) -> Any:
+        """The state of the baseline under its own names, and what only a variant has under `variant.…`."""
+        given = [*args, *(destination, prefix, keep_vars)[len(args) :]]  # PyTorch's order, before these were named
+        destination, prefix, keep_vars = given[0], str(given[1]), bool(given[2])
+        state = self.baseline.state_dict(destination=destination, prefix=prefix, keep_vars=keep_vars)
+        for child, shared in self._shared.items():
+            own = self.get_submodule(child).state_dict(prefix=f"{prefix}{child}.", keep_vars=keep_vars)
+            start = len(prefix) + len(child) + 1
+            state.update({name: value for name, value in own.items() if name[start:] not in shared})
+        return state
+
+    def extra_repr(self) -> str:
+        """Says in `print(module)` what is chosen by."""
+        return f"by {', '.join(axis.name for axis in self.policy.axes)}; fallback {self._fallback()}"
+
+
+def _rename_before_loading(module: AdaptiveModule, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    """Give the state the names of the children, which PyTorch looks for."""
+    own = {name[len(prefix) :]: state.pop(name) for name in list(state) if name.startswith(prefix)}
+    for name, value in own.items():
+        if name.partition(".")[0] in module._shared:
+            state[prefix + name] = value
+            continue
+        state[f"{prefix}{_BASELINE}.{name}"] = value
+        for child, shared in module._shared.items():
+            if name in shared:
+                state[f"{prefix}{child}.{name}"] = value
+
+
+def _tie_after_loading(module: AdaptiveModule, _: Any) -> None:
+    module._tie()
+
+
+def _device_name(device: torch.device) -> str:
+    return str(torch.cuda.get_device_name(device)) if device.type == "cuda" else device.type.upper()
+
+
+def _constant_choice(module: AdaptiveModule, shape: tuple[int, ...], training: bool, device: str) -> str:
+    """The child to run, decided while PyTorch traces; it guards on the shape and the mode by itself."""
+    return module._child_of[module._explained(shape, torch.device(device), "compile").side]
+
+
+# What `torch.compiler.assume_constant_result` does; the decorator would import the compiler, which takes seconds, into
+# every program that never compiles.
+_constant_choice._dynamo_marked_constant = True  # type: ignore[attr-defined]

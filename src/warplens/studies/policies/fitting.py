@@ -1,0 +1,349 @@
+"""A policy from a sweep: what to run at each point, how to go between the points, and what that is expected to cost."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from warplens.errors import UsageError
+from warplens.studies.policies.choosing import (
+    RULES,
+    Axis,
+    Grid,
+    GridPoint,
+    Place,
+    Policy,
+    Rule,
+    Side,
+    Times,
+    Value,
+    estimated,
+    is_number,
+    picked,
+)
+from warplens.studies.policies.regret import CellRegret, Regret, fitted_curves, regret_at, summary
+
+if TYPE_CHECKING:
+    from warplens.compare.statistics import Samples
+    from warplens.studies.sweeps.sweep import Cell, Sweep
+
+
+#: A side must be faster than the baseline by more than this share: less is within what a host does from run to run,
+#: and half of the 2 % by which no choice may be wrong.
+_MARGIN: Final = 0.01
+
+#: A choice that costs no more than this is as good as right: what a policy promises.
+_RIGHT: Final = 0.02
+
+#: Facts of a measurement's environment that a policy keeps: what would make it wrong elsewhere.
+_KEPT: Final = ("driver", "cuda")
+
+
+@dataclass(frozen=True)
+class PointTimes:
+    """What was measured at a point.
+
+    Attributes:
+        settings: its value on each axis.
+        times_ns: typical time of each side, the baseline first; None where it was not, or could not be, measured.
+        samples: durations behind them, where known; they decide whether a difference is one.
+    """
+
+    settings: Mapping[str, Value]
+    times_ns: Times
+    samples: tuple[Samples | None, ...] = field(default=())
+
+
+def fit_policy(sweeps: Sweep | Sequence[Sweep], *, margin: float = _MARGIN, fallback: str | None = None) -> Policy:
+    """The policy that sweeps suggest.
+
+    Args:
+        sweeps: one; or several of the same file with the same baseline, each of which adds a side.
+        margin: a side must be faster than the baseline by more than this share to be chosen.
+        fallback: name of the side to run outside the fitted range and on other machines; by default the baseline.
+
+    Raises:
+        UsageError: sweeps that do not belong together, without a point, or whose settings are no numbers or words.
+    """
+    given = [sweeps] if not isinstance(sweeps, Sequence) else list(sweeps)
+    _check_together(given)
+    first = given[0]
+    identities = [first.baseline, *(sweep.variant for sweep in given)]
+    names = _names(identities)
+    shared = {
+        name: value
+        for name, value in first.shared.items()
+        if all(name in sweep.shared and sweep.shared[name] == value for sweep in given)
+    }
+    return fit_points(
+        _points(given),
+        sides=[Side(name, dict(settings)) for name, settings in zip(names, identities, strict=True)],
+        axes=first.axes,
+        source=first.source,
+        workload=first.workload,
+        shared=shared,
+        environment=first.environment,
+        margin=margin,
+        fallback=fallback,
+    )
+
+
+def _check_together(sweeps: Sequence[Sweep]) -> None:
+    if not sweeps:
+        raise UsageError("a policy needs a sweep")
+    first = sweeps[0]
+    for other in sweeps[1:]:
+        if other.source != first.source:
+            raise UsageError(f"{first.source} and {other.source}: sides of one policy must be measured in one file")
+        if set(other.axes) != set(first.axes):
+            raise UsageError(
+                f"{first.source}: its sides vary over different settings: {', '.join(first.axes)}, and "
+                f"{', '.join(other.axes)}"
+            )
+
+
+def _points(sweeps: Sequence[Sweep]) -> list[PointTimes]:
+    """The points of all sweeps, each with the baseline and one side a sweep."""
+    axes = sweeps[0].axes
+    found: dict[Place, list[Cell | None]] = {}
+    for number, sweep in enumerate(sweeps, start=1):
+        for point in sweep.points:
+            cells = found.setdefault(tuple(point.settings[name] for name in axes), [None] * (len(sweeps) + 1))
+            cells[0] = cells[0] or point.baseline
+            cells[number] = point.variant
+    return [
+        PointTimes(
+            dict(zip(axes, at, strict=True)),
+            tuple(cell.time_ns if cell is not None else None for cell in cells),
+            tuple(cell.wall if cell is not None else None for cell in cells),
+        )
+        for at, cells in found.items()
+    ]
+
+
+def _names(identities: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A name of each side from as few of its settings as tell all of them apart."""
+    settings = list(dict.fromkeys(name for identity in identities for name in identity))
+    for count in range(1, len(settings) + 1):
+        names = [
+            ",".join(f"{name}={identity[name]}" for name in settings[:count] if name in identity)
+            for identity in identities
+        ]
+        if all(names) and len(set(names)) == len(names):
+            return names
+    raise UsageError("two sides of the policy have the same settings; name settings that tell them apart")
+
+
+def fit_points(
+    points: Sequence[PointTimes],
+    *,
+    sides: Sequence[Side],
+    axes: Sequence[str],
+    source: str,
+    workload: str,
+    shared: Mapping[str, Any] | None = None,
+    environment: Mapping[str, Any] | None = None,
+    margin: float = _MARGIN,
+    fallback: str | None = None,
+) -> Policy:
+    """The policy that measured points suggest; what `fit_policy` does, without a file.
+
+    Args:
+        points: what was measured, each point once.
+        sides: to choose from, the baseline first, in the order of the points' times.
+        axes: settings to choose by.
+        source, workload, shared, environment: see `Policy`; the environment as in a measurements file.
+        margin, fallback: see `fit_policy`.
+
+    Raises:
+        UsageError: no point was measured, or a setting is neither a number nor a word.
+    """
+    if not 0 <= margin < 1:
+        raise UsageError(f"the margin is a share from 0 to below 1, not {margin:g}")
+    names = [side.name for side in sides]
+    if fallback is not None and fallback not in names:
+        raise UsageError(f"no side is called {fallback!r}; there are {', '.join(names)}")
+    measured = {
+        tuple(point.settings[name] for name in axes): point
+        for point in points
+        if any(time is not None for time in point.times_ns)
+    }
+    if not measured:
+        raise UsageError(f"{source}: no point of the sweep was measured")
+    found = _axes(axes, list(measured), source)
+    chosen = [_grid_point(at, point, margin) for at, point in measured.items()]
+    times = {point.at: point.times_ns for point in chosen}
+    side = names.index(fallback) if fallback is not None else 0
+    held_out = _HeldOut(found, {point.at: point for point in chosen}, names, margin, side)
+    curves = fitted_curves(found, times, len(names))
+    rules = [rule for rule in RULES if rule != "host-or-work" or curves is not None]
+    rule = min(rules, key=lambda rule: (held_out.score(rule), rules.index(rule)))
+    return Policy(
+        source=source,
+        workload=workload,
+        shared=dict(shared or {}),
+        sides=tuple(sides),
+        axes=found,
+        points=tuple(chosen),
+        rule=rule,
+        curves=curves if rule == "host-or-work" else None,
+        margin=margin,
+        fallback=side,
+        regret=_regret(chosen, names, held_out, rule),
+        environment=_environment(environment or {}),
+    )
+
+
+def _environment(facts: Mapping[str, Any]) -> dict[str, str]:
+    device, versions = facts.get("device") or {}, facts.get("versions") or {}
+    kept = {"device": device.get("name"), "torch": versions.get("torch")}
+    kept |= {name: facts.get(name) for name in _KEPT}
+    return {name: str(value) for name, value in kept.items() if value is not None}
+
+
+def _axes(names: Sequence[str], places: Sequence[Place], source: str) -> tuple[Axis, ...]:
+    axes = []
+    for position, name in enumerate(names):
+        values = list(dict.fromkeys(place[position] for place in places))
+        for value in values:
+            finite = math.isfinite(value) if isinstance(value, int | float) else value is None or isinstance(value, str)
+            if not finite:
+                raise UsageError(f"{source}: {name} is {value!r}, neither a number nor a word")
+        numeric = all(is_number(value) for value in values)
+        axes.append(Axis(name, tuple(sorted(values) if numeric else values)))  # type: ignore[type-var]
+    return tuple(axes)
+
+
+def _grid_point(at: Place, point: PointTimes, margin: float) -> GridPoint:
+    side = picked(point.times_ns, margin)
+    samples = point.samples
+    if side == 0 or not samples or (before := samples[0]) is None or (after := samples[side]) is None:
+        return GridPoint(at, point.times_ns, side, None)
+    from warplens.compare.statistics import compare
+
+    decided = compare(before, after, margin=margin).verdict == "faster"
+    return GridPoint(at, point.times_ns, side if decided else 0, decided)
+
+
+def _regret(chosen: Sequence[GridPoint], names: Sequence[str], held_out: _HeldOut, rule: Rule) -> dict[str, Regret]:
+    at_points = [regret_at(point.at, point.times_ns, point.side, names, "measured") for point in chosen]
+    return {
+        "measured": summary(cell for cell in at_points if cell is not None),
+        "held-out": summary(held_out.between(rule)),
+        "edge": summary(held_out.edges(rule)),
+    }
+
+
+class _HeldOut:
+    """Values of the numeric axes, left out one after another; what is chosen there without them."""
+
+    def __init__(
+        self,
+        axes: tuple[Axis, ...],
+        points: Mapping[Place, GridPoint],
+        names: Sequence[str],
+        margin: float,
+        fallback: int,
+    ) -> None:
+        self.names, self.margin, self.fallback = names, margin, fallback
+        self._folds = list(_folds(axes, points, len(names)))
+        self._points = points
+
+    def between(self, rule: Rule) -> list[CellRegret]:
+        """At values between others, with this rule."""
+        return self._cells(rule, edges=False)
+
+    def edges(self, rule: Rule) -> list[CellRegret]:
+        """At the least and the greatest values, which lie outside the range of the others: there, the fallback runs."""
+        return self._cells(rule, edges=True)
+
+    def score(self, rule: Rule) -> tuple[float, float, float]:
+        """How bad a rule is: worst wrong choice between values, mean cost of all choices, mean error of the ratios.
+
+        The rules are also asked beyond the range, where no policy is: who is right there has understood more.
+        """
+        between = self.between(rule)
+        costs = [_cost(cell) for cell in between]
+        beyond = [_cost(cell) for cell in self._cells(rule, edges=True, trusted=True)]
+        worst, every = max((cost for cost in costs if cost > _RIGHT), default=0.0), [*costs, *beyond]
+        errors = list(self._errors(rule))
+        mean_error = sum(errors) / len(errors) if errors else math.inf
+        return worst, sum(every) / len(every) if every else 0.0, mean_error
+
+    def _cells(self, rule: Rule, *, edges: bool, trusted: bool = False) -> list[CellRegret]:
+        found = []
+        for fold in self._folds:
+            if fold.edge != edges:
+                continue
+            for at in fold.left_out:
+                times = self._points[at].times_ns
+                if edges and not trusted:
+                    cell = regret_at(at, times, self.fallback, self.names, "outside")
+                else:
+                    cell = regret_at(at, times, self._side(fold, at, rule), self.names, "interpolated")
+                found += [cell] if cell is not None else []
+        return found
+
+    def _side(self, fold: _Fold, at: Place, rule: Rule) -> int:
+        """As `Policy.choose` does it."""
+        times = estimated(fold.grid, at, rule, clamped=fold.edge)
+        if times is None:
+            return self.fallback
+        corners = [] if fold.edge else fold.grid.corners(at) or []
+        around = {self._points[corner.at].side for corner in corners}
+        return around.pop() if len(around) == 1 else picked(times, self.margin)
+
+    def _errors(self, rule: Rule) -> list[float]:
+        """Errors of the ratios to the baseline, as logarithms."""
+        errors = []
+        for fold in self._folds:
+            for at in fold.left_out:
+                times, truth = estimated(fold.grid, at, rule, clamped=fold.edge), self._points[at].times_ns
+                if times is None or times[0] is None or truth[0] is None:
+                    continue
+                for guess, right in zip(times[1:], truth[1:], strict=True):
+                    if guess is not None and right is not None:
+                        errors.append(abs(math.log(guess / times[0]) - math.log(right / truth[0])))
+        return errors
+
+
+@dataclass(frozen=True)
+class _Fold:
+    """A value left out.
+
+    Attributes:
+        grid: what is left.
+        left_out: the points with that value.
+        edge: whether it is the least or the greatest of its axis.
+    """
+
+    grid: Grid
+    left_out: tuple[Place, ...]
+    edge: bool
+
+
+def _folds(axes: tuple[Axis, ...], points: Mapping[Place, GridPoint], sides: int) -> list[_Fold]:
+    folds = []
+    for position, axis in enumerate(axes):
+        if not axis.numeric or len(axis.values) < 2:
+            continue
+        for value in axis.values:
+            kept = tuple(known for known in axis.values if known != value)
+            rest = (*axes[:position], Axis(axis.name, kept), *axes[position + 1 :])
+            times = {at: point.times_ns for at, point in points.items() if at[position] != value}
+            left_out = tuple(at for at in points if at[position] == value)
+            folds.append(
+                _Fold(
+                    Grid(rest, times, fitted_curves(rest, times, sides)),
+                    left_out,
+                    edge=value in (axis.values[0], axis.values[-1]),
+                )
+            )
+    return folds
+
+
+def _cost(cell: CellRegret) -> float:
+    """A choice that cannot run is worse than any that is slow."""
+    return cell.share if cell.share is not None else 1e9

@@ -1,0 +1,421 @@
+"""The report of a study (token reduction, language model, attention): its answer, its tables, then every cell."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import polars as pl
+
+from warplens.errors import MissingDataError
+from warplens.report import text as fmt
+from warplens.report.document import Document, Figure, Paragraph, Section, Table, TableColumn
+from warplens.report.measured import doubts_of, measured_document, measured_facts
+from warplens.studies.grid.kernels import model_rank, model_size
+from warplens.studies.reports.token_reduction import token_sections, token_tables
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from warplens.profile.measurements import Measurements
+    from warplens.report.document import Block
+
+
+def varying(measurements: Measurements) -> list[str]:
+    """The settings that differ between cells; the first one if none does."""
+    cells = measurements.cells
+    found = [name for name in measurements.settings if cells.get_column(name).n_unique() > 1]
+    return found or list(measurements.settings[:1])
+
+
+def missing_table(measurements: Measurements) -> Table | None:
+    """A row for each cell that was not measured; None if all were."""
+    names = varying(measurements)
+    rows = measurements.cells.filter(pl.col("status") != "measured").select(*names, "status", "reason")
+    if rows.is_empty():
+        return None
+    columns = [
+        TableColumn(name, name.replace("_", " ").capitalize(), "count" if rows.schema[name].is_integer() else "text")
+        for name in names
+    ]
+    columns += [TableColumn("status", "Outcome", "text"), TableColumn("reason", "Reason", "text")]
+    return Table("missing-cells", "Cells without figures", tuple(columns), rows)
+
+
+# --- The attention study: the rate of every kernel over length, and own flash attention against the best backend -----
+
+
+#: Kernels of this package in the order in which theory says that they get faster; all others are PyTorch's.
+_OWN: Final = ("naive", "tiled", "flash")
+_BACKEND: Final = "sdpa-"
+
+#: From this length on a flash kernel has enough blocks to be judged by.
+_LONG: Final = 2048
+
+_PROBLEM: Final = ("mode", "dtype", "head_dim", "causal", "heads")
+
+
+def attention_sections(measurements: Measurements) -> tuple[str, tuple[Section, ...]]:
+    """The answer in one or two sentences, and a section for each kind of problem."""
+    rates = _rates(measurements)
+    against = flash_against_best(rates)
+    sections = [_problem_section(rates, against, problem) for problem in _problems(rates)]
+    words = (
+        "TFLOP/s by the convention 4·B·H·S²·D, half of that with a causal mask, 2.5 times that for the gradients; a "
+        "kernel that failed its check against float64 is not timed."
+    )
+    how = Section("reading", "How to read this", (Paragraph(words, quiet=True),))
+    return " ".join(_answers(rates, against)), (*sections, how)
+
+
+def attention_tables(measurements: Measurements) -> dict[str, pl.DataFrame]:
+    """The tables of the report, with exact values."""
+    rates = _rates(measurements)
+    return {"rates": rates, "flash_against_best": flash_against_best(rates)}
+
+
+def _rates(measurements: Measurements) -> pl.DataFrame:
+    """A row for each kernel and problem."""
+    return measurements.cells.select(
+        "kernel", "seq_len", *_PROBLEM, "batch", pl.col("status").cast(pl.String), "reason", "flops_per_s",
+        time_ns=pl.coalesce("gpu_ns", "latency_ns"), peak_allocated_bytes="peak_allocated_bytes",
+    )  # fmt: skip
+
+
+def _problems(rates: pl.DataFrame) -> list[dict[str, Any]]:
+    return rates.select(_PROBLEM).unique(maintain_order=True).to_dicts()
+
+
+def flash_against_best(rates: pl.DataFrame) -> pl.DataFrame:
+    """Own flash attention as a share of the fastest of PyTorch's kernels, where both were measured."""
+    keys = ["seq_len", *_PROBLEM]
+    measured = rates.filter(pl.col("status") == "measured")
+    best = (
+        measured.filter(pl.col("kernel").str.starts_with(_BACKEND))
+        .sort("flops_per_s", descending=True)
+        .group_by(keys, maintain_order=True)
+        .agg(best=pl.col("kernel").first(), best_flops_per_s=pl.col("flops_per_s").first())
+    )
+    own = measured.filter(pl.col("kernel") == "flash").select(*keys, flash_flops_per_s="flops_per_s")
+    joined = own.join(best, on=keys, how="inner", maintain_order="left")
+    return joined.with_columns(of_best_share=pl.col("flash_flops_per_s") / pl.col("best_flops_per_s"))
+
+
+def _named(problem: dict[str, Any]) -> str:
+    mask = "causal" if problem["causal"] else "no mask"
+    return f"{problem['mode']}, head dimension {problem['head_dim']}, {mask}, {problem['dtype']}"
+
+
+def _of(frame: pl.DataFrame, problem: dict[str, Any]) -> pl.DataFrame:
+    return frame.filter(pl.all_horizontal(pl.col(name) == value for name, value in problem.items()))
+
+
+def _problem_section(rates: pl.DataFrame, against: pl.DataFrame, problem: dict[str, Any]) -> Section:
+    rows, name = _of(rates, problem), _named(problem)
+    id_ = "-".join(str(problem[key]).lower() for key in _PROBLEM)
+    kernels = rows.get_column("kernel").unique(maintain_order=True).to_list()
+    matrix = rows.pivot("kernel", index=["seq_len", "batch"], values="flops_per_s", aggregate_function="first")
+    share = _of(against, problem).select("seq_len", "best", "of_best_share")
+    matrix = matrix.join(share, on="seq_len", how="left", maintain_order="left").sort("seq_len")
+    columns = [TableColumn("seq_len", "Length", "count"), TableColumn("batch", "Batch", "count")]
+    columns += [TableColumn(kernel, kernel, "flops") for kernel in kernels]
+    if share.height:
+        columns += [
+            TableColumn("best", "Best of PyTorch", "text"),
+            TableColumn("of_best_share", "flash / best", "share", "Rate of flash over that of the best backend."),
+        ]
+    blocks: list[Block] = [Table(f"rates-{id_}", f"Rate: {name}", tuple(columns), matrix, limit=None)]
+    drawn = rows.filter(pl.col("flops_per_s").is_not_null())
+    if drawn.get_column("seq_len").n_unique() > 1:
+        blocks.insert(0, _figure(drawn, id_, name))
+    return Section(f"problem-{id_}", name[0].upper() + name[1:], tuple(blocks))
+
+
+def _figure(rows: pl.DataFrame, id_: str, name: str) -> Figure:
+    from warplens.report.charts.overtime import curve_chart
+
+    points = rows.select(series="kernel", x="seq_len", y="flops_per_s").sort("x", maintain_order=True)
+    return Figure(
+        f"curves-{id_}",
+        f"Rate over sequence length: {name}.",
+        curve_chart(points, x_title="sequence length", y_title="rate", kind="flops"),
+        f"Lines with the rate of {rows.get_column('kernel').n_unique()} kernels over sequence length.",
+    )
+
+
+def _answers(rates: pl.DataFrame, against: pl.DataFrame) -> list[str]:
+    measured = rates.filter(pl.col("status") == "measured")
+    sentences = [f"{fmt.count(measured.height)} of {fmt.plural(rates.height, 'cell')} were measured."]
+    longer = against.filter(pl.col("seq_len") >= _LONG)
+    shown, where = (longer, f"From {_LONG:,} tokens on") if longer.height else (against, "At the lengths measured")
+    if shown.height:
+        shares = shown.get_column("of_best_share").to_list()
+        sentences.append(
+            f"{where}, own flash attention reaches {fmt.share(min(shares))} to {fmt.share(max(shares))} of the best of "
+            "PyTorch's backends."
+        )
+    sentences.append(_order_sentence(measured.filter(pl.col("seq_len") >= _LONG)))
+    return [sentence for sentence in sentences if sentence]
+
+
+def _order_sentence(measured: pl.DataFrame) -> str:
+    """Whether naive, tiled and flash get faster in that order."""
+    wrong, held = [], 0
+    for problem in measured.select("seq_len", *_PROBLEM).unique(maintain_order=True).to_dicts():
+        by_kernel = dict(_of(measured, problem).select("kernel", "flops_per_s").rows())
+        found = [by_kernel[kernel] for kernel in _OWN if by_kernel.get(kernel)]
+        if len(found) < len(_OWN):
+            continue
+        if found == sorted(found):
+            held += 1
+        else:
+            wrong.append(f"{problem['seq_len']:,} tokens ({_named(problem)})")
+    if not held and not wrong:
+        return ""
+    if wrong:
+        return f"The order naive, tiled, flash is broken at {'; '.join(wrong)}."
+    return f"Naive, tiled and flash get faster in that order at all {fmt.plural(held, 'problem')} of that length."
+
+
+# --- The language-model grid: step times by size and context, training against forward, and who decides the pace -----
+
+
+#: Time a layer of different sizes counts as the same up to this share …
+_SAME_LAYER_TIME: Final = 0.2
+#: … which says something only if the larger layer has at least so many times the FLOPs of the smaller.
+_MUCH_MORE_WORK: Final = 1.5
+
+_MODES: Final = {"forward": "Forward pass", "forward-backward": "Forward and backward pass", "train": "Training step"}
+
+#: Settings that make a grid of their own, beside mode.
+_APART: Final = ("precision", "execution", "optimizer", "batch")
+
+
+def lm_sections(measurements: Measurements) -> tuple[str, tuple[Section, ...]]:
+    """The answer in one or two sentences, and the sections."""
+    steps = _steps(measurements)
+    sections = [_matrix_section(steps, mode) for mode in _MODES if mode in steps.get_column("mode").to_list()]
+    ratios, layers = training_ratios(steps), layer_times(steps)
+    sentences = _host_sentences(layers)
+    if ratios.height:
+        table = Table(
+            "training-ratio", "Training step over forward pass",
+            (*_cell_columns(steps), TableColumn("forward_ns", "Forward", "duration_ns"),
+             TableColumn("train_ns", "Training step", "duration_ns"),
+             TableColumn("ratio", "Ratio", "number", "3 would be the ratio of FLOPs, without the optimizer.")),
+            ratios, limit=None,
+        )  # fmt: skip
+        sections.append(Section("training", "Training against forward", (table,)))
+    if layers.height:
+        table = Table(
+            "layer-times", "Time a layer, forward",
+            (*_cell_columns(steps), TableColumn("layers", "Layers", "count"),
+             TableColumn("layer_ns", "Time a layer", "duration_ns"),
+             TableColumn("layer_flops", "Work a layer", "flop_count"),
+             TableColumn("flops_per_s", "Rate", "flops")),
+            layers, limit=None,
+        )  # fmt: skip
+        words = "Where the host issues launches more slowly than the GPU works, a layer takes as long at every width."
+        blocks: tuple[Block, ...] = (table, *(Paragraph(text) for text in sentences), Paragraph(words, quiet=True))
+        sections.append(Section("layers", "Who decides the pace", blocks))
+    return " ".join([_answer(steps), *sentences[:1]]).strip(), tuple(sections)
+
+
+def lm_tables(measurements: Measurements) -> dict[str, pl.DataFrame]:
+    """The tables of the report, with exact values."""
+    steps = _steps(measurements)
+    return {"steps": steps, "training_ratios": training_ratios(steps), "layer_times": layer_times(steps)}
+
+
+def _steps(measurements: Measurements) -> pl.DataFrame:
+    """A row for each cell, the sizes in rising order."""
+    rows = measurements.cells.with_columns(
+        pl.col("status").cast(pl.String),
+        rank=pl.col("size").map_elements(lambda name: model_rank(name)[1], return_dtype=pl.Int64),
+        layers=pl.Series([_layers(row, detail) for row, detail in _with_details(measurements)], dtype=pl.Int64),
+    )
+    keep = [name for name in _APART if rows.get_column(name).n_unique() > 1 and name != "optimizer"]
+    names = ("size", "context", "mode", *keep, "status", "latency_ns", "latency_low_ns", "latency_high_ns", "flops")
+    return rows.sort("rank", "context", maintain_order=True).select(
+        *names, "flops_per_s", "peak_allocated_bytes", "layers"
+    )
+
+
+def _with_details(measurements: Measurements) -> list[tuple[dict[str, Any], Any]]:
+    return list(zip(measurements.cells.iter_rows(named=True), measurements.details, strict=True))
+
+
+def _layers(row: dict[str, Any], details: Any) -> int | None:
+    found = details.get("layers")
+    size = model_size(row["size"].removesuffix("-2026"))
+    return found if found is not None else size.layers if size else None
+
+
+def _apart(steps: pl.DataFrame) -> list[str]:
+    return [name for name in _APART if name in steps.columns]
+
+
+def _cell_columns(steps: pl.DataFrame) -> tuple[TableColumn, ...]:
+    extra = (TableColumn(name, name.capitalize(), "text") for name in _apart(steps))
+    return (TableColumn("size", "Size", "text"), TableColumn("context", "Context", "count"), *extra)
+
+
+def _matrix_section(steps: pl.DataFrame, mode: str) -> Section:
+    """Sizes down, contexts across; what was not measured stays empty."""
+    rows = steps.filter(pl.col("mode") == mode)
+    contexts = sorted(set(rows.get_column("context").to_list()))
+    index = ["size", *_apart(steps)]
+    blocks = []
+    for key, title, kind in (
+        ("latency_ns", "median wall time of a step", "duration_ns"),
+        ("flops_per_s", "modelled FLOPs over measured time", "flops"),
+        ("peak_allocated_bytes", "peak memory of tensors", "bytes"),
+    ):
+        if rows.get_column(key).null_count() == rows.height:
+            continue
+        matrix = rows.pivot("context", index=index, values=key, aggregate_function="first", maintain_order=True)
+        columns = [TableColumn(name, name.capitalize(), "text") for name in index]
+        columns += [TableColumn(str(context), f"{context:,}", kind) for context in contexts]  # type: ignore[arg-type]
+        caption = f"{_MODES[mode]}: {title}, by context"
+        blocks.append(Table(f"{mode}-{key.replace('_', '-')}", caption, tuple(columns), matrix, limit=None))
+    return Section(mode, _MODES[mode], tuple(blocks))
+
+
+def training_ratios(steps: pl.DataFrame) -> pl.DataFrame:
+    """Cells of which both a forward pass and a training step were measured, and the ratio of their times."""
+    keys = ["size", "context", *_apart(steps)]
+    measured = steps.filter(pl.col("status") == "measured")
+    sides = [
+        measured.filter(pl.col("mode") == mode).select(*keys, pl.col("latency_ns").alias(f"{mode}_ns"))
+        for mode in ("forward", "train")
+    ]
+    joined = sides[0].join(sides[1], on=keys, how="inner", maintain_order="left")
+    return joined.with_columns(ratio=pl.col("train_ns") / pl.col("forward_ns"))
+
+
+def layer_times(steps: pl.DataFrame) -> pl.DataFrame:
+    """Time and work of a layer in the forward passes that were measured."""
+    rows = steps.filter(
+        (pl.col("status") == "measured") & (pl.col("mode") == "forward") & pl.col("layers").is_not_null()
+    )
+    return rows.select(
+        "size", "context", *_apart(steps), "layers",
+        layer_ns=pl.col("latency_ns") / pl.col("layers"),
+        layer_flops=pl.col("flops") / pl.col("layers"),
+        flops_per_s="flops_per_s",
+    )  # fmt: skip
+
+
+def _host_sentences(layers: pl.DataFrame) -> list[str]:
+    """For each context at which a layer takes as long in several sizes: the host decides there."""
+    sentences = []
+    for key, group in layers.group_by("context", *_apart(layers), maintain_order=True):
+        rows = group.to_dicts()
+        alike = [rows[0]]
+        for row in rows[1:]:
+            if abs(row["layer_ns"] / rows[0]["layer_ns"] - 1) > _SAME_LAYER_TIME:
+                break
+            alike.append(row)
+        more = alike[-1]["layer_flops"] / alike[0]["layer_flops"]
+        if len(alike) > 1 and more >= _MUCH_MORE_WORK:
+            times = [row["layer_ns"] for row in alike]
+            sentences.append(
+                f"At context {key[0]:,}, a layer takes {fmt.duration(min(times))} to {fmt.duration(max(times))} from "
+                f"{alike[0]['size']} to {alike[-1]['size']}, though its work grows {more:.1f}-fold: the host decides "
+                "the pace there, not the GPU."
+            )
+    return sentences
+
+
+def _answer(steps: pl.DataFrame) -> str:
+    measured = steps.filter(pl.col("status") == "measured")
+    lost = steps.filter(pl.col("status") == "out-of-memory").height
+    text = f"{fmt.count(measured.height)} of {fmt.plural(steps.height, 'cell')} were measured"
+    text += f", {fmt.count(lost)} ran out of memory" if lost else ""
+    rates = measured.drop_nulls("flops_per_s").sort("flops_per_s")
+    if rates.height:
+        best = rates.row(-1, named=True)
+        text += (
+            f"; the highest rate is {fmt.flop_rate(best['flops_per_s'])}, of {best['size']} at context "
+            f"{best['context']:,} ({_MODES[best['mode']].lower()})"
+        )
+    return f"{text}."
+
+
+# --- The report of a study: its answer first, then its tables, then every cell ---------------------------------------
+
+
+_TITLES: Final = {
+    "token-reduction": "Token reduction: fewer FLOPs, and when that is less time",
+    "lm": "The language model over sizes and contexts",
+    "attention": "Attention kernels over sequence length",
+}
+
+_SECTIONS: Final[dict[str, Callable[[Measurements], tuple[str, tuple[Section, ...]]]]] = {
+    "token-reduction": token_sections,
+    "lm": lm_sections,
+    "attention": attention_sections,
+}
+
+_TABLES: Final[dict[str, Callable[[Measurements], dict[str, pl.DataFrame]]]] = {
+    "token-reduction": token_tables,
+    "lm": lm_tables,
+    "attention": attention_tables,
+}
+
+
+def study_document(measurements: Measurements) -> Document:
+    """The report of a study.
+
+    Raises:
+        MissingDataError: no study measures this workload.
+    """
+    _check(measurements)
+    answer, sections = _SECTIONS[measurements.workload](measurements)
+    cells = measured_document(measurements)
+    return Document(
+        title=_TITLES[measurements.workload],
+        lead=answer or "Nothing was measured.",
+        sections=(*sections, *_missing(measurements), *cells.sections, *_doubts(measurements)),
+        meta=cells.meta,
+    )
+
+
+def study_data(measurements: Measurements) -> dict[str, Any]:
+    """The same as plain data: the answer, the tables, every cell."""
+    _check(measurements)
+    answer, _ = _SECTIONS[measurements.workload](measurements)
+    return {
+        "workload": measurements.workload,
+        "command": measurements.command,
+        "environment": measurements.environment,
+        "plan": measurements.plan,
+        "answer": answer,
+        "facts": measured_facts(measurements),
+        "tables": _TABLES[measurements.workload](measurements),
+        "settings": measurements.settings,
+        "rows": measurements.cells,
+    }
+
+
+def _check(measurements: Measurements) -> None:
+    if measurements.workload not in _SECTIONS:
+        raise MissingDataError(
+            f"{measurements.source}: it measures {measurements.workload!r}, and studies are of "
+            f"{', '.join(_SECTIONS)}. Use warplens bench show"
+        )
+
+
+def _missing(measurements: Measurements) -> tuple[Section, ...]:
+    table = missing_table(measurements)
+    if table is None:
+        return ()
+    what = f"{fmt.plural(table.rows.height, 'cell')} could not be measured; the others are not affected."
+    return (Section("missing", "What could not be measured", (Paragraph(what), table)),)
+
+
+def _doubts(measurements: Measurements) -> tuple[Section, ...]:
+    doubts = doubts_of(measurements)
+    if not doubts:
+        return ()
+    head = Paragraph("No repetition was left out for these.", quiet=True)
+    return (Section("doubts", "Doubts", (head, *(Paragraph(doubt, quiet=True) for doubt in doubts))),)

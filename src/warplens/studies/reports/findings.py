@@ -1,0 +1,321 @@
+"""A study told end to end, every number computed from its evidence."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+import polars as pl
+
+from warplens.report import text as fmt
+from warplens.report.comparison.causes import cause_sentence, step_answer, work_sentence
+from warplens.report.comparison.steps import part_table
+from warplens.report.document import Document, Notes, Paragraph, Section, Table, TableColumn
+from warplens.report.verdict import evidence_text
+from warplens.studies.policies.regret import summary
+from warplens.studies.reports.remedies import (
+    best_ways_section,
+    best_ways_words,
+    best_words,
+    predicted_section,
+    remedies_section,
+)
+from warplens.studies.sweeps.document import (
+    answer,
+    breakeven_lines,
+    crossing_text,
+    machine_line,
+    point_table,
+    settings_text,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from warplens.profile import Note
+    from warplens.report.document import Block
+    from warplens.studies.reports.evidence import Evidence, ProfiledPair
+    from warplens.studies.sweeps.numbers import SweepNumbers
+
+
+#: What the share of a hypothesis is of, for people.
+_OF: Final = {
+    "H1": "of the step's change is host time of added launches",
+    "H2": "of the kernel time falls to multiprocessors without a block",
+    "H3": "of the GPU time that is saved goes to added kernels",
+    "H4": "of the change, or of what is saved, is memory being moved",
+}
+
+#: A standing as the end of a sentence, where the word alone would be none.
+_STANDINGS: Final = {"partly": "partly confirmed"}
+
+_SCHEMA: Final = {
+    "id": pl.String(),
+    "claim": pl.String(),
+    "point": pl.String(),
+    "standing": pl.String(),
+    "share": pl.Float64(),
+    "of": pl.String(),
+    "evidence": pl.String(),
+}
+
+_COLUMNS: Final = (
+    TableColumn("id", "", "text"),
+    TableColumn("claim", "Says", "text"),
+    TableColumn("point", "At", "text"),
+    TableColumn("standing", "Is", "text", "Confirmed: half or more; refuted: less than a tenth; partly: between them."),
+    TableColumn("share", "Share", "share", "Of what it should explain; above 100 % where something else gives back."),
+    TableColumn("of", "Of", "text"),
+    TableColumn("evidence", "Evidence", "text"),
+)
+
+
+def hypotheses_section(pairs: tuple[ProfiledPair, ...]) -> Section:
+    """Every hypothesis at every point."""
+    rows = [
+        {
+            "id": item.id,
+            "claim": item.claim,
+            "point": pair.title,
+            "standing": item.standing,
+            "share": item.share,
+            "of": _OF[item.id] if item.share is not None else "",
+            "evidence": evidence_text(item.evidence),
+        }
+        for items in zip(*(pair.hypotheses for pair in pairs), strict=True)
+        for pair, item in zip(pairs, items, strict=True)
+    ]
+    frame = pl.DataFrame(rows, schema=_SCHEMA)
+    table = Table("hypotheses-table", "Each hypothesis at each profiled point", _COLUMNS, frame, limit=None)
+    blocks: list[Block] = [Paragraph(standings(pair)) for pair in pairs]
+    how = "How well accesses coalesce, and the bandwidth of a kernel, need counters, and are not judged here."
+    return Section("hypotheses", "Hypotheses", (*blocks, table, Paragraph(how, quiet=True)))
+
+
+def standings(pair: ProfiledPair) -> str:
+    """One sentence a point: `At input size 224, batch 1: H1, H2 confirmed; H3 partly confirmed; H4 refuted.`."""
+    standings: dict[str, list[str]] = {}
+    for item in pair.hypotheses:
+        standings.setdefault(item.standing, []).append(item.id)
+    told = "; ".join(f"{', '.join(ids)} {_STANDINGS.get(standing, standing)}" for standing, ids in standings.items())
+    return fmt.printable(f"At {pair.title}: {told}.")
+
+
+# --- A study told end to end, every number computed from its evidence ------------------------------------------------
+
+
+#: Verdicts in the order in which they are told.
+_VERDICTS: Final = ("faster", "slower", "same", "undecided")
+
+#: The execution in which profiles are taken: call by call.
+_PROFILED_AS: Final = "eager"
+
+#: Parts of a step's difference that are named; the rest stands in one row.
+_MOST_PARTS: Final = 8
+
+
+def findings_document(evidence: Evidence, title: str) -> Document:
+    """Problem, evidence, hypotheses, cause, remedies, policy and limits of a study.
+
+    Args:
+        evidence: what it rests on.
+        title: of the page.
+    """
+    sections = [_answer(evidence), _problem(evidence)]
+    if evidence.pairs:
+        sections += [
+            Section(
+                "evidence",
+                "Evidence",
+                (),
+                tuple(_pair(evidence, pair, index) for index, pair in enumerate(evidence.pairs)),
+            ),
+            hypotheses_section(evidence.pairs),
+        ]
+    sections.append(_cause(evidence))
+    if evidence.remedies is not None:
+        sections.append(remedies_section(evidence))
+    if (best := best_ways_section(evidence)) is not None:
+        sections.append(best)
+    if (predicted := predicted_section(evidence)) is not None:
+        sections.append(predicted)
+    if evidence.policy is not None:
+        sections.append(_policy(evidence))
+    sections.append(_limits(evidence))
+    return Document(
+        title=title,
+        lead=_lead(evidence),
+        sections=tuple(sections),
+        meta=(("Machine", machine_line(evidence.measurements.environment)),),
+    )
+
+
+def _lead(evidence: Evidence) -> str:
+    """Where the variant is faster, in each execution; and the cause at the first profiled point."""
+    told = []
+    for name, numbers in evidence.sweeps.items():
+        verdicts = Counter(item.comparison.verdict for item in numbers.points if item.comparison is not None)
+        counts = ", ".join(f"{word} at {fmt.count(verdicts[word])}" for word in _VERDICTS if verdicts[word])
+        told.append(f"{name}, {counts} of {fmt.plural(len(numbers.points), 'point')}")
+    first = fmt.capitalised(f"{'; '.join(told)}.")
+    if not evidence.pairs:
+        return first
+    pair = evidence.pairs[0]
+    return f"{first} At {pair.title}, {cause_sentence(pair.numbers.difference, pair.numbers.why)}."
+
+
+def _answer(evidence: Evidence) -> Section:
+    """The study in a few paragraphs."""
+    texts = [fmt.capitalised(f"{name}: {answer(numbers)}") for name, numbers in evidence.sweeps.items()]
+    texts += [standings(pair) for pair in evidence.pairs[:1]]
+    if (told := best_ways_words(evidence)) is not None:
+        texts.append(told)
+    elif evidence.remedies is not None:
+        texts += list(best_words(evidence))[:1]
+    return Section("answer", "In short", tuple(Paragraph(text) for text in texts))
+
+
+def _problem(evidence: Evidence) -> Section:
+    inner = tuple(
+        Section(
+            f"sweep-{name}",
+            fmt.capitalised(name),
+            (replace(point_table(numbers), id=f"points-{name}"),),
+        )
+        for name, numbers in evidence.sweeps.items()
+    )
+    return Section("problem", "Problem", (), inner)
+
+
+def _pair(evidence: Evidence, pair: ProfiledPair, index: int) -> Section:
+    numbers = pair.numbers
+    blocks: list[Block] = [Paragraph(text) for text in _timed(evidence, pair)]
+    blocks.append(Paragraph(f"In the profiles: {_uncapitalised(' '.join(step_answer(numbers)))}"))
+    if work := work_sentence(numbers):
+        blocks.append(Paragraph(fmt.capitalised(work)))
+    blocks.append(replace(part_table(numbers.difference.wall, _MOST_PARTS), id=f"parts-{index}"))
+    sources = (
+        f"From {', '.join((*numbers.baseline.sources, *numbers.variant.sources))}; times are those under a profiler."
+    )
+    blocks.append(Paragraph(sources, quiet=True))
+    return Section(f"pair-{index}", fmt.capitalised(pair.title), tuple(blocks))
+
+
+def _timed(evidence: Evidence, pair: ProfiledPair) -> Iterator[str]:
+    """The verdict at the profiled point without a profiler: single profiles seldom decide, many turns may."""
+    for name, numbers in evidence.sweeps.items():
+        if name != _PROFILED_AS:
+            continue
+        for item in numbers.points:
+            at = {**numbers.sweep.shared, **item.point.settings}
+            if item.comparison is None or any(at.get(axis) != value for axis, value in pair.settings.items()):
+                continue
+            ratio = item.comparison.ratio
+            yield (
+                f"Timed without a profiler ({name}), the variant is {item.comparison.verdict}: "
+                f"{fmt.number(1 / ratio.estimate)}× as fast ({fmt.number(1 / ratio.high)} to "
+                f"{fmt.number(1 / ratio.low)}). The profiles below, one run of each side, show where the time goes."
+            )
+
+
+def _uncapitalised(text: str) -> str:
+    return text[:1].lower() + text[1:]
+
+
+def _cause(evidence: Evidence) -> Section:
+    inner = []
+    for name, numbers in evidence.sweeps.items():
+        blocks: list[Block] = [Paragraph(f"Measured: {line}.") for line in _crossings(numbers)]
+        blocks += [Paragraph(f"Model: {line}.", quiet=True) for line in breakeven_lines(numbers)]
+        blocks += [Paragraph(text, quiet=True) for text in _disagreements(numbers)]
+        inner.append(Section(f"pays-{name}", fmt.capitalised(name), tuple(blocks)))
+    return Section("cause", "From where on it pays", (), tuple(inner))
+
+
+def _crossings(numbers: SweepNumbers) -> Iterator[str]:
+    """What is the same on all lines along an axis is said once."""
+    for axis, found in numbers.crossovers.items():
+        alike = {(line.answer, line.span) for line in found}
+        if len(found) > 1 and len(alike) == 1 and found[0].answer in ("always", "none-in-range"):
+            others = ", ".join(name.replace("_", " ") for name in found[0].others)
+            yield f"at every {others}, along {axis.replace('_', ' ')}: {crossing_text(replace(found[0], others={}))}"
+        else:
+            yield from map(crossing_text, found)
+    for axis, reason in numbers.no_crossovers.items():
+        yield f"no crossover along {axis.replace('_', ' ')}: {reason}"
+
+
+def _disagreements(numbers: SweepNumbers) -> Iterator[str]:
+    """Measured points at which the model names the other side as the faster one."""
+    model = numbers.breakeven
+    if model is None or not model.usable:
+        return
+    wrong, decided = [], 0
+    for item in numbers.points:
+        if item.comparison is None or item.comparison.verdict not in ("faster", "slower"):
+            continue
+        decided += 1
+        modelled = model.predict(item.point.settings).ratio
+        if (modelled > 1) != (item.comparison.verdict == "slower"):
+            measured, said = fmt.number(1 / item.comparison.ratio.estimate), fmt.number(1 / modelled)
+            wrong.append(f"{settings_text(item.point.settings)} (measured {measured}×, modelled {said}×)")
+    if wrong:
+        yield (
+            f"At {fmt.count(len(wrong))} of {fmt.plural(decided, 'point')} that are decided, the model names the other "
+            f"side than the measurements, which hold: {'; '.join(wrong)}."
+        )
+    elif decided:
+        yield f"At all {fmt.plural(decided, 'point')} that are decided, the model names the side that was measured."
+
+
+def _policy(evidence: Evidence) -> Section:
+    told = []
+    for what, reasons in (("it was fitted to", ("measured",)), ("it had not seen", ("interpolated", "outside"))):
+        found = [regret for regret in evidence.regrets if regret.reason in reasons]
+        if not found:
+            continue
+        whole = summary(found)
+        chosen = Counter(regret.chosen == regret.best for regret in found)
+        text = f"At {fmt.plural(len(found), 'point')} that {what}, the policy chose the faster side"
+        if chosen[True] == len(found):
+            told.append(f"{text} every time.")
+            continue
+        worst = fmt.share(whole.worst) if whole.worst is not None else fmt.MISSING
+        told.append(f"{text} {fmt.count(chosen[True])} times; its choice was at most {worst} slower than the best.")
+    return Section("policy", "Policy", tuple(Paragraph(text) for text in told))
+
+
+def _limits(evidence: Evidence) -> Section:
+    blocks: list[Block] = []
+    of_pairs = [(f"Profiles at {pair.title}:", pair.numbers.notes) for pair in evidence.pairs]
+    of_sweeps = [(f"Measurements, {name}:", numbers.notes) for name, numbers in evidence.sweeps.items()]
+    for common, groups in (("All profiles:", of_pairs), ("All measurements:", of_sweeps)):
+        for heading, notes in _told_once(common, groups):
+            blocks += [Paragraph(heading), Notes(notes)]
+    blocks.append(
+        Paragraph(
+            "One GPU, one model with random weights, one machine: accuracy was not looked at, and other hosts and GPUs "
+            "move every crossover.",
+            quiet=True,
+        )
+    )
+    return Section("limits", "Limits", tuple(blocks))
+
+
+def _told_once(common: str, groups: Sequence[tuple[str, Sequence[Note]]]) -> Iterator[tuple[str, tuple[Note, ...]]]:
+    """Notes under their headings; those that stand under every heading, once and first."""
+    texts = [{note.text for note in notes} for _, notes in groups]
+    shared = set.intersection(*texts) if len(texts) > 1 else set()
+    if shared:
+        yield common, tuple(_as_sentence(note) for note in groups[0][1] if note.text in shared)
+    for heading, notes in groups:
+        if own := tuple(_as_sentence(note) for note in notes if note.text not in shared):
+            yield heading, own
+
+
+def _as_sentence(note: Note) -> Note:
+    text = fmt.capitalised(note.text)
+    return replace(
+        note, text=text if text.endswith(".") else f"{text}.", remedy=note.remedy and fmt.capitalised(note.remedy)
+    )

@@ -1,0 +1,295 @@
+"""What was tried against the cause: every measured way to run the variant, and what diagnosis had predicted."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any, Final
+
+import polars as pl
+
+from warplens.compare.statistics import compare
+from warplens.report import text as fmt
+from warplens.report.document import Paragraph, Section, Table, TableColumn
+from warplens.studies.reports.evidence import measured
+from warplens.studies.reports.token_reduction import best_modes
+from warplens.studies.sweeps.reading import wall_samples
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from warplens.profile.measurements import Measurements
+    from warplens.studies.reports.evidence import Evidence
+
+
+#: Verdicts in the order in which they are told.
+_VERDICTS: Final = ("faster", "slower", "same", "undecided")
+
+#: Ways to run a point that its table shows.
+_MOST: Final = 4
+
+#: The settings that make a point; all others are ways to run it.
+_POINT: Final = ("input_size", "batch")
+
+REMEDY_SCHEMA: Final = {
+    "input_size": pl.Int64(),
+    "batch": pl.Int64(),
+    "method": pl.String(),
+    "execution": pl.String(),
+    "attention": pl.String(),
+    "locations": pl.String(),
+    "keep": pl.Float64(),
+    "launches": pl.Float64(),
+    "latency_ns": pl.Float64(),
+    "published_factor": pl.Float64(),
+    "baseline_factor": pl.Float64(),
+    "verdict": pl.String(),
+}
+
+PREDICTED_SCHEMA: Final = {
+    "point": pl.String(),
+    "side": pl.String(),
+    "change": pl.String(),
+    "before_ns": pl.Float64(),
+    "predicted_ns": pl.Float64(),
+    "measured_ns": pl.Float64(),
+    "error": pl.Float64(),
+}
+
+
+def remedy_rows(measurements: Measurements, variant: Mapping[str, Any]) -> pl.DataFrame:
+    """Every measured way to run each point, the fastest first (`REMEDY_SCHEMA`).
+
+    Args:
+        measurements: of baseline, variant and remedies; cells of one point took turns.
+        variant: settings of the published form that remedies are held against, and of its baseline's execution.
+
+    Returns:
+        `published_factor` is the time of the published form over this one's, `baseline_factor` that of the fastest way
+        to run the baseline; `verdict` is of this one against that baseline. Keep is null where nothing is dropped.
+    """
+    cells = measurements.cells.with_row_index("cell").filter(
+        (pl.col("status") == "measured") & pl.col("latency_ns").is_not_null()
+    )
+    rows = []
+    for _, group in cells.group_by(_POINT, maintain_order=True):
+        listed = list(group.sort("latency_ns").iter_rows(named=True))
+        alike = [row for row in listed if row["visualisation"] and all(row[name] == variant[name] for name in variant)]
+        published = min(alike, key=lambda row: row["cell"], default=None)  # the file names it first
+        baseline = next((row for row in listed if row["method"] == "none"), None)
+        rows += [_row(measurements, row, published, baseline) for row in listed]
+    return pl.DataFrame(rows, schema=REMEDY_SCHEMA, orient="row")
+
+
+def _row(
+    measurements: Measurements,
+    row: Mapping[str, Any],
+    published: Mapping[str, Any] | None,
+    baseline: Mapping[str, Any] | None,
+) -> dict[str, Any]:
+    details = measurements.details[row["cell"]]
+    against = None
+    if baseline is not None and baseline["cell"] != row["cell"]:
+        before, after = wall_samples(measurements, baseline["cell"]), wall_samples(measurements, row["cell"])
+        against = compare(before, after).verdict if before is not None and after is not None else None
+    return {
+        **{name: row[name] for name in (*_POINT, "execution", "attention", "latency_ns")},
+        "method": row["method"] if row["visualisation"] or "topk" not in row["method"] else f"{row['method']}, no list",
+        "locations": row["locations"],
+        "keep": row["keep"] if row["method"] != "none" else None,
+        "launches": details.get("launches"),
+        "published_factor": published["latency_ns"] / row["latency_ns"] if published else None,
+        "baseline_factor": baseline["latency_ns"] / row["latency_ns"] if baseline else None,
+        "verdict": against,
+    }
+
+
+_REMEDY_COLUMNS: Final = (
+    TableColumn("input_size", "Input", "number"),
+    TableColumn("batch", "Batch", "number"),
+    TableColumn("method", "Method", "text"),
+    TableColumn("keep", "Keep", "number"),
+    TableColumn("locations", "Blocks", "text"),
+    TableColumn("execution", "Execution", "text"),
+    TableColumn("attention", "Attention", "text"),
+    TableColumn(
+        "launches", "Launches", "count", "GPU work that the host issues in a step; a CUDA graph counts as one."
+    ),
+    TableColumn("latency_ns", "Step", "duration_ns", "Median wall time, without a profiler."),
+    TableColumn("published_factor", "× published", "number", "Time of the published form over this one's."),
+    TableColumn("baseline_factor", "× best baseline", "number", "Time of the fastest baseline over this one's."),
+    TableColumn("verdict", "Against it", "text", "Verdict against the fastest baseline; same: within 2 %."),
+)
+
+
+def _rows_of(evidence: Evidence) -> pl.DataFrame:
+    measurements = evidence.remedies if evidence.remedies is not None else evidence.measurements
+    return remedy_rows(measurements, {**evidence.variant, "execution": "eager"})
+
+
+def best_words(evidence: Evidence) -> Iterator[str]:
+    """A sentence a point, the smallest first: the fastest way to run the variant, and to run the baseline."""
+    return _best_words(_rows_of(evidence))
+
+
+def remedies_section(evidence: Evidence) -> Section:
+    """Every way to run each point, and the best of them in words."""
+    rows = _rows_of(evidence)
+    words = [Paragraph(text) for text in _best_words(rows)]
+    shown = _shown(rows)
+    caption = f"At each point the {_MOST} fastest ways, the published form and the fastest baseline"
+    table = Table("remedies-table", caption, _REMEDY_COLUMNS, shown, limit=None)
+    quiet = Paragraph(
+        f"{_other_run(evidence, rows)}Launches are those of one step, counted before the measurement. The fastest of "
+        "several is chosen by the same "
+        "repetitions that are shown, which favours both sides alike.",
+        quiet=True,
+    )
+    return Section("remedies", "Remedies tried", (*words, table, quiet))
+
+
+def _other_run(evidence: Evidence, rows: pl.DataFrame) -> str:
+    """That the remedies were measured apart from the grid, and by how much the published form differs between both."""
+    if evidence.remedies is None or evidence.remedies is evidence.measurements:
+        return ""
+    settings = {**evidence.variant, "execution": "eager"}
+    for row in rows.filter(pl.col("published_factor") == 1).iter_rows(named=True):
+        there = measured(evidence.measurements, {**settings, **{name: row[name] for name in _POINT}}, "latency_ns")
+        if there is not None:
+            return (
+                f"They were measured in another run than the grid above: at input size {row['input_size']}, batch "
+                f"{row['batch']} the published form took {fmt.duration(row['latency_ns'])} here and "
+                f"{fmt.duration(there)} there. Compare times within a table, not between them. "
+            )
+    return ""
+
+
+def _shown(rows: pl.DataFrame) -> pl.DataFrame:
+    """The fastest of each point, its published form, and its fastest baseline."""
+    place = pl.int_range(pl.len()).over(_POINT)
+    baseline = (pl.col("method") == "none") & (pl.col("baseline_factor") == 1)
+    return rows.filter((place < _MOST) | (pl.col("published_factor") == 1) | baseline)
+
+
+def _best_words(rows: pl.DataFrame) -> Iterator[str]:
+    for (side, batch), group in rows.group_by(_POINT, maintain_order=True):
+        ours, theirs = (group.filter(found) for found in (pl.col("method") != "none", pl.col("method") == "none"))
+        published = ours.filter(pl.col("published_factor") == 1)
+        # A larger share kept is another model: only those that keep as much as the published form compare.
+        if published.height:
+            ours = ours.filter(pl.col("keep") == published["keep"][0])
+        if not (ours.height and theirs.height):
+            continue
+        best, base = ours.row(0, named=True), theirs.row(0, named=True)
+        text = (
+            f"Input {side}, batch {batch}: the fastest variant ({_way(best)}) takes "
+            f"{fmt.duration(best['latency_ns'])}, the fastest baseline ({_way(base)}) takes "
+            f"{fmt.duration(base['latency_ns'])}: {fmt.number(best['baseline_factor'])}× as fast ({best['verdict']})"
+        )
+        if best["published_factor"]:
+            text += f", and {fmt.number(best['published_factor'])}× as fast as its published form"
+        yield f"{text}."
+
+
+def _way(row: Mapping[str, Any]) -> str:
+    return f"{row['method']}, {row['execution']}, {row['attention']} attention"
+
+
+def best_ways(evidence: Evidence) -> pl.DataFrame:
+    """At each point the fastest way to run the variant against the fastest way to run the baseline.
+
+    Returns:
+        The columns of `best_modes`, a row a point. The variant keeps as much as in its published form.
+    """
+    if evidence.grid is None:
+        return pl.DataFrame()
+    rows = best_modes(evidence.grid)
+    kept = evidence.variant.get("keep")
+    rows = rows if kept is None else rows.filter(pl.col("keep") == kept)
+    points = [name for name in _POINT if name in rows.columns]
+    return rows.sort("speedup", descending=True).unique(points, keep="first").sort(points)
+
+
+def best_ways_words(evidence: Evidence) -> str | None:
+    """Who is faster, and where, in a sentence; None where nothing tells."""
+    rows = best_ways(evidence)
+    if not rows.height:
+        return None
+    points = [name for name in _POINT if name in rows.columns]
+    counts = Counter(rows["verdict"].to_list())
+    told = ", ".join(f"{word} at {fmt.count(counts[word])}" for word in _VERDICTS if counts[word])
+    ranked = rows.sort("speedup")
+    ends = [ranked.row(0, named=True), ranked.row(-1, named=True)]
+    spans = [f"{fmt.number(row['speedup'])}× ({_at(row, points)})" for row in ends]
+    return (
+        f"Each in the fastest way to run it, the variant is {told} of {fmt.plural(rows.height, 'point')}: from "
+        f"{spans[0]} to {spans[1]} as fast."
+    )
+
+
+def best_ways_section(evidence: Evidence) -> Section | None:
+    """The same, and the table."""
+    rows, words = best_ways(evidence), best_ways_words(evidence)
+    if words is None:
+        return None
+    points = [name for name in _POINT if name in rows.columns]
+    columns = (
+        *(TableColumn(name, name.replace("_", " ").capitalize(), "number") for name in points),
+        TableColumn("baseline_mode", "Baseline as", "text"),
+        TableColumn("baseline_ns", "Baseline", "duration_ns"),
+        TableColumn("method", "Variant", "text"),
+        TableColumn("variant_mode", "As", "text"),
+        TableColumn("variant_ns", "Time", "duration_ns"),
+        TableColumn("speedup", "Speed-up", "number"),
+        TableColumn("low", "from", "number", "Lower end of its 95 % interval."),
+        TableColumn("high", "to", "number", "Upper end of its 95 % interval."),
+        TableColumn("verdict", "Verdict", "text"),
+    )
+    table = Table("best-ways", "The fastest way to run each side", columns, rows, limit=None)
+    quiet = Paragraph("The fastest of several is chosen by the repetitions that are shown.", quiet=True)
+    return Section("best", "Each in its best way", (Paragraph(words), table, quiet))
+
+
+def _at(row: Mapping[str, Any], names: Sequence[str]) -> str:
+    return ", ".join(f"{name.replace('_', ' ')} {row[name]}" for name in names)
+
+
+def predicted_times(evidence: Evidence) -> pl.DataFrame:
+    """What the profiles predicted for one CUDA graph a step, and what was measured (`PREDICTED_SCHEMA`)."""
+    rows = []
+    for pair in evidence.pairs:
+        sides = (("baseline", evidence.baseline), ("variant", evidence.variant))
+        for (side, settings), found in zip(sides, pair.predictions, strict=True):
+            before, after = (
+                measured(evidence.measurements, {**pair.settings, **settings, "execution": execution}, "latency_ns")
+                for execution in ("eager", "graph")
+            )
+            rows += [
+                {
+                    "point": pair.title, "side": side, "change": "one CUDA graph a step", "before_ns": before,
+                    "predicted_ns": float(item.predicted_ns), "measured_ns": after,
+                    "error": item.predicted_ns / after - 1,
+                }
+                for item in found
+                if item.change == "cuda-graph" and before is not None and after is not None
+            ]  # fmt: skip
+    return pl.DataFrame(rows, schema=PREDICTED_SCHEMA, orient="row")
+
+
+_PREDICTED_COLUMNS: Final = (
+    TableColumn("point", "At", "text"),
+    TableColumn("side", "Of", "text"),
+    TableColumn("change", "Change", "text"),
+    TableColumn("before_ns", "Before", "duration_ns", "Measured, without a profiler."),
+    TableColumn("predicted_ns", "Predicted", "duration_ns", "Modelled from the profile before the change."),
+    TableColumn("measured_ns", "Measured", "duration_ns", "After the change, without a profiler."),
+    TableColumn("error", "Prediction off by", "share"),
+)
+
+
+def predicted_section(evidence: Evidence) -> Section | None:
+    """Predictions against measurements; None where there is nothing to hold against each other."""
+    rows = predicted_times(evidence)
+    if not rows.height:
+        return None
+    table = Table("predicted", "Predicted from the profile, then measured", _PREDICTED_COLUMNS, rows, limit=None)
+    return Section("predictions", "What diagnosis had predicted", (table,))

@@ -1,0 +1,289 @@
+"""The token-reduction study: every keep against the baseline, each in its best mode, and the sweep of the main pair."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import polars as pl
+
+from warplens.compare.statistics import compare
+from warplens.errors import UsageError
+from warplens.report import text as fmt
+from warplens.report.document import Figure, Paragraph, Section, Table, TableColumn
+from warplens.studies.columns import axis_columns
+from warplens.studies.sweeps.reading import sweep_of, wall_samples
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from warplens.compare.statistics import Samples
+    from warplens.profile.measurements import Measurements
+    from warplens.studies.sweeps.sweep import Cell, Point
+
+
+#: What makes a point of the grid …
+_POINT: Final = ("model", "input_size", "batch", "precision")
+#: … and what makes a variant. All else is a way to run one and the same: the best of them is what a user would deploy.
+_VARIANT: Final = ("method", "keep", "locations", "schedule")
+
+BEST_SCHEMA: Final = {
+    "keep": pl.Float64(), "baseline_mode": pl.String(), "baseline_ns": pl.Float64(), "variant_mode": pl.String(),
+    "variant_ns": pl.Float64(), "speedup": pl.Float64(), "low": pl.Float64(), "high": pl.Float64(),
+    "verdict": pl.String(),
+}  # fmt: skip
+
+
+def token_sections(measurements: Measurements) -> tuple[str, tuple[Section, ...]]:
+    """The answer in one or two sentences, and the sections."""
+    pairs, best = speedups(measurements), best_modes(measurements)
+    axes, modes = _axes(measurements), _modes(measurements)
+    sections = []
+    if pairs.height:
+        sections.append(Section("paradox", "Every keep against the baseline", _paradox_blocks(pairs, axes, modes)))
+    if best.height:
+        sections.append(Section("best-modes", "Each in its best mode", _best_blocks(best, axes)))
+    sections += _swept(measurements)
+    return " ".join(_answers(pairs, best)), tuple(sections)
+
+
+def token_tables(measurements: Measurements) -> dict[str, pl.DataFrame]:
+    """The tables of the report, with exact values."""
+    return {"speedups": speedups(measurements), "best_modes": best_modes(measurements)}
+
+
+def _axes(measurements: Measurements) -> list[str]:
+    """What varies of input size, batch and the like."""
+    cells = measurements.cells
+    return [name for name in _POINT if name in cells.columns and cells.get_column(name).n_unique() > 1]
+
+
+def _modes(measurements: Measurements) -> list[str]:
+    """What varies among the baselines, or among the variants, that is neither the method nor the point."""
+    cells = measurements.cells
+    sides = cells.filter(pl.col("method") == "none"), cells.filter(pl.col("method") != "none")
+    others = [name for name in measurements.settings if name not in (*_POINT, *_VARIANT)]
+    return [name for name in others if any(side.get_column(name).n_unique() > 1 for side in sides)]
+
+
+def _variants(measurements: Measurements) -> list[tuple[str, float]]:
+    """Methods and shares kept, the largest share first."""
+    rows = measurements.cells.filter(pl.col("method") != "none").select("method", "keep").unique()
+    return sorted(rows.rows(), key=lambda row: (row[0], -row[1]))
+
+
+def speedups(measurements: Measurements) -> pl.DataFrame:
+    """A row for each point, execution and share kept: the variant against the baseline of the same execution."""
+    rows: list[dict[str, Any]] = []
+    for method, keep in _variants(measurements):
+        try:
+            sweep = sweep_of(
+                measurements,
+                {"method": "none", "attention": "explicit"},
+                {"method": method, "keep": keep, "attention": "explicit"},
+            )
+        except UsageError:  # this variant has no point in common with the baseline
+            continue
+        rows += [
+            {"method": method, "keep": keep, **point.settings, **_compared(point)}
+            for point in sweep.points
+            if point.baseline is not None and point.variant is not None
+        ]
+    return pl.DataFrame(rows, infer_schema_length=None)
+
+
+def _compared(point: Point) -> dict[str, Any]:
+    before, after = point.baseline, point.variant
+    assert before is not None
+    assert after is not None
+    found: dict[str, Any] = {
+        "baseline_ns": before.time_ns, "variant_ns": after.time_ns,
+        "flops_ratio": before.flops / after.flops if before.flops and after.flops else None,
+        "speedup": None, "low": None, "high": None,
+        "verdict": None if before.status == after.status == "measured" else _lost(before, after),
+    }  # fmt: skip
+    if before.wall is not None and after.wall is not None:
+        found |= _ratio(before.wall, after.wall)
+    return found
+
+
+def _lost(before: Cell, after: Cell) -> str:
+    lost = [f"{side} {cell.status}" for side, cell in (("baseline", before), ("variant", after)) if cell.wall is None]
+    return ", ".join(lost).replace("-", " ")
+
+
+def _ratio(before: Samples, after: Samples) -> dict[str, Any]:
+    """The speed-up with its interval: the reciprocal of the ratio of times."""
+    comparison = compare(before, after)
+    ratio = comparison.ratio
+    return {
+        "speedup": 1 / ratio.estimate,
+        "low": 1 / ratio.high,
+        "high": 1 / ratio.low if ratio.low else None,
+        "verdict": comparison.verdict,
+    }
+
+
+def best_modes(measurements: Measurements) -> pl.DataFrame:
+    """A row for each point and share kept: the fastest way to run the baseline against the fastest of the variant."""
+    axes = _axes(measurements)
+    cells = measurements.cells.with_row_index("cell").filter(
+        (pl.col("status") == "measured") & pl.col("latency_ns").is_not_null()
+    )
+    rows = list(_best_rows(measurements, cells, axes, _modes(measurements)))
+    schema = {**{axis: cells.schema[axis] for axis in axes}, "method": pl.String(), **BEST_SCHEMA}
+    return pl.DataFrame(rows, schema=schema, orient="row")
+
+
+def _best_rows(
+    measurements: Measurements, cells: pl.DataFrame, axes: list[str], modes: list[str]
+) -> Iterator[dict[str, Any]]:
+    groups = cells.group_by(axes, maintain_order=True) if axes else [((), cells)]
+    for key, group in groups:
+        baselines = group.filter(pl.col("method") == "none").sort("latency_ns")
+        if baselines.is_empty():
+            continue
+        before = baselines.row(0, named=True)
+        for method, keep in _variants(measurements):
+            same = group.filter((pl.col("method") == method) & (pl.col("keep") == keep)).sort("latency_ns")
+            if same.is_empty():
+                continue
+            after = same.row(0, named=True)
+            yield {
+                **dict(zip(axes, key, strict=True)), "method": method, "keep": keep,
+                "baseline_mode": _mode(before, modes), "baseline_ns": before["latency_ns"],
+                "variant_mode": _mode(after, modes), "variant_ns": after["latency_ns"],
+                **_ratio(_timed(measurements, before), _timed(measurements, after)),
+            }  # fmt: skip
+
+
+def _timed(measurements: Measurements, row: Mapping[str, Any]) -> Samples:
+    """The cell's repetitions; they are there, for it was measured."""
+    found = wall_samples(measurements, row["cell"])
+    assert found is not None
+    return found
+
+
+def _mode(row: Mapping[str, Any], modes: list[str]) -> str:
+    texts = (
+        (name.replace("_", " ") if row[name] else "") if isinstance(row[name], bool) else str(row[name])
+        for name in modes
+    )
+    return ", ".join(filter(None, texts)) or "the only one"
+
+
+# ── for people ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+_RATIO_COLUMNS: Final = (
+    TableColumn("speedup", "Speed-up", "number", "Baseline time over variant time: above 1, the variant is faster."),
+    TableColumn("low", "from", "number", "Lower end of its 95 % interval."),
+    TableColumn("high", "to", "number", "Upper end of its 95 % interval."),
+    TableColumn("verdict", "Verdict", "text", "Same: within 2 %."),
+)
+
+
+def _paradox_blocks(pairs: pl.DataFrame, axes: list[str], modes: list[str]) -> tuple[Any, ...]:
+    modes = [name for name in modes if name in pairs.columns and pairs.get_column(name).n_unique() > 1]
+    columns = [*axis_columns(pairs, [*axes, *modes])]
+    if pairs.get_column("method").n_unique() > 1:
+        columns.append(TableColumn("method", "Method", "text"))
+    columns += [
+        TableColumn("keep", "Keep", "number", "Share of the tokens that each location keeps."),
+        TableColumn("baseline_ns", "Baseline", "duration_ns"),
+        TableColumn("variant_ns", "Variant", "duration_ns"),
+        TableColumn("flops_ratio", "FLOPs saved", "number", "FLOPs of the baseline over those of the variant."),
+        *_RATIO_COLUMNS,
+    ]
+    words = (
+        "FLOPs saved is what the speed-up would be if time went with them. Both sides write attention out. Each "
+        "interval is of 95 % by itself; those of the sweep below are of 95 % together."
+    )
+    table = Table("speedups", "Variant against the baseline of the same execution", tuple(columns), pairs, limit=None)
+    return (*_curves(pairs, axes, modes), table, Paragraph(words, quiet=True))
+
+
+#: Lines that a chart can tell apart.
+_MOST_LINES: Final = 8
+
+
+def _curves(pairs: pl.DataFrame, axes: list[str], modes: list[str]) -> tuple[Figure, ...]:
+    """For each share kept a chart of the speed-up over batch, a line for each input size and execution."""
+    lines = [name for name in (*axes, *modes) if name != "batch"]
+    drawn = pairs.filter(pl.col("speedup").is_not_null())
+    if "batch" not in axes or drawn.get_column("batch").n_unique() < 2:
+        return ()
+    from warplens.report.charts.overtime import curve_chart
+
+    figures = []
+    for (method, keep), group in drawn.group_by("method", "keep", maintain_order=True):
+        series = (
+            pl.concat_str([pl.col(name).cast(pl.String) for name in lines], separator=", ") if lines else pl.lit("")
+        )
+        points = group.select(series=series, x="batch", y="speedup").sort("x", maintain_order=True)
+        if points.get_column("series").n_unique() > _MOST_LINES:
+            continue
+        caption = f"Speed-up of {method}, keep {fmt.number(keep)}, over batch; above 1, it is faster."
+        chart = curve_chart(points, x_title="batch", y_title="speed-up", kind="number")
+        figures.append(Figure(f"speedup-{method}-{keep}".replace(".", "-"), caption, chart, caption))
+    return tuple(figures)
+
+
+def _best_blocks(best: pl.DataFrame, axes: list[str]) -> tuple[Any, ...]:
+    columns = [*axis_columns(best, axes)]
+    if best.get_column("method").n_unique() > 1:
+        columns.append(TableColumn("method", "Method", "text"))
+    columns += [
+        TableColumn("keep", "Keep", "number"),
+        TableColumn("baseline_mode", "Baseline as", "text"),
+        TableColumn("baseline_ns", "Baseline", "duration_ns"),
+        TableColumn("variant_mode", "Variant as", "text"),
+        TableColumn("variant_ns", "Variant", "duration_ns"),
+        *_RATIO_COLUMNS,
+    ]
+    words = (
+        "The fastest way to run each, whatever the other needs. The fastest of several is chosen by the same "
+        "repetitions that are shown, which favours both sides alike."
+    )
+    table = Table("best-of-each", "Fastest baseline against fastest variant", tuple(columns), best, limit=None)
+    return (table, Paragraph(words, quiet=True))
+
+
+def _swept(measurements: Measurements) -> list[Section]:
+    """The whole report on the sweep that the file names: surface, regimes, crossovers, anomalies."""
+    from warplens.studies.sweeps.document import sweep_document
+    from warplens.studies.sweeps.numbers import examine_sweep
+
+    if not measurements.sweep:
+        return []
+    try:
+        document = sweep_document(examine_sweep(sweep_of(measurements)))
+    except UsageError as error:  # too little was measured
+        return [Section("sweep", "The sweep", (Paragraph(f"There is no sweep to read: {error}."),))]
+    blocks = (Paragraph(document.lead),)
+    return [Section("sweep", "The sweep", blocks, document.sections)]
+
+
+def _answers(pairs: pl.DataFrame, best: pl.DataFrame) -> list[str]:
+    sentences = []
+    if pairs.height:
+        least = _least_kept(pairs)
+        keep = fmt.number(least.get_column("keep")[0])
+        sentences.append(f"With keep {keep}, the variant is {_verdicts(least)}, run the way of the baseline.")
+    if best.height:
+        sentences.append(f"Each in its best mode, it is {_verdicts(_least_kept(best))}.")
+    return sentences
+
+
+def _least_kept(rows: pl.DataFrame) -> pl.DataFrame:
+    return rows.filter(pl.col("keep") == rows.get_column("keep").min())
+
+
+_VERDICTS: Final = {"slower": "slower", "faster": "faster", "same": "as fast (within 2 %)", "undecided": "undecided"}
+
+
+def _verdicts(rows: pl.DataFrame) -> str:
+    """How often each verdict was reached: `slower at 7 and faster at 13 of 20 points`."""
+    counts = {words: rows.filter(pl.col("verdict") == verdict).height for verdict, words in _VERDICTS.items()}
+    parts = [f"{words} at {fmt.count(count)}" for words, count in counts.items() if count] or ["measured at none"]
+    *first, last = parts
+    return f"{', '.join(first)}{' and ' if first else ''}{last} of {fmt.plural(rows.height, 'point')}"

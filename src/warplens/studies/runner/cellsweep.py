@@ -1,0 +1,491 @@
+"""Sweeps over a registered workload: child processes that measure cells, and the run from plan to measurements file."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import queue
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, fields
+from typing import IO, TYPE_CHECKING, Any, Final
+
+from warplens.errors import UsageError
+from warplens.studies.runner.engine import (
+    FAILURES,
+    Ledger,
+    Task,
+    failure_status,
+    failures,
+    how_it_ended,
+    kill_group,
+    run_tasks,
+    span,
+    terminate_group,
+    to_do,
+    without_folders,
+)
+from warplens.workloads.registry import document, write_measurements
+from warplens.workloads.settings import defaults_of, setting_value
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from warplens.studies.runner.engine import Measuring, Result
+    from warplens.workloads.registry import Workload
+
+
+#: Lines of a child's standard error that are kept, to be shown where it fails.
+_TAIL: Final = 12
+
+#: Time for a child that was asked to end, in seconds, before it is killed.
+_GRACE_S: Final = 10
+
+_ALONE: Final = "measured alone, not in turns with the other cells of its point, for together they failed"
+
+
+class WorkerDiedError(Exception):
+    """The child ended, or was ended, before it answered.
+
+    Attributes:
+        status: `out-of-memory` or `failed`.
+    """
+
+    def __init__(self, status: str, reason: str) -> None:
+        self.status = status
+        super().__init__(reason)
+
+
+class CellRunner:
+    """Measures tasks in child processes.
+
+    A child that ran out of memory, failed or died is not used again: what it left behind (a poisoned CUDA context,
+    fragmented memory) would count against the next cells. Of a task with several cells, those that failed together get
+    a process each, so that one that does not fit leaves the others measured.
+    """
+
+    def __init__(self, measuring: Measuring, *, keep: bool = False, timeout_s: float | None = None) -> None:
+        """Start nothing yet.
+
+        Args:
+            measuring: what and how.
+            keep: one child for all tasks rather than one for each: saves starting, as long as nothing fails.
+            timeout_s: kill a child that has not answered after this time.
+        """
+        self.measuring, self.keep, self.timeout_s = measuring, keep, timeout_s
+        self._worker: _Worker | None = None
+
+    def run(self, task: Task) -> Result:
+        """What became of each cell of the task.
+
+        Raises:
+            UsageError: nothing can be measured here at all.
+        """
+        answer, died = self._ask(task.cells)
+        records = list(answer["records"])
+        if len(records) > 1 and (died or self.measuring.rounds is not None):
+            for position, record in enumerate(records):
+                if record["status"] in FAILURES:
+                    alone, _ = self._ask([task.cells[position]], alone=True)
+                    answer = {**alone, **answer}
+                    records[position] = self._marked(alone["records"][0])
+        return {**answer, "records": records}
+
+    def _ask(self, cells: Sequence[Mapping[str, Any]], *, alone: bool = False) -> tuple[dict[str, Any], bool]:
+        """The answer on some cells, and whether the child died over them."""
+        died, measuring = False, self.measuring.alone() if alone else self.measuring
+        if self._worker is None:
+            self._worker = _Worker()
+        try:
+            answer = self._worker.ask({**measuring.description(), "cells": cells}, self.timeout_s)
+        except WorkerDiedError as error:
+            died, trouble = True, {"status": error.status, "reason": str(error)}
+            answer = {"records": [{"cell": dict(cell), **trouble} for cell in cells]}
+        except BaseException:
+            self.close()
+            raise
+        if "usage" in answer:
+            self.close()
+            raise UsageError(answer["usage"])
+        for record in answer["records"]:
+            if "reason" in record:
+                record["reason"] = without_folders(record["reason"])
+        if not self.keep or failures(answer):
+            self.close()
+        return answer, died
+
+    def _marked(self, record: dict[str, Any]) -> dict[str, Any]:
+        if record["status"] == "measured" and self.measuring.rounds is not None:
+            record["doubts"] = [*record.get("doubts", ()), _ALONE]
+        return record
+
+    def close(self) -> None:
+        """End the child."""
+        if self._worker is not None:
+            self._worker.end()
+            self._worker = None
+
+
+class _Worker:
+    """One child process, in a group of its own, so that what it started ends with it."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "warplens.studies.runner.child"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            encoding="utf-8",
+            errors="replace",
+            start_new_session=True,
+        )
+        self._answers: queue.Queue[str | None] = queue.Queue()
+        self._tail: deque[str] = deque(maxlen=_TAIL)
+        self._readers = [
+            threading.Thread(target=self._read_answers, args=(self._process.stdout,), daemon=True),
+            threading.Thread(target=self._read_tail, args=(self._process.stderr,), daemon=True),
+        ]
+        for reader in self._readers:
+            reader.start()
+
+    def _read_answers(self, stream: IO[str]) -> None:
+        for line in stream:
+            self._answers.put(line)
+        self._answers.put(None)
+
+    def _read_tail(self, stream: IO[str]) -> None:
+        self._tail.extend(line.strip() for line in stream if line.strip())
+
+    def ask(self, asked: Mapping[str, Any], timeout_s: float | None) -> dict[str, Any]:
+        """The child's answer.
+
+        Raises:
+            WorkerDiedError: it ended without one, or took too long.
+        """
+        assert self._process.stdin is not None
+        line: str | None = None
+        with suppress(BrokenPipeError):  # it has died: that shows below
+            self._process.stdin.write(json.dumps(asked, default=list) + "\n")
+            self._process.stdin.flush()
+        try:
+            line = self._answers.get(timeout=timeout_s)
+        except queue.Empty:
+            self.end()
+            raise WorkerDiedError("failed", f"it took longer than {timeout_s:g} s, and was ended") from None
+        if line is not None:
+            answer: dict[str, Any] = json.loads(line)
+            return answer
+        self._process.wait()
+        for reader in self._readers:
+            reader.join(_GRACE_S)
+        raise WorkerDiedError(failure_status(self._tail), how_it_ended(self._process.returncode, self._tail))
+
+    def end(self) -> None:
+        """End the child and whatever it started."""
+        process = self._process
+        if process.poll() is None:
+            terminate_group(process)
+            try:
+                process.wait(_GRACE_S)
+            except subprocess.TimeoutExpired:
+                kill_group(process)
+                process.wait()
+        for stream in (process.stdin, process.stdout, process.stderr):
+            with suppress(OSError):
+                assert stream is not None
+                if stream is process.stdin:
+                    stream.close()
+        for reader in self._readers:
+            reader.join(_GRACE_S)
+        for stream in (process.stdout, process.stderr):
+            with suppress(OSError):
+                assert stream is not None
+                stream.close()
+
+
+# --- A run over cells of one registered workload, from its plan to the measurements file -----------------------------
+
+
+#: What starting a process with PyTorch and a GPU takes, in seconds: measured 5 to 8 on an H200's host.
+STARTING_S: Final = 8.0
+
+
+@dataclass(frozen=True)
+class CellRun:
+    """What to measure.
+
+    Attributes:
+        measuring: the workload, and how.
+        tasks: one a process (unless one process does all).
+        impossible: records of combinations that exclude one another.
+        head: further keys of the measurements file.
+        command: that asks for the same, without folders.
+    """
+
+    measuring: Measuring
+    tasks: tuple[Task, ...]
+    impossible: tuple[Mapping[str, Any], ...] = ()
+    head: Mapping[str, Any] = field(default_factory=dict)
+    command: str | None = None
+
+    def description(self) -> dict[str, Any]:
+        """What a ledger must agree with to be gone on with."""
+        return {**self.measuring.description(), "tasks": [task.description() for task in self.tasks]}
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """How a run is carried out; changes nothing of what is measured.
+
+    Attributes:
+        one_process: one process for all tasks, as long as nothing fails.
+        timeout_s: most time for a task.
+        fresh: forget what an earlier run has done.
+        retry: do what has failed once more.
+    """
+
+    one_process: bool = False
+    timeout_s: float | None = None
+    fresh: bool = False
+    retry: bool = False
+
+
+def ledger_of(output: Path) -> Path:
+    """Where the ledger of a measurements file is: beside it, `sweep.json` → `sweep.ledger.jsonl`."""
+    return output.with_name(f"{output.stem}.ledger.jsonl")
+
+
+def measure_cells(run: CellRun, output: Path, run_options: RunOptions, log: Callable[[str], None]) -> None:
+    """Measure what is not measured yet, and write the measurements file.
+
+    Args:
+        run: what to measure.
+        output: the measurements file; the ledger is beside it.
+        run_options: how.
+        log: gets lines for people.
+
+    Raises:
+        UsageError: the ledger belongs to another plan or machine, or nothing can be measured here.
+        KeyboardInterrupt: it was ended; what is done is in both files.
+    """
+    runner = _OneMachine(CellRunner(run.measuring, keep=run_options.one_process, timeout_s=run_options.timeout_s))
+    with Ledger(ledger_of(output), run.description(), fresh=run_options.fresh) as ledger:
+        runner.expect(ledger)
+        run_tasks(
+            run.tasks, ledger, runner,
+            log=log, describe=_summary, update=lambda: _write(run, ledger, output), retry=run_options.retry,
+        )  # fmt: skip
+
+
+class _OneMachine:
+    """A runner that refuses to go on with a run of another machine: its figures would not compare."""
+
+    def __init__(self, runner: CellRunner) -> None:
+        self.runner = runner
+        self.machine: tuple[str, str] | None = None
+
+    def expect(self, ledger: Ledger) -> None:
+        """Take the machine from what is done."""
+        self.machine = next(filter(None, map(_machine, ledger.results.values())), None)
+
+    def run(self, task: Task) -> Result:
+        result = self.runner.run(task)
+        found = _machine(result)
+        if found and self.machine and found != self.machine:
+            raise UsageError(
+                f"this run was begun on {' with torch '.join(self.machine)}, and here is {' with torch '.join(found)}:"
+                " choose another output, or start over with --fresh"
+            )
+        self.machine = self.machine or found
+        return result
+
+    def close(self) -> None:
+        self.runner.close()
+
+
+def _machine(result: Result) -> tuple[str, str] | None:
+    facts = result.get("environment")
+    return (facts["device"]["name"], facts["versions"]["torch"]) if facts else None
+
+
+def _write(run: CellRun, ledger: Ledger, output: Path) -> None:
+    found = [ledger.results[task.key] for task in run.tasks if task.key in ledger.results]
+    records = [record for result in found for record in result["records"]]
+    facts = next((result["environment"] for result in found if result.get("environment")), _UNKNOWN)
+    if not records:
+        return
+    measuring = run.measuring
+    content = document(measuring.workload, measuring.plan, facts, [*records, *run.impossible], run.command)
+    cells = content.pop("measurements")
+    write_measurements(output, {**content, **run.head, "measurements": cells})
+
+
+#: Where no process lived long enough to say what it ran on.
+_UNKNOWN: Final = {"device": {"name": "unknown"}, "versions": {"torch": "unknown"}}
+
+
+def _summary(result: Result) -> str:
+    """The results of a task in few words: `3.07 ms, 3.40 ms`."""
+    return ", ".join(_cell_summary(record) for record in result["records"])
+
+
+def _cell_summary(record: Mapping[str, Any]) -> str:
+    if record["status"] != "measured":
+        return str(record["status"])
+    spread = record.get("latency_ns") or record.get("gpu_ns")
+    return f"{spread['median'] / 1e6:.3g} ms" if spread else "measured"
+
+
+def _counted(cells: int) -> str:
+    return f"{cells} cell{'' if cells == 1 else 's'}"
+
+
+def preview(run: CellRun, output: Path, run_options: RunOptions) -> list[str]:
+    """What a run would do, for people: its tasks, how many, and about how long."""
+    done: dict[str, float] = {}
+    waiting = list(run.tasks)
+    path = ledger_of(output)
+    if path.is_file() and not run_options.fresh:
+        with Ledger(path, run.description()) as ledger:
+            waiting, done = to_do(run.tasks, ledger, retry=run_options.retry), dict(ledger.seconds)
+    cells = sum(len(task.cells) for task in run.tasks)
+    lines = [f"{task.key}: {_counted(len(task.cells))}{'' if task in waiting else ', done'}" for task in run.tasks]
+    lines += [f"{record['reason']}: left out" for record in run.impossible]
+    lines.append(f"{_counted(cells)} at {len(run.tasks)} points, {len(waiting)} of them to do")
+    if not waiting:
+        return lines
+    if done:
+        lines.append(f"about {span(sum(done.values()) / len(done) * len(waiting))}, as the others took")
+        return lines
+    starts = 1 if run_options.one_process else len(waiting)
+    lines.append(
+        f"starting processes takes about {span(starts * STARTING_S)} on a GPU; how long measuring takes is "
+        "known after the first point"
+    )
+    return lines
+
+
+# --- A sweep over a registered workload: baseline and variant, measured in turns at every point of a grid ------------
+
+
+def pairs_from(option: str, texts: Sequence[str]) -> dict[str, list[str]]:
+    """The axes as texts, from `name=value,value`, in their order.
+
+    Raises:
+        UsageError: a text of another form, an axis given twice, or a value given twice.
+    """
+    found: dict[str, list[str]] = {}
+    for text in texts:
+        name, equals, rest = text.partition("=")
+        name, values = name.strip().replace("-", "_"), [value.strip() for value in rest.split(",")]
+        if not (name and equals and all(values)):
+            raise UsageError(f"{option} takes NAME=VALUE,…, such as batch=1,2,4, not {text!r}")
+        if name in found:
+            raise UsageError(f"{option} {name} is given twice")
+        if len(set(values)) < len(values):
+            raise UsageError(f"{option} {name} names something twice: {rest}")
+        found[name] = values
+    return found
+
+
+def axes_from(kind: Workload, option: str, texts: Sequence[str]) -> dict[str, list[Any]]:
+    """The axes of a sweep over a workload, from texts `name=value,value`.
+
+    Raises:
+        UsageError: no such setting, or a value of another type.
+    """
+    defaults = defaults_of(kind.cell)
+    axes = {}
+    for name, values in pairs_from(option, texts).items():
+        _check_name(kind, option, name, defaults)
+        axes[name] = [setting_value(f"{option} {name}", value, defaults[name]) for value in values]
+    return axes
+
+
+def settings_from(kind: Workload, option: str, text: str) -> dict[str, Any]:
+    """The settings of one side, from a text `name=value,name=value`.
+
+    Raises:
+        UsageError: no such setting, a value of another type, or a text of another form.
+    """
+    defaults, found = defaults_of(kind.cell), {}
+    for part in text.split(","):
+        name, equals, value = part.partition("=")
+        name = name.strip().replace("-", "_")
+        if not (name and equals):
+            raise UsageError(f"{option} takes NAME=VALUE,…, such as method=topk,keep=0.1, not {text!r}")
+        _check_name(kind, option, name, defaults)
+        found[name] = setting_value(f"{option} {name}", value.strip(), defaults[name])
+    return found
+
+
+def _check_name(kind: Workload, option: str, name: str, known: Mapping[str, Any]) -> None:
+    if name not in known:
+        raise UsageError(f"{option}: {kind.name} has no setting {name!r}; known are {', '.join(known)}")
+
+
+def cell_tasks(
+    kind: Workload, axes: Mapping[str, Sequence[Any]], sides: Sequence[Mapping[str, Any]]
+) -> tuple[tuple[Task, ...], list[dict[str, Any]]]:
+    """A task for each point of the axes, with a cell for each side.
+
+    Args:
+        kind: the workload.
+        axes: values of some settings; the last one changes fastest.
+        sides: settings that tell the cells of a point apart.
+
+    Returns:
+        The tasks, and for combinations that exclude one another a finished record that says why.
+
+    Raises:
+        UsageError: an axis is also a setting of a side; or every combination is impossible.
+    """
+    if both := [name for side in sides for name in side if name in axes]:
+        raise UsageError(f"{both[0]} is an axis, and cannot be what tells the sides apart as well")
+    tasks, impossible = [], []
+    varying = [name for name, values in axes.items() if len(values) > 1]
+    seen: list[Any] = []
+    for values in itertools.product(*axes.values()):
+        point, cells = dict(zip(axes, values, strict=True)), []
+        for side in sides:
+            try:
+                made = kind.cell(**point, **side)
+            except UsageError as error:  # noqa: PERF203  few, and each has its own reason
+                plain = {item.name: {**point, **side}.get(item.name, item.default) for item in fields(kind.cell)}
+                impossible.append({"cell": plain, "status": "unsupported", "reason": str(error)})
+            else:
+                if made not in seen:
+                    seen.append(made)
+                    cells.append(asdict(made))
+        if cells:
+            tasks.append(Task(key_of({name: point[name] for name in varying}), tuple(cells)))
+    if not tasks:
+        raise UsageError(impossible[0]["reason"] if impossible else "the grid is empty")
+    return tuple(tasks), impossible
+
+
+def key_of(point: Mapping[str, Any]) -> str:
+    """A point as the key of its task: `input_size=224 batch=1`."""
+    return " ".join(f"{name}={_shown(value)}" for name, value in point.items()) or "the only point"
+
+
+def _shown(value: Any) -> str:
+    return "+".join(map(str, value)) if isinstance(value, tuple | list) else str(value)
+
+
+def sweep_head(
+    axes: Mapping[str, Sequence[Any]], baseline: Mapping[str, Any], variant: Mapping[str, Any]
+) -> dict[str, Any]:
+    """What the measurements file says of a sweep."""
+    return {
+        "sweep": {
+            "axes": {name: list(values) for name, values in axes.items()},
+            "baseline": dict(baseline),
+            "variant": dict(variant),
+        }
+    }

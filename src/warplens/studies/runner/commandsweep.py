@@ -1,0 +1,439 @@
+"""Sweeps as people ask for them: over a registered workload, or over any command."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import re
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from importlib import import_module
+from pathlib import Path
+from statistics import fmean, median
+from typing import TYPE_CHECKING, Any, Final
+
+from warplens.errors import UsageError
+from warplens.studies.runner.cellsweep import (
+    CellRun,
+    RunOptions,
+    axes_from,
+    cell_tasks,
+    key_of,
+    ledger_of,
+    pairs_from,
+    settings_from,
+    sweep_head,
+)
+from warplens.studies.runner.engine import (
+    FAILURES,
+    Ledger,
+    Measuring,
+    Task,
+    failure_status,
+    how_it_ended,
+    kill_group,
+    run_tasks,
+    span,
+    to_do,
+    without_folders,
+)
+from warplens.workloads.environment import plain_environment
+from warplens.workloads.registry import Plan, document, workload, write_measurements
+from warplens.workloads.samples import summary_of_rounds
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from warplens.studies.runner.engine import Result
+
+
+#: Turns of each side at a point, and repetitions in a turn, unless the user says otherwise. Twenty blocks give a 95 %
+#: interval of the ratio by order statistics that is about as wide as the middle ten of them.
+DEFAULT_ROUNDS: Final = 20
+PER_TURN: Final = 4
+
+#: Steps of each side before its first turn.
+WARMUP_STEPS: Final = 10
+
+#: How points are spread over processes.
+PROCESSES: Final = ("point", "all")
+
+
+def one_process(text: str) -> bool:
+    """Whether all points share a process.
+
+    Raises:
+        UsageError: the text is none of `PROCESSES`.
+    """
+    if text not in PROCESSES:
+        raise UsageError(f"--processes is {' or '.join(PROCESSES)}, not {text!r}")
+    return text == "all"
+
+
+@dataclass(frozen=True)
+class WorkloadSweep:
+    """A sweep over a registered workload.
+
+    Attributes:
+        workload: its name.
+        axes: texts `name=value,value`.
+        baseline, variant: texts `name=value,name=value`.
+        rounds: turns of each side at a point.
+        repetitions: in a turn.
+        warmup: steps of each side before its first turn.
+        device: as PyTorch names it; None for the GPU if there is one.
+        modules: imported first, to register workloads.
+    """
+
+    workload: str
+    axes: tuple[str, ...]
+    baseline: str
+    variant: str
+    rounds: int = DEFAULT_ROUNDS
+    repetitions: int = PER_TURN
+    warmup: int = WARMUP_STEPS
+    device: str | None = None
+    modules: tuple[str, ...] = ()
+
+    def run(self) -> CellRun:
+        """The run that this asks for.
+
+        Raises:
+            UsageError: no such workload, setting or value.
+        """
+        import_modules(self.modules)
+        kind = workload(self.workload)
+        axes = axes_from(kind, "--axis", self.axes)
+        baseline = settings_from(kind, "--baseline", self.baseline)
+        variant = settings_from(kind, "--variant", self.variant)
+        if baseline == variant:
+            raise UsageError("--baseline and --variant are the same")
+        tasks, impossible = cell_tasks(kind, axes, (baseline, variant))
+        # A workload that measures itself cannot take turns: its cells follow one another.
+        rounds = self.rounds if kind.prepare is not None else None
+        repetitions = self.repetitions if rounds else self.repetitions * self.rounds
+        measuring = Measuring(
+            self.workload, Plan.exactly(repetitions, warmup_steps=self.warmup), rounds, self.device, self.modules
+        )
+        head = sweep_head(axes, baseline, variant)
+        return CellRun(measuring, tasks, tuple(impossible), head, self._command())
+
+    def _command(self) -> str:
+        words = ["warplens", "sweep", "run", self.workload]
+        for axis in self.axes:
+            words += ["--axis", axis]
+        words += ["--baseline", self.baseline, "--variant", self.variant, "--rounds", str(self.rounds)]
+        words += ["--repetitions", str(self.repetitions), "--warmup", str(self.warmup)]
+        words += ["--device", self.device] if self.device else []
+        for module in self.modules:
+            words += ["--module", module]
+        return without_folders(shlex.join(words))
+
+
+def import_modules(names: Sequence[str]) -> None:
+    """Import modules that register workloads, from the current folder as well, as the processes that measure do.
+
+    Raises:
+        UsageError: one of them cannot be imported.
+    """
+    here = str(Path.cwd())
+    if names and here not in sys.path:
+        sys.path.insert(0, here)
+    for name in names:
+        try:
+            import_module(name)
+        except Exception as error:  # noqa: PERF203  it is the user's: whatever is wrong with it is said in one line
+            raise UsageError(f"--module {name}: it cannot be imported ({type(error).__name__}: {error})") from error
+
+
+# --- A sweep over any command: a process for each repetition, baseline and variant in random order in each round -----
+# A repetition is timed from outside, or by what the program prints. Programs that were started anew share nothing with
+# each other, so that each is a block of its own, whatever it prints.
+
+
+#: Rounds at a point: the 95 % interval of the median of ten leaves the fastest and the slowest out.
+DEFAULT_REPEATS: Final = 10
+
+#: Nanoseconds in a unit that programs print.
+TIME_UNITS: Final = {"ns": 1, "us": 1_000, "ms": 1_000_000, "s": 1_000_000_000}
+
+_SIDES: Final = ("baseline", "variant")
+
+_TAIL: Final = 12
+
+#: A year: what a program prints beyond it is no time, and would not fit the file's 64-bit nanoseconds for long.
+_MOST_NS: Final = 365 * 24 * 3600 * 10**9
+
+
+@dataclass(frozen=True)
+class CommandSweep:
+    """A sweep over two commands.
+
+    Attributes:
+        axes: texts `name=value,value`.
+        baseline, variant: commands in which `{name}` stands for the value of an axis.
+        repeats: rounds at each point.
+        time_from: pattern with one group, the time that the program prints; None: the wall time of the process.
+        time_unit: of what is printed, one of `TIME_UNITS`.
+        items: axis that says how many items a step processes; None for one.
+    """
+
+    axes: tuple[str, ...]
+    baseline: str
+    variant: str
+    repeats: int = DEFAULT_REPEATS
+    time_from: str | None = None
+    time_unit: str = "ms"
+    items: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.repeats < 1:
+            raise UsageError("--repeats must be at least 1")
+        if self.time_unit not in TIME_UNITS:
+            raise UsageError(f"--time-unit is one of {', '.join(TIME_UNITS)}, not {self.time_unit!r}")
+        try:
+            groups = re.compile(self.time_from or "()").groups
+        except re.error as error:
+            raise UsageError(f"--time-from {self.time_from!r} is no regular expression: {error}") from error
+        if groups != 1:
+            raise UsageError(f"--time-from {self.time_from!r} must have one group, the time: 'step_ms=([0-9.]+)'")
+        axes = pairs_from("--axis", self.axes)
+        if "side" in axes:
+            raise UsageError("an axis cannot be named side, which is what tells baseline and variant apart")
+        for name in axes:
+            if not any(f"{{{name}}}" in command for command in (self.baseline, self.variant)):
+                raise UsageError(f"--axis {name} is in neither command: write {{{name}}} where its value goes")
+        if self.items is not None and not all(
+            isinstance(value, int) and value > 0 for value in self.points_of(self.items)
+        ):
+            raise UsageError(f"--items {self.items} is no axis of whole numbers above zero")
+
+    def grid(self) -> dict[str, list[Any]]:
+        """The axes; values are numbers where all of an axis are."""
+        return {name: _numbers(values) for name, values in pairs_from("--axis", self.axes).items()}
+
+    def points_of(self, axis: str) -> list[Any]:
+        """The values of an axis; [""] if there is no such axis."""
+        return self.grid().get(axis, [""])
+
+    def tasks(self) -> tuple[Task, ...]:
+        """A task for each repetition: point by point, round by round, the sides in random order."""
+        texts, draw = pairs_from("--axis", self.axes), random.Random(0)  # noqa: S311  no secret
+        tasks = []
+        for values in itertools.product(*texts.values()):
+            point, order = dict(zip(texts, values, strict=True)), list(_SIDES)
+            words = {side: self._words(side, point) for side in _SIDES}
+            name = key_of(point)
+            for number in range(1, self.repeats + 1):
+                draw.shuffle(order)
+                for side in order:
+                    task = Task(f"{name} {side} {number}", group=f"{name} {side}", command=words[side])
+                    tasks.append(task)
+        return tuple(tasks)
+
+    def _words(self, side: str, point: Mapping[str, str]) -> tuple[str, ...]:
+        template: str = getattr(self, side)
+        try:
+            words = shlex.split(template)
+        except ValueError as error:
+            raise UsageError(f"--{side}: {error}") from error
+        if not words:
+            raise UsageError(f"--{side} is empty")
+        for name, value in point.items():
+            words = [word.replace(f"{{{name}}}", value) for word in words]
+        return tuple(words)
+
+    def description(self, environment: Mapping[str, Any]) -> dict[str, Any]:
+        """What a ledger must agree with to be gone on with."""
+        return {
+            "commands": {**asdict(self), "axes": list(self.axes)},
+            "machine": environment["device"]["name"],
+            "tasks": [task.description() for task in self.tasks()],
+        }
+
+    def command(self) -> str:
+        """That asks for the same, without folders."""
+        words = ["warplens", "sweep", "run"]
+        for axis in self.axes:
+            words += ["--axis", axis]
+        words += ["--baseline", self.baseline, "--variant", self.variant, "--repeats", str(self.repeats)]
+        words += ["--time-from", self.time_from, "--time-unit", self.time_unit] if self.time_from else []
+        words += ["--items", self.items] if self.items else []
+        return without_folders(shlex.join(words))
+
+
+def _numbers(values: Sequence[str]) -> list[Any]:
+    for kind in (int, float):
+        with suppress(ValueError):
+            return [kind(value) for value in values]
+    return list(values)
+
+
+class CommandRunner:
+    """Runs commands, one at a time, each in a process group of its own."""
+
+    def __init__(self, sweep: CommandSweep, timeout_s: float | None = None) -> None:
+        """Start nothing yet; a command that runs longer than the timeout is ended."""
+        self.sweep, self.timeout_s = sweep, timeout_s
+        self._process: subprocess.Popen[str] | None = None
+
+    def run(self, task: Task) -> Result:
+        """`times_ns` of one run of the task's command; or `status` and `reason`.
+
+        Raises:
+            UsageError: there is no such program.
+        """
+        start = time.perf_counter_ns()
+        try:
+            self._process = subprocess.Popen(  # noqa: S603  a list of words, no shell
+                task.command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                encoding="utf-8", errors="replace", start_new_session=True,
+            )  # fmt: skip
+        except OSError as error:
+            raise UsageError(f"{os.path.basename(task.command[0])}: {error.strerror}") from error  # noqa: PTH119
+        try:
+            said, _ = self._process.communicate(timeout=self.timeout_s)
+        except subprocess.TimeoutExpired:
+            return {"status": "failed", "reason": f"it took longer than {self.timeout_s:g} s, and was ended"}
+        else:
+            spent, code = time.perf_counter_ns() - start, self._process.returncode
+        finally:
+            self.close()
+        if code:
+            tail = [line.strip() for line in said.splitlines() if line.strip()][-_TAIL:]
+            return {"status": failure_status(tail), "reason": how_it_ended(code, tail)}
+        if self.sweep.time_from is None:
+            return {"times_ns": [spent]}
+        return self._printed(said)
+
+    def _printed(self, said: str) -> Result:
+        pattern = self.sweep.time_from or ""
+        try:
+            numbers = [float(text) for text in re.findall(pattern, said)]
+        except ValueError as error:
+            return {"status": "failed", "reason": f"what {pattern} finds is no number: {error}"}
+        spent = [number * TIME_UNITS[self.sweep.time_unit] for number in numbers]
+        if not spent:
+            return {"status": "failed", "reason": f"what it printed holds no match for {pattern}"}
+        # Of `nan`, too, it is false that it lies between.
+        if not all(1 <= time_ns < _MOST_NS for time_ns in spent):
+            shown = next(number for number, time_ns in zip(numbers, spent, strict=True) if not 1 <= time_ns < _MOST_NS)
+            reason = f"what it printed holds a time that is not above zero, or can be none: {shown:g} ({pattern})"
+            return {"status": "failed", "reason": reason}
+        return {"times_ns": [round(time_ns) for time_ns in spent]}
+
+    def close(self) -> None:
+        """End the command and whatever it started."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        if process.poll() is None:
+            kill_group(process)
+            process.communicate()
+
+
+def measure_commands(sweep: CommandSweep, output: Path, run_options: RunOptions, log: Callable[[str], None]) -> None:
+    """Run what has not been run yet, and write the measurements file; see `measure_cells`."""
+    facts, tasks = plain_environment(), sweep.tasks()
+    with Ledger(ledger_of(output), sweep.description(facts), fresh=run_options.fresh) as ledger:
+        run_tasks(
+            tasks, ledger, CommandRunner(sweep, run_options.timeout_s),
+            log=log, describe=_summary, update=lambda: _write(sweep, facts, ledger, output), retry=run_options.retry,
+        )  # fmt: skip
+
+
+def _summary(result: Result) -> str:
+    return str(result["status"]) if "status" in result else f"{median(result['times_ns']) / 1e6:.4g} ms"
+
+
+def preview_commands(sweep: CommandSweep, output: Path, run_options: RunOptions) -> list[str]:
+    """What a run would do, for people."""
+    tasks, seconds = sweep.tasks(), []
+    waiting, path = list(tasks), ledger_of(output)
+    if path.is_file() and not run_options.fresh:
+        with Ledger(path, sweep.description(plain_environment())) as ledger:
+            waiting, seconds = to_do(tasks, ledger, retry=run_options.retry), list(ledger.seconds.values())
+    commands = {task.group: task.command for task in tasks}
+    lines = [f"{group}: {shlex.join(words)}" for group, words in commands.items()]
+    lines.append(f"{len(commands)} cells × {sweep.repeats} repetitions = {len(tasks)} runs, {len(waiting)} to do")
+    if waiting and seconds:
+        lines.append(f"about {span(fmean(seconds) * len(waiting))}, as the others took")
+    elif waiting:
+        lines.append("how long that takes is known after the first run")
+    return lines
+
+
+def _write(sweep: CommandSweep, facts: Mapping[str, Any], ledger: Ledger, output: Path) -> None:
+    records = []
+    grid = sweep.grid()
+    texts = pairs_from("--axis", sweep.axes)
+    for values, words in zip(itertools.product(*grid.values()), itertools.product(*texts.values()), strict=True):
+        name = key_of(dict(zip(texts, words, strict=True)))
+        records += _point(sweep, dict(zip(grid, values, strict=True)), name, ledger.results)
+    if not records:
+        return
+    most = max(
+        (len(record["samples"]["wall_ns"]) // record["rounds"] for record in records if "samples" in record), default=1
+    )
+    content = document("command", Plan.exactly(most, warmup_steps=0), facts, records, sweep.command())
+    cells = content.pop("measurements")
+    head = sweep_head(grid, {"side": "baseline"}, {"side": "variant"})
+    write_measurements(output, {**content, **head, "measurements": cells})
+
+
+def _point(
+    sweep: CommandSweep, point: Mapping[str, Any], name: str, results: Mapping[str, Result]
+) -> list[dict[str, Any]]:
+    """The records of both sides at a point, as far as they have been run."""
+    found = {}
+    for side in _SIDES:
+        runs = [results.get(f"{name} {side} {number}") for number in range(1, sweep.repeats + 1)]
+        found[side] = [run for run in runs if run is not None]
+    failed = {side: next((run for run in runs if run.get("status") in FAILURES), None) for side, runs in found.items()}
+    # An interruption may leave one side a round ahead: rounds that both have are pairs.
+    rounds = min((len(found[side]) for side in _SIDES if failed[side] is None), default=0)
+    records = []
+    for side in _SIDES:
+        cell, trouble = {**point, "side": side}, failed[side]
+        if trouble is not None:
+            where = f"in round {len(found[side])} of {sweep.repeats}: {trouble['reason']}"
+            records.append({"cell": cell, "status": trouble["status"], "reason": where})
+        elif rounds:
+            items = point[sweep.items] if sweep.items else 1
+            blocks = [run["times_ns"] for run in found[side][:rounds]]
+            records.append({"cell": cell, **_figures(sweep, items, blocks)})
+    return records
+
+
+def _figures(sweep: CommandSweep, items: int, blocks: Sequence[Sequence[int]]) -> dict[str, Any]:
+    doubts = []
+    if len({len(block) for block in blocks}) > 1:
+        blocks = [[round(median(block))] for block in blocks]
+        doubts.append("its runs printed different numbers of times: each run counts with its median")
+    times = [spent for block in blocks for spent in block]
+    spread = summary_of_rounds(times, len(blocks))
+    if spread.low is None:
+        doubts.append("there are too few repetitions for an interval")
+    timed = "wall time of the process" if sweep.time_from is None else f"printed by the program: {sweep.time_from}"
+    return {
+        "status": "measured",
+        "launch": "process",
+        "unit": "item" if sweep.items else "run",
+        "items": items,
+        "latency_ns": asdict(spread),
+        "rounds": len(blocks),
+        "gpu_ns": None,
+        "throughput_per_s": items * 1e9 / spread.median,
+        "sustained_per_s": items * 1e9 / spread.mean,
+        "work": None,
+        "stopped": "most repetitions",
+        "doubts": doubts,
+        "details": {"timed": timed},
+        "samples": {"wall_ns": times},
+    }

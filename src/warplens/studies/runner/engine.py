@@ -1,0 +1,437 @@
+"""Unattended runs: tasks, the ledger of what is done, and the loop that does the rest, whatever ends or fails."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field, replace
+from typing import IO, TYPE_CHECKING, Any, Final, Protocol
+
+from warplens._version import __version__
+from warplens.errors import UnreadableInputError, UsageError
+
+if TYPE_CHECKING:
+    import subprocess
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from pathlib import Path
+    from types import TracebackType
+
+    from warplens.workloads.registry import Plan
+
+
+#: What programs say when memory is at its end: PyTorch, the CUDA runtime, C++, the system.
+_LACK_OF_MEMORY: Final = re.compile(r"out of memory|OutOfMemory|bad_alloc|annot allocate memory|MemoryError", re.I)
+
+# The folders of an absolute path; they carry user names.
+_FOLDERS: Final = re.compile(r"(?<![\w.:/])/(?:[^\s/'\",;]+/)+(?=[^\s/])")
+
+
+def failure_status(lines: Iterable[str]) -> str:
+    """The status of a cell whose process ended badly, by its last lines: `out-of-memory` or `failed`."""
+    return "out-of-memory" if any(_LACK_OF_MEMORY.search(line) for line in lines) else "failed"
+
+
+def how_it_ended(code: int, lines: Iterable[str]) -> str:
+    """One line on a process that ended badly."""
+    said = list(lines)
+    last = f": {without_folders(said[-1])}" if said else ""
+    if code >= 0:
+        return f"the process ended with code {code}{last}"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = f"signal {-code}"
+    if name == "SIGKILL":
+        return f"the process was killed (SIGKILL), as the system does when its memory runs out{last}"
+    return f"the process was killed ({name}){last}"
+
+
+def without_folders(text: str) -> str:
+    """The text as one line, with the bare names of files: folders carry the names of people."""
+    return _FOLDERS.sub("", " ".join(text.split()))
+
+
+def span(seconds: float) -> str:
+    """A time for people: `40 s`, `12 min`, `3.5 h`."""
+    if seconds < 90:
+        return f"{max(1, round(seconds))} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+# --- Ends a process with all that it has started ---------------------------------------------------------------------
+
+
+def terminate_group(process: subprocess.Popen[Any]) -> None:
+    """Ask a process that leads a group, and the group, to end."""
+    _signal(process, signal.SIGTERM)
+
+
+def kill_group(process: subprocess.Popen[Any]) -> None:
+    """End a process that leads a group, and the group, without asking."""
+    _signal(process, getattr(signal, "SIGKILL", signal.SIGTERM))
+
+
+def _signal(process: subprocess.Popen[Any], number: signal.Signals) -> None:
+    with suppress(ProcessLookupError, PermissionError):
+        if hasattr(os, "killpg"):
+            os.killpg(process.pid, number)
+        else:  # without process groups, what the process has started is out of reach
+            process.send_signal(number)
+
+
+# --- What an unattended run consists of: tasks, each done by one process and finished as a whole ---------------------
+
+
+#: What became of a task, as the ledger holds it: `records` of cells, or what one run of a command gave.
+Result = Mapping[str, Any]
+
+#: What a cell may end as that another try could mend.
+FAILURES = ("out-of-memory", "failed")
+
+
+@dataclass(frozen=True)
+class Task:
+    """The smallest piece of a run: either done or not.
+
+    Attributes:
+        key: unique in the run, and readable: `input_size=224 batch=1`.
+        cells: settings of the cells that it measures, as JSON has them; in turns, if the run says so.
+        group: tasks of one group are one cell; once one of them has failed, the others are left out.
+        command: instead of cells: the words of a command to run.
+    """
+
+    key: str
+    cells: tuple[Mapping[str, Any], ...] = ()
+    group: str | None = None
+    command: tuple[str, ...] = ()
+
+    def description(self) -> dict[str, Any]:
+        """What makes it this task, as JSON: two of the same description are interchangeable."""
+        found: dict[str, Any] = {"key": self.key, "cells": [dict(cell) for cell in self.cells]}
+        return found | ({"command": list(self.command)} if self.command else {})
+
+
+@dataclass(frozen=True)
+class Measuring:
+    """How the cells of a registered workload are measured.
+
+    Attributes:
+        workload: its name.
+        plan: how often, and when that is enough; in turns, its repetitions are those of one turn.
+        rounds: turns of each cell of a task; None for one cell after the other.
+        device: as PyTorch names it; None for the GPU if there is one.
+        modules: imported first, to register workloads.
+    """
+
+    workload: str
+    plan: Plan
+    rounds: int | None = None
+    device: str | None = None
+    modules: tuple[str, ...] = field(default=())
+
+    def description(self) -> dict[str, Any]:
+        """As JSON; also what a child process is told."""
+        return {
+            "workload": self.workload, "plan": asdict(self.plan), "rounds": self.rounds, "device": self.device,
+            "modules": list(self.modules),
+        }  # fmt: skip
+
+    def alone(self) -> Measuring:
+        """The same repetitions at one stretch, for a cell that has nobody to take turns with: it is no pair's half."""
+        if self.rounds is None:
+            return self
+        repetitions = self.rounds * self.plan.most
+        plan = replace(self.plan, fewest=repetitions, least=repetitions, most=repetitions)
+        return replace(self, plan=plan, rounds=None)
+
+
+class Runner(Protocol):
+    """Does tasks, one at a time."""
+
+    def run(self, task: Task) -> Result:
+        """What became of the task. Failures of what is measured are results.
+
+        Raises:
+            UsageError: nothing of the run can be done (no PyTorch, no such device).
+        """
+        ...
+
+    def close(self) -> None:
+        """End every process that is still there."""
+        ...
+
+
+def failures(result: Result) -> list[str]:
+    """The statuses in a result that say that something went wrong."""
+    statuses = [record["status"] for record in result.get("records", ())] + [result.get("status", "measured")]
+    return [status for status in statuses if status in FAILURES]
+
+
+# --- The ledger of a run: what is done, a line for each task, on the disk before the next one begins -----------------
+# The first line describes the plan; each further line is a finished task. A run that was interrupted, by whatever, goes
+# on where it was. A line that was cut off while it was written is dropped, and its task is done again.
+
+
+LEDGER_SCHEMA: Final = "warplens.ledger/1"
+
+_ADVICE: Final = "Choose another output, or start over with --fresh"
+
+
+class Ledger:
+    """Finished tasks of one plan, by key, in the order in which they were finished.
+
+    Used as a context manager: two runs at once would undo each other, so that the second is refused.
+
+    Attributes:
+        results: what became of each finished task.
+        seconds: how long each took.
+    """
+
+    def __init__(self, path: Path, plan: Mapping[str, Any], *, fresh: bool = False) -> None:
+        """Open a ledger, or begin one.
+
+        Args:
+            path: the file.
+            plan: describes the run; only a ledger of an equal plan is gone on with.
+            fresh: forget what is there.
+
+        Raises:
+            UsageError: it belongs to another plan, or another run is using it.
+            UnreadableInputError: it is no ledger, or damaged other than at its end.
+        """
+        self.path = path
+        self.results: dict[str, Result] = {}
+        self.seconds: dict[str, float] = {}
+        # Through JSON, as a plan that is read back has been: it knows no tuples.
+        self._plan = json.loads(_text(plan))
+        self._file: IO[bytes] = path.open("a+b")
+        try:
+            _lock(self._file, path)
+            if fresh:
+                self._file.truncate(0)
+            self._read()
+        except BaseException:
+            self._file.close()
+            raise
+
+    def _read(self) -> None:
+        self._file.seek(0)
+        lines = self._file.read().split(b"\n")
+        complete = [line for line in lines[:-1] if line]
+        if not complete:
+            if not _may_begin_a_ledger(lines[-1]):
+                raise UnreadableInputError(self.path, "line 1 is no entry of a ledger", _ADVICE)
+            self._file.truncate(0)
+            self._append({"schema": LEDGER_SCHEMA, "version": __version__, "plan": self._plan})
+            return
+        if lines[-1]:
+            self._file.truncate(sum(len(line) + 1 for line in lines[:-1]))
+        head, *rest = (self._parsed(number, line) for number, line in enumerate(complete, start=1))
+        if head.get("schema") != LEDGER_SCHEMA:
+            found = f"its schema is {head.get('schema')!r}, not {LEDGER_SCHEMA}"
+            raise UnreadableInputError(self.path, found, _ADVICE)
+        if head.get("plan") != self._plan:
+            differences = ", ".join(_differences(head.get("plan") or {}, self._plan))
+            raise UsageError(
+                f"{self.path.name}: it belongs to another plan ({differences}). Choose another output, or start over "
+                "with --fresh"
+            )
+        for entry in rest:
+            self._note(entry)
+
+    def _parsed(self, number: int, line: bytes) -> dict[str, Any]:
+        try:
+            entry = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise UnreadableInputError(self.path, f"line {number} is no entry of a ledger", _ADVICE) from error
+        if not (
+            _is_entry(entry) if number > 1 else isinstance(entry, dict) and isinstance(entry.get("plan", {}), dict)
+        ):
+            raise UnreadableInputError(self.path, f"line {number} is no entry of a ledger", _ADVICE)
+        return dict(entry)
+
+    def _note(self, entry: Mapping[str, Any]) -> None:
+        # The latest try of a task is the one that counts, also for the order.
+        self.results.pop(entry["task"], None)
+        self.results[entry["task"]] = entry["result"]
+        self.seconds[entry["task"]] = entry["seconds"]
+
+    def add(self, task: str, result: Result, seconds: float) -> None:
+        """Write a finished task down. It is on the disk when this returns."""
+        entry = {"task": task, "seconds": round(seconds, 3), "result": result}
+        self._append(entry)
+        self._note(entry)
+
+    def _append(self, entry: Mapping[str, Any]) -> None:
+        self._file.seek(0, os.SEEK_END)
+        self._file.write(_text(entry).encode() + b"\n")
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def __enter__(self) -> Ledger:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.close()
+
+
+def _may_begin_a_ledger(cut: bytes) -> bool:
+    """Whether a first line that was cut off is one of a ledger, and not of a file of another kind."""
+    head = _text({"schema": LEDGER_SCHEMA})[:-1].encode()
+    return head.startswith(cut) or cut.startswith(head)
+
+
+def _is_entry(entry: Any) -> bool:
+    """Whether it has the form of a finished task: times, a status, or records of cells."""
+    if not isinstance(entry, dict) or not isinstance(entry.get("task"), str):
+        return False
+    seconds, result = entry.get("seconds"), entry.get("result")
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not isinstance(result, dict):
+        return False
+    times, records = result.get("times_ns", [1]), result.get("records", [])
+    return (
+        isinstance(times, list)
+        and bool(times)
+        and all(isinstance(time_ns, int) and time_ns > 0 for time_ns in times)
+        and isinstance(records, list)
+        and all(isinstance(record, dict) and "status" in record for record in records)
+    )
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False)
+
+
+def _lock(file: IO[bytes], path: Path) -> None:
+    try:
+        import fcntl
+    except ImportError:
+        return
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        raise UsageError(f"{path.name}: another run is writing to it. Wait for it, or choose another output") from error
+
+
+def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
+    """What two plans differ in, for people."""
+    for name in dict.fromkeys((*before, *now)):
+        old, new = before.get(name), now.get(name)
+        if old == new:
+            continue
+        if name == "tasks":
+            kept = sum(task in (old or ()) for task in new or ())
+            yield f"{len(old or ())} tasks then, {len(new or ())} now, {kept} the same"
+        elif isinstance(old, dict) and isinstance(new, dict):
+            changed = [key for key in dict.fromkeys((*old, *new)) if old.get(key) != new.get(key)]
+            yield ", ".join(f"{key} was {old.get(key)}, is {new.get(key)}" for key in changed)
+        else:
+            yield f"{name} was {old}, is {new}"
+
+
+# --- Runs tasks to the last one, unattended: writes each result down, says how long the rest will take, survives -----
+
+
+#: The output is brought up to date no more often than this, in seconds: it holds every repetition of every cell.
+_UPDATE_S: Final = 5.0
+
+
+def run_tasks(
+    tasks: Sequence[Task],
+    ledger: Ledger,
+    runner: Runner,
+    *,
+    log: Callable[[str], None],
+    describe: Callable[[Result], str],
+    update: Callable[[], None],
+    retry: bool = False,
+) -> None:
+    """Do what the ledger does not yet have.
+
+    Args:
+        tasks: in the order in which they are done.
+        ledger: what is done.
+        runner: does one. It is closed at the end.
+        log: gets a line for people after each task.
+        describe: words for a result.
+        update: brings the output up to date with the ledger; also called at the end, and when interrupted.
+        retry: do what has failed once more.
+
+    Raises:
+        UsageError: nothing can be measured here.
+        KeyboardInterrupt: somebody wants it to end (Ctrl-C, SIGTERM). What is done is in the ledger and the output.
+    """
+    waiting = to_do(tasks, ledger, retry=retry)
+    done = len(tasks) - len(waiting)
+    if done:
+        log(f"{done} of {len(tasks)} are done already")
+    began = updated = time.monotonic()
+    given_up: set[str | None] = set()
+    try:
+        with _ended_like_by_ctrl_c():
+            for position, task in enumerate(waiting):
+                done += 1
+                if task.group in given_up:
+                    continue
+                start = time.monotonic()
+                result = runner.run(task)
+                now = time.monotonic()
+                ledger.add(task.key, result, now - start)
+                if task.group is not None and failures(result):
+                    given_up.add(task.group)
+                following = sum(other.group not in given_up for other in waiting[position + 1 :])
+                left = time_left(list(ledger.seconds.values()), following)
+                log(f"[{done}/{len(tasks)}] {task.key}: {describe(result)} · {span(now - start)}{left}")
+                if now - updated > _UPDATE_S:
+                    update()
+                    updated = time.monotonic()
+        log(f"done, in {span(time.monotonic() - began)}" if waiting else "nothing was left to do")
+    finally:
+        runner.close()
+        update()
+
+
+def to_do(tasks: Sequence[Task], ledger: Ledger, *, retry: bool = False) -> list[Task]:
+    """The tasks that are not done, without those of a cell that has failed.
+
+    With `retry`, failures count as not done; then the other tasks of such a cell are to do as well.
+    """
+    failed = {key for key, result in ledger.results.items() if failures(result)}
+    given_up = set() if retry else {task.group for task in tasks if task.group is not None and task.key in failed}
+    return [
+        task
+        for task in tasks
+        if task.group not in given_up and (task.key not in ledger.results or (retry and task.key in failed))
+    ]
+
+
+def time_left(seconds: Sequence[float], tasks: int) -> str:
+    """An estimate for people from how long tasks took so far; empty if there are none left."""
+    if not tasks or not seconds:
+        return ""
+    return f" · about {span(sum(seconds) / len(seconds) * tasks)} left"
+
+
+@contextmanager
+def _ended_like_by_ctrl_c() -> Iterator[None]:
+    """SIGTERM, by which `timeout`, batch systems and containers end programs, raises KeyboardInterrupt."""
+    if threading.current_thread() is not threading.main_thread():  # only there may handlers be set
+        yield
+        return
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,533 @@
+"""What is known of the cells of a sweep, and the fitted model with its predictions and its thresholds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+
+import numpy as np
+import polars as pl
+
+from warplens.errors import MissingDataError, UsageError
+from warplens.studies.policies.choosing import is_number
+from warplens.studies.sweeps.payoff import Crossing, PaysOff
+from warplens.studies.sweeps.sweep import framed
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from warplens.studies.sweeps.breakeven_model import Form, Model, Sizes
+    from warplens.studies.sweeps.payoff import Answer
+    from warplens.studies.sweeps.sweep import Cell, Float64s, Point, Sweep
+
+
+#: From what the GPU time is modelled: token counts of each block, arithmetic, or only the number of items.
+Work: TypeAlias = Literal["tokens", "flops", "items"]
+
+SIDES: Final = ("baseline", "variant")
+
+#: Tokens that the linear layers of a transformer block see: projections (4·N·d²) those that enter, the MLP (8·N'·d²)
+#: those that leave. Other widths of the MLP change the shares a little.
+_ENTERING_SHARE: Final = 1 / 3
+
+
+@dataclass(frozen=True)
+class Known:
+    """Which facts all measured cells of a sweep have.
+
+    Attributes:
+        work: the best description of the GPU's work that all of them have.
+        items: whether the number of items is known.
+        launches: whether the number of launches is known.
+        missing: names of facts that would make a better model.
+    """
+
+    work: Work
+    items: bool
+    launches: bool
+    missing: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Size:
+    """How large one item is, as each kind of work counts it.
+
+    Attributes:
+        tokens: [entering, asking, leaving] of each block; None where unknown.
+        flops: arithmetic of an item; None where unknown.
+        launches: that a step issues; None where unknown.
+    """
+
+    tokens: tuple[tuple[float, float, float], ...] | None
+    flops: float | None
+    launches: float | None
+
+    @property
+    def first(self) -> float | None:
+        """Tokens that enter the first block."""
+        return self.tokens[0][0] if self.tokens else None
+
+    def amount(self, work: Work) -> float:
+        """The number that stands for the size on an axis: tokens at entry, FLOPs, or 1."""
+        found = {"tokens": self.first, "flops": self.flops, "items": 1.0}[work]
+        if found is None:
+            raise UsageError(f"the cell has no {work}, which this model needs")
+        return float(found)
+
+
+@dataclass(frozen=True, eq=False)
+class Observed:
+    """One side of one point, ready to be fitted.
+
+    Attributes:
+        settings: of the point.
+        side: 0 for the baseline, 1 for the variant.
+        group: values of the axes that are no numbers (execution, …): the host differs between them, the work does not.
+        items: that a step processes.
+        size: of one item.
+        pair: number of the point.
+    """
+
+    settings: Mapping[str, Any]
+    side: int
+    group: tuple[Any, ...]
+    items: float
+    size: Size
+    pair: int
+
+
+def known_fields(points: Sequence[Point]) -> Known:
+    """What the measured cells of points have in common.
+
+    Raises:
+        MissingDataError: they have neither tokens, FLOPs nor items.
+    """
+    cells = [cell for point in points for cell in measured_sides(point)]
+    items = all(cell.items for cell in cells)
+    tokens = items and all(_tokens(cell) for cell in cells)
+    flops = all(cell.flops for cell in cells)
+    launches = all(cell.launches for cell in cells)
+    if not cells or not (tokens or flops or items):
+        raise MissingDataError("a break-even model needs token counts, FLOPs or the number of items of each cell")
+    work: Work = "tokens" if tokens else "flops" if flops else "items"
+    missing = [
+        name
+        for name, there in (("tokens", tokens), ("flops", flops), ("items", items), ("launches", launches))
+        if not there
+    ]
+    return Known(work, items, launches, tuple(missing))
+
+
+def measured_sides(point: Point) -> tuple[Cell, ...]:
+    """Baseline and variant if both have a time, else nothing."""
+    cells = tuple(cell for cell in (point.baseline, point.variant) if cell is not None and cell.time_ns)
+    return cells if len(cells) == 2 else ()
+
+
+def groups_of(sweep: Sweep) -> tuple[str, ...]:
+    """Axes that are no numbers."""
+    return tuple(name for name in sweep.axes if not all(is_number(point.settings[name]) for point in sweep.points))
+
+
+def observed(points: Sequence[Point], groups: Sequence[str]) -> list[Observed]:
+    """Both sides of each point, baseline first."""
+    found = []
+    for number, point in enumerate(points):
+        for side, cell in enumerate(measured_sides(point)):
+            group = tuple(point.settings[name] for name in groups)
+            found.append(Observed(point.settings, side, group, float(cell.items or 1), size_of(cell), number))
+    return found
+
+
+def size_of(cell: Cell) -> Size:
+    """The size of one item of a cell."""
+    tokens = _tokens(cell)
+    flops = cell.flops / (cell.items or 1) if cell.flops else None
+    return Size(tokens, flops, float(cell.launches) if cell.launches else None)
+
+
+def _tokens(cell: Cell) -> tuple[tuple[float, float, float], ...] | None:
+    blocks = cell.details.get("tokens")
+    if not isinstance(blocks, list | tuple) or not blocks:
+        return None
+    if not all(isinstance(block, list | tuple) and len(block) == 3 for block in blocks):
+        return None
+    return tuple((float(block[0]), float(block[1]), float(block[2])) for block in blocks)
+
+
+def block_table(size: Size) -> Float64s:
+    """One row a block: tokens in linear layers, products of tokens in attention, whether it reduces."""
+    entering, asking, leaving = np.array(size.tokens).T
+    linear = _ENTERING_SHARE * entering + (1 - _ENTERING_SHARE) * leaving
+    return np.stack([linear, entering * asking, (leaving < entering).astype(float)], axis=1)
+
+
+# --- A fitted break-even model: parameters, errors, predictions and thresholds ---------------------------------------
+
+
+#: Sizes are interpolated through logarithms.
+_ROUNDING: Final = 1 + 1e-9
+
+#: One row a parameter, then rates derived from them (`of` = `derived`). `identified`: whether the data tell it within
+#: a factor of four.
+PARAMETER_SCHEMA = pl.Schema(
+    {
+        "name": pl.String(),
+        "of": pl.Enum(["gpu", "host", "overlap", "derived"]),
+        "unit": pl.String(),
+        "low": pl.Float64(),
+        "value": pl.Float64(),
+        "high": pl.Float64(),
+        "identified": pl.Boolean(),
+    }
+)
+
+#: One row a cell and axis by whose values it was left out; before these stand the axes. Errors are predicted / measured
+#: − 1. `edge`: an end of the axis was left out, so that this is an extrapolation. `ratio_error`: of variant / baseline.
+ERROR_SCHEMA = pl.Schema(
+    {
+        "side": pl.Enum(["baseline", "variant"]),
+        "measured_ns": pl.Float64(),
+        "fitted_ns": pl.Float64(),
+        "fitted_error": pl.Float64(),
+        "bound": pl.Enum(["host", "gpu"]),
+        "left_out": pl.String(),
+        "edge": pl.Boolean(),
+        "held_out_ns": pl.Float64(),
+        "held_out_error": pl.Float64(),
+        "held_out_ratio_error": pl.Float64(),
+    }
+)
+
+#: One row a form that was compared: mean absolute error of held-out log times, and whether it was chosen.
+FORM_SCHEMA = pl.Schema(
+    {
+        "maximum": pl.Enum(["hard", "soft"]),
+        "own": pl.Boolean(),
+        "hosts": pl.Int64(),
+        "per_launch": pl.Boolean(),
+        "parameters": pl.Int64(),
+        "fitted_error": pl.Float64(),
+        "held_out_error": pl.Float64(),
+        "chosen": pl.Boolean(),
+    }
+)
+
+#: One row a threshold; before these stand the axes that are no numbers. `along` = `items`: the number of items from
+#: which the variant pays at a size; `size`: the size at a number of items. `total` is size × items there (tokens ×
+#: batch), with its interval; a bound is null where it lies outside of what was looked at. `extrapolated`: beyond the
+#: measured sizes or numbers of items.
+THRESHOLD_SCHEMA = pl.Schema(
+    {
+        "along": pl.Enum(["items", "size"]),
+        "answer": pl.Enum(["crosses", "always", "never"]),
+        "size": pl.Float64(),
+        "items": pl.Float64(),
+        "total": pl.Float64(),
+        "total_low": pl.Float64(),
+        "total_high": pl.Float64(),
+        "extrapolated": pl.Boolean(),
+    }
+)
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Modelled step times.
+
+    Attributes:
+        baseline_ns, variant_ns: as predicted.
+        ratio_low, ratio, ratio_high: variant / baseline time; interval with the model's held-out error in it.
+        baseline_bound, variant_bound: `host` or `gpu`, whichever takes longer.
+        extrapolated: whether the size or the number of items lies beyond those measured.
+    """
+
+    baseline_ns: float
+    variant_ns: float
+    ratio_low: float
+    ratio: float
+    ratio_high: float
+    baseline_bound: str
+    variant_bound: str
+    extrapolated: bool
+
+
+@dataclass(frozen=True, eq=False)
+class BreakEven:
+    """A model of both sides' step times, and from where on the variant pays.
+
+    Attributes:
+        source: of the sweep.
+        model: form, terms and facts.
+        size_unit: what a size is counted in: `tokens` (that enter the first block), `flops` (of an item), `items`.
+        parameters: `PARAMETER_SCHEMA`.
+        errors: the axes, then `ERROR_SCHEMA`.
+        forms: `FORM_SCHEMA`.
+        answers: from where on the variant pays, for each measured size along `items` and the other way round.
+        median_error, worst_error: absolute, of held-out step times, each cell by the axis with most values.
+        ratio_error: median absolute error of held-out ratios, the same way.
+        usable: whether the errors allow to use the thresholds.
+        reason: why not; None if they do.
+        level: nominal, of all intervals.
+        doubts: what the figures do not account for.
+    """
+
+    source: str
+    model: Model
+    size_unit: str
+    parameters: pl.DataFrame
+    errors: pl.DataFrame
+    forms: pl.DataFrame
+    answers: tuple[PaysOff, ...]
+    median_error: float
+    worst_error: float
+    ratio_error: float
+    usable: bool
+    reason: str | None
+    level: float
+    doubts: tuple[str, ...]
+    sizes: Sizes
+    cells: tuple[Observed, ...]
+    groups: tuple[str, ...]
+    logs: Float64s
+    draws: Float64s
+    ratio_errors: Float64s
+
+    @property
+    def thresholds(self) -> pl.DataFrame:
+        """The answers as a table: the axes that are no numbers, then `THRESHOLD_SCHEMA`."""
+        return threshold_frame(self.answers, self.groups)
+
+    @property
+    def form(self) -> Form:
+        """What cross-validation chose."""
+        return self.model.form
+
+    @property
+    def known(self) -> Known:
+        """Which facts the cells have."""
+        return self.model.known
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """Facts that would make a better model, and that not all cells have."""
+        return self.model.known.missing
+
+    def threshold(self, **settings: Any) -> tuple[float, float] | None:
+        """The least and the greatest size × items (tokens × batch) from which the variant pays.
+
+        One number would need work that only depends on the product; attention depends on the size twice. Thresholds
+        within the measured sizes and numbers of items are preferred; without one, the extrapolated ones count.
+
+        Args:
+            settings: values of the axes that are no numbers.
+
+        Returns:
+            None if the variant always or never pays as far as was looked.
+        """
+        group = self._group(settings)
+        rows = self.thresholds.filter(pl.col("answer") == "crosses")
+        for name, value in zip(self.groups, group, strict=True):
+            rows = rows.filter(pl.col(name) == value)
+        inside = rows.filter(~pl.col("extrapolated"))
+        totals = (inside if inside.height else rows).get_column("total")
+        return (float(totals[totals.arg_min() or 0]), float(totals[totals.arg_max() or 0])) if totals.len() else None
+
+    def predict(
+        self, settings: Mapping[str, Any], *, size: float | None = None, items: float | None = None
+    ) -> Prediction:
+        """Step times at a point, measured or not.
+
+        Args:
+            settings: values of the axes. With `size` and `items`, those that are no numbers are enough.
+            size: of an item, in `size_unit`; None to take it from the measured points with the nearest settings.
+            items: that a step processes; None likewise.
+
+        Raises:
+            UsageError: a setting that is no number has a value that was not measured, or an axis is missing.
+        """
+        group = self._group(settings)
+        if size is None or items is None:
+            found = self._interpolated(settings, group)
+            size, items = found[0] if size is None else size, found[1] if items is None else items
+        return self.predict_at(size, items, group)
+
+    def predict_at(self, size: float, items: float, group: tuple[Any, ...] = ()) -> Prediction:
+        """Step times for a size in `size_unit`, a number of items, and values of the axes that are no numbers."""
+        cells = self.sizes.pair(size, items, group)
+        gpu, host = self.model.gpu_columns(cells), self.model.host_columns(cells)
+        times = self.model.log_times(self.logs[None, :], gpu, host)[0]
+        device, issuing = self.model.parts(self.logs[None, :], gpu, host)
+        drawn = self.model.log_times(self.draws, gpu, host)
+        ratios = drawn[:, 1] - drawn[:, 0] + self.ratio_errors
+        low, high = np.quantile(ratios, [(1 - self.level) / 2, (1 + self.level) / 2])
+        bound = ["host" if issuing[0, side] > device[0, side] else "gpu" for side in (0, 1)]
+        return Prediction(
+            baseline_ns=float(np.exp(times[0])),
+            variant_ns=float(np.exp(times[1])),
+            ratio_low=float(np.exp(low)),
+            ratio=float(np.exp(times[1] - times[0])),
+            ratio_high=float(np.exp(high)),
+            baseline_bound=bound[0],
+            variant_bound=bound[1],
+            extrapolated=self.beyond(size, items),
+        )
+
+    def beyond(self, size: float, items: float) -> bool:
+        """Whether a size or a number of items lies outside of what was measured."""
+        counts = [cell.items for cell in self.cells]
+        spans = [(items, min(counts), max(counts))]
+        if self.size_unit != "items":
+            spans.append((size, self.sizes.amounts[0], self.sizes.amounts[-1]))
+        return any(not low / _ROUNDING <= value <= high * _ROUNDING for value, low, high in spans)
+
+    def _group(self, settings: Mapping[str, Any]) -> tuple[Any, ...]:
+        try:
+            group = tuple(settings[name] for name in self.groups)
+        except KeyError as error:
+            raise UsageError(f"a prediction needs a value of {error.args[0]!r}") from None
+        if group not in self.model.groups:
+            raise UsageError(f"{group} was not measured, and the model cannot say how its host would differ")
+        return group
+
+    def _interpolated(self, settings: Mapping[str, Any], group: tuple[Any, ...]) -> tuple[float, float]:
+        """Size and items of the point with these settings: log-linear along each axis between measured values."""
+        before = [cell for cell in self.cells if cell.side == 0 and cell.group == group]
+        numeric = [name for name in before[0].settings if name not in self.groups]
+        if missing := [name for name in numeric if name not in settings]:
+            raise UsageError(f"a prediction needs a value of {', '.join(missing)}, or size and items")
+        x = np.log([[float(cell.settings[name]) for name in numeric] for cell in before])
+        y = np.log([[cell.size.amount(self.known.work), cell.items] for cell in before])
+        place = np.log([float(settings[name]) for name in numeric])
+        found = []
+        for column in (0, 1):
+            value = 0.0
+            for axis in range(len(numeric)):
+                value += _effect(x[:, axis], y[:, column], place[axis])
+            found.append(float(np.exp(value + y[:, column].mean())))
+        return found[0], found[1]
+
+
+def _effect(x: Float64s, y: Float64s, at: float) -> float:
+    """What an axis adds to the mean: means of its values, joined by straight lines, the last ones extended."""
+    places = np.unique(x)
+    means = np.array([y[x == place].mean() for place in places]) - y.mean()
+    if places.size < 2:
+        return 0.0
+    right = int(np.clip(np.searchsorted(places, at), 1, places.size - 1))
+    share = (at - places[right - 1]) / (places[right] - places[right - 1])
+    return float(means[right - 1] * (1 - share) + means[right] * share)
+
+
+# --- From which size, and from how many items on, the modelled variant is the faster one -----------------------------
+
+
+#: Looked at beyond the measured sizes and numbers of items: this factor either way, but nothing below one item.
+#: Further out, other kernels are chosen.
+_REACH: Final = 4.0
+
+#: Places on the way; neighbours differ by 4 % at most over a reach of 16 · 16.
+_PLACES: Final = 200
+
+
+def thresholds(
+    model: Model,
+    cells: Sequence[Observed],
+    sizes: Sizes,
+    groups: Sequence[str],
+    logs: Float64s,
+    draws: tuple[Float64s, Float64s],
+    level: float,
+) -> tuple[PaysOff, ...]:
+    """From where on the model says that the variant pays: for each measured size along the number of items, and back.
+
+    Args:
+        cells: that it was fitted to.
+        sizes: of both sides.
+        groups: names of the axes that are no numbers.
+        logs: its parameters.
+        draws: resampled parameters, one row a draw, and an error of the log ratio for each.
+        level: of the intervals.
+    """
+    counts = sorted({cell.items for cell in cells})
+    known = sizes.work != "items"
+    asked = [("items", size) for size in (sizes.amounts if known else (1.0,))]
+    asked += [("size", items) for items in counts] if known else []
+    found = []
+    for group in model.groups:
+        for axis, held in asked:
+            span: Sequence[float] = counts if axis == "items" else sizes.amounts
+            least = max(span[0] / _REACH, 1.0) if axis == "items" else span[0] / _REACH
+            along = np.geomspace(least, span[-1] * _REACH, _PLACES)
+            places = [(held, float(at)) if axis == "items" else (float(at), held) for at in along]
+            pairs = [cell for size, items in places for cell in sizes.pair(size, items, group)]
+            gains = _first_gains(model, pairs, np.log(along), logs, draws)
+            others = {
+                **dict(zip(group_columns(groups), group, strict=True)),
+                "size" if axis == "items" else "items": held,
+            }
+            found.append(_answer(axis, others, gains, (span[0], span[-1]), level))
+    return tuple(found)
+
+
+def threshold_frame(answers: Sequence[PaysOff], groups: Sequence[str]) -> pl.DataFrame:
+    """A model's answers: the axes that are no numbers, then `THRESHOLD_SCHEMA`."""
+    rows = []
+    for found in answers:
+        held = float(found.others["size" if found.axis == "items" else "items"])
+        at = found.crossings[0].at if found.crossings else None
+        low, high = found.interval
+        rows.append(
+            {
+                **{name: found.others[name] for name in group_columns(groups)},
+                "along": found.axis,
+                "answer": "never" if found.answer == "none-in-range" else found.answer,
+                "size": at if found.axis == "size" else held,
+                "items": at if found.axis == "items" else held,
+                "total": at * held if at is not None else None,
+                "total_low": low * held if low is not None else None,
+                "total_high": high * held if high is not None else None,
+                "extrapolated": any(crossing.extrapolated for crossing in found.crossings),
+            }
+        )
+    return framed(rows, group_columns(groups), THRESHOLD_SCHEMA)
+
+
+def group_columns(groups: Sequence[str]) -> list[str]:
+    """Columns in which the thresholds hold the axes that are no numbers.
+
+    A language model's `size` is a word (`small`), and the threshold's a number: the setting is `size_setting` then.
+    """
+    return [f"{name}_setting" if name in THRESHOLD_SCHEMA else name for name in groups]
+
+
+def _first_gains(
+    model: Model, cells: Sequence[Observed], x: Float64s, logs: Float64s, draws: tuple[Float64s, Float64s]
+) -> Float64s:
+    """Log of the place from which the variant pays: by the fitted parameters, then by each draw."""
+    times = model.log_times(np.vstack([logs, draws[0]]), model.gpu_columns(cells), model.host_columns(cells))
+    ratios = times[:, 1::2] - times[:, ::2]
+    ratios[1:] += draws[1][:, None]
+    return _first_gain(x, ratios)
+
+
+def _answer(axis: str, others: Mapping[str, Any], places: Float64s, span: tuple[float, float], level: float) -> PaysOff:
+    at, outside = float(np.exp(places[0])), (1 - level) / 2
+    ends = [np.quantile(places[1:], outside, method="lower"), np.quantile(places[1:], 1 - outside, method="higher")]
+    low, high = (float(np.exp(end)) if np.isfinite(end) else None for end in ends)
+    crossing = Crossing("above", at, low, high, (None, None), False, extrapolated=not span[0] <= at <= span[1])
+    crosses = bool(np.isfinite(places[0]))
+    answer: Answer = "crosses" if crosses else "always" if places[0] < 0 else "none-in-range"
+    return PaysOff("modelled", axis, others, answer, (crossing,) if crosses else (), span, level, (low, high))
+
+
+def _first_gain(x: Float64s, ratios: Float64s) -> Float64s:
+    """For each row, the first place where the ratio is below zero; minus infinity at the first, infinity nowhere."""
+    gains = ratios < 0
+    found = gains.argmax(axis=1)
+    rows = np.arange(len(ratios))
+    before = np.maximum(found - 1, 0)
+    one, two = ratios[rows, before], ratios[rows, found]
+    share = np.clip(one / np.where(one > two, one - two, 1.0), 0, 1)
+    place = np.where(found == 0, -np.inf, x[before] + (x[found] - x[before]) * share)
+    return np.asarray(np.where(gains.any(axis=1), place, np.inf))

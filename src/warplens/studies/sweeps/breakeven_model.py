@@ -1,0 +1,318 @@
+"""The break-even model: a step takes as long as the slower of its host and its GPU; its terms, sizes and parameters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+
+import numpy as np
+import polars as pl
+
+from warplens.studies.sweeps.breakeven import PARAMETER_SCHEMA, SIDES, Known, Observed, Size, block_table
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from warplens.studies.sweeps.breakeven import Work
+    from warplens.studies.sweeps.sweep import Float64s, Point
+
+
+@dataclass(frozen=True, eq=False)
+class Sizes:
+    """How the sizes of both sides follow from the baseline's.
+
+    Between measured sizes, tokens, FLOPs and launches are straight lines when both scales are logarithmic; beyond, they
+    keep their proportion to the baseline's size (launches stay).
+
+    Attributes:
+        work: what a size is counted in.
+        amounts: of the baseline's measured sizes, rising.
+        pairs: baseline's and variant's size for each.
+    """
+
+    work: Work
+    amounts: tuple[float, ...]
+    pairs: tuple[tuple[Size, Size], ...]
+
+    @classmethod
+    def of(cls, cells: Sequence[Observed], work: Work) -> Sizes:
+        """The sizes among cells, baseline and variant in turns."""
+        found: dict[float, tuple[Size, Size]] = {}
+        for before, after in zip(cells[::2], cells[1::2], strict=True):
+            found.setdefault(before.size.amount(work), (before.size, after.size))
+        return cls(work, tuple(sorted(found)), tuple(found[amount] for amount in sorted(found)))
+
+    def at(self, amount: float) -> tuple[Size, Size]:
+        """Both sides' sizes where the baseline's is `amount`."""
+        if self.work == "items":
+            return self.pairs[0]
+        above = int(np.searchsorted(self.amounts, amount))
+        if above in (0, len(self.amounts)):
+            near = min(above, len(self.amounts) - 1)
+            factor = amount / self.amounts[near]
+            before, after = self.pairs[near]
+            return _scaled(before, factor), _scaled(after, factor)
+        low, high = self.amounts[above - 1], self.amounts[above]
+        share = float(np.log(amount / low) / np.log(high / low))
+        one, two = self.pairs[above - 1], self.pairs[above]
+        return _between(one[0], two[0], share), _between(one[1], two[1], share)
+
+    def pair(self, amount: float, items: float, group: tuple[Any, ...]) -> list[Observed]:
+        """Both sides at a size and a number of items, as cells that were not measured."""
+        return [Observed({}, side, group, items, found, 0) for side, found in enumerate(self.at(amount))]
+
+
+def _scaled(size: Size, factor: float) -> Size:
+    tokens = size.tokens and tuple(
+        (max(block[0] * factor, 1.0), max(block[1] * factor, 1.0), max(block[2] * factor, 1.0)) for block in size.tokens
+    )
+    return Size(tokens, size.flops and size.flops * factor, size.launches)
+
+
+def _between(one: Size, two: Size, share: float) -> Size:
+    tokens = None
+    if one.tokens and two.tokens and len(one.tokens) == len(two.tokens):
+        mixed = np.exp(np.log(np.array(one.tokens)) * (1 - share) + np.log(np.array(two.tokens)) * share)
+        tokens = tuple((float(block[0]), float(block[1]), float(block[2])) for block in mixed)
+    return Size(tokens, _mixed(one.flops, two.flops, share), _mixed(one.launches, two.launches, share))
+
+
+def _mixed(one: float | None, two: float | None, share: float) -> float | None:
+    return float(one ** (1 - share) * two**share) if one and two else None
+
+
+# --- The fitted parameters with their intervals, and the rates that follow from them ---------------------------------
+
+
+#: A parameter whose interval spans a larger factor is not told by the data.
+_IDENTIFIED: Final = 4.0
+
+#: Log of a time that is none.
+_GONE: Final = -60.0
+
+#: A term that changes no step time by 1 % says nothing about its parameter.
+_NOTICED: Final = 0.01
+
+
+def parameter_frame(
+    model: Model,
+    logs: Float64s,
+    drawn: Float64s,
+    cells: Sequence[Observed],
+    points: Sequence[Point],
+    level: float,
+) -> pl.DataFrame:
+    """One row a parameter, and one a rate that follows from it: `PARAMETER_SCHEMA`."""
+    values, samples = np.exp(logs), np.exp(drawn)
+    if model.form.maximum == "soft" and model.form.hosts:
+        values[-1], samples[:, -1] = model.sharpness(logs[None, :])[0], model.sharpness(drawn)
+    rows: list[tuple[Any, ...]] = []
+    spans = [(1 - level) / 2, (1 + level) / 2]
+    for number, term in enumerate(model.terms):
+        low, high = (float(value) for value in np.quantile(samples[:, number], spans))
+        told = high <= low * _IDENTIFIED and _matters(model, logs, number, cells)
+        rows.append((term.name, term.of, term.unit, low, float(values[number]), high, told))
+        flops = _flops_of(model, number, cells, points)
+        if flops:
+            # FLOP per ns of a coefficient in ns: ×1e9 is FLOP/s.
+            rate = (1e9 * flops / high, 1e9 * flops / values[number], 1e9 * flops / low)
+            rows.append((f"rate of {term.name}", "derived", "FLOP/s", *map(float, rate), told))
+    return pl.DataFrame(rows, schema=PARAMETER_SCHEMA, orient="row")
+
+
+def _matters(model: Model, logs: Float64s, number: int, cells: Sequence[Observed]) -> bool:
+    """Whether any step time would be another one without this term."""
+    gpu, host = model.gpu_columns(cells), model.host_columns(cells)
+    without = logs.copy()
+    without[number] = _GONE
+    times = model.log_times(np.stack([logs, without]), gpu, host)
+    return bool(np.abs(times[1] - times[0]).max() > _NOTICED)
+
+
+def _flops_of(model: Model, number: int, cells: Sequence[Observed], points: Sequence[Point]) -> float | None:
+    """FLOPs of one unit of a kind of work, from the arithmetic of the cells; None if it is no work or is not known."""
+    term = model.terms[number]
+    if term.unit == "ns/FLOP":
+        return 1.0
+    if term.unit not in ("ns/token", "ns/token²"):
+        return None
+    flops = [cell.flops for point in points for cell in (point.baseline, point.variant) if cell]
+    if not all(flops):
+        return None
+    sums = np.array([cell.items * block_table(cell.size).sum(axis=0)[:2] for cell in cells])
+    each = np.linalg.lstsq(sums, np.array(flops, dtype=float), rcond=None)[0]
+    return float(each[0] if term.unit == "ns/token" else each[1]) if (each > 0).all() else None
+
+
+# --- The model: a step takes as long as the slower of its host and its GPU -------------------------------------------
+#     time = max(host, GPU)                          hard, or (hostᵖ + GPUᵖ)^(1/p), soft
+#     host = one time a side, or cost of a launch × launches (where they are known, and where that predicts better)
+#     GPU  = floors × pieces + Σ coefficient × work  work: tokens, products of tokens, FLOPs or items
+#
+# Within one kind of work (linear layers, attention) FLOPs and bytes grow alike, so that max(FLOPs/(efficiency · peak),
+# bytes/bandwidth) is the same roof at every size: one coefficient. All parameters are positive and fitted as
+# logarithms.
+
+
+Maximum: TypeAlias = Literal["hard", "soft"]
+
+#: No overlap at all is p = 1; beyond 30 the maximum is hard for every purpose.
+_LEAST_SHARPNESS: Final = 1.0
+_MOST_SHARPNESS: Final = 30.0
+
+#: Of the derivative by the exponent.
+_STEP: Final = 1e-5
+
+
+@dataclass(frozen=True)
+class Form:
+    """What is chosen by cross-validation.
+
+    Attributes:
+        maximum: how host and GPU overlap.
+        own: whether attention (or all work, where only FLOPs or items are known) costs each side its own.
+        hosts: groups that have a host term; without one, the GPU's time is that of the step (a CUDA graph, say).
+        per_launch: whether the host's time is launches times the cost of one; else it is one time a side. Launches
+            that a library makes in one call cost less than others, so that their number can mislead.
+    """
+
+    maximum: Maximum
+    own: bool
+    hosts: tuple[tuple[object, ...], ...]
+    per_launch: bool = False
+
+
+@dataclass(frozen=True)
+class Term:
+    """A parameter: what it is called, its unit, and whether it is part of the host's or the GPU's time."""
+
+    name: str
+    unit: str
+    of: Literal["host", "gpu", "overlap"]
+
+
+@dataclass(frozen=True, eq=False)
+class Model:
+    """A form for the groups and facts of one sweep.
+
+    Attributes:
+        form: see `Form`.
+        known: what the cells have.
+        groups: values of the axes that are no numbers, the one with the least time first.
+        reduces: whether any block reduces its tokens.
+    """
+
+    form: Form
+    known: Known
+    groups: tuple[tuple[object, ...], ...]
+    reduces: bool
+
+    @property
+    def terms(self) -> tuple[Term, ...]:
+        """The parameters, in their order."""
+        found = [Term(name, unit, "gpu") for name, unit in self._gpu_names()]
+        found += [Term(name, unit, "host") for name, unit in self._host_names()]
+        if self.form.maximum == "soft" and self.form.hosts:
+            found.append(Term("overlap exponent", "", "overlap"))
+        return tuple(found)
+
+    def _gpu_names(self) -> list[tuple[str, str]]:
+        sides = SIDES if self.form.own else ("",)
+        if self.known.work == "tokens":
+            names = [("floor of a block", "ns")]
+            names += [("floor of a reduction", "ns")] if self.reduces else []
+            names += [("linear work", "ns/token")]
+            names += [(_joined("attention", side), "ns/token²") for side in sides]
+        elif self.known.work == "flops":
+            names = [(_joined("floor", side), "ns") for side in SIDES]
+            names += [(_joined("work", side), "ns/FLOP") for side in sides]
+        else:
+            names = [(_joined("floor", side), "ns") for side in SIDES]
+            names += [(_joined("work", side), "ns/item") for side in SIDES]
+        piece = "block" if self.known.work == "tokens" else "step"
+        return names + [(_joined(f"further floor of a {piece}", *group), "ns") for group in self.groups[1:]]
+
+    def _host_names(self) -> list[tuple[str, str]]:
+        if self.form.per_launch:
+            return [(_joined("launch", *group), "ns") for group in self.form.hosts]
+        return [(_joined("host", side, *group), "ns") for group in self.form.hosts for side in SIDES]
+
+    def gpu_columns(self, cells: Sequence[Observed]) -> Float64s:
+        """How much of each GPU term is in each cell: cell × term."""
+        rows = []
+        for cell in cells:
+            further = [float(cell.group == group) for group in self.groups[1:]]
+            first = [float(cell.side == side) for side in (0, 1)]
+            if self.known.work == "tokens":
+                linear, products, reductions = block_table(cell.size).sum(axis=0)
+                blocks = float(len(cell.size.tokens or ()))
+                row = [blocks, *([reductions] if self.reduces else []), cell.items * linear]
+                row += [cell.items * products * part for part in (first if self.form.own else [1.0])]
+                further = [part * blocks for part in further]
+            elif self.known.work == "flops":
+                work = cell.items * (cell.size.flops or 0.0)
+                row = [*first, *(work * part for part in (first if self.form.own else [1.0]))]
+            else:
+                row = [*first, *(cell.items * part for part in first)]
+            rows.append(row + further)
+        return np.array(rows)
+
+    def host_columns(self, cells: Sequence[Observed]) -> Float64s:
+        """How much of each host term is in each cell: cell × term."""
+        rows = []
+        for cell in cells:
+            here = [float(cell.group == group) for group in self.form.hosts]
+            if self.form.per_launch:
+                rows.append([part * (cell.size.launches or 0.0) for part in here])
+            else:
+                rows.append([part * (cell.side == side) for part in here for side in (0, 1)])
+        return np.array(rows).reshape(len(cells), -1)
+
+    def parts(self, logs: Float64s, gpu: Float64s, host: Float64s) -> tuple[Float64s, Float64s]:
+        """GPU time and host time in ns: one row a set of parameters, one column a cell."""
+        amounts = np.exp(logs)
+        split = gpu.shape[1]
+        return amounts[:, :split] @ gpu.T, amounts[:, split : split + host.shape[1]] @ host.T
+
+    def log_times(self, logs: Float64s, gpu: Float64s, host: Float64s) -> Float64s:
+        """Log of the step time in ns: one row a set of parameters, one column a cell."""
+        device, issuing = (np.maximum(part, 1e-9) for part in self.parts(logs, gpu, host))
+        if not host.shape[1]:
+            return np.log(device)
+        if self.form.maximum == "hard":
+            return np.log(np.maximum(device, issuing))
+        power = self.sharpness(logs)[:, None]
+        more, less = np.maximum(device, issuing), np.minimum(device, issuing)
+        return np.log(more) + np.log1p((less / more) ** power) / power
+
+    def functions(
+        self, gpu: Float64s, host: Float64s
+    ) -> tuple[Callable[[Float64s], Float64s], Callable[[Float64s], Float64s]]:
+        """Log times, and their derivatives, as functions of the parameters alone."""
+        return (lambda logs: self.log_times(logs, gpu, host)), (lambda logs: self.slopes(logs, gpu, host))
+
+    def slopes(self, logs: Float64s, gpu: Float64s, host: Float64s) -> Float64s:
+        """Derivatives of the log times by the parameters: fit × cell × parameter."""
+        device, issuing = (np.maximum(part, 1e-9) for part in self.parts(logs, gpu, host))
+        amounts, split, last = np.exp(logs)[:, None, :], gpu.shape[1], gpu.shape[1] + host.shape[1]
+        by_gpu = amounts[..., :split] * gpu / device[..., None]
+        if not host.shape[1]:
+            return np.asarray(by_gpu)
+        by_host = amounts[..., split:last] * host / issuing[..., None]
+        if self.form.maximum == "hard":
+            share = (device >= issuing).astype(float)[..., None]
+            return np.concatenate([by_gpu * share, by_host * (1 - share)], axis=2)
+        power = self.sharpness(logs)[:, None]
+        share = (1 / (1 + np.exp(np.clip(power * np.log(issuing / device), -500, 500))))[..., None]
+        moved = logs.copy()
+        moved[:, -1] += _STEP
+        by_power = (self.log_times(moved, gpu, host) - self.log_times(logs, gpu, host))[..., None] / _STEP
+        return np.concatenate([by_gpu * share, by_host * (1 - share), by_power], axis=2)
+
+    def sharpness(self, logs: Float64s) -> Float64s:
+        """The exponent p of each set of parameters, between 1 and 30."""
+        return np.asarray(_LEAST_SHARPNESS + (_MOST_SHARPNESS - _LEAST_SHARPNESS) / (1 + np.exp(-logs[:, -1])))
+
+
+def _joined(name: str, *parts: object) -> str:
+    return ", ".join([name, *(str(part) for part in parts if part not in ("", None))])

@@ -1,0 +1,369 @@
+"""Two sides of measurements, cell against cell: the numbers, and the rows that tables and JSON are made of."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import polars as pl
+
+from warplens.compare.statistics import compare, regression
+from warplens.profile import Note, NoteLevel
+from warplens.profile.columns import column, table
+from warplens.profile.schema import Column
+from warplens.report import text as fmt
+from warplens.report.comparison.causes import (
+    VERDICT_TITLES,
+    change_text,
+    interval_text,
+    signed_share,
+    verdict_text,
+)
+from warplens.report.document import Document, KeyFigure, KeyFigures, Paragraph, Section, Table, TableColumn, limits
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from warplens.compare.statistics import Comparison, Regression
+    from warplens.studies.sweeps.sweep import Cell, Point, Sweep
+
+
+# --- Two sides of measurements, cell against cell: the numbers, and the rows that tables and JSON are made of --------
+
+
+CELL_PAIRS: Final = table(
+    "comparison: cells of measurements",
+    "One pair of cells with the same settings. `warplens compare` on measurements files.",
+    Column("cell", pl.String, "settings that differ from row to row"),
+    column("baseline_ns").but(dtype=pl.Float64, help="median time of a step, of the baseline"),
+    column("variant_ns").but(dtype=pl.Float64, help="median time of a step, of the variant"),
+    Column("ratio", pl.Float64, "time of the variant / time of the baseline", title="× longer"),
+    "low high verdict",
+    Column("work_ratio", pl.Float64, "FLOPs of the variant / FLOPs of the baseline, modelled", title="FLOPs"),
+    Column("noise_share", pl.Float64, "how much halves of one side differ"),
+    Column("baseline_blocks", pl.Int64, "rounds of the baseline"),
+    Column("variant_blocks", pl.Int64, "rounds of the variant"),
+    Column("needed_blocks", pl.Int64, "rounds of each side that would decide it; null where it is decided"),
+    "reason",
+    verdict="`faster`, `slower`, `same` or `undecided`; null where one was not measured",
+    reason="why it was not compared",
+)
+
+#: The figures in a sentence.
+_FIGURES: Final = re.compile(r"\d[\d.,]*")
+
+#: What became of a cell that cannot run as it is; `unsupported` ones were never meant to.
+_BROKEN: Final = ("out-of-memory", "failed", "incorrect")
+
+#: Why two measured sides cannot be compared.
+_NO_REPETITIONS: Final = "no repetitions are in the file, so that nobody knows how sure the figures are"
+
+#: Cells of only one side that a note names before it says how many more there are.
+_NAMED: Final = 4
+
+
+@dataclass(frozen=True, eq=False)
+class CellComparison:
+    """One point of the grid.
+
+    Attributes:
+        point: what was measured there.
+        comparison: the two sides held against each other; None where a side was not measured, or not repeatedly.
+        reason: why there is none.
+        regression: answer to the gate; None without one.
+    """
+
+    point: Point
+    comparison: Comparison | None
+    reason: str | None
+    regression: Regression | None
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether the baseline was measured and the variant ran out of memory, failed, or gave wrong results."""
+        before, after = self.point.baseline, self.point.variant
+        return before is not None and before.status == "measured" and after is not None and after.status in _BROKEN
+
+
+@dataclass(frozen=True, eq=False)
+class CellNumbers:
+    """Everything that is said about two sides of measurements.
+
+    Attributes:
+        sweep: the matched cells.
+        cells: each point that both sides have, in the order of the grid.
+        level: how often one of all the intervals together misses the truth, at most.
+        margin: differences of this share and less do not matter.
+        notes: what limits the comparison.
+    """
+
+    sweep: Sweep
+    cells: tuple[CellComparison, ...]
+    level: float
+    margin: float
+    notes: tuple[Note, ...]
+
+    @property
+    def regressions(self) -> tuple[CellComparison, ...]:
+        """The cells that fail the gate by their time."""
+        return tuple(cell for cell in self.cells if cell.regression is not None and cell.regression.found)
+
+    @property
+    def broken(self) -> tuple[CellComparison, ...]:
+        """The cells that the baseline ran and the variant no longer does: they fail the gate, too."""
+        return tuple(cell for cell in self.cells if cell.is_broken)
+
+
+def compare_cells(sweep: Sweep, *, margin: float, level: float, fail_on: float | None) -> CellNumbers:
+    """Hold each matched pair of cells against each other.
+
+    With n pairs each interval is made for `level` / n (Bonferroni), so that all of them together miss the truth no more
+    often than `level`: with a hundred cells, five would otherwise differ by chance.
+
+    Args:
+        sweep: the matched cells.
+        margin: differences of this share and less do not matter.
+        level: 0.05 for 95 % confidence.
+        fail_on: the gate's limit, a share; None without a gate.
+    """
+    both = [point for point in sweep.points if point.baseline is not None and point.variant is not None]
+    repeated = sum(point.durations is not None for point in both)
+    cells = tuple(_compared(point, margin, level / max(repeated, 1), fail_on) for point in both)
+    return CellNumbers(sweep, cells, level, margin, tuple(_notes(sweep, cells)))
+
+
+def _compared(point: Point, margin: float, level: float, fail_on: float | None) -> CellComparison:
+    durations = point.durations
+    if durations is None:
+        return CellComparison(point, None, point.lacking or _NO_REPETITIONS, None)
+    found = compare(*durations, margin=margin, level=level)
+    return CellComparison(point, found, None, regression(found, fail_on) if fail_on is not None else None)
+
+
+def _notes(sweep: Sweep, cells: tuple[CellComparison, ...]) -> list[Note]:
+    notes = []
+    for side, other in (("baseline", "variant"), ("variant", "baseline")):
+        alone = [point for point in sweep.points if getattr(point, other) is None]
+        if alone:
+            named = "; ".join(settings_text(point.settings) for point in alone[:_NAMED])
+            more = f" and {len(alone) - _NAMED} more" if len(alone) > _NAMED else ""
+            text = f"{fmt.count(len(alone))} cells are of the {side} alone and were not compared: {named}{more}."
+            notes.append(Note("cells-unmatched", NoteLevel.WARNING, text, "Measure the same settings on both sides"))
+    # Doubts of many cells say the same with other figures: one of them stands for all.
+    doubts: dict[str, list[str]] = {}
+    for cell in cells:
+        for doubt in cell.comparison.doubts if cell.comparison is not None else ():
+            doubts.setdefault(_FIGURES.sub("#", doubt), []).append(doubt)
+    for told in doubts.values():
+        alike = "" if len(set(told)) == 1 else ", each with figures of its own"
+        where = "" if len(cells) == 1 else f" (in {fmt.count(len(told))} of {fmt.count(len(cells))} cells{alike})"
+        notes.append(Note("comparison-doubt", NoteLevel.WARNING, f"{told[0]}{where}", None))
+    return notes
+
+
+def settings_text(settings: Mapping[str, Any]) -> str:
+    """A point of the grid in one line: `input_size 224, batch 1`."""
+    words = (f"{name} {fmt.MISSING if item in (None, '') else item}" for name, item in settings.items())
+    return fmt.printable(", ".join(words)) or "all"
+
+
+def cell_rows(numbers: CellNumbers) -> pl.DataFrame:
+    """`CELL_PAIRS`, a row a matched pair, in the order of the grid."""
+    return pl.DataFrame([_row(cell) for cell in numbers.cells], schema=CELL_PAIRS.schema, orient="row")
+
+
+def _row(cell: CellComparison) -> dict[str, Any]:
+    before, after, found = cell.point.baseline, cell.point.variant, cell.comparison
+    speedup = cell.point.speedup
+    row: dict[str, Any] = {
+        "cell": settings_text(cell.point.settings),
+        "baseline_ns": before.time_ns if before else None,
+        "variant_ns": after.time_ns if after else None,
+        "ratio": found.ratio.estimate if found else 1 / speedup if speedup else None,
+        "work_ratio": _work_ratio(before, after),
+        "verdict": found.verdict if found else None,
+        "reason": cell.reason,
+    }
+    if found is not None and before and after and before.wall and after.wall:
+        row |= {
+            "low": found.ratio.low,
+            "high": found.ratio.high,
+            "noise_share": found.noise.share,
+            "baseline_blocks": len(before.wall.blocks),
+            "variant_blocks": len(after.wall.blocks),
+            "needed_blocks": found.needed_blocks,
+        }
+    return row
+
+
+def _work_ratio(before: Cell | None, after: Cell | None) -> float | None:
+    if before is None or after is None or not before.flops or after.flops is None:
+        return None
+    return after.flops / before.flops
+
+
+# --- Two sides of measurements as a document, as a table and as data -------------------------------------------------
+
+
+_COLUMNS: Final = (
+    TableColumn("cell", "Cell", "text", "Settings that differ from row to row."),
+    TableColumn("baseline_ns", "Baseline", "duration_ns", "Median time of a step."),
+    TableColumn("variant_ns", "Variant", "duration_ns", "Median time of a step."),
+    TableColumn("change", "Change", "text", "Of the time: above zero is slower."),
+    TableColumn("interval", "Interval", "text", "Holds for all rows together."),
+    TableColumn("title", "Verdict", "text"),
+    TableColumn("work_ratio", "FLOPs", "number", "FLOPs of the variant / FLOPs of the baseline, modelled."),
+    TableColumn("remark", "Remark", "text"),
+)
+
+
+def cell_answer(numbers: CellNumbers) -> str:
+    """The answer in two sentences: in how many cells the variant is faster, slower, the same; and the extremes."""
+    decided = [(cell, cell.comparison) for cell in numbers.cells if cell.comparison is not None]
+    if not decided:
+        return "No cell was measured repeatedly on both sides, so that nothing can be said of the times."
+    if len(decided) == 1:
+        return f"{fmt.capitalised(verdict_text(decided[0][1], 'the variant'))}."
+    counts = Counter(found.verdict for _, found in decided)
+    listed = [f"{VERDICT_TITLES[name]} in {fmt.count(counts[name])}" for name in VERDICT_TITLES if counts[name]]
+    listed[0] += f" of {fmt.count(len(decided))} cells"
+    first = f"The variant is {', '.join(listed)}."
+    ratios = {
+        settings_text(cell.point.settings): found.ratio.estimate
+        for cell, found in decided
+        if found.verdict in ("faster", "slower")
+    }
+    if not ratios:
+        return first
+    ends = dict.fromkeys((min(ratios, key=ratios.__getitem__), max(ratios, key=ratios.__getitem__)))
+    told = " to ".join(f"{change_text(ratios[where])} ({where})" for where in ends)
+    return f"{first} {'From ' + told if len(ends) > 1 else fmt.capitalised(told)}."
+
+
+def side_text(settings: Mapping[str, Any]) -> str:
+    """What tells a side from the other, in one line: `method=topk, keep=0.1`."""
+    return ", ".join(f"{name}={fmt.MISSING if item in (None, '') else item}" for name, item in settings.items())
+
+
+def cell_head(sweep: Sweep) -> list[str]:
+    """What was compared with what."""
+    lines = [f"{fmt.printable(sweep.source)} · measurements of {fmt.printable(sweep.workload)}"]
+    if sweep.baseline or sweep.variant:
+        lines.append(f"baseline: {side_text(sweep.baseline) or 'all'}; variant: {side_text(sweep.variant) or 'all'}")
+    if shared := side_text({name: item for name, item in sweep.shared.items() if item not in (None, "")}):
+        lines.append(f"the same on both sides: {shared}")
+    return lines
+
+
+def cell_gate_lines(numbers: CellNumbers, fail_on: float) -> list[str]:
+    """How the gate ended, and why."""
+    limit, failed = fmt.share(fail_on), numbers.regressions
+    if numbers.broken:
+        first = numbers.broken[0]
+        of = f"{fmt.count(len(numbers.broken))} of {fmt.plural(len(numbers.cells), 'cell')}"
+        return [f"gate failed: the variant no longer runs {of}: {settings_text(first.point.settings)}, {first.reason}"]
+    found = [(cell.comparison.ratio.estimate, cell) for cell in failed if cell.comparison is not None]
+    if found:
+        ratio, worst = max(found, key=lambda item: item[0])
+        of = f"{fmt.count(len(found))} of {fmt.count(len(numbers.cells))} cells are"
+        where = f"{change_text(ratio)} at {settings_text(worst.point.settings)}"
+        interval = interval_text(worst.comparison.ratio) if worst.comparison else ""
+        return [f"gate failed: {of} slower by more than {limit}, the worst {where} ({interval})"]
+    # Cells that nobody can compare leave the question open as well.
+    pending = sum(cell.regression is None or not cell.regression.excluded for cell in numbers.cells)
+    if pending:
+        return [
+            f"gate undecided, which does not fail: no cell is slower by more than {limit} for certain, but for "
+            f"{fmt.count(pending)} of {fmt.count(len(numbers.cells))} it is open"
+        ]
+    return [f"gate passed: no cell is slower by more than {limit}"]
+
+
+def cell_table(numbers: CellNumbers, limit: int | None = None) -> Table:
+    """A row a matched pair of cells."""
+    rows = cell_rows(numbers)
+    changes, intervals, titles, remarks = [], [], [], []
+    for cell, row in zip(numbers.cells, rows.iter_rows(named=True), strict=True):
+        found = cell.comparison
+        changes.append(signed_share(row["ratio"] - 1) if row["ratio"] is not None else fmt.MISSING)
+        intervals.append(interval_text(found.ratio).partition(": ")[2] if found else fmt.MISSING)
+        titles.append(VERDICT_TITLES[found.verdict] if found else "not compared")
+        needed = found and found.needed_blocks
+        remarks.append(cell.reason or (f"{fmt.count(needed)} rounds of each would decide" if needed else ""))
+    shown = rows.with_columns(
+        pl.Series("change", changes, dtype=pl.String),
+        pl.Series("interval", intervals, dtype=pl.String),
+        pl.Series("title", titles, dtype=pl.String),
+        pl.Series("remark", remarks, dtype=pl.String),
+    )
+    columns = _COLUMNS if any(remarks) else _COLUMNS[:-1]
+    confidence = fmt.number(round(100 * (1 - numbers.level), 4))
+    return Table("cells", f"Cells side by side; intervals hold together at {confidence} %", columns, shown, limit)
+
+
+def cell_document(numbers: CellNumbers) -> Document:
+    """The document on two sides of measurements."""
+    sweep = numbers.sweep
+    meta = [("Workload", sweep.workload)]
+    if device := (sweep.environment.get("device") or {}).get("name"):
+        meta.append(("GPU", str(device)))
+    meta += [("Baseline", side_text(sweep.baseline) or "all"), ("Variant", side_text(sweep.variant) or "all")]
+    counts = Counter(cell.comparison.verdict if cell.comparison else "not compared" for cell in numbers.cells)
+    figures = tuple(
+        KeyFigure(fmt.capitalised(title), counts.get(name, 0), "count", "Cells.")
+        for name, title in (*VERDICT_TITLES.items(), ("not compared", "not compared"))
+    )
+    how = Paragraph(
+        "A cell's step times fall into rounds, and only rounds are independent of each other: each has one vote. "
+        + (
+            "The sides were measured in turns, so that round is held against round. "
+            if sweep.paired
+            else "The sides come from different runs, so that what changed on the machine between them counts too. "
+        )
+        + f"Intervals are made so narrow that all of them together miss the truth in at most "
+        f"{fmt.share(numbers.level)} of such comparisons; within {fmt.share(numbers.margin)} two times count as the "
+        "same.",
+        quiet=True,
+    )
+    return Document(
+        title=f"Comparison: {sweep.source}",
+        lead=cell_answer(numbers),
+        sections=(
+            Section("quality", "Before you read the numbers", tuple(limits(numbers.notes))),
+            Section("key-figures", "Key figures", (KeyFigures(figures),)),
+            Section("cells-section", "Cell by cell", (cell_table(numbers), how)),
+        ),
+        meta=tuple(meta),
+    )
+
+
+def cell_data(numbers: CellNumbers, fail_on: float | None) -> dict[str, Any]:
+    """`data` of the JSON."""
+    sweep = numbers.sweep
+    return {
+        "kind": "measurements",
+        "answer": cell_answer(numbers),
+        "workload": sweep.workload,
+        "baseline": {"settings": dict(sweep.baseline)},
+        "variant": {"settings": dict(sweep.variant)},
+        "shared": dict(sweep.shared),
+        "axes": list(sweep.axes),
+        "paired": sweep.paired,
+        "level": numbers.level,
+        "margin": numbers.margin,
+        "gate": None if fail_on is None else _gate(numbers, fail_on),
+        "rows": cell_rows(numbers),
+        "settings": [dict(cell.point.settings) for cell in numbers.cells],
+    }
+
+
+def _gate(numbers: CellNumbers, fail_on: float) -> dict[str, Any]:
+    excluded = all(cell.regression is not None and cell.regression.excluded for cell in numbers.cells)
+    return {
+        "fail_on": fail_on,
+        "found": bool(numbers.regressions or numbers.broken),
+        "excluded": excluded,
+        "sentence": " ".join(line.strip() for line in cell_gate_lines(numbers, fail_on)),
+    }

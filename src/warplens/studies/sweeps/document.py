@@ -1,0 +1,635 @@
+"""The report on a sweep: its answer, its tables, the break-even model, and the same as data."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any, Final
+
+import polars as pl
+
+from warplens.report import text as fmt
+from warplens.report.document import (
+    Document,
+    Figure,
+    KeyFigure,
+    KeyFigures,
+    Notes,
+    Paragraph,
+    Section,
+    Table,
+    TableColumn,
+)
+from warplens.studies.columns import axis_columns
+from warplens.studies.sweeps.breakeven import group_columns
+from warplens.studies.sweeps.numbers import point_frame
+from warplens.studies.sweeps.payoff import CROSSING_SCHEMA, crossing_frame
+from warplens.studies.sweeps.regimes import REGIMES, regime_frame
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from warplens.report.document import Block
+    from warplens.studies.sweeps.breakeven import BreakEven
+    from warplens.studies.sweeps.numbers import SweepNumbers, SweptPoint
+    from warplens.studies.sweeps.payoff import PaysOff
+
+
+#: Verdicts in the order in which they are counted, and what the variant is called then.
+_VERDICTS: Final = {"faster": "faster", "slower": "slower", "same": "as fast", "undecided": "undecided"}
+
+#: An interval whose ends are this far apart comes of turns that tell as much as two or three independent ones, where
+#: Student's t reaches hundreds of standard errors. Its ends say nothing of the speedup, and would be read as if.
+_WIDEST: Final = 10.0
+
+#: Machine facts that are told, and how.
+_MACHINE: Final = (("driver", "driver"), ("cuda", "CUDA"))
+
+
+def settings_text(settings: Mapping[str, Any]) -> str:
+    """Settings in one line: `input size 224, batch 1`."""
+    parts = (f"{_plain(name)} {fmt.printable(_value(value))}" for name, value in settings.items())
+    return ", ".join(parts) or "all"
+
+
+def _plain(name: str) -> str:
+    return fmt.printable(name.replace("_", " "))
+
+
+def _value(value: Any) -> str:
+    if value is None or value == "":
+        return fmt.MISSING
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def side_text(numbers: SweepNumbers, side: str) -> str:
+    """What tells a side apart; settings that only follow from the first ones are left out."""
+    settings: Mapping[str, Any] = getattr(numbers.sweep, side)
+    return settings_text(dict(list(settings.items())[:2]))
+
+
+def speedup_text(speedup: float) -> str:
+    """A speedup with as many digits as papers print: `0.830×`, `2.956×`, `15.8×`."""
+    return f"{speedup:.3f}×" if speedup < 10 else f"{fmt.number(speedup)}×"
+
+
+def interval_text(low: float | None, high: float | None) -> str:
+    """`0.82 to 0.85`; nothing where there is no interval, and words where it is too wide to be one."""
+    if low is None or high is None or not 0 < low <= high < float("inf"):
+        return fmt.MISSING
+    if high / low > _WIDEST:
+        return "too few independent turns"
+    return f"{fmt.number(low)} to {fmt.number(high)}"
+
+
+def answer(numbers: SweepNumbers) -> str:
+    """The answer in two or three sentences: where the variant is faster, by how much, and what cannot be told."""
+    timed = [item for item in numbers.points if item.point.speedup is not None]
+    if not timed:
+        return "At no point of the grid were both sides measured."
+    name = side_text(numbers, "variant")
+    name = name[:1].upper() + name[1:]
+    ranked = sorted(timed, key=_speedup)
+    worst, best = ranked[0], ranked[-1]
+    count = "one point" if len(timed) == 1 else f"{fmt.count(len(timed))} points"
+    compared: Counter[str] = Counter(item.comparison.verdict for item in timed if item.comparison is not None)
+    if compared:
+        told = ", ".join(f"{words} at {fmt.count(compared[key])}" for key, words in _VERDICTS.items() if compared[key])
+        first = f"{name}, against {side_text(numbers, 'baseline')}: {told} of {count}."
+    else:
+        faster = sum(_speedup(item) > 1 for item in timed)
+        first = (
+            f"{name}, against {side_text(numbers, 'baseline')}: the higher rate at {fmt.count(faster)} of {count}, of "
+            "which none was repeated."
+        )
+    if worst is best:
+        second = f"{speedup_text(_speedup(best))} as fast."
+    else:
+        second = (
+            f"From {speedup_text(_speedup(worst))} ({settings_text(worst.point.settings)}) to "
+            f"{speedup_text(_speedup(best))} as fast ({settings_text(best.point.settings)})."
+        )
+    axes = numbers.confounding.confounded_axes
+    third = f" {_joined(axes)} changed together, so that nobody can tell which made the difference." if axes else ""
+    return f"{first} {second}{third}"
+
+
+def _joined(names: tuple[str, ...]) -> str:
+    words = [_plain(name) for name in names]
+    text = " and ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else words[0]
+    return text[:1].upper() + text[1:]
+
+
+def _speedup(item: SweptPoint) -> float:
+    if item.comparison is not None:
+        return 1 / item.comparison.ratio.estimate
+    return item.point.speedup or 0.0
+
+
+def facts(numbers: SweepNumbers) -> Iterator[str]:
+    """What belongs above the tables: sides, what is the same everywhere, machine, intervals."""
+    sweep = numbers.sweep
+    yield f"{sweep.source} · {sweep.workload}"
+    yield f"baseline: {settings_text(sweep.baseline)} · variant: {settings_text(sweep.variant)}"
+    shared = {name: value for name, value in sweep.shared.items() if value not in ("", None)}
+    if shared:
+        yield f"everywhere: {settings_text(shared)}"
+    yield f"machine: {machine_line(sweep.environment)}"
+    if any(item.comparison for item in numbers.points):
+        how = "measured in turns" if sweep.paired else "not measured in turns"
+        yield (
+            f"sides {how}; intervals of {fmt.share(1 - numbers.level)} for all points together; differences within "
+            f"{fmt.share(numbers.margin)} count as none"
+        )
+
+
+def machine_line(environment: Mapping[str, Any]) -> str:
+    """GPU, versions and driver, as far as the file says."""
+    device, versions = environment.get("device") or {}, environment.get("versions") or {}
+    parts = [str(device["name"])] if device.get("name") else []
+    parts += [f"{name} {versions[name]}" for name in ("torch", "triton") if versions.get(name)]
+    parts += [f"{words} {environment[key]}" for key, words in _MACHINE if environment.get(key)]
+    parts += [str(environment["cpu"])] if environment.get("cpu") else []
+    return fmt.printable(" · ".join(parts)) or "not stated"
+
+
+def crossing_text(found: PaysOff) -> str:
+    """One line's answer in a sentence."""
+    axis = _plain(found.axis)
+    where = f"{settings_text(found.others)}: " if found.others else ""
+    low, high = (fmt.number(value) for value in found.span)
+    if found.answer == "always":
+        return f"{where}the variant is faster at all measured values ({axis} {low} to {high})"
+    if found.answer == "none-in-range":
+        return f"{where}no crossover in range: not faster at any measured value ({axis} {low} to {high})"
+    if found.answer == "undecided":
+        return f"{where}undecided" + (f": {found.reason}" if found.reason else "")
+    told = []
+    for crossing in found.crossings:
+        ends = [fmt.number(end) if end is not None else "outside" for end in (crossing.low, crossing.high)]
+        way = "from" if crossing.pays == "above" else "up to"
+        beyond = ", extrapolated" if crossing.extrapolated else "" if crossing.decided else ", a candidate"
+        told.append(f"pays {way} {axis} {fmt.number(crossing.at)} ({ends[0]} to {ends[1]}{beyond})")
+    return f"{where}{'; '.join(told)}"
+
+
+# --- The tables of a sweep's report ----------------------------------------------------------------------------------
+
+
+#: Shares of less than this are a rounding of zero in a table of anomalies.
+_INSIDE: Final = 1e-9
+
+
+def point_table(numbers: SweepNumbers) -> Table:
+    """One row a point: times, speedup with interval, verdict, work, what bounds each side."""
+    rows = point_frame(numbers)
+    bounds = rows.select("low", "high").iter_rows()
+    rows = rows.with_columns(
+        interval=pl.Series([interval_text(low, high) for low, high in bounds], dtype=pl.String),
+        regime=pl.concat_str("baseline_regime", pl.lit(" → "), "variant_regime"),
+    )
+    macs = rows["baseline_macs"].null_count() < rows.height
+    columns = [
+        *axis_columns(rows, numbers.sweep.axes),
+        TableColumn("baseline_ns", "Baseline", "duration_ns", "Median time of a step."),
+        TableColumn("variant_ns", "Variant", "duration_ns", "Median time of a step."),
+        TableColumn("speedup", "Speedup", "number", "Baseline time / variant time: above 1, the variant is faster."),
+        TableColumn("interval", "Interval", "text", "Of the speedup; holds for all rows together."),
+        TableColumn("verdict", "Verdict", "text"),
+        TableColumn("work_saved_share", "MACs saved" if macs else "FLOPs saved", "share", "Modelled, or as published."),
+        TableColumn("regime", "Bound by", "text", "Baseline → variant."),
+        TableColumn("remark", "Remark", "text"),
+    ]
+    unmeasured = ("interval", "verdict") if not any(item.comparison for item in numbers.points) else ()
+    shown = [
+        column
+        for column in columns
+        if column.name not in unmeasured
+        and (
+            column.name not in ("work_saved_share", "regime", "remark") or rows[column.name].null_count() < rows.height
+        )
+    ]
+    return Table(
+        "points", "The two sides at each point", tuple(shown), rows, limit=60, empty="No point has both sides."
+    )
+
+
+def regime_table(numbers: SweepNumbers) -> Table:
+    """One row a measured cell: what bounds it, and how that is known."""
+    rows = regime_frame(numbers.regimes, numbers.sweep.axes)
+    columns = (
+        *axis_columns(rows, numbers.sweep.axes),
+        TableColumn("side", "Side", "text"),
+        TableColumn("regime", "Bound by", "text"),
+        TableColumn("evidence", "Evidence", "text", "Measured, or modelled where FLOPs are part of the argument."),
+        TableColumn("because", "Because", "text"),
+    )
+    return Table("regimes", "What bounds each cell", columns, rows, empty="No cell was measured.")
+
+
+def anomaly_table(numbers: SweepNumbers) -> Table:
+    """One row an anomaly, the surest first."""
+    rows = numbers.anomalies.found
+    columns = (
+        *axis_columns(rows, numbers.sweep.axes),
+        TableColumn("side", "Side", "text"),
+        TableColumn("axis", "Along", "text"),
+        TableColumn("time_ns", "Time", "duration_ns"),
+        TableColumn("expected_low_ns", "Expected from", "duration_ns", "What its neighbours allow, at least."),
+        TableColumn("expected_high_ns", "to", "duration_ns", "What its neighbours allow, at most."),
+        TableColumn("excess_share", "Beyond", "share", "By how much it lies outside; above 0 it is slow."),
+        TableColumn("p_value", "Chance", "number", "How often noise alone would show as much in any cell tested."),
+    )
+    tested = numbers.anomalies.tests.height
+    empty = f"None among {tested} cells tested." if tested else "No cell could be tested."
+    return Table("anomalies", "Cells that break their trend", columns, rows, empty=empty)
+
+
+def contrast_table(numbers: SweepNumbers) -> Table:
+    """One row an axis: what claims about it alone rest on."""
+    columns = (
+        TableColumn("axis", "Axis", "text"),
+        TableColumn("values", "Values", "count"),
+        TableColumn("pairs", "Pairs", "count", "Pairs of points that differ in this axis alone."),
+        TableColumn("alone", "Can be told apart", "text", "Whether its effect can be told from that of other axes."),
+    )
+    rows = numbers.confounding.axes.with_columns(
+        pl.when("alone").then(pl.lit("yes")).otherwise(pl.lit("no")).alias("alone")
+    )
+    return Table("axes", "What a claim about one axis rests on", columns, rows, empty="No axis varies.")
+
+
+def crossing_table(numbers: SweepNumbers) -> Table:
+    """One row a crossing, or a line without one."""
+    found = [crossing_frame(lines) for lines in numbers.crossovers.values() if lines]
+    rows = pl.concat(found, how="diagonal_relaxed") if found else CROSSING_SCHEMA.to_frame()
+    columns = (
+        TableColumn("axis", "Along", "text"),
+        *axis_columns(rows, numbers.sweep.axes),
+        TableColumn("answer", "Answer", "text"),
+        TableColumn("pays", "Pays", "text", "Above or below the crossing."),
+        TableColumn("at", "At", "number", "Estimate."),
+        TableColumn("low", "Interval from", "number"),
+        TableColumn("high", "to", "number"),
+        TableColumn("range_low", "Measured from", "number"),
+        TableColumn("range_high", "to", "number"),
+        TableColumn("reason", "Why", "text"),
+    )
+    rows = rows.with_columns(pl.col("answer", "pays").cast(pl.String))
+    return Table(
+        "crossovers", "Where the variant starts to pay", columns, rows, limit=30, empty="No axis to ask about."
+    )
+
+
+def lost_table(numbers: SweepNumbers) -> Table:
+    """One row a cell that was not measured."""
+    rows = numbers.lost
+    columns = (
+        *axis_columns(rows, numbers.sweep.axes),
+        TableColumn("side", "Side", "text"),
+        TableColumn("status", "What became of it", "text"),
+        TableColumn("reason", "Reason", "text"),
+    )
+    return Table("lost", "Cells not measured", columns, rows, limit=30, empty="All cells were measured.")
+
+
+# --- The break-even model of a sweep, in words, as a section and as data ---------------------------------------------
+
+
+#: What sizes are counted in → what size × items is called.
+_TOTALS: Final = {"tokens": "tokens × batch", "flops": "FLOPs of a step", "items": "items"}
+
+_FORMS: Final = {
+    "hard": "time = max(host, GPU)",
+    "soft": "time = (hostᵖ + GPUᵖ)^(1/p): host and GPU overlap in part",
+}
+
+
+def breakeven_lines(numbers: SweepNumbers) -> Iterator[str]:
+    """What the model says, a line each; or why there is none."""
+    model = numbers.breakeven
+    if model is None:
+        yield f"no model: {numbers.no_breakeven}"
+        return
+    errors = (
+        f"{_FORMS[model.form.maximum]}; of values that it was not fitted to, it misses the time by "
+        f"{fmt.share(model.median_error)} (median) and {fmt.share(model.worst_error)} (worst), the ratio of the sides "
+        f"by {fmt.share(model.ratio_error)} (median)"
+    )
+    yield errors
+    if not model.usable:
+        yield f"its thresholds are not to be used: {model.reason}"
+        return
+    yield from _thresholds(model)
+    yield from model.doubts
+
+
+def _thresholds(model: BreakEven) -> Iterator[str]:
+    """For each kind of execution, the totals from which the variant pays, over all measured sizes and batches."""
+    total = _TOTALS.get(model.size_unit, model.size_unit)
+    found = model.thresholds
+    columns = group_columns(model.groups)
+    parts = found.partition_by(columns, as_dict=True, maintain_order=True) if columns else {(): found}
+    for group, rows in parts.items():
+        where = ", ".join(f"{name} {value}" for name, value in zip(model.groups, group, strict=True))
+        head = f"{where}: " if where else ""
+        crossing = rows.filter((pl.col("answer") == "crosses") & pl.col("total").is_not_null())
+        answers = set(rows["answer"].to_list())
+        if crossing.height:
+            low, high = _rounded(crossing["total"].min()), _rounded(crossing["total"].max())
+            span = low if low == high else f"{low} to {high}"
+            inside = crossing.filter(~pl.col("extrapolated")).height
+            tail = (
+                "" if inside == crossing.height else f"; {crossing.height - inside} of {crossing.height} extrapolated"
+            )
+            yield f"{head}the variant pays from {span} {total} on, by the size or number of items held{tail} (modelled)"
+        elif answers == {"always"}:
+            yield f"{head}the variant always pays in the range that was measured (modelled)"
+        elif answers == {"never"}:
+            yield f"{head}the variant pays nowhere in the range that was looked at (modelled)"
+
+
+def _rounded(value: Any) -> str:
+    """Three digits: intervals are wider than that."""
+    return fmt.count(float(f"{float(value):.3g}")) if float(value) < 1e6 else fmt.number(float(value))
+
+
+def breakeven_section(numbers: SweepNumbers) -> Section:
+    """The model, its error, and from which size on it says that the variant pays."""
+    lines = tuple(Paragraph(f"{line[:1].upper()}{line[1:]}.") for line in breakeven_lines(numbers))
+    model = numbers.breakeven
+    if model is None:
+        return Section("breakeven", "Break-even model", lines)
+    tables = (_threshold_table(model), _parameter_table(model)) if model.usable else (_parameter_table(model),)
+    return Section("breakeven", "Break-even model", (*lines, *tables))
+
+
+def _threshold_table(model: BreakEven) -> Table:
+    rows = model.thresholds.with_columns(pl.col("along", "answer").cast(pl.String))
+    columns = (
+        *(
+            TableColumn(column, name.replace("_", " ").capitalize(), "text")
+            for column, name in zip(group_columns(model.groups), model.groups, strict=True)
+        ),
+        TableColumn("along", "Looked for along", "text", "The number of items at a size, or the size at a number."),
+        TableColumn("size", f"Size in {model.size_unit}", "number"),
+        TableColumn("items", "Items", "number"),
+        TableColumn("answer", "Answer", "text"),
+        TableColumn("total", _TOTALS.get(model.size_unit, "Total"), "number", "Size × items at the threshold."),
+        TableColumn("total_low", "Interval from", "number"),
+        TableColumn("total_high", "to", "number"),
+        TableColumn("extrapolated", "Extrapolated", "text", "Beyond what was measured."),
+    )
+    return Table("thresholds", "From where on the variant pays, modelled", columns, rows, limit=30)
+
+
+def _parameter_table(model: BreakEven) -> Table:
+    columns = (
+        TableColumn("name", "Parameter", "text"),
+        TableColumn("of", "Of", "text"),
+        TableColumn("value", "Value", "number"),
+        TableColumn("low", "Interval from", "number"),
+        TableColumn("high", "to", "number"),
+        TableColumn("unit", "Unit", "text"),
+        TableColumn("identified", "Told by the data", "text", "Whether its interval spans less than a factor of four."),
+    )
+    rows = model.parameters.with_columns(pl.col("of").cast(pl.String))
+    return Table("parameters", "The model's parameters", columns, rows, limit=30)
+
+
+def breakeven_data(numbers: SweepNumbers) -> dict[str, Any] | None:
+    """The model without what only a program could use; None where there is none."""
+    model = numbers.breakeven
+    if model is None:
+        return None
+    return {
+        "maximum": model.form.maximum,
+        "size_unit": model.size_unit,
+        "groups": list(model.groups),
+        "median_error": model.median_error,
+        "worst_error": model.worst_error,
+        "ratio_error": model.ratio_error,
+        "usable": model.usable,
+        "reason": model.reason,
+        "level": model.level,
+        "doubts": list(model.doubts),
+        "missing": list(model.missing),
+        "parameters": model.parameters,
+        "forms": model.forms,
+        "thresholds": model.thresholds,
+    }
+
+
+# --- The document about a sweep --------------------------------------------------------------------------------------
+
+
+#: Lines of crossovers that are told as sentences; the others are in the table alone.
+_TOLD: Final = 12
+
+
+def sweep_document(numbers: SweepNumbers) -> Document:
+    """The report on a sweep: answer, limits, surface, regimes, crossovers, model, anomalies, the grid."""
+    sweep = numbers.sweep
+    sections = [_quality(numbers), Section("key-figures", "Key figures", (_key_figures(numbers),)), _surface(numbers)]
+    if numbers.regimes:
+        sections.append(_regimes(numbers))
+    sections += [_crossovers(numbers), breakeven_section(numbers), _anomalies(numbers), _grid(numbers)]
+    if numbers.lost.height:
+        sections.append(Section("lost", "Cells not measured", (lost_table(numbers),)))
+    return Document(
+        title=f"Sweep: {sweep.workload}",
+        lead=answer(numbers),
+        sections=tuple(sections),
+        meta=(
+            ("Source", sweep.source),
+            ("Baseline", settings_text(sweep.baseline)),
+            ("Variant", settings_text(sweep.variant)),
+            ("Machine", machine_line(sweep.environment)),
+        ),
+    )
+
+
+def _quality(numbers: SweepNumbers) -> Section:
+    clean = Paragraph("Nothing was found that limits these numbers.", quiet=True)
+    block = Notes(numbers.notes) if numbers.notes else clean
+    return Section("quality", "Before you read the numbers", (block,))
+
+
+def _key_figures(numbers: SweepNumbers) -> KeyFigures:
+    rows = point_frame(numbers).filter(pl.col("speedup").is_not_null())
+    figures = [KeyFigure("Points", rows.height, "count", "With both sides measured.")]
+    decided = rows["verdict"].is_in(["faster", "slower", "same"]).sum()
+    if rows["verdict"].null_count() < rows.height:
+        figures.append(KeyFigure("Decided", int(decided), "count", "Faster, slower, or the same within the margin."))
+    if rows.height:
+        for title, descending in (("Lowest speedup", False), ("Highest speedup", True)):
+            row = rows.sort("speedup", descending=descending).row(0, named=True)
+            where = settings_text({axis: row[axis] for axis in numbers.sweep.axes})
+            bounds = interval_text(row["low"], row["high"])
+            tail = f" Interval {bounds}." if bounds != fmt.MISSING else ""
+            figures.append(KeyFigure(title, row["speedup"], "number", f"{where}.{tail}"))
+        saved = rows["work_saved_share"].drop_nulls()
+        if saved.len():
+            what = "MACs" if rows["baseline_macs"].null_count() < rows.height else "FLOPs"
+            figures.append(KeyFigure(f"{what} saved", saved.max(), "share", "At most; modelled, or as published."))  # type: ignore[arg-type]
+    figures.append(KeyFigure("Anomalies", numbers.anomalies.found.height, "count", "Cells that break their trend."))
+    return KeyFigures(tuple(figures))
+
+
+# --- charts -----------------------------------------------------------------------------------------------------------
+
+
+def _laid_out(numbers: SweepNumbers) -> tuple[str, pl.DataFrame]:
+    """The axis with the most values as columns, all others as rows; sorted so."""
+    rows = point_frame(numbers)
+    axes = numbers.sweep.axes
+    if not axes:
+        return "", rows.with_columns(row=pl.lit(""), column=pl.lit("all"))
+    numeric = [axis for axis in axes if rows[axis].dtype.is_numeric()] or list(axes)
+    axis = max(numeric, key=lambda name: rows[name].n_unique())
+    others = [name for name in axes if name != axis]
+    # What decides how cells are run (execution, attention) tells rows apart better than what changes their size.
+    others.sort(key=lambda name: rows[name].dtype.is_numeric())
+    rows = rows.sort(*others, axis) if others else rows.sort(axis)
+    texts = [
+        settings_text({name: row[name] for name in others}) if others else "" for row in rows.iter_rows(named=True)
+    ]
+    return axis.replace("_", " "), rows.with_columns(
+        row=pl.Series(texts, dtype=pl.String),
+        column=pl.Series([f"{value:g}" if isinstance(value, float) else str(value) for value in rows[axis]]),
+    )
+
+
+def _surface(numbers: SweepNumbers) -> Section:
+    from warplens.report.charts.surface import MOST_ROWS, speedup_chart
+
+    axis, rows = _laid_out(numbers)
+    cells = rows.with_columns(detail=pl.Series([_detail(row) for row in rows.iter_rows(named=True)], dtype=pl.String))
+    most = cells["row"].n_unique()
+    cut = f" The first {MOST_ROWS} of {most} rows." if most > MOST_ROWS else ""
+    figure = Figure(
+        "speedup",
+        f"How many times as fast the variant is: blue where faster, orange where slower, ? where not decided.{cut}",
+        speedup_chart(cells, axis),
+        f"A grid of {cells.height} cells with the speedup of each. {answer(numbers)}",
+    )
+    return Section("surface", "Speedup", (figure, point_table(numbers)))
+
+
+def _detail(row: dict[str, Any]) -> str:
+    parts = []
+    if row["baseline_ns"] is not None and row["variant_ns"] is not None:
+        parts.append(f"{fmt.duration(row['baseline_ns'])} → {fmt.duration(row['variant_ns'])}")
+    bounds = interval_text(row["low"], row["high"])
+    if bounds != fmt.MISSING:
+        parts.append(f"interval {bounds}")
+    parts += [text for text in (row["verdict"], row["remark"]) if text]
+    return " · ".join(parts)
+
+
+def _regimes(numbers: SweepNumbers) -> Section:
+    from warplens.report.charts.surface import regime_chart
+
+    axis, rows = _laid_out(numbers)
+    because = {(item.side, tuple(item.settings.values())): f"{item.regime}: {item.because}" for item in numbers.regimes}
+    keys = [tuple(row) for row in rows.select(numbers.sweep.axes).iter_rows()] if numbers.sweep.axes else [()]
+    cells = rows.select(
+        "row",
+        "column",
+        baseline="baseline_regime",
+        variant="variant_regime",
+        baseline_detail=pl.Series([because.get(("baseline", key)) for key in keys], dtype=pl.String),
+        variant_detail=pl.Series([because.get(("variant", key)) for key in keys], dtype=pl.String),
+    )
+    found = {item.regime for item in numbers.regimes}
+    legend = "; ".join(f"{name}: {meaning}" for name, meaning in REGIMES.items() if name in found)
+    figure = Figure(
+        "regimes-chart",
+        "What bounds each cell: the baseline above, the variant below.",
+        regime_chart(cells, axis),
+        "A grid of cells, each with what bounds the baseline and what bounds the variant; the table has the same.",
+    )
+    return Section("regimes", "What bounds each cell", (Paragraph(f"{legend}."), figure, regime_table(numbers)))
+
+
+# --- further sections -------------------------------------------------------------------------------------------------
+
+
+def _crossovers(numbers: SweepNumbers) -> Section:
+    blocks: list[Block] = []
+    told = [crossing_text(line) for lines in numbers.crossovers.values() for line in lines]
+    blocks += [Paragraph(f"{text[:1].upper()}{text[1:]}.") for text in told[:_TOLD]]
+    blocks += [
+        Paragraph(f"Along {axis.replace('_', ' ')} there is no answer: {why}.", quiet=True)
+        for axis, why in numbers.no_crossovers.items()
+    ]
+    if told:
+        blocks.append(crossing_table(numbers))
+    return Section("crossovers", "Where the variant starts to pay", tuple(blocks or [Paragraph("No axis varies.")]))
+
+
+def _anomalies(numbers: SweepNumbers) -> Section:
+    found = numbers.anomalies
+    blocks: list[Block] = [anomaly_table(numbers)]
+    if found.tests.height:
+        finest, coarsest = found.tests["least_slow_share"].min(), found.tests["least_slow_share"].max()
+        how = (
+            "A cell is predicted from its neighbours along an axis, as a smooth line or one with a kink would pass it; "
+            "what lies outside of all such predictions by more than noise and by more than 5 % is an anomaly. Of "
+            f"sweeps without any, at most {fmt.share(found.level)} show one. A slow-down would have been found from "
+            f"{fmt.value(finest, 'share')} on in the best cell and {fmt.value(coarsest, 'share')} in the worst."  # type: ignore[arg-type]
+        )
+        blocks.append(Paragraph(how, quiet=True))
+    blocks += [Paragraph(f"{text[:1].upper()}{text[1:]}.", quiet=True) for text in found.untested]
+    return Section("anomalies", "Anomalies", tuple(blocks))
+
+
+def _grid(numbers: SweepNumbers) -> Section:
+    return Section("grid", "What the grid can tell", (contrast_table(numbers), *_unvaried(numbers)))
+
+
+def _unvaried(numbers: SweepNumbers) -> Iterator[Block]:
+    names = [name.replace("_", " ") for name in numbers.confounding.unvaried]
+    if names:
+        yield Paragraph(
+            f"Nothing is known about other values of what was not varied: {fmt.printable(', '.join(names))}.",
+            quiet=True,
+        )
+
+
+# --- A sweep's answers as `data` of the JSON (docs/reference/json.md) ------------------------------------------------
+
+
+def sweep_data(numbers: SweepNumbers) -> dict[str, Any]:
+    """Everything of a sweep's report; frames become lists of rows."""
+    sweep, told = numbers.sweep, numbers.confounding
+    return {
+        "answer": answer(numbers),
+        "workload": sweep.workload,
+        "environment": dict(sweep.environment),
+        "axes": list(sweep.axes),
+        "baseline": dict(sweep.baseline),
+        "variant": dict(sweep.variant),
+        "shared": dict(sweep.shared),
+        "paired": sweep.paired,
+        "level": numbers.level,
+        "margin": numbers.margin,
+        "rows": point_frame(numbers),
+        "regimes": regime_frame(numbers.regimes, sweep.axes),
+        "anomalies": {
+            "level": numbers.anomalies.level,
+            "untested": list(numbers.anomalies.untested),
+            "tests": numbers.anomalies.tests,
+        },
+        "confounding": {
+            "found": [{"settings": list(item.settings), "kind": item.kind, "text": item.text} for item in told.found],
+            "axes": told.axes,
+            "unvaried": list(told.unvaried),
+        },
+        "crossovers": {axis: crossing_frame(lines) for axis, lines in numbers.crossovers.items() if lines},
+        "no_crossovers": dict(numbers.no_crossovers),
+        "breakeven": breakeven_data(numbers),
+        "no_breakeven": numbers.no_breakeven,
+        "lost": numbers.lost,
+    }

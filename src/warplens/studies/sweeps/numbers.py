@@ -1,0 +1,352 @@
+"""Everything that a sweep's report says, computed once for every format."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import polars as pl
+
+from warplens.compare.statistics import compare
+from warplens.errors import WarplensError
+from warplens.profile import Note, NoteLevel
+from warplens.profile.columns import column, table
+from warplens.profile.schema import Column
+from warplens.studies.sweeps.anomalies import anomalies
+from warplens.studies.sweeps.breakeven_fit import fit_breakeven
+from warplens.studies.sweeps.crossover import pays_off
+from warplens.studies.sweeps.reading import matched
+from warplens.studies.sweeps.regimes import cell_key, confounding, regimes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from warplens.compare.statistics import Comparison
+    from warplens.diagnosis.findings import Diagnosis
+    from warplens.studies.sweeps.anomalies import Anomalies
+    from warplens.studies.sweeps.breakeven import BreakEven
+    from warplens.studies.sweeps.payoff import PaysOff
+    from warplens.studies.sweeps.regimes import CellRegime, Confounding, Regime
+    from warplens.studies.sweeps.sweep import Cell, Point, Sweep
+
+
+POINTS: Final = table(
+    "sweep: points",
+    "A point of the grid that both sides have. `warplens sweep report`; the axes stand before these columns.",
+    column("baseline_ns").but(
+        dtype=pl.Float64, help="median time of a step of the baseline; null if it was not measured"
+    ),
+    column("variant_ns").but(dtype=pl.Float64, help="the same of the variant"),
+    Column(
+        "speedup",
+        pl.Float64,
+        "time of the baseline / time of the variant: above 1, the variant is faster",
+        title="Speed-up",
+    ),
+    "low high verdict",
+    Column(
+        "needed_blocks",
+        pl.Int64,
+        "blocks of each side that would decide an undecided verdict; null if decided or beyond reach",
+    ),
+    Column("baseline_per_s", pl.Float64, "items a second"),
+    Column("variant_per_s", pl.Float64, "items a second"),
+    Column("baseline_macs", pl.Int64, "multiply-accumulates of a step, modelled or as published"),
+    Column("variant_macs", pl.Int64, "the same of the variant"),
+    Column("baseline_flops", pl.Int64, "floating-point operations of a step, modelled or as published"),
+    Column("variant_flops", pl.Int64, "the same of the variant"),
+    Column("work_saved_share", pl.Float64, "MACs that the variant does without; FLOPs where MACs are not known"),
+    Column(
+        "baseline_regime",
+        pl.String,
+        "what bounds the baseline: `launch-bound`, `gpu-bound`, `memory-bound`, `compute-bound`, `unknown`",
+    ),
+    Column("variant_regime", pl.String, "what bounds the variant"),
+    Column("baseline_status", pl.String, "what became of the baseline: see the status of measured cells"),
+    Column("variant_status", pl.String, "what became of the variant"),
+    Column("remark", pl.String, "why there is no interval; null if there is one"),
+    low="lower end of its interval; all intervals hold together; null without repetitions",
+    verdict="`faster`, `slower`, `same` or `undecided`; null without repetitions",
+)
+
+#: Why two measured sides cannot be compared.
+_NO_REPETITIONS: Final = "no repetitions in the file: no interval"
+
+#: Points with only one side that a note names before it says how many more there are.
+_NAMED: Final = 4
+
+
+@dataclass(frozen=True, eq=False)
+class SweptPoint:
+    """One point: its two sides held against each other.
+
+    Attributes:
+        point: what was measured there.
+        comparison: None where a side was not measured, or not repeatedly.
+        regimes: of baseline and variant; None where that was not measured.
+        remark: why there is no comparison; None if there is one.
+    """
+
+    point: Point
+    comparison: Comparison | None
+    regimes: tuple[CellRegime | None, CellRegime | None]
+    remark: str | None
+
+
+@dataclass(frozen=True, eq=False)
+class SweepNumbers:
+    """Everything that is said about a sweep.
+
+    Attributes:
+        sweep: points that both sides have.
+        points: one each, in the order of the grid.
+        regimes: of each measured cell.
+        anomalies: cells that break their trend.
+        confounding: what the grid cannot tell apart.
+        crossovers: by axis, for axes of numbers whose effect can be told from that of others.
+        no_crossovers: axis → why there is none.
+        breakeven: the model of both sides' times; None where it cannot be fitted.
+        no_breakeven: why.
+        lost: cells that were not measured: axes, `side`, `status`, `reason`.
+        level: how often one of all the intervals together misses the truth, at most.
+        margin: differences of this share and less do not matter.
+        notes: what limits the numbers.
+    """
+
+    sweep: Sweep
+    points: tuple[SweptPoint, ...]
+    regimes: tuple[CellRegime, ...]
+    anomalies: Anomalies
+    confounding: Confounding
+    crossovers: Mapping[str, tuple[PaysOff, ...]]
+    no_crossovers: Mapping[str, str]
+    breakeven: BreakEven | None
+    no_breakeven: str | None
+    lost: pl.DataFrame
+    level: float
+    margin: float
+    notes: tuple[Note, ...]
+
+
+def examine_sweep(
+    sweep: Sweep,
+    *,
+    level: float = 0.05,
+    margin: float = 0.02,
+    profiled: Mapping[Any, tuple[Any, str]] | None = None,
+    seed: int = 0,
+) -> SweepNumbers:
+    """Answer every question about a sweep.
+
+    With n points each interval is made for `level` / n (Bonferroni), so that all of them together miss the truth no
+    more often than `level`.
+
+    Args:
+        sweep: as `warplens.studies.sweeps.reading.sweep_of` reads it.
+        level: 0.05 for 95 % confidence.
+        margin: differences of this share and less do not matter.
+        profiled: regimes that profiles show; see `warplens.studies.sweeps.regimes`.
+    """
+    whole, sweep = sweep, matched(sweep)
+    found = regimes(sweep, profiled)
+    by_cell = {cell_key(item.settings, item.side): item for item in found}
+    repeated = sum(point.durations is not None for point in sweep.points)
+    points = tuple(_swept(point, by_cell, margin, level / max(repeated, 1), seed) for point in sweep.points)
+    told = confounding(sweep)
+    crossing, none = _crossovers(sweep, told, 1 - level, seed)
+    model, no_model = _breakeven(sweep, repeated, told.confounded_axes, 1 - level, seed)
+    broken = anomalies(sweep, level=level, seed=seed)
+    return SweepNumbers(
+        sweep=sweep,
+        points=points,
+        regimes=found,
+        anomalies=broken,
+        confounding=told,
+        crossovers=crossing,
+        no_crossovers=none,
+        breakeven=model,
+        no_breakeven=no_model,
+        lost=_lost(sweep),
+        level=level,
+        margin=margin,
+        notes=tuple(_notes(whole, sweep, points, told)),
+    )
+
+
+def _swept(point: Point, by_cell: Mapping[Any, CellRegime], margin: float, level: float, seed: int) -> SweptPoint:
+    durations = point.durations
+    both = by_cell.get(cell_key(point.settings, "baseline")), by_cell.get(cell_key(point.settings, "variant"))
+    if durations is None:
+        return SweptPoint(point, None, both, point.lacking or _NO_REPETITIONS)
+    return SweptPoint(point, compare(*durations, margin=margin, level=level, seed=seed), both, None)
+
+
+def _crossovers(
+    sweep: Sweep, told: Confounding, level: float, seed: int
+) -> tuple[dict[str, tuple[PaysOff, ...]], dict[str, str]]:
+    found, none = {}, {}
+    for axis in sweep.axes:
+        if axis in told.confounded_axes:
+            none[axis] = "it changed together with other settings, so that a crossing would not be one of this axis"
+            continue
+        try:
+            found[axis] = pays_off(sweep, axis, level=level, seed=seed)
+        except WarplensError:
+            none[axis] = "its values are no numbers above zero"
+    return found, none
+
+
+def _breakeven(
+    sweep: Sweep, repeated: int, confounded: Sequence[str], level: float, seed: int
+) -> tuple[BreakEven | None, str | None]:
+    if not repeated:
+        return None, "the file holds no repetitions, from which the error of a model could be told"
+    if confounded:
+        return None, f"{', '.join(confounded)} changed together, so that no term of a model could be told from another"
+    try:
+        return fit_breakeven(sweep, level=level, seed=seed), None
+    except WarplensError as error:
+        return None, str(error)
+
+
+def _lost(sweep: Sweep) -> pl.DataFrame:
+    rows = [
+        {**point.settings, "side": side, "status": cell.status, "reason": cell.reason}
+        for point in sweep.points
+        for side, cell in (("baseline", point.baseline), ("variant", point.variant))
+        if cell is not None and cell.status != "measured"
+    ]
+    words = {"side": pl.String(), "status": pl.String(), "reason": pl.String()}
+    if not rows:
+        return pl.DataFrame(schema=words)
+    return pl.DataFrame(rows, infer_schema_length=None, schema_overrides=words)
+
+
+# --- notes ------------------------------------------------------------------------------------------------------------
+
+
+def _notes(whole: Sweep, sweep: Sweep, points: Sequence[SweptPoint], told: Confounding) -> Iterator[Note]:
+    if not any(item.comparison for item in points):
+        yield Note(
+            "no-samples",
+            NoteLevel.WARNING,
+            "The file holds no repetitions, only one figure a cell: no interval, no verdict and no test for anomalies.",
+            "Measure the cells: warplens sweep run",
+        )
+    elif not sweep.paired:
+        yield Note(
+            "not-in-turns",
+            NoteLevel.WARNING,
+            "The sides were not measured in turns: what drifted between them counts as a difference.",
+            "warplens sweep run measures them in turns",
+        )
+    yield from (
+        Note(f"confounded-{item.kind}", NoteLevel.WARNING, f"{item.text[:1].upper()}{item.text[1:]}.", None)
+        for item in told.found
+    )
+    lost = sum(
+        cell is not None and cell.status != "measured"
+        for item in points
+        for cell in (item.point.baseline, item.point.variant)
+    )
+    if lost:
+        yield Note("cells-lost", NoteLevel.WARNING, f"{_cells(lost)} could not be measured.")
+    for side, other in (("baseline", "variant"), ("variant", "baseline")):
+        alone = [point.settings for point in whole.points if getattr(point, other) is None]
+        if alone:
+            varied = [name for name in whole.axes if len({item[name] for item in alone}) == 1]
+            common = ", ".join(f"{name} {alone[0][name]}" for name in varied)
+            where = f", all with {common}" if common and len(alone) > 1 else f" ({common})" if common else ""
+            text = f"{_cells(len(alone))} of the {side} have no counterpart and were left out{where}."
+            yield Note("cells-unmatched", NoteLevel.INFO, text, None)
+    doubts = Counter(doubt for item in points if item.comparison for doubt in item.comparison.doubts)
+    for doubt, count in doubts.most_common(_NAMED):
+        where = "" if count == len(points) else f" ({count} of {len(points)} points)"
+        yield Note("comparison-doubt", NoteLevel.WARNING, f"{doubt[:1].upper()}{doubt[1:]}{where}.", None)
+
+
+def _cells(count: int) -> str:
+    return f"{count:,} cells" if count != 1 else "1 cell"
+
+
+# --- rows -------------------------------------------------------------------------------------------------------------
+
+
+def point_frame(numbers: SweepNumbers) -> pl.DataFrame:
+    """The axes, then `POINTS`: one row a point."""
+    axes = {
+        axis: pl.Series(axis, [item.point.settings[axis] for item in numbers.points]).dtype
+        for axis in numbers.sweep.axes
+    }
+    rows = [_row(item) for item in numbers.points]
+    return pl.DataFrame(rows, schema={**axes, **POINTS.schema}, orient="row")
+
+
+def _row(item: SweptPoint) -> dict[str, Any]:
+    before, after, found = item.point.baseline, item.point.variant, item.comparison
+    # The interval is that of variant / baseline time; a speedup is its inverse.
+    ratio = found.ratio if found is not None else None
+    row = {
+        **item.point.settings,
+        "baseline_ns": before.time_ns if before else None,
+        "variant_ns": after.time_ns if after else None,
+        "speedup": 1 / ratio.estimate if ratio is not None else item.point.speedup,
+        "low": 1 / ratio.high if ratio is not None and ratio.high else None,
+        "high": 1 / ratio.low if ratio is not None and ratio.low else None,
+        "verdict": found.verdict if found is not None else None,
+        "needed_blocks": found.needed_blocks if found is not None else None,
+        "work_saved_share": _saved(before, after),
+        "remark": item.remark,
+    }
+    for side, cell, regime in zip(("baseline", "variant"), (before, after), item.regimes, strict=True):
+        row |= {
+            f"{side}_per_s": cell.items * 1e9 / cell.time_ns if cell and cell.items and cell.time_ns else None,
+            f"{side}_macs": cell.macs if cell else None,
+            f"{side}_flops": cell.flops if cell else None,
+            f"{side}_regime": regime.regime if regime else None,
+            f"{side}_status": cell.status if cell else None,
+        }
+    return row
+
+
+def _saved(before: Cell | None, after: Cell | None) -> float | None:
+    if before is None or after is None:
+        return None
+    for one, other in ((before.macs, after.macs), (before.flops, after.flops)):
+        if one and other is not None:
+            return 1 - other / one
+    return None
+
+
+# --- What a profile of a cell says about what bounds it --------------------------------------------------------------
+
+
+#: Verdict of a diagnosis → regime of the cell. Verdicts that are not here say neither of the two.
+_REGIMES: Final[Mapping[str, Regime]] = {
+    "launch-overhead": "launch-bound",
+    "host-sync": "launch-bound",
+    "host-stall": "launch-bound",
+    "allocator-churn": "launch-bound",
+    "memory-bandwidth": "memory-bound",
+    "uncoalesced": "memory-bound",
+    "tensor-compute": "compute-bound",
+    "precision": "compute-bound",
+    "small-kernels": "gpu-bound",
+    "occupancy": "gpu-bound",
+    "bank-conflicts": "gpu-bound",
+    "divergence": "gpu-bound",
+    "unfused-optimizer": "gpu-bound",
+    "graph-opaque": "gpu-bound",
+    "saturated": "gpu-bound",
+}
+
+
+def regime_of(diagnosis: Diagnosis, source: str) -> tuple[Regime, str]:
+    """The regime, and one sentence why.
+
+    Args:
+        diagnosis: of the profile's steady steps.
+        source: name of the profile.
+    """
+    return _REGIMES.get(diagnosis.verdict, "unknown"), f"{source}: {diagnosis.verdict}, {diagnosis.headline}"

@@ -1,0 +1,496 @@
+"""What bounds each cell of a sweep, and which axes changed together so that nobody can tell their effects apart."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import combinations
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+
+import numpy as np
+import polars as pl
+
+from warplens.profile.columns import table
+from warplens.profile.peaks import peaks_of
+from warplens.profile.schema import Column
+from warplens.profile.trace import Device
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from warplens.studies.sweeps.sweep import Cell, Point, Sweep
+
+
+AXES: Final = table(
+    "sweep: axes",
+    "An axis of a sweep with several values. `warplens sweep report`.",
+    Column("axis", pl.String, "its name", title="Along"),
+    Column("values", pl.Int64, "how many it has at points where both sides were measured"),
+    Column("pairs", pl.Int64, "pairs of points that differ in it alone"),
+    Column(
+        "alone", pl.Boolean, "whether its effect can be told from that of the other axes", title="Can be told apart"
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Confounded:
+    """Settings whose effects cannot be told apart.
+
+    Attributes:
+        settings: their names.
+        kind: `together`: each value of the one goes with one value of the other; `nested`: each value of the first goes
+            with one value of the second; `jointly`: only all of them together determine one another; `sides`: the
+            variant differs from the baseline in all of them.
+        text: one sentence for people.
+    """
+
+    settings: tuple[str, ...]
+    kind: Literal["together", "nested", "jointly", "sides"]
+    text: str
+
+
+@dataclass(frozen=True, eq=False)
+class Confounding:
+    """What the grid cannot tell apart.
+
+    Attributes:
+        found: settings that changed together; the worst first.
+        axes: `AXES`.
+        unvaried: settings with one value at all points that both sides have: nothing is known of other values.
+    """
+
+    found: tuple[Confounded, ...]
+    axes: pl.DataFrame
+    unvaried: tuple[str, ...]
+
+    @property
+    def confounded_axes(self) -> tuple[str, ...]:
+        """Axes whose effect cannot be told from that of others."""
+        return tuple(self.axes.filter(~pl.col("alone")).get_column("axis"))
+
+
+def confounding(sweep: Sweep) -> Confounding:
+    """Which settings of a sweep changed together.
+
+    Only points at which both sides were measured count: a speedup exists nowhere else.
+    """
+    points = [point for point in sweep.points if point.speedup is not None]
+    levels = {axis: list(dict.fromkeys(point.settings[axis] for point in points)) for axis in sweep.axes}
+    varied = [axis for axis in sweep.axes if len(levels[axis]) > 1]
+    codes = {axis: _codes(points, axis, levels[axis]) for axis in varied}
+    aliased = [axis for axis in varied if _is_aliased(codes, axis)]
+    rows = [(axis, len(levels[axis]), _contrasts(points, sweep.axes, axis), axis not in aliased) for axis in varied]
+    found = [*_pairs(sweep, codes, varied), *_jointly(codes, aliased)]
+    single = [axis for axis in sweep.axes if len(levels[axis]) == 1]
+    return Confounding(
+        found=(*found, *_sides(sweep)),
+        axes=pl.DataFrame(rows, schema=AXES.schema, orient="row"),
+        unvaried=(*single, *(name for name, value in sweep.shared.items() if value not in ("", None))),
+    )
+
+
+def _codes(points: Sequence[Point], axis: str, levels: Sequence[Any]) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Indicator columns of all values but the first: one row a point."""
+    at = np.array([levels.index(point.settings[axis]) for point in points])
+    return np.asarray(at[:, None] == np.arange(1, len(levels))[None, :], dtype=np.float64)
+
+
+def _rank(codes: Mapping[str, np.ndarray[Any, np.dtype[np.float64]]], axes: Sequence[str]) -> int:
+    count = next(iter(codes.values())).shape[0]
+    return int(np.linalg.matrix_rank(np.column_stack([np.ones(count), *(codes[axis] for axis in axes)])))
+
+
+def _is_aliased(codes: Mapping[str, np.ndarray[Any, np.dtype[np.float64]]], axis: str) -> bool:
+    """Whether some contrast between the axis's values is also one between values of the others."""
+    others = [name for name in codes if name != axis]
+    return bool(_rank(codes, [*others, axis]) - _rank(codes, others) < codes[axis].shape[1])
+
+
+def _determines(codes: Mapping[str, np.ndarray[Any, np.dtype[np.float64]]], one: str, other: str) -> bool:
+    """Whether each value of the one goes with a single value of the other."""
+    return _rank(codes, [one, other]) == _rank(codes, [one])
+
+
+def _pairs(
+    sweep: Sweep, codes: Mapping[str, np.ndarray[Any, np.dtype[np.float64]]], varied: Sequence[str]
+) -> Iterator[Confounded]:
+    nested = []
+    for one, other in combinations(varied, 2):
+        forth, back = _determines(codes, one, other), _determines(codes, other, one)
+        if forth and back:
+            yield Confounded(
+                (one, other),
+                "together",
+                f"at all points {one} and {other} changed together: a difference between them is an effect of both, "
+                f"and no claim about either alone has support; measure {_missing(sweep, one, other)}",
+            )
+        elif forth or back:
+            first, second = (one, other) if forth else (other, one)
+            nested.append(
+                Confounded(
+                    (first, second),
+                    "nested",
+                    f"each {first} was measured at one {second} only: an effect of {second} may be one of {first}",
+                )
+            )
+    yield from nested
+
+
+def _missing(sweep: Sweep, one: str, other: str) -> str:
+    """A combination that would tell the two apart."""
+    points = [point.settings for point in sweep.points if point.speedup is not None]
+    first, second = points[0], next(item for item in points if item[one] != points[0][one])
+    return f"{one} {first[one]} with {other} {second[other]} as well"
+
+
+def _jointly(
+    codes: Mapping[str, np.ndarray[Any, np.dtype[np.float64]]], aliased: Sequence[str]
+) -> Iterator[Confounded]:
+    """Axes that are aliased although no two of them determine each other: too few combinations were measured."""
+    loose = [
+        axis
+        for axis in aliased
+        if not any(
+            _determines(codes, one, other) for other in codes for one in codes if one != other and axis in (one, other)
+        )
+    ]
+    if loose:
+        yield Confounded(
+            tuple(loose),
+            "jointly",
+            f"too few combinations of {', '.join(loose)} were measured to tell their effects apart",
+        )
+
+
+def _contrasts(points: Sequence[Point], axes: Sequence[str], axis: str) -> int:
+    """Pairs of points that differ in this axis alone."""
+    others = [name for name in axes if name != axis]
+    found: dict[tuple[Any, ...], int] = {}
+    for point in points:
+        key = tuple(point.settings[name] for name in others)
+        found[key] = found.get(key, 0) + 1
+    return sum(count * (count - 1) // 2 for count in found.values())
+
+
+def _sides(sweep: Sweep) -> Iterator[Confounded]:
+    """Settings in which the variant differs from the baseline, where there are several."""
+    differing = [
+        name for name in sweep.variant if name in sweep.baseline and sweep.variant[name] != sweep.baseline[name]
+    ]
+    if len(differing) > 1:
+        told = "; ".join(f"{name} {_shown(sweep.baseline[name])} → {_shown(sweep.variant[name])}" for name in differing)
+        yield Confounded(
+            tuple(differing),
+            "sides",
+            f"the variant differs from the baseline in several settings at once ({told}): a difference is that of all "
+            "of them",
+        )
+
+
+def _shown(value: Any) -> str:
+    return "–" if value in ("", None) else str(value)
+
+
+# --- What bounds each cell of a sweep: the host that launches, the GPU's arithmetic, or its memory -------------------
+# A profile decides where there is one. Without, measurements can tell host from GPU in three ways, in this order: the
+# same cell replayed as a CUDA graph needs no host between its kernels, so that a much shorter replay is the GPU's own
+# time and the rest the host's; wall time that stands still while the work doubles is not the work's; and wall time that
+# grows like the work is. Arithmetic and memory they cannot tell apart, unless the rate of FLOPs comes near the roof.
+
+
+Regime: TypeAlias = Literal["launch-bound", "gpu-bound", "memory-bound", "compute-bound", "unknown"]
+Evidence: TypeAlias = Literal["measured", "modelled"]
+Side: TypeAlias = Literal["baseline", "variant"]
+
+#: Regime → what it means. `gpu-bound`: by arithmetic or by memory, which measurements alone cannot tell.
+REGIMES: Final[Mapping[str, str]] = {
+    "launch-bound": "the GPU waits for the host to launch",
+    "gpu-bound": "the GPU's own time; a profile would tell whether it goes to arithmetic, memory or small kernels",
+    "memory-bound": "kernels move data",
+    "compute-bound": "kernels compute",
+    "unknown": "nothing measured tells",
+}
+
+#: A replay that takes this share of the eager time or less leaves the rest to the host …
+_HOST_SHARE: Final = 0.8
+#: … and one that takes this share or more shows that the host is not in the way.
+_GPU_SHARE: Final = 0.9
+
+#: Work that grows by this factor, at least, tells something about time …
+_MORE_WORK: Final = 1.5
+#: … which stands still if it grows by less than this share of the work's growth (of logarithms), …
+_FLAT: Final = 0.15
+#: … and follows the work if it grows by more.
+_FOLLOWS: Final = 0.75
+
+#: A rate above this share of the roof leaves nothing but arithmetic to explain the time.
+_NEAR_ROOF: Final = 0.6
+
+#: Time between events below this share of the wall time: the host works before or after what the GPU does.
+_EVENT_SHARE: Final = 0.7
+
+CELL_REGIMES: Final = table(
+    "sweep: what bounds each cell",
+    "A measured cell of a sweep. `warplens sweep report`; the axes stand before these columns.",
+    "side",
+    Column(
+        "regime",
+        pl.String,
+        "`launch-bound`, `gpu-bound`, `memory-bound`, `compute-bound` or `unknown`",
+        title="Bound by",
+    ),
+    Column(
+        "evidence",
+        pl.String,
+        "`measured` (a profile, or times alone) or `modelled` (FLOPs are part of the argument); null if unknown",
+    ),
+    Column("because", pl.String, "why, in a sentence"),
+)
+
+
+@dataclass(frozen=True, eq=False)
+class CellRegime:
+    """What bounds one side at one point.
+
+    Attributes:
+        settings: the point.
+        side: which of the two.
+        regime: one of `REGIMES`.
+        evidence: `measured`: from a profile, or from times alone; `modelled`: from times and modelled work. None where
+            nothing tells.
+        because: one sentence for people.
+    """
+
+    settings: Mapping[str, Any]
+    side: Side
+    regime: Regime
+    evidence: Evidence | None
+    because: str
+
+
+def cell_key(settings: Mapping[str, Any], side: Side) -> tuple[Side, tuple[tuple[str, str], ...]]:
+    """What a cell is looked up by, whatever the order of its settings."""
+    return side, tuple(sorted((name, str(value)) for name, value in settings.items()))
+
+
+def regimes(sweep: Sweep, profiled: Mapping[Any, tuple[Regime, str]] | None = None) -> tuple[CellRegime, ...]:
+    """What bounds each measured cell.
+
+    Args:
+        profiled: by `cell_key`, the regime that a profile of the cell shows, and one sentence why.
+
+    Returns:
+        One for each measured cell, in the order of the points, baseline before variant.
+    """
+    found = []
+    sides: tuple[Side, ...] = ("baseline", "variant")
+    grid = _Grid.of(sweep)
+    for point in sweep.points:
+        for side in sides:
+            cell: Cell | None = getattr(point, side)
+            if cell is None or cell.time_ns is None:
+                continue
+            seen = (profiled or {}).get(cell_key(point.settings, side))
+            if seen is not None:
+                found.append(CellRegime(point.settings, side, seen[0], "measured", seen[1]))
+                continue
+            told = next(_told(sweep, grid, point, side, cell), None)
+            regime, evidence, because = told or ("unknown", None, _why_unknown(sweep, grid, point, side, cell))
+            found.append(CellRegime(point.settings, side, regime, evidence, because))
+    return tuple(found)
+
+
+def regime_frame(found: tuple[CellRegime, ...], axes: tuple[str, ...]) -> pl.DataFrame:
+    """The axes, then `CELL_REGIMES`: one row a cell."""
+    rows = [
+        {
+            **{axis: item.settings[axis] for axis in axes},
+            "side": item.side,
+            "regime": item.regime,
+            "evidence": item.evidence,
+            "because": item.because,
+        }
+        for item in found
+    ]
+    if not rows:
+        return CELL_REGIMES.empty()
+    return pl.DataFrame(rows, infer_schema_length=None, schema_overrides=dict(CELL_REGIMES.schema))
+
+
+Told: TypeAlias = tuple[Regime, Evidence, str]
+
+
+@dataclass(frozen=True, eq=False)
+class _Grid:
+    """The points of a sweep by all their settings but one: lines along that one.
+
+    Looking through all points for each cell takes minutes where there are thousands.
+    """
+
+    lines: Mapping[tuple[str, tuple[Any, ...]], tuple[Point, ...]]
+
+    @classmethod
+    def of(cls, sweep: Sweep) -> _Grid:
+        lines: dict[tuple[str, tuple[Any, ...]], list[Point]] = {}
+        for point in sweep.points:
+            for axis in point.settings:
+                lines.setdefault((axis, _others(point, axis)), []).append(point)
+        return cls({key: tuple(points) for key, points in lines.items()})
+
+    def along(self, point: Point, axis: str) -> Iterator[Point]:
+        """Points that differ from this one in one axis alone."""
+        for other in self.lines.get((axis, _others(point, axis)), ()):
+            if other.settings[axis] != point.settings[axis]:
+                yield other
+
+
+def _others(point: Point, axis: str) -> tuple[Any, ...]:
+    return tuple(value for name, value in point.settings.items() if name != axis)
+
+
+def _told(sweep: Sweep, grid: _Grid, point: Point, side: Side, cell: Cell) -> Iterator[Told]:
+    """What measurements say, the surest first."""
+    launch = _launch(sweep, point, cell)
+    yield from _by_rate(sweep, point, side, cell)
+    if launch == "graph":
+        yield from _by_growth(grid, point, side, cell, replayed=True)
+        yield from _as_replay(cell)
+        return
+    yield from _by_replay(sweep, grid, point, side, cell)
+    yield from _by_events(cell)
+    yield from _by_growth(grid, point, side, cell, replayed=False)
+
+
+def _launch(sweep: Sweep, point: Point, cell: Cell) -> str | None:
+    if cell.launch is not None:
+        return cell.launch
+    stated = point.settings.get("execution", sweep.shared.get("execution"))
+    return str(stated) if stated is not None else None
+
+
+def _as_replay(cell: Cell) -> Iterator[Told]:
+    """A CUDA graph that takes most of the wall time; flat times are then those of kernels too small for the GPU."""
+    if cell.gpu is None or cell.time_ns is None:
+        return
+    share = cell.gpu.median_ns / cell.time_ns
+    if share >= _GPU_SHARE:
+        text = f"a replayed CUDA graph needs no host between its kernels, and takes {share:.0%} of the wall time"
+        yield "gpu-bound", "measured", text
+
+
+def _replay_share(sweep: Sweep, grid: _Grid, point: Point, side: Side, cell: Cell) -> float | None:
+    """Time of the same cell as a CUDA graph, by its own; None if there is none."""
+    if cell.time_ns is None or _launch(sweep, point, cell) == "graph":
+        return None
+    twin = next(
+        (
+            found
+            for other in (grid.along(point, "execution") if "execution" in point.settings else ())
+            if (found := getattr(other, side)) is not None
+            and found.time_ns is not None
+            and _launch(sweep, other, found) == "graph"
+        ),
+        None,
+    )
+    return twin.time_ns / cell.time_ns if twin is not None and twin.time_ns else None
+
+
+def _by_replay(sweep: Sweep, grid: _Grid, point: Point, side: Side, cell: Cell) -> Iterator[Told]:
+    """The same cell as a CUDA graph."""
+    share = _replay_share(sweep, grid, point, side, cell)
+    if share is None:
+        return
+    if share <= _HOST_SHARE:
+        text = f"replayed as a CUDA graph it takes {share:.0%} of the time: the rest is the host's"
+        yield "launch-bound", "measured", text
+    elif share >= _GPU_SHARE:
+        text = f"replayed as a CUDA graph, without the host, it takes {share:.0%} of the time"
+        yield "gpu-bound", "measured", text
+
+
+def _by_events(cell: Cell) -> Iterator[Told]:
+    if cell.gpu is None or cell.time_ns is None or cell.wall is cell.gpu:
+        return
+    share = cell.gpu.median_ns / cell.time_ns
+    if share <= _EVENT_SHARE:
+        text = f"from its first to its last GPU event, a step takes {share:.0%} of its wall time"
+        yield "launch-bound", "measured", text
+
+
+def _by_rate(sweep: Sweep, point: Point, side: Side, cell: Cell) -> Iterator[Told]:
+    """FLOPs per second against the roof of the GPU for the number format."""
+    device = sweep.environment.get("device") or {}
+    precision = {**sweep.shared, **getattr(sweep, side), **point.settings}.get("precision")
+    if not device.get("name") or not cell.flops or not cell.time_ns or precision is None:
+        return
+    peaks = peaks_of(Device(ordinal=0, name=str(device["name"])))
+    # Weights or activations in a narrow format are multiplied in it.
+    roof = peaks.of(str(precision).partition("-")[0], tensor_cores=None) if peaks is not None else None
+    if not roof:
+        return
+    share = cell.flops * 1e9 / cell.time_ns / roof
+    if share >= _NEAR_ROOF:
+        yield "compute-bound", "modelled", f"its FLOPs (modelled) run at {share:.0%} of the roof of {precision}"
+
+
+def _by_growth(grid: _Grid, point: Point, side: Side, cell: Cell, *, replayed: bool) -> Iterator[Told]:
+    """How time follows work from this cell to the next larger one, or from the next smaller one to it."""
+    larger = _neighbour(grid, point, side, cell, larger=True)
+    if larger is not None and not replayed:
+        growth, work = _growth(cell, larger)
+        if growth <= _FLAT:
+            text = f"{math.exp(work):.3g} times the work takes {math.exp(growth * work):.2f} times as long"
+            yield "launch-bound", _of_work(cell), f"{text}: it is not the work that takes the time"
+    smaller = _neighbour(grid, point, side, cell, larger=False)
+    if smaller is not None:
+        growth, work = _growth(smaller, cell)
+        if growth >= _FOLLOWS:
+            text = f"{math.exp(work):.3g} times the work took {math.exp(growth * work):.2f} times as long"
+            yield "gpu-bound", _of_work(cell), f"{text}, coming from less: time follows the work"
+        elif growth <= _FLAT and not replayed and larger is None:
+            text = f"{math.exp(work):.3g} times the work took {math.exp(growth * work):.2f} times as long"
+            yield "launch-bound", _of_work(cell), f"{text}, coming from less: it is not the work that takes the time"
+
+
+def _of_work(cell: Cell) -> Evidence:
+    """Items are counted; FLOPs are modelled."""
+    return "modelled" if _work(cell) == cell.flops else "measured"
+
+
+def _work(cell: Cell) -> int | None:
+    return cell.flops or (2 * cell.macs if cell.macs else None) or cell.items
+
+
+def _growth(smaller: Cell, larger: Cell) -> tuple[float, float]:
+    """Growth of log time by growth of log work, and the latter."""
+    work = math.log((_work(larger) or 1) / (_work(smaller) or 1))
+    return math.log((larger.time_ns or 1.0) / (smaller.time_ns or 1.0)) / work, work
+
+
+def _neighbour(grid: _Grid, point: Point, side: Side, cell: Cell, *, larger: bool) -> Cell | None:
+    """The cell with the next larger (or smaller) work that differs in one setting."""
+    own, best = _work(cell), None
+    if not own:
+        return None
+    for other in (other for axis in point.settings for other in grid.along(point, axis)):
+        found: Cell | None = getattr(other, side)
+        work = _work(found) if found is not None and found.time_ns is not None else None
+        if not work or not found:
+            continue
+        ratio = work / own if larger else own / work
+        if ratio >= _MORE_WORK and (best is None or ratio < best[0]):
+            best = (ratio, found)
+    return best[1] if best is not None else None
+
+
+def _why_unknown(sweep: Sweep, grid: _Grid, point: Point, side: Side, cell: Cell) -> str:
+    share = _replay_share(sweep, grid, point, side, cell)
+    if share is not None:
+        return f"replayed as a CUDA graph it takes {share:.0%} of the time: host and GPU take about equally long"
+    if not _work(cell):
+        return "how much work a step does is not known"
+    if all(_neighbour(grid, point, side, cell, larger=larger) is None for larger in (True, False)):
+        return "no other point differs in the amount of work alone"
+    return "time grows, but less than the work; the same cell as a CUDA graph, or a profile, would tell"

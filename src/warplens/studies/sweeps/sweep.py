@@ -1,0 +1,289 @@
+"""A sweep: a baseline and a variant measured at the points of a grid; and its times, resampled.
+
+A point is a combination of settings that both sides share, such as input size and batch. What tells the sides apart
+(the method, say) is no axis. Every question about a sweep starts from this model.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from warplens.compare.statistics import Samples
+from warplens.compare.statistics.estimates import t_quantile
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+Float64s = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Cell:
+    """One side at one point.
+
+    Attributes:
+        status: one of `warplens.profile.measurements.STATUSES`.
+        wall: wall times of a step, or times between events where calls were issued back to back; None if it was not
+            measured, or if only a rate is known.
+        reason: of any status but `measured`.
+        time_ns: median wall time of a step; from a published rate where there are no samples. None if not measured.
+        gpu: times between events round a step, where known.
+        items: what a step processes (its batch).
+        unit: what one of those is.
+        macs, flops: arithmetic of a step, modelled, where known.
+        launches: kernels (and other pieces of work) that a step launches, where known; a CUDA graph counts as one.
+        launch: how a step is issued: `eager`, `compile` or `graph`, where known.
+        details: further facts, as they stand in the measurements file (`tokens`, the token counts of each block, …).
+    """
+
+    status: str
+    wall: Samples | None = None
+    reason: str | None = None
+    time_ns: float | None = None
+    gpu: Samples | None = None
+    items: int | None = None
+    unit: str | None = None
+    macs: int | None = None
+    flops: int | None = None
+    launches: float | None = None
+    launch: str | None = None
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class Point:
+    """A point of the grid.
+
+    Attributes:
+        settings: its value on each axis.
+        baseline, variant: what was measured there; None if the file does not have that side.
+    """
+
+    settings: Mapping[str, Any]
+    baseline: Cell | None
+    variant: Cell | None
+
+    @property
+    def durations(self) -> tuple[Samples, Samples] | None:
+        """Wall times of baseline and variant; None unless both were measured repeatedly."""
+        before = self.baseline.wall if self.baseline else None
+        after = self.variant.wall if self.variant else None
+        return (before, after) if before is not None and after is not None else None
+
+    @property
+    def lacking(self) -> str | None:
+        """The first side that was not measured, and why: `variant: out-of-memory (…)`; None if both were."""
+        for side, cell in (("baseline", self.baseline), ("variant", self.variant)):
+            if cell is None:
+                return f"{side}: absent"
+            if cell.status != "measured":
+                return f"{side}: {cell.status}" + (f" ({cell.reason})" if cell.reason else "")
+        return None
+
+    @property
+    def speedup(self) -> float | None:
+        """How many times as fast the variant is: baseline time / variant time; None unless both were measured."""
+        before = self.baseline.time_ns if self.baseline else None
+        after = self.variant.time_ns if self.variant else None
+        return before / after if before and after else None
+
+
+@dataclass(frozen=True, eq=False)
+class Sweep:
+    """A baseline and a variant over a grid.
+
+    Attributes:
+        source: name of the file.
+        workload: what was measured.
+        axes: settings that vary from point to point, in the order of the file; numeric or text.
+        baseline, variant: the settings that tell the sides apart, such as `{"method": "topk", "keep": 0.1}`.
+        shared: settings that are the same everywhere.
+        points: every combination that one of the sides has, in rising order of the axes.
+        environment: GPU, driver and versions.
+        paired: whether the sides were measured in turns.
+    """
+
+    source: str
+    workload: str
+    axes: tuple[str, ...]
+    baseline: Mapping[str, Any]
+    variant: Mapping[str, Any]
+    shared: Mapping[str, Any]
+    points: tuple[Point, ...]
+    environment: Mapping[str, Any]
+    paired: bool
+
+    def lines(self, axis: str) -> Iterator[tuple[dict[str, Any], list[Point]]]:
+        """For each combination of the other axes their values, and the points that have them, rising along the axis."""
+        others = [name for name in self.axes if name != axis]
+        found: dict[tuple[Any, ...], list[Point]] = {}
+        for point in self.points:
+            found.setdefault(tuple(point.settings[name] for name in others), []).append(point)
+        for key, points in found.items():
+            yield dict(zip(others, key, strict=True)), sorted(points, key=lambda point: float(point.settings[axis]))
+
+    def frame(self) -> pl.DataFrame:
+        """One row a point: its axes, `baseline_ns`, `variant_ns`, `speedup`; null where a side was not measured."""
+        return pl.DataFrame(
+            [
+                {
+                    **point.settings,
+                    "baseline_ns": point.baseline.time_ns if point.baseline else None,
+                    "variant_ns": point.variant.time_ns if point.variant else None,
+                    "speedup": point.speedup,
+                }
+                for point in self.points
+            ],
+            infer_schema_length=None,
+        )
+
+
+def framed(rows: Sequence[Mapping[str, Any]], axes: Sequence[str], schema: pl.Schema) -> pl.DataFrame:
+    """Rows as a table: the axes in types of their own, then the columns of a schema; what a row leaves out is null."""
+    right = pl.DataFrame([{name: row.get(name) for name in schema} for row in rows], schema=schema, orient="row")
+    if not axes or not rows:
+        return right
+    left = pl.DataFrame([{name: row[name] for name in axes} for row in rows], infer_schema_length=None)
+    return pl.concat((left, right), how="horizontal")
+
+
+# --- Resampled times of the points of a sweep: the noise that crossover and break-even carry into their intervals ----
+# Blocks are drawn, never single durations. Where the sides were measured in turns, block i of the one is drawn together
+# with block i of the other, and, where all points have equally many, with block i of every point: what disturbed a
+# round disturbed all of it.
+
+
+#: With fewer blocks the spread between them is unknown for practical purposes: the t quantile of three is 4.3.
+LEAST_BLOCKS: Final = 4
+
+#: A single block is cut into this many pieces at most: neighbours in time resemble each other, and stay together.
+_MOST_PIECES: Final = 20
+
+#: Durations that a piece of a single block holds at least.
+_LEAST_IN_PIECE: Final = 2
+
+
+@dataclass(frozen=True, eq=False)
+class Replicates:
+    """Logarithms of the times of points, as measured and as resampled.
+
+    Attributes:
+        baseline, variant: estimates, one a point.
+        baseline_draws, variant_draws: resampled, one row a draw, one column a point; equal to the estimate where a
+            point has no noise that could be resampled.
+        known: whether the noise of the point is known.
+        within: whether it is only that within one block.
+    """
+
+    baseline: Float64s
+    variant: Float64s
+    baseline_draws: Float64s
+    variant_draws: Float64s
+    known: npt.NDArray[np.bool_]
+    within: npt.NDArray[np.bool_]
+
+    @property
+    def ratio(self) -> Float64s:
+        """Log of variant / baseline, one a point: negative where the variant is faster."""
+        return self.variant - self.baseline
+
+    @property
+    def ratio_draws(self) -> Float64s:
+        """The same, resampled: one row a draw."""
+        return self.variant_draws - self.baseline_draws
+
+
+def replicates(points: Sequence[Point], count: int, level: float, seed: int) -> Replicates:
+    """Resamples points whose two sides were both measured.
+
+    The time of a side is the median over blocks of the block's median. With pairs, the ratio is the median over blocks
+    of the ratio within the block, and the variant's time is the baseline's times that ratio.
+
+    Deviations of the draws are widened by √(n/(n−1)) · t/z for n blocks, since a bootstrap of few blocks is too narrow
+    by about that (Hesterberg, What Teachers Should Know About the Bootstrap, The American Statistician 69, 2015).
+
+    Args:
+        points: their `baseline` and `variant` have a time.
+        count: draws.
+        level: of the intervals that are made of the draws.
+        seed: of the generator.
+    """
+    generator = np.random.default_rng(seed)
+    sides = [(_blocks(point.baseline), _blocks(point.variant)) for point in points]
+    sizes = {len(logs) for pair in sides for logs, _ in pair}
+    alike = len(sizes) == 1 and min(sizes) > 0
+    together = generator.integers(min(sizes), size=(count, min(sizes))) if alike else None
+    columns = []
+    for point, ((before, cut_before), (after, cut_after)) in zip(points, sides, strict=True):
+        if min(len(before), len(after)) < LEAST_BLOCKS:
+            columns.append(_silent(point, count))
+            continue
+        paired = _paired(point) and len(before) == len(after)
+        drawn = generator.integers(len(before), size=(count, len(before))) if together is None else together
+        if paired:
+            estimate, draws = _paired_draws(before, after, drawn, level)
+        else:
+            other = generator.integers(len(after), size=(count, len(after)))
+            own = generator.integers(len(before), size=(count, len(before)))
+            estimate = (float(np.median(before)), float(np.median(after)))
+            draws = (_widened(before, own, level), _widened(after, other, level))
+        columns.append((*estimate, *draws, True, cut_before or cut_after))
+    return Replicates(
+        np.array([column[0] for column in columns]),
+        np.array([column[1] for column in columns]),
+        np.stack([column[2] for column in columns], axis=1),
+        np.stack([column[3] for column in columns], axis=1),
+        np.array([column[4] for column in columns]),
+        np.array([column[5] for column in columns]),
+    )
+
+
+def _paired(point: Point) -> bool:
+    one, other = point.baseline, point.variant
+    return bool(one and other and one.wall and other.wall and one.wall.paired and other.wall.paired)
+
+
+def _blocks(cell: Cell | None) -> tuple[Float64s, bool]:
+    """Logs of the medians of independent blocks, and whether they are only pieces of a single block."""
+    if cell is None or cell.wall is None:
+        return np.empty(0), False
+    samples = cell.wall
+    if len(samples.blocks) > 1:
+        return np.log([np.median(block) for block in samples.blocks]), False
+    pieces = min(_MOST_PIECES, samples.count // _LEAST_IN_PIECE)
+    if pieces < LEAST_BLOCKS:
+        return np.empty(0), False
+    return np.log([np.median(piece) for piece in np.array_split(samples.values, pieces)]), True
+
+
+def _silent(point: Point, count: int) -> tuple[float, float, Float64s, Float64s, bool, bool]:
+    before, after = (
+        math.log(cell.time_ns) if cell and cell.time_ns else math.nan for cell in (point.baseline, point.variant)
+    )
+    return before, after, np.full(count, before), np.full(count, after), False, False
+
+
+def _paired_draws(
+    before: Float64s, after: Float64s, drawn: npt.NDArray[np.int64], level: float
+) -> tuple[tuple[float, float], tuple[Float64s, Float64s]]:
+    middle, ratio = float(np.median(before)), float(np.median(after - before))
+    base = _widened(before, drawn, level)
+    return (middle, middle + ratio), (base, base + _widened(after - before, drawn, level))
+
+
+def _widened(logs: Float64s, drawn: npt.NDArray[np.int64], level: float) -> Float64s:
+    middle = np.median(logs)
+    return np.asarray(middle + (np.median(logs[drawn], axis=1) - middle) * _widening(logs.size, level))
+
+
+def _widening(blocks: int, level: float) -> float:
+    """√(n/(n−1)) · t/z."""
+    quantiles = t_quantile(1 - level, np.array([blocks - 1, np.inf]))
+    return math.sqrt(blocks / (blocks - 1)) * float(quantiles[0] / quantiles[1])
