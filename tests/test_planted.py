@@ -12,12 +12,11 @@ import pytest
 from benchmarks.diagnosis.peers import claims_of_nsys, claims_of_nsys_ai
 from benchmarks.diagnosis.suite import HELD_OUT, Case, cases
 
-import warplens
 from warplens.diagnosis import FINDING_IDS
 from warplens.readers import read
-from warplens.scrub_secrets import FORBIDDEN
+from warplens.secrets import FORBIDDEN
 
-SHIPPED = Path(warplens.__file__).parent / "data" / "planted"
+SHIPPED = Path(__file__).parents[1] / "data" / "planted"
 INDEX: dict[str, Any] = json.loads((SHIPPED / "INDEX.json").read_text(encoding="utf-8"))
 FILES = sorted(SHIPPED.glob("*.xz"))
 ALL = [*cases(), *cases(HELD_OUT)]

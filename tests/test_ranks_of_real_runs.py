@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["warplens"]
 
-PLANTED = Path(__file__).parents[1] / "src/warplens/data/planted"
+PLANTED = Path(__file__).parents[1] / "data/planted"
 
 #: What the program planted, as it measured it itself (INDEX.json): 12 ms asked for, 13.4 ms measured.
 PLANTED_MS = (10.0, 14.0)

@@ -15,14 +15,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import warplens
-import warplens.scrub.nsys
-import warplens.scrub.texts
+import warplens.readers.nsys.scrub
+import warplens.secrets
+from tests.shipped import FOLDERS
 from warplens.errors import UnreadableInputError, UsageError
 from warplens.readers import read
 from warplens.scrub import ScrubError, ScrubReport, scrub
-from warplens.scrub_secrets import FORBIDDEN, PATHS
+from warplens.secrets import FORBIDDEN, PATHS
 
-SHIPPED = Path(warplens.__file__).parent / "data" / "captures"
+SHIPPED = tuple(folder / "captures" for folder in FOLDERS)
 OTHERS = Path(
     os.environ.get("WARPLENS_NSYS_CAPTURES", Path(__file__).resolve().parents[2] / "shared" / "data" / "nsys")
 )
@@ -316,7 +317,7 @@ def test_a_damaged_export_is_refused_and_nothing_is_written(export: Path, target
 
 
 def test_a_copy_that_still_identifies_is_discarded(export: Path, target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(warplens.scrub.texts, "PATHS", re.compile(rb"(?!)"))
+    monkeypatch.setattr(warplens.secrets, "PATHS", re.compile(rb"(?!)"))
     with pytest.raises(ScrubError, match=r"export\.sqlite: .* was still in the copy"):
         scrub(export, target)
     assert list(target.parent.iterdir()) == [export]
@@ -326,9 +327,9 @@ def test_the_raw_bytes_are_searched_for_the_environment(
     export: Path, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     everything = re.compile(r".*")
-    monkeypatch.setattr(warplens.scrub.nsys._Copy, "texts", lambda _: (b"", b""))
-    monkeypatch.setattr(warplens.scrub.nsys, "_KEPT_TABLES", everything)
-    monkeypatch.setattr(warplens.scrub.nsys, "_KEPT_SETTINGS", {"META_DATA_CAPTURE": re.compile(rb".*")})
+    monkeypatch.setattr(warplens.readers.nsys.scrub._Copy, "texts", lambda _: (b"", b""))
+    monkeypatch.setattr(warplens.readers.nsys.scrub, "_KEPT_TABLES", everything)
+    monkeypatch.setattr(warplens.readers.nsys.scrub, "_KEPT_SETTINGS", {"META_DATA_CAPTURE": re.compile(rb".*")})
     with pytest.raises(ScrubError, match="a value of the environment or the command line"):
         scrub(export, target)
 
@@ -398,18 +399,19 @@ def test_analyses_of_a_scrubbed_capture_are_the_same(capture: Path | None, targe
     assert_same_trace(capture, target)
 
 
-def shipped() -> list[dict[str, str]]:
-    index = json.loads((SHIPPED / "INDEX.json").read_text(encoding="utf-8"))
-    profiles: list[dict[str, str]] = index["profiles"]
-    assert {entry["file"] for entry in profiles + index["timings"]} | {"INDEX.json"} == {
-        path.name for path in SHIPPED.iterdir()
-    }
-    return profiles
+def indexed(folder: Path) -> list[Path]:
+    index = json.loads((folder / "INDEX.json").read_text(encoding="utf-8"))
+    named = {entry["file"] for entry in index["profiles"] + index.get("timings", [])}
+    assert named | {"INDEX.json"} == {path.name for path in folder.iterdir()}
+    return [folder / entry["file"] for entry in index["profiles"]]
 
 
-@pytest.mark.parametrize("name", [profile["file"] for profile in shipped()])
-def test_the_shipped_captures_identify_nobody(name: str, target: Path) -> None:
-    content = lzma.decompress((SHIPPED / name).read_bytes())
+CAPTURES = [path for folder in SHIPPED for path in indexed(folder)]
+
+
+@pytest.mark.parametrize("path", CAPTURES, ids=lambda path: path.name)
+def test_the_shipped_captures_identify_nobody(path: Path, target: Path) -> None:
+    content = lzma.decompress(path.read_bytes())
     assert not FORBIDDEN.search(content)
     assert not re.search(rb"ENVIRONMENT_VARIABLE|WORKING_DIR|stdout\.log|Hostname|/tmp/|/opt/", content)
     plain = target.with_name("plain.sqlite")
@@ -418,12 +420,13 @@ def test_the_shipped_captures_identify_nobody(name: str, target: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name",
-    [profile["file"] for profile in shipped() if "aborted" not in profile["steps"] and "whole" not in profile["file"]],
+    "path",
+    [path for path in CAPTURES if "large_ctx1024_train" not in path.name and "whole" not in path.name],
+    ids=lambda path: path.name,
 )
-def test_every_measured_step_of_a_shipped_capture_launched_the_same_kernels(name: str, tmp_path: Path) -> None:
+def test_every_measured_step_of_a_shipped_capture_launched_the_same_kernels(path: Path, tmp_path: Path) -> None:
     plain = tmp_path / "plain.sqlite"
-    plain.write_bytes(lzma.decompress((SHIPPED / name).read_bytes()))
+    plain.write_bytes(lzma.decompress(path.read_bytes()))
     counts = rows(
         plain,
         """SELECT count(*) FROM NVTX_EVENTS step

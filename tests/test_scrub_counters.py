@@ -9,14 +9,13 @@ from pathlib import Path
 import pytest
 
 import warplens
-import warplens.scrub.ncu_csv
-import warplens.scrub.ncu_rep
+import warplens.readers.ncu.scrub
 from tests.readers.ncu_reports import SECRET, Report, push_pop, put, rule
 from warplens.errors import UnreadableInputError
-from warplens.readers.counters import read_counters
+from warplens.readers import read_counters
 from warplens.readers.timings import read_timings
 from warplens.scrub import ScrubError, scrub
-from warplens.scrub_secrets import FORBIDDEN
+from warplens.secrets import FORBIDDEN
 
 OTHERS = Path(os.environ.get("WARPLENS_NCU_REPORTS", Path(__file__).resolve().parents[2] / "shared" / "data" / "ncu"))
 SHIPPED = Path(warplens.__file__).parent / "data"
@@ -109,16 +108,16 @@ def test_a_scrubbed_report_scrubs_to_itself(report: Path, tmp_path: Path) -> Non
 def test_a_report_that_still_identifies_is_discarded(
     report: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(warplens.scrub.ncu_rep, "_PROCESS_PLAN", {1: "keep", 2: "keep", 3: "keep"})
+    monkeypatch.setattr(warplens.readers.ncu.scrub, "_PROCESS_PLAN", {1: "keep", 2: "keep", 3: "keep"})
     with pytest.raises(ScrubError, match=r"profile\.ncu-rep: .* was still in the copy"):
         scrub(report, tmp_path / "shared.ncu-rep")
     assert list(tmp_path.iterdir()) == [report]
 
 
 def test_a_copy_with_other_counters_is_discarded(report: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plans = dict(warplens.scrub.ncu_rep._RESULT_PLANS)
+    plans = dict(warplens.readers.ncu.scrub._RESULT_PLANS)
     plans["kernel"] = {number: what for number, what in plans["kernel"].items() if number != 13}
-    monkeypatch.setattr(warplens.scrub.ncu_rep, "_RESULT_PLANS", plans)
+    monkeypatch.setattr(warplens.readers.ncu.scrub, "_RESULT_PLANS", plans)
     with pytest.raises(ScrubError, match="does not say the same"):
         scrub(report, tmp_path / "shared.ncu-rep")
 
@@ -219,7 +218,7 @@ def test_an_export_in_another_encoding_is_scrubbed_too(export: Path, tmp_path: P
 def test_an_export_that_still_identifies_is_discarded(
     export: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(warplens.scrub.ncu_csv._Copy, "_cell", lambda _self, _name, cell: cell)
+    monkeypatch.setattr(warplens.readers.ncu.scrub._CsvCopy, "_cell", lambda _self, _name, cell: cell)
     with pytest.raises(ScrubError, match="was still in the copy"):
         scrub(export, tmp_path / "shared.csv")
 

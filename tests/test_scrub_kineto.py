@@ -15,14 +15,12 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-import warplens.scrub.kineto
+import warplens.readers.kineto.scrub
 from tests.readers.kineto_traces import annotation, kernel, launch, operator
 from warplens.errors import UnreadableInputError, UsageError
 from warplens.readers import read
-from warplens.scrub import ScrubError, scrub
-from warplens.scrub.same import is_rewriting
-from warplens.scrub.texts import Cleaner
-from warplens.scrub_secrets import FORBIDDEN, Secrets
+from warplens.scrub import ScrubError, is_rewriting, scrub
+from warplens.secrets import FORBIDDEN, Cleaner, Secrets
 
 OTHERS = Path(
     os.environ.get("WARPLENS_KINETO_TRACES", Path(__file__).resolve().parents[2] / "shared" / "data" / "kineto")
@@ -173,7 +171,7 @@ def test_the_trace_is_the_same_but_for_the_texts(trace: Path, target: Path) -> N
 def test_a_copy_that_says_something_else_is_discarded(
     trace: Path, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(warplens.scrub.kineto, "_MEMBERS", warplens.scrub.kineto._MEMBERS - {"dur"})
+    monkeypatch.setattr(warplens.readers.kineto.scrub, "_MEMBERS", warplens.readers.kineto.scrub._MEMBERS - {"dur"})
     with pytest.raises(ScrubError, match=r"trace\.json: the copy does not say the same"):
         scrub(trace, target)
     assert list(target.parent.iterdir()) == [trace]
@@ -190,7 +188,7 @@ def test_the_raw_bytes_are_searched_for_what_stood_around_the_events(
     trace: Path, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        warplens.scrub.kineto._Copy, "_naming", lambda _, event: {**event, "args": {"name": f"run by {JOB}"}}
+        warplens.readers.kineto.scrub._Copy, "_naming", lambda _, event: {**event, "args": {"name": f"run by {JOB}"}}
     )
     with pytest.raises(ScrubError, match="was still in the copy"):
         scrub(trace, target)
@@ -288,7 +286,7 @@ def test_what_is_no_whole_trace_is_refused_in_one_line(content: bytes, tmp_path:
 def test_a_trace_without_end_does_not_fill_the_memory_with_one_value(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("warplens.scrub.jsonstream._LARGEST_VALUE", 2**20)
+    monkeypatch.setattr("warplens.readers.kineto.document._LONGEST_EVENT", 2**20)
     source = tmp_path / "trace.json"
     source.write_bytes(b'{"traceEvents": [{"name": "' + b"a" * 2**24)
     with pytest.raises(UnreadableInputError):
@@ -300,7 +298,7 @@ def test_the_pieces_in_which_a_file_is_read_do_not_matter(
     trace: Path, target: Path, tmp_path: Path, piece: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scrub(trace, target)
-    monkeypatch.setattr("warplens.scrub.jsonstream._CHUNK_BYTES", piece)
+    monkeypatch.setattr("warplens.readers.kineto.document._WINDOW_BYTES", piece)
     scrub(trace, tmp_path / "pieces.json")
     assert (tmp_path / "pieces.json").read_bytes() == target.read_bytes()
 

@@ -2,16 +2,15 @@
 
 import json
 import lzma
-from importlib.resources import files
-from pathlib import Path
 
 import pytest
 
+from tests import shipped
 from warplens.errors import UnreadableInputError
 from warplens.readers.measurements import read_measurements
 from warplens.scrub import scrub
 
-STORED = Path(str(files("warplens") / "data" / "measurements" / "token_reduction_methods.json.xz"))
+STORED = shipped.files("measurements", "token_reduction_methods.json.xz")[0]
 
 
 @pytest.fixture

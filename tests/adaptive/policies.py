@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from warplens.compare.policy import PointTimes, Policy, Side, fit_points
+from warplens.studies.policies.choosing import Policy, Side
+from warplens.studies.policies.fitting import PointTimes, fit_points
 
 SIDES = [Side("method=none", {"method": "none"}), Side("method=topk", {"method": "topk"})]
 

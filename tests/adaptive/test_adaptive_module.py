@@ -9,12 +9,14 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
-from torch import nn  # noqa: E402
+from torch import nn
 
-from tests.adaptive.policies import SIDES, Adds, Scaled, policy, ran  # noqa: E402
-from warplens.adaptive.module import AdaptiveModule  # noqa: E402
-from warplens.compare.policy import PointTimes, Side, fit_points, write_policy  # noqa: E402
-from warplens.errors import UsageError  # noqa: E402
+from tests.adaptive.policies import SIDES, Adds, Scaled, policy, ran
+from warplens.errors import UsageError
+from warplens.studies.policies.adaptive import AdaptiveModule
+from warplens.studies.policies.choosing import Side
+from warplens.studies.policies.files import write_policy
+from warplens.studies.policies.fitting import PointTimes, fit_points
 
 BASELINE, VARIANT = 0.0, 1.0
 

@@ -20,6 +20,8 @@ import polars as pl
 from warplens.profile import TABLES, Capture, Device, Note, Trace
 from warplens.profile.nesting import nest
 from warplens.profile.schema import NAME, Table
+from warplens.readers.kineto import KINETO
+from warplens.readers.nsys import NSYS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -260,7 +262,7 @@ def trace(
     capture = Capture(
         source="synthetic",
         format=file_format,
-        tool="tests",
+        recorder=KINETO if file_format == "kineto-json" else NSYS,
         devices=tuple(Device(ordinal=ordinal, name="Test GPU") for ordinal in _ordinals(given)),
         window_ns=_extent(given) if window_ns is None else window_ns,
         recorded=frozenset(given),

@@ -17,8 +17,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-SHIPPED = Path(__file__).resolve().parents[2] / "src" / "warplens" / "data" / "captures"
-
 _NAME = "coalesce(n.text, (SELECT value FROM StringIds WHERE id = n.textId))"
 
 

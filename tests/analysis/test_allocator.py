@@ -9,7 +9,7 @@ import pytest
 from tests.analysis.builders import kernel, nvtx, trace
 from tests.analysis.work.programs import block, operator, program
 from warplens.analysis.allocator import (
-    ALLOCATOR_SCHEMA,
+    ALLOCATIONS,
     AllocatorUse,
     alive_at_peak,
     allocator_steps,
@@ -150,7 +150,7 @@ def test_the_timeline_gives_the_amounts_after_each_event() -> None:
     events = allocator_timeline(recorded(), Window(30, 70, "explicit", ""))
 
     assert events is not None
-    assert events.schema == ALLOCATOR_SCHEMA
+    assert events.schema == ALLOCATIONS.schema
     assert events.select("time_ns", "delta_bytes", "allocated_bytes").rows() == [(40, 200, 1500), (60, -300, 1200)]
 
 

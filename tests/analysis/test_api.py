@@ -4,9 +4,8 @@ import pytest
 
 from tests.analysis.builders import AUTOGRAD_THREAD, MAIN_THREAD, call, copy, launch, nvtx, sync, trace
 from warplens.analysis.api import (
-    API_KEYS,
-    API_SCHEMA,
-    BLOCKING_SCHEMA,
+    API_CALLS,
+    BLOCKING_CALLS,
     api_statistics,
     blocking_calls,
     synchronization_statistics,
@@ -66,8 +65,8 @@ def test_only_calls_inside_the_named_range_count() -> None:
 def test_the_frames_have_the_declared_schemas_even_without_calls() -> None:
     nothing = Timeline(trace())
 
-    assert api_statistics(nothing, ALL).schema == {"name": API_KEYS["name"], "kind": API_KEYS["kind"], **API_SCHEMA}
-    assert blocking_calls(nothing, ALL).schema == BLOCKING_SCHEMA
+    assert api_statistics(nothing, ALL).schema == API_CALLS.by("name", "kind").schema
+    assert blocking_calls(nothing, ALL).schema == BLOCKING_CALLS.schema
     assert synchronization_statistics(nothing, ALL).height == 0
 
 

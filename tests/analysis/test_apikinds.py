@@ -3,7 +3,7 @@ from __future__ import annotations
 import polars as pl
 import pytest
 
-from warplens.analysis.apikinds import api_kind, api_kinds, bare_name, blocks_host, polls_device
+from warplens.analysis.api import api_kind, api_kinds, bare_name, blocks_host, polls_device
 
 FAMILIES = {
     "launch": (

@@ -6,13 +6,13 @@ import statistics
 
 import pytest
 
+from tests import shipped
 from tests.analysis.builders import kernel, launch, nvtx, trace
-from tests.analysis.plain_sql import SHIPPED, held, in_steps, opened, ops
-from warplens.analysis.grid.attention import attention_time, missing_attention_ranges
-from warplens.analysis.grid.lm_flops import model_size
-from warplens.analysis.grid.passes import phased_work
+from tests.analysis.plain_sql import held, in_steps, opened, ops
 from warplens.analysis.timeline import Timeline
 from warplens.readers import read
+from warplens.studies.grid.kernels import model_size, phased_work
+from warplens.studies.grid.training import attention_time, missing_attention_ranges
 
 
 def layers(names=("computing_attention_scores", "computing_softmax", "final_matmul"), count=2):
@@ -93,7 +93,7 @@ def test_the_traffic_of_an_unknown_softmax_is_not_guessed():
 
 
 def test_real_capture_equals_a_count_with_sql():
-    path = SHIPPED / "lm_small_ctx512_forward.sqlite.xz"
+    path = shipped.capture("lm_small_ctx512_forward")
     timeline = Timeline(read(path))
     attention = attention_time(timeline, phased_work(timeline))
     with opened(path) as connection:

@@ -22,10 +22,9 @@ from hypothesis import strategies as st
 
 import warplens
 from tests.analysis.builders import kernel, trace
-from warplens.analysis.categories import CATEGORIES, CLASS_SCHEMA, PRODUCTS, classify, classify_names
+from warplens.analysis.categories import CATEGORIES, CLASSES, classify, classify_names
 from warplens.analysis.category_rules import RULES
-from warplens.analysis.kernel_names import split_name
-from warplens.analysis.kernel_precision import PRECISIONS
+from warplens.analysis.kernel_names import PRECISIONS, PRODUCTS, split_name
 
 _DATA = Path(__file__).parent / "data"
 _THIRD_PARTY = Path(__file__).resolve().parents[3] / "shared" / "data"
@@ -329,9 +328,9 @@ def test_each_row_of_a_frame_gets_the_class_of_its_name() -> None:
 
     classes = classify_names(kernels)
 
-    assert classes.schema == CLASS_SCHEMA
+    assert classes.schema == CLASSES.schema
     expected = [classify(name) for name in kernels["full_name"].cast(pl.String)]
-    for column in CLASS_SCHEMA:
+    for column in CLASSES.names:
         assert classes[column].to_list() == [getattr(found, column) for found in expected]
 
 
@@ -346,7 +345,7 @@ def test_a_frame_without_kernels_gives_a_frame_of_the_same_columns() -> None:
     classes = classify_names(trace([]).kernels)
 
     assert classes.height == 0
-    assert classes.schema == CLASS_SCHEMA
+    assert classes.schema == CLASSES.schema
 
 
 # Whole profiles -------------------------------------------------------------------------------------------------------

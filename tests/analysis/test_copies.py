@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from tests.analysis.builders import copy, memset, trace
-from warplens.analysis.copies import COPY_SCHEMA, copy_statistics
+from warplens.analysis.copies import COPIES, copy_statistics
 from warplens.analysis.timeline import Timeline
 from warplens.analysis.window import Window
 from warplens.errors import UsageError
@@ -11,7 +11,7 @@ from warplens.errors import UsageError
 ALL = Window(0, 1_000, "all", "everything")
 
 # From pageable memory 100 bytes in 10 ns and 300 in 30 ns, from pinned memory 800 in 20 ns; 64 bytes filled in 4 ns.
-COPIES = Timeline(
+MOVES = Timeline(
     trace(
         copies=[
             copy(0, 10, "host-to-device", 100, source="pageable"),
@@ -25,7 +25,7 @@ COPIES = Timeline(
 
 def test_copies_are_told_apart_by_the_memory_on_both_sides() -> None:
     rows = (
-        copy_statistics(COPIES, ALL).select("kind", "direction", "source_memory", "destination_memory", "calls").rows()
+        copy_statistics(MOVES, ALL).select("kind", "direction", "source_memory", "destination_memory", "calls").rows()
     )
 
     assert rows == [
@@ -36,7 +36,7 @@ def test_copies_are_told_apart_by_the_memory_on_both_sides() -> None:
 
 
 def test_times_and_sizes_are_exact() -> None:
-    pageable = copy_statistics(COPIES, ALL).row(0, named=True)
+    pageable = copy_statistics(MOVES, ALL).row(0, named=True)
 
     assert (pageable["total_ns"], pageable["mean_ns"], pageable["median_ns"]) == (40, 20.0, 20.0)
     assert (pageable["min_ns"], pageable["max_ns"]) == (10, 30)
@@ -51,7 +51,7 @@ def test_times_and_sizes_are_exact() -> None:
 
 
 def test_directions_can_be_taken_together() -> None:
-    together = copy_statistics(COPIES, ALL, by="direction")
+    together = copy_statistics(MOVES, ALL, by="direction")
 
     assert together.select("kind", "direction", "source_memory", "calls", "total_ns", "total_bytes").rows() == [
         ("copy", "host-to-device", None, 3, 60, 1_200),
@@ -91,15 +91,15 @@ def test_unrecorded_kinds_of_memory_stay_unknown() -> None:
 
 
 def test_only_copies_that_begin_in_the_window_count() -> None:
-    assert copy_statistics(COPIES, Window(100, 200, "explicit", "as asked for"))["calls"].to_list() == [1]
+    assert copy_statistics(MOVES, Window(100, 200, "explicit", "as asked for"))["calls"].to_list() == [1]
 
 
 def test_the_frame_has_the_declared_schema_even_without_copies() -> None:
     empty = copy_statistics(Timeline(trace()), ALL)
 
-    assert (empty.height, empty.schema) == (0, COPY_SCHEMA)
+    assert (empty.height, empty.schema) == (0, COPIES.schema)
 
 
 def test_an_unknown_grouping_is_refused() -> None:
     with pytest.raises(UsageError, match="copies cannot be grouped by 'stream'"):
-        copy_statistics(COPIES, ALL, by="stream")  # type: ignore[arg-type]
+        copy_statistics(MOVES, ALL, by="stream")  # type: ignore[arg-type]

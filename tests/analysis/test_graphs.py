@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from tests.analysis.builders import copy, graph, kernel, launch, trace
-from warplens.analysis.graphs import GRAPH_SCHEMA, graph_statistics, graph_summary
+from warplens.analysis.streams import GRAPHS, graph_statistics, graph_summary
 from warplens.analysis.timeline import Timeline
 from warplens.analysis.window import Window
 
@@ -64,6 +64,6 @@ def test_a_launch_lasts_from_its_first_work_to_its_last() -> None:
 def test_without_graphs_there_is_nothing_to_report() -> None:
     timeline = Timeline(trace(kernels=[kernel(0, 10, correlation=1)], api=[launch(0, 1, 1)]))
 
-    assert (graph_statistics(timeline, WINDOW).height, graph_statistics(timeline, WINDOW).schema) == (0, GRAPH_SCHEMA)
+    assert (graph_statistics(timeline, WINDOW).height, graph_statistics(timeline, WINDOW).schema) == (0, GRAPHS.schema)
     assert graph_summary(timeline, WINDOW).busy_share == 0.0
     assert graph_summary(Timeline(trace()), WINDOW).busy_share is None

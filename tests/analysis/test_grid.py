@@ -9,16 +9,24 @@ from dataclasses import replace
 import polars as pl
 import pytest
 
+from tests import shipped
 from tests.analysis.lm_steps import WHOLE, Program, forward_only
-from tests.analysis.plain_sql import SHIPPED, held, in_steps, opened, ops, ranges
-from warplens.analysis.grid.answers import Grid, GridCell, answer_cell, answer_grid, grid_status, host_bound
-from warplens.analysis.grid.cellanswers import CellAnswers, ForwardTime
-from warplens.analysis.grid.gridcells import Unplaced, recognise_cell
-from warplens.analysis.grid.lm_flops import model_size
-from warplens.analysis.grid.passes import Spread
+from tests.analysis.plain_sql import held, in_steps, opened, ops, ranges
 from warplens.analysis.timeline import Timeline
 from warplens.readers import read
 from warplens.readers.timings import read_timings
+from warplens.studies.grid.answers import (
+    CellAnswers,
+    ForwardTime,
+    Grid,
+    GridCell,
+    answer_cell,
+    answer_grid,
+    grid_status,
+    host_bound,
+)
+from warplens.studies.grid.cells import Unplaced, recognise_cell
+from warplens.studies.grid.kernels import Spread, model_size
 
 
 def steps(count=3, phases=None, **how):
@@ -393,9 +401,9 @@ def test_no_profiles_make_an_empty_grid():
 def real():
     """The answers for small at 512, forward and training, and what SQL and loops count in the same files."""
     answers, counted = {}, {}
-    timings = read_timings(SHIPPED / "lm_timings.csv")
+    timings = read_timings(shipped.capture("lm_timings"))
     for mode in ("forward", "train"):
-        path = SHIPPED / f"lm_small_ctx512_{mode}.sqlite.xz"
+        path = shipped.capture(f"lm_small_ctx512_{mode}")
         cell = GridCell("small", 512, mode, path.name, Timeline(read(path)), 4)
         answers[mode] = answer_cell(cell, timings=timings)
         with opened(path) as connection:
@@ -433,7 +441,7 @@ def test_real_forward_time_equals_sql(real):
 
 def test_real_python_time_equals_the_csv(real):
     answers, _ = real
-    lines = (SHIPPED / "lm_timings.csv").read_text().splitlines()
+    lines = (shipped.capture("lm_timings")).read_text().splitlines()
     own = [round(float(line.split(",")[4]) * 1e9) for line in lines if line.startswith("small,512,forward,")]
     assert len(own) == 10
     assert answers["forward"].python["forward"].centre_ns == statistics.median(own)
@@ -521,7 +529,7 @@ def test_real_parts_never_exceed_the_whole(real):
 
 def test_real_aborted_step_is_invalid():
     """The program ran out of memory in this step's backward pass."""
-    path = SHIPPED / "lm_large_ctx1024_train.sqlite.xz"
+    path = shipped.capture("lm_large_ctx1024_train")
     answers = answer_cell(GridCell("large", 1024, "train", path.name, Timeline(read(path)), 4))
     with opened(path) as connection:
         work = ops(connection)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from warplens.analysis.grid.gridcells import CellName, Unplaced, assign_cells, mode_of_text, parse_cell, recognise_cell
 from warplens.errors import UsageError
+from warplens.studies.grid.cells import CellName, Unplaced, assign_cells, mode_of_text, parse_cell, recognise_cell
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import lzma
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests import shipped
 from tests.analysis.builders import kernel, launch, trace
 from tests.analysis.simulator import LAUNCH_NS, run
 from warplens.analysis.hostpace import THREAD_PARTS, HostPace, host_pace
@@ -130,7 +130,7 @@ def test_the_parts_sum_to_any_window(operations: list[tuple[Any, ...]], begin: i
     [("deit224_bs1_baseline", 12), ("lm_small_ctx128_forward", 12), ("lm_medium_ctx128_forward", 24)],
 )
 def test_the_layers_of_real_models_are_found(name: str, layers: int, tmp_path: Path) -> None:
-    packed = resources.files("warplens") / "data" / "captures" / f"{name}.sqlite.xz"
+    packed = shipped.capture(name)
     path = tmp_path / "profile.sqlite"
     path.write_bytes(lzma.decompress(packed.read_bytes()))
     found = pace(read(path))

@@ -6,16 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from warplens.analysis.intervals import (
-    Intervals,
-    clip,
-    complement,
-    measure_before,
-    owned_union,
-    subtract,
-    total,
-    union,
-)
+from warplens.analysis.intervals import Intervals, clip, complement, measure_before, owned_union, subtract, total, union
 
 _LENGTH = 64
 _PAIRS = st.lists(st.tuples(st.integers(0, _LENGTH), st.integers(0, 20)), max_size=10)

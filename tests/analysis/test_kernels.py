@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from tests.analysis.builders import Row, kernel, launch, nvtx, trace
 from warplens.analysis.kernels import (
     GROUPINGS,
-    KERNEL_GROUP_SCHEMA,
-    KERNEL_SCHEMA,
+    KERNEL_GROUPS,
+    KERNELS,
     category_coverage,
     kernel_statistics,
     statistics_of,
@@ -122,7 +122,7 @@ def test_kernels_are_grouped_by_what_they_are_and_where_they_ran(by: str, expect
 
     table = tabled(*kernels, by=by)
 
-    assert table.columns == [by, *KERNEL_GROUP_SCHEMA]
+    assert table.columns == [by, *KERNEL_GROUPS.names]
     assert table.select(by, "kernels", "calls", "total_ns").rows() == expected
     assert table["share"].sum() == pytest.approx(1.0)
 
@@ -138,7 +138,7 @@ def test_no_kernels_give_an_empty_table_of_the_declared_columns(by: str) -> None
     table = tabled(by=by)
 
     assert table.is_empty()
-    assert table.columns == (KERNEL_SCHEMA.names() if by in ("name", "full_name") else [by, *KERNEL_GROUP_SCHEMA])
+    assert table.columns == (KERNELS.names if by in ("name", "full_name") else [by, *KERNEL_GROUPS.names])
 
 
 def test_kernels_that_take_no_time_have_no_share() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from warplens.analysis.grid.lm_flops import (
+from warplens.studies.grid.kernels import (
     MODEL_SIZES,
     attention_matmul_flops,
     canonical_model,

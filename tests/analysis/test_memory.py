@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from tests.analysis.builders import allocation, kernel, trace
-from warplens.analysis.memory import MEMORY_SCHEMA, MemoryUse, memory_timeline, memory_use
+from warplens.analysis.copies import MEMORY_EVENTS, MemoryUse, memory_timeline, memory_use
 from warplens.analysis.timeline import Timeline
 from warplens.analysis.window import Window
 
@@ -85,7 +85,7 @@ def test_the_timeline_gives_the_amount_after_each_event() -> None:
     events = memory_timeline(GROWING, WINDOW)
 
     assert events is not None
-    assert events.schema == MEMORY_SCHEMA
+    assert events.schema == MEMORY_EVENTS.schema
     assert events.select("time_ns", "delta_bytes", "allocated_bytes").rows() == [
         (20, 250, 350),
         (40, -250, 100),

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.analysis.lm_steps import WHOLE, Program
-from warplens.analysis.grid.passes import PASS_SCHEMA, PHASE_TIME_SCHEMA, Spread, busy_by_group, phased_work
+from warplens.studies.grid.kernels import PASSES, PHASE_TIMES, Spread, busy_by_group, phased_work
 
 INTERVALS = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 60), st.integers(0, 20)), max_size=25)
 
@@ -39,8 +39,8 @@ def test_tables_keep_their_schema_with_and_without_work():
     whole = phased_work(Program().step().step().timeline())
     nothing = phased_work(Program().step({"setup": (("kernel", 10),)}, name=None).timeline())
     for phased in (whole, nothing):
-        assert phased.passes.schema == PASS_SCHEMA
-        assert phased.phases.schema == PHASE_TIME_SCHEMA
+        assert phased.passes.schema == PASSES.schema
+        assert phased.phases.schema == PHASE_TIMES.schema
     assert nothing.passes.height == 0
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tests.analysis.builders import AUTOGRAD_THREAD, kernel, launch, nvtx, trace
-from warplens.analysis.phasenames import phase_of_name
 from warplens.analysis.phases import phase_statistics, phase_steps
 from warplens.analysis.timeline import Timeline
+from warplens.analysis.window import phase_of_name
 
 GEMM = "ampere_sgemm_128x32_nn"
 

@@ -13,13 +13,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests import shipped as stored
 from tests.analysis.builders import kernel, trace
 from tests.analysis.simulator import run
-from warplens.analysis.graphcapture import GRAPH_LAUNCH_NS
 from warplens.analysis.prediction import Prediction, predictions
-from warplens.analysis.recorder import GRAPH_GAP_NS
+from warplens.analysis.recorder import GRAPH_GAP_NS, GRAPH_LAUNCH_NS
 from warplens.analysis.timebudget import time_budgets
 from warplens.analysis.timeline import Timeline
+from warplens.errors import UsageError
 from warplens.profile import Trace
 from warplens.readers import read
 
@@ -206,7 +207,7 @@ def test_confidence_follows_the_error_of_the_unchanged_replay() -> None:
 
 
 def shipped(name: str, folder: Path) -> Timeline:
-    packed = resources.files("warplens") / "data" / "captures" / f"{name}.sqlite.xz"
+    packed = stored.capture(name)
     path = folder / f"{name}.sqlite"
     path.write_bytes(lzma.decompress(packed.read_bytes()))
     return Timeline(read(path))
@@ -248,3 +249,23 @@ def test_the_unchanged_replay_of_real_programs_is_within_half_a_percent(name: st
     found = predictions(timeline, timeline.window())
     assert found
     assert all(prediction.model_error < 0.005 for prediction in found)
+
+
+def test_changes_made_together_bring_at_least_what_each_brings_alone_and_no_more_than_is_there(tmp_path):
+    timeline = shipped("copies_and_syncs", tmp_path)
+    window = timeline.window()
+    found = {
+        item.change: item for item in predictions(timeline, window, together=("no-synchronization", "async-copies"))
+    }
+    both = found["no-synchronization,async-copies"]
+    assert both.predicted_ns <= min(found["no-synchronization"].predicted_ns, found["async-copies"].predicted_ns)
+    assert both.predicted_ns * len(window.steps) >= 0.5 * sum(
+        int((work["end_ns"] - work["start_ns"]).sum()) for work in [timeline.kernels_in(window)]
+    )
+    assert "; " in both.how
+
+
+def test_an_unknown_change_is_refused_by_name(tmp_path):
+    timeline = shipped("copies_and_syncs", tmp_path)
+    with pytest.raises(UsageError, match="no change 'magic'"):
+        predictions(timeline, timeline.window(), together=("magic",))

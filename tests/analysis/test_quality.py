@@ -13,8 +13,7 @@ from tests.analysis.builders import (
     overhead,
     trace,
 )
-from warplens.analysis.abortedsteps import aborted_steps
-from warplens.analysis.quality import quality_notes
+from warplens.analysis.quality import aborted_steps, quality_notes
 from warplens.analysis.timeline import Timeline
 from warplens.analysis.window import Step, Window
 from warplens.profile import Note, NoteLevel

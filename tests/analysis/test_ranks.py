@@ -17,9 +17,15 @@ from tests.analysis.rank_traces import (
     rank_trace,
     together,
 )
-from warplens.analysis.ranks.identity import rank_in_name
-from warplens.analysis.ranks.kinds import bus_factor, kind_of_description, kind_of_kernel, kind_of_range, size_bytes
-from warplens.analysis.ranks.split import split_ranks
+from warplens.analysis.ranks.collectives import (
+    bus_factor,
+    kind_of_description,
+    kind_of_kernel,
+    kind_of_range,
+    size_bytes,
+)
+from warplens.analysis.ranks.matching import rank_in_name
+from warplens.analysis.ranks.measures import split_ranks
 from warplens.analysis.ranks.summary import summarize
 from warplens.analysis.timebudget import time_budgets
 from warplens.analysis.timeline import Timeline

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from tests.analysis.builders import kernel, launch, nvtx, trace
 from tests.analysis.simulator import GAP_NS, LATENCY_NS, Machine, run
 from warplens.analysis.recorder import recorded_schedule
-from warplens.analysis.replay import replay
-from warplens.analysis.schedule import RecordedSchedule
+from warplens.analysis.replay import RecordedSchedule, replay
 from warplens.analysis.timeline import Timeline
 from warplens.profile import Trace
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from tests.analysis.builders import Row, graph, kernel, launch, nvtx, trace
+from warplens.analysis.phases import step_statistics
 from warplens.analysis.steps import StepSearch
-from warplens.analysis.stepstatistics import step_statistics
 from warplens.analysis.timeline import Timeline
 
 US = 1_000

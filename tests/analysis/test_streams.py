@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 
 from tests.analysis.builders import copy, graph, kernel, launch, memset, nvtx, trace
 from warplens.analysis.streams import (
-    CONCURRENCY_SCHEMA,
-    OVERLAP_SCHEMA,
-    STREAM_SCHEMA,
+    CONCURRENCY,
+    OVERLAPS,
+    STREAMS,
     concurrency,
     copy_overlap,
     stream_statistics,
@@ -127,6 +127,6 @@ def test_a_device_without_copies_has_no_overlap_to_speak_of() -> None:
 def test_the_frames_have_the_declared_schemas_even_without_work() -> None:
     nothing = Timeline(trace())
 
-    assert stream_statistics(nothing, WINDOW).schema == STREAM_SCHEMA
-    assert concurrency(nothing, WINDOW).schema == CONCURRENCY_SCHEMA
-    assert copy_overlap(nothing, WINDOW).schema == OVERLAP_SCHEMA
+    assert stream_statistics(nothing, WINDOW).schema == STREAMS.schema
+    assert concurrency(nothing, WINDOW).schema == CONCURRENCY.schema
+    assert copy_overlap(nothing, WINDOW).schema == OVERLAPS.schema

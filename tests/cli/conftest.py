@@ -7,8 +7,8 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.cli.small_export import write_export
+from warplens.cli.edge import start_afresh
 from warplens.cli.main import app
-from warplens.cli.messages import start_afresh
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -9,8 +9,8 @@ import sys
 import pytest
 
 from tests.readers.test_measurements import DOCUMENT
-from warplens.cli.benching import axes_of
 from warplens.cli.catalogue import COMMANDS
+from warplens.cli.commands.bench import axes_of
 from warplens.readers.measurements import read_measurements
 
 FULL = {**DOCUMENT, "plan": {
@@ -96,9 +96,9 @@ def test_texts_become_settings_of_their_type():
 
 
 def test_nothing_of_the_program_imports_pytorch_before_it_is_needed():
-    modules = [f"warplens.cli.commands.{name}" for name in COMMANDS]
+    modules = sorted({f"warplens.cli.commands.{command.module}" for command in COMMANDS.values()})
     modules += ["warplens", "warplens.cli.main", "warplens.workloads", "warplens.workloads.settings"]
-    modules += ["warplens.workloads.cells", "warplens.workloads.files", "warplens.readers.measurements"]
+    modules += ["warplens.workloads.cells", "warplens.workloads.registry", "warplens.readers.measurements"]
     code = f"import sys, importlib\nfor m in {modules!r}: importlib.import_module(m)\nassert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.collect.machines import NCU, NSYS, Machine
-from warplens.collect.system import ThisMachine
+from warplens.collect.machine import ThisMachine
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests import shipped
 from tests.analysis.counters.builders import SHARED, needs_reports
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 CAPTURES = Path(str(files("warplens") / "data" / "captures"))
 LAUNCH_BOUND = CAPTURES / "deit224_bs1_baseline.sqlite.xz"
-TRAINING = CAPTURES / "lm_small_ctx128_train.sqlite.xz"
+TRAINING = shipped.capture("lm_small_ctx128_train")
 
 
 def _asked(warplens: Callable[..., Run], *arguments: object) -> dict[str, Any]:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from tests.cli.conftest import Run
 
-COMMAND = importlib.import_module("warplens.cli.commands.doctor")
+COMMAND = importlib.import_module("warplens.cli.commands.collect")
 
 
 @pytest.fixture

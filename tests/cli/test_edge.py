@@ -212,7 +212,7 @@ def test_closed_standard_streams_are_no_defect(export: Path) -> None:
 def test_an_interrupted_run_is_one_line(tmp_path: Path) -> None:
     script = (
         "import os, signal, sys\n"
-        "import warplens.cli.commands.kernels as kernels\n"
+        "import warplens.cli.commands.tables as kernels\n"
         "kernels.select = lambda *_: os.kill(os.getpid(), signal.SIGINT)\n"
         "sys.argv = ['warplens', 'kernels', 'x.sqlite']\n"
         "from warplens.cli.main import run\n"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from warplens.compare.policy import read_policy
+from warplens.studies.policies.files import read_policy
 
 STORED = Path(str(resources.files("warplens") / "data" / "measurements" / "token_reduction.json.xz"))
 DOCS = Path(__file__).parents[2] / "docs"

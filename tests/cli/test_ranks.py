@@ -12,8 +12,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.cli.rank_files import SLOW_RANK, STEPS, WAIT_US, write_ranks
-from warplens.ranks import analyse_ranks, files, local
-from warplens.report.ranks.data import ranks_json
+from warplens import ranks as files
+from warplens import ranks as local
+from warplens.ranks import analyse_ranks
+from warplens.report.jsonout import envelope
+from warplens.report.ranks import ranks_data
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -150,7 +153,7 @@ def test_two_files_of_one_rank_are_refused_in_one_line(warplens: Callable[..., R
 
 def _answer(paths: list[Path], **how: Any) -> bytes:
     run = analyse_ranks(paths, "all", **how)
-    return ranks_json(run.result, run.sources, run.problems)
+    return envelope("ranks", run.sources, ranks_data(run.result), run.problems)
 
 
 def test_several_processes_give_what_one_gives(run_folder: Path) -> None:
@@ -182,7 +185,7 @@ def test_an_address_where_no_scheduler_answers_is_one_line(
     warplens: Callable[..., Run], run_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("distributed", reason="Dask's distributed is not installed")
-    monkeypatch.setattr("warplens.ranks.cluster._CONNECT_S", 1)
+    monkeypatch.setattr("warplens.ranks._CONNECT_S", 1)
     run = warplens("ranks", run_folder, "--scheduler", "tcp://127.0.0.1:9")
     assert run.code == 2
     assert "no Dask scheduler answers at tcp://127.0.0.1:9" in run.err

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.cli.small_export import SECRET, write_export
-from warplens.cli.commands import demo
+from warplens.cli.commands import report as demo
 
 if TYPE_CHECKING:
     from collections.abc import Callable

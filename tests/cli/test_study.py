@@ -11,13 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from warplens.study.studies import STUDIES
+from tests import shipped
+from warplens.studies.runner.studies import STUDIES
 
 
 @pytest.fixture(params=["lm_grid", "token_reduction"])
 def folder(request, tmp_path):
     """A study's folder with the measurements that come with Warplens."""
-    stored = files("warplens") / "data" / "measurements" / f"{request.param}.json.xz"
+    (stored,) = shipped.files("measurements", f"{request.param}.json.xz")
     (tmp_path / "measurements.json").write_bytes(lzma.decompress(stored.read_bytes()))
     return tmp_path
 

@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from tests import shipped
 from tests.compare.surface.sweeps import record
 from tests.readers.test_published import TABLE
+from warplens.cli.commands.sweep import report_sweep
 from warplens.cli.options import Format
-from warplens.cli.sweepreporting import report_sweep
 from warplens.errors import UnreadableInputError, UsageError
-from warplens.report.sweep.words import interval_text
+from warplens.studies.sweeps.document import interval_text
 
 TOKENS = resources.files("warplens").joinpath("data/measurements/token_reduction.json.xz")
 CAPTURES = resources.files("warplens").joinpath("data/captures")
@@ -199,7 +200,7 @@ def test_a_setting_named_as_a_column_of_the_model_keeps_its_values(asked):
 def _stored(*, ambiguous):
     """The stored files whose sides can be told, or those whose cannot."""
     clear = {"token_reduction", "token_reduction_policy_fit", "token_reduction_study", "lm_grid", "lm_grid_large"}
-    names = {item.name.removesuffix(".json.xz") for item in TOKENS.parent.iterdir()}
+    names = {item.name.removesuffix(".json.xz") for item in shipped.files("measurements")}
     return sorted(names - clear if ambiguous else clear)
 
 
@@ -208,14 +209,14 @@ def test_every_stored_file_with_two_sides_is_reported_on(asked, name):
     def refuse(text):
         raise AssertionError(f"{text} is no JSON")
 
-    out, _ = asked(Path(str(TOKENS.parent / f"{name}.json.xz")), form=Format.JSON)
+    out, _ = asked(shipped.files("measurements", f"{name}.json.xz")[0], form=Format.JSON)
     assert json.loads(out, parse_constant=refuse)["data"]["rows"]
 
 
 @pytest.mark.parametrize("name", _stored(ambiguous=True))
 def test_every_other_stored_file_asks_for_its_sides_in_one_line(asked, name):
     with pytest.raises(UsageError, match="which cells are") as refused:
-        asked(Path(str(TOKENS.parent / f"{name}.json.xz")), form=Format.JSON)
+        asked(shipped.files("measurements", f"{name}.json.xz")[0], form=Format.JSON)
     assert "\n" not in str(refused.value)
 
 

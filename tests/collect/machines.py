@@ -7,7 +7,7 @@ import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from warplens.collect.system import Output
+from warplens.collect.machine import Output
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

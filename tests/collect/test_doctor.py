@@ -20,7 +20,7 @@ from tests.collect.machines import (
     torch_answer,
 )
 from warplens.collect.doctor import STATUSES, Check, Diagnosis, examine_machine, missing
-from warplens.collect.system import Output
+from warplens.collect.machine import Output
 from warplens.errors import UsageError
 
 

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from warplens.collect.manifest import add_run, without_paths
-from warplens.collect.running import known_failure
+from warplens.collect.recording import add_run, known_failure, without_paths
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.collect.machines import NCU, NSYS, Machine
-from warplens.collect.tools import find_tool, needed_tool, parse_version
+from warplens.collect.machine import find_tool, needed_tool, parse_version
 from warplens.errors import UsageError
 
 

@@ -6,9 +6,9 @@ from functools import cache
 from pathlib import Path
 
 import warplens
-from warplens.compare.surface.reading import sweep_of
-from warplens.compare.sweep import Sweep
 from warplens.readers.measurements import read_measurements
+from warplens.studies.sweeps.reading import sweep_of
+from warplens.studies.sweeps.sweep import Sweep
 
 FILE = Path(warplens.__file__).parent / "data" / "measurements" / "token_reduction.json.xz"
 

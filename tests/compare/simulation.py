@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from warplens.compare.samples import Samples
-from warplens.compare.sweep import Cell, Point, Sweep
+from warplens.compare.statistics import Samples
+from warplens.studies.sweeps.sweep import Cell, Point, Sweep
 
 Curve = Callable[[np.ndarray], np.ndarray]
 

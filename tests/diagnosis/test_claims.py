@@ -17,6 +17,7 @@ from warplens.analysis.timebudget import time_budgets
 from warplens.analysis.timeline import Timeline
 from warplens.diagnosis.claims import divide
 from warplens.diagnosis.facts import Facts, gather
+from warplens.diagnosis.rules import RULES
 from warplens.profile import Trace
 
 
@@ -26,7 +27,7 @@ def _facts(profile: Trace, spec: str = "steady", range_name: str | None = None) 
 
 
 def _claimed_ns(facts: Facts) -> int:
-    claims = divide(facts)
+    claims = divide(facts, RULES)
     return int(claims.work_ns.sum()) + sum(int(spent.sum()) for spent in claims.gaps.values())
 
 
@@ -105,7 +106,7 @@ def test_the_start_latency_behind_a_late_launch_counts_with_the_launch() -> None
     facts = _facts(record(programs.launch_bound))
     # Each of the kernels but the first of a step waits for its launch, and then 2 µs for the GPU.
     assert facts.idle("start-latency") == 0
-    assert divide(facts).idle_ns("launch-overhead") > 0.9 * facts.idle_ns
+    assert divide(facts, RULES).idle_ns("launch-overhead") > 0.9 * facts.idle_ns
 
 
 def test_an_empty_window_has_no_time() -> None:

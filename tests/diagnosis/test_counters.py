@@ -40,7 +40,7 @@ def test_the_ceiling_is_the_kernels_loss_times_its_share() -> None:
     """7,000 of 8,000 sectors wasted at 85 % of the bandwidth are 74 % of the kernel, 3/4 of that of the window."""
     found = _with(launch("my_kernel", grid=FULL_GRID, block=BLOCK, **PLANTED["uncoalesced"])).findings[0]
     lost = 7 / 8 * 0.85 * 0.75
-    assert found.gain_ceiling == pytest.approx(1 / (1 - lost), rel=0.02)
+    assert found.expected == pytest.approx(1 / (1 - lost), rel=0.02)
     assert found.confidence == "medium"
 
 

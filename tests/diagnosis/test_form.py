@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 
 import pytest
+from docs.generate_findings import PAGE, page
 
-import warplens.diagnosis
+from docs import generate_findings
 from tests.diagnosis import programs
 from tests.diagnosis.programs import record, verdict
 from tests.diagnosis.test_verdicts import HEALTHY, PLANTED
-from warplens.diagnosis import EVIDENCE_UNITS, FINDING_IDS, SEVERITIES, Diagnosis
+from warplens.diagnosis import DEFAULTS, EVIDENCE_UNITS, FINDING_IDS, RULES, SEVERITIES, Diagnosis, Rule, rules
+from warplens.diagnosis import verdict as verdict_module
 from warplens.diagnosis.findings import CONFIDENCES
-from warplens.diagnosis.kernelclaims import CAUSES
-from warplens.report.diagnosis.data import diagnosis_data
+from warplens.diagnosis.rules import rule
+from warplens.diagnosis.thresholds import REASONS
+from warplens.report.document import Document, SectionOf
 from warplens.report.jsonout import dumps
+from warplens.report.markdown import render_markdown
+from warplens.report.verdict import diagnosis_data, findings_frame, verdict_blocks, verdict_title
 
 ALL = (*PLANTED.values(), *HEALTHY)
 
@@ -36,7 +40,38 @@ def test_ids_severities_and_confidences_are_those_of_the_vocabulary(diagnoses: l
             assert finding.id in FINDING_IDS
             assert finding.severity in SEVERITIES
             assert finding.confidence in CONFIDENCES
-            assert finding.gain_ceiling is None or finding.gain_ceiling >= 1
+            assert finding.gain_ceiling == finding.bound
+            if finding.expected is not None:
+                assert finding.expected_interval is not None
+                low, high = finding.expected_interval
+                assert 1 <= low <= finding.expected <= high <= (finding.bound or high)
+
+
+def test_a_warning_is_worth_what_the_legend_says_and_findings_stand_by_their_gain(diagnoses: list[Diagnosis]) -> None:
+    for found in diagnoses:
+        for finding in found.findings:
+            if finding.severity == "critical":
+                assert finding.gain is not None
+                assert finding.gain >= DEFAULTS.critical_ceiling
+            if finding.severity == "warning":
+                assert finding.gain is not None
+                assert finding.gain >= DEFAULTS.warning_ceiling
+
+
+def test_no_prediction_exceeds_the_bound_of_the_finding_whose_remedy_it_is(diagnoses: list[Diagnosis]) -> None:
+    remedies = {
+        "cuda-graph": "launch-overhead",
+        "no-synchronization": "host-sync",
+        "async-copies": "blocking-copy",
+        "cached-allocation": "allocator-churn",
+        "no-host-stall": "host-stall",
+    }
+    for found in diagnoses:
+        for prediction in found.predictions:
+            finding = found.finding(remedies.get(prediction.change, ""))
+            if finding is not None:
+                assert finding.bound is not None
+                assert prediction.speedup <= finding.bound
 
 
 def test_every_number_of_the_evidence_says_its_unit(diagnoses: list[Diagnosis]) -> None:
@@ -70,7 +105,8 @@ def test_the_json_holds_the_documented_keys_and_only_plain_values() -> None:
     assert set(data) == {"verdict", "headline", "findings", "per_phase", "predictions", "coverage"}
     for finding in data["findings"]:
         assert list(finding) == [
-            "id", "title", "severity", "confidence", "gain_ceiling", "evidence", "where", "remedies", "refute",
+            "id", "title", "severity", "confidence", "expected", "expected_interval", "bound", "gain_ceiling",
+            "evidence", "where", "remedies", "refute",
         ]  # fmt: skip
         assert all(isinstance(place, str) for place in finding["where"])
         assert all(list(remedy) == ["action", "how", "expected"] for remedy in finding["remedies"])
@@ -83,10 +119,6 @@ def test_each_phase_has_a_verdict_of_its_own() -> None:
     assert by_phase["optimizer"] == "unfused-optimizer"
     assert by_phase["backward"] in ("saturated", "tensor-compute")
     assert sum(part.share for part in found.per_phase) <= 1
-
-
-def test_claims_cover_the_vocabulary() -> None:
-    assert set(CAUSES) == set(FINDING_IDS)
 
 
 def test_ranges_name_the_place_of_a_cause() -> None:
@@ -106,13 +138,84 @@ def test_the_same_trace_gives_the_same_diagnosis_twice() -> None:
     assert first == second
 
 
-def test_every_finding_and_every_number_of_evidence_is_explained(diagnoses: list[Diagnosis]) -> None:
-    page = Path(__file__).resolve().parents[2] / "docs" / "reference" / "findings.md"
-    text = page.read_text("utf-8")
-    assert re.findall(r"^\| `([\w-]+)` \| [^|]+ \| [^|]+ \| [^|]+ \|$", text, re.MULTILINE) == [*FINDING_IDS]
-    named = {name for found in diagnoses for finding in found.findings for name in finding.evidence}
-    rules = Path(warplens.diagnosis.__file__).parent
-    for source in [*rules.glob("rules/*.py"), rules / "faultrule.py"]:
-        endings = "|".join(EVIDENCE_UNITS)
-        named |= set(re.findall(rf'"(\w+(?:{endings}))": ', source.read_text("utf-8")))
-    assert named <= set(re.findall(r"`(\w+)`", text))
+def test_the_page_of_findings_is_what_the_rules_say() -> None:
+    text = PAGE.read_text("utf-8")
+    assert page(text) == text
+    assert [line.split("`")[1] for line in text.splitlines() if line.startswith("| `")][: len(RULES)] == [*FINDING_IDS]
+
+
+def test_every_number_of_evidence_is_explained_by_its_rule(diagnoses: list[Diagnosis]) -> None:
+    for finding in (finding for found in diagnoses for finding in found.findings):
+        assert set(finding.evidence) <= {*rule(finding.id).evidence}, finding.id
+
+
+@pytest.mark.parametrize("declared", RULES, ids=lambda each: each.id)
+def test_a_rule_has_all_parts(declared: Rule) -> None:
+    for part in ("id", "question", "limiter", "cause", "raised_when", "claimed", "refutation"):
+        assert getattr(declared, part), part
+    assert declared.question.endswith("?")
+    assert bool(declared.headline) != declared.describes
+    assert declared.evidence
+    assert all(meaning and any(unit in name for unit in EVIDENCE_UNITS) for name, meaning in declared.evidence.items())
+    assert set(declared.thresholds) <= set(REASONS)
+    assert all(limit.why for limit in declared.limits().values())
+
+
+def test_ids_are_used_once() -> None:
+    assert len(FINDING_IDS) == len(RULES)
+
+
+# ── the recipe: one file ─────────────────────────────────────────────────────────────────────────────────────────────
+
+RECIPE = '''
+from warplens.diagnosis.findings import Remedy
+from warplens.diagnosis.rule import GPU_BUSY_SHARE, Limit, Rule
+
+
+class LongKernels(Rule):
+    """Kernels that take long."""
+
+    id = "long-kernels"
+    question = "Do kernels take long?"
+    limiter = "kernels that take long"
+    cause = "kernels of more than a tenth of a millisecond"
+    raised_when = "there is one"
+    headline = "Long kernels limit this: {share} of the time goes to them"
+    title = "Kernels take long"
+    evidence = {**GPU_BUSY_SHARE, "long_kernels_count": "kernels that take long"}
+    refutation = "Make them shorter."
+    longest_ns = Limit(100_000, "Tests launch shorter ones.")
+    precedence = "certain"
+
+    def claim(self, facts):
+        return ((facts.work["end_ns"] - facts.work["start_ns"]) > self.longest_ns).to_numpy().astype(float)
+
+    def find(self, facts, claims):
+        return self.raised(
+            facts,
+            claims.busy_ns(self.id),
+            confidence="high",
+            evidence={"gpu_busy_share": facts.busy_share, "long_kernels_count": facts.work.height},
+            where=(),
+            remedies=(Remedy("Wait less", "sleep(0)", "nothing"),),
+        )
+'''
+
+
+def test_a_rule_in_one_new_file_shows_up_everywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "ours.py").write_text(RECIPE, "utf-8")
+    monkeypatch.setattr(rules, "__path__", [*rules.__path__, str(tmp_path)])
+    declared = rules._declared()
+    for module in (rules, verdict_module, generate_findings):
+        monkeypatch.setattr(module, "RULES", declared)
+    found = verdict(lambda machine: machine.launch(300 * programs.US, "cunn_SoftMaxForward", times=6))
+    assert found.verdict == "long-kernels"
+    assert found.headline.startswith("Long kernels limit this: ")
+    assert '"long-kernels"' in dumps(diagnosis_data(found)).decode()
+    assert findings_frame(found)["id"][0] == "long-kernels"
+    text = render_markdown(Document("test", "", (SectionOf("verdict", verdict_title, verdict_blocks).of(found),)))
+    assert "Kernels take long" in text
+    assert "Make them shorter." in text
+    documented = page(PAGE.read_text("utf-8"))
+    assert "| `long-kernels` | Do kernels take long? | Make them shorter. |" in documented
+    assert "| `longest_ns` | 1e+05 | `long-kernels` | Tests launch shorter ones. |" in documented

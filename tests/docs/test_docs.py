@@ -18,14 +18,14 @@ from typer.testing import CliRunner
 
 import warplens.analysis
 import warplens.readers
-import warplens.report.grid
+import warplens.studies.grid
 from warplens.analysis.categories import CATEGORIES, classify
-from warplens.analysis.idle import IDLE_CAUSES
+from warplens.analysis.timebudget import IDLE_CAUSES
 from warplens.cli.catalogue import COMMANDS
 from warplens.cli.main import app
-from warplens.profile.schema import TABLES
-from warplens.readers.nsys_tables import SOURCES
-from warplens.report.overview.words import cause_title
+from warplens.profile.tables import TABLES
+from warplens.readers.nsys.tables import SOURCES
+from warplens.report.text import cause_title
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,8 +34,8 @@ ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 sys.path.insert(0, str(DOCS))
 
-from console_examples import Example, examples, pages, profiles_at_hand  # noqa: E402  they stand beside the pages
-from generate_columns import PAGE, RESULTS, columns, page  # noqa: E402
+from console_examples import Example, examples, pages, profiles_at_hand
+from generate_columns import PAGE, counter_tables, page, result_tables
 
 #: Options of nsys that the pages recommend.
 NCU_OPTIONS = {"--section", "--set", "--page", "--print-units", "--cache-control", "--clock-control", "--replay-mode"}
@@ -53,15 +53,20 @@ def _text(path: str) -> str:
 # ── columns ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _declared_schemas() -> dict[str, pl.Schema]:
-    """Every schema that the readers, the analyses or the grid document declare, by its address; each of them once."""
-    found: dict[str, pl.Schema] = {}
-    packages = (warplens.readers, warplens.analysis, warplens.report.grid)
+def test_the_column_dictionary_is_what_the_tables_give() -> None:
+    assert PAGE.read_text("utf-8") == page(), "run `python docs/generate_columns.py`"
+
+
+def test_every_column_of_every_table_is_explained() -> None:
+    tables = (*TABLES.values(), *counter_tables(), *result_tables())
+    assert not [(table.name, column.name) for table in tables for column in table.columns if not column.help]
+
+
+def test_no_result_declares_its_types_apart_from_its_columns() -> None:
+    packages = (warplens.readers, warplens.analysis, warplens.studies.grid)
     for module in (name for package in packages for name in _modules(package)):
-        for name, value in vars(importlib.import_module(module)).items():
-            if isinstance(value, pl.Schema) and not name.startswith("_") and not _is_in(value, found):
-                found[f"{module.removeprefix('warplens.')}.{name}"] = value
-    return found
+        declared = vars(importlib.import_module(module)).items()
+        assert not [name for name, value in declared if isinstance(value, pl.Schema) and not name.startswith("_")]
 
 
 def _modules(package: Any) -> Iterator[str]:
@@ -69,37 +74,6 @@ def _modules(package: Any) -> Iterator[str]:
         yield info.name
         if info.ispkg:
             yield from _modules(importlib.import_module(info.name))
-
-
-def _is_in(schema: pl.Schema, found: dict[str, pl.Schema]) -> bool:
-    return any(schema is known for known in found.values())
-
-
-def test_the_column_dictionary_is_what_the_schemas_give() -> None:
-    assert PAGE.read_text("utf-8") == page(), "run `python docs/generate_columns.py`"
-
-
-def test_every_declared_schema_is_in_the_column_dictionary() -> None:
-    addresses = {result.schema for result in RESULTS} | {result.keys for result in RESULTS if result.keys}
-    documented = {address: _at(address) for address in addresses}
-    missing = [address for address, schema in _declared_schemas().items() if not _is_in(schema, documented)]
-    assert not missing, "describe them in docs/column_meanings.json"
-
-
-def _at(address: str) -> pl.Schema:
-    module, _, name = f"warplens.{address}".rpartition(".")
-    schema: pl.Schema = getattr(importlib.import_module(module), name)
-    return schema
-
-
-def test_every_column_of_every_table_has_its_row_on_the_page() -> None:
-    sections = dict(re.findall(r"^### (.+?)\n(.*?)(?=^##|\Z)", PAGE.read_text("utf-8"), re.MULTILINE | re.DOTALL))
-    for table in TABLES.values():
-        for column in table.columns:
-            assert f"| `{column.name}` |" in sections[table.name]
-    for result in RESULTS:
-        for column in columns(result):
-            assert f"| `{column}` |" in sections[result.title]
 
 
 # ── commands ──────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import lzma
 import sys
-from importlib.resources import files
 from pathlib import Path
 
 import pytest
@@ -13,11 +12,12 @@ import pytest
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 sys.path.insert(0, str(DOCS))
 
-from generate_results import NAMES, PAGES, page_of  # noqa: E402  it stands beside the pages
+from generate_results import NAMES, PAGES, page_of
 
-from warplens.readers.measurements import read_measurements  # noqa: E402
+from tests import shipped
+from warplens.readers.measurements import read_measurements
 
-STORED = sorted(Path(str(files("warplens") / "data" / "measurements")).glob("*.json.xz"))
+STORED = shipped.files("measurements", "*.json.xz")
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -9,15 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests import shipped
 from tests.analysis.builders import copy, kernel, launch, nvtx, trace
 from tests.export.reading import play
 from warplens.analysis.timeline import Timeline
 from warplens.errors import UsageError
 from warplens.export.perfetto import write_perfetto
-from warplens.profile.schema import table
+from warplens.profile.tables import TABLES
 from warplens.readers import read
 
-CAPTURES = sorted((Path(__file__).parents[2] / "src/warplens/data/captures").glob("*.sqlite*"))
+CAPTURES = shipped.files("captures", "*.sqlite*")
 
 
 def _written(made: object, folder: Path) -> Path:
@@ -132,7 +133,7 @@ def test_the_memory_of_a_gpu_is_a_counter(tmp_path: Path) -> None:
             "allocated_bytes": [512, 1024, 512],
             "reserved_bytes": [2048, 2048, 2048],
         },
-        schema={column.name: column.dtype for column in table("allocations").columns},
+        schema={column.name: column.dtype for column in TABLES["allocations"].columns},
     )
     counters = play(_written(replace(made, allocations=levels), tmp_path)).counters
     assert counters["GPU 0 memory allocated"] == [(1, 512), (4, 1024), (9, 512)]

@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as schema
 
-from warplens.export.wire import fixed64s, messages, padded_varints, varint
+from warplens.wire import fixed64s, messages, padded_varints
+from warplens.wire import wire_varint as varint
 
 
 @given(st.integers(0, 2**63 - 1))

@@ -21,8 +21,12 @@ __all__ = ["Capture", "captures", "has_device_data"]
 
 _REPOSITORY = Path(__file__).resolve().parents[2]
 
-#: Captures that the package ships: present in every clone.
-SHIPPED = _REPOSITORY / "src" / "warplens" / "data"
+#: Captures of the project: present in every clone.
+SHIPPED = (
+    _REPOSITORY / "src" / "warplens" / "data",
+    _REPOSITORY / "data" / "captures",
+    _REPOSITORY / "data" / "planted",
+)
 
 #: Captures of other people, which are tested where they are and never become part of the project.
 THIRD_PARTY = Path(os.environ.get("WARPLENS_NSYS_CAPTURES", _REPOSITORY.parent / "shared" / "data" / "nsys"))
@@ -50,7 +54,7 @@ class Capture:
 
 def captures() -> list[Capture]:
     """All Nsight Systems captures on this machine, by name; a shipped one wins over another of the same name."""
-    found = {capture.stem: capture for folder in (THIRD_PARTY, SHIPPED) for capture in _in_folder(folder)}
+    found = {capture.stem: capture for folder in (THIRD_PARTY, *SHIPPED) for capture in _in_folder(folder)}
     return [found[stem] for stem in sorted(found)]
 
 

@@ -26,7 +26,7 @@ CONSECUTIVE_KERNEL_DELAY = 30
 
 def figures(path: Path) -> dict[str, Any]:
     """HTA's figures on one trace."""
-    from hta.trace_analysis import TraceAnalysis  # noqa: PLC0415  only the process that asks has it
+    from hta.trace_analysis import TraceAnalysis
 
     try:
         analysis = TraceAnalysis(trace_files={0: str(path)}, trace_dir="", include_last_profiler_step=True)

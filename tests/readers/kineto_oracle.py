@@ -10,7 +10,7 @@ import re
 from decimal import Decimal
 from typing import Any
 
-from warplens.readers.kineto_fields import KINDS, arguments_of, kind_of_category
+from warplens.readers.kineto.values import KINDS, arguments_of, kind_of_category
 
 PHASES = {"allocation": "iIX", "flow": "stf"}
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from polars.testing import assert_frame_equal
 
-from warplens.readers.column_buffers import ColumnBuffers
+from warplens.readers.sqlite import ColumnBuffers
 
 SCHEMA = pl.Schema({"wide": pl.Int64, "narrow": pl.Int32, "raw": pl.Binary})
 

@@ -13,7 +13,8 @@ import zstandard
 
 from tests.readers.exports import Export
 from warplens.errors import UnreadableInputError
-from warplens.readers import compressed, read
+from warplens.readers import opening as compressed
+from warplens.readers import read
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,7 +11,7 @@ import pytest
 import warplens
 from tests.cli.small_export import write_export
 from warplens.errors import UnreadableInputError
-from warplens.readers.counterfiles import discover_both, holds_counters
+from warplens.readers import discover_both, holds_counters
 
 PLANTED = Path(warplens.__file__).parent / "data" / "counters" / "planted_h200.ncu-rep.xz"
 MODES = Path(__file__).parent / "data" / "counter_modes"

@@ -159,7 +159,7 @@ def test_no_damage_ends_in_anything_but_a_trace_or_one_line(
 
 
 def test_objects_in_arrays_of_an_event_are_no_events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("warplens.readers.kineto_source.BLOCK_BYTES", 300)
+    monkeypatch.setattr("warplens.readers.kineto.document.BLOCK_BYTES", 300)
     inner = [{"name": "x", "cat": "kernel"}, {"name": "y", "ph": "X", "ts": 1}, {"name": "z"}]
     events = [operator("aten::mm", at + 0.5, 0.5, nested=inner) for at in range(40)] + [kernel(1, 1)]
     found = read(written(tmp_path / "trace.json", events))
@@ -197,8 +197,8 @@ def test_a_real_file_of_rocprof_is_refused(captured: Callable[[str], Path]) -> N
 
 
 def test_a_file_that_unpacks_without_end_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("warplens.readers.kineto_source._UNSUSPICIOUS_BYTES", 2**20)
-    monkeypatch.setattr("warplens.readers.kineto_source._MAX_EXPANSION", 10)
+    monkeypatch.setattr("warplens.readers.kineto.document._UNSUSPICIOUS_BYTES", 2**20)
+    monkeypatch.setattr("warplens.readers.kineto.document._MAX_EXPANSION", 10)
     (path := tmp_path / "trace.json.gz").write_bytes(gzip.compress(b'{"traceEvents": [' + b" " * 2**23))
     with pytest.raises(UnreadableInputError, match="unpacking it gives more than"):
         read(path)

@@ -18,9 +18,11 @@ from hypothesis import strategies as st
 
 from tests.readers.kineto_oracle import rows_of
 from tests.readers.kineto_traces import Raw, laid_out
-from warplens.readers import kineto_document, kineto_json
-from warplens.readers.kineto_document import Document, read_document
-from warplens.readers.kineto_numbers import PADDING, nanoseconds_at, whole_at, words_of
+from warplens.readers.kineto import document as kineto_document
+from warplens.readers.kineto import json_text as kineto_json
+from warplens.readers.kineto.events import Recorded as Document
+from warplens.readers.kineto.events import read_events as read_document
+from warplens.readers.kineto.values import PADDING, nanoseconds_at, whole_at, words_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -81,7 +83,7 @@ def test_pieces_of_any_size_give_the_same(
     (path := tmp_path / "trace.json").write_bytes(text)
     expected = rows_of(text.decode())
     for size in (997, 4_096, 65_537):
-        monkeypatch.setattr("warplens.readers.kineto_source.BLOCK_BYTES", size)
+        monkeypatch.setattr("warplens.readers.kineto.document.BLOCK_BYTES", size)
         document = _document(path)
         _assert_same(document, expected)
         assert document.header["distributedInfo"] == {"rank": 0}
@@ -228,7 +230,7 @@ def test_it_does_not_matter_where_the_text_is_cut(
         laid_out({"traceEvents": events, "a": [{"ph": 1}]}, random.Random(seed)).encode("utf-8", "replace")
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("warplens.readers.kineto_source.BLOCK_BYTES", size)
+        patch.setattr("warplens.readers.kineto.document.BLOCK_BYTES", size)
         patch.setattr(kineto_document, "_WINDOW_BYTES", size)
         _assert_same_in_any_order(_document(path), rows_of(path.read_text("utf-8")))
 

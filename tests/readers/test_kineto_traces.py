@@ -10,7 +10,8 @@ import pytest
 from tests.readers.kineto_traces import annotation, arrow, kernel, launch, operator, written
 from warplens.profile import Device, Trace
 from warplens.readers import discover, read
-from warplens.readers.kineto_names import copy_words, short_kernel_name
+from warplens.readers.kernel_names import short_kernel_name
+from warplens.readers.kineto.gpu import copy_words
 
 if TYPE_CHECKING:
     from collections.abc import Callable

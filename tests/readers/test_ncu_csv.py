@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from warplens.errors import UnreadableInputError
 from warplens.profile import NoteLevel
 from warplens.profile.counters import KernelCounters
-from warplens.readers.ncu_csv import looks_like_ncu_csv, read_ncu_csv
-from warplens.readers.ncu_csv_labels import metric_of, section_of
-from warplens.readers.ncu_csv_launches import open_ranges, short_name
-from warplens.readers.ncu_csv_units import base_unit
-from warplens.readers.ncu_rep import read_ncu_rep
+from warplens.readers.kernel_names import short_kernel_name as short_name
+from warplens.readers.ncu.csv import open_ranges, read_ncu_csv
+from warplens.readers.ncu.csv_labels import metric_of, section_of
+from warplens.readers.ncu.csv_text import base_unit, looks_like_ncu_csv
+from warplens.readers.ncu.report import read_ncu_rep
 
 _KERNEL = "void ns::copy<float, (int)4>(float *, const char (&)[3], int)"
 _FACTS = [

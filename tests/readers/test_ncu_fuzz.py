@@ -25,7 +25,7 @@ from tests.readers.ncu_reports import (
     varint,
 )
 from warplens.errors import UnreadableInputError
-from warplens.readers.ncu_rep import read_ncu_rep
+from warplens.readers.ncu.report import read_ncu_rep
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from warplens.profile.counters import KernelCounters
-from warplens.readers.counters import read_counters
-from warplens.scrub_secrets import FORBIDDEN
+from warplens.readers import read_counters
+from warplens.secrets import FORBIDDEN
 
 DATA = Path(__file__).parent / "data" / "counter_modes"
 MODES = sorted(path.name.removesuffix(".ncu-rep.xz") for path in DATA.glob("*.ncu-rep.xz"))

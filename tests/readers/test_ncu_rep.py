@@ -31,9 +31,9 @@ from tests.readers.ncu_reports import (
 from warplens.errors import MissingDataError, UnreadableInputError
 from warplens.profile import NoteLevel
 from warplens.profile.counters import KernelCounters
-from warplens.readers.counters import read_counters
-from warplens.readers.ncu_rep import read_ncu_rep
-from warplens.readers.ncu_rep_units import unit_of
+from warplens.readers import read_counters
+from warplens.readers.ncu.metrics import unit_of
+from warplens.readers.ncu.report import read_ncu_rep
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection

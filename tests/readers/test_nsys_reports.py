@@ -1,4 +1,4 @@
-"""Reports (.nsys-rep, .qdrep): converted by an installed nsys, once."""
+"""Reports of a kind that only nsys knows: converted by an installed one, once."""
 
 from __future__ import annotations
 
@@ -11,13 +11,17 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.readers.exports import Export
+from tests.readers.nsys_reports import small_report
 from warplens.errors import UnreadableInputError
-from warplens.readers import nsys_rep, read
+from warplens.readers import read
+from warplens.readers.nsys import conversion as nsys_rep
+from warplens.readers.nsys.export import read_nsys_sqlite
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-REPORT = b"NVIDIA Tegra Profiler Report 2024@6@2@225-246235"
+_HEAD = b"NVIDIA Tegra Profiler Report 2024@6@2@225-246235."
+REPORT = small_report(compression=b"unknown", head=_HEAD)
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the stand-in for nsys is a shell script")
 
@@ -79,7 +83,8 @@ def test_a_report_is_converted_once_and_keeps_its_name(machine: Path, report: Pa
         assert trace.kernels.height == 1
         assert trace.capture.source == "run.nsys-rep"
     assert _runs(nsys) == 1
-    assert told[:3] == [
+    assert told[0] == "run.nsys-rep: its events are compressed in an unknown way"
+    assert told[1:4] == [
         "run.nsys-rep: converting with nsys 2025.1.1.0",
         "run.nsys-rep: converting, 50 %",
         "run.nsys-rep: converting, 100 %",
@@ -100,7 +105,7 @@ def test_the_same_content_under_another_name_is_not_converted_again(
 def test_other_content_or_another_nsys_converts_again(machine: Path, report: Path, converting: str) -> None:
     nsys = _install(machine / "bin/nsys", "2025.1.1.0", converting)
     read(report)
-    report.write_bytes(REPORT + b"more")
+    report.write_bytes(small_report(compression=b"unknown", head=_HEAD, strings=(b"another",)))
     read(report)
     assert _runs(nsys) == 2
     _install(nsys, "2025.2.1.0", converting)
@@ -175,7 +180,7 @@ def test_nvidias_own_tool_converts_an_old_report(
     report = captured("nsys/empty_capture_old.qdrep")
     monkeypatch.setenv("NSYS", _NVIDIAS)
     siblings = sorted(report.parent.iterdir())
-    capture = read(report).capture
+    capture = read_nsys_sqlite(nsys_rep.converted(report, report, lambda _: None), report, lambda _: None).capture
     assert [note.code for note in capture.notes] == ["no-cuda-data"]
     assert [device.name for device in capture.devices] == ["NVIDIA RTX A2000 12GB"]
     assert sorted(report.parent.iterdir()) == siblings

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.readers.exports import Export, global_tid
 from warplens.readers import read
-from warplens.readers.nsys_ranges import _crossing_groups, with_nesting
+from warplens.readers.nsys.tables import _crossing_groups, with_nesting
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -65,6 +65,13 @@ def test_marks_and_domains_are_no_ranges(path: Path) -> None:
         ("70", "push-pop"),
         ("71", "start-end"),
     ]
+
+
+def test_an_export_of_marks_alone_has_no_ranges(path: Path) -> None:
+    export = Export()
+    export.kernel(0, 1)
+    export.range(5, None, "a mark", eventType=34)
+    assert _ranges(export, path).height == 0
 
 
 def test_the_exports_own_event_types_go_first(path: Path) -> None:

@@ -7,8 +7,7 @@ import json
 import pytest
 
 from warplens.errors import UnreadableInputError
-from warplens.readers.published import read_published
-from warplens.readers.sweeps import read_sweep
+from warplens.readers.published import read_published, read_sweep
 
 #: Throughput with and without token reduction; the column of the source says GF, but the figures are MACs.
 TABLE = """\

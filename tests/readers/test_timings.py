@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from warplens.errors import UnreadableInputError
-from warplens.readers.timings import TIMING_SCHEMA, read_timings
+from warplens.readers.timings import TIMINGS, read_timings
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def test_one_row_a_step_gives_one_sample_a_phase(written):
             "small,128,forward,0,0.010755680,,,0.010755680\n"
         )
     )
-    assert timings.schema == TIMING_SCHEMA
+    assert timings.schema == TIMINGS.schema
     assert timings.select("mode", "phase", "statistic", "index", "time_ns").rows() == [
         ("train", "forward", "sample", 0, 14_303_124),
         ("train", "backward", "sample", 0, 22_970_734),

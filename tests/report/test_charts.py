@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.report import sample
 from warplens.analysis.categories import CATEGORIES, OTHER
 from warplens.report import chart_data, charts
-from warplens.report.chart_theme import FILLS, PAGE, category_fill, colour, css_ink, light_ink
+from warplens.report.theme import FILLS, PAGE, category_fill, colour, css_ink, light_ink
 
 CHARTS = sample.all_charts()
 

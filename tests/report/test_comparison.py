@@ -16,23 +16,23 @@ from tests.report.test_browser import CHROMIUM, QUIET
 from warplens.analysis.quality import quality_notes
 from warplens.analysis.timeline import Timeline
 from warplens.compare.difference import Contribution, Side
-from warplens.compare.samples import Samples
-from warplens.compare.statistics import compare, regression
+from warplens.compare.statistics import Samples, compare, regression
 from warplens.profile import Note, NoteLevel
 from warplens.readers import read
 from warplens.report.charts import waterfall_chart
-from warplens.report.comparison.causes import cause_sentence, step_answer
-from warplens.report.comparison.document import step_document
-from warplens.report.comparison.numbers import StepNumbers, TraceFiles, compare_steps
-from warplens.report.comparison.steptables import kernel_table, part_table, waterfall_rows
-from warplens.report.comparison.words import (
+from warplens.report.comparison.causes import (
+    cause_sentence,
     change_text,
     gate_line,
     interval_text,
     needed_text,
     signed_share,
+    step_answer,
     verdict_text,
 )
+from warplens.report.comparison.document import step_document
+from warplens.report.comparison.numbers import StepNumbers, TraceFiles, compare_steps
+from warplens.report.comparison.steps import kernel_table, part_table, waterfall_rows
 from warplens.report.html import render_html
 from warplens.report.markdown import render_markdown
 
@@ -203,10 +203,10 @@ def test_gpu_work_that_changed_in_a_step_as_long_is_told_with_what_made_up_for_i
 
 def test_opposing_changes_have_no_shares_of_what_they_leave(paradox: StepNumbers) -> None:
     wall = paradox.difference.wall
-    assert "share" in [column.key for column in part_table(wall).columns]
+    assert "share" in [column.name for column in part_table(wall).columns]
     least = replace(wall.variant, wall_ns=wall.baseline.wall_ns + 1000)
     table = part_table(replace(wall, variant=least))
-    assert "share" not in [column.key for column in table.columns]
+    assert "share" not in [column.name for column in table.columns]
     assert table.caption.endswith("opposing changes that nearly cancel")
 
 

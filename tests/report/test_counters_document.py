@@ -14,12 +14,10 @@ import warplens
 from tests.analysis.counters.builders import counters, launch
 from warplens.analysis.timeline import Timeline
 from warplens.profile.counters import KernelCounters
-from warplens.readers import read
-from warplens.readers.counters import read_counters
-from warplens.report.counters.document import counters_document, counters_lead
-from warplens.report.counters.joined import joined_section
+from warplens.readers import read, read_counters
+from warplens.report.counters.document import counters_document, counters_json, counters_lead, write_counters
+from warplens.report.counters.joined import joined_blocks
 from warplens.report.counters.numbers import CounterNumbers, examine_counters, join_counters
-from warplens.report.counters.write import counters_json, write_counters
 from warplens.report.document import Figure, Paragraph, Section, Table
 from warplens.report.html import render_html
 from warplens.report.markdown import render_markdown
@@ -192,7 +190,7 @@ def test_the_report_on_a_trace_ranks_its_kernels_by_what_they_could_save() -> No
     same = replace(numbers, launches=numbers.launches.with_columns(**names, **sizes))
 
     joined = join_counters(same, timeline(), timeline().window("all"))
-    part = joined_section([joined])
+    part = Section("counters", "Hardware counters", tuple(joined_blocks([joined])))
 
     assert joined.matches
     assert words(part).startswith("full.ncu-rep.xz: 1 of 1 profiled launches occur in the window")
@@ -215,7 +213,7 @@ def test_counters_of_another_program_match_nothing_and_say_so() -> None:
 
 
 def test_the_page_is_drawn_without_a_request(tmp_path: Path) -> None:
-    from tests.report import test_browser  # noqa: PLC0415
+    from tests.report import test_browser
 
     if not test_browser.CHROMIUM.exists():
         pytest.skip(f"there is no Chromium at {test_browser.CHROMIUM}")

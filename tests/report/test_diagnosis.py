@@ -7,13 +7,11 @@ import pytest
 from tests.diagnosis import programs
 from tests.diagnosis.programs import record
 from warplens.analysis.timeline import Timeline
-from warplens.report.diagnosis.sections import verdict_section
-from warplens.report.diagnosis.wording import at_most, evidence_text, standing
-from warplens.report.document import Paragraph, Table
+from warplens.report.document import Paragraph, SectionOf, Table
 from warplens.report.markdown import render_markdown
-from warplens.report.overview.data import overview_data
 from warplens.report.overview.document import overview_document, report_document
-from warplens.report.overview.numbers import Numbers, examine
+from warplens.report.overview.numbers import Numbers, examine, overview_data
+from warplens.report.verdict import evidence_text, factor, standing, verdict_blocks, verdict_title
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +38,7 @@ def test_each_of_several_profiles_has_its_verdict_under_ids_of_its_own(numbers: 
 
 def test_the_section_holds_findings_phases_predictions_and_remedies(numbers: Numbers) -> None:
     assert numbers.diagnosis is not None
-    section = verdict_section(numbers.diagnosis)
+    section = SectionOf("verdict", verdict_title, verdict_blocks).of(numbers.diagnosis)
     tables = {block.id for block in section.all_blocks() if isinstance(block, Table)}
     assert {"findings", "phase-verdicts", "predictions", "remedies-unfused-optimizer"} <= tables
 
@@ -72,7 +70,7 @@ def test_numbers_are_written_with_their_units() -> None:
 
 
 def test_ceilings_beyond_reason_are_not_written_out() -> None:
-    assert (at_most(1.5), at_most(50_000.0), at_most(None)) == ("1.50×", ">100×", "–")
+    assert (factor(1.5), factor(50_000.0), factor(None)) == ("1.50×", ">100×", "–")
 
 
 def test_what_a_gpu_does_is_not_said_to_cost_time() -> None:

@@ -9,12 +9,12 @@ from dataclasses import replace
 import polars as pl
 import pytest
 
-from warplens.cli.findings import TITLE, shipped_evidence
-from warplens.compare.breakeven import BreakEven
+from warplens.cli.commands.report import TITLE, shipped_evidence
 from warplens.report.document import Notes, Paragraph
-from warplens.report.findings import findings_document
-from warplens.report.findings.remedies import best_ways, predicted_times
 from warplens.report.html import render_html
+from warplens.studies.reports.findings import findings_document
+from warplens.studies.reports.remedies import best_ways, predicted_times
+from warplens.studies.sweeps.breakeven import BreakEven
 
 
 @pytest.fixture(scope="module")

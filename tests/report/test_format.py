@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from warplens.report import format as fmt
+from warplens.report import text as fmt
 
 
 @pytest.mark.parametrize(

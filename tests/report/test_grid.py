@@ -8,18 +8,18 @@ import re
 import polars as pl
 import pytest
 
+from tests import shipped
 from tests.analysis.lm_steps import WHOLE, Program, forward_only
-from tests.analysis.plain_sql import SHIPPED
-from warplens.analysis.grid.answers import GridCell, answer_grid
-from warplens.analysis.grid.gridcells import Unplaced, assign_cells
 from warplens.analysis.timeline import Timeline
 from warplens.readers import read
 from warplens.readers.timings import read_timings
-from warplens.report import format as fmt
+from warplens.report import text as fmt
 from warplens.report.document import Paragraph, Table
-from warplens.report.grid.document import grid_data, grid_document
 from warplens.report.jsonout import envelope
 from warplens.report.markdown import render_markdown
+from warplens.studies.grid.answers import GridCell, answer_grid
+from warplens.studies.grid.cells import Unplaced, assign_cells
+from warplens.studies.grid.document import grid_data, grid_document
 
 FILES = [f"lm_{model}_ctx{context}_{mode}.sqlite.xz" for model, context, mode in (
     ("medium", 128, "forward"), ("small", 512, "train"), ("small", 512, "forward"), ("small", 128, "forward"),
@@ -30,10 +30,10 @@ FILES = [f"lm_{model}_ctx{context}_{mode}.sqlite.xz" for model, context, mode in
 def grid():
     cells, unplaced = assign_cells([*FILES, "deit224_bs1_baseline.sqlite.xz"])
     profiles = (
-        GridCell(cell.model, cell.context, cell.mode, name, Timeline(read(SHIPPED / name)))
+        GridCell(cell.model, cell.context, cell.mode, name, Timeline(read(shipped.capture(name))))
         for name, cell in cells.items()
     )
-    return answer_grid(profiles, timings=read_timings(SHIPPED / "lm_timings.csv"), batch=4, unplaced=unplaced)
+    return answer_grid(profiles, timings=read_timings(shipped.capture("lm_timings.csv")), batch=4, unplaced=unplaced)
 
 
 @pytest.fixture(scope="module")
@@ -137,9 +137,9 @@ def test_every_column_says_whether_it_is_measured_or_modelled(document):
         for column in item.columns:
             if fmt.is_numeric(column.kind):
                 described = f"{item.caption} {column.title} {column.help}".lower()
-                assert "measured" in described or "modelled" in described or column.key in NEITHER, (
+                assert "measured" in described or "modelled" in described or column.name in NEITHER, (
                     item.id,
-                    column.key,
+                    column.name,
                 )
 
 
@@ -174,7 +174,7 @@ def test_plain_data_holds_the_same_rows(grid, document):
 
 def test_flops_need_no_batch_for_their_ratio_and_a_batch_for_their_rate():
     name = "lm_small_ctx512_forward.sqlite.xz"
-    timeline = Timeline(read(SHIPPED / name))
+    timeline = Timeline(read(shipped.capture(name)))
     without = grid_document(answer_grid([GridCell("small", 512, "forward", name, timeline)]))
     (row,) = table(without, "attention-ratios").rows.iter_rows(named=True)
     assert row["flop_ratio"] == 51.2

@@ -8,8 +8,8 @@ import polars as pl
 import pytest
 
 from tests.report.sample import HOSTILE, roofline_points
-from warplens.report.chart_theme import light_ink
 from warplens.report.charts.roofline import MOST_POINTS, roofline_chart
+from warplens.report.theme import light_ink
 
 
 def layers(points: pl.DataFrame, roofs: pl.DataFrame) -> list[tuple[dict[str, Any], list[dict[str, Any]]]]:

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import json
 import lzma
-from importlib.resources import files
 from statistics import median
 
 import polars as pl
 import pytest
 
+from tests import shipped
 from warplens.readers.measurements import measurements_of
-from warplens.report.study import study_data, study_document
-from warplens.report.study.attention import attention_tables
-from warplens.report.study.lmgrid import lm_tables
-from warplens.report.study.tokenreduction import token_tables
+from warplens.studies.reports.document import attention_tables, lm_tables, study_data, study_document
+from warplens.studies.reports.token_reduction import token_tables
 
 
 def stored(name):
-    path = files("warplens") / "data" / "measurements" / f"{name}.json.xz"
+    (path,) = shipped.files("measurements", f"{name}.json.xz")
     return json.loads(lzma.decompress(path.read_bytes()))
 
 

@@ -6,9 +6,9 @@ import polars as pl
 import pytest
 
 from tests.report.sample import HOSTILE
-from warplens.report.chart_theme import css_ink, light_ink
 from warplens.report.charts import regime_chart, speedup_chart
 from warplens.report.charts.surface import MOST_ROWS
+from warplens.report.theme import css_ink, light_ink
 
 
 def cells(rows: int = 2, columns: int = 3) -> pl.DataFrame:

@@ -14,8 +14,8 @@ import pytest
 
 from warplens.errors import UsageError
 from warplens.readers.measurements import read_measurements
-from warplens.study.asked import SweepAsked
-from warplens.study.cellrun import Conduct, ledger_of, measure_cells, preview
+from warplens.studies.runner.cellsweep import RunOptions, ledger_of, measure_cells, preview
+from warplens.studies.runner.commandsweep import WorkloadSweep
 from warplens.workloads.registry import WORKLOADS, workload
 
 
@@ -30,12 +30,12 @@ def _registry(monkeypatch):
 def sweep(troubled, tmp_path):
     """Measures a sweep of the workload `trouble`; gives its records by point and side, and what was told."""
 
-    def measured(*axes, variant="side=new", rounds=6, conduct=None, **asked):
+    def measured(*axes, variant="side=new", rounds=6, run_options=None, **asked):
         output, lines = tmp_path / "sweep.json", []
-        asked = SweepAsked(
+        asked = WorkloadSweep(
             "trouble", axes, "side=old", variant, rounds, 2, 1, device="cpu", modules=(troubled,), **asked
         )
-        measure_cells(asked.run(), output, conduct or Conduct(), lines.append)
+        measure_cells(asked.run(), output, run_options or RunOptions(), lines.append)
         return json.loads(output.read_text())["measurements"], lines
 
     measured.output = tmp_path / "sweep.json"
@@ -76,7 +76,7 @@ def test_both_sides_are_measured_in_turns_at_every_point(sweep):
     ],
 )
 def test_a_side_that_fails_is_recorded_and_the_other_is_measured(sweep, trouble, status, words):
-    records, _ = sweep("tenths=1,2", variant=f"trouble={trouble},side=new", conduct=Conduct(one_process=True))
+    records, _ = sweep("tenths=1,2", variant=f"trouble={trouble},side=new", run_options=RunOptions(one_process=True))
     assert _outcomes(records) == [
         (1, "old", "measured"), (1, "new", status), (2, "old", "measured"), (2, "new", status),
     ]  # fmt: skip
@@ -97,7 +97,7 @@ def test_sides_that_do_not_fit_together_are_measured_alone_and_say_so(sweep):
 
 def test_a_cell_that_takes_too_long_is_ended(sweep):
     began = time.monotonic()
-    records, _ = sweep("trouble=hangs,none", conduct=Conduct(timeout_s=3))
+    records, _ = sweep("trouble=hangs,none", run_options=RunOptions(timeout_s=3))
     assert [record["status"] for record in records] == ["failed", "failed", "measured", "measured"]
     assert "longer than 3 s" in records[0]["reason"]
     assert time.monotonic() - began < 40
@@ -118,9 +118,9 @@ def test_settings_of_several_numbers_come_through(sweep):
 
 
 def test_a_device_that_is_not_there_ends_the_run_at_once(sweep, troubled, tmp_path):
-    asked = SweepAsked("trouble", ("tenths=1,2",), "side=old", "side=new", device="cuda:7", modules=(troubled,))
+    asked = WorkloadSweep("trouble", ("tenths=1,2",), "side=old", "side=new", device="cuda:7", modules=(troubled,))
     with pytest.raises(UsageError, match="cuda:7"):
-        measure_cells(asked.run(), tmp_path / "x.json", Conduct(), lambda _: None)
+        measure_cells(asked.run(), tmp_path / "x.json", RunOptions(), lambda _: None)
     assert not (tmp_path / "x.json").exists()
 
 
@@ -139,19 +139,19 @@ def test_another_plan_is_refused_unless_it_starts_afresh(sweep):
     sweep("tenths=1")
     with pytest.raises(UsageError, match=r"1 tasks then, 2 now"):
         sweep("tenths=1,2")
-    records, _ = sweep("tenths=1,2", conduct=Conduct(fresh=True))
+    records, _ = sweep("tenths=1,2", run_options=RunOptions(fresh=True))
     assert len(records) == 4
 
 
 def test_a_preview_says_what_is_to_do(sweep, troubled):
-    asked = SweepAsked("trouble", ("tenths=1,2,13",), "side=old", "side=new", 6, 2, 1, "cpu", (troubled,))
-    lines = preview(asked.run(), sweep.output, Conduct())
+    asked = WorkloadSweep("trouble", ("tenths=1,2,13",), "side=old", "side=new", 6, 2, 1, "cpu", (troubled,))
+    lines = preview(asked.run(), sweep.output, RunOptions())
     assert lines[:2] == ["tenths=1: 2 cells", "tenths=2: 2 cells"]
     assert "13 brings bad luck: left out" in lines
     assert "4 cells at 2 points, 2 of them to do" in lines
     assert not ledger_of(sweep.output).exists()
     sweep("tenths=1,2,13")
-    assert "tenths=1: 2 cells, done" in preview(asked.run(), sweep.output, Conduct())
+    assert "tenths=1: 2 cells, done" in preview(asked.run(), sweep.output, RunOptions())
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ def test_a_preview_says_what_is_to_do(sweep, troubled):
 def test_what_cannot_be_is_refused_before_anything_is_measured(troubled, options, reason):
     given = {"workload": "trouble", "axes": (), "baseline": "side=old", "variant": "side=new", "modules": (troubled,)}
     with pytest.raises(UsageError, match=reason):
-        SweepAsked(**{**given, **options}).run()
+        WorkloadSweep(**{**given, **options}).run()
 
 
 # ── the entry for bare machines ───────────────────────────────────────────────────────────────────────────────────────
@@ -186,7 +186,7 @@ ARGUMENTS = (
 
 def _bare(*arguments):
     return subprocess.Popen(
-        [sys.executable, "-m", "warplens.study", *map(str, arguments)], stderr=subprocess.PIPE, text=True
+        [sys.executable, "-m", "warplens.studies.runner", *map(str, arguments)], stderr=subprocess.PIPE, text=True
     )
 
 
@@ -228,7 +228,7 @@ def test_wrong_usage_is_one_line(troubled, tmp_path):
 
 
 def test_a_bare_machine_needs_neither_polars_nor_typer_nor_numpy():
-    modules = ["warplens.study.__main__", "warplens.study.child", "warplens.study.commandsweep"]
+    modules = [f"warplens.studies.runner.{name}" for name in ("__main__", "child", "commandsweep")]
     code = (
         f"import sys, importlib\nfor m in {modules!r}: importlib.import_module(m)\n"
         "assert not {'polars', 'typer', 'numpy', 'orjson', 'torch', 'rich'} & sys.modules.keys()"
@@ -237,9 +237,9 @@ def test_a_bare_machine_needs_neither_polars_nor_typer_nor_numpy():
 
 
 def test_the_program_runs_a_sweep_over_a_workload_and_reads_it(troubled, tmp_path):
-    from typer.testing import CliRunner  # noqa: PLC0415
+    from typer.testing import CliRunner
 
-    from warplens.cli.main import app  # noqa: PLC0415
+    from warplens.cli.main import app
 
     output = tmp_path / "sweep.json"
     asked = (

@@ -10,8 +10,8 @@ import pytest
 
 from warplens.errors import UsageError
 from warplens.readers.measurements import read_measurements
-from warplens.study.cellrun import Conduct
-from warplens.study.commandsweep import CommandAsked, measure_commands, preview_commands
+from warplens.studies.runner.cellsweep import RunOptions
+from warplens.studies.runner.commandsweep import CommandSweep, measure_commands, preview_commands
 
 
 def python(code):
@@ -24,16 +24,16 @@ TIME = "step_ms=([0-9.]+)"
 
 @pytest.fixture
 def run(tmp_path):
-    def measured(asked, conduct=None):
+    def measured(asked, run_options=None):
         lines = []
-        measure_commands(asked, tmp_path / "sweep.json", conduct or Conduct(), lines.append)
+        measure_commands(asked, tmp_path / "sweep.json", run_options or RunOptions(), lines.append)
         return json.loads((tmp_path / "sweep.json").read_text()), lines
 
     return measured
 
 
 def test_each_run_is_a_block_and_each_printed_time_a_sample(run, tmp_path):
-    content, _ = run(CommandAsked(("n=1,3",), PRINTS, PRINTS.replace("2 * ", "1 * "), 6, TIME))
+    content, _ = run(CommandSweep(("n=1,3",), PRINTS, PRINTS.replace("2 * ", "1 * "), 6, TIME))
     assert content["workload"] == "command"
     assert content["sweep"] == {"axes": {"n": [1, 3]}, "baseline": {"side": "baseline"}, "variant": {"side": "variant"}}
     old, new, slow_old, slow_new = content["measurements"]
@@ -48,7 +48,7 @@ def test_each_run_is_a_block_and_each_printed_time_a_sample(run, tmp_path):
 
 
 def test_without_a_pattern_the_wall_time_of_the_process_counts_and_that_is_said(run):
-    content, _ = run(CommandAsked(("n=1,6",), python("import time; time.sleep(0.05 * {n})"), python("{n}"), 3))
+    content, _ = run(CommandSweep(("n=1,6",), python("import time; time.sleep(0.05 * {n})"), python("{n}"), 3))
     slow = {record["cell"]["n"]: record for record in content["measurements"] if record["cell"]["side"] == "baseline"}
     assert slow[1]["latency_ns"]["minimum"] >= 50e6
     assert slow[6]["latency_ns"]["minimum"] >= 300e6
@@ -57,16 +57,16 @@ def test_without_a_pattern_the_wall_time_of_the_process_counts_and_that_is_said(
 
 
 def test_sides_alternate_in_an_order_that_chance_decides_and_that_stays_the_same():
-    tasks = CommandAsked(("n=1,2",), "a {n}", "b {n}", 20).tasks()
+    tasks = CommandSweep(("n=1,2",), "a {n}", "b {n}", 20).tasks()
     assert len(tasks) == 80
     pairs = [(one.command[0], other.command[0]) for one, other in zip(tasks[::2], tasks[1::2], strict=True)]
     assert {tuple(sorted(pair)) for pair in pairs} == {("a", "b")}
     assert 5 < pairs.count(("a", "b")) < 35
-    assert tasks == CommandAsked(("n=1,2",), "a {n}", "b {n}", 20).tasks()
+    assert tasks == CommandSweep(("n=1,2",), "a {n}", "b {n}", 20).tasks()
 
 
 def test_a_command_that_fails_is_recorded_and_the_other_goes_on(run):
-    content, lines = run(CommandAsked(("n=1,5",), python("print('step_ms=1')"), PRINTS, 4, TIME))
+    content, lines = run(CommandSweep(("n=1,5",), python("print('step_ms=1')"), PRINTS, 4, TIME))
     outcomes = [(record["cell"]["n"], record["cell"]["side"], record["status"]) for record in content["measurements"]]
     assert outcomes == [
         (1, "baseline", "measured"), (1, "variant", "measured"), (5, "baseline", "measured"), (5, "variant", "failed"),
@@ -88,7 +88,7 @@ def test_a_command_that_fails_is_recorded_and_the_other_goes_on(run):
     ],
 )
 def test_every_way_to_fail_has_its_words(run, code, status, words):
-    content, _ = run(CommandAsked((), python(code), python("print('step_ms=1')"), 2, TIME), Conduct(timeout_s=2))
+    content, _ = run(CommandSweep((), python(code), python("print('step_ms=1')"), 2, TIME), RunOptions(timeout_s=2))
     assert [record["status"] for record in content["measurements"]] == [status, "measured"]
     assert words in content["measurements"][0]["reason"]
 
@@ -96,23 +96,23 @@ def test_every_way_to_fail_has_its_words(run, code, status, words):
 def test_runs_that_print_different_numbers_of_times_count_with_their_medians(run, tmp_path):
     log = tmp_path / "log"
     code = f"f = open({str(log)!r}, 'a'); f.write('x'); f.flush(); print('step_ms=%d ' * f.tell() % ((2,) * f.tell()))"
-    content, _ = run(CommandAsked((), python(code), python("print('step_ms=1')"), 8, TIME))
+    content, _ = run(CommandSweep((), python(code), python("print('step_ms=1')"), 8, TIME))
     record = content["measurements"][0]
     assert record["doubts"] == ["its runs printed different numbers of times: each run counts with its median"]
     assert record["samples"]["wall_ns"] == [2_000_000] * 8
 
 
 def test_an_axis_may_say_how_many_items_a_step_processes(run):
-    content, _ = run(CommandAsked(("n=1,4",), PRINTS, PRINTS + " x", 2, TIME, "us", "n"))
+    content, _ = run(CommandSweep(("n=1,4",), PRINTS, PRINTS + " x", 2, TIME, "us", "n"))
     for record in content["measurements"]:
         assert record["items"] == record["cell"]["n"]
         assert record["throughput_per_s"] == pytest.approx(1e9 / 3000)
 
 
 def test_an_interrupted_sweep_goes_on_and_its_file_has_whole_pairs(run, tmp_path, monkeypatch):
-    from warplens.study.commandsweep import CommandRunner  # noqa: PLC0415
+    from warplens.studies.runner.commandsweep import CommandRunner
 
-    asked, calls, real = CommandAsked(("n=1,2",), PRINTS, PRINTS + " x", 4, TIME), [], CommandRunner.run
+    asked, calls, real = CommandSweep(("n=1,2",), PRINTS, PRINTS + " x", 4, TIME), [], CommandRunner.run
 
     def limited(self, task):
         calls.append(task.key)
@@ -131,14 +131,14 @@ def test_an_interrupted_sweep_goes_on_and_its_file_has_whole_pairs(run, tmp_path
 
 
 def test_braces_that_name_no_axis_are_left_alone():
-    (task, _) = CommandAsked(("n=7",), "echo {n} {other} {{}}", "true", 1).tasks()
-    commands = {task.command for task in CommandAsked(("n=7",), "echo {n} {other} {{}}", "true", 1).tasks()}
+    (task, _) = CommandSweep(("n=7",), "echo {n} {other} {{}}", "true", 1).tasks()
+    commands = {task.command for task in CommandSweep(("n=7",), "echo {n} {other} {{}}", "true", 1).tasks()}
     assert ("echo", "7", "{other}", "{{}}") in commands
     assert task.key.startswith("n=7 ")
 
 
 def test_a_preview_shows_the_commands(tmp_path):
-    lines = preview_commands(CommandAsked(("n=1,2",), "a {n}", "b 'x y' {n}", 3), tmp_path / "x.json", Conduct())
+    lines = preview_commands(CommandSweep(("n=1,2",), "a {n}", "b 'x y' {n}", 3), tmp_path / "x.json", RunOptions())
     assert "n=2 variant: b 'x y' 2" in lines
     assert "4 cells × 3 repetitions = 12 runs, 12 to do" in lines
 
@@ -159,17 +159,17 @@ def test_a_preview_shows_the_commands(tmp_path):
 )
 def test_what_cannot_be_is_refused(options, reason):
     with pytest.raises(UsageError, match=reason):
-        CommandAsked(**{"axes": (), "baseline": "a", "variant": "b", **options}).tasks()
+        CommandSweep(**{"axes": (), "baseline": "a", "variant": "b", **options}).tasks()
 
 
 def test_a_program_that_does_not_exist_ends_the_run_with_its_name(run):
     with pytest.raises(UsageError, match="no-such-program: No such file"):
-        run(CommandAsked((), "no-such-program", "true", 2))
+        run(CommandSweep((), "no-such-program", "true", 2))
 
 
 @pytest.mark.parametrize("printed", ["nan", "inf", "-inf", "1e300", "-3"])
 def test_what_is_no_time_is_recorded_as_such_and_the_sweep_goes_on(run, printed):
-    asked = CommandAsked((), python(f"print('step_ms={printed}')"), python("print('step_ms=1')"), 2, r"step_ms=(\S+)")
+    asked = CommandSweep((), python(f"print('step_ms={printed}')"), python("print('step_ms=1')"), 2, r"step_ms=(\S+)")
     content, _ = run(asked)
     assert [record["status"] for record in content["measurements"]] == ["failed", "measured"]
     assert "not above zero, or can be none" in content["measurements"][0]["reason"]
@@ -178,4 +178,4 @@ def test_what_is_no_time_is_recorded_as_such_and_the_sweep_goes_on(run, printed)
 @pytest.mark.parametrize("values", ["0,1", "-1,2", "1.5,2"])
 def test_a_step_processes_a_whole_number_of_items_above_zero(values):
     with pytest.raises(UsageError, match="whole numbers above zero"):
-        CommandAsked((f"n={values}",), "a {n}", "b {n}", items="n")
+        CommandSweep((f"n={values}",), "a {n}", "b {n}", items="n")

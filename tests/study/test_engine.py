@@ -7,10 +7,17 @@ import signal
 
 import pytest
 
-from warplens.study.engine import carry_out, time_left, to_do
-from warplens.study.ledger import Ledger
-from warplens.study.tasks import Task
-from warplens.study.wording import failure_status, how_it_ended, span, without_folders
+from warplens.studies.runner.engine import (
+    Ledger,
+    Task,
+    failure_status,
+    how_it_ended,
+    run_tasks,
+    span,
+    time_left,
+    to_do,
+    without_folders,
+)
 
 
 class Runner:
@@ -40,9 +47,9 @@ def run(tmp_path):
         lines, updates = [], []
         with Ledger(tmp_path / "x.jsonl", {}) as ledger:
             try:
-                carry_out(
+                run_tasks(
                     tasks, ledger, runner,
-                    tell=lines.append, told=str, update=lambda: updates.append(len(ledger.results)), **options,
+                    log=lines.append, describe=str, update=lambda: updates.append(len(ledger.results)), **options,
                 )  # fmt: skip
             finally:
                 assert runner.closed

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from warplens.errors import UnreadableInputError, UsageError
-from warplens.study.ledger import Ledger
+from warplens.studies.runner.engine import Ledger
 
 PLAN = {"workload": "lm", "rounds": 20, "plan": {"warmup_steps": 5}, "tasks": [{"key": "a", "cells": []}]}
 

@@ -7,15 +7,15 @@ import itertools
 import pytest
 
 from warplens.errors import UsageError
-from warplens.study.studies import STUDIES, StudyAsked
+from warplens.studies.runner.studies import STUDIES, StudyOptions
 
 
 def cells(name, **asked):
-    return [cell for task in STUDIES[name].run(StudyAsked(**asked)).tasks for cell in task.cells]
+    return [cell for task in STUDIES[name].run(StudyOptions(**asked)).tasks for cell in task.cells]
 
 
 def test_input_size_and_batch_are_never_confounded():
-    run = STUDIES["token-reduction"].run(StudyAsked())
+    run = STUDIES["token-reduction"].run(StudyOptions())
     found = {(task.cells[0]["input_size"], task.cells[0]["batch"]) for task in run.tasks}
     assert found == set(itertools.product([224, 288, 384, 448], [1, 2, 4, 8, 16]))
     for task in run.tasks:
@@ -46,7 +46,7 @@ def test_the_language_model_grid_has_twenty_cells_in_each_mode():
 
 
 def test_attention_has_every_kernel_on_every_problem_with_as_many_tokens():
-    run = STUDIES["attention"].run(StudyAsked())
+    run = STUDIES["attention"].run(StudyOptions())
     assert len(run.tasks) == 2 * 2 * 8
     for task in run.tasks:
         assert {cell["kernel"] for cell in task.cells} == {
@@ -60,7 +60,7 @@ def test_attention_has_every_kernel_on_every_problem_with_as_many_tokens():
 @pytest.mark.parametrize("name", STUDIES)
 def test_keys_are_unique_and_quick_studies_are_small(name):
     for quick in (False, True):
-        run = STUDIES[name].run(StudyAsked(quick=quick))
+        run = STUDIES[name].run(StudyOptions(quick=quick))
         assert len({task.key for task in run.tasks}) == len(run.tasks)
     assert len(run.tasks) <= 6
     assert run.measuring.device == "cpu"
@@ -79,6 +79,6 @@ def test_axes_can_be_replaced_and_added():
 
 
 def test_rounds_are_for_studies_that_take_turns():
-    assert STUDIES["token-reduction"].run(StudyAsked(rounds=7)).measuring.rounds == 7
+    assert STUDIES["token-reduction"].run(StudyOptions(rounds=7)).measuring.rounds == 7
     with pytest.raises(UsageError, match="--rounds is for studies that measure in turns"):
-        STUDIES["lm-grid"].run(StudyAsked(rounds=7))
+        STUDIES["lm-grid"].run(StudyOptions(rounds=7))

@@ -1,4 +1,7 @@
-"""Own kernels run in Triton's interpreter here: on the CPU, one program after the other, in NumPy's arithmetic."""
+"""Own kernels run in Triton's interpreter where there is no GPU: one program after the other, in NumPy's arithmetic.
+
+With a GPU they are compiled for it, and `test_on_a_gpu.py` and the tests that take `device` run there.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,16 @@ import importlib.metadata
 import os
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
+#: Asked of the driver's device file: importing PyTorch to ask it would import Triton as well.
+HAS_GPU = Path("/dev/nvidia0").exists() or Path("/dev/dxg").exists()
 # Triton decides when it is imported, and any test may be the first to do that.
 _IN_TIME = "triton" not in sys.modules or os.environ.get("TRITON_INTERPRET") == "1"
-os.environ["TRITON_INTERPRET"] = "1"
+if not HAS_GPU:
+    os.environ["TRITON_INTERPRET"] = "1"
 
 #: Triton's interpreter turns one-element arrays into integers, which NumPy refuses from 2.4 on; Triton 3.7 knows.
 _FIXED_IN_TRITON, _REFUSED_FROM_NUMPY = (3, 7), (2, 4)
@@ -27,6 +34,8 @@ def interpreter():
     """Own kernels can run; skips where torch or triton is absent, or this triton's interpreter cannot run here."""
     pytest.importorskip("torch", reason="torch is not installed")
     pytest.importorskip("triton", reason="triton is not installed")
+    if HAS_GPU:
+        pytest.skip("there is a GPU: own kernels are compiled for it, and tested by test_on_a_gpu.py")
     if not _IN_TIME:
         pytest.skip("triton was imported before its interpreter could be chosen")
     if _release("triton") < _FIXED_IN_TRITON and _release("numpy") >= _REFUSED_FROM_NUMPY:

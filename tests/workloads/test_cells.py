@@ -1,5 +1,4 @@
 """Grids of cells: what is combined, what is measured, and what becomes of a cell that fails."""
-# ruff: noqa: PLC0415  PyTorch may be absent
 
 from __future__ import annotations
 
@@ -12,8 +11,7 @@ import pytest
 from warplens.errors import UsageError
 from warplens.workloads import Program, Workload, register, workload
 from warplens.workloads.cells import cell_grid, default_device, run_cells
-from warplens.workloads.files import document, write_measurements
-from warplens.workloads.plan import Plan
+from warplens.workloads.registry import Plan, document, write_measurements
 from warplens.workloads.settings import AttentionCell, LMCell, TokenReductionCell
 
 PLAN = Plan.exactly(6, warmup_steps=1)
@@ -118,7 +116,7 @@ def trouble(monkeypatch):
     pytest.importorskip("torch", reason="running cells needs PyTorch")
     monkeypatch.setattr("warplens.workloads.registry.WORKLOADS", {})
     register(Workload("trouble", "Fails as told.", Trouble, _prepare))
-    monkeypatch.setattr("warplens.workloads.cells.workload", _registered)
+    monkeypatch.setattr("warplens.workloads.registry.workload", _registered)
 
 
 def _registered(name):
@@ -177,11 +175,10 @@ def test_every_mode_and_precision_of_the_language_model_runs(mode, precision):
 @pytest.mark.parametrize("optimizer", ["reference", "torch", "torch-fused"])
 def test_a_training_step_changes_the_weights_and_a_forward_pass_does_not(optimizer):
     torch = pytest.importorskip("torch", reason="running cells needs PyTorch")
-    from warplens.workloads.lm import _Steps
     from warplens.workloads.ranges import OFF
     from warplens.workloads.registry import Setting
-    from warplens.workloads.sizes import LM_SIZES
-    from warplens.workloads.transformer_lm import TransformerLM
+    from warplens.workloads.settings import LM_SIZES
+    from warplens.workloads.transformer_lm import TransformerLM, _Steps
 
     torch.manual_seed(0)
     model, tokens = TransformerLM(LM_SIZES["tiny"], 8), torch.randint(100, (2, 9))

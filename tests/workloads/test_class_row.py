@@ -4,11 +4,13 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from warplens.errors import UsageError  # noqa: E402
-from warplens.workloads.settings import TokenReductionCell  # noqa: E402
-from warplens.workloads.sizes import VIT_SIZES  # noqa: E402
-from warplens.workloads.token_reduction.making import reductions  # noqa: E402
-from warplens.workloads.vision import VisionTransformer  # noqa: E402
+from warplens.errors import UsageError
+from warplens.workloads.settings import (
+    VIT_SIZES,
+    TokenReductionCell,
+)
+from warplens.workloads.token_reduction.methods import reductions
+from warplens.workloads.vision import VisionTransformer
 
 SIZE = VIT_SIZES["tiny"]
 INPUT = 32

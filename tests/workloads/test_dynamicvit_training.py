@@ -8,13 +8,17 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the workloads compute with PyTorch")
 
-from tests.workloads import slow  # noqa: E402
-from warplens.errors import UsageError  # noqa: E402
-from warplens.workloads.sizes import VIT_SIZES  # noqa: E402
-from warplens.workloads.token_reduction.base import TokenState  # noqa: E402
-from warplens.workloads.token_reduction.dynamicvit import DynamicViT, Predictor, masked_softmax  # noqa: E402
-from warplens.workloads.token_reduction.making import reductions  # noqa: E402
-from warplens.workloads.vision import VisionTransformer  # noqa: E402
+from tests.workloads import slow
+from warplens.errors import UsageError
+from warplens.workloads.settings import VIT_SIZES
+from warplens.workloads.token_reduction.choosing import TokenState
+from warplens.workloads.token_reduction.methods import (
+    DynamicViT,
+    Predictor,
+    masked_softmax,
+    reductions,
+)
+from warplens.workloads.vision import VisionTransformer
 
 EPSILON = 1e-6
 

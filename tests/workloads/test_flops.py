@@ -1,14 +1,13 @@
 """Modelled work against printed figures, against the model of the analyses, and against PyTorch's own counter."""
-# ruff: noqa: PLC0415  PyTorch may be absent
 
 from __future__ import annotations
 
 import pytest
 
-from warplens.analysis.grid.lm_flops import MODEL_SIZES, forward_flops, model_size
-from warplens.workloads.flops import lm_parameters, lm_work, torchprofile_macs, vit_macs
-from warplens.workloads.sizes import LM_BATCH, LM_SIZES, VIT_SIZES
-from warplens.workloads.token_reduction.schedule import BlockTokens, topk_chain
+from warplens.studies.grid.kernels import MODEL_SIZES, forward_flops, model_size
+from warplens.workloads.settings import LM_BATCH, LM_SIZES, VIT_SIZES
+from warplens.workloads.token_reduction.choosing import BlockTokens, topk_chain
+from warplens.workloads.vision import lm_parameters, lm_work, torchprofile_macs, vit_macs
 
 PARAMETERS = {
     "small": 128_625_408,
@@ -128,7 +127,7 @@ class TestAgainstPyTorchsCounter:
     def test_a_pass_of_the_vision_transformer_with_each_method(self, counted, method):
         import torch
 
-        from warplens.workloads.token_reduction.making import reductions
+        from warplens.workloads.token_reduction.methods import reductions
         from warplens.workloads.vision import VisionTransformer
 
         torch.manual_seed(1)

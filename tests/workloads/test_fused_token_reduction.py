@@ -10,23 +10,16 @@ import pytest
 torch = pytest.importorskip("torch", reason="the workloads compute with PyTorch")
 hypothesis = pytest.importorskip("hypothesis", reason="hypothesis is not installed")
 
-from hypothesis import given, settings  # noqa: E402
-from hypothesis import strategies as st  # noqa: E402
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from tests.workloads import slow  # noqa: E402
-from warplens.errors import UsageError  # noqa: E402
-from warplens.workloads.sizes import VIT_SIZES  # noqa: E402
-from warplens.workloads.token_reduction.base import Attended, TokenState  # noqa: E402
-from warplens.workloads.token_reduction.choosing import EViT, TopK  # noqa: E402
-from warplens.workloads.token_reduction.fused import (  # noqa: E402
-    FusedEViT,
-    FusedTopK,
-    Tiles,
-    select_tokens,
-    tiles_for,
-)
-from warplens.workloads.token_reduction.making import reductions  # noqa: E402
-from warplens.workloads.vision import VisionTransformer  # noqa: E402
+from tests.workloads import slow
+from warplens.errors import UsageError
+from warplens.workloads.settings import VIT_SIZES
+from warplens.workloads.token_reduction.choosing import Attended, EViT, TokenState, TopK
+from warplens.workloads.token_reduction.fused import FusedEViT, FusedTopK, Tiles, select_tokens, tiles_for
+from warplens.workloads.token_reduction.methods import reductions
+from warplens.workloads.vision import VisionTransformer
 
 pytestmark = pytest.mark.usefixtures("interpreter")
 

@@ -1,5 +1,4 @@
 """Steps measured in turns: a machine that changes meanwhile changes all of them alike."""
-# ruff: noqa: PLC0415  PyTorch may be absent
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ def test_times_that_do_not_divide_into_rounds_are_refused():
 
 def test_a_host_that_slows_down_slows_every_step(clock):
     pytest.importorskip("torch", reason="measuring needs PyTorch")
-    from warplens.workloads.interleaving import Turn, measure_in_turns
+    from warplens.workloads.measurement import Turn, measure_in_turns
 
     def step(milliseconds):
         # From the tenth of a second on, the machine is ten times slower.

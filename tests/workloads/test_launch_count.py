@@ -8,9 +8,9 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the workloads compute with PyTorch")
 
-from warplens.workloads import launch_count  # noqa: E402
-from warplens.workloads.deit import _launches  # noqa: E402
-from warplens.workloads.launch_count import Launches, launches_of  # noqa: E402
+from warplens.workloads import launching as launch_count
+from warplens.workloads.launching import Launches, launches_of
+from warplens.workloads.vision import _launches
 
 KERNEL, COPY, FILL, EMPTY = 0, 1, 2, 5
 

@@ -12,13 +12,12 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="measuring needs PyTorch")
 
-from warplens.errors import UsageError  # noqa: E402
-from warplens.workloads.environment import environment  # noqa: E402
-from warplens.workloads.marks import Marks, Stamp  # noqa: E402
-from warplens.workloads.measurement import measure  # noqa: E402
-from warplens.workloads.plan import Plan  # noqa: E402
-from warplens.workloads.precision import precision  # noqa: E402
-from warplens.workloads.ranges import RANGE_NAMES, SPACED_NAMES, Ranges  # noqa: E402
+from warplens.errors import UsageError
+from warplens.workloads.environment import environment
+from warplens.workloads.launching import precision
+from warplens.workloads.measurement import Marks, Stamp, measure
+from warplens.workloads.ranges import RANGE_NAMES, SPACED_NAMES, Ranges
+from warplens.workloads.registry import Plan
 
 MILLISECOND = 1_000_000
 

@@ -9,10 +9,10 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the workloads compute with PyTorch")
 
-from warplens.workloads.deit import prepare  # noqa: E402
-from warplens.workloads.ranges import OFF  # noqa: E402
-from warplens.workloads.registry import Setting  # noqa: E402
-from warplens.workloads.settings import TokenReductionCell  # noqa: E402
+from warplens.workloads.ranges import OFF
+from warplens.workloads.registry import Setting
+from warplens.workloads.settings import TokenReductionCell
+from warplens.workloads.vision import prepare
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from warplens.workloads.token_reduction.schedule import (
+from warplens.workloads.token_reduction.choosing import (
     compounded_chain,
     merges,
     most_merges,

@@ -8,16 +8,17 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the workloads compute with PyTorch")
 
-from tests.workloads import slow  # noqa: E402
-from warplens.workloads.ranges import OFF  # noqa: E402
-from warplens.workloads.sizes import VIT_SIZES, ViTSize  # noqa: E402
-from warplens.workloads.token_reduction.ats import ATS  # noqa: E402
-from warplens.workloads.token_reduction.base import Attended, TokenState  # noqa: E402
-from warplens.workloads.token_reduction.choosing import EViT, RandomChoice, TopK  # noqa: E402
-from warplens.workloads.token_reduction.dynamicvit import DynamicViT  # noqa: E402
-from warplens.workloads.token_reduction.making import reductions  # noqa: E402
-from warplens.workloads.token_reduction.tome import ToMe  # noqa: E402
-from warplens.workloads.vision import NORM_EPSILON, Attention, VisionTransformer  # noqa: E402
+from tests.workloads import slow
+from warplens.workloads.ranges import OFF
+from warplens.workloads.settings import VIT_SIZES, ViTSize
+from warplens.workloads.token_reduction.choosing import Attended, EViT, RandomChoice, TokenState, TopK
+from warplens.workloads.token_reduction.methods import (
+    ATS,
+    DynamicViT,
+    ToMe,
+    reductions,
+)
+from warplens.workloads.vision import NORM_EPSILON, Attention, VisionTransformer
 
 BATCH, HEADS, D_HEAD, WIDTH = 3, 2, 4, 8
 METHODS = ["random", "topk", "evit", "tome", "dynamicvit", "ats"]

@@ -6,12 +6,12 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the workloads compute with PyTorch")
 
-from tests.workloads import slow  # noqa: E402
-from warplens.workloads.adamw import ReferenceAdamW  # noqa: E402
-from warplens.workloads.sizes import LM_SIZES, LMSize  # noqa: E402
-from warplens.workloads.transformer_lm import (  # noqa: E402
+from tests.workloads import slow
+from warplens.workloads.settings import LM_SIZES, LMSize
+from warplens.workloads.transformer_lm import (
     NORM_EPSILON,
     ROPE_THETA,
+    ReferenceAdamW,
     RMSNorm,
     RotaryEmbedding,
     SwiGLU,

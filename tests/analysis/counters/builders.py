@@ -16,6 +16,7 @@ import pytest
 from warplens.profile import Capture, Device
 from warplens.profile.counters import LAUNCHES, KernelCounters, Session
 from warplens.profile.schema import NAME
+from warplens.readers.ncu import NCU
 
 SHARED = Path(__file__).resolve().parents[3].parent / "shared" / "data" / "ncu"
 
@@ -92,7 +93,7 @@ def counters(*launches: dict[str, Any], session: Session | None = None) -> Kerne
         metrics[column] = pl.Series(column, values, dtype=pl.String if is_text else pl.Float64, strict=False)
     device = Device(0, "NVIDIA H100", compute_capability=(9, 0), sm_count=132)
     return KernelCounters(
-        Capture("hand.ncu-rep", "ncu-rep", "Nsight Compute", "2025.3.1", devices=(device,)),
+        Capture("hand.ncu-rep", "ncu-rep", NCU, "2025.3.1", devices=(device,)),
         session or Session(),
         pl.DataFrame(rows, schema=schema),
         pl.DataFrame(metrics),

@@ -3,8 +3,7 @@ from __future__ import annotations
 import pytest
 
 from tests.analysis.counters.builders import OF_PEAK, counters, launch
-from warplens.analysis.counters.bounds import kernel_bounds
-from warplens.analysis.counters.faults import kernel_faults
+from warplens.analysis.counters.bounds import kernel_bounds, kernel_faults
 
 DRAM = f"dram__cycles_active{OF_PEAK}"
 L1 = f"l1tex__data_pipe_lsu_wavefronts{OF_PEAK}"

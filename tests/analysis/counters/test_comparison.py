@@ -11,7 +11,7 @@ from tests.analysis.counters.builders import SHARED, counters, launch, needs_rep
 from warplens.analysis.counters import compare_counters
 from warplens.errors import UsageError
 from warplens.profile.counters import KernelCounters, Session
-from warplens.readers.counters import read_counters
+from warplens.readers import read_counters
 
 HIT_RATE = "l1tex__t_sector_hit_rate.pct"
 BYTES = "dram__bytes.sum"

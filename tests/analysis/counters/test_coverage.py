@@ -17,7 +17,7 @@ from tests.analysis.counters.builders import SHARED, counters, launch, needs_rep
 from warplens.analysis.counters.coverage import Coverage, counters_coverage
 from warplens.analysis.timeline import Timeline
 from warplens.profile.counters import KernelCounters
-from warplens.readers.counters import read_counters
+from warplens.readers import read_counters
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

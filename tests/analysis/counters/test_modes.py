@@ -18,7 +18,7 @@ from warplens.analysis.counters import (
     roofline,
 )
 from warplens.profile.counters import KernelCounters
-from warplens.readers.counters import read_counters
+from warplens.readers import read_counters
 
 DATA = Path(__file__).resolve().parents[2] / "readers" / "data" / "counter_modes"
 

@@ -14,8 +14,7 @@ from tests.analysis import builders as traces
 from tests.analysis.counters.builders import counters, launch
 from tests.analysis.counters.test_coverage import COPY, GEMM, NORM, steps
 from warplens.analysis.counters.coverage import counters_coverage
-from warplens.analysis.counters.ncucommand import OPTIONS, NextRun
-from warplens.analysis.counters.nextrun import SECTIONS, next_run
+from warplens.analysis.counters.nextrun import OPTIONS, SECTIONS, NextRun, next_run
 from warplens.analysis.timeline import Timeline
 from warplens.errors import UsageError
 from warplens.profile.counters import KernelCounters, Session

@@ -6,12 +6,7 @@ import polars as pl
 import pytest
 
 from tests.analysis.counters.builders import counters, launch
-from warplens.analysis.counters.occupancy import (
-    CONFIGURATIONS,
-    LIMITERS,
-    launch_occupancy,
-    theoretical_occupancy,
-)
+from warplens.analysis.counters.occupancy import CONFIGURATIONS, LIMITERS, launch_occupancy, theoretical_occupancy
 from warplens.errors import UsageError
 
 #: 70 random configurations for each compute capability, and the blocks that fit by each resource as NVIDIA's occupancy

@@ -29,8 +29,8 @@ from warplens.analysis.counters import (
     speed_of_light,
 )
 from warplens.profile.counters import KernelCounters
-from warplens.readers.counters import read_counters
-from warplens.scrub_secrets import FORBIDDEN
+from warplens.readers import read_counters
+from warplens.secrets import FORBIDDEN
 
 SHIPPED = Path(warplens.__file__).parent / "data" / "counters"
 INDEX = json.loads((SHIPPED / "INDEX.json").read_text(encoding="utf-8"))

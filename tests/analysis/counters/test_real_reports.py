@@ -19,7 +19,7 @@ from warplens.analysis.counters import (
     warp_stalls,
 )
 from warplens.analysis.counters.occupancy import CONFIGURATIONS, launch_configurations
-from warplens.readers.counters import read_counters
+from warplens.readers import read_counters
 
 if TYPE_CHECKING:
     from warplens.profile.counters import KernelCounters

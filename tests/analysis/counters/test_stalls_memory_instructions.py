@@ -3,9 +3,8 @@ from __future__ import annotations
 import pytest
 
 from tests.analysis.counters.builders import counters, launch
-from warplens.analysis.counters.instructions import instruction_use
-from warplens.analysis.counters.memoryaccess import memory_access
-from warplens.analysis.counters.stalls import STALL_REASONS, top_stalls, warp_stalls
+from warplens.analysis.counters.memoryaccess import STALL_REASONS, memory_access, top_stalls, warp_stalls
+from warplens.analysis.counters.speedoflight import instruction_use
 
 STALLED = "smsp__average_warps_issue_stalled_{}_per_issue_active.ratio"
 SAMPLED = "smsp__pcsamp_warps_issue_stalled_{}"

@@ -11,10 +11,10 @@ import polars as pl
 import pytest
 
 from tests.analysis.operators.plain_events import totals
-from warplens.analysis.forest import NO_RANGE
 from warplens.analysis.operators import operator_coverage, operators_by
 from warplens.analysis.phases import phase_statistics, phase_steps
 from warplens.analysis.timeline import Timeline
+from warplens.analysis.trees import NO_RANGE
 from warplens.profile import TABLES
 from warplens.readers import read
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from warplens.analysis.work import FORMULAS, Work, work_of
-from warplens.analysis.work.attention import unmasked_pairs
+from warplens.analysis.work.products import unmasked_pairs
 
 RECORDED = json.loads((Path(__file__).parent / "data" / "flop_counter.json").read_text("utf-8"))
 
@@ -49,7 +49,7 @@ def test_products_convolutions_and_attention_have_the_flops_that_pytorch_counts(
 
 def test_the_record_is_what_pytorch_counts_today() -> None:
     pytest.importorskip("torch", reason="PyTorch is not installed: the record cannot be made anew")
-    from tests.analysis.work.record_flop_counter import entries  # noqa: PLC0415  needs PyTorch
+    from tests.analysis.work.record_flop_counter import entries
 
     now = {(entry["title"], entry["name"]): entry["flops"] for entry in entries()}
 

@@ -7,13 +7,13 @@ import pytest
 
 from tests.analysis.builders import AUTOGRAD_THREAD, copy, kernel, launch
 from tests.analysis.work.programs import H200, launched, operator, program
-from warplens.analysis.grid.lm_flops import forward_flops, model_size
 from warplens.analysis.timeline import Timeline
 from warplens.analysis.window import Window
 from warplens.analysis.work import operator_work, work_statistics
 from warplens.errors import UsageError
 from warplens.profile import Device
 from warplens.readers import read
+from warplens.studies.grid.kernels import forward_flops, model_size
 
 ALL = Window(0, 10_000, "all", "everything")
 

@@ -11,16 +11,10 @@ import pytest
 
 from tests.compare.measured import token_reduction
 from tests.compare.simulation import Noise, Truth, hard, simulated
-from warplens.compare.breakeven import (
-    ERROR_SCHEMA,
-    FORM_SCHEMA,
-    PARAMETER_SCHEMA,
-    THRESHOLD_SCHEMA,
-    BreakEven,
-    fit_breakeven,
-)
-from warplens.compare.sweep import Cell, Point, Sweep
 from warplens.errors import MissingDataError, UsageError
+from warplens.studies.sweeps.breakeven import ERROR_SCHEMA, FORM_SCHEMA, PARAMETER_SCHEMA, THRESHOLD_SCHEMA, BreakEven
+from warplens.studies.sweeps.breakeven_fit import fit_breakeven
+from warplens.studies.sweeps.sweep import Cell, Point, Sweep
 
 LINE = simulated(
     Truth(hard(1.0, 0.12), hard(1.2, 0.05), "hard"),

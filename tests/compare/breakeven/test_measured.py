@@ -8,8 +8,9 @@ import polars as pl
 import pytest
 
 from tests.compare.measured import token_reduction
-from warplens.compare.breakeven import BreakEven, fit_breakeven
-from warplens.compare.crossover import crossovers
+from warplens.studies.sweeps.breakeven import BreakEven
+from warplens.studies.sweeps.breakeven_fit import fit_breakeven
+from warplens.studies.sweeps.crossover import crossovers
 
 
 @cache

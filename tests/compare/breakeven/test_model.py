@@ -10,10 +10,9 @@ import polars as pl
 import pytest
 
 from tests.compare.simulation import Machine, Noise, blocks_of, transformer_sweep
-from warplens.compare.breakeven import BreakEven, fit_breakeven
-from warplens.compare.breakeven.crossvalidation import best_fit
-from warplens.compare.breakeven.features import Known, observed
-from warplens.compare.breakeven.model import Form, Model
+from warplens.studies.sweeps.breakeven import BreakEven, Known, observed
+from warplens.studies.sweeps.breakeven_fit import best_fit, fit_breakeven
+from warplens.studies.sweeps.breakeven_model import Form, Model
 
 MACHINE = Machine()
 

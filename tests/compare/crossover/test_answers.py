@@ -9,10 +9,11 @@ import polars as pl
 import pytest
 
 from tests.compare.simulation import Noise, Truth, cell, hard, simulated
-from warplens.compare.crossover import CROSSING_SCHEMA, LINE_SCHEMA, crossing_frame, crossovers
-from warplens.compare.samples import Samples
-from warplens.compare.sweep import Cell, Point, Sweep
+from warplens.compare.statistics import Samples
 from warplens.errors import UsageError
+from warplens.studies.sweeps.crossover import LINE_SCHEMA, crossovers
+from warplens.studies.sweeps.payoff import CROSSING_SCHEMA, crossing_frame
+from warplens.studies.sweeps.sweep import Cell, Point, Sweep
 
 QUIET = Noise(rounds=20, round_share=0.01, side_share=0.002, skew_share=0.002, stall_rate=0.01, drift_share=0.01)
 BATCHES = [1, 2, 4, 8, 16]

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from tests.compare.simulation import Noise, Truth, hard, random_truth, simulated
-from warplens.compare.crossover import AxisCrossover, crossovers
+from warplens.studies.sweeps.crossover import crossovers
+from warplens.studies.sweeps.payoff import PaysOff
 
 GRIDS = ([1, 2, 4, 8, 16], [1, 2, 4, 8, 16, 32, 64], [1, 4, 16, 64])
 SWEEPS = 45
@@ -22,7 +23,7 @@ NOISES = {
 }
 
 
-def answers(kind: str, noise: Noise, seed: int = 1) -> list[tuple[AxisCrossover, float]]:
+def answers(kind: str, noise: Noise, seed: int = 1) -> list[tuple[PaysOff, float]]:
     generator = np.random.default_rng(seed)
     found = []
     for number in range(SWEEPS):
@@ -33,7 +34,7 @@ def answers(kind: str, noise: Noise, seed: int = 1) -> list[tuple[AxisCrossover,
     return found
 
 
-def holds(answer: AxisCrossover, at: float) -> bool:
+def holds(answer: PaysOff, at: float) -> bool:
     """Whether one of its intervals encloses the place; an answer without any says nothing wrong."""
     return not answer.crossings or any(
         (crossing.low or 0) <= at <= (crossing.high or np.inf) for crossing in answer.crossings

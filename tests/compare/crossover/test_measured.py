@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from tests.compare.measured import token_reduction
-from warplens.compare.crossover import AxisCrossover, crossovers
+from warplens.studies.sweeps.crossover import crossovers
+from warplens.studies.sweeps.payoff import PaysOff
 
 
-def line(attention: str, axis: str, **others: Any) -> AxisCrossover:
+def line(attention: str, axis: str, **others: Any) -> PaysOff:
     (found,) = (item for item in crossovers(token_reduction(attention), axis) if item.others == others)
     return found
 

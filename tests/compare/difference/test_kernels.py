@@ -11,8 +11,7 @@ from hypothesis import given, settings
 
 from tests.compare.difference.programs import GEMM, SOFTMAX, US, Launch, any_side, program, side
 from warplens.compare.difference import KernelChanges, Side, kernel_changes
-from warplens.compare.difference.alignment import in_order
-from warplens.compare.difference.spelling import spelled
+from warplens.compare.difference.matching import in_order, spelled
 
 TOPK = "at::native::sbtopk::gatherTopK"
 NORM = "vectorized_layer_norm_kernel"

@@ -7,7 +7,7 @@ from dataclasses import replace
 from tests.analysis.builders import graph, kernel, launch, nvtx, trace
 from tests.compare.difference.programs import GEMM, NCCL, SOFTMAX, US, Launch, program, side
 from warplens.compare.difference import Side, comparability_notes, kernel_changes, wall_split
-from warplens.profile import Device, NoteLevel, Trace
+from warplens.profile import Device, NoteLevel, Recorder, Trace
 
 
 def _notes(baseline: Side, variant: Side) -> dict[str, NoteLevel]:
@@ -26,7 +26,7 @@ def test_alike_profiles_are_only_told_to_be_profiled() -> None:
 
 def test_another_gpu_or_tool_is_said() -> None:
     profile = program([Launch()] * 3)
-    other = _captured(profile, devices=(Device(ordinal=0, name="Another GPU"),), tool="another tool")
+    other = _captured(profile, devices=(Device(ordinal=0, name="Another GPU"),), recorder=Recorder("another tool"))
     notes = _notes(side(profile), side(other))
     assert notes["different-gpu"] == notes["different-tool"] == NoteLevel.WARNING
 

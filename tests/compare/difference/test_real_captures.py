@@ -9,21 +9,14 @@ import polars as pl
 import pytest
 
 import warplens
+from tests import shipped
 from warplens.analysis.kernels import kernel_statistics
+from warplens.analysis.phases import step_statistics
 from warplens.analysis.ranges import range_statistics
-from warplens.analysis.stepstatistics import step_statistics
-from warplens.compare.difference import (
-    Explanation,
-    Side,
-    StepDifference,
-    explanation,
-    step_difference,
-)
+from warplens.compare.difference import Explanation, Side, StepDifference, explanation, step_difference
 from warplens.compare.statistics import many_differences
 
-DATA = Path(warplens.__file__).parent / "data"
-CAPTURES = DATA / "captures"
-PLANTED = DATA / "planted"
+PLANTED = Path(__file__).resolve().parents[3] / "data" / "planted"
 TRACES = next(
     (
         folder
@@ -46,7 +39,7 @@ def _difference(baseline: Path, variant: Path) -> StepDifference:
 
 
 def _capture(name: str) -> Path:
-    return CAPTURES / f"{name}.sqlite.xz"
+    return shipped.capture(name)
 
 
 def _planted(name: str, variant: str, ending: str = "sqlite") -> Path:

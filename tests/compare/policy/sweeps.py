@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from warplens.compare.policy import PointTimes, Policy, Side, fit_points
-from warplens.compare.samples import Samples
-from warplens.compare.sweep import Cell, Point, Sweep
+from warplens.compare.statistics import Samples
+from warplens.studies.policies.choosing import Policy, Side
+from warplens.studies.policies.fitting import PointTimes, fit_points
+from warplens.studies.sweeps.sweep import Cell, Point, Sweep
 
 SIDES = [Side("method=none", {"method": "none"}), Side("method=topk", {"method": "topk"})]
 H200 = {"device": {"name": "NVIDIA H200"}, "versions": {"torch": "2.11.0"}, "driver": "580", "cuda": "13.0"}

@@ -9,8 +9,9 @@ from functools import partial
 import pytest
 
 from tests.compare.policy.sweeps import BATCHES, EXECUTIONS, SIDES, SIZES, fitted, grid, points, sweep, truth
-from warplens.compare.policy import PointTimes, Side, fit_policy
 from warplens.errors import UsageError
+from warplens.studies.policies.choosing import Side
+from warplens.studies.policies.fitting import PointTimes, fit_policy
 
 AXES = ("input_size", "batch", "execution")
 
@@ -142,7 +143,7 @@ def test_a_sweep_without_a_measured_point_makes_no_policy():
 
 def test_asking_a_policy_imports_neither_polars_nor_numpy_nor_torch():
     program = (
-        "import sys; from warplens.compare.policy import read_policy, fit_points; "
+        "import sys; from warplens.studies.policies import read_policy, fit_points; "
         "found = {'polars', 'numpy', 'torch'} & set(sys.modules); assert not found, found"
     )
     subprocess.run([sys.executable, "-c", program], check=True)

@@ -10,9 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.compare.policy.sweeps import BATCHES, EXECUTIONS, SIZES, fitted, grid, points, sweep
-from warplens.compare.policy import fit_policy, policy_of, read_policy, write_policy
-from warplens.compare.policy.files import document_of
 from warplens.errors import UnreadableInputError
+from warplens.studies.policies.files import document_of, policy_of, read_policy, write_policy
+from warplens.studies.policies.fitting import fit_policy
 
 
 @pytest.fixture(scope="module")

@@ -23,11 +23,11 @@ from tests.compare.policy.sweeps import (
     sweep,
     truth,
 )
-from warplens.compare.policy import PointTimes, fit_policy, regrets_on
-from warplens.compare.policy.regret import summary
-from warplens.compare.surface.reading import sweep_of
 from warplens.errors import UsageError
 from warplens.readers.measurements import read_measurements
+from warplens.studies.policies.fitting import PointTimes, fit_policy
+from warplens.studies.policies.regret import regrets_on, summary
+from warplens.studies.sweeps.reading import sweep_of
 
 PROMISED = 0.02
 

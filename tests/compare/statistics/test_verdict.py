@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from warplens.compare.samples import Samples
-from warplens.compare.statistics import compare, noise_floor, ratio_interval
+from warplens.compare.statistics import Samples, compare, noise_floor, ratio_interval
 from warplens.errors import UsageError
 
 

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from tests.compare.simulation import Curve, Noise, cell, timed
-from warplens.compare.sweep import Point, Sweep
 from warplens.profile.measurements import Measurements
 from warplens.readers.measurements import measurements_of
+from warplens.studies.sweeps.sweep import Point, Sweep
 
 BATCHES = (1, 2, 4, 8, 16, 32)
 

@@ -9,8 +9,9 @@ import pytest
 
 from tests.compare.simulation import Noise, hard, soft
 from tests.compare.surface.sweeps import swept
-from warplens.compare.surface import anomalies, sweep_of
 from warplens.readers.measurements import read_measurements
+from warplens.studies.sweeps.anomalies import anomalies
+from warplens.studies.sweeps.reading import sweep_of
 
 TOKENS = resources.files("warplens").joinpath("data/measurements/token_reduction.json.xz")
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from warplens.compare.surface import confounding
-from warplens.compare.sweep import Cell, Point, Sweep
+from warplens.studies.sweeps.regimes import confounding
+from warplens.studies.sweeps.sweep import Cell, Point, Sweep
 
 
 def grid(points: Sequence[Mapping[str, Any]], **sides: Any) -> Sweep:

@@ -7,9 +7,9 @@ from importlib import resources
 import pytest
 
 from tests.compare.surface.sweeps import measurements, record
-from warplens.compare.surface import matched, side_of, sweep_of
 from warplens.errors import UsageError
 from warplens.readers.measurements import read_measurements
+from warplens.studies.sweeps.reading import matched, side_of, sweep_of
 
 TOKENS = resources.files("warplens").joinpath("data/measurements/token_reduction.json.xz")
 

@@ -7,10 +7,11 @@ from importlib import resources
 import numpy as np
 import pytest
 
-from warplens.compare.samples import Samples
-from warplens.compare.surface import cell_key, matched, regimes, sweep_of
-from warplens.compare.sweep import Cell, Point, Sweep
+from warplens.compare.statistics import Samples
 from warplens.readers.measurements import read_measurements
+from warplens.studies.sweeps.reading import matched, sweep_of
+from warplens.studies.sweeps.regimes import cell_key, regimes
+from warplens.studies.sweeps.sweep import Cell, Point, Sweep
 
 TOKENS = resources.files("warplens").joinpath("data/measurements/token_reduction.json.xz")
 H200 = {"device": {"name": "NVIDIA H200"}}

@@ -6,9 +6,11 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
-from warplens.workloads.attention import KERNELS, AttentionKernel, AttentionShape, TimingPlan, check, measure  # noqa: E402
-from warplens.workloads.attention.problem import attention_inputs  # noqa: E402
-from warplens.workloads.attention.reference import reference  # noqa: E402
+from warplens.workloads.attention import KERNELS, AttentionKernel, AttentionShape, TimingPlan, check, measure
+from warplens.workloads.attention.problem import (
+    attention_inputs,
+    reference,
+)
 
 SHAPE = AttentionShape(2, 2, 24, 16)
 QUICK = TimingPlan(fewest=6, most=6, warmup_s=0.0, budget_s=0.0)

@@ -9,8 +9,8 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
-from warplens.workloads.attention import DTYPES, HEAD_DIMS, KERNELS, AttentionShape, check  # noqa: E402
-from warplens.workloads.attention.tiles import BackwardTiles, ForwardTiles  # noqa: E402
+from warplens.workloads.attention import DTYPES, HEAD_DIMS, KERNELS, AttentionShape, check
+from warplens.workloads.attention.kernels import BackwardTiles, ForwardTiles
 
 pytestmark = pytest.mark.usefixtures("interpreter")
 

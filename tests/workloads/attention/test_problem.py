@@ -9,8 +9,8 @@ import pytest
 
 from warplens.errors import UsageError
 from warplens.workloads.attention import KERNELS, AttentionShape, TimingPlan, attention_flops
-from warplens.workloads.attention.tiles import backward_tiles, forward_tiles
-from warplens.workloads.attention.timing import time_calls
+from warplens.workloads.attention.kernels import backward_tiles, forward_tiles
+from warplens.workloads.attention.measurement import time_calls
 
 
 def test_forward_work_is_four_b_h_s_squared_d():

@@ -1,0 +1,265 @@
+"""The headroom: parts that sum to the measured step, levels that never rise, and limits that measured remedies keep."""
+
+from __future__ import annotations
+
+import json
+import os
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+
+import tests.analysis.builders as b
+import warplens
+from warplens.analysis.headroom import LOSSES, STEPS_DOWN, Headroom, headrooms, loss_column
+from warplens.analysis.headroom.equal import words_of
+from warplens.analysis.timeline import Timeline
+from warplens.readers import read, read_counters
+
+DATA = Path(warplens.__file__).parent / "data"
+PLANTED = Path(__file__).resolve().parents[2] / "data" / "planted"
+SHIPPED = sorted([*(DATA / "captures").glob("*.xz"), *PLANTED.glob("*.xz")])
+SHARED = Path(os.environ.get("WARPLENS_SHARED", Path(__file__).resolve().parents[3] / "shared" / "data"))
+OTHERS = sorted([*SHARED.glob("nsys/*.sqlite"), *SHARED.glob("kineto/*.gz"), *SHARED.glob("pairs/*.sqlite")])
+
+
+@cache
+def timeline(path: Path) -> Timeline:
+    return Timeline(read(path, launch_configuration=True))
+
+
+def headroom(path: Path, *, program: Path | None = None) -> Headroom:
+    """The headroom of the first GPU over the steady steps."""
+    found = timeline(path)
+    told = None if program is None else timeline(program)
+    return headrooms(found, found.window(), program=told)[0]
+
+
+def check(path: Path) -> None:
+    trace = Timeline(read(path, launch_configuration=True))
+    for spec in ("steady", "all"):
+        for found in headrooms(trace, trace.window(spec)):
+            assert int(found.parts["time_ns"].sum()) == found.duration_ns
+            assert int(found.parts["step_ns"].sum()) == found.per_step(found.duration_ns)
+            assert not (found.parts["time_ns"] < 0).any()
+            left = [found.after(step) for step in ("measured", *STEPS_DOWN[:-1])]
+            assert left == sorted(left, reverse=True)
+            groups = found.groups
+            assert int(groups["measured_ns"].sum()) == left[1]
+            assert int(groups["roof_ns"].sum()) == left[2]
+            assert int(groups["limit_ns"].sum()) == left[-1]
+            losses = pl.sum_horizontal(map(loss_column, LOSSES))
+            assert groups.filter(losses + pl.col("limit_ns") != pl.col("measured_ns")).is_empty()
+
+
+@pytest.mark.parametrize("path", SHIPPED[::9], ids=lambda path: path.name)
+def test_parts_sum_to_the_measured_step(path: Path) -> None:
+    check(path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.name)
+def test_parts_sum_to_the_measured_step_of_every_shipped_profile(path: Path) -> None:
+    check(path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", OTHERS, ids=lambda path: path.name)
+def test_parts_sum_to_the_measured_step_of_profiles_of_others(path: Path) -> None:
+    if path.name.startswith("not_a"):
+        pytest.skip("no profile")
+    check(path)
+
+
+# --- what it says of programs with a known cause ----------------------------------------------------------------------
+
+
+def planted(name: str) -> Headroom:
+    return headroom(PLANTED / f"{name}__baseline.json.xz")
+
+
+def part(found: Headroom, level: str, name: str) -> float:
+    """Share of the measured time."""
+    return float(found.parts.filter((pl.col("level") == level) & (pl.col("part") == name))["share"].sum())
+
+
+def test_fp32_products_are_a_matter_of_precision() -> None:
+    found = planted("fp32_products")
+    assert part(found, "precision", "gemm") > 0.8
+    assert found.to_roof_share is not None
+    assert found.to_roof_share < 0.1, "as fp32 products they are near their roof"
+
+
+def test_written_out_norms_are_passes_that_fusion_makes_one() -> None:
+    found = planted("written_out_norms")
+    assert part(found, "avoidable", "fusion") > 0.5
+
+
+def test_a_launch_bound_program_is_idle() -> None:
+    found = planted("tiny_elementwise")
+    assert found.after("idle") < 0.1 * found.duration_ns
+    owners = found.parts.filter(pl.col("level") == "idle")["owners"].to_list()
+    assert any(owners), "a pause belongs to what was issued late"
+
+
+def test_a_loop_of_large_products_has_no_headroom() -> None:
+    found = planted("healthy_gemm_loop")
+    assert found.to_roof_share is not None
+    assert found.to_roof_share < 0.02
+    assert found.mfu == pytest.approx(0.797, abs=0.01)
+
+
+def test_decoding_cannot_be_faster_than_reading_its_weights() -> None:
+    found = planted("lm_decode_one_token")
+    assert found.rates.weight_bytes is not None
+    assert found.rates.weights_ns is not None
+    assert found.rates.weights_ns <= found.after("precision") <= found.after("idle")
+
+
+def test_tokens_and_images_come_from_shapes() -> None:
+    language, vision = planted("healthy_lm_training").rates, planted("healthy_vit_batch").rates
+    assert language.tokens is not None
+    assert language.tokens % 3 == 0, "of three equal steps"
+    assert language.images is None
+    assert vision.images == 4 * 128
+    assert vision.tokens is None
+
+
+def test_an_unknown_gpu_is_taken_as_it_is() -> None:
+    kernels = [b.kernel(0, 1000, "sgemm"), b.kernel(2000, 3000, "add")]
+    trace = Timeline(b.trace(kernels=kernels))
+    (found,) = headrooms(trace, trace.window("all"))
+    assert found.roofs is None
+    assert found.known_share == 0
+    assert found.after("precision") == 2000
+    assert found.mfu is None
+
+
+def test_without_gpu_work_there_is_no_headroom() -> None:
+    trace = Timeline(b.trace(kernels=[]))
+    assert headrooms(trace, trace.window("all")) == ()
+
+
+def test_elementwise_kernels_tell_their_bytes_by_name_and_grid() -> None:
+    name = (
+        "void at::native::vectorized_elementwise_kernel<(int)8, at::native::CUDAFunctor_add<c10::BFloat16>, "
+        "std::array<char *, (unsigned long)3>>(int, T2, T3)"
+    )
+    kernels = [b.kernel(0, 1000, "vectorized_elementwise_kernel", full_name=name, grid=(500, 1, 1))]
+    trace = Timeline(b.trace(kernels=kernels))
+    (found,) = headrooms(trace, trace.window("all"))
+    # Eight elements a thread; two tensors read, one written.
+    assert found.groups["bytes"].to_list() == [500 * 128 * 8 * 2 * 3]
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (
+            "void at::native::elementwise_kernel<(int)128, (int)4, void at::native::gpu_kernel_impl<at::native::"
+            "CUDAFunctor_add<float>>(at::TensorIteratorBase &, const T1 &)::[lambda(int) (instance 1)]>(int, T3)",
+            "void at::native::elementwise_kernel<128, 4, at::native::gpu_kernel_impl<at::native::CUDAFunctor_add<"
+            "float> >(at::TensorIteratorBase&, at::native::CUDAFunctor_add<float> const&)::{lambda(int)#1}>(int, "
+            "at::native::gpu_kernel_impl<float>)",
+        ),
+        ("void f<(bool)1, (unsigned int)32>(T1 *)", "void f<true, 32u>(float*)"),
+    ],
+)
+def test_tools_spell_one_kernel_in_their_own_ways(one: str, other: str) -> None:
+    assert words_of(one) == words_of(other)
+    assert words_of(one) != words_of(one.replace("32", "64").replace("add", "mul"))
+
+
+def test_counters_replace_what_names_imply() -> None:
+    report = SHARED / "ncu" / "h200_topk_reduction.raw.csv"
+    if not report.exists():
+        pytest.skip("no reports of others here")
+    trace = timeline(DATA / "captures" / "deit224_bs1_topk0.1.sqlite.xz")
+    (found,) = headrooms(trace, trace.window(), counters=read_counters(report))
+    counted = found.groups.filter(pl.col("known") == "counters")
+    assert {"gatherTopK", "bitonicSortKVInPlace"} <= set(counted["name"])
+    assert (counted["bytes"] > 0).all()
+
+
+# --- pairs: programs timed without a profiler, before and after the change that an expert would make ------------------
+
+#: Milliseconds of a step after it.
+AFTER = {"attention_eager": 60.6, "fp32_vit": 26.6, "checkpoint_small": 41.3, "gc_and_logging": 35.8, "moe_loop": 3.3}
+PAIRS = pytest.mark.parametrize("name", [*AFTER, "healthy_gpt"])
+needs_pairs = pytest.mark.skipif(not (SHARED / "pairs").is_dir(), reason="the pairs (shared/data/pairs) are not here")
+
+
+def torch_of(name: str) -> Headroom:
+    return headroom(SHARED / "pairs" / f"{name}.pt.trace.json.gz")
+
+
+def capture_of(name: str) -> Headroom:
+    pairs = SHARED / "pairs"
+    return headroom(pairs / f"{name}.sqlite", program=pairs / f"{name}.pt.trace.json.gz")
+
+
+@needs_pairs
+@pytest.mark.parametrize("name", AFTER)
+def test_no_measured_remedy_beats_what_is_left_without_what_it_takes_away(name: str) -> None:
+    for found in (torch_of(name), capture_of(name)):
+        assert found.per_step(found.after("precision")) <= AFTER[name] * 1e6
+
+
+DEVELOPMENT = Path(__file__).resolve().parents[2] / "data" / "pairs"
+TIMED = [
+    entry
+    for entry in (json.loads((DEVELOPMENT / "INDEX.json").read_text("utf-8"))["pairs"] if DEVELOPMENT.is_dir() else ())
+    if entry.get("after_ms") and "torch_before" in entry["files"]
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("entry", TIMED, ids=lambda entry: entry["name"])
+def test_no_remedy_of_the_shipped_pairs_beats_the_limit_of_known_work(entry: dict[str, Any]) -> None:
+    trace, capture = (DEVELOPMENT / entry["files"][kind]["path"] for kind in ("torch_before", "nsys_before"))
+    for found in (headroom(trace), headroom(capture, program=trace)):
+        if (found.known_share or 0) > 0.5:
+            assert found.per_step(found.after("precision")) <= entry["after_ms"][0] * 1e6
+
+
+@needs_pairs
+@PAIRS
+def test_a_capture_and_a_trace_of_one_program_agree(name: str) -> None:
+    trace, capture = torch_of(name), capture_of(name)
+    for step in ("idle", "roof", "avoidable", "precision"):
+        one, other = (found.per_step(found.after(step)) for found in (trace, capture))
+        assert one == pytest.approx(other, rel=0.015), step
+    assert trace.flops / trace.steps == pytest.approx(capture.flops / capture.steps, rel=0.01)
+
+
+@needs_pairs
+def test_a_healthy_program_is_near_its_practical_roof() -> None:
+    found = torch_of("healthy_gpt")
+    assert found.to_roof_share is not None
+    assert found.to_roof_share < 0.15
+    assert found.known_share == pytest.approx(1, abs=0.01)
+
+
+@needs_pairs
+@PAIRS
+def test_only_checkpointing_runs_work_again(name: str) -> None:
+    found = torch_of(name)
+    share = part(found, "avoidable", "recomputation")
+    assert (share > 0.05) == (name == "checkpoint_small")
+    assert (found.flops > found.model_flops) == (name == "checkpoint_small")
+
+
+@needs_pairs
+def test_scores_in_memory_are_found_where_attention_is_written_out() -> None:
+    assert part(torch_of("attention_eager"), "avoidable", "unfused-attention") > 0.3
+    assert not part(torch_of("gc_and_logging"), "avoidable", "unfused-attention")
+
+
+@needs_pairs
+def test_a_misaligned_output_layer_is_told_by_its_size() -> None:
+    lacks = (
+        torch_of("attention_eager").groups.filter(pl.col("input_shapes").str.contains("50257"))["lacks"].drop_nulls()
+    )
+    assert any("50,257 is no multiple of 8" in text for text in lacks)

@@ -1,0 +1,646 @@
+"""Reads every sentence and table of an answer for numbers, and tells where they contradict each other.
+
+Three kinds of checks. Of the JSON: parts sum to their wholes, shares are shares, findings keep to the legend. Of the
+sentences: each number with a unit is one of the JSON, rounded as people read it, or follows from two of them. And
+across commands: what several of them say of the same thing is the same.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Final
+
+from tests.claims.reading import Reading
+from tests.claims.sentences import check_texts, is_number, leaves, numbers_of
+from warplens.diagnosis.findings import EVIDENCE_UNITS, SEVERITIES
+from warplens.diagnosis.rules import RULES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from tests.claims.pages import Page
+
+#: From these gains on a finding is a warning, and critical; what is beside them is named in the legend of its table.
+WARNING: Final = 1.10
+CRITICAL: Final = 1.50
+#: A GPU is busy from here on.
+BUSY: Final = 0.90
+#: Factors and shares are shown with two or three digits.
+ROUNDING: Final = 0.006
+
+#: Which idle causes and which work of the time budget a finding may claim. What goes beyond is a model's.
+OWN_TIME: Final[Mapping[str, tuple[str, ...]]] = {
+    "launch-overhead": ("idle/launch", "idle/graph-launch"),
+    "host-sync": ("idle/synchronization", "idle/refill", "idle/blocking-copy", "copy/device-to-host"),
+    "host-stall": ("idle/host",),
+    "allocator-churn": ("idle/allocation",),
+    "blocking-copy": ("idle/blocking-copy", "copy/device-to-host", "copy/host-to-device"),
+    "exposed-communication": ("communication/*",),
+}
+#: The GPU's own latency after a pause of the host is that pause's.
+_LATENCY: Final = "idle/start-latency"
+
+#: Whose cause a modelled change takes away.
+CHANGES: Final[Mapping[str, str]] = {
+    "no-synchronization": "host-sync",
+    "async-copies": "blocking-copy",
+    "cached-allocation": "allocator-churn",
+    "no-host-stall": "host-stall",
+    "cuda-graph": "launch-overhead",
+}
+
+#: Shares of a change, which may be negative or larger than it.
+_OF_A_CHANGE: Final = ("data.explanation", "data.rows", "data.verdict", "data.phases", "data.transfers")
+
+#: Moments, which may lie before the recording's first.
+_TIMES: Final = ("data.capture.window_ns",)
+
+#: Whole → what lies within it, in the same row.
+_WITHIN: Final = (
+    ("gpu_ns", ("gpu_self_ns", "gpu_exclusive_ns", "inferred_ns")),
+    ("host_ns", ("host_self_ns",)),
+    ("copy_ns", ("overlapped_ns", "exposed_ns")),
+    ("product_ns", ("tensor_core_ns", "vector_ns", "unknown_ns")),
+    ("total_ns", ("product_ns", "categorised_ns", "precision_ns", "same_thread_ns", "operator_ns", "linked_ns")),
+    ("wall_ns", ("busy_ns", "idle_ns", "claimed_ns")),
+    ("duration_ns", ("busy_ns", "idle_ns", "hidden_ns")),
+    ("launches", ("matched", "queued")),
+    ("gpu_busy_ns", ("hidden_ns",)),
+    ("flops", ("model_flops", "matmul_flops")),
+    ("hfu", ("mfu",)),
+    ("window_ns", ("busy_ns",)),
+)
+#: Rows of these tables are parts of one whole, so that their shares are at most 1 together.
+_EXCLUSIVE: Final = ("kernels", "categories", "precisions", "phases", "copies", "api")
+
+
+def check(pages: Sequence[Page]) -> Reading:
+    """Read the answers about one profile, or one comparison."""
+    reading = Reading()
+    known = set().union(*map(numbers_of, pages))
+    for page in pages:
+        _check_numbers(reading, page)
+        check_texts(reading, page, known)
+        if page.command == "headroom":
+            _check_headroom(reading, page.data, page.command)
+        elif page.command == "compare":
+            _check_comparison(reading, page.data)
+    by_command = {page.command: page for page in pages}
+    if {"diagnose", "report", "headroom"} <= by_command.keys():
+        _check_diagnosis(reading, *(by_command[name].data for name in ("diagnose", "report", "headroom")))
+        _check_across(reading, *(by_command[name].data for name in ("diagnose", "report", "headroom")))
+    return reading
+
+
+# --- Numbers of JSON -------------------------------------------------------------------------------------------------
+
+
+def _objects(value: Any, path: str = "data") -> Iterator[tuple[str, dict[str, Any]]]:
+    if isinstance(value, dict):
+        yield path, value
+        for key, inner in value.items():
+            yield from _objects(inner, f"{path}.{key}")
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _objects(inner, path)
+
+
+def _check_numbers(reading: Reading, page: Page) -> None:
+    for path, key, value in leaves(page.data):
+        if not is_number(value):
+            continue
+        is_share = key == "share" or key.endswith("_share")
+        if is_share and not path.startswith(_OF_A_CHANGE if page.command == "compare" else ("nothing",)):
+            reading.expect(-1e-9 <= value <= 1 + 1e-9, "shares lie from 0 to 1", f"{page.command} {path}", value, "0–1")
+        elif key.endswith("_ns") and path not in _TIMES and page.command != "compare":
+            reading.expect(value >= 0, "no time is negative", f"{page.command} {path}", value, "0")
+    for path, row in _objects(page.data):
+        _check_row(reading, f"{page.command} {path}", row)
+    for name in _EXCLUSIVE:
+        rows = page.data.get(name, {}).get("rows", ()) if isinstance(page.data.get(name), dict) else ()
+        shares = [row["share"] for row in rows if row.get("share") is not None]
+        if page.command == "report" and shares:
+            reading.expect(sum(shares) <= 1 + 1e-6, "parts are at most their whole", f"report {name}", sum(shares), 1)
+
+
+def _check_row(reading: Reading, where: str, row: Mapping[str, Any]) -> None:
+    for whole, parts in _WITHIN:
+        for part in parts:
+            if is_number(row.get(whole)) and is_number(row.get(part)):
+                fits = row[part] <= row[whole] * (1 + 1e-9)
+                reading.expect(
+                    fits, "a part lies within its whole", f"{where} {part}", row[part], f"{whole} {row[whole]}"
+                )
+    for prefix in {key.removesuffix("median_ns") for key in row if key.endswith("median_ns")}:
+        found = [row.get(f"{prefix}{what}_ns") for what in ("min", "median", "mean", "max")]
+        known = [float(each) for each in found if each is not None]
+        if len(known) == len(found):
+            least, median, mean, most = known
+            ordered = least <= median <= most and least * (1 - 1e-9) <= mean <= most * (1 + 1e-9)
+            said = (least, median, mean, most)
+            reading.expect(ordered, "least ≤ median, mean ≤ most", f"{where} {prefix}", said, "")
+    if is_number(row.get("total_ns")) and is_number(row.get("mean_ns")) and row.get("calls"):
+        product = row["mean_ns"] * row["calls"]
+        same = abs(product - row["total_ns"]) <= 1e-6 * row["total_ns"] + 1
+        reading.expect(same, "mean × calls is the total", where, product, row["total_ns"])
+    if is_number(row.get("busy_ns")) and is_number(row.get("idle_ns")):
+        whole = row.get("duration_ns", row.get("wall_ns"))
+        if whole is not None:
+            total = row["busy_ns"] + row["idle_ns"]
+            reading.expect(total == whole, "busy and idle are the whole", where, total, whole)
+
+
+# --- Findings --------------------------------------------------------------------------------------------------------
+
+
+def _bound(finding: Mapping[str, Any]) -> float | None:
+    bound: float | None = finding["bound"]
+    return bound
+
+
+def _gain(finding: Mapping[str, Any]) -> float | None:
+    """The number by which findings are ranked: what the best remedy brings, else the most that one can."""
+    expected: float | None = finding["expected"]
+    return _bound(finding) if expected is None else expected
+
+
+def _near(said: float, known: float, digits: int = 2) -> bool:
+    """Whether one is the other as it is rounded."""
+    return abs(said - known) <= 0.5001 / 10.0**digits + 1e-9
+
+
+_DESCRIBES: Final = frozenset(rule.id for rule in RULES if rule.describes)
+_FACTOR: Final = re.compile(r"(?<![\d.,])(\d[\d,]*(?:\.\d+)?)×")
+_SHARE: Final = re.compile(r"([−-]?<?\d[\d,]*(?:\.\d+)?) %")
+
+
+def _factors(text: str) -> list[float]:
+    return [float(found.replace(",", "")) for found in _FACTOR.findall(text)]
+
+
+def _shares(text: str) -> list[float]:
+    return [float(found.strip("<").replace("−", "-").replace(",", "")) / 100 for found in _SHARE.findall(text)]
+
+
+def _check_diagnosis(
+    reading: Reading, diagnosis: Mapping[str, Any], report: Mapping[str, Any], headroom: Mapping[str, Any]
+) -> None:
+    findings = diagnosis["findings"]
+    parts = _budget_parts(report)
+    coverage = diagnosis["coverage"]
+    steps = coverage["steps"]
+    for finding in findings:
+        _check_finding(reading, finding, steps)
+        _check_evidence(reading, finding, coverage, parts)
+    _check_order(reading, findings)
+    _check_headline(reading, diagnosis, parts)
+    _check_saturated(reading, diagnosis)
+    _check_predictions(reading, diagnosis, headroom)
+    _check_coverage(reading, diagnosis, report)
+
+
+#: A rule that is not always sure says from where on it warns, or that it may inform only.
+_WARNS_FROM: Final = re.compile(r"warning from (\d\.\d+)×")
+
+
+def _severities(id_: str, gain: float, steps: int) -> set[str]:
+    """By the legend; a rule's own words may lower a gain to an information."""
+    rule = next(rule for rule in RULES if rule.id == id_)
+    words = f"{rule.raised_when} {rule.claimed}"
+    known = {"critical" if gain >= CRITICAL and steps else "warning" if gain >= WARNING else "info"}
+    least = max([float(factor) for factor in _WARNS_FROM.findall(words)], default=WARNING)
+    return known | ({"info"} if gain < least or "informs" in words else set())
+
+
+def _check_finding(reading: Reading, finding: Mapping[str, Any], steps: int) -> None:
+    where = f"diagnose {finding['id']}"
+    gain, bound, expected = _gain(finding), _bound(finding), finding.get("expected")
+    if expected is not None:
+        low, high = finding["expected_interval"]
+        inside = low <= expected <= high
+        reading.expect(inside, "the interval holds what is expected", where, expected, (low, high))
+        if bound is not None:
+            reading.expect(
+                high <= bound + 1e-9, "nothing is expected beyond the bound", where, (low, expected, high), bound
+            )
+    if bound is not None:
+        reading.expect(bound >= 1, "a bound is a gain", where, bound, 1)
+        for remedy in finding["remedies"]:
+            for factor in _factors(remedy["expected"]):
+                fits = factor <= bound + ROUNDING
+                said = f"{remedy['expected']} ({remedy['action']})"
+                reading.expect(fits, "no remedy promises more than the bound", where, said, f"{bound:.2f}×")
+    severity = finding["severity"]
+    if gain is not None and finding["id"] not in _DESCRIBES:
+        allowed = _severities(finding["id"], gain, steps)
+        said = f"{gain:.3f}× in {steps} steps: {' or '.join(allowed)}"
+        reading.expect(severity in allowed, "severity goes by the gain", where, severity, said)
+    reading.expect(severity != "critical" or steps > 0, "nothing is critical without steps", where, severity, steps)
+    for factor in _factors(finding["title"]):
+        reading.expect(bound is None or factor <= bound + ROUNDING, "no title beyond the bound", where, factor, bound)
+
+
+def _check_order(reading: Reading, findings: Sequence[Mapping[str, Any]]) -> None:
+    """By severity, then what costs before what describes, then by gain; the verdict stands first whatever it is."""
+    keys = [(SEVERITIES.index(one["severity"]), one["id"] in _DESCRIBES, -(_gain(one) or 0.0)) for one in findings[1:]]
+    for (before, first), (after, second) in pairwise(zip(keys, findings[1:], strict=True)):
+        said = f"{first['id']} {_gain(first)}, {second['id']} {_gain(second)}"
+        reading.expect(before <= after, "findings are ranked by gain", "diagnose findings", said, "falling")
+    worth = [one for one in findings if one["severity"] != "info"]
+    if worth and findings[0]["severity"] != "info":
+        best = max(worth, key=lambda one: _gain(one) or 0.0)
+        gain, known = _gain(findings[0]) or 0.0, f"{best['id']} {_gain(best)}"
+        reading.expect(gain >= (_gain(best) or 0.0), "the verdict has the largest gain", findings[0]["id"], gain, known)
+
+
+def _check_headline(reading: Reading, diagnosis: Mapping[str, Any], parts: Mapping[str, float]) -> None:
+    headline, findings = diagnosis["headline"], diagnosis["findings"]
+    if not findings:
+        return
+    first = findings[0]
+    reading.expect(
+        diagnosis["verdict"] == first["id"],
+        "the first finding is the verdict",
+        "headline",
+        diagnosis["verdict"],
+        first["id"],
+    )
+    shown = {number for number in (first.get("expected"), _bound(first)) if number is not None}
+    for factor in _factors(headline):
+        fits = any(_near(factor, number) for number in shown)
+        reading.expect(fits, "the headline has the first finding's number", "headline", headline, sorted(shown))
+    shares = _shares(headline)
+    own = OWN_TIME.get(first["id"])
+    if own and shares and parts and "modelled" not in headline:
+        known = _own_share(parts, own)
+        fits = shares[0] <= known + 0.0006
+        reading.expect(
+            fits, "a cause has at most its time in the budget", f"headline of {first['id']}", headline, f"{known:.1%}"
+        )
+    if "GPU had no work" in headline and shares and parts:
+        idle = sum(share for part, share in parts.items() if part.startswith("idle/"))
+        reading.expect(shares[0] <= idle + 0.0006, "idle is at most the idle time", "headline", headline, f"{idle:.1%}")
+    if "Nothing is wrong" in headline:
+        for finding in findings:
+            gain = _gain(finding) or 0.0
+            small = gain < WARNING or finding["id"] in _DESCRIBES or finding["severity"] == "info"
+            told = finding["id"] in _DESCRIBES or gain < WARNING
+            reading.expect(
+                small and told,
+                "nothing is wrong only if nothing is to be gained",
+                f"diagnose {finding['id']}",
+                f"{gain:.3f}×",
+                headline,
+            )
+    busy = (
+        diagnosis["coverage"]["busy_ns"] / diagnosis["coverage"]["wall_ns"] if diagnosis["coverage"]["wall_ns"] else 0
+    )
+    for said in re.findall(r"GPU is busy for ([\d.]+) %", headline):
+        reading.expect(_near(float(said), 100 * busy, 1), "busy is busy", "headline", said, f"{busy:.4f}")
+
+
+def _own_share(parts: Mapping[str, float], own: Sequence[str]) -> float:
+    groups = {name.removesuffix("*") for name in own if name.endswith("*")}
+    named = sum(
+        share for part, share in parts.items() if part in own or any(part.startswith(group) for group in groups)
+    )
+    return named + (parts.get(_LATENCY, 0.0) if any(name.startswith("idle/") for name in own) else 0.0)
+
+
+def _check_saturated(reading: Reading, diagnosis: Mapping[str, Any]) -> None:
+    saturated = next((one for one in diagnosis["findings"] if one["id"] == "saturated"), None)
+    if saturated is None:
+        return
+    evidence = saturated["evidence"]
+    busy = evidence["gpu_busy_share"] + evidence.get("between_queued_kernels_share", 0.0)
+    reading.expect(busy >= BUSY - 1e-9, "saturated means busy for 90 %", "diagnose saturated", f"{busy:.4f}", BUSY)
+    for finding in diagnosis["findings"]:
+        if finding["id"] not in _DESCRIBES:
+            gain = _gain(finding) or 0.0
+            reading.expect(
+                gain < WARNING,
+                "saturated means nothing is worth 1.10×",
+                f"diagnose {finding['id']}",
+                f"{gain:.3f}×",
+                "< 1.10×",
+            )
+
+
+def _check_predictions(reading: Reading, diagnosis: Mapping[str, Any], headroom: Mapping[str, Any]) -> None:
+    bounds = {one["id"]: _bound(one) for one in diagnosis["findings"]}
+    devices = headroom["devices"]
+    for item in diagnosis["predictions"]:
+        where = f"diagnose prediction {item['change']}"
+        ratio = item["measured_ns"] / item["predicted_ns"] if item["predicted_ns"] else None
+        if ratio is not None:
+            reading.expect(
+                abs(ratio - item["speedup"]) <= 1e-3 * ratio,
+                "a gain is measured over predicted",
+                where,
+                item["speedup"],
+                ratio,
+            )
+        reading.expect(
+            item["predicted_ns"] <= item["measured_ns"] * 1.001,
+            "a change that is offered helps",
+            where,
+            item["predicted_ns"],
+            item["measured_ns"],
+        )
+        bound = bounds.get(CHANGES.get(item["change"], ""))
+        if bound is not None:
+            reading.expect(
+                item["speedup"] <= bound + ROUNDING,
+                "no prediction beyond a bound",
+                where,
+                f"{item['speedup']:.3f}×",
+                f"{bound:.3f}×",
+            )
+        if len(devices) == 1 and diagnosis["window"]["kind"] != "range":
+            known = devices[0]["step_ns"]
+            same = abs(item["measured_ns"] - known) <= 1e-3 * known
+            reading.expect(same, "a step takes as long wherever it is measured", where, item["measured_ns"], known)
+
+
+def _check_coverage(reading: Reading, diagnosis: Mapping[str, Any], report: Mapping[str, Any]) -> None:
+    coverage, budgets = diagnosis["coverage"], report["budget"]["devices"]
+    for key, own in (("wall_ns", "duration_ns"), ("busy_ns", "busy_ns"), ("idle_ns", "idle_ns")):
+        known = sum(budget[own] for budget in budgets)
+        reading.expect(
+            coverage[key] == known,
+            "the diagnosis rests on the budget",
+            f"diagnose coverage {key}",
+            coverage[key],
+            known,
+        )
+    reading.expect(
+        coverage["steps"] == len(diagnosis["window"]["steps"]),
+        "steps are counted once",
+        "coverage",
+        coverage["steps"],
+        len(diagnosis["window"]["steps"]),
+    )
+    for phase in diagnosis["per_phase"]:
+        known = phase["wall_ns"] / coverage["wall_ns"]
+        reading.expect(
+            abs(phase["share"] - known) < 1e-9,
+            "a share is the part over the whole",
+            phase["phase"],
+            phase["share"],
+            known,
+        )
+    total = sum(phase["wall_ns"] for phase in diagnosis["per_phase"])
+    reading.expect(
+        total <= coverage["wall_ns"], "phases lie within the window", "per_phase", total, coverage["wall_ns"]
+    )
+
+
+#: Of a finding's evidence: share → the time that it is of the window.
+_SAME_AS: Final = {
+    "idle_share": "idle_ns", "hidden_share": "hidden_ns", "exposed_share": "exposed_ns",
+    "products_share": "products_ns", "memory_kernels_share": "memory_kernels_ns",
+    "off_tensor_cores_share": "off_tensor_cores_ns",
+}  # fmt: skip
+
+
+def _check_evidence(
+    reading: Reading, finding: Mapping[str, Any], coverage: Mapping[str, Any], parts: Mapping[str, float]
+) -> None:
+    wall, steps = coverage["wall_ns"], max(1, coverage["steps"])
+    evidence, where = finding["evidence"], f"diagnose {finding['id']}"
+    declared = next(rule.evidence for rule in RULES if rule.id == finding["id"])
+    for name, value in evidence.items():
+        has_unit = any(name.endswith(ending) for ending in (*EVIDENCE_UNITS, "_per_wait"))
+        reading.expect(has_unit, "evidence names its unit", f"{where} {name}", name, tuple(EVIDENCE_UNITS))
+        reading.expect(value >= 0, "no evidence is negative", f"{where} {name}", value, 0)
+        reading.expect(name in declared, "evidence is declared", f"{where} {name}", name, tuple(declared))
+        if name.endswith("_ns") and not name.endswith("median_ns") and wall:
+            reading.expect(value <= wall, "a part lies within the window", f"{where} {name}", value, wall)
+        if name.endswith("_ns_per_step") and wall and "call" not in name:
+            fits = value * steps <= wall * (1 + 1e-9)
+            reading.expect(fits, "a part lies within the window", f"{where} {name}", value * steps, wall)
+    for share, time in _SAME_AS.items():
+        if share in evidence and time in evidence and wall:
+            known = evidence[time] / wall
+            reading.expect(
+                abs(evidence[share] - known) < 1e-9,
+                "a share is the part over the whole",
+                f"{where} {share}",
+                evidence[share],
+                known,
+            )
+    if "gpu_busy_share" in evidence and wall:
+        known = coverage["busy_ns"] / wall
+        reading.expect(
+            abs(evidence["gpu_busy_share"] - known) < 1e-9, "busy is busy", where, evidence["gpu_busy_share"], known
+        )
+    own = OWN_TIME.get(finding["id"])
+    if own and parts and "idle_share" in evidence:
+        known = _own_share(parts, own)
+        reading.expect(
+            evidence["idle_share"] <= known + 1e-9,
+            "a cause has at most its time in the budget",
+            f"{where} idle_share",
+            f"{evidence['idle_share']:.4f}",
+            f"{known:.4f}",
+        )
+    if evidence.get("idle_share") is not None and parts:
+        idle = coverage["idle_ns"] / wall
+        reading.expect(
+            evidence["idle_share"] <= idle + 1e-9, "idle is at most the idle time", where, evidence["idle_share"], idle
+        )
+
+
+# --- Budgets ---------------------------------------------------------------------------------------------------------
+
+
+def _budget_parts(report: Mapping[str, Any]) -> dict[str, float]:
+    """Share of the wall time of all GPUs by `group/part`."""
+    devices = report["budget"]["devices"]
+    whole = sum(budget["duration_ns"] for budget in devices)
+    parts: dict[str, float] = defaultdict(float)
+    for budget in devices:
+        for row in budget["rows"]:
+            parts[f"{row['group']}/{row['part']}"] += row["time_ns"] / whole if whole else 0.0
+    return parts
+
+
+def _check_headroom(reading: Reading, data: Mapping[str, Any], command: str) -> None:
+    rows = data.get("rows")
+    for device in data["devices"]:
+        mine = rows if rows is None else [row for row in rows if row["device"] == device["device"]]
+        mine = device["parts"]["rows"] if mine is None else mine
+        where = f"{command} GPU {device['device']}"
+        for key, known in (("time_ns", device["duration_ns"]), ("step_ns", device["step_ns"])):
+            total = sum(row[key] for row in mine)
+            reading.expect(total == known, "parts sum to the whole", f"{where} {key}", total, known)
+        left = [device["duration_ns"], *device["after"].values()]
+        for before, after in pairwise(left):
+            reading.expect(after <= before, "each step down leaves less", where, after, before)
+        limit = sum(row["time_ns"] for row in mine if row["level"] == "limit")
+        reading.expect(limit == left[-1], "the limit is what is left", where, limit, left[-1])
+        for row in mine:
+            known = row["time_ns"] / device["duration_ns"] if device["duration_ns"] else 0.0
+            reading.expect(
+                abs(row["share"] - known) < 1e-6,
+                "a share is the part over the whole",
+                f"{where} {row['part']}",
+                row["share"],
+                known,
+            )
+            measured = row["how"] == "measured"
+            may = row["level"] == "idle" or (row["level"] == "limit" and row["part"].startswith("no model"))
+            reading.expect(
+                not measured or may,
+                "a model is not called measured",
+                f"{where} {row['level']}/{row['part']}",
+                row["how"],
+                "modelled",
+            )
+        for group in device["groups"]["rows"]:
+            at = f"{where} {group['name']}"
+            losses = sum(value for key, value in group.items() if key.endswith("_loss_ns"))
+            same = abs(group["measured_ns"] - losses - group["limit_ns"]) <= 8
+            reading.expect(
+                same, "losses lead from measured to the limit", at, losses, group["measured_ns"] - group["limit_ns"]
+            )
+            roof = group["measured_ns"] - group["roof_loss_ns"]
+            reading.expect(
+                abs(group["roof_ns"] - roof) <= 2,
+                "the roof is measured without what is above it",
+                at,
+                group["roof_ns"],
+                roof,
+            )
+            if group["theoretical_ns"] is not None:
+                fits = group["theoretical_ns"] <= group["roof_ns"] + 2
+                reading.expect(fits, "no roof beyond the data sheet", at, group["roof_ns"], group["theoretical_ns"])
+
+
+def _check_across(
+    reading: Reading, diagnosis: Mapping[str, Any], report: Mapping[str, Any], headroom: Mapping[str, Any]
+) -> None:
+    """What several commands say of one thing."""
+    other = report["diagnosis"]
+    for key in ("verdict", "headline", "coverage", "predictions", "per_phase"):
+        reading.expect(diagnosis[key] == other[key], "commands agree", key, diagnosis[key], other[key])
+    for one, same in zip(diagnosis["findings"], other["findings"], strict=False):
+        reading.expect(one == same, "commands agree", f"finding {one['id']}", one, same)
+    reading.expect(
+        len(diagnosis["findings"]) == len(other["findings"]),
+        "commands agree",
+        "findings",
+        len(diagnosis["findings"]),
+        len(other["findings"]),
+    )
+    for key in ("start_ns", "end_ns", "steps"):
+        known = report["window"][key]
+        for page in (diagnosis, headroom):
+            reading.expect(
+                page["window"][key] == known, "commands speak of one window", key, page["window"][key], known
+            )
+    if "headroom" in report and report["headroom"] is not None:
+        _check_headroom(reading, report["headroom"], "report")
+        told = {one["device"]: one for one in report["headroom"]["devices"]}
+        for device in headroom["devices"]:
+            for key in ("duration_ns", "step_ns", "after", "mfu", "hfu", "to_roof_share", "known_share"):
+                same = told[device["device"]][key]
+                reading.expect(device[key] == same, "commands agree", f"headroom {key}", device[key], same)
+    below = next(
+        (one["evidence"].get("above_roof_share") for one in diagnosis["findings"] if one["id"] == "below-roof"), None
+    )
+    if below is not None:
+        whole = sum(device["duration_ns"] for device in headroom["devices"])
+        roof = sum(row["time_ns"] for row in headroom["rows"] if row["level"] == "roof") / whole
+        same = abs(below - roof) <= 1e-6
+        reading.expect(
+            same,
+            "time above the practical roof is the headroom's",
+            "diagnose below-roof",
+            f"{below:.4f}",
+            f"{roof:.4f}",
+        )
+    _check_idle(reading, report, headroom)
+
+
+def _check_idle(reading: Reading, report: Mapping[str, Any], headroom: Mapping[str, Any]) -> None:
+    for budget in report["budget"]["devices"]:
+        total = sum(row["time_ns"] for row in budget["rows"])
+        reading.expect(
+            total == budget["duration_ns"], "parts sum to the whole", "report budget", total, budget["duration_ns"]
+        )
+        mine = {
+            row["part"]: row["time_ns"]
+            for row in headroom["rows"]
+            if row["device"] == budget["device"] and row["level"] == "idle"
+        }
+        for row in budget["rows"]:
+            if row["share"] is not None and budget["duration_ns"]:
+                known = row["time_ns"] / budget["duration_ns"]
+                reading.expect(
+                    abs(row["share"] - known) < 1e-9,
+                    "a share is the part over the whole",
+                    f"budget {row['part']}",
+                    row["share"],
+                    known,
+                )
+            if row["group"] == "idle":
+                said = mine.get(row["part"], 0)
+                reading.expect(
+                    said == row["time_ns"],
+                    "budget and headroom have the same idle time",
+                    row["part"],
+                    said,
+                    row["time_ns"],
+                )
+        copies = sum(row["time_ns"] for row in budget["rows"] if row["group"] == "copy")
+        linked = mine.get("exposed-copies", 0)
+        reading.expect(linked <= copies, "exposed copies are copies of the budget", "headroom", linked, copies)
+
+
+_CALLS_LIE_ELSEWHERE: Final = 1.1
+
+# --- Comparisons -----------------------------------------------------------------------------------------------------
+
+
+def _check_comparison(reading: Reading, data: Mapping[str, Any]) -> None:
+    if data.get("kind") != "traces":
+        return
+    wall = data["wall"]
+    for key in ("baseline_ns", "variant_ns", "change_ns"):
+        total = sum(row.get(key, row.get("variant_ns", 0) - row.get("baseline_ns", 0)) for row in data["rows"])
+        close = abs(total - wall[key]) <= abs(wall.get("residual_ns") or 0.0) + 1e-6 * abs(wall["baseline_ns"]) + 1
+        reading.expect(close, "parts sum to the whole", f"compare {key}", total, wall[key])
+    change = wall["variant_ns"] - wall["baseline_ns"]
+    reading.expect(
+        abs(change - wall["change_ns"]) <= 1, "a change is the difference", "compare wall", wall["change_ns"], change
+    )
+    why = data.get("explanation")
+    if why is not None:
+        total = sum(each["change_ns"] for each in why["contributions"])
+        close = abs(total - why["change_ns"]) <= 1e-6 * wall["baseline_ns"] + 1
+        reading.expect(close, "contributions sum to the change", "compare explanation", total, why["change_ns"])
+    for side in ("baseline", "variant"):
+        launches = data[side].get("launches")
+        if launches is None:
+            continue
+        shares = [
+            launches[f"{what}_share"]
+            for what in ("busy", "issue", "host", "waiting")
+            if launches.get(f"{what}_share") is not None
+        ]
+        reading.expect(
+            sum(shares) <= 1 + 1e-9, "parts are at most their whole", f"compare {side} launches", sum(shares), 1
+        )
+        # Calls lie elsewhere than the work that they launch: of few steps, some of one more belong to them.
+        step = wall[f"{side}_ns"] * _CALLS_LIE_ELSEWHERE
+        if launches.get("issue_ns") is not None:
+            reading.expect(
+                launches["issue_ns"] <= step,
+                "a thread issues for at most the step",
+                f"compare {side} issue_ns",
+                launches["issue_ns"],
+                step,
+            )

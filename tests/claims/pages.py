@@ -1,0 +1,95 @@
+"""What the commands say of one profile, as JSON and as the texts that people read, from one reading of the file."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
+
+from tests.golden.running import visible
+from warplens.cli import answer as answers
+from warplens.cli.commands import compare as comparing
+from warplens.cli.commands import headroom as budgeting
+from warplens.cli.commands import report as reporting
+from warplens.cli.options import Format
+from warplens.report.html import render_html
+from warplens.report.markdown import render_markdown
+from warplens.report.overview.document import report_document
+from warplens.report.overview.numbers import examine
+from warplens.report.write import report_json
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+#: Wide enough that no cell of a table is broken into lines.
+_WIDE = {"COLUMNS": "2000", "NO_COLOR": "1"}
+
+
+@dataclass(frozen=True)
+class Page:
+    """One answer.
+
+    Attributes:
+        command: that gave it.
+        data: `data` of its JSON; of a report that of its only profile.
+        texts: format → what people read.
+        warnings: those of its JSON.
+    """
+
+    command: str
+    data: Mapping[str, Any]
+    texts: Mapping[str, str]
+    warnings: Sequence[Mapping[str, str] | str] = ()
+
+
+def pages_of(path: Path, *, html: bool = False) -> list[Page]:
+    """What `diagnose`, `headroom` and `report` say of a profile.
+
+    Args:
+        path: of the profile.
+        html: whether to render the report as HTML as well, which takes a second.
+    """
+    selection = answers.select(path, "steady", None, launch_configuration=True)
+    with (
+        patch.object(reporting, "select", lambda *_, **__: selection),
+        patch.object(budgeting, "select", lambda *_, **__: selection),
+    ):
+        pages = [_answered(reporting, lambda: reporting.diagnose(path))]
+        pages.append(_answered(budgeting, lambda: budgeting.headroom(path, limit=0)))
+    numbers = examine(selection.timeline, selection.window)
+    document = report_document([numbers])
+    texts = {"md": render_markdown(document)}
+    if html:
+        texts["html"] = visible(render_html(document))
+    found = json.loads(report_json([numbers]))["data"]["profiles"][0]
+    return [*pages, Page("report", found, texts)]
+
+
+def compared(baseline: Path, variant: Path) -> Page:
+    """What `compare` says of two profiles."""
+    return _answered(comparing, lambda: comparing.compare(baseline, variant))
+
+
+def _answered(module: Any, command: Callable[[], None]) -> Page:
+    kept: list[answers.Answer] = []
+    with patch.object(module, "emit", lambda answer, form: kept.append(answer)), redirect_stderr(io.StringIO()):
+        command()
+    (answer,) = kept
+    texts = {form.value: _printed(answer, form) for form in (Format.TABLE, Format.MD)}
+    found = json.loads(answer.json())
+    return Page(answer.command, found["data"], texts, found["warnings"])
+
+
+def _printed(answer: answers.Answer, form: Format) -> str:
+    with (
+        patch.dict(os.environ, _WIDE),
+        redirect_stdout(io.StringIO()) as printed,
+        redirect_stderr(io.StringIO()) as notes,
+    ):
+        answers.emit(answer, form)
+    return printed.getvalue() + notes.getvalue()

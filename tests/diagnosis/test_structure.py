@@ -1,0 +1,180 @@
+"""Patterns of kernels are found where they are planted, and only there."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.diagnosis.machine import ADD, BF16_GEMM, US, Machine
+from tests.diagnosis.programs import judged, verdict
+
+SOFTMAX = "void at::native::cunn_SoftMaxForward<8, float, float, float, at::native::SoftMaxForwardEpilogue>(float*)"
+LOG_SOFTMAX = SOFTMAX.replace("SoftMaxForwardEpilogue", "LogSoftMaxForwardEpilogue")
+LAYER_NORM = "void at::native::vectorized_layer_norm_kernel<float, float>(int)"
+GELU = "void at::native::vectorized_elementwise_kernel<4, at::native::GeluCUDAKernelImpl>(int)"
+ODD_GEMM = "void cutlass::Kernel2<cutlass_75_tensorop_bf16_s1688gemm_bf16_128x128_tn_align1>(Params)"
+CONVOLUTION = "sm90_xmma_fprop_implicit_gemm_bf16bf16_bf16f32_f32_nhwckrsc_nhwc_tilesize128x128x64_cudnn"
+TO_NHWC = "void cudnn::engines_precompiled::nchwToNhwcKernel<__nv_bfloat16, __nv_bfloat16, float>(int)"
+BATCH_NORM = "void at::native::batch_norm_collect_statistics_kernel<c10::BFloat16, float, float, int>(int)"
+CAT = "void at::native::CatArrayBatchedCopy_vectorized<at::native::OpaqueType<2u>, unsigned int, 4, 64, 64>(char*)"
+FLASH = "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7_64x128x64_4x1x1_cga1x1x1_kernel0_0"
+PICK = "void at::native::vectorized_gather_kernel<16, long>(char*, char*, long*)"
+PUT = "void at::native::indexFuncLargeIndex<c10::BFloat16, long, unsigned int, 2, 2, -2, true>(int)"
+LISTS = "void at::native::multi_tensor_apply_kernel<at::native::TensorListMetadata<{}>, at::native::Op{}>(int)"
+
+
+def attention(machine: Machine) -> None:
+    """Products of 100 µs around three passes of 300 µs, four times."""
+    for _ in range(4):
+        machine.launch(100 * US)
+        machine.launch(300 * US, ADD)
+        machine.launch(300 * US, SOFTMAX)
+        machine.launch(300 * US, ADD)
+        machine.launch(100 * US)
+
+
+def test_passes_between_two_products_with_a_softmax_are_attention_written_out() -> None:
+    found = verdict(attention)
+    assert found.verdict == "unfused-attention"
+    finding = found.findings[0]
+    assert finding.evidence["attentions_per_step"] == 4
+    assert finding.evidence["passes_per_attention_factor"] == 3
+    # The passes are 900 of 1,100 µs, and half of the products goes with them.
+    assert finding.expected == pytest.approx(1100 / 100, rel=0.1)
+
+
+def test_the_softmax_of_a_loss_is_none_of_attention() -> None:
+    def step(machine: Machine) -> None:
+        for _ in range(4):
+            machine.launch(1000 * US)
+            machine.launch(300 * US, LOG_SOFTMAX)
+            machine.launch(1000 * US)
+
+    assert verdict(step).finding("unfused-attention") is None
+
+
+def test_products_for_operands_aligned_to_two_bytes_have_sizes_that_tensor_cores_do_not_take() -> None:
+    def step(machine: Machine) -> None:
+        machine.launch(300 * US, times=4)
+        machine.launch(900 * US, ODD_GEMM, times=2)
+
+    found = verdict(step)
+    assert found.verdict == "misaligned-shape"
+    assert found.findings[0].expected == pytest.approx(3000 / (3000 - 0.8 * 1800), rel=0.02)
+
+
+def test_conversions_around_convolutions_are_a_matter_of_memory_format() -> None:
+    def step(machine: Machine) -> None:
+        for _ in range(8):
+            machine.launch(50 * US, TO_NHWC)
+            machine.launch(100 * US, CONVOLUTION)
+            machine.launch(80 * US, BATCH_NORM)
+
+    found = verdict(step)
+    assert found.verdict == "memory-format"
+    assert found.findings[0].evidence["conversions_per_step"] == 8
+
+
+def test_long_chains_between_products_are_unfused_and_short_ones_are_any_networks() -> None:
+    def written_out(machine: Machine) -> None:
+        for _ in range(6):
+            machine.launch(100 * US)
+            machine.launch(40 * US, ADD, times=6)
+
+    def usual(machine: Machine) -> None:
+        for _ in range(6):
+            machine.launch(100 * US)
+            machine.launch(40 * US, ADD, times=2)
+            machine.launch(40 * US, LAYER_NORM)
+
+    assert verdict(written_out).verdict == "unfused-chain"
+    assert verdict(usual).finding("unfused-chain") is None
+
+
+def layers(machine: Machine, count: int = 6) -> None:
+    for number in range(count):
+        machine.launch((40 + number) * US)
+        machine.launch(20 * US, GELU)
+        machine.launch((50 + number) * US, FLASH)
+        machine.launch(15 * US, LAYER_NORM)
+
+
+def test_the_forward_sequence_inside_the_backward_pass_is_run_again() -> None:
+    def step(machine: Machine) -> None:
+        with machine.range("forward"):
+            layers(machine)
+        with machine.range("backward"):
+            for _ in range(3):
+                layers(machine, 2)
+                for _ in range(8):
+                    machine.launch(70 * US, BF16_GEMM.replace("TNN", "NTT"))
+                    machine.launch(30 * US, "at::native::layer_norm_backward_kernel<float>")
+
+    found = verdict(step)
+    assert found.verdict == "recomputation"
+    assert found.findings[0].evidence["of_forward_share"] == pytest.approx(1)
+
+
+def test_small_products_between_picked_and_added_rows_are_a_loop_over_experts() -> None:
+    def step(machine: Machine) -> None:
+        for _ in range(32):
+            machine.launch(2 * US, PICK)
+            machine.launch(5 * US)
+            machine.launch(2 * US, GELU)
+            machine.launch(5 * US)
+            machine.launch(3 * US, PUT)
+
+    found = verdict(step)
+    assert found.verdict == "per-expert-loop"
+    assert found.findings[0].evidence["repetitions_per_step"] == pytest.approx(32, abs=1)
+
+
+def test_caches_that_are_copied_whole_for_each_attention_grow() -> None:
+    def step(machine: Machine) -> None:
+        for _ in range(12):
+            machine.launch(20 * US)
+            machine.launch(3 * US, ADD, times=3)
+            machine.launch(120 * US, CAT, times=2)
+            machine.launch(60 * US, FLASH)
+
+    found = verdict(step)
+    assert found.verdict == "growing-cache"
+    assert found.findings[0].evidence["concatenations_per_step"] == 24
+
+
+def test_rows_that_are_picked_and_added_for_most_of_the_time_are_scattered_access() -> None:
+    def step(machine: Machine) -> None:
+        machine.launch(100 * US, times=2)
+        machine.launch(300 * US, PICK, times=3)
+        machine.launch(300 * US, PUT, times=2)
+
+    assert verdict(step).verdict == "scattered-access"
+
+
+def test_an_optimizer_by_lists_can_be_fused() -> None:
+    def step(machine: Machine) -> None:
+        machine.launch(100 * US, times=4)
+        for number in range(12):
+            machine.launch(60 * US, LISTS.format(number % 3, number))
+
+    found = verdict(step)
+    assert found.verdict == "unfused-optimizer"
+    assert "foreach" in found.findings[0].title
+
+
+def test_products_that_take_longer_in_each_step_show_a_falling_clock() -> None:
+    machine = Machine()
+    for number in range(12):
+        with machine.step():
+            machine.launch((200 + 12 * number) * US, times=5)
+            machine.launch((300 + 18 * number) * US, FLASH, times=5)
+    found = judged(machine.trace()).finding("slowing-gpu")
+    assert found is not None
+    assert found.evidence["last_to_first_factor"] > 1.3
+
+
+def test_nothing_is_critical_without_steps() -> None:
+    machine = Machine()
+    for name, length in ((BF16_GEMM, 100), (ADD, 300), (SOFTMAX, 310), (LAYER_NORM, 320), (ODD_GEMM, 90)):
+        machine.launch(length * US, name)
+    assert not judged(machine.trace()).coverage.steps
+    assert all(finding.severity != "critical" for finding in judged(machine.trace()).findings)

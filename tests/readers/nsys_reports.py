@@ -1,0 +1,185 @@
+"""Nsight Systems reports written by hand: messages, blocks, sections, as docs/reference/nsys-rep.md has them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import lz4.block
+
+from warplens.readers.nsys.report_container import opened
+
+__all__ = [
+    "STRINGS",
+    "block",
+    "bytes_field",
+    "call",
+    "copy",
+    "event",
+    "kernel",
+    "message",
+    "nvtx",
+    "repeated",
+    "report",
+    "small_events",
+    "small_report",
+    "varint",
+]
+
+
+def varint(value: int) -> bytes:
+    """A number as protocol buffers write it; negative ones in ten bytes."""
+    value &= 2**64 - 1
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*out, value])
+
+
+def number_field(number: int, value: int) -> bytes:
+    return varint(number << 3) + varint(value)
+
+
+def bytes_field(number: int, content: bytes) -> bytes:
+    return varint(number << 3 | 2) + varint(len(content)) + content
+
+
+def message(fields: dict[int, object]) -> bytes:
+    """A message of fields in the order given: numbers, bytes, nested messages (dict), and lists of these."""
+    out = b""
+    for number, value in fields.items():
+        for one in value if isinstance(value, list) else [value]:
+            if isinstance(one, int):
+                out += number_field(number, one)
+            else:
+                content = message(one) if isinstance(one, dict) else bytes(one)
+                out += bytes_field(number, content)
+    return out
+
+
+def event(kind: int, payload: int, fields: dict[int, object]) -> bytes:
+    return message({1: kind, payload: fields})
+
+
+def framed(content: bytes) -> bytes:
+    return varint(len(content)) + content
+
+
+def packed(content: bytes) -> bytes:
+    squeezed = lz4.block.compress(content, store_size=False)
+    return varint(len(squeezed)) + varint(len(content)) + squeezed
+
+
+def block(events: Iterable[bytes]) -> bytes:
+    """A block of events as it stands in the file."""
+    return packed(framed(b"".join(bytes_field(1, one) for one in events)))
+
+
+def report(
+    blocks: Sequence[bytes],
+    events: int,
+    strings: Sequence[bytes] = (),
+    *,
+    target: bytes = b"",
+    tail: bytes = b"",
+    options: bytes = b"",
+    origin: bytes = message({6: b"2025.3.1.0"}),
+    head: bytes = b"NVIDIA Tegra Profiler Report 2025@3@1@90-0.",
+    compression: bytes = b"lz4",
+) -> bytes:
+    """A whole report."""
+    counts = message({1: events, 3: len(strings), 5: 0, 9: compression})
+    before = framed(target) + framed(counts) + b"".join(blocks)
+    texts = packed(framed(b"".join(bytes_field(1, one) for one in strings)))
+    raw = b"QDTEXT00" + before + texts + framed(b"") + framed(tail)
+    sections = {
+        b"Analysis Options Data": options,
+        b"Raw Sampling Data": raw,
+        b"Sampling Data Offsets": message({1: compression, 2: len(before)}),
+        b"UI Data": origin,
+    }
+    out, index = head, []
+    for name, content in sections.items():
+        index.append({1: name, 2: len(out), 3: len(content)})
+        out += content
+    return out + message({1: index}) + len(out).to_bytes(8, "little") + b"U3w[END]"
+
+
+def repeated(path: Path, times: int) -> bytes:
+    """A report with the events of another one several times over."""
+    with opened(path, path) as source:
+        source._file.seek(source._first_block)
+        blocks = source._file.read(source._strings_at - source._first_block)
+        return report(
+            [blocks] * times,
+            source.event_count * times,
+            source.strings,
+            target=source.target,
+            tail=source.tail,
+            options=source.options,
+            origin=source.origin,
+        )
+
+
+PROCESS = 281_492_055_916_544
+THREAD = PROCESS + 1018
+
+
+def kernel(start: int, end: int, correlation: int, *, name: int = 1) -> bytes:
+    """A kernel on device 0, stream 7, whose names are the strings `name`, `name` + 1 and `name` + 2."""
+    shape = {10: 4, 11: 2, 12: 1, 13: 128, 14: 1, 15: 1, 16: 1_024, 17: 0, 21: 32}
+    details = {1: name, 2: name + 1, 3: name + 2, 8: name, **shape}
+    common = {1: start, 2: end, 3: correlation, 4: 0, 5: 1, 6: 7, 7: 3, 8: PROCESS, 9: 0}
+    return event(79, 107, {**common, 101: details})
+
+
+def copy(start: int, end: int, correlation: int, count: int) -> bytes:
+    """A copy of so many bytes from pageable memory to the device."""
+    common = {1: start, 2: end, 3: correlation, 4: 0, 5: 1, 6: 7, 7: 1, 8: PROCESS, 9: 0}
+    return event(80, 107, {**common, 102: {1: count, 2: 1, 4: 0, 5: 2}})
+
+
+def call(start: int, end: int, correlation: int, name: int, *, kind: int = 0, result: int = 0) -> bytes:
+    """A call of the CUDA runtime (0), the driver (1), the operating system (27), or overhead of the profiler (3)."""
+    return event(48, 108, {1: start, 2: end, 3: correlation, 6: kind, 7: name, 8: result, 13: THREAD})
+
+
+def nvtx(start: int, end: int | None, text: bytes | int, *, kind: int = 59, domain: int = 0) -> bytes:
+    """A range; its text itself, or the number of a registered string."""
+    named = {12: text} if isinstance(text, int) else {7: text}
+    fields = {1: kind, 2: start, 9: THREAD, 10: end, 13: domain, **named}
+    return event(kind, 102, {number: fields[number] for number in sorted(fields) if fields[number] is not None})
+
+
+#: The strings of `small_report`.
+STRINGS = (b"[Unknown]", b"gemm<float>(int)", b"gemm", b"_Z4gemmIfEvi", b"cudaLaunchKernel_v7000", b"registered")
+
+GPU = {
+    1: 0, 2: b"NVIDIA H200", 7: b"GH100", 10: 62_914_560, 11: 150_109_880_320, 12: 4_814_304_000_000,
+    13: 1_980_000_000, 14: 132, 28: 233_472, 29: 65_536, 32: 64, 33: 32, 34: 1_024, 41: 9, 42: 0,
+}  # fmt: skip
+
+
+def small_events() -> list[bytes]:
+    """Ten launches with a kernel each, a copy, and three ranges."""
+    events = [nvtx(900, 2_200, b"step"), nvtx(950, None, b"open"), nvtx(1_000, 1_500, 5, domain=1)]
+    for number in range(10):
+        at = 1_000 + 100 * number
+        events += [call(at, at + 20, number + 1, 4), kernel(at + 30, at + 90, number + 1)]
+    return [*events, call(2_100, 2_110, 99, 4, result=-1), copy(2_120, 2_140, 99, 4_096)]
+
+
+def small_report(**changed: object) -> bytes:
+    """A report of `small_events` in two blocks."""
+    events = small_events()
+    parts = {
+        "blocks": [block(events[:9]), block(events[9:])],
+        "events": len(events),
+        "strings": STRINGS,
+        "target": message({17: 5_000, 18: 9_000}),
+        "tail": message({1: {1: 2**48, 2: [{7: GPU}, {9: {1: 0, 2: 0, 3: 1018}}]}}),
+        "options": message({26: {1: 4, 20: 1, 21: 1}}),
+        **changed,
+    }
+    return report(**parts)  # type: ignore[arg-type]

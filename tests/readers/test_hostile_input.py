@@ -1,0 +1,132 @@
+"""Files that were damaged, or made to keep a reader busy: each is read or refused within bounds."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zstandard
+
+from tests.cli.small_export import write_export
+from warplens.analysis.timeline import Timeline
+from warplens.errors import UnreadableInputError
+from warplens.readers import read
+from warplens.readers.kineto import document
+from warplens.readers.kineto.values import PADDING, skip_space
+from warplens.readers.timings import read_timings
+from warplens.scrub import scrub
+
+_HEAD = b'{"schemaVersion":1,"traceEvents":['
+
+
+def _operator(start_us: int, sequence: int = 1) -> bytes:
+    name = b'{"ph":"X","cat":"cpu_op","name":"a","pid":1,"tid":1,"dur":5,'
+    return name + b'"ts":%d,"args":{"External id":%d,"Sequence number":%d}}' % (start_us, start_us, sequence)
+
+
+def _arrow(phase: bytes, at_us: bytes, flow: bytes) -> bytes:
+    return b'{"ph":"%b","cat":"fwdbwd","name":"f","pid":1,"tid":1,"ts":%b,"id":%b}' % (phase, at_us, flow)
+
+
+def _trace(path: Path, *events: bytes) -> Path:
+    path.write_bytes(_HEAD + b",".join(events) + b"]}")
+    return path
+
+
+def test_forward_and_backward_links_in_a_circle_are_no_links(tmp_path: Path) -> None:
+    there = [_arrow(b"s", b"10", b"1"), _arrow(b"f", b"20", b"1")]
+    back = [_arrow(b"s", b"20", b"2"), _arrow(b"f", b"10", b"2")]
+    timeline = Timeline(read(_trace(tmp_path / "t.json", _operator(10, 1), _operator(20, 2), *there, *back)))
+
+    chain = timeline.autograd.forward_chain(np.array([0, 1]))
+
+    assert [rows.tolist() for rows in chain] == [[-1, 0]]
+
+
+def test_arrows_without_time_or_number_are_left_out(tmp_path: Path) -> None:
+    arrows = [_arrow(b"s", b"NaN", b"1"), _arrow(b"f", b"20", b"NaN"), _arrow(b"s", b"10", b"2")]
+
+    trace = read(_trace(tmp_path / "t.json", _operator(10), _operator(20), *arrows))
+
+    assert (trace.operators.height, trace.autograd_links.height) == (2, 0)
+
+
+@pytest.mark.parametrize("step", [1, -1])
+def test_a_desert_of_blanks_is_crossed_from_either_side(step: int) -> None:
+    text = np.full(100_000, ord(" "), np.uint8)
+    text[[PADDING, 5_000, 90_000]] = ord("x")
+    places = np.array([PADDING, 5_001, 40_000, 89_999])
+
+    assert skip_space(text, places, step).tolist() == (
+        [PADDING, 90_000, 90_000, 90_000] if step == 1 else [PADDING, 5_000, 5_000, 5_000]
+    )
+
+
+def test_blanks_everywhere_change_nothing(tmp_path: Path) -> None:
+    events = [_operator(1), _operator(9)]
+    spaced = [event.replace(b":", b":" + b" " * 3_000).replace(b"}", b" " * 3_000 + b"}") for event in events]
+    plain = read(_trace(tmp_path / "plain.json", *events))
+
+    wide = read(_trace(tmp_path / "wide.json", *spaced[:1], b" " * 10**6 + spaced[1]))
+
+    assert wide.ranges.equals(plain.ranges)
+    assert wide.operators.equals(plain.operators)
+
+
+@pytest.mark.parametrize("filler", [b"x", b'"', b"\\", b"{"], ids=["letters", "quotes", "backslashes", "braces"])
+def test_text_without_events_is_passed_over_in_parts(
+    filler: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(document, "_LONGEST_EVENT", 2**16)
+    longest = 0
+    padded = document._padded
+
+    def watched(text: bytes, length: int) -> np.ndarray:
+        nonlocal longest
+        longest = max(longest, length)
+        return padded(text, length)
+
+    path = tmp_path / "t.json.zst"
+    content = _HEAD + _operator(1) + b',{"ph":"X","name":"' + filler * (20 * 2**20)
+    path.write_bytes(zstandard.compress(content))
+    monkeypatch.setattr(document, "_padded", watched)
+
+    trace = read(path)
+
+    assert trace.ranges.height == 1
+    assert longest <= 8 * document.BLOCK_BYTES
+    assert {"truncated-trace", "damaged-events"} & {note.code for note in trace.capture.notes}
+
+
+def test_a_huge_text_is_removed_whole_from_a_copy(tmp_path: Path) -> None:
+    source = tmp_path / "profile.sqlite"
+    write_export(source)
+    huge = "x/" * 2**20
+    with sqlite3.connect(source) as connection:
+        connection.execute("UPDATE StringIds SET value = ? WHERE id = (SELECT min(id) FROM StringIds)", (huge,))
+
+    scrub(source, tmp_path / "copy.sqlite")
+
+    assert (tmp_path / "copy.sqlite").stat().st_size < len(huge)
+
+
+def test_a_cut_trace_is_copied_as_far_as_it_goes(tmp_path: Path) -> None:
+    source = tmp_path / "cut.json"
+    source.write_bytes(_HEAD + _operator(1) + b"," + _operator(9) + b',{"ph": "X", "na')
+
+    scrub(source, tmp_path / "copy.json")
+
+    before, after = read(source), read(tmp_path / "copy.json")
+    assert after.ranges.equals(before.ranges)
+    assert "truncated-trace" not in {note.code for note in after.capture.notes}
+
+
+@pytest.mark.parametrize("figure", ["99999999999999999999", "1e999999999", "10000000000000"])
+def test_figures_beyond_64_bits_are_no_timings(figure: str, tmp_path: Path) -> None:
+    path = tmp_path / "times.csv"
+    path.write_text(f"model,context,step_s\nsmall,128,{figure}\n")
+
+    with pytest.raises(UnreadableInputError, match=r"times\.csv: line 2, column 'step_s'"):
+        read_timings(path)

@@ -1,0 +1,272 @@
+"""Reports of Nsight Systems read without any software of NVIDIA: hand-made ones, whole and damaged."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+import tracemalloc
+from typing import TYPE_CHECKING
+
+import polars as pl
+import pytest
+
+from tests.readers import nsys_reports as made
+from tests.readers.nsys_reports import block, call, event, framed, kernel, message, packed, small_report, varint
+from warplens.errors import UnreadableInputError
+from warplens.readers.nsys.report import read_nsys_report
+from warplens.readers.nsys.report_container import NotUnderstoodError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from warplens.profile import Trace
+
+#: A report of a few kilobytes is read in milliseconds; the machine may be busy.
+_SECONDS = 10.0
+#: What reading one may take beside its own size: blocks unpacked ahead, arrays of a batch.
+_BYTES = 200 * 2**20
+
+
+def _read(tmp_path: Path, content: bytes) -> Trace:
+    path = tmp_path / "run.nsys-rep"
+    path.write_bytes(content)
+    return read_nsys_report(path, path, lambda _: None)
+
+
+def test_launches_kernels_copies_and_ranges_come_out_as_they_went_in(tmp_path: Path) -> None:
+    trace = _read(tmp_path, small_report())
+    assert trace.kernels["start_ns"].to_list() == [1_030 + 100 * n for n in range(10)]
+    assert trace.kernels.select("device", "stream", "process", "block_x", "static_shared_bytes").row(0) == (
+        0, 7, 1018, 128, 1_024,
+    )  # fmt: skip
+    assert trace.kernels["full_name"].unique().to_list() == ["gemm<float>(int)"]
+    assert trace.kernels["name"].unique().to_list() == ["gemm"]
+    assert trace.api_calls["name"].unique().to_list() == ["cudaLaunchKernel"]
+    assert trace.api_calls["return_value"].to_list() == [0] * 10 + [-1]
+    assert trace.copies.select("bytes", "direction", "source_memory", "destination_memory").rows() == [
+        (4_096, "host-to-device", "pageable", "device")
+    ]
+    ranges = trace.ranges.select("name", "start_ns", "end_ns", "domain", "depth").rows()
+    assert ranges == [("step", 900, 2_200, 0, 0), ("open", 950, 2_200, 0, 1), ("registered", 1_000, 1_500, 1, 2)]
+    assert trace.capture.window_ns == (900, 2_200)
+    assert [device.name for device in trace.capture.devices] == ["NVIDIA H200"]
+    assert (trace.capture.format, trace.capture.tool_version) == ("nsys-rep", "2025.3.1.0")
+
+
+def test_columns_of_the_launch_configuration_can_be_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "run.nsys-rep"
+    path.write_bytes(small_report())
+    trace = read_nsys_report(path, path, lambda _: None, launch_configuration=False)
+    assert trace.kernels["grid_x"].null_count() == trace.kernels.height == 10
+    assert trace.kernels["name"].unique().to_list() == ["gemm"]
+
+
+def test_event_types_that_are_not_known_are_counted_and_named(tmp_path: Path) -> None:
+    events = [kernel(10, 20, 1), event(152, 120, {1: 5}), event(152, 120, {1: 6}), event(999, 121, {1: 5})]
+    trace = _read(tmp_path, small_report(blocks=[block(events)], events=4))
+    (note,) = [note for note in trace.capture.notes if note.code == "unread-events"]
+    assert note.text == "3 events are of kinds that this reader does not know: CudaApi, type 999."
+
+
+@pytest.mark.parametrize(
+    ("version", "noted"),
+    [(b"2026.2.1.210-26", False), (b"2027.1.1.5-27", True), (b"?", False), (b"2026." + b"1" * 9_000, True)],
+)
+def test_a_report_of_a_newer_nsys_is_noted(tmp_path: Path, version: bytes, noted: bool) -> None:
+    trace = _read(tmp_path, small_report(origin=message({6: version})))
+    assert ("untested-report" in {note.code for note in trace.capture.notes}) is noted
+
+
+def test_events_stored_otherwise_than_known_are_counted(tmp_path: Path) -> None:
+    events = [
+        kernel(10, 20, 1),
+        message({1: 79, 107: 5}),
+        event(80, 107, {1: 5, 2: 6, 109: b""}),
+        call(1, 2, 3, 4, kind=26),
+    ]
+    trace = _read(tmp_path, small_report(blocks=[block(events)], events=4))
+    (note,) = [note for note in trace.capture.notes if note.code == "unread-events"]
+    assert note.text.endswith("does not know: TraceFunctions, CudaDeviceKernel, CudaDeviceMemory.")
+
+
+def test_names_beyond_the_strings_are_shown_by_number(tmp_path: Path) -> None:
+    trace = _read(tmp_path, small_report(strings=[b"x"] * 3))
+    assert "unnamed-events" in {note.code for note in trace.capture.notes}
+    assert trace.api_calls["name"].unique().to_list() == ["unnamed (4)"]
+
+
+def test_types_that_no_table_is_made_of_are_passed_over(tmp_path: Path) -> None:
+    events = [kernel(10, 20, 1), event(27, 113, {1: 5, 6: b"python"}), event(41, 106, {1: 5})]
+    trace = _read(tmp_path, small_report(blocks=[block(events)], events=3))
+    assert "unread-events" not in {note.code for note in trace.capture.notes}
+
+
+def test_marks_alone_show_that_ranges_were_recorded(tmp_path: Path) -> None:
+    events = [kernel(10, 20, 1), event(34, 102, {1: 34, 2: 15, 7: b"a mark", 9: made.THREAD})]
+    trace = _read(tmp_path, small_report(blocks=[block(events)], events=2))
+    assert trace.ranges.height == 0
+    assert {"kernels", "ranges"} == trace.capture.recorded
+
+
+def test_a_report_without_events_says_so(tmp_path: Path) -> None:
+    trace = _read(tmp_path, small_report(blocks=[], events=0))
+    assert [note.code for note in trace.capture.notes] == ["no-cuda-data"]
+    assert trace.capture.window_ns == (0, 4_000)
+
+
+def test_environment_and_command_line_never_leave_the_report(tmp_path: Path) -> None:
+    secret = b"SECRET_OF_THE_USER"
+    content = small_report(
+        target=message({1: {2: {1: [{1: 610, 2: secret}, {1: 619, 2: secret}]}}, 2: secret, 17: 1, 18: 2}),
+        options=message({9: secret, 26: {10: secret, 11: [secret], 12: secret, 21: 1, 30: {1: secret}}}),
+        origin=message({5: secret, 6: b"2025.3.1.0", 23: secret, 25: secret}),
+        strings=(*made.STRINGS, secret),
+        blocks=[block([*made.small_events(), event(49, 110, {2: 1, 3: 3, 4: secret, 5: made.PROCESS})])],
+        events=len(made.small_events()) + 1,
+    )
+    trace = _read(tmp_path, content)
+    shown = str(trace.capture) + "".join(str(getattr(trace, name).to_dicts()) for name in ("kernels", "api_calls"))
+    assert secret.decode() not in shown
+
+
+@pytest.mark.parametrize(
+    ("content", "found"),
+    [
+        (small_report()[:-1], "the report is cut off"),
+        (small_report()[:300], "the report is cut off"),
+        (made.report([], 0)[:44], "the report is cut off"),
+        (small_report(events=24), "it says to hold 24 events, but holds another number"),
+        (small_report(events=26), "it says to hold 26 events, but holds another number"),
+        (small_report(blocks=[packed(framed(b"\x0a\x05\x08\x01"))]), "found a list that does not begin with a message"),
+        (small_report(blocks=[packed(b"\x05\x0a\x02\x08\x01")]), "the length of a block's message"),
+        (small_report(blocks=[varint(3) + varint(50) + b"abc"]), "a block cannot be decompressed"),
+        (small_report(blocks=[varint(10**6) + varint(50) + b"abc"]), "a block is longer than what is left of it"),
+        (small_report(blocks=[varint(5) + varint(2**62) + b"\0" * 5]), "a block claims to hold 4,611,686,018,427"),
+        (small_report(blocks=[varint(5) + b"\xff" * 12]), "found a number that does not end"),
+        (small_report(blocks=[block([event(79, 107, {1: 5, 2: 6, 101: b"\x0b"})])], events=1), "the unknown kind 3"),
+        (small_report(blocks=[block([event(48, 108, {1: 5, 2: 6, 6: 0, 13: 7})])], events=1), "lacks values"),
+        (small_report(tail=b"\x0a\x50"), "found a field that reaches beyond its message"),
+    ],
+)
+def test_a_damaged_report_is_refused_in_one_line(tmp_path: Path, content: bytes, found: str) -> None:
+    with pytest.raises(UnreadableInputError) as caught:
+        _read(tmp_path, content)
+    assert found in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "found"),
+    [
+        (small_report(compression=b"zstd"), "compressed in an unknown way"),
+        (small_report().replace(b"QDTEXT00", b"QDTEXT01"), "stored in an unknown way"),
+        (small_report().replace(b"Raw Sampling Data", b"Raw Sampling Date"), "no section Raw Sampling Data"),
+    ],
+)
+def test_a_report_of_another_kind_is_told_from_a_damaged_one(tmp_path: Path, content: bytes, found: str) -> None:
+    with pytest.raises(NotUnderstoodError, match=found):
+        _read(tmp_path, content)
+
+
+def test_blocks_that_unpack_to_far_more_than_a_report_holds_are_refused(tmp_path: Path) -> None:
+    bomb = packed(framed(made.bytes_field(1, message({1: 27, 113: bytes(2**25)}))))
+    assert len(bomb) < 2**18
+    content = small_report(blocks=[bomb] * 40, events=40)
+    tracemalloc.start()
+    try:
+        with pytest.raises(UnreadableInputError, match="a block claims to hold"):
+            _read(tmp_path, content)
+        assert tracemalloc.get_traced_memory()[1] < 2 * _BYTES
+    finally:
+        tracemalloc.stop()
+
+
+def test_millions_of_tiny_strings_are_refused(tmp_path: Path) -> None:
+    begun = time.perf_counter()
+    with pytest.raises(UnreadableInputError):
+        _read(tmp_path, small_report(strings=[], tail=b"", blocks=[], events=0).replace(packed(b"\0"), b""))
+    assert time.perf_counter() - begun < _SECONDS
+
+
+def test_deep_nesting_costs_nothing(tmp_path: Path) -> None:
+    deep = b""
+    for _ in range(5_000):
+        deep = made.bytes_field(101, deep)
+    content = small_report(blocks=[block([kernel(10, 20, 1), event(27, 113, {1: 1, 7: deep})])], events=2)
+    assert _read(tmp_path, content).kernels.height == 1
+
+
+def _check(tmp_path: Path, content: bytes) -> None:
+    """Reading gives a trace whose tables hold together, or one clear line; soon, and in little memory."""
+    begun = time.perf_counter()
+    trace, said = None, ""
+    try:
+        trace = _read(tmp_path, content)
+    except UnreadableInputError as error:
+        said = str(error)
+    assert len(said) < 400
+    assert "\n" not in said
+    if trace is not None:
+        assert (trace.kernels["end_ns"] >= trace.kernels["start_ns"]).all()
+        assert trace.kernels.select(pl.col("start_ns", "end_ns", "process").null_count()).row(0) == (0, 0, 0)
+    assert time.perf_counter() - begun < _SECONDS
+
+
+def _mutated(content: bytearray, random_: random.Random) -> bytes:
+    for _ in range(random_.choice((1, 1, 2, 8))):
+        if not content:
+            return b""
+        place = random_.randrange(len(content))
+        match random_.randrange(6):
+            case 0:
+                content[place] ^= 1 << random_.randrange(8)
+            case 1:
+                content[place] = random_.choice((0, 1, 8, 10, 0x7F, 0x80, 0xFF))
+            case 2:
+                del content[place : place + random_.choice((1, 2, 10, 100))]
+            case 3:
+                content[place:place] = random_.randbytes(random_.choice((1, 3, 10)))
+            case 4:
+                content[place : place + 10] = varint(random_.choice((2**31, 2**32, 2**63, 2**64 - 1, 10**6)))
+            case 5:
+                other = random_.randrange(len(content))
+                content[place : place + 20] = content[other : other + 20]
+    return bytes(content)
+
+
+def _mutated_report(random_: random.Random) -> bytes:
+    """The small report with damage in one of its layers: the file, an unpacked block, a message, an event."""
+    layer = random_.randrange(6)
+    if layer == 0:
+        return _mutated(bytearray(small_report()), random_)
+    if layer == 1:
+        return small_report()[: random_.randrange(len(small_report()))]
+    events = made.small_events()
+    if layer == 2:
+        place = random_.randrange(len(events))
+        events[place] = _mutated(bytearray(events[place]), random_)
+        return small_report(blocks=[block(events)], events=len(events))
+    if layer == 3:
+        inside = framed(b"".join(made.bytes_field(1, one) for one in events))
+        return small_report(blocks=[packed(_mutated(bytearray(inside), random_))])
+    if layer == 4:
+        inside = b"".join(made.bytes_field(1, one) for one in events)
+        return small_report(blocks=[packed(framed(_mutated(bytearray(inside), random_)))])
+    part = random_.choice(("tail", "target", "options", "origin"))
+    whole = {
+        "tail": message({1: {1: 2**48, 2: [{7: made.GPU}, {9: {1: 0, 2: 0, 3: 1018}}]}}),
+        "target": message({1: {2: {1: {1: 618, 2: b"6.6-microsoft"}}}, 17: 5_000, 18: 9_000}),
+        "options": message({26: {1: 4, 20: 1, 21: 1}}),
+        "origin": message({6: b"2025.3.1.0"}),
+    }
+    return small_report(**{part: _mutated(bytearray(whole[part]), random_)})
+
+
+#: Examples of the fuzz test; more by the environment variable, for a night.
+_EXAMPLES = int(os.environ.get("WARPLENS_FUZZ", "600"))
+
+
+def test_damage_in_any_layer_ends_in_one_line(tmp_path: Path) -> None:
+    for seed in range(_EXAMPLES):
+        _check(tmp_path, _mutated_report(random.Random(seed)))

@@ -1,0 +1,71 @@
+"""The headroom as people see it: one chart from the measured step to the limit, sentences, and tables that add up."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from warplens.analysis.headroom import Headroom, headrooms
+from warplens.analysis.timeline import Timeline
+from warplens.readers import read
+from warplens.report.document import Figure, Table
+from warplens.report.headroom import facts, headroom_blocks, headroom_data, parts_table
+
+PLANTED = Path(__file__).resolve().parents[2] / "data" / "planted"
+
+
+@cache
+def found(name: str) -> tuple[Headroom, ...]:
+    trace = Timeline(read(PLANTED / name, launch_configuration=True))
+    return headrooms(trace, trace.window())
+
+
+def norms() -> Headroom:
+    return found("written_out_norms__baseline.json.xz")[0]
+
+
+def test_the_parts_on_the_page_sum_to_the_step() -> None:
+    *parts, total = parts_table(norms()).rows["step_ns"].to_list()
+    assert sum(parts) == total == norms().per_step(norms().duration_ns)
+
+
+def test_sentences_name_the_levels_the_roofs_and_what_is_known() -> None:
+    levels, roofs, known, *_ = facts(norms())
+    assert levels.startswith("GPU 0, one step: 4.5")
+    assert levels.endswith("at the limit")
+    assert "NVIDIA H200" in roofs
+    assert "known for 100.0 % of the busy time" in known
+
+
+def test_a_launch_bound_decoder_is_told_what_reading_its_weights_takes() -> None:
+    said = list(facts(found("lm_decode_one_token__baseline.json.xz")[0]))
+    assert any("of weights a step: at least" in sentence for sentence in said)
+
+
+def test_the_chart_names_what_is_worth_a_bar() -> None:
+    (figure,) = [block for block in headroom_blocks((norms(),)) if isinstance(block, Figure)]
+    drawn = figure.chart.svg(figure.alt)
+    for text in ("measured step", "below roof: elementwise", "avoidable: passes that fusion makes one", "limit"):
+        assert text in drawn
+    assert "conversions of layout" not in drawn, "0.3 % of the step are not worth a bar"
+
+
+def test_each_gpu_has_its_own_headroom() -> None:
+    several = found("ddp_straggler-gpu.sqlite.xz")
+    ids = [block.id for block in headroom_blocks(several) if isinstance(block, (Figure, Table))]
+    assert len(several) == 2
+    assert len(ids) == len(set(ids)) == 6
+    exposed = [one.parts.filter(one.parts["part"] == "exposed-communication")["share"].sum() for one in several]
+    assert max(exposed) > 0.4, "one GPU waits in collectives"
+    assert min(exposed) < 0.05, "for the other"
+
+
+@pytest.mark.parametrize("name", ["written_out_norms__baseline.json.xz", "ddp_straggler-gpu.sqlite.xz"])
+def test_the_json_holds_parts_and_groups_of_each_gpu(name: str) -> None:
+    devices = headroom_data(found(name))["devices"]
+    assert [device["device"] for device in devices] == list(range(len(devices)))
+    for device in devices:
+        assert device["parts"]["rows"]["step_ns"].sum() == device["step_ns"]
+        assert device["groups"]["rows"]["measured_ns"].sum() == device["after"]["idle"]
