@@ -7,10 +7,10 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 REPORT ?= warplens-report
 
-.PHONY: help demo test lint format bench docs clean
+.PHONY: help demo test test-all lint format bench docs clean
 
 help: ## list the commands
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 10) else "Warplens needs Python 3.10 or newer; set PYTHON=python3.x")'
@@ -32,7 +32,10 @@ $(VENV)/.installed-docs: pyproject.toml constraints.txt | $(BIN)/python
 demo: $(VENV)/.installed ## report on the profiles shipped with the package
 	@$(BIN)/warplens demo --output $(REPORT)
 
-test: $(VENV)/.installed-dev ## run the tests
+test: $(VENV)/.installed-dev ## run the tests, but for the slow ones
+	@$(BIN)/python -m pytest --numprocesses=auto --maxprocesses=4 --dist=loadfile -m "not slow"
+
+test-all: $(VENV)/.installed-dev ## run all tests
 	@$(BIN)/python -m pytest --numprocesses=auto --maxprocesses=4 --dist=loadfile
 
 lint: $(VENV)/.installed-dev ## style, types, and the import contracts of the rooms

@@ -83,9 +83,12 @@ def profiles_at_hand() -> Iterator[None]:
     before = Path.cwd()
     shipped = Path(str(resources.files("warplens") / "data"))
     with tempfile.TemporaryDirectory() as folder:
-        measurements = (shipped / "measurements").iterdir()
-        for profile in (*(shipped / "captures").iterdir(), *(shipped / "counters").glob("*.ncu-rep.xz"), *measurements):
-            Path(folder, profile.name).symlink_to(profile)
+        for data in (DOCS.parent / "data", shipped):
+            for profile in (
+                path for kind in ("captures", "counters", "measurements") for path in (data / kind).glob("*.*")
+            ):
+                if profile.suffix != ".json":
+                    Path(folder, profile.name).symlink_to(profile)
         os.chdir(folder)
         try:
             yield

@@ -17,15 +17,15 @@ from typing import Any
 
 import polars as pl
 
-from warplens.cli.findings import TITLE, shipped_evidence
+from warplens.cli.commands.report import TITLE, shipped_evidence
 from warplens.profile.measurements import Measurements
 from warplens.readers.measurements import read_measurements
-from warplens.report import format as fmt
+from warplens.report import text as fmt
 from warplens.report.document import Document, Figure, Paragraph, Section
-from warplens.report.findings import findings_document
 from warplens.report.markdown import render_markdown
 from warplens.report.measured import doubts_of, measured_facts
-from warplens.report.study import study_document
+from warplens.studies.reports.document import study_document
+from warplens.studies.reports.findings import findings_document
 from warplens.workloads.samples import median_interval, round_medians
 
 __all__ = ["NAMES", "PAGES", "page_of"]
@@ -46,14 +46,15 @@ def page_of(name: str) -> str:
 
 
 def _stored(name: str) -> Measurements | None:
-    path = Path(str(files("warplens") / "data" / "measurements" / f"{name}.json.xz"))
-    return read_measurements(path) if path.is_file() else None
+    folders = (Path(str(files("warplens") / "data")), Path(__file__).resolve().parents[1] / "data")
+    paths = (folder / "measurements" / f"{name}.json.xz" for folder in folders)
+    return next((read_measurements(path) for path in paths if path.is_file()), None)
 
 
 def _needed(name: str) -> Measurements:
     measurements = _stored(name)
     if measurements is None:
-        raise FileNotFoundError(f"src/warplens/data/measurements/{name}.json.xz")
+        raise FileNotFoundError(f"data/measurements/{name}.json.xz")
     return measurements
 
 
@@ -376,7 +377,7 @@ _PHASES = ("forward_pass", "backward_pass", "optimizer_step")
 
 def _layer_section(cells: list[dict[str, Any]]) -> str:
     """Time a layer at the shortest context: constant across widths where the host decides."""
-    from warplens.workloads.sizes import LM_SIZES  # noqa: PLC0415  needed here alone
+    from warplens.workloads.settings import LM_SIZES
 
     rows = [
         [
