@@ -9,6 +9,7 @@ from functools import cache
 from importlib import import_module
 from pathlib import Path
 from pkgutil import walk_packages
+from types import ModuleType
 
 import polars as pl
 
@@ -73,11 +74,21 @@ def _tables(*packages: str) -> list[Table]:
     found: dict[str, Table] = {}
     for package in (import_module(f"warplens.{name}") for name in packages):
         names = [info.name for info in walk_packages(package.__path__, f"{package.__name__}.")]
-        for module in map(import_module, (name for name in names if not name.endswith("__main__"))):
+        for module in filter(None, map(_module, (name for name in names if not name.endswith("__main__")))):
             for table in (value for name, value in vars(module).items() if not name.startswith("_")):
                 if isinstance(table, Table):
                     found.setdefault(table.name, table)
     return list(found.values())
+
+
+def _module(name: str) -> ModuleType | None:
+    """The module, or None where it computes with PyTorch, which is an extra: no table is declared in such a module."""
+    try:
+        return import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name not in ("torch", "triton"):
+            raise
+        return None
 
 
 def _declaration(title: str, declared: Table) -> list[str]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+pytest.importorskip("torch", reason="the workloads compute with PyTorch")
+
 from warplens.workloads.token_reduction.choosing import (
     compounded_chain,
     merges,

@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+pytest.importorskip("triton", reason="the kernels are written in Triton")
+
 from warplens.errors import UsageError
 from warplens.workloads.attention import KERNELS, AttentionShape, TimingPlan, attention_flops
 from warplens.workloads.attention.kernels import backward_tiles, forward_tiles

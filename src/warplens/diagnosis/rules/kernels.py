@@ -498,6 +498,7 @@ class UnfusedOptimizer(Rule):
     headline = "The optimizer limits this: going from tensor to tensor costs {share} of the time"
     title = "The optimizer goes from tensor to tensor, with several kernels for each"
     evidence: ClassVar = {
+        "claimed_share": "of the time, what going from tensor to tensor costs",
         "optimizer_share": "time of the optimizer: its work, and the pauses that it ended",
         "optimizer_ns_per_step": "time of the optimizer: its work, and the pauses that it ended",
         **LAUNCHES_PER_STEP,
@@ -563,6 +564,7 @@ class UnfusedOptimizer(Rule):
             else "",
             confidence="high" if facts.sure else "medium",
             evidence={
+                "claimed_share": claims.seen_ns(self.id) / facts.wall_ns if facts.wall_ns else None,
                 "optimizer_share": wall / facts.wall_ns if facts.wall_ns else None,
                 "optimizer_ns_per_step": wall / facts.steps,
                 "launches_per_step": (int(lists.sum()) if foreach else found.launches) / facts.steps,
