@@ -200,7 +200,7 @@ def emit(answer: Answer, form: Format) -> None:
         print_json(answer.json())
     elif form is Format.CSV:
         for part in answer.parts:
-            for line in (*part.head, *part.verdict, *part.notes):
+            for line in (*part.head, *part.verdict, *part.lines, *part.notes):
                 note(line)
         with answering() as stdout:
             stdout.write(answer.rows.write_csv())
