@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator
 from functools import cached_property
 from hashlib import sha256
 
+from warplens.profile.patterns import lazy_pattern
+
 _SEGMENT = rb"[^\s/\\\"'<>|;,()\[\]{}\x00]"
 #: Folders inside a path may hold spaces, where a separator follows.
 _FOLDERS = rb"(?:%b+(?: %b+){0,3}[/\\]+)*%b*" % ((_SEGMENT,) * 3)
@@ -20,25 +22,25 @@ _ROOTS = (
 )
 #: Absolute paths. ONNX and TensorRT name layers `/model/layer`: only folders that file systems have count as a root.
 #: Each alternative begins where a word begins, so that a text of any length takes time in proportion to it.
-PATHS = re.compile(
+PATHS = lazy_pattern(
     rb"(?<!%b)(?<!/)(?:%b|/)*/(?:home|Users|root)/%b" % (_SEGMENT, _SEGMENT, _FOLDERS)
     + rb"|(?<![\w.)\]>])/(?:%b)/%b" % (_ROOTS, _FOLDERS)
     + rb"|(?<![A-Za-z])[A-Za-z]:[/\\]+%b" % _FOLDERS
     + rb"|\\\\[\w.-]+\\%b" % _FOLDERS
 )
 #: Of mail, and of machines in a network.
-ADDRESSES = re.compile(rb"(?<![\w.+-])[\w.+-]+@[\w-]+(?:\.[\w-]+)+|(?<![\w.])\d{1,3}(?:\.\d{1,3}){3}(?![\w.])")
+ADDRESSES = lazy_pattern(rb"(?<![\w.+-])[\w.+-]+@[\w-]+(?:\.[\w-]+)+|(?<![\w.])\d{1,3}(?:\.\d{1,3}){3}(?![\w.])")
 #: What a scrubbed file may hold nowhere. Whatever matches here is matched by `PATHS`, too.
-FORBIDDEN = re.compile(rb"/(?:home|Users)/[\w.~-]|/root/|(?<![A-Za-z])[A-Za-z]:[/\\]+(?i:users)[/\\]")
+FORBIDDEN = lazy_pattern(rb"/(?:home|Users)/[\w.~-]|/root/|(?<![A-Za-z])[A-Za-z]:[/\\]+(?i:users)[/\\]")
 
-_HOME_OWNER = re.compile(rb"(?:/home/|/Users/|[A-Za-z]:[/\\]+[Uu]sers[/\\]+)([^/\\\s\"';:\x00]+)")
+_HOME_OWNER = lazy_pattern(rb"(?:/home/|/Users/|[A-Za-z]:[/\\]+[Uu]sers[/\\]+)([^/\\\s\"';:\x00]+)")
 #: Names of settings and environment variables whose values identify somebody, or open something.
-IDENTIFYING = re.compile(
+IDENTIFYING = lazy_pattern(
     rb"USER|LOGNAME|HOST|COMPUTER|CONTAINER|DISPLAY_NAME|MAIL|TOKEN|SECRET|PASS|CREDENTIAL|AUTH|ACCOUNT|API_?KEY|PRIVATE"
     rb"|ACCESS|LICENSE|PROXY|SESSION_UUID",
     re.IGNORECASE,
 )
-_COMMAND_LINE = re.compile(rb":(COMMAND|ARGUMENT_\d+|WORKING_DIR)$|_(PATH|FILE)(_ABS)?$")
+_COMMAND_LINE = lazy_pattern(rb":(COMMAND|ARGUMENT_\d+|WORKING_DIR)$|_(PATH|FILE)(_ABS)?$")
 #: Values of identifying settings that identify nobody; and words of what stands in place of what was removed.
 _COMMON = frozenset(
     b"root user users admin administrator localhost local guest default unknown none null true false yes no auto nobody"
@@ -121,15 +123,15 @@ class Secrets:
 
 REMOVED = b"[removed]"
 #: What stands in a text in place of what was removed.
-MARK = re.compile(r"\[(?:path \d+|removed)\]")
+MARK = lazy_pattern(r"\[(?:path \d+|removed)\]")
 
 #: No name or annotation is longer. Such a text goes whole: matching it would take a hundred times its size in memory.
 _LONGEST_TEXT = 2**20
 
 #: The folders of a Python function's file, `/home/ann/project/train.py(12): main`; those of installed packages apart,
 #: below which the path says which function of which library it is.
-_TEXTS_FOLDERS = re.compile(rb"\A\s*(?:(?:[A-Za-z]:)?[/\\]|\.\.?[/\\]|~).*[/\\]", re.DOTALL)
-_INSTALLED = re.compile(rb".*[/\\](?:site-packages|dist-packages|lib[/\\]python\d[\d.]*)[/\\]", re.DOTALL)
+_TEXTS_FOLDERS = lazy_pattern(rb"\A\s*(?:(?:[A-Za-z]:)?[/\\]|\.\.?[/\\]|~).*[/\\]", re.DOTALL)
+_INSTALLED = lazy_pattern(rb".*[/\\](?:site-packages|dist-packages|lib[/\\]python\d[\d.]*)[/\\]", re.DOTALL)
 
 
 class Cleaner:

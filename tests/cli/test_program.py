@@ -19,12 +19,18 @@ if TYPE_CHECKING:
 
     from tests.cli.conftest import Run
 
-#: Libraries that are slow to import.
-HEAVY = ("polars", "numpy", "altair", "jinja2", "vl_convert", "rich.console", "adbc_driver_sqlite", "orjson")
+#: Libraries that are slow to import, and rooms and topics that only some commands need.
+HEAVY = (
+    *("polars", "numpy", "scipy", "altair", "jinja2", "vl_convert", "rich.console", "adbc_driver_sqlite", "orjson"),
+    *("warplens.studies", "warplens.compare", "warplens.report.overview", "warplens.report.charts", "warplens.secrets"),
+    *("warplens.diagnosis", "warplens.analysis.counters", "warplens.analysis.operators", "warplens.analysis.work"),
+    *("warplens.analysis.timebudget", "warplens.analysis.allocator", "warplens.readers.nsys.report"),
+    *("warplens.readers.kineto.trace", "warplens.readers.ncu.report"),
+)
 
 
 def imported_by(*arguments: str) -> set[str]:
-    """Which of the heavy libraries are loaded when the program has ended."""
+    """Which of these are loaded when the program has ended."""
     script = (
         "import atexit, sys\n"
         f"atexit.register(lambda: print([m for m in {HEAVY!r} if m in sys.modules], file=sys.stderr))\n"
@@ -60,12 +66,19 @@ def test_help_imports_nothing_that_is_slow() -> None:
     assert imported_by("--help") == set()
 
 
-def test_a_table_needs_no_chart_and_no_template_library(export: Path) -> None:
-    assert imported_by("kernels", str(export)).isdisjoint({"altair", "jinja2", "vl_convert"})
+@pytest.mark.parametrize("options", [(), ("--format", "json")], ids=["table", "json"])
+def test_a_table_imports_its_own_topic_and_no_other(options: tuple[str, ...], export: Path) -> None:
+    libraries = {"polars", "numpy", "adbc_driver_sqlite", "orjson"}
+
+    assert imported_by("kernels", str(export), *options) == libraries | (set() if options else {"rich.console"})
 
 
-def test_json_needs_no_terminal_library_either(export: Path) -> None:
-    assert imported_by("kernels", str(export), "--format", "json").isdisjoint({"altair", "jinja2", "rich.console"})
+def test_a_diagnosis_needs_no_study_no_chart_and_no_counters(export: Path) -> None:
+    loaded = imported_by("diagnose", str(export))
+
+    assert "warplens.diagnosis" in loaded
+    others = {"warplens.studies", "warplens.compare", "warplens.report.overview", "warplens.analysis.counters"}
+    assert loaded.isdisjoint({"scipy", "altair", "jinja2", "vl_convert", *others})
 
 
 def test_version(warplens: Callable[..., Run]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final, Literal, get_args
 
@@ -10,6 +9,7 @@ import polars as pl
 
 from warplens.analysis.frames import duration_ns, ratio, spread
 from warplens.profile.columns import SPREAD, column, table
+from warplens.profile.patterns import lazy_pattern
 from warplens.profile.schema import Column, name_categories
 
 if TYPE_CHECKING:
@@ -32,10 +32,10 @@ OUT_OF_MEMORY: Final = 2
 #: The dtype of a column of kinds.
 API_KIND: Final = pl.Enum(list(get_args(ApiKind)))
 
-_PREFIX = re.compile(r"(?:cuda|cu|hip)(?=[A-Z])")
+_PREFIX = lazy_pattern(r"(?:cuda|cu|hip)(?=[A-Z])")
 
 # `_v3020` (ABI version), `_v2` (driver version), `_ptsz`, `_ptds`, `_spt` (per-thread default stream).
-_SUFFIX = re.compile(r"(?:_v\d+|_ptsz|_ptds|_spt)+$")
+_SUFFIX = lazy_pattern(r"(?:_v\d+|_ptsz|_ptds|_spt)+$")
 
 #: The kind of a function by its name after `cuda`, `cu` or `hip`; the first pattern that matches its begin decides.
 _PATTERNS: Final[tuple[tuple[str, ApiKind], ...]] = (
@@ -59,7 +59,7 @@ _PATTERNS: Final[tuple[tuple[str, ApiKind], ...]] = (
     (r"(Device|DevicePrimaryCtx|Func|Ctx|Kernel|Array|Graph\w*|Driver|Runtime|Pointer)(Get|Can|Is|Compute)", "query"),
     (r"Get|Peek|Occupancy|ChooseDevice|DeviceTotalMem", "query"),
 )
-_COMPILED: Final = tuple((re.compile(pattern), kind) for pattern, kind in _PATTERNS)
+_COMPILED: Final = tuple((lazy_pattern(pattern), kind) for pattern, kind in _PATTERNS)
 
 
 def bare_name(name: str) -> str:

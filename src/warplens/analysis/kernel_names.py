@@ -8,16 +8,18 @@ from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
 
+from warplens.profile.patterns import lazy_pattern
+
 #: The unnamed namespace as CUPTI, nsys and ncu write it; it says nothing, and its brackets are not those of a template.
-_UNNAMED = re.compile(r"\(anonymous namespace\)::|<unnamed>::|\bunnamed>::")
+_UNNAMED = lazy_pattern(r"\(anonymous namespace\)::|<unnamed>::|\bunnamed>::")
 #: ncu drops a bracket where the unnamed namespace begins the template arguments: `Copy<unnamed>::Type<2>` opens two.
-_UNNAMED_ARGUMENT = re.compile(r"(?<=\w)<unnamed>::")
-_BRACKET = re.compile(r"operator\s*(?:\(\)|<<|>>|<=|>=|->|[<>])|[<>() ]")
-_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
+_UNNAMED_ARGUMENT = lazy_pattern(r"(?<=\w)<unnamed>::")
+_BRACKET = lazy_pattern(r"operator\s*(?:\(\)|<<|>>|<=|>=|->|[<>])|[<>() ]")
+_WORD = lazy_pattern(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 
 #: In a mangled name: literals (`Li128E`), back references (`S5_`) and built-in types, whose digits are no lengths; then
 #: lengths.
-_MANGLED_ITEM = re.compile(r"L[a-z]n?\d+E|[ST][0-9A-Z]*_|(?P<builtin>DF16b|DF16_|Dh)|(?P<length>\d+)")
+_MANGLED_ITEM = lazy_pattern(r"L[a-z]n?\d+E|[ST][0-9A-Z]*_|(?P<builtin>DF16b|DF16_|Dh)|(?P<length>\d+)")
 _MANGLED_BUILTINS = {"DF16b": "__bf16", "DF16_": "_Float16", "Dh": "__half"}
 _MANGLED_QUALIFIERS = "NKVO"
 _MOST_LENGTH_DIGITS = 9
@@ -233,7 +235,7 @@ def arithmetic_of(parts: NameParts, category: str) -> Arithmetic:
 
 #: How formats are spelt in types and in names. The bounds keep `Fp8KVCacheDataType`, `f16816` and the type `ue4m3` of
 #: scale factors out.
-_SPELLED = re.compile(
+_SPELLED = lazy_pattern(
     r"""(?P<fp4>(?i:e2m1|(?:nv|mx)?fp4(?![0-9]))|xf4(?![0-9a-z]))
       | (?P<fp8>(?i:(?<!u)e4m3|e5m2|float8|fp8(?!kv|[0-9]))|(?<![A-Za-z0-9])f8(?![0-9]))
       | (?P<int8>(?<![A-Za-z0-9])(?:s8|i8|int8)(?![0-9])|\bsigned\ char\b)
@@ -248,7 +250,7 @@ _SPELLED = re.compile(
 )
 #: Types stand at the front of a name; what follows in a long one is repetition of it.
 _TELLING_LENGTH = 512
-_POINTED_TO = re.compile(r"([\w:]+)(?: const)?\s*\*")
+_POINTED_TO = lazy_pattern(r"([\w:]+)(?: const)?\s*\*")
 
 
 def _spelled(text: str) -> list[str]:
@@ -276,7 +278,7 @@ def _widest(formats: Iterable[str | None]) -> str | None:
 
 # Conventions of names: each decoder reads one, and returns None for a name of another one -----------------------------
 
-_NVJET = re.compile(r"^nvjet_(?:sm\d+_)?(?P<types>[a-z]{3}|[a-z]{5})_")
+_NVJET = lazy_pattern(r"^nvjet_(?:sm\d+_)?(?P<types>[a-z]{3}|[a-z]{5})_")
 #: nvjet_<A><B><compute><C><D>_…, where three letters stand for A = B and C = D.
 _NVJET_LETTERS = {"o": "fp4", "q": "fp8", "r": "fp8", "i": "int8", "h": "fp16", "t": "bf16", "s": "tf32", "d": "fp64"}
 
@@ -289,7 +291,7 @@ def _nvjet(parts: NameParts) -> Arithmetic | None:
     return Arithmetic(_widest(_NVJET_LETTERS.get(letter) for letter in operands), True)
 
 
-_XMMA = re.compile(r"_c?(?P<stored>[a-z]+\d+(?:m\d)?)c?\w*?_(?P<math>[tb]?[fi]\d+|e\dm\d)\w*?_c?[a-z]+\d+")
+_XMMA = lazy_pattern(r"_c?(?P<stored>[a-z]+\d+(?:m\d)?)c?\w*?_(?P<math>[tb]?[fi]\d+|e\dm\d)\w*?_c?[a-z]+\d+")
 _XMMA_FORMATS = {
     "bf16": "bf16",
     "f16": "fp16",
@@ -315,12 +317,12 @@ def _xmma(parts: NameParts) -> Arithmetic | None:
     return Arithmetic(precision, True if re.search(r"_tensor\d|_warpgroupsize|xmma_sparse_", name) else None)
 
 
-_SHAPED = re.compile(
+_SHAPED = lazy_pattern(
     r"(?<![A-Za-z0-9])(?P<kind>[shdczi])(?P<shape>\d{3,6}|\d+x\d+x\d+)_?(?P<math>\d+xbf16|[a-z]+\d+)?"
     r"(?:sp)?_?(?:gemm|cudnn|conv|fprop|dgrad|wgrad|syrk|trmm|symm|implicit)"
 )
-_UNSHAPED = re.compile(r"(?<![a-z0-9])g?(?P<kind>[shdczi])(?:gemm|cudnn)(?![a-z])")
-_ERA = re.compile(r"^(?:cudnn_\w*?)?(?P<name>maxwell|pascal|volta|turing|ampere|ada|hopper|blackwell)_")
+_UNSHAPED = lazy_pattern(r"(?<![a-z0-9])g?(?P<kind>[shdczi])(?:gemm|cudnn)(?![a-z])")
+_ERA = lazy_pattern(r"^(?:cudnn_\w*?)?(?P<name>maxwell|pascal|volta|turing|ampere|ada|hopper|blackwell)_")
 _OF_KIND = {"s": "fp32", "c": "fp32", "h": "fp16", "d": "fp64", "z": "fp64", "i": "int8"}
 
 
@@ -354,7 +356,7 @@ def _format_of_instruction(name: str, shaped: re.Match[str]) -> str | None:
     return "tf32" if shaped["shape"] == "1688" else None
 
 
-_TENSILE = re.compile(r"^(?:Custom_)?Cijk_A[a-z]+_B[a-z]+_(?P<type>F8|B8|I8|4xi8|[SDCZHB])")
+_TENSILE = lazy_pattern(r"^(?:Custom_)?Cijk_A[a-z]+_B[a-z]+_(?P<type>F8|B8|I8|4xi8|[SDCZHB])")
 _TENSILE_FORMATS = {
     "F8": "fp8",
     "B8": "fp8",
@@ -379,8 +381,8 @@ def _tensile(parts: NameParts) -> Arithmetic | None:
 
 
 _OPERAND = r"(?:Mx)?(?:E\dm\d|Bfloat16|Fp16)"
-_TRTLLM_PRODUCT = re.compile(rf"^(?:bmm|gemm)_\w+?_(?P<a>{_OPERAND})(?P<b>{_OPERAND})?_Fp32_")
-_TRITON_PRODUCT = re.compile(r"^_?(?:p_)?matmul_ogs_\w+?_[a-z]+\d\w*?x(?P<a>\w+?)x(?P<b>\w+?)_\d+x")
+_TRTLLM_PRODUCT = lazy_pattern(rf"^(?:bmm|gemm)_\w+?_(?P<a>{_OPERAND})(?P<b>{_OPERAND})?_Fp32_")
+_TRITON_PRODUCT = lazy_pattern(r"^_?(?:p_)?matmul_ogs_\w+?_[a-z]+\d\w*?x(?P<a>\w+?)x(?P<b>\w+?)_\d+x")
 
 
 def _generated(parts: NameParts) -> Arithmetic | None:
@@ -392,7 +394,7 @@ def _generated(parts: NameParts) -> Arithmetic | None:
     return None
 
 
-_MMA_ATOM = re.compile(
+_MMA_ATOM = lazy_pattern(
     r"(?:SM\d+_|\bMMA_)(?:MMA_)?(?:\d+x\d+x\d+_)?(?:F32|F16|S32|F64)?"
     r"(?P<a>BF16|F16(?!BF16)|TF32|E4M3|E5M2|S8|U8|F64|MXF4)"
 )
@@ -428,15 +430,15 @@ def _around_product(parts: NameParts) -> Arithmetic | None:
 
 # Attention ------------------------------------------------------------------------------------------------------------
 
-_AROUND_ATTENTION = re.compile(r"dot_do_o|convert_dk?[qv]|[cC]ombine|lean_reduction|[mM]erge_?[sS]tate|preprocess")
-_AROUND_FLASH_3 = re.compile(r"FlashAttn\w*(Combine|Preprocess|Postprocess)")
-_FMHA_CUTLASS = re.compile(r"^fmha_cutlass[FB]_(?P<format>bf16|f16|f32)_\w*sm(?P<architecture>\d+)$")
+_AROUND_ATTENTION = lazy_pattern(r"dot_do_o|convert_dk?[qv]|[cC]ombine|lean_reduction|[mM]erge_?[sS]tate|preprocess")
+_AROUND_FLASH_3 = lazy_pattern(r"FlashAttn\w*(Combine|Preprocess|Postprocess)")
+_FMHA_CUTLASS = lazy_pattern(r"^fmha_cutlass[FB]_(?P<format>bf16|f16|f32)_\w*sm(?P<architecture>\d+)$")
 #: From this architecture on PyTorch's memory-efficient attention multiplies the format on tensor cores, fp32 as three
 #: TF32 products (`DefaultGemmType` in its sources).
 _FMHA_TENSOR_CORES_SINCE = {"f32": 80, "bf16": 80, "f16": 70}
-_FMHA_TRTLLM = re.compile(r"^fmhaSm\d+\w*?_Q(?:kv)?(?P<query>E\dm\d|Bfloat16|Fp16)")
-_FLASH = re.compile(r"flash_(fwd|bwd)|FlashAttn|FlashAttention|fmha_v2|(Batch|Single)Prefill")
-_ONE_QUERY = re.compile(r"(Batch|Single)DecodeWith|paged_attention_(v\d|kernel)|single_query_cached")
+_FMHA_TRTLLM = lazy_pattern(r"^fmhaSm\d+\w*?_Q(?:kv)?(?P<query>E\dm\d|Bfloat16|Fp16)")
+_FLASH = lazy_pattern(r"flash_(fwd|bwd)|FlashAttn|FlashAttention|fmha_v2|(Batch|Single)Prefill")
+_ONE_QUERY = lazy_pattern(r"(Batch|Single)DecodeWith|paged_attention_(v\d|kernel)|single_query_cached")
 
 
 def _attention(parts: NameParts) -> Arithmetic | None:
@@ -468,12 +470,12 @@ def _query_format(parts: NameParts) -> str | None:
 
 # Everything else ------------------------------------------------------------------------------------------------------
 
-_ON_VECTOR_UNITS = re.compile(
+_ON_VECTOR_UNITS = lazy_pattern(
     r"gemv|^gemm(SN|k1)|gemvx::|(^|::)kernel$|^dot_kernel$|^reduce_1Block|_engine|winograd|depthwise\d?d?_|convolve|^fft2d"
     r"|[cC]ompute\w*Offsets|im2col|col2im|im2vol|vol2col|init_device_workspace|kernel_helper"
 )
-_SIMT = re.compile(r"OpClassSimt|MmaSimt")
-_ON_TENSOR_CORES = re.compile(
+_SIMT = lazy_pattern(r"OpClassSimt|MmaSimt")
+_ON_TENSOR_CORES = lazy_pattern(
     r"(?i)[hiu]?mma(?=_|\d|kernel|gemm)|wgmma|tensorop|tcgen05|mma_tensor_op|marlin|deep_gemm|MainloopSm"
 )
 

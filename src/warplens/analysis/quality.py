@@ -13,7 +13,6 @@ from warplens.analysis.categories import categories_of
 from warplens.analysis.frames import once
 from warplens.analysis.intervals import Intervals, clip, total, union
 from warplens.analysis.launches import count_per_step
-from warplens.analysis.operators import operator_coverage
 from warplens.analysis.phases import phase_steps
 from warplens.analysis.ranges import range_coverage
 from warplens.analysis.streams import graph_summary
@@ -306,6 +305,8 @@ def _ranges(timeline: Timeline, window: Window) -> Iterator[Note]:
 def _backward(timeline: Timeline, window: Window) -> Iterator[Note]:
     if not timeline.has_operators:
         return
+    from warplens.analysis.operators import operator_coverage
+
     coverage = operator_coverage(timeline, window)
     linkable = coverage.backward_ns - coverage.accumulation_ns
     if linkable and coverage.linked_ns < _LINKED_SHARE * linkable:

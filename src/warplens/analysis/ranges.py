@@ -8,7 +8,6 @@ last end (NVIDIA's "projected" time, idle time included).
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,6 +20,7 @@ from warplens.analysis.trees import NO_RANGE, depth_first, name_paths, nearest
 from warplens.analysis.window import Window
 from warplens.errors import UsageError
 from warplens.profile.columns import table
+from warplens.profile.patterns import lazy_pattern
 from warplens.profile.schema import Column, Int64s, name_categories
 
 INSTANCES = table(
@@ -61,10 +61,10 @@ RANGES = table(
 )
 
 # PyTorch's emit_nvtx appends running numbers and shapes to operator names; they make every instance a name of its own.
-_RUNNING_NUMBERS = re.compile(r",\s*(?:op_id|seq|sizes|input_op_ids)\s*=.*$")
+_RUNNING_NUMBERS = lazy_pattern(r",\s*(?:op_id|seq|sizes|input_op_ids)\s*=.*$")
 
 
-_PROFILER_STEP = re.compile(r"^ProfilerStep#\d+$")
+_PROFILER_STEP = lazy_pattern(r"^ProfilerStep#\d+$")
 
 
 @dataclass(frozen=True)

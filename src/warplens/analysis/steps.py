@@ -19,7 +19,6 @@ import numpy as np
 import polars as pl
 
 from warplens.analysis.attribution import RangeForest, is_operator
-from warplens.analysis.operators.places import python_frames
 from warplens.analysis.repetition import MIN_REPEATS, is_structured, longest_repetition, repetitions_per_step, stand_out
 from warplens.analysis.trees import NO_RANGE, Forest
 from warplens.analysis.window import NO_PHASE, Step, generic_name, is_step_name, is_warmup_name, phase_of_name
@@ -348,6 +347,8 @@ def _inside_one_module(launches: pl.DataFrame, trace: Trace) -> bool:
     """Whether one call of a `torch.nn` module launched all of this: then its layers repeat."""
     if not trace.python_functions.height or launches["launch_start_ns"].null_count():
         return False
+    from warplens.analysis.operators.places import python_frames
+
     frames = python_frames(trace.python_functions)
     process, thread, when = (
         launches[column].to_numpy().astype(np.int64) for column in ("process", "thread", "launch_start_ns")

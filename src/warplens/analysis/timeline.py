@@ -13,8 +13,6 @@ import polars as pl
 
 from warplens.analysis.attribution import RangeForest, is_operator, range_forest
 from warplens.analysis.intervals import Intervals, union
-from warplens.analysis.operators.autograd import AutogradLinks, OperatorTree, autograd_links, operator_tree
-from warplens.analysis.operators.places import Places, PythonFrames, places, python_frames
 from warplens.analysis.steps import StepSearch, find_steps
 from warplens.analysis.trees import NO_RANGE
 from warplens.analysis.window import Window, parse_span
@@ -25,6 +23,8 @@ from warplens.profile.schema import name_categories
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from warplens.analysis.operators.autograd import AutogradLinks, OperatorTree
+    from warplens.analysis.operators.places import Places, PythonFrames
     from warplens.profile.schema import Bools, Int64s
 
 
@@ -105,21 +105,29 @@ class Timeline:
     @cached_property
     def operators(self) -> OperatorTree:
         """The framework's operators, nested."""
+        from warplens.analysis.operators.autograd import operator_tree
+
         return operator_tree(self.trace, self.forest)
 
     @cached_property
     def autograd(self) -> AutogradLinks:
         """Which forward operator each backward operator belongs to."""
+        from warplens.analysis.operators.autograd import autograd_links
+
         return autograd_links(self.trace, self.operators)
 
     @cached_property
     def python(self) -> PythonFrames:
         """The calls of Python functions and modules, nested."""
+        from warplens.analysis.operators.places import python_frames
+
         return python_frames(self.trace.python_functions)
 
     @cached_property
     def places(self) -> Places:
         """Operator, module and Python function that each row of `work` comes from."""
+        from warplens.analysis.operators.places import places
+
         return places(self.trace, self.work, self.operators, self.autograd, self.python)
 
     @cached_property

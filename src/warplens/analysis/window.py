@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from warplens.errors import UsageError
+from warplens.profile.patterns import lazy_pattern
 
 _UNITS_NS = {"ns": 1, "us": 1_000, "µs": 1_000, "ms": 1_000_000, "s": 1_000_000_000, "": 1}
-_TIME = re.compile(r"^\s*(?P<number>[+-]?\d+(?:\.\d+)?)\s*(?P<unit>ns|us|µs|ms|s|)\s*$")
+_TIME = lazy_pattern(r"^\s*(?P<number>[+-]?\d+(?:\.\d+)?)\s*(?P<unit>ns|us|µs|ms|s|)\s*$")
 
 
 @dataclass(frozen=True)
@@ -90,19 +91,19 @@ NO_PHASE: Final = "none"
 AUTOGRAD_ENGINE: Final = "autograd::engine::evaluate_function"
 
 _WORDS = {
-    "forward": re.compile(r"(?<![a-z])(forward|fwd)(?![a-z])", re.IGNORECASE),
-    "backward": re.compile(r"(?<![a-z])(backward|bwd|backprop)(?![a-z])", re.IGNORECASE),
-    "optimizer": re.compile(r"(?<![a-z])(optim(izer|iser)?|adamw?|sgd|weight[\s_-]*update)(?![a-z])", re.IGNORECASE),
+    "forward": lazy_pattern(r"(?<![a-z])(forward|fwd)(?![a-z])", re.IGNORECASE),
+    "backward": lazy_pattern(r"(?<![a-z])(backward|bwd|backprop)(?![a-z])", re.IGNORECASE),
+    "optimizer": lazy_pattern(r"(?<![a-z])(optim(izer|iser)?|adamw?|sgd|weight[\s_-]*update)(?![a-z])", re.IGNORECASE),
 }
 
 
 #: Names that people and frameworks give to one repetition of the workload; `N` stands for a running number.
-_STEP = re.compile(
+_STEP = lazy_pattern(
     r"^(profilerstep|(train(ing)?|eval(uation)?|inference|model|global|benchmark)?[\s_-]*(step|iter(ation)?|batch))s?[\s_:#-]*N?$",
     re.IGNORECASE,
 )
-_DIGITS = re.compile(r"\d+")
-_WARMUP = re.compile(r"warm[\s_-]*up", re.IGNORECASE)
+_DIGITS = lazy_pattern(r"\d+")
+_WARMUP = lazy_pattern(r"warm[\s_-]*up", re.IGNORECASE)
 
 
 def generic_name(name: str) -> str:

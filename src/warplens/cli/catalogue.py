@@ -16,7 +16,8 @@ class Command:
 
     Attributes:
         name: what the user types; also the name of the function that carries it out.
-        module: the module of `warplens.cli.commands` that has the function.
+        module: the module of `warplens.cli.commands` that has the function; or, of a command that prints a table, the
+            topic (`questions.gpu`) in `warplens.report` where its question stands.
         section: heading that it stands under in the list.
         summary: what it does; the first line of the function's docstring says the same.
     """
@@ -27,7 +28,11 @@ class Command:
     summary: str
 
     def function(self) -> Callable[..., Any]:
-        """The function that carries the command out. This imports its module."""
+        """The function that carries the command out. This imports its module, and none of other commands."""
+        if self.module.startswith("questions."):
+            from warplens.cli.commands.tables import command_of
+
+            return command_of(getattr(import_module(f"warplens.report.{self.module}"), self.name))
         function: Callable[..., Any] = getattr(import_module(f"warplens.cli.commands.{self.module}"), self.name)
         return function
 
@@ -45,36 +50,45 @@ COMMANDS: Final = {
     for command in (
         Command("demo", "report", _REPORT, "Report on the profiles that come with Warplens; no GPU needed."),
         Command("report", "report", _REPORT, "Report on your profiles: where the GPU time went, and why."),
-        Command("diagnose", "report", _REPORT, "What limits the program, what to do about it, and how to check that."),
+        Command(
+            "diagnose", "diagnose", _REPORT, "What limits the program, what to do about it, and how to check that."
+        ),
         Command(
             "compare",
             "compare",
             _REPORT,
             "Why a variant is slower or faster than its baseline, and whether that is decided.",
         ),
-        Command("budget", "tables", _TABLE, "Where the time went, in parts that add up to it exactly."),
+        Command("budget", "questions.time", _TABLE, "Where the time went, in parts that add up to it exactly."),
         Command(
             "headroom",
             "headroom",
             _TABLE,
             "From the measured step down to this machine's limit, in parts that add up exactly.",
         ),
-        Command("steps", "tables", _TABLE, "Repetitions of the workload: wall, busy and idle time of each."),
-        Command("phases", "tables", _TABLE, "GPU time of forward, backward and optimizer."),
-        Command("kernels", "tables", _TABLE, "GPU kernels: how often, how long, share of the GPU time."),
+        Command("steps", "questions.time", _TABLE, "Repetitions of the workload: wall, busy and idle time of each."),
+        Command("phases", "questions.time", _TABLE, "GPU time of forward, backward and optimizer."),
+        Command("kernels", "questions.gpu", _TABLE, "GPU kernels: how often, how long, share of the GPU time."),
         Command(
             "ranges",
-            "tables",
+            "questions.gpu",
             _TABLE,
             "Annotated ranges (NVTX, record_function): GPU time of the work launched inside.",
         ),
-        Command("operators", "tables", _TABLE, "PyTorch operators and modules: host time, GPU time, backward pass."),
-        Command("launches", "tables", _TABLE, "Kernel launches: time in the call, queued, and on the GPU."),
-        Command("flops", "tables", _TABLE, "FLOPs and bytes that operators need, against their time."),
-        Command("memory", "tables", _TABLE, "Memory over time, its peak, and what was alive then."),
-        Command("copies", "tables", _TABLE, "Memory copies and fills: time, size and bandwidth."),
-        Command("api", "tables", _TABLE, "CUDA API calls on the host: how often, how long."),
-        Command("code", "tables", _TABLE, "Where in the program waits, copies, allocations and launches come from."),
+        Command(
+            "operators",
+            "questions.operators",
+            _TABLE,
+            "PyTorch operators and modules: host time, GPU time, backward pass.",
+        ),
+        Command("launches", "questions.host", _TABLE, "Kernel launches: time in the call, queued, and on the GPU."),
+        Command("flops", "questions.operators", _TABLE, "FLOPs and bytes that operators need, against their time."),
+        Command("memory", "questions.memory", _TABLE, "Memory over time, its peak, and what was alive then."),
+        Command("copies", "questions.gpu", _TABLE, "Memory copies and fills: time, size and bandwidth."),
+        Command("api", "questions.host", _TABLE, "CUDA API calls on the host: how often, how long."),
+        Command(
+            "code", "questions.host", _TABLE, "Where in the program waits, copies, allocations and launches come from."
+        ),
         Command(
             "counters", "counters", _COUNTERS, "What bounds each kernel, and why: from the counters of Nsight Compute."
         ),

@@ -10,8 +10,6 @@ import numpy.typing as npt
 import polars as pl
 
 from warplens.analysis.api import api_kinds, blocks_host
-from warplens.analysis.counters.bounds import kernel_bounds
-from warplens.analysis.counters.groups import SIZES, group_launches
 from warplens.analysis.intervals import Intervals, Owned, clip, complement, measure_before, subtract, total, union
 from warplens.analysis.launches import LaunchSummary, launch_summary
 from warplens.profile.schema import name_categories
@@ -287,12 +285,17 @@ class Counted:
 
     def of(self, kernels: pl.DataFrame) -> pl.DataFrame:
         """What the report says of each of these rows of `Trace.kernels` (`COUNTED_SCHEMA`)."""
+        from warplens.analysis.counters.groups import SIZES
+
         named = kernels.select(pl.col("name").cast(pl.String), *SIZES)
         return named.join(self.kernels, on=_KEY, how="left", maintain_order="left").select(COUNTED_SCHEMA.names())
 
 
 def counted(report: KernelCounters) -> Counted:
     """The verdicts of one report. Of several instances of one template with the same grid, the first stands for all."""
+    from warplens.analysis.counters.bounds import kernel_bounds
+    from warplens.analysis.counters.groups import SIZES, group_launches
+
     groups = group_launches(report, _LAUNCHED_AS).counters
     bounds = kernel_bounds(groups).select(
         "launch",

@@ -29,6 +29,7 @@ from warplens.diagnosis.findings import ISSUING
 from warplens.diagnosis.program import Program
 from warplens.diagnosis.thresholds import DEFAULTS, Thresholds
 from warplens.profile import Device
+from warplens.profile.patterns import lazy_pattern
 from warplens.profile.schema import name_categories
 
 if TYPE_CHECKING:
@@ -95,10 +96,10 @@ _OF_WORK: Final = (
 )
 
 #: Products with a vector read each number of the matrix once: no arithmetic unit makes them faster.
-_VECTOR_PRODUCT: Final = re.compile(r"gemv|dot_kernel|\bger_", re.IGNORECASE)
+_VECTOR_PRODUCT: Final = lazy_pattern(r"gemv|dot_kernel|\bger_", re.IGNORECASE)
 
 #: What tells steps and calls of the same range apart: `ProfilerStep#4`, `aten::mm, seq = 12, op_id = 7`, `step 12`.
-_NUMBERED: Final = re.compile(r"(?:#|, (?:seq|op_id) = | )\d+(?=$|,)")
+_NUMBERED: Final = lazy_pattern(r"(?:#|, (?:seq|op_id) = | )\d+(?=$|,)")
 
 #: Precedence of the groups of work (`timebudget.PART_GROUPS`).
 _COMPUTE, _GRAPH, _COMMUNICATION, _COPY = range(4)

@@ -17,6 +17,7 @@ import polars as pl
 
 from warplens.analysis.operators.program import LEVELS, levels_of_work
 from warplens.analysis.trees import NO_RANGE
+from warplens.profile.patterns import lazy_pattern
 from warplens.profile.peaks import peaks_of
 from warplens.profile.schema import name_categories
 
@@ -50,9 +51,9 @@ MARKS: Final = {
     "strided": r"(?<![a-z_])elementwise_kernel<",
 }
 
-_VECTORIZED: Final = re.compile(r"vectorized_elementwise_kernel<(?:\(int\))?(\d+)")
-_PLAIN: Final = re.compile(r"(?<![a-z_])elementwise_kernel<(?:\(int\))?\d+, (?:\(int\))?(\d+)")
-_OPERANDS: Final = re.compile(r"(?:std::array|at::detail::Array)<char ?\*, (?:\([\w ]+\))?(\d+)")
+_VECTORIZED: Final = lazy_pattern(r"vectorized_elementwise_kernel<(?:\(int\))?(\d+)")
+_PLAIN: Final = lazy_pattern(r"(?<![a-z_])elementwise_kernel<(?:\(int\))?\d+, (?:\(int\))?(\d+)")
+_OPERANDS: Final = lazy_pattern(r"(?:std::array|at::detail::Array)<char ?\*, (?:\([\w ]+\))?(\d+)")
 _ITEM: Final = {"fp64": 8, "fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "int8": 1}
 
 #: Of a data sheet's bandwidth, what one long pass over memory reaches.

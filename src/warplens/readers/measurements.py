@@ -18,11 +18,12 @@ import polars as pl
 from warplens.errors import UnreadableInputError
 from warplens.profile.measurements import CELL_PHASES, CELLS, SAMPLES, STATUSES, Measurements
 from warplens.readers.opening import Asked, Input, Reader, plain
-from warplens.readers.scrubbing import Removed, refuse_remains
-from warplens.secrets import Cleaner, Secrets, texts_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+
+    from warplens.readers.scrubbing import Removed
+    from warplens.secrets import Cleaner
 
 
 MEASUREMENTS_SCHEMA_NAME: Final = "warplens.measurements/1"
@@ -244,6 +245,9 @@ def _copy(file: Input, copy: Path) -> Removed:
     if kept.get("command") and not _OWN_COMMAND.fullmatch(kept["command"]):
         kept["command"] = None
         removed["command"] += 1
+    from warplens.readers.scrubbing import Removed, refuse_remains
+    from warplens.secrets import Cleaner, Secrets, texts_in
+
     secrets = Secrets()
     for text in texts_in(kept):
         secrets.add_home_owners(text.encode())

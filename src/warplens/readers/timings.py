@@ -25,7 +25,7 @@ import re
 from collections import Counter
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import polars as pl
 
@@ -33,8 +33,9 @@ from warplens.errors import UnreadableInputError
 from warplens.profile.columns import column, table
 from warplens.profile.schema import Column
 from warplens.readers.opening import Asked, Input, Kind, Reader
-from warplens.readers.scrubbing import Removed, refuse_remains
-from warplens.secrets import Cleaner, Secrets
+
+if TYPE_CHECKING:
+    from warplens.readers.scrubbing import Removed
 
 #: What a time may be of.
 TIMING_PHASES: Final = ("forward", "backward", "optimizer", "step")
@@ -249,6 +250,9 @@ _NUMBER = re.compile(r"(?:(?:ctx|seq|bs)_?)?[-+]?[\d.]*\d(?:e[-+]?\d+)?|nan|n/?a
 def _copy(file: Input, copy: Path) -> Removed:
     _timings(file.path, file.known_as)  # refuses what holds none
     separator, header, lines = _rows(file.path, file.known_as)
+    from warplens.readers.scrubbing import Removed, refuse_remains
+    from warplens.secrets import Cleaner, Secrets
+
     secrets = Secrets()
     for cell in (cell for line in lines for cell in line):
         secrets.add_home_owners(cell.encode())

@@ -6,6 +6,8 @@ import math
 import re
 from typing import TYPE_CHECKING, Final, TypeAlias
 
+from warplens.profile.patterns import lazy_pattern
+
 if TYPE_CHECKING:
     from warplens.profile.schema import Kind
 
@@ -156,30 +158,30 @@ def _signed(text: str, *, negative: bool) -> str:
 #: Long enough for the tile and layout part of a GEMM's name, short enough for a table cell.
 DEFAULT_NAME_WIDTH = 64
 
-_SPACES = re.compile(r"[\t\n\v\f\r\u0085\u2028\u2029]+")
-_UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+_SPACES = lazy_pattern(r"[\t\n\v\f\r\u0085\u2028\u2029]+")
+_UNPRINTABLE = lazy_pattern(r"[\x00-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 
-_UNNAMED = re.compile(r"(?:<unnamed>|\(anonymous namespace\)|_GLOBAL__N__\w+)::")
-_RETURN_TYPE = re.compile(r"^(?:static |__global__ )*(?:void|int|float|double) +")
-_CAST = re.compile(r"\((?:unsigned |signed )?(?:int|long long|long|short|char|bool)\)(?=-?\d)")
-_QUALIFIED_NAME = re.compile(r"[A-Za-z_]\w*(?:::~?[A-Za-z_]\w*)*")
+_UNNAMED = lazy_pattern(r"(?:<unnamed>|\(anonymous namespace\)|_GLOBAL__N__\w+)::")
+_RETURN_TYPE = lazy_pattern(r"^(?:static |__global__ )*(?:void|int|float|double) +")
+_CAST = lazy_pattern(r"\((?:unsigned |signed )?(?:int|long long|long|short|char|bool)\)(?=-?\d)")
+_QUALIFIED_NAME = lazy_pattern(r"[A-Za-z_]\w*(?:::~?[A-Za-z_]\w*)*")
 #: Everything after the tile of an xmma GEMM's name (stages, warps, alignment); only "split k" is kept of it.
-_XMMA_TAIL = re.compile(r"(?<=\d)_stage\d+_\w*?_execute(?P<split>(?:_split_?k)?)_kernel__\w+$")
+_XMMA_TAIL = lazy_pattern(r"(?<=\d)_stage\d+_\w*?_execute(?P<split>(?:_split_?k)?)_kernel__\w+$")
 
 #: Kernels that are a loop around a functor: without the functor, the name says nothing.
-_GENERIC_KERNEL = re.compile(
+_GENERIC_KERNEL = lazy_pattern(
     r"(?:.*elementwise_kernel.*|distribution_.*|reduce_kernel|multi_tensor_apply_kernel|for_each_kernel|kernel_agent)$"
 )
 #: Kernels whose whole meaning is their template argument; the wrapper's own name is dropped.
 _WRAPPER_KERNEL = frozenset({"Kernel", "Kernel2", "device_kernel", "kernel"})
 
 #: Template arguments that carry the functor or describe types, but are not what the kernel computes.
-_CARRIER = re.compile(
+_CARRIER = lazy_pattern(
     r"(?:gpu_kernel_impl\w*|gpu_index_kernel|gpu_kernel\w*|ReduceOp|func_wrapper_t|[AB]?UnaryFunctor|[AB]UnaryFunctor|"
     r"BinaryFunctor|(?:Unary|Binary|Ternary|Pointwise)Op\w*Functor|TensorList\w*|GemmUniversal\w*|enable_sm\w+|"
     r"enable_arch\w*|LaunchHelper|DefaultMmaKernel)$"
 )
-_TYPE_WORD = re.compile(
+_TYPE_WORD = lazy_pattern(
     r"(?:void|int|float|double|bool|char|short|long|unsigned|signed|const|auto|size_t|u?int\d+_t|T\d+|c?array|tuple|"
     r"operator|lambda|instance|Half|half|BFloat16|bfloat16_t|half_t|complex|Scalar|Tensor|TensorIterator(?:Base)?|"
     r"ArrayRef|OpaqueType|(?:Trivial)?OffsetCalculator|(?:Load|Store)With(?:out)?Cast|true|false|type|value|"

@@ -1,4 +1,4 @@
-"""`warplens report`, `demo` and `diagnose`: what limits programs, as documents and as an answer."""
+"""`warplens report` and `demo`: what limits programs, as documents."""
 
 from __future__ import annotations
 
@@ -12,51 +12,23 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, cast
 import typer
 
 import warplens
-from warplens.analysis.hostpace import host_pace
-from warplens.analysis.prediction import predictions
 from warplens.analysis.timeline import Timeline
 from warplens.cli.answer import (
-    Answer,
-    Part,
     checked_folder,
-    emit,
-    note_lines,
     print_json,
     print_lines,
-    select,
 )
 from warplens.cli.edge import UNUSABLE, answering, complain, one_line, progress, reuse_freed_memory
 from warplens.cli.options import (
-    Format,
-    FormatOption,
-    ProfileArgument,
     RangeOption,
     WindowOption,
     argument,
     option,
     words_option,
 )
-from warplens.diagnosis import diagnose as diagnose_window
 from warplens.errors import UnreadableInputError, UsageError
 from warplens.readers import discover_both, read, read_counters
-from warplens.readers.measurements import read_measurements
-from warplens.readers.timings import read_timings
-from warplens.report.jsonout import window_data
-from warplens.report.verdict import (
-    coverage_lines,
-    diagnosis_data,
-    diagnosis_tables,
-    evidence_text,
-    findings_frame,
-    pace_lines,
-    places,
-    standing,
-)
 from warplens.report.write import REPORT_FORMATS, write_document
-from warplens.studies.grid.cells import assign_cells, parse_cell, plain_name
-from warplens.studies.policies.files import read_policy
-from warplens.studies.reports.evidence import study_evidence
-from warplens.studies.reports.findings import findings_document
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -64,7 +36,6 @@ if TYPE_CHECKING:
     import polars as pl
 
     from warplens.analysis.window import Window
-    from warplens.diagnosis import Finding
     from warplens.profile.counters import KernelCounters
     from warplens.profile.measurements import Measurements
     from warplens.report.counters.numbers import Joined
@@ -122,6 +93,9 @@ def report(
     second document answers questions about models and contexts. Reports of Nsight Compute get a document of their own,
     and what they say of the kernels of a profile stands in its report as well.
     """
+    from warplens.readers.timings import read_timings
+    from warplens.studies.grid.cells import parse_cell
+
     wanted = cast("list[ReportFormat]", formats.split(","))
     grid = GridRequest(dict(map(parse_cell, cells or ())), read_timings(timings) if timings else None, batch)
     to_stdout = output is None and wanted == ["json"] and not grid.is_explicit
@@ -309,6 +283,8 @@ def find_cells(paths: Sequence[Path], request: GridRequest) -> Cells | None:
     Raises:
         UsageError: the user spoke of a grid, but no profile is of a cell; or a named cell is of no profile.
     """
+    from warplens.studies.grid.cells import assign_cells
+
     cells, unplaced = assign_cells(map(str, paths), request.cells)
     if request.is_explicit and not cells:
         raise UsageError(f"no profile is of a cell of a grid. {unplaced[0].source}: {unplaced[0].reason}")
@@ -379,6 +355,9 @@ def demo(
     They were recorded on an H200: vision transformers with and without token reduction, with and without CUDA graphs,
     and a grid of language models over sizes and context lengths.
     """
+    from warplens.readers.timings import read_timings
+    from warplens.studies.reports.findings import findings_document
+
     folder = checked_folder(output)
     # The answers that are printed are those of the report's JSON, which is therefore always written.
     wanted = [form for form in REPORT_FORMATS if form == "json" or form in formats.split(",")]
@@ -416,6 +395,8 @@ def _selected(profiles: Profiles, names: set[str]) -> Profiles:
 
 def _summary(entries: list[dict[str, Any]], report: Path, findings: str, written: list[Path]) -> Iterator[str]:
     """What was reported on and found, in two sentences a profile, and where the documents are."""
+    from warplens.studies.grid.cells import plain_name
+
     workloads = {entry["file"]: entry["workload"] for entry in entries}
     for profile in json.loads(report.read_text("utf-8"))["data"]["profiles"]:
         yield f"{workloads[profile['source']]} ({plain_name(profile['source'])})"
@@ -446,6 +427,10 @@ _SIDES: Final = (("baseline", {"method": "none"}), ("topk0.1", {"method": "topk"
 
 def shipped_evidence() -> Evidence:
     """What the measurements, profiles and policy that come with Warplens say."""
+    from warplens.readers.measurements import read_measurements
+    from warplens.studies.policies.files import read_policy
+    from warplens.studies.reports.evidence import study_evidence
+
     data = Path(str(files("warplens") / "data"))
     measured = [
         read_measurements(data / "measurements" / f"token_reduction{part}.json.xz")
@@ -468,78 +453,8 @@ def shipped_evidence() -> Evidence:
 def own_evidence(measurements: Measurements, profiles: Path, policy: Path | None) -> Evidence:
     """What a study of the user says, with profiles in a folder, named after the settings of their cells."""
     from warplens.cli.commands.sweep import listed_profiles
+    from warplens.studies.policies.files import read_policy
+    from warplens.studies.reports.evidence import study_evidence
 
     traces = [(settings, read(path)) for path, settings in listed_profiles(profiles)]
     return study_evidence(measurements, traces, policy=read_policy(policy) if policy is not None else None)
-
-
-# --- `warplens diagnose` ---------------------------------------------------------------------------------------------
-
-
-def diagnose(
-    path: ProfileArgument,
-    counters: Annotated[
-        Path | None,
-        option(
-            "FILE", "A report of Nsight Compute on the same program (.ncu-rep or CSV): what happens inside kernels."
-        ),
-    ] = None,
-    changes: Annotated[
-        str | None,
-        option("CHANGE,…", "Predict these changes made together: names of predictions, such as cuda-graph.", "--if"),
-    ] = None,
-    window: WindowOption = "steady",
-    range_name: RangeOption = None,
-    form: FormatOption = Format.TABLE,
-) -> None:
-    """What limits the program, what to do about it, and how to check that.
-
-    Findings stand worst first, each with the most that it could bring, its evidence, remedies, and the experiment that
-    would refute it. Predictions are modelled.
-    """
-    from warplens.report.markdown import escaped
-
-    report = read_counters(counters) if counters is not None else None
-    selection = select(path, window, range_name, launch_configuration=True)
-    with progress("diagnosing"):
-        found = diagnose_window(selection.timeline, selection.window, report, notes=selection.notes)
-        if changes is not None:
-            together = predictions(selection.timeline, selection.window, together=changes.split(","))
-            asked = tuple(item for item in together if item.change == changes)
-            found = replace(found, predictions=tuple(dict.fromkeys([*asked, *found.predictions])))
-        pace = host_pace(selection.timeline, selection.window)
-    part = Part(
-        head=selection.head,
-        notes=note_lines(found.notes),
-        entries=[
-            (
-                f"verdict: {found.verdict}\n{one_line(found.headline)}",
-                f"**{escaped(f'verdict: {found.verdict}')}** {escaped(found.headline)}",
-            ),
-            *(_entry(rank, finding) for rank, finding in enumerate(found.findings, start=1)),
-        ],
-        tables=diagnosis_tables(found)[1:],
-        closing=[*pace_lines(pace), *coverage_lines(found)],
-    )
-    data = {"window": window_data(selection.window), **diagnosis_data(found), "pace": pace}
-    rows = findings_frame(found).drop("gain", "at_most")
-    emit(Answer("diagnose", selection.source, [part], rows, lambda: data, found.notes), form)
-
-
-def _entry(rank: int, finding: Finding) -> tuple[str, str]:
-    """A finding for a terminal and as Markdown."""
-    from warplens.report.markdown import escaped
-
-    text = [f"{rank}. {finding.id}: {standing(finding)}", f"   {one_line(finding.title)}"]
-    markdown = [f"{rank}. **{escaped(finding.id)}**: {escaped(standing(finding))}", f"   {escaped(finding.title)}"]
-    facts = {"evidence": evidence_text(finding.evidence), "mostly in": places(finding) if finding.where else ""}
-    for label, fact in facts.items():
-        if fact or label == "evidence":
-            text.append(f"   {label}: {one_line(fact)}")
-            markdown.append(f"   - {label}: {escaped(fact)}")
-    for item in finding.remedies:
-        text += [f"   do: {one_line(item.action)} [{one_line(item.expected)}]", f"       {one_line(item.how)}"]
-        markdown.append(f"   - do: {escaped(item.action)} ({escaped(item.expected)}): {escaped(item.how)}")
-    text.append(f"   refuted if: {one_line(finding.refute)}")
-    markdown.append(f"   - refuted if: {escaped(finding.refute)}")
-    return "\n".join(text), "\n".join(markdown)

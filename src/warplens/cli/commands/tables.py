@@ -1,4 +1,4 @@
-"""Commands whose answer is one table on one profile: made from the questions of `warplens.report.questions`."""
+"""Commands whose answer is one table on one profile, made from the questions of `warplens.report.questions`."""
 
 from __future__ import annotations
 
@@ -19,22 +19,17 @@ from warplens.cli.options import (
 )
 from warplens.report import text as fmt
 from warplens.report.jsonout import window_data
-from warplens.report.questions import QUESTIONS, Found, Question
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-
-def __getattr__(name: str) -> Callable[..., None]:
-    """The command of that name, as the catalogue asks for it."""
-    if name in QUESTIONS:
-        return _command(name, QUESTIONS[name])
-    raise AttributeError(name)
+    from warplens.report.questions import Found, Question
 
 
-def _command(name: str, question: Question) -> Callable[..., None]:
-    """A function whose parameters are the command's arguments and options."""
+def command_of(question: Question) -> Callable[..., None]:
+    """A function whose parameters are the arguments and options of the question's command."""
+    name = question.ask.__name__
 
     def command(path: Path, window: str, range_name: str | None, form: Format, limit: int | None, **asked: Any) -> None:
         selection = select(path, window, range_name)

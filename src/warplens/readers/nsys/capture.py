@@ -17,11 +17,12 @@ import numpy.typing as npt
 import polars as pl
 
 from warplens.profile import Device, Note, NoteLevel
+from warplens.profile.patterns import lazy_pattern
 from warplens.profile.trace import worst_first
 from warplens.readers.nsys.tables import Tables
 from warplens.readers.sqlite import quoted
 
-_VERSION = re.compile(r"\d+(\.\d+)+")
+_VERSION = lazy_pattern(r"\d+(\.\d+)+")
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,7 @@ def _is_wsl(file: Tables) -> bool:
 
 
 #: What nsys writes when the event buffers of a process did not all arrive.
-_LOST_EVENTS = re.compile(
+_LOST_EVENTS = lazy_pattern(
     r"not all CUDA events might have been collected|\b(CUDA|CUPTI|GPU)\b.*\b(dropped|lost|overflow\w*|discarded)\b"
     r"|\b(dropped|lost|discarded)\b.*\b(CUDA|CUPTI|GPU|events?|buffers?|records?)\b",
     re.IGNORECASE | re.DOTALL,

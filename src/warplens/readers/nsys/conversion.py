@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from warplens.errors import UnreadableInputError
+from warplens.profile.patterns import lazy_pattern
 
 _EXPORT = "nsys export --type sqlite --output profile.sqlite"
 _DOWNLOAD = "https://developer.nvidia.com/nsight-systems/get-started"
@@ -33,7 +34,7 @@ _USUAL_PLACES = (
 )
 
 _VERSION_TIMEOUT_S = 60
-_PERCENT = re.compile(r"(\d{1,3})%")
+_PERCENT = lazy_pattern(r"(\d{1,3})%")
 _PERCENT_STEP = 10
 
 

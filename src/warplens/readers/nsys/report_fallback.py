@@ -7,10 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from warplens.profile import Note, NoteLevel, Trace
-from warplens.readers.nsys.conversion import converted
-from warplens.readers.nsys.export import read_nsys_sqlite
-from warplens.readers.nsys.report import read_nsys_report
-from warplens.readers.nsys.report_container import NotUnderstoodError
 
 #: Copying and unpacking files gives them times in any order, some seconds apart; a report that was recorded again is
 #: minutes younger than the export of the earlier one.
@@ -34,10 +30,16 @@ def read_nsys_rep(
         UnreadableInputError: the report is damaged; or it is stored in a way that only nsys knows, and there is no nsys
             that can convert it.
     """
+    from warplens.readers.nsys.report import read_nsys_report
+    from warplens.readers.nsys.report_container import NotUnderstoodError
+
     try:
         return read_nsys_report(path, known_as, report, launch_configuration)
     except NotUnderstoodError as error:
         reason = error.reason
+    from warplens.readers.nsys.conversion import converted
+    from warplens.readers.nsys.export import read_nsys_sqlite
+
     report(f"{known_as.name}: {reason}")
     trace = read_nsys_sqlite(converted(path, known_as, report), known_as, report, launch_configuration)
     text = f"The report was converted by the installed nsys, because {reason}."

@@ -16,7 +16,7 @@ from warplens.report import chart_data, charts
 from warplens.report import text as fmt
 from warplens.report.document import Figure, KeyFigure, KeyFigures, Paragraph, Table, pick, quiet
 from warplens.report.overview.time import DURATIONS, nothing
-from warplens.report.questions import MEMORY_USE, OWNER, with_owners
+from warplens.report.questions.memory import MEMORY_USE, OWNER, with_owners
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

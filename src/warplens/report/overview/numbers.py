@@ -41,7 +41,7 @@ from warplens.report import text as fmt
 from warplens.report.counters.joined import joined_data
 from warplens.report.headroom import headroom_data
 from warplens.report.jsonout import window_data
-from warplens.report.questions import budget_data
+from warplens.report.questions.time import budget_data
 from warplens.report.text import category_title
 from warplens.report.verdict import diagnosis_data
 

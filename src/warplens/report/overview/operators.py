@@ -12,7 +12,7 @@ from warplens.report import charts
 from warplens.report import text as fmt
 from warplens.report.document import Figure, KeyFigure, KeyFigures, Paragraph, Table, pick, quiet
 from warplens.report.overview.time import RANKED, largest_three
-from warplens.report.questions import coverage_sentences, overhead_sentence, what_to_record
+from warplens.report.questions.operators import coverage_sentences, overhead_sentence, what_to_record
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -15,7 +15,7 @@ from warplens.profile.schema import Column
 from warplens.report import chart_data, charts
 from warplens.report import text as fmt
 from warplens.report.document import Figure, Paragraph, Table, pick, quiet
-from warplens.report.questions import titled_parts
+from warplens.report.questions.time import titled_parts
 from warplens.report.text import category_title, phase_title
 from warplens.report.theme import category_fill, part_fill
 

@@ -1,0 +1,75 @@
+"""What can be asked of one profile with one table as the answer: each question is written once, in a topic's module.
+
+A question is a function of timeline, window and grouping that returns `Found`. `warplens.cli` makes a command with the
+options and formats of all others out of it. To add one, write it in the module of its topic (`time`, `gpu`, `host`,
+`operators`, `memory`) and name it in `warplens.cli.catalogue`. Only the module of the topic that is asked about is
+imported: the names of questions and what they answer stand in the catalogue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+if TYPE_CHECKING:
+    import polars as pl
+
+    from warplens.report.document import Table
+
+
+@dataclass(frozen=True)
+class Found:
+    """The answer to a question.
+
+    Attributes:
+        rows: every number, exact; `data.rows` of the JSON, and the CSV.
+        tables: the same for people, one or several.
+        facts: sentences that belong above the table, coverage among them.
+        data: what else the JSON holds beside `window` and `rows`.
+        largest_by: of a tree, the column by which rows are chosen where not all are shown, and what rows are called:
+            no row has more of it than its parent, which stands before it.
+    """
+
+    rows: pl.DataFrame
+    tables: tuple[Table, ...]
+    facts: tuple[str, ...] = ()
+    data: Mapping[str, Any] = field(default_factory=dict)
+    largest_by: tuple[str, str] | None = None
+
+
+Ask: TypeAlias = Callable[..., Found]
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question with its answers' shape.
+
+    Attributes:
+        ask: `(timeline, window, by)`, without `by` where there are no groupings; its docstring is the command's help.
+        by: what may make a row, the first of them unless `default` says otherwise.
+        default: the grouping that nobody asked for.
+        several: whether groupings may be joined by commas.
+        whole: whether all rows are shown unless fewer are asked for.
+        flags: further options without a value: parameter and help.
+    """
+
+    ask: Ask
+    by: tuple[str, ...] = ()
+    default: str = ""
+    several: bool = False
+    whole: bool = False
+    flags: Mapping[str, str] = field(default_factory=dict)
+
+
+#: What tables of calls and kernels show of their lengths.
+DURATIONS: Final = "calls total_ns share median_ns max_ns"
+
+
+def question(*by: str, default: str | None = None, **more: Any) -> Callable[[Ask], Question]:
+    """Make a question of the function below, with what may make a row and the other attributes of `Question`."""
+
+    def asked(ask: Ask) -> Question:
+        return Question(ask, by, default or (by[0] if by else ""), **more)
+
+    return asked

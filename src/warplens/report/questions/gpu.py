@@ -1,0 +1,106 @@
+"""Questions about the work of the GPU: kernels, copies, and the ranges that launched them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, cast
+
+from warplens.analysis.copies import COPIES, copy_statistics
+from warplens.analysis.kernels import GROUPINGS, KERNELS, category_coverage, kernel_statistics
+from warplens.analysis.ranges import RANGES, range_coverage, range_statistics
+from warplens.profile.columns import column
+from warplens.profile.schema import Column
+from warplens.report import text as fmt
+from warplens.report.document import Table, pick
+from warplens.report.questions import DURATIONS, Found, question
+
+if TYPE_CHECKING:
+    from warplens.analysis.copies import CopyGrouping
+    from warplens.analysis.timeline import Timeline
+    from warplens.analysis.window import Window
+
+
+_KERNEL_LABELS: Final = {
+    "full_name": pick(KERNELS, "full_name category"),
+    "name": pick(KERNELS, column("name").but(title="Kernel"), "category"),
+    "tensor_cores": pick(KERNELS, "tensor_cores"),
+}
+
+
+@question(*GROUPINGS, default="full_name")
+def kernels(timeline: Timeline, window: Window, by: str) -> Found:
+    """GPU kernels: how often, how long, share of the GPU time.
+
+    A kernel belongs to the window in which it begins. Its share is of the summed time of all kernels there. By name,
+    all instances of a template are one row; by full_name, each is its own.
+    """
+    rows = kernel_statistics(timeline, window, by)
+    known = category_coverage(timeline, window)
+    facts = []
+    if known.category_share is not None and known.precision_share is not None:
+        facts.append(
+            f"coverage: names tell the category of {fmt.share(known.category_share)} of "
+            f"{fmt.duration(known.total_ns)} kernel time, and the precision of {fmt.share(known.precision_share)}"
+        )
+    labels = _KERNEL_LABELS.get(by, (Column(by),))
+    columns = (*labels, *pick(KERNELS, DURATIONS))
+    shown = Table("kernels", "GPU kernels", columns, rows, empty="No kernels in the window.")
+    shares = {"total_ns": known.total_ns, "category_share": known.category_share}
+    data = {"coverage": {**shares, "precision_share": known.precision_share}}
+    return Found(rows, (shown,), tuple(facts), data)
+
+
+_RANGES: Final = pick(
+    RANGES, "name instances gpu_ns share gpu_exclusive_ns inferred_ns span_ns host_ns", name="Range", span_ns="Span"
+)
+
+
+@question(
+    "tree", "name", "full_name", flags={"operators": "List the framework's operators, too, which PyTorch traces hold."}
+)
+def ranges(timeline: Timeline, window: Window, by: str, *, operators: bool) -> Found:
+    """Annotated ranges (NVTX, record_function): GPU time of the work launched inside.
+
+    Own time leaves out that of ranges inside it. Inferred is work that another thread launched (autograd's backward
+    thread) while the range was held open. The span is from the first begin to the last end of the work.
+    """
+    rows = range_statistics(timeline, window, by, operators=operators)
+    known = range_coverage(timeline, window, operators=operators)
+    facts = []
+    if known.attributed_share is not None and known.inferred_share is not None:
+        facts.append(
+            f"coverage: {fmt.share(known.attributed_share)} of {fmt.duration(known.total_ns)} GPU time "
+            f"belongs to ranges, {fmt.share(known.inferred_share)} by inference"
+        )
+    empty = "No annotated ranges in the window."
+    if timeline.has_operators and not operators:
+        empty += " `warplens operators` shows the operators that were recorded."
+    depth = "depth" if by == "tree" else None
+    shown = Table("ranges", "GPU time of annotated ranges", _RANGES, rows, depth=depth, empty=empty)
+    coverage = {
+        "total_ns": known.total_ns,
+        "same_thread_ns": known.same_thread_ns,
+        "inferred_ns": known.inferred_ns,
+        "unattributed_ns": known.unattributed_ns,
+        "attributed_share": known.attributed_share,
+    }
+    return Found(rows, (shown,), tuple(facts), {"coverage": coverage}, ("gpu_ns", "ranges") if depth else None)
+
+
+_COPIES: Final = pick(
+    COPIES,
+    "kind direction source_memory destination_memory calls total_ns share total_bytes bandwidth_bytes_per_s",
+    calls="Count",
+    total_bytes="Size",
+)
+
+
+@question("memory", "direction")
+def copies(timeline: Timeline, window: Window, by: str) -> Found:
+    """Memory copies and fills: time, size and bandwidth.
+
+    Bandwidth is bytes over the time in which at least one of the row's operations ran.
+    """
+    rows = copy_statistics(timeline, window, cast("CopyGrouping", by))
+    columns = tuple(column for column in _COPIES if by != "direction" or not column.name.endswith("_memory"))
+    shown = Table("copies", "Memory copies and fills", columns, rows, empty="No copies or fills in the window.")
+    return Found(rows, (shown,))

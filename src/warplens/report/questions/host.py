@@ -1,0 +1,86 @@
+"""Questions about the host: its calls of CUDA, its launches, and the lines of the program they come from."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from warplens.analysis.api import API_CALLS, api_statistics
+from warplens.analysis.code import CODE, code_places
+from warplens.analysis.launches import LAUNCHES, launch_statistics, launch_summary
+from warplens.report import text as fmt
+from warplens.report.document import Table, pick
+from warplens.report.questions import DURATIONS, Found, question
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from warplens.analysis.launches import LaunchSummary
+    from warplens.analysis.timeline import Timeline
+    from warplens.analysis.window import Window
+
+
+@question(*API_CALLS.keys, default="name,kind", several=True)
+def api(timeline: Timeline, window: Window, by: str) -> Found:
+    """CUDA API calls on the host: how often, how long.
+
+    Times are the host's; a call belongs to the window in which it begins.
+    """
+    keys = by.split(",")
+    rows = api_statistics(timeline, window, keys)
+    columns = pick(API_CALLS, *keys, DURATIONS, name="Call")
+    return Found(rows, (Table("api", "CUDA API calls", columns, rows, empty="No API calls in the window."),))
+
+
+_LAUNCHES: Final = {
+    "api_median_ns": "Call",
+    "queue_median_ns": "Queued",
+    "kernel_median_ns": "Running",
+    "kernel_total_ns": "GPU time",
+}
+
+
+@question(*LAUNCHES.keys, default="full_name,api", several=True)
+def launches(timeline: Timeline, window: Window, by: str) -> Found:
+    """Kernel launches: time in the call, queued, and on the GPU.
+
+    Queued is the time from the end of the launching call to the begin of the kernel; a kernel that begins before its
+    call returns has none.
+    """
+    keys = by.split(",")
+    rows = launch_statistics(timeline, window, keys)
+    summary = launch_summary(timeline, window)
+    caption = "Kernel launches: median time in the call, queued and running; summed GPU time"
+    labels = (LAUNCHES.column(key).but(full=None) for key in keys)
+    columns = pick(LAUNCHES, *labels, "launches", *_LAUNCHES, **_LAUNCHES)
+    shown = Table("launches", caption, columns, rows, empty="No kernel launches in the window.")
+    return Found(rows, (shown,), tuple(_launch_facts(summary)), {"summary": summary})
+
+
+def _launch_facts(summary: LaunchSummary) -> Iterator[str]:
+    if summary.coverage_share is not None:
+        yield (
+            f"coverage: the launching call is known for {fmt.share(summary.coverage_share)} "
+            f"of {fmt.count(summary.launches)} kernel launches"
+        )
+    if summary.per_step is not None:
+        least, most = fmt.count(summary.per_step.min), fmt.count(summary.per_step.max)
+        yield f"launches per step: {least if summary.per_step.is_constant else f'{least} to {most}'}"
+    if summary.interval_median_ns is not None:
+        yield f"one launch every {fmt.duration(summary.interval_median_ns)} (median) on the thread that launches most"
+    if summary.graph_launches:
+        yield (
+            f"CUDA graphs: {fmt.count(summary.graph_launches)} launches "
+            f"({fmt.count(summary.graph_kernels)} kernels replayed and recorded)"
+        )
+
+
+@question()
+def code(timeline: Timeline, window: Window) -> Found:
+    """Where in the program waits, copies, allocations and launches come from.
+
+    The line is that of the innermost function outside of PyTorch and Python's library, known where stacks were recorded
+    (with_stack=True). Operator and range are those around the call itself.
+    """
+    rows = code_places(timeline, window)
+    caption = "CUDA calls by place in the program"
+    return Found(rows, (Table("code", caption, CODE.columns, rows, empty="No CUDA calls."),))

@@ -1,0 +1,119 @@
+"""Questions about time: where it went, and how it repeats."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import polars as pl
+
+from warplens.analysis.phases import PHASE_TIMES, PHASES_BY_STEP, STEPS, phase_statistics, phase_steps, step_statistics
+from warplens.analysis.timebudget import BUDGET, IDLE_CAUSES, time_budgets
+from warplens.profile.schema import Column
+from warplens.report import text as fmt
+from warplens.report.document import Table, pick
+from warplens.report.questions import Found, question
+
+if TYPE_CHECKING:
+    from warplens.analysis.timebudget import TimeBudget
+    from warplens.analysis.timeline import Timeline
+    from warplens.analysis.window import Window
+
+
+_PART: Final = Column("title", title="Part")
+_MEANING: Final = Column("meaning")
+_BUDGET: Final = pick(BUDGET, "group", _PART, "time_ns share", _MEANING)
+
+
+@question(whole=True)
+def budget(timeline: Timeline, window: Window) -> Found:
+    """Where the time went, in parts that add up to it exactly.
+
+    At every instant the device does one thing: it computes, runs a CUDA graph, communicates, copies, or is idle for one
+    cause. With --range, the time is the summed spans of that range on the GPU.
+    """
+    budgets = time_budgets(timeline, window)
+    rows = pl.concat([
+        pl.DataFrame(schema={"device": pl.Int32(), **BUDGET.schema}),
+        *(found.parts.select(pl.lit(found.device, dtype=pl.Int32).alias("device"), pl.all()) for found in budgets),
+    ])  # fmt: skip
+    tables = tuple(map(_budget_table, budgets))
+    if not tables:
+        none = rows.with_columns(pl.lit("").alias("title"), pl.lit("").alias("meaning"))
+        tables = (Table("budget", "Time budget", _BUDGET, none, empty="No GPU did any work in the window."),)
+    return Found(rows, tables, tuple(map(_budget_fact, budgets)), {"devices": [budget_data(one) for one in budgets]})
+
+
+def budget_data(found: TimeBudget) -> dict[str, Any]:
+    """The totals of a budget for programs."""
+    return {
+        "device": found.device,
+        "duration_ns": found.duration_ns,
+        "busy_ns": found.busy_ns,
+        "idle_ns": found.idle_ns,
+        "hidden_ns": found.group_ns("graph"),
+        "attributed_share": found.attributed_share,
+    }
+
+
+def titled_parts(found: TimeBudget) -> pl.DataFrame:
+    """The parts of a budget with `title` and `meaning`, what people call them and what they say."""
+    parts = found.parts.with_columns(pl.col("group").cast(pl.String))
+    keys = parts.select("group", "part").rows()
+    return parts.with_columns(
+        pl.Series("title", [fmt.part_title(*key) for key in keys], dtype=pl.String),
+        pl.Series("meaning", [IDLE_CAUSES.get(part, "") if group == "idle" else "" for group, part in keys], pl.String),
+    )
+
+
+def _budget_table(found: TimeBudget) -> Table:
+    parts = titled_parts(found)
+    total = parts.select(
+        pl.lit("sum").alias("group"), pl.lit("").alias("part"), pl.col("time_ns", "share").sum(),
+        pl.lit("").alias("title"), pl.lit("").alias("meaning"),
+    )  # fmt: skip
+    caption = f"GPU {found.device}: {fmt.duration(found.duration_ns)}"
+    return Table(f"budget-{found.device}", caption, _BUDGET, pl.concat([parts, total]))
+
+
+def _budget_fact(found: TimeBudget) -> str:
+    fact = f"GPU {found.device}: busy {fmt.duration(found.busy_ns)} of {fmt.duration(found.duration_ns)}"
+    if hidden := found.group_ns("graph"):
+        fact += f", {fmt.duration(hidden)} of it hidden inside CUDA graphs"
+    if found.attributed_share is not None:
+        fact += f", the cause is known for {fmt.share(found.attributed_share)} of the idle time"
+    return fact
+
+
+_STEPS: Final = pick(STEPS, "step wall_ns busy_ns busy_share idle_ns kernels gap_ns", busy_share="Share")
+
+
+@question()
+def steps(timeline: Timeline, window: Window) -> Found:
+    """Repetitions of the workload: wall, busy and idle time of each.
+
+    Where several GPUs worked, busy and idle are those of the busiest one.
+    """
+    rows = step_statistics(timeline, window)
+    columns = (*_STEPS, STEPS.column("graph_launches")) if rows["graph_launches"].sum() else _STEPS
+    return Found(rows, (Table("steps", "Steps", columns, rows, empty="No steps were found in the window."),))
+
+
+_PHASES: Final = pick(PHASE_TIMES, Column("title", title="Phase"), "gpu_ns share inferred_ns busy_ns matmul_ns kernels")
+_PHASES_OF_STEPS: Final = pick(PHASES_BY_STEP, "step wall_ns forward_ns backward_ns optimizer_ns none_ns")
+
+
+@question("phase", "step")
+def phases(timeline: Timeline, window: Window, by: str) -> Found:
+    """GPU time of forward, backward and optimizer.
+
+    Work belongs to the outermost range around its launch that is named after a phase.
+    """
+    caption = "GPU time by phase"
+    if by == "step":
+        rows = phase_steps(timeline, window)
+        shown = Table("phases", caption, _PHASES_OF_STEPS, rows, empty="No steps were found in the window.")
+    else:
+        rows = phase_statistics(timeline, window)
+        titled = rows.with_columns(pl.Series("title", map(fmt.phase_title, rows["phase"]), dtype=pl.String))
+        shown = Table("phases", caption, _PHASES, titled, empty="No GPU work in the window.")
+    return Found(rows, (shown,))
