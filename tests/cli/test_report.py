@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests import shipped
 from tests.cli.small_export import SECRET, write_export
 from warplens.cli.commands import report as demo
 
@@ -26,7 +27,7 @@ def grid_folder(tmp_path: Path) -> Path:
     folder = tmp_path / "grid"
     folder.mkdir()
     for name in GRID:
-        shutil.copy(demo._CAPTURES / name, folder)
+        shutil.copy(shipped.capture(name), folder)
     (folder / "notes.txt").write_text("No profile.")
     return folder
 
