@@ -20,7 +20,7 @@ from warplens.diagnosis.thresholds import REASONS
 from warplens.report.document import Document, SectionOf
 from warplens.report.jsonout import dumps
 from warplens.report.markdown import render_markdown
-from warplens.report.verdict import diagnosis_data, findings_frame, verdict_blocks, verdict_title
+from warplens.report.verdict import diagnosis_data, finding_blocks, findings_frame
 
 ALL = (*PLANTED.values(), *HEALTHY)
 
@@ -213,7 +213,7 @@ def test_a_rule_in_one_new_file_shows_up_everywhere(tmp_path: Path, monkeypatch:
     assert found.headline.startswith("Long kernels limit this: ")
     assert '"long-kernels"' in dumps(diagnosis_data(found)).decode()
     assert findings_frame(found)["id"][0] == "long-kernels"
-    text = render_markdown(Document("test", "", (SectionOf("verdict", verdict_title, verdict_blocks).of(found),)))
+    text = render_markdown(Document("test", "", (SectionOf("findings", "Findings", finding_blocks).of(found),)))
     assert "Kernels take long" in text
     assert "Make them shorter." in text
     documented = page(PAGE.read_text("utf-8"))

@@ -48,15 +48,16 @@ def report(tmp_path_factory):
 class Visit:
     """One visit to the report, with everything that must not happen on it."""
 
-    def __init__(self, browser, report: Path, **context) -> None:
+    def __init__(self, browser, report: Path, at: str = "charts", **context) -> None:
         self.trouble: list[str] = []
         self.context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}, **context})
         self.page = self.context.new_page()
+        self.page.set_default_timeout(10_000)
         self.page.on("console", lambda said: self.trouble.append(f"console {said.type}: {said.text}"))
         self.page.on("pageerror", lambda error: self.trouble.append(f"error: {error}"))
         self.page.on("dialog", self._dialog)
         self.page.on("request", lambda request: self._request(request.url, report.as_uri()))
-        self.page.goto(report.as_uri())
+        self.page.goto(f"{report.as_uri()}#{at}")
         # A function in the page would need `eval`, which the report's policy forbids; an attribute tells as well.
         self.page.wait_for_selector("html[data-charts=drawn]")
 
@@ -116,7 +117,7 @@ def test_a_hostile_name_is_text_everywhere(visit):
     page = visit().page
     assert page.locator("img, iframe").count() == 0
     assert page.locator("script").count() == 4
-    assert sample.HOSTILE in page.locator("h1").inner_text()
+    assert sample.HOSTILE in page.locator("h1").text_content()
     assert sample.HOSTILE in page.locator("[data-chart=ranked-chart]").inner_text()
     # The bar of the hostile kernel is the second of the ranking.
     box = page.locator("[data-chart=ranked-chart] svg").bounding_box()
@@ -128,7 +129,7 @@ def test_a_hostile_name_is_text_everywhere(visit):
 
 
 def test_a_click_on_a_heading_sorts_and_a_third_one_restores(visit):
-    page = visit().page
+    page = visit(at="kernels").page
     heading = page.locator("#kernel-table thead th", has_text="Calls")
     original = shown(page, "kernel-table")
     heading.locator("button").click()
@@ -143,7 +144,7 @@ def test_a_click_on_a_heading_sorts_and_a_third_one_restores(visit):
 
 
 def test_what_is_not_known_stands_last_in_either_order(visit):
-    page = visit().page
+    page = visit(at="kernels").page
     page.click("#kernel-table button.all")
     heading = page.locator("#kernel-table thead th", has_text="Std dev").locator("button")
     for _ in range(2):
@@ -152,7 +153,7 @@ def test_what_is_not_known_stands_last_in_either_order(visit):
 
 
 def test_filtering_finds_full_names_too_and_all_rows_can_be_shown(visit):
-    page = visit().page
+    page = visit(at="kernels").page
     assert len(shown(page, "kernel-table")) == 15
     page.fill("#kernel-table input[type=search]", "ns::kernel_3")
     assert len(shown(page, "kernel-table")) == 10, "kernel_30 … kernel_39, all beyond the limit"
@@ -163,7 +164,7 @@ def test_filtering_finds_full_names_too_and_all_rows_can_be_shown(visit):
 
 
 def test_a_shortened_name_unfolds_to_the_full_one(visit):
-    page = visit().page
+    page = visit(at="kernels").page
     details = page.locator("#kernel-table details.name").first
     details.locator("summary").click()
     assert details.locator("code").inner_text().strip() == sample.HOSTILE_FULL
@@ -171,7 +172,7 @@ def test_a_shortened_name_unfolds_to_the_full_one(visit):
 
 
 def test_the_range_tree_folds_and_filters_with_its_ancestors(visit):
-    page = visit().page
+    page = visit(at="ranges").page
     assert shown(page, "range-table") == ["step", "forward", "backward", sample.HOSTILE, "forward", "backward"]
     page.locator("#range-table button.fold[aria-label='Inside forward']").first.click()
     assert len(shown(page, "range-table")) == 6 + 5
@@ -185,7 +186,7 @@ def test_the_range_tree_folds_and_filters_with_its_ancestors(visit):
 
 
 def test_sorting_a_tree_keeps_children_with_their_parents(visit):
-    page = visit().page
+    page = visit(at="ranges").page
     page.click("#range-table button.all")
     page.locator("#range-table thead th", has_text="GPU time").locator("button").click()
     rows = shown(page, "range-table")
@@ -206,7 +207,7 @@ def test_paper_is_light_and_shows_every_row(visit):
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
     assert page.evaluate("getComputedStyle(document.documentElement).getPropertyValue('--ink')") == "#191c20"
     assert page.locator("#kernel-table tbody tr:visible").count() == 40
-    assert not page.locator(".contents").is_visible()
+    assert not page.locator(".rooms").is_visible()
 
 
 def test_the_page_can_be_read_without_scripts(browser, report):

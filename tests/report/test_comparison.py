@@ -280,7 +280,7 @@ def test_the_page_draws_its_waterfall_in_both_themes(paradox: StepNumbers, tmp_p
         page = browser.new_context(color_scheme=theme, viewport={"width": 390, "height": 844}).new_page()
         page.on("console", lambda said: trouble.append(said.text))
         page.on("pageerror", lambda error: trouble.append(str(error)))
-        page.goto(path.as_uri())
+        page.goto(f"{path.as_uri()}#waterfall")
         page.wait_for_selector("html[data-charts=drawn]")
         drawing = page.locator("[data-chart=waterfall] svg")
         texts = drawing.locator("text").all_text_contents()

@@ -220,7 +220,7 @@ def test_the_page_is_drawn_without_a_request(tmp_path: Path) -> None:
     path = write_counters([planted()], tmp_path, ["html"])[0]
     with test_browser.playwright_api.sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=str(test_browser.CHROMIUM), args=test_browser.QUIET)
-        visit = test_browser.Visit(browser, path, viewport={"width": 390, "height": 844})
+        visit = test_browser.Visit(browser, path, "roofline", viewport={"width": 390, "height": 844})
         drawing = visit.page.locator("[data-chart=roofline] svg")
         assert drawing.count() == 1
         assert "multiply_add" in drawing.text_content()

@@ -7,11 +7,11 @@ import pytest
 from tests.diagnosis import programs
 from tests.diagnosis.programs import record
 from warplens.analysis.timeline import Timeline
-from warplens.report.document import Paragraph, SectionOf, Table
+from warplens.report.document import SectionOf, Table
 from warplens.report.markdown import render_markdown
 from warplens.report.overview.document import overview_document, report_document
 from warplens.report.overview.numbers import Numbers, examine, overview_data
-from warplens.report.verdict import evidence_text, factor, standing, verdict_blocks, verdict_title
+from warplens.report.verdict import evidence_text, factor, finding_blocks, standing
 
 
 @pytest.fixture(scope="module")
@@ -20,25 +20,37 @@ def numbers() -> Numbers:
     return examine(timeline, timeline.window())
 
 
-def test_a_report_opens_with_the_verdict(numbers: Numbers) -> None:
-    first = overview_document(numbers).sections[0]
-    assert first.title == "Verdict: unfused-optimizer"
-    assert isinstance(first.blocks[0], Paragraph)
+def test_a_report_opens_with_what_limits_how_much_and_what_to_do(numbers: Numbers) -> None:
+    answer = overview_document(numbers).answer
+    assert answer is not None
     assert numbers.diagnosis is not None
-    assert first.blocks[0].text == numbers.diagnosis.headline
+    first = numbers.diagnosis.findings[0]
+    assert answer.verdict.removesuffix(".") in numbers.diagnosis.headline
+    assert answer.gain == factor(first.expected)
+    assert (answer.do, answer.code, answer.refute) == (first.remedies[0].action, first.remedies[0].how, first.refute)
 
 
-def test_each_of_several_profiles_has_its_verdict_under_ids_of_its_own(numbers: Numbers) -> None:
+def test_the_parts_of_the_first_screens_strips_are_the_whole(numbers: Numbers) -> None:
+    answer = overview_document(numbers).answer
+    assert answer is not None
+    for strip in answer.strips:
+        assert sum(part.share for part in strip.segments) == pytest.approx(1.0, abs=0.03)
+
+
+def test_each_of_several_profiles_has_its_answer_under_ids_of_its_own(numbers: Numbers) -> None:
     document = report_document([numbers, numbers])
-    parts = document.sections[1:]
-    assert [part.subsections[0].id for part in parts] == ["p1-verdict", "p2-verdict"]
+    assert [part.answer.id for part in document.parts if part.answer] == ["p1-answer", "p2-answer"]
+    comparison = document.tables()[0]
+    assert comparison.rows["part"].to_list() == ["p1-answer", "p2-answer"]
+    assert comparison.rows["remedy"].to_list() == ["Use the fused optimizer"] * 2
     ids = [table.id for table in document.tables()]
     assert len(ids) == len(set(ids))
 
 
-def test_the_section_holds_findings_phases_predictions_and_remedies(numbers: Numbers) -> None:
+def test_the_room_of_findings_holds_phases_predictions_and_remedies(numbers: Numbers) -> None:
     assert numbers.diagnosis is not None
-    section = SectionOf("verdict", verdict_title, verdict_blocks).of(numbers.diagnosis)
+    section = SectionOf("findings", "Findings", finding_blocks).of(numbers.diagnosis)
+    assert section is not None
     tables = {block.id for block in section.all_blocks() if isinstance(block, Table)}
     assert {"findings", "phase-verdicts", "predictions", "remedies-unfused-optimizer"} <= tables
 

@@ -87,6 +87,7 @@ class Table:
         limit: rows shown at first; None for all.
         depth: column with each row's nesting depth; rows then stand in pre-order, every row after its parent.
         empty: what to say when there are no rows.
+        leads: column with the id of the part of the document that a row is about.
 
     Raises:
         SchemaError: a displayed column is not in `rows`.
@@ -99,11 +100,12 @@ class Table:
     limit: int | None = DEFAULT_LIMIT
     depth: str | None = None
     empty: str = "No rows."
+    leads: str | None = None
 
     def __post_init__(self) -> None:
         wanted = [column.name for column in self.columns]
         wanted += [column.full for column in self.columns if column.full]
-        wanted += [self.depth] if self.depth else []
+        wanted += [name for name in (self.depth, self.leads) if name]
         if absent := [key for key in wanted if key not in self.rows.columns]:
             raise SchemaError(f"table {self.id}: {', '.join(absent)} not among the rows' columns {self.rows.columns}")
 
@@ -134,17 +136,92 @@ class Figure:
     alt: str
 
 
-Block: TypeAlias = "Paragraph | Notes | KeyFigures | Table | Figure"
+@dataclass(frozen=True)
+class Segment:
+    """A part of a strip: what it is, how much, its share of the strip, its colour token."""
+
+    title: str
+    amount: str
+    share: float
+    fill: str
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class Strip:
+    """One bar that is a whole, split into its parts from left to right; they are at most the whole."""
+
+    title: str
+    segments: tuple[Segment, ...]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The first screen: what limits the program, how much there is to gain, what to do, and how that could be wrong.
+
+    Attributes:
+        id: unique in the document.
+        verdict: what limits it, in a sentence.
+        severity: that of the finding; `info` where nothing is lost.
+        gain: the factor that is expected, as text.
+        gain_range: the interval and the bound of it; empty where nothing is known.
+        do, code, brings: the first remedy: what to do, how, and what it should bring; empty where there is none.
+        sure: how sure the cause is.
+        refute: the experiment that would show that it is wrong.
+        notes: what to know before any number.
+        strips: the whole time, split into its parts.
+        others: further findings: id of the section, name, gain.
+    """
+
+    id: str
+    verdict: str
+    severity: str
+    gain: str
+    gain_range: str
+    do: str
+    code: str
+    brings: str
+    sure: str
+    refute: str
+    notes: tuple[Note, ...] = ()
+    strips: tuple[Strip, ...] = ()
+    others: tuple[tuple[str, str, str], ...] = ()
+
+
+@dataclass(frozen=True)
+class Markup:
+    """A part of the page that draws itself, such as the timeline; other outputs show its text.
+
+    Attributes:
+        id: unique in the document.
+        html: trusted markup; what it holds of a profile is escaped already.
+        text: what stands for it elsewhere; empty for nothing.
+        scripts: names of the assets that bring it to life.
+        data: for these scripts, as JSON in an element with the id `<id>-data`.
+    """
+
+    id: str
+    html: str
+    text: str = ""
+    scripts: tuple[str, ...] = ()
+    data: Any = None
+
+
+Block: TypeAlias = "Paragraph | Notes | KeyFigures | Table | Figure | Markup"
 
 
 @dataclass(frozen=True)
 class Section:
-    """A titled part of a document."""
+    """A titled part of a document; of the topmost ones, a page shows one at a time (a room).
+
+    A folded one shows its title until it is opened.
+    """
 
     id: str
     title: str
     blocks: tuple[Block, ...] = ()
     subsections: tuple[Section, ...] = ()
+    folded: bool = False
 
     def all_blocks(self) -> Iterator[Block]:
         """The blocks of this section and of those inside it, in reading order."""
@@ -194,9 +271,13 @@ def _placed(item: Section, at: str) -> Section: ...
 @overload
 def _placed(item: Block, at: str) -> Block: ...
 def _placed(item: Block | Section, at: str) -> Block | Section:
+    if not at:
+        return item
     if isinstance(item, Section):
-        return Section(f"{at}{item.id}", item.title, tuple(_placed(block, at) for block in item.blocks))
-    return replace(item, id=f"{at}{item.id}") if at and isinstance(item, Table | Figure) else item
+        blocks = tuple(_placed(block, at) for block in item.blocks)
+        inside = tuple(_placed(inner, at) for inner in item.subsections)
+        return replace(item, id=f"{at}{item.id}", blocks=blocks, subsections=inside)
+    return replace(item, id=f"{at}{item.id}") if isinstance(item, Table | Figure | Markup) else item
 
 
 def quiet(text: str) -> Paragraph:
@@ -216,19 +297,32 @@ class Document:
     Attributes:
         title: what the report is about.
         lead: the answer, in at most two sentences.
-        sections: in reading order.
+        sections: in reading order; each is a room of the page.
         meta: facts about the source (label, value), for the head of the page.
+        answer: what the first screen says, where there is a verdict.
+        parts: documents about one of several profiles each, of which a page shows one at a time.
+        id: of a part.
     """
 
     title: str
     lead: str
     sections: tuple[Section, ...]
     meta: tuple[tuple[str, str], ...] = field(default=())
+    answer: Answer | None = None
+    parts: tuple[Document, ...] = ()
+    id: str = ""
+
+    def blocks(self) -> Iterator[Block]:
+        """Every block of this document and its parts, in reading order."""
+        for section in self.sections:
+            yield from section.all_blocks()
+        for part in self.parts:
+            yield from part.blocks()
 
     def figures(self) -> list[Figure]:
         """Every figure, in reading order."""
-        return [block for section in self.sections for block in section.all_blocks() if isinstance(block, Figure)]
+        return [block for block in self.blocks() if isinstance(block, Figure)]
 
     def tables(self) -> list[Table]:
         """Every table, in reading order."""
-        return [block for section in self.sections for block in section.all_blocks() if isinstance(block, Table)]
+        return [block for block in self.blocks() if isinstance(block, Table)]

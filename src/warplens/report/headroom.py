@@ -8,7 +8,7 @@ import polars as pl
 
 from warplens.analysis.headroom import GROUPS, PARTS, STEPS_DOWN
 from warplens.report import text as fmt
-from warplens.report.document import Figure, Table, TableColumn, quiet
+from warplens.report.document import Figure, Segment, Strip, Table, TableColumn, quiet
 from warplens.report.text import category_title, cause_title
 
 if TYPE_CHECKING:
@@ -43,6 +43,8 @@ _PARTS: Final = {
     "fusion": "passes that fusion makes one",
     "small-work": "kernels too small for the GPU",
 }
+#: How each step down is drawn where it stands above the limit.
+_LEVEL_FILLS: Final = {"precision": "softmax", "avoidable": "idle-5", "roof": "idle-3", "idle": "idle-1"}
 #: Parts of one step down that a chart names, if they are this share of the step; the others are one bar.
 _NAMED: Final = 3
 _WORTH_A_BAR: Final = 0.01
@@ -179,6 +181,22 @@ def headroom_blocks(found: Sequence[Headroom]) -> Iterator[Block]:
         yield from (quiet(f"{sentence}.") for sentence in facts(one))
         yield parts_table(one)
         yield groups_table(one)
+
+
+def headroom_strip(found: Headroom) -> Strip:
+    """The limit and what stands above it, from the left: what is needed, then what could go away."""
+    unit, whole = "step" if found.steps else "window", found.duration_ns or 1
+    limit = found.after("precision")
+    levels = [("needed for the same mathematics", limit, "gemm", _LEVEL_MEANINGS["limit"])]
+    for level, fill in _LEVEL_FILLS.items():
+        gone = int(found.parts.filter(pl.col("level") == level)["time_ns"].sum())
+        levels.append((_LEVELS[level], gone, fill, _LEVEL_MEANINGS[level]))
+    segments = tuple(
+        Segment(title, fmt.duration(found.per_step(time)), time / whole, fill, meaning)
+        for title, time, fill, meaning in levels
+        if time / whole >= _WORTH_A_BAR
+    )
+    return Strip(f"What this GPU needs for the same {unit}: {fmt.duration(found.per_step(limit))} (modelled)", segments)
 
 
 def _figure(found: Headroom) -> Figure:

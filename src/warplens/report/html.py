@@ -13,7 +13,7 @@ import hashlib
 import re
 from dataclasses import dataclass
 from importlib import resources
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import jinja2
 import polars as pl
@@ -22,6 +22,7 @@ import vl_convert
 from warplens._version import __version__
 from warplens.report import text as fmt
 from warplens.report.charts import vega_lite_version
+from warplens.report.document import Markup
 from warplens.report.jsonout import dumps
 from warplens.report.theme import FILLS, FONT, PAGE, Theme, colour, css_ink
 
@@ -38,38 +39,55 @@ MOST_ROWS = 500
 #: A line may break behind these signs of a kernel's name.
 _BREAKS = re.compile(r"(?<=[_<,:/])(?=[^_<,:/])")
 
+#: Cells of more characters than this are prose, which needs a wide column.
+_PROSE: Final = 32
+
 _NOTE_TAGS = {"info": "Note", "warning": "Caution", "blocking": "Missing"}
 
 
 def render_html(document: Document) -> str:
     """The whole page, as the text of one file."""
     charts = {figure.id: figure.chart.spec(css_ink, figure.alt) for figure in document.figures()}
-    scripts = {"theme_script": _asset("theme.js"), "app_script": _asset("report.js")}
-    if charts:
-        scripts["vega_script"] = _vega_bundle()
+    own = [block for block in document.blocks() if isinstance(block, Markup)]
+    names = dict.fromkeys(name for block in own for name in block.scripts)
+    scripts = [*([_vega_bundle()] if charts else []), *map(asset, names), asset("report.js")]
+    styles = [_theme_css() + asset("report.css").replace("PAGE_FONT", FONT), _WITHOUT_SCRIPTS]
     environment = _environment()
     blocks: Any = environment.get_template("blocks.html.j2").make_module({"view": _table_view, "note_tags": _NOTE_TAGS})
     return environment.get_template("report.html.j2").render(
         document=document,
         version=__version__,
-        policy=_policy(scripts.values()),
-        style=_theme_css() + _asset("report.css").replace("PAGE_FONT", FONT),
-        charts=_embedded_json(charts) if charts else "",
-        render_section=blocks.section,
-        **scripts,
+        policy=_policy([asset("theme.js"), *scripts], styles),
+        styles=styles,
+        theme_script=asset("theme.js"),
+        scripts=scripts,
+        data={"warplens-charts": charts} | {f"{block.id}-data": block.data for block in own if block.data is not None},
+        blocks=blocks,
     )
+
+
+#: Without scripts nothing can be unfolded, so that everything is shown.
+_WITHOUT_SCRIPTS: Final = (
+    "tbody tr[hidden][hidden]{display:table-row!important}.count,.fold,.rooms select{display:none}"
+)
 
 
 def _environment() -> jinja2.Environment:
     environment = jinja2.Environment(
-        loader=jinja2.FunctionLoader(_asset), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
+        loader=jinja2.FunctionLoader(asset), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
     )
-    environment.filters["quantity"] = fmt.value
+    environment.filters |= {"quantity": fmt.value, "share": fmt.share, "embedded": _embedded_json, "percent": _percent}
     return environment
 
 
+def _percent(share: float) -> str:
+    """A share as a length of SVG."""
+    return f"{100 * share:.3f}%"
+
+
 @functools.cache
-def _asset(name: str) -> str:
+def asset(name: str) -> str:
+    """A file of the page, by name."""
     return (resources.files("warplens.report") / "assets" / name).read_text("utf-8")
 
 
@@ -80,14 +98,17 @@ def _vega_bundle() -> str:
     return bundle.replace("</script", "<\\/script")
 
 
-def _policy(scripts: Iterable[str]) -> str:
-    hashes = " ".join(
-        f"'sha256-{base64.b64encode(hashlib.sha256(code.encode()).digest()).decode()}'" for code in scripts
-    )
+def _policy(scripts: Iterable[str], styles: Iterable[str]) -> str:
+    """Only what this page holds may run and style it, and nothing may be loaded."""
     return (
-        f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; "
-        "form-action 'none'"
+        f"default-src 'none'; script-src {_hashes(scripts)}; style-src {_hashes(styles)}; img-src data: blob:; "
+        "base-uri 'none'; form-action 'none'"
     )
+
+
+def _hashes(texts: Iterable[str]) -> str:
+    digests = (base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in texts)
+    return " ".join(f"'sha256-{digest}'" for digest in digests)
 
 
 def _embedded_json(value: Any) -> str:
@@ -105,6 +126,8 @@ def _theme_css() -> str:
         f"@media (prefers-color-scheme:dark){{:root{{color-scheme:dark;{dark}}}}}"
         f":root[data-theme=light]{{color-scheme:light;{light}}}:root[data-theme=dark]{{color-scheme:dark;{dark}}}"
         f"@media print{{:root,:root[data-theme]{{color-scheme:light;{light}}}}}\n"
+        + "".join(f".d{depth}{{--depth:{depth}}}" for depth in range(25))
+        + "\n"
     )
 
 
@@ -119,7 +142,6 @@ def _variables(theme: Theme) -> str:
 class _Cell:
     text: str
     numeric: bool
-    name: bool = False
     raw: str = ""
     full: str | None = None
     meter: float | None = None
@@ -137,6 +159,7 @@ class _Row:
     depth: int = 0
     parent: bool = False
     open: bool = False
+    leads: str = ""
 
 
 @dataclass(frozen=True)
@@ -144,6 +167,7 @@ class _Column:
     title: str
     numeric: bool
     help: str
+    wide: bool
 
 
 @dataclass(frozen=True)
@@ -170,6 +194,7 @@ def _table_view(table: Table) -> _TableView:
     frame = table.rows.head(MOST_ROWS)
     limit = table.limit if table.limit is not None else frame.height
     depths = frame.get_column(table.depth).to_list() if table.depth else []
+    leads = frame.get_column(table.leads).to_list() if table.leads else [""] * frame.height
     open_to = _open_depth(depths, limit)
     rows = tuple(
         _Row(
@@ -178,6 +203,7 @@ def _table_view(table: Table) -> _TableView:
             depth=depths[place] if depths else 0,
             parent=bool(depths) and place + 1 < len(depths) and depths[place + 1] > depths[place],
             open=bool(depths) and depths[place] < open_to,
+            leads=leads[place],
         )
         for place, cells in enumerate(_cells(table, frame))
     )
@@ -186,7 +212,10 @@ def _table_view(table: Table) -> _TableView:
     return _TableView(
         id=table.id,
         caption=table.caption,
-        columns=tuple(_Column(column.title, fmt.is_numeric(column.kind), column.sentence) for column in table.columns),
+        columns=tuple(
+            _Column(column.title, fmt.is_numeric(column.kind), column.sentence, _is_wide(column, frame))
+            for column in table.columns
+        ),
         rows=rows,
         limit=limit,
         tree=table.depth is not None,
@@ -197,6 +226,15 @@ def _table_view(table: Table) -> _TableView:
         else "",
         empty=table.empty,
     )
+
+
+def _is_wide(column: Column, frame: pl.DataFrame) -> bool:
+    """Whether a column of text holds names or sentences, which a narrow column would break into many lines."""
+    if fmt.is_numeric(column.kind):
+        return False
+    texts = frame.get_column(column.name)
+    longest: Any = texts.str.len_chars().max() if texts.dtype == pl.String else None
+    return column.kind in ("kernel", "name") or (longest or 0) > _PROSE
 
 
 def _open_depth(depths: list[int], limit: int) -> int:
@@ -215,7 +253,7 @@ def _cell(row: dict[str, Any], column: Column) -> _Cell:
     item = row[column.name]
     text, full = fmt.name_and_full(item, row[column.full] if column.full else None, column.kind)
     if not fmt.is_numeric(column.kind):
-        return _Cell(text, numeric=False, name=column.kind in ("kernel", "name"), full=full)
+        return _Cell(text, numeric=False, full=full)
     known = text != fmt.MISSING
     meter = round(min(1.0, max(0.0, item)), 4) if known and column.kind == "share" else None
     return _Cell(text, numeric=True, raw=str(item) if known else "", meter=meter)

@@ -7,13 +7,13 @@ import re
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from warplens.report import text as fmt
-from warplens.report.document import Figure, KeyFigures, Notes, Paragraph, Section, Table
+from warplens.report.document import Figure, KeyFigures, Markup, Notes, Paragraph, Section, Table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from warplens.profile.schema import Column
-    from warplens.report.document import Block, Document
+    from warplens.report.document import Answer, Block, Document
 
 
 #: From a figure to the address of its image, relative to the Markdown file.
@@ -35,12 +35,39 @@ def render_markdown(document: Document, image: ImageAddress | None = None) -> st
         document: what to render.
         image: gives the address of a figure's image; None where images lie in `images/` as SVG.
     """
-    parts = [f"# {escaped(document.title)}", escaped(document.lead)]
+    address = image or (lambda figure: f"images/{figure.id}.svg")
+    return "\n\n".join(part for part in _document(document, 1, address) if part) + "\n"
+
+
+def _document(document: Document, level: int, image: ImageAddress) -> Iterator[str]:
+    yield f"{'#' * level} {escaped(document.title)}"
     if document.meta:
-        parts.append(" · ".join(f"{escaped(label)}: {escaped(text)}" for label, text in document.meta))
+        yield " · ".join(f"{escaped(label)}: {escaped(text)}" for label, text in document.meta)
+    if document.answer is not None:
+        yield from _answer(document.answer)
+    yield escaped(document.lead)
     for section in document.sections:
-        parts.extend(_section(section, 2, image or (lambda figure: f"images/{figure.id}.svg")))
-    return "\n\n".join(part for part in parts if part) + "\n"
+        yield from _section(section, level + 1, image)
+    for part in document.parts:
+        yield from _document(part, level + 1, image)
+
+
+def _answer(answer: Answer) -> Iterator[str]:
+    if answer.notes:
+        yield _notes(Notes(answer.notes))
+    yield f"**{escaped(answer.verdict)}**"
+    lines = {
+        "Gain": f"{answer.gain} as fast; {answer.gain_range}" if answer.gain else "",
+        "Do": ": ".join(part for part in (answer.do, answer.code) if part),
+        "Brings": answer.brings,
+        "How sure": answer.sure,
+        "To refute it": answer.refute,
+        **{
+            strip.title: ", ".join(f"{part.title} {fmt.share(part.share)}" for part in strip.segments)
+            for strip in answer.strips
+        },
+    }
+    yield "\n".join(f"- {escaped(label)}: {escaped(text)}" for label, text in lines.items() if text)
 
 
 def markdown_table(table: Table) -> str:
@@ -81,6 +108,8 @@ def _block(block: Block, image: ImageAddress) -> str:
         return _notes(block)
     if isinstance(block, KeyFigures):
         return _key_figures(block)
+    if isinstance(block, Markup):
+        return escaped(block.text)
     if isinstance(block, Figure):
         return f"**{escaped(block.caption)}**\n\n![{escaped(block.alt)}]({image(block)})"
     return "\n\n".join(

@@ -8,16 +8,18 @@ from typing import TYPE_CHECKING, Any, Final
 import polars as pl
 
 from warplens.diagnosis.rules import rule
+from warplens.diagnosis.verdict import gain_text
+from warplens.profile import NoteLevel
 from warplens.profile.schema import Column
 from warplens.report import text as fmt
-from warplens.report.document import Paragraph, Section, Table, quiet
+from warplens.report.document import Answer, Paragraph, Section, Table, quiet
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from warplens.analysis.hostpace import HostPace
     from warplens.diagnosis import Coverage, Diagnosis, Finding
-    from warplens.report.document import Block
+    from warplens.report.document import Block, Strip
 
 
 def diagnosis_data(diagnosis: Diagnosis) -> dict[str, Any]:
@@ -266,22 +268,63 @@ def _frame(columns: Iterable[Column], rows: Iterable[Mapping[str, Any]]) -> pl.D
     return pl.DataFrame([{name: row[name] for name in schema} for row in rows], schema=schema)
 
 
-# --- The verdict as the opening section of a report ------------------------------------------------------------------
+# --- The verdict on a page: the first screen, and the room of the findings --------------------------------------------
 
 
-def verdict_title(diagnosis: Diagnosis) -> str:
-    """The heading of the section."""
-    return f"Verdict: {diagnosis.verdict}"
+_CONFIDENCE: Final = {
+    "high": "the recording shows the cause",
+    "medium": "the cause is inferred",
+    "low": "a guess; check before you act",
+}
 
 
-def verdict_blocks(diagnosis: Diagnosis) -> Iterator[Block | Section]:
-    """What limits the window, what changes would bring, and every finding with evidence and remedies."""
-    yield Paragraph(diagnosis.headline)
+def limit_sentence(diagnosis: Diagnosis) -> str:
+    """What limits the program, as the headline says it, without the gain at its end."""
+    first = diagnosis.findings[0]
+    return fmt.sentence(diagnosis.headline.removesuffix(f"; {gain_text(first)} as fast without it."))
+
+
+def gain_range(finding: Finding) -> str:
+    """How far the gain may be off: `1.22× to 1.87× nine times in ten, at most 2.36×`; empty where nothing is known."""
+    most = "" if finding.bound is None else f"at most {factor(finding.bound)}, by the physics of the same work"
+    if finding.expected is None or finding.expected_interval is None:
+        return most
+    low, high = finding.expected_interval
+    between = f"{factor(low)} to {factor(high)} nine times in ten, without a profiler"
+    return f"{between}; {most}" if most else between
+
+
+def answer_block(diagnosis: Diagnosis, strips: tuple[Strip, ...], id_: str = "answer") -> Answer:
+    """What limits the program, how much there is to gain, what to do, and how that could be wrong."""
+    first, rest = diagnosis.findings[0], diagnosis.findings[1:]
+    remedy = first.remedies[0] if first.remedies else None
+    describes = rule(first.id).describes or first.gain is None
+    grave = tuple(note for note in diagnosis.notes if note.level is not NoteLevel.INFO and note.text != first.title)
+    return Answer(
+        id=id_,
+        verdict=limit_sentence(diagnosis),
+        severity=first.severity,
+        gain="" if describes else factor(first.gain),
+        gain_range="" if describes else gain_range(first),
+        do=remedy.action if remedy else "",
+        code=remedy.how if remedy else "",
+        brings=remedy.expected if remedy else "",
+        sure=f"{fmt.capitalised(first.confidence)} confidence: {_CONFIDENCE[first.confidence]}",
+        refute=first.refute,
+        notes=grave,
+        strips=strips,
+        others=tuple((f"finding-{other.id}", rule(other.id).limiter, factor(other.gain)) for other in rest),
+    )
+
+
+def finding_blocks(diagnosis: Diagnosis) -> Iterator[Block | Section]:
+    """Every finding with evidence and remedies, and what the diagnosis rests on."""
     yield from diagnosis_tables(diagnosis)
     for line in coverage_lines(diagnosis):
         yield quiet(fmt.sentence(line))
-    for finding in diagnosis.findings:
-        yield Section(f"finding-{finding.id}", finding.id, tuple(_finding_blocks(finding)))
+    for rank, finding in enumerate(diagnosis.findings):
+        title = f"{finding.id}: {rule(finding.id).limiter}"
+        yield Section(f"finding-{finding.id}", title, tuple(_finding_blocks(finding)), folded=rank > 0)
 
 
 def _finding_blocks(finding: Finding) -> Iterator[Block]:

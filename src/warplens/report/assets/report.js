@@ -21,29 +21,65 @@
   system.addEventListener("change", nameTheme);
   nameTheme();
 
-  // --- contents: the section in view is marked -------------------------------------------------------------------------
-  const links = new Map(all(".contents a").map((link) => [link.hash.slice(1), link]));
-  const inView = new Set();
-  const mark = () => {
-    const current = [...links.keys()].filter((id) => inView.has(id)).pop();
-    for (const [id, link] of links) {
-      if (id === current) link.setAttribute("aria-current", "true");
+  // --- rooms: one is shown at a time; the address says which (#room/budget), or names something inside one ------------
+  const rooms = all(".room");
+  const links = all(".rooms a");
+  const chooser = one("#warplens-part");
+  const firstOf = (part) => rooms.find((room) => room.dataset.part === part);
+  const arrived = new Set(); // rooms whose charts are drawn
+  const enter = (wanted) => {
+    // The comparison of several profiles has the answer of one of them below it.
+    const front = rooms.filter((room) => !room.dataset.part);
+    const part = wanted.dataset.part ?? chooser?.value;
+    const atFront = chooser && (front.includes(wanted) || wanted.classList.contains("answer"));
+    const shown = new Set(atFront ? [front.includes(wanted) ? wanted : front[0], firstOf(part)] : [wanted]);
+    for (const room of rooms) {
+      if (shown.has(room)) room.hidden = false;
+      else room.hidden = "until-found";
+      // Older browsers know `hidden` alone; either way nothing of a hidden room can be reached by tabbing.
+      room.classList.toggle("away", !shown.has(room));
+    }
+    if (chooser && part) {
+      chooser.value = part;
+      for (const list of all(".rooms ol[data-part]")) list.hidden = list.dataset.part !== part;
+    }
+    for (const link of links) {
+      if (link.hash === `#${wanted.id}`) link.setAttribute("aria-current", "page");
       else link.removeAttribute("aria-current");
     }
-    const strip = one(".contents");
-    const link = links.get(current);
-    if (link && strip.scrollWidth > strip.clientWidth) {
-      strip.scrollLeft = link.offsetLeft - (strip.clientWidth - link.offsetWidth) / 2;
+    const strip = one(".rooms");
+    const link = one("[aria-current]", strip);
+    if (link && strip.scrollWidth > strip.clientWidth) strip.scrollLeft = link.offsetLeft - (strip.clientWidth - link.offsetWidth) / 2;
+    for (const room of shown) {
+      if (arrived.has(room)) continue;
+      arrived.add(room);
+      room.dispatchEvent(new CustomEvent("warplens-arrive", { bubbles: true }));
     }
   };
-  const watcher = new IntersectionObserver((entries) => {
-    for (const entry of entries) {
-      if (entry.isIntersecting) inView.add(entry.target.id);
-      else inView.delete(entry.target.id);
-    }
-    mark();
-  }, { rootMargin: "-15% 0px -70% 0px" });
-  for (const id of links.keys()) watcher.observe(document.getElementById(id));
+  const follow = () => {
+    const name = decodeURIComponent(location.hash.slice(1));
+    const target = document.getElementById(`room/${name}`) ?? document.getElementById(name);
+    const room = target?.closest(".room") ?? rooms[0];
+    enter(room);
+    for (let at = target; at; at = at.parentElement) if (at instanceof HTMLDetailsElement) at.open = true;
+    if (!target || (target === room && !chooser)) scrollTo(0, 0);
+    else target.scrollIntoView();
+  };
+  addEventListener("hashchange", follow);
+  for (const room of rooms) room.addEventListener("beforematch", () => enter(room));
+  chooser?.addEventListener("change", () => { location.hash = firstOf(chooser.value).id; });
+
+  for (const button of all(".copy")) {
+    button.hidden = false;
+    button.addEventListener("click", async () => {
+      const code = one("code", button.parentElement);
+      getSelection().selectAllChildren(code);
+      try {
+        await navigator.clipboard.writeText(code.textContent);
+        button.textContent = "Copied";
+      } catch { button.textContent = "Selected"; }
+    });
+  }
 
   // --- tables ----------------------------------------------------------------------------------------------------------
   const valueOf = (row, column) => {
@@ -262,8 +298,11 @@
     button.hidden = false;
     button.addEventListener("click", () => save(place.closest("figure")));
   };
-  const drawAll = async () => {
-    for (const place of all(".chart")) {
+  const drawn = new Set();
+  const drawIn = async (rooms) => {
+    for (const place of rooms.flatMap((room) => all(".chart", room))) {
+      if (drawn.has(place)) continue;
+      drawn.add(place);
       try { await draw(place); } catch (error) {
         place.textContent = "This chart could not be drawn; its numbers are in the tables.";
         console.error(error);
@@ -272,5 +311,14 @@
     }
     root.dataset.charts = "drawn";
   };
-  drawAll();
+  document.addEventListener("warplens-arrive", (event) => drawIn([event.target]));
+  addEventListener("beforeprint", () => { drawIn(rooms); for (const fold of all("details.part, .cautions")) fold.open = true; });
+  const hint = () => {
+    for (const box of all(".scroll")) {
+      if (box.clientWidth) box.previousElementSibling.hidden = box.scrollWidth <= box.clientWidth + 1;
+    }
+  };
+  document.addEventListener("warplens-arrive", () => requestAnimationFrame(hint));
+  addEventListener("resize", hint);
+  follow();
 })();

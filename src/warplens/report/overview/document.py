@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 import polars as pl
 
 from warplens.analysis.frames import number
+from warplens.diagnosis.rules import rule
 from warplens.profile import NoteLevel
 from warplens.profile.schema import Column
 from warplens.report import text as fmt
@@ -16,24 +17,22 @@ from warplens.report.document import (
     Document,
     KeyFigure,
     KeyFigures,
-    Paragraph,
     Section,
     SectionOf,
     Table,
     limits,
-    quiet,
     sections,
 )
-from warplens.report.headroom import headroom_blocks
+from warplens.report.headroom import headroom_blocks, headroom_strip
 from warplens.report.overview import host, operators, time
 from warplens.report.overview.numbers import Numbers, answer, largest_part
 from warplens.report.text import category_title
-from warplens.report.verdict import verdict_blocks, verdict_title
+from warplens.report.verdict import answer_block, factor, finding_blocks, limit_sentence
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
-    from warplens.report.document import Block
+    from warplens.report.document import Block, Strip
 
 
 @dataclass(frozen=True)
@@ -42,6 +41,8 @@ class _Headline:
 
     source: str
     verdict: str | None
+    gain: str | None
+    remedy: str | None
     caution: str | None
     gpu: str | None
     window_ns: int
@@ -58,11 +59,16 @@ class _Headline:
 
 _COLUMNS: Final = (
     Column("source", title="Profile", kind="name"),
-    Column("verdict", title="Limited by", help="the first finding; see the profile's own part"),
+    Column("verdict", title="What limits it", help="the first finding; open the profile for the others"),
+    Column("gain", help="how many times as fast without it is expected to be"),
+    Column("remedy", title="Do", help="its first remedy"),
     Column("caution", help="why its figures are not those of the others"),
     Column("step_ns", pl.Float64, "median wall time of the steps in the window", title="Step time"),
-    Column("steps", pl.Float64, "steps in the window", kind="count"),
     Column("busy_share", pl.Float64, "of the window, over all GPUs that did any work", title="GPU busy"),
+)
+
+_FIGURES: Final = (
+    Column("steps", pl.Float64, "steps in the window", kind="count"),
     Column("largest", title="Mostly in", help="kind of work that most of the busy time went to"),
     Column("largest_share", pl.Float64, "of the busy time", title="Its share"),
     Column("kernel_ns", pl.Float64, "summed duration of all kernels in the window", title="Kernel time"),
@@ -100,14 +106,21 @@ def distinct_sources(profiles: Sequence[Numbers]) -> list[str]:
 
 def comparison_table(profiles: Sequence[Numbers]) -> Table:
     """The headlines of several profiles, one row each, in the order given."""
-    schema = {column.name: column.dtype for column in _COLUMNS}
+    schema = {column.name: column.dtype for column in (*_COLUMNS, *_FIGURES)}
     headlines = (
-        {**asdict(_headline(numbers)), "source": title}
-        for title, numbers in zip(distinct_sources(profiles), profiles, strict=True)
+        {**asdict(_headline(numbers)), "source": title, "part": f"p{position}-answer"}
+        for position, (title, numbers) in enumerate(zip(distinct_sources(profiles), profiles, strict=True), start=1)
     )
-    rows = pl.DataFrame(list(headlines), schema=schema, strict=False)
+    rows = pl.DataFrame(list(headlines), schema={**schema, "part": pl.String}, strict=False)
     said = [column for column in _COLUMNS if column.name != "caution" or rows["caution"].null_count() < rows.height]
-    return Table("comparison-table", "Key figures of each profile", tuple(said), rows, limit=None)
+    return Table("comparison-table", "What limits each profile", tuple(said), rows, limit=None, leads="part")
+
+
+def figures_table(profiles: Sequence[Numbers]) -> Table:
+    """The key figures of the same profiles."""
+    rows = comparison_table(profiles).rows
+    columns = (_COLUMNS[0], *_FIGURES)
+    return Table("figures-table", "Key figures of each profile", columns, rows, limit=None, leads="part")
 
 
 def _key_figures(numbers: Numbers) -> Iterator[Block]:
@@ -119,12 +132,17 @@ def _key_figures(numbers: Numbers) -> Iterator[Block]:
 def _headline(numbers: Numbers) -> _Headline:
     steps = numbers.window_steps
     largest = largest_part(numbers.budgets)
+    first = numbers.diagnosis.findings[0] if numbers.diagnosis is not None else None
+    gain = factor(first.gain) if first is not None and not rule(first.id).describes else None
+    remedy = first.remedies[0].action if first is not None and first.remedies else None
     # No kernel table is not the same as no kernel.
     known = numbers.recorded("kernels")
     kernels = int(numbers.kernels["calls"].sum()) if known else None
     return _Headline(
         source=numbers.capture.source,
-        verdict=numbers.diagnosis.verdict if numbers.diagnosis is not None else None,
+        verdict=limit_sentence(numbers.diagnosis) if numbers.diagnosis is not None else None,
+        gain=gain,
+        remedy=remedy,
         caution=caution(numbers),
         gpu=", ".join(dict.fromkeys(device.name for device in numbers.capture.devices)) or None,
         window_ns=numbers.window.duration_ns,
@@ -166,33 +184,73 @@ def _tiles(headline: _Headline, numbers: Numbers) -> Iterator[KeyFigure]:
 # --- The document ----------------------------------------------------------------------------------------------------
 
 
-#: In reading order. A new section is a line here, and a function that yields its blocks.
-_SECTIONS: Final[tuple[SectionOf[Numbers], ...]] = (
-    SectionOf("verdict", verdict_title, verdict_blocks, lambda numbers: numbers.diagnosis),
+def _rooms(*kinds: SectionOf[Numbers]) -> Callable[[Numbers], Iterator[Section]]:
+    """The content of a room: its sections, those left out that have nothing to show."""
+    return lambda numbers: iter(sections(kinds, numbers))
+
+
+#: The rooms behind the answer, each with its sections in reading order. A new section is a line here, and a function
+#: that yields its blocks.
+_ROOMS: Final[tuple[SectionOf[Numbers], ...]] = (
+    SectionOf("timeline-room", "Timeline", _rooms(SectionOf("steps", "Steps over time", time.steps))),
     SectionOf(
-        "headroom",
-        "Headroom: from the measured step to the limit",
-        headroom_blocks,
-        lambda numbers: numbers.headroom or None,
+        "budget-room",
+        "Budget",
+        _rooms(
+            SectionOf("budget", "Time budget", time.budget),
+            SectionOf("headroom", "Headroom", headroom_blocks, lambda numbers: numbers.headroom or None),
+            SectionOf("phases", "Phases", time.phases),
+        ),
     ),
-    SectionOf("quality", "Before you read the numbers", limits, lambda numbers: numbers.notes),
-    SectionOf("key-figures", "Key figures", _key_figures),
-    SectionOf("budget", "Time budget", time.budget),
-    SectionOf("steps", "Steps over time", time.steps),
-    SectionOf("phases", "Phases", time.phases),
-    SectionOf("kernels", "Kernels", time.kernels),
-    SectionOf("counters", "Hardware counters", joined_blocks, lambda numbers: numbers.joined or None),
-    SectionOf("categories", "Categories", time.categories),
-    SectionOf("ranges", "Ranges", time.ranges),
-    SectionOf("launches", "Launches", host.launches),
-    SectionOf("copies", "Copies", host.copies),
-    SectionOf("api", "CUDA API", host.api),
-    SectionOf("streams", "Streams", host.streams),
-    SectionOf("graphs", "CUDA graphs", host.graphs),
-    SectionOf("memory", "Memory", host.memory),
-    SectionOf("operators", "Operators", operators.operators),
-    SectionOf("work", "Modelled work, measured time", operators.work),
-    SectionOf("allocator", "Allocated memory", host.allocator),
+    SectionOf("findings-room", "Findings", finding_blocks, lambda numbers: numbers.diagnosis),
+    SectionOf(
+        "kernels-room",
+        "Kernels & operators",
+        _rooms(
+            SectionOf("kernels", "Kernels", time.kernels),
+            SectionOf("categories", "Categories", time.categories),
+            SectionOf("operators", "Operators", operators.operators),
+            SectionOf("work", "Modelled work, measured time", operators.work),
+        ),
+    ),
+    SectionOf(
+        "program-room",
+        "Program",
+        _rooms(
+            SectionOf("ranges", "Ranges", time.ranges),
+            SectionOf("modules", "Modules", operators.modules),
+            SectionOf("code", "Code", operators.code),
+        ),
+    ),
+    SectionOf(
+        "host-room",
+        "Host",
+        _rooms(
+            SectionOf("launches", "Launches", host.launches),
+            SectionOf("api", "CUDA API", host.api),
+            SectionOf("streams", "Streams", host.streams),
+            SectionOf("graphs", "CUDA graphs", host.graphs),
+        ),
+    ),
+    SectionOf(
+        "memory-room",
+        "Memory",
+        _rooms(
+            SectionOf("copies", "Copies", host.copies),
+            SectionOf("memory", "Memory", host.memory),
+            SectionOf("allocator", "Allocated memory", host.allocator),
+        ),
+    ),
+    SectionOf("ranks-room", "Ranks", time.devices),
+    SectionOf("counters-room", "Counters", joined_blocks, lambda numbers: numbers.joined or None),
+    SectionOf(
+        "method-room",
+        "Data & method",
+        _rooms(
+            SectionOf("quality", "What limits these numbers", limits, lambda numbers: numbers.notes),
+            SectionOf("key-figures", "Key figures", _key_figures),
+        ),
+    ),
 )
 
 
@@ -200,23 +258,45 @@ def report_document(profiles: Sequence[Numbers]) -> Document:
     """One document on all profiles: `overview_document` for one, a comparison and one part a profile for several."""
     if len(profiles) == 1:
         return overview_document(profiles[0])
-    parts = []
     titles = distinct_sources(profiles)
-    for position, (title, numbers) in enumerate(zip(titles, profiles, strict=True), start=1):
-        at = f"p{position}-"
-        lead = Paragraph(answer(numbers))
-        facts = quiet(" · ".join(f"{label}: {text}" for label, text in _meta(numbers)))
-        parts.append(Section(f"p{position}", title, (lead, facts), sections(_SECTIONS, numbers, at)))
     return Document(
         title=f"{len(profiles)} profiles",
         lead=_comparison_lead(profiles),
-        sections=(Section("comparison", "Side by side", (comparison_table(profiles),)), *parts),
+        sections=(
+            Section(
+                "comparison",
+                "All profiles",
+                (comparison_table(profiles),),
+                (Section("figures", "Key figures of each", (figures_table(profiles),), folded=True),),
+            ),
+        ),
+        parts=tuple(
+            replace(overview_document(numbers, f"p{position}"), title=title)
+            for position, (title, numbers) in enumerate(zip(titles, profiles, strict=True), start=1)
+        ),
     )
 
 
-def overview_document(numbers: Numbers) -> Document:
-    """The report on one profile: the answer, what the profile cannot tell, then every analysis."""
-    return Document(numbers.capture.source, answer(numbers), sections(_SECTIONS, numbers), _meta(numbers))
+def overview_document(numbers: Numbers, part: str = "") -> Document:
+    """The report on one profile: the answer, then rooms for every analysis; `part` is its id among several."""
+    at = f"{part}-" if part else ""
+    found = numbers.diagnosis
+    shown = None
+    if found is not None:
+        shown = answer_block(found, tuple(_strips(numbers)), f"{at}answer")
+        shown = replace(shown, others=tuple((f"{at}{id_}", *said) for id_, *said in shown.others))
+    return Document(
+        numbers.capture.source, answer(numbers), sections(_ROOMS, numbers, at), _meta(numbers), shown, id=part
+    )
+
+
+def _strips(numbers: Numbers) -> Iterator[Strip]:
+    """The budget of the GPU with the least work, and what it needs for the same mathematics, in the same scale."""
+    if not numbers.budgets:
+        return
+    found = min(numbers.budgets, key=lambda budget: budget.busy_ns)
+    yield time.budget_strip(numbers, found)
+    yield from (headroom_strip(one) for one in numbers.headroom if one.device == found.device)
 
 
 def _meta(numbers: Numbers) -> tuple[tuple[str, str], ...]:

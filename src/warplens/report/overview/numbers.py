@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import TYPE_CHECKING, Any, Final
 
@@ -11,6 +11,7 @@ import polars as pl
 
 from warplens.analysis.allocator import Allocations, allocations
 from warplens.analysis.api import api_statistics, blocking_calls, synchronization_statistics
+from warplens.analysis.code import code_places
 from warplens.analysis.copies import MemoryUse, copy_statistics, memory_use
 from warplens.analysis.headroom import Headroom, headrooms
 from warplens.analysis.kernels import CategoryCoverage, TensorCoreUse, coverage_of, statistics_of, tensor_core_use_of
@@ -104,6 +105,7 @@ class Numbers:
     work: ModelledWork | None = None
     allocations: Allocations | None = None
     headroom: tuple[Headroom, ...] = ()
+    code: pl.DataFrame = field(default_factory=pl.DataFrame)
 
     @property
     def capture(self) -> Capture:
@@ -154,6 +156,7 @@ def examine(timeline: Timeline, window: Window) -> Numbers:
             operators=_operators(timeline, window),
             work=operator_work(timeline, window) if timeline.has_operators else None,
             allocations=allocations(timeline, window),
+            code=code_places(timeline, window),
             launch_summary=launch_summary(timeline, window),
             launches=launch_statistics(timeline, window, ("name", "full_name", "api")),
             streams=stream_statistics(timeline, window),
@@ -357,6 +360,7 @@ def overview_data(numbers: Numbers) -> dict[str, Any]:
         "graphs": {"summary": numbers.graph_summary, "rows": numbers.graphs},
         "operators": _operator_data(numbers.operators),
         "work": _work_data(numbers.work),
+        "code": {"rows": numbers.code},
         "memory": None if numbers.memory is None else {"rows": list(numbers.memory)},
         "allocator": _allocator_data(numbers.allocations),
         "counters": joined_data(numbers.joined) if numbers.joined else None,

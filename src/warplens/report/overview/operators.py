@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import polars as pl
 
+from warplens.analysis.code import CODE
 from warplens.analysis.operators import OPERATORS
 from warplens.analysis.work import UNMODELLED, WORK, work_statistics
 from warplens.report import charts
@@ -19,6 +20,11 @@ if TYPE_CHECKING:
 
     from warplens.report.document import Block
     from warplens.report.overview.numbers import Numbers, OperatorNumbers
+
+
+#: Of an operator or a part of the program, after its name.
+_SHOWN: Final = "share total_ns gpu_ns backward_ns calls host_ns"
+_TITLES: Final = {"total_ns": "GPU in all", "gpu_ns": "Launched"}
 
 
 def operators(numbers: Numbers) -> Iterator[Block]:
@@ -44,13 +50,26 @@ def operators(numbers: Numbers) -> Iterator[Block]:
     sentences = [*coverage_sentences(found.coverage, places=True), what_to_record(numbers.timeline, "module")]
     if told := " ".join(f"{sentence}." for sentence in sentences if sentence is not None):
         yield quiet(told)
-    shown, titles = "share total_ns gpu_ns backward_ns calls host_ns", {"total_ns": "GPU in all", "gpu_ns": "Launched"}
-    if found.modules.height:
-        yield _ranking(found)
-        columns = pick(OPERATORS, "name level", shown, name="Part", **titles)
-        yield Table("modules-table", "Parts of the program", columns, found.modules, limit=25, depth="depth")
-    columns = pick(OPERATORS, "name", shown, "api_ns host_self_ns", name="Operator", **titles)
+    columns = pick(OPERATORS, "name", _SHOWN, "api_ns host_self_ns", name="Operator", **_TITLES)
     yield Table("operators-table", "Operators by name", columns, found.names)
+
+
+def modules(numbers: Numbers) -> Iterator[Block]:
+    """The parts of the program, as a tree, with the GPU time of what they launched."""
+    found = numbers.operators
+    if found is None or not found.modules.height:
+        return
+    yield _ranking(found)
+    columns = pick(OPERATORS, "name level", _SHOWN, name="Part", **_TITLES)
+    yield Table("modules-table", "Parts of the program", columns, found.modules, depth="depth")
+
+
+def code(numbers: Numbers) -> Iterator[Block]:
+    """Where in the program the CUDA calls come from that somebody may want to find."""
+    if numbers.code.is_empty():
+        return
+    kept = [column.name for column in CODE.columns if numbers.code[column.name].null_count() < numbers.code.height]
+    yield Table("code-table", "CUDA calls by place in the program", pick(CODE, " ".join(kept)), numbers.code)
 
 
 def _ranking(found: OperatorNumbers) -> Figure:

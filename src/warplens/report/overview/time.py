@@ -14,7 +14,7 @@ from warplens.analysis.timebudget import BUDGET
 from warplens.profile.schema import Column
 from warplens.report import chart_data, charts
 from warplens.report import text as fmt
-from warplens.report.document import Figure, Paragraph, Table, pick, quiet
+from warplens.report.document import Figure, Paragraph, Segment, Strip, Table, pick, quiet
 from warplens.report.questions.time import titled_parts
 from warplens.report.text import category_title, phase_title
 from warplens.report.theme import category_fill, part_fill
@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
 #: Parts of a budget below this share of the window are drawn as one; the table keeps them apart.
 _SMALL_PART: Final = 0.005
+
+#: The same for the strip of the first screen, which has less room.
+_SMALL_SEGMENT: Final = 0.03
 
 #: More GPUs than this are listed, but not drawn one by one.
 _MOST_DRAWN_DEVICES: Final = 4
@@ -91,7 +94,40 @@ def _device_budget(numbers: Numbers, found: TimeBudget, *, drawn: bool) -> Itera
         )
 
 
-def _merged_small_parts(parts: pl.DataFrame) -> pl.DataFrame:
+def budget_strip(numbers: Numbers, found: TimeBudget) -> Strip:
+    """The budget of one GPU as a strip: what it was busy with, then why it was idle."""
+    steps, unit = max(1, len(numbers.window.steps)), "step" if numbers.window.steps else "window"
+    rows = _merged_small_parts(titled_parts(found), _SMALL_SEGMENT).iter_rows(named=True)
+    segments = (
+        Segment(row["part"], fmt.duration(row["duration_ns"] / steps), row["share"], row["fill"], row["detail"] or "")
+        for row in rows
+    )
+    whole = f"one {unit}, {fmt.duration(found.duration_ns / steps)}"
+    which = f" of GPU {found.device}" if len(numbers.budgets) > 1 else ""
+    busy = fmt.share(found.busy_ns / found.duration_ns if found.duration_ns else 0.0)
+    return Strip(f"Where the time{which} goes ({whole}): {busy} busy", tuple(segments))
+
+
+def devices(numbers: Numbers) -> Iterator[Block]:
+    """Each GPU by itself, where there are several: what it was busy with, and how far apart they are."""
+    if len(numbers.budgets) < 2:
+        return
+    rows = []
+    for found in numbers.budgets:
+        groups = dict(found.parts.group_by(pl.col("group").cast(pl.String)).agg(pl.col("time_ns").sum()).iter_rows())
+        rows.append({"device": f"GPU {found.device}", "busy_share": found.busy_ns / (found.duration_ns or 1), **groups})
+    frame = pl.DataFrame(rows, infer_schema_length=None).fill_null(0)
+    names = [name for name in frame.columns if name not in ("device", "busy_share")]
+    columns = (
+        Column("device", title="GPU"),
+        Column("busy_share", pl.Float64, "of the window", title="Busy"),
+        *(Column(name, pl.Int64, title=fmt.capitalised(name), kind="duration_ns") for name in names),
+    )
+    yield Paragraph("The averages of several GPUs hide the one that the others wait for.")
+    yield Table("devices-table", "What each GPU did", columns, frame, limit=None)
+
+
+def _merged_small_parts(parts: pl.DataFrame, least: float = _SMALL_PART) -> pl.DataFrame:
     """The parts as `budget_chart` wants them; the small ones of each family become one, if there are several."""
     fills = [part_fill(*key) for key in parts.select("group", "part").rows()]
     titled = parts.select(
@@ -105,7 +141,7 @@ def _merged_small_parts(parts: pl.DataFrame) -> pl.DataFrame:
     drawn = []
     for family in ("busy", "idle"):
         mine = titled.filter(pl.col("family") == family)
-        small = mine.filter(pl.col("share") < _SMALL_PART)
+        small = mine.filter(pl.col("share") < least)
         if small.height < 2:
             drawn.append(mine)
             continue
@@ -116,7 +152,7 @@ def _merged_small_parts(parts: pl.DataFrame) -> pl.DataFrame:
             pl.lit("other" if family == "busy" else "idle-6").alias("fill"),
             pl.lit(", ".join(small["part"])).alias("detail"),
         )
-        drawn.extend((mine.filter(pl.col("share") >= _SMALL_PART), rest))
+        drawn.extend((mine.filter(pl.col("share") >= least), rest))
     return pl.concat(drawn)
 
 
@@ -291,4 +327,4 @@ def ranges(numbers: Numbers) -> Iterator[Block]:
         )
     shown = "name share gpu_ns gpu_exclusive_ns inferred_ns span_ns host_ns instances kernels"
     columns = pick(RANGES, shown, name="Range", host_ns="Host time")
-    yield Table("ranges-table", "Ranges by GPU time", columns, found, limit=25, depth="depth")
+    yield Table("ranges-table", "Ranges by GPU time", columns, found, depth="depth")
