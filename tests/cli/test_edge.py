@@ -15,7 +15,7 @@ import pytest
 import typer
 
 from tests.cli.small_export import write_export
-from warplens.cli.edge import DEFECT, DONE, GATE_FAILED, INTERRUPTED, OUTPUT_CLOSED, UNUSABLE, guarded
+from warplens.cli.edge import DEFECT, DONE, GATE_FAILED, INTERRUPTED, UNUSABLE, guarded
 from warplens.errors import UsageError
 
 if TYPE_CHECKING:
@@ -191,8 +191,20 @@ def test_a_reader_that_goes_away_is_no_failure(export: Path) -> None:
     complaint = process.stderr.read()
     process.stderr.close()
 
-    assert process.wait() == OUTPUT_CLOSED
+    assert process.wait() == DONE
     assert complaint == b""
+
+
+def test_a_gate_fails_though_nobody_reads_the_answer() -> None:
+    sides = ("demo:deit448_bs8_topk0.1", "demo:deit448_bs8_baseline")
+    process = subprocess.Popen(
+        subprocess_arguments("compare", *sides, "--fail-on", "5%", "--quiet"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+    process.stdout.close()
+
+    assert process.wait() == GATE_FAILED
 
 
 @pytest.mark.skipif(os.name != "posix", reason="needs a POSIX shell")
@@ -202,7 +214,7 @@ def test_closed_standard_streams_are_no_defect(export: Path) -> None:
     without_output = subprocess.run(["sh", "-c", f"{command} >&-"], stderr=subprocess.PIPE, text=True, check=False)
     without_errors = subprocess.run(["sh", "-c", f"{command} 2>&-"], stdout=subprocess.PIPE, text=True, check=False)
 
-    assert without_output.returncode == OUTPUT_CLOSED
+    assert without_output.returncode == DONE
     assert "Traceback" not in without_output.stderr
     assert without_errors.returncode == DONE
     assert without_errors.stdout.count("\n") == 3

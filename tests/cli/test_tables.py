@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import json
 import os
 import re
@@ -27,6 +28,7 @@ from tests.cli.small_export import (
     write_export,
 )
 from warplens import __version__
+from warplens.report.terminal import wrapped
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -296,16 +298,30 @@ def test_pipes_get_utf8_whatever_the_locale(export: Path) -> None:
 
 
 @pytest.mark.parametrize("command", TABLES)
-def test_no_number_is_cut_on_a_terminal_of_80_columns(
+def test_a_terminal_of_80_columns_shows_whole_numbers_and_names_the_columns_that_do_not_fit(
     command: str, warplens: Callable[..., Run], export: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wide = warplens(command, export).out
-    monkeypatch.setenv("FORCE_COLOR", "1")  # makes Rich take the output for a terminal
+    monkeypatch.setenv("FORCE_COLOR", "1")  # the output is taken for a terminal
     monkeypatch.setenv("COLUMNS", "80")
     narrow = re.sub(r"\x1b\[[\d;]*m", "", warplens(command, export).out)
 
-    lines = narrow.splitlines()
-    assert max(map(len, lines[lines.index("") :])) <= 80
-    numbers = re.findall(r"[\d.,]+ (?:[nµm]?s|%|[kMG]?B(?:/s)?)(?=\s)", wide)
-    assert numbers
-    assert all(narrow.count(number) >= wide.count(number) for number in numbers)
+    quantity = re.compile(r"(?<![\d.,])[\d.,]+ (?:[nµm]?s|%|[kMG]?B(?:/s)?)(?=\s)")
+    assert max(map(len, narrow.splitlines())) <= 80
+    assert quantity.findall(narrow)
+    assert set(quantity.findall(narrow)) <= set(quantity.findall(wide))
+    headings = (line for line, below in itertools.pairwise(wide.splitlines()) if below.startswith(" ──"))
+    titles = {title for line in headings for title in re.split(r"\s{2,}", line.strip())}
+    assert titles
+    assert all(title in narrow for title in titles)
+
+
+def test_sentences_are_wrapped_between_words_and_numbers_stay_with_their_units() -> None:
+    line = "   evidence: idle 33.9 ms, idle 81.3 %, launch interval median 22.8 µs, host needed 4.16 ms a step"
+
+    for width in range(40, 100):
+        pieces = wrapped(line, width)
+        assert all(len(piece) <= width for piece in pieces)
+        assert " ".join(piece.strip() for piece in pieces) == line.strip()
+        assert all(piece.startswith("   ") for piece in pieces)
+        assert not any(re.search(r"\d$", piece) or re.match(r"\s*(ms|µs|%)", piece) for piece in pieces)

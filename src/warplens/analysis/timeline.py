@@ -46,11 +46,16 @@ class Timeline:
     """
 
     def __init__(self, trace: Trace) -> None:
+        if not isinstance(trace, Trace):
+            raise TypeError(f"Timeline takes a Trace (warplens.read gives one), not {type(trace).__name__}")
         self.trace = trace
         self.answers: dict[tuple[Callable[..., Any], Window], Any] = {}  # of questions asked `once`
         self._busy: dict[int, Intervals] = {}
         self._work_on: dict[int, pl.DataFrame] = {}
         self._inside_name: dict[str, Bools] = {}
+
+    def __repr__(self) -> str:
+        return f"<Timeline of {self.trace!r}>"
 
     @cached_property
     def work(self) -> pl.DataFrame:

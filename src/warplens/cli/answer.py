@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from warplens.analysis.quality import quality_notes
 from warplens.analysis.timeline import Timeline
+from warplens.answers.given import Selection, only_profile, selected
 from warplens.cli.edge import answering, note, one_line, progress, reuse_freed_memory
 from warplens.cli.options import TABLE_ROWS, Format
 from warplens.errors import UsageError
 from warplens.profile import Note, NoteLevel
-from warplens.readers import discover, read
+from warplens.readers import read
 from warplens.report import text as fmt
 
 if TYPE_CHECKING:
@@ -21,11 +21,8 @@ if TYPE_CHECKING:
 
     import polars as pl
 
-    from warplens.analysis.window import Window
     from warplens.profile import Capture
     from warplens.report.document import Table
-
-_NAMED_PROFILES = 3
 
 _TAGS = {NoteLevel.BLOCKING: "missing", NoteLevel.WARNING: "caution", NoteLevel.INFO: "note"}
 
@@ -33,25 +30,12 @@ _TAGS = {NoteLevel.BLOCKING: "missing", NoteLevel.WARNING: "caution", NoteLevel.
 # --- From a path to the part of a profile that is asked about --------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Selection:
-    """A profile, the window of it that was asked for, and what to know before its numbers."""
-
-    timeline: Timeline
-    window: Window
-    notes: tuple[Note, ...]
-
-    @property
-    def source(self) -> str:
-        """The name of the file."""
-        return self.timeline.trace.capture.source
-
-    @property
-    def head(self) -> list[str]:
-        """The file with its recorder, and the window."""
-        inside = f", work launched inside {self.window.range_name!r}" if self.window.range_name is not None else ""
-        length = f"{fmt.duration(self.window.duration_ns)}, {self.window.how}{inside}"
-        return [recorded_by(self.timeline.trace.capture), f"window: {length}"]
+def head(selection: Selection) -> list[str]:
+    """The file with its recorder, and the window."""
+    window = selection.window
+    inside = f", work launched inside {window.range_name!r}" if window.range_name is not None else ""
+    length = f"{fmt.duration(window.duration_ns)}, {window.how}{inside}"
+    return [recorded_by(selection.timeline.trace.capture), f"window: {length}"]
 
 
 def select(path: Path, window: str, range_name: str | None, *, launch_configuration: bool = False) -> Selection:
@@ -67,25 +51,12 @@ def select(path: Path, window: str, range_name: str | None, *, launch_configurat
         UsageError: the folder holds several profiles, the window lies outside the profile, or there is no such range.
         UnreadableInputError: there is no readable profile.
     """
-    profile = _only_profile(path)
+    profile = only_profile(path)
     reuse_freed_memory([profile])
     with progress(f"reading {profile.name}") as tell:
         timeline = Timeline(read(profile, progress=tell, launch_configuration=launch_configuration))
         tell(f"analysing {profile.name}")
-        selected = timeline.window(window, range_name)
-        return Selection(timeline, selected, quality_notes(timeline, selected))
-
-
-def _only_profile(path: Path) -> Path:
-    found = discover([path])
-    if len(found) > 1:
-        named = ", ".join(str(profile.relative_to(path)) for profile in found[:_NAMED_PROFILES])
-        more = f" and {len(found) - _NAMED_PROFILES} more" if len(found) > _NAMED_PROFILES else ""
-        raise UsageError(
-            f"{path.name}: the folder holds {len(found)} profiles ({named}{more}), and this command takes one. "
-            "Name it, or use `warplens report` for all of them"
-        )
-    return found[0]
+        return selected(timeline, window, range_name)
 
 
 def recorded_by(capture: Capture, *, devices: bool = False) -> str:
@@ -218,25 +189,30 @@ def print_json(text: bytes) -> None:
 
 def print_lines(lines: Iterable[object]) -> None:
     """Lines of an answer, such as the files that were written."""
+    from warplens.report.terminal import print_prose
+
     with answering() as stdout:
-        stdout.write("".join(f"{one_line(line)}\n" for line in lines))
+        print_prose(map(one_line, lines), stdout)
 
 
 def _emit_text(part: Part) -> None:
-    from warplens.report.terminal import print_table
+    from warplens.report.terminal import print_prose, print_table
 
     print_lines(part.head)
     for line in part.notes:
         note(line)
-    passages = ["".join(f"{one_line(line)}\n" for line in (*part.verdict, *part.lines))]
-    passages += [f"{text}\n" for text, _ in part.entries]
+    passages = [[one_line(line) for line in (*part.verdict, *part.lines)]]
+    passages += [text.split("\n") for text, _ in part.entries]
     with answering() as stdout:
-        stdout.write("".join(f"\n{passage}" for passage in passages if passage))
+        for passage in filter(None, passages):
+            stdout.write("\n")
+            print_prose(passage, stdout)
         for table in part.tables:
             stdout.write("\n")
             print_table(table, "table", stdout)
         if part.closing:
-            stdout.write("\n" + "".join(f"{one_line(line)}\n" for line in part.closing))
+            stdout.write("\n")
+            print_prose(map(one_line, part.closing), stdout)
         if part.command is not None:
             stdout.write(f"    {one_line(part.command)}\n")
 

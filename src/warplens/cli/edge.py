@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import re
+import shutil
 import sys
 import threading
 import time
@@ -58,9 +59,15 @@ def complain(text: object) -> None:
 
 
 def note(text: object) -> None:
-    """Something to know beside the answer: one line, not shown with `--quiet`."""
-    if not _State.quiet:
-        _write(f"{one_line(text)}\n")
+    """Something to know beside the answer: one line, wrapped on a terminal; not shown with `--quiet`."""
+    if _State.quiet:
+        return
+    line = one_line(text)
+    if sys.stderr is not None and sys.stderr.isatty():
+        from warplens.report.terminal import wrapped
+
+        line = "\n".join(wrapped(line, shutil.get_terminal_size().columns))
+    _write(f"{line}\n")
 
 
 @contextmanager
@@ -128,7 +135,8 @@ def _write(text: str) -> None:
 # | 2 | wrong usage, or an input or output file that cannot be used |
 # | 70 | a defect of Warplens (`EX_SOFTWARE` of BSD's sysexits.h) |
 # | 130 | interrupted (Ctrl-C), as a shell reports it: 128 + SIGINT |
-# | 141 | whoever read the output stopped reading (`… | head`): 128 + SIGPIPE |
+#
+# Whoever reads the output may stop reading (`… | head`): that is no failure, and ends quietly with 0.
 
 
 DONE: Final = 0
@@ -136,26 +144,25 @@ GATE_FAILED: Final = 1
 UNUSABLE: Final = 2
 DEFECT: Final = 70
 INTERRUPTED: Final = 130
-OUTPUT_CLOSED: Final = 141
 
 #: What Typer raises for wrong usage. Its base has a public name in no version of Typer, but this heir has in all.
 _WRONG_USAGE: Final[type[Exception]] = typer.BadParameter.__mro__[1]
 
 
-class _OutputClosedError(Exception):
-    """Whoever read our standard output has gone. Not an `OSError`, for Typer exits by itself with code 1 on those."""
-
-
 @contextmanager
 def answering() -> Iterator[TextIO]:
-    """Standard output, for writing an answer to it; all of it has been written at the end."""
+    """Standard output, for writing an answer to it; all of it has been written at the end.
+
+    Whoever reads it may stop (`… | head`), or it was closed from the begin. Then the rest of the answer goes nowhere,
+    and the run ends as it would have: a gate that fails still fails.
+    """
     if sys.stdout is None:  # closed by whoever started us
-        raise _OutputClosedError
+        sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115  for as long as the program runs
     try:
         yield sys.stdout
         sys.stdout.flush()
     except BrokenPipeError:
-        raise _OutputClosedError from None
+        _silence_stdout()
 
 
 def guarded(run: Callable[[], Any], *, debug: bool) -> int:
@@ -174,9 +181,9 @@ def guarded(run: Callable[[], Any], *, debug: bool) -> int:
     except (KeyboardInterrupt, typer.Abort):
         complain("interrupted")
         return INTERRUPTED
-    except (_OutputClosedError, BrokenPipeError):
+    except BrokenPipeError:
         _silence_stdout()
-        return OUTPUT_CLOSED
+        return DONE
     except Exception as error:  # every failure ends as one line, defects of our own included
         if debug:
             traceback.print_exc()

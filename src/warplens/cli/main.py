@@ -7,7 +7,7 @@ import os
 import sys
 from contextlib import suppress
 from itertools import groupby
-from typing import Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 from typer.core import TyperGroup
@@ -16,10 +16,20 @@ from warplens._version import __version__
 from warplens.cli.catalogue import COMMANDS, Command
 from warplens.cli.edge import answering, be_quiet, guarded
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 # Typer brings its own copy of Click in some versions and uses the installed one in others; the classes of contexts and
 # commands have no public name that fits both, hence `Any` below.
 
 _SHARED_FLAGS = ("quiet", "debug")
+
+#: Options whose value is a name and no path.
+_NAMES_A_RANGE = ("--range", "-r")
+
+#: What names a profile that comes with Warplens begins with; the same as `warplens.readers.shipped.PREFIX`, whose
+#: module is imported only where there is such a name.
+_SHIPPED = "demo:"
 
 
 def register(app: typer.Typer) -> None:
@@ -51,7 +61,8 @@ class LazyGroup(TyperGroup):
         given = list(sys.argv[1:] if args is None else args)
         extra["standalone_mode"] = False  # errors come through, instead of being printed by Typer
         run = super().main
-        sys.exit(guarded(lambda: run(args, prog_name or "warplens", *rest, **extra), debug="--debug" in given))
+        name = prog_name or "warplens"
+        sys.exit(guarded(lambda: run(with_shipped_profiles(given), name, *rest, **extra), debug="--debug" in given))
 
 
 def _placeholder() -> None:
@@ -62,6 +73,24 @@ def _load(command: Command) -> Any:
     single = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
     single.command(command.name)(command.function())
     return typer.main.get_command(single)
+
+
+def with_shipped_profiles(words: Sequence[str]) -> list[str]:
+    """The words of a command line with paths for `demo:NAME`, which names a profile that comes with Warplens.
+
+    What follows `--` is another program's command line; a range may have any name.
+
+    Raises:
+        UsageError: nothing of that name comes with Warplens.
+    """
+    own = list(words[: words.index("--")] if "--" in words else words)
+    for place, word in enumerate(own):
+        option, sign, value = word.partition("=") if word.startswith("--") else ("", "", word)
+        if value.startswith(_SHIPPED) and {option, own[place - 1] if place else ""}.isdisjoint(_NAMES_A_RANGE):
+            from warplens.readers.shipped import located
+
+            own[place] = f"{option}{sign}{located(value)}"
+    return [*own, *words[len(own) :]]
 
 
 # --- The program -----------------------------------------------------------------------------------------------------

@@ -129,7 +129,7 @@ class Capture:
 # --- `Trace` ---
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Trace:
     """One profile as tables. Each is checked against `warplens.profile.tables.TABLES` on entry.
 
@@ -161,6 +161,13 @@ class Trace:
         for item in fields(self):
             if item.name != "capture":
                 object.__setattr__(self, item.name, TABLES[item.name].checked(getattr(self, item.name)))
+
+    def __repr__(self) -> str:
+        """One line: where it came from, and which tables hold how many rows."""
+        rows = {item.name: getattr(self, item.name).height for item in fields(self) if item.name != "capture"}
+        held = ", ".join(f"{count:,} {name}" for name, count in rows.items() if count) or "no events"
+        gpus = ", ".join(dict.fromkeys(device.name for device in self.capture.devices))
+        return f"<Trace {' · '.join(filter(None, (self.capture.source, self.capture.tool, gpus)))}: {held}>"
 
     @property
     def has_device_work(self) -> bool:

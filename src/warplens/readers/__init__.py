@@ -29,6 +29,7 @@ from warplens.readers.measurements import MeasurementsFile
 from warplens.readers.ncu import EXPORT_SUFFIXES, NcuCsv, NcuReport
 from warplens.readers.nsys import NsysExport, NsysReport
 from warplens.readers.opening import EXPORT_ADVICE, Asked, Kind, Wanted, holds, kind_of
+from warplens.readers.shipped import located
 from warplens.readers.timings import Timings
 
 __all__ = [
@@ -90,7 +91,7 @@ def read(
     never changed, nothing is written beside it, and its suffix does not matter.
 
     Args:
-        path: the file.
+        path: the file, or `demo:NAME` for one that comes with Warplens.
         progress: is told in a few words, now and then, what is being done.
         launch_configuration: whether to read grids, blocks, registers and shared memory of kernels. Without them the
             columns are null, and a large file is read a third faster.
@@ -99,7 +100,7 @@ def read(
         UnreadableInputError: the file is missing, damaged, or not a profile that this version can read; the message
             says which file, what was found and what to do.
     """
-    with _TRACES.opened(Path(path), progress) as (reader, file):
+    with _TRACES.opened(located(path), progress) as (reader, file):
         return reader.read(file, Asked(launch_configuration=launch_configuration))
 
 
@@ -126,7 +127,7 @@ def read_counters(
         UnreadableInputError: the file is missing, damaged, or holds no counters; the message says which file, what was
             found and what to do.
     """
-    with _COUNTERS.opened(Path(path), progress) as (reader, file):
+    with _COUNTERS.opened(located(path), progress) as (reader, file):
         return reader.read(file, Asked(metrics=metrics, instances=instances))
 
 
@@ -167,7 +168,7 @@ def discover(paths: Iterable[Path | str]) -> list[Path]:
         UnreadableInputError: a path does not exist, or a folder holds no profile.
     """
     found: list[Path] = []
-    for given in map(Path, paths):
+    for given in map(located, paths):
         if not given.exists():
             raise UnreadableInputError(given, "there is no such file or folder", "Check the path")
         if given.is_dir():
@@ -197,7 +198,7 @@ def discover_both(paths: Iterable[Path | str]) -> tuple[list[Path], list[Path]]:
     """
     traces: list[Path] = []
     counters: list[Path] = []
-    for given in map(Path, paths):
+    for given in map(located, paths):
         if not given.is_dir():
             found = [given] if given.exists() and holds_counters(given) else []
             traces += [] if found else discover([given])

@@ -144,6 +144,13 @@ def groups_table(found: Headroom) -> Table:
     return Table(f"headroom-groups-{found.device}", caption, _GROUP_COLUMNS, rows, empty="No GPU work.")
 
 
+def headroom_rows(found: Sequence[Headroom]) -> pl.DataFrame:
+    """One row a part and GPU, with `owners` as one text."""
+    schema = pl.Schema({"device": pl.Int32(), **PARTS.schema})
+    rows = [one.parts.select(pl.lit(one.device, dtype=pl.Int32).alias("device"), pl.all()) for one in found]
+    return pl.concat([pl.DataFrame(schema=schema), *rows]).with_columns(pl.col("owners").list.join(", "))
+
+
 def device_data(found: Headroom) -> dict[str, Any]:
     """What the JSON holds about one GPU beside the parts."""
     return {

@@ -1,23 +1,73 @@
-"""One table on the terminal or in a pipe: for people with Rich or as Markdown, for programs as CSV."""
+"""What a terminal or a pipe gets: tables, sentences and the answer in five lines, fitted to the width that there is.
+
+A terminal gets colour (unless `NO_COLOR` is set) and lines that end where its width ends: sentences are wrapped between
+words, and of a table that is too wide the columns furthest to the right stay away, which is said. A file or a program
+gets everything, in lines as long as they are.
+"""
 
 from __future__ import annotations
 
+import os
+import re
+import shutil
 import sys
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+import textwrap
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from warplens.report import text as fmt
 from warplens.report.markdown import markdown_table
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
     from typing import TextIO
 
+    from rich.console import Console
+    from rich.text import Text
+
+    from warplens.profile.schema import Column
+    from warplens.report.brief import Line
     from warplens.report.document import Table
 
 
 TableFormat: TypeAlias = Literal["table", "csv", "md"]
 
 #: Where output goes to a file or a program there is no width to fit, so that nothing is cut.
-_NO_TERMINAL_WIDTH = 1000
+_NO_TERMINAL_WIDTH: Final = 1000
+
+#: A column of text may be folded to this width, but not to less: names in narrower ones cannot be read.
+_LEAST_TEXT: Final = 24
+
+#: What stands between two columns, and at the edges.
+_GAP: Final = 3
+
+#: Width of the labels of the five lines.
+_LABEL: Final = 12
+
+#: Tones of lines and severities of findings → style.
+_STYLES: Final = {"critical": "bold red", "warning": "yellow", "info": "green", "good": "green", "quiet": "dim"}
+
+#: Styles of what begins a line: caution, severity of a finding, remedy.
+_BEGINS: Final = (
+    (re.compile(r"verdict: .*"), "bold"),
+    (re.compile(r"\d+\. [\w-]+: critical\b"), _STYLES["critical"]),
+    (re.compile(r"\d+\. [\w-]+: warning\b"), _STYLES["warning"]),
+    (re.compile(r"\d+\. [\w-]+: info\b"), _STYLES["info"]),
+    (re.compile(r" *do: "), "bold cyan"),
+    (re.compile(r"(caution|missing): "), _STYLES["warning"]),
+)
+
+#: A number and its unit stay in one line.
+_UNIT: Final = re.compile(r"(?<=\d) (?=(?:%|ns|µs|ms|s|[kMGT]?B|[MGTP]?FLOP)\b|%)")
+
+
+def is_terminal(stream: TextIO) -> bool:
+    """Whether a person looks at this stream, or whoever reads it wants the same (`FORCE_COLOR`)."""
+    return bool(os.environ.get("FORCE_COLOR")) or stream.isatty()
+
+
+def width_of(stream: TextIO) -> int | None:
+    """The columns of a terminal; None for a file or a program, which have no width."""
+    return shutil.get_terminal_size().columns if is_terminal(stream) else None
 
 
 def print_table(table: Table, form: TableFormat = "table", stream: TextIO | None = None) -> None:
@@ -36,31 +86,58 @@ def csv_table(table: Table) -> str:
     return table.shown().select(table.keys).write_csv()
 
 
-def _print_for_people(table: Table, stream: TextIO) -> None:
-    from rich import box, console, style, text
-    from rich.table import Table as Grid
+def _console(stream: TextIO) -> Console:
+    from rich import console
 
     screen = console.Console(file=stream, highlight=False, markup=False, emoji=False)
-    if not screen.is_terminal:
-        screen.width = _NO_TERMINAL_WIDTH
+    screen.width = width_of(stream) or _NO_TERMINAL_WIDTH
+    return screen
+
+
+def _print_for_people(table: Table, stream: TextIO) -> None:
+    from rich import box, style, text
+    from rich.table import Table as Grid
+
+    screen = _console(stream)
     shown = table.shown()
     screen.print(text.Text(table.caption, style="bold"))
     if shown.is_empty():
         screen.print(text.Text(table.empty))
         return
+    rows = [_cells(row, table) for row in shown.iter_rows(named=True)]
+    columns = _fitting(table.columns, rows, screen.width)
     grid = Grid(box=box.SIMPLE_HEAD, pad_edge=False, header_style=style.Style(dim=True))
-    for column in table.columns:
+    for column in columns:
         numeric = fmt.is_numeric(column.kind)
         grid.add_column(
             text.Text(column.title), justify="right" if numeric else "left", no_wrap=numeric, overflow="fold"
         )
-    for row in shown.iter_rows(named=True):
+    for row in rows:
         # Text objects, not strings: brackets in a name are no markup.
-        grid.add_row(*(text.Text(cell) for cell in _cells(row, table)))
+        grid.add_row(*(text.Text(cell, style=_style(cell, column)) for cell, column in zip(row, columns, strict=False)))
     screen.print(grid)
     if shown.height < table.rows.height:
         shown_of = f"{fmt.count(shown.height)} of {fmt.count(table.rows.height)} rows; --limit 0 shows all"
         screen.print(text.Text(shown_of, style="dim"))
+    if absent := [column.title for column in table.columns[len(columns) :]]:
+        screen.print(text.Text(f"too wide for {screen.width} columns: {', '.join(absent)}", style="dim"))
+
+
+def _fitting(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int) -> Sequence[Column]:
+    """The columns that fit the width, from the left: text may be folded, numbers may not; the first always stays."""
+    from rich.cells import cell_len
+
+    reached = 0
+    for place, column in enumerate(columns):
+        natural = max(cell_len(column.title), *(cell_len(row[place]) for row in rows))
+        reached += (natural if fmt.is_numeric(column.kind) else min(natural, _LEAST_TEXT)) + _GAP
+        if place and reached > width:
+            return columns[:place]
+    return columns
+
+
+def _style(cell: str, column: Column) -> str:
+    return _STYLES.get(cell, "") if column.name == "severity" else ""
 
 
 def _cells(row: dict[str, Any], table: Table) -> list[str]:
@@ -69,3 +146,86 @@ def _cells(row: dict[str, Any], table: Table) -> list[str]:
         for column in table.columns
     ]
     return ["  " * row[table.depth] + cells[0], *cells[1:]] if table.depth else cells
+
+
+# --- Sentences -------------------------------------------------------------------------------------------------------
+
+
+def print_prose(lines: Iterable[str], stream: TextIO) -> None:
+    """Sentences, each on lines of its own; on a terminal wrapped between words, with what matters in colour."""
+    width = width_of(stream)
+    if width is None:
+        stream.write("".join(f"{line}\n" for line in lines))
+        return
+    screen = _console(stream)
+    for line in lines:
+        screen.print(_styled("\n".join(wrapped(line, width)), line), soft_wrap=True)
+
+
+def wrapped(line: str, width: int, indent: int | None = None) -> list[str]:
+    """A line in pieces that fit the width, broken between words and never between a number and its unit.
+
+    Args:
+        line: the text; what stands before its first sign stays there.
+        width: columns; a word that is longer than a line stays whole.
+        indent: of the further pieces; None for that of the first.
+    """
+    indent = len(line) - len(line.lstrip()) if indent is None else indent
+    pieces = textwrap.wrap(
+        _UNIT.sub("\u00a0", line),
+        max(width, indent + 20),
+        subsequent_indent=" " * indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+        drop_whitespace=True,
+    )
+    return [piece.replace("\u00a0", " ") for piece in pieces] or [""]
+
+
+def _styled(shown: str, line: str) -> Text:
+    from rich.text import Text
+
+    text = Text(shown)
+    for pattern, style in _BEGINS:
+        if (found := pattern.match(line)) is not None:
+            text.stylize(style, 0, min(found.end(), len(shown)))
+            break
+    return text
+
+
+# --- The answer in five lines ----------------------------------------------------------------------------------------
+
+
+def print_brief(lines: Iterable[Line], stream: TextIO) -> None:
+    """The answer: labels on the left, what they tell on the right, code on lines of its own, ready to be copied."""
+    width = width_of(stream)
+    if width is None:
+        stream.write(brief_text(lines))
+        return
+    from rich.text import Text
+
+    screen = _console(stream)
+    for line in lines:
+        label, *rest = _rows(line, width)
+        style = _STYLES.get(line.tone, "")
+        screen.print(Text.assemble((label[:_LABEL], "bold"), (label[_LABEL:], style)), soft_wrap=True)
+        sentence = len(wrapped(f"{line.label:<{_LABEL}}{line.text}", width, _LABEL)) if line.text else 1
+        for place, row in enumerate(rest, start=1):
+            screen.print(Text(row, style=style if place < sentence else "cyan"), soft_wrap=True)
+
+
+def brief_text(lines: Iterable[Line], width: int | None = None) -> str:
+    """The same as plain text, for a file or a program; of a width, where one is given."""
+    return "".join(f"{row}\n" for line in lines for row in _rows(line, width))
+
+
+def _rows(line: Line, width: int | None) -> Iterator[str]:
+    """A line as rows: its text, then its code. What is to be copied whole, a command, is never broken."""
+    code = list(line.code)
+    margin = " " * _LABEL
+    text = line.text or (code.pop(0) if code else "")
+    first = f"{line.label:<{_LABEL}}{text}"
+    yield from [first] if width is None or not line.text else wrapped(first, width, _LABEL)
+    for each in code:
+        whole = width is None or not line.text
+        yield from [margin + each] if whole else wrapped(margin + each, width or 0, _LABEL + 2)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from warplens.errors import UsageError
 from warplens.report.jsonout import envelope
@@ -77,9 +77,14 @@ def report_json(profiles: Sequence[Numbers]) -> bytes:
     return envelope(
         "report",
         [numbers.capture.source for numbers in profiles],
-        {"profiles": [overview_data(numbers) for numbers in profiles]},
+        report_data(profiles),
         warnings,
     )
+
+
+def report_data(profiles: Sequence[Numbers]) -> dict[str, Any]:
+    """`data` of `report.json`."""
+    return {"profiles": [overview_data(numbers) for numbers in profiles]}
 
 
 def write_document(

@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import polars as pl
 import typer
 
-from warplens.analysis.quality import quality_notes
 from warplens.analysis.timeline import Timeline
+from warplens.answers.sides import both_sides, trace_side
 from warplens.cli.answer import Answer, Part, checked_folder, emit, limited, most_rows, note_lines, print_lines
 from warplens.cli.commands.counters import load_counters
 from warplens.cli.edge import GATE_FAILED, complain, note, progress, reuse_freed_memory
 from warplens.cli.options import Format, FormatOption, LimitOption, RangeOption, WindowOption, argument, option
-from warplens.compare.difference import Side, step_samples
 from warplens.errors import MissingDataError, UnreadableInputError, UsageError
 from warplens.profile import Note, NoteLevel
 from warplens.readers import (
@@ -30,7 +29,6 @@ from warplens.readers import (
     refusal,
 )
 from warplens.readers.measurements import read_measurements
-from warplens.report.comparison.numbers import TraceFiles
 from warplens.studies.sweeps.reading import side_of, sweep_of
 
 if TYPE_CHECKING:
@@ -38,7 +36,7 @@ if TYPE_CHECKING:
 
     from warplens.analysis.counters.comparison import Comparison as CountersComparison
     from warplens.profile.measurements import Measurements
-    from warplens.report.comparison.numbers import StepNumbers
+    from warplens.report.comparison.numbers import StepNumbers, TraceFiles
     from warplens.report.document import Document
     from warplens.studies.sweeps.sweep import Cell, Sweep
 
@@ -88,9 +86,6 @@ class Found:
     files: tuple[Path, ...]
     passed_over: tuple[Path, ...] = ()
 
-
-#: So many pieces of work do not begin and end at the same nanoseconds by chance.
-_COINCIDENCE: Final = 20
 
 #: The setting that tells the sides apart where two files were put together; no workload has one of this name.
 _SIDE: Final = "compared side"
@@ -154,13 +149,10 @@ def load_traces(sides: tuple[Found, Found], window: str, range_name: str | None)
     if names[0] == names[1]:
         names = [f"{name} ({role})" for name, role in zip(names, ("baseline", "variant"), strict=True)]
     baseline, variant = (
-        _trace_files(name, side.files, window, range_name) for name, side in zip(names, sides, strict=True)
+        trace_side(name, _timelines(side.files), window, range_name) for name, side in zip(names, sides, strict=True)
     )
     same = {file.resolve() for file in sides[0].files} & {file.resolve() for file in sides[1].files}
-    if same or any(_same_recording(before, after) for before in baseline.files for after in variant.files):
-        text = "both sides hold the same file: its times are compared with themselves"
-        note = Note("same-file", NoteLevel.WARNING, text, "Record the two sides separately")
-        variant = replace(variant, notes=((*variant.notes[0], note), *variant.notes[1:]))
+    baseline, variant = both_sides(baseline, variant, same_file=bool(same))
     baseline, variant = (
         replace(side, notes=((*side.notes[0], *_passed_over(name, found)), *side.notes[1:]))
         for name, side, found in zip(names, (baseline, variant), sides, strict=True)
@@ -168,10 +160,12 @@ def load_traces(sides: tuple[Found, Found], window: str, range_name: str | None)
     return baseline, variant
 
 
-def _same_recording(before: Side, after: Side) -> bool:
-    """Whether one file is a copy of the other: no two runs take the same nanoseconds for everything."""
-    times = [side.timeline.work.select("start_ns", "end_ns") for side in (before, after)]
-    return times[0].height > _COINCIDENCE and times[0].equals(times[1])
+def _timelines(paths: Iterable[Path]) -> Iterator[Timeline]:
+    for path in paths:
+        with progress(f"reading {path.name}") as tell:
+            timeline = Timeline(read(path, progress=tell))
+            tell(f"analysing {path.name}")
+            yield timeline
 
 
 def _passed_over(name: str, found: Found) -> Iterator[Note]:
@@ -180,43 +174,6 @@ def _passed_over(name: str, found: Found) -> Iterator[Note]:
         text = f"the folder holds files that are no traces and were passed over: {first}"
         text += f" and {more} more" if more else ""
         yield Note("passed-over", NoteLevel.WARNING, text, "If a run failed, record it again")
-
-
-def _trace_files(name: str, paths: tuple[Path, ...], window: str, range_name: str | None) -> TraceFiles:
-    files, notes = [], []
-    for path in paths:
-        with progress(f"reading {path.name}") as tell:
-            timeline = Timeline(read(path, progress=tell))
-            tell(f"analysing {path.name}")
-            try:
-                selected = timeline.window(window, range_name)
-            except (UsageError, MissingDataError) as error:
-                raise type(error)(f"{path.name}: {error}") from error
-            side = Side(name if len(paths) == 1 else path.name, timeline, selected)
-            _check_times(side, path)
-            files.append(side)
-            notes.append(quality_notes(timeline, selected))
-    return TraceFiles.of(name, files, notes)
-
-
-def _check_times(side: Side, path: Path) -> None:
-    """Refuse what has no length, in words that name the file.
-
-    Raises:
-        MissingDataError: a step, or the window without steps, takes no time.
-    """
-    try:
-        step_samples(side)
-    except UsageError as error:
-        told = error
-    else:
-        return
-    if side.window.range_name is not None:
-        text = f"{path.name}: no GPU work of range {side.window.range_name!r} is in its window"
-        raise MissingDataError(text) from told
-    if side.has_steps:
-        raise MissingDataError(f"{path.name}: a step in its window takes no time: choose another window (--window)")
-    raise MissingDataError(f"{path.name}: nothing in it takes any time, so that there is nothing to compare")
 
 
 def load_measurements(

@@ -21,8 +21,7 @@ from warplens.report.counters.comparison import comparison_data, comparison_line
 from warplens.report.counters.hardware import numbered_points, roof_lines, roofline_table, why_no_chart
 from warplens.report.counters.joined import coverage_lines, coverage_tables, joined_data, next_run_lines
 from warplens.report.counters.numbers import Joined, join_counters
-from warplens.report.counters.words import with_words
-from warplens.report.document import Table, TableColumn
+from warplens.report.counters.words import counters_table, with_words
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -33,20 +32,6 @@ if TYPE_CHECKING:
     from warplens.profile.counters import KernelCounters
 
 _REPORTS: Final = argument("PATH…", "Reports of Nsight Compute: .ncu-rep, or their CSV.")
-
-_COLUMNS: Final = (
-    TableColumn("name", "Kernel", "kernel", full="full_name"),
-    TableColumn("launches", "Launches", "count"),
-    TableColumn("duration_ns", "Time", "duration_ns"),
-    TableColumn("compute_share", "Compute", "share"),
-    TableColumn("memory_share", "Memory", "share"),
-    TableColumn("theoretical_share", "Occupancy", "share"),
-    TableColumn("achieved_share", "achieved", "share"),
-    TableColumn("limited_by", "limited by", "text"),
-    TableColumn("top_stall", "Top stall", "text"),
-    TableColumn("verdict", "Bound", "text"),
-    TableColumn("reason", "Why", "text"),
-)
 
 
 def counters(
@@ -87,12 +72,11 @@ def counters(
         )
         for report, summary in zip(reports, summaries, strict=True)
     )
-    columns = (*_COLUMNS[:-1], *(TableColumn(name, name, "number") for name in metrics), _COLUMNS[-1])
     parts, notes = [], []
     for place, (report, summary) in enumerate(zip(reports, summaries, strict=True)):
         own = _notes(report, bool(joined))
         notes += own
-        table = Table("counters", "Kernels", columns, summary, most, empty="No kernel was profiled.")
+        table = counters_table(summary, metrics, most)
         head = [recorded_by(report.capture, devices=True)]
         parts.append(Part(head=head, notes=note_lines(own, all_of_them=True), tables=[table]))
         if joined:

@@ -2,27 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from warplens.analysis.hostpace import host_pace
-from warplens.cli.answer import Answer, Part, emit, note_lines, select
+from warplens.answers import diagnose_selection
+from warplens.cli.answer import Answer, Part, emit, head, note_lines, select
 from warplens.cli.edge import one_line, progress
 from warplens.cli.options import Format, FormatOption, ProfileArgument, RangeOption, WindowOption, option
-from warplens.diagnosis import diagnose as diagnose_window
 from warplens.readers import read_counters
-from warplens.report.jsonout import window_data
-from warplens.report.verdict import (
-    coverage_lines,
-    diagnosis_data,
-    diagnosis_tables,
-    evidence_text,
-    findings_frame,
-    pace_lines,
-    places,
-    standing,
-)
+from warplens.report.verdict import evidence_text, places, standing
 
 if TYPE_CHECKING:
     from warplens.diagnosis import Finding
@@ -54,30 +42,19 @@ def diagnose(
     report = read_counters(counters) if counters is not None else None
     selection = select(path, window, range_name, launch_configuration=True)
     with progress("diagnosing"):
-        found = diagnose_window(selection.timeline, selection.window, report, notes=selection.notes)
-        if changes is not None:
-            from warplens.analysis.prediction import predictions
-
-            together = predictions(selection.timeline, selection.window, together=changes.split(","))
-            asked = tuple(item for item in together if item.change == changes)
-            found = replace(found, predictions=tuple(dict.fromkeys([*asked, *found.predictions])))
-        pace = host_pace(selection.timeline, selection.window)
+        found = diagnose_selection(selection, report, changes.split(",") if changes is not None else ())
+    verdict = f"verdict: {found.verdict}"
     part = Part(
-        head=selection.head,
+        head=head(selection),
         notes=note_lines(found.notes),
         entries=[
-            (
-                f"verdict: {found.verdict}\n{one_line(found.headline)}",
-                f"**{escaped(f'verdict: {found.verdict}')}** {escaped(found.headline)}",
-            ),
+            (f"{verdict}\n{one_line(found.headline)}", f"**{escaped(verdict)}** {escaped(found.headline)}"),
             *(_entry(rank, finding) for rank, finding in enumerate(found.findings, start=1)),
         ],
-        tables=diagnosis_tables(found)[1:],
-        closing=[*pace_lines(pace), *coverage_lines(found)],
+        tables=found.tables,
+        closing=found.facts,
     )
-    data = {"window": window_data(selection.window), **diagnosis_data(found), "pace": pace}
-    rows = findings_frame(found).drop("gain", "at_most")
-    emit(Answer("diagnose", selection.source, [part], rows, lambda: data, found.notes), form)
+    emit(Answer("diagnose", selection.source, [part], found.frame, found.data, found.notes), form)
 
 
 def _entry(rank: int, finding: Finding) -> tuple[str, str]:

@@ -17,6 +17,7 @@ from warplens.errors import UsageError
 from warplens.profile import Note, NoteLevel
 from warplens.ranks import analyse_ranks
 from warplens.readers import discover, holds_counters, read, read_counters
+from warplens.readers.shipped import stem
 from warplens.report import text as fmt
 from warplens.report.ranks import answer, facts, rank_rows, ranks_data, ranks_document, terminal_tables
 from warplens.scrub import scrub as scrubbed_copy
@@ -28,9 +29,6 @@ if TYPE_CHECKING:
 
 _TARGETS: Final = ("perfetto", "parquet", "csv")
 _SUFFIX: Final = ".perfetto-trace"
-
-#: Endings that say how a profile is stored and not what it is of; `run.json.gz` becomes `run`.
-_STORED_AS: Final = (".gz", ".xz", ".zst", ".sqlite", ".nsys-rep", ".qdrep", ".json", ".ncu-rep", ".ncu-repz", ".csv")
 
 
 def export(
@@ -65,10 +63,7 @@ def export(
 
 
 def _stem(profile: Path) -> str:
-    name = profile.name
-    while (shorter := next((name.removesuffix(end) for end in _STORED_AS if name.endswith(end)), name)) != name:
-        name = shorter
-    return name or "profile"
+    return stem(profile.name) or "profile"
 
 
 def _to_perfetto(profile: Path, target: Path) -> str:

@@ -3,26 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
-import polars as pl
 import typer
 
-from warplens.analysis.headroom import PARTS, headrooms
+from warplens.analysis.headroom import headrooms
 from warplens.analysis.timeline import Timeline
-from warplens.cli.answer import Answer, Part, emit, limited, most_rows, note_lines, select
+from warplens.cli.answer import Answer, Part, emit, head, limited, most_rows, note_lines, select
 from warplens.cli.options import Format, FormatOption, LimitOption, ProfileArgument, RangeOption, WindowOption
 from warplens.readers import read, read_counters
-from warplens.report.headroom import device_data, facts, groups_table, parts_table
+from warplens.report.headroom import device_data, facts, groups_table, headroom_rows, parts_table
 from warplens.report.jsonout import window_data
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from warplens.analysis.headroom import Headroom
-
-#: One row a part and device.
-_ROWS = pl.Schema({"device": pl.Int32(), **PARTS.schema})
 
 WithOption = Annotated[
     Path | None,
@@ -63,9 +54,9 @@ def headroom(
     counted = None if counters is None else read_counters(counters)
     found = headrooms(selection.timeline, selection.window, program=program, counters=counted)
     most = most_rows(form, limit)
-    rows = _rows(found) if most is None else _rows(found).head(most)
+    rows = headroom_rows(found) if most is None else headroom_rows(found).head(most)
     part = Part(
-        head=[*selection.head, *(sentence for one in found for sentence in facts(one))],
+        head=[*head(selection), *(sentence for one in found for sentence in facts(one))],
         notes=note_lines(selection.notes),
         tables=limited((table for one in found for table in (parts_table(one), groups_table(one))), most),
     )
@@ -75,8 +66,3 @@ def headroom(
         "rows": rows,
     }
     emit(Answer("headroom", selection.source, [part], rows, lambda: data, selection.notes), form)
-
-
-def _rows(found: Sequence[Headroom]) -> pl.DataFrame:
-    rows = [one.parts.select(pl.lit(one.device, dtype=pl.Int32).alias("device"), pl.all()) for one in found]
-    return pl.concat([pl.DataFrame(schema=_ROWS), *rows]).with_columns(pl.col("owners").list.join(", "))

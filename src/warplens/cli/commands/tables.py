@@ -6,7 +6,7 @@ import inspect
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
-from warplens.cli.answer import Answer, Part, emit, limited, most_rows, note_lines, select
+from warplens.cli.answer import Answer, Part, emit, head, limited, most_rows, note_lines, select
 from warplens.cli.options import (
     Format,
     FormatOption,
@@ -39,7 +39,7 @@ def command_of(question: Question) -> Callable[..., None]:
             found = _largest(found, most)
         rows = found.rows if most is None else found.rows.head(most)
         part = Part(
-            head=[*selection.head, *found.facts], notes=note_lines(selection.notes), tables=limited(found.tables, most)
+            head=[*head(selection), *found.facts], notes=note_lines(selection.notes), tables=limited(found.tables, most)
         )
         data = {"window": window_data(selection.window), **found.data, "rows": rows}
         emit(Answer(name, selection.source, [part], rows, lambda: data, selection.notes), form)

@@ -8,6 +8,7 @@ import polars as pl
 
 from warplens.analysis.counters.memoryaccess import STALL_REASONS
 from warplens.report import text as fmt
+from warplens.report.document import Table, TableColumn
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -39,6 +40,28 @@ _LIMITERS: Final = {
 }
 
 _LEVELS: Final = {"dram": "DRAM", "l2": "L2", "l1": "L1"}
+
+
+_COLUMNS: Final = (
+    TableColumn("name", "Kernel", "kernel", full="full_name"),
+    TableColumn("launches", "Launches", "count"),
+    TableColumn("duration_ns", "Time", "duration_ns"),
+    TableColumn("compute_share", "Compute", "share"),
+    TableColumn("memory_share", "Memory", "share"),
+    TableColumn("theoretical_share", "Occupancy", "share"),
+    TableColumn("achieved_share", "achieved", "share"),
+    TableColumn("limited_by", "limited by", "text"),
+    TableColumn("top_stall", "Top stall", "text"),
+    TableColumn("verdict", "Bound", "text"),
+    TableColumn("reason", "Why", "text"),
+)
+
+
+def counters_table(summary: pl.DataFrame, metrics: Sequence[str] = (), limit: int | None = None) -> Table:
+    """The summary, with its words, as people see it; the metrics that were asked for stand before the reasons."""
+    asked = (TableColumn(name, name, "number") for name in metrics)
+    columns = (*_COLUMNS[:-1], *asked, _COLUMNS[-1])
+    return Table("counters", "Kernels", columns, summary, limit, empty="No kernel was profiled.")
 
 
 def with_words(summary: pl.DataFrame) -> pl.DataFrame:

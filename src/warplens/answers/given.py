@@ -1,0 +1,210 @@
+"""What may be asked about: a path, a folder, a trace, or a live profiler. Anything else is refused at the call."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeGuard, runtime_checkable
+from weakref import WeakKeyDictionary
+
+from warplens.analysis.quality import quality_notes
+from warplens.analysis.timeline import Timeline
+from warplens.errors import UsageError
+from warplens.profile import Trace
+from warplens.profile.counters import KernelCounters
+from warplens.readers import discover, read, read_counters
+from warplens.readers.shipped import located
+
+if TYPE_CHECKING:
+    from warplens.analysis.window import Window
+    from warplens.profile import Note
+
+#: Of a folder with several profiles these are named.
+_NAMED_PROFILES: Final = 3
+
+#: What a live profile is called in answers.
+_LIVE: Final = "torch.profiler"
+
+
+@runtime_checkable
+class LiveProfile(Protocol):
+    """`torch.profiler.profile` after its `with` block, as far as it is needed here; torch is not imported for it."""
+
+    def export_chrome_trace(self, path: str) -> Any:
+        """Write the recorded trace to a file."""
+
+
+#: One profile, however it is at hand.
+Profile: TypeAlias = "str | os.PathLike[str] | Trace | Timeline | LiveProfile"
+
+#: One report of hardware counters.
+Counters: TypeAlias = "str | os.PathLike[str] | KernelCounters"
+
+_ACCEPTED: Final = "a path, a folder, a Trace, a Timeline or a torch.profiler.profile"
+
+#: A profiler writes its trace only once; what it wrote is kept for the next question.
+_exported: WeakKeyDictionary[LiveProfile, Trace] = WeakKeyDictionary()
+
+
+def is_path(given: object) -> TypeGuard[str | os.PathLike[str]]:
+    """Whether this is a path and not a profile itself."""
+    return isinstance(given, (str, os.PathLike))
+
+
+def timeline_of(given: Profile, asked: str) -> Timeline:
+    """The one profile that was given.
+
+    Args:
+        given: the profile.
+        asked: the function that it was given to, for the message.
+
+    Raises:
+        TypeError: it is nothing that holds a profile.
+        UsageError: a folder holds several.
+        UnreadableInputError: a file cannot be read.
+    """
+    if isinstance(given, Timeline):
+        return given
+    if isinstance(given, Trace):
+        return Timeline(given)
+    if is_path(given):
+        return Timeline(read(only_profile(given)))
+    if _is_live(given):
+        return Timeline(_live(given))
+    raise _refusal(given, asked)
+
+
+def timelines_of(given: Profile | Sequence[Profile], asked: str) -> list[Timeline]:
+    """The profiles that were given: one, several in a sequence, or all of a folder.
+
+    Raises:
+        TypeError: something in it holds no profile.
+        UnreadableInputError: a file cannot be read.
+    """
+    several: list[Any] = [given] if _is_one(given) else list(given)  # type: ignore[arg-type]
+    if not several:
+        raise UsageError(f"warplens.{asked}() was given no profile")
+    for one in several:  # before gigabytes of others are read
+        if not _is_profile(one):
+            raise _refusal(one, asked)
+    return [timeline for one in several for timeline in _each(one, asked)]
+
+
+def are_paths(given: Any) -> bool:
+    """Whether this is a path, or a sequence of nothing but paths."""
+    return is_path(given) or (isinstance(given, Sequence) and bool(given) and all(map(is_path, given)))
+
+
+def paths_of(given: Any) -> list[Path]:
+    """The profiles that a path, or a sequence of paths, names; folders are searched.
+
+    Raises:
+        UnreadableInputError: there is no such file, or a folder without a profile.
+    """
+    return discover([Path(given)] if is_path(given) else given)
+
+
+def counters_of(given: Counters, asked: str) -> KernelCounters:
+    """The report of hardware counters that was given.
+
+    Raises:
+        TypeError: it is neither a path nor counters.
+        UnreadableInputError: it cannot be read.
+    """
+    if isinstance(given, KernelCounters):
+        return given
+    if is_path(given):
+        return read_counters(Path(given))
+    raise TypeError(f"warplens.{asked}() takes a path to counters or KernelCounters, not {type(given).__name__}")
+
+
+def only_profile(path: str | os.PathLike[str]) -> Path:
+    """The profile that a path names, or the only one in the folder that it names.
+
+    Raises:
+        UsageError: the folder holds several.
+        UnreadableInputError: there is none.
+    """
+    path = located(Path(path))
+    found = discover([path])
+    if len(found) > 1:
+        named = ", ".join(str(profile.relative_to(path)) for profile in found[:_NAMED_PROFILES])
+        more = f" and {len(found) - _NAMED_PROFILES} more" if len(found) > _NAMED_PROFILES else ""
+        raise UsageError(
+            f"{path.name}: the folder holds {len(found)} profiles ({named}{more}), and this command takes one. "
+            "Name it, or use `warplens report` for all of them"
+        )
+    return found[0]
+
+
+@dataclass(frozen=True)
+class Selection:
+    """A profile, the window of it that was asked for, and what to know before its numbers."""
+
+    timeline: Timeline
+    window: Window
+    notes: tuple[Note, ...]
+
+    @property
+    def source(self) -> str:
+        """The name of the file."""
+        return self.timeline.trace.capture.source
+
+
+def selected(timeline: Timeline, window: str = "steady", range_name: str | None = None) -> Selection:
+    """The window of a profile, as `Timeline.window` understands it, with the notes on its quality.
+
+    Raises:
+        UsageError: the window lies outside of the profile, or there is no such range.
+    """
+    part = timeline.window(window, range_name)
+    return Selection(timeline, part, quality_notes(timeline, part))
+
+
+def _is_live(given: object) -> TypeGuard[LiveProfile]:
+    return isinstance(given, LiveProfile) and not isinstance(given, type)
+
+
+def _is_profile(given: object) -> bool:
+    return is_path(given) or isinstance(given, (Trace, Timeline)) or _is_live(given)
+
+
+def _is_one(given: object) -> bool:
+    return _is_profile(given) or not isinstance(given, Sequence) or isinstance(given, (bytes, bytearray))
+
+
+def _refusal(given: object, asked: str) -> TypeError:
+    kind = f"the class {given.__name__}" if isinstance(given, type) else type(given).__name__
+    return TypeError(f"warplens.{asked}() takes {_ACCEPTED}, not {kind}")
+
+
+def _each(given: Profile, asked: str) -> list[Timeline]:
+    if is_path(given):
+        return [Timeline(read(path)) for path in discover([Path(given)])]
+    return [timeline_of(given, asked)]
+
+
+def _live(profiler: LiveProfile) -> Trace:
+    """What a profiler has recorded, by way of the file that it writes.
+
+    Raises:
+        UsageError: it has recorded nothing, or has given its trace away already.
+    """
+    if profiler in _exported:
+        return _exported[profiler]
+    with tempfile.TemporaryDirectory(prefix="warplens-") as folder:
+        path = Path(folder, "trace.json")
+        try:
+            profiler.export_chrome_trace(str(path))
+        except (RuntimeError, AssertionError, AttributeError) as error:
+            reason = " ".join(str(error).split()) or type(error).__name__
+            raise UsageError(
+                f"{_LIVE}: the profiler gives no trace ({reason}). Ask after its `with` block has ended, and before "
+                "export_chrome_trace is called; or give the path of the file that it wrote"
+            ) from error
+        trace = read(path)
+    _exported[profiler] = trace = replace(trace, capture=replace(trace.capture, source=_LIVE))
+    return trace

@@ -1,0 +1,311 @@
+"""Answers as values: typed and immutable, each with `.frame`, `.to_dict()`, `.save()`, a short repr and a card."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from warplens.errors import UsageError
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable, Mapping
+
+    import polars as pl
+
+    from warplens.analysis.headroom import Headroom
+    from warplens.analysis.ranks.across import RanksResult
+    from warplens.analysis.timebudget import TimeBudget
+    from warplens.analysis.timeline import Timeline
+    from warplens.analysis.window import Window
+    from warplens.diagnosis import Diagnosis, Finding
+    from warplens.profile import Note
+    from warplens.report.brief import Line
+    from warplens.report.comparison.numbers import StepNumbers
+    from warplens.report.document import Document, Table
+
+#: Rows of a table that `print` shows; `.frame` has all.
+_PRINTED_ROWS: Final = 10
+
+_SUFFIXES: Final = (".json", ".csv", ".parquet", ".html", ".md")
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Answer:
+    """What was asked and found. `print` shows it, a notebook displays it as a card.
+
+    Attributes:
+        command: the command that answers the same; it names the schema of the JSON.
+        source: the name of the file, without folders; several where the question is about several.
+        frame: one row a part of the answer; exact, times in nanoseconds, sizes in bytes.
+        facts: sentences that belong to it, coverage among them.
+        notes: what limits it.
+        tables: what people see of it.
+        data: makes `to_dict`, with frames and dataclasses as they are.
+    """
+
+    command: str
+    source: str | tuple[str, ...]
+    frame: pl.DataFrame
+    facts: tuple[str, ...]
+    notes: tuple[Note, ...]
+    tables: tuple[Table, ...]
+    data: Callable[[], Mapping[str, Any]]
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The names of the files."""
+        return (self.source,) if isinstance(self.source, str) else self.source
+
+    def to_dict(self) -> dict[str, Any]:
+        """The answer in plain values: `data` of the JSON that the command prints."""
+        data: dict[str, Any] = json.loads(self.to_json())["data"]
+        return data
+
+    def to_json(self) -> bytes:
+        """The object that the command prints with `--format json`."""
+        from warplens.report.jsonout import envelope
+
+        return envelope(self.command, self.source, self.data(), self._warnings())
+
+    def _warnings(self) -> list[Note | str]:
+        return list(self.notes)
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the answer to a file; its suffix says as what. CSV and Parquet hold `frame`, the others all of it.
+
+        A file that is there is replaced. The charts of a Markdown file lie beside it, in `images`.
+
+        Returns:
+            The file.
+
+        Raises:
+            UsageError: an answer is not written as that, or there is no such folder.
+        """
+        target = Path(path)
+        suffix = target.suffix.lower()
+        if suffix not in _SUFFIXES:
+            raise UsageError(f"{target.name}: an answer is saved as {', '.join(_SUFFIXES)}: name such a file")
+        if not target.absolute().parent.is_dir():
+            raise UsageError(f"{target.name}: there is no folder {target.parent.name} to write it to")
+        if suffix == ".json":
+            target.write_bytes(self.to_json())
+        elif suffix == ".csv":
+            self.frame.write_csv(target)
+        elif suffix == ".parquet":
+            self.frame.write_parquet(target)
+        else:
+            from warplens.report.write import write_document
+
+            write_document(self._document(), target.parent, (suffix[1:],), target.stem)
+        return target
+
+    def _document(self) -> Document:
+        from warplens.report.document import Document, Paragraph, Section
+
+        facts = tuple(Paragraph(fact) for fact in self.facts)
+        return Document(
+            title=f"{self.command.capitalize()} of {' and '.join(self.sources)}",
+            lead="",
+            sections=(Section(self.command, self.command.capitalize(), (*facts, *self.tables)),),
+        )
+
+    def _summary(self) -> str:
+        """The answer in a few words, for the repr."""
+        rows = self.frame.height
+        return f"{rows:,} row{'' if rows == 1 else 's'}"
+
+    def __repr__(self) -> str:
+        return f"<warplens.{self.command}: {', '.join(self.sources)}; {self._summary()}>"
+
+    def __str__(self) -> str:
+        from warplens.report.terminal import print_table
+
+        text = io.StringIO()
+        text.write("".join(f"{fact}\n" for fact in self.facts))
+        for table in self.tables:
+            text.write("\n")
+            print_table(table if table.limit is None else replace(table, limit=_PRINTED_ROWS), "table", text)
+        return text.getvalue().strip("\n")
+
+    def _repr_html_(self) -> str:
+        from warplens.report.card import table_card
+
+        return table_card(repr(self)[1:-1], self.facts, self.tables)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class TableAnswer(Answer):
+    """One table on one profile, or on a report of hardware counters."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class BudgetAnswer(Answer):
+    """Where the time went; `budgets` has one `TimeBudget` a GPU."""
+
+    budgets: tuple[TimeBudget, ...]
+
+    def _repr_html_(self) -> str:
+        from warplens.report.card import verdict_card
+
+        return verdict_card(repr(self)[1:-1], (), self.budgets)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class HeadroomAnswer(Answer):
+    """From the measured step down to the limit of the machine; `devices` has one `Headroom` a GPU."""
+
+    devices: tuple[Headroom, ...]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class DiagnosisAnswer(Answer):
+    """What limits a program; `frame` has a row a finding.
+
+    Attributes:
+        diagnosis: all of it.
+        timeline, window: what it speaks of.
+        lines: the answer in five lines.
+    """
+
+    diagnosis: Diagnosis
+    timeline: Timeline
+    window: Window
+
+    @property
+    def verdict(self) -> str:
+        """Id of the main limiter."""
+        return self.diagnosis.verdict
+
+    @property
+    def headline(self) -> str:
+        """The answer in one sentence."""
+        return self.diagnosis.headline
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """The causes of lost time: the verdict's first, the others worst first."""
+        return self.diagnosis.findings
+
+    @property
+    def lines(self) -> tuple[Line, ...]:
+        """The answer in five lines: limited by, gain, do, sure, and cautions."""
+        from warplens.report.brief import brief
+
+        return brief(self.diagnosis)
+
+    def _summary(self) -> str:
+        from warplens.report.verdict import gain_words
+
+        gain = gain_words(self.findings[0])
+        return f"{self.verdict}, {gain} as fast without it" if gain else self.verdict
+
+    def __str__(self) -> str:
+        from warplens.report.terminal import brief_text
+
+        return brief_text(self.lines).rstrip("\n")
+
+    def _document(self) -> Document:
+        from warplens.report.document import Document, Section
+        from warplens.report.verdict import verdict_blocks, verdict_title
+
+        blocks = list(verdict_blocks(self.diagnosis))
+        inside = tuple(block for block in blocks if isinstance(block, Section))
+        rest = tuple(block for block in blocks if not isinstance(block, Section))
+        title = verdict_title(self.diagnosis)
+        return Document(self.sources[0], self.headline, (Section("verdict", title, rest, inside),))
+
+    def _repr_html_(self) -> str:
+        from warplens.analysis.timebudget import time_budgets
+        from warplens.report.card import verdict_card
+
+        return verdict_card(self.sources[0], self.lines, time_budgets(self.timeline, self.window))
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class ReportAnswer(Answer):
+    """Everything about one or several profiles; `frame` has a row a profile. `save` writes the report.
+
+    Attributes:
+        profiles: the diagnosis of each.
+    """
+
+    profiles: tuple[DiagnosisAnswer, ...]
+    _report: Callable[[], Document]
+
+    def _document(self) -> Document:
+        return self._report()
+
+    def _summary(self) -> str:
+        return ", ".join(found.verdict for found in self.profiles)
+
+    def __str__(self) -> str:
+        return "\n\n".join(f"{found.sources[0]}\n{found}" for found in self.profiles)
+
+    def _repr_html_(self) -> str:
+        return "".join(found._repr_html_() for found in self.profiles)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class ComparisonAnswer(Answer):
+    """Why a variant differs from its baseline; `frame` has the parts of the difference of a step's wall time.
+
+    Attributes:
+        numbers: everything that was computed.
+    """
+
+    numbers: StepNumbers
+
+    @property
+    def verdict(self) -> str:
+        """`faster`, `slower`, `same` or `undecided`: that of the variant."""
+        return self.numbers.comparison.verdict
+
+    @property
+    def headline(self) -> str:
+        """The answer in sentences."""
+        from warplens.report.comparison.causes import step_answer
+
+        return " ".join(step_answer(self.numbers))
+
+    def _document(self) -> Document:
+        from warplens.report.comparison.document import step_document
+
+        return step_document(self.numbers)
+
+    def _summary(self) -> str:
+        return f"variant {self.verdict}"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class RanksAnswer(Answer):
+    """The ranks of one run; `frame` has a row a rank.
+
+    Attributes:
+        result: everything across ranks.
+        problems: profiles that could not be used, and why.
+    """
+
+    result: RanksResult
+    problems: tuple[str, ...] = field(default=())
+
+    @property
+    def headline(self) -> str:
+        """The answer in two or three sentences."""
+        from warplens.report.ranks import answer
+
+        return answer(self.result)
+
+    def _warnings(self) -> list[Note | str]:
+        return [*self.notes, *self.problems]
+
+    def _document(self) -> Document:
+        from warplens.report.ranks import ranks_document
+
+        return ranks_document(self.result, self.notes)
+
+    def _summary(self) -> str:
+        return f"{len(self.result.ranks)} ranks"

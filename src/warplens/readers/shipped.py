@@ -1,0 +1,67 @@
+"""Profiles that come with Warplens: `demo:NAME` stands for one of them wherever a path is taken."""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Final
+
+from warplens.errors import UsageError
+
+#: What a path begins with that names a profile of this installation.
+PREFIX: Final = "demo:"
+
+#: Folders of the package's data whose files have short names; files of others are named with their folder.
+_FOLDERS: Final = ("captures", "counters", "measurements", "policies", "roofs")
+
+_NOT_PROFILES: Final = ("INDEX.json",)
+
+#: Endings that say how a file is stored and not what it is of; `run.json.gz` becomes `run`.
+_STORED_AS: Final = (
+    ".gz", ".xz", ".zst", ".sqlite", ".nsys-rep", ".qdrep", ".json", ".ncu-rep", ".ncu-repz", ".csv",
+)  # fmt: skip
+
+
+def stem(name: str) -> str:
+    """A file's name without the endings of profiles and of compression."""
+    while (shorter := next((name.removesuffix(end) for end in _STORED_AS if name.endswith(end)), name)) != name:
+        name = shorter
+    return name
+
+
+@cache
+def shipped() -> dict[str, Path]:
+    """The files that come with Warplens by the names that stand behind `demo:`, profiles first.
+
+    Where two files have one name, the later folder's is named with its folder (`policies/token_reduction`).
+    """
+    data = Path(str(files("warplens") / "data"))
+    found: dict[str, Path] = {}
+    for folder in _FOLDERS:
+        for path in sorted((data / folder).glob("*.*")):
+            if path.name not in _NOT_PROFILES:
+                name = stem(path.name)
+                found[f"{folder}/{name}" if name in found else name] = path
+    return found
+
+
+def located(path: Path | str) -> Path:
+    """The path itself, or where it is `demo:NAME` that of the file which comes with Warplens.
+
+    Raises:
+        UsageError: nothing of that name comes with Warplens; the message names the closest.
+    """
+    text = str(path)
+    if not text.startswith(PREFIX):
+        return Path(path)
+    known = shipped()
+    if not known:
+        raise UsageError(f"{text}: this installation of Warplens came without its profiles. Install it from a release")
+    name = stem(text.removeprefix(PREFIX))
+    if name in known:
+        return known[name]
+    close = get_close_matches(name, known, n=3, cutoff=0.4)
+    hint = f"; similar: {', '.join(PREFIX + one for one in close)}" if close else ""
+    raise UsageError(f"{text or PREFIX}: no such profile comes with Warplens{hint}. warplens {PREFIX} lists them")

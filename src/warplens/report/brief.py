@@ -1,0 +1,122 @@
+"""The answer in five lines: what limits the program, what there is to gain, what to do, how sure that is, what next."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+
+from warplens.diagnosis.rules import rule
+from warplens.diagnosis.verdict import gain_text
+from warplens.profile import NoteLevel
+from warplens.report import text as fmt
+from warplens.report.verdict import coverage_lines, factor, gain_words
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from warplens.diagnosis import Diagnosis, Finding
+    from warplens.profile import Note
+
+#: How bad or good what a line says is; outputs choose a colour by it.
+Tone: TypeAlias = Literal["critical", "warning", "good", "plain", "quiet"]
+
+#: Where another way begins in the text of a remedy.
+_WAYS: Final = re.compile(r"; (?=or |in [a-z]+ )")
+
+#: Cautions that are told in full; of more it is said how many there are.
+_CAUTIONS: Final = 2
+
+_INCOMPLETE: Final = "incomplete-profile"
+
+_SEVERITY_TONES: Final[dict[str, Tone]] = {"critical": "critical", "warning": "warning", "info": "good"}
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of the answer.
+
+    Attributes:
+        label: what it tells: `limited by` (`verdict` where nothing limits), `gain`, `do`, `sure`, `caution`, `next`.
+        text: the sentence.
+        tone: how bad or good that is.
+        code: lines to copy, such as the code of a remedy.
+    """
+
+    label: str
+    text: str
+    tone: Tone = "plain"
+    code: tuple[str, ...] = ()
+
+
+def brief(found: Diagnosis, *, commands: Sequence[str] = ()) -> tuple[Line, ...]:
+    """What a diagnosis says, in five lines; cautions that limit it are lines of their own.
+
+    Args:
+        found: the diagnosis.
+        commands: what to type next.
+    """
+    return tuple(_lines(found, commands))
+
+
+def _lines(found: Diagnosis, commands: Sequence[str]) -> Iterator[Line]:
+    verdict = found.findings[0]
+    tone: Tone = "warning" if verdict.id == _INCOMPLETE else _SEVERITY_TONES[verdict.severity]
+    names_limit = not rule(verdict.id).describes
+    yield Line("limited by" if names_limit else "verdict", f"{limit_sentence(found)} [{verdict.id}]", tone)
+    yield Line("gain", _gain(found, verdict), tone)
+    if verdict.remedies:
+        first = verdict.remedies[0]
+        yield Line("do", f"{fmt.sentence(first.action)} {fmt.sentence(first.expected)}", code=_ways(first.how))
+    else:
+        yield Line("do", "Nothing: no change is worth its effort by what this profile shows.", "good")
+    yield Line("sure", f"{fmt.capitalised(verdict.confidence)} confidence; {_rests_on(found)}.")
+    yield from _cautions(note for note in found.notes if note.text != verdict.title)
+    if commands:
+        yield Line("next", "", "quiet", code=tuple(commands))
+
+
+def _ways(how: str) -> tuple[str, ...]:
+    """A remedy's code, each way on a line of its own: `…`, `or by hand: …`, `in transformers …`."""
+    return tuple(_WAYS.split(how))
+
+
+def limit_sentence(found: Diagnosis) -> str:
+    """What limits the program, as the headline says it, without the gain at its end."""
+    return fmt.sentence(found.headline.removesuffix(f"; {gain_text(found.findings[0])} as fast without it."))
+
+
+def _gain(found: Diagnosis, verdict: Finding) -> str:
+    """What the verdict's best remedy brings: expected, in which range, and at most."""
+    if rule(verdict.id).describes or verdict.gain is None:
+        rest = max(
+            (each for each in found.findings[1:] if gain_words(each)), key=lambda each: each.gain or 0.0, default=None
+        )
+        if verdict.id == _INCOMPLETE:
+            return "Unknown: this profile cannot tell."
+        return "None that this profile could show." if rest is None else f"Little: {rest.id}, {gain_words(rest)}."
+    most = "" if verdict.bound is None else f"at most {factor(verdict.bound)} as fast, a bound that no remedy beats"
+    if verdict.expected is None or verdict.expected_interval is None:
+        return fmt.sentence(most)
+    low, high = map(factor, verdict.expected_interval)
+    expected = f"About {factor(verdict.expected)} as fast without a profiler ({low} to {high}, nine times in ten)"
+    return fmt.sentence(f"{expected}; {most}" if most else expected)
+
+
+def _rests_on(found: Diagnosis) -> str:
+    """The first line of the coverage without its label."""
+    line = next(iter(coverage_lines(found)), "")
+    label, _, rest = line.partition(": ")
+    return f"rests on {rest}" if label == "rests on" else "the window holds no time"
+
+
+def _cautions(notes: Iterable[Note]) -> Iterator[Line]:
+    """The notes that limit the answer, the gravest first."""
+    limiting = sorted(
+        (note for note in notes if note.level is not NoteLevel.INFO), key=lambda note: note.level is NoteLevel.WARNING
+    )
+    for note in limiting[:_CAUTIONS]:
+        remedy = f" {fmt.sentence(note.remedy)}" if note.remedy else ""
+        yield Line("caution", f"{fmt.sentence(note.text)}{remedy}", "warning")
+    if (more := len(limiting) - _CAUTIONS) > 0:
+        yield Line("caution", f"{fmt.plural(more, 'more caution')} in the report.", "warning")

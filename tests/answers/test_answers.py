@@ -1,0 +1,209 @@
+"""What Python gets when it asks: the same as the command line, as typed values, from whatever holds a profile."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from html.parser import HTMLParser
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+import pytest
+from typer.testing import CliRunner
+
+import warplens
+from tests.shipped import capture, files
+from warplens.cli.main import app
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+BASELINE, VARIANT, TRAINING = "demo:deit224_bs1_baseline", "demo:deit224_bs1_topk0.1", "demo:lm_small_ctx256_train"
+COUNTERS = "demo:planted_h200"
+
+
+class Profiler:
+    """As much of torch.profiler.profile as there is to it once its `with` block is over: one export, no second."""
+
+    def __init__(self, trace: Path) -> None:
+        self.trace = trace
+        self.exports = 0
+
+    def export_chrome_trace(self, path: str) -> None:
+        self.exports += 1
+        if self.exports > 1:
+            raise RuntimeError("Trace is already saved.")
+        shutil.copy(self.trace, path)
+
+
+@pytest.fixture(scope="module")
+def torch_trace() -> Path:
+    return next(path for path in files("planted", "deep_mlp_bs1__baseline.json.xz"))
+
+
+def commands_json(*arguments: object) -> dict[str, Any]:
+    result = CliRunner().invoke(app, [*map(str, arguments), "--format", "json", "--quiet"])
+    answer: dict[str, Any] = json.loads(result.stdout)
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("ask", "arguments"),
+    [
+        (lambda: warplens.diagnose(BASELINE), ("diagnose", BASELINE)),
+        (lambda: warplens.headroom(BASELINE), ("headroom", BASELINE)),
+        (lambda: warplens.budget(BASELINE), ("budget", BASELINE)),
+        (lambda: warplens.kernels(BASELINE, by="category"), ("kernels", BASELINE, "--by", "category")),
+        (lambda: warplens.operators(BASELINE), ("operators", BASELINE)),
+        (lambda: warplens.ranges(TRAINING, window="all"), ("ranges", TRAINING, "--window", "all")),
+        (lambda: warplens.compare(BASELINE, VARIANT), ("compare", BASELINE, VARIANT)),
+    ],
+    ids=lambda value: value[0] if isinstance(value, tuple) else "",
+)
+def test_python_and_the_command_line_give_the_same_json(ask: Callable[[], Any], arguments: tuple[object, ...]) -> None:
+    answer = ask()
+
+    said = commands_json(*arguments)
+
+    assert json.loads(answer.to_json()) == said
+    assert answer.to_dict() == said["data"]
+
+
+def test_the_ranks_of_a_run_are_those_of_the_command_line_from_files_and_from_traces() -> None:
+    paths = files("planted", "ddp_straggler-gpu_rank*.json.xz")
+    answer = warplens.ranks(paths)
+
+    assert answer.to_dict() == commands_json("ranks", *paths)["data"]
+    assert "rank" in answer.headline
+    assert warplens.ranks([warplens.read(path) for path in paths]).frame.equals(answer.frame)
+
+
+def test_a_profile_may_be_a_path_a_trace_a_timeline_or_a_live_profiler(torch_trace: Path) -> None:
+    trace = warplens.read(torch_trace)
+    profiler = Profiler(torch_trace)
+    expected = warplens.kernels(torch_trace).frame
+
+    for given in (str(torch_trace), trace, warplens.Timeline(trace), profiler):
+        assert warplens.kernels(given).frame.equals(expected)
+    assert warplens.diagnose(profiler).sources == ("torch.profiler",)
+    assert profiler.exports == 1
+
+
+def test_a_profiler_that_was_exported_before_is_refused_in_one_line(torch_trace: Path, tmp_path: Path) -> None:
+    profiler = Profiler(torch_trace)
+    profiler.export_chrome_trace(str(tmp_path / "trace.json"))
+
+    with pytest.raises(warplens.UsageError, match="already saved") as refused:
+        warplens.budget(profiler)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("given", [3, None, b"x", dict, ["no-such-file", 3], {"a": 1}])
+@pytest.mark.parametrize("name", ["read", "diagnose", "report", "headroom", "budget", "kernels", "ranks", "counters"])
+def test_what_is_no_profile_is_refused_at_the_call(name: str, given: Any) -> None:
+    with pytest.raises(TypeError, match=rf"^warplens\.{name}\(\) takes a path.* not [^\n]+$"):
+        getattr(warplens, name)(given)
+
+
+def test_a_timeline_is_made_of_nothing_but_a_trace() -> None:
+    with pytest.raises(TypeError, match=r"takes a Trace .* not str"):
+        warplens.Timeline("profile.sqlite")  # type: ignore[arg-type]
+
+
+def test_a_diagnosis_has_its_verdict_findings_and_five_lines() -> None:
+    answer = warplens.diagnose(BASELINE)
+
+    assert answer.verdict == answer.findings[0].id == "launch-overhead"
+    assert answer.frame["id"].to_list() == [finding.id for finding in answer.findings]
+    assert [line.label for line in answer.lines] == ["limited by", "gain", "do", "sure"]
+    low, high = answer.findings[0].expected_interval or (0.0, 0.0)
+    assert all(f"{number:.2f}×" in answer.lines[1].text for number in (answer.findings[0].expected, low, high))
+    with pytest.raises(AttributeError):
+        answer.diagnosis = None  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda: warplens.diagnose(BASELINE),
+        lambda: warplens.budget(BASELINE),
+        lambda: warplens.counters(COUNTERS),
+        lambda: warplens.report([BASELINE, VARIANT]),
+    ],
+)
+def test_an_answer_has_a_repr_of_one_line_and_is_saved_as_what_the_suffix_says(
+    ask: Callable[[], Any], tmp_path: Path
+) -> None:
+    answer = ask()
+
+    assert "\n" not in repr(answer)
+    assert len(repr(answer)) < 200
+    assert json.loads(answer.save(tmp_path / "a.json").read_text("utf-8"))["data"] == answer.to_dict()
+    assert pl.read_parquet(answer.save(tmp_path / "a.parquet")).equals(answer.frame)
+    assert "<html" in answer.save(tmp_path / "a.html").read_text("utf-8")
+    assert answer.sources[0] in answer.save(tmp_path / "a.md").read_text("utf-8")
+    with pytest.raises(warplens.UsageError, match=r"saved as \.json"):
+        answer.save(tmp_path / "a.pdf")
+
+
+def test_a_trace_says_in_one_line_what_it_holds() -> None:
+    assert repr(warplens.read("demo:copies_and_syncs")).count("\n") == 0
+    assert "247 kernels, 142 copies" in repr(warplens.read("demo:copies_and_syncs"))
+
+
+class Card(HTMLParser):
+    """The tags, texts and bar of a card."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.shares: list[float] = []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        style = dict(attrs).get("style") or ""
+        if style.startswith("flex:"):
+            self.shares.append(float(style[5:].split()[0]))
+
+
+def test_the_card_of_a_notebook_shows_the_whole_budget_and_loads_nothing() -> None:
+    text = warplens.diagnose(BASELINE)._repr_html_()
+    card = Card(text)
+
+    assert sum(card.shares) == pytest.approx(1.0, abs=1e-3)
+    assert not {"script", "link", "img", "iframe", "object"} & set(card.tags)
+    assert "http" not in text
+    assert "torch.compile" in text
+
+
+def test_names_of_a_profile_become_no_markup_on_a_card(tmp_path: Path) -> None:
+    path = tmp_path / "<img src=x>.sqlite.xz"
+    shutil.copy(capture("deit224_bs1_baseline"), path)
+
+    assert "<img" not in warplens.diagnose(path)._repr_html_()
+
+
+@pytest.mark.parametrize(
+    "before", ["", "import warplens.report.text, warplens.compare, warplens.ranks, warplens.cli.main"]
+)
+def test_packages_with_the_name_of_a_question_answer_it_whoever_loaded_them_first(before: str) -> None:
+    program = f"{before}\nimport warplens\nimport warplens.report.text as text\nassert text.duration(1500)\n"
+    program += f"print(warplens.compare({BASELINE!r}, {VARIANT!r}).verdict, warplens.report({BASELINE!r}).frame.height)"
+
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+
+    assert done.stdout == "undecided 1\n"
+
+
+def test_demo_names_every_file_that_is_shipped_and_no_other() -> None:
+    from warplens.readers.shipped import located, shipped
+
+    assert {located(f"demo:{name}") for name in shipped()} == set(shipped().values())
+    assert capture("deit224_bs1_baseline") == located(BASELINE)
+    with pytest.raises(warplens.UsageError, match="similar: demo:deit224_bs1_baseline"):
+        located("demo:deit224_bs1_base")
