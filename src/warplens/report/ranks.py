@@ -8,7 +8,7 @@ import altair as alt
 import polars as pl
 
 from warplens.analysis.ranks.across import MATCHING
-from warplens.analysis.ranks.balance import COLLECTIVE_INSTANCES, PARTS, RANK_WAITS, RANKS, STEP_BALANCE
+from warplens.analysis.ranks.balance import COLLECTIVE_INSTANCES, PARTS, RANK_WAITS, RANKS, STEP_BALANCE, straggler
 from warplens.analysis.ranks.clocks import CLOCKS
 from warplens.analysis.ranks.collectives import COLLECTIVE_GROUPS
 from warplens.profile.schema import Column
@@ -38,11 +38,6 @@ if TYPE_CHECKING:
     from warplens.profile import Note
     from warplens.report.document import Block
     from warplens.report.theme import Ink
-
-
-#: A rank is called the straggler if it causes this many times its even share of all delay (of two ranks: three
-#: quarters), and arrives last more often than its turn.
-_STANDS_OUT = 2.0
 
 
 def answer(result: RanksResult) -> str:
@@ -111,13 +106,11 @@ def _straggler(result: RanksResult) -> str | None:
     if not waits.collectives.height:
         return None
     total = waits.collectives.height
-    ranks = waits.ranks.sort(["delay_ns", "rank"], descending=[True, False])
     wait, exposed = int(waits.ranks["wait_ns"].sum()), int(waits.ranks["exposed_wait_ns"].sum())
     cost = f"together the ranks waited {fmt.duration(wait)}, {fmt.duration(exposed)} of it exposed"
-    worst = ranks.row(0, named=True)
-    even = 1 / waits.ranks.filter(pl.col("matched") > 0).height
-    caused = worst["delay_ns"] / max(1, int(waits.ranks["delay_ns"].sum()))
-    if worst["last"] and worst["last_share"] > even and caused >= min(_STANDS_OUT * even, (1 + even) / 2):
+    late = straggler(waits)
+    if late is not None:
+        worst = waits.ranks.row(by_predicate=pl.col("rank") == late, named=True)
         return (
             f"Rank {worst['rank']} is the straggler: it arrived last in {fmt.share(worst['last_share'])} of "
             f"{fmt.plural(worst['matched'], 'collective')} and alone held them up for "

@@ -336,6 +336,37 @@ def waits(
     )
 
 
+#: A rank is the straggler if it causes this many times its even share of all delay (of two ranks: three quarters), and
+#: arrives last more often than its turn.
+_STANDS_OUT: Final = 2.0
+
+
+def straggler(waits: Waits) -> int | None:
+    """The rank that the others wait for; None where none stands out, or no collective was found on several ranks."""
+    if not waits.collectives.height:
+        return None
+    worst = waits.ranks.sort(["delay_ns", "rank"], descending=[True, False]).row(0, named=True)
+    even = 1 / waits.ranks.filter(pl.col("matched") > 0).height
+    caused = worst["delay_ns"] / max(1, int(waits.ranks["delay_ns"].sum()))
+    late = worst["last"] and worst["last_share"] > even and caused >= min(_STANDS_OUT * even, (1 + even) / 2)
+    return int(worst["rank"]) if late else None
+
+
+def held_up(waits: Waits, rank: int) -> pl.DataFrame:
+    """What each other rank waited for this one alone, with nothing to compute: `rank`, `held_ns`.
+
+    Of a wait, that is what lies between the last arrival but one and the last: the rest is for ranks that were late
+    as well.
+    """
+    late = waits.collectives.filter((pl.col("last_rank") == rank) & (pl.col("delay_ns") > waits.tolerance_ns))
+    members = waits.members.join(late.select("collective", "delay_ns"), on="collective").filter(pl.col("rank") != rank)
+    return (
+        members.group_by("rank")
+        .agg(pl.min_horizontal("exposed_wait_ns", "delay_ns").sum().alias("held_ns"))
+        .sort("rank")
+    )
+
+
 def _with_exposed(matched: pl.DataFrame, summaries: Sequence[RankSummary]) -> pl.DataFrame:
     place = matched["place"].to_numpy()
     # The exposed intervals are in the file's own clock; durations are the same in both but for the drift.

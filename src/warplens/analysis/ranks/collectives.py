@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import polars as pl
 
+from warplens.analysis.categories import categories_of
 from warplens.analysis.intervals import measure_before
+from warplens.analysis.kernel_names import PRODUCTS
 from warplens.analysis.ranks.measures import communication_rows
 from warplens.analysis.trees import NO_RANGE
 from warplens.profile.columns import table
@@ -168,6 +170,11 @@ COLLECTIVES: Final = table(
     SIZE,
     "start_ns end_ns stream",
     Column("exposed_ns", pl.Int64, "the part that no compute hid", title="Exposed comm."),
+    Column(
+        "joinable",
+        pl.Boolean,
+        "whether it could have been one with the one of its kind and group before it: no product waited for that",
+    ),
     "in_window",
     end_ns="end",
     in_window="whether it begins in the analysed window",
@@ -210,7 +217,26 @@ def rank_collectives(timeline: Timeline, device: int, busy: BusyTime, window: Wi
         pl.Series("exposed_ns", exposed),
         pl.Series("in_window", inside),
     )
-    return COLLECTIVES.conform(frame)
+    return COLLECTIVES.conform(frame.with_columns(_joinable(timeline, device, frame)))
+
+
+def _joinable(timeline: Timeline, device: int, frame: pl.DataFrame) -> pl.Series:
+    """Whether nothing but small work stands between a collective and the one before it, or nothing waited for that.
+
+    The sums of a tensor-parallel layer are needed by its next product: a product begins between any two of them, and
+    none while one is under way. Gradients are needed by the optimizer alone: their collectives follow each other, or
+    the backward pass goes on beside them.
+    """
+    kernels = timeline.trace.kernels
+    products = categories_of(kernels["full_name"]).is_in(list(PRODUCTS)) & (kernels["device"] == device)
+    begins = np.sort(kernels["start_ns"].to_numpy()[products.to_numpy()])
+    starts, ends = frame["start_ns"].to_numpy(), frame["end_ns"].to_numpy()
+    beside = (ends - starts) > frame["exposed_ns"].to_numpy()
+    until = np.searchsorted(begins, starts, side="right")
+    between = until[1:] - np.searchsorted(begins, np.minimum(ends[:-1], starts[1:]), side="left")
+    same = (frame["kind"] == frame["kind"].shift(1)) & frame["group"].eq_missing(frame["group"].shift(1))
+    follows = np.r_[False, (between <= 0) | beside[:-1]] if frame.height else np.zeros(0, dtype=np.bool_)
+    return pl.Series("joinable", follows & same.fill_null(value=False).to_numpy())
 
 
 def _described(collectives: pl.DataFrame) -> pl.DataFrame:

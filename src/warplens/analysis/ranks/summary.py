@@ -24,7 +24,6 @@ from warplens.analysis.timeline import Timeline
 if TYPE_CHECKING:
     import polars as pl
 
-    from warplens.analysis.ranks.measures import RankTrace
     from warplens.analysis.window import Window
     from warplens.profile import Note, Trace
 
@@ -78,6 +77,51 @@ class RankSummary:
         return self.source if self.parts == 1 else f"{self.source} (process {self.process}, GPU {self.device})"
 
 
+@dataclass(frozen=True, eq=False)
+class RankWindow:
+    """One rank of a trace, before it is reduced.
+
+    Attributes:
+        process, device: where its kernels ran; None where the file holds one rank, or no kernel at all.
+        part, parts: which of how many ranks of the file this is, counted from 0.
+        timeline, window: the rank's own profile, and the part of it that is analysed.
+    """
+
+    process: int | None
+    device: int | None
+    part: int
+    parts: int
+    timeline: Timeline
+    window: Window
+
+
+def rank_windows(timeline: Timeline, window: str | Window = "steady") -> tuple[RankWindow, ...]:
+    """The ranks of a profile of one rank, or of several processes or GPUs, each with its window.
+
+    Args:
+        timeline: the whole profile.
+        window: as `Timeline.window` takes it, and each rank finds its own steady steps; or one window for all ranks,
+            of which each has its own steps.
+
+    Raises:
+        UsageError: the window lies outside the profile.
+    """
+    ranks = split_ranks(timeline.trace)
+    found = []
+    for place, rank in enumerate(ranks):
+        own = timeline if len(ranks) == 1 else Timeline(rank.trace)
+        chosen = own.window(window) if isinstance(window, str) else _with_own_steps(own, window)
+        found.append(RankWindow(rank.process, rank.device, place, len(ranks), own, chosen))
+    return tuple(found)
+
+
+def _with_own_steps(timeline: Timeline, window: Window) -> Window:
+    if timeline.window().steps == window.steps:
+        return window
+    steps = (step for step in timeline.steps.steps if window.start_ns <= step.start_ns < window.end_ns)
+    return replace(window, steps=tuple(steps))
+
+
 def summarize(trace: Trace, window: str = "steady") -> tuple[RankSummary, ...]:
     """One summary for each rank of a trace.
 
@@ -88,21 +132,19 @@ def summarize(trace: Trace, window: str = "steady") -> tuple[RankSummary, ...]:
     Raises:
         UsageError: the window lies outside the profile.
     """
-    ranks = split_ranks(trace)
-    return tuple(_summary(rank, place, len(ranks), window) for place, rank in enumerate(ranks))
+    return tuple(map(summary_of, rank_windows(Timeline(trace), window)))
 
 
-def _summary(rank: RankTrace, place: int, parts: int, spec: str) -> RankSummary:
-    timeline = Timeline(rank.trace)
-    window = timeline.window(spec)
-    capture = rank.trace.capture
+def summary_of(rank: RankWindow) -> RankSummary:
+    """One rank, reduced."""
+    timeline, window, capture = rank.timeline, rank.window, rank.timeline.trace.capture
     gpu = capture.device(rank.device) if rank.device is not None else None
     # A rank without any GPU work is idle throughout.
     idle = {"idle_ns": window.duration_ns, "duration_ns": window.duration_ns}
     summary = RankSummary(
         source=capture.source,
-        part=place,
-        parts=parts,
+        part=rank.part,
+        parts=rank.parts,
         process=rank.process,
         device=rank.device,
         gpu=gpu.name if gpu else None,
@@ -116,8 +158,8 @@ def _summary(rank: RankTrace, place: int, parts: int, spec: str) -> RankSummary:
         steps=STEP_TIMES.empty(),
         collectives=COLLECTIVES.empty(),
         exposed=Intervals.none(),
-        undescribed=int(rank.trace.collectives["kernel"].null_count()),
-        kernels=rank.trace.kernels.height,
+        undescribed=int(timeline.trace.collectives["kernel"].null_count()),
+        kernels=timeline.trace.kernels.height,
         notes=tuple(quality_notes(timeline, window)),
     )
     if rank.device is None:

@@ -649,6 +649,7 @@ class ExposedCommunication(Rule):
         "exposed_share": "of the window",
         "exposed_of_their_time_share": "of their own time",
         "collectives_per_step": "how many show",
+        "most_exposed_gpu_share": "of the window, on the GPU on which they show most",
         "most_to_least_exposed_gpu_factor": "how unevenly they show on the GPUs",
     }
     refutation = "Run one step inside model.no_sync(): it must get faster by the exposed time."
@@ -670,6 +671,10 @@ class ExposedCommunication(Rule):
         lasting = int((kernels["end_ns"] - kernels["start_ns"]).sum())
         by_device = kernels.group_by("device").agg(pl.col("own_ns").sum())["own_ns"]
         uneven = float(by_device.max()) / float(by_device.min()) if by_device.len() > 1 and by_device.min() else None  # type: ignore[arg-type]
+        # Averages over GPUs hide the one that waits: what is claimed on that one bounds it.
+        on_each = pl.DataFrame({"device": facts.work["device"], "claimed": claims.of_work(self.id)})
+        most = on_each.group_by("device").agg(pl.col("claimed").sum())["claimed"].max()
+        most_ns = int(most) * by_device.len() if isinstance(most, int) else claimed
         return self.raised(
             facts,
             claimed,
@@ -679,6 +684,7 @@ class ExposedCommunication(Rule):
                 "exposed_share": claimed / facts.wall_ns if facts.wall_ns else None,
                 "exposed_of_their_time_share": claimed / lasting if lasting else None,
                 "collectives_per_step": kernels.height / facts.steps,
+                "most_exposed_gpu_share": most_ns / facts.wall_ns if by_device.len() > 1 and facts.wall_ns else None,
                 "most_to_least_exposed_gpu_factor": uneven,
             },
             where=kernel_names(facts, claims.of_work(self.id)),
@@ -704,4 +710,5 @@ class ExposedCommunication(Rule):
                 ),
             ),
             on_gpu=True,
+            bound_ns=most_ns,
         )

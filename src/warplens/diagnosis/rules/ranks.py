@@ -1,0 +1,711 @@
+"""What ranks cost each other: one that is late, many small collectives, stages of a pipeline that wait."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from statistics import median
+from typing import TYPE_CHECKING, ClassVar, Final
+
+import numpy as np
+import polars as pl
+
+from warplens.analysis.ranks.balance import held_up, straggler
+from warplens.analysis.ranks.collectives import bus_factor
+from warplens.diagnosis.findings import Finding, Remedy, ceiling
+from warplens.diagnosis.rule import GAIN, MANY, Limit, Rule
+from warplens.diagnosis.run import run_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from warplens.diagnosis.claims import Claims
+    from warplens.diagnosis.facts import Facts
+    from warplens.diagnosis.findings import Confidence, Severity
+    from warplens.diagnosis.rule import Floats
+    from warplens.diagnosis.run import RankFacts, Run
+    from warplens.diagnosis.thresholds import Thresholds
+
+
+class RanksRule(Rule):
+    """A cause that shows between ranks: in one profile that holds several, or in the profiles of one run."""
+
+    precedence = "certain"
+
+    def find(self, facts: Facts, claims: Claims) -> Finding | None:
+        """The finding, if the window has it."""
+        run = run_of(facts)
+        return None if run is None else self.across(run, facts.thresholds)
+
+    def across(self, run: Run, limits: Thresholds) -> Finding | None:
+        """The finding, if the run has it."""
+        raise NotImplementedError
+
+    def costing(
+        self,
+        run: Run,
+        limits: Thresholds,
+        gains: Sequence[float],
+        *,
+        bound: float,
+        title: str,
+        confidence: Confidence,
+        evidence: Mapping[str, int | float | None],
+        where: tuple[str, ...],
+        remedies: tuple[Remedy, ...],
+    ) -> Finding:
+        """The finding, graded by its gain.
+
+        Args:
+            run: the ranks.
+            limits: of the severities.
+            gains: expected, and the ends of its interval, in any order.
+            bound: that no remedy can beat.
+            title, confidence, where, remedies: as in `Finding`.
+            evidence: the same; what was not recorded is None and left out.
+        """
+        low, expected, high = sorted(max(gain, 1.0) for gain in gains)
+        bound = max(bound, high)
+        severity: Severity = "info"
+        if expected >= limits.warning_ceiling:
+            severity = "critical" if expected >= limits.critical_ceiling and run.sure else "warning"
+        told = f"about {expected:.2f}×" if expected < MANY else "many times"
+        return Finding(
+            self.id,
+            title,
+            severity,
+            confidence,
+            expected,
+            (low, high),
+            bound,
+            {name: value for name, value in evidence.items() if value is not None},
+            where,
+            tuple(replace(remedy, expected=remedy.expected.replace(GAIN, told)) for remedy in remedies),
+            self.refutation,
+        )
+
+
+def _most(facts: RankFacts, saved_ns: float, issuing_ns: float = 0.0) -> float:
+    """The most that can come of it, whatever the profiler added to the launches: nothing, or all of their time."""
+    recorded = ceiling(facts.wall_ns, min(saved_ns, facts.wall_ns))
+    wall = max(facts.wall_ns - facts.issuing_ns, 1)
+    return max(recorded, ceiling(wall, min(max(saved_ns - issuing_ns, 0.0), wall)))
+
+
+def _gains(ranks: Mapping[int, RankFacts], saved_ns: Mapping[int, float], kept: float = 0.0) -> tuple[float, ...]:
+    """Expected gain of these ranks, and the ends of its interval; the median rank stands for all.
+
+    The host sets the pace where it takes longer than what is left for the GPU. How long it takes without the profiler
+    is least sure: as long as recorded at the slow end, and as little as such hosts need at the fast one.
+    """
+
+    def of(share: Callable[[RankFacts], float], part: float) -> float:
+        return median(ranks[rank].gain(share(ranks[rank]), part * saved) for rank, saved in saved_ns.items())
+
+    left = 1 - kept
+    return (
+        of(lambda facts: 1.0, 0.8 * left),
+        of(lambda facts: facts.unprofiled_share, left),
+        of(lambda facts: facts.least_unprofiled_share, min(1.2 * left, 1.0)),
+    )
+
+
+# --- Many small collectives ------------------------------------------------------------------------------------------
+
+
+class UnbucketedCommunication(RanksRule):
+    """Collectives so small that their latency and not their bytes is what they take, where one could do for many."""
+
+    id = "unbucketed-communication"
+    question = "Are gradients reduced one by one, in collectives that take no longer than their latency?"
+    limiter = "many small collectives"
+    cause = "many small collectives in a step, where one could carry what many do"
+    raised_when = (
+        "a step has 32 collectives of up to 1 MiB (without sizes: of up to 50 µs) that nothing but small work stands "
+        "between, or beside which the GPU computes, and it costs 2 %"
+    )
+    claimed = "the exposed part of collectives that could be one with a neighbour"
+    headline = "Small collectives limit this: for {share} of the time one runs while nothing computes"
+    evidence: ClassVar = {
+        "small_collectives_per_step": "of the joinable ones, those that are small; of a rank",
+        "joinable_collectives_per_step": "collectives of a rank that could be one with a neighbour",
+        "collectives_per_step": "all collectives of a rank",
+        "joinable_bytes_per_step": "what the joinable ones of a rank carry",
+        "floor_ns": "what the shortest twentieth of the small ones takes",
+        "small_median_ns": "what half of the small ones take at most",
+        "between_ns": "from one joinable to the next, with nothing but small work; mean of a rank",
+        "exposed_ns": "joinable ones alone on the GPU; mean of a rank",
+        "exposed_share": "the same, of the window",
+        "most_exposed_rank_share": "the same on the rank that has most",
+        "saved_of_exposed_share": "of the joinable ones' time, what is latency and not bytes (Hockney's model)",
+    }
+    refutation = (
+        "Reduce all gradients in one flat tensor: if the step takes as long as before, latency was not what the "
+        "collectives cost."
+    )
+    least_per_step = Limit(32, "A network of a few layers, or FSDP by layers, has fewer; buckets of 25 MB as well.")
+    small_bytes = Limit(1 << 20, "Up to 1 MiB, collectives reach a fifth of the bus bandwidth or less (nccl-tests).")
+    small_ns = Limit(50_000, "Where sizes are not recorded: an all-reduce of 1 MiB within a host takes 20 to 50 µs.")
+    link_bytes_per_s = Limit(900e9, "NVLink 5 moves this in each direction; no link between GPUs is faster.")
+
+    def _joinable(self, run: Run) -> dict[int, pl.DataFrame]:
+        """Of each rank the collectives that could be one with a neighbour, and which are `small`; {} if too few are."""
+        found = {}
+        for rank in run.ranks:
+            summary = run.summary(rank)
+            rows = summary.collectives.filter("in_window", ~pl.col("kind").is_in(["send_recv", "barrier"]))
+            length = pl.col("end_ns") - pl.col("start_ns")
+            small = (
+                pl.when(pl.col("size_bytes").is_null())
+                .then(length <= self.small_ns)
+                .otherwise(pl.col("size_bytes") <= self.small_bytes)
+            )
+            joined = pl.col("joinable") | pl.col("joinable").shift(-1).fill_null(value=False)
+            mine = rows.filter(joined).with_columns(small.alias("small"))
+            if int(mine["small"].sum()) >= self.least_per_step * max(1, len(summary.window.steps)):
+                found[rank] = mine
+        return found if len(found) == len(run.ranks) else {}
+
+    def claim(self, facts: Facts) -> Floats | None:
+        """These collectives, whole."""
+        run = run_of(facts)
+        joinable = self._joinable(run) if run is not None else {}
+        if not joinable:
+            return None
+        begins = np.unique(np.concatenate([rows["start_ns"].to_numpy() for rows in joinable.values()]))
+        mine = (facts.work["label"] == "communication").to_numpy()
+        return np.where(mine & np.isin(facts.work["start_ns"].to_numpy(), begins), 1.0, 0.0)
+
+    def across(self, run: Run, limits: Thresholds) -> Finding | None:
+        """The finding, if the run has it."""
+        joinable = self._joinable(run)
+        if not joinable:
+            return None
+        exposed = {rank: int(rows["exposed_ns"].sum()) for rank, rows in joinable.items()}
+        if ceiling(round(run.wall_ns), sum(exposed.values()) / len(exposed)) < limits.raise_ceiling:
+            return None
+        every = pl.concat(joinable.values())
+        length = (every["end_ns"] - every["start_ns"]).to_numpy()
+        small = length[every["small"].to_numpy()]
+        floor = float(np.quantile(small, 0.05))
+        # t = α + S / β (R. Hockney, "The communication challenge for MPP", Parallel Computing 20, 1994): beyond the
+        # floor α, what is left of each is its bytes, and its waiting.
+        saved_share = 1 - float(np.maximum(length - floor, 0).sum() / max(length.sum(), 1))
+        shares = {rank: spent / max(run.ranks[rank].wall_ns, 1) for rank, spent in exposed.items()}
+        sizes = every["size_bytes"]
+        known = sizes.null_count() == 0
+        # What stands between two of them, scaling one gradient for example, is one pass over all of them afterwards.
+        whole = {rank: float(spent + _between_ns(joinable[rank])) for rank, spent in exposed.items()}
+        bound = max(
+            _most(
+                run.ranks[rank],
+                max(spent - self._at_link(joinable[rank]), 0.0),
+                run.ranks[rank].before_communication_ns,
+            )
+            for rank, spent in whole.items()
+        )
+        ranks, steps = len(joinable), run.steps
+        kinds = every["kind"].cast(pl.String).value_counts(sort=True)["kind"].to_list()
+        per_step = len(small) / ranks / steps
+        return self.costing(
+            run,
+            limits,
+            _gains(run.ranks, whole, 1 - saved_share),
+            bound=bound,
+            title=f"Collectives are many and small: {per_step:,.0f} in a step where a few could carry the same",
+            confidence="high" if known and run.sure else "medium" if run.sure else "low",
+            evidence={
+                "small_collectives_per_step": per_step,
+                "joinable_collectives_per_step": every.height / ranks / steps,
+                "collectives_per_step": sum(_in_window(run, rank) for rank in run.ranks) / ranks / steps,
+                "joinable_bytes_per_step": int(sizes.sum()) / ranks / steps if known else None,
+                "floor_ns": floor,
+                "small_median_ns": float(np.median(small)),
+                "between_ns": (sum(whole.values()) - sum(exposed.values())) / ranks,
+                "exposed_ns": sum(exposed.values()) / ranks,
+                "exposed_share": sum(shares.values()) / ranks,
+                "most_exposed_rank_share": max(shares.values()),
+                "saved_of_exposed_share": saved_share,
+            },
+            where=tuple(kinds[:3]),
+            remedies=(
+                Remedy(
+                    "Let the gradients be reduced in buckets, beside the backward pass",
+                    "model = DistributedDataParallel(model, bucket_cap_mb=25, gradient_as_bucket_view=True) instead of "
+                    "an all_reduce for each parameter; where it is used already, a larger bucket_cap_mb",
+                    GAIN,
+                ),
+                Remedy(
+                    "Reduce what belongs together in one call",
+                    "flat = torch.cat([p.grad.flatten() for p in parameters]); dist.all_reduce(flat); "
+                    "torch._foreach_copy_(grads, views); or dist.all_reduce_coalesced(grads); scale with "
+                    "torch._foreach_div_",
+                    GAIN,
+                ),
+                Remedy(
+                    "Communicate less often",
+                    "accumulate gradients: with model.no_sync(): for all but the last micro-batch",
+                    "in proportion to the collectives that go away",
+                ),
+            ),
+        )
+
+    def _at_link(self, rows: pl.DataFrame) -> float:
+        """Nanoseconds that their bytes take on the fastest link there is; 0 where no sizes are recorded."""
+        sizes = (
+            rows.filter(pl.col("size_bytes").is_not_null())
+            .group_by("kind", "group_size")
+            .agg(pl.col("size_bytes").sum())
+        )
+        moved = sum(size * (bus_factor(str(kind), ranks) or 0.0) for kind, ranks, size in sizes.iter_rows())
+        return float(moved / self.link_bytes_per_s * 1e9)
+
+
+def _in_window(run: Run, rank: int) -> int:
+    return int(run.summary(rank).collectives["in_window"].sum())
+
+
+def _between_ns(rows: pl.DataFrame) -> int:
+    """Time between collectives that follow each other, where the first of them ran alone."""
+    alone = pl.col("exposed_ns") == pl.col("end_ns") - pl.col("start_ns")
+    pause = (pl.col("start_ns") - pl.col("end_ns").shift(1)).clip(0)
+    return int(rows.select(pause.filter(pl.col("joinable") & alone.shift(1)).sum()).item() or 0)
+
+
+# --- Stages of a pipeline that wait for each other -------------------------------------------------------------------
+
+
+class PipelineBubble(RanksRule):
+    """Ranks that send to and receive from each other and wait in turn, in every step for the same time."""
+
+    id = "pipeline-bubble"
+    question = "Do the stages of a pipeline wait for each other while it fills and drains?"
+    limiter = "stages of a pipeline that wait while it fills and drains"
+    cause = "stages of a pipeline waiting: too few micro-batches for its depth"
+    raised_when = (
+        "every rank waits in sends and receives for 5 % of the time or more, in long waits of equal length in each "
+        "step, and the ranks at different times of it"
+    )
+    claimed = "sends and receives during which nothing else ran"
+    headline = "The pipeline's bubble limits this: for {share} of the time a stage waits for another"
+    evidence: ClassVar = {
+        "stages_count": "ranks that send and receive",
+        "micro_batches_per_step": "half of the transfers of the rank that has fewest: an end of the pipeline",
+        "bubble_ns_per_step": "time of a rank in sends and receives beyond their transfer, with nothing computed; mean",
+        "bubble_share": "the same, of the window",
+        "most_bubble_rank_share": "the same on the rank that has most",
+        "reference_bubble_share": "(p − 1) / (m + p − 1) of even stages, p stages and m micro-batches (GPipe)",
+        "most_to_mean_compute_factor": "compute time of the longest stage by that of all",
+    }
+    refutation = (
+        "Run the step with twice the micro-batches of half the size: if it takes as long as before, the stages did not "
+        "wait for the pipeline to fill."
+    )
+    least_share = Limit(0.05, "Less is the transfer itself, and the jitter of its partners.")
+    longest_share = Limit(0.4, "A pipeline fills and drains once in a step; rings wait in every exchange alike.")
+    even_share = Limit(0.25, "Every stage waits; where one hardly does, it is late, and the others wait for it.")
+    regular_share = Limit(0.25, "Deviation of a step's waiting by the mean: what a schedule costs, each step pays.")
+    apart_share = Limit(0.1, "Of the step, between the longest waits of two stages: one fills while the other drains.")
+    kept_share = Limit(0.5, "Twice the micro-batches halve the time in which a pipeline fills and drains.")
+
+    def _waits(self, run: Run) -> dict[int, pl.DataFrame]:
+        """Of each rank `step`, `waited_ns`, `longest_ns`, `at` (of the step, where the longest began), `transfers`."""
+        found = {}
+        for rank in run.ranks:
+            summary = run.summary(rank)
+            steps = summary.steps.filter("in_window").select(
+                "step", begin="start_ns", length=pl.col("end_ns") - pl.col("start_ns")
+            )
+            rows = summary.collectives.filter("in_window", pl.col("kind") == "send_recv")
+            if steps.height < 2 or not rows.height:
+                return {}
+            floor = (rows["end_ns"] - rows["start_ns"]).quantile(0.05) or 0.0
+            waited = (pl.col("exposed_ns") - floor).clip(0.0)
+            found[rank] = (
+                rows.sort("start_ns")
+                .join_asof(steps.sort("begin"), left_on="start_ns", right_on="begin")
+                .drop_nulls("step")
+                .with_columns(waited.alias("waited"))
+                .group_by("step")
+                .agg(
+                    pl.col("waited").sum().alias("waited_ns"),
+                    pl.col("waited").max().alias("longest_ns"),
+                    ((pl.col("start_ns") - pl.col("begin")) / pl.col("length")).sort_by("waited").last().alias("at"),
+                    pl.len().alias("transfers"),
+                )
+                .sort("step")
+            )
+        return found
+
+    def _pattern(self, run: Run) -> dict[int, pl.DataFrame]:
+        """The same, if it is that of a pipeline; empty if not."""
+        waits = self._waits(run) if len(run.ranks) > 1 else {}
+        if not waits:
+            return {}
+        totals = {rank: float(rows["waited_ns"].sum()) for rank, rows in waits.items()}
+        every = pl.concat(waits.values()).group_by("step").agg(pl.col("waited_ns").sum())["waited_ns"].to_numpy()
+        shares = {rank: spent / max(run.ranks[rank].wall_ns, 1) for rank, spent in totals.items()}
+        places = [float(rows["at"].median() or 0.0) for rows in waits.values()]  # type: ignore[arg-type]
+        longest = [float(rows["longest_ns"].sum()) / max(totals[rank], 1.0) for rank, rows in waits.items()]
+        fits = (
+            min(shares.values()) >= self.least_share
+            and min(shares.values()) >= self.even_share * max(shares.values())
+            and median(longest) >= self.longest_share
+            and float(every.std()) <= self.regular_share * float(every.mean())
+            and all(rows["transfers"].n_unique() == 1 for rows in waits.values())
+            and max(places) - min(places) >= self.apart_share
+        )
+        return waits if fits else {}
+
+    def claim(self, facts: Facts) -> Floats | None:
+        """Sends and receives."""
+        run = run_of(facts)
+        if run is None or not self._pattern(run):
+            return None
+        begins = pl.concat([each.collectives.filter(pl.col("kind") == "send_recv") for each in run.result.summaries])
+        mine = (facts.work["label"] == "communication") & facts.work["start_ns"].is_in(begins["start_ns"].implode())
+        return np.where(mine.to_numpy(), 1.0, 0.0)
+
+    def across(self, run: Run, limits: Thresholds) -> Finding | None:
+        """The finding, if the run has it."""
+        waits = self._pattern(run)
+        if not waits:
+            return None
+        waited = {rank: float(rows["waited_ns"].sum()) for rank, rows in waits.items()}
+        shares = {rank: spent / max(run.ranks[rank].wall_ns, 1) for rank, spent in waited.items()}
+        stages = max(len(waits), run.result.placing.world_size or 0)
+        micro = max(1, round(min(rows["transfers"][0] for rows in waits.values()) / 2))
+        reference = (stages - 1) / (micro + stages - 1)
+        low, expected, high = (
+            median(ceiling(run.ranks[rank].wall_ns, part * spent) for rank, spent in waited.items())
+            for part in (0.2, self.kept_share, 0.75)
+        )
+        uneven = run.result.balance.imbalance
+        return self.costing(
+            run,
+            limits,
+            (low, expected, high),
+            bound=max(_most(run.ranks[rank], spent) for rank, spent in waited.items()),
+            title=f"Stages of a pipeline wait for each other: {micro} micro-batches for {stages} stages",
+            confidence="medium" if run.sure else "low",
+            evidence={
+                "stages_count": stages,
+                "micro_batches_per_step": micro,
+                "bubble_ns_per_step": sum(waited.values()) / len(waited) / run.steps,
+                "bubble_share": sum(shares.values()) / len(shares),
+                "most_bubble_rank_share": max(shares.values()),
+                "reference_bubble_share": reference,
+                "most_to_mean_compute_factor": uneven,
+            },
+            where=tuple(f"rank {rank}" for rank in sorted(waited, key=lambda rank: -waited[rank])[:3]),
+            remedies=(
+                Remedy(
+                    "Cut the batch into more micro-batches",
+                    f"twice as many, {2 * micro}: torch.distributed.pipelining.ScheduleGPipe(stage, "
+                    f"n_microbatches={2 * micro}); Megatron: a smaller --micro-batch-size",
+                    f"{GAIN}: the bubble halves while the micro-batches still fill the GPU",
+                ),
+                Remedy(
+                    "Give each rank several smaller stages, or split the backward pass",
+                    "torch.distributed.pipelining.ScheduleInterleaved1F1B or ScheduleZBVZeroBubble; Megatron: "
+                    "--num-layers-per-virtual-pipeline-stage",
+                    "v stages a rank make the bubble v times shorter, for v times the transfers",
+                ),
+                Remedy(
+                    "Even the stages out",
+                    "move layers from the stage that computes longest; embedding and output layer count as layers",
+                    "every stage waits for the longest one",
+                ),
+            ),
+        )
+
+
+# --- One rank that is late -------------------------------------------------------------------------------------------
+
+
+#: What makes a rank late → what it does, in a title, and what to do about it.
+_CAUSES: Final[dict[str, tuple[str, tuple[Remedy, ...]]]] = {
+    "more-work": (
+        "its GPU has {excess} a step more work",
+        (
+            Remedy(
+                "Give every rank the same work",
+                "as many tokens, and not only as many samples: batches by length (a sampler that sums lengths); "
+                "evaluation, logging, checkpoints and extra losses on all ranks or outside of the step; experts and "
+                "embedding tables spread by their load",
+                GAIN,
+            ),
+        ),
+    ),
+    "slower-kernels": (
+        "the same kernels take {excess} a step longer",
+        (
+            Remedy(
+                "Find what holds that GPU down",
+                "nvidia-smi -q -d PERFORMANCE,CLOCK,POWER,TEMPERATURE on its host during the run, and "
+                "nvidia-smi --query-compute-apps=pid,used_memory --format=csv for other programs on it",
+                GAIN,
+            ),
+            Remedy("Leave it out", "run on other GPUs of the host, or drain the node, and compare", GAIN),
+        ),
+    ),
+    "host": (
+        "its host does something else for {excess} a step longer",
+        (
+            Remedy(
+                "Move that work off the step",
+                "input: DataLoader(…, num_workers=8, pin_memory=True), sharded evenly over the ranks; logs and "
+                "checkpoints that only this rank writes: another thread, or torch.distributed.checkpoint.async_save",
+                GAIN,
+            ),
+        ),
+    ),
+    "launch": (
+        "its host takes {excess} a step longer to issue the same work",
+        (
+            Remedy(
+                "Give its process cores of its own",
+                "numactl --cpunodebind=N --membind=N beside its GPU (nvidia-smi topo -m), OMP_NUM_THREADS, no other "
+                "program on these cores; check the CPU's frequency",
+                GAIN,
+            ),
+            Remedy("Issue less", "torch.compile(model, mode='reduce-overhead'), or CUDA graphs, on every rank", GAIN),
+        ),
+    ),
+    "synchronization": (
+        "it waits for its own GPU for {excess} a step longer",
+        (
+            Remedy(
+                "Take the waits out of that rank's step",
+                "read losses and metrics back on one rank every N steps; no .item() or print under if rank == 0",
+                GAIN,
+            ),
+        ),
+    ),
+    "allocation": (
+        "it obtains and frees memory for {excess} a step longer",
+        (
+            Remedy(
+                "Keep its memory",
+                "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True; equal shapes on all ranks",
+                GAIN,
+            ),
+        ),
+    ),
+    "copies": (
+        "it copies for {excess} a step longer",
+        (
+            Remedy(
+                "Copy beside the work",
+                "pinned memory and non_blocking=True; check that the rank's GPU hangs on the socket of its memory "
+                "(nvidia-smi topo -m)",
+                GAIN,
+            ),
+        ),
+    ),
+    "unknown": (
+        "its profile does not show what it does longer",
+        (
+            Remedy(
+                "Look at this rank alone",
+                "warplens compare PROFILE_OF_ANOTHER PROFILE_OF_THIS_RANK",
+                "names the kernels and pauses that differ",
+            ),
+        ),
+    ),
+}
+
+#: Which causes of idle time count as which of these.
+_IDLE: Final = {
+    "host": ("host",),
+    "synchronization": ("synchronization", "refill"),
+    "allocation": ("allocation",),
+    "copies": ("blocking-copy",),
+}
+
+
+class Straggler(RanksRule):
+    """One rank that arrives last at most collectives, so that all others wait for it."""
+
+    id = "straggler"
+    question = "Is one rank later than the others, so that they wait for it in collectives?"
+    limiter = "one rank that is late"
+    cause = "one rank that is late: the others wait for it in their collectives"
+    raised_when = (
+        "one rank arrives last more often than its turn and alone causes twice its share of all delay (of two ranks "
+        "three quarters), and the others' waiting costs 2 %"
+    )
+    claimed = "collectives of which the waiting for the last rank is more than half: that part of them"
+    headline = "A late rank limits this: for {share} of the time the GPUs of the others wait for it"
+    evidence: ClassVar = {
+        "collectives_per_step": "collectives that were found on several ranks",
+        "last_share": "of these, in which the rank arrived last",
+        "caused_share": "of all delay, what it alone caused",
+        "waited_ns_per_step": "what each other rank waits for the last one with nothing computed; mean",
+        "waited_share": "the same, of the window",
+        "most_waiting_rank_share": "the same on the rank that waits most",
+        "excess_compute_ns_per_step": "compute time of the late rank beyond the median of the others",
+        "excess_kernels_per_step": "kernels of the late rank beyond the mean of the others",
+        "excess_longer_ns_per_step": "what kernels of the same name and grid take longer on the late rank",
+        "excess_idle_ns_per_step": "idle time of the late rank beyond the median of the others",
+        "explained_share": "of that waiting, what the late rank's excess accounts for",
+        "host_needed_of_window_share": "host time of the waiting ranks, as recorded: waiting that the host "
+        "needs anyway costs nothing",
+    }
+    refutation = (
+        "Swap the late rank's data with another's, then its GPU: what the lateness moves with is its cause. If the "
+        "step takes as long with the rank's extra work left out, something else held the others up."
+    )
+    explained_share = Limit(0.5, "A cause that explains less than half of the waiting is not the one.")
+
+    def _waiting(self, run: Run) -> tuple[int, dict[int, float]] | None:
+        """The late rank, and what each other one waited for it."""
+        late = straggler(run.result.waits)
+        if late is None:
+            return None
+        held = dict(held_up(run.result.waits, late).select("rank", pl.col("held_ns").cast(pl.Float64)).iter_rows())
+        return (late, held) if held else None
+
+    def claim(self, facts: Facts) -> Floats | None:
+        """Of collectives that mostly wait for the late rank, the waiting."""
+        run = run_of(facts)
+        found = self._waiting(run) if run is not None else None
+        if run is None or found is None:
+            return None
+        late, _ = found
+        # Ranks of one file share its clock: their kernels are known by when they began.
+        waits = run.result.waits
+        instances = waits.collectives.filter(pl.col("last_rank") == late).select("collective")
+        members = waits.members.filter(pl.col("rank") != late).join(instances, on="collective")
+        share = members.group_by("start_ns").agg(
+            (pl.col("wait_ns").sum() / (pl.col("end_ns") - pl.col("start_ns")).sum()).alias("share")
+        )
+        known = facts.work.select("start_ns").join(share, on="start_ns", how="left", maintain_order="left")["share"]
+        talks = (facts.work["label"] == "communication").to_numpy()
+        waiting = known.fill_null(0.0).to_numpy()
+        return np.where(talks & (waiting > 1 / 2), waiting, 0.0)
+
+    def across(self, run: Run, limits: Thresholds) -> Finding | None:
+        """The finding, if the run has it."""
+        found = self._waiting(run)
+        if found is None:
+            return None
+        late, held = found
+        mean = sum(held.values()) / len(held)
+        if ceiling(round(run.wall_ns), mean) < limits.raise_ceiling:
+            return None
+        shares = {rank: spent / max(run.ranks[rank].wall_ns, 1) for rank, spent in held.items()}
+        row = run.result.waits.ranks.row(by_predicate=pl.col("rank") == late, named=True)
+        others = [run.ranks[rank] for rank in held]
+        excess = _excess(run.ranks[late], others)
+        cause = max(excess, key=lambda name: excess[name])
+        explained = min(sum(max(spent, 0.0) for spent in excess.values()) / max(mean, 1.0), 1.0)
+        if excess[cause] <= 0 or explained < self.explained_share:
+            cause = "unknown"
+        doing, remedies = _CAUSES[cause]
+        stall = run.ranks[late].stall
+        if cause == "host" and stall is not None:
+            remedies = (*(replace(each, expected=GAIN) for each in stall.remedies[:1]), *remedies)
+        doing = doing.format(excess=f"{excess.get(cause, 0.0) / run.steps / 1e6:.1f} ms")
+        gains = _gains(run.ranks, held)
+        if sorted(gains)[1] < limits.raise_ceiling:
+            doing += "; without it the hosts would set the same pace"
+        compute = {rank: run.summary(rank).times["compute_ns"] for rank in (late, *held)}
+        idle = {rank: run.summary(rank).times["idle_ns"] for rank in (late, *held)}
+        waits = run.result.waits.ranks.filter(pl.col("rank").is_in(list(held)))
+        exposed = dict(waits.select("rank", "exposed_wait_ns").iter_rows())
+        return self.costing(
+            run,
+            limits,
+            gains,
+            bound=max(_most(run.ranks[rank], exposed[rank]) for rank in held),
+            title=f"Rank {late} is late and the others wait for it: {doing}",
+            confidence="high" if run.sure and cause != "unknown" else "medium" if run.sure else "low",
+            evidence={
+                "collectives_per_step": row["matched"] / run.steps,
+                "last_share": row["last_share"],
+                "caused_share": row["delay_ns"] / max(1, int(run.result.waits.ranks["delay_ns"].sum())),
+                "waited_ns_per_step": mean / run.steps,
+                "waited_share": sum(shares.values()) / len(shares),
+                "most_waiting_rank_share": max(shares.values()),
+                "excess_compute_ns_per_step": (compute[late] - median(compute[rank] for rank in held)) / run.steps,
+                "excess_kernels_per_step": (_count(run.ranks[late]) - sum(map(_count, others)) / len(others))
+                / run.steps,
+                "excess_longer_ns_per_step": excess["slower-kernels"] / run.steps,
+                "excess_idle_ns_per_step": (idle[late] - median(idle[rank] for rank in held)) / run.steps,
+                "explained_share": explained,
+                "host_needed_of_window_share": median(min(each.host_ns / max(each.wall_ns, 1), 1.0) for each in others),
+            },
+            where=(f"rank {late}", *_where(run.ranks[late], others, cause)),
+            remedies=(
+                *remedies,
+                Remedy(
+                    "Compare it with another rank",
+                    "warplens compare PROFILE_OF_ANOTHER PROFILE_OF_THIS_RANK, or warplens ranks for all collectives",
+                    "every kernel and pause that differs",
+                ),
+            ),
+        )
+
+
+def _count(facts: RankFacts) -> int:
+    return int(facts.kernels["kernels"].sum())
+
+
+def _excess(late: RankFacts, others: Sequence[RankFacts]) -> dict[str, float]:
+    """Nanoseconds of the late rank's window beyond those of the others, by cause."""
+    usual = (
+        pl.concat([each.kernels for each in others])
+        .group_by("name", "blocks")
+        .agg(
+            (pl.col("kernels").sum() / len(others)).alias("usual"),
+            (pl.col("time_ns").sum() / len(others)).alias("taken"),
+        )
+    )
+    both = late.kernels.join(usual, on=["name", "blocks"], how="full", nulls_equal=True).with_columns(
+        pl.col("kernels", "usual", "time_ns", "taken").fill_null(0).cast(pl.Float64)
+    )
+    beyond = both["time_ns"] - both["taken"]
+    # A kind of kernel that runs as often and takes longer is slower; one that runs more often is more work.
+    as_often = (both["kernels"] - both["usual"]).abs() <= _AS_OFTEN * both["usual"]
+    slower, more = (float(beyond.filter(which).sum()) for which in (as_often, ~as_often))
+    idle = {
+        name: sum(late.idle.get(cause, 0) for cause in causes)
+        - median(sum(each.idle.get(cause, 0) for cause in causes) for each in others)
+        for name, causes in _IDLE.items()
+    }
+    # The others' own pauses are hidden behind their waiting: host time is compared as a whole, and then divided.
+    host = late.host_ns - median(each.host_ns for each in others)
+    idle["host"] = min(idle["host"], max(host, 0.0))
+    idle["launch"] = host - idle["host"]
+    return {"more-work": more, "slower-kernels": slower, **idle}
+
+
+def _where(late: RankFacts, others: Sequence[RankFacts], cause: str) -> tuple[str, ...]:
+    """Where the late rank spends its excess: the most particular ranges that hold most of it, or the kernels."""
+    if cause == "host" and late.stall is not None:
+        return late.stall.where[:2]
+    if cause not in ("more-work", "slower-kernels"):
+        return ()
+
+    def beyond(own: pl.DataFrame, usual: Sequence[pl.DataFrame], amount: str) -> pl.DataFrame:
+        mean = pl.concat(usual).group_by("name").agg((pl.col(amount).sum() / len(others)).alias("usual"))
+        summed = own.group_by("name").agg(pl.col(amount).sum())
+        joined = summed.join(mean, on="name", how="left").with_columns(pl.col("usual").fill_null(0.0))
+        found = joined.with_columns((pl.col(amount) - pl.col("usual")).alias("excess")).filter(pl.col("excess") > 0)
+        return found.sort(["excess", "name"], descending=[True, False])
+
+    places = beyond(late.places, [each.places for each in others], "busy_ns")
+    kernels = beyond(late.kernels, [each.kernels for each in others], "time_ns")
+    named: list[str] = kernels["name"].head(1).to_list()
+    if places.height:
+        # Of the ranges with nearly all of it, the one that holds little else.
+        most = places.filter(pl.col("excess") >= _NEARLY_ALL * places["excess"][0]).sort("busy_ns", "name")
+        named = [most["name"][0], *named]
+    return tuple(named)
+
+
+#: Counts of one kind of kernel on two ranks that differ by less are of the same program: windows do not end alike.
+_AS_OFTEN: Final = 0.05
+
+#: Of the excess of the range that has most: what lies inside of it, at any depth.
+_NEARLY_ALL: Final = 0.8

@@ -1,0 +1,214 @@
+"""Several ranks of one run as the rules see them: each rank's pace and work, and what they are to each other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from statistics import median
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import polars as pl
+
+from warplens.analysis.ranks.across import RanksResult, across_ranks
+from warplens.analysis.ranks.summary import RankSummary, RankWindow, rank_windows, summary_of
+from warplens.analysis.window import generic_name, is_step_name
+from warplens.diagnosis.claims import divide
+from warplens.diagnosis.facts import Facts, gather
+from warplens.diagnosis.findings import ISSUING
+from warplens.diagnosis.rules.host import HostStall
+from warplens.profile.schema import name_categories
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from warplens.diagnosis.findings import Finding
+
+#: Rows kept of each rank's tables: what is compared are the largest.
+_MOST_ROWS: Final = 400
+
+#: What a rank's own idle time is told apart by, beside the causes of the time budget.
+_SUBMITTED: Final = ("submission", "profiler")
+
+_STALL: Final = HostStall()
+
+
+@dataclass(frozen=True, eq=False)
+class RankFacts:
+    """One rank, as far as rules compare it with others. Times are in nanoseconds of its window.
+
+    Attributes:
+        wall_ns, busy_ns: the window, and the part of it in which the GPU worked, communication included.
+        host_ns: host time that it took to issue the work, as recorded.
+        issuing_ns, other_ns: idle time in which the host issued work, and in which it did not.
+        unprofiled_share, least_unprofiled_share: of the host's time, what it takes without a profiler; expected, least.
+        before_communication_ns: pauses that communication ended while the host issued work.
+        idle: idle time by cause.
+        kernels: `name`, `blocks` (of its grid), `kernels` and `time_ns`, communication left out.
+        places: `name` of a range, its numbers as N, and `busy_ns`, GPU time of the work launched inside at any depth.
+        stall: the finding on what the host does beside CUDA, where that costs the rank time.
+    """
+
+    wall_ns: int
+    busy_ns: int
+    host_ns: int
+    issuing_ns: int
+    other_ns: int
+    unprofiled_share: float
+    least_unprofiled_share: float
+    before_communication_ns: int
+    idle: dict[str, int]
+    kernels: pl.DataFrame
+    places: pl.DataFrame
+    stall: Finding | None
+
+    def unprofiled_ns(self, share: float, saved_ns: float = 0.0) -> float:
+        """The window without a profiler, if the GPU worked that much less.
+
+        As `Facts.unprofiled_ns`: the longer of host and GPU sets the pace, other pauses come on top.
+
+        Args:
+            share: of the host's recorded time, what it takes without the profiler.
+            saved_ns: what the GPU need not do.
+        """
+        host = min(share * self.host_ns, self.wall_ns - self.other_ns)
+        return max(self.busy_ns - saved_ns, host) + self.other_ns
+
+    def gain(self, share: float, saved_ns: float) -> float:
+        """How many times as fast the rank gets by that."""
+        return self.unprofiled_ns(share) / max(self.unprofiled_ns(share, saved_ns), 1.0)
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """The ranks of one run.
+
+    Attributes:
+        result: what the ranks have to say together.
+        ranks: by rank, in its order.
+        steps: repetitions in the window of the first; 1 where there are none.
+        sure: whether the windows consist of several steps.
+    """
+
+    result: RanksResult
+    ranks: dict[int, RankFacts]
+
+    @property
+    def steps(self) -> int:
+        """Repetitions in a rank's window; 1 where it has none."""
+        return max(1, round(median(len(summary.window.steps) for summary in self.result.summaries)))
+
+    @property
+    def sure(self) -> bool:
+        """Whether every window consists of several steps."""
+        return all(len(summary.window.steps) > 1 for summary in self.result.summaries)
+
+    @property
+    def wall_ns(self) -> float:
+        """The window of a rank, the mean."""
+        return sum(facts.wall_ns for facts in self.ranks.values()) / max(len(self.ranks), 1)
+
+    def summary(self, rank: int) -> RankSummary:
+        """What remains of this rank's profile."""
+        return self.result.summaries[self.result.ranks.index(rank)]
+
+
+def rank_facts(facts: Facts) -> RankFacts:
+    """What other ranks are compared with, of the window of one rank."""
+    issuing = facts.idle(*ISSUING)
+    causes = {name: facts.idle(name) for name in facts.gaps.columns if facts.gaps.schema[name] == pl.Int64}
+    return RankFacts(
+        wall_ns=facts.wall_ns,
+        busy_ns=facts.busy_ns,
+        host_ns=facts.host_needed_ns,
+        issuing_ns=issuing,
+        other_ns=max(facts.idle_ns - facts.idle(*ISSUING, *_SUBMITTED), 0),
+        unprofiled_share=facts.unprofiled_share,
+        least_unprofiled_share=facts.least_unprofiled_share,
+        before_communication_ns=_before_communication(facts),
+        idle={name: spent for name, spent in causes.items() if spent and name not in ("start_ns", "end_ns", "range")},
+        kernels=_kernels(facts),
+        places=_places(facts),
+        stall=_STALL.find(facts, divide(facts, (_STALL,))),
+    )
+
+
+def run_of_ranks(summaries: Sequence[RankSummary], facts: Sequence[RankFacts], files: Sequence[int]) -> Run:
+    """The run of these ranks.
+
+    Args:
+        summaries, facts: one a rank, in the order in which their files were given.
+        files: the number of the file that each is from.
+
+    Raises:
+        UsageError: they are not of one run.
+    """
+    result = across_ranks(summaries, files)
+    place = {id(summary): number for number, summary in enumerate(summaries)}
+    ordered = (facts[place[id(summary)]] for summary in result.summaries)
+    return Run(result, dict(zip(result.ranks, ordered, strict=True)))
+
+
+def run_of(facts: Facts) -> Run | None:
+    """The run that one profile holds; None for a part of a window, and without communication."""
+    if facts.phase is not None or facts.window.range_name is not None:
+        return None
+    if not (facts.work["label"] == "communication").any():
+        return None
+    if "run" not in facts.cache:
+        ranks = rank_windows(facts.timeline, facts.window)
+        own = [facts if rank.timeline is facts.timeline else _gathered(rank, facts) for rank in ranks]
+        facts.cache["run"] = run_of_ranks([*map(summary_of, ranks)], [*map(rank_facts, own)], [0] * len(ranks))
+    found: Run = facts.cache["run"]
+    return found
+
+
+def _gathered(rank: RankWindow, whole: Facts) -> Facts:
+    return gather(rank.timeline, rank.window, thresholds=whole.thresholds)
+
+
+def _before_communication(facts: Facts) -> int:
+    """Pauses in which the host issued what a collective's launch ended."""
+    after = facts.program.gap_next
+    talks = np.r_[(facts.work["label"] == "communication").to_numpy(), False]
+    spent = np.zeros(facts.gaps.height, dtype=np.int64)
+    for cause in ISSUING:
+        if cause in facts.gaps.columns:
+            spent += facts.gaps[cause].to_numpy()
+    return int(spent[talks[after]].sum())
+
+
+def _kernels(facts: Facts) -> pl.DataFrame:
+    kernels = facts.timeline.trace.kernels
+    mine = facts.work.filter((pl.col("kind") == "kernel") & (pl.col("label") != "communication"))
+    blocks = pl.col("grid_x").cast(pl.Int64) * pl.col("grid_y") * pl.col("grid_z")
+    named = kernels.select("name", blocks.alias("blocks"), time_ns=pl.col("end_ns") - pl.col("start_ns"))
+    return (
+        named[mine["row"]]
+        .with_columns(pl.col("name").cast(pl.String))
+        .group_by("name", "blocks")
+        .agg(pl.len().cast(pl.Int64).alias("kernels"), pl.col("time_ns").sum())
+        .sort(["time_ns", "name", "blocks"], descending=[True, False, False])
+        .head(_MOST_ROWS)
+    )
+
+
+def _places(facts: Facts) -> pl.DataFrame:
+    """GPU time by the ranges around the launches; of a range inside one of its own name, the outer counts."""
+    ranges, forest = facts.timeline.trace.ranges, facts.timeline.forest
+    own = np.zeros(ranges.height, dtype=np.int64)
+    known = facts.work.filter(pl.col("range").is_not_null() & (pl.col("label") != "communication"))
+    np.add.at(own, known["range"].to_numpy(), known["own_ns"].to_numpy())
+    texts = [generic_name(text) for text in name_categories(ranges["name"])]
+    numbers = {text: number for number, text in enumerate(dict.fromkeys(texts))}
+    code = np.array([numbers[text] for text in texts], dtype=np.int64)
+    label = code[ranges["name"].to_physical().to_numpy()] if ranges.height else np.zeros(0, dtype=np.int64)
+    first = ~forest.repeats(label) if ranges.height else np.zeros(0, dtype=np.bool_)
+    sums = np.zeros(len(numbers), dtype=np.int64)
+    np.add.at(sums, label[first], forest.inclusive(own)[first])
+    found = pl.DataFrame({"name": list(numbers), "busy_ns": sums}, schema={"name": pl.String, "busy_ns": pl.Int64})
+    steps = [text for text in numbers if is_step_name(text)]
+    return (
+        found.filter((pl.col("busy_ns") > 0) & ~pl.col("name").is_in(steps))
+        .sort(["busy_ns", "name"], descending=[True, False])
+        .head(_MOST_ROWS)
+    )

@@ -1,0 +1,147 @@
+"""What ranks cost each other is found where it is planted: in one file of all ranks, and in a file a rank."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.diagnosis.fleet import SEND_RECV, US, Fleet, found_across
+from tests.diagnosis.machine import ADD, BF16_GEMM
+from tests.diagnosis.programs import judged
+from warplens.diagnosis.rules.ranks import PipelineBubble, Straggler, UnbucketedCommunication
+
+
+def training(fleet: Fleet, late: int | None = None, extra: str = "", buckets: int = 4) -> None:
+    """Buckets of a product of 500 µs and a reduction of 100 µs; one rank may have something else to do before each."""
+    for _ in range(buckets):
+        for rank, machine in enumerate(fleet.machines):
+            slow = rank == late
+            if slow and extra == "host":
+                with machine.range("load_batch"):
+                    machine.think(2400 * US)
+            if slow and extra == "more":
+                with machine.range("extra_work"):
+                    machine.launch(200 * US)
+            with machine.range("layers"):
+                machine.launch(500 * US * (7 if slow and extra == "slower" else 5) // 5, times=1)
+        fleet.meet(100 * US)
+    for machine in fleet.machines:
+        machine.wait()
+
+
+@pytest.mark.parametrize(
+    ("extra", "waited_us", "says", "where"),
+    [
+        ("more", 800, "its GPU has 0.8 ms a step more work", "extra_work"),
+        ("slower", 800, "the same kernels take 0.8 ms a step longer", "layers"),
+        ("host", 7200, "its host does something else for", "load_batch"),
+    ],
+)
+def test_the_late_rank_is_named_with_what_makes_it_late(extra: str, waited_us: int, says: str, where: str) -> None:
+    fleet = Fleet(3).run(lambda fleet: training(fleet, 1, extra))
+    for finding in (found_across(Straggler(), fleet), judged(fleet.one_file()).finding("straggler")):
+        assert finding is not None
+        assert finding.title.startswith(f"Rank 1 is late and the others wait for it: {says}")
+        assert finding.where[:2] == ("rank 1", where)
+        assert finding.evidence["last_share"] == pytest.approx(1, abs=0.01)
+        assert finding.evidence["waited_ns_per_step"] == pytest.approx(waited_us * US, rel=0.1)
+        assert finding.expected is not None
+        healthy = Fleet(3).run(training).machines[0].gpu
+        assert finding.expected == pytest.approx(fleet.machines[0].gpu / healthy, rel=0.05)
+        assert finding.bound is not None
+        assert finding.bound >= finding.expected
+
+
+def test_a_late_rank_in_one_file_is_the_verdict() -> None:
+    found = judged(Fleet(2).run(lambda fleet: training(fleet, 1, "more")).one_file())
+    assert found.verdict == "straggler"
+    # 200 of 800 µs a bucket, of one GPU of two.
+    assert "for 12." in found.headline
+    communication = found.finding("exposed-communication")
+    assert communication is not None
+    assert communication.evidence["exposed_ns"] < 0.25 * found.coverage.wall_ns
+
+
+def test_ranks_that_keep_pace_have_no_straggler() -> None:
+    fleet = Fleet(4).run(training)
+    assert found_across(Straggler(), fleet) is None
+    assert judged(fleet.one_file()).finding("straggler") is None
+
+
+def gradients(fleet: Fleet, count: int, each_us: int = 12, between: str = ADD) -> None:
+    """Products of 4 ms, and then each gradient reduced and scaled by itself."""
+    for machine in fleet.machines:
+        machine.launch(500 * US, times=8)
+    for _ in range(count):
+        fleet.meet(each_us * US)
+        for machine in fleet.machines:
+            machine.launch(2 * US, between)
+    for machine in fleet.machines:
+        machine.wait()
+
+
+def test_gradients_that_are_reduced_one_by_one_are_unbucketed() -> None:
+    fleet = Fleet(2).run(lambda fleet: gradients(fleet, 100))
+    for finding in (
+        found_across(UnbucketedCommunication(), fleet),
+        judged(fleet.one_file()).finding("unbucketed-communication"),
+        judged(fleet.files()[0]).finding("unbucketed-communication"),
+    ):
+        assert finding is not None
+        assert finding.evidence["small_collectives_per_step"] == 100
+        assert finding.evidence["floor_ns"] == pytest.approx(12 * US, rel=0.05)
+        assert finding.evidence["saved_of_exposed_share"] > 0.9
+        assert finding.bound is not None
+        mended = Fleet(2).run(lambda fleet: gradients(fleet, 1, 100))
+        assert 1.1 < fleet.machines[0].gpu / mended.machines[0].gpu <= finding.bound
+
+
+@pytest.mark.parametrize(
+    ("count", "each_us", "between"),
+    [(4, 300, ADD), (100, 12, BF16_GEMM), (100, 300, ADD)],
+    ids=["few", "needed", "large"],
+)
+def test_collectives_that_are_few_large_or_needed_at_once_are_not(count: int, each_us: int, between: str) -> None:
+    fleet = Fleet(2).run(lambda fleet: gradients(fleet, count, each_us, between))
+    assert found_across(UnbucketedCommunication(), fleet) is None
+    assert judged(fleet.one_file()).finding("unbucketed-communication") is None
+
+
+def pipeline(fleet: Fleet, micro: int, whole_us: int = 16_000) -> None:
+    """GPipe: all micro-batches forward, then all backward; a backward pass takes twice as long."""
+    last = fleet.size - 1
+    forward = whole_us * US // micro // 3
+    for _ in range(micro):
+        for rank in range(fleet.size):
+            if rank:
+                fleet.meet(20 * US, SEND_RECV, (rank - 1, rank))
+            fleet.machines[rank].launch(forward)
+    for _ in range(micro):
+        for rank in range(last, -1, -1):
+            if rank < last:
+                fleet.meet(20 * US, SEND_RECV, (rank, rank + 1))
+            fleet.machines[rank].launch(2 * forward, ADD)
+
+
+@pytest.mark.parametrize(("stages", "micro"), [(2, 2), (2, 4), (4, 4), (4, 8)])
+def test_the_bubble_of_a_pipeline_is_that_of_the_formula(stages: int, micro: int) -> None:
+    fleet = Fleet(stages).run(lambda fleet: pipeline(fleet, micro))
+    for finding in (found_across(PipelineBubble(), fleet), judged(fleet.one_file()).finding("pipeline-bubble")):
+        assert finding is not None
+        assert finding.evidence["stages_count"] == stages
+        assert finding.evidence["micro_batches_per_step"] == micro
+        reference = (stages - 1) / (micro + stages - 1)
+        assert finding.evidence["reference_bubble_share"] == pytest.approx(reference)
+        assert finding.evidence["bubble_share"] == pytest.approx(reference, abs=0.06)
+        mended = Fleet(stages).run(lambda fleet: pipeline(fleet, 2 * micro))
+        assert finding.expected is not None
+        assert finding.expected == pytest.approx(fleet.machines[0].gpu / mended.machines[0].gpu, rel=0.05)
+
+
+def test_a_ring_whose_exchanges_wait_alike_is_no_pipeline() -> None:
+    def ring(fleet: Fleet) -> None:
+        for turn in range(8):
+            for rank, machine in enumerate(fleet.machines):
+                machine.launch((500 + 60 * ((turn + rank) % 2)) * US)
+            fleet.meet(40 * US, SEND_RECV)
+
+    assert found_across(PipelineBubble(), Fleet(2).run(ring)) is None
