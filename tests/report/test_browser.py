@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,19 @@ def browser():
 def report(tmp_path_factory):
     path = tmp_path_factory.mktemp("report") / "report.html"
     path.write_text(render_html(sample.document()), "utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def several(tmp_path_factory):
+    from tests.diagnosis import programs
+    from warplens.analysis.timeline import Timeline
+    from warplens.report.overview.document import report_document
+    from warplens.report.overview.numbers import examine
+
+    timelines = [Timeline(programs.record(each)) for each in (programs.unfused_optimizer, programs.large_products)]
+    path = tmp_path_factory.mktemp("several") / "report.html"
+    path.write_text(render_html(report_document([examine(each, each.window()) for each in timelines])), "utf-8")
     return path
 
 
@@ -221,11 +235,68 @@ def test_the_page_can_be_read_without_scripts(browser, report):
 
 def test_a_saved_chart_stands_alone(visit, tmp_path):
     page = visit().page
-    page.hover("#budget-chart")
     with page.expect_download() as download:
-        page.click("#budget-chart button.save")
+        page.click("#budget-chart button.save >> nth=0")
     download.value.save_as(tmp_path / "budget.svg")
     text = (tmp_path / "budget.svg").read_text("utf-8")
     assert text.startswith("<svg")
     assert "var(" not in text
     assert "#1d5ab0" in text
+    with page.expect_download() as download:
+        page.click("#budget-chart button.save >> nth=1")
+    download.value.save_as(tmp_path / "budget.png")
+    assert (tmp_path / "budget.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+
+
+def test_a_saved_table_holds_every_row_with_exact_values_and_full_names(visit, tmp_path):
+    page = visit(at="kernels").page
+    with page.expect_download() as download:
+        page.click("#kernel-table button.csv")
+    download.value.save_as(tmp_path / "kernels.csv")
+    with (tmp_path / "kernels.csv").open(newline="", encoding="utf-8") as file:
+        head, *rows = csv.reader(file)
+    assert head == ["Kernel", "Total", "Share", "Calls", "Std dev"]
+    assert rows[0][:2] == ["gemm", "10000000"]
+    assert rows[1][0] == sample.HOSTILE_FULL
+    assert len(rows) == 40
+
+
+def test_one_room_is_shown_at_a_time_and_its_address_leads_there(visit):
+    page = visit(at="room/kernels").page
+    shown_rooms = page.locator(".room:not(.away)")
+    assert shown_rooms.get_attribute("id") == "room/kernels"
+    page.locator(".rooms a", has_text="Copies").click()
+    assert page.url.endswith("#room/nothing")
+    assert shown_rooms.get_attribute("id") == "room/nothing"
+    page.go_back()
+    assert shown_rooms.get_attribute("id") == "room/kernels"
+    assert page.locator(".rooms [aria-current]").inner_text() == "Kernels"
+
+
+def test_the_address_of_a_table_opens_its_room(visit):
+    page = visit(at="range-table").page
+    assert page.locator("#range-table").is_visible()
+
+
+def test_a_profile_is_chosen_among_several_and_the_comparison_stays_above_its_answer(browser, several):
+    page = Visit(browser, several, "").page
+    assert page.locator("#comparison-table").is_visible()
+    assert page.locator(".room.answer:visible").get_attribute("id") == "room/p1-answer"
+    page.select_option("#warplens-part", "p2")
+    assert page.locator(".room.answer:visible").get_attribute("id") == "room/p2-answer"
+    page.locator(".rooms ol:visible a", has_text="Budget").click()
+    assert page.url.endswith("#room/p2-budget-room")
+    assert not page.locator("#comparison-table").is_visible()
+
+
+@pytest.mark.parametrize("width", [390, 1400])
+def test_the_first_screen_holds_what_limits_what_it_brings_and_what_to_do(browser, several, width):
+    height = {390: 844, 1400: 900}[width]
+    page = Visit(browser, several, "room/p1-timeline-room", viewport={"width": width, "height": height}).page
+    page.goto(f"{several.as_uri()}#room/p1-answer")
+    answer = page.locator("[id='room/p1-answer']")
+    top = answer.bounding_box()["y"]
+    for part in (".verdict", ".factor", ".action", ".code", ".strip svg >> nth=0"):
+        box = answer.locator(part).first.bounding_box()
+        assert box["y"] + box["height"] - top <= height, part
+    assert page.evaluate("document.documentElement.scrollWidth") == width

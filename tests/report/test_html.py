@@ -12,9 +12,11 @@ from html.parser import HTMLParser
 
 import pytest
 
+from docs import generate_vega
 from tests.report import sample
 from warplens.report.document import Document, Paragraph, Section
-from warplens.report.html import MOST_ROWS, render_html
+from warplens.report.html import MOST_ROWS, asset, render_html
+from warplens.report.theme import css_ink
 
 TEXT_ONLY = Document("plain", "Nothing.", (Section("a", "A", (Paragraph("One < two & three."),)),))
 
@@ -134,3 +136,8 @@ def test_a_page_without_charts_does_not_carry_a_chart_library():
 
 def test_a_page_with_charts_stays_near_one_megabyte(page):
     assert len(page.encode()) < 1_500_000
+
+
+def test_the_chart_library_is_the_one_that_charts_are_written_for():
+    assert asset("vega.js") == generate_vega.script(), "run python docs/generate_vega.py"
+    assert all(chart.draw(css_ink).to_dict(validate=True) for chart in sample.all_charts().values())

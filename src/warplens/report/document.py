@@ -163,8 +163,8 @@ class Answer:
         id: unique in the document.
         verdict: what limits it, in a sentence.
         severity: that of the finding; `info` where nothing is lost.
-        gain: the factor that is expected, as text.
-        gain_range: the interval and the bound of it; empty where nothing is known.
+        gain: the factor that is expected, as text; empty where there is none.
+        gain_range: the interval and the bound of it, or why there is none.
         do, code, brings: the first remedy: what to do, how, and what it should bring; empty where there is none.
         sure: how sure the cause is.
         refute: the experiment that would show that it is wrong.

@@ -48,6 +48,7 @@ _LEVEL_FILLS: Final = {"precision": "softmax", "avoidable": "idle-5", "roof": "i
 #: Parts of one step down that a chart names, if they are this share of the step; the others are one bar.
 _NAMED: Final = 3
 _WORTH_A_BAR: Final = 0.01
+_WORTH_A_SEGMENT: Final = 0.0005
 
 
 def level_title(level: str) -> str:
@@ -201,7 +202,7 @@ def headroom_strip(found: Headroom) -> Strip:
     segments = tuple(
         Segment(title, fmt.duration(found.per_step(time)), time / whole, fill, meaning)
         for title, time, fill, meaning in levels
-        if time / whole >= _WORTH_A_BAR
+        if time / whole >= _WORTH_A_SEGMENT
     )
     return Strip(f"What this GPU needs for the same {unit}: {fmt.duration(found.per_step(limit))} (modelled)", segments)
 

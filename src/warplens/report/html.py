@@ -17,11 +17,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import jinja2
 import polars as pl
-import vl_convert
 
 from warplens._version import __version__
 from warplens.report import text as fmt
-from warplens.report.charts import vega_lite_version
 from warplens.report.document import Markup
 from warplens.report.jsonout import dumps
 from warplens.report.theme import FILLS, FONT, PAGE, Theme, colour, css_ink
@@ -50,7 +48,7 @@ def render_html(document: Document) -> str:
     charts = {figure.id: figure.chart.spec(css_ink, figure.alt) for figure in document.figures()}
     own = [block for block in document.blocks() if isinstance(block, Markup)]
     names = dict.fromkeys(name for block in own for name in block.scripts)
-    scripts = [*([_vega_bundle()] if charts else []), *map(asset, names), asset("report.js")]
+    scripts = [*([asset("vega.js")] if charts else []), *map(asset, names), asset("report.js")]
     styles = [_theme_css() + asset("report.css").replace("PAGE_FONT", FONT), _WITHOUT_SCRIPTS]
     environment = _environment()
     blocks: Any = environment.get_template("blocks.html.j2").make_module({"view": _table_view, "note_tags": _NOTE_TAGS})
@@ -76,7 +74,13 @@ def _environment() -> jinja2.Environment:
     environment = jinja2.Environment(
         loader=jinja2.FunctionLoader(asset), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
     )
-    environment.filters |= {"quantity": fmt.value, "share": fmt.share, "embedded": _embedded_json, "percent": _percent}
+    environment.filters |= {
+        "quantity": fmt.value,
+        "share": fmt.share,
+        "sentence": fmt.sentence,
+        "embedded": _embedded_json,
+        "percent": _percent,
+    }
     return environment
 
 
@@ -91,17 +95,10 @@ def asset(name: str) -> str:
     return (resources.files("warplens.report") / "assets" / name).read_text("utf-8")
 
 
-@functools.cache
-def _vega_bundle() -> str:
-    """Vega, Vega-Lite and vega-embed as one script, in the versions that Altair writes for."""
-    bundle: str = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;", vl_version=vega_lite_version())
-    return bundle.replace("</script", "<\\/script")
-
-
 def _policy(scripts: Iterable[str], styles: Iterable[str]) -> str:
     """Only what this page holds may run and style it, and nothing may be loaded."""
     return (
-        f"default-src 'none'; script-src {_hashes(scripts)}; style-src {_hashes(styles)}; img-src data: blob:; "
+        f"default-src 'none'; script-src {_hashes(scripts)}; style-src {_hashes(styles)}; img-src data:; "
         "base-uri 'none'; form-action 'none'"
     )
 

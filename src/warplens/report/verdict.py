@@ -271,6 +271,7 @@ def _frame(columns: Iterable[Column], rows: Iterable[Mapping[str, Any]]) -> pl.D
 # --- The verdict on a page: the first screen, and the room of the findings --------------------------------------------
 
 
+_INCOMPLETE: Final = "incomplete-profile"
 _CONFIDENCE: Final = {
     "high": "the recording shows the cause",
     "medium": "the cause is inferred",
@@ -286,7 +287,8 @@ def limit_sentence(diagnosis: Diagnosis) -> str:
 
 def gain_range(finding: Finding) -> str:
     """How far the gain may be off: `1.22× to 1.87× nine times in ten, at most 2.36×`; empty where nothing is known."""
-    most = "" if finding.bound is None else f"at most {factor(finding.bound)}, by the physics of the same work"
+    bounded = finding.bound is not None and finding.bound <= _MANY
+    most = f"at most {factor(finding.bound)}, by the physics of the same work" if bounded else ""
     if finding.expected is None or finding.expected_interval is None:
         return most
     low, high = finding.expected_interval
@@ -294,26 +296,36 @@ def gain_range(finding: Finding) -> str:
     return f"{between}; {most}" if most else between
 
 
-def answer_block(diagnosis: Diagnosis, strips: tuple[Strip, ...], id_: str = "answer") -> Answer:
-    """What limits the program, how much there is to gain, what to do, and how that could be wrong."""
+def answer_block(diagnosis: Diagnosis, strips: tuple[Strip, ...], at: str = "") -> Answer:
+    """What limits the program, how much there is to gain, what to do, and how that could be wrong.
+
+    Args:
+        diagnosis: the verdict.
+        strips: where the time goes; left out where the profile cannot answer.
+        at: stands before every id.
+    """
     first, rest = diagnosis.findings[0], diagnosis.findings[1:]
     remedy = first.remedies[0] if first.remedies else None
-    describes = rule(first.id).describes or first.gain is None
-    grave = tuple(note for note in diagnosis.notes if note.level is not NoteLevel.INFO and note.text != first.title)
+    cannot = first.id == _INCOMPLETE
+    costing = [found for found in rest if found.id != _INCOMPLETE and not rule(found.id).describes and found.gain]
+    gain, span = factor(first.gain), gain_range(first)
+    if rule(first.id).describes or first.gain is None:
+        little = f"{factor(costing[0].gain)} from the next finding" if costing else "no change with a gain was found"
+        gain, span = "", "this profile cannot tell" if cannot else little
     return Answer(
-        id=id_,
+        id=f"{at}answer",
         verdict=limit_sentence(diagnosis),
         severity=first.severity,
-        gain="" if describes else factor(first.gain),
-        gain_range="" if describes else gain_range(first),
+        gain=gain,
+        gain_range=span,
         do=remedy.action if remedy else "",
         code=remedy.how if remedy else "",
         brings=remedy.expected if remedy else "",
         sure=f"{fmt.capitalised(first.confidence)} confidence: {_CONFIDENCE[first.confidence]}",
         refute=first.refute,
-        notes=grave,
-        strips=strips,
-        others=tuple((f"finding-{other.id}", rule(other.id).limiter, factor(other.gain)) for other in rest),
+        notes=tuple(note for note in diagnosis.notes if note.level is not NoteLevel.INFO and note.text != first.title),
+        strips=() if cannot else strips,
+        others=tuple((f"{at}finding-{other.id}", rule(other.id).limiter, factor(other.gain)) for other in costing),
     )
 
 

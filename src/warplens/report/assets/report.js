@@ -266,18 +266,46 @@
   };
   addEventListener("scroll", () => { tip.hidden = true; }, { passive: true });
 
+  const offer = (blob, name) => {
+    const link = document.createElement("a");
+    link.href = URL.createObjectURL(blob);
+    link.download = name;
+    link.click();
+    setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+  };
+
   // A saved chart leaves the page's variables behind: they are replaced by the colours of the moment.
-  const save = (figure) => {
+  const save = async (figure, kind) => {
     const svg = one("svg", figure).cloneNode(true);
     svg.setAttribute("xmlns", "http://www.w3.org/2000/svg");
     const style = getComputedStyle(figure);
     const text = svg.outerHTML.replace(/var\((--[\w-]+)\)/g, (_, name) => style.getPropertyValue(name).trim());
-    const link = document.createElement("a");
-    link.href = URL.createObjectURL(new Blob([text], { type: "image/svg+xml" }));
-    link.download = `${figure.id}.svg`;
-    link.click();
-    setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+    const blob = new Blob([text], { type: "image/svg+xml" });
+    if (kind === "SVG") { offer(blob, `${figure.id}.svg`); return; }
+    const image = new Image();
+    image.src = `data:image/svg+xml,${encodeURIComponent(text)}`;
+    await image.decode();
+    const canvas = document.createElement("canvas");
+    canvas.width = 2 * image.width;
+    canvas.height = 2 * image.height;
+    const context = canvas.getContext("2d");
+    context.fillStyle = style.backgroundColor;
+    context.fillRect(0, 0, canvas.width, canvas.height);
+    context.drawImage(image, 0, 0, canvas.width, canvas.height);
+    canvas.toBlob((picture) => offer(picture, `${figure.id}.png`));
   };
+
+  // Exact values and full names; what a spreadsheet would take for a formula stays text.
+  const csvOf = (table) => [...table.rows].map((row) => [...row.cells].map((cell) => {
+    const text = (cell.dataset.v ?? (one("code, .title", cell) ?? cell).textContent).trim();
+    const safe = cell.dataset.v === undefined && /^[=+\-@]/.test(text) ? `'${text}` : text;
+    return /[",\r\n]/.test(safe) ? `"${safe.replaceAll('"', '""')}"` : safe;
+  }).join(",")).join("\r\n");
+  for (const button of all("button.csv")) {
+    button.hidden = false;
+    const box = button.closest(".table");
+    button.addEventListener("click", () => offer(new Blob([csvOf(one("table", box))], { type: "text/csv" }), `${box.id}.csv`));
+  }
 
   const holder = one("#warplens-charts");
   const specs = holder ? JSON.parse(holder.textContent) : {};
@@ -294,9 +322,10 @@
     const label = place.getAttribute("aria-label");
     await vegaEmbed(place, specs[place.dataset.chart], options);
     place.setAttribute("aria-label", label);
-    const button = one("button.save", place.closest("figure"));
-    button.hidden = false;
-    button.addEventListener("click", () => save(place.closest("figure")));
+    for (const button of all("button.save", place.closest("figure"))) {
+      button.hidden = false;
+      button.addEventListener("click", () => save(place.closest("figure"), button.textContent));
+    }
   };
   const drawn = new Set();
   const drawIn = async (rooms) => {

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import altair as alt
-import vl_convert
+from altair.utils.schemapi import debug_mode
 
 from warplens.report.theme import chart_config, light_ink
 
@@ -43,7 +43,10 @@ class Chart:
             description: what the chart shows, for those who cannot see it.
             width: pixels, or "container".
         """
-        spec: dict[str, Any] = self.draw(ink).properties(width=width, description=description).to_dict()
+        # Tests check every chart against the schema; each report would pay for it again, half of the time of drawing.
+        with debug_mode(False):
+            drawn = self.draw(ink).properties(width=width, description=description)
+            spec: dict[str, Any] = drawn.to_dict(validate=False)
         spec["config"] = chart_config(ink)
         spec["autosize"] = {"type": "fit-x", "contains": "padding"}
         spec["padding"] = {"left": 0, "right": 0, "top": 2, "bottom": 2}
@@ -51,11 +54,15 @@ class Chart:
 
     def svg(self, description: str) -> str:
         """The chart as a stand-alone SVG in light colours."""
+        import vl_convert
+
         text: str = vl_convert.vegalite_to_svg(self._file_spec(description), vl_version=vega_lite_version())
         return text.replace("<svg", f'<svg role="img" aria-label="{html.escape(description)}"', 1)
 
     def png(self, description: str, scale: float = 2.0) -> bytes:
         """The chart as a PNG in light colours, `scale` times its nominal size."""
+        import vl_convert
+
         spec = self._file_spec(description)
         image: bytes = vl_convert.vegalite_to_png(spec, vl_version=vega_lite_version(), scale=scale)
         return image

@@ -281,10 +281,7 @@ def overview_document(numbers: Numbers, part: str = "") -> Document:
     """The report on one profile: the answer, then rooms for every analysis; `part` is its id among several."""
     at = f"{part}-" if part else ""
     found = numbers.diagnosis
-    shown = None
-    if found is not None:
-        shown = answer_block(found, tuple(_strips(numbers)), f"{at}answer")
-        shown = replace(shown, others=tuple((f"{at}{id_}", *said) for id_, *said in shown.others))
+    shown = answer_block(found, tuple(_strips(numbers)), at) if found is not None else None
     return Document(
         numbers.capture.source, answer(numbers), sections(_ROOMS, numbers, at), _meta(numbers), shown, id=part
     )
