@@ -10,7 +10,7 @@ import pytest
 from warplens.analysis.headroom import Headroom, headrooms
 from warplens.analysis.timeline import Timeline
 from warplens.readers import read
-from warplens.report.document import Figure, Table
+from warplens.report.document import Document, Figure, SectionOf, sections
 from warplens.report.headroom import facts, headroom_blocks, headroom_data, parts_table
 
 PLANTED = Path(__file__).resolve().parents[2] / "data" / "planted"
@@ -54,7 +54,8 @@ def test_the_chart_names_what_is_worth_a_bar() -> None:
 
 def test_each_gpu_has_its_own_headroom() -> None:
     several = found("ddp_straggler-gpu.sqlite.xz")
-    ids = [block.id for block in headroom_blocks(several) if isinstance(block, (Figure, Table))]
+    document = Document("", "", sections((SectionOf("headroom", "Headroom", headroom_blocks),), several))
+    ids = [block.id for block in (*document.figures(), *document.tables())]
     assert len(several) == 2
     assert len(ids) == len(set(ids)) == 6
     exposed = [one.parts.filter(one.parts["part"] == "exposed-communication")["share"].sum() for one in several]

@@ -209,14 +209,12 @@ class DiagnosisAnswer(Answer):
         return brief_text(self.lines).rstrip("\n")
 
     def _document(self) -> Document:
-        from warplens.report.document import Document, Section
-        from warplens.report.verdict import verdict_blocks, verdict_title
+        from warplens.report.brief import answer_block
+        from warplens.report.document import Document, SectionOf, sections
+        from warplens.report.verdict import finding_blocks
 
-        blocks = list(verdict_blocks(self.diagnosis))
-        inside = tuple(block for block in blocks if isinstance(block, Section))
-        rest = tuple(block for block in blocks if not isinstance(block, Section))
-        title = verdict_title(self.diagnosis)
-        return Document(self.sources[0], self.headline, (Section("verdict", title, rest, inside),))
+        rooms = sections((SectionOf("findings", "Findings", finding_blocks),), self.diagnosis)
+        return Document(self.sources[0], self.headline, rooms, answer=answer_block(self.diagnosis, ()))
 
     def _repr_html_(self) -> str:
         from warplens.analysis.timebudget import time_budgets

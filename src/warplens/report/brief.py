@@ -6,10 +6,12 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
+from warplens.diagnosis.rule import MANY
 from warplens.diagnosis.rules import rule
 from warplens.diagnosis.verdict import gain_text
 from warplens.profile import NoteLevel
 from warplens.report import text as fmt
+from warplens.report.document import Answer
 from warplens.report.verdict import coverage_lines, factor, gain_words
 
 if TYPE_CHECKING:
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
 
     from warplens.diagnosis import Diagnosis, Finding
     from warplens.profile import Note
+    from warplens.report.document import Strip
 
 #: How bad or good what a line says is; outputs choose a colour by it.
 Tone: TypeAlias = Literal["critical", "warning", "good", "plain", "quiet"]
@@ -110,13 +113,61 @@ def _rests_on(found: Diagnosis) -> str:
     return f"rests on {rest}" if label == "rests on" else "the window holds no time"
 
 
+def _limiting(notes: Iterable[Note]) -> list[Note]:
+    """The notes that limit the answer, the gravest first."""
+    graver = (note for note in notes if note.level is not NoteLevel.INFO)
+    return sorted(graver, key=lambda note: note.level is NoteLevel.WARNING)
+
+
 def _cautions(notes: Iterable[Note]) -> Iterator[Line]:
     """The notes that limit the answer, the gravest first."""
-    limiting = sorted(
-        (note for note in notes if note.level is not NoteLevel.INFO), key=lambda note: note.level is NoteLevel.WARNING
-    )
+    limiting = _limiting(notes)
     for note in limiting[:_CAUTIONS]:
         remedy = f" {fmt.sentence(note.remedy)}" if note.remedy else ""
         yield Line("caution", f"{fmt.sentence(note.text)}{remedy}", "warning")
     if (more := len(limiting) - _CAUTIONS) > 0:
         yield Line("caution", f"{fmt.plural(more, 'more caution')} in the report.", "warning")
+
+
+# --- The same words on the first screen of a page --------------------------------------------------------------------
+
+
+def answer_block(found: Diagnosis, strips: tuple[Strip, ...], at: str = "") -> Answer:
+    """What limits the program, how much there is to gain, what to do, and how that could be wrong.
+
+    Args:
+        found: the diagnosis.
+        strips: where the time goes; left out where the profile cannot answer.
+        at: stands before every id.
+    """
+    verdict, rest = found.findings[0], found.findings[1:]
+    remedy = verdict.remedies[0] if verdict.remedies else None
+    costing = [each for each in rest if each.id != _INCOMPLETE and not rule(each.id).describes and each.gain]
+    known = not rule(verdict.id).describes and verdict.gain is not None
+    limiting = _limiting(note for note in found.notes if note.text != verdict.title)
+    return Answer(
+        id=f"{at}answer",
+        verdict=limit_sentence(found),
+        severity=verdict.severity,
+        gain=factor(verdict.gain) if known else "",
+        gain_range=_range(verdict) if known else _gain(found, verdict),
+        do=remedy.action if remedy else "",
+        code="\n".join(_ways(remedy.how)) if remedy else "",
+        brings=remedy.expected if remedy else "",
+        sure=f"{fmt.capitalised(verdict.confidence)} confidence; {_rests_on(found)}.",
+        refute=verdict.refute,
+        notes=tuple(limiting),
+        strips=() if verdict.id == _INCOMPLETE else strips,
+        others=tuple((f"{at}finding-{each.id}", rule(each.id).limiter, factor(each.gain)) for each in costing),
+    )
+
+
+def _range(finding: Finding) -> str:
+    """How far the gain may be off: `1.22× to 1.87× nine times in ten, at most 2.36×`."""
+    bounded = finding.bound is not None and finding.bound < MANY
+    most = f"at most {factor(finding.bound)}, a bound that no remedy beats" if bounded else ""
+    if finding.expected is None or finding.expected_interval is None:
+        return most
+    low, high = map(factor, finding.expected_interval)
+    between = f"{low} to {high} nine times in ten, without a profiler"
+    return f"{between}; {most}" if most else between

@@ -8,7 +8,7 @@ import polars as pl
 
 from warplens.analysis.headroom import GROUPS, PARTS, STEPS_DOWN
 from warplens.report import text as fmt
-from warplens.report.document import Figure, Segment, Strip, Table, TableColumn, quiet
+from warplens.report.document import Figure, Section, Segment, Strip, Table, TableColumn, quiet
 from warplens.report.text import category_title, cause_title
 
 if TYPE_CHECKING:
@@ -182,13 +182,22 @@ def headroom_data(found: Sequence[Headroom]) -> dict[str, Any]:
 # --- The section of a report -----------------------------------------------------------------------------------------
 
 
-def headroom_blocks(found: Sequence[Headroom]) -> Iterator[Block]:
-    """From the measured step down to the limit: the chart, the sentences, the parts, the groups."""
-    for one in found:
-        yield _figure(one)
-        yield from (quiet(f"{sentence}.") for sentence in facts(one))
-        yield parts_table(one)
-        yield groups_table(one)
+def headroom_blocks(found: Sequence[Headroom]) -> Iterator[Block | Section]:
+    """From the measured step down to the limit; the GPUs after the first are folded."""
+    for place, one in enumerate(found):
+        if place:
+            title = f"Headroom of GPU {one.device}"
+            yield Section(f"headroom-of-{one.device}", title, tuple(_device_blocks(one)), folded=True)
+        else:
+            yield from _device_blocks(one)
+
+
+def _device_blocks(found: Headroom) -> Iterator[Block]:
+    """The chart, the sentences, the parts, the groups."""
+    yield _figure(found)
+    yield from (quiet(f"{sentence}.") for sentence in facts(found))
+    yield parts_table(found)
+    yield groups_table(found)
 
 
 def headroom_strip(found: Headroom) -> Strip:

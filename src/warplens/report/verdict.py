@@ -8,18 +8,16 @@ from typing import TYPE_CHECKING, Any, Final
 import polars as pl
 
 from warplens.diagnosis.rules import rule
-from warplens.diagnosis.verdict import gain_text
-from warplens.profile import NoteLevel
 from warplens.profile.schema import Column
 from warplens.report import text as fmt
-from warplens.report.document import Answer, Paragraph, Section, Table, quiet
+from warplens.report.document import Paragraph, Section, Table, quiet
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from warplens.analysis.hostpace import HostPace
     from warplens.diagnosis import Coverage, Diagnosis, Finding
-    from warplens.report.document import Block, Strip
+    from warplens.report.document import Block
 
 
 def diagnosis_data(diagnosis: Diagnosis) -> dict[str, Any]:
@@ -268,65 +266,7 @@ def _frame(columns: Iterable[Column], rows: Iterable[Mapping[str, Any]]) -> pl.D
     return pl.DataFrame([{name: row[name] for name in schema} for row in rows], schema=schema)
 
 
-# --- The verdict on a page: the first screen, and the room of the findings --------------------------------------------
-
-
-_INCOMPLETE: Final = "incomplete-profile"
-_CONFIDENCE: Final = {
-    "high": "the recording shows the cause",
-    "medium": "the cause is inferred",
-    "low": "a guess; check before you act",
-}
-
-
-def limit_sentence(diagnosis: Diagnosis) -> str:
-    """What limits the program, as the headline says it, without the gain at its end."""
-    first = diagnosis.findings[0]
-    return fmt.sentence(diagnosis.headline.removesuffix(f"; {gain_text(first)} as fast without it."))
-
-
-def gain_range(finding: Finding) -> str:
-    """How far the gain may be off: `1.22× to 1.87× nine times in ten, at most 2.36×`; empty where nothing is known."""
-    bounded = finding.bound is not None and finding.bound <= _MANY
-    most = f"at most {factor(finding.bound)}, by the physics of the same work" if bounded else ""
-    if finding.expected is None or finding.expected_interval is None:
-        return most
-    low, high = finding.expected_interval
-    between = f"{factor(low)} to {factor(high)} nine times in ten, without a profiler"
-    return f"{between}; {most}" if most else between
-
-
-def answer_block(diagnosis: Diagnosis, strips: tuple[Strip, ...], at: str = "") -> Answer:
-    """What limits the program, how much there is to gain, what to do, and how that could be wrong.
-
-    Args:
-        diagnosis: the verdict.
-        strips: where the time goes; left out where the profile cannot answer.
-        at: stands before every id.
-    """
-    first, rest = diagnosis.findings[0], diagnosis.findings[1:]
-    remedy = first.remedies[0] if first.remedies else None
-    cannot = first.id == _INCOMPLETE
-    costing = [found for found in rest if found.id != _INCOMPLETE and not rule(found.id).describes and found.gain]
-    gain, span = factor(first.gain), gain_range(first)
-    if rule(first.id).describes or first.gain is None:
-        little = f"{factor(costing[0].gain)} from the next finding" if costing else "no change with a gain was found"
-        gain, span = "", "this profile cannot tell" if cannot else little
-    return Answer(
-        id=f"{at}answer",
-        verdict=limit_sentence(diagnosis),
-        severity=first.severity,
-        gain=gain,
-        gain_range=span,
-        do=remedy.action if remedy else "",
-        code=remedy.how if remedy else "",
-        brings=remedy.expected if remedy else "",
-        sure=f"{fmt.capitalised(first.confidence)} confidence: {_CONFIDENCE[first.confidence]}",
-        refute=first.refute,
-        notes=tuple(note for note in diagnosis.notes if note.level is not NoteLevel.INFO and note.text != first.title),
-        strips=() if cannot else strips,
-        others=tuple((f"{at}finding-{other.id}", rule(other.id).limiter, factor(other.gain)) for other in costing),
-    )
+# --- The findings on a page ------------------------------------------------------------------------------------------
 
 
 def finding_blocks(diagnosis: Diagnosis) -> Iterator[Block | Section]:

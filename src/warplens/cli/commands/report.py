@@ -73,7 +73,7 @@ def report(
     formats: Annotated[
         str,
         words_option("--format", "-f", words=REPORT_FORMATS, meaning="What to write, joined by commas.", several=True),
-    ] = ",".join(REPORT_FORMATS),
+    ] = "html,json",
     window: WindowOption = "steady",
     range_name: RangeOption = None,
     cells: Annotated[

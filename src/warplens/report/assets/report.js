@@ -330,7 +330,7 @@
   const drawn = new Set();
   const drawIn = async (rooms) => {
     for (const place of rooms.flatMap((room) => all(".chart", room))) {
-      if (drawn.has(place)) continue;
+      if (drawn.has(place) || !place.clientWidth) continue; // in a folded part: drawn when that is opened
       drawn.add(place);
       try { await draw(place); } catch (error) {
         place.textContent = "This chart could not be drawn; its numbers are in the tables.";
@@ -341,7 +341,11 @@
     root.dataset.charts = "drawn";
   };
   document.addEventListener("warplens-arrive", (event) => drawIn([event.target]));
-  addEventListener("beforeprint", () => { drawIn(rooms); for (const fold of all("details.part, .cautions")) fold.open = true; });
+  document.addEventListener("toggle", (event) => { if (event.target.open) { drawIn([event.target]); hint(); } }, true);
+  addEventListener("beforeprint", () => {
+    for (const fold of all("details.part, .cautions")) fold.open = true;
+    drawIn(rooms);
+  });
   const hint = () => {
     for (const box of all(".scroll")) {
       if (box.clientWidth) box.previousElementSibling.hidden = box.scrollWidth <= box.clientWidth + 1;

@@ -12,6 +12,7 @@ from warplens.diagnosis.rules import rule
 from warplens.profile import NoteLevel
 from warplens.profile.schema import Column
 from warplens.report import text as fmt
+from warplens.report.brief import answer_block, limit_sentence
 from warplens.report.counters.joined import joined_blocks
 from warplens.report.document import (
     Document,
@@ -27,7 +28,7 @@ from warplens.report.headroom import headroom_blocks, headroom_strip
 from warplens.report.overview import host, operators, time
 from warplens.report.overview.numbers import Numbers, answer, largest_part
 from warplens.report.text import category_title
-from warplens.report.verdict import answer_block, factor, finding_blocks, limit_sentence
+from warplens.report.verdict import factor, finding_blocks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

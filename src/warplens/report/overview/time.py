@@ -14,7 +14,7 @@ from warplens.analysis.timebudget import BUDGET
 from warplens.profile.schema import Column
 from warplens.report import chart_data, charts
 from warplens.report import text as fmt
-from warplens.report.document import Figure, Paragraph, Segment, Strip, Table, pick, quiet
+from warplens.report.document import Figure, Paragraph, Section, Segment, Strip, Table, pick, quiet
 from warplens.report.questions.time import titled_parts
 from warplens.report.text import category_title, phase_title
 from warplens.report.theme import category_fill, part_fill
@@ -57,7 +57,7 @@ def largest_three(ranked: pl.DataFrame) -> str:
     return "; ".join(f"{name} {fmt.share(part)}" for name, part in ranked.select("name", "share").head(3).iter_rows())
 
 
-def budget(numbers: Numbers) -> Iterator[Block]:
+def budget(numbers: Numbers) -> Iterator[Block | Section]:
     """Where the time went, in parts that sum to the window; a chart and a table for each GPU."""
     if not numbers.budgets:
         yield quiet("No GPU did any work in this window.")
@@ -68,7 +68,11 @@ def budget(numbers: Numbers) -> Iterator[Block]:
         "other work hides them."
     )
     for position, found in enumerate(numbers.budgets):
-        yield from _device_budget(numbers, found, drawn=position < _MOST_DRAWN_DEVICES)
+        blocks = _device_budget(numbers, found, drawn=position < _MOST_DRAWN_DEVICES)
+        if position:
+            yield Section(f"budget-{found.device}", f"GPU {found.device}", tuple(blocks), folded=True)
+        else:
+            yield from blocks
 
 
 def _device_budget(numbers: Numbers, found: TimeBudget, *, drawn: bool) -> Iterator[Block]:
