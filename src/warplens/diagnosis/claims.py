@@ -18,7 +18,7 @@ from warplens.diagnosis.evidence import is_unfused
 from warplens.diagnosis.rule import PRECEDENCES, Floats
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from warplens.diagnosis.facts import Facts
     from warplens.diagnosis.rule import Rule
@@ -87,11 +87,12 @@ def divide(facts: Facts, rules: Sequence[Rule]) -> Claims:
     """Divide the wall time of a window, or of a phase of it, among the causes that these rules know."""
     causes = tuple(rule.id for rule in rules)
     plain, issuing, moved = _gap_claims(facts, is_unfused(facts))
-    gaps, issuing = _with_structure(facts, rules, plain, issuing)
+    gone = {rule.id: share for rule in rules if (share := rule.claim_gaps(facts)) is not None}
+    gaps, issuing = _with_structure(facts, gone, plain, issuing)
     work, share = _work_claims(facts, rules)
     own = facts.work["own_ns"].to_numpy()
     for position, rule in enumerate(rules):
-        if rule.claim_gaps(facts) is not None:
+        if rule.id in gone:
             # Pauses before other work are claimed because the host would be ahead: that is modelled.
             after = facts.program.gap_next
             seen = np.where(after >= 0, work[after] == position, False) if len(work) else np.zeros(0, dtype=np.bool_)
@@ -100,20 +101,17 @@ def divide(facts: Facts, rules: Sequence[Rule]) -> Claims:
 
 
 def _with_structure(
-    facts: Facts, rules: Sequence[Rule], gaps: dict[str, Int64s], issuing: dict[str, int]
+    facts: Facts, shares: Mapping[str, Floats], gaps: dict[str, Int64s], issuing: dict[str, int]
 ) -> tuple[dict[str, Int64s], dict[str, int]]:
     """The pauses of work that should not be there at all go to what put it there, whatever the host did in them."""
-    for rule in rules:
-        share = rule.claim_gaps(facts)
-        if share is None:
-            continue
+    for id_, share in shares.items():
         taken = {name: (spent * share).astype(np.int64) for name, spent in gaps.items()}
         gone = {name: float(part.sum()) / max(int(gaps[name].sum()), 1) for name, part in taken.items()}
         moved = {name: int(issuing.get(name, 0) * gone[name]) for name in taken}
         gaps = {name: spent - taken[name] for name, spent in gaps.items()}
         issuing = {name: issuing.get(name, 0) - moved.get(name, 0) for name in gaps}
-        gaps[rule.id] = gaps.get(rule.id, np.zeros(facts.gaps.height, dtype=np.int64)) + sum(taken.values())
-        issuing[rule.id] = issuing.get(rule.id, 0) + sum(moved.values())
+        gaps[id_] = gaps.get(id_, np.zeros(facts.gaps.height, dtype=np.int64)) + sum(taken.values())
+        issuing[id_] = issuing.get(id_, 0) + sum(moved.values())
     return gaps, issuing
 
 

@@ -74,6 +74,12 @@ def _elements_a_thread(name: str, *, wide: bool) -> int:
     return int(plain[1]) if plain else 0
 
 
+def _fixed(values: Bools) -> Bools:
+    """The array, which several rules get, so that none of them may change it."""
+    values.flags.writeable = False
+    return values
+
+
 class Program:
     """The pieces of work of a window in the order of their streams. Arrays are alongside `Facts.work`.
 
@@ -88,11 +94,11 @@ class Program:
         starts = work["start_ns"].to_numpy()
         self.order: Int64s = np.lexsort((starts, work["stream"].to_numpy(), work["device"].to_numpy()))
         self.own_ns: Int64s = work["own_ns"].to_numpy()
-        self.label = work["label"].cast(pl.String).to_numpy()
         self.is_kernel: Bools = (work["kind"] == "kernel").to_numpy()
         steps = np.array([step.start_ns for step in facts.window.steps], dtype=np.int64)
         self.step: Int64s = np.searchsorted(steps, starts, side="right")
         self._kernel_row = np.where(self.is_kernel, work["row"].to_numpy(), 0)
+        self._asked: dict[tuple[str, ...], Bools] = {}  # answers of `marked` and `labelled`
 
     @cached_property
     def _full_names(self) -> tuple[list[str], Int64s]:
@@ -106,12 +112,18 @@ class Program:
         texts, codes = self._full_names
         if not texts:
             return np.zeros(len(self.own_ns), dtype=np.bool_)
-        found = np.array([_pattern(mark).search(text) is not None for text in texts], dtype=np.bool_)
-        return np.asarray(found[codes] & self.is_kernel, dtype=np.bool_)
+        if ("mark", mark) not in self._asked:
+            found = np.array([_pattern(mark).search(text) is not None for text in texts], dtype=np.bool_)
+            self._asked["mark", mark] = _fixed(found[codes] & self.is_kernel)
+        return self._asked["mark", mark]
 
     def labelled(self, *labels: str) -> Bools:
         """Which pieces are kernels of these categories."""
-        return np.asarray(np.isin(self.label, labels) & self.is_kernel, dtype=np.bool_)
+        if labels not in self._asked:
+            label = self.facts.work["label"]
+            found = name_categories(label).is_in(labels).to_numpy()
+            self._asked[labels] = _fixed(found[label.to_physical().to_numpy()] & self.is_kernel)
+        return self._asked[labels]
 
     @cached_property
     def blocks(self) -> Floats:
@@ -157,6 +169,7 @@ class Program:
         known = [rate for rate in found if rate]
         return _BANDWIDTH_REACHED * min(known) / 1e9 if known else None
 
+    @cached_property
     def breaks(self) -> Bools:
         """In `order`: whether a piece is of another stream, device or step than the one before it."""
         work = self.facts.work
@@ -174,6 +187,7 @@ class Program:
         others = self.facts.work["label"].to_physical().to_numpy().astype(np.int64)
         return np.where(self.is_kernel, codes, -1 - others)
 
+    @cached_property
     def launched_as(self) -> Int64s:
         """A number for each piece, the same for kernels of the same full name and grid."""
         _, codes = self._full_names
@@ -184,20 +198,20 @@ class Program:
     @cached_property
     def thread(self) -> Int64s:
         """The thread that launched each piece; −1 where that is not known."""
-        timeline = self.facts.timeline
-        every = timeline.work.select("kind", "row", "thread")
-        mine = self.facts.work.select(pl.col("kind").cast(pl.String), "row")
-        found = mine.join(
-            every.with_columns(pl.col("kind").cast(pl.String)), on=["kind", "row"], how="left", maintain_order="left"
-        )
-        return found["thread"].cast(pl.Int64).fill_null(-1).to_numpy()
+        threads = self.facts.timeline.work["thread"].cast(pl.Int64).fill_null(-1).to_numpy()
+        return np.asarray(threads[self._timeline_row], dtype=np.int64)
 
     @cached_property
     def _timeline_row(self) -> Int64s:
-        every = self.facts.timeline.work.select(pl.col("kind").cast(pl.String), "row").with_row_index("at")
-        mine = self.facts.work.select(pl.col("kind").cast(pl.String), "row")
-        found = mine.join(every, on=["kind", "row"], how="left", maintain_order="left")
-        return found["at"].cast(pl.Int64).fill_null(0).to_numpy()
+        every, mine = self.facts.timeline.work, self.facts.work
+        found = np.zeros(mine.height, dtype=np.int64)
+        for kind in mine["kind"].unique().cast(pl.String):
+            at = np.flatnonzero((every["kind"] == kind).to_numpy())
+            places = np.zeros(int(every["row"].max() or 0) + 1, dtype=np.int64)  # type: ignore[arg-type]
+            places[every["row"].to_numpy()[at]] = at
+            rows = np.flatnonzero((mine["kind"] == kind).to_numpy())
+            found[rows] = places[mine["row"].to_numpy()[rows]]
+        return found
 
     def operator_names(self) -> pl.Series:
         """The innermost operator that launched each piece; null where none is recorded."""
@@ -247,16 +261,29 @@ class Program:
             found[pauses[inside]] = mine[order[at[inside]]]
         return found
 
-    def runs(self, inside: Bools) -> Iterator[Int64s]:
-        """Unbroken sequences (rows of `Facts.work`, in order) of pieces for which this holds."""
+    def runs(self, inside: Bools, *holding: tuple[Bools, int]) -> Iterator[Int64s]:
+        """Unbroken sequences (rows of `Facts.work`, in order) of pieces for which this holds.
+
+        Args:
+            inside: which pieces.
+            holding: only sequences with at least so many of these pieces among them.
+        """
+        begins, ends = self.edges(inside)
+        for which, least in holding:
+            before = np.r_[0, np.cumsum(which[self.order])]
+            enough = before[ends] - before[begins] >= least
+            begins, ends = begins[enough], ends[enough]
+        for begin, end in zip(begins.tolist(), ends.tolist(), strict=True):
+            yield self.order[begin:end]
+
+    def edges(self, inside: Bools) -> tuple[Int64s, Int64s]:
+        """The same sequences as begins and ends in `order`."""
         held = inside[self.order]
         if not held.any():
-            return
-        edges = self.breaks() | np.r_[True, held[1:] != held[:-1]]
-        firsts = np.flatnonzero(edges)
-        for begin, end in zip(firsts, np.r_[firsts[1:], len(held)], strict=True):
-            if held[begin]:
-                yield self.order[begin:end]
+            return np.empty(0, np.int64), np.empty(0, np.int64)
+        firsts = np.flatnonzero(self.breaks | np.r_[True, held[1:] != held[:-1]])
+        ends = np.r_[firsts[1:], len(held)]
+        return firsts[held[firsts]], ends[held[firsts]]
 
 
 def product_ns(facts: Facts, mine: Bools) -> Floats:

@@ -99,12 +99,14 @@ def time_beside(program: Program, mine: Bools, reach: int = 8) -> Int64s:
     order = program.order
     is_pass = program.labelled(*PASSES)[order]
     found = np.zeros(len(order), dtype=np.bool_)
-    for at in np.flatnonzero(mine[order]).tolist():
-        for way in (-1, 1):
-            place = at + way
-            while 0 <= place < len(order) and abs(place - at) <= reach and is_pass[place]:
-                found[place] = True
-                place += way
+    at = np.flatnonzero(mine[order])
+    for way in (-1, 1):
+        reached = at
+        for _ in range(reach):
+            reached = reached + way
+            reached = reached[(reached >= 0) & (reached < len(order))]
+            reached = reached[is_pass[reached]]
+            found[reached] = True
     beside = np.zeros(len(order), dtype=np.int64)
     beside[order[found]] = program.own_ns[order[found]]
     return beside

@@ -102,9 +102,12 @@ def with_chains(pieces: pl.DataFrame) -> pl.DataFrame:
         can.shift(1, fill_value=False),
         *(pl.col(name).eq_missing(pl.col(name).shift(1)) for name in ("stream", "phase", "elements", "recomputed")),
     )
-    chained = units.with_columns((~same).cum_sum().alias("chain")).with_columns(
-        (pl.col("bytes").fill_null(0).rank("ordinal", descending=True).over("chain") > 1).alias("spared")
-    )
+    # All of a chain but the one that moves most, the first of equals.
+    chain = units.select((~same).cum_sum()).to_series().to_numpy()
+    order = np.lexsort((-units["bytes"].fill_null(0).to_numpy(), chain))
+    spared = np.ones(len(chain), dtype=np.bool_)
+    spared[order[np.r_[True, chain[order][1:] != chain[order][:-1]][: len(order)]]] = False
+    chained = units.with_columns(pl.Series("spared", spared))
     return pieces.join(chained.select("stream", "unit", "spared"), on=["stream", "unit"], how="left",
                        maintain_order="left")  # fmt: skip
 

@@ -18,7 +18,7 @@ from warplens.analysis.operators.places import module_name
 from warplens.analysis.operators.program import LEVELS, levels_of_work
 from warplens.analysis.phases import phase_of_work
 from warplens.analysis.trees import NO_RANGE
-from warplens.analysis.work.catalogue import count_work, operator_work
+from warplens.analysis.work.catalogue import OPERATOR_WORK, count_work, operator_work
 from warplens.profile.schema import name_categories
 
 if TYPE_CHECKING:
@@ -64,8 +64,11 @@ def pieces_of(timeline: Timeline, budget: TimeBudget) -> pl.DataFrame:
         pl.col("link").fill_null(value=False),
         phase_of_work(timeline).gather(rows).cast(pl.String),
         pl.Series("recomputed", recomputed(timeline)[rows]),
-        pl.Series("owner", _owners(timeline, levels.level[rows], levels.row[rows]), dtype=pl.String),
-        pl.Series("line", _lines(timeline, timeline.places.function[rows]), dtype=pl.String),
+        _owners(timeline, levels.level[rows], levels.row[rows]).alias("owner"),
+        timeline.trace.python_functions["name"]
+        .gather(_known(timeline.places.function[rows]))
+        .cast(pl.String)
+        .alias("line"),
     )
 
 
@@ -128,20 +131,23 @@ def recomputed(timeline: Timeline) -> Bools:
     return found if int(spent[found].sum()) <= _MOST_RECOMPUTED * backward else nothing
 
 
-def _owners(timeline: Timeline, level: Int64s, row: Int64s) -> list[str | None]:
+def _owners(timeline: Timeline, level: Int64s, row: Int64s) -> pl.Series:
     """The finest part of the program that each piece is known to come from: module, annotation or operator."""
-    modules, ranges = timeline.trace.python_functions["name"], timeline.trace.ranges["name"]
-    texts: list[str | None] = [None] * len(row)
-    for place in np.flatnonzero(row != NO_RANGE).tolist():
-        names = modules if LEVELS[level[place]] == "module" else ranges
-        text = str(names[int(row[place])])
-        texts[place] = module_name(text) or text
-    return texts
+    in_module = level == LEVELS.index("module")
+    owners = [
+        pl.Series([module_name(text) or text for text in name_categories(names)], dtype=pl.String).gather(
+            names.to_physical().gather(_known(np.where(mine, row, NO_RANGE)))
+        )
+        for names, mine in (
+            (timeline.trace.python_functions["name"], in_module), (timeline.trace.ranges["name"], ~in_module),
+        )
+    ]  # fmt: skip
+    return owners[0].zip_with(pl.Series(in_module), owners[1])
 
 
-def _lines(timeline: Timeline, row: Int64s) -> list[str | None]:
-    names = timeline.trace.python_functions["name"]
-    return [None if place == NO_RANGE else str(names[int(place)]) for place in row.tolist()]
+def _known(rows: Int64s) -> pl.Series:
+    """Row numbers with null for none."""
+    return pl.Series(rows).replace(NO_RANGE, None)
 
 
 # --- Shapes ----------------------------------------------------------------------------------------------------------
@@ -163,7 +169,9 @@ def by_shapes(timeline: Timeline, pieces: pl.DataFrame) -> pl.DataFrame:
         pl.Series("op", counting.counted_at), (pl.col("end_ns") - pl.col("start_ns")).alias("whole_ns")
     )
     whole = all_rows.filter(pl.col("op") != NO_RANGE).group_by("op").agg(pl.col("whole_ns").sum())
-    modelled = operator_work(timeline, timeline.window("all")).operators
+    modelled = (
+        operator_work(timeline, timeline.window("all")).operators if timeline.has_operators else OPERATOR_WORK.empty()
+    )
     ranges = timeline.trace.ranges
     operators = (
         modelled.select(

@@ -542,7 +542,7 @@ class UnfusedOptimizer(Rule):
         program = facts.program
         mine = program.marked("foreach") & ~program.marked("fused-optimizer")
         many = mine.sum() >= self.least_lists * facts.steps
-        names = len(set(program.launched_as()[mine].tolist()))
+        names = len(set(program.launched_as[mine].tolist()))
         return mine if many and names >= self.least_operations else np.zeros_like(mine)
 
     def find(self, facts: Facts, claims: Claims) -> Finding | None:

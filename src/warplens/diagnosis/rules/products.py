@@ -83,12 +83,12 @@ class UnfusedAttention(StructureRule):
 
     def _found(self, program: Program) -> tuple[Bools, Bools, int]:
         """Which pieces are passes over scores, which products write or read them, and how many softmaxes there are."""
-        order, label = program.order, program.label
+        order = program.order
         is_pass = (program.labelled(*PASSES) | ~program.is_kernel)[order]
         is_product = program.labelled("gemm")[order]
         softmax = (program.labelled("softmax") & ~program.marked("log-softmax") & ~program.marked("generated"))[order]
-        breaks, length = program.breaks(), program.own_ns[order]
-        passes, products = np.zeros(len(label), dtype=np.bool_), np.zeros(len(label), dtype=np.bool_)
+        breaks, length = program.breaks, program.own_ns[order]
+        passes, products = np.zeros(len(order), dtype=np.bool_), np.zeros(len(order), dtype=np.bool_)
         count = 0
         for at in np.flatnonzero(softmax).tolist():
             left, right = at, at

@@ -6,6 +6,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 
 from warplens.analysis.kernel_names import PRODUCTS
 from warplens.diagnosis.findings import PASSES, Remedy
@@ -30,9 +31,20 @@ if TYPE_CHECKING:
 def _close(found: Bools, rows: Int64s, may: Bools, most: int) -> None:
     """Add the rows between two found ones of a sequence, where that are few and each of them may be one."""
     places = np.flatnonzero(found[rows])
-    for left, right in pairwise(places.tolist()):
-        if 1 < right - left <= most + 1 and may[left + 1 : right].all():
-            found[rows[left + 1 : right]] = True
+    left, right = places[:-1], places[1:]
+    barred = np.r_[0, np.cumsum(~may)]
+    filled = (right - left > 1) & (right - left <= most + 1) & (barred[right] == barred[left + 1])
+    for begin, end in zip((left[filled] + 1).tolist(), right[filled].tolist(), strict=True):
+        found[rows[begin:end]] = True
+
+
+def _numbered(windows: Int64s) -> Int64s:
+    """A number for each row, the same for equal rows."""
+    number = np.unique(windows[:, 0], return_inverse=True)[1]
+    for place in range(1, windows.shape[1]):
+        values, codes = np.unique(windows[:, place], return_inverse=True)
+        number = np.unique(number * len(values) + codes, return_inverse=True)[1]
+    return np.asarray(number, dtype=np.int64)
 
 
 class Recomputation(StructureRule):
@@ -86,20 +98,25 @@ class Recomputation(StructureRule):
         backward = self._backward(facts)
         if not backward.any() or backward.all():
             return again
-        keys, length = program.launched_as(), int(self.sequence)
+        keys, length = program.launched_as, int(self.sequence)
         product = program.labelled(*PRODUCTS)
         is_kernel = program.is_kernel
-        for step in np.unique(program.step):
-            rows = program.order[(program.step[program.order] == step) & is_kernel[program.order]]
+        kernels = program.order[is_kernel[program.order]]
+        kernels = kernels[np.argsort(program.step[kernels], kind="stable")]  # step by step, each in order
+        steps = program.step[kernels]
+        for begin, end in pairwise(np.r_[np.flatnonzero(np.r_[True, steps[1:] != steps[:-1]]), len(steps)].tolist()):
+            rows = kernels[begin:end]
             forward, later = rows[~backward[rows]], rows[backward[rows]]
             if len(forward) < length or len(later) < length:
                 continue
-            first = {tuple(keys[forward[at : at + length]].tolist()) for at in range(len(forward) - length + 1)}
-            for at in range(len(later) - length + 1):
-                window = later[at : at + length]
-                seen = tuple(keys[window].tolist())
-                if seen in first and len(set(seen)) >= self.distinct and product[window].any():
-                    again[window] = True
+            seen = sliding_window_view(keys[later], length)
+            numbers = _numbered(np.concatenate((sliding_window_view(keys[forward], length), seen)))
+            first = len(forward) - length + 1
+            found = np.isin(numbers[first:], numbers[:first])
+            found &= (np.diff(np.sort(seen, axis=1), axis=1) != 0).sum(axis=1) + 1 >= self.distinct
+            found &= sliding_window_view(product[later], length).any(axis=1)
+            for place in range(length):
+                again[later[place : place + len(found)][found]] = True
             _close(again, later, np.isin(keys[later], keys[forward]), int(self.between))
         spent = time_of(program, again)
         too_few = again.sum() < self.least_share * (is_kernel & ~backward).sum()
@@ -213,15 +230,14 @@ class PerExpertLoop(StructureRule):
         writes = program.marked("adding-rows")
         other = program.labelled("attention", "normalization", "convolution", "communication", "optimizer")
         count = 0
-        for run in program.runs(~other):
-            if not len(run):
-                continue
+        # Only sequences that write rows and have a product for each repetition can be such loops.
+        for run in program.runs(~other, (writes, 1), (product, int(self.in_a_row))):
             # Repetitions are told apart by where rows are picked: from one group of gathers to the next lie products.
             picks = scattered[run]
             starts = np.flatnonzero(picks & np.r_[True, ~picks[:-1]])
             parts = np.split(np.arange(len(run)), starts[starts > 0])
             telling = [part for part in parts if product[run[part]].any() and len(part) <= self.longest]
-            if len(telling) < self.in_a_row or not writes[run].any():
+            if len(telling) < self.in_a_row:
                 continue
             inside = run[np.arange(telling[0][0], telling[-1][-1] + 1)]
             if np.median(program.own_ns[inside[product[inside]]]) < self.small_ns:

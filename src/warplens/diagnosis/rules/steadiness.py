@@ -65,7 +65,7 @@ class SlowingGpu(StructureRule):
 
     def _frame(self, facts: Facts) -> pl.DataFrame:
         program = facts.program
-        kinds = np.where(program.labelled(*PRODUCTS), program.launched_as(), -1)
+        kinds = np.where(program.labelled(*PRODUCTS), program.launched_as, -1)
         length = facts.work["end_ns"] - facts.work["start_ns"]
         third = np.clip((program.step - 1) * 3 // facts.steps, 0, 2)
         return pl.DataFrame({"kind": kinds, "length": length, "third": third})

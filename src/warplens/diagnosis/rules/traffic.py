@@ -16,7 +16,6 @@ from warplens.diagnosis.structure import (
     AFFECTED_SHARE,
     SAVED_NS,
     Bools,
-    Int64s,
     StructureRule,
     time_beside,
     time_of,
@@ -146,20 +145,29 @@ class UnfusedChain(StructureRule):
         share = np.zeros(facts.work.height)
         if time_of(program, program.labelled(*PRODUCTS)) < self.least_products_share * facts.wall_ns:
             return share
-        long = sum(time_of(program, chain) for chain in self._chains(facts))
-        if long < self.least_share * facts.busy_ns:
+        passes = self._passes(facts)
+        begins, ends = program.edges(passes)
+        if not len(begins):
             return share
-        for chain in self._chains(facts, least=1):
-            longest = int(program.own_ns[chain].argmax())
-            share[chain] = self.saved_share
-            share[chain[longest]] = self.longest_saved_share
+        own = program.own_ns[program.order]
+        before = np.r_[0, np.cumsum(own)]
+        long = ends - begins >= self.least_passes
+        if int((before[ends] - before[begins])[long].sum()) < self.least_share * facts.busy_ns:
+            return share
+        share[passes] = self.saved_share
+        # Of each chain the longest pass, the first of equals.
+        inside = np.flatnonzero(passes[program.order])
+        chain = np.repeat(np.arange(len(begins)), ends - begins)
+        order = np.lexsort((-own[inside], chain))
+        firsts = np.r_[True, chain[1:] != chain[:-1]]
+        share[program.order[inside[order[firsts]]]] = self.longest_saved_share
         return share
 
-    def _chains(self, facts: Facts, least: int | None = None) -> list[Int64s]:
+    def _passes(self, facts: Facts) -> Bools:
         program = facts.program
         passes = program.labelled(*PASSES) & ~program.marked("generated") & ~program.marked("layout-conversion")
-        passes &= (facts.work["phase"] != "optimizer").to_numpy() & (GrowingCache().share(facts) == 0)
-        return [chain for chain in program.runs(passes) if len(chain) >= (least or self.least_passes)]
+        passes = passes & (facts.work["phase"] != "optimizer").to_numpy()
+        return np.asarray(passes & (GrowingCache().share(facts) == 0), dtype=np.bool_)
 
     def find(self, facts: Facts, claims: Claims) -> Finding | None:
         """The finding, if the window has it."""
@@ -167,7 +175,8 @@ class UnfusedChain(StructureRule):
         if not mine.any():
             return None
         program = facts.program
-        chains = [chain for chain in self._chains(facts) if mine[chain].any()]
+        least = int(self.least_passes)
+        chains = [chain for chain in program.runs(self._passes(facts), (mine, 1)) if len(chain) >= least]
         members = np.zeros(len(mine), dtype=np.bool_)
         members[np.concatenate(chains)] = True
         casts = time_of(program, members & program.labelled("copy-cast")) / max(time_of(program, members), 1)
