@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from warplens.analysis.prediction import Prediction
+    from warplens.diagnosis.moments import Moment
     from warplens.profile import Note
 
 
@@ -157,6 +158,7 @@ class Diagnosis:
         predictions: modelled step times under single changes.
         coverage: how much the diagnosis rests on.
         notes: what the profile cannot tell.
+        moments: the worst instances of the findings, in their order, up to three of each.
     """
 
     verdict: str
@@ -166,6 +168,7 @@ class Diagnosis:
     predictions: tuple[Prediction, ...]
     coverage: Coverage
     notes: tuple[Note, ...]
+    moments: tuple[Moment, ...] = ()
 
     def finding(self, id_: str) -> Finding | None:
         """The finding with this id, if it was raised."""

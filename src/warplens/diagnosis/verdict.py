@@ -14,6 +14,7 @@ from warplens.diagnosis.claims import divide
 from warplens.diagnosis.evidence import counted
 from warplens.diagnosis.facts import Facts, gather
 from warplens.diagnosis.findings import SEVERITIES, Coverage, Diagnosis, PhaseVerdict
+from warplens.diagnosis.moments import worst_moments
 from warplens.diagnosis.rule import MANY, weight
 from warplens.diagnosis.rules import RULES, rule
 from warplens.diagnosis.rules.whole import BelowRoof, IncompleteProfile, Saturated, above_roof_share
@@ -135,6 +136,7 @@ def diagnose(
         predictions=tuple(modelled),
         coverage=_coverage(facts, claims, ranked, report.source if report is not None else None),
         notes=tuple(notes),
+        moments=() if decides else worst_moments(facts, claims, ranked),
     )
 
 

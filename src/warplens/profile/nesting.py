@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from typing import NamedTuple
 
 import numpy as np
@@ -110,3 +111,56 @@ def _general(start_ns: Int64s, end_ns: Int64s, thread: Int64s) -> Nesting:
                 depth[row] = depth[enclosing] + 1
         stack.append(row)
     return Nesting(depth, parent, crossing)
+
+
+# --- Which row of a track a slice is drawn on, where slices of one stream or thread overlap ---
+#
+# A track of a timeline shows slices that are disjoint, or that nest. GPU streams overlap with programmatic dependent
+# launch, and NVTX start-end ranges may cross: such slices go to further lanes of the same name.
+
+
+def disjoint_lanes(start_ns: Int64s, end_ns: Int64s, track: Int64s) -> Int64s:
+    """The lane of each slice, the lowest that is free, so that no two slices of a lane overlap."""
+    lanes = np.zeros(len(start_ns), dtype=np.int64)
+    order = np.lexsort((end_ns, start_ns, track))
+    begins, ends, owner = start_ns[order], end_ns[order], track[order]
+    overlapping = np.flatnonzero((owner[1:] == owner[:-1]) & (begins[1:] < ends[:-1]))
+    for number in np.unique(owner[overlapping]).tolist():
+        rows = order[owner == number]
+        taken: list[tuple[int, int]] = []  # (when the lane becomes free, its number)
+        free: list[int] = []
+        count = 0
+        for row, begin, end in zip(rows.tolist(), start_ns[rows].tolist(), end_ns[rows].tolist(), strict=True):
+            while taken and taken[0][0] <= begin:
+                heapq.heappush(free, heapq.heappop(taken)[1])
+            if free:
+                lane = heapq.heappop(free)
+            else:
+                lane, count = count, count + 1
+            lanes[row] = lane
+            heapq.heappush(taken, (end, lane))
+    return lanes
+
+
+def nested_lanes(start_ns: Int64s, end_ns: Int64s, track: Int64s) -> tuple[Int64s, Int64s]:
+    """The lane and the depth of each slice, so that any two slices of a lane are disjoint or nest."""
+    nesting = nest(start_ns, end_ns, track)
+    lanes, depth = np.zeros(len(start_ns), dtype=np.int64), nesting.depth.copy()
+    for number in np.unique(track[nesting.crossing]).tolist():
+        rows = np.flatnonzero(track == number)
+        rows = rows[np.lexsort((-end_ns[rows], start_ns[rows]))]
+        opened: list[list[int]] = []  # for each lane the ends of the slices that are open
+        for row, begin, end in zip(rows.tolist(), start_ns[rows].tolist(), end_ns[rows].tolist(), strict=True):
+            lane = next((lane for lane, ends in enumerate(opened) if _fits(ends, begin, end)), len(opened))
+            if lane == len(opened):
+                opened.append([])
+            lanes[row], depth[row] = lane, len(opened[lane])
+            opened[lane].append(end)
+    return lanes, depth
+
+
+def _fits(ends: list[int], begin: int, end: int) -> bool:
+    """Whether a slice nests in what is open; what has ended by its begin is closed on the way."""
+    while ends and ends[-1] <= begin:
+        ends.pop()
+    return not ends or end <= ends[-1]

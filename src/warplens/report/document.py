@@ -207,7 +207,42 @@ class Markup:
     data: Any = None
 
 
-Block: TypeAlias = "Paragraph | Notes | KeyFigures | Table | Figure | Markup"
+@dataclass(frozen=True)
+class ViewRow:
+    """A place that a view goes to: `span` stands behind the view's name in the address, `cells` say what is there."""
+
+    span: str
+    cells: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class View:
+    """Something that a script of the page draws and lets the reader explore.
+
+    Attributes:
+        id: unique in the document, ending in `-view`; what stands before is its name in addresses.
+        kind: which script and style it needs, `assets/<kind>.js` and `assets/<kind>.css`.
+        caption: what it shows.
+        alt: the text that stands for it, and how it is used with a keyboard.
+        data: for the script; what a JSON string or object can hold.
+        heading, rows: what it shows in words, with links to the places.
+    """
+
+    id: str
+    kind: str
+    caption: str
+    alt: str
+    data: Any
+    heading: tuple[str, ...] = ()
+    rows: tuple[ViewRow, ...] = ()
+
+    @property
+    def anchor(self) -> str:
+        """Its name in addresses: `#timeline/START-END`."""
+        return self.id.removesuffix("-view")
+
+
+Block: TypeAlias = "Paragraph | Notes | KeyFigures | Table | Figure | Markup | View"
 
 
 @dataclass(frozen=True)
@@ -277,7 +312,7 @@ def _placed(item: Block | Section, at: str) -> Block | Section:
         blocks = tuple(_placed(block, at) for block in item.blocks)
         inside = tuple(_placed(inner, at) for inner in item.subsections)
         return replace(item, id=f"{at}{item.id}", blocks=blocks, subsections=inside)
-    return replace(item, id=f"{at}{item.id}") if isinstance(item, Table | Figure | Markup) else item
+    return replace(item, id=f"{at}{item.id}") if isinstance(item, Table | Figure | Markup | View) else item
 
 
 def quiet(text: str) -> Paragraph:

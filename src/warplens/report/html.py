@@ -20,7 +20,7 @@ import polars as pl
 
 from warplens._version import __version__
 from warplens.report import text as fmt
-from warplens.report.document import Markup
+from warplens.report.document import Markup, View
 from warplens.report.jsonout import dumps
 from warplens.report.theme import FILLS, FONT, PAGE, Theme, colour, css_ink
 
@@ -47,9 +47,12 @@ def render_html(document: Document) -> str:
     """The whole page, as the text of one file."""
     charts = {figure.id: figure.chart.spec(css_ink, figure.alt) for figure in document.figures()}
     own = [block for block in document.blocks() if isinstance(block, Markup)]
-    names = dict.fromkeys(name for block in own for name in block.scripts)
+    views = [block for block in document.blocks() if isinstance(block, View)]
+    kinds = dict.fromkeys(view.kind for view in views)
+    names = dict.fromkeys([*(name for block in own for name in block.scripts), *(f"{kind}.js" for kind in kinds)])
     scripts = [*([asset("vega.js")] if charts else []), *map(asset, names), asset("report.js")]
-    styles = [_theme_css() + asset("report.css").replace("PAGE_FONT", FONT), _WITHOUT_SCRIPTS]
+    drawn = "".join(asset(f"{kind}.css") for kind in kinds)
+    styles = [_theme_css() + asset("report.css").replace("PAGE_FONT", FONT) + drawn, _WITHOUT_SCRIPTS]
     environment = _environment()
     blocks: Any = environment.get_template("blocks.html.j2").make_module({"view": _table_view, "note_tags": _NOTE_TAGS})
     return environment.get_template("report.html.j2").render(
@@ -59,7 +62,7 @@ def render_html(document: Document) -> str:
         styles=styles,
         theme_script=asset("theme.js"),
         scripts=scripts,
-        data={"warplens-charts": charts} | {f"{block.id}-data": block.data for block in own if block.data is not None},
+        data={"warplens-charts": charts} | {f"{block.id}-data": block.data for block in [*own, *views] if block.data is not None},
         blocks=blocks,
     )
 

@@ -7,7 +7,7 @@ import re
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from warplens.report import text as fmt
-from warplens.report.document import Figure, KeyFigures, Markup, Notes, Paragraph, Section, Table
+from warplens.report.document import Figure, KeyFigures, Markup, Notes, Paragraph, Section, Table, View
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -110,6 +110,10 @@ def _block(block: Block, image: ImageAddress) -> str:
         return _key_figures(block)
     if isinstance(block, Markup):
         return escaped(block.text)
+    if isinstance(block, View):
+        rows = (_pipes(escaped(cell) for cell in row.cells) for row in block.rows)
+        table = [_pipes(block.heading), _pipes(":---" for _ in block.heading), *rows] if block.rows else []
+        return "\n\n".join([f"**{escaped(block.caption)}** (in the HTML report)", *(["\n".join(table)] if table else [])])
     if isinstance(block, Figure):
         return f"**{escaped(block.caption)}**\n\n![{escaped(block.alt)}]({image(block)})"
     return "\n\n".join(

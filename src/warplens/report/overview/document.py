@@ -28,6 +28,7 @@ from warplens.report.headroom import headroom_blocks, headroom_strip
 from warplens.report.overview import host, operators, time
 from warplens.report.overview.numbers import Numbers, answer, largest_part
 from warplens.report.text import category_title
+from warplens.report.timeline import timeline_blocks
 from warplens.report.verdict import factor, finding_blocks
 
 if TYPE_CHECKING:
@@ -193,7 +194,9 @@ def _rooms(*kinds: SectionOf[Numbers]) -> Callable[[Numbers], Iterator[Section]]
 #: The rooms behind the answer, each with its sections in reading order. A new section is a line here, and a function
 #: that yields its blocks.
 _ROOMS: Final[tuple[SectionOf[Numbers], ...]] = (
-    SectionOf("timeline-room", "Timeline", _rooms(SectionOf("steps", "Steps over time", time.steps))),
+    SectionOf("timeline-room", "Timeline", _rooms(
+            SectionOf("timeline", "Timeline", timeline_blocks), SectionOf("steps", "Steps over time", time.steps)
+        )),
     SectionOf(
         "budget-room",
         "Budget",

@@ -1,0 +1,118 @@
+"""Where in the window each finding costs the most: the instants to look at first.
+
+A finding claims pauses and pieces of work (`warplens.diagnosis.claims`). Where single ones stand out, they are its
+worst moments: a wait of a millisecond, a copy that blocks. Where it is made of thousands of small ones, one of them
+shows nothing, and the stretch of the window that holds the most of it is what to look at.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import polars as pl
+
+from warplens.profile.schema import name_categories
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from warplens.diagnosis.claims import Claims
+    from warplens.diagnosis.facts import Facts
+    from warplens.diagnosis.findings import Finding
+    from warplens.profile.schema import Int64s
+
+#: Moments of each finding: enough to see that the first is no accident.
+MOST_MOMENTS: Final = 3
+
+#: A piece stands out where it has this share of what the finding claims of a step; stretches are as long a part of one.
+_TELLING_SHARE: Final = 0.05
+
+#: A stretch is no shorter than this: below, there is no more than one kernel in it.
+_LEAST_STRETCH_NS: Final = 20_000
+
+
+@dataclass(frozen=True)
+class Moment:
+    """One instance of a finding.
+
+    Attributes:
+        finding: its id.
+        start_ns, end_ns: the half-open interval, in the profile's clock.
+        device: CUDA ordinal of the GPU.
+        claimed_ns: what the finding claims of it.
+        what: `pause`, `work`, or `stretch` of several.
+        name: of the work as recorded, or the main cause of the pause; empty for a stretch.
+        pieces: pauses and pieces of work that it claims there.
+    """
+
+    finding: str
+    start_ns: int
+    end_ns: int
+    device: int
+    claimed_ns: int
+    what: str
+    name: str
+    pieces: int
+
+
+def worst_moments(facts: Facts, claims: Claims, findings: Sequence[Finding]) -> tuple[Moment, ...]:
+    """The worst moments of each finding that claims time, in the order of the findings, the worst first."""
+    return tuple(moment for finding in findings for moment in _of_finding(facts, claims, finding.id))
+
+
+def _of_finding(facts: Facts, claims: Claims, id_: str) -> Iterator[Moment]:
+    if id_ not in claims.causes:
+        return
+    span = ("start_ns", "end_ns", "device")
+    gaps = (
+        facts.gaps.select(span).with_row_index("row").with_columns(claims.of_gaps(id_), pl.lit("pause").alias("what"))
+    )
+    work = facts.work.select(span).with_row_index("row").with_columns(claims.of_work(id_), pl.lit("work").alias("what"))
+    claimed = pl.concat([gaps, work]).filter(pl.col("claimed_ns") > 0)
+    if not claimed.height:
+        return
+    telling = _TELLING_SHARE * int(claimed["claimed_ns"].sum()) / facts.steps
+    largest = claimed.top_k(MOST_MOMENTS, by="claimed_ns").sort(
+        "claimed_ns", "start_ns", descending=[True, False], maintain_order=True
+    )
+    single = largest.filter(pl.col("claimed_ns") >= telling)
+    if not single.height:
+        yield from _stretches(facts, id_, claimed)
+        return
+    for piece in single.iter_rows(named=True):
+        name = _cause(facts, piece["row"]) if piece["what"] == "pause" else _name(facts, piece["row"])
+        start, end, device = (int(piece[column]) for column in span)
+        yield Moment(id_, start, end, device, int(piece["claimed_ns"]), piece["what"], name, 1)
+
+
+def _stretches(facts: Facts, id_: str, claimed: pl.DataFrame) -> Iterator[Moment]:
+    """The stretches of the window that hold the most of it, from the begin of the first piece to the end of the last.
+
+    A piece counts where it begins. Stretches lie side by side, so that no two overlap by more than a last piece.
+    """
+    length = max(int(_TELLING_SHARE * facts.window.duration_ns / facts.steps), _LEAST_STRETCH_NS)
+    cell = (pl.col("start_ns") - facts.window.start_ns) // length
+    best = (
+        claimed.group_by("device", cell.alias("cell"))
+        .agg(pl.col("start_ns").min(), pl.col("end_ns").max(), pl.col("claimed_ns").sum(), pl.len().alias("pieces"))
+        .sort("claimed_ns", "start_ns", "device", descending=[True, False, False])
+    )
+    for row in best.head(MOST_MOMENTS).iter_rows(named=True):
+        start, end, device, spent = (row[column] for column in ("start_ns", "end_ns", "device", "claimed_ns"))
+        yield Moment(id_, start, end, device, spent, "stretch", "", row["pieces"])
+
+
+def _cause(facts: Facts, row: int) -> str:
+    causes = [name for name in facts.gaps.columns if name not in ("start_ns", "end_ns", "device", "range", "phase")]
+    spent: Int64s = np.array(facts.gaps.select(causes).row(row), dtype=np.int64)
+    return causes[int(spent.argmax())]
+
+
+def _name(facts: Facts, row: int) -> str:
+    kind, place, label = facts.work.select("kind", "row", "label").row(row)
+    if kind != "kernel":
+        return str(label)
+    names = facts.timeline.trace.kernels["full_name"]
+    return str(name_categories(names)[int(names.to_physical()[place])])

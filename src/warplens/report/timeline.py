@@ -1,0 +1,796 @@
+"""The timeline of a profile: what every GPU stream and host thread did when, and why each GPU was idle.
+
+`timeline_view` turns a profile into tracks of marks, computed ahead in levels of detail so that a browser draws as much
+as its screen can show and no more. The finest level holds every event as a mark of its own, as long as they are not too
+many: then short ones outside of the step that is shown first and of the worst moments become blocks. A block says how
+many events it stands for and how long they took together; sums over a track are the same on every level, and equal
+those of the tables to the nanosecond. `timeline_blocks` embeds it in a report.
+"""
+
+from __future__ import annotations
+
+import base64
+import zlib
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+import polars as pl
+
+from warplens.analysis.api import api_kind
+from warplens.analysis.categories import categories_of
+from warplens.analysis.intervals import Intervals
+from warplens.analysis.ranges import plain_range_name
+from warplens.analysis.timebudget import IDLE_CAUSES, time_budgets
+from warplens.profile.nesting import disjoint_lanes, nested_lanes
+from warplens.profile.schema import name_categories
+from warplens.report import text as fmt
+from warplens.report.document import Paragraph, View, ViewRow, quiet
+from warplens.report.jsonout import dumps
+from warplens.report.theme import category_fill, part_fill
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from warplens.analysis.timebudget import TimeBudget
+    from warplens.analysis.timeline import Timeline
+    from warplens.analysis.window import Step, Window
+    from warplens.diagnosis import Diagnosis
+    from warplens.diagnosis.moments import Moment
+    from warplens.profile.schema import Bools, Int64s
+    from warplens.report.document import Block
+    from warplens.report.overview.numbers import Numbers
+
+#: Marks of the finest level, all tracks together. One costs about 6 bytes of the page, so that this many are 2.5 MB.
+MOST_MARKS: Final = 400_000
+
+#: Each level merges what is shorter than this many times the last one's width.
+_COARSER: Final = 4
+
+#: The width of the first merged level; shorter than any kernel, so that it never replaces the exact one.
+_FINEST_NS: Final = 1_000
+
+#: A level with fewer marks than this is drawn as it is, whatever the width of the screen.
+_COARSE_ENOUGH: Final = 3_000
+
+#: Host threads that get tracks; the others did the least, and the page says that they are left out.
+_MOST_THREADS: Final = 12
+
+#: More distinct names than this are those of PyTorch's numbered ranges, which are told apart by number alone.
+_MOST_NAMES: Final = 20_000
+
+#: Longer names are cut where they are shown in full.
+_LONGEST_NAME: Final = 600
+
+#: Nested rows that a track shows until it is unfolded; those of threads beyond the busiest ones show fewer.
+_PEEK: Final = {"ranges": 5, "calls": 1, "python": 1, "os": 1, "profiler": 1}
+_BUSIEST_THREADS: Final = 2
+
+#: What the host's CUDA calls are coloured like: the idle time that a GPU has while they hold its thread.
+_CALL_FILLS: Final = {
+    "launch": "idle-1",
+    "graph-launch": "idle-1",
+    "sync": "idle-3",
+    "allocation": "idle-5",
+    "copy": "transfer",
+    "memset": "transfer",
+}
+
+#: Muted fills of ranges and operators, of which neighbours of different names rarely share one.
+_RANGE_FILLS: Final = ("reduction", "gather-scatter", "softmax", "sort-topk", "graph", "random")
+
+_LABELS: Final = {
+    "ranges": "ranges",
+    "python": "Python",
+    "calls": "CUDA calls",
+    "os": "system calls",
+    "profiler": "profiler",
+}
+
+
+@dataclass(frozen=True)
+class Track:
+    """One stream, or one thread's events of a kind.
+
+    Attributes:
+        group: the GPU or process that it belongs to.
+        label: its name within the group.
+        kind: `idle`, `stream`, `ranges`, `python`, `calls`, `os` or `profiler`.
+        owner: device and stream, or process and thread; the stream of an idle track is −1.
+        first: number of its first row of marks among all rows; they follow one another, the outermost first.
+        rows: how many it has.
+        peek: how many are shown until it is unfolded.
+        minor: whether it is shown only when the reader asks for all tracks of its group.
+    """
+
+    group: str
+    label: str
+    kind: str
+    owner: tuple[int, int]
+    first: int
+    rows: int
+    peek: int
+    minor: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Marks:
+    """The marks of one level of detail, by row and time. All arrays have one entry a mark.
+
+    Attributes:
+        width_ns: what is shorter was merged where several lie in one cell of this width; 0 where nothing was.
+        row: row that it is drawn on.
+        start_ns, end_ns: from the first begin to the last end of its events, in the profile's clock.
+        name: number of the name of its longest event.
+        longest_ns: duration of that.
+        count: events that it stands for.
+        busy_ns: their summed duration.
+        parts: shape (causes, idle marks): idle time by cause, of the marks of idle rows, which come first.
+    """
+
+    width_ns: int
+    row: Int64s
+    start_ns: Int64s
+    end_ns: Int64s
+    name: Int64s
+    longest_ns: Int64s
+    count: Int64s
+    busy_ns: Int64s
+    parts: Int64s
+
+    def merged(self, width_ns: int, kept: Bools | None = None) -> Marks:
+        """A coarser level: neighbours of a row that are shorter than `width_ns` and begin in one cell become one.
+
+        Args:
+            width_ns: of a cell.
+            kept: which marks stay what they are, however short.
+        """
+        begins = _block_begins(self.row, self.start_ns, self.end_ns, width_ns, kept)
+        if len(begins) == len(self.row):
+            return self
+        names = int(self.name.max(initial=0)) + 1
+        longest = np.maximum.reduceat(self.longest_ns * names + self.name, begins)
+        idle = self.parts.shape[1]
+        mine = begins[begins < idle]
+        return Marks(
+            width_ns,
+            self.row[begins],
+            self.start_ns[begins],
+            np.maximum.reduceat(self.end_ns, begins),
+            longest % names,
+            longest // names,
+            np.add.reduceat(self.count, begins),
+            np.add.reduceat(self.busy_ns, begins),
+            np.add.reduceat(self.parts, mine, axis=1) if len(mine) else self.parts,
+        )
+
+
+def _block_begins(row: Int64s, start: Int64s, end: Int64s, width_ns: int, kept: Bools | None) -> Int64s:
+    short = end - start < width_ns
+    if kept is not None:
+        short &= ~kept
+    cell = start // max(width_ns, 1)
+    joins = short[1:] & short[:-1] & (row[1:] == row[:-1]) & (cell[1:] == cell[:-1])
+    return np.flatnonzero(np.r_[np.ones(min(len(row), 1), dtype=np.bool_), ~joins])
+
+
+@dataclass(frozen=True, eq=False)
+class Details:
+    """What is known of the marks of the finest level that are single pieces of GPU work; 0 for all others.
+
+    Attributes:
+        launch_ns: begin of the launching call, in the profile's clock; −1 where it is not known.
+        calls_row: row of the calls of the launching thread, plus 1.
+        where: number of the name of the innermost range that the work was launched in, plus 1.
+        bytes: moved or filled.
+    """
+
+    launch_ns: Int64s
+    calls_row: Int64s
+    where: Int64s
+    bytes: Int64s
+
+
+@dataclass(frozen=True)
+class Thinned:
+    """What the finest level does not draw one by one.
+
+    Attributes:
+        width_ns: events shorter than this may be part of a block; 0 where every event is a mark of its own.
+        events: all events of the tracks.
+        in_blocks: those that are part of a block.
+        blocks: how many blocks these are.
+        threads: host threads without tracks.
+    """
+
+    width_ns: int
+    events: int
+    in_blocks: int
+    blocks: int
+    threads: int
+
+
+@dataclass(frozen=True, eq=False)
+class TimelineView:
+    """A profile as tracks of marks.
+
+    Attributes:
+        origin_ns, end_ns: the interval that the tracks span, in the profile's clock. Links count from its begin.
+        window: the part that was analysed; idle time has causes there alone.
+        opens: the interval to show first: a steady step of median length, else the window.
+        opens_step: that step.
+        names: label, colour token and full name (where it differs) of each name.
+        tracks: in the order of display; idle tracks have the first rows.
+        levels: from the finest to the coarsest.
+        details: of the finest level's marks.
+        moments: the worst instances of the findings.
+        thinned: what the finest level does not draw one by one.
+        steps: all steps of the profile.
+    """
+
+    origin_ns: int
+    end_ns: int
+    window: Window
+    opens: tuple[int, int]
+    opens_step: Step | None
+    names: tuple[tuple[str, str, str | None], ...]
+    tracks: tuple[Track, ...]
+    levels: tuple[Marks, ...]
+    details: Details
+    moments: tuple[Moment, ...]
+    thinned: Thinned
+    steps: tuple[Step, ...]
+
+    def link(self, start_ns: int, end_ns: int) -> str:
+        """The span of a link: nanoseconds since `origin_ns`, `START-END`."""
+        return f"{start_ns - self.origin_ns}-{end_ns - self.origin_ns}"
+
+
+# --- What is drawn: events of a kind, and the track that each belongs to ---------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class _Layer:
+    """Events of one kind. Arrays have one entry an event; `name` counts from 0 within `names`."""
+
+    kind: str
+    owner: pl.DataFrame
+    start_ns: Int64s
+    end_ns: Int64s
+    name: Int64s
+    names: list[tuple[str, str, str | None]]
+    nests: bool = True
+    parts: Int64s | None = None
+    work: Int64s | None = None  # rows of `Timeline.work`
+
+
+def _idle_layer(budgets: Sequence[TimeBudget]) -> _Layer:
+    """The pauses of each GPU; the name is that of the main cause."""
+    parts = [np.stack([budget.gaps.parts[cause] for cause in IDLE_CAUSES]) for budget in budgets]
+    matrix = np.concatenate(parts, axis=1) if parts else np.empty((len(IDLE_CAUSES), 0), dtype=np.int64)
+    gaps = [budget.gaps.gaps for budget in budgets] or [Intervals.none()]
+    return _Layer(
+        "idle",
+        pl.DataFrame(
+            {
+                "first": np.repeat([budget.device for budget in budgets], [part.shape[1] for part in parts]),
+                "second": np.full(matrix.shape[1], -1),
+            },
+            schema={"first": pl.Int64, "second": pl.Int64},
+        ),
+        np.concatenate([gap.starts for gap in gaps]),
+        np.concatenate([gap.ends for gap in gaps]),
+        matrix.argmax(axis=0).astype(np.int64) if matrix.shape[1] else np.empty(0, dtype=np.int64),
+        [(f"idle: {fmt.cause_title(cause)}", part_fill("idle", cause), None) for cause in IDLE_CAUSES],
+        nests=False,
+        parts=matrix,
+    )
+
+
+def _work_layer(timeline: Timeline) -> _Layer:
+    trace, work = timeline.trace, timeline.work
+    kernels = trace.kernels["full_name"]
+    filled = [category_fill(str(category)) for category in categories_of(_each_name(kernels))]
+    named = [
+        (fmt.shorten_kernel(text), fill, fmt.printable(text)[:_LONGEST_NAME])
+        for text, fill in zip(name_categories(kernels), filled, strict=True)
+    ]
+    names = [(label, fill, full if full != label else None) for label, fill, full in named]
+    code = np.zeros(work.height, dtype=np.int64)
+    rows = work["row"].to_numpy()
+    for kind, texts in (
+        ("kernel", kernels.to_physical()),
+        ("copy", trace.copies["direction"].to_physical()),
+        ("memset", None),
+        ("graph", None),
+    ):
+        mine = np.flatnonzero((work["kind"] == kind).to_numpy())
+        if kind == "copy":
+            code[mine] = len(names)
+            names += [(f"copy {text}", "transfer", None) for text in name_categories(trace.copies["direction"])]
+        elif kind != "kernel":
+            code[mine] = len(names)
+            names.append(("memory fill", "transfer", None) if kind == "memset" else ("CUDA graph", "graph", None))
+        if texts is not None:
+            code[mine] += texts.to_numpy()[rows[mine]]
+    return _Layer(
+        "stream",
+        work.select(pl.col("device").cast(pl.Int64).alias("first"), pl.col("stream").cast(pl.Int64).alias("second")),
+        work["start_ns"].to_numpy(),
+        work["end_ns"].to_numpy(),
+        code,
+        names,
+        nests=False,
+        work=np.arange(work.height),
+    )
+
+
+def _each_name(names: pl.Series) -> pl.Series:
+    """One value for each name that a column can hold."""
+    return pl.Series(names.name, name_categories(names), dtype=names.dtype)
+
+
+def _host_layers(timeline: Timeline) -> Iterator[_Layer]:
+    trace = timeline.trace
+    for kind, table in (
+        ("ranges", trace.ranges),
+        ("python", trace.python_functions),
+        ("calls", trace.api_calls),
+        ("os", trace.os_calls),
+        ("profiler", trace.profiler_overhead),
+    ):
+        if not table.height:
+            continue
+        distinct, number = _plain_names(table["name"])
+        yield _Layer(
+            kind,
+            table.select(
+                pl.col("process").cast(pl.Int64).alias("first"), pl.col("thread").cast(pl.Int64).alias("second")
+            ),
+            table["start_ns"].to_numpy(),
+            table["end_ns"].to_numpy(),
+            number[table["name"].to_physical().to_numpy()],
+            [(fmt.printable(text)[:_LONGEST_NAME], _host_fill(kind, text), None) for text in distinct],
+        )
+
+
+def _plain_names(names: pl.Series) -> tuple[list[str], Int64s]:
+    """The distinct names of a column, and for each of its codes the number of its name among these."""
+    texts = name_categories(names).to_list()
+    if len(texts) > _MOST_NAMES:
+        texts = [plain_range_name(text) for text in texts]
+    numbers = {text: number for number, text in enumerate(dict.fromkeys(texts))}
+    return list(numbers), np.array([numbers[text] for text in texts], dtype=np.int64)
+
+
+def _host_fill(kind: str, name: str) -> str:
+    if kind == "calls":
+        return _CALL_FILLS.get(api_kind(name), "other")
+    if kind == "profiler":
+        return part_fill("idle", "profiler")
+    if kind == "os":
+        return "other"
+    # The same name has the same colour in every report: Python's own hash differs from run to run.
+    return _RANGE_FILLS[zlib.crc32(name.encode()) % len(_RANGE_FILLS)]
+
+
+# --- The view ---------------------------------------------------------------------------------------------------------
+
+
+def timeline_view(
+    timeline: Timeline,
+    window: Window,
+    diagnosis: Diagnosis | None = None,
+    budgets: Sequence[TimeBudget] | None = None,
+    most_marks: int = MOST_MARKS,
+) -> TimelineView:
+    """The profile as tracks of marks in levels of detail.
+
+    Args:
+        timeline: the profile, which is shown as a whole.
+        window: the part of it that was analysed.
+        diagnosis: the verdict over it, whose worst moments are marked.
+        budgets: the time budgets of the window, where they are known already.
+        most_marks: of the finest level; where there are more events, short ones become blocks.
+    """
+    budgets = time_budgets(timeline, window) if budgets is None else budgets
+    hosts = list(_host_layers(timeline))
+    threads = _busiest_threads(timeline, hosts)
+    left_out = len({pair for layer in hosts for pair in layer.owner.unique().rows()}) - len(threads.listed)
+    hosts = [_of_threads(layer, threads.listed) for layer in hosts] if left_out else hosts
+    layers = [_idle_layer(budgets), _work_layer(timeline), *hosts]
+
+    names = _NameTable()
+    tracks: list[Track] = []
+    columns: list[tuple[Int64s, ...]] = []  # row, start, end, name and piece of work of each event
+    rows_used = 0
+    for layer in layers:
+        row, found, rows_used = _rows(timeline, layer, rows_used, threads)
+        tracks += found
+        offset = names.add(layer.names)
+        work = layer.work if layer.work is not None else np.full(len(row), -1)
+        columns.append((row, layer.start_ns, layer.end_ns, layer.name + offset, work))
+    row, start, end, name, work = (np.concatenate(parts) for parts in zip(*columns, strict=True))
+    order = np.lexsort((start, row))
+    row, start, end, name, work = row[order], start[order], end[order], name[order], work[order]
+    idle = layers[0].parts
+    assert idle is not None
+    duration = end - start
+    exact = Marks(
+        0, row, start, end, name, duration, np.ones(len(row), dtype=np.int64), duration, idle[:, order[: idle.shape[1]]]
+    )
+
+    opens_step = _representative(window)
+    opens = (opens_step.start_ns, opens_step.end_ns) if opens_step else (window.start_ns, window.end_ns)
+    moments = diagnosis.moments if diagnosis is not None else ()
+    spans = [opens, *((moment.start_ns, moment.end_ns) for moment in moments)]
+    finest = _finest(exact, spans, most_marks)
+    alone = finest.count == 1
+    levels = (finest, *_coarser_levels(finest))
+    details = _details(timeline, tracks, layers, names, finest, work)
+    used = np.unique(np.r_[np.concatenate([level.name for level in levels]), details.where[details.where > 0] - 1])
+    renumbered = np.zeros(len(names.names), dtype=np.int64)
+    renumbered[used] = np.arange(len(used))
+    levels = tuple(_renamed(level, renumbered) for level in levels)
+    details.where[:] = np.where(details.where > 0, renumbered[np.maximum(details.where - 1, 0)] + 1, 0)
+    in_blocks = int(finest.count[~alone].sum())
+    return TimelineView(
+        int(start.min()) if len(start) else window.start_ns,
+        int(end.max()) if len(end) else window.end_ns,
+        window,
+        opens,
+        opens_step,
+        tuple(names.names[number] for number in used.tolist()),
+        tuple(sorted(tracks, key=lambda track: _order(track, threads))),
+        levels,
+        details,
+        moments,
+        Thinned(finest.width_ns, len(row), in_blocks, int((~alone).sum()), left_out),
+        timeline.steps.steps,
+    )
+
+
+@dataclass
+class _NameTable:
+    names: list[tuple[str, str, str | None]] = field(default_factory=list)
+    offsets: list[int] = field(default_factory=list)
+
+    def add(self, names: list[tuple[str, str, str | None]]) -> int:
+        """Adds the names of a layer; returns the number of its first one."""
+        self.offsets.append(len(self.names))
+        self.names += names
+        return self.offsets[-1]
+
+
+class _Threads(NamedTuple):
+    """The threads that get tracks, those that launch the most first, then by their number of events."""
+
+    listed: list[tuple[int, int]]
+    launching: int  # how many of them, the first ones, launch GPU work
+
+    def place(self, owner: tuple[int, int]) -> int:
+        return self.listed.index(owner)
+
+
+def _busiest_threads(timeline: Timeline, hosts: Sequence[_Layer]) -> _Threads:
+    if not hosts:
+        return _Threads([], 0)
+    events = pl.concat([layer.owner for layer in hosts]).group_by("first", "second").len("events")
+    launches = (
+        timeline.work.select(pl.col("process").cast(pl.Int64).alias("first"), pl.col("thread").alias("second"))
+        .drop_nulls()
+        .with_columns(pl.col("second").cast(pl.Int64))
+        .group_by("first", "second")
+        .len("launches")
+    )
+    ranked = events.join(launches, on=["first", "second"], how="left").sort(
+        pl.col("launches").fill_null(0), "events", "first", "second", descending=[True, True, False, False]
+    )
+    listed = ranked.head(_MOST_THREADS)
+    # In a profile without GPU work every thread may be worth a look.
+    launching = listed.height - listed["launches"].null_count() or listed.height
+    return _Threads([(int(first), int(second)) for first, second, *_ in listed.rows()], launching)
+
+
+def _of_threads(layer: _Layer, threads: Sequence[tuple[int, int]]) -> _Layer:
+    wanted = pl.DataFrame(threads, schema=layer.owner.schema, orient="row")
+    rows = layer.owner.with_row_index("at").join(wanted, on=["first", "second"], how="semi", maintain_order="left")
+    at = rows["at"].to_numpy()
+    return _Layer(
+        layer.kind,
+        rows.drop("at"),
+        layer.start_ns[at],
+        layer.end_ns[at],
+        layer.name[at],
+        layer.names,
+        layer.nests,
+    )
+
+
+def _rows(timeline: Timeline, layer: _Layer, used: int, threads: _Threads) -> tuple[Int64s, list[Track], int]:
+    """The row of each event, the layer's tracks, and how many rows there are by then."""
+    owners = layer.owner.unique().sort("first", "second").with_row_index("owner")
+    owner = (
+        layer.owner.join(owners, on=["first", "second"], how="left", maintain_order="left")["owner"]
+        .to_numpy()
+        .astype(np.int64)
+    )
+    if layer.nests:
+        lane, depth = nested_lanes(layer.start_ns, layer.end_ns, owner)
+        deepest = int(depth.max(initial=0)) + 1
+        inside = lane * deepest + depth
+    else:
+        inside = disjoint_lanes(layer.start_ns, layer.end_ns, owner)
+    # Rows of an owner that hold nothing take no room.
+    most = int(inside.max(initial=0)) + 1
+    distinct, row = np.unique(owner * most + inside, return_inverse=True)
+    counts = np.bincount(distinct // most, minlength=owners.height)
+    tracks = []
+    for (_, first, second), rows in zip(owners.select("owner", "first", "second").rows(), counts.tolist(), strict=True):
+        tracks.append(_track(timeline, layer.kind, (int(first), int(second)), used, rows, threads))
+        used += rows
+    return row.reshape(-1) + (used - len(distinct)), tracks, used
+
+
+def _track(
+    timeline: Timeline,
+    kind: str,
+    owner: tuple[int, int],
+    first: int,
+    rows: int,
+    threads: _Threads,
+) -> Track:
+    if kind in ("idle", "stream"):
+        device = timeline.trace.capture.device(owner[0])
+        group = f"GPU {owner[0]}" + (f" · {device.name}" if device else "")
+        label = "idle, by cause" if kind == "idle" else f"stream {owner[1]}"
+        return Track(group, label, kind, owner, first, rows, rows)
+    place = threads.place(owner)
+    group, label = f"process {owner[0]}", f"thread {owner[1]} · {_LABELS[kind]}"
+    peek = min(rows, _PEEK[kind] if place < _BUSIEST_THREADS else 1)
+    minor = place >= threads.launching or kind in ("os", "profiler")
+    return Track(group, label, kind, owner, first, rows, peek, minor)
+
+
+def _order(track: Track, threads: _Threads) -> tuple[int, ...]:
+    if track.kind in ("idle", "stream"):
+        return 0, *track.owner
+    return 1, threads.place(track.owner), list(_LABELS).index(track.kind)
+
+
+def _representative(window: Window) -> Step | None:
+    """The step of median length; of an even number the shorter one of the two in the middle."""
+    by_length = sorted(window.steps, key=lambda step: (step.duration_ns, step.index))
+    return by_length[(len(by_length) - 1) // 2] if by_length else None
+
+
+def _finest(exact: Marks, spans: Sequence[tuple[int, int]], most: int) -> Marks:
+    """Every event, or as many as may be: those of the spans one by one, others merged where they are shorter."""
+    if len(exact.row) <= most:
+        return exact
+    kept = np.zeros(len(exact.row), dtype=np.bool_)
+    for start, end in spans:
+        touching = (exact.end_ns >= start) & (exact.start_ns < end) & ~kept
+        if int(kept.sum()) + int(touching.sum()) > most // 2:
+            break  # the page would hold nothing else
+        kept |= touching
+    width = _FINEST_NS
+    while len(_block_begins(exact.row, exact.start_ns, exact.end_ns, width, kept)) > most:
+        width *= 2
+    return exact.merged(width, kept)
+
+
+def _coarser_levels(finest: Marks) -> Iterator[Marks]:
+    level, width = finest, max(finest.width_ns * _COARSER, _FINEST_NS)
+    while len(level.row) > _COARSE_ENOUGH and width < 2**60:
+        coarser = level.merged(width)
+        # A level that saves next to nothing is not worth its place in the file.
+        if len(coarser.row) < 0.7 * len(level.row):
+            yield coarser
+            level = coarser
+        width *= _COARSER
+
+
+def _renamed(level: Marks, number: Int64s) -> Marks:
+    return Marks(
+        level.width_ns,
+        level.row,
+        level.start_ns,
+        level.end_ns,
+        number[level.name],
+        level.longest_ns,
+        level.count,
+        level.busy_ns,
+        level.parts,
+    )
+
+
+def _details(
+    timeline: Timeline,
+    tracks: Sequence[Track],
+    layers: Sequence[_Layer],
+    names: _NameTable,
+    finest: Marks,
+    work: Int64s,
+) -> Details:
+    """What is known of each piece of work that is a mark of its own."""
+    begins = np.r_[np.int64(0), np.cumsum(finest.count)[:-1]]  # each mark's first event
+    piece = np.where(finest.count == 1, work[begins], -1)
+    mine = np.flatnonzero(piece >= 0)
+    rows = piece[mine]
+    found = Details(
+        np.full(len(begins), -1, dtype=np.int64), *(np.zeros(len(begins), dtype=np.int64) for _ in range(3))
+    )
+    table = timeline.work[rows]
+    found.launch_ns[mine] = table["launch_start_ns"].fill_null(-1).to_numpy()
+    for track in tracks:
+        if track.kind == "calls":
+            process, thread = track.owner
+            launched = (table["process"] == process) & (table["thread"] == thread)
+            found.calls_row[mine[launched.fill_null(value=False).to_numpy()]] = track.first + 1
+    ranges = next((place for place, layer in enumerate(layers) if layer.kind == "ranges"), None)
+    if ranges is not None:
+        texts = timeline.trace.ranges["name"]
+        _, number = _plain_names(texts)
+        held = table["range"].fill_null(-1).to_numpy()
+        of_range = number[texts.to_physical().to_numpy()[held]]
+        found.where[mine] = np.where(held >= 0, of_range + names.offsets[ranges] + 1, 0)
+    for kind, moved in (("copy", timeline.trace.copies), ("memset", timeline.trace.memsets)):
+        of_kind = (table["kind"] == kind).to_numpy()
+        found.bytes[mine[of_kind]] = moved["bytes"].to_numpy()[table["row"].to_numpy()[of_kind]]
+    return found
+
+
+# --- The view as data for the page's script ---------------------------------------------------------------------------
+
+
+def packed(view: TimelineView) -> str:
+    """The view as text for `timeline.js`: the base64 form of a zlib stream.
+
+    The stream holds the length of a head (4 bytes, little-endian), the head (JSON), and columns of unsigned integers.
+    A column of n numbers of w bytes is w planes of n bytes, the lowest bytes first; the head says w, which is 0 where
+    all numbers are. Begins are differences within a row; the first one of a row counts from `origin_ns`.
+    """
+    columns: list[Int64s] = []
+    levels = [_level_head(view, level, columns) for level in view.levels]
+    details = view.details
+    ago = np.where(details.launch_ns >= 0, view.levels[0].start_ns - details.launch_ns + 1, 0)
+    columns += [np.maximum(ago, 0), details.calls_row, details.where, details.bytes]
+    widths, planes = zip(*(_planes(column) for column in columns), strict=True)
+    head = dumps({**_head(view), "levels": levels, "widths": widths})
+    return base64.b64encode(zlib.compress(len(head).to_bytes(4, "little") + head + b"".join(planes), 6)).decode()
+
+
+def _level_head(view: TimelineView, level: Marks, columns: list[Int64s]) -> dict[str, Any]:
+    begins = level.start_ns - view.origin_ns
+    first = np.r_[True, level.row[1:] != level.row[:-1]] if len(level.row) else np.zeros(0, dtype=np.bool_)
+    step = np.where(first, begins, np.diff(begins, prepend=np.int64(0)))
+    extent = level.end_ns - level.start_ns
+    columns += [step, extent, level.name, level.count - 1, np.where(level.count > 1, level.busy_ns, 0), *level.parts]
+    rows = max((track.first + track.rows for track in view.tracks), default=0)
+    return {
+        "width": level.width_ns,
+        "rows": np.bincount(level.row, minlength=rows).tolist(),
+        "idle": level.parts.shape[1],
+    }
+
+
+def _planes(column: Int64s) -> tuple[int, bytes]:
+    width = (int(column.max(initial=0)).bit_length() + 7) // 8
+    return width, column.astype("<i8").view(np.uint8).reshape(-1, 8)[:, :width].T.tobytes()
+
+
+def _head(view: TimelineView) -> dict[str, Any]:
+    def span(start_ns: int, end_ns: int) -> list[int]:
+        return [start_ns - view.origin_ns, end_ns - view.origin_ns]
+
+    fills = sorted({fill for _, fill, _ in view.names} | {part_fill("idle", cause) for cause in IDLE_CAUSES})
+    counted = {step.index for step in view.window.steps}
+    return {
+        "origin": str(view.origin_ns),
+        "end": view.end_ns - view.origin_ns,
+        "window": span(view.window.start_ns, view.window.end_ns),
+        "opens": span(*view.opens),
+        "fills": fills,
+        "names": [[label, fills.index(fill), *([full] if full else [])] for label, fill, full in view.names],
+        "causes": [
+            [fmt.cause_title(cause), fills.index(part_fill("idle", cause)), meaning]
+            for cause, meaning in IDLE_CAUSES.items()
+        ],
+        "tracks": [
+            {name: getattr(track, name) for name in ("group", "label", "kind", "first", "rows", "peek", "minor")}
+            for track in view.tracks
+        ],
+        "steps": [[*span(step.start_ns, step.end_ns), step.index, step.index in counted] for step in view.steps],
+        "moments": [
+            [*span(moment.start_ns, moment.end_ns), moment.finding, _idle_row(view, moment.device)]
+            for moment in view.moments
+        ],
+    }
+
+
+def _idle_row(view: TimelineView, device: int) -> int:
+    """The row that a moment of this GPU is marked on; −1 where it has none."""
+    return next((track.first for track in view.tracks if track.kind == "idle" and track.owner[0] == device), -1)
+
+
+# --- The section of a report ------------------------------------------------------------------------------------------
+
+
+def timeline_blocks(numbers: Numbers) -> Iterator[Block]:
+    """What happened when, to zoom into, and the worst moments in words."""
+    view = timeline_view(numbers.timeline, numbers.window, numbers.diagnosis, numbers.budgets)
+    if not len(view.levels[0].row):
+        yield quiet("The profile holds nothing that lasts.")
+        return
+    yield Paragraph(_opening(view))
+    yield View(
+        id="timeline-view",
+        kind="timeline",
+        caption="Timeline: every GPU stream and host thread; idle time by its cause",
+        alt=_in_words(view),
+        data=packed(view),
+        heading=("Finding", "GPU", "From", "Length", "Of it claimed", "What") if view.moments else (),
+        rows=tuple(_moment_row(view, moment) for moment in view.moments),
+    )
+    yield quiet(_thinned_text(view.thinned, view))
+
+
+def _opening(view: TimelineView) -> str:
+    marked = " The worst moments of each finding are marked; follow a link to go there." if view.moments else ""
+    if view.opens_step is None:
+        return f"It opens on the analysed window, {fmt.duration(view.window.duration_ns)}.{marked}"
+    step = view.opens_step
+    length = fmt.duration(step.duration_ns)
+    if len(view.window.steps) == 1:
+        return f"It opens on step {step.index}, the only one ({length}).{marked}"
+    return f"It opens on step {step.index}, the one of median length ({length}).{marked}"
+
+
+def _moment_row(view: TimelineView, moment: Moment) -> ViewRow:
+    if moment.what == "pause":
+        what = f"pause: {fmt.cause_title(moment.name)}"
+    elif moment.what == "work":
+        what = fmt.shorten_kernel(moment.name)
+    else:
+        what = f"stretch with {fmt.plural(moment.pieces, 'piece')} of it"
+    return ViewRow(
+        view.link(moment.start_ns, moment.end_ns),
+        (
+            moment.finding,
+            str(moment.device),
+            fmt.duration(moment.start_ns - view.origin_ns),
+            fmt.duration(moment.end_ns - moment.start_ns),
+            fmt.duration(moment.claimed_ns),
+            what,
+        ),
+    )
+
+
+def _in_words(view: TimelineView) -> str:
+    kinds = [track.kind for track in view.tracks]
+    threads = len({track.owner for track in view.tracks if track.kind not in ("idle", "stream")})
+    said = [
+        fmt.plural(len({track.owner[0] for track in view.tracks if track.kind in ("idle", "stream")}), "GPU"),
+        fmt.plural(kinds.count("stream"), "stream"),
+        fmt.plural(threads, "host thread"),
+    ]
+    length = fmt.duration(view.end_ns - view.origin_ns)
+    return (
+        f"Timeline of {', '.join(said)} over {length}. W and S or the arrow keys up and down zoom, A and D or left and "
+        "right pan, a comma and a full stop go from mark to mark, a slash searches. The worst moments are in the table "
+        "below."
+    )
+
+
+def _thinned_text(thinned: Thinned, view: TimelineView) -> str:
+    threads = f" {fmt.plural(thinned.threads, 'thread')} with fewer events left out." if thinned.threads else ""
+    zero = f" Times count from the first event of the profile, {view.origin_ns} ns on its own clock."
+    if not thinned.in_blocks:
+        return f"All {fmt.count(thinned.events)} events are drawn, zoomed in one by one.{threads}{zero}"
+    return (
+        f"Of {fmt.count(thinned.events)} events {fmt.count(thinned.events - thinned.in_blocks)} are drawn one by one: "
+        f"those of the step it opens on and of the worst moments, and those that last {fmt.duration(thinned.width_ns)} "
+        f"or longer or stand alone. The other {fmt.count(thinned.in_blocks)} stand in {fmt.count(thinned.blocks)} "
+        f"blocks, each with its number of events and their summed time, coloured like its longest.{threads}{zero}"
+    )

@@ -1,0 +1,182 @@
+"""The timeline in a real browser: it follows links, zooms, pans, searches and measures to the nanosecond."""
+
+from __future__ import annotations
+
+import re
+
+import polars as pl
+import pytest
+
+import warplens
+from tests import shipped
+from tests.report.test_browser import Visit, browser, pytestmark  # noqa: F401 - fixtures and marks
+from warplens.analysis.timeline import Timeline
+from warplens.report.html import render_html
+from warplens.report.overview.document import report_document
+from warplens.report.overview.numbers import Numbers, examine
+from warplens.report.timeline import TimelineView, timeline_view
+
+
+@pytest.fixture(scope="module")
+def numbers() -> Numbers:
+    timeline = Timeline(warplens.read(shipped.capture("copies_and_syncs")))
+    return examine(timeline, timeline.window())
+
+
+@pytest.fixture(scope="module")
+def view(numbers) -> TimelineView:
+    return timeline_view(numbers.timeline, numbers.window, numbers.diagnosis, numbers.budgets)
+
+
+@pytest.fixture(scope="module")
+def page_file(numbers, tmp_path_factory):
+    path = tmp_path_factory.mktemp("timeline") / "report.html"
+    path.write_text(render_html(report_document([numbers])), "utf-8")
+    return path
+
+
+@pytest.fixture
+def visit(browser, page_file):  # noqa: F811
+    visits: list[Visit] = []
+
+    def start(**context):
+        visits.append(Visit(browser, page_file, **context))
+        page = visits[-1].page
+        page.locator("#timeline-view").scroll_into_view_if_needed()
+        page.wait_for_selector("#timeline-view[data-state=ready]")
+        return page
+
+    yield start
+    for made in visits:
+        made.context.close()
+        assert made.trouble == []
+
+
+def shown(page) -> tuple[int, int]:
+    page.wait_for_timeout(60)  # a frame
+    start, end = page.locator("#timeline-view").get_attribute("data-shown").rsplit("-", 1)
+    return int(start), int(end)
+
+
+def test_it_opens_on_the_step_of_median_length(visit, view):
+    lengths = sorted(step.duration_ns for step in view.window.steps)
+    start, end = shown(visit())
+    assert end - start == lengths[(len(lengths) - 1) // 2]
+    assert (start + view.origin_ns, end + view.origin_ns) == view.opens
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_a_link_of_a_finding_leads_to_its_nanoseconds(visit, view, width):
+    page = visit(viewport={"width": width, "height": 844})
+    worst = view.moments[0]
+    link = page.locator("#timeline-view table a").first
+    assert link.inner_text() == worst.finding
+    link.click()
+    start, end = worst.start_ns - view.origin_ns, worst.end_ns - view.origin_ns
+    assert page.locator("#timeline-view").get_attribute("data-linked") == f"{start}-{end}"
+    first, last = shown(page)
+    assert first <= start < end <= last
+    assert last - first < 2 * (end - start)
+    assert f"{end - start:,} ns" in page.locator("#timeline-view .said").inner_text()
+    assert page.locator("#timeline-view .plot").bounding_box()["width"] < width
+
+
+def test_an_address_with_a_span_opens_there(browser, page_file):  # noqa: F811
+    page = browser.new_page()
+    page.goto(f"{page_file.as_uri()}#timeline/1000000-2000000")
+    page.wait_for_selector("#timeline-view[data-state=ready]")
+    assert shown(page) == (750_000, 2_250_000)
+    page.close()
+
+
+def test_keys_wheel_and_drag_move_it_as_in_perfetto(visit):
+    page = visit()
+    plot = page.locator("#timeline-view .plot")
+    plot.focus()
+    start, end = shown(page)
+    page.keyboard.press("w")
+    zoomed = shown(page)
+    assert start < zoomed[0] < zoomed[1] < end
+    page.keyboard.press("d")
+    moved = shown(page)
+    assert moved[0] > zoomed[0]
+    assert abs((moved[1] - moved[0]) - (zoomed[1] - zoomed[0])) <= 1
+    box = plot.bounding_box()
+    page.mouse.move(box["x"] + 600, box["y"] + 110)
+    page.mouse.down()
+    page.mouse.move(box["x"] + 500, box["y"] + 110)
+    page.mouse.up()
+    dragged = shown(page)
+    assert dragged[0] > moved[0]
+    page.mouse.wheel(0, -200)
+    wheeled = shown(page)
+    assert wheeled[1] - wheeled[0] < dragged[1] - dragged[0]
+    page.keyboard.press("0")
+    window = shown(page)
+    assert window[1] - window[0] > end - start
+
+
+def test_search_goes_from_hit_to_hit(visit, view):
+    page = visit()
+    name = next(label for label, _, _ in view.names if label.startswith("copy host"))
+    code = [number for number, each in enumerate(view.names) if name in each[0]]
+    hits = sum(int((view.levels[0].name == number).sum()) for number in code)
+    find = page.get_by_label("Search names in the timeline")
+    find.fill(name)
+    assert page.locator("#timeline-view .found").inner_text() == f"{hits:,} found"
+    find.press("Enter")
+    first = page.locator("#timeline-view .said").inner_text()
+    assert first.startswith(name)
+    find.press("Enter")
+    assert page.locator("#timeline-view .said").inner_text() != first
+    assert re.fullmatch(rf"\d+ of {hits:,}", page.locator("#timeline-view .found").inner_text())
+
+
+def test_a_chosen_kernel_says_its_nanoseconds_and_its_launch(visit, view, numbers):
+    page = visit()
+    page.locator("#timeline-view .plot").focus()
+    page.get_by_label("Search names in the timeline").fill("kernel")
+    kernels = numbers.timeline.trace.kernels
+    page.get_by_label("Search names in the timeline").fill(kernels["name"][0])
+    page.get_by_label("Search names in the timeline").press("Enter")
+    said = page.locator("#timeline-view .said").inner_text()
+    start, length, ago = (
+        int(found.replace(",", ""))
+        for found in re.search(r"starts at ([\d,]+) ns.*takes ([\d,]+) ns.*launched ([\d,]+) ns", said).groups()
+    )
+    work = numbers.timeline.work
+    row = work.row(by_predicate=pl.col("start_ns") == start + view.origin_ns, named=True)
+    assert row["end_ns"] - row["start_ns"] == length
+    assert row["start_ns"] - row["launch_start_ns"] == ago
+
+
+def test_a_drag_with_shift_measures(visit):
+    page = visit()
+    box = page.locator("#timeline-view .plot").bounding_box()
+    start, end = shown(page)
+    gutter = page.locator("#timeline-view .labels").bounding_box()["width"] + 6
+    page.keyboard.down("Shift")
+    page.mouse.move(box["x"] + gutter + 100, box["y"] + 120)
+    page.mouse.down()
+    page.mouse.move(box["x"] + gutter + 300, box["y"] + 120)
+    page.mouse.up()
+    page.keyboard.up("Shift")
+    said = page.locator("#timeline-view .said").inner_text()
+    measured = int(re.search(r"Measured: ([\d,]+) ns", said).group(1).replace(",", ""))
+    expected = 200 * (end - start) / (box["width"] - gutter)
+    assert measured == pytest.approx(expected, rel=0.01)
+
+
+def test_it_follows_the_theme_and_can_be_read_without_scripts(visit, browser, page_file):  # noqa: F811
+    page = visit(color_scheme="dark")
+    canvas = page.locator("#timeline-view canvas")
+    dark = canvas.screenshot()
+    page.click("#warplens-theme")
+    page.wait_for_timeout(100)
+    assert canvas.screenshot() != dark
+    context = browser.new_context(java_script_enabled=False)
+    plain = context.new_page()
+    plain.goto(page_file.as_uri())
+    assert "Timeline of 1 GPU" in plain.locator("#timeline-view").inner_text()
+    assert plain.locator("#timeline-view table tbody tr").count() > 0
+    context.close()
