@@ -180,3 +180,25 @@ def test_it_follows_the_theme_and_can_be_read_without_scripts(visit, browser, pa
     assert "Timeline of 1 GPU" in plain.locator("#timeline-view").inner_text()
     assert plain.locator("#timeline-view table tbody tr").count() > 0
     context.close()
+
+
+def test_icicles_have_the_sums_of_the_tables_and_zoom(visit, numbers):
+    page = visit()
+    figure = page.locator("#flame-view")
+    work = numbers.timeline.work_in(numbers.window)
+    assert int(figure.get_attribute("data-sum")) == (work["end_ns"] - work["start_ns"]).sum()
+    figure.get_by_role("button", name="Kinds of work").click()
+    named = [box.get_attribute("aria-label") for box in figure.locator("[role=treeitem]").all()]
+    for name, total_ns in numbers.kernels.select("full_name", "total_ns").head(3).iter_rows():
+        assert any(text.startswith(f"{name} · {total_ns:,} ns") for text in named)
+    second = figure.locator("[role=treeitem]").nth(1)
+    label = second.get_attribute("aria-label").split(" · ")[0]
+    second.click()
+    assert (
+        figure.locator("[role=treeitem]").first.bounding_box()["width"]
+        > 0.99 * figure.locator(".board").bounding_box()["width"]
+    )
+    assert figure.locator(".way button").last.inner_text() == label
+    assert "100 % of what is shown" in figure.locator(".said").inner_text()
+    page.keyboard.press("Escape")
+    assert figure.locator(".way button").count() == 1

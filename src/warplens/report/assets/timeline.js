@@ -612,7 +612,7 @@
     tool("Step", "The step it opens on", () => { linked = null; show(...data.opens); });
     tool("Window", "All that was analysed (0)", () => { linked = null; show(...data.window); });
     tool("All", "All that was recorded", () => { linked = null; show(0, data.end); });
-    bar.append(element("span", { class: "hint" }, "W S zoom · A D pan · wheel · shift-drag measures"));
+    bar.append(element("span", { class: "keys" }, "W S zoom · A D pan · wheel · shift-drag measures"));
 
     // --- keys: a press moves at once, a held key goes on until it is released ---
     const SPEEDS = { w: ["zoom", -1], s: ["zoom", 1], a: ["pan", -1], d: ["pan", 1], arrowup: ["zoom", -1], arrowdown: ["zoom", 1], arrowleft: ["pan", -1], arrowright: ["pan", 1] };

@@ -24,6 +24,7 @@ from warplens.report.document import (
     limits,
     sections,
 )
+from warplens.report.flame import flame_blocks
 from warplens.report.headroom import headroom_blocks, headroom_strip
 from warplens.report.overview import host, operators, time
 from warplens.report.overview.numbers import Numbers, answer, largest_part
@@ -221,6 +222,7 @@ _ROOMS: Final[tuple[SectionOf[Numbers], ...]] = (
         "program-room",
         "Program",
         _rooms(
+            SectionOf("flame", "GPU time by part of the program", flame_blocks),
             SectionOf("ranges", "Ranges", time.ranges),
             SectionOf("modules", "Modules", operators.modules),
             SectionOf("code", "Code", operators.code),
