@@ -39,11 +39,10 @@ def page_file(numbers, tmp_path_factory):
 def visit(browser, page_file):  # noqa: F811
     visits: list[Visit] = []
 
-    def start(**context):
-        visits.append(Visit(browser, page_file, **context))
+    def start(view: str = "timeline", **context):
+        visits.append(Visit(browser, page_file, view, **context))
         page = visits[-1].page
-        page.locator("#timeline-view").scroll_into_view_if_needed()
-        page.wait_for_selector("#timeline-view[data-state=ready]")
+        page.wait_for_selector(f"#{view}-view[data-state=ready]")
         return page
 
     yield start
@@ -183,7 +182,7 @@ def test_it_follows_the_theme_and_can_be_read_without_scripts(visit, browser, pa
 
 
 def test_icicles_have_the_sums_of_the_tables_and_zoom(visit, numbers):
-    page = visit()
+    page = visit("flame")
     figure = page.locator("#flame-view")
     work = numbers.timeline.work_in(numbers.window)
     assert int(figure.get_attribute("data-sum")) == (work["end_ns"] - work["start_ns"]).sum()

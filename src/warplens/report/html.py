@@ -62,7 +62,7 @@ def render_html(document: Document) -> str:
         styles=styles,
         theme_script=asset("theme.js"),
         scripts=scripts,
-        data={"warplens-charts": charts} | {f"{block.id}-data": block.data for block in [*own, *views] if block.data is not None},
+        data={"warplens-charts": charts, **{f"{block.id}-data": block.data for block in [*own, *views]}},
         blocks=blocks,
     )
 

@@ -111,14 +111,19 @@ def _block(block: Block, image: ImageAddress) -> str:
     if isinstance(block, Markup):
         return escaped(block.text)
     if isinstance(block, View):
-        rows = (_pipes(escaped(cell) for cell in row.cells) for row in block.rows)
-        table = [_pipes(block.heading), _pipes(":---" for _ in block.heading), *rows] if block.rows else []
-        return "\n\n".join([f"**{escaped(block.caption)}** (in the HTML report)", *(["\n".join(table)] if table else [])])
+        return "\n\n".join(_view(block))
     if isinstance(block, Figure):
         return f"**{escaped(block.caption)}**\n\n![{escaped(block.alt)}]({image(block)})"
     return "\n\n".join(
         part for part in (f"**{escaped(block.caption)}**", markdown_table(block), _full_names(block)) if part
     )
+
+
+def _view(block: View) -> Iterator[str]:
+    yield f"**{escaped(block.caption)}** (in the HTML report)"
+    if block.rows:
+        rows = (_pipes(escaped(cell) for cell in row.cells) for row in block.rows)
+        yield "\n".join([_pipes(block.heading), _pipes(":---" for _ in block.heading), *rows])
 
 
 def _notes(block: Notes) -> str:

@@ -195,9 +195,11 @@ def _rooms(*kinds: SectionOf[Numbers]) -> Callable[[Numbers], Iterator[Section]]
 #: The rooms behind the answer, each with its sections in reading order. A new section is a line here, and a function
 #: that yields its blocks.
 _ROOMS: Final[tuple[SectionOf[Numbers], ...]] = (
-    SectionOf("timeline-room", "Timeline", _rooms(
-            SectionOf("timeline", "Timeline", timeline_blocks), SectionOf("steps", "Steps over time", time.steps)
-        )),
+    SectionOf(
+        "timeline-room",
+        "Timeline",
+        _rooms(SectionOf("timeline", "Timeline", timeline_blocks), SectionOf("steps", "Steps over time", time.steps)),
+    ),
     SectionOf(
         "budget-room",
         "Budget",
