@@ -154,13 +154,13 @@ class Selection:
         return self.timeline.trace.capture.source
 
 
-def selected(timeline: Timeline, window: str = "steady", range_name: str | None = None) -> Selection:
-    """The window of a profile, as `Timeline.window` understands it, with the notes on its quality.
+def selected(timeline: Timeline, window: Window | str = "steady", range_name: str | None = None) -> Selection:
+    """The window of a profile, found already or as `Timeline.window` understands it, with the notes on its quality.
 
     Raises:
         UsageError: the window lies outside of the profile, or there is no such range.
     """
-    part = timeline.window(window, range_name)
+    part = timeline.window(window, range_name) if isinstance(window, str) else window
     return Selection(timeline, part, quality_notes(timeline, part))
 
 

@@ -48,6 +48,7 @@ _SHARE: Final = "Before you share a profile"
 COMMANDS: Final = {
     command.name: command
     for command in (
+        Command("answer", "door", _REPORT, "What the profiles say, in a few lines; `warplens PATH…` is the same."),
         Command("demo", "report", _REPORT, "Report on the profiles that come with Warplens; no GPU needed."),
         Command("report", "report", _REPORT, "Report on your profiles: where the GPU time went, and why."),
         Command(

@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 
 _SHARED_FLAGS = ("quiet", "debug")
 
+#: The same as they are typed, and those that end the program by themselves.
+_SHARED_WORDS = ("--quiet", "-q", "--debug")
+_OWN_WORDS = ("--help", "-h", "--version", "--install-completion", "--show-completion")
+
 #: Options whose value is a name and no path.
 _NAMES_A_RANGE = ("--range", "-r")
 
@@ -43,7 +47,7 @@ class LazyGroup(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """The command that the arguments name, imported, with the flags that it shares with the program itself."""
-        name, placeholder, rest = super().resolve_command(ctx, args)
+        name, placeholder, rest = super().resolve_command(ctx, _meant(args))
         if name is None or placeholder is None:
             return name, placeholder, rest
         command = _load(COMMANDS[name])
@@ -62,7 +66,34 @@ class LazyGroup(TyperGroup):
         extra["standalone_mode"] = False  # errors come through, instead of being printed by Typer
         run = super().main
         name = prog_name or "warplens"
+        given = _with_command(given)
         sys.exit(guarded(lambda: run(with_shipped_profiles(given), name, *rest, **extra), debug="--debug" in given))
+
+
+def _with_command(words: list[str]) -> list[str]:
+    """The words of a line with the command that goes without saying, where options stand before the paths."""
+    if words == ["help"]:
+        return ["--help"]
+    first = next((word for word in words if word not in _SHARED_WORDS), "")
+    if first.startswith("-") and first not in _OWN_WORDS and any(_is_path(word) for word in words):
+        return ["answer", *words]
+    return words
+
+
+def _is_path(word: str) -> bool:
+    return not word.startswith("-") and (
+        word.startswith(_SHIPPED) or "." in word or os.sep in word or os.path.exists(word)  # noqa: PTH110
+    )
+
+
+def _meant(words: list[str]) -> list[str]:
+    """The words of a command: paths without one are a question for the answer, `help NAME` is `NAME --help`."""
+    first = words[0]
+    if first in COMMANDS:
+        return words
+    if first == "help":
+        return [words[1], "--help"] if words[1:2] else ["answer", "--help"]
+    return ["answer", *words] if _is_path(first) else words
 
 
 def _placeholder() -> None:
@@ -86,6 +117,8 @@ def with_shipped_profiles(words: Sequence[str]) -> list[str]:
     own = list(words[: words.index("--")] if "--" in words else words)
     for place, word in enumerate(own):
         option, sign, value = word.partition("=") if word.startswith("--") else ("", "", word)
+        if value == _SHIPPED and own[:place] in ([], ["answer"]):
+            continue  # which lists them
         if value.startswith(_SHIPPED) and {option, own[place - 1] if place else ""}.isdisjoint(_NAMES_A_RANGE):
             from warplens.readers.shipped import located
 
@@ -98,8 +131,9 @@ def with_shipped_profiles(words: Sequence[str]) -> list[str]:
 
 _EPILOG = """\b
 Begin with:  warplens demo
-             warplens report profile.nsys-rep
+             warplens profile.nsys-rep
              warplens kernels profile.sqlite --by category
+A command:   warplens help kernels
 \b
 Exit codes:  0 done · 1 a gate failed · 2 wrong usage or unusable file · 70 a defect of Warplens
 """

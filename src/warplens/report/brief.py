@@ -6,12 +6,15 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
+import polars as pl
+
 from warplens.diagnosis.rule import MANY
 from warplens.diagnosis.rules import rule
 from warplens.diagnosis.verdict import gain_text
 from warplens.profile import NoteLevel
+from warplens.profile.schema import Column
 from warplens.report import text as fmt
-from warplens.report.document import Answer
+from warplens.report.document import Answer, Table
 from warplens.report.verdict import coverage_lines, factor, gain_words
 
 if TYPE_CHECKING:
@@ -98,12 +101,9 @@ def _gain(found: Diagnosis, verdict: Finding) -> str:
         if verdict.id == _INCOMPLETE:
             return "Unknown: this profile cannot tell."
         return "None that this profile could show." if rest is None else f"Little: {rest.id}, {gain_words(rest)}."
-    most = "" if verdict.bound is None else f"at most {factor(verdict.bound)} as fast, a bound that no remedy beats"
-    if verdict.expected is None or verdict.expected_interval is None:
-        return fmt.sentence(most)
-    low, high = map(factor, verdict.expected_interval)
-    expected = f"About {factor(verdict.expected)} as fast without a profiler ({low} to {high}, nine times in ten)"
-    return fmt.sentence(f"{expected}; {most}" if most else expected)
+    if verdict.expected is None:
+        return fmt.sentence(_range(verdict))
+    return f"About {factor(verdict.expected)} as fast: {_range(verdict)}."
 
 
 def _rests_on(found: Diagnosis) -> str:
@@ -171,3 +171,39 @@ def _range(finding: Finding) -> str:
     low, high = map(factor, finding.expected_interval)
     between = f"{low} to {high} nine times in ten, without a profiler"
     return f"{between}; {most}" if most else between
+
+
+# --- Several profiles -------------------------------------------------------------------------------------------------
+
+
+_COLUMNS: Final = (
+    Column("source", title="Profile", kind="text"),
+    Column("verdict", title="Limited by"),
+    Column("severity"),
+    Column("gain", help="how many times as fast without a profiler, by the best remedy"),
+    Column("range", help="in which that lies nine times in ten"),
+    Column("bound", title="At most"),
+    Column("remedy", title="Do"),
+)
+
+
+def brief_table(found: Sequence[tuple[str, Diagnosis]]) -> Table:
+    """What limits each of several profiles: name and diagnosis, a row each."""
+    rows = []
+    for source, diagnosis in found:
+        verdict = diagnosis.findings[0]
+        known = not rule(verdict.id).describes
+        low, high = verdict.expected_interval or (None, None)
+        rows.append(
+            {
+                "source": source,
+                "verdict": verdict.id,
+                "severity": verdict.severity,
+                "gain": factor(verdict.expected if known else None),
+                "range": f"{factor(low)} to {factor(high)}" if known and low is not None else fmt.MISSING,
+                "bound": factor(verdict.bound if known else None),
+                "remedy": verdict.remedies[0].action if verdict.remedies else fmt.MISSING,
+            }
+        )
+    schema = dict.fromkeys((column.name for column in _COLUMNS), pl.String)
+    return Table("answers", "What limits each profile", _COLUMNS, pl.DataFrame(rows, schema=schema), limit=None)

@@ -56,10 +56,15 @@ def write_report(
         progress(f"analysing {timeline.trace.capture.source}")
         numbers = examine(timeline, window)
         examined.append(replace(numbers, joined=tuple(joined[number])) if joined else numbers)
+    progress("drawing")
+    return write_examined(examined, folder, formats)
+
+
+def write_examined(examined: Sequence[Numbers], folder: Path, formats: Collection[ReportFormat]) -> list[Path]:
+    """The same of profiles that have been analysed."""
     folder.mkdir(parents=True, exist_ok=True)
     written = []
     if set(formats) - {"json"}:
-        progress("drawing")
         # Charts cost half a second to import; the numbers alone do without.
         from warplens.report.overview.document import report_document
 

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from warplens.profile.counters import KernelCounters
     from warplens.profile.measurements import Measurements
     from warplens.report.counters.numbers import Joined
+    from warplens.report.overview.numbers import Numbers
     from warplens.report.write import ReportFormat
     from warplens.studies.grid.cells import CellName, Unplaced
     from warplens.studies.reports.evidence import Evidence
@@ -100,32 +101,38 @@ def report(
     grid = GridRequest(dict(map(parse_cell, cells or ())), read_timings(timings) if timings else None, batch)
     to_stdout = output is None and wanted == ["json"] and not grid.is_explicit
     folder = checked_folder(output or DEFAULT_FOLDER)
-    found, counter_paths = discover_both(paths)
-    cells_found = find_cells(found, grid) if found or grid.is_explicit else None
-    counters, no_counters = _read_counter_reports(counter_paths)
-    if not found and not counters:
-        raise no_counters[0]
-    profiles = read_profiles(found, launch_configuration=bool(counters)) if found else Profiles()
-    if not profiles.timelines and not counters:
-        raise profiles.unreadable[0]
-    of_timeline = _window(window, range_name)
-    joined = _join_all(profiles, counters, of_timeline)
+    reading = read_all(paths, window, range_name, grid)
     if to_stdout:
-        with progress("analysing"):
-            text = _json(profiles, of_timeline, counters, joined)
-        print_json(text)
+        print_json(_json(reading))
     else:
-        written = _write_overview(profiles, of_timeline, folder, wanted, joined) if profiles.timelines else []
-        if cells_found is not None:
-            written += _write_grid(profiles, cells_found, grid, folder, wanted)
-        if counters:
-            written += _write_counter_reports(counters, joined, folder, wanted)
+        written: list[Path] = []
+        if reading.profiles.timelines:
+            numbers = examined(reading)
+            print_answers(numbers)
+            written += write_overview(numbers, folder, wanted)
+        if reading.cells is not None:
+            written += write_grid(reading.profiles, reading.cells, grid, folder, wanted)
+        if reading.counters:
+            written += write_counter_reports(reading.counters, reading.joined, folder, wanted)
         print_lines(written)
-    unreadable = (*profiles.unreadable, *no_counters)
-    for error in unreadable:
+    for error in reading.unreadable:
         complain(f"{error} (the report is on the other profiles)")
-    if unreadable:
+    if reading.unreadable:
         raise typer.Exit(UNUSABLE)
+
+
+def print_answers(profiles: Sequence[Numbers]) -> None:
+    """What limits each profile: of one in five lines, of several a row each."""
+    from warplens.report.brief import brief, brief_table
+    from warplens.report.terminal import print_brief, print_table
+
+    found = [(each.capture.source, each.diagnosis) for each in profiles if each.diagnosis is not None]
+    with answering() as stdout:
+        if len(found) == 1:
+            print_brief(brief(found[0][1]), stdout)
+        else:
+            print_table(brief_table(found), "table", stdout)
+        stdout.write("\n")
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,6 +164,64 @@ class Cells:
 
     named: Mapping[str, CellName]
     unplaced: tuple[Unplaced, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Reading:
+    """What the paths of a command hold, read.
+
+    Attributes:
+        profiles: the traces.
+        window: the part of each that is asked about.
+        counters: reports of hardware counters.
+        joined: for each profile the reports of counters beside it; () without such reports.
+        cells: the grid that the profiles are of; None where they are of none.
+        unreadable: why files could not be read.
+    """
+
+    profiles: Profiles
+    window: Callable[[Timeline], Window]
+    counters: Sequence[KernelCounters]
+    joined: tuple[tuple[Joined, ...], ...]
+    cells: Cells | None
+    unreadable: tuple[UnreadableInputError, ...]
+
+
+def read_all(paths: Sequence[Path], window: str, range_name: str | None, grid: GridRequest | None = None) -> Reading:
+    """Read what these files and folders hold.
+
+    Raises:
+        UnreadableInputError: nothing could be read.
+        UsageError: a window lies outside of a profile, there is no such range, or no grid where one was asked for.
+    """
+    grid = grid or GridRequest({})
+    found, counter_paths = discover_both(paths)
+    cells = find_cells(found, grid) if found or grid.is_explicit else None
+    counters, no_counters = _read_counter_reports(counter_paths)
+    if not found and not counters:
+        raise no_counters[0]
+    profiles = read_profiles(found, launch_configuration=bool(counters)) if found else Profiles()
+    if not profiles.timelines and not counters:
+        raise profiles.unreadable[0]
+    part = _window(window, range_name)
+    for timeline in profiles.timelines:
+        part(timeline)
+    joined = _join_all(profiles, counters, part)
+    return Reading(profiles, part, counters, joined, cells, (*profiles.unreadable, *no_counters))
+
+
+def examined(reading: Reading) -> list[Numbers]:
+    """Every analysis of every profile, with the counters beside it."""
+    from warplens.report.overview.numbers import examine
+
+    with progress("analysing") as tell:
+        numbers = []
+        for timeline in reading.profiles.timelines:
+            tell(f"analysing {timeline.trace.capture.source}")
+            numbers.append(examine(timeline, reading.window(timeline)))
+        if reading.joined:
+            numbers = [replace(each, joined=tuple(own)) for each, own in zip(numbers, reading.joined, strict=True)]
+        return numbers
 
 
 def read_profiles(paths: Sequence[Path], *, launch_configuration: bool = False) -> Profiles:
@@ -223,47 +288,34 @@ def _join_all(
     return tuple(tuple(item for item in beside if item.matches) for beside in everything)
 
 
-def _json(
-    profiles: Profiles,
-    window: Callable[[Timeline], Window],
-    counters: Sequence[KernelCounters],
-    joined: Sequence[Sequence[Joined]],
-) -> bytes:
+def _json(reading: Reading) -> bytes:
     """One object: on the profiles, with what the counters say of them; on the counters where there is no profile."""
-    if not profiles.timelines:
+    if not reading.profiles.timelines:
         from warplens.report.counters.document import counters_json
         from warplens.report.counters.numbers import examine_counters
 
-        return counters_json([examine_counters(report) for report in counters])
-    from warplens.report.overview.numbers import examine
+        with progress("analysing counters"):
+            return counters_json([examine_counters(report) for report in reading.counters])
     from warplens.report.write import report_json
 
-    examined = [examine(timeline, window(timeline)) for timeline in profiles.timelines]
-    if joined:
-        examined = [replace(numbers, joined=tuple(beside)) for numbers, beside in zip(examined, joined, strict=True)]
-    return report_json(examined)
+    return report_json(examined(reading))
 
 
-def _write_overview(
-    profiles: Profiles,
-    window: Callable[[Timeline], Window],
-    folder: Path,
-    formats: Sequence[ReportFormat],
-    joined: Sequence[Sequence[Joined]] = (),
-) -> list[Path]:
-    from warplens.report.write import write_report
+def write_overview(numbers: Sequence[Numbers], folder: Path, formats: Sequence[ReportFormat]) -> list[Path]:
+    """The report on the profiles."""
+    from warplens.report.write import write_examined
 
-    with progress("analysing") as tell:
-        found = [(timeline, window(timeline)) for timeline in profiles.timelines]
-        return write_report(found, folder, formats, tell, joined)
+    with progress("drawing"):
+        return write_examined(numbers, folder, formats)
 
 
-def _write_counter_reports(
+def write_counter_reports(
     counters: Sequence[KernelCounters],
     joined: Sequence[Sequence[Joined]],
     folder: Path,
     formats: Sequence[ReportFormat],
 ) -> list[Path]:
+    """The report on hardware counters, and on what they say of the profiles beside them."""
     from warplens.report.counters.document import write_counters
     from warplens.report.counters.numbers import examine_counters
 
@@ -294,9 +346,10 @@ def find_cells(paths: Sequence[Path], request: GridRequest) -> Cells | None:
     return Cells(cells, unplaced)
 
 
-def _write_grid(
+def write_grid(
     profiles: Profiles, cells: Cells, request: GridRequest, folder: Path, formats: Sequence[ReportFormat]
 ) -> list[Path]:
+    """The answers about a grid of models × contexts."""
     from warplens.report.jsonout import envelope
     from warplens.studies.grid.answers import GridCell, answer_grid
     from warplens.studies.grid.document import grid_data, grid_document
@@ -368,14 +421,18 @@ def demo(
     models = _selected(shipped, in_grid)
     grid = GridRequest({}, read_timings(_CAPTURES / _TIMINGS), _BATCH)
 
-    written = _write_overview(shown, lambda timeline: timeline.window(), folder, wanted)
+    written = write_overview(examined(Reading(shown, _steady, (), (), None, ())), folder, wanted)
     if (cells := find_cells(models.paths, grid)) is not None:
-        written += _write_grid(models, cells, grid, folder, wanted)
+        written += write_grid(models, cells, grid, folder, wanted)
     with progress("telling the findings"):
         findings = findings_document(shipped_evidence(), TITLE)
         written += write_document(findings, folder, wanted, name="findings_report")
     with answering() as stdout:
         stdout.write("".join(f"{line}\n" for line in _summary(entries, folder / "report.json", findings.lead, written)))
+
+
+def _steady(timeline: Timeline) -> Window:
+    return timeline.window()
 
 
 def _shipped_profiles() -> list[dict[str, Any]]:

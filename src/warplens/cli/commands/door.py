@@ -1,0 +1,277 @@
+"""`warplens PATH…`: whatever the paths hold, what it says in a few lines, and a report with the rest."""
+
+from __future__ import annotations
+
+import shlex
+import webbrowser
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from warplens.answers import diagnose_selection
+from warplens.answers.given import selected
+from warplens.cli.answer import checked_folder, head, print_lines
+from warplens.cli.commands.report import (
+    DEFAULT_FOLDER,
+    GridRequest,
+    Profiles,
+    Reading,
+    examined,
+    read_all,
+    write_counter_reports,
+    write_grid,
+    write_overview,
+)
+from warplens.cli.edge import UNUSABLE, answering, complain, note, progress
+from warplens.cli.options import Format, FormatOption, RangeOption, WindowOption, argument, option
+from warplens.errors import UsageError
+from warplens.readers import holds_measurements
+from warplens.readers.shipped import PREFIX, shipped
+from warplens.report.brief import Line, brief, brief_table
+from warplens.report.terminal import print_brief, print_table
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from warplens.analysis.timeline import Timeline
+    from warplens.analysis.window import Window
+    from warplens.answers.results import DiagnosisAnswer
+#: Two sides make a comparison.
+_SIDES: Final = 2
+
+
+def answer(
+    paths: Annotated[
+        list[Path],
+        argument("PATH…", "A profile, several, or folders of them; demo:NAME for one that comes with Warplens."),
+    ],
+    output: Annotated[
+        Path | None, option("DIR", f"Folder of the report, ./{DEFAULT_FOLDER} unless named.", "--output", "-o")
+    ] = None,
+    opened: Annotated[bool, typer.Option("--open", help="Open the report in the browser.")] = False,
+    window: WindowOption = "steady",
+    range_name: RangeOption = None,
+    form: FormatOption = Format.TABLE,
+) -> None:
+    """What the profiles say, in a few lines, and a report with the rest. `warplens PATH…` is the same.
+
+    One profile: what limits it, what there is to gain, what to do, how sure that is, what next. Two: their comparison.
+    The ranks of one run: the run. Names of models and context lengths: the grid. Reports of Nsight Compute are joined
+    with the profiles beside them. Other formats than table print the JSON, CSV or Markdown of diagnose, compare,
+    ranks or counters, and write no report.
+    """
+    if [str(path) for path in paths] == [PREFIX]:
+        print_lines(_shipped_lines())
+        return
+    if len(paths) == 1 and holds_measurements(paths[0]):
+        raise UsageError(
+            f"{paths[0].name} holds measurements, not a profile. Ask: warplens sweep report {typed(paths[0])}, or "
+            f"warplens compare {typed(paths[0])} OTHER"
+        )
+    if form is not Format.TABLE:
+        _for_programs(paths, window, range_name, form)
+        return
+    folder = _report_folder(output)
+    reading = read_all(paths, window, range_name)
+    profiles = reading.profiles
+    written: list[Path] = []
+    if not profiles.timelines:
+        _on_counters(paths)
+    elif len(profiles.timelines) == 1:
+        _on_one(reading, paths)
+    elif are_ranks(profiles.timelines):
+        written = _on_ranks(profiles, paths, window, folder)
+    elif len(profiles.timelines) == _SIDES and reading.cells is None:
+        written = _on_two(profiles, window, range_name, folder)
+    else:
+        print_several(_diagnosed(profiles.timelines, reading.window))
+    if folder is not None:
+        written += _reports(reading, folder)
+        print_brief_lines([Line("report", "", "plain", tuple(map(str, written)))])
+        if opened and not webbrowser.open(written[0].absolute().as_uri()):
+            note("no browser could be opened")
+    for error in reading.unreadable:
+        complain(f"{error} (the answer is on the other profiles)")
+    if reading.unreadable:
+        raise typer.Exit(UNUSABLE)
+
+
+def typed(path: Path) -> str:
+    """A path as one types it: `demo:NAME` for a shipped profile, quoted where it holds what a shell would read."""
+    name = next((name for name, file in shipped().items() if file == path), None)
+    return f"{PREFIX}{name}" if name is not None else shlex.quote(str(path))
+
+
+def are_ranks(timelines: Sequence[Timeline]) -> bool:
+    """Whether the profiles are ranks of one run: each says its number or has it in its name, and no two are alike."""
+    from warplens.analysis.ranks.matching import rank_in_name
+
+    captures = [timeline.trace.capture for timeline in timelines]
+    numbers = [capture.rank if capture.rank is not None else rank_in_name(capture.source) for capture in captures]
+    return len(numbers) > 1 and None not in numbers and len(set(numbers)) == len(numbers)
+
+
+def print_answer(found: DiagnosisAnswer, commands: Sequence[str] = ()) -> None:
+    """The answer on one profile in five lines."""
+    print_brief_lines(brief(found.diagnosis, commands=commands))
+
+
+def print_brief_lines(lines: Sequence[Line]) -> None:
+    """Lines with their labels, in colour where a person looks at them."""
+    with answering() as stdout:
+        print_brief(lines, stdout)
+
+
+def print_several(found: Sequence[DiagnosisAnswer]) -> None:
+    """What limits each of several profiles: a row each."""
+    with answering() as stdout:
+        print_table(brief_table([(each.sources[0], each.diagnosis) for each in found]), "table", stdout)
+
+
+def _report_folder(output: Path | None) -> Path | None:
+    """Where the report goes; None where nobody named a folder, and this one may not be written to."""
+    if output is not None:
+        return checked_folder(output)
+    try:
+        return checked_folder(DEFAULT_FOLDER)
+    except UsageError as error:
+        note(f"no report is written: {error}")
+        return None
+
+
+def _on_one(reading: Reading, paths: Sequence[Path]) -> None:
+    """One profile, with the counters beside it."""
+    (timeline,), (path,) = reading.profiles.timelines, reading.profiles.paths
+    part = reading.window(timeline)
+    selection = selected(timeline, part)
+    with progress("diagnosing"):
+        found = diagnose_selection(selection, reading.counters[0] if reading.counters else None)
+    print_lines([" · ".join(head(selection))])
+    print_answer(found, list(_next(found, typed(path), bool(reading.counters))))
+
+
+def _next(found: DiagnosisAnswer, path: str, counted: bool) -> Iterator[str]:
+    """What to type next: all findings; the comparison that shows whether a change worked; counters."""
+    commands = {f"warplens diagnose {path}": "every finding, with its evidence and what would refute it"}
+    if found.findings[0].remedies and found.verdict != "incomplete-profile":
+        commands[f"warplens compare {path} AFTER"] = "after the change: did it work, and is that certain?"
+    covered = found.diagnosis.coverage
+    if not counted and covered.busy_ns > covered.idle_ns:
+        commands[f"warplens collect ncu --trace {path} -- COMMAND"] = "what happens inside the kernels that matter"
+    width = max(map(len, commands))
+    yield from (f"{command:<{width}}  # {why}" for command, why in commands.items())
+
+
+def _on_two(profiles: Profiles, window: str, range_name: str | None, folder: Path | None) -> list[Path]:
+    """Two profiles: what differs, whether it is certain, and what would decide it."""
+    from warplens.answers import compare
+    from warplens.report.comparison.causes import needed_text, step_answer, work_sentence
+
+    with progress("comparing"):
+        found = compare(*profiles.timelines, window=window, range_name=range_name)
+    numbers = found.numbers
+    verdict, *why = step_answer(numbers)
+    lines = [Line("compared", f"{found.sources[0]} with {found.sources[1]}")]
+    tone = {"faster": "good", "slower": "critical"}.get(found.verdict, "warning")
+    lines.append(Line("verdict", verdict, tone))  # type: ignore[arg-type]
+    lines += [Line("because", sentence) for sentence in (*why, work_sentence(numbers)) if sentence]
+    if (needed := needed_text(numbers.comparison)) is not None:
+        lines.append(Line("sure", needed))
+    command = f"warplens compare {' '.join(map(typed, profiles.paths))}"
+    lines.append(Line("next", "", "quiet", (f"{command}  # the difference, part by part and kernel by kernel",)))
+    print_brief_lines(lines)
+    return [found.save(_made(folder) / "compare.html")] if folder is not None else []
+
+
+def _on_ranks(profiles: Profiles, paths: Sequence[Path], window: str, folder: Path | None) -> list[Path]:
+    """The ranks of one run: who holds it up, and what that costs."""
+    from warplens.answers import ranks
+    from warplens.report.ranks import facts
+
+    with progress(f"putting {len(profiles.timelines)} ranks together"):
+        found = ranks(profiles.timelines, window=window)
+    run, _, *how = facts(found.result)
+    command = f"warplens ranks {' '.join(map(typed, paths))}"
+    lines = [Line("run", run), Line("verdict", found.headline, "warning"), *(Line("sure", fact) for fact in how)]
+    print_brief_lines([*lines, Line("next", "", "quiet", (f"{command}  # every rank, wait and collective",))])
+    print_several(_diagnosed(profiles.timelines, lambda timeline: timeline.window(window)))
+    return [found.save(_made(folder) / "ranks.html")] if folder is not None else []
+
+
+def _on_counters(paths: Sequence[Path]) -> None:
+    """Reports of hardware counters alone."""
+    from warplens.cli.commands.counters import counters
+
+    counters(list(paths))
+
+
+def _diagnosed(timelines: Sequence[Timeline], window: Callable[[Timeline], Window]) -> list[DiagnosisAnswer]:
+    with progress("diagnosing") as tell:
+        found = []
+        for timeline in timelines:
+            tell(f"diagnosing {timeline.trace.capture.source}")
+            found.append(diagnose_selection(selected(timeline, window(timeline))))
+        return found
+
+
+def _reports(reading: Reading, folder: Path) -> list[Path]:
+    """The report on the profiles, on their grid, and on counters, as HTML."""
+    written: list[Path] = []
+    if reading.profiles.timelines:
+        written += write_overview(examined(reading), folder, ["html"])
+    if reading.cells is not None:
+        written += write_grid(reading.profiles, reading.cells, GridRequest({}), folder, ["html"])
+    if reading.counters:
+        written += write_counter_reports(reading.counters, reading.joined, folder, ["html"])
+    return written
+
+
+def _made(folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def _for_programs(paths: Sequence[Path], window: str, range_name: str | None, form: Format) -> None:
+    """The same question asked of the command whose output programs read."""
+    from warplens.cli.commands.compare import compare
+    from warplens.cli.commands.counters import counters
+    from warplens.cli.commands.diagnose import diagnose
+    from warplens.cli.commands.handing import ranks
+    from warplens.readers import discover_both
+
+    traces, reports = discover_both(paths)
+    if not traces:
+        counters(reports, form=form)
+    elif len(traces) == 1:
+        diagnose(traces[0], reports[0] if reports else None, None, window, range_name, form)
+    elif len(traces) == _SIDES and len(paths) == _SIDES and not _named_as_ranks(traces):
+        compare(paths[0], paths[1], window=window, range_name=range_name, form=form)
+    elif _named_as_ranks(traces):
+        ranks(list(paths), window=window, form=form)
+    else:
+        raise UsageError(
+            f"{len(traces)} profiles have no answer in this form: ask warplens report --format json, or name one"
+        )
+
+
+def _named_as_ranks(paths: Sequence[Path]) -> bool:
+    from warplens.analysis.ranks.matching import rank_in_name
+
+    numbers = [rank_in_name(path.name) for path in paths]
+    return None not in numbers and len(set(numbers)) == len(numbers)
+
+
+# --- `warplens demo:` ------------------------------------------------------------------------------------------------
+
+
+def _shipped_lines() -> Iterator[str]:
+    """The names that may stand behind `demo:`, with what the profiles are of."""
+    import json
+
+    captures = Path(next(iter(shipped().values()))).parent if shipped() else Path()
+    index = captures / "INDEX.json"
+    told = {entry["file"]: entry["workload"] for entry in json.loads(index.read_text("utf-8"))["profiles"]}
+    width = max(map(len, shipped()), default=0)
+    for name, path in shipped().items():
+        yield f"{PREFIX}{name:<{width}}  {told.get(path.name, path.parent.name)}"
