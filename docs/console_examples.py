@@ -1,4 +1,4 @@
-"""Runs the documentation's console examples on the shipped profiles and compares what they print with the pages.
+"""Runs the documentation's console examples as they are written and compares what they print with the pages.
 
     python docs/console_examples.py            says which examples are no longer true
     python docs/console_examples.py --update   writes the real output into the pages
@@ -18,7 +18,6 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 
 from typer.testing import CliRunner
@@ -26,7 +25,7 @@ from typer.testing import CliRunner
 from warplens.cli.edge import DEFECT
 from warplens.cli.main import app
 
-__all__ = ["Example", "examples", "pages", "profiles_at_hand"]
+__all__ = ["Example", "empty_folder", "examples", "pages"]
 
 DOCS = Path(__file__).parent
 _BLOCK = re.compile(r"^(?P<indent> *)```console\n(?P<body>.*?)^ *```$", re.MULTILINE | re.DOTALL)
@@ -42,7 +41,7 @@ class Example:
     shown: tuple[str, ...]
 
     def output(self) -> list[str]:
-        """What the command prints, on both streams; in the folder of `profiles_at_hand`.
+        """What the command prints, on both streams; in an `empty_folder`.
 
         Raises:
             RuntimeError: the command failed by a defect.
@@ -78,17 +77,10 @@ def examples(page: Path) -> list[Example]:
 
 
 @contextmanager
-def profiles_at_hand() -> Iterator[None]:
-    """Work in a temporary folder in which the shipped profiles lie, so that commands may write beside them."""
+def empty_folder() -> Iterator[None]:
+    """Work in a temporary folder, in which commands may write: examples name shipped profiles as `demo:NAME`."""
     before = Path.cwd()
-    shipped = Path(str(resources.files("warplens") / "data"))
     with tempfile.TemporaryDirectory() as folder:
-        for data in (DOCS.parent / "data", shipped):
-            for profile in (
-                path for kind in ("captures", "counters", "measurements") for path in (data / kind).glob("*.*")
-            ):
-                if profile.suffix != ".json":
-                    Path(folder, profile.name).symlink_to(profile)
         os.chdir(folder)
         try:
             yield
@@ -132,7 +124,7 @@ def _update(page: Path) -> None:
 
 def main() -> int:
     """Check or update all pages; 1 where an example is not true."""
-    with profiles_at_hand():
+    with empty_folder():
         if "--update" in sys.argv[1:]:
             for page in pages():
                 _update(page)

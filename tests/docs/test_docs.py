@@ -34,7 +34,7 @@ ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 sys.path.insert(0, str(DOCS))
 
-from console_examples import Example, examples, pages, profiles_at_hand
+from console_examples import Example, empty_folder, examples, pages
 from generate_columns import PAGE, counter_tables, page, result_tables
 
 #: Options of nsys that the pages recommend.
@@ -107,7 +107,10 @@ def _command_lines(text: str) -> Iterator[list[str]]:
 @pytest.mark.parametrize("path", pages(), ids=lambda path: path.name)
 def test_every_command_and_option_on_the_page_exists(path: Path, options: dict[str, set[str]]) -> None:
     for words in _command_lines(path.read_text("utf-8")):
-        name = next((word for word in words if re.fullmatch(r"[a-z]+", word)), "")
+        if words[:1] == ["help"]:
+            words = words[1:]
+        paths = words and ("." in words[0] or ":" in words[0] or words[0].isupper())
+        name = "answer" if paths else next((word for word in words if re.fullmatch(r"[a-z]+", word)), "")
         assert name in options, f"warplens {' '.join(words)}: no such command"
         used = {word.partition("=")[0] for word in words if word.startswith("-") and word != "-"}
         assert used <= options[name] | options[""], f"warplens {' '.join(words)}: no such option"
@@ -134,12 +137,12 @@ _EXAMPLES = [example for path in pages() for example in examples(path) if exampl
 
 
 @pytest.fixture
-def _shipped() -> Iterator[None]:
-    with profiles_at_hand():
+def _anywhere() -> Iterator[None]:
+    with empty_folder():
         yield
 
 
-@pytest.mark.usefixtures("_shipped")
+@pytest.mark.usefixtures("_anywhere")
 @pytest.mark.parametrize("example", _EXAMPLES, ids=lambda example: f"{example.page.stem}: {example.command}")
 def test_the_output_on_the_page_is_what_the_command_prints(example: Example) -> None:
     assert list(example.shown) == example.updated(), (
@@ -155,7 +158,7 @@ _PROGRAMS = [
 ]
 
 
-@pytest.mark.usefixtures("_shipped")
+@pytest.mark.usefixtures("_anywhere")
 @pytest.mark.parametrize("program", _PROGRAMS)
 def test_the_python_on_the_page_runs(program: str) -> None:
     exec(compile(program, "example", "exec"), {})
@@ -163,22 +166,35 @@ def test_the_python_on_the_page_runs(program: str) -> None:
 
 _TABLES = sorted(
     COMMANDS.keys()
-    - {"bench", "collect", "counters", "demo", "doctor", "export", "policy", "report", "scrub", "study", "sweep"}
+    - {
+        "answer",
+        "bench",
+        "collect",
+        "counters",
+        "demo",
+        "doctor",
+        "export",
+        "policy",
+        "report",
+        "scrub",
+        "study",
+        "sweep",
+    }
 )
 
 
 #: What commands on other profiles than traces are shown.
-_OTHER_PROFILES = {"roofline": "planted_h200.ncu-rep.xz"}
+_OTHER_PROFILES = {"roofline": "demo:planted_h200"}
 
 #: What commands on several profiles are given besides.
-_FURTHER_PROFILES = {"compare": ("deit224_bs1_baseline.sqlite.xz",)}
+_FURTHER_PROFILES = {"compare": ("demo:deit224_bs1_baseline",)}
 
 
-@pytest.mark.usefixtures("_shipped")
+@pytest.mark.usefixtures("_anywhere")
 @pytest.mark.parametrize("command", _TABLES)
 def test_every_key_of_the_json_output_is_explained(command: str) -> None:
     documented = set(_INLINE.findall(_text("reference/json.md")))
-    profile = _OTHER_PROFILES.get(command, "deit224_bs1_graph_nodes.sqlite.xz")
+    profile = _OTHER_PROFILES.get(command, "demo:deit224_bs1_graph_nodes")
     further = _FURTHER_PROFILES.get(command, ())
     result = CliRunner().invoke(app, [command, profile, *further, "--format", "json", "--quiet"])
     assert set(_keys(json.loads(result.stdout), but=("rows", "evidence"))) <= documented | _ENVELOPE

@@ -159,8 +159,10 @@ class Timeline:
             start, end = parse_span(spec)
             first, last = self._recorded_span()
             window = Window(first if start is None else start, last if end is None else end, "explicit", "as asked for")
-            if window.end_ns <= window.start_ns:
-                raise UsageError(f"window {spec!r} lies outside the recorded time, {first} ns to {last} ns")
+            if window.end_ns <= window.start_ns or window.end_ns <= first or last <= window.start_ns:
+                raise UsageError(
+                    f"window {spec!r} lies outside the recorded time, which is {first / 1e9:.6f}s:{last / 1e9:.6f}s"
+                )
             inside = (
                 step for step in self.steps.steps if window.start_ns <= step.start_ns < step.end_ns <= window.end_ns
             )

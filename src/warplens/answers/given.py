@@ -13,14 +13,15 @@ from weakref import WeakKeyDictionary
 from warplens.analysis.quality import quality_notes
 from warplens.analysis.timeline import Timeline
 from warplens.errors import UsageError
-from warplens.profile import Trace
+from warplens.profile import Note, NoteLevel, Trace
 from warplens.profile.counters import KernelCounters
 from warplens.readers import discover, read, read_counters
 from warplens.readers.shipped import located
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from warplens.analysis.window import Window
-    from warplens.profile import Note
 
 #: Of a folder with several profiles these are named.
 _NAMED_PROFILES: Final = 3
@@ -161,7 +162,19 @@ def selected(timeline: Timeline, window: Window | str = "steady", range_name: st
         UsageError: the window lies outside of the profile, or there is no such range.
     """
     part = timeline.window(window, range_name) if isinstance(window, str) else window
-    return Selection(timeline, part, quality_notes(timeline, part))
+    return Selection(timeline, part, (*_empty(timeline, part), *quality_notes(timeline, part)))
+
+
+def _empty(timeline: Timeline, window: Window) -> Iterator[Note]:
+    """That the window, as asked for, holds no GPU work, and where there is some."""
+    if window.kind != "explicit" or not timeline.work.height or timeline.work_in(window).height:
+        return
+    begin, end = int(timeline.work["start_ns"][0]), int(timeline.work["end_ns"].to_numpy().max())
+    inside = f" inside {window.range_name!r}" if window.range_name is not None else ""
+    text = f"No GPU work begins in this window{inside}; the GPU worked from {begin} ns to {end} ns"
+    yield Note(
+        "empty-window", NoteLevel.WARNING, text, f"Ask for a part of it: --window {begin / 1e9:.3f}s:{end / 1e9:.3f}s"
+    )
 
 
 def _is_live(given: object) -> TypeGuard[LiveProfile]:

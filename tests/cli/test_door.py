@@ -1,0 +1,176 @@
+"""`warplens PATH…`: whatever the paths hold, the answer to it, on any terminal."""
+
+from __future__ import annotations
+
+import json
+import re
+import webbrowser
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.shipped import capture, files
+from warplens.cli.edge import DONE, UNUSABLE
+from warplens.cli.main import with_shipped_profiles
+from warplens.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.cli.conftest import Run
+
+BASELINE, VARIANT = "demo:deit224_bs1_baseline", "demo:deit224_bs1_topk0.1"
+RANKS = files("planted", "ddp_straggler-gpu_rank*.json.xz")
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def labels(text: str) -> list[str]:
+    """The labels on the left, in order, each once."""
+    found = (line[:12].strip() for line in text.splitlines() if re.match(r"(limited by|\w+) {2,}\S", line))
+    return list(dict.fromkeys(label for label in found if label))
+
+
+def test_one_profile_is_answered_in_five_lines_and_a_report(warplens: Callable[..., Run], tmp_path: Path) -> None:
+    run = warplens(BASELINE)
+
+    diagnosis = json.loads(warplens("diagnose", BASELINE, "--format", "json").out)["data"]
+    finding = diagnosis["findings"][0]
+    assert run.code == DONE
+    assert labels(run.out) == ["limited by", "gain", "do", "sure", "next", "report"]
+    assert f"[{diagnosis['verdict']}]" in run.out
+    assert all(f"{number:.2f}×" in run.out for number in (finding["expected"], *finding["expected_interval"]))
+    assert finding["remedies"][0]["action"] in run.out
+    assert f"warplens compare {BASELINE} AFTER" in run.out
+    assert "\x1b" not in run.out
+    assert "<html" in (tmp_path / "warplens-report" / "report.html").read_text("utf-8")
+
+
+@pytest.mark.parametrize(
+    ("paths", "shown", "documents"),
+    [
+        ((BASELINE, VARIANT), ["compared", "verdict", "because", "sure", "next", "report"], {"compare", "report"}),
+        (tuple(map(str, RANKS)), ["run", "verdict", "sure", "next", "report"], {"ranks", "report"}),
+        (("demo:lm_small_ctx128_forward", "demo:lm_small_ctx256_train"), ["report"], {"grid", "report"}),
+        (("demo:deit448_bs8_baseline", "demo:planted_h200"), ["limited by", "sure", "report"], {"counters", "report"}),
+    ],
+    ids=["two", "ranks", "grid", "counters"],
+)
+def test_several_paths_get_what_fits_them(
+    paths: tuple[str, ...], shown: list[str], documents: set[str], warplens: Callable[..., Run], tmp_path: Path
+) -> None:
+    run = warplens(*paths, "-o", tmp_path / "out")
+
+    assert run.code == DONE
+    assert set(shown) <= set(labels(run.out))
+    assert {path.stem for path in (tmp_path / "out").iterdir()} == documents
+
+
+def test_the_late_rank_of_a_folder_is_named(warplens: Callable[..., Run], tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    for path in RANKS:
+        (folder / path.name).symlink_to(path)
+
+    assert "Rank 1 is the straggler" in warplens(folder, "-o", tmp_path / "out").out
+
+
+def test_options_may_stand_before_the_paths_and_the_report_is_opened(
+    warplens: Callable[..., Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr(webbrowser, "open", lambda address: bool(opened.append(address) or True))
+
+    assert warplens("--open", "-o", tmp_path / "out", BASELINE).code == DONE
+    assert opened == [(tmp_path / "out" / "report.html").as_uri()]
+
+
+def test_programs_get_what_the_command_of_the_question_prints(warplens: Callable[..., Run], tmp_path: Path) -> None:
+    for form in ("json", "csv"):
+        assert warplens(BASELINE, "--format", form).out == warplens("diagnose", BASELINE, "--format", form).out
+    assert (
+        warplens(BASELINE, VARIANT, "--format", "json").out
+        == warplens("compare", BASELINE, VARIANT, "--format", "json").out
+    )
+    assert not list(tmp_path.iterdir())
+
+
+def test_report_says_the_same_lines_before_its_paths(warplens: Callable[..., Run]) -> None:
+    answer = warplens(BASELINE).out.splitlines()
+    report = warplens("report", BASELINE, "--format", "html").out.splitlines()
+
+    lines = answer[1 : next(place for place, line in enumerate(answer) if line.startswith("next"))]
+    assert report[: len(lines)] == lines
+    assert report[-1] == "warplens-report/report.html"
+
+
+def test_a_terminal_gets_colour_and_lines_of_its_width(
+    warplens: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "80")
+    coloured = warplens("report", BASELINE, "--format", "json", "-o", "out").out
+    monkeypatch.setenv("NO_COLOR", "1")
+    plain = warplens("report", BASELINE, "--format", "json", "-o", "out").out
+
+    assert "\x1b[31m" in coloured.replace("\x1b[1;31m", "\x1b[31m")
+    assert not re.search(r"\x1b\[[\d;]*3\d", plain)
+    assert max(map(len, re.sub(r"\x1b\[[\d;]*m", "", coloured).splitlines())) <= 80
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("nosuch",), "No such command 'nosuch'"),
+        (("nosuch.sqlite",), "there is no such file"),
+        (("demo:deit",), "no such profile comes with Warplens; similar: demo:deit"),
+        (("demo:token_reduction",), "holds measurements"),
+        ((BASELINE, "--window", "100s:200s"), "lies outside the recorded time, which is 0.0"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, tuple) else "",
+)
+def test_what_cannot_be_answered_is_one_line_and_code_2(
+    words: tuple[str, ...], said: str, warplens: Callable[..., Run]
+) -> None:
+    run = warplens(*words)
+
+    assert (run.code, run.out, run.err.count("\n")) == (UNUSABLE, "", 1)
+    assert said in run.err
+
+
+def test_a_window_without_gpu_work_says_where_there_is_some(warplens: Callable[..., Run]) -> None:
+    run = warplens("kernels", BASELINE, "--window", "1s:1.1s")
+
+    assert run.code == DONE
+    (span,) = re.findall(r"caution: No GPU work begins in this window.*--window (\S+s:\S+s)", run.err)
+    assert json.loads(warplens("kernels", BASELINE, "--window", span, "--format", "json").out)["data"]["rows"]
+
+
+@pytest.mark.parametrize(("words", "shown"), [(("help",), "diagnose"), (("help", "budget"), "Usage: warplens budget")])
+def test_help_is_a_word_as_well(words: tuple[str, ...], shown: str, warplens: Callable[..., Run]) -> None:
+    run = warplens(*words)
+
+    assert run.code == DONE
+    assert shown in run.out
+
+
+def test_shipped_profiles_are_named_anywhere_but_in_ranges_and_other_programs() -> None:
+    path = str(capture("deit224_bs1_baseline"))
+
+    assert with_shipped_profiles(["budget", BASELINE]) == ["budget", path]
+    assert with_shipped_profiles(["headroom", "x", f"--with={BASELINE}"]) == ["headroom", "x", f"--with={path}"]
+    for left in (["budget", "x", "--range", "demo:step"], ["collect", "nsys", "--", "python", BASELINE]):
+        assert with_shipped_profiles(left) == left
+    with pytest.raises(UsageError, match="similar"):
+        with_shipped_profiles(["budget", "demo:deit224"])
+
+
+def test_every_shipped_profile_is_listed(warplens: Callable[..., Run]) -> None:
+    listed = {line.split()[0] for line in warplens("demo:").out.splitlines()}
+
+    assert {BASELINE, VARIANT, "demo:planted_h200", "demo:policies/token_reduction"} <= listed
+    assert all(with_shipped_profiles(["budget", name])[1] != name for name in listed)
