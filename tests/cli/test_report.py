@@ -39,7 +39,7 @@ def names(folder: Path) -> set[str]:
 def test_a_report_is_three_files_and_their_paths_are_printed(
     tmp_path: Path, export: Path, warplens: Callable[..., Run]
 ) -> None:
-    run = warplens("report", export, "-o", tmp_path / "new" / "folder")
+    run = warplens("report", export, "-o", tmp_path / "new" / "folder", "-f", "html,md,json")
 
     written = tmp_path / "new" / "folder"
     assert (run.code, run.err) == (0, "")

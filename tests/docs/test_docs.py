@@ -107,10 +107,9 @@ def _command_lines(text: str) -> Iterator[list[str]]:
 @pytest.mark.parametrize("path", pages(), ids=lambda path: path.name)
 def test_every_command_and_option_on_the_page_exists(path: Path, options: dict[str, set[str]]) -> None:
     for words in _command_lines(path.read_text("utf-8")):
-        if words[:1] == ["help"]:
-            words = words[1:]
-        paths = words and ("." in words[0] or ":" in words[0] or words[0].isupper())
-        name = "answer" if paths else next((word for word in words if re.fullmatch(r"[a-z]+", word)), "")
+        is_path = bool(words) and ("." in words[0] or ":" in words[0] or words[0].isupper())
+        named = [word for word in words if re.fullmatch(r"[a-z]+", word) and word != "help"]
+        name = "answer" if is_path else next(iter(named), "")
         assert name in options, f"warplens {' '.join(words)}: no such command"
         used = {word.partition("=")[0] for word in words if word.startswith("-") and word != "-"}
         assert used <= options[name] | options[""], f"warplens {' '.join(words)}: no such option"
