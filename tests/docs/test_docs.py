@@ -157,8 +157,19 @@ _PROGRAMS = [
 ]
 
 
+_NOTEBOOKS = [
+    pytest.param(
+        "\n".join(
+            "".join(cell["source"]) for cell in json.loads(path.read_text("utf-8"))["cells"] if "outputs" in cell
+        ),
+        id=path.stem,
+    )
+    for path in sorted(DOCS.rglob("*.ipynb"))
+]
+
+
 @pytest.mark.usefixtures("_anywhere")
-@pytest.mark.parametrize("program", _PROGRAMS)
+@pytest.mark.parametrize("program", _PROGRAMS + _NOTEBOOKS)
 def test_the_python_on_the_page_runs(program: str) -> None:
     exec(compile(program, "example", "exec"), {})
 

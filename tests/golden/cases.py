@@ -346,6 +346,7 @@ def _helps() -> Iterator[Case]:
     yield _case("help/version", "--version")
     for command in (
         *(
+            "answer",
             "demo",
             "report",
             "diagnose",
