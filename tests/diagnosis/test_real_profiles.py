@@ -85,7 +85,7 @@ def test_a_step_that_ran_out_of_memory_is_not_diagnosed() -> None:
         ("nsys/a100_lm2p7b_nvtx.sqlite", "precision"),
         ("nsys/a100_lm_small_no_nvtx.sqlite", "launch-overhead"),
         ("nsys/rtx5000_lm_small_windows.sqlite", "launch-overhead"),
-        ("nsys/h100x2_before.sqlite", "saturated"),
+        ("nsys/h100x2_before.sqlite", "below-roof"),
         ("kineto/h200_topk_deit224_bs1.json.gz", "launch-overhead"),
         ("kineto/hta_cpu_only_rank34.json.gz", "incomplete-profile"),
     ],

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from functools import cache, cached_property
 from importlib.resources import files
 from itertools import pairwise
+from statistics import median
 from typing import TYPE_CHECKING, Any, Final
 
 from warplens.profile.peaks import Peaks, peaks_of
@@ -38,10 +39,10 @@ STATED: Final = {
     "convolution": 0.60,
     "attention": 0.50,  # fused attention, forward, head size 64–128
     "attention-backward": 0.40,
-    "mask": 0.6,  # of fused attention's rate, where it reads a mask: cuDNN's and PyTorch's reach 0.54–0.64 on an H200
     "memory": 0.88,  # one long pass over memory
     "rows": 0.75,  # norms, softmax, reductions
     "index": 0.50,  # gather and scatter
+    "sort": 0.07,  # radix sorts pass over keys and values several times
     "optimizer": 0.80,
 }
 
@@ -60,9 +61,15 @@ _MEMORY_KINDS: Final = {
     "reduction": "reduction",
     "optimizer": "optimizer",
     "gather-scatter": "index",
+    "sort-topk": "sort",
     "elementwise": "elementwise",
     "copy": "elementwise",
 }
+
+
+#: Kinds whose operations are different things: no sort is as fast as a scan.
+_ITS_OWN: Final = ("sort",)
+_ITEM: Final = {"fp64": 8, "fp32": 4, "tf32": 4}
 
 
 @dataclass(frozen=True)
@@ -75,6 +82,7 @@ class Task:
         dtype: format of the operands (`bf16`, `tf32`, `fp32`, …); None where it is not known.
         tensor_cores: whether tensor cores multiply.
         backward: whether it computes gradients (attention and convolution differ there).
+        operation: which one of its family, as the table calls it, where it has rates for several; None for any.
         sizes: what is known of the shape: `m`, `n`, `k`, `b` of products; `s`, `d`, `causal` of attention; `in`, `out`,
             `side`, `kernel`, `groups`, `b` of convolutions; `mask` where attention reads one.
     """
@@ -85,6 +93,7 @@ class Task:
     dtype: str | None = None
     tensor_cores: bool | None = None
     backward: bool = False
+    operation: str | None = None
     sizes: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -136,14 +145,15 @@ class Roofs:
             times.append(task.bytes / self.peaks.bytes_per_s * 1e9)
         return max(times) if times else None
 
-    def unaligned_share(self, dtype: str | None) -> float | None:
-        """How fast products are whose sizes tensor cores do not like, as a share of well-shaped ones."""
+    def unaligned_share(self, dtype: str | None, *, legacy: bool = False) -> float | None:
+        """How fast products are whose sizes tensor cores do not like, as a share of well-shaped ones.
+
+        Odd sizes fall back to kernels of an older generation (`legacy`), even ones to those of the one after it.
+        """
         large = [entry for entry in self._entries("gemm", dtype) if entry["m"] >= _LARGE]
-        rates: dict[bool, float] = {}
-        for entry in large:
-            shaped = _well_shaped(entry)
-            rates[shaped] = max(rates.get(shaped, 0.0), float(entry["rate"]))
-        return min(1.0, rates[False] / rates[True]) if len(rates) == len((False, True)) else None
+        shaped = [float(entry["rate"]) for entry in large if _well_shaped(entry)]
+        others = [float(entry["rate"]) for entry in large if not _well_shaped(entry) and _is_legacy(entry) == legacy]
+        return min(1.0, median(others) / max(shaped)) if shaped and others else None
 
     def _compute_ns(self, task: Task, *, large: bool) -> float | None:
         if not task.flops or task.family not in ("gemm", "convolution", "attention"):
@@ -151,8 +161,20 @@ class Roofs:
         rate = self._flop_rate(task, large=large)
         if rate is None:
             return None
-        rate *= STATED["mask"] if task.sizes.get("mask") and not large else 1.0
-        return task.flops / rate * 1e9 + (0.0 if large or self.measured else _RAMP_NS)
+        mask = 0.0 if large else self._mask_ns(task)
+        return task.flops / rate * 1e9 + mask + (0.0 if large or self.measured else _RAMP_NS)
+
+    def _mask_ns(self, task: Task) -> float:
+        """Reading a mask: an element for each score, once more for each head and sequence that share it.
+
+        From the cache, which is taken to be no faster than a long pass over memory. On an H200 that makes attention
+        with a head size of 64 reach 0.54 of what it does without; cuDNN's and PyTorch's kernels were seen at 0.54–0.64.
+        """
+        sizes = task.sizes
+        if not sizes.get("mask"):
+            return 0.0
+        scores = math.prod(sizes.get(name, 1) for name in "bhqs")
+        return self._memory_ns(Task("elementwise", None, scores * _ITEM.get(task.dtype or "", 2)), large=True) or 0.0
 
     def _flop_rate(self, task: Task, *, large: bool) -> float | None:
         peak = self.peaks.of(task.dtype, tensor_cores=task.tensor_cores)
@@ -179,6 +201,9 @@ class Roofs:
             return None
         kind = _MEMORY_KINDS.get(task.family, "elementwise")
         curve = self._curves.get(kind)
+        if curve and task.operation is not None and (kind in _ITS_OWN or not large):
+            # Others of its kind, with fewer accesses, say what a better way to do it would take.
+            curve = self._curves.get(f"{kind} {task.operation}", curve)
         if not curve:
             name = {"norm": "rows", "softmax": "rows", "reduction": "rows"}.get(kind, kind)
             rate: float = self.peaks.bytes_per_s * STATED.get(name, STATED["memory"])
@@ -200,16 +225,17 @@ class Roofs:
 
     @cached_property
     def _curves(self) -> Mapping[str, Sequence[tuple[float, float]]]:
-        """By kind: bytes and the best bandwidth reached at about that size, rising; of all formats."""
+        """By kind, and by kind and operation: bytes and the best bandwidth reached at about that size, rising."""
         best: dict[str, dict[int, tuple[float, float]]] = {}
         for entry in self.table:
             if entry["unit"] == "GB/s" and "dtype" in entry:
                 rate = float(entry["rate"]) * 1e9
                 size = rate * float(entry["us"]) / 1e6
-                sizes = best.setdefault(entry["kind"], {})
                 step = round(math.log2(size))
-                if rate > sizes.get(step, (0.0, 0.0))[1]:
-                    sizes[step] = (size, rate)
+                for key in (entry["kind"], f"{entry['kind']} {entry['op']}"):
+                    sizes = best.setdefault(key, {})
+                    if rate > sizes.get(step, (0.0, 0.0))[1]:
+                        sizes[step] = (size, rate)
         return {kind: _rising(sizes) for kind, sizes in best.items()}
 
 
@@ -234,6 +260,10 @@ def _well_shaped(entry: Mapping[str, Any]) -> bool:
         return int(entry["d"]) % 8 == 0
     # The number of rows does not matter to the fast kernels, only what lies along memory does.
     return all(int(entry[size]) % multiple == 0 for size in ("n", "k") if size in entry)
+
+
+def _is_legacy(entry: Mapping[str, Any]) -> bool:
+    return bool(re.search(r"cutlass_7\d_|s1688|s884", " ".join(entry["kernels"])))
 
 
 def _nearby_rate(entries: Sequence[Mapping[str, Any]], task: Task) -> float:

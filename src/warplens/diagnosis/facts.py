@@ -18,6 +18,7 @@ import numpy.typing as npt
 import polars as pl
 
 from warplens.analysis.categories import CATEGORIES, CLASSES, OTHER, categories_of, classify_names
+from warplens.analysis.headroom import PIECES
 from warplens.analysis.intervals import Intervals, clip, complement, owned_union, subtract, union
 from warplens.analysis.phases import phase_of_work
 from warplens.analysis.ranges import projected_spans
@@ -33,8 +34,9 @@ from warplens.profile.patterns import lazy_pattern
 from warplens.profile.schema import name_categories
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
+    from warplens.analysis.headroom import Headroom
     from warplens.analysis.prediction import Prediction
     from warplens.analysis.timebudget import TimeBudget
     from warplens.analysis.timeline import Timeline
@@ -134,6 +136,7 @@ class Facts:
         phase: the phase that these are the facts of; None for the whole window.
         attributed_share: of the idle time of the whole window, with a recorded cause.
         notes: what the profile cannot tell.
+        headrooms: the headroom of each GPU over the whole window, computed when it is first asked for.
         cache: patterns that several questions of one rule ask for.
     """
 
@@ -148,6 +151,7 @@ class Facts:
     phase: str | None = None
     attributed_share: float | None = None
     notes: tuple[Note, ...] = ()
+    headrooms: Callable[[], Sequence[Headroom]] = tuple
     cache: dict[str, Any] = field(default_factory=dict, repr=False)
 
     @cached_property
@@ -169,6 +173,39 @@ class Facts:
     def busy_share(self) -> float:
         """Of the wall time."""
         return self.busy_ns / self.wall_ns if self.wall_ns else 0.0
+
+    @cached_property
+    def at_roof(self) -> pl.DataFrame:
+        """What each row of `work` had to do, and its time at the roofs (`PIECES`); null for links, which have none.
+
+        Counters that saw a kernel near the peak of a pipe or of memory are surer than what its work would take.
+        """
+        held = pl.concat([PIECES.empty(), *(each.pieces for each in self.headrooms())])
+        rows = self.work.select(
+            pl.col("kind").cast(pl.String), "row", (pl.col("bound_share") >= self.thresholds.roof_share).alias("near")
+        )
+        found = rows.join(held, on=["kind", "row"], how="left", maintain_order="left")
+        return found.with_columns(
+            pl.when("near").then("owned_ns").otherwise("roof_ns").alias("roof_ns"),
+            pl.when("near").then(pl.lit("counters")).otherwise("known").alias("known"),
+        ).drop("near")
+
+    @cached_property
+    def known_work_share(self) -> float:
+        """Of the busy time, that of work whose operations and bytes are known, as `warplens headroom` has it."""
+        known = self.at_roof.select(pl.col("owned_ns").filter(pl.col("known") != "none").sum()).item()
+        return int(known) / self.busy_ns if self.busy_ns else 0.0
+
+    @cached_property
+    def above_roof_share(self) -> float:
+        """Of the wall time, what work takes above its practical roof; that of unknown work counts as none."""
+        above = self.at_roof.select((pl.col("owned_ns") - pl.col("roof_ns")).sum()).item()
+        return float(above) / self.wall_ns if self.wall_ns else 0.0
+
+    @cached_property
+    def to_roof_share(self) -> float:
+        """The headroom to the practical roof, of the wall time: the same and idle time, links included."""
+        return 1 - float(self.at_roof["roof_ns"].sum()) / self.wall_ns if self.wall_ns else 0.0
 
     @property
     def steps(self) -> int:
@@ -272,6 +309,7 @@ def gather(
     thresholds: Thresholds = DEFAULTS,
     budgets: Sequence[TimeBudget] | None = None,
     notes: Sequence[Note] = (),
+    headrooms: Callable[[], Sequence[Headroom]] = tuple,
 ) -> Facts:
     """Everything that the rules need to know of the window."""
     budgets = time_budgets(timeline, window) if budgets is None else budgets
@@ -295,6 +333,7 @@ def gather(
         thresholds=thresholds,
         attributed_share=1 - unknown / idle if idle else None,
         notes=tuple(notes),
+        headrooms=headrooms,
     )
 
 

@@ -6,7 +6,6 @@ declared here once (`MARKS`); what a sequence of kernels means is for the rules.
 
 from __future__ import annotations
 
-import json
 import re
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Final
@@ -15,10 +14,9 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from warplens.analysis.headroom import names
 from warplens.analysis.operators.program import LEVELS, levels_of_work
 from warplens.analysis.trees import NO_RANGE
-from warplens.profile.patterns import lazy_pattern
-from warplens.profile.peaks import peaks_of
 from warplens.profile.schema import name_categories
 
 if TYPE_CHECKING:
@@ -32,15 +30,13 @@ Floats = npt.NDArray[np.float64]
 
 #: What a kernel's full name marks it as. A new library's name for the same thing goes into its line here.
 MARKS: Final = {
-    # Operands that are not aligned to 16 bytes: sizes that are no multiple of eight 16-bit numbers.
-    "misaligned": r"(?i)_align[124](?!\d)|notaligned|(?<!_f32)_unaligned",
-    # Tensor-core instructions of an older generation, which libraries fall back to.
-    "legacy": r"cutlass_7\d_|s1688|s884",
+    **names.MARKS,
     "log-softmax": r"LogSoftMax|log_softmax|softmax_warp_(?:forward|backward)<[^>]*, *(?:\(bool\))?(?:1|true)\b",
     "backward": r"(?i)backward|bprop|dgrad|wgrad|_bwd",
     "layout-conversion": r"(?i)nchwtonhwc|nhwctonchw|nchwtofolded|foldednhwc|addpadding|transpose_readwrite",
-    "channels-first": r"(?i)(?<!to)nchw(?!to|add)|bn_[fb]w_tr_1c11|bn_bw_1c11|batch_norm_[ctb]",
     "channels-last": r"(?i)nhwc|channels_last",
+    # Operands widened to what a kernel takes, by the compiler.
+    "padding": r"constant_pad",
     "concatenation": r"CatArrayBatchedCopy|cat_kernel",
     "foreach": r"multi_tensor_apply_kernel",
     "fused-optimizer": r"FusedOptimizer|FusedAdam|FusedSgd|fused_adam|fused_sgd",
@@ -51,27 +47,10 @@ MARKS: Final = {
     "strided": r"(?<![a-z_])elementwise_kernel<",
 }
 
-_VECTORIZED: Final = lazy_pattern(r"vectorized_elementwise_kernel<(?:\(int\))?(\d+)")
-_PLAIN: Final = lazy_pattern(r"(?<![a-z_])elementwise_kernel<(?:\(int\))?\d+, (?:\(int\))?(\d+)")
-_OPERANDS: Final = lazy_pattern(r"(?:std::array|at::detail::Array)<char ?\*, (?:\([\w ]+\))?(\d+)")
-_ITEM: Final = {"fp64": 8, "fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "int8": 1}
-
-#: Of a data sheet's bandwidth, what one long pass over memory reaches.
-_BANDWIDTH_REACHED: Final = 0.85
-
 
 @cache
 def _pattern(mark: str) -> re.Pattern[str]:
     return re.compile(MARKS[mark])
-
-
-def _elements_a_thread(name: str, *, wide: bool) -> int:
-    if _VECTORIZED.search(name):
-        return 8 if wide else 4
-    if "unrolled_elementwise_kernel" in name:
-        return 4
-    plain = _PLAIN.search(name)
-    return int(plain[1]) if plain else 0
 
 
 def _fixed(values: Bools) -> Bools:
@@ -135,39 +114,6 @@ class Program:
         if not kernels.height:
             return np.full(len(self.own_ns), np.nan)
         return np.where(self.is_kernel, grid.to_numpy()[self._kernel_row], np.nan)
-
-    @cached_property
-    def elements(self) -> Floats:
-        """Numbers that each elementwise kernel writes, by its grid; 0 where that is not known."""
-        texts, codes = self._full_names
-        if not texts:
-            return np.zeros(len(self.own_ns))
-        wide = any((found := _VECTORIZED.search(text)) is not None and int(found[1]) > 4 for text in texts)
-        each = np.array([_elements_a_thread(text, wide=wide) for text in texts], dtype=np.float64)[codes]
-        kernels = self.facts.timeline.trace.kernels
-        threads = kernels.select(
-            (pl.col("block_x").cast(pl.Float64) * pl.col("block_y") * pl.col("block_z")).fill_null(0)
-        )
-        return np.where(
-            self.is_kernel, np.nan_to_num(self.blocks) * threads.to_series().to_numpy()[self._kernel_row] * each, 0.0
-        )
-
-    @cached_property
-    def bytes_moved(self) -> Floats:
-        """Bytes that each elementwise kernel moves at least; 0 where that is not known."""
-        texts, codes = self._full_names
-        if not texts:
-            return np.zeros(len(self.own_ns))
-        operands = np.array([int(found[1]) if (found := _OPERANDS.search(text)) else 2 for text in texts])[codes]
-        item = self.facts.work["precision"].cast(pl.String).replace_strict(_ITEM, default=2, return_dtype=pl.Int64)
-        return np.asarray(self.elements * operands * item.fill_null(2).to_numpy(), dtype=np.float64)
-
-    @cached_property
-    def bandwidth(self) -> float | None:
-        """Bytes per nanosecond that one long pass over memory reaches; None where the GPU is not known."""
-        found = [peaks.bytes_per_s for device in self.facts.devices if (peaks := peaks_of(device)) is not None]
-        known = [rate for rate in found if rate]
-        return _BANDWIDTH_REACHED * min(known) / 1e9 if known else None
 
     @cached_property
     def breaks(self) -> Bools:
@@ -284,35 +230,3 @@ class Program:
         firsts = np.flatnonzero(self.breaks | np.r_[True, held[1:] != held[:-1]])
         ends = np.r_[firsts[1:], len(held)]
         return firsts[held[firsts]], ends[held[firsts]]
-
-
-def product_ns(facts: Facts, mine: Bools) -> Floats:
-    """Time of each of these products at the peak of the tensor cores; 0 where the shapes do not tell."""
-    ideal = np.zeros(facts.work.height)
-    peaks = next((found for device in facts.devices if (found := peaks_of(device)) is not None), None)
-    if peaks is None or not facts.timeline.has_operators:
-        return ideal
-    rate = peaks.flops_per_s.get("bf16") or peaks.flops_per_s.get("fp16")
-    if not rate:
-        return ideal
-    shapes = facts.program.shapes()
-    names = facts.program.operator_names()
-    for at in np.flatnonzero(mine).tolist():
-        operations = _operations(names[at], shapes[at])
-        if operations:
-            ideal[at] = operations / rate * 1e9
-    return ideal
-
-
-def _operations(name: str | None, shapes: str | None) -> float:
-    """2·M·N·K of a product by its operands' shapes; 0 where they do not tell."""
-    if name is None or shapes is None:
-        return 0.0
-    matrices = [shape for shape in json.loads(shapes) if isinstance(shape, list) and len(shape) >= 2]
-    matrices = [shape for shape in matrices if all(isinstance(size, int) for size in shape)]
-    if len(matrices) < 2:
-        return 0.0
-    left, right = matrices[-2:] if "addmm" in name or "baddbmm" in name else matrices[:2]
-    if name.endswith("linear"):
-        return 2.0 * float(np.prod(left)) * float(right[0])
-    return 2.0 * float(np.prod(left)) * float(right[-1])

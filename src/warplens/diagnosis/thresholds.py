@@ -42,8 +42,13 @@ class Thresholds:
     )
     roof_headroom_share: float = _limit(
         0.15,
-        "Of the window above the practical roof of its kernels: below this, faster kernels of the kind bring less than "
-        "most changes do.",
+        "Of the window, idle or above the practical roof of its kernels: below this, faster kernels of the kind bring "
+        "less than most changes do.",
+    )
+    known_work_share: float = _limit(
+        0.80,
+        "Of the busy time. What is unknown is taken as it is: of less than this much of the work, a small distance "
+        "from the roof shows nothing.",
     )
     dominant_share: float = _limit(
         0.50,

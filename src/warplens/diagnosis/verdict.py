@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING, Final
 
 import polars as pl
 
+from warplens.analysis.headroom import headrooms as headrooms_of
 from warplens.analysis.kernel_names import PRODUCTS
 from warplens.analysis.prediction import predictions
 from warplens.analysis.quality import quality_notes
+from warplens.analysis.timebudget import time_budgets
 from warplens.analysis.window import PHASES
 from warplens.diagnosis.claims import divide
 from warplens.diagnosis.evidence import counted
@@ -17,12 +20,13 @@ from warplens.diagnosis.findings import SEVERITIES, Coverage, Diagnosis, PhaseVe
 from warplens.diagnosis.moments import worst_moments
 from warplens.diagnosis.rule import MANY, weight
 from warplens.diagnosis.rules import RULES, rule
-from warplens.diagnosis.rules.whole import BelowRoof, IncompleteProfile, Saturated, above_roof_share
+from warplens.diagnosis.rules.whole import BelowRoof, IncompleteProfile, Saturated, roof_known
 from warplens.diagnosis.thresholds import DEFAULTS, Thresholds
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
+    from warplens.analysis.headroom import Headroom
     from warplens.analysis.timebudget import TimeBudget
     from warplens.analysis.timeline import Timeline
     from warplens.analysis.window import Window
@@ -50,13 +54,15 @@ def headline(facts: Facts, verdict: Finding, claims: Claims) -> str:
     if verdict.id == "saturated":
         return f"Nothing is wrong that this profile could show: the GPU is busy for {busy} of the time{_at(facts)}."
     if verdict.id == "below-roof":
-        far = above_roof_share(facts)
-        how = (
-            f"by a simple model of its kernels, {_percent(far)} of the time is above their roof"
-            if far
-            else "no single cause stands out"
+        if not roof_known(facts):
+            return (
+                f"The GPU is busy for {busy} of the time{_at(facts)}; how near its kernels are to what it can do, this "
+                f"profile does not tell: the work of {_percent(facts.known_work_share)} of that time is known."
+            )
+        return (
+            f"The GPU is busy for {busy} of the time{_at(facts)}, but not near what it can do: the practical roof of "
+            f"its kernels is {_percent(facts.to_roof_share)} below the measured time."
         )
-        return f"The GPU is busy for {busy} of the time{_at(facts)}, but not near what it can do: {how}."
     if verdict.id == "tensor-compute":
         return (
             f"Nothing is wrong: the GPU is busy for {busy} of the time{_at(facts)}, near the peak of its tensor cores."
@@ -100,6 +106,7 @@ def diagnose(
     thresholds: Thresholds = DEFAULTS,
     notes: Sequence[Note] | None = None,
     budgets: Sequence[TimeBudget] | None = None,
+    headrooms: Callable[[], Sequence[Headroom]] | None = None,
 ) -> Diagnosis:
     """What limits the window, what else costs time in it, and what to do about it.
 
@@ -109,11 +116,14 @@ def diagnose(
         counters: a report of Nsight Compute on the same program, for what happens inside kernels.
         thresholds: the limits of the rules.
         notes, budgets: the quality notes and time budgets of the window, where they are known already.
+        headrooms: gives the headroom of each GPU over the window, likewise.
     """
+    budgets = time_budgets(timeline, window) if budgets is None else budgets
+    headrooms = headrooms or cache(lambda: headrooms_of(timeline, window, budgets=budgets, counters=counters))
     notes = quality_notes(timeline, window) if notes is None else tuple(notes)
     modelled = predictions(timeline, window) if timeline.trace.has_device_work else ()
     report = counted(counters) if counters is not None else None
-    facts = gather(timeline, window, report, modelled, thresholds, budgets, notes)
+    facts = gather(timeline, window, report, modelled, thresholds, budgets, notes, headrooms)
     claims = divide(facts, RULES)
     incomplete = _INCOMPLETE.missing(facts)
     decides = incomplete is not None and incomplete.decides

@@ -55,7 +55,7 @@ COLUMNS: Final = {
         Column("memory", pl.String, "pageable, pinned, device, managed, …"),
         Column("family", pl.String,
                "kind of work: `gemm`, `convolution`, `attention`, `normalization`, `softmax`, `elementwise`,"
-               " `reduction`, `gather-scatter`, `copy`, `optimizer`"),
+               " `reduction`, `gather-scatter`, `sort-topk`, `copy`, `optimizer`"),
         Column("input_shapes", pl.String, "shapes of its inputs, as recorded", kind="name"),
         Column("input_types", pl.String, "types of its inputs, as recorded", kind="name"),
         Column("source", pl.String, "the profile's file", title="File", kind="name"),

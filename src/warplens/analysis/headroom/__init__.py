@@ -9,7 +9,8 @@ avoidable work into `levels.LOSSES`.
 from __future__ import annotations
 
 from warplens.analysis.headroom.budget import GROUPS, PARTS, STEPS_DOWN, Headroom, headrooms
+from warplens.analysis.headroom.groups import PIECES
 from warplens.analysis.headroom.levels import LOSSES, loss_column
 from warplens.analysis.headroom.work import KNOWN
 
-__all__ = ["GROUPS", "KNOWN", "LOSSES", "PARTS", "STEPS_DOWN", "Headroom", "headrooms", "loss_column"]
+__all__ = ["GROUPS", "KNOWN", "LOSSES", "PARTS", "PIECES", "STEPS_DOWN", "Headroom", "headrooms", "loss_column"]

@@ -101,6 +101,7 @@ class Headroom:
         duration_ns: measured time of the window; the parts sum to it.
         parts: `PARTS`, from the top down.
         groups: `GROUPS`, those that could give most first.
+        pieces: `groups.PIECES`.
         known_share: share of the busy time whose work (FLOPs, bytes) is known; None without busy time.
         product_known_share: the same of products' time; None without products.
         flops: operations of products, convolutions and attention as run; `model_flops` without what is run again.
@@ -114,6 +115,7 @@ class Headroom:
     duration_ns: int
     parts: pl.DataFrame
     groups: pl.DataFrame
+    pieces: pl.DataFrame
     known_share: float | None
     product_known_share: float | None
     flops: int
@@ -132,6 +134,11 @@ class Headroom:
     def per_step(self, time_ns: int) -> int:
         """Of one step, to the nanosecond."""
         return round(time_ns / max(1, self.steps))
+
+    @property
+    def above_roof_ns(self) -> int:
+        """Time of the window in which work runs longer than at its practical roof."""
+        return self.after("idle") - self.after("roof")
 
     @property
     def to_roof_share(self) -> float | None:
@@ -195,9 +202,10 @@ def _headroom(
     roofs = roofs_of(device)
     pieces = pieces_of(timeline, budget)
     steps = len(window.steps)
-    held = groups_of(
+    held, launched = groups_of(
         timeline, pieces.filter(~pl.col("link")), roofs, device, steps=steps, told=told, counters=counters
-    ).sort(pl.col("measured_ns") - pl.col("limit_ns"), "measured_ns", "name", descending=[True, True, False])
+    )
+    held = held.sort(pl.col("measured_ns") - pl.col("limit_ns"), "measured_ns", "name", descending=[True, True, False])
     parts = _parts([*_idle(timeline, budget, pieces), *_losses(held), *_limit(held)], budget.duration_ns, steps)
     products = held.filter(pl.col("category").is_in(PRODUCTS))
     flops, again = (int(products[name].sum()) for name in ("flops", "flops_again"))
@@ -209,6 +217,7 @@ def _headroom(
         duration_ns=budget.duration_ns,
         parts=parts,
         groups=groups,
+        pieces=launched,
         known_share=_share(groups, pl.col("known") != "none"),
         product_known_share=_share(products, pl.col("flops") > 0),
         flops=flops,

@@ -9,10 +9,12 @@ import polars as pl
 from warplens.analysis.headroom.counted import kernels_counted, with_counters
 from warplens.analysis.headroom.equal import KERNEL, words_of
 from warplens.analysis.headroom.levels import LOSSES, Grounds, loss_column, with_chains
-from warplens.analysis.headroom.work import by_names, by_shapes, pieces_of
+from warplens.analysis.headroom.names import by_names
+from warplens.analysis.headroom.work import by_shapes, pieces_of
 from warplens.analysis.roofs import roofs_of
 from warplens.analysis.timebudget import time_budgets
-from warplens.profile.schema import name_categories
+from warplens.profile.columns import table
+from warplens.profile.schema import Column, name_categories
 
 if TYPE_CHECKING:
     from warplens.analysis.roofs import Roofs
@@ -23,8 +25,22 @@ if TYPE_CHECKING:
 #: What makes work equal.
 _EQUAL: Final = (
     "name", "category", "shapes", "types", "dtype", "tensor_cores", "flops", "flops_full", "bytes", "phase",
-    "recomputed", "known", "misaligned", "nchw", "apart",
+    "recomputed", "known", "misaligned", "legacy", "nchw", "apart",
 )  # fmt: skip
+
+#: One row a piece of work of one GPU that owns time, links left out.
+PIECES: Final = table(
+    "work at its roofs",
+    "One piece of work (kernel, copy, fill or graph) that owns time. `Headroom.pieces`.",
+    Column("kind", pl.String, "which table of the trace it stands in"),
+    Column("row", pl.Int64, "of that table"),
+    Column("owned_ns", pl.Int64, "time that it owns, each instant counted once"),
+    Column("roof_ns", pl.Float64, "of that time, what it takes at the practical roof of such work"),
+    Column("theoretical_ns", pl.Float64, "at the data sheet's peaks; null where its work is not known"),
+    Column("flops", pl.Float64, "operations; null where not known"),
+    Column("bytes", pl.Float64, "bytes that it has to move at least; null where not known"),
+    Column("known", pl.String, "how its work is known"),
+)
 
 #: What is left of a group after each loss, the measured time first.
 _LEFT: Final = tuple(f"left_{place}" for place in range(len(LOSSES) + 1))
@@ -39,8 +55,10 @@ def groups_of(
     steps: int = 0,
     told: pl.DataFrame | None = None,
     counters: KernelCounters | None = None,
-) -> pl.DataFrame:
+) -> tuple[pl.DataFrame, pl.DataFrame]:
     """The groups of these pieces with all columns of `budget.GROUPS`, and `flops_again`, those run a second time.
+
+    Beside them the pieces themselves (`PIECES`), each with its part of what its group takes at its roofs.
 
     Args:
         timeline: the profile.
@@ -53,11 +71,14 @@ def groups_of(
     """
     pieces = _described(timeline, pieces, counters)
     if told is None:
-        return _finished(_grouped(pieces, roofs, device, steps)[1])
+        members, groups = _grouped(pieces, roofs, device, steps)
+        return _finished(groups), _shared_out(members, groups)
     joined = pieces.join(told, on=KERNEL, how="left", maintain_order="left", nulls_equal=True)
     is_told = pl.col("per_left_0").is_not_null() & ~pl.col("known").is_in(["counters", "shapes"])
-    own = _grouped(joined.filter(~is_told).select(pieces.columns), roofs, device, steps)[1]
-    return _finished(pl.concat([own, _told(joined.filter(is_told))], how="diagonal_relaxed"))
+    members, own = _grouped(joined.filter(~is_told).select(pieces.columns), roofs, device, steps)
+    launches, others = _told(joined.filter(is_told))
+    found = pl.concat([_shared_out(members, own), PIECES.conform(launches)])
+    return _finished(pl.concat([own, others], how="diagonal_relaxed")), found
 
 
 def kernels_of_program(timeline: Timeline) -> pl.DataFrame:
@@ -97,7 +118,7 @@ def _described(timeline: Timeline, pieces: pl.DataFrame, counters: KernelCounter
     # Kernels of one operator differ in their names, and with them in what their names tell.
     modelled = pl.col("known") == "shapes"
     told = [pl.when(modelled).then(pl.col(name).any().over("op")).otherwise(name).alias(name)
-            for name in ("misaligned", "nchw")]  # fmt: skip
+            for name in ("misaligned", "legacy", "nchw")]  # fmt: skip
     return with_chains(pieces).with_columns(*told, pl.when(~modelled).then("blocks").alias("apart"))
 
 
@@ -136,8 +157,22 @@ def _grouped(
     )  # fmt: skip
 
 
-def _told(pieces: pl.DataFrame) -> pl.DataFrame:
-    """Groups of pieces whose kernels another trace tells the work of.
+def _shared_out(members: pl.DataFrame, groups: pl.DataFrame) -> pl.DataFrame:
+    """`PIECES`: to each piece its part of its group, by time."""
+    part = pl.col("owned_ns") / pl.col("owned_ns_of_group")
+    held = groups.select("group", pl.col("owned_ns").alias("owned_ns_of_group"), _LEFT[1], "theoretical_ns", "modelled")
+    return PIECES.conform(
+        members.join(held, on="group", how="left", maintain_order="left").with_columns(
+            (pl.col(_LEFT[1]) * part).alias("roof_ns"),
+            pl.col("theoretical_ns") * part,
+            pl.when("modelled").then("known").otherwise(pl.lit("none")).alias("known"),
+            *(pl.col(name) * pl.col("calls") for name in ("flops", "bytes")),
+        )
+    )
+
+
+def _told(pieces: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Pieces whose kernels another trace tells the work of (as `PIECES`), and their groups.
 
     Launches of one kernel may have differed in their work, which only their sum tells: its levels, at most its time,
     are shared out by time.
@@ -151,7 +186,12 @@ def _told(pieces: pl.DataFrame) -> pl.DataFrame:
     )
     main = pl.col("owned_ns").arg_max()
     names = {f"told_{name}": name for name in ("name", "category", "shapes", "dtype")}
-    return (
+    launched = pieces.with_columns(
+        pl.col(_LEFT[1]).alias("roof_ns"),
+        *(pl.col(f"per_{name}").alias(name) for name in ("theoretical_ns", "flops", "bytes")),
+        pl.lit("trace").alias("known"),
+    )
+    return launched, (
         pieces.group_by(*names, "kernel", "phase", maintain_order=True)
         .agg(
             pl.col("owned_ns").sum(),

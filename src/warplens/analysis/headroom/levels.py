@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from warplens.analysis.roofs import Roofs
 
-Bools = npt.NDArray[np.bool_]
+Floats = npt.NDArray[np.float64]
 
 #: What keeps a group above its limit, in the order in which it is taken away, and what each is.
 LOSSES: Final = {
@@ -59,6 +59,7 @@ _LEAST_SCORES: Final = 64
 _LIKE: Final = 2.0
 #: No rate above this share of the data sheet's is believed: then the model counts too much.
 _BELIEVED: Final = 0.97
+_NO_RATES: Final[tuple[Floats, Floats]] = (np.zeros(0), np.zeros(0))
 
 
 @dataclass(frozen=True)
@@ -179,15 +180,25 @@ class Grounds:
     def __init__(self, roofs: Roofs | None, groups: pl.DataFrame, multiprocessors: int | None, steps: int) -> None:
         self.roofs, self.multiprocessors, self.steps = roofs, multiprocessors, steps
         self.scores, self.messages, self.slices = score_sizes(groups), messages(groups), sliced(groups, steps)
-        self._rates: dict[tuple[str, ...], list[tuple[float, float]]] = {}
-        if roofs is None:
-            return
+        self._rates: dict[tuple[str, ...], tuple[Floats, Floats]] = {}
+        if roofs is not None:
+            self._rates = self._believed(roofs, groups)
+
+    @staticmethod
+    def _believed(roofs: Roofs, groups: pl.DataFrame) -> dict[tuple[str, ...], tuple[Floats, Floats]]:
+        """By kind of work: amounts in order, and the rate (a second) of each that no peak contradicts."""
+        found: dict[tuple[str, ...], list[tuple[float, float]]] = {}
         for row in groups.iter_rows(named=True):
             task, calls, measured = task_of(row), row["calls"], row["owned_ns"]
             if task is None or not calls or not measured or row["known"] not in ("shapes", "counters"):
                 continue
             for side, amount, key in _sides(task):
-                self._rates.setdefault((side, *key), []).append((amount, amount * calls / measured * 1e9))
+                peaks, rate = roofs.peaks, amount * calls / measured * 1e9
+                most = peaks.bytes_per_s if side == "bytes" else peaks.of(task.dtype, tensor_cores=task.tensor_cores)
+                if most is not None and rate <= _BELIEVED * most:
+                    found.setdefault((side, *key), []).append((amount, rate))
+        columns = {key: np.array(sorted(rates)).T for key, rates in found.items()}
+        return {key: (amounts, rates) for key, (amounts, rates) in columns.items()}
 
     def roof_ns(self, task: Task) -> float | None:
         """Its practical roof: the table's, or what like work reaches in this profile, whichever is faster."""
@@ -196,21 +207,17 @@ class Grounds:
         table = self.roofs.time_ns(task)
         if table is None:
             return None
-        own = next((self._own_ns(side, amount, key, task) for side, amount, key in _sides(task)), None)
+        own = next((self._own_ns(amount, (side, *key)) for side, amount, key in _sides(task)), None)
         if own is None:
             return table
         # Like work has as many operations, but may move less.
         return min(table, max(own, self.roofs.theoretical_ns(task) or 0.0))
 
-    def _own_ns(self, side: str, amount: float, key: tuple[str, ...], task: Task) -> float | None:
-        assert self.roofs is not None
-        peaks = self.roofs.peaks
-        most = peaks.bytes_per_s if side == "bytes" else peaks.of(task.dtype, tensor_cores=task.tensor_cores)
-        if most is None:
-            return None
-        like = [rate for size, rate in self._rates.get((side, *key), ()) if 1 / _LIKE <= size / amount <= _LIKE]
-        believed = [rate for rate in like if rate <= _BELIEVED * most]
-        return amount / max(believed) * 1e9 if believed else None
+    def _own_ns(self, amount: float, key: tuple[str, ...]) -> float | None:
+        """Its time at the best rate of like work of about its size."""
+        amounts, rates = self._rates.get(key, _NO_RATES)
+        first, last = np.searchsorted(amounts, (amount / _LIKE * (1 - 1e-9), amount * _LIKE * (1 + 1e-9)))
+        return amount / float(rates[first:last].max()) * 1e9 if last > first else None
 
     def levels(self, row: Mapping[str, Any]) -> Levels:
         """The levels of one group (a row of the frame)."""
@@ -255,7 +262,7 @@ class Grounds:
         if roof is not None:
             return roof * float(row["calls"])
         if row["misaligned"] and self.roofs is not None and row["category"] == "gemm":
-            return measured * (self.roofs.unaligned_share(row["dtype"]) or 1.0)
+            return measured * (self.roofs.unaligned_share(row["dtype"], legacy=row["legacy"]) or 1.0)
         return measured
 
     def _without_scores(self, row: Mapping[str, Any], task: Task | None, calls: float, now: float) -> float:
@@ -274,7 +281,7 @@ class Grounds:
             if (made or taken) and task.bytes is not None:
                 fused = Task(
                     "attention", task.flops, max(0.0, task.bytes - elements * item), task.dtype, task.tensor_cores,
-                    row["phase"] == "backward", {"s": keys, "d": min(m, n, k)},
+                    row["phase"] == "backward", sizes={"s": keys, "d": min(m, n, k)},
                 )  # fmt: skip
                 large = self.roofs.large_ns(fused)
                 return now if large is None else min(now, large * calls)
@@ -306,7 +313,7 @@ class Grounds:
             return now
         narrow_task = Task(
             task.family, task.flops, None if task.bytes is None else task.bytes / 2, roofs.narrow, True,
-            task.backward, task.sizes,
+            task.backward, task.operation, task.sizes,
         )  # fmt: skip
         large = roofs.large_ns(narrow_task)
         return now if large is None else large * calls
@@ -357,4 +364,15 @@ def task_of(row: Mapping[str, Any]) -> Task | None:
     causal = bool(row["flops"] and row["flops_full"] and row["flops"] < row["flops_full"])
     sizes = sizes_of(category, row["name"], row["shapes"], row["types"], causal=causal) if row["shapes"] else {}
     backward = "backward" in (row["name"] or "").lower()
-    return Task(category, row["flops"], row["bytes"], row["dtype"], row["tensor_cores"], backward, sizes)
+    operation = _OPERATIONS.get(row["name"] or "")
+    return Task(category, row["flops"], row["bytes"], row["dtype"], row["tensor_cores"], backward, operation, sizes)
+
+
+#: Operators and kernels whose rates the table of roofs has by operation.
+_OPERATIONS: Final = {
+    "aten::sort": "sort", "aten::topk": "topk",
+    "aten::embedding": "embedding", "aten::embedding_dense_backward": "embedding_backward",
+    "aten::_embedding_bag_dense_backward": "embedding_backward", "aten::gather": "gather",
+    "aten::index_select": "index_select", "aten::index_add_": "index_add", "aten::scatter_add_": "scatter_add",
+    "aten::_index_put_impl_": "index_add", "aten::index": "index_select",
+}  # fmt: skip

@@ -268,6 +268,7 @@ FAMILIES: Final = (
     "elementwise",
     "reduction",
     "gather-scatter",
+    "sort-topk",
     "copy",
     "optimizer",
 )
@@ -438,7 +439,7 @@ def _loss_backward(arguments: Arguments) -> Work:
 def _ranking(arguments: Arguments) -> Work:
     # topk(self, k, dim, …) and sort(self, dim, …) give values and indices; comparisons are no FLOPs.
     inputs = arguments.tensor(0)
-    return Work("reduction", 0).moving([inputs]).writing(inputs.elements, inputs.type).writing(inputs.elements, _INDEX)
+    return Work("sort-topk", 0).moving([inputs]).writing(inputs.elements, inputs.type).writing(inputs.elements, _INDEX)
 
 
 def _top(arguments: Arguments) -> Work:
@@ -446,7 +447,7 @@ def _top(arguments: Arguments) -> Work:
     if kept is None or kept < 0 or dimension is None or not inputs.shape:
         raise UnknownWorkError("how many elements are kept was not recorded")
     left = inputs.elements // max(1, inputs.shape[dimension % len(inputs.shape)]) * kept
-    return Work("reduction", 0).moving([inputs]).writing(left, inputs.type).writing(left, _INDEX)
+    return Work("sort-topk", 0).moving([inputs]).writing(left, inputs.type).writing(left, _INDEX)
 
 
 _INDEX: Final = "long int"

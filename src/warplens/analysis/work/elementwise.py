@@ -192,6 +192,35 @@ def _embedding_backward(arguments: Arguments) -> Work:
     return work.writing(rows * gradient.shape[-1], gradient.type)
 
 
+def _put(arguments: Arguments) -> Work:
+    # _index_put_impl_(self, indices, values, accumulate, …): the places are lists, whose shapes are not recorded
+    target, values = arguments.tensor(0), arguments.tensor(2)
+    added = int(bool(arguments.flag(3)))
+    return (
+        Work("gather-scatter", added * values.elements)
+        .moving([values])
+        .writing((1 + added) * values.elements, target.type)
+    )
+
+
+def _bags(arguments: Arguments) -> Work:
+    # _embedding_bag(weight, indices, offsets, …): a row for each index is read, one for each bag is written
+    weight, index, offsets = arguments.matrix(0), arguments.tensor(1), arguments.tensor(2)
+    width = math.prod(weight.shape[1:])
+    work = Work("gather-scatter", index.elements * width).moving([index, offsets])
+    return work.writing((index.elements + offsets.elements) * width, weight.type)
+
+
+def _bags_backward(arguments: Arguments) -> Work:
+    # (grad, indices, offset2bag, bag_size, maximum_indices, num_weights, …): a gradient for every row of the table
+    gradient, index, rows = arguments.matrix(0, 1), arguments.tensor(1), arguments.integer(5)
+    if rows is None or rows < 0:
+        raise UnknownWorkError("the number of embeddings was not recorded")
+    width = gradient.shape[-1]
+    work = Work("gather-scatter", index.elements * width).moving([gradient, index])
+    return work.writing(rows * width, gradient.type)
+
+
 def _scattered(*, flops: int, index: int = 2, source: int = 3) -> Callable[[Arguments], Work]:
     """scatter_add_(self, dim, index, src) and the like, in place: as many elements as the index has."""
 
@@ -212,6 +241,9 @@ MOVEMENT_FORMULAS: Final[dict[str, Callable[[Arguments], Work]]] = {
     "aten::index_select": _selected,
     "aten::embedding": _embedded,
     "aten::embedding_dense_backward": _embedding_backward,
+    **dict.fromkeys(("aten::_index_put_impl_", "aten::index_put_"), _put),
+    "aten::_embedding_bag": _bags,
+    "aten::_embedding_bag_dense_backward": _bags_backward,
     **dict.fromkeys(("aten::scatter_", "aten::index_copy_"), _scattered(flops=0)),
     **dict.fromkeys(("aten::scatter_add_", "aten::index_add_"), _scattered(flops=1)),
 }

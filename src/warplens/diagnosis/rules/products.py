@@ -9,7 +9,6 @@ import numpy as np
 import polars as pl
 
 from warplens.diagnosis.findings import PASSES, Remedy
-from warplens.diagnosis.program import product_ns
 from warplens.diagnosis.rule import GAIN, GPU_BUSY_SHARE, Limit
 from warplens.diagnosis.structure import (
     AFFECTED_NS,
@@ -153,7 +152,10 @@ class MisalignedShape(StructureRule):
     limiter = "products whose sizes keep them off the fast kernels"
     cause = "products or attention whose sizes keep them off the fast kernels"
     raised_when = "16-bit products run in kernels for operands that are not aligned to 16 bytes, and it costs 2 %"
-    claimed = "of these products, what well-shaped ones of as many operations do not need"
+    claimed = (
+        "of these products, what well-shaped ones of as many operations do not need; passes that widen operands for "
+        "attention"
+    )
     headline = "Sizes that tensor cores do not take limit this: {share} of the time could go away with padding"
     evidence: ClassVar = {
         **AFFECTED_NS,
@@ -173,16 +175,29 @@ class MisalignedShape(StructureRule):
         0.8,
         "Products for operands aligned to 2 bytes reach a fifth of what aligned ones do on Hopper; a third on Ampere.",
     )
-    reached_share = Limit(0.65, "Of the peak of the tensor cores, what well-shaped products reach.")
 
     def share(self, facts: Facts) -> Floats:
         """What a well-shaped product of as many operations would not need."""
         mine = self._mine(facts)
-        share = np.where(mine, float(self.saved_share), 0.0)
-        ideal = product_ns(facts, mine)
-        known = mine & (ideal > 0)
-        length = np.maximum(facts.work["end_ns"].to_numpy() - facts.work["start_ns"].to_numpy(), 1)
-        share[known] = np.clip(1 - (ideal / self.reached_share / length)[known], 0.0, 1.0)
+        roof = facts.at_roof.select((pl.col("roof_ns") / pl.col("owned_ns")).fill_null(1.0)).to_series().to_numpy()
+        # Where nothing tells its roof, a piece is taken to be at it.
+        saved = np.where(roof < 1.0, 1.0 - roof, self.saved_share)
+        return np.where(mine, saved, 0.0) + self._pads(facts, mine)
+
+    def _pads(self, facts: Facts, mine: Bools) -> Floats:
+        """Passes that widen operands to what attention takes, right before it: well-shaped ones need none."""
+        program = facts.program
+        share = np.zeros(facts.work.height)
+        attention = program.labelled("attention")
+        if not mine.any() or not attention.any():
+            return share
+        pads = program.marked("padding")
+        order = program.order
+        follows = np.zeros(len(order), dtype=np.bool_)
+        for run in program.runs(pads):
+            after = np.flatnonzero(order == run[-1])[0] + 1
+            follows[run] = after < len(order) and attention[order[after]]
+        share[follows & ~mine] = 1.0
         return share
 
     def _mine(self, facts: Facts) -> Bools:
@@ -192,17 +207,19 @@ class MisalignedShape(StructureRule):
 
     def find(self, facts: Facts, claims: Claims) -> Finding | None:
         """The finding, if the window has it."""
-        mine = claims.of_work(self.id).to_numpy() > 0
+        mine = (claims.of_work(self.id).to_numpy() > 0) & self._mine(facts)
         if not mine.any():
             return None
         size = self._size(facts, mine)
-        ideal = product_ns(facts, mine)
-        known = mine & (ideal > 0)
+        at_peak = facts.at_roof["theoretical_ns"].filter(pl.Series(mine))
+        known = at_peak.is_not_null().all()
         padded = -(-size // 64) * 64 if size else None
         named = f": {size:,} is no multiple of 8" if size else ""
         own = facts.program.own_ns
         # What stands beside such a product has rows of the same odd length, and moves them faster when padded.
-        beside = int(time_beside(facts.program, mine).sum())
+        beside = int(time_beside(facts.program, mine).sum()) + time_of(
+            facts.program, facts.program.marked("padding") & facts.program.marked("generated")
+        )
         return self.seen(
             facts,
             claims,
@@ -212,9 +229,9 @@ class MisalignedShape(StructureRule):
                 "misaligned_per_step": int(mine.sum()) / facts.steps,
                 "size_count": size,
                 "padded_size_count": padded,
-                "flops_of_peak_share": float(ideal[known].sum() / own[known].sum()) if known.any() else None,
+                "flops_of_peak_share": float(at_peak.sum()) / int(own[mine].sum()) if known else None,
             },
-            bound_ns=int(own[mine].sum() - 0.5 * ideal[known].sum()) + beside // 2,
+            bound_ns=int(own[mine].sum() - at_peak.sum()) + beside // 2,
             spread=(0.8, 1.15),
             remedies=(
                 Remedy(
@@ -255,8 +272,11 @@ class MemoryFormat(StructureRule):
     question = "Are images in a memory format that the convolutions do not like?"
     limiter = "conversions of memory format around convolutions"
     cause = "layouts: convolutions and norms in the slow format (NCHW), conversions between formats"
-    raised_when = "there are convolutions, kernels that convert or work on channels first, and it costs 2 %"
-    claimed = "the conversions whole, and of norms on channels first two thirds"
+    raised_when = (
+        "there are convolutions, conversions between formats or depthwise convolutions on channels first take 2 %, and "
+        "it costs 2 %"
+    )
+    claimed = "the conversions whole, and of norms and depthwise convolutions on channels first two thirds"
     headline = "The memory format limits this: {share} of the time goes into converting it and working on the slow one"
     title = "Images are in channels-first format (NCHW), which convolutions on tensor cores do not take"
     evidence: ClassVar = {
@@ -265,13 +285,16 @@ class MemoryFormat(StructureRule):
         **SAVED_NS,
         "conversions_per_step": "kernels that change the layout",
         "conversions_share": "of the window",
+        "channels_first_share": "of the window, norms and depthwise convolutions on channels first",
         **GPU_BUSY_SHARE,
     }
     refutation = (
         "Run with model.to(memory_format=torch.channels_last) and inputs alike: if it is not faster, cuDNN had "
         "chosen NCHW for good reasons."
     )
-    least_conversions_share = Limit(0.02, "Less of the time in conversions is the first layer's, or an output's.")
+    least_conversions_share = Limit(
+        0.02, "Less of the time in conversions or slow convolutions is the first layer's, or an output's."
+    )
     norm_saved_share = Limit(
         0.65,
         "Batch norms on channels first run one block a channel; on channels last they reach three times the bandwidth.",
@@ -281,13 +304,24 @@ class MemoryFormat(StructureRule):
         """Conversions whole, norms on channels first in part."""
         program = facts.program
         conversions = program.marked("layout-conversion")
-        convolutions = program.labelled("convolution")
+        slow = self._slow(facts)
         share = np.zeros(facts.work.height)
-        if not convolutions.any() or time_of(program, conversions) < self.least_conversions_share * facts.wall_ns:
+        wrong = conversions | (slow & program.labelled("convolution"))
+        if (
+            not program.labelled("convolution").any()
+            or time_of(program, wrong) < self.least_conversions_share * facts.wall_ns
+        ):
             return share
-        share[program.marked("channels-first") & program.labelled("normalization", "reduction")] = self.norm_saved_share
+        share[slow] = self.norm_saved_share
         share[conversions] = 1.0
         return share
+
+    def _slow(self, facts: Facts) -> Bools:
+        """Norms on channels first, and depthwise convolutions, of which the fast kernels take channels last alone."""
+        mine = facts.program.labelled("normalization", "reduction", "convolution")
+        first = facts.program.marked("channels-first") & mine
+        plain = facts.program.labelled("convolution") & ~facts.program.marked("depthwise")
+        return np.asarray(first & ~plain, dtype=np.bool_)
 
     def find(self, facts: Facts, claims: Claims) -> Finding | None:
         """The finding, if the window has it."""
@@ -295,7 +329,8 @@ class MemoryFormat(StructureRule):
             return None
         program = facts.program
         conversions = program.marked("layout-conversion")
-        others = program.labelled(*PASSES, "convolution") & ~conversions
+        slow = self._slow(facts)
+        others = program.labelled(*PASSES, "convolution") & ~conversions & ~slow
         return self.seen(
             facts,
             claims,
@@ -303,8 +338,12 @@ class MemoryFormat(StructureRule):
             evidence={
                 "conversions_per_step": int(conversions.sum()) / facts.steps,
                 "conversions_share": time_of(program, conversions) / facts.wall_ns,
+                "channels_first_share": time_of(program, self._slow(facts)) / facts.wall_ns,
             },
-            bound_ns=time_of(program, conversions) + int(0.85 * time_of(program, others)),
+            # What is on the slow format may get as fast as its roof, of which the shapes tell.
+            bound_ns=time_of(program, conversions)
+            + int(0.85 * time_of(program, others))
+            + int(time_of(program, slow) - facts.at_roof["theoretical_ns"].filter(pl.Series(slow)).sum()),
             spread=(0.75, 1.25),
             remedies=(
                 Remedy(
@@ -341,7 +380,7 @@ class WeightBound(StructureRule):
         **SAVED_NS,
         "rows_count": "rows of such a product; only where shapes are recorded",
         "weights_bytes_per_step": "bytes of weights that they read; only where shapes are recorded",
-        "bandwidth_reached_share": "of the data sheet's bandwidth; only where shapes are recorded",
+        "at_peak_share": "of their time, what they take at the data sheet's peaks; only where shapes are recorded",
         **GPU_BUSY_SHARE,
     }
     refutation = "Double the batch: if the step takes about twice as long, the products did more than read weights."
@@ -389,7 +428,7 @@ class WeightBound(StructureRule):
             facts,
             claims,
             confidence="high" if not facts.program.shapes().is_null().all() else "medium",
-            evidence={"rows_count": self._most_rows(facts, mine)},
+            evidence={"rows_count": self._most_rows(facts, mine), **self._weights(facts)},
             whole_share=1 - 1 / self.rows,
             bound_ns=facts.wall_ns - facts.wall_ns // 128,
             spread=(0.95, 1.03),
@@ -412,6 +451,13 @@ class WeightBound(StructureRule):
                 ),
             ),
         )
+
+    def _weights(self, facts: Facts) -> dict[str, float | None]:
+        products = facts.at_roof.filter(pl.Series(self._narrow(facts)))
+        if products.is_empty() or products["theoretical_ns"].null_count():
+            return {}
+        at_peak = float(products["theoretical_ns"].sum()) / int(products["owned_ns"].sum())
+        return {"weights_bytes_per_step": float(products["bytes"].sum()) / facts.steps, "at_peak_share": at_peak}
 
     def _most_rows(self, facts: Facts, mine: Bools) -> int | None:
         texts = facts.program.shapes().filter(pl.Series(mine)).drop_nulls().unique().to_list()

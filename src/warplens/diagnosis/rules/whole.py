@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Final
 
-import numpy as np
 import polars as pl
 
+from warplens.analysis.kernel_names import PRODUCTS
 from warplens.analysis.quality import aborted_steps
 from warplens.diagnosis.facts import kernel_names
-from warplens.diagnosis.findings import Remedy, ceiling
-from warplens.diagnosis.program import product_ns
+from warplens.diagnosis.findings import PASSES, Remedy, ceiling
 from warplens.diagnosis.rule import GPU_BUSY_SHARE, IDLE_SHARE, Rule
 from warplens.profile import NoteLevel
 
@@ -20,12 +20,6 @@ if TYPE_CHECKING:
     from warplens.diagnosis.facts import Facts
     from warplens.diagnosis.findings import Finding
 
-
-#: Of the peak of the tensor cores, what well-shaped products reach; filling and draining the GPU; and how much of the
-#: busy time must be known to speak of its roof.
-_REACHED: Final = 0.65
-_RAMP_NS: Final = 2_500.0
-_KNOWN_SHARE: Final = 0.5
 
 #: Hidden time below this share of the window changes no ranking of causes.
 _HIDDEN_SHARE = 0.02
@@ -215,23 +209,17 @@ class IncompleteProfile(Rule):
         return replace(found, refute=refute)
 
 
-def above_roof_share(facts: Facts) -> float | None:
-    """Of the window, time of kernels above their practical roof; None where too little is known of them."""
-    program = facts.program
-    length = (facts.work["end_ns"] - facts.work["start_ns"]).to_numpy()
-    ideal = np.zeros(facts.work.height)
-    bandwidth = program.bandwidth
-    if bandwidth is not None:
-        ideal = np.where(program.bytes_moved > 0, program.bytes_moved / bandwidth + _RAMP_NS, 0.0)
-    products = program.labelled("gemm")
-    modelled = product_ns(facts, products)
-    ideal = np.where(modelled > 0, modelled / _REACHED + _RAMP_NS, ideal)
-    known = (ideal > 0) & program.is_kernel
-    own = program.own_ns
-    if own[known].sum() < _KNOWN_SHARE * max(facts.busy_ns, 1):
-        return None
-    above = np.clip(1 - ideal[known] / np.maximum(length[known], 1), 0.0, 1.0)
-    return float((own[known] * above).sum()) / max(facts.wall_ns, 1)
+#: Sections of Nsight Compute that tell why kernels of a category are below their roof; all others: `_OTHERS`.
+_SECTIONS: Final = {
+    **dict.fromkeys(PRODUCTS, ("ComputeWorkloadAnalysis", "WarpStateStats", "Occupancy")),
+    **dict.fromkeys((*PASSES, "gather-scatter", "sort-topk"), ("MemoryWorkloadAnalysis", "Occupancy")),
+}
+_OTHERS: Final = ("WarpStateStats",)
+
+
+def roof_known(facts: Facts) -> bool:
+    """Whether so much of the busy time's work is known that its distance from the roof can be told."""
+    return facts.known_work_share >= facts.thresholds.known_work_share
 
 
 class BelowRoof(Rule):
@@ -242,20 +230,22 @@ class BelowRoof(Rule):
     limiter = "kernels far from their roof, for reasons that the profile does not show"
     cause = "far from the roof, cause unknown"
     raised_when = (
-        "the GPU is busy for 80 % of the time, nothing is worth a warning, and 15 % of the time is "
-        "above the practical roof, or more than a tenth idle. Informs"
+        "the GPU is busy for 80 % of the time, nothing is worth a warning, and it is not shown to be `saturated`: "
+        "the headroom to the practical roof is 15 % or more, or the work of less than four fifths of the busy time is "
+        "known. Informs"
     )
-    title = "The GPU is busy, but not near what it can do, and no single cause stands out"
     evidence: ClassVar = {
         **GPU_BUSY_SHARE,
-        "above_modelled_roof_share": (
-            "of the window, time of kernels above a simple model of their roof: bytes at full bandwidth, products at "
-            "65 % of the peak; `warplens headroom` looks closer. Only where enough is known"
+        "above_roof_share": (
+            "of the window, what kernels take above their practical roof: the headroom's figure. That of unknown work "
+            "counts as none"
         ),
+        "to_roof_share": "the same and idle time: the headroom to the practical roof",
+        "known_work_share": "of the busy time, whose operations and bytes are known",
         "idle_ns_per_step": "pauses of a step",
     }
     refutation = "Collect counters of the kernels named here: at 85 % of a roof each, nothing is left to gain."
-    thresholds = ("quiet_busy_share", "roof_headroom_share")
+    thresholds = ("quiet_busy_share", "roof_headroom_share", "known_work_share")
     describes = True
 
     def find(self, facts: Facts, claims: Claims) -> Finding | None:
@@ -266,27 +256,54 @@ class BelowRoof(Rule):
             return None
         if Saturated().find(facts, claims) is not None:
             return None
-        longest = facts.work["own_ns"]
-        names = kernel_names(facts, longest)
-        pattern = "|".join(name.rpartition("::")[2][:40] for name in names)
+        known = roof_known(facts)
+        # Of unknown work all of its time may be above the roof.
+        above = facts.at_roof.select(
+            pl.when(pl.col("known") != "none").then(pl.col("owned_ns") - pl.col("roof_ns")).otherwise("owned_ns")
+        ).to_series()
+        above = above.fill_null(0)
+        names = kernel_names(facts, above)
+        pattern = "|".join(re.escape(name.rpartition("::")[2][:40]) for name in names)
         return self.described(
+            title="The GPU is busy, but not near what it can do, and no single cause stands out"
+            if known
+            else "The GPU is busy; how near its kernels are to what it can do, this profile does not tell",
             confidence="medium",
             gain=None,
             evidence={
                 "gpu_busy_share": facts.busy_share,
-                "above_modelled_roof_share": above_roof_share(facts),
+                "above_roof_share": facts.above_roof_share,
+                "to_roof_share": facts.to_roof_share,
+                "known_work_share": facts.known_work_share,
                 "idle_ns_per_step": facts.idle_ns / facts.steps,
             },
             where=names,
             remedies=(
+                *(() if known else (_SHAPES,)),
                 Remedy(
-                    "Take counters of the kernels with the most time",
-                    f"ncu --set roofline --section WarpStateStats -k 'regex:{pattern}' -c 20 …; then "
+                    "Take counters of the kernels with the most time above their roof",
+                    f"ncu --set roofline {_sections(facts, above)} -k 'regex:{pattern}' -c 20 …; then "
                     "warplens diagnose --counters",
                     "which roof each of them is under, and what keeps it there",
                 ),
             ),
         )
+
+
+_SHAPES: Final = Remedy(
+    "Record the shapes of the same program",
+    "torch.profiler.profile(record_shapes=True) over a few steps (warplens collect --tool torch); then "
+    "warplens headroom PATH --with TRACE",
+    "how far each product is from its roof: names and grids do not tell the inner size of products",
+)
+
+
+def _sections(facts: Facts, above: pl.Series) -> str:
+    """The sections to ask for, those of the category with the most time above its roof."""
+    frame = facts.work.select(pl.col("label").cast(pl.String), above.alias("above"))
+    most = frame.group_by("label").agg(pl.col("above").sum()).sort("above", "label", descending=[True, False])
+    category = most["label"][0] if most.height else ""
+    return " ".join(f"--section {name}" for name in _SECTIONS.get(category, _OTHERS))
 
 
 class Saturated(Rule):
@@ -301,11 +318,15 @@ class Saturated(Rule):
     question = "Is the GPU busy nearly all of the time?"
     limiter = "nothing: the GPU is busy"
     cause = "nothing: the GPU is busy"
-    raised_when = "it is busy for 90 % of the time, and less than 15 % of the time is above the practical roof. Informs"
+    raised_when = (
+        "it is busy for 90 % of the time, the work of four fifths of that is known, the headroom to the practical roof "
+        "is under 15 %, and nothing is worth a warning. Informs"
+    )
     claimed = "nothing"
     title = "The GPU is busy nearly all of the time: the host is not the limit"
     evidence: ClassVar = {
         **GPU_BUSY_SHARE,
+        "to_roof_share": "the headroom to the practical roof of the kernels, idle time included",
         "between_queued_kernels_share": (
             "of the window: the GPU's own microsecond between kernels that wait in its queue"
         ),
@@ -313,7 +334,7 @@ class Saturated(Rule):
         "kernels_per_step": "pauses and kernels of a step",
     }
     refutation = "Time the step without a profiler: if it is much faster, the profiler kept the GPU from idling."
-    thresholds = ("busy_share", "roof_headroom_share")
+    thresholds = ("busy_share", "roof_headroom_share", "known_work_share")
     describes = True
 
     def find(self, facts: Facts, claims: Claims) -> Finding | None:
@@ -321,8 +342,7 @@ class Saturated(Rule):
         occupied = facts.busy_ns + facts.idle("start-latency")
         if not facts.wall_ns or occupied < facts.thresholds.busy_share * facts.wall_ns:
             return None
-        far = above_roof_share(facts)
-        if far is not None and far >= facts.thresholds.roof_headroom_share:
+        if not roof_known(facts) or facts.to_roof_share >= facts.thresholds.roof_headroom_share:
             return None
         hidden = facts.own_ns(pl.col("kind") == "graph")
         return self.described(
@@ -330,6 +350,7 @@ class Saturated(Rule):
             gain=ceiling(facts.wall_ns, facts.idle_ns),
             evidence={
                 "gpu_busy_share": facts.busy_share,
+                "to_roof_share": facts.to_roof_share,
                 "between_queued_kernels_share": facts.idle("start-latency") / facts.wall_ns,
                 "idle_ns_per_step": facts.idle_ns / facts.steps,
                 "kernels_per_step": int((facts.work["kind"] == "kernel").sum()) / facts.steps,

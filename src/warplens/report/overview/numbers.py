@@ -131,7 +131,10 @@ def examine(timeline: Timeline, window: Window) -> Numbers:
         notes = quality_notes(timeline, window)
         ranges = aside.submit(range_statistics, timeline, window, "tree", operators=False)
         overlap = aside.submit(copy_overlap, timeline, window)
-        verdict = aside.submit(lambda: diagnose(timeline, window, notes=notes, budgets=budgets.result()))
+        headroom = aside.submit(lambda: headrooms(timeline, window, budgets=budgets.result()))
+        verdict = aside.submit(
+            lambda: diagnose(timeline, window, notes=notes, budgets=budgets.result(), headrooms=headroom.result)
+        )
         kernels, categories, precisions = _kernel_tables(timeline, window)
         return Numbers(
             timeline=timeline,
@@ -164,7 +167,7 @@ def examine(timeline: Timeline, window: Window) -> Numbers:
             copy_overlap=overlap.result(),
             diagnosis=verdict.result(),
             budgets=budgets.result(),
-            headroom=headrooms(timeline, window, budgets=budgets.result()),
+            headroom=headroom.result(),
         )
 
 
