@@ -227,8 +227,8 @@ class BelowRoof(Rule):
 
     id = "below-roof"
     question = "Are busy kernels far from what the GPU can do, without a known cause?"
-    limiter = "kernels far from their roof, for reasons that the profile does not show"
-    cause = "far from the roof, cause unknown"
+    limiter = "kernels that are not shown to be near their roof"
+    cause = "not shown to be near the roof, cause unknown"
     raised_when = (
         "the GPU is busy for 80 % of the time, nothing is worth a warning, and it is not shown to be `saturated`: "
         "the headroom to the practical roof is 15 % or more, or the work of less than four fifths of the busy time is "
