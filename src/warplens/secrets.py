@@ -134,6 +134,24 @@ _TEXTS_FOLDERS = lazy_pattern(rb"\A\s*(?:(?:[A-Za-z]:)?[/\\]|\.\.?[/\\]|~).*[/\\
 _INSTALLED = lazy_pattern(rb".*[/\\](?:site-packages|dist-packages|lib[/\\]python\d[\d.]*)[/\\]", re.DOTALL)
 
 
+def without_folders(name: str) -> str:
+    """A Python function as profilers write it, `file(line): function`, without the folders above its file.
+
+    Of installed packages the path inside of the package stays. Of other files given by an absolute path, or one from
+    the home or working folder, the name alone stays: any folder above it may bear the name of a person.
+
+    >>> without_folders("/home/ann/project/train.py(12): main")
+    'train.py(12): main'
+    >>> without_folders("/opt/lib/python3.12/site-packages/timm/layers/mlp.py(40): forward")
+    'timm/layers/mlp.py(40): forward'
+    """
+    folders = _TEXTS_FOLDERS.match(text := name.encode("utf-8", "surrogatepass"))
+    if folders is None:
+        return name
+    installed = _INSTALLED.match(folders.group())
+    return text[installed.end() if installed else folders.end() :].decode("utf-8", "surrogatepass")
+
+
 class Cleaner:
     """Rewrites texts, the same text always in the same way, and counts."""
 

@@ -41,7 +41,7 @@ def test_a_wait_is_found_in_its_operator_its_range_and_the_line_that_asked():
     wait = next(row for row in rows if row["call"] == "sync")
     assert (wait["operator"], wait["range"], wait["line"]) == (
         "aten::_local_scalar_dense",
-        "log#N",
+        "log",
         "train.py(88): step",
     )
     assert (wait["calls"], wait["host_ns"], wait["share"]) == (1, 100, 1.0)

@@ -106,7 +106,7 @@ def test_the_json_holds_the_documented_keys_and_only_plain_values() -> None:
     for finding in data["findings"]:
         assert list(finding) == [
             "id", "title", "severity", "confidence", "expected", "expected_interval", "bound", "gain_ceiling",
-            "evidence", "where", "remedies", "refute",
+            "evidence", "where", "remedies", "refute", "places",
         ]  # fmt: skip
         assert all(isinstance(place, str) for place in finding["where"])
         assert all(list(remedy) == ["action", "how", "expected"] for remedy in finding["remedies"])

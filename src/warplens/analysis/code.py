@@ -17,13 +17,16 @@ import polars as pl
 from warplens.analysis.api import api_kinds
 from warplens.analysis.attribution import is_operator
 from warplens.analysis.frames import ratio
-from warplens.analysis.operators.places import python_frames
+from warplens.analysis.operators.places import module_name
+from warplens.analysis.ranges import unnumbered_name
 from warplens.analysis.trees import NO_RANGE, nearest
-from warplens.analysis.window import generic_name
 from warplens.profile.columns import table
+from warplens.profile.patterns import lazy_pattern
 from warplens.profile.schema import Column, name_categories
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import numpy.typing as npt
 
     from warplens.analysis.timeline import Timeline
@@ -39,7 +42,9 @@ CODE: Final = table(
     "A kind of CUDA call at one place of the program. `warplens code`.",
     Column("call", pl.String, "what the call does: `sync`, `copy`, `allocation`, `memset`, `launch`, `graph-launch`"),
     Column("operator", pl.String, "innermost operator around the call; null where there is none", kind="name"),
-    Column("range", pl.String, "innermost annotated range around the call, numbers as `N`", kind="name"),
+    Column(
+        "range", pl.String, "innermost annotated range around the call, without numbers of steps and calls", kind="name"
+    ),
     Column("line", pl.String, "`file(line): function`, the line where it begins; null without stacks", kind="name"),
     "calls",
     Column("host_ns", pl.Int64, "time of the host inside these calls", title="Host time"),
@@ -48,7 +53,9 @@ CODE: Final = table(
 )
 
 #: `file.py(88): function`, as PyTorch's profiler writes a Python call.
-_SOURCE_LINE = re.compile(r"^(?P<file>[^<(][^(]*)\(\d+\): ")
+_SOURCE_LINE = lazy_pattern(r"^(?P<file>[^<(][^(]*)\(\d+\): ")
+#: The number that tells instances of a class of modules apart.
+_INSTANCE = lazy_pattern(r"_\d+$")
 #: Packages that a program stands on, not the program.
 _FOUNDATIONS: Final = frozenset({"torch", "numpy", "triton", "nvtx", "torchgen", "functorch"})
 
@@ -68,6 +75,7 @@ def code_places(timeline: Timeline, window: Window) -> pl.DataFrame:
     )
     keys = ["call", "operator", "range", "line"]
     rows = named.group_by(keys).agg(pl.len().alias("calls"), pl.col("host_ns").sum())
+    rows = rows.cast(dict.fromkeys(keys, pl.String))
     share = ratio(pl.col("host_ns"), pl.col("host_ns").sum().over("call")).alias("share")
     order = pl.col("call").replace_strict({kind: place for place, kind in enumerate(CALL_KINDS)}, return_dtype=pl.Int64)
     return CODE.conform(
@@ -75,24 +83,79 @@ def code_places(timeline: Timeline, window: Window) -> pl.DataFrame:
     )
 
 
+#: What names a place in a program, from the inside out; see `Places`.
+PLACE: Final = ("operator", "range", "module", "line")
+
+
 def places_of_calls(timeline: Timeline, calls: pl.DataFrame) -> pl.DataFrame:
-    """`operator`, `range` and `line` of each call, as `CODE` means them; null where not known.
+    """Where in the program each call of a host thread stands: one row a call, the columns `PLACE`.
+
+    `operator` is the innermost operator around the call, `range` the innermost annotated range, `module` the two
+    innermost modules (`BertOutput.LayerNorm`), `line` the line of the program. Null where not known.
 
     Args:
         timeline: the profile.
         calls: rows with `process`, `thread` and `start_ns`, such as those of the table `api_calls`.
     """
     at = tuple(calls[name].to_numpy().astype(np.int64) for name in ("process", "thread", "start_ns"))
-    ranges = timeline.trace.ranges
+    # A thread without ranges or stacks of its own, such as autograd's, works for the one that waits for it.
+    held = timeline.forest.attribute(*at)[0]
+    if not timeline.trace.python_functions.height:
+        nothing = np.full(len(held), NO_RANGE)
+        return _named(timeline, held, nothing, nothing)
+    return _named(timeline, held, timeline.python.running(*at), timeline.python.waiting(*at))
+
+
+def places_of_work(timeline: Timeline, rows: Int64s) -> pl.DataFrame:
+    """The same of GPU work: where it was launched, of work of the backward pass where its forward operator ran.
+
+    Args:
+        timeline: the profile.
+        rows: rows of `Timeline.work`.
+    """
+    found = timeline.places
+    return _named(timeline, found.range[rows], found.module[rows], found.function[rows])
+
+
+def _named(timeline: Timeline, held: Int64s, modules: Int64s, functions: Int64s) -> pl.DataFrame:
+    """The names of the innermost operators, ranges, modules and lines around these rows of their tables."""
+    ranges, functions_table = timeline.trace.ranges, timeline.trace.python_functions
     operator = is_operator(ranges)
-    held = timeline.forest.open_on(*at)
     parent, own = timeline.forest.parent, np.arange(ranges.height)
-    names = ranges["name"].cast(pl.String)
+    columns = {
+        "operator": _gathered(ranges["name"], np.r_[nearest(parent, operator, own), NO_RANGE][held]),
+        "range": _gathered(ranges["name"], np.r_[nearest(parent, ~operator, own), NO_RANGE][held], unnumbered_name),
+    }
+    if not functions_table.height:
+        nothing = pl.Series([None], dtype=pl.Categorical()).new_from_index(0, len(held))
+        return pl.DataFrame({**columns, "module": nothing, "line": nothing})
+    frames, names = timeline.python, functions_table["name"]
+    is_own = np.array([is_own_line(name) for name in name_categories(names)], dtype=np.bool_)
+    own_line = nearest(frames.parent, is_own[names.to_physical().to_numpy()], np.arange(functions_table.height))
+    inner = np.r_[frames.enclosing_module, NO_RANGE][modules]
+    outer = np.r_[frames.module_parent, NO_RANGE][inner]
+    pair = pl.DataFrame({"outer": _gathered(names, outer, _class_name), "inner": _gathered(names, inner, _class_name)})
+    path = pl.concat_str(pl.col("outer", "inner").cast(pl.String), separator=".", ignore_nulls=True)
+    known = pl.when(pl.col("inner").is_not_null()).then(path).cast(pl.Categorical())
     return pl.DataFrame({
-        "operator": _texts(names, np.r_[nearest(parent, operator, own), NO_RANGE][held]),
-        "range": _texts(_generic(ranges["name"]), np.r_[nearest(parent, ~operator, own), NO_RANGE][held]),
-        "line": _lines(timeline.trace.python_functions, at),
+        **columns,
+        "module": pair.unique().with_columns(known.alias("module")).join(
+            pair, on=["outer", "inner"], how="right", nulls_equal=True, maintain_order="right"
+        )["module"],
+        "line": _gathered(names, np.r_[own_line, NO_RANGE][functions]),
     })  # fmt: skip
+
+
+def _class_name(name: str) -> str:
+    """`Linear` for `nn.Module: Linear_3`: the number tells instances of a class apart."""
+    return _INSTANCE.sub("", module_name(name) or name)
+
+
+def _gathered(names: pl.Series, rows: Int64s, shown: Callable[[str], str] = str) -> pl.Series:
+    """`names[rows]` as shown, null for `NO_RANGE`; each distinct name is looked at once."""
+    texts = pl.Series([shown(text) for text in name_categories(names)], dtype=pl.String).cast(pl.Categorical())
+    known = pl.Series(rows).set(pl.Series(rows == NO_RANGE), None)
+    return texts.gather(names.to_physical().gather(known))
 
 
 def is_own_line(name: str) -> bool:
@@ -111,26 +174,3 @@ def is_own_line(name: str) -> bool:
         return False  # …/lib/python3.12/threading.py
     top = parts[0].removesuffix(".py") if parts else ""
     return top not in _FOUNDATIONS and not (top in sys.stdlib_module_names and len(parts[0]) > 0)
-
-
-def _lines(functions: pl.DataFrame, at: tuple[Int64s, ...]) -> pl.Series:
-    if not functions.height:
-        return pl.Series([None] * len(at[0]), dtype=pl.String)
-    frames = python_frames(functions)
-    own = np.array([is_own_line(name) for name in name_categories(functions["name"])], dtype=np.bool_)
-    is_own = own[functions["name"].to_physical().to_numpy()]
-    # Backward work is launched by a thread without stacks: the call that waits for it is the program's.
-    running = frames.waiting(*at)
-    found = np.r_[nearest(frames.parent, is_own, np.arange(functions.height)), NO_RANGE][running]
-    return _texts(functions["name"].cast(pl.String), found)
-
-
-def _generic(names: pl.Series) -> pl.Series:
-    """Names with their numbers replaced, so that `ProfilerStep#4` and `ProfilerStep#5` are one place."""
-    texts = pl.Series([generic_name(text) for text in name_categories(names)], dtype=pl.String)
-    return texts.gather(names.to_physical())
-
-
-def _texts(texts: pl.Series, rows: Int64s) -> pl.Series:
-    """`texts[rows]`, null for `NO_RANGE`."""
-    return texts.gather(pl.Series(rows).set(pl.Series(rows == NO_RANGE), None))

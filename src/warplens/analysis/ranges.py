@@ -64,6 +64,10 @@ RANGES = table(
 _RUNNING_NUMBERS = lazy_pattern(r",\s*(?:op_id|seq|sizes|input_op_ids)\s*=.*$")
 
 
+#: The number of a step or call behind its name, and that of a layer within a path.
+_TRAILING_NUMBER = lazy_pattern(r"[#_ :=.-]+\d+$")
+_LAYER = lazy_pattern(r"\.\d+\.")
+
 _PROFILER_STEP = lazy_pattern(r"^ProfilerStep#\d+$")
 
 
@@ -104,6 +108,15 @@ def plain_range_name(name: str) -> str:
     `ProfilerStep#N`).
     """
     return _PROFILER_STEP.sub("ProfilerStep#N", _RUNNING_NUMBERS.sub("", name))
+
+
+def unnumbered_name(name: str) -> str:
+    """The name without what tells steps, calls and layers apart, so that all of them are one place.
+
+    >>> [unnumbered_name(name) for name in ("ProfilerStep#4", "aten::mm, op_id = 7", "step 12", "layers.3.mlp")]
+    ['ProfilerStep', 'aten::mm', 'step', 'layers.*.mlp']
+    """
+    return _LAYER.sub(".*.", _TRAILING_NUMBER.sub("", _RUNNING_NUMBERS.sub("", name))) or name
 
 
 def range_coverage(timeline: Timeline, window: Window, *, operators: bool = True) -> RangeCoverage:

@@ -21,7 +21,7 @@ from warplens.analysis.categories import CATEGORIES, CLASSES, OTHER, categories_
 from warplens.analysis.headroom import PIECES
 from warplens.analysis.intervals import Intervals, clip, complement, owned_union, subtract, union
 from warplens.analysis.phases import phase_of_work
-from warplens.analysis.ranges import projected_spans
+from warplens.analysis.ranges import projected_spans, unnumbered_name
 from warplens.analysis.timebudget import IDLE_CAUSES, time_budgets
 from warplens.analysis.timeline import WORK_KINDS
 from warplens.analysis.window import NO_PHASE, PHASES
@@ -100,9 +100,7 @@ _OF_WORK: Final = (
 #: Products with a vector read each number of the matrix once: no arithmetic unit makes them faster.
 _VECTOR_PRODUCT: Final = lazy_pattern(r"gemv|dot_kernel|\bger_", re.IGNORECASE)
 
-#: What tells steps and calls of the same range apart: `ProfilerStep#4`, `aten::mm, seq = 12, op_id = 7`, `step 12`.
-_NUMBERED: Final = lazy_pattern(r"(?:#|, (?:seq|op_id) = | )\d+(?=$|,)")
-
+_VECTOR_PRODUCT: Final = lazy_pattern(r"gemv|dot_kernel|\bger_", re.IGNORECASE)
 #: Precedence of the groups of work (`timebudget.PART_GROUPS`).
 _COMPUTE, _GRAPH, _COMMUNICATION, _COPY = range(4)
 
@@ -523,7 +521,7 @@ def range_names(facts: Facts, rows: pl.Series, amounts: pl.Series, most: int = 3
         .agg(pl.col("amount").sum())
         .sort("amount", "code", descending=[True, False])
     )
-    names = [_NUMBERED.sub("", name) for name in name_categories(ranges["name"])]
+    names = [unnumbered_name(name) for name in name_categories(ranges["name"])]
     merged: dict[str, int] = {}
     for code, amount in sums.iter_rows():
         merged[names[code]] = merged.get(names[code], 0) + amount

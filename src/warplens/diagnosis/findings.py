@@ -56,6 +56,38 @@ class Remedy:
     expected: str
 
 
+#: By what a finding is located: by calls that hold the host, by pauses of the launching thread, or by work.
+Located: TypeAlias = Literal["waits", "copies", "allocations", "pauses", "work"]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where in the program a part of a finding comes from. What is not known is None.
+
+    Attributes:
+        kind: what is counted there: `waits`, `copies`, `allocations`, `pauses`, `launches`, `kernels`.
+        count: how many of them are there, `of_count` how many the finding speaks of.
+        share: of the finding's time; of their number where none of them costs time by itself.
+        operator: the innermost operator around them.
+        range: the innermost annotated range, without numbers of steps and calls.
+        module: the two innermost modules, `BertOutput.LayerNorm`.
+        file: the source file with the last folder above it, if any.
+        line: the line where the function begins, which is what profilers record.
+        function: the innermost function of the program, PyTorch and Python's own library left out.
+    """
+
+    kind: str
+    count: int
+    of_count: int
+    share: float
+    operator: str | None
+    range: str | None
+    module: str | None
+    file: str | None
+    line: int | None
+    function: str | None
+
+
 @dataclass(frozen=True)
 class Finding:
     """One cause of lost time.
@@ -74,6 +106,7 @@ class Finding:
         where: names of the ranges or kernels that have the most of it, the first the most.
         remedies: what to do, the most promising first.
         refute: the experiment that would show that this is wrong.
+        places: where in the program most of it comes from, the first the most.
     """
 
     id: str
@@ -87,6 +120,7 @@ class Finding:
     where: tuple[str, ...]
     remedies: tuple[Remedy, ...]
     refute: str
+    places: tuple[Place, ...] = ()
 
     @property
     def gain_ceiling(self) -> float | None:

@@ -145,10 +145,11 @@ class Program:
     def thread(self) -> Int64s:
         """The thread that launched each piece; −1 where that is not known."""
         threads = self.facts.timeline.work["thread"].cast(pl.Int64).fill_null(-1).to_numpy()
-        return np.asarray(threads[self._timeline_row], dtype=np.int64)
+        return np.asarray(threads[self.timeline_row], dtype=np.int64)
 
     @cached_property
-    def _timeline_row(self) -> Int64s:
+    def timeline_row(self) -> Int64s:
+        """For each piece its row in `Timeline.work`."""
         every, mine = self.facts.timeline.work, self.facts.work
         found = np.zeros(mine.height, dtype=np.int64)
         for kind in mine["kind"].unique().cast(pl.String):
@@ -164,7 +165,7 @@ class Program:
         timeline = self.facts.timeline
         if not timeline.has_operators:
             return pl.Series([None] * len(self.own_ns), dtype=pl.String)
-        rows = timeline.places.operator[self._timeline_row]
+        rows = timeline.places.operator[self.timeline_row]
         known = pl.Series(rows).replace(NO_RANGE, None)
         return timeline.trace.ranges["name"].gather(known).cast(pl.String)
 
@@ -173,7 +174,7 @@ class Program:
         timeline = self.facts.timeline
         if not timeline.has_operators:
             return pl.Series([None] * len(self.own_ns), dtype=pl.String)
-        rows = pl.DataFrame({"range": timeline.places.operator[self._timeline_row]})
+        rows = pl.DataFrame({"range": timeline.places.operator[self.timeline_row]})
         table = timeline.trace.operators.select("range", pl.col("input_shapes").cast(pl.String))
         return rows.join(table, on="range", how="left", maintain_order="left")["input_shapes"]
 
@@ -185,7 +186,7 @@ class Program:
         found, texts = timeline.places, timeline.trace.python_functions["name"]
         names: dict[str, float] = {}
         levels = levels_of_work(timeline, found)
-        for at, amount in zip(self._timeline_row[amounts > 0].tolist(), amounts[amounts > 0].tolist(), strict=True):
+        for at, amount in zip(self.timeline_row[amounts > 0].tolist(), amounts[amounts > 0].tolist(), strict=True):
             row = int(levels.row[at]) if LEVELS[int(levels.level[at])] == "module" else int(found.function[at])
             if row != NO_RANGE:
                 name = str(texts[row])

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from warplens.diagnosis.claims import Claims
     from warplens.diagnosis.facts import Facts
-    from warplens.diagnosis.findings import Confidence, Remedy, Severity
+    from warplens.diagnosis.findings import Confidence, Located, Remedy, Severity
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 
@@ -76,6 +76,7 @@ class Rule:
         thresholds: which of `Thresholds` it compares with, beside those that all do. Its own are attributes (`Limit`).
         describes: it says what a window does, not what it loses, and is the verdict only where nothing is lost.
         precedence: how sure its claim on GPU work is.
+        located: by what its places in the program are told (`warplens.diagnosis.places`).
     """
 
     id: ClassVar[str]
@@ -91,6 +92,7 @@ class Rule:
     thresholds: ClassVar[tuple[str, ...]] = ()
     describes: ClassVar[bool] = False
     precedence: ClassVar[Precedence] = "inferred"
+    located: ClassVar[Located] = "work"
 
     def claim(self, facts: Facts) -> Floats | None:
         """Of each piece of GPU work, the share of its time that goes away with the cause; None for no work at all."""

@@ -18,6 +18,7 @@ from warplens.diagnosis.evidence import counted
 from warplens.diagnosis.facts import Facts, gather
 from warplens.diagnosis.findings import SEVERITIES, Coverage, Diagnosis, PhaseVerdict
 from warplens.diagnosis.moments import worst_moments
+from warplens.diagnosis.places import located
 from warplens.diagnosis.rule import MANY, weight
 from warplens.diagnosis.rules import RULES, rule
 from warplens.diagnosis.rules.whole import BelowRoof, IncompleteProfile, Saturated, roof_known
@@ -138,6 +139,7 @@ def diagnose(
         if worth and verdict.id != rest.id:
             raised.append(rest)
     ranked = (verdict, *_ranked(finding for finding in raised if finding.id != verdict.id))
+    ranked = tuple(located(facts, claims, finding) for finding in ranked)
     return Diagnosis(
         verdict=verdict.id,
         headline=headline(facts, verdict, claims),

@@ -10,7 +10,7 @@ from warplens.cli.answer import Answer, Part, emit, head, note_lines, select
 from warplens.cli.edge import one_line, progress
 from warplens.cli.options import Format, FormatOption, ProfileArgument, RangeOption, WindowOption, option
 from warplens.readers import read_counters
-from warplens.report.verdict import evidence_text, places, standing
+from warplens.report.verdict import evidence_text, place_lines, places, standing
 
 if TYPE_CHECKING:
     from warplens.diagnosis import Finding
@@ -63,7 +63,8 @@ def _entry(rank: int, finding: Finding) -> tuple[str, str]:
 
     text = [f"{rank}. {finding.id}: {standing(finding)}", f"   {one_line(finding.title)}"]
     markdown = [f"{rank}. **{escaped(finding.id)}**: {escaped(standing(finding))}", f"   {escaped(finding.title)}"]
-    facts = {"evidence": evidence_text(finding.evidence), "mostly in": places(finding) if finding.where else ""}
+    facts = {"evidence": evidence_text(finding.evidence), "mostly in": places(finding)}
+    facts["in the program"] = "; ".join(place_lines(finding))
     for label, fact in facts.items():
         if fact or label == "evidence":
             text.append(f"   {label}: {one_line(fact)}")

@@ -192,6 +192,7 @@ class HostSync(Rule):
     """
 
     id = "host-sync"
+    located = "waits"
     question = "Does the host let the GPU run dry by waiting for it, and then have to refill it?"
     limiter = "the host waits for the GPU to run dry, then refills it"
     cause = (
@@ -281,6 +282,7 @@ class HostStall(Rule):
     """Idle time in which no launching thread was inside a CUDA call for far longer than it takes to issue work."""
 
     id = "host-stall"
+    located = "pauses"
     question = "Is the host busy or asleep for long with no CUDA call in flight, while the GPU runs out of work?"
     limiter = "the host does something else for long, with no CUDA call in flight"
     cause = "host code with no CUDA call in flight (input pipeline, Python, garbage collection)"
@@ -474,6 +476,7 @@ class BlockingCopy(Rule):
     """Copies over the link that no kernel hides, and pauses in which the host was held by one."""
 
     id = "blocking-copy"
+    located = "copies"
     question = "Do copies between host and GPU run while nothing computes?"
     limiter = "copies between host and GPU hold the work up"
     cause = "copies between host and GPU"
@@ -566,6 +569,7 @@ class AllocatorChurn(Rule):
     """Idle time in which the host was inside cudaMalloc, cudaFree and their kin, and there are some in every step."""
 
     id = "allocator-churn"
+    located = "allocations"
     question = "Is device memory allocated and released inside the steps?"
     limiter = "memory is allocated and freed inside the steps"
     cause = "cudaMalloc, cudaFree and their kin inside the steps"

@@ -29,6 +29,7 @@ from warplens.readers.kineto.gpu import (
     copies_of,
     int32,
     kernels_of,
+    mapped,
     memsets_of,
     named,
     together,
@@ -36,6 +37,7 @@ from warplens.readers.kineto.gpu import (
     with_threads,
 )
 from warplens.readers.kineto.spans import Spans, spans_of
+from warplens.secrets import without_folders
 
 Int64s = npt.NDArray[np.int64]
 
@@ -144,7 +146,8 @@ def tables_of(spans: Spans) -> dict[str, pl.DataFrame]:
     tables["autograd_links"] = autograd_links_of(spans.arrows, operators, tables["ranges"], host)
     del operators
     functions = frames.pop("python")
-    tables["python_functions"] = _nested(with_threads(functions, host).with_columns(named(functions["name"])))
+    lines = mapped(named(functions["name"]), without_folders)
+    tables["python_functions"] = _nested(with_threads(functions, host).with_columns(lines))
     tables["allocations"] = _allocations(frames.pop("allocation"), host)
     return {name: TABLES[name].checked(tables[name]) if name in tables else TABLES[name].empty() for name in TABLES}
 

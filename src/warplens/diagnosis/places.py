@@ -1,0 +1,164 @@
+"""Where in the program the time of a finding is lost: operators, ranges, modules and lines.
+
+A rule says by what its finding is located (`Rule.located`): by the calls that hold the host, or by the work that it
+claims. A pause belongs to the last such call before its end, not to the work that happens to come next.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import polars as pl
+
+from warplens.analysis.api import api_kinds, blocks_host
+from warplens.analysis.code import PLACE, places_of_calls, places_of_work
+from warplens.diagnosis.findings import Place
+from warplens.diagnosis.rules import rule
+from warplens.diagnosis.rules.host import HOST_COPIES
+from warplens.profile.patterns import lazy_pattern
+from warplens.profile.schema import Int64s, name_categories
+
+if TYPE_CHECKING:
+    from warplens.diagnosis.claims import Claims
+    from warplens.diagnosis.facts import Facts
+    from warplens.diagnosis.findings import Finding, Located
+
+#: A finding names no more places: the rest has a smaller share than any of them.
+_MOST: Final = 3
+#: Less of a finding than this is no place to begin with.
+_LEAST_SHARE: Final = 0.01
+
+_LINE: Final = lazy_pattern(r"^(?P<file>.*)\((?P<line>\d+)\): (?P<function>.*)$", re.DOTALL)
+
+
+def located(facts: Facts, claims: Claims, finding: Finding) -> Finding:
+    """The finding with the places that have the most of it. Calls that hold the host are what it happens in, too."""
+    by = rule(finding.id).located
+    found = places(facts, claims, finding.id, by)
+    names = tuple(dict.fromkeys(name for place in found if (name := place.operator or place.range)))
+    return replace(finding, places=found, where=names if names and by != "work" else finding.where)
+
+
+def places(facts: Facts, claims: Claims, id_: str, by: Located) -> tuple[Place, ...]:
+    """The places that have the most of what a finding claims, the first the most; none where nothing names them."""
+    gaps = claims.of_gaps(id_).to_numpy()
+    if by == "work":
+        spent = claims.of_work(id_).to_numpy() + _of_next_work(facts, gaps)
+        rows = np.flatnonzero(spent > 0)
+        kind = "launches" if claims.idle_ns(id_) > claims.busy_ns(id_) else "kernels"
+        return _largest(places_of_work(facts.timeline, facts.program.timeline_row[rows]), kind, spent[rows])
+    if by == "pauses":
+        calls, spent = _pauses(facts, gaps)
+    else:
+        calls = _calls(facts, by)
+        spent = _of_last_call(facts, calls, gaps)
+        if by == "copies":
+            spent += _of_launched(calls, facts.work, claims.of_work(id_))
+    return _largest(places_of_calls(facts.timeline, calls), by, spent)
+
+
+def _of_next_work(facts: Facts, gaps: Int64s) -> Int64s:
+    """For each piece of work the time of the pauses that it ended."""
+    spent = np.zeros(facts.work.height, dtype=np.int64)
+    after = facts.program.gap_next
+    np.add.at(spent, after[after >= 0], gaps[after >= 0])
+    return spent
+
+
+def _pauses(facts: Facts, gaps: Int64s) -> tuple[pl.DataFrame, Int64s]:
+    """The pauses as moments on the thread that launches the most, and the time of each."""
+    rows = np.flatnonzero(gaps > 0)
+    process, thread = facts.host.launches.thread or (-1, -1)
+    middle = (facts.gaps["start_ns"] + facts.gaps["end_ns"]).to_numpy()[rows] // 2
+    return pl.DataFrame({"process": process, "thread": thread, "start_ns": middle}), gaps[rows]
+
+
+def _calls(facts: Facts, by: Located) -> pl.DataFrame:
+    """The calls of the window's launching threads that do this, by their begin."""
+    timeline, window = facts.timeline, facts.window
+    work = timeline.work_in(window)
+    if by == "copies" and window.kind != "all":
+        # A step begins on the GPU: what it copies first was asked for before.
+        launched = int(work["launch_start_ns"].fill_null(window.start_ns).to_numpy().min(initial=window.start_ns))
+        window = replace(window, start_ns=launched)
+    threads = work.select("process", "thread").drop_nulls().unique()
+    calls = timeline.api_calls_in(window).join(threads, on=["process", "thread"], how="semi").sort("start_ns")
+    if by == "waits":
+        blocking = pl.Series([blocks_host(name) for name in name_categories(calls["name"])], dtype=pl.Boolean)
+        return calls.filter(blocking.gather(calls["name"].to_physical()))
+    calls = calls.filter(api_kinds(calls["name"]) == ("copy" if by == "copies" else "allocation"))
+    if by == "copies":
+        over_link = timeline.trace.copies.filter(pl.col("direction").is_in(HOST_COPIES))
+        return calls.join(over_link, on=["process", "correlation"], how="semi", maintain_order="left")
+    return calls
+
+
+def _of_last_call(facts: Facts, calls: pl.DataFrame, gaps: Int64s) -> Int64s:
+    """For each of these calls the time of the pauses behind it, up to the next such call of its process."""
+    spent = np.zeros(calls.height, dtype=np.int64)
+    process, begins = calls["process"].to_numpy(), calls["start_ns"].to_numpy()
+    after = facts.program.gap_next
+    of_gap = np.where(after >= 0, np.r_[facts.work["process"].to_numpy(), -1][after], -1)
+    for one in np.unique(process):
+        own = np.flatnonzero(process == one)
+        mine = (gaps > 0) & (of_gap == one)
+        last = np.searchsorted(begins[own], facts.gaps["end_ns"].to_numpy()[mine], side="right") - 1
+        np.add.at(spent, own[last[last >= 0]], gaps[mine][last >= 0])
+    return spent
+
+
+def _of_launched(calls: pl.DataFrame, work: pl.DataFrame, claimed: pl.Series) -> Int64s:
+    """For each of these calls the claimed time of the work that it launched."""
+    launched = work.select("process", start_ns="launch_start_ns").with_columns(claimed).drop_nulls()
+    sums = launched.group_by("process", "start_ns").agg(pl.col("claimed_ns").sum())
+    found = calls.join(sums, on=["process", "start_ns"], how="left", maintain_order="left")
+    return found["claimed_ns"].fill_null(0).to_numpy().astype(np.int64)
+
+
+def _largest(named: pl.DataFrame, kind: str, spent: Int64s) -> tuple[Place, ...]:
+    """The places with the most time, or the most calls where none of them costs time by itself."""
+    if not named.height:
+        return ()
+    # A call is named by all that is known of it. Work is spread over many operators, but over few lines.
+    lines = bool(named["line"].is_not_null().any())
+    keys = (
+        list(PLACE) if kind not in ("launches", "kernels") else ["line", "module"] if lines else ["range", "operator"]
+    )
+    same = [
+        pl.when(pl.col(name).n_unique() == 1).then(pl.col(name).first()).alias(name)
+        for name in PLACE
+        if name not in keys
+    ]
+    total, every = int(spent.sum()), named.height
+    share = pl.col("spent") / total if total else pl.col("count") / every
+    rows = (
+        named.with_columns(pl.Series("spent", spent))
+        .group_by(keys)
+        .agg(pl.col("spent").sum(), pl.len().alias("count"), *same)
+        .cast(dict.fromkeys(PLACE, pl.String))
+        .with_columns(share=share)
+        .filter(pl.any_horizontal(pl.col(PLACE).is_not_null()) & (pl.col("share") >= _LEAST_SHARE))
+        .sort("spent", "count", *PLACE, descending=[True, True, *(False for _ in PLACE)], nulls_last=True)
+        .head(_MOST)
+    )
+    return tuple(_place(kind, every, row) for row in rows.iter_rows(named=True))
+
+
+def _place(kind: str, every: int, row: dict[str, Any]) -> Place:
+    """One row of `_largest`; of the folders above the file the last stays."""
+    source = _LINE.match(row["line"] or "")
+    return Place(
+        kind=kind,
+        count=row["count"],
+        of_count=every,
+        share=row["share"],
+        operator=row["operator"],
+        range=row["range"],
+        module=row["module"],
+        file="/".join(re.split(r"[/\\]", source["file"])[-2:]) if source else None,
+        line=int(source["line"]) if source else None,
+        function=source["function"] if source else None,
+    )
