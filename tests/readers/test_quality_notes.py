@@ -71,7 +71,7 @@ def test_work_without_calls_cannot_be_attributed(path: Path) -> None:
     assert _notes(export, path)["no-api-calls"].level == "warning"
 
 
-@pytest.mark.parametrize(("lost", "level"), [(3, "warning"), (40, "blocking")])
+@pytest.mark.parametrize(("lost", "level"), [(1, "warning"), (3, "warning"), (40, "blocking")])
 def test_launches_without_a_kernel_are_lost_work(path: Path, lost: int, level: str) -> None:
     export = _good_export()
     del export.tables[KERNELS][10 : 10 + lost]
@@ -85,6 +85,35 @@ def test_launches_that_still_waited_when_the_capture_stopped_are_not_lost(path: 
     for number in range(101, 111):
         export.call(10_100 + number, 10_110 + number, correlation=number)
     assert _notes(export, path) == {}
+
+
+def test_a_host_far_ahead_leaves_more_in_the_queues_than_one_queue_holds(path: Path) -> None:
+    export = Export()
+    export.gpu(0, "NVIDIA H200")
+    export.range(0, 20_000, "step")
+    for number in range(1, 2_001):  # launched every 10 ns, run every 100 ns; the recording ends at 20,100 ns
+        export.call(10 * number, 10 * number + 5, correlation=number)
+        if number <= 200:
+            export.kernel(100 * number, 100 * number + 90, correlation=number)
+    assert _notes(export, path) == {}
+    del export.tables[KERNELS][50:]  # a trace that stopped early: these would have run long before the last launch
+    assert _notes(export, path.with_name("stopped.sqlite"))["lost-gpu-work"].level == "blocking"
+
+
+def test_a_few_launches_of_many_are_told_quietly(path: Path) -> None:
+    export = _good_export(1_000)
+    del export.tables[KERNELS][10:15]
+    assert _notes(export, path)["lost-gpu-work"].level == "info"
+
+
+@pytest.mark.parametrize("function", ["cudaMemsetAsync_v3020", "cudaMemcpyAsync_v3020"])
+def test_fills_and_copies_of_no_byte_launch_no_work(path: Path, function: str) -> None:
+    export = _good_export()
+    for number in range(201, 214):
+        export.call(100 * number - 15_000, 100 * number - 14_995, function, correlation=number)
+    assert _notes(export, path) == {}
+    del export.tables[KERNELS][20:40]  # where kernels are lost, copies and fills may be, too
+    assert _notes(export, path.with_name("lost.sqlite"))["lost-gpu-work"].text.startswith("33 of 113 launches")
 
 
 def test_launches_that_failed_are_not_lost(path: Path) -> None:
@@ -169,18 +198,18 @@ def test_without_a_gpus_description_there_are_no_limits(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text",
+    ("text", "level"),
     [
-        "Not all CUDA events might have been collected.",
-        "12 CUDA events were dropped for process /home/someone/train.py",
-        "CUPTI buffer overflow: records lost",
+        ("Not all CUDA events might have been collected.", "info"),  # every launch has its work
+        ("12 CUDA events were dropped for process /home/someone/train.py", "warning"),
+        ("CUPTI buffer overflow: records lost", "warning"),
     ],
 )
-def test_a_diagnostic_about_lost_events_is_passed_on_but_never_quoted(path: Path, text: str) -> None:
+def test_a_diagnostic_about_lost_events_is_passed_on_but_never_quoted(path: Path, text: str, level: str) -> None:
     export = _good_export()
     export.row("DIAGNOSTIC_EVENT", severity=2, text=text, globalPid=global_pid())
     (note,) = _notes(export, path).values()
-    assert (note.code, note.level) == ("dropped-events", "warning")
+    assert (note.code, note.level) == ("dropped-events", level)
     assert text not in note.text + str(note.remedy)
 
 

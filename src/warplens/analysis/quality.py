@@ -282,7 +282,10 @@ def _ranges(timeline: Timeline, window: Window) -> Iterator[Note]:
     coverage = range_coverage(timeline, window)
     if not coverage.total_ns:
         return
-    outside = coverage.unattributed_ns / coverage.total_ns
+    # Work whose launch is not in the profile lies in no range that is known of; `_unknown_launches` tells of it.
+    work = timeline.work_in(window)
+    unlaunched = int((work["end_ns"] - work["start_ns"]).filter(work["api_row"].is_null()).sum())
+    outside = (coverage.unattributed_ns - unlaunched) / coverage.total_ns
     if outside > _OUTSIDE_RANGES_SHARE:
         operators = timeline.has_operators
         yield Note(

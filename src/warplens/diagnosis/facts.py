@@ -100,7 +100,6 @@ _OF_WORK: Final = (
 #: Products with a vector read each number of the matrix once: no arithmetic unit makes them faster.
 _VECTOR_PRODUCT: Final = lazy_pattern(r"gemv|dot_kernel|\bger_", re.IGNORECASE)
 
-_VECTOR_PRODUCT: Final = lazy_pattern(r"gemv|dot_kernel|\bger_", re.IGNORECASE)
 #: Precedence of the groups of work (`timebudget.PART_GROUPS`).
 _COMPUTE, _GRAPH, _COMMUNICATION, _COPY = range(4)
 

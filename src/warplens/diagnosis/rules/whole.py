@@ -143,7 +143,7 @@ class IncompleteProfile(Rule):
         """Whether anything was lost, aborted or never recorded that the diagnosis needs; None if not."""
         limits, notes = facts.thresholds, facts.notes
         blocking = [note for note in notes if note.level is NoteLevel.BLOCKING]
-        missing = blocking or [note for note in notes if note.code in _MISSING]
+        missing = blocking or [note for note in notes if note.code in _MISSING and note.level is not NoteLevel.INFO]
         aborted = len(aborted_steps(facts.timeline, facts.window)) if facts.wall_ns else 0
         unattributed = facts.attributed_share is not None and facts.attributed_share < limits.attributed_share
         # Where next to nothing is idle, it does not matter that its cause is unknown.

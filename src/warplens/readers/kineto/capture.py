@@ -17,6 +17,7 @@ from warplens.profile.schema import name_categories
 from warplens.profile.trace import worst_first
 from warplens.readers.kineto.events import Recorded
 from warplens.readers.kineto.spans import Spans
+from warplens.readers.lost import lost_level, still_queued
 
 #: Absolute times lie between 2015 and 2100; others count from the start of the machine or of the program.
 _EARLIEST_EPOCH_NS = 1_420_070_400 * 10**9
@@ -102,9 +103,6 @@ def epoch_of(header: Mapping[str, Any], zero_ns: int | None) -> int | None:
 
 RECAPTURE = "torch.profiler.profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], record_shapes=True)"
 
-#: Above this share of launches without any kernel, times and idle shares are wrong by as much: no answer is better.
-LOST_SHARE_BLOCKING = 0.05
-
 #: Rounding begin and end to microseconds moves a duration by up to 1 µs: more than 5 % of kernels shorter than this.
 SHORT_KERNEL_NS = 20_000
 
@@ -171,12 +169,16 @@ def _lost_work(findings: Findings) -> list[Note]:
         return []
     names = calls["name"]
     launching = name_categories(names).str.contains(_LAUNCHES).arg_true()
-    launches = calls.select("process", "correlation").filter(names.to_physical().is_in(launching.implode()))
-    lost = launches.join(kernels, on=["process", "correlation"], how="anti").height
+    launches = calls.select("process", "correlation", "start_ns").filter(names.to_physical().is_in(launching.implode()))
+    lost = 0
+    for (process,), own in launches.group_by("process"):
+        ran = kernels.filter(pl.col("process") == process).select("correlation", "start_ns")
+        unmatched = own.join(ran, on="correlation", how="anti")
+        lost += unmatched.height - int(still_queued(unmatched, own, ran).sum())
     if not lost:
         return []
     text = f"{lost:,} of {launches.height:,} kernel launches have no kernel in the trace: work was lost."
-    level = NoteLevel.BLOCKING if lost >= LOST_SHARE_BLOCKING * launches.height else NoteLevel.WARNING
+    level = lost_level(lost / launches.height)
     remedy = f"Record fewer steps, and end the profiler after torch.cuda.synchronize(): {RECAPTURE}"
     return [Note("lost-gpu-work", level, text, remedy)]
 

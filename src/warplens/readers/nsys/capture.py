@@ -19,6 +19,7 @@ import polars as pl
 from warplens.profile import Device, Note, NoteLevel
 from warplens.profile.patterns import lazy_pattern
 from warplens.profile.trace import worst_first
+from warplens.readers.lost import LOST_SHARE_WARNING, lost_level, still_queued
 from warplens.readers.nsys.tables import Tables
 from warplens.readers.sqlite import quoted
 
@@ -36,6 +37,7 @@ class Session:
         cuda_requested: whether tracing CUDA was asked for; None where the export does not say.
         is_wsl: whether the capture was made in the Windows Subsystem for Linux.
         reports_lost_events: whether nsys itself says that events of a process with CUDA calls were dropped.
+        may_lack_events: whether it says that some might have been.
     """
 
     tool_version: str | None
@@ -44,6 +46,7 @@ class Session:
     cuda_requested: bool | None
     is_wsl: bool
     reports_lost_events: bool
+    may_lack_events: bool
 
 
 def session_of(file: Tables, cuda_processes: frozenset[int]) -> Session:
@@ -55,7 +58,8 @@ def session_of(file: Tables, cuda_processes: frozenset[int]) -> Session:
         duration_ns=_duration(file),
         cuda_requested=_cuda_requested(file),
         is_wsl=_is_wsl(file),
-        reports_lost_events=_reports_lost_events(file, cuda_processes),
+        reports_lost_events=_warns(file, _LOST_EVENTS, cuda_processes),
+        may_lack_events=_warns(file, _MAY_LACK_EVENTS, cuda_processes),
     )
 
 
@@ -102,21 +106,25 @@ def _is_wsl(file: Tables) -> bool:
     return any("microsoft" in _text(value).lower() for (value,) in file.rows(query))
 
 
+#: What nsys writes wherever a recording ends before the program, whether it lost events or not.
+_MAY_LACK_EVENTS = lazy_pattern(r"not all CUDA events might have been collected", re.IGNORECASE)
+
 #: What nsys writes when the event buffers of a process did not all arrive.
 _LOST_EVENTS = lazy_pattern(
-    r"not all CUDA events might have been collected|\b(CUDA|CUPTI|GPU)\b.*\b(dropped|lost|overflow\w*|discarded)\b"
+    r"\b(CUDA|CUPTI|GPU)\b.*\b(dropped|lost|overflow\w*|discarded)\b"
     r"|\b(dropped|lost|discarded)\b.*\b(CUDA|CUPTI|GPU|events?|buffers?|records?)\b",
     re.IGNORECASE | re.DOTALL,
 )
 
 
-def _reports_lost_events(file: Tables, cuda_processes: frozenset[int]) -> bool:
+def _warns(file: Tables, pattern: re.Pattern[str], cuda_processes: frozenset[int]) -> bool:
+    """Whether a warning or error of nsys about one of these processes matches."""
     if not _has(file, "DIAGNOSTIC_EVENT", "severity", "text"):
         return False
     process = "globalPid" if _has(file, "DIAGNOSTIC_EVENT", "globalPid") else "NULL"
     query = f"SELECT text, {process} FROM DIAGNOSTIC_EVENT WHERE severity IN (2, 3)"  # noqa: S608  # warnings, errors
     return any(
-        _LOST_EVENTS.search(_text(text))
+        pattern.search(_text(text))
         for text, owner in file.rows(query)
         if not isinstance(owner, int) or owner == 0 or (owner >> 24) & 0xFFFFFF in cuda_processes
     )
@@ -246,13 +254,6 @@ def _device(ordinal: int, row: Mapping[str, Any]) -> Device:
 
 Int64s = npt.NDArray[np.int64]
 
-#: Above this share of launches without any work, times and idle shares are wrong by as much: no answer is better.
-LOST_SHARE_BLOCKING = 0.05
-
-#: A stream takes about a thousand launches before the host has to wait: no more than so many can still have been queued
-#: when the capture stopped.
-LAUNCHES_IN_FLIGHT = 1024
-
 #: CUPTI numbers all calls of a process in sequence, and nsys leaves out those that say little: in the complete captures
 #: looked at 1 to 10 numbers a recorded call, and 615 at most between two. So long a silence, while ranges go on, is a
 #: trace that stopped.
@@ -264,6 +265,7 @@ TESTED_SCHEMA = (3, 25)
 RECAPTURE = "nsys profile --trace=cuda,nvtx --output=profile python your_program.py"
 
 _LAUNCHES = r"^(cudaLaunch(Cooperative)?Kernel|cuLaunch(Cooperative)?Kernel|cuda?GraphLaunch|cuda?Mem(cpy|set)\w*Async)"
+_COPIES_AND_FILLS = r"^cuda?Mem"
 _CAPTURE_BEGIN = r"^cu(da)?StreamBeginCapture"
 _CAPTURE_END = r"^cu(da)?StreamEndCapture"
 
@@ -343,7 +345,7 @@ def _lost_work(findings: Findings) -> list[Note]:
         text = (
             f"{lost:,} of {launches:,} launches have no kernel, copy or graph execution in the capture: work was lost."
         )
-        level = NoteLevel.BLOCKING if lost >= LOST_SHARE_BLOCKING * launches else NoteLevel.WARNING
+        level = lost_level(lost / launches)
     else:
         return []
     remedy = f"Record again with an nsys at least as new as the program's CUDA, for a shorter time: {RECAPTURE}"
@@ -351,9 +353,16 @@ def _lost_work(findings: Findings) -> list[Note]:
 
 
 def _launches_without_work(findings: Findings) -> tuple[int, int]:
-    """How many successful launches have no work, those still queued at the end left out; and how many there are."""
+    """How many successful launches have no work, those still queued at the end left out; and how many there are.
+
+    Copies and fills count only where kernels are lost as well: those of no byte never reach the GPU, and the calls do
+    not tell how many bytes were asked for.
+    """
     calls = findings.tables["api_calls"].filter(pl.col("return_value").fill_null(0) == 0)
-    launches = calls.filter(_called(calls, _LAUNCHES)).select("process", "thread", "start_ns", "correlation")
+    launches = calls.filter(_called(calls, _LAUNCHES))
+    launches = launches.select(
+        "process", "thread", "start_ns", "correlation", is_kernel=~_called(launches, _COPIES_AND_FILLS)
+    )
     lost = 0
     for process in launches["process"].unique().to_list():
         own = launches.filter(pl.col("process") == process)
@@ -365,18 +374,10 @@ def _launches_without_work(findings: Findings) -> tuple[int, int]:
         if not matched.all():
             unmatched = own.filter(~matched)
             unmatched = unmatched.filter(~_while_capturing(unmatched, calls.filter(pl.col("process") == process)))
-            queued = _still_queued(unmatched, own, work)
-            lost += unmatched.height - (queued if queued <= LAUNCHES_IN_FLIGHT else 0)
+            unmatched = unmatched.filter(~still_queued(unmatched, own, work))
+            kernels_ran = own.filter(matched)["is_kernel"].any()
+            lost += unmatched.height if unmatched["is_kernel"].any() or not kernels_ran else 0
     return lost, launches.height
-
-
-def _still_queued(unmatched: pl.DataFrame, launches: pl.DataFrame, work: pl.DataFrame) -> int:
-    """How many of these launches would begin after the last recorded work if they queued as long as any other did."""
-    pairs = launches.join(work, on="correlation", suffix="_work")
-    longest_wait = pairs.select((pl.col("start_ns_work") - pl.col("start_ns")).max()).item()
-    if longest_wait is None:
-        return 0
-    return unmatched.filter(pl.col("start_ns") + longest_wait >= work["end_ns"].max()).height
 
 
 def _called(calls: pl.DataFrame, pattern: str) -> pl.Series:
@@ -449,10 +450,14 @@ def _missing_ranges(findings: Findings) -> list[Note]:
 def _session(findings: Findings) -> list[Note]:
     notes = []
     session = findings.session
-    if session.reports_lost_events:
+    if session.reports_lost_events or session.may_lack_events:
         text = "nsys itself warns that not all CUDA events of the program may have been collected."
         remedy = "If numbers look incomplete, record a shorter part of the program"
-        notes.append(Note("dropped-events", NoteLevel.WARNING, text, remedy))
+        # A mere possibility is refuted where the launches have their work.
+        lost, launches = _launches_without_work(findings)
+        doubtful = session.reports_lost_events or not launches or lost >= LOST_SHARE_WARNING * launches
+        level = NoteLevel.WARNING if doubtful else NoteLevel.INFO
+        notes.append(Note("dropped-events", level, text, remedy))
     if session.is_wsl and any(frame.height for frame in _gpu_work(findings)):
         text = "The capture was made in WSL2: launches pass through the Windows driver and take longer than on Linux."
         notes.append(Note("wsl", NoteLevel.INFO, text, None))
