@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import polars as pl
 import pytest
 
-from tests.analysis.builders import AUTOGRAD_THREAD, kernel, launch, nvtx, trace
+from tests.analysis.builders import AUTOGRAD_THREAD, Row, kernel, launch, nvtx, trace
 from warplens.analysis.phases import phase_statistics, phase_steps
+from warplens.analysis.ranges import range_statistics
 from warplens.analysis.timeline import Timeline
 from warplens.analysis.window import phase_of_name
 
@@ -35,24 +37,27 @@ def test_names_speak_of_phases(name: str, phase: str) -> None:
     assert phase_of_name(name) == phase
 
 
-def _training_step() -> Timeline:
-    return Timeline(
-        trace(
-            [
-                kernel(100, 110, GEMM, correlation=1),
-                kernel(110, 150, GEMM, correlation=2),
-                kernel(150, 155, "other", correlation=3),
-                kernel(155, 158, "other", correlation=4),
-            ],
-            [
-                launch(2, 3, 1),
-                launch(20, 21, 2, thread=AUTOGRAD_THREAD),
-                launch(42, 43, 3),
-                launch(48, 49, 4),
-            ],
-            [nvtx(0, 50, "step"), nvtx(1, 5, "forward"), nvtx(10, 40, "backward"), nvtx(41, 45, "optimizer")],
-        )
+def training_step() -> tuple[list[Row], list[Row], list[Row]]:
+    """Kernels, calls and ranges of one step."""
+    return (
+        [
+            kernel(100, 110, GEMM, correlation=1),
+            kernel(110, 150, GEMM, correlation=2),
+            kernel(150, 155, "other", correlation=3),
+            kernel(155, 158, "other", correlation=4),
+        ],
+        [
+            launch(2, 3, 1),
+            launch(20, 21, 2, thread=AUTOGRAD_THREAD),
+            launch(42, 43, 3),
+            launch(48, 49, 4),
+        ],
+        [nvtx(0, 50, "step"), nvtx(1, 5, "forward"), nvtx(10, 40, "backward"), nvtx(41, 45, "optimizer")],
     )
+
+
+def _training_step() -> Timeline:
+    return Timeline(trace(*training_step()))
 
 
 def test_the_phases_sum_to_the_gpu_time_of_the_step() -> None:
@@ -66,6 +71,17 @@ def test_the_phases_sum_to_the_gpu_time_of_the_step() -> None:
     ]
     assert table["gpu_ns"].sum() == 58
     assert table["share"].sum() == pytest.approx(1)
+
+
+def test_work_below_a_range_of_autograds_own_thread_is_inferred_too() -> None:
+    """The thread says what it computes, not that this is the backward pass: `ranges` counts it as inferred as well."""
+    kernels, calls, ranges = training_step()
+    own = nvtx(18, 25, "aten::mm", thread=AUTOGRAD_THREAD)
+    timeline = Timeline(trace(kernels, calls, [*ranges, own]))
+    window = timeline.window("all")
+    backward = phase_statistics(timeline, window).row(1, named=True)
+    (named,) = range_statistics(timeline, window, "name").filter(pl.col("name") == "backward").rows(named=True)
+    assert (backward["gpu_ns"], backward["inferred_ns"]) == (40, 40) == (named["gpu_ns"], named["inferred_ns"])
 
 
 def test_a_forward_pass_recomputed_inside_the_backward_pass_is_backward_work() -> None:

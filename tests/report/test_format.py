@@ -108,6 +108,29 @@ def test_a_kernel_is_named_by_what_tells_it_from_others(full, short):
     assert fmt.shorten_kernel(full) == short
 
 
+_LOOP = (
+    "void at::native::elementwise_kernel<128, {width}, at::native::gpu_kernel_impl<at::native::{functor}<{type}>>>(int)"
+)
+
+
+def test_kernels_that_would_look_alike_are_told_apart_by_what_differs():
+    multiply = [("float", 2), ("c10::BFloat16", 2), ("c10::BFloat16", 4)]
+    names = [_LOOP.format(functor="MulFunctor", type=kind, width=width) for kind, width in multiply]
+    other = _LOOP.format(functor="AddFunctor", type="float", width=2)
+    labels = fmt.kernel_labels([*names, other])
+    assert list(labels.values()) == [
+        "elementwise_kernel<MulFunctor, float, 2>",
+        "elementwise_kernel<MulFunctor, BFloat16, 2>",
+        "elementwise_kernel<MulFunctor, BFloat16, 4>",
+        "elementwise_kernel<AddFunctor>",
+    ]
+
+
+@given(st.lists(st.text(max_size=60), max_size=8))
+def test_no_two_kernels_are_called_the_same(names):
+    assert len(set(fmt.kernel_labels(names).values())) == len(set(names))
+
+
 @given(st.text(max_size=300))
 def test_any_name_can_be_shortened(name):
     assert len(fmt.shorten_kernel(name, 40)) <= 40

@@ -48,21 +48,30 @@ def phase_of_work(timeline: Timeline) -> pl.Series:
 
 
 def _phases(timeline: Timeline) -> tuple[pl.Series, Bools]:
-    """The phase of each row of `Timeline.work`, and whether no name says so."""
-    ranges = timeline.trace.ranges
+    """The phase of each row of `Timeline.work`, and whether that was inferred.
+
+    It was where another thread than the launching one holds the range that is named after the phase, however many
+    ranges of its own the launching thread has, and where no range is named after it.
+    """
+    ranges, work = timeline.trace.ranges, timeline.work
     phases = pl.Series("phase", [NO_PHASE, *PHASES], dtype=PHASE)
     if not ranges.height:
-        return phases.gather(np.zeros(timeline.work.height, np.int64)), np.zeros(timeline.work.height, dtype=np.bool_)
+        return phases.gather(np.zeros(work.height, np.int64)), np.zeros(work.height, dtype=np.bool_)
     numbers = {phase: number for number, phase in enumerate((NO_PHASE, *PHASES))}
     by_name = np.array([numbers[phase_of_name(name)] for name in name_categories(ranges["name"])], dtype=np.int64)
     named = by_name[ranges["name"].to_physical().to_numpy()]
-    labels = timeline.forest.outermost_match(named)
+    # The outermost range that is named after a phase, and from it the phase.
+    outermost = timeline.forest.outermost_match(np.where(named > 0, np.arange(1, len(named) + 1), 0)) - 1
+    labels = np.where(outermost >= 0, named[outermost], numbers[NO_PHASE])
     unnamed = np.zeros(len(labels), dtype=np.bool_)
     if not (labels == numbers["forward"]).any():
         unnamed = (labels == numbers[NO_PHASE]) & forward_pass(timeline)
         labels = np.where(unnamed, numbers["forward"], labels)
-    held = timeline.work["range"].fill_null(NO_RANGE).to_numpy()
-    return phases.gather(np.r_[labels, 0][held]), np.r_[unnamed, False][held]
+    held = work["range"].fill_null(NO_RANGE).to_numpy()
+    anchor = np.r_[outermost, NO_RANGE][held]
+    elsewhere = ranges["thread"].to_numpy()[anchor] != work["thread"].fill_null(NO_RANGE).to_numpy()
+    inferred = np.where(anchor >= 0, elsewhere, work["inferred"].to_numpy()) | np.r_[unnamed, False][held]
+    return phases.gather(np.r_[labels, 0][held]), inferred
 
 
 def phase_statistics(timeline: Timeline, window: Window) -> pl.DataFrame:
@@ -121,13 +130,12 @@ def phase_steps(timeline: Timeline, window: Window) -> pl.DataFrame:
 def _work_with_phase(timeline: Timeline, window: Window) -> pl.DataFrame:
     is_gemm = (categories_of(timeline.trace.kernels["full_name"]) == "gemm").to_numpy()
     rows = timeline.work_rows_in(window)
-    work = timeline.work.select("kind", "row", "start_ns", "end_ns", "device", "inferred")[rows]
+    work = timeline.work.select("kind", "row", "start_ns", "end_ns", "device")[rows]
     kernel = (work["kind"] == "kernel").to_numpy()
     matmul = np.zeros(work.height, dtype=np.bool_)
     matmul[kernel] = is_gemm[work["row"].to_numpy()[kernel]]
-    phase, unnamed = _phases(timeline)
-    inferred = work["inferred"] | pl.Series(unnamed[rows])
-    return work.with_columns(phase[rows], inferred.alias("inferred"), pl.Series("matmul", matmul))
+    phase, inferred = _phases(timeline)
+    return work.with_columns(phase[rows], pl.Series("inferred", inferred[rows]), pl.Series("matmul", matmul))
 
 
 def _busy_ns(work: pl.DataFrame, window: Window) -> int:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from warplens.analysis.hostpace import SMALL_COPY_BYTES
+
 
 def _limit(value: float, why: str) -> Any:
     return field(default=value, metadata={"why": why})
@@ -85,8 +87,9 @@ class Thresholds:
         "After a wait the GPU is short of work for a handful of launches, until the host has got ahead again.",
     )
     readback_bytes: int = _limit(
-        16 * 1024,
-        "A read-back of so few bytes costs the wait, not the transfer: 16 KiB take 1.3 µs on PCIe 3.",
+        SMALL_COPY_BYTES,
+        "A read-back of so few bytes costs the wait, not the transfer: 64 KiB take 3–7 µs over PCIe. The time budget "
+        "counts the same copies as waits.",
     )
     bandwidth_kernel_ns: int = _limit(
         10_000,

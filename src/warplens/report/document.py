@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar, overload
 
 from warplens.errors import SchemaError
 from warplens.profile.schema import Column
+from warplens.report.text import kernel_labels
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -120,6 +122,12 @@ class Table:
         if self.depth:
             keys[self.depth] = None
         return list(keys)
+
+    @cached_property
+    def kernel_labels(self) -> dict[str, str]:
+        """By full name, what each kernel of the rows is called: no two of them look the same."""
+        columns = [column.full or column.name for column in self.columns if column.kind == "kernel"]
+        return kernel_labels(str(name) for key in columns for name in self.rows[key].drop_nulls())
 
     def shown(self) -> pl.DataFrame:
         """The rows up to the limit."""

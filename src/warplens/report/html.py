@@ -246,12 +246,13 @@ def _open_depth(depths: list[int], limit: int) -> int:
 
 
 def _cells(table: Table, frame: pl.DataFrame) -> Iterable[tuple[_Cell, ...]]:
-    return (tuple(_cell(row, column) for column in table.columns) for row in frame.iter_rows(named=True))
+    return (tuple(_cell(row, column, table) for column in table.columns) for row in frame.iter_rows(named=True))
 
 
-def _cell(row: dict[str, Any], column: Column) -> _Cell:
+def _cell(row: dict[str, Any], column: Column, table: Table) -> _Cell:
     item = row[column.name]
-    text, full = fmt.name_and_full(item, row[column.full] if column.full else None, column.kind)
+    full = row[column.full] if column.full else None
+    text, full = fmt.name_and_full(item, full, column.kind, table.kernel_labels)
     if not fmt.is_numeric(column.kind):
         return _Cell(text, numeric=False, full=full)
     known = text != fmt.MISSING

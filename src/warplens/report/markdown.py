@@ -81,7 +81,7 @@ def markdown_table(table: Table) -> str:
     ]
     for row in shown.iter_rows(named=True):
         indent = _INDENT * row[table.depth] if table.depth else ""
-        cells = [escaped(_text(row, column)[0]) for column in table.columns]
+        cells = [escaped(_text(row, column, table)[0]) for column in table.columns]
         lines.append(_pipes([indent + cells[0], *cells[1:]]))
     if shown.height < table.rows.height:
         lines.append(f"\n{fmt.count(shown.height)} of {fmt.count(table.rows.height)} rows.")
@@ -149,7 +149,7 @@ def _full_names(table: Table) -> str:
     names: dict[str, str] = {}
     for row in table.shown().iter_rows(named=True):
         for column in table.columns:
-            short, full = _text(row, column)
+            short, full = _text(row, column, table)
             if full:
                 names[full] = short
     if not names:
@@ -162,8 +162,9 @@ def _code(text: str) -> str:
     return f"<code>{html.escape(text)}</code>"
 
 
-def _text(row: dict[str, Any], column: Column) -> tuple[str, str | None]:
-    return fmt.name_and_full(row[column.name], row[column.full] if column.full else None, column.kind)
+def _text(row: dict[str, Any], column: Column, table: Table) -> tuple[str, str | None]:
+    full = row[column.full] if column.full else None
+    return fmt.name_and_full(row[column.name], full, column.kind, table.kernel_labels)
 
 
 def _pipes(cells: Any) -> str:

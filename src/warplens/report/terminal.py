@@ -142,7 +142,9 @@ def _style(cell: str, column: Column) -> str:
 
 def _cells(row: dict[str, Any], table: Table) -> list[str]:
     cells = [
-        fmt.name_and_full(row[column.name], row[column.full] if column.full else None, column.kind)[0]
+        fmt.name_and_full(
+            row[column.name], row[column.full] if column.full else None, column.kind, table.kernel_labels
+        )[0]
         for column in table.columns
     ]
     return ["  " * row[table.depth] + cells[0], *cells[1:]] if table.depth else cells

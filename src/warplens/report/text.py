@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from warplens.profile.patterns import lazy_pattern
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
     from warplens.profile.schema import Kind
 
 Scalar: TypeAlias = "str | int | float | bool | None"
@@ -172,6 +175,13 @@ _XMMA_TAIL = lazy_pattern(r"(?<=\d)_stage\d+_\w*?_execute(?P<split>(?:_split_?k)
 _GENERIC_KERNEL = lazy_pattern(
     r"(?:.*elementwise_kernel.*|distribution_.*|reduce_kernel|multi_tensor_apply_kernel|for_each_kernel|kernel_agent)$"
 )
+#: Words of a name by which kernels that look alike are told apart, and how many of them at most.
+_NAME_WORD = lazy_pattern(r"[A-Za-z][A-Za-z0-9]*|\d+")
+_NO_DIFFERENCE = frozenset(
+    {"at", "c10", "native", "std", "array", "char", "ul", "anonymous", "namespace", "unnamed", "int"}
+)
+_MOST_WORDS = 3
+
 #: Kernels whose whole meaning is their template argument; the wrapper's own name is dropped.
 _WRAPPER_KERNEL = frozenset({"Kernel", "Kernel2", "device_kernel", "kernel"})
 
@@ -232,17 +242,71 @@ def shorten_kernel(full_name: str, width: int = DEFAULT_NAME_WIDTH) -> str:
     return shorten(f"{base}<…>", width)
 
 
-def name_and_full(item: Scalar, full: str | None, kind: Kind) -> tuple[str, str | None]:
+def kernel_labels(full_names: Iterable[str], width: int = DEFAULT_NAME_WIDTH) -> dict[str, str]:
+    """By full name, short names of which each tells its kernel from the others.
+
+    Kernels that `shorten_kernel` names alike get what only their own full name has: a type, a vector width, a template
+    argument. Where that is not enough, they are numbered.
+
+    >>> kernels = [f"void sum_kernel<{argument}>(int)" for argument in ("float, 4", "double, 4", "float, 8")]
+    >>> list(kernel_labels(kernels).values())
+    ['sum_kernel<float, 4>', 'sum_kernel<double, 4>', 'sum_kernel<float, 8>']
+    """
+    alike: dict[str, list[str]] = {}
+    for name in dict.fromkeys(full_names):
+        alike.setdefault(shorten_kernel(name, width), []).append(name)
+    labels: dict[str, str] = {}
+    for short, names in alike.items():
+        labels.update(zip(names, _told_apart(short, names, width) if len(names) > 1 else [short], strict=True))
+    return labels
+
+
+def _told_apart(short: str, names: list[str], width: int) -> list[str]:
+    """One label for each of these full names, all of which are shortened to the same text."""
+    words = [_NAME_WORD.findall(name) for name in names]
+    common = Counter(words[0])
+    for found in words[1:]:
+        common &= Counter(found)
+    own = []
+    for found in words:
+        left = Counter(common)
+        left.subtract(found)
+        differing = (word for word in dict.fromkeys(found) if left[word] < 0 and word not in _NO_DIFFERENCE)
+        own.append(sorted(differing, key=str.isdigit))  # types before sizes
+    for most in range(1, _MOST_WORDS + 1):
+        labels = [_with_words(short, found[:most], width) for found in own]
+        if len(set(labels)) == len(labels):
+            return labels
+    return [_with_words(short, [*found[:1], f"#{number}"], width) for number, found in enumerate(own, start=1)]
+
+
+def _with_words(short: str, words: list[str], width: int) -> str:
+    """`sum_kernel<float>` for `sum_kernel<…>`, `sum_kernel<Add, float>` for `sum_kernel<Add>`."""
+    if not words:
+        return short
+    text = ", ".join(words)
+    base = short.removesuffix("<…>")
+    if base == short and short.endswith(">"):
+        base, text = short[:-1], f", {text}>"
+    else:
+        text = f"<{text}>"
+    return shorten(base, max(width - len(text), width // 2)) + text
+
+
+def name_and_full(
+    item: Scalar, full: str | None, kind: Kind, labels: Mapping[str, str] | None = None
+) -> tuple[str, str | None]:
     """A value as it is displayed, and the unabridged text behind it where that says more.
 
     Args:
         item: the value.
         full: the unabridged text, where it stands in a column of its own.
         kind: a `kernel` is shortened from its full name, a `name` by cutting; everything else is formatted.
+        labels: by full name, what kernels are called that would look the same otherwise (`kernel_labels`).
     """
     if kind == "kernel" and isinstance(full or item, str):
         whole = printable(full or str(item))
-        text = shorten_kernel(whole)
+        text = (labels or {}).get(full or str(item)) or shorten_kernel(whole)
     elif kind == "name" and isinstance(item, str):
         whole = printable(full or item)
         text = shorten(printable(item))

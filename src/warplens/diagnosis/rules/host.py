@@ -10,6 +10,7 @@ import numpy as np
 import polars as pl
 
 from warplens.analysis.frames import number
+from warplens.analysis.hostpace import SMALL_COPY_BYTES
 from warplens.analysis.intervals import Intervals, measure_before, total, union
 from warplens.analysis.trees import NO_RANGE
 from warplens.diagnosis.facts import kernel_names, range_names
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from warplens.diagnosis.facts import Facts
     from warplens.diagnosis.findings import Confidence, Finding
 
+
+_SMALL_COPIES: Final = f"{SMALL_COPY_BYTES // 1024} KiB"
 
 #: Copies over the link between host and GPU.
 HOST_COPIES: Final = ("host-to-device", "device-to-host")
@@ -201,7 +204,7 @@ class HostSync(Rule):
     )
     raised_when = "it costs 2 %. With 1.5 waits or fewer in a step that a range names it informs only"
     claimed = (
-        "pauses that began in a wait, until the next work; read-backs of up to 16 KiB; of the launch "
+        f"pauses that began in a wait, until the next work; read-backs of up to {_SMALL_COPIES}; of the launch "
         "pauses, what the host would have run ahead by without its waits"
     )
     headline = "Waiting for the GPU limits this: {share} of the time goes into letting it run dry and refilling it"
@@ -213,7 +216,7 @@ class HostSync(Rule):
         "readback_ns": "exposed time of those copies",
         **GPU_BUSY_SHARE,
         "waits_per_step": "calls that hold the host until the GPU is done",
-        "readbacks_per_step": "copies of up to 16 KiB to the host",
+        "readbacks_per_step": f"copies of up to {_SMALL_COPIES} to the host",
         "idle_ns_per_wait": "cost of a wait",
         "host_waiting_share": "share of the window in which the host waited for a busy GPU",
     }

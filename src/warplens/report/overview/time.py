@@ -252,9 +252,10 @@ def kernels(numbers: Numbers) -> Iterator[Block]:
         yield nothing(numbers, "No kernel began in this window.", "kernels")
         return
     top = found.head(RANKED)
+    labels = fmt.kernel_labels(found["full_name"].cast(pl.String))
     ranked = pl.DataFrame(
         {
-            "name": [fmt.shorten_kernel(name) for name in top["full_name"]],
+            "name": [labels[name] for name in top["full_name"]],
             "full_name": top["full_name"],
             "value": top["total_ns"],
             "share": top["share"],
