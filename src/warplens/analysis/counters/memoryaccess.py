@@ -184,7 +184,7 @@ MEMORY_ACCESS: Final = table(
         spill_requests="of these, to save registers",
         shared_wavefronts="passes that shared-memory instructions take",
         shared_conflict_share=("of those, because threads meet in a bank", "Conflicts"),
-        shared_conflict_ways="passes for each pass that would do without conflicts",
+        shared_conflict_ways="passes for each that would do without conflicts; of loads or stores, whichever has more",
         conflict_cycles_share="of the kernel's cycles that such passes occupy the L1 data pipe",
         l1_hit_share=("of sectors found in L1", "L1 hits"),
         l2_hit_share=("of sectors found in L2", "L2 hits"),
@@ -235,7 +235,9 @@ def memory_access(counters: KernelCounters) -> pl.DataFrame:
         ).clip(0.0, 1.0),
         global_sectors=pl.coalesce("global_sectors", pl.when(touched > 0).then(touched)),
         shared_conflict_share=pl.when(wavefronts > 0).then(conflicts / wavefronts).clip(0.0, 1.0),
-        shared_conflict_ways=pl.when(wavefronts > conflicts).then(wavefronts / (wavefronts - conflicts)),
+        shared_conflict_ways=pl.coalesce(
+            "shared_ways", pl.when(wavefronts > conflicts).then(wavefronts / (wavefronts - conflicts))
+        ),
         streaming=read_sectors >= _STREAMING_SHARE * pl.col("global_load_sectors"),
     )
     conflict_cycles = conflicts / (pl.col("elapsed_cycles") * pl.col("sm_count"))
@@ -280,7 +282,14 @@ def _shared_accesses(counters: KernelCounters) -> dict[str, pl.Series]:
     by_bank = measured(counters, "l1tex__data_bank_conflicts_pipe_lsu_mem_shared.sum")
     by_pipe = measured(counters, "l1tex__data_pipe_lsu_wavefronts_mem_shared.sum")
     exact = excessive.is_not_null()
+    # Loads that conflict are not half as bad for stores that do not.
+    ways = []
+    for op in ("ld", "st"):
+        passes = measured(counters, f"l1tex__data_pipe_lsu_wavefronts_mem_shared_op_{op}.sum")
+        needed = passes - measured(counters, f"l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_{op}.sum")
+        ways.append((passes / needed).zip_with(needed > 0, needed.clear(needed.len())))
     return {
+        "shared_ways": pl.DataFrame(dict(zip("ls", ways, strict=True))).max_horizontal(),
         "shared_wavefronts": wavefronts.zip_with(exact, by_pipe),
         "shared_excessive": excessive.zip_with(exact, by_bank),
         "elapsed_cycles": measured(

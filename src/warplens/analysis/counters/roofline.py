@@ -298,6 +298,9 @@ def _traffic(counters: KernelCounters, level: str) -> pl.DataFrame:
         traffic = measured(counters, "lts__lts2xbar_cycles_active.sum.per_second") * _L2_BYTES
         peak = measured(counters, "lts__lts2xbar_cycles_active.sum.peak_sustained") * _L2_BYTES
         clock = measured(counters, "lts__cycles_elapsed.avg.per_second")
+        # Reads and writes have links of their own, of the same width: the busier one is nearer to its roof.
+        written = share(counters, "lts__xbar2lts_cycles_active.avg.pct_of_peak_sustained_elapsed") * peak * clock
+        traffic = pl.DataFrame({"read": traffic, "written": written}).max_horizontal()
     else:
         lines = [f"l1tex__lsu_writeback_active{scope}.sum" for scope in ("_mem_lgds", "_mem_lg", "")]
         traffic = measured(counters, *(f"{line}.per_second" for line in lines)) * _L1_BYTES
@@ -313,10 +316,10 @@ _SIZES: Final = ("grid", "block")
 
 _AT_LEVELS: Final = tuple(
     column
-    for level in LEVELS
+    for level, name in zip(LEVELS, ("dram", "l2, in the busier direction", "l1"), strict=True)
     for column in (
         Column(f"{level}_intensity", pl.Float64, f"FLOPs for each byte through {level}; null: no bytes", nullable=True),
-        Column(f"{level}_share", pl.Float64, f"of the peak bandwidth of {level}", nullable=True),
+        Column(f"{level}_share", pl.Float64, f"of the peak bandwidth of {name}", nullable=True),
     )
 )
 

@@ -118,7 +118,7 @@ SPEED_OF_LIGHT: Final = table(
     ),
     optional(
         dram_share=("of the peak bandwidth of device memory", "DRAM"),
-        l2_share="of the peak rate of the L2 cache",
+        l2_share="of the peak rate of the busiest part of the L2 cache: its links, data or tags",
         l1_share="of the peak rate of the L1 cache, while the multiprocessors work",
         sm_hz="clock of the multiprocessors during the measurement",
         dram_hz="clock of device memory during the measurement",
