@@ -359,6 +359,25 @@ def test_allocations_are_those_of_the_framework(trace: Callable[..., Trace]) -> 
     assert found.allocations["reserved_bytes"].to_list() == [None] * 3
 
 
+@pytest.mark.parametrize(
+    ("recorded", "read_as"),
+    [
+        ("/home/ann/secret project/train.py(88): step", "train.py(88): step"),
+        ("~/train.py(88): step", "train.py(88): step"),
+        ("../../ann/train.py(88): step", "train.py(88): step"),
+        ("/scratch/ann/venv/lib/python3.12/site-packages/timm/layers/mlp.py(40): forward",
+         "timm/layers/mlp.py(40): forward"),
+        ("models/vit.py(12): forward", "models/vit.py(12): forward"),
+        ("<built-in method item of Tensor object at 0x7f>", "<built-in method item of Tensor object at 0x7f>"),
+    ],
+)  # fmt: skip
+def test_no_folder_above_a_python_file_leaves_the_reader(
+    trace: Callable[..., Trace], recorded: str, read_as: str
+) -> None:
+    call = {**operator(recorded, 1, 5), "cat": "python_function"}
+    assert trace(kernel(2, 1), call).python_functions["name"].to_list() == [read_as]
+
+
 def test_python_functions_are_no_ranges(captured: Callable[[str], Path]) -> None:
     found = read(captured("kineto/tracelens_h100_qwen0p5b.json.gz"))
     assert found.python_functions.height == 4_262
