@@ -180,6 +180,7 @@ class _TableView:
     rows: tuple[_Row, ...]
     limit: int
     tree: bool
+    leading: bool
     count: str
     more: bool
     left_out: str
@@ -219,6 +220,7 @@ def _table_view(table: Table) -> _TableView:
         rows=rows,
         limit=limit,
         tree=table.depth is not None,
+        leading=table.leads is not None,
         count=fmt.plural(shown, "row") if shown == len(rows) else f"{shown} of {fmt.plural(len(rows), 'row')}",
         more=shown < len(rows),
         left_out=f"{fmt.plural(left_out, 'more row')} {'is' if left_out == 1 else 'are'} in report.json."

@@ -269,7 +269,7 @@ def report_document(profiles: Sequence[Numbers]) -> Document:
     titles = distinct_sources(profiles)
     return Document(
         title=f"{len(profiles)} profiles",
-        lead=_comparison_lead(profiles),
+        lead=f"{_most_to_gain(profiles)}{_comparison_lead(profiles)}",
         sections=(
             Section(
                 "comparison",
@@ -313,6 +313,22 @@ def _meta(numbers: Numbers) -> tuple[tuple[str, str], ...]:
     tool = " ".join(part for part in (capture.tool, capture.tool_version) if part)
     window = f"{fmt.duration(numbers.window.duration_ns)}, {numbers.window.how}"
     return (*((("GPU", gpus),) if gpus else ()), ("Recorded with", tool), ("Window", window))
+
+
+def _most_to_gain(profiles: Sequence[Numbers]) -> str:
+    """Which of the profiles a change would help the most, and what it is; empty where none is known."""
+    rows = [
+        (first.gain, title, first.remedies[0].action)
+        for title, numbers in zip(distinct_sources(profiles), profiles, strict=True)
+        if numbers.diagnosis is not None
+        and (first := numbers.diagnosis.findings[0]).gain
+        and first.remedies
+        and not rule(first.id).describes
+    ]
+    if not rows:
+        return ""
+    gain, title, action = max(rows)
+    return f"Most to gain: {fmt.printable(title)}, about {factor(gain)} as fast: {action[:1].lower()}{action[1:]}. "
 
 
 def _comparison_lead(profiles: Sequence[Numbers]) -> str:
