@@ -108,7 +108,7 @@ def test_a_trace_and_counters_know_of_each_other(warplens, tmp_path: Path) -> No
         *("report.md", "report.json", "counters.md", "counters.json"),
     ]
     text = (tmp_path / "report.md").read_text()
-    assert "## Hardware counters" in text
+    assert "## Counters" in text
     assert "0 of 9 profiled launches occur in the window" in text
     counters = json.loads((tmp_path / "report.json").read_bytes())["data"]["profiles"][0]["counters"]
     assert counters["coverage"][0]["launches_profiled"] == 9
@@ -118,7 +118,7 @@ def test_a_trace_and_counters_know_of_each_other(warplens, tmp_path: Path) -> No
 def test_a_report_without_counters_does_not_speak_of_them(warplens, tmp_path: Path) -> None:
     warplens("report", TRACE, "-o", tmp_path, "--format", "md")
 
-    assert "Hardware counters" not in (tmp_path / "report.md").read_text()
+    assert "## Counters" not in (tmp_path / "report.md").read_text()
 
 
 def test_counters_that_cannot_be_read_do_not_stop_the_others(warplens, tmp_path: Path) -> None:

@@ -36,14 +36,16 @@ def names(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
 
 
-def test_a_report_is_three_files_and_their_paths_are_printed(
+def test_a_report_is_a_page_and_its_numbers_and_markdown_where_asked_for(
     tmp_path: Path, export: Path, warplens: Callable[..., Run]
 ) -> None:
-    run = warplens("report", export, "-o", tmp_path / "new" / "folder", "-f", "html,md,json")
+    run = warplens("report", export, "-o", tmp_path / "new" / "folder")
 
     written = tmp_path / "new" / "folder"
     assert (run.code, run.err) == (0, "")
-    assert run.out.splitlines()[-3:] == [str(written / f"report.{form}") for form in ("html", "md", "json")]
+    assert run.out.splitlines()[-2:] == [str(written / f"report.{form}") for form in ("html", "json")]
+    assert names(written) == {"report.html", "report.json"}
+    warplens("report", export, "-o", written, "--format", "md")
     assert names(written) == {"report.html", "report.md", "report.json", "images"}
     for name in ("report.html", "report.md", "report.json"):
         assert SECRET not in (written / name).read_text("utf-8")
