@@ -90,7 +90,7 @@ def test_a_report_on_counters_alone(warplens, tmp_path: Path) -> None:
     run = warplens("report", tmp_path, "-o", tmp_path / "out", "--format", "md,json")
 
     assert run.code == 0, run.err
-    assert [Path(line).name for line in run.out.splitlines()] == ["counters.md", "counters.json"]
+    assert [Path(line).name for line in run.out.splitlines()[-4:]] == ["counters.md", "counters.json"]
     assert not (tmp_path / "out" / "report.json").exists()
 
 
@@ -104,7 +104,7 @@ def test_json_alone_is_printed(warplens) -> None:
 def test_a_trace_and_counters_know_of_each_other(warplens, tmp_path: Path) -> None:
     run = warplens("report", TRACE, PLANTED, "-o", tmp_path, "--format", "md,json")
 
-    assert [Path(line).name for line in run.out.splitlines()] == [
+    assert [Path(line).name for line in run.out.splitlines()[-4:]] == [
         *("report.md", "report.json", "counters.md", "counters.json"),
     ]
     text = (tmp_path / "report.md").read_text()

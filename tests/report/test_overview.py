@@ -156,11 +156,11 @@ def test_every_section_is_there_even_when_its_data_is_not():
     text = render_markdown(document)
     assert document.answer is not None
     assert {room.title: [inside.title for inside in room.subsections] for room in document.sections} == {
-        "Timeline": ["Steps over time"],
+        "Timeline": ["Timeline", "Steps over time"],
         "Budget": ["Time budget", "Headroom", "Phases"],
         "Findings": ["below-roof: kernels that are not shown to be near their roof", "incomplete-profile: the profile cannot answer"],
         "Kernels & operators": ["Kernels", "Categories"],
-        "Program": ["Ranges"],
+        "Program": ["GPU time by part of the program", "Ranges"],
         "Host": ["Launches", "CUDA API", "Streams", "CUDA graphs"],
         "Memory": ["Copies", "Memory"],
         "Data & method": ["What limits these numbers", "Key figures"],

@@ -614,7 +614,7 @@ def _details(
     work: Int64s,
 ) -> Details:
     """What is known of each piece of work that is a mark of its own."""
-    begins = np.r_[np.int64(0), np.cumsum(finest.count)[:-1]]  # each mark's first event
+    begins = np.cumsum(finest.count) - finest.count  # each mark's first event
     piece = np.where(finest.count == 1, work[begins], -1)
     mine = np.flatnonzero(piece >= 0)
     rows = piece[mine]
