@@ -13,8 +13,8 @@ from unittest.mock import patch
 from tests.golden.running import visible
 from warplens.cli import answer as answers
 from warplens.cli.commands import compare as comparing
+from warplens.cli.commands import diagnose as diagnosing
 from warplens.cli.commands import headroom as budgeting
-from warplens.cli.commands import report as reporting
 from warplens.cli.options import Format
 from warplens.report.html import render_html
 from warplens.report.markdown import render_markdown
@@ -56,10 +56,10 @@ def pages_of(path: Path, *, html: bool = False) -> list[Page]:
     """
     selection = answers.select(path, "steady", None, launch_configuration=True)
     with (
-        patch.object(reporting, "select", lambda *_, **__: selection),
+        patch.object(diagnosing, "select", lambda *_, **__: selection),
         patch.object(budgeting, "select", lambda *_, **__: selection),
     ):
-        pages = [_answered(reporting, lambda: reporting.diagnose(path))]
+        pages = [_answered(diagnosing, lambda: diagnosing.diagnose(path))]
         pages.append(_answered(budgeting, lambda: budgeting.headroom(path, limit=0)))
     numbers = examine(selection.timeline, selection.window)
     document = report_document([numbers])
