@@ -158,7 +158,10 @@ def test_every_section_is_there_even_when_its_data_is_not():
     assert {room.title: [inside.title for inside in room.subsections] for room in document.sections} == {
         "Timeline": ["Timeline", "Steps over time"],
         "Budget": ["Time budget", "Headroom", "Phases"],
-        "Findings": ["below-roof: kernels that are not shown to be near their roof", "incomplete-profile: the profile cannot answer"],
+        "Findings": [
+            "below-roof: kernels that are not shown to be near their roof",
+            "incomplete-profile: the profile cannot answer",
+        ],
         "Kernels & operators": ["Kernels", "Categories"],
         "Program": ["GPU time by part of the program", "Ranges"],
         "Host": ["Launches", "CUDA API", "Streams", "CUDA graphs"],
