@@ -39,10 +39,11 @@ def page_file(numbers, tmp_path_factory):
 def visit(browser, page_file):  # noqa: F811
     visits: list[Visit] = []
 
-    def start(view: str = "timeline", **context):
+    def start(view: str = "timeline", *, ready: bool = True, **context):
         visits.append(Visit(browser, page_file, view, **context))
         page = visits[-1].page
-        page.wait_for_selector(f"#{view}-view[data-state=ready]")
+        if ready:
+            page.wait_for_selector(f"#{view}-view[data-state=ready]")
         return page
 
     yield start
@@ -62,6 +63,16 @@ def test_it_opens_on_the_step_of_median_length(visit, view):
     start, end = shown(visit())
     assert end - start == lengths[(len(lengths) - 1) // 2]
     assert (start + view.origin_ns, end + view.origin_ns) == view.opens
+
+
+def test_a_finding_links_to_its_worst_moments(visit, view):
+    page = visit("findings-room", ready=False)
+    worst = view.moments[0]
+    page.locator(f"#finding-{worst.finding} .jumps a").first.click()
+    page.wait_for_selector("#timeline-view[data-state=ready]")
+    start, end = worst.start_ns - view.origin_ns, worst.end_ns - view.origin_ns
+    assert page.locator("#timeline-view").get_attribute("data-linked") == f"{start}-{end}"
+    assert page.locator("#timeline-view").is_visible()
 
 
 @pytest.mark.parametrize("width", [1280, 390])

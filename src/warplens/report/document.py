@@ -250,7 +250,16 @@ class View:
         return self.id.removesuffix("-view")
 
 
-Block: TypeAlias = "Paragraph | Notes | KeyFigures | Table | Figure | Markup | View"
+@dataclass(frozen=True)
+class Jumps:
+    """Links to places of a view: its name in addresses, what leads there, and for each place its span and words."""
+
+    view: str
+    text: str
+    places: tuple[tuple[str, str], ...]
+
+
+Block: TypeAlias = "Paragraph | Notes | KeyFigures | Table | Figure | Markup | View | Jumps"
 
 
 @dataclass(frozen=True)
@@ -320,6 +329,8 @@ def _placed(item: Block | Section, at: str) -> Block | Section:
         blocks = tuple(_placed(block, at) for block in item.blocks)
         inside = tuple(_placed(inner, at) for inner in item.subsections)
         return replace(item, id=f"{at}{item.id}", blocks=blocks, subsections=inside)
+    if isinstance(item, Jumps):
+        return replace(item, view=f"{at}{item.view}")
     return replace(item, id=f"{at}{item.id}") if isinstance(item, Table | Figure | Markup | View) else item
 
 

@@ -49,6 +49,7 @@ def render_html(document: Document) -> str:
     own = [block for block in document.blocks() if isinstance(block, Markup)]
     views = [block for block in document.blocks() if isinstance(block, View)]
     kinds = dict.fromkeys(view.kind for view in views)
+    with_data: list[Markup | View] = [*own, *views]
     names = dict.fromkeys([*(name for block in own for name in block.scripts), *(f"{kind}.js" for kind in kinds)])
     scripts = [*([asset("vega.js")] if charts else []), *map(asset, names), asset("report.js")]
     drawn = "".join(asset(f"{kind}.css") for kind in kinds)
@@ -62,7 +63,7 @@ def render_html(document: Document) -> str:
         styles=styles,
         theme_script=asset("theme.js"),
         scripts=scripts,
-        data={"warplens-charts": charts, **{f"{block.id}-data": block.data for block in [*own, *views]}},
+        data={"warplens-charts": charts, **{f"{block.id}-data": block.data for block in with_data}},
         blocks=blocks,
     )
 

@@ -7,7 +7,7 @@ import re
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from warplens.report import text as fmt
-from warplens.report.document import Figure, KeyFigures, Markup, Notes, Paragraph, Section, Table, View
+from warplens.report.document import Figure, Jumps, KeyFigures, Markup, Notes, Paragraph, Section, Table, View
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -110,6 +110,8 @@ def _block(block: Block, image: ImageAddress) -> str:
         return _key_figures(block)
     if isinstance(block, Markup):
         return escaped(block.text)
+    if isinstance(block, Jumps):
+        return escaped(f"{block.text} {' · '.join(words for _, words in block.places)}")
     if isinstance(block, View):
         return "\n\n".join(_view(block))
     if isinstance(block, Figure):

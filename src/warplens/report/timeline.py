@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import base64
 import zlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -25,12 +25,12 @@ from warplens.analysis.timebudget import IDLE_CAUSES, time_budgets
 from warplens.profile.nesting import disjoint_lanes, nested_lanes
 from warplens.profile.schema import name_categories
 from warplens.report import text as fmt
-from warplens.report.document import Paragraph, View, ViewRow, quiet
+from warplens.report.document import Jumps, Paragraph, Section, View, ViewRow, quiet
 from warplens.report.jsonout import dumps
 from warplens.report.theme import category_fill, part_fill
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from warplens.analysis.timebudget import TimeBudget
     from warplens.analysis.timeline import Timeline
@@ -266,21 +266,27 @@ class _Layer:
 
 def _idle_layer(budgets: Sequence[TimeBudget]) -> _Layer:
     """The pauses of each GPU; the name is that of the main cause."""
-    parts = [np.stack([budget.gaps.parts[cause] for cause in IDLE_CAUSES]) for budget in budgets]
-    matrix = np.concatenate(parts, axis=1) if parts else np.empty((len(IDLE_CAUSES), 0), dtype=np.int64)
+    counts = [len(budget.gaps.gaps.starts) for budget in budgets]
+    matrix = np.zeros((len(IDLE_CAUSES), sum(counts)), dtype=np.int64)
+    main, most = np.zeros(sum(counts), dtype=np.int64), np.zeros(sum(counts), dtype=np.int64)
+    for number, cause in enumerate(IDLE_CAUSES):
+        if any(budget.gaps.totals[cause] for budget in budgets):
+            np.concatenate([budget.gaps.parts[cause] for budget in budgets], out=matrix[number])
+            main[matrix[number] > most] = number
+            np.maximum(most, matrix[number], out=most)
     gaps = [budget.gaps.gaps for budget in budgets] or [Intervals.none()]
     return _Layer(
         "idle",
         pl.DataFrame(
             {
-                "first": np.repeat([budget.device for budget in budgets], [part.shape[1] for part in parts]),
+                "first": np.repeat([budget.device for budget in budgets], counts),
                 "second": np.full(matrix.shape[1], -1),
             },
             schema={"first": pl.Int64, "second": pl.Int64},
         ),
         np.concatenate([gap.starts for gap in gaps]),
         np.concatenate([gap.ends for gap in gaps]),
-        matrix.argmax(axis=0).astype(np.int64) if matrix.shape[1] else np.empty(0, dtype=np.int64),
+        main,
         [(f"idle: {fmt.cause_title(cause)}", part_fill("idle", cause), None) for cause in IDLE_CAUSES],
         nests=False,
         parts=matrix,
@@ -435,8 +441,8 @@ def timeline_view(
     details.where[:] = np.where(details.where > 0, renumbered[np.maximum(details.where - 1, 0)] + 1, 0)
     in_blocks = int(finest.count[~alone].sum())
     return TimelineView(
-        int(start.min()) if len(start) else window.start_ns,
-        int(end.max()) if len(end) else window.end_ns,
+        origin_ns(timeline, window),
+        max(int(end.max(initial=window.end_ns)), window.end_ns),
         window,
         opens,
         opens_step,
@@ -448,6 +454,19 @@ def timeline_view(
         Thinned(finest.width_ns, len(row), in_blocks, int((~alone).sum()), left_out),
         timeline.steps.steps,
     )
+
+
+def origin_ns(timeline: Timeline, window: Window) -> int:
+    """The time that links count from: the begin of the first event of all tracks, in the profile's clock."""
+    trace = timeline.trace
+    tables = (timeline.work, trace.ranges, trace.python_functions, trace.api_calls, trace.os_calls)
+    begins = [_first(table["start_ns"]) for table in (*tables, trace.profiler_overhead) if table.height]
+    return min(window.start_ns, *begins) if begins else window.start_ns
+
+
+def _first(begins: pl.Series) -> int:
+    first: Any = begins.min()
+    return int(first)
 
 
 @dataclass
@@ -697,6 +716,7 @@ def _head(view: TimelineView) -> dict[str, Any]:
             [fmt.cause_title(cause), fills.index(part_fill("idle", cause)), meaning]
             for cause, meaning in IDLE_CAUSES.items()
         ],
+        "kinds": [[title, fills.index(fill)] for fill, title in _kinds(view)],
         "tracks": [
             {name: getattr(track, name) for name in ("group", "label", "kind", "first", "rows", "peek", "minor")}
             for track in view.tracks
@@ -707,6 +727,25 @@ def _head(view: TimelineView) -> dict[str, Any]:
             for moment in view.moments
         ],
     }
+
+
+def _kinds(view: TimelineView) -> list[tuple[str, str]]:
+    """The colours of GPU work and what they stand for, those with the most time first."""
+    finest = view.levels[0]
+    first = min((track.first for track in view.tracks if track.kind == "stream"), default=0)
+    last = max((track.first + track.rows for track in view.tracks if track.kind == "stream"), default=0)
+    mine = (finest.row >= first) & (finest.row < last)
+    spent = np.zeros(len(view.names), dtype=np.int64)
+    np.add.at(spent, finest.name[mine], finest.busy_ns[mine])
+    by_fill: dict[str, int] = {}
+    for number in np.flatnonzero(spent).tolist():
+        fill = view.names[number][1]
+        by_fill[fill] = by_fill.get(fill, 0) + int(spent[number])
+    titles = {"transfer": "copies and fills", "graph": "CUDA graphs"}
+    return [
+        (fill, titles.get(fill) or fmt.category_title(fill))
+        for fill in sorted(by_fill, key=lambda fill: -by_fill[fill])
+    ]
 
 
 def _idle_row(view: TimelineView, device: int) -> int:
@@ -734,6 +773,28 @@ def timeline_blocks(numbers: Numbers) -> Iterator[Block]:
         rows=tuple(_moment_row(view, moment) for moment in view.moments),
     )
     yield quiet(_thinned_text(view.thinned, view))
+
+
+def with_moments(numbers: Numbers, blocks: Iterable[Block | Section]) -> Iterator[Block | Section]:
+    """The sections of findings (`finding-ID`), each with links to its worst moments after its claim."""
+    moments = numbers.diagnosis.moments if numbers.diagnosis is not None else ()
+    origin = origin_ns(numbers.timeline, numbers.window) if moments else 0
+    for block in blocks:
+        if not isinstance(block, Section):
+            yield block
+            continue
+        mine = tuple(
+            (f"{moment.start_ns - origin}-{moment.end_ns - origin}", _moment_words(moment, origin))
+            for moment in moments
+            if block.id == f"finding-{moment.finding}"
+        )
+        jumps = (Jumps("timeline", "In the timeline, the worst:", mine),) if mine else ()
+        yield replace(block, blocks=(*block.blocks[:1], *jumps, *block.blocks[1:]))
+
+
+def _moment_words(moment: Moment, origin: int) -> str:
+    length = fmt.duration(moment.end_ns - moment.start_ns)
+    return f"{length} at {fmt.duration(moment.start_ns - origin)}"
 
 
 def _opening(view: TimelineView) -> str:

@@ -181,11 +181,15 @@
       });
       map = null;
       const causes = data.causes.map(([title, fill, meaning], number) => [title, fill, meaning, data.levels.at(-1).parts[number].some((part) => part > 0)]);
-      legend.replaceChildren(...causes.filter((each) => each[3]).map(([title, fill, meaning]) => {
+      const entry = (text, fill, meaning) => {
         const swatch = element("i");
         swatch.style.background = colours[fill];
-        return element("li", { title: meaning }, swatch, `idle: ${title}`);
-      }));
+        return element("li", { title: meaning }, swatch, text);
+      };
+      legend.replaceChildren(
+        ...causes.filter((each) => each[3]).map(([title, fill, meaning]) => entry(`idle: ${title}`, fill, meaning)),
+        ...data.kinds.map(([title, fill]) => entry(title, fill, "GPU work")),
+      );
       redraw();
     };
 

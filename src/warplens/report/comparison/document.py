@@ -39,6 +39,7 @@ from warplens.report.document import (
     quiet,
     sections,
 )
+from warplens.report.flame import difference_blocks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -139,6 +140,11 @@ def _kernels(numbers: StepNumbers) -> Iterator[Block]:
     yield place_table(kernels.table)
 
 
+def _flame(numbers: StepNumbers) -> Iterator[Block]:
+    sides = (side.files[side.typical()] for side in (numbers.baseline, numbers.variant))
+    yield from difference_blocks(*((file.timeline, file.window) for file in sides))
+
+
 def _transfers(numbers: StepNumbers) -> Iterator[Block]:
     if numbers.difference.transfers.height:
         yield transfer_table(numbers.difference.transfers)
@@ -173,6 +179,7 @@ _SECTIONS: Final[tuple[SectionOf[Any], ...]] = (
     SectionOf("key-figures", "Key figures", _key_figures),
     SectionOf("parts-section", "What the difference is made of", _parts),
     SectionOf("ranges-section", "GPU work by range", _ranges),
+    SectionOf("flame", "GPU time by part of the program", _flame),
     SectionOf("kernels-section", "Kernels", _kernels),
     SectionOf("transfers-section", "Copies and communication", _transfers),
     SectionOf("launches-section", "Launches and what they cost the host", _launches),

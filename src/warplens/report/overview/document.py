@@ -29,7 +29,7 @@ from warplens.report.headroom import headroom_blocks, headroom_strip
 from warplens.report.overview import host, operators, time
 from warplens.report.overview.numbers import Numbers, answer, largest_part
 from warplens.report.text import category_title
-from warplens.report.timeline import timeline_blocks
+from warplens.report.timeline import timeline_blocks, with_moments
 from warplens.report.verdict import factor, finding_blocks
 
 if TYPE_CHECKING:
@@ -192,6 +192,11 @@ def _rooms(*kinds: SectionOf[Numbers]) -> Callable[[Numbers], Iterator[Section]]
     return lambda numbers: iter(sections(kinds, numbers))
 
 
+def _findings(numbers: Numbers) -> Iterator[Block | Section]:
+    if numbers.diagnosis is not None:
+        yield from with_moments(numbers, finding_blocks(numbers.diagnosis))
+
+
 #: The rooms behind the answer, each with its sections in reading order. A new section is a line here, and a function
 #: that yields its blocks.
 _ROOMS: Final[tuple[SectionOf[Numbers], ...]] = (
@@ -209,7 +214,7 @@ _ROOMS: Final[tuple[SectionOf[Numbers], ...]] = (
             SectionOf("phases", "Phases", time.phases),
         ),
     ),
-    SectionOf("findings-room", "Findings", finding_blocks, lambda numbers: numbers.diagnosis),
+    SectionOf("findings-room", "Findings", _findings, lambda numbers: numbers if numbers.diagnosis else None),
     SectionOf(
         "kernels-room",
         "Kernels & operators",
