@@ -574,7 +574,9 @@ def _track(
 def _order(track: Track, threads: _Threads) -> tuple[int, ...]:
     if track.kind in ("idle", "stream"):
         return 0, *track.owner
-    return 1, threads.place(track.owner), list(_LABELS).index(track.kind)
+    # Threads of a process stand together, below the process whose threads launch the most.
+    process = next(place for place, owner in enumerate(threads.listed) if owner[0] == track.owner[0])
+    return 1, process, threads.place(track.owner), list(_LABELS).index(track.kind)
 
 
 def _representative(window: Window) -> Step | None:

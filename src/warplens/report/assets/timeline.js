@@ -236,7 +236,7 @@
       const { start: starts, extent, name, more, busy } = level;
       const scale = scaleOf(), end = level.begin[line.row + 1];
       const muted = ["ranges", "python", "os"].includes(line.track.kind);
-      let drawn = 0, painted = -1;
+      let drawn = 0, painted = -1, ink = -1, alpha = -1;
       for (let i = firstAfter(level, line.row, seen.from); i < end && starts[i] < seen.to; i++) {
         const left = gutter + (starts[i] - seen.from) * scale;
         const right = left + extent[i] * scale;
@@ -247,13 +247,16 @@
         const fill = data.names[name[i]][1];
         const other = wanted !== null && !wanted.has(name[i]);
         const dense = more[i] ? busy[i] / extent[i] : 1;
-        context.globalAlpha = (muted ? 0.34 : 1) * (other ? 0.2 : 1) * (more[i] ? 0.4 + 0.6 * dense : 1);
-        context.fillStyle = colours[fill];
+        // The state of the canvas is set where it changes only: that costs more than the mark itself.
+        const strength = (muted ? 0.34 : 1) * (other ? 0.2 : 1) * (more[i] ? 0.4 + 0.15 * Math.round(4 * dense) : 1);
+        if (strength !== alpha) context.globalAlpha = alpha = strength;
+        if (fill !== ink) context.fillStyle = colours[ink = fill];
         const space = to - from > 3 ? 0.6 : 0; // neighbours are told apart by a hair of the ground
         context.fillRect(from, line.y, to - from - space, line.height);
         if (to - from > 34 && line.height > 11) {
           context.globalAlpha = other ? 0.4 : 1;
           context.fillStyle = muted || more[i] ? paper.ink : inks[fill];
+          ink = alpha = -1;
           const text = more[i] ? `${more[i] + 1} × … ${data.names[name[i]][0]}` : data.names[name[i]][0];
           context.fillText(cut(text, to - from - 8), from + 4, line.y + line.height / 2 + 0.5);
         }
@@ -268,30 +271,31 @@
 
     // Idle time: each pause is filled by its causes, one above the other, so that areas are times.
     const drawIdle = (level, line) => {
-      const scale = scaleOf(), end = level.begin[line.row + 1];
+      const scale = scaleOf(), end = level.begin[line.row + 1], first = firstAfter(level, line.row, seen.from);
       context.fillStyle = paper.track;
       context.fillRect(gutter, line.y, plotWidth(), line.height);
-      let drawn = 0;
-      for (let i = firstAfter(level, line.row, seen.from); i < end && level.start[i] < seen.to; i++) {
-        const left = Math.max(gutter + (level.start[i] - seen.from) * scale, gutter - 2);
-        const right = Math.min(Math.max(gutter + (level.start[i] + level.extent[i] - seen.from) * scale, left + 0.7), width + 2);
-        let y = line.y + line.height;
-        for (let cause = 0; cause < data.causes.length; cause++) {
-          const part = level.parts[cause][i];
-          if (!part) continue;
-          const tall = (line.height * part) / level.extent[i];
-          context.fillStyle = colours[data.causes[cause][1]];
-          context.fillRect(left, y - tall, right - left, tall);
-          y -= tall;
+      let last = first;
+      while (last < end && level.start[last] < seen.to) last += 1;
+      const left = (i) => Math.max(gutter + (level.start[i] - seen.from) * scale, gutter - 2);
+      const right = (i) => Math.min(Math.max(gutter + (level.start[i] + level.extent[i] - seen.from) * scale, left(i) + 0.7), width + 2);
+      const filled = new Float32Array(last - first);
+      data.causes.forEach(([, fill], cause) => {
+        const parts = level.parts[cause];
+        context.fillStyle = colours[fill];
+        for (let i = first; i < last; i++) {
+          if (!parts[i]) continue;
+          const tall = (line.height * parts[i]) / level.extent[i];
+          filled[i - first] += tall;
+          context.fillRect(left(i), line.y + line.height - filled[i - first], right(i) - left(i), tall);
         }
-        drawn += 1;
-        if (right - left > 60 && !level.more[i]) {
-          const name = data.names[level.name[i]];
-          context.fillStyle = inks[name[1]];
-          context.fillText(cut(name[0], right - left - 8), left + 4, line.y + line.height / 2 + 0.5);
-        }
+      });
+      for (let i = first; i < last; i++) {
+        if (level.more[i] || level.extent[i] * scale < 60 || right(i) - left(i) < 60) continue;
+        const [text, fill] = data.names[level.name[i]];
+        context.fillStyle = inks[fill];
+        context.fillText(cut(text, right(i) - left(i) - 8), left(i) + 4, line.y + line.height / 2 + 0.5);
       }
-      return drawn;
+      return last - first;
     };
 
     const drawAxis = () => {
