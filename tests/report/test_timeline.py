@@ -12,6 +12,7 @@ import pytest
 
 import warplens
 from tests import shipped
+from tests.analysis import builders as b
 from tests.diagnosis import programs
 from tests.diagnosis.machine import MS, US, Machine
 from warplens.analysis.timebudget import IDLE_CAUSES, time_budgets
@@ -129,6 +130,12 @@ def _unpacked(text: str) -> tuple[dict, list[np.ndarray]]:
         at += count * width
     assert at == len(stream)
     return head, columns
+
+
+def test_a_profile_without_events_has_an_empty_timeline():
+    view = _view(Timeline(b.trace()))
+    assert [len(level.row) for level in view.levels] == [0]
+    assert _unpacked(packed(view))[0]["names"] == []
 
 
 def test_the_longest_pause_that_was_planted_is_the_worst_moment():
