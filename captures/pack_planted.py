@@ -221,7 +221,11 @@ def ddp_entries(records: list[dict[str, Any]], files: set[str]) -> list[dict[str
     return [
         {
             "name": f"ddp_{run}",
-            "verdict": {"nsys": ["exposed-communication"], "torch": ["exposed-communication"]},
+            "verdict": {
+                # One file holds both ranks; a file of one rank cannot tell who is late.
+                "nsys": [*(["straggler"] if "straggler" in run else []), "exposed-communication"],
+                "torch": ["exposed-communication"],
+            },
             "files": {
                 "nsys": f"ddp_{run}.sqlite.xz" if f"ddp_{run}.sqlite.xz" in files else None,
                 "torch": sorted(name for name in files if name.startswith(f"ddp_{run}_rank")),

@@ -1,9 +1,9 @@
 """Many profiles of one distributed run: each file read and summarised on its own, in bounded memory.
 
-The questions themselves are answered by `warplens.analysis.ranks`; here is what carries them to many files: worker
-processes on this machine (`local`), or an existing Dask cluster (`cluster`). Both run the same function on each file
-(`files`), so that the results are the same. May import: `warplens.readers`, `warplens.analysis`, `warplens.profile` and
-`warplens.errors`.
+The questions themselves are answered by `warplens.analysis.ranks` and `warplens.diagnosis`; here is what carries them
+to many files: worker processes on this machine (`local`), or an existing Dask cluster (`cluster`). Both run the same
+function on each file (`files`), so that the results are the same. May import: `warplens.readers`, `warplens.diagnosis`
+and what they know.
 """
 
 from __future__ import annotations
@@ -18,12 +18,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from warplens.analysis.ranks.across import RanksResult, across_ranks
-from warplens.analysis.ranks.summary import RankSummary, summarize
+from warplens.analysis.ranks.matching import rank_in_name
+from warplens.analysis.ranks.measures import communication_rows
+from warplens.analysis.ranks.summary import RankSummary, rank_windows, summarize, summary_of
+from warplens.analysis.timeline import Timeline
+from warplens.diagnosis.across import RunDiagnosis, diagnose_run
+from warplens.diagnosis.facts import gather
+from warplens.diagnosis.run import RankFacts, rank_facts, run_of_ranks
+from warplens.diagnosis.verdict import diagnose
 from warplens.errors import UsageError, WarplensError
 from warplens.readers import read
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+
+    from warplens.analysis.window import Window
+    from warplens.diagnosis import Diagnosis
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,12 +72,8 @@ def analyse_ranks(
         UsageError: no profile could be used, a rank occurs twice, or the cluster cannot be reached.
     """
     if scheduler is not None:
-        # MERGED
-
         files = summarize_on_cluster(paths, window, scheduler, progress)
     else:
-        # MERGED
-
         files = summarize_locally(paths, window, workers, progress)
     problems = tuple(file.problem for file in files if file.problem is not None)
     if len(problems) == len(files):
@@ -77,6 +83,120 @@ def analyse_ranks(
     summaries = [(summary, number) for number, file in enumerate(files) for summary in file.ranks]
     result = across_ranks([summary for summary, _ in summaries], [number for _, number in summaries])
     return RanksRun(result, tuple(file.source for file in files if file.problem is None), problems)
+
+
+# --- The diagnosis of a run: of each rank by itself, and of what they cost each other ---------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class DiagnosedRank:
+    """One rank that was looked at by itself, with what is compared with others."""
+
+    summary: RankSummary
+    facts: RankFacts
+    diagnosis: Diagnosis
+
+
+@dataclass(frozen=True, eq=False)
+class DiagnosedRun:
+    """What came of diagnosing many files.
+
+    Attributes:
+        diagnosis: of the run and of each rank.
+        sources: the files that were used, in the order given.
+        problems: why others were not, one line each.
+    """
+
+    diagnosis: RunDiagnosis
+    sources: tuple[str, ...]
+    problems: tuple[str, ...]
+
+
+def diagnose_ranks(
+    paths: Sequence[Path],
+    window: str = "steady",
+    *,
+    workers: int | None = None,
+    progress: Callable[[str], None] = lambda _: None,
+) -> DiagnosedRun:
+    """Diagnose each profile, and the run that they are of. Arguments as of `analyse_ranks`.
+
+    Raises:
+        UsageError: no profile could be used, or they are not the ranks of one run.
+    """
+    apart = UsageError(
+        f"{len(paths)} profiles ({', '.join(path.name for path in paths[:3])}{', …' if len(paths) > 3 else ''}) that "
+        "are not told to be the ranks of one run: they must communicate, and record their ranks or be named after them "
+        "(…rank0…, …rank1…). Name one of them, or use `warplens report` for all of them"
+    )
+    if not _may_be_a_rank(paths[0]):
+        raise apart  # before many others are read
+    files = summarize_locally(paths, window, workers, progress, diagnose_file)
+    problems = tuple(file.problem for file in files if file.problem is not None)
+    if len(problems) == len(files):
+        raise UsageError(f"no profile could be used: {problems[0]}")
+    progress("putting the ranks together")
+    found = run_diagnosis([file.diagnosed for file in files])
+    if found is None:
+        raise apart
+    return DiagnosedRun(found, tuple(file.source for file in files if file.problem is None), problems)
+
+
+def _may_be_a_rank(path: Path) -> bool:
+    if rank_in_name(path.name) is not None:
+        return True
+    try:
+        trace = read(path, launch_configuration=False)
+    except WarplensError:
+        return True
+    return trace.capture.rank is not None or len(communication_rows(Timeline(trace))) > 0
+
+
+def diagnosed(timeline: Timeline, window: str | Window = "steady") -> tuple[DiagnosedRank, ...]:
+    """The ranks of one profile, each looked at by itself."""
+    found = []
+    for rank in rank_windows(timeline, window):
+        facts = rank_facts(gather(rank.timeline, rank.window))
+        found.append(DiagnosedRank(summary_of(rank), facts, diagnose(rank.timeline, rank.window)))
+    return tuple(found)
+
+
+def one_run(timelines: Sequence[Timeline], window: Callable[[Timeline], Window]) -> RunDiagnosis | None:
+    """The diagnosis of the run that these profiles are of; None where they are not the ranks of one.
+
+    Args:
+        timelines: the profiles.
+        window: the part of each that is analysed.
+    """
+    if not all(len(communication_rows(timeline)) for timeline in timelines):
+        return None
+    try:
+        return run_diagnosis([diagnosed(timeline, window(timeline)) for timeline in timelines])
+    except UsageError:  # repeats of one rank, for example
+        return None
+
+
+def run_diagnosis(files: Sequence[Sequence[DiagnosedRank]]) -> RunDiagnosis | None:
+    """The diagnosis of the run that several files are of; None where nothing tells that they are of one.
+
+    They are if every rank communicates, and each file records its rank, or its name tells it; or if their collectives
+    ran at the same times.
+
+    Raises:
+        UsageError: their ranks contradict each other.
+    """
+    every = [(one, number) for number, ranks in enumerate(files) for one in ranks]
+    if not all(one.summary.collectives.height for one, _ in every):
+        return None
+    run = run_of_ranks([one.summary for one, _ in every], [one.facts for one, _ in every], [file for _, file in every])
+    told = "order" not in run.result.placing.how
+    if not told and 2 * int(run.result.matching["matched"].sum()) < int(run.result.matching["kernels"].sum()):
+        return None
+    by_summary = {id(one.summary): one.diagnosis for one, _ in every}
+    ranks = {
+        rank: by_summary[id(summary)] for rank, summary in zip(run.result.ranks, run.result.summaries, strict=True)
+    }
+    return diagnose_run(run, ranks)
 
 
 # --- One file becomes the summaries of its ranks. This is what runs in every worker -----------------------------------
@@ -90,18 +210,33 @@ class FileSummary:
         source: its name, without folders.
         ranks: one summary a rank; () where the file could not be used.
         problem: why not, one line; None where it could.
+        diagnosed: its ranks with a diagnosis each, where one was asked for.
     """
 
     source: str
     ranks: tuple[RankSummary, ...] = ()
     problem: str | None = None
+    diagnosed: tuple[DiagnosedRank, ...] = ()
 
 
 def summarize_file(path: str, window: str = "steady") -> FileSummary:
     """Read one profile and reduce it to its ranks. Never raises for a bad file: one must not stop the others."""
+
+    def reduced(source: str) -> FileSummary:
+        return FileSummary(source, summarize(read(path, launch_configuration=False), window))
+
+    return _unless_bad(path, reduced)
+
+
+def diagnose_file(path: str, window: str = "steady") -> FileSummary:
+    """Read one profile and diagnose each of its ranks. Never raises for a bad file."""
+    return _unless_bad(path, lambda source: FileSummary(source, diagnosed=diagnosed(Timeline(read(path)), window)))
+
+
+def _unless_bad(path: str, reduced: Callable[[str], FileSummary]) -> FileSummary:
     source = Path(path).name
     try:
-        return FileSummary(source, summarize(read(path, launch_configuration=False), window))
+        return reduced(source)
     except WarplensError as error:
         text = str(error)
         return FileSummary(source, problem=text if source in text else f"{source}: {text}")
@@ -176,17 +311,21 @@ def default_workers() -> int:
 
 
 def summarize_locally(
-    paths: Sequence[Path], window: str, workers: int | None, progress: Callable[[str], None]
+    paths: Sequence[Path],
+    window: str,
+    workers: int | None,
+    progress: Callable[[str], None],
+    ask: Callable[[str, str], FileSummary] = summarize_file,
 ) -> list[FileSummary]:
-    """Summarise each file, several at once; in the order given."""
+    """Summarise each file, or `ask` it something else, several at once; in the order given."""
     count = min(workers or default_workers(), len(paths))
     if count <= 1:
-        return [_told(summarize_file(str(path), window), number, paths, progress) for number, path in enumerate(paths)]
+        return [_told(ask(str(path), window), number, paths, progress) for number, path in enumerate(paths)]
     found: list[FileSummary | None] = [None] * len(paths)
     batch = count * _FILES_PER_WORKER
     done = 0
     for first in range(0, len(paths), batch):
-        for place, summary in _in_pool(paths, range(first, min(first + batch, len(paths))), window, count):
+        for place, summary in _in_pool(paths, range(first, min(first + batch, len(paths))), window, count, ask):
             found[place] = summary
             done += 1
             progress(f"summarised {done} of {len(paths)} profiles")
@@ -198,7 +337,9 @@ def _told(summary: FileSummary, number: int, paths: Sequence[Path], progress: Ca
     return summary
 
 
-def _in_pool(paths: Sequence[Path], places: range, window: str, workers: int) -> Iterator[tuple[int, FileSummary]]:
+def _in_pool(
+    paths: Sequence[Path], places: range, window: str, workers: int, ask: Callable[[str, str], FileSummary]
+) -> Iterator[tuple[int, FileSummary]]:
     # Fresh interpreters: a fork would copy the threads of Polars in whatever state they are.
     context = multiprocessing.get_context("spawn")
     threads = os.environ.get("POLARS_MAX_THREADS")
@@ -206,7 +347,7 @@ def _in_pool(paths: Sequence[Path], places: range, window: str, workers: int) ->
     try:
         with ProcessPoolExecutor(workers, mp_context=context) as pool:
             waiting: dict[Future[FileSummary], int] = {
-                pool.submit(summarize_file, str(paths[place]), window): place for place in places
+                pool.submit(ask, str(paths[place]), window): place for place in places
             }
             while waiting:
                 finished, _ = wait(waiting, return_when=FIRST_COMPLETED)

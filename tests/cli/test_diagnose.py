@@ -13,6 +13,7 @@ import pytest
 
 from tests import shipped
 from tests.analysis.counters.builders import SHARED, needs_reports
+from tests.cli.rank_files import SLOW_RANK, WAIT_US, write_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -112,3 +113,56 @@ def test_a_missing_report_of_counters_is_one_line(warplens: Callable[..., Run], 
 def test_wrong_usage_is_one_line(warplens: Callable[..., Run], arguments: list[str]) -> None:
     run = warplens("diagnose", LAUNCH_BOUND, *arguments)
     assert (run.code, run.err.count("\n")) == (2, 1)
+
+
+# ── several profiles ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.slow
+def test_of_the_ranks_of_a_run_the_late_one_is_the_verdict(warplens: Callable[..., Run]) -> None:
+    ranks = shipped.files("planted", "ddp_straggler-gpu_rank*.json.xz")
+    data = _asked(warplens, *ranks)["data"]
+    assert data["verdict"] == data["findings"][0]["id"] == "straggler"
+    assert data["together"]["late_rank"] == 1
+    finding = data["findings"][0]
+    assert finding["where"][:2] == ["rank 1", "extra_work"]
+    # Without a profiler the step took as long with the planted 12 ms as without: the hosts set the pace (INDEX.json).
+    low, high = finding["expected_interval"]
+    assert low <= 1.02 < high
+
+
+def test_where_the_host_costs_more_the_late_rank_is_told_all_the_same(
+    warplens: Callable[..., Run], tmp_path: Path
+) -> None:
+    write_ranks(tmp_path, 3)
+    late = f"Rank {SLOW_RANK} is late and the others wait for it, {WAIT_US / 1000} ms a step: the same kernels take"
+    text = warplens("diagnose", tmp_path).out
+    assert late in text.split("\n\n")[1]
+    assert text.index("2. straggler: ") < text.index("Each rank by itself")
+    found = _asked(warplens, tmp_path)
+    assert found["source"] == [f"rank{rank}.json.gz" for rank in range(3)]
+    data = found["data"]
+    assert [finding["id"] for finding in data["findings"]] == ["host-stall", "straggler"]
+    assert data["together"]["late_rank"] == SLOW_RANK
+    alone = _asked(warplens, tmp_path / "rank0.json.gz")["data"]
+    assert set(alone) <= set(data)
+    assert data["ranks"][0]["findings"] == alone["findings"]
+
+
+def test_a_report_on_the_ranks_of_a_run_begins_with_the_run(warplens: Callable[..., Run], tmp_path: Path) -> None:
+    ranks = write_ranks(tmp_path, 2)
+    run = warplens("report", *ranks, "-o", tmp_path / "out", "-f", "md,json")
+    assert run.code == 0
+    text = (tmp_path / "out/report.md").read_text("utf-8")
+    assert text.startswith("# 2 ranks of one run")
+    assert text.index(f"Rank {SLOW_RANK} is late") < text.index("All profiles") < text.index("rank0.json.gz\n")
+    data = json.loads((tmp_path / "out/report.json").read_text("utf-8"))["data"]
+    assert data["run"]["together"]["late_rank"] == SLOW_RANK
+    assert [profile["source"] for profile in data["profiles"]] == ["rank0.json.gz", "rank1.json.gz"]
+
+
+def test_several_profiles_that_are_no_ranks_are_refused_in_one_line(warplens: Callable[..., Run]) -> None:
+    run = warplens("diagnose", LAUNCH_BOUND, TRAINING)
+    assert run.code == 2
+    assert "not told to be the ranks of one run" in run.err
+    assert run.err.count("\n") == 1

@@ -40,10 +40,12 @@ def test_the_late_rank_is_named_with_what_makes_it_late(extra: str, waited_us: i
     fleet = Fleet(3).run(lambda fleet: training(fleet, 1, extra))
     for finding in (found_across(Straggler(), fleet), judged(fleet.one_file()).finding("straggler")):
         assert finding is not None
-        assert finding.title.startswith(f"Rank 1 is late and the others wait for it: {says}")
+        waited = finding.evidence["waited_ns_per_step"]
+        assert waited == pytest.approx(waited_us * US, rel=0.1)
+        told = f"Rank 1 is late and the others wait for it, {waited / 1e6:.1f} ms a step: {says}"
+        assert finding.title.startswith(told)
         assert finding.where[:2] == ("rank 1", where)
         assert finding.evidence["last_share"] == pytest.approx(1, abs=0.01)
-        assert finding.evidence["waited_ns_per_step"] == pytest.approx(waited_us * US, rel=0.1)
         assert finding.expected is not None
         healthy = Fleet(3).run(training).machines[0].gpu
         assert finding.expected == pytest.approx(fleet.machines[0].gpu / healthy, rel=0.05)

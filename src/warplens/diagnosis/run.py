@@ -40,7 +40,7 @@ class RankFacts:
         wall_ns, busy_ns: the window, and the part of it in which the GPU worked, communication included.
         host_ns: host time that it took to issue the work, as recorded.
         issuing_ns, other_ns: idle time in which the host issued work, and in which it did not.
-        unprofiled_share, least_unprofiled_share: of the host's time, what it takes without a profiler; expected, least.
+        least_unprofiled_share: of the host's time, what it takes without a profiler on the side of a fast host.
         before_communication_ns: pauses that communication ended while the host issued work.
         idle: idle time by cause.
         kernels: `name`, `blocks` (of its grid), `kernels` and `time_ns`, communication left out.
@@ -53,7 +53,6 @@ class RankFacts:
     host_ns: int
     issuing_ns: int
     other_ns: int
-    unprofiled_share: float
     least_unprofiled_share: float
     before_communication_ns: int
     idle: dict[str, int]
@@ -122,7 +121,6 @@ def rank_facts(facts: Facts) -> RankFacts:
         host_ns=facts.host_needed_ns,
         issuing_ns=issuing,
         other_ns=max(facts.idle_ns - facts.idle(*ISSUING, *_SUBMITTED), 0),
-        unprofiled_share=facts.unprofiled_share,
         least_unprofiled_share=facts.least_unprofiled_share,
         before_communication_ns=_before_communication(facts),
         idle={name: spent for name, spent in causes.items() if spent and name not in ("start_ns", "end_ns", "range")},

@@ -11,6 +11,7 @@ from warplens.analysis.ranks.across import MATCHING
 from warplens.analysis.ranks.balance import COLLECTIVE_INSTANCES, PARTS, RANK_WAITS, RANKS, STEP_BALANCE, straggler
 from warplens.analysis.ranks.clocks import CLOCKS
 from warplens.analysis.ranks.collectives import COLLECTIVE_GROUPS
+from warplens.diagnosis.rules import rule
 from warplens.profile.schema import Column
 from warplens.report import text as fmt
 from warplens.report.charts.base import Chart, Mark, embedded, layered, tooltip
@@ -30,11 +31,14 @@ from warplens.report.document import (
 )
 from warplens.report.jsonout import window_data
 from warplens.report.text import part_title
+from warplens.report.verdict import diagnosis_data, factor, finding_data, findings_frame, one_finding
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from warplens.analysis.ranks.across import RanksResult
+    from warplens.diagnosis import Diagnosis
+    from warplens.diagnosis.across import RunDiagnosis
     from warplens.profile import Note
     from warplens.report.document import Block
     from warplens.report.theme import Ink
@@ -464,3 +468,86 @@ def ranks_data(result: RanksResult) -> dict[str, Any]:
         "groups": {"rows": result.groups},
         "collectives": {"rows": result.waits.collectives},
     }
+
+
+# --- The diagnosis of a run: what its ranks cost each other, and each of them by itself ------------------------------
+
+
+_BY_ITSELF: Final = (
+    Column("rank", pl.Int64),
+    Column("source", title="File", kind="name"),
+    Column("verdict", title="Limited by"),
+    Column("severity"),
+    Column("gain", help="how many times as fast without a profiler, by the best remedy"),
+    Column("busy_share", pl.Float64, "of its window", title="GPU busy"),
+    Column("remedy", title="First remedy"),
+)
+
+
+def by_itself_table(found: RunDiagnosis) -> Table:
+    """The verdict on each rank by itself."""
+    rows = []
+    for rank, own in found.ranks.items():
+        first = own.findings[0]
+        rows.append(
+            {
+                "rank": rank,
+                "source": found.run.summary(rank).label,
+                "verdict": own.verdict,
+                "severity": first.severity,
+                "gain": factor(first.gain),
+                "busy_share": own.coverage.busy_ns / own.coverage.wall_ns if own.coverage.wall_ns else None,
+                "remedy": first.remedies[0].action if first.remedies else None,
+            }
+        )
+    schema = {column.name: column.dtype for column in _BY_ITSELF}
+    return Table("by-itself", "Each rank by itself", _BY_ITSELF, pl.DataFrame(rows, schema=schema), limit=None)
+
+
+def run_frame(found: RunDiagnosis) -> pl.DataFrame:
+    """One row a finding: those of the run, whose rank is null, and then those of each rank."""
+    parts: list[tuple[int | None, Diagnosis | RunDiagnosis]] = [(None, found), *found.ranks.items()]
+    frames = [
+        findings_frame(own).select(pl.lit(rank, dtype=pl.Int64).alias("of_rank"), pl.all()) for rank, own in parts
+    ]
+    return pl.concat(frames).drop("gain", "at_most")
+
+
+def run_data(found: RunDiagnosis) -> dict[str, Any]:
+    """The diagnosis of a run and of each rank; what only one window has is null."""
+    windows = {rank: found.run.summary(rank).window for rank in found.ranks}
+    return {
+        "window": None,
+        "verdict": found.verdict,
+        "headline": found.headline,
+        "findings": [finding_data(finding) for finding in found.findings],
+        "per_phase": [],
+        "predictions": [],
+        "coverage": None,
+        "pace": None,
+        "ranks": [
+            {
+                "rank": rank,
+                "source": found.run.summary(rank).source,
+                "window": window_data(windows[rank]),
+                **diagnosis_data(own),
+            }
+            for rank, own in found.ranks.items()
+        ],
+        "together": {"late_rank": straggler(found.run.result.waits), **ranks_data(found.run.result)},
+    }
+
+
+def run_section(found: RunDiagnosis) -> Section:
+    """What limits the run: the headline, who waits for whom, each rank by itself, what the ranks cost each other."""
+    result = found.run.result
+    findings = (
+        Section(f"run-{finding.id}", f"{finding.id}: {rule(finding.id).limiter}", tuple(one_finding(finding)))
+        for finding in found.findings
+    )
+    return Section(
+        "run",
+        f"The run: {found.verdict}",
+        (Paragraph(found.headline), quiet(answer(result)), by_itself_table(found), wait_table(result)),
+        tuple(findings),
+    )

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from warplens.analysis.hostpace import HostPace
     from warplens.diagnosis import Coverage, Diagnosis, Finding
+    from warplens.diagnosis.across import RunDiagnosis
     from warplens.report.document import Block
 
 
@@ -25,14 +26,14 @@ def diagnosis_data(diagnosis: Diagnosis) -> dict[str, Any]:
     return {
         "verdict": diagnosis.verdict,
         "headline": diagnosis.headline,
-        "findings": [_finding_data(finding) for finding in diagnosis.findings],
+        "findings": [finding_data(finding) for finding in diagnosis.findings],
         "per_phase": diagnosis.per_phase,
         "predictions": diagnosis.predictions,
         "coverage": diagnosis.coverage,
     }
 
 
-def _finding_data(finding: Finding) -> dict[str, Any]:
+def finding_data(finding: Finding) -> dict[str, Any]:
     """All of a finding; its bound has an older name, too."""
     data = {each.name: getattr(finding, each.name) for each in fields(finding)}
     places = list(data)
@@ -224,7 +225,7 @@ _PREDICTIONS: Final = (
 )
 
 
-def findings_frame(diagnosis: Diagnosis) -> pl.DataFrame:
+def findings_frame(diagnosis: Diagnosis | RunDiagnosis) -> pl.DataFrame:
     """One row a finding, the worst first; evidence as text, the first remedy for all."""
     rows = []
     for rank, found in enumerate(diagnosis.findings, start=1):
@@ -288,10 +289,11 @@ def finding_blocks(diagnosis: Diagnosis) -> Iterator[Block | Section]:
         yield quiet(fmt.sentence(line))
     for rank, finding in enumerate(diagnosis.findings):
         title = f"{finding.id}: {rule(finding.id).limiter}"
-        yield Section(f"finding-{finding.id}", title, tuple(_finding_blocks(finding)), folded=rank > 0)
+        yield Section(f"finding-{finding.id}", title, tuple(one_finding(finding)), folded=rank > 0)
 
 
-def _finding_blocks(finding: Finding) -> Iterator[Block]:
+def one_finding(finding: Finding) -> Iterator[Block]:
+    """A finding with its evidence, remedies and the experiment that would refute it."""
     yield Paragraph(f"{finding.title} ({standing(finding)}).")
     yield Paragraph(f"Evidence: {evidence_text(finding.evidence)}.")
     for label, told in (("Mostly in", places(finding)), ("In the program", "; ".join(place_lines(finding)))):

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from warplens.analysis.timeline import Timeline
     from warplens.analysis.window import Window
+    from warplens.diagnosis.across import RunDiagnosis
     from warplens.report.counters.numbers import Joined
     from warplens.report.document import Document
     from warplens.report.overview.numbers import Numbers
@@ -31,6 +32,7 @@ def write_report(
     formats: Collection[ReportFormat] = REPORT_FORMATS,
     progress: Callable[[str], None] = lambda _: None,
     joined: Sequence[Sequence[Joined]] = (),
+    run: RunDiagnosis | None = None,
 ) -> list[Path]:
     """Analyse the profiles and write one report on all of them.
 
@@ -40,6 +42,7 @@ def write_report(
         formats: which of `REPORT_FORMATS` to write.
         progress: is told what is being done, in a few words.
         joined: for each profile, reports of hardware counters of the same program; () where there are none for any.
+        run: the diagnosis of the run that they are the ranks of; None where they are not.
 
     Returns:
         The files to open, in the order of `REPORT_FORMATS`; images are not among them.
@@ -57,10 +60,15 @@ def write_report(
         numbers = examine(timeline, window)
         examined.append(replace(numbers, joined=tuple(joined[number])) if joined else numbers)
     progress("drawing")
-    return write_examined(examined, folder, formats)
+    return write_examined(examined, folder, formats, run)
 
 
-def write_examined(examined: Sequence[Numbers], folder: Path, formats: Collection[ReportFormat]) -> list[Path]:
+def write_examined(
+    examined: Sequence[Numbers],
+    folder: Path,
+    formats: Collection[ReportFormat],
+    run: RunDiagnosis | None = None,
+) -> list[Path]:
     """The same of profiles that have been analysed."""
     folder.mkdir(parents=True, exist_ok=True)
     written = []
@@ -68,28 +76,33 @@ def write_examined(examined: Sequence[Numbers], folder: Path, formats: Collectio
         # Charts cost half a second to import; the numbers alone do without.
         from warplens.report.overview.document import report_document
 
-        written = write_document(report_document(examined), folder, formats)
+        written = write_document(report_document(examined, run), folder, formats)
     if "json" in formats:
         path = folder / "report.json"
-        path.write_bytes(report_json(examined))
+        path.write_bytes(report_json(examined, run))
         written.append(path)
     return written
 
 
-def report_json(profiles: Sequence[Numbers]) -> bytes:
+def report_json(profiles: Sequence[Numbers], run: RunDiagnosis | None = None) -> bytes:
     """`report.json`: every table of every profile in full (schema `warplens.report/1`)."""
     warnings = [note for numbers in profiles for note in numbers.notes]
     return envelope(
         "report",
         [numbers.capture.source for numbers in profiles],
-        report_data(profiles),
+        report_data(profiles, run),
         warnings,
     )
 
 
-def report_data(profiles: Sequence[Numbers]) -> dict[str, Any]:
-    """`data` of `report.json`."""
-    return {"profiles": [overview_data(numbers) for numbers in profiles]}
+def report_data(profiles: Sequence[Numbers], run: RunDiagnosis | None = None) -> dict[str, Any]:
+    """`data` of `report.json`; `run` where the profiles are the ranks of one."""
+    data: dict[str, Any] = {"profiles": [overview_data(numbers) for numbers in profiles]}
+    if run is None:
+        return data
+    from warplens.report.ranks import run_data
+
+    return data | {"run": run_data(run)}
 
 
 def write_document(

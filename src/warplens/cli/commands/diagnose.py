@@ -5,19 +5,31 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import typer
+
 from warplens.answers import diagnose_selection
 from warplens.cli.answer import Answer, Part, emit, head, note_lines, select
-from warplens.cli.edge import one_line, progress
-from warplens.cli.options import Format, FormatOption, ProfileArgument, RangeOption, WindowOption, option
-from warplens.readers import read_counters
+from warplens.cli.edge import UNUSABLE, complain, one_line, progress
+from warplens.cli.options import Format, FormatOption, RangeOption, WindowOption, argument, option
+from warplens.errors import UsageError
+from warplens.readers import discover, read_counters
+from warplens.readers.shipped import located
 from warplens.report.verdict import evidence_text, place_lines, places, standing
 
 if TYPE_CHECKING:
     from warplens.diagnosis import Finding
+    from warplens.profile import Note
 
 
 def diagnose(
-    path: ProfileArgument,
+    paths: Annotated[
+        list[Path],
+        argument(
+            "PATH…",
+            "A profile of Nsight Systems (.sqlite, .nsys-rep) or of PyTorch's profiler (.json), also compressed; or "
+            "those of the ranks of one run, or a folder with them.",
+        ),
+    ],
     counters: Annotated[
         Path | None,
         option(
@@ -35,12 +47,19 @@ def diagnose(
     """What limits the program, what to do about it, and how to check that.
 
     Findings stand worst first, each with the most that it could bring, its evidence, remedies, and the experiment that
-    would refute it. Predictions are modelled.
+    would refute it. Predictions are modelled. Of several profiles, which must be the ranks of one run, what they cost
+    each other comes first: a late rank, small collectives, a pipeline's bubble; then each rank by itself.
     """
     from warplens.report.markdown import escaped
 
+    found_paths = discover([located(path) for path in paths])
+    if len(found_paths) > 1:
+        if counters is not None or changes is not None or range_name is not None:
+            raise UsageError("--counters, --if and --range are about one profile: name it")
+        _diagnose_run(found_paths, window, form)
+        return
     report = read_counters(counters) if counters is not None else None
-    selection = select(path, window, range_name, launch_configuration=True)
+    selection = select(paths[0], window, range_name, launch_configuration=True)
     with progress("diagnosing"):
         found = diagnose_selection(selection, report, changes.split(",") if changes is not None else ())
     verdict = f"verdict: {found.verdict}"
@@ -55,6 +74,33 @@ def diagnose(
         closing=found.facts,
     )
     emit(Answer("diagnose", selection.source, [part], found.frame, found.data, found.notes), form)
+
+
+def _diagnose_run(paths: list[Path], window: str, form: Format) -> None:
+    from warplens.ranks import diagnose_ranks
+    from warplens.report.markdown import escaped
+    from warplens.report.ranks import answer, by_itself_table, facts, run_data, run_frame, wait_table
+
+    with progress(f"reading {len(paths)} profiles") as tell:
+        run = diagnose_ranks(paths, window, progress=tell)
+    found, result = run.diagnosis, run.diagnosis.run.result
+    verdict = f"verdict: {found.verdict}"
+    part = Part(
+        head=list(facts(result)),
+        notes=note_lines(result.notes),
+        entries=[
+            (f"{verdict}\n{one_line(found.headline)}", f"**{escaped(verdict)}** {escaped(found.headline)}"),
+            *(_entry(rank, finding) for rank, finding in enumerate(found.findings, start=1)),
+        ],
+        tables=[by_itself_table(found), wait_table(result)],
+        closing=[answer(result)],
+    )
+    warnings: list[Note | str] = [*result.notes, *run.problems]
+    emit(Answer("diagnose", list(run.sources), [part], run_frame(found), lambda: run_data(found), warnings), form)
+    for problem in run.problems:
+        complain(f"{problem} (the answer is on the other profiles)")
+    if run.problems:
+        raise typer.Exit(UNUSABLE)
 
 
 def _entry(rank: int, finding: Finding) -> tuple[str, str]:

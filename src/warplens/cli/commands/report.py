@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     import polars as pl
 
     from warplens.analysis.window import Window
+    from warplens.diagnosis.across import RunDiagnosis
     from warplens.profile.counters import KernelCounters
     from warplens.profile.measurements import Measurements
     from warplens.report.counters.numbers import Joined
@@ -92,7 +93,8 @@ def report(
 
     Profiles whose names tell a model and a context length (small_ctx512.sqlite) form a grid; from two cells on, a
     second document answers questions about models and contexts. Reports of Nsight Compute get a document of their own,
-    and what they say of the kernels of a profile stands in its report as well.
+    and what they say of the kernels of a profile stands in its report as well. Of the ranks of one run, the report
+    begins with what they cost each other.
     """
     from warplens.readers.timings import read_timings
     from warplens.studies.grid.cells import parse_cell
@@ -102,14 +104,17 @@ def report(
     to_stdout = output is None and wanted == ["json"] and not grid.is_explicit
     folder = checked_folder(output or DEFAULT_FOLDER)
     reading = read_all(paths, window, range_name, grid)
+    run = run_in(reading) if range_name is None else None
     if to_stdout:
-        print_json(_json(reading))
+        print_json(_json(reading, run))
     else:
         written: list[Path] = []
         if reading.profiles.timelines:
             numbers = examined(reading)
+            if run is not None:
+                print_lines([run.headline, ""])
             print_answers(numbers)
-            written += write_overview(numbers, folder, wanted)
+            written += write_overview(numbers, folder, wanted, run)
         if reading.cells is not None:
             written += write_grid(reading.profiles, reading.cells, grid, folder, wanted)
         if reading.counters:
@@ -288,7 +293,17 @@ def _join_all(
     return tuple(tuple(item for item in beside if item.matches) for beside in everything)
 
 
-def _json(reading: Reading) -> bytes:
+def run_in(reading: Reading) -> RunDiagnosis | None:
+    """The diagnosis of the run that these profiles are the ranks of; None where they are not."""
+    if len(reading.profiles.timelines) < 2:
+        return None
+    from warplens.ranks import one_run
+
+    with progress("looking for ranks of one run"):
+        return one_run(reading.profiles.timelines, reading.window)
+
+
+def _json(reading: Reading, run: RunDiagnosis | None) -> bytes:
     """One object: on the profiles, with what the counters say of them; on the counters where there is no profile."""
     if not reading.profiles.timelines:
         from warplens.report.counters.document import counters_json
@@ -298,15 +313,17 @@ def _json(reading: Reading) -> bytes:
             return counters_json([examine_counters(report) for report in reading.counters])
     from warplens.report.write import report_json
 
-    return report_json(examined(reading))
+    return report_json(examined(reading), run)
 
 
-def write_overview(numbers: Sequence[Numbers], folder: Path, formats: Sequence[ReportFormat]) -> list[Path]:
-    """The report on the profiles."""
+def write_overview(
+    numbers: Sequence[Numbers], folder: Path, formats: Sequence[ReportFormat], run: RunDiagnosis | None = None
+) -> list[Path]:
+    """The report on the profiles, and on the run that they are the ranks of."""
     from warplens.report.write import write_examined
 
     with progress("drawing"):
-        return write_examined(numbers, folder, formats)
+        return write_examined(numbers, folder, formats, run)
 
 
 def write_counter_reports(

@@ -16,7 +16,7 @@ from warplens.diagnosis.rule import GAIN, MANY, Limit, Rule
 from warplens.diagnosis.run import run_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from warplens.diagnosis.claims import Claims
     from warplens.diagnosis.facts import Facts
@@ -91,22 +91,26 @@ def _most(facts: RankFacts, saved_ns: float, issuing_ns: float = 0.0) -> float:
     return max(recorded, ceiling(wall, min(max(saved_ns - issuing_ns, 0.0), wall)))
 
 
+#: Places between the least that a host needs without the profiler and what was recorded, at which a gain is looked at.
+_PACES: Final = np.linspace(0.0, 1.0, 11)
+
+
 def _gains(ranks: Mapping[int, RankFacts], saved_ns: Mapping[int, float], kept: float = 0.0) -> tuple[float, ...]:
     """Expected gain of these ranks, and the ends of its interval; the median rank stands for all.
 
-    The host sets the pace where it takes longer than what is left for the GPU. How long it takes without the profiler
-    is least sure: as long as recorded at the slow end, and as little as such hosts need at the fast one.
+    Waiting in which the host issues what comes next costs nothing, and how long the hosts take without the profiler is
+    least sure. What is expected is the mean over that: evenly from what such hosts need at least to what was recorded.
     """
-
-    def of(share: Callable[[RankFacts], float], part: float) -> float:
-        return median(ranks[rank].gain(share(ranks[rank]), part * saved) for rank, saved in saved_ns.items())
-
     left = 1 - kept
-    return (
-        of(lambda facts: 1.0, 0.8 * left),
-        of(lambda facts: facts.unprofiled_share, left),
-        of(lambda facts: facts.least_unprofiled_share, min(1.2 * left, 1.0)),
-    )
+
+    def of(place: float, part: float) -> float:
+        found = (
+            ranks[rank].gain(place + (1 - place) * ranks[rank].least_unprofiled_share, part * saved)
+            for rank, saved in saved_ns.items()
+        )
+        return median(found)
+
+    return (of(1.0, 0.8 * left), float(np.mean([of(place, left) for place in _PACES])), of(0.0, min(1.2 * left, 1.0)))
 
 
 # --- Many small collectives ------------------------------------------------------------------------------------------
@@ -547,7 +551,7 @@ class Straggler(RanksRule):
         "excess_kernels_per_step": "kernels of the late rank beyond the mean of the others",
         "excess_longer_ns_per_step": "what kernels of the same name and grid take longer on the late rank",
         "excess_idle_ns_per_step": "idle time of the late rank beyond the median of the others",
-        "explained_share": "of that waiting, what the late rank's excess accounts for",
+        "explained_share": "of that waiting, less what the hosts need anyway, what the late rank's excess accounts for",
         "host_needed_of_window_share": "host time of the waiting ranks, as recorded: waiting that the host "
         "needs anyway costs nothing",
     }
@@ -598,7 +602,11 @@ class Straggler(RanksRule):
         others = [run.ranks[rank] for rank in held]
         excess = _excess(run.ranks[late], others)
         cause = max(excess, key=lambda name: excess[name])
-        explained = min(sum(max(spent, 0.0) for spent in excess.values()) / max(mean, 1.0), 1.0)
+        # Waiting in which the hosts issue what comes next costs nothing, and needs no explanation.
+        costs = sum(
+            own.unprofiled_ns(1.0) - own.unprofiled_ns(1.0, held[rank]) for rank, own in zip(held, others, strict=True)
+        )
+        explained = min(sum(max(spent, 0.0) for spent in excess.values()) * len(held) / max(costs, 1.0), 1.0)
         if excess[cause] <= 0 or explained < self.explained_share:
             cause = "unknown"
         doing, remedies = _CAUSES[cause]
@@ -606,7 +614,14 @@ class Straggler(RanksRule):
         if cause == "host" and stall is not None:
             remedies = (*(replace(each, expected=GAIN) for each in stall.remedies[:1]), *remedies)
         doing = doing.format(excess=f"{excess.get(cause, 0.0) / run.steps / 1e6:.1f} ms")
-        gains = _gains(run.ranks, held)
+        # The late rank cannot save more than its excess, of which issuing work is longer by what the profiler adds.
+        own = run.ranks[late]
+        given_back = sum(
+            max(spent, 0.0) * (own.least_unprofiled_share if name == "launch" else 1.0)
+            for name, spent in excess.items()
+        )
+        most = given_back if cause != "unknown" else float(own.wall_ns)
+        gains = _gains(run.ranks, {rank: min(spent, most) for rank, spent in held.items()})
         if sorted(gains)[1] < limits.raise_ceiling:
             doing += "; without it the hosts would set the same pace"
         compute = {rank: run.summary(rank).times["compute_ns"] for rank in (late, *held)}
@@ -618,7 +633,7 @@ class Straggler(RanksRule):
             limits,
             gains,
             bound=max(_most(run.ranks[rank], exposed[rank]) for rank in held),
-            title=f"Rank {late} is late and the others wait for it: {doing}",
+            title=f"Rank {late} is late and the others wait for it, {mean / run.steps / 1e6:.1f} ms a step: {doing}",
             confidence="high" if run.sure and cause != "unknown" else "medium" if run.sure else "low",
             evidence={
                 "collectives_per_step": row["matched"] / run.steps,

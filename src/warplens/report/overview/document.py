@@ -28,6 +28,7 @@ from warplens.report.flame import flame_blocks
 from warplens.report.headroom import headroom_blocks, headroom_strip
 from warplens.report.overview import host, operators, time
 from warplens.report.overview.numbers import Numbers, answer, largest_part
+from warplens.report.ranks import run_section
 from warplens.report.text import category_title
 from warplens.report.timeline import timeline_blocks, with_moments
 from warplens.report.verdict import factor, finding_blocks
@@ -35,6 +36,7 @@ from warplens.report.verdict import factor, finding_blocks
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from warplens.diagnosis.across import RunDiagnosis
     from warplens.report.document import Block, Strip
 
 
@@ -267,15 +269,21 @@ _ROOMS: Final[tuple[SectionOf[Numbers], ...]] = (
 )
 
 
-def report_document(profiles: Sequence[Numbers]) -> Document:
-    """One document on all profiles: `overview_document` for one, a comparison and one part a profile for several."""
+def report_document(profiles: Sequence[Numbers], run: RunDiagnosis | None = None) -> Document:
+    """One document on all profiles: `overview_document` for one, a comparison and one part a profile for several.
+
+    Args:
+        profiles: what is reported on.
+        run: the diagnosis of the run that they are the ranks of; None where they are not.
+    """
     if len(profiles) == 1:
         return overview_document(profiles[0])
     titles = distinct_sources(profiles)
     return Document(
-        title=f"{len(profiles)} profiles",
-        lead=f"{_most_to_gain(profiles)}{_comparison_lead(profiles)}",
+        title=f"{len(profiles)} profiles" if run is None else f"{len(run.ranks)} ranks of one run",
+        lead=f"{_most_to_gain(profiles)}{_comparison_lead(profiles)}" if run is None else run.headline,
         sections=(
+            *(() if run is None else (run_section(run),)),
             Section(
                 "comparison",
                 "All profiles",
