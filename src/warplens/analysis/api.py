@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final, Literal, get_args
 
 import polars as pl
 
-from warplens.analysis.frames import duration_ns, ratio, spread
+from warplens.analysis.frames import duration_ns, ratio, spread, spread_of_counts
 from warplens.profile.columns import SPREAD, column, table
 from warplens.profile.patterns import lazy_pattern
 from warplens.profile.schema import Column, name_categories
@@ -180,16 +180,27 @@ def api_statistics(timeline: Timeline, window: Window, by: Sequence[str] = ("nam
     Raises:
         UsageError: `by` is empty or names something else.
     """
+    return _grouped(timeline.api_calls_in(window), by, [pl.len().alias("calls"), *spread(duration_ns())])
+
+
+def api_statistics_of_counts(counts: pl.DataFrame, by: Sequence[str] = ("name", "kind")) -> pl.DataFrame:
+    """`api_statistics` of calls that were counted: `name`, what of `by` is a column, `duration_ns`, and `calls`.
+
+    The standard deviation is the same but for rounding, everything else exactly.
+    """
+    return _grouped(counts.sort("duration_ns"), by, spread_of_counts())
+
+
+def _grouped(calls: pl.DataFrame, by: Sequence[str], statistics: list[pl.Expr]) -> pl.DataFrame:
     declared = API_CALLS.by(*by)
-    calls = timeline.api_calls_in(window)
     if "kind" in by:
         calls = calls.with_columns(api_kinds(calls["name"]))
-    statistics = (
+    groups = (
         calls.group_by(by)
-        .agg(pl.len().alias("calls"), *spread(duration_ns()))
+        .agg(*statistics)
         .with_columns(ratio(pl.col("total_ns"), pl.col("total_ns").sum()).alias("share"))
     )
-    return _longest_first(declared.conform(statistics), by)
+    return _longest_first(declared.conform(groups), by)
 
 
 def synchronization_statistics(timeline: Timeline, window: Window, by: Sequence[str] = ("kind",)) -> pl.DataFrame:

@@ -36,6 +36,30 @@ def spread(quantity: pl.Expr, prefix: str = "", unit: str = "ns") -> list[pl.Exp
     ]
 
 
+def spread_of_counts() -> list[pl.Expr]:
+    """`spread` of `duration_ns`, each of which occurs `calls` times, and `calls` in all; of rows that ascend by it.
+
+    Sums, extremes, mean and median are those of the single values exactly; the standard deviation but for rounding.
+    """
+    value, times, calls = pl.col("duration_ns"), pl.col("calls"), pl.col("calls").sum()
+    total = (value * times).sum()
+    mean = total / calls
+
+    def at(place: pl.Expr) -> pl.Expr:
+        return value.filter(times.cum_sum() > place).first()
+
+    squares = (times * (value - mean).pow(2)).sum()
+    return [
+        calls.alias("calls"),
+        total.alias("total_ns"),
+        mean.alias("mean_ns"),
+        ((at((calls - 1) // 2) + at(calls // 2)) / 2).alias("median_ns"),
+        value.min().alias("min_ns"),
+        value.max().alias("max_ns"),
+        pl.when(calls == 1).then(0.0).otherwise((squares / (calls - 1)).sqrt()).alias("stdev_ns"),
+    ]
+
+
 def ratio(part: pl.Expr, whole: pl.Expr) -> pl.Expr:
     """`part / whole`; null where the whole is nothing."""
     return pl.when(whole > 0).then(part / whole)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from warplens.analysis.categories import CLASSES, OTHER, classify_names
-from warplens.analysis.frames import duration_ns, ratio, spread
+from warplens.analysis.frames import duration_ns, ratio, spread, spread_of_counts
 from warplens.analysis.kernel_names import PRODUCTS
 from warplens.errors import UsageError
 from warplens.profile.columns import KERNEL_NAME, SPREAD, table
@@ -71,24 +71,37 @@ def statistics_of(kernels: pl.DataFrame, by: str = "name") -> pl.DataFrame:
     A short name can stand for several full names (`elementwise_kernel` does any arithmetic). Its `full_name` is then
     null, and it is classed by the full name that has most of its time.
     """
+    return _grouped(kernels, by, [pl.len().alias("calls"), *spread(duration_ns())], duration_ns())
+
+
+def statistics_of_counts(counts: pl.DataFrame, by: str = "name") -> pl.DataFrame:
+    """`kernel_statistics` of kernels that were counted: their names, `by`, `duration_ns`, and how many `calls` of each.
+
+    The standard deviation is that of `statistics_of` but for rounding, everything else exactly.
+    """
+    counts = counts.sort("duration_ns")
+    return _grouped(counts, by, spread_of_counts(), pl.col("duration_ns") * pl.col("calls"))
+
+
+def _grouped(kernels: pl.DataFrame, by: str, statistics: list[pl.Expr], spent: pl.Expr) -> pl.DataFrame:
     if by not in GROUPINGS:
         raise UsageError(f"kernels cannot be grouped by {by!r}; choose one of {', '.join(GROUPINGS)}")
     if by in CLASSES.names:
         kernels = kernels.with_columns(classify_names(kernels).get_column(by))
     variety = [] if by in _NAMES else [pl.col("full_name").n_unique().alias("kernels")]
-    groups = kernels.group_by(by).agg(pl.len().alias("calls"), *spread(duration_ns()), *variety)
+    groups = kernels.group_by(by).agg(*statistics, *variety)
     groups = groups.with_columns(ratio(pl.col("total_ns"), pl.col("total_ns").sum()).alias("share"))
     if by in _NAMES:
-        named = KERNELS.conform(groups.join(_classed(kernels, by), on=by))
+        named = KERNELS.conform(groups.join(_classed(kernels, by, spent), on=by))
         return named.sort("total_ns", *_NAMES, descending=[True, False, False])
     numbers = KERNEL_GROUPS.conform(groups)
     label = groups[by].cast(pl.String) if isinstance(groups.schema[by], pl.Enum) else groups[by]
     return numbers.insert_column(0, label).sort("total_ns", by, descending=[True, False], nulls_last=True)
 
 
-def _classed(kernels: pl.DataFrame, by: str) -> pl.DataFrame:
+def _classed(kernels: pl.DataFrame, by: str, spent: pl.Expr) -> pl.DataFrame:
     """For each distinct `by`, which is one of the two names, the other name and the class."""
-    variants = kernels.group_by("full_name").agg(pl.col("name").first(), duration_ns().sum().alias("variant_ns"))
+    variants = kernels.group_by("full_name").agg(pl.col("name").first(), spent.sum().alias("variant_ns"))
     variants = variants.with_columns(classify_names(variants).get_columns())
     if by == "full_name":
         return variants.drop("variant_ns")

@@ -33,19 +33,22 @@ _REDRAW_S: Final = 0.2
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+")
 
 
-class _State:
+class State:
+    """What the options of the program itself ask for."""
+
     quiet = False
+    memory: int | None = None  # bytes
 
 
 def start_afresh() -> None:
     """Forget what the options of a former run in this process asked for."""
-    _State.quiet = False
+    State.quiet, State.memory = False, None
 
 
 def be_quiet(value: bool = True) -> None:
     """Suppress progress and notes from now on; errors are always shown."""
     if value:
-        _State.quiet = True
+        State.quiet = True
 
 
 def one_line(text: object) -> str:
@@ -60,7 +63,7 @@ def complain(text: object) -> None:
 
 def note(text: object) -> None:
     """Something to know beside the answer: one line, wrapped on a terminal; not shown with `--quiet`."""
-    if _State.quiet:
+    if State.quiet:
         return
     line = one_line(text)
     if sys.stderr is not None and sys.stderr.isatty():
@@ -80,7 +83,7 @@ def progress(activity: str) -> Iterator[Callable[[str], None]]:
     Yields:
         A function that changes what is said.
     """
-    if _State.quiet or sys.stderr is None or not sys.stderr.isatty():
+    if State.quiet or sys.stderr is None or not sys.stderr.isatty():
         yield lambda _: None
         return
     line = _StatusLine(activity)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 # Typer brings its own copy of Click in some versions and uses the installed one in others; the classes of contexts and
 # commands have no public name that fits both, hence `Any` below.
 
-_SHARED_FLAGS = ("quiet", "debug")
+_SHARED_FLAGS = ("quiet", "debug", "memory")
 
 #: The same as they are typed, and those that end the program by themselves.
 _SHARED_WORDS = ("--quiet", "-q", "--debug")
@@ -158,6 +158,13 @@ def _print_version(value: bool) -> None:
         raise typer.Exit
 
 
+def _limit_memory(value: str | None) -> None:
+    if value is not None:
+        from warplens.cli.memory import limit_to
+
+        limit_to(value)
+
+
 @app.callback()
 def warplens(
     ctx: typer.Context,
@@ -173,6 +180,16 @@ def warplens(
     debug: Annotated[
         bool, typer.Option("--debug", expose_value=False, help="Print the traceback when something fails.")
     ] = False,
+    memory: Annotated[
+        str | None,
+        typer.Option(
+            "--memory",
+            metavar="SIZE",
+            callback=_limit_memory,
+            expose_value=False,
+            help="Memory to use at most, such as 2GB; half of what is free unless given.",
+        ),
+    ] = None,
 ) -> None:
     """Where the GPU time of a transformer went, why, and what to do about it.
 

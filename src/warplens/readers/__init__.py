@@ -36,6 +36,7 @@ __all__ = [
     "EVERYTHING",
     "discover",
     "discover_both",
+    "events_in",
     "files_below",
     "holds_counters",
     "holds_measurements",
@@ -129,6 +130,15 @@ def read_counters(
     """
     with _COUNTERS.opened(located(path), progress) as (reader, file):
         return reader.read(file, Asked(metrics=metrics, instances=instances))
+
+
+def events_in(path: Path) -> int | None:
+    """How many events a profile holds, about and at most, without reading them; None where that cannot be told."""
+    if kind_of(path) is not Kind.SQLITE:
+        return None
+    from warplens.readers.nsys.slices import rows_in
+
+    return rows_in(path)
 
 
 def refusal(path: Path) -> UnreadableInputError:

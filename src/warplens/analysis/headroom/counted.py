@@ -6,8 +6,6 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from warplens.analysis.counters.roofline import roofline
-from warplens.analysis.counters.speedoflight import measured, speed_of_light
 from warplens.analysis.headroom.equal import KERNEL, words_of
 
 if TYPE_CHECKING:
@@ -19,6 +17,9 @@ def kernels_counted(counters: KernelCounters) -> pl.DataFrame:
 
     Tensor operations are null where their metrics were not collected; traffic is what moved, be it needed or not.
     """
+    from warplens.analysis.counters.roofline import roofline
+    from warplens.analysis.counters.speedoflight import measured, speed_of_light
+
     launches = counters.launches
     seconds = speed_of_light(counters).select("launch", pl.col("duration_ns") / 1e9)
     traffic = measured(counters, "dram__bytes.sum.per_second")

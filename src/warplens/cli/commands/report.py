@@ -19,6 +19,7 @@ from warplens.cli.answer import (
     print_lines,
 )
 from warplens.cli.edge import UNUSABLE, answering, complain, one_line, progress, reuse_freed_memory
+from warplens.cli.memory import REPORT_BYTES, refuse_too_large
 from warplens.cli.options import (
     RangeOption,
     WindowOption,
@@ -237,6 +238,8 @@ def read_profiles(paths: Sequence[Path], *, launch_configuration: bool = False) 
         launch_configuration: whether to read grids and blocks of large files, too, because kernels are found by them
             in reports of counters.
     """
+    for path in paths:
+        refuse_too_large(path, REPORT_BYTES)
     reuse_freed_memory(paths)
     read_paths, timelines, unreadable = [], [], []
     with progress("reading") as tell:

@@ -6,7 +6,11 @@ import inspect
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
+from warplens.analysis.timeline import Timeline
+from warplens.answers.given import Selection, only_profile
 from warplens.cli.answer import Answer, Part, emit, head, limited, most_rows, note_lines, select
+from warplens.cli.edge import progress
+from warplens.cli.memory import TABLE_BYTES, needed_beyond_limit, refuse_too_large
 from warplens.cli.options import (
     Format,
     FormatOption,
@@ -17,6 +21,7 @@ from warplens.cli.options import (
     flag,
     group_by,
 )
+from warplens.profile import Trace
 from warplens.report import text as fmt
 from warplens.report.jsonout import window_data
 
@@ -24,6 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from warplens.analysis.window import Window
+    from warplens.profile import Capture
     from warplens.report.questions import Found, Question
 
 
@@ -32,8 +39,13 @@ def command_of(question: Question) -> Callable[..., None]:
     name = question.ask.__name__
 
     def command(path: Path, window: str, range_name: str | None, form: Format, limit: int | None, **asked: Any) -> None:
-        selection = select(path, window, range_name)
-        found = question.ask(selection.timeline, selection.window, **asked)
+        profile = only_profile(path)
+        if (question.counted or question.alone) and needed_beyond_limit(profile, TABLE_BYTES):
+            capture, limits, found = in_slices(question, profile, window, range_name, **asked)
+            selection = Selection(Timeline(Trace(capture)), limits, capture.notes)
+        else:
+            selection = select(profile, window, range_name)
+            found = question.ask(selection.timeline, selection.window, **asked)
         most = most_rows(form, limit)
         if found.largest_by is not None and most is not None and most < found.rows.height:
             found = _largest(found, most)
@@ -58,6 +70,30 @@ def command_of(question: Question) -> Callable[..., None]:
         for key, (kind, default) in parameters.items()
     ])  # fmt: skip
     return command
+
+
+def in_slices(
+    question: Question, profile: Path, window: str, range_name: str | None, **asked: Any
+) -> tuple[Capture, Window, Found]:
+    """The answer of a profile that is larger than memory, with facts about the file and the window.
+
+    Raises:
+        UsageError: it needs steps or ranges, which only a whole profile has.
+    """
+    from warplens.readers.nsys.slices import Slices
+
+    if window == "steady" or range_name is not None:
+        refuse_too_large(profile, TABLE_BYTES)
+    with progress(f"reading {profile.name} in slices"), Slices(profile) as slices:
+        if question.counted is None:
+            timeline = Timeline(slices.tables(*question.alone))
+            limits = timeline.window(window)
+            return timeline.trace.capture, limits, question.ask(timeline, limits, **asked)
+        capture = slices.capture
+        limits = Timeline(Trace(capture)).window(window)
+        span = (None, None) if window == "all" else (limits.start_ns, limits.end_ns)
+        counts = slices.counts(question.counted.table, question.counted.columns(asked["by"]), span)
+        return capture, limits, question.counted.answer(counts, asked["by"])
 
 
 def _largest(found: Found, most: int) -> Found:

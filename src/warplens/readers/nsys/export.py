@@ -179,7 +179,8 @@ _VERSION_SUFFIX = {r"_v\d{4,5}$": ""}
 #: The argument of `dlopen(…)` is a file of the user's where it is a path.
 _PATH_ARGUMENT = {r"\(.*[/\\].*\)$": ""}
 
-_REWRITES: Mapping[str, Mapping[str, str]] = {"api_calls": _VERSION_SUFFIX, "profiler_overhead": _PATH_ARGUMENT}
+#: By table of the trace what is taken out of its names.
+REWRITES: Mapping[str, Mapping[str, str]] = {"api_calls": _VERSION_SUFFIX, "profiler_overhead": _PATH_ARGUMENT}
 
 #: Joins no work: a call without a correlation id issued none that could be told.
 _NO_CORRELATION = -1
@@ -243,7 +244,7 @@ def finished(file: Tables, source: Source, frame: pl.DataFrame, strings: Strings
                 texts = strings.decode_all(values)
                 columns[field.name] = texts.cast(pl.Enum(texts.unique(maintain_order=True)))
             else:
-                columns[field.name] = strings.encode(values, _REWRITES.get(source.trace_table))
+                columns[field.name] = strings.encode(values, REWRITES.get(source.trace_table))
         elif field.codes is not None:
             columns[field.name] = _encoded(values, codes_of(file, *field.codes))
     frame = frame.with_columns(**columns)
@@ -297,7 +298,7 @@ def read_nsys_sqlite(path: Path, known_as: Path, report: Report, launch_configur
     """The trace that an SQLite export of Nsight Systems holds."""
     with SqliteFile(path, known_as) as file:
         if not looks_like_nsys(file.tables):
-            raise _not_nsys(file)
+            raise not_nsys(file)
         kinds = range_kinds(file)
         report(f"{known_as.name}: reading the tables")
         sources = sources_of(file, kinds, launch_configuration)
@@ -306,7 +307,8 @@ def read_nsys_sqlite(path: Path, known_as: Path, report: Report, launch_configur
         return put_together(file, loaded, kinds)
 
 
-def _not_nsys(file: SqliteFile) -> Exception:
+def not_nsys(file: SqliteFile) -> Exception:
+    """The error for an SQLite file that is no export."""
     if "StringTable" in file.tables:
         found, advice = (
             "an nvprof database, not an Nsight Systems export",

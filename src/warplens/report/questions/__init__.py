@@ -42,6 +42,21 @@ Ask: TypeAlias = Callable[..., Found]
 
 
 @dataclass(frozen=True)
+class Counted:
+    """How a question is answered of counted durations instead of single events, for profiles larger than memory.
+
+    Attributes:
+        table: of the trace, whose events are counted.
+        columns: by grouping, the columns of it that must be told apart.
+        answer: of the counts (`warplens.readers.nsys.slices.Slices.counts`) and the grouping.
+    """
+
+    table: str
+    columns: Callable[[str], tuple[str, ...]]
+    answer: Callable[[pl.DataFrame, str], Found]
+
+
+@dataclass(frozen=True)
 class Question:
     """A question with its answers' shape.
 
@@ -52,6 +67,8 @@ class Question:
         several: whether groupings may be joined by commas.
         whole: whether all rows are shown unless fewer are asked for.
         flags: further options without a value: parameter and help.
+        counted: how it is answered of a profile that is larger than memory.
+        alone: or the tables of the trace that it needs, which are small in any profile.
     """
 
     ask: Ask
@@ -60,6 +77,8 @@ class Question:
     several: bool = False
     whole: bool = False
     flags: Mapping[str, str] = field(default_factory=dict)
+    counted: Counted | None = None
+    alone: tuple[str, ...] = ()
 
 
 #: What tables of calls and kernels show of their lengths.

@@ -4,17 +4,28 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, cast
 
+import polars as pl
+
+from warplens.analysis.categories import classify_names
 from warplens.analysis.copies import COPIES, copy_statistics
-from warplens.analysis.kernels import GROUPINGS, KERNELS, category_coverage, kernel_statistics
+from warplens.analysis.kernels import (
+    GROUPINGS,
+    KERNELS,
+    category_coverage,
+    coverage_of,
+    kernel_statistics,
+    statistics_of_counts,
+)
 from warplens.analysis.ranges import RANGES, range_coverage, range_statistics
 from warplens.profile.columns import column
 from warplens.profile.schema import Column
 from warplens.report import text as fmt
 from warplens.report.document import Table, pick
-from warplens.report.questions import DURATIONS, Found, question
+from warplens.report.questions import DURATIONS, Counted, Found, question
 
 if TYPE_CHECKING:
     from warplens.analysis.copies import CopyGrouping
+    from warplens.analysis.kernels import CategoryCoverage
     from warplens.analysis.timeline import Timeline
     from warplens.analysis.window import Window
 
@@ -26,15 +37,28 @@ _KERNEL_LABELS: Final = {
 }
 
 
-@question(*GROUPINGS, default="full_name")
+def _kernel_columns(by: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(("name", "full_name", *((by,) if by in ("device", "stream", "process") else ()))))
+
+
+def _kernels_of_counts(counts: pl.DataFrame, by: str) -> Found:
+    spent = (pl.col("duration_ns") * pl.col("calls")).sum().alias("total_ns")
+    variants = counts.group_by("full_name").agg(spent)
+    classed = variants.with_columns(classify_names(variants).get_columns())
+    return _kernels(statistics_of_counts(counts, by), coverage_of(classed), by)
+
+
+@question(*GROUPINGS, default="full_name", counted=Counted("kernels", _kernel_columns, _kernels_of_counts))
 def kernels(timeline: Timeline, window: Window, by: str) -> Found:
     """GPU kernels: how often, how long, share of the GPU time.
 
     A kernel belongs to the window in which it begins. Its share is of the summed time of all kernels there. By name,
     all instances of a template are one row; by full_name, each is its own.
     """
-    rows = kernel_statistics(timeline, window, by)
-    known = category_coverage(timeline, window)
+    return _kernels(kernel_statistics(timeline, window, by), category_coverage(timeline, window), by)
+
+
+def _kernels(rows: pl.DataFrame, known: CategoryCoverage, by: str) -> Found:
     facts = []
     if known.category_share is not None and known.precision_share is not None:
         facts.append(
@@ -94,7 +118,7 @@ _COPIES: Final = pick(
 )
 
 
-@question("memory", "direction")
+@question("memory", "direction", alone=("copies", "memsets"))
 def copies(timeline: Timeline, window: Window, by: str) -> Found:
     """Memory copies and fills: time, size and bandwidth.
 

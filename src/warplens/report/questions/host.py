@@ -4,30 +4,47 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from warplens.analysis.api import API_CALLS, api_statistics
+from warplens.analysis.api import API_CALLS, api_statistics, api_statistics_of_counts
 from warplens.analysis.code import CODE, code_places
 from warplens.analysis.launches import LAUNCHES, launch_statistics, launch_summary
 from warplens.report import text as fmt
 from warplens.report.document import Table, pick
-from warplens.report.questions import DURATIONS, Found, question
+from warplens.report.questions import DURATIONS, Counted, Found, question
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    import polars as pl
 
     from warplens.analysis.launches import LaunchSummary
     from warplens.analysis.timeline import Timeline
     from warplens.analysis.window import Window
 
 
-@question(*API_CALLS.keys, default="name,kind", several=True)
+def _api_columns(by: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(("name", *(key for key in by.split(",") if key != "kind"))))
+
+
+def _api_of_counts(counts: pl.DataFrame, by: str) -> Found:
+    return _api(api_statistics_of_counts(counts, by.split(",")), by)
+
+
+@question(
+    *API_CALLS.keys,
+    default="name,kind",
+    several=True,
+    counted=Counted("api_calls", _api_columns, _api_of_counts),
+)
 def api(timeline: Timeline, window: Window, by: str) -> Found:
     """CUDA API calls on the host: how often, how long.
 
     Times are the host's; a call belongs to the window in which it begins.
     """
-    keys = by.split(",")
-    rows = api_statistics(timeline, window, keys)
-    columns = pick(API_CALLS, *keys, DURATIONS, name="Call")
+    return _api(api_statistics(timeline, window, by.split(",")), by)
+
+
+def _api(rows: pl.DataFrame, by: str) -> Found:
+    columns = pick(API_CALLS, *by.split(","), DURATIONS, name="Call")
     return Found(rows, (Table("api", "CUDA API calls", columns, rows, empty="No API calls in the window."),))
 
 

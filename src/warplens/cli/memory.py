@@ -1,0 +1,97 @@
+"""How much memory a run may take, and what it says of a profile that needs more."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Final
+
+from warplens.cli import edge
+from warplens.errors import UsageError
+from warplens.report.text import data_size
+
+#: Bytes that a table, and that a verdict or a report, takes at its peak for each event of the profile: kernels, copies,
+#: API calls and ranges alike. Measured on exports of 1 M and 10 M kernels (docs/explanation/speed.md), rounded up.
+TABLE_BYTES: Final = 260
+REPORT_BYTES: Final = 900
+
+_UNITS: Final = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+_SIZE: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(I?)B?\s*", re.IGNORECASE)
+
+
+def parse_size(text: str) -> int:
+    """The bytes that a size such as `2GB`, `500MB` or `1.5GiB` names.
+
+    Raises:
+        UsageError: it names none.
+    """
+    found = _SIZE.fullmatch(text)
+    if found is None or not float(found[1]):
+        raise UsageError(f"{text!r} is no amount of memory: write it as 2GB or 500MB")
+    unit = found[2].upper()
+    binary = 1024 ** "KMGT".find(unit) * 1024 if unit else 1
+    return int(float(found[1]) * (binary if found[3] else _UNITS[unit]))
+
+
+def limit_to(size: str) -> None:
+    """Take the value of `--memory` for this run."""
+    edge.State.memory = parse_size(size)
+
+
+def limit_bytes() -> int | None:
+    """What `--memory` allows, else half of what is free; None where the system does not tell."""
+    if edge.State.memory is not None:
+        return edge.State.memory
+    free = _free_bytes()
+    return None if free is None else free // 2
+
+
+def _free_bytes() -> int | None:
+    """Memory that this process could still get: of the machine, and of the container that it runs in."""
+    found = []
+    try:
+        lines = Path("/proc/meminfo").read_text("ascii").splitlines()
+        found += [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable")]
+    except (OSError, ValueError):
+        if hasattr(os, "sysconf") and "SC_AVPHYS_PAGES" in os.sysconf_names:
+            found.append(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    try:
+        most, used = (int(Path(f"/sys/fs/cgroup/memory.{name}").read_text("ascii")) for name in ("max", "current"))
+        found.append(max(most - used, 0))
+    except (OSError, ValueError):  # no such group, or one without a limit
+        pass
+    return min(found, default=None)
+
+
+def needed_beyond_limit(profile: Path, bytes_per_event: int) -> int | None:
+    """The bytes that reading this profile whole may take, if that is more than is allowed; None if it is not.
+
+    Only SQLite exports can tell; others are read as they are.
+    """
+    from warplens.readers import events_in
+
+    limit = limit_bytes()
+    events = None if limit is None or not profile.is_file() else events_in(profile)
+    if events is None or limit is None or events * bytes_per_event <= limit:
+        return None
+    return events * bytes_per_event
+
+
+def refuse_too_large(profile: Path, bytes_per_event: int) -> None:
+    """Refuse a profile that may take more memory than is allowed.
+
+    Raises:
+        UsageError: it may; says how much, and what can be done.
+    """
+    needed = needed_beyond_limit(profile, bytes_per_event)
+    if needed is not None:
+        raise UsageError(
+            f"{profile.name}: needs about {data_size(needed)} of memory, and {data_size(limit_bytes() or 0)} are "
+            f"allowed (--memory; half of what is free unless given). {_SLICED}"
+        )
+
+
+_SLICED: Final = (
+    "warplens kernels, copies and api answer in slices for --window all or START:END; else allow more, or record less"
+)

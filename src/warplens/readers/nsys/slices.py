@@ -1,0 +1,173 @@
+"""An SQLite export larger than memory, read part by part: each part is reduced before the next ones are read.
+
+Only the columns that are asked for are read. Nothing here joins tables: what needs launches, ranges or steps needs the
+whole trace.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+import polars as pl
+
+from warplens.errors import UsageError
+from warplens.profile import Capture, Note, NoteLevel, Trace
+from warplens.readers.nsys import NSYS
+from warplens.readers.nsys.capture import devices_of, session_of
+from warplens.readers.nsys.export import REWRITES, load, not_nsys, plan_of, put_together, shaped, sources_of
+from warplens.readers.nsys.tables import SOURCES, Source, Strings, distinct_ids, range_kinds
+from warplens.readers.sqlite import SqliteFile, looks_like_nsys, quoted, worker_count
+
+_NOTE: Final = Note(
+    "read-in-slices",
+    NoteLevel.WARNING,
+    "The profile was read in slices, without its steps, ranges and launches: what they tell of its quality is unknown.",
+    "Give more memory (--memory) to have all of it looked at",
+)
+
+#: Rows of counts that are kept beside each other before they are added up.
+_LOOSE_ROWS: Final = 2_000_000
+
+
+class Slices:
+    """One export, of which a table is read in parts. A context manager."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = SqliteFile(path)
+        if not looks_like_nsys(self._file.tables):
+            with self._file:
+                raise not_nsys(self._file)
+        self._kinds = range_kinds(self._file)
+        self._sources = [each for each in sources_of(self._file, self._kinds, False) if each.table in self._file.tables]
+
+    def __enter__(self) -> Slices:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    @property
+    def capture(self) -> Capture:
+        """Facts about the file; `window_ns` is that of all events, as in a trace that was read whole."""
+        session = session_of(self._file, frozenset())
+        devices, _ = devices_of(self._file, [])
+        spans = [span for source in self._sources if (span := self._span(source)) is not None]
+        return Capture(
+            source=self._file.known_as.name,
+            format="nsys-sqlite",
+            recorder=NSYS,
+            tool_version=session.tool_version,
+            schema_version=session.schema_version,
+            devices=devices,
+            window_ns=(min(begin for begin, _ in spans), max(end for _, end in spans)) if spans else (0, 0),
+            recorded=frozenset(source.trace_table for source in self._sources),
+            notes=(_NOTE,),
+        )
+
+    def _span(self, source: Source) -> tuple[int, int] | None:
+        """Begin of the first and end of the last event of a table."""
+        end = '"end"' if "end" in self._file.tables[source.table] else "start"
+        valid = f"{source.where} AND start IS NOT NULL"
+        valid += f" AND ({end} >= start" + (f" OR {end} IS NULL)" if source.trace_table == "ranges" else ")")
+        query = f"SELECT min(start), max(start), max({end}) FROM {quoted(source.table)} WHERE {valid}"  # noqa: S608
+        ((first, last, ending),) = self._file.rows(query)
+        return None if first is None else (first, max(last, ending or last))
+
+    def tables(self, *names: str) -> Trace:
+        """A trace of these tables alone, read whole; the others are as if they were empty."""
+        sources = [source for source in self._sources if source.trace_table in names]
+        trace = put_together(self._file, load(self._file, sources), self._kinds)
+        return replace(trace, capture=replace(self.capture, devices=trace.capture.devices))
+
+    def counts(self, table: str, columns: Sequence[str], span: tuple[int | None, int | None]) -> pl.DataFrame:
+        """How often each duration occurs among rows that are alike: these columns, `duration_ns` and `calls`.
+
+        Durations are whole nanoseconds of which few differ, so that this is far smaller than the table, and every
+        statistic of the durations can be computed of it exactly.
+
+        Args:
+            table: of the trace.
+            columns: of the table, by which rows are alike.
+            span: only rows that begin from here on and before there; None for no limit.
+
+        Raises:
+            UsageError: the export says what was recorded in a way that must be read whole.
+        """
+        source = next((each for each in self._sources if each.trace_table == table), None)
+        if source is None:
+            declared = next(each for each in SOURCES if each.trace_table == table)
+            names = {name for field in declared.fields for name in (field.name,) if field.is_string}
+            empty = {name: pl.Enum([]) if name in names else pl.Int32 for name in columns}
+            return pl.DataFrame(schema={**empty, "duration_ns": pl.Int64, "calls": pl.Int64})
+        fields = tuple(field for field in source.fields if field.name in {"start_ns", "end_ns", *columns})
+        if any(field.name == "class" for field in source.fields):
+            raise self._whole("its API calls are recorded with call chains, some of them twice")
+        if any(field.name == "process" and not set(field.columns) & self._has(source) for field in fields):
+            raise self._whole("it does not say which process its rows belong to")
+        limits = [f"start {sign} {edge}" for sign, edge in zip((">=", "<"), span, strict=True) if edge is not None]
+        plan = plan_of(self._file, replace(source, fields=fields, where=" AND ".join((source.where, *limits))))
+        if plan.texts:
+            raise self._whole("its names stand in the rows themselves")
+
+        def reduced(condition: str) -> pl.DataFrame:
+            raw = self._file.frame(f"{plan.query} AND {condition}")
+            frame, _ = shaped(self._file, plan, raw)
+            duration = (pl.col("end_ns") - pl.col("start_ns")).alias("duration_ns")
+            frame = frame.with_columns(plan.absent).select(*columns, duration)
+            return frame.group_by(*columns, "duration_ns").agg(pl.len().cast(pl.Int64).alias("calls"))
+
+        keys = [*columns, "duration_ns"]
+        counted = _added(_in_turn(reduced, [part.condition for part in self._file.parts(source.table)]), keys)
+        named = [field.name for field in fields if field.is_string]
+        strings = Strings(self._file, distinct_ids(counted[name] for name in named))
+        return counted.with_columns(strings.encode(counted[name], REWRITES.get(table)).alias(name) for name in named)
+
+    def _has(self, source: Source) -> set[str]:
+        return set(self._file.tables[source.table])
+
+    def _whole(self, why: str) -> UsageError:
+        return UsageError(
+            f"{self._file.known_as.name}: cannot be read in slices, because {why}. Allow more memory with --memory"
+        )
+
+
+def rows_in(path: Path) -> int | None:
+    """How many events an SQLite export holds, about and at most; None where it is no such export."""
+    with SqliteFile(path) as file:
+        if not looks_like_nsys(file.tables):
+            return None
+        tables = [source.table for source in SOURCES if source.table in file.tables]
+        return sum(part.capacity for table in tables for part in file.parts(table))
+
+
+def _in_turn(reduce: Callable[[str], pl.DataFrame], conditions: Sequence[str]) -> Iterator[pl.DataFrame]:
+    """The reduced parts in their order; only as many are read ahead as there are connections."""
+    with ThreadPoolExecutor(worker_count()) as pool:
+        ahead: deque[Future[pl.DataFrame]] = deque()
+        for condition in conditions:
+            ahead.append(pool.submit(reduce, condition))
+            if len(ahead) > worker_count():
+                yield ahead.popleft().result()
+        while ahead:
+            yield ahead.popleft().result()
+
+
+def _added(parts: Iterator[pl.DataFrame], keys: Sequence[str]) -> pl.DataFrame:
+    """The counts of all parts added up."""
+    found: list[pl.DataFrame] = []
+    loose = 0
+    for part in parts:
+        found.append(part)
+        loose += part.height
+        if loose > max(_LOOSE_ROWS, 2 * found[0].height):
+            found, loose = [_sum(found, keys)], 0
+    return _sum(found, keys)
+
+
+def _sum(parts: list[pl.DataFrame], keys: Sequence[str]) -> pl.DataFrame:
+    return pl.concat(parts).group_by(keys, maintain_order=True).agg(pl.col("calls").sum())
