@@ -94,10 +94,12 @@ def test_the_verdict_on_a_profile_from_elsewhere(name: str, verdict: str) -> Non
     assert _diagnosed(_shared(name)).verdict == verdict
 
 
-def test_the_same_program_gets_the_same_verdict_from_both_profilers() -> None:
-    nsys = _diagnosed(_shared("nsys/h200_lm_small_train.sqlite"))
-    torch = _diagnosed(_shared("kineto/h200_lm_small_train.json.gz"))
-    assert nsys.verdict == torch.verdict == "launch-overhead"
+@pytest.mark.parametrize("name", ["held_out/masks_image_by_image", "development/bert_empty_cache"])
+def test_the_same_program_gets_the_same_verdict_from_both_profilers(name: str) -> None:
+    folder = Path(__file__).resolve().parents[2] / "data" / "pairs"
+    nsys = _diagnosed(folder / f"{name}__before.sqlite.xz")
+    torch = _diagnosed(folder / f"{name}__before.pt.trace.json.gz")
+    assert nsys.verdict == torch.verdict
     assert nsys.findings[0].expected == pytest.approx(torch.findings[0].expected, rel=0.15)
 
 

@@ -11,7 +11,7 @@ from tests.diagnosis import programs
 from tests.diagnosis.machine import ADD, ADDCDIV, FP32_GEMM, MS, US, Machine
 from tests.diagnosis.programs import STEPS, judged, record, verdict
 from warplens.analysis.timeline import Timeline
-from warplens.diagnosis import DEFAULTS, Thresholds, diagnose
+from warplens.diagnosis import Thresholds, diagnose
 from warplens.profile import Device
 
 if TYPE_CHECKING:
@@ -59,10 +59,122 @@ def test_a_healthy_program_gets_no_warning(program: Step) -> None:
 
 
 def test_waits_that_find_the_gpu_idle_are_not_what_limits_a_launch_bound_program() -> None:
-    found = verdict(programs.launch_bound_with_items)
+    found = verdict(programs.launch_bound_with_items, Machine(python_ns=26 * US))
     assert found.verdict == "launch-overhead"
     sync = found.finding("host-sync")
     assert sync is None or sync.expected < found.findings[0].expected
+
+
+def test_what_slows_the_host_is_named_before_its_pace() -> None:
+    def allocating(machine: Machine) -> None:
+        for _ in range(20):
+            machine.launch(2 * US, times=20)
+            machine.allocate(300 * US)
+
+    def averaging(machine: Machine) -> None:
+        machine.launch(20 * US, times=100)
+        machine.launch(2 * US, ADD, times=200)
+
+    def reading(machine: Machine) -> None:
+        machine.launch(20 * US, times=100)
+        for _ in range(50):
+            machine.launch(2 * US, "void at_cuda_detail::cub::DeviceSelectSweepKernel<long>(long)", times=2)
+            machine.launch(2 * US, ADD, times=2)
+            machine.item()
+
+    slow = 26 * US
+    assert verdict(allocating, Machine(python_ns=slow)).verdict == "allocator-churn"
+    assert verdict(averaging, Machine(python_ns=slow)).verdict == "unfused-optimizer"
+    found = verdict(reading, Machine(python_ns=slow))
+    assert found.verdict == "host-sync"
+    assert "all items at once" in found.findings[0].remedies[0].action
+    # 100 launches of 30 µs are left of 300, without the profiler's part of each.
+    assert found.findings[0].expected == pytest.approx(3.0, rel=0.15)
+
+
+def test_nobody_is_told_to_do_what_the_program_does_already() -> None:
+    triton = "triton_poi_fused_add_mul_0"
+
+    def compiled(machine: Machine) -> None:
+        machine.launch(3 * US, triton, times=150)
+        machine.launch(3 * US, times=50)
+
+    def graphed(machine: Machine) -> None:
+        for _ in range(10):
+            machine.graph(100 * US)
+            machine.think(90 * US)
+            machine.wait()
+
+    texts = {
+        name: " ".join(remedy.how for finding in verdict(step).findings for remedy in finding.remedies)
+        for name, step in (("compiled", compiled), ("graphed", graphed))
+    }
+    assert "torch.compile(model) " not in texts["compiled"]
+    assert "reduce-overhead" in texts["compiled"]
+    assert "reduce-overhead" not in texts["graphed"]
+    assert "torch.cuda.graph(" not in texts["graphed"]
+
+
+@pytest.mark.parametrize(
+    ("inside", "says"),
+    [
+        ("DataLoader.__next__", "DataLoader("),
+        ("Optimizer.step#AdamW.step", "fused=True"),
+        ("autograd::engine::evaluate_function: AddBackward0", "autograd"),
+        ("CompiledFxGraph", "warm up"),
+        ("generate", "every few tokens"),
+        ("MPI_Recv", "warplens ranks"),
+        ("gc.collect", "gc.freeze()"),
+        ("aten::batch_norm", "the profile does not say"),
+        ("work", "the profile does not say"),
+    ],
+)
+def test_the_remedy_of_a_stall_fits_what_the_host_does(inside: str, says: str) -> None:
+    def step(machine: Machine) -> None:
+        with machine.range(inside):
+            machine.think(4 * MS)
+            machine.launch(100 * US, times=40)
+        machine.wait()
+
+    first, *_ = verdict(step).findings
+    assert first.id == "host-stall"
+    told = first.remedies[0].how
+    assert says in told
+    assert ("DataLoader(" in told) == (says == "DataLoader(")
+
+
+def test_a_start_in_a_window_without_ranges_is_no_stall_of_the_program() -> None:
+    machine = Machine()
+    for _ in range(12):
+        machine.launch(50 * US, times=20)
+        machine.launch(10 * US, ADD)
+        machine.wait()
+    machine.think(400 * MS)
+    for _ in range(12):
+        machine.launch(50 * US, times=20)
+        machine.launch(10 * US, ADD)
+        machine.wait()
+    found = judged(machine.trace())
+    assert all(finding.severity != "critical" for finding in found.findings)
+    stall = found.finding("host-stall")
+    assert stall is None or stall.severity == "info"
+
+
+def test_what_is_expected_does_not_jump_with_the_length_of_the_kernels() -> None:
+    """From a GPU that waits for the host to one that is far behind it, one per cent at a time."""
+    before: dict[str, float] = {}
+    for length in range(5_000, 14_000, 100):
+
+        def step(machine: Machine, length: int = length) -> None:
+            for _ in range(6):
+                machine.launch(length, FP32_GEMM, times=25)
+                machine.item()
+
+        found = verdict(step, Machine(python_ns=16 * US))
+        now = {finding.id: finding.expected for finding in found.findings if finding.expected is not None}
+        for name, expected in now.items():
+            assert expected == pytest.approx(before.get(name, expected), rel=0.06), (name, length)
+        before = now
 
 
 def test_one_wait_a_step_is_no_finding_worth_a_warning() -> None:
@@ -121,8 +233,10 @@ def test_products_in_fp32_are_no_fault_of_a_gpu_without_tensor_cores() -> None:
 
 def test_the_ceiling_of_a_stall_is_the_step_over_the_step_without_it() -> None:
     stall = verdict(programs.stalled_input).findings[0]
-    # 5 ms of 10 ms: the rest is 50 kernels of 100 µs, a microsecond apart.
-    assert stall.expected == pytest.approx(2.0, rel=0.02)
+    # 5 ms of 10 ms, of which a tenth stays: the rest is 50 kernels of 100 µs, a microsecond apart.
+    assert stall.expected == pytest.approx(10 / 5.5, rel=0.02)
+    assert stall.bound is not None
+    assert stall.bound >= 2.0
     assert stall.severity == "critical"
 
 
@@ -163,8 +277,9 @@ def test_two_causes_are_both_found_and_the_larger_is_the_verdict() -> None:
     stall, blocking = found.finding("host-stall"), found.finding("blocking-copy")
     assert stall is not None
     assert blocking is not None
-    assert stall.expected == pytest.approx(14.07 / 8.07, rel=0.03)
-    assert blocking.expected == pytest.approx(14.07 / 12.07, rel=0.03)
+    assert stall.expected == pytest.approx(14.07 / 8.67, rel=0.03)
+    # 20 MB take 0.4 ms at the 50 GB/s of pinned memory, and none beside the kernels.
+    assert 14.07 / 12.47 - 0.01 <= blocking.expected <= 14.07 / 12.07 + 0.01
 
 
 def test_thresholds_are_what_rules_compare_with() -> None:
@@ -229,15 +344,12 @@ def test_pauses_of_two_streams_that_wait_for_each_other_are_not_blamed_on_the_ho
 
 
 def test_severity_counts_launches_without_what_the_profiler_adds() -> None:
-    """A launch every 8 µs is mostly nsys: two fifths of the pauses are left without it, and no less."""
+    """A launch every 8 µs is mostly nsys: without it the GPU's own 3 + 1 µs a kernel set the pace, in a graph 3.25."""
     found = verdict(programs.launch_bound)
     finding = found.findings[0]
-    assert finding.expected is not None
-    recorded = found.coverage.wall_ns / found.coverage.busy_ns
-    left = DEFAULTS.least_unprofiled_share
-    assert finding.expected == pytest.approx(left * recorded + (1 - left), rel=0.01)
+    assert finding.expected == pytest.approx(4 / 3.25, rel=0.03)
     assert finding.bound is not None
-    assert finding.bound >= recorded
+    assert finding.bound >= found.coverage.wall_ns / found.coverage.busy_ns
 
 
 def test_waits_are_the_verdict_where_the_host_would_be_ahead_without_them() -> None:

@@ -362,7 +362,7 @@ def predictions(
     """
     if unknown := [change for change in together if change not in CHANGES]:
         raise UsageError(f"there is no change {unknown[0]!r} to predict; choose among {', '.join(CHANGES)}")
-    whole, window = window, _excerpt(timeline, window)
+    whole, window = window, excerpt(timeline, window)
     recorded = recorded_schedule(timeline, window)
     if recorded is None or window.duration_ns <= 0:
         return ()
@@ -406,7 +406,7 @@ def predictions(
     return tuple(sorted(found, key=lambda prediction: prediction.predicted_ns))
 
 
-def _excerpt(timeline: Timeline, window: Window) -> Window:
+def excerpt(timeline: Timeline, window: Window) -> Window:
     """The window, or whole steps from its middle where it holds more work than is worth replaying."""
     work = timeline.work_in(window).height
     kept = max(1, len(window.steps) * _REPLAYED_WORK // max(work, 1))

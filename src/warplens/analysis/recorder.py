@@ -76,7 +76,8 @@ def recorded_schedule(timeline: Timeline, window: Window) -> RecordedSchedule | 
     host = HostCalls.of(timeline, process)
     if not len(host.outermost.starts):
         return None
-    return _Recorder(timeline, window, host, timeline.work.filter(mine), process, device).schedule()
+    ours = timeline.work.with_row_index("at").filter(mine)
+    return _Recorder(timeline, window, host, ours, process, device).schedule()
 
 
 class _Recorder:
@@ -179,6 +180,8 @@ class _Recorder:
             last_work=last_work,
             tail_ns=self._tail_ns,
             overrun_ns=overrun,
+            stalls=self.stalls,
+            work_row=self.work["at"].cast(pl.Int64).to_numpy(),
         )
 
     def _waits(self, held: Int64s) -> tuple[Int64s, Int64s, Int64s]:
@@ -445,11 +448,11 @@ def without_profiler(recorded: RecordedSchedule, duration_ns: float) -> Recorded
     """
     if _duration(recorded) <= duration_ns:
         return recorded
-    if _duration(_paced(recorded, _USUAL_FACTOR, 1.0)) <= duration_ns:
-        return _search(lambda factor: _paced(recorded, factor, 1.0), _USUAL_FACTOR, duration_ns)
-    if _duration(_paced(recorded, _USUAL_FACTOR, 0.0)) <= duration_ns:
-        return _search(lambda factor: _paced(recorded, _USUAL_FACTOR, factor), 0.0, duration_ns)
-    return _search(lambda factor: _paced(recorded, factor * _USUAL_FACTOR, 0.0), _LEAST_FACTOR, duration_ns)
+    if _duration(paced(recorded, _USUAL_FACTOR, 1.0)) <= duration_ns:
+        return _search(lambda factor: paced(recorded, factor, 1.0), _USUAL_FACTOR, duration_ns)
+    if _duration(paced(recorded, _USUAL_FACTOR, 0.0)) <= duration_ns:
+        return _search(lambda factor: paced(recorded, _USUAL_FACTOR, factor), 0.0, duration_ns)
+    return _search(lambda factor: paced(recorded, factor * _USUAL_FACTOR, 0.0), _LEAST_FACTOR, duration_ns)
 
 
 def _search(pace: Callable[[float], RecordedSchedule], low: float, duration_ns: float) -> RecordedSchedule:
@@ -468,8 +471,8 @@ def _duration(recorded: RecordedSchedule) -> int:
     return recorded.duration_ns(replay(recorded.schedule))
 
 
-def _paced(recorded: RecordedSchedule, factor: float, stalls: float) -> RecordedSchedule:
-    """The schedule with short pauses and issuing calls shortened by one factor and long pauses by another."""
+def paced(recorded: RecordedSchedule, factor: float, stalls: float) -> RecordedSchedule:
+    """The schedule with short pauses and issuing calls shortened by one factor, long pauses (`stalls`) by another."""
     schedule = recorded.schedule
     stall = np.round(recorded.stall_ns * stalls).astype(np.int64)
     pause = np.round((schedule.pause_ns - recorded.stall_ns) * factor).astype(np.int64) + stall

@@ -28,6 +28,7 @@ from warplens.analysis.hostpace import HOLDING_CAUSES, STALL_MAX_NS
 if TYPE_CHECKING:
     import polars as pl
 
+    from warplens.analysis.intervals import Intervals
     from warplens.analysis.window import Window
     from warplens.profile.schema import Bools, Int64s
 
@@ -244,6 +245,8 @@ class RecordedSchedule:
         last_work: the piece of work whose begin is the window's end; −1 where the window ends otherwise.
         tail_ns: from the return of the last call to the window's end; None where the window ends with its work.
         overrun_ns: by how much its work outlasts the window.
+        stalls: when the host did something else for long.
+        work_row: shape (work,), the row of each piece of work in `Timeline.work`.
     """
 
     schedule: Schedule
@@ -263,6 +266,8 @@ class RecordedSchedule:
     last_work: int
     tail_ns: int | None
     overrun_ns: int
+    stalls: Intervals
+    work_row: Int64s
 
     def duration_ns(self, replayed: Replayed) -> int:
         """How long the window takes when its schedule is replayed so."""

@@ -10,7 +10,9 @@ import numpy.typing as npt
 import polars as pl
 
 from warplens.analysis.api import api_kinds, blocks_host
+from warplens.analysis.categories import categories_of
 from warplens.analysis.intervals import Intervals, Owned, clip, complement, measure_before, subtract, total, union
+from warplens.analysis.kernel_names import PRODUCTS
 from warplens.analysis.launches import LaunchSummary, launch_summary
 from warplens.profile.schema import name_categories
 
@@ -212,11 +214,41 @@ def mark_optimizers(timeline: Timeline, window: Window) -> npt.NDArray[np.bool_]
     return marked
 
 
-# --- Whether the optimizer of a window goes from parameter tensor to parameter tensor --------------------------------
-
-
 #: Kernels that an optimizer written with tensor operations launches.
 _SINGLE_TENSOR: Final = ("elementwise", "copy-cast", "reduction")
+
+#: In a row, and without a product between them, so many kernels on one tensor each are a loop over the parameters: what
+#: lies between two layers is a tenth of that.
+_LEAST_LOOP: Final = 100
+
+
+def mark_loops(timeline: Timeline, window: Window) -> npt.NDArray[np.bool_]:
+    """For each row of `Timeline.work` whether it is of a loop over parameters, such as a moving average of weights.
+
+    Programs without products have no parameters to speak of.
+    """
+    work = timeline.work
+    marked = np.zeros(work.height, dtype=np.bool_)
+    begun = work["start_ns"].to_numpy()
+    rows = np.flatnonzero((begun >= window.start_ns) & (begun < window.end_ns))
+    kernel = (work["kind"] == "kernel").to_numpy()[rows]
+    if kernel.sum() < _LEAST_LOOP:
+        return marked
+    labels = categories_of(timeline.trace.kernels["full_name"]).cast(pl.String).to_numpy()
+    label = np.where(kernel, labels[np.where(kernel, work["row"].to_numpy()[rows], 0)], "")
+    if not np.isin(label, PRODUCTS).any():
+        return marked
+    of_one = np.isin(label, _SINGLE_TENSOR)
+    steps = np.array([step.start_ns for step in window.steps], dtype=np.int64)
+    step = np.searchsorted(steps, begun[rows], side="right")
+    edges = np.flatnonzero(np.r_[True, (of_one[1:] != of_one[:-1]) | (step[1:] != step[:-1])])
+    for first, last in zip(edges, np.r_[edges[1:], len(rows)], strict=True):
+        if of_one[first] and last - first >= _LEAST_LOOP:
+            marked[rows[first:last]] = True
+    return marked
+
+
+# --- Whether the optimizer of a window goes from parameter tensor to parameter tensor --------------------------------
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,9 @@ from warplens.analysis.ranges import projected_spans, unnumbered_name
 from warplens.analysis.timebudget import IDLE_CAUSES, time_budgets
 from warplens.analysis.timeline import WORK_KINDS
 from warplens.analysis.window import NO_PHASE, PHASES
-from warplens.diagnosis.evidence import COUNTED_SCHEMA, HostLoad, host_load, mark_optimizers, needed_ns
-from warplens.diagnosis.findings import ISSUING
+from warplens.diagnosis.evidence import COUNTED_SCHEMA, HostLoad, host_load, mark_loops, mark_optimizers, needed_ns
+from warplens.diagnosis.findings import ISSUING, PASSES
+from warplens.diagnosis.pace import Gain, Less, Pace
 from warplens.diagnosis.program import Program
 from warplens.diagnosis.thresholds import DEFAULTS, Thresholds
 from warplens.profile import Device
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from warplens.analysis.headroom import Headroom
-    from warplens.analysis.prediction import Prediction
+    from warplens.analysis.prediction import Change, Prediction
     from warplens.analysis.timebudget import TimeBudget
     from warplens.analysis.timeline import Timeline
     from warplens.analysis.window import Window
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from warplens.profile import Note
 
 Int64s = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
 
 #: What work other than kernels is labelled with; a copy of another direction is `other`.
 _OTHER_LABELS: Final = (
@@ -227,13 +229,13 @@ class Facts:
         needed = needed_ns(self.host, self.work, step if apart else np.zeros(self.work.height, dtype=np.int64))
         return min(needed, self.wall_ns)
 
-    def unprofiled_ns(self, saved_ns: int = 0) -> int:
-        """The window without a profiler, if the GPU's work took that much less.
+    def unprofiled_ns(self, saved_ns: int = 0, pace: float = 1.0) -> int:
+        """The window without a profiler, if the GPU's work took that much less, and the host times as much as usual.
 
         Host and GPU work side by side, and the longer of the two sets the pace; pauses in which the host does not issue
         work come on top.
         """
-        host = int(self.least_unprofiled_share * self.host_needed_ns)
+        host = int(pace * self.least_unprofiled_share * self.host_needed_ns)
         other = max(self.idle_ns - self.idle(*ISSUING, "submission", "profiler"), 0)
         return max(self.busy_ns - saved_ns, min(host, self.wall_ns - other)) + other
 
@@ -241,20 +243,26 @@ class Facts:
     def unprofiled_share(self) -> float:
         """Of the time that the host takes to issue work under this profiler, what it takes without.
 
-        A profiler adds about as much to each launch, and to each Python call that it records: the longer the host takes
-        for one, the less it matters. Where neither is known, the share of programs that were timed with and without.
+        A profiler adds about as much to each call, and to each operator, that it records: the longer the host takes for
+        one, the less it matters. Where neither is known, the share of programs that were timed with and without.
         """
         recorder = self.timeline.trace.capture.recorder
         usual: float = recorder.unprofiled_share
         needed = self.host_needed_ns
-        launches = int(self.timeline.work_in(self.window)["launch_start_ns"].is_not_null().sum())
-        if not needed or not launches or not recorder.launch_overhead_ns or self.phase is not None:
+        calls = self.timeline.api_calls_in(self.window).height
+        if not needed or not calls or not recorder.call_overhead_ns or self.phase is not None:
             return usual
-        functions = self.timeline.trace.python_functions["start_ns"]
-        calls = int(((functions >= self.window.start_ns) & (functions < self.window.end_ns)).sum())
+        ranges, functions = self.timeline.trace.ranges, self.timeline.trace.python_functions
+        operators = self._within(ranges.filter(pl.col("kind").cast(pl.String) == "cpu-op"))
         limits = self.thresholds
-        added = launches * recorder.launch_overhead_ns + calls * limits.python_overhead_ns
+        added = calls * recorder.call_overhead_ns + operators * recorder.operator_overhead_ns
+        added += self._within(functions) * limits.python_overhead_ns
         return min(max(1 - added / needed, limits.least_unprofiled_share), limits.most_unprofiled_share)
+
+    def _within(self, table: pl.DataFrame) -> int:
+        """Rows that begin in the window."""
+        starts = table["start_ns"]
+        return int(((starts >= self.window.start_ns) & (starts < self.window.end_ns)).sum())
 
     @property
     def least_unprofiled_share(self) -> float:
@@ -267,9 +275,58 @@ class Facts:
         return int((1 - self.unprofiled_share) * self.idle(*ISSUING))
 
     @cached_property
+    def pace(self) -> Pace | None:
+        """The schedule of the window at the pace of the host without a profiler; None where it cannot be replayed."""
+        if self.phase is not None or self.work["device"].n_unique() > 1 or self.window.range_name is not None:
+            return None
+        return Pace.of(self.timeline, self.window)
+
+    def replayed(
+        self, *changes: Change, time: Floats | None = None, calls: Floats | None = None, kept: float = 0.0
+    ) -> Gain | None:
+        """What changes bring without a profiler, by a replay; None where there is none.
+
+        Args:
+            changes: of `prediction.CHANGES`, made together.
+            time: of each piece of work, the share that goes away.
+            calls: of each, the share of the host's time for issuing it that goes away.
+            kept: of what is saved, the share that is expected to stay.
+        """
+        if self.pace is None:
+            return None
+        if time is None and calls is None:
+            return self.pace.gain(*changes, kept=kept)
+
+        def everywhere(mine: Floats | None) -> Floats:
+            every = np.zeros(self.timeline.work.height)
+            if mine is not None:
+                every[self.program.timeline_row] = mine
+            return every
+
+        return self.pace.gain(*changes, less=Less(everywhere(time), everywhere(calls)), kept=kept)
+
+    @cached_property
     def program(self) -> Program:
         """The kernels in order, with what their names and grids tell."""
         return Program(self)
+
+    @cached_property
+    def compiled(self) -> bool:
+        """Whether a compiler has generated most of what is no product: it cannot be compiled once more."""
+        program = self.program
+        generated = program.marked("generated")
+        others = generated | program.labelled(*PASSES)
+        return bool(program.own_ns[generated].sum() > self.thresholds.dominant_share * program.own_ns[others].sum())
+
+    @cached_property
+    def graphed(self) -> bool:
+        """Whether most of its kernels are launched by CUDA graphs already."""
+        hidden = self.own_ns(pl.col("kind") == "graph")
+        launched = self.work.filter(pl.col("kind") == "kernel").select("process", "launch_start_ns").drop_nulls()
+        together = launched.group_by("process", "launch_start_ns").len().filter(pl.col("len") > 1)["len"].sum()
+        return hidden > self.thresholds.dominant_share * self.wall_ns or (
+            launched.height > 0 and together > self.thresholds.dominant_share * launched.height
+        )
 
     @cached_property
     def waits_inside(self) -> bool:
@@ -335,11 +392,15 @@ def gather(
 
 
 def _phases(timeline: Timeline, window: Window) -> pl.Series:
-    """The phase of each row of `Timeline.work`; an optimizer that no range names is known by its kernels."""
+    """The phase of each row of `Timeline.work`.
+
+    An optimizer that no range names is known by its kernels, as are other loops over the parameters.
+    """
     phases = phase_of_work(timeline).cast(_PHASE)
-    if (phases == "optimizer").any():
-        return phases
-    marked = mark_optimizers(timeline, window)
+    named = (phases == "optimizer").any()
+    marked = mark_loops(timeline, window)
+    if not named:
+        marked |= mark_optimizers(timeline, window)
     return constant("optimizer", len(phases), _PHASE).zip_with(pl.Series(marked), phases) if marked.any() else phases
 
 

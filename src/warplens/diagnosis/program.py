@@ -42,6 +42,7 @@ MARKS: Final = {
     "fused-optimizer": r"FusedOptimizer|FusedAdam|FusedSgd|fused_adam|fused_sgd",
     "depthwise": r"(?i)depthwise|dgrad2d_grouped|grouped_direct|conv2d_c1_k1|dw_conv",
     "adding-rows": r"indexFunc|index_add|index_put|index_copy|scatter|indexing_backward",
+    "selecting": r"DeviceSelect|nonzero|flagged_select",
     "generated": r"^triton_",
     "vector-product": r"(?i)gemv|split_?kreduce|dot_kernel|nvjet_\w+?_(?:\d+x(?:8|16)|(?:8|16)x\d+)_|gemmSN|gemmk1",
     "strided": r"(?<![a-z_])elementwise_kernel<",

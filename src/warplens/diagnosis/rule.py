@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from warplens.diagnosis.findings import ISSUING, Finding, ceiling
+from warplens.diagnosis.pace import NOISE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from warplens.diagnosis.claims import Claims
     from warplens.diagnosis.facts import Facts
     from warplens.diagnosis.findings import Confidence, Located, Remedy, Severity
+    from warplens.diagnosis.pace import Gain
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 
@@ -41,10 +43,14 @@ LAUNCHES_PER_STEP: Final = {"launches_per_step": "kernels of a step; of an optim
 #: Stands in what a remedy should bring for the gain that is expected of its finding: the same number everywhere.
 GAIN: Final = "{gain}"
 
-#: A factor beyond this says no more than that hardly anything of the window would be left.
+#: A factor of this size says no more than that hardly anything of the window would be left. It is the most that is
+#: expected, and no bound.
 MANY: Final = 100.0
 
 _NS_PER_MS: Final = 1e6
+
+#: Where the host sets the pace once the GPU is faster: what its time is multiplied with for the ends of the interval.
+_HOST_SPREAD: Final = (1.3, 0.7)
 
 
 class Limit(float):
@@ -130,6 +136,8 @@ class Rule:
         bound_known: bool = True,
         at_least: float = 1.0,
         spread: tuple[float, float] = (0.55, 1.4),
+        replayed: Gain | None = None,
+        busy_ns: int = 0,
     ) -> Finding | None:
         """The finding, unless its cause costs too little to be told from chance.
 
@@ -147,24 +155,40 @@ class Rule:
             bound_ns: what the remedies could take away by the physics of the same mathematics; the claim if not given.
             at_least: a factor below which the bound cannot lie, such as that of a remedy that was replayed.
             spread: what the time saved is multiplied with for the ends of the interval.
+            replayed: what the best remedy brings by a replay, where there is one; it counts before what the claim says.
+            busy_ns: of the claimed time, GPU work, where `replayed` is given.
         """
         limits = facts.thresholds
         saved = claimed_ns * (1 - kept)
         gain = gain_of(facts, int(saved), on_gpu=on_gpu, issuing_ns=int(issuing_ns * (1 - kept)))
+        if replayed is not None and claimed_ns:
+            # Pauses that no host could avoid stay, whatever the replay makes of them.
+            avoidable = facts.idle_ns - facts.idle("dependency", "submission", "profiler", "unknown")
+            most = bound_of(facts, min(avoidable + busy_ns, facts.wall_ns))
+            gain, at_least = min(replayed.expected, most), max(at_least, min(replayed.high, 1 + (most - 1) * NOISE))
         if gain < limits.raise_ceiling:
             return None
         bound = max(bound_of(facts, claimed_ns, issuing_ns), ceiling(facts.wall_ns, bound_ns or 0), gain)
         if on_gpu:
             bound = max(bound, bound_of(facts, bound_ns or 0))
+        if replayed is not None or not on_gpu:
+            # What the host takes differs from run to run; what the GPU needs does not.
+            bound = 1 + (bound - 1) * NOISE
         bound = max(bound, at_least)
         low, high = (
-            gain_of(facts, int(saved * part), on_gpu=on_gpu, issuing_ns=int(issuing_ns * (1 - kept) * part))
-            for part in spread
+            gain_of(facts, int(saved * part), on_gpu=on_gpu, issuing_ns=int(issuing_ns * (1 - kept) * part), host=host)
+            for part, host in zip(spread, _HOST_SPREAD, strict=True)
         )
+        if replayed is not None and claimed_ns:
+            low, high = min(replayed.low, most), min(replayed.high, at_least)
+        gain, low, high = min(gain, MANY), min(low, MANY), min(high, MANY)
+        bound_known = bound_known and bound < MANY
         least = max(limits.warning_ceiling, warning or 0.0)
         severity: Severity = "info"
         if not informs and gain >= least:
-            severity = "critical" if gain >= max(limits.critical_ceiling, least) and facts.window.steps else "warning"
+            # Where steps are only inferred, and may be parts of one, nothing is that sure.
+            sure = len(facts.window.steps) > 0 and facts.timeline.steps.is_sure
+            severity = "critical" if gain >= max(limits.critical_ceiling, least) and sure else "warning"
         known = {name: value for name, value in evidence.items() if value is not None}
         told = f"about {gain:.2f}×" if gain < MANY else "many times"
         return Finding(
@@ -208,14 +232,21 @@ class Rule:
         )
 
 
-def gain_of(facts: Facts, saved_ns: int, *, on_gpu: bool, issuing_ns: int = 0) -> float:
+def gain_of(facts: Facts, saved_ns: int, *, on_gpu: bool, issuing_ns: int = 0, host: float = 1.0) -> float:
     """How many times as fast the window gets without a profiler if this time goes away.
 
     Time that the GPU saves helps only until the host's own time sets the pace. Pauses in which the host issues work
     count with what is left of them without the profiler, in the claim and in the window.
+
+    Args:
+        facts: the window.
+        saved_ns: what goes away.
+        on_gpu: of the GPU's time.
+        issuing_ns: of that, what the host took to issue work.
+        host: times as much as usual that the host takes afterwards.
     """
     if on_gpu:
-        before, after = facts.unprofiled_ns(), facts.unprofiled_ns(saved_ns)
+        before, after = facts.unprofiled_ns(0, host), facts.unprofiled_ns(saved_ns, host)
         return before / max(after, 1)
     wall = facts.wall_ns - facts.added_ns
     return ceiling(wall, min(saved_ns - (1 - facts.unprofiled_share) * issuing_ns, wall))
@@ -271,3 +302,13 @@ def modelled(facts: Facts, change: str) -> str:
         f"replayed as recorded: {found.measured_ns / _NS_PER_MS:.2f} → {found.predicted_ns / _NS_PER_MS:.2f} ms {unit} "
         f"({found.speedup:.2f}×)"
     )
+
+
+def seen_idle(facts: Facts, claims: Claims, id_: str) -> dict[str, int | float | None]:
+    """The pauses that the profile shows with a cause, and apart from them what a model adds."""
+    seen = claims.seen_idle_ns(id_)
+    return {
+        "idle_ns": seen,
+        "idle_share": seen / facts.wall_ns if facts.wall_ns else None,
+        "launches_behind_ns": claims.idle_ns(id_) - seen or None,
+    }

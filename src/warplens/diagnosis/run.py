@@ -15,7 +15,7 @@ from warplens.analysis.window import generic_name, is_step_name
 from warplens.diagnosis.claims import divide
 from warplens.diagnosis.facts import Facts, gather
 from warplens.diagnosis.findings import ISSUING
-from warplens.diagnosis.rules.host import HostStall
+from warplens.diagnosis.rules.stalls import HostStall
 from warplens.profile.schema import name_categories
 
 if TYPE_CHECKING:

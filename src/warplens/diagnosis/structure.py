@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from warplens.diagnosis.claims import Claims
     from warplens.diagnosis.facts import Facts
     from warplens.diagnosis.findings import Confidence, Finding, Remedy
+    from warplens.diagnosis.pace import Gain
     from warplens.diagnosis.program import Program
     from warplens.diagnosis.rule import Floats
 
@@ -55,6 +56,7 @@ class StructureRule(Rule):
         spread: tuple[float, float] = (0.55, 1.4),
         warning: float | None = None,
         whole_share: float | None = None,
+        replayed: Gain | None = None,
     ) -> Finding | None:
         """The finding with what all of these have in common. `whole_share`: of all of the window, what is shared."""
         claimed = claims.total_ns(self.id)
@@ -86,6 +88,8 @@ class StructureRule(Rule):
             informs=informs,
             spread=spread,
             warning=warning,
+            replayed=replayed,
+            busy_ns=claims.busy_ns(self.id),
         )
 
 

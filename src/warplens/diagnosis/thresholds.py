@@ -122,6 +122,11 @@ class Thresholds:
         2.0,
         "A named cause stands behind pauses that nothing explains where those cost this many times as much.",
     )
+    specific_share: float = _limit(
+        0.25,
+        "Of what a host that issues its work at once would save: from this part on, what slows the host is named "
+        "before its pace.",
+    )
     aborted_share: float = _limit(
         0.5,
         "From this share of aborted steps on, the window is not the workload.",

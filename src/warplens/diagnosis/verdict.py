@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Final
 
@@ -154,12 +156,24 @@ def diagnose(
 
 def _findings(facts: Facts, claims: Claims) -> list[Finding]:
     asked = (each for each in RULES if each.id not in (_INCOMPLETE.id, _SATURATED.id, _BELOW_ROOF.id))
-    found = [finding for each in asked if (finding := each.find(facts, claims)) is not None]
+    found = [_fitting(facts, finding) for each in asked if (finding := each.find(facts, claims)) is not None]
     worth = any(
         (finding.gain or 0.0) >= facts.thresholds.warning_ceiling and finding.severity != "info" for finding in found
     )
     busy = None if worth else _SATURATED.find(facts, claims) or _BELOW_ROOF.find(facts, claims)
     return found if busy is None else [*found, busy]
+
+
+#: Remedies that a program has taken already.
+_COMPILES: Final = re.compile(r"torch\.compile\((?!.*reduce-overhead)")
+_CAPTURES: Final = re.compile(r"reduce-overhead|torch\.cuda\.graph\(|CUDAGraph\(")
+
+
+def _fitting(facts: Facts, finding: Finding) -> Finding:
+    """The finding without remedies that the program has taken already, unless nothing would be left."""
+    taken = [pattern for pattern, done in ((_COMPILES, facts.compiled), (_CAPTURES, facts.graphed)) if done]
+    left = tuple(remedy for remedy in finding.remedies if not any(pattern.search(remedy.how) for pattern in taken))
+    return replace(finding, remedies=left) if left else finding
 
 
 def _verdict(facts: Facts, claims: Claims, found: Sequence[Finding]) -> Finding:
@@ -174,7 +188,7 @@ def _verdict(facts: Facts, claims: Claims, found: Sequence[Finding]) -> Finding:
     if unknown >= limits.warning_ceiling and _lost_share(unknown) > limits.unexplained_factor * _lost_share(named):
         return rest
     if costliest is not None:
-        return costliest
+        return _behind_it(facts, costliest, lost)
     by_id = {finding.id: finding for finding in found}
     hidden = facts.own_ns(pl.col("kind") == "graph")
     if "graph-opaque" in by_id and hidden > facts.thresholds.dominant_share * facts.wall_ns:
@@ -186,6 +200,24 @@ def _verdict(facts: Facts, claims: Claims, found: Sequence[Finding]) -> Finding:
         return by_id["below-roof"]
     causes = [finding for finding in found if not rule(finding.id).describes and finding.confidence != "low"]
     return max([*causes, rest], key=weight)
+
+
+#: What keeps a host from running ahead, or makes it issue too much: it cannot be captured, or goes away by a line.
+_MAKES_LAUNCHES: Final = ("host-sync", "allocator-churn", "unfused-optimizer", "per-expert-loop", "recomputation")
+
+
+def _behind_it(facts: Facts, costliest: Finding, lost: Sequence[Finding]) -> Finding:
+    """The cause behind a host that is too slow, where one is worth a change: the first to mend.
+
+    What waits, allocates or launches for each tensor cannot be captured into a graph, and a step without it launches
+    less.
+    """
+    if costliest.id != "launch-overhead":
+        return costliest
+    causes = [found for found in lost if found.id in _MAKES_LAUNCHES]
+    specific = max(causes, key=weight, default=None)
+    least = facts.thresholds.specific_share * _lost_share(weight(costliest))
+    return specific if specific is not None and _lost_share(weight(specific)) >= least else costliest
 
 
 def _lost_share(gain: float | None) -> float:

@@ -43,14 +43,16 @@ class Recorder:
 
     Attributes:
         name: for people (`Nsight Systems`).
-        launch_overhead_ns: what this profiler adds to a launch, in nanoseconds.
+        call_overhead_ns: what this profiler adds to the host's time for each CUDA call that it records.
+        operator_overhead_ns: the same for each operator of a framework.
         unprofiled_share: of the time that the GPU waits for launches under this profiler, what it waits without.
         remedies: by code of a `Note`, how to record with this profiler what a profile lacks.
     """
 
     name: str
     unprofiled_share: float = 1.0
-    launch_overhead_ns: float = 0.0
+    call_overhead_ns: float = 0.0
+    operator_overhead_ns: float = 0.0
     remedies: Mapping[str, str] = field(default_factory=dict, hash=False)
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, Final
 
 import numpy as np
@@ -11,10 +9,11 @@ import polars as pl
 
 from warplens.analysis.frames import number
 from warplens.analysis.hostpace import SMALL_COPY_BYTES
-from warplens.analysis.intervals import Intervals, measure_before, total, union
-from warplens.analysis.trees import NO_RANGE
+from warplens.analysis.intervals import Intervals, total, union
+from warplens.analysis.kernel_names import PRODUCTS
 from warplens.diagnosis.facts import kernel_names, range_names
 from warplens.diagnosis.findings import PASSES, Remedy
+from warplens.diagnosis.pace import Gain
 from warplens.diagnosis.rule import (
     GAIN,
     GPU_BUSY_SHARE,
@@ -27,6 +26,7 @@ from warplens.diagnosis.rule import (
     Rule,
     modelled,
     predicted,
+    seen_idle,
 )
 
 if TYPE_CHECKING:
@@ -40,16 +40,6 @@ _SMALL_COPIES: Final = f"{SMALL_COPY_BYTES // 1024} KiB"
 #: Copies over the link between host and GPU.
 HOST_COPIES: Final = ("host-to-device", "device-to-host")
 _OVER_LINK: Final = (pl.col("kind") == "copy") & pl.col("label").is_in(HOST_COPIES)
-
-
-def _seen(facts: Facts, claims: Claims, id_: str) -> dict[str, int | float | None]:
-    """The pauses that the profile shows with a cause, and apart from them what a model adds."""
-    seen = claims.seen_idle_ns(id_)
-    return {
-        "idle_ns": seen,
-        "idle_share": seen / facts.wall_ns if facts.wall_ns else None,
-        "launches_behind_ns": claims.idle_ns(id_) - seen or None,
-    }
 
 
 def _is_readback(facts: Facts) -> pl.Expr:
@@ -157,13 +147,14 @@ class LaunchOverhead(Rule):
             bound_ns=facts.idle_ns + _passes_ns(facts),
             at_least=predicted(facts, "cuda-graph", "free-launches"),
             spread=(0.75, 1.2),
+            replayed=facts.replayed("cuda-graph") if claimed else None,
             # Without the profiler, the host may be ahead of the GPU.
             warning=facts.thresholds.unsure_warning_ceiling
             if facts.least_unprofiled_share * facts.host_needed_ns < facts.busy_ns
             else None,
             informs=facts.least_unprofiled_share * facts.host_needed_ns < self.ahead_share * facts.busy_ns,
             remedies=_FROM_GRAPHS
-            if facts.idle("graph-launch") > facts.idle("launch")
+            if facts.graphed or facts.idle("graph-launch") > facts.idle("launch")
             else (
                 Remedy(
                     "Replay the step from a CUDA graph",
@@ -188,6 +179,17 @@ class LaunchOverhead(Rule):
         )
 
 
+#: Where a loop reads back item by item.
+_AT_ONCE: Final = (
+    Remedy(
+        "Do it for all items at once",
+        "torch.stack(values).tolist() once, behind the loop; weights or torch.where over the whole batch in place of "
+        "x[i][mask[i]] for each i; torch._foreach_norm for norms of many tensors",
+        GAIN,
+    ),
+)
+
+
 class HostSync(Rule):
     """Pauses that began while the host waited for the GPU, until it had issued the next work.
 
@@ -204,8 +206,8 @@ class HostSync(Rule):
     )
     raised_when = "it costs 2 %. With 1.5 waits or fewer in a step that a range names it informs only"
     claimed = (
-        f"pauses that began in a wait, until the next work; read-backs of up to {_SMALL_COPIES}; of the launch "
-        "pauses, what the host would have run ahead by without its waits"
+        f"pauses that began in a wait, until the next work; read-backs of up to {_SMALL_COPIES}, and loops around them "
+        "without a product; of the launch pauses, what the host would have run ahead by without its waits"
     )
     headline = "Waiting for the GPU limits this: {share} of the time goes into letting it run dry and refilling it"
     title = "The host waits for the GPU to run dry, and then has to refill it"
@@ -214,6 +216,7 @@ class HostSync(Rule):
         **IDLE_SHARE,
         **LAUNCHES_BEHIND_NS,
         "readback_ns": "exposed time of those copies",
+        "looped_kernels_per_step": "work of loops that read something back for each item",
         **GPU_BUSY_SHARE,
         "waits_per_step": "calls that hold the host until the GPU is done",
         "readbacks_per_step": f"copies of up to {_SMALL_COPIES} to the host",
@@ -227,9 +230,59 @@ class HostSync(Rule):
     thresholds = ("normal_waits_per_step", "launches_behind_wait", "readback_bytes")
     precedence = "certain"
 
+    looped_title: ClassVar = "A loop reads something back for each item, and the GPU runs dry each time"
+    in_a_row = Limit(8, "Fewer read-backs with next to nothing between them are no loop.")
+    picking = Limit(3, "A loop picks rows by a mask where one read-back in so many follows a selection.")
+    between = Limit(16, "What is launched for one item of such a loop; layers of a network have products between.")
+
     def claim(self, facts: Facts) -> Floats | None:
-        """Copies of a few bytes to the host."""
-        return _all_of(facts, _OVER_LINK & _is_readback(facts))
+        """Copies of a few bytes to the host, and what a loop around them runs for each item."""
+        return np.maximum(_all_of(facts, _OVER_LINK & _is_readback(facts)), self._loops(facts))
+
+    def claim_gaps(self, facts: Facts) -> Floats | None:
+        """The pauses in loops that read something back for each item: read at once, nothing is issued one by one."""
+        loop = self._loops(facts)
+        if not loop.any():
+            return None
+        return np.where(facts.program.gap_next >= 0, loop[facts.program.gap_next], 0.0)
+
+    def _loops(self, facts: Facts) -> Floats:
+        """Of each piece of work, the share that goes away where a loop reads back once, and not for each item."""
+        known: Floats | None = facts.cache.get("read-back-loops")
+        if known is not None:
+            return known
+        program = facts.program
+        found = np.zeros(facts.work.height)
+        facts.cache["read-back-loops"] = found
+        order = program.order
+        reads = (_all_of(facts, _OVER_LINK & _is_readback(facts)) > 0)[order]
+        places = np.flatnonzero(reads)
+        if len(places) < self.in_a_row:
+            return found
+        product = np.cumsum(program.labelled(*PRODUCTS)[order])
+        piece = np.cumsum(program.breaks)
+        close = np.diff(places) <= self.between
+        close &= (np.diff(product[places]) == 0) & (np.diff(piece[places]) == 0)
+        edges = np.flatnonzero(np.r_[True, ~close])
+        for first, last in zip(edges, np.r_[edges[1:], len(places)], strict=True):
+            if last - first >= self.in_a_row:
+                rows = order[places[first] : places[last - 1] + 1]
+                found[rows] = 1 - 1 / (last - first)
+        return found
+
+    def _replayed(self, facts: Facts) -> Gain | None:
+        """Without waits and copies; and without what only finds out how many there are of something."""
+        loops = self._loops(facts)
+        looped = loops > 0
+        reads = np.where(facts.program.is_kernel, 0.0, loops)
+        # A mask that weighs has the size of what it weighs: nothing is counted, picked, or done for each item.
+        picking = self.picking * (facts.program.marked("selecting") & looped).sum()
+        picks = picking >= (looped & ~facts.program.is_kernel).sum()
+        whole = facts.replayed("no-synchronization", time=loops, calls=loops)
+        if picks:
+            return whole
+        only = facts.replayed("no-synchronization", time=reads, calls=reads)
+        return only if only is None or whole is None else Gain(only.expected, only.low, whole.high)
 
     def find(self, facts: Facts, claims: Claims) -> Finding | None:
         """The finding, if the window has it."""
@@ -240,10 +293,12 @@ class HostSync(Rule):
         return self.raised(
             facts,
             claimed,
+            title=self.looped_title if self._loops(facts).any() else "",
             confidence="high" if facts.sure and inside else "medium",
             evidence={
-                **_seen(facts, claims, self.id),
-                "readback_ns": claims.busy_ns(self.id),
+                **seen_idle(facts, claims, self.id),
+                "readback_ns": facts.own_ns(_OVER_LINK & _is_readback(facts)),
+                "looped_kernels_per_step": int((self._loops(facts) > 0).sum()) / facts.steps or None,
                 "gpu_busy_share": facts.busy_share,
                 "waits_per_step": waits if whole else None,
                 "readbacks_per_step": facts.host.readbacks / facts.steps if whole else None,
@@ -252,6 +307,7 @@ class HostSync(Rule):
             },
             where=range_names(facts, facts.gaps["range"], claims.of_gaps(self.id)),
             remedies=(
+                *(_AT_ONCE if self._loops(facts).any() else ()),
                 Remedy(
                     "Read results back less often, or not inside the step",
                     "keep the value on the GPU (loss_sum += loss.detach()) and call .item() once every N steps; "
@@ -275,201 +331,12 @@ class HostSync(Rule):
                 ),
             ),
             informs=not inside,
+            replayed=self._replayed(facts) if claimed and inside else None,
+            busy_ns=claims.busy_ns(self.id),
             issuing_ns=claims.issuing_ns[self.id],
             at_least=predicted(facts, "no-synchronization"),
             bound_ns=facts.idle_ns + claims.busy_ns(self.id),
         )
-
-
-class HostStall(Rule):
-    """Idle time in which no launching thread was inside a CUDA call for far longer than it takes to issue work."""
-
-    id = "host-stall"
-    located = "pauses"
-    question = "Is the host busy or asleep for long with no CUDA call in flight, while the GPU runs out of work?"
-    limiter = "the host does something else for long, with no CUDA call in flight"
-    cause = "host code with no CUDA call in flight (input pipeline, Python, garbage collection)"
-    raised_when = "it costs 2 %. Where a host that never waits hides it without the profiler it informs only"
-    claimed = (
-        "pauses in which no launching thread made a CUDA call for ten times its usual interval, and at least 0.1 ms"
-    )
-    headline = "The host limits this: for {share} of the time the GPU had no work, while the host did something else"
-    title = "The host does something else for long, and the GPU runs out of work"
-    evidence: ClassVar = {
-        **IDLE_NS,
-        **IDLE_SHARE,
-        **LAUNCHES_BEHIND_NS,
-        **GPU_BUSY_SHARE,
-        "stalls_per_step": "pauses of the GPU while the host did something else",
-        "longest_stall_ns": "pauses of the GPU while the host did something else",
-        "in_os_calls_share": "of those pauses, with some thread blocked in the operating system",
-    }
-    refutation = (
-        "Feed the same batch, already on the GPU, in every step: if the step takes as long as before, the "
-        "host's work between the launches is not the input pipeline."
-    )
-
-    waiting = Limit(0.5, "A host that waits in most steps starts each of them with an idle GPU.")
-
-    def _hidden(self, facts: Facts, claimed_ns: int) -> bool:
-        """Whether a host that never waits for the GPU would hide these pauses behind its work without the profiler."""
-        if facts.host.waits >= self.waiting * facts.steps:
-            return False
-        return facts.least_unprofiled_share * (facts.host_needed_ns - claimed_ns) + claimed_ns < facts.busy_ns
-
-    def find(self, facts: Facts, claims: Claims) -> Finding | None:
-        """The finding, if the window has it."""
-        claimed = claims.idle_ns(self.id)
-        spent = claims.of_gaps(self.id)
-        stalls = facts.gaps.filter(spent > 0)
-        waiting = _in_os_calls(facts, stalls)
-        where = _doing(facts, stalls, spent.filter(spent > 0))
-        return self.raised(
-            facts,
-            claimed,
-            confidence="high" if facts.sure else "medium" if facts.window.steps else "low",
-            evidence={
-                **_seen(facts, claims, self.id),
-                "gpu_busy_share": facts.busy_share,
-                "stalls_per_step": stalls.height / facts.steps,
-                "longest_stall_ns": int(spent.max() or 0) if spent.len() else None,  # type: ignore[arg-type]
-                "in_os_calls_share": waiting,
-            },
-            where=where,
-            remedies=_instead(facts, where),
-            issuing_ns=claims.issuing_ns.get(self.id, 0),
-            informs=self._hidden(facts, claimed),
-            # A host that does not stop can be ahead of the GPU, and hide all other pauses, too.
-            bound_ns=facts.idle_ns,
-            at_least=predicted(facts, "no-host-stall"),
-        )
-
-
-#: What a host does in its pauses, by the names of the ranges open then, and what to do about it; the first counts.
-_ACTIVITIES: Final = (
-    (
-        r"(?i)dataloader|__next__|\bdata\b|batch|load|input|fetch|decod|augment|token|preprocess",
-        (
-            Remedy(
-                "Prepare the input while the GPU works",
-                "DataLoader(dataset, num_workers=8, prefetch_factor=4, persistent_workers=True, pin_memory=True), and "
-                "x = x.to('cuda', non_blocking=True)",
-                "{gain}",
-            ),
-            Remedy(
-                "Prepare it once, or on the GPU",
-                "decode, augment and tokenise once and store the result, or torchvision.transforms.v2 on CUDA tensors, "
-                "NVIDIA DALI",
-                "{gain}",
-            ),
-        ),
-    ),
-    (
-        r"(?i)optimi[sz]er|zero_grad|clip_grad|grad_norm",
-        (
-            Remedy(
-                "Let one kernel do what the host does for each parameter",
-                "torch.optim.AdamW(…, fused=True); torch.nn.utils.clip_grad_norm_(…, foreach=True); "
-                "zero_grad(set_to_none=True); torch.compile(optimizer.step)",
-                "{gain}",
-            ),
-        ),
-    ),
-    (
-        r"(?i)backward|autograd|checkpoint",
-        (
-            Remedy(
-                "Do less on the host in the backward pass",
-                "fewer hooks and custom autograd functions; checkpoint larger parts, or none; torch.compile(model) "
-                "issues "
-                "the whole pass from one call",
-                "{gain}",
-            ),
-        ),
-    ),
-    (
-        r"(?i)compile|inductor|dynamo|triton|jit",
-        (
-            Remedy(
-                "Compile before the loop",
-                "warm up with each shape; torch._dynamo.mark_dynamic, or pad inputs to few shapes; "
-                "TORCH_LOGS=recompiles names the reason",
-                "{gain}",
-            ),
-        ),
-    ),
-    (
-        r"(?i)mpi|barrier|allreduce|all_reduce|gather|rendezvous|nccl",
-        (
-            Remedy(
-                "Find the rank that is late",
-                "warplens ranks RANK0 RANK1 …; move collectives off the host (NCCL instead of MPI or gloo)",
-                "{gain}",
-            ),
-        ),
-    ),
-    (
-        r"(?i)log|metric|wandb|tensorboard|save|checkpoint|print|write",
-        (
-            Remedy(
-                "Log and save from another thread, and less often",
-                "every N steps; torch.distributed.checkpoint.async_save; queue values and write them elsewhere",
-                "{gain}",
-            ),
-        ),
-    ),
-)
-
-#: Where no name says what the host does.
-_UNKNOWN_ACTIVITY: Final = (
-    Remedy(
-        "Move the work off the step",
-        "input: DataLoader(…, num_workers=8, pin_memory=True); logs and checkpoints: another thread; garbage "
-        "collection: "
-        "gc.freeze(), gc.disable() and gc.collect() between epochs",
-        "{gain}",
-    ),
-)
-
-_SEE: Final = Remedy(
-    "See what the host does there",
-    "py-spy record --gil -- python train.py, or nsys profile --trace=cuda,nvtx,osrt --python-sampling=true; ranges: "
-    "with torch.cuda.nvtx.range('data'): …",
-    "the function that takes the time",
-)
-
-
-def _instead(facts: Facts, where: tuple[str, ...]) -> tuple[Remedy, ...]:
-    """Remedies that fit what the host does in its pauses, as far as names of open ranges tell."""
-    names = " ".join(where)
-    fitting = next((found for pattern, found in _ACTIVITIES if re.search(pattern, names)), _UNKNOWN_ACTIVITY)
-    gain = modelled(facts, "no-host-stall")
-    return (*(replace(remedy, expected=remedy.expected.format(gain=gain)) for remedy in fitting), _SEE)
-
-
-def _in_os_calls(facts: Facts, stalls: pl.DataFrame) -> float | None:
-    """Share of the stalls with some thread blocked in the operating system; None where that was not recorded."""
-    calls = facts.timeline.trace.os_calls
-    if "os_calls" not in facts.timeline.trace.capture.recorded or not stalls.height:
-        return None
-    blocked = union(Intervals(calls["start_ns"].to_numpy(), calls["end_ns"].to_numpy()))
-    begins, ends = stalls["start_ns"].to_numpy(), stalls["end_ns"].to_numpy()
-    inside = measure_before(blocked, ends) - measure_before(blocked, begins)
-    return float(inside.sum() / max(1, (ends - begins).sum()))
-
-
-def _doing(facts: Facts, stalls: pl.DataFrame, spent: pl.Series) -> tuple[str, ...]:
-    """Names of the innermost ranges that are open on the launching thread in the middle of the stalls."""
-    thread = facts.host.launches.thread
-    ranges = facts.timeline.trace.ranges
-    if thread is None or not ranges.height or not stalls.height:
-        return ()
-    middle = (stalls["start_ns"] + stalls["end_ns"]).to_numpy() // 2
-    process, of_thread = (np.full(len(middle), part, dtype=np.int64) for part in thread)
-    rows, _ = facts.timeline.forest.attribute(process, of_thread, middle)
-    open_ = pl.Series(np.where(rows == NO_RANGE, -1, rows))
-    known = open_.to_frame("row").select(pl.when(pl.col("row") >= 0).then("row")).to_series()
-    return range_names(facts, known, spent)
 
 
 _NS_PER_S = 1e9
@@ -563,9 +430,18 @@ class BlockingCopy(Rule):
             ),
             on_gpu=True,
             kept=self.kept_share,
+            replayed=self._replayed(facts),
+            busy_ns=claims.busy_ns(self.id),
             at_least=predicted(facts, "async-copies", "overlapped-copies"),
             bound_ns=facts.idle_ns + claims.busy_ns(self.id),
         )
+
+    def _replayed(self, facts: Facts) -> Gain | None:
+        """From pinned memory in order, and at best beside the kernels."""
+        pinned, beside = facts.replayed("async-copies"), facts.replayed("overlapped-copies")
+        if pinned is None or beside is None:
+            return pinned or beside
+        return Gain(max(pinned.expected, beside.expected), pinned.low, max(pinned.high, beside.high))
 
 
 class AllocatorChurn(Rule):
@@ -606,7 +482,7 @@ class AllocatorChurn(Rule):
             claimed,
             confidence="high" if facts.sure else "medium" if facts.window.steps else "low",
             evidence={
-                **_seen(facts, claims, self.id),
+                **seen_idle(facts, claims, self.id),
                 "allocation_calls_per_step": calls if whole else None,
                 "allocation_call_ns_per_step": facts.host.allocation_ns / facts.steps if whole else None,
                 "gpu_busy_share": facts.busy_share,
@@ -635,6 +511,7 @@ class AllocatorChurn(Rule):
                 ),
             ),
             issuing_ns=claims.issuing_ns.get(self.id, 0),
+            replayed=facts.replayed("cached-allocation") if claimed else None,
             at_least=predicted(facts, "cached-allocation"),
             bound_ns=facts.idle_ns,
         )

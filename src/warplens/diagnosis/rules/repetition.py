@@ -264,6 +264,9 @@ class PerExpertLoop(StructureRule):
             },
             bound_ns=claims.idle_ns(self.id) + int(0.95 * time_of(facts.program, mine)),
             spread=(0.88, 1.1),
+            replayed=facts.replayed(
+                "no-synchronization", time=np.where(mine, 1 - self.kept_share, 0.0), calls=mine.astype(np.float64)
+            ),
             remedies=(
                 Remedy(
                     "Group the products",
@@ -307,7 +310,7 @@ class GrowingCache(StructureRule):
     longer = Limit(
         10, "A cache of a thousand tokens is a thousand times what one token adds; passes over that are short."
     )
-    saved_share = Limit(0.55, "A cache of fixed size is attended to in its whole length, and still written.")
+    saved_share = Limit(0.8, "A cache of fixed size is attended to in its whole length, of which a part is empty.")
     least_growth = Limit(0.0005, "From noise on: a cache of 2,000 tokens grows by this in a step.")
 
     def share(self, facts: Facts) -> Floats:
@@ -326,6 +329,11 @@ class GrowingCache(StructureRule):
         return (
             np.where(long if pairs else mine, float(self.saved_share), 0.0) if pairs or growing else np.zeros(len(mine))
         )
+
+    def _removable_ns(self, facts: Facts, mine: Bools) -> int:
+        """The copies, all pauses (a fixed size can be replayed from a graph), and half of the other passes."""
+        beside = facts.program.labelled(*PASSES) & ~mine
+        return time_of(facts.program, mine) + facts.idle_ns + time_of(facts.program, beside) // 2
 
     def _growth(self, facts: Facts, mine: Bools) -> float | None:
         """Growth of their time in a step, as a share of it; None where there are too few."""
@@ -355,7 +363,7 @@ class GrowingCache(StructureRule):
                 "concatenations_per_step": int(mine.sum()) / facts.steps,
                 "growth_per_step": self._growth(facts, mine),
             },
-            bound_ns=time_of(facts.program, mine) + time_of(facts.program, facts.program.labelled(*PASSES)) // 2,
+            bound_ns=self._removable_ns(facts, mine),
             remedies=(
                 Remedy(
                     "Write into a cache of fixed size",

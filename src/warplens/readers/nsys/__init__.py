@@ -23,7 +23,7 @@ NSYS: Final = Recorder(
     name="Nsight Systems",
     # Median of programs that were also timed without a profiler (0.25 to 0.8): nsys adds some 8 µs to a launch.
     unprofiled_share=0.5,
-    launch_overhead_ns=7_500.0,  # 6 to 9 µs in programs that were also timed without
+    call_overhead_ns=4_500.0,  # 3 to 7 µs in launch-bound programs that were also timed without
     remedies={
         "no-api-calls": "Record them as well: nsys profile --trace=cuda,nvtx",
         "no-ranges": "Add ranges (torch.cuda.nvtx.range, or PyTorch's emit_nvtx) and trace them: "

@@ -1,0 +1,188 @@
+"""The window at the pace that the host has without a profiler, replayed with a cause taken away.
+
+What a profiler adds is estimated from the capture itself: so much for each call and each operator that it recorded
+(`Recorder`), taken from the host's pauses and calls. The GPU's work takes as long as ever. The schedule is then
+replayed with the change that a remedy makes, so that what one cause hides of another is not counted twice, and a host
+that is ahead of the GPU gains nothing. Because what the profiler added is not known well, each answer is computed three
+times: as estimated, and with less and with more of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from warplens.analysis.intervals import measure_before
+from warplens.analysis.prediction import apply, excerpt
+from warplens.analysis.recorder import paced, recorded_schedule
+from warplens.analysis.replay import replay
+from warplens.diagnosis.thresholds import DEFAULTS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from warplens.analysis.prediction import Change
+    from warplens.analysis.replay import RecordedSchedule
+    from warplens.analysis.timeline import Timeline
+    from warplens.analysis.window import Window
+    from warplens.profile import Device
+
+Bools = npt.NDArray[np.bool_]
+Floats = npt.NDArray[np.float64]
+
+#: What the profiler added may be this much less, or more, than the usual: programs timed with and without.
+_USUAL, _LESS, _MORE = 1.0, 0.4, 1.8
+
+#: A replay of the unchanged schedule that is further off says nothing of a changed one (as `prediction` has it).
+_LARGEST_ERROR: Final = 0.25
+
+#: Step times that the host decides differ from one run of the same program to the next, and so does what a remedy
+#: saves: by about this factor.
+NOISE: Final = 1.5
+
+
+@dataclass(frozen=True)
+class Gain:
+    """How many times as fast the window gets: expected, and the ends of the interval of 90 %."""
+
+    expected: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, eq=False)
+class Less:
+    """Work that goes away, as shares of each piece.
+
+    Attributes:
+        time: of its time on the GPU.
+        calls: of the time in which the host issues it.
+    """
+
+    time: Floats
+    calls: Floats
+
+
+@dataclass(frozen=True, eq=False)
+class Pace:
+    """The schedule of a window without what the profiler added.
+
+    Attributes:
+        usual, slow, fast: as estimated, with less and with more of the host's time taken for the profiler's.
+        devices: of the capture.
+    """
+
+    usual: RecordedSchedule
+    slow: RecordedSchedule
+    fast: RecordedSchedule
+    devices: Sequence[Device]
+    _before: dict[int, int] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def of(cls, timeline: Timeline, window: Window) -> Pace | None:
+        """The schedule of the process and GPU with the most work; None where it cannot be replayed."""
+        window = excerpt(timeline, window)
+        recorded = recorded_schedule(timeline, window)
+        if recorded is None or window.duration_ns <= 0:
+            return None
+        if abs(_duration(recorded) - window.duration_ns) > _LARGEST_ERROR * window.duration_ns:
+            return None
+        schedule = recorded.schedule
+        issuing = (recorded.cause == 0) & (schedule.waits_for < 0)
+        recorder = timeline.trace.capture.recorder
+        ranges = timeline.trace.ranges
+        operators = ranges.filter(
+            (pl.col("kind").cast(pl.String) == "cpu-op")
+            & (pl.col("process") == recorded.process)
+            & pl.col("start_ns").is_between(window.start_ns, window.end_ns, closed="left")
+        )["start_ns"].to_numpy()
+        stalled = int(
+            (measure_before(recorded.stalls, operators + 1) - measure_before(recorded.stalls, operators)).sum()
+        )
+        added = len(schedule.pause_ns) * recorder.call_overhead_ns
+        added += (len(operators) - stalled) * recorder.operator_overhead_ns
+        short = int((schedule.pause_ns - recorded.stall_ns).sum() + schedule.held_ns[issuing].sum())
+        long = int(recorded.stall_ns.sum())
+
+        def without(part: float) -> RecordedSchedule:
+            least = DEFAULTS.least_unprofiled_share / max(part, 1.0)
+            factor = max(1 - part * added / max(short, 1), least)
+            stalls = max(1 - part * stalled * recorder.operator_overhead_ns / max(long, 1), least)
+            return paced(recorded, factor, stalls)
+
+        return cls(without(_USUAL), without(_LESS), without(_MORE), timeline.trace.capture.devices)
+
+    def gain(self, *changes: Change, less: Less | None = None, kept: float = 0.0) -> Gain | None:
+        """What these changes bring together; None where they alter nothing.
+
+        Args:
+            changes: of `prediction.CHANGES`.
+            less: work that is not done, by row of `Timeline.work`.
+            kept: of the time that goes away, the share that is expected to stay; at best none of it.
+        """
+        gains, best = [], []
+        for place, recorded in enumerate((self.usual, self.slow, self.fast)):
+            changed = _changed(recorded, changes, less, self.devices)
+            if changed is None:
+                return None
+            if place not in self._before:
+                self._before[place] = _duration(recorded)
+            before = self._before[place]
+            after = _duration(changed)
+            gains.append(before / max(after + kept * max(before - after, 0), 1))
+            best.append(before / max(after, 1))
+        return Gain(gains[0], max(1 + (min(gains) - 1) / NOISE, 1.0), 1 + (max(best) - 1) * NOISE)
+
+
+def _duration(recorded: RecordedSchedule) -> int:
+    return recorded.duration_ns(replay(recorded.schedule))
+
+
+def _changed(
+    recorded: RecordedSchedule, changes: Sequence[Change], less: Less | None, devices: Sequence[Device]
+) -> RecordedSchedule | None:
+    changed = recorded if less is None else _with_less(recorded, less)
+    if not changes:
+        return changed
+    altered = apply(changes, changed, devices)
+    if altered is None:
+        return None if less is None else changed
+    schedule = altered.schedule
+    if "cuda-graph" in changes:
+        # What the host does beside issuing work is no launch, and another finding's.
+        schedule = replace(schedule, pause_ns=np.maximum(schedule.pause_ns, changed.stall_ns))
+    return replace(changed, schedule=schedule)
+
+
+def _with_less(recorded: RecordedSchedule, less: Less) -> RecordedSchedule:
+    """The schedule without a share of some work, and of the calls that issue it."""
+    schedule = recorded.schedule
+    gone = less.time[recorded.work_row]
+    of_call = np.ones(len(schedule.pause_ns))
+    np.minimum.at(of_call, schedule.call, less.calls[recorded.work_row])
+    # Calls that issue nothing, such as waits, belong to what is issued before and after them.
+    issuing = np.flatnonzero(recorded.issues)
+    following = np.searchsorted(issuing, np.arange(len(of_call)), side="left")
+    before = of_call[issuing[np.maximum(following - 1, 0)]]
+    after = of_call[issuing[np.minimum(following, len(issuing) - 1)]]
+    of_call = np.where(recorded.issues, of_call, np.minimum(before, after))
+    kept = 1 - of_call
+    pause = np.round(schedule.pause_ns * kept).astype(np.int64)
+    held = np.round(schedule.held_ns * kept).astype(np.int64)
+    sooner = schedule.offset_ns - (schedule.held_ns - held)[schedule.call]
+    return replace(
+        recorded,
+        schedule=replace(
+            schedule,
+            pause_ns=pause,
+            held_ns=held,
+            offset_ns=np.maximum(sooner, np.minimum(schedule.offset_ns, 0)),
+            duration_ns=np.round(schedule.duration_ns * (1 - gone)).astype(np.int64),
+            gap_ns=np.round(schedule.gap_ns * (1 - gone)).astype(np.int64),
+        ),
+        stall_ns=np.round(recorded.stall_ns * kept).astype(np.int64),
+    )

@@ -1,0 +1,296 @@
+"""Pauses in which the host does something else than to issue work, and what to do about it, as far as names tell."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING, ClassVar, Final
+
+import numpy as np
+import polars as pl
+
+from warplens.analysis.intervals import Intervals, measure_before, union
+from warplens.analysis.trees import NO_RANGE
+from warplens.diagnosis.facts import range_names
+from warplens.diagnosis.findings import Remedy
+from warplens.diagnosis.rule import (
+    GPU_BUSY_SHARE,
+    IDLE_NS,
+    IDLE_SHARE,
+    LAUNCHES_BEHIND_NS,
+    Limit,
+    Rule,
+    modelled,
+    predicted,
+    seen_idle,
+)
+
+if TYPE_CHECKING:
+    from warplens.diagnosis.claims import Claims
+    from warplens.diagnosis.facts import Facts
+    from warplens.diagnosis.findings import Finding
+
+#: What a host does in its pauses, by the name of a range that is open then, and what to do about it.
+_ACTIVITIES: Final = (
+    (
+        r"dataloader|__next__|(?<![a-z])(?:data|batch|batches|loader|loading|input|inputs|fetch|prefetch|decode_image|"
+        r"augment|tokeni[sz]e|tokeni[sz]er|preprocess|preprocessing|collate|dataset|get_batch|load_batch)(?![a-z])",
+        (
+            Remedy(
+                "Prepare the input while the GPU works",
+                "DataLoader(dataset, num_workers=8, prefetch_factor=4, persistent_workers=True, pin_memory=True), and "
+                "x = x.to('cuda', non_blocking=True)",
+                "{gain}",
+            ),
+            Remedy(
+                "Prepare it once, or on the GPU",
+                "decode, augment and tokenise once and store the result, or torchvision.transforms.v2 on CUDA tensors, "
+                "NVIDIA DALI",
+                "{gain}",
+            ),
+        ),
+    ),
+    (
+        r"compiledf|inductor|dynamo|torch-compiled|(?<![a-z])(?:compile|compiling|autotun\w*|jit)(?![a-z])",
+        (
+            Remedy(
+                "Compile before the loop",
+                "warm up with each shape; torch._dynamo.mark_dynamic, or pad inputs to few shapes; "
+                "TORCH_LOGS=recompiles names the reason",
+                "{gain}",
+            ),
+        ),
+    ),
+    (
+        r"optimi[sz]er|zero_grad|clip_grad|grad_norm|_foreach_|_fused_adam|gradscaler",
+        (
+            Remedy(
+                "Let one kernel do what the host does for each parameter",
+                "torch.optim.AdamW(…, fused=True); torch.nn.utils.clip_grad_norm_(…, foreach=True); "
+                "zero_grad(set_to_none=True); torch.compile(optimizer.step)",
+                "{gain}",
+            ),
+        ),
+    ),
+    (
+        r"(?<![a-z])mpi_|barrier|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|all2all|rendezvous|nccl|c10d|"
+        r"distributeddataparallel",
+        (
+            Remedy(
+                "Find the rank that is late",
+                "warplens ranks RANK0 RANK1 …; move collectives off the host (NCCL instead of MPI or gloo)",
+                "{gain}",
+            ),
+        ),
+    ),
+    (
+        r"backward|autograd|checkpointfunction",
+        (
+            Remedy(
+                "Do less on the host in the backward pass",
+                "fewer hooks and custom autograd functions; checkpoint larger parts, or none; torch.compile(model) "
+                "issues the whole pass from one call",
+                "{gain}",
+            ),
+        ),
+    ),
+    (
+        r"(?<![a-z])(?:generate|sample|beam_search|logits\w*|stopping_criteria|prepare_inputs_for_generation|decode|"
+        r"decoding|scheduler|execute_context\w*)(?![a-z])",
+        (
+            Remedy(
+                "Do less on the host between tokens",
+                "choose tokens and test for the end on the GPU, and look at the result every few tokens; a cache of "
+                "fixed size and model.forward = torch.compile(model.forward, mode='reduce-overhead')",
+                "{gain}",
+            ),
+        ),
+    ),
+    (
+        r"(?<![a-z])gc(?![a-z])|garbage",
+        (
+            Remedy(
+                "Collect garbage when no step waits for it",
+                "gc.freeze() after set-up and gc.disable(); gc.collect() between epochs or every thousand steps",
+                "{gain}",
+            ),
+        ),
+    ),
+    (
+        r"(?<![a-z])(?:log|logs|logging|metric|metrics|wandb|tensorboard|save|saving|checkpoint|print|write|"
+        r"evaluate|callback)(?![a-z])",
+        (
+            Remedy(
+                "Log and save from another thread, and less often",
+                "every N steps; torch.distributed.checkpoint.async_save; queue values and write them elsewhere",
+                "{gain}",
+            ),
+        ),
+    ),
+)
+
+#: Where no name says what the host does.
+_UNKNOWN_ACTIVITY: Final = (
+    Remedy(
+        "Take the work that the host does there off the step",
+        "onto another thread or process, or ahead of time; what it is, the profile does not say",
+        "{gain}",
+    ),
+)
+
+_SEE: Final = Remedy(
+    "See what the host does there",
+    "py-spy record --gil -- python train.py, or nsys profile --trace=cuda,nvtx,osrt --python-sampling=true; ranges: "
+    "with torch.cuda.nvtx.range('data'): …",
+    "the function that takes the time",
+)
+
+#: Where the window is no row of steps alone.
+_STEPS_ONLY: Final = (
+    Remedy(
+        "Look at steps alone",
+        "record after warm-up (nsys profile --capture-range=cudaProfilerApi, torch.profiler.schedule(wait=…, "
+        "warmup=…)), or put torch.cuda.nvtx.range('step') around each step, or choose --window",
+        "numbers of the workload, and not of its start",
+    ),
+)
+
+#: Calls that load code: they belong to the start of a program, or to compilation.
+_LOADS_CODE: Final = r"^cu(?:da)?(?:Library|Module)Load|^cuLink|^cuInit"
+
+
+class HostStall(Rule):
+    """Idle time in which no launching thread was inside a CUDA call for far longer than it takes to issue work."""
+
+    id = "host-stall"
+    located = "pauses"
+    question = "Is the host busy or asleep for long with no CUDA call in flight, while the GPU runs out of work?"
+    limiter = "the host does something else for long, with no CUDA call in flight"
+    cause = "host code with no CUDA call in flight (input pipeline, Python, garbage collection)"
+    raised_when = "it costs 2 %. Where a host that never waits hides it without the profiler it informs only"
+    claimed = (
+        "pauses in which no launching thread made a CUDA call for ten times its usual interval, and at least 0.1 ms"
+    )
+    headline = "The host limits this: for {share} of the time the GPU had no work, while the host did something else"
+    title = "The host does something else for long, and the GPU runs out of work"
+    evidence: ClassVar = {
+        **IDLE_NS,
+        **IDLE_SHARE,
+        **LAUNCHES_BEHIND_NS,
+        **GPU_BUSY_SHARE,
+        "stalls_per_step": "pauses of the GPU while the host did something else",
+        "longest_stall_ns": "pauses of the GPU while the host did something else",
+        "in_os_calls_share": "of those pauses, with the launching thread blocked in the operating system",
+    }
+    refutation = (
+        "Leave that work out of a test run (the same batch in every step, no logging, gc.disable()): if the step takes "
+        "as long as before, the GPU did not wait for it."
+    )
+
+    waiting = Limit(0.5, "A host that waits in most steps starts each of them with an idle GPU.")
+    kept_share = Limit(0.1, "What is done elsewhere still has to be handed over, and copied.")
+
+    starting_title: ClassVar = (
+        "The window holds long pauses of the host that belong to no step: a start, or compilation"
+    )
+    steps_long = Limit(5, "A pause of several steps is none of a step: a start, a compilation, an evaluation.")
+
+    def _starting(self, facts: Facts, stalls: pl.DataFrame, claimed_ns: int) -> bool:
+        """Whether most of it are pauses that no step has, where no range says what a step is."""
+        if facts.timeline.steps.source == "range" and facts.window.steps:
+            return False
+        length = stalls["end_ns"] - stalls["start_ns"]
+        calls = facts.timeline.api_calls_in(facts.window).filter(
+            pl.col("name").cast(pl.String).str.contains(_LOADS_CODE)
+        )
+        loading = union(Intervals(calls["start_ns"].to_numpy(), calls["end_ns"].to_numpy()))
+        begins, ends = stalls["start_ns"].to_numpy(), stalls["end_ns"].to_numpy()
+        loads = measure_before(loading, ends) > measure_before(loading, begins)
+        steps = [step.end_ns - step.start_ns for step in facts.window.steps]
+        long = (
+            (length > self.steps_long * float(np.median(steps))).to_numpy() if steps else np.zeros(len(loads), np.bool_)
+        )
+        return int(length.filter(pl.Series(loads | long, dtype=pl.Boolean)).sum()) > claimed_ns / 2
+
+    def _hidden(self, facts: Facts, claimed_ns: int) -> bool:
+        """Whether a host that never waits for the GPU would hide these pauses behind its work without the profiler."""
+        if facts.host.waits >= self.waiting * facts.steps:
+            return False
+        return facts.least_unprofiled_share * (facts.host_needed_ns - claimed_ns) + claimed_ns < facts.busy_ns
+
+    def find(self, facts: Facts, claims: Claims) -> Finding | None:
+        """The finding, if the window has it."""
+        claimed = claims.idle_ns(self.id)
+        spent = claims.of_gaps(self.id)
+        stalls = facts.gaps.filter(spent > 0)
+        waiting = _in_os_calls(facts, stalls)
+        where = _doing(facts, stalls, spent.filter(spent > 0))
+        starting = self._starting(facts, stalls, claimed)
+        return self.raised(
+            facts,
+            claimed,
+            title=self.starting_title if starting else "",
+            confidence="low" if starting else "high" if facts.sure else "medium" if facts.window.steps else "low",
+            evidence={
+                **seen_idle(facts, claims, self.id),
+                "gpu_busy_share": facts.busy_share,
+                "stalls_per_step": stalls.height / facts.steps,
+                "longest_stall_ns": int(spent.max() or 0) if spent.len() else None,  # type: ignore[arg-type]
+                "in_os_calls_share": waiting,
+            },
+            where=where,
+            remedies=(*(_STEPS_ONLY if starting else ()), *_instead(facts, where)),
+            issuing_ns=claims.issuing_ns.get(self.id, 0),
+            informs=starting or self._hidden(facts, claimed),
+            kept=self.kept_share,
+            replayed=facts.replayed("no-host-stall", kept=self.kept_share) if claimed else None,
+            # A host that does not stop can be ahead of the GPU, and hide all other pauses, too.
+            bound_ns=facts.idle_ns,
+            at_least=predicted(facts, "no-host-stall"),
+        )
+
+
+def _instead(facts: Facts, where: tuple[str, ...]) -> tuple[Remedy, ...]:
+    """Remedies that fit what the host does in most of its pauses, as far as names of open ranges tell."""
+    fitting = next(
+        (
+            found
+            for name in where
+            for pattern, found in _ACTIVITIES
+            if re.search(pattern, name, re.IGNORECASE) and not _is_plain_operator(name)
+        ),
+        _UNKNOWN_ACTIVITY,
+    )
+    gain = modelled(facts, "no-host-stall")
+    return (*(replace(remedy, expected=remedy.expected.format(gain=gain)) for remedy in fitting), _SEE)
+
+
+def _is_plain_operator(name: str) -> bool:
+    """An operator says what is computed, not what the host is at; but those of optimizers do."""
+    return name.startswith("aten::") and not name.startswith(("aten::_foreach_", "aten::_fused_"))
+
+
+def _in_os_calls(facts: Facts, stalls: pl.DataFrame) -> float | None:
+    """Share of the stalls with the launching thread blocked in the operating system; None where not recorded."""
+    thread = facts.host.launches.thread
+    if "os_calls" not in facts.timeline.trace.capture.recorded or not stalls.height or thread is None:
+        return None
+    calls = facts.timeline.trace.os_calls.filter((pl.col("process") == thread[0]) & (pl.col("thread") == thread[1]))
+    blocked = union(Intervals(calls["start_ns"].to_numpy(), calls["end_ns"].to_numpy()))
+    begins, ends = stalls["start_ns"].to_numpy(), stalls["end_ns"].to_numpy()
+    inside = measure_before(blocked, ends) - measure_before(blocked, begins)
+    return float(inside.sum() / max(1, (ends - begins).sum()))
+
+
+def _doing(facts: Facts, stalls: pl.DataFrame, spent: pl.Series) -> tuple[str, ...]:
+    """Names of the innermost ranges that are open on the launching thread in the middle of the stalls."""
+    thread = facts.host.launches.thread
+    ranges = facts.timeline.trace.ranges
+    if thread is None or not ranges.height or not stalls.height:
+        return ()
+    middle = (stalls["start_ns"] + stalls["end_ns"]).to_numpy() // 2
+    process, of_thread = (np.full(len(middle), part, dtype=np.int64) for part in thread)
+    rows, _ = facts.timeline.forest.attribute(process, of_thread, middle)
+    open_ = pl.Series(np.where(rows == NO_RANGE, -1, rows))
+    known = open_.to_frame("row").select(pl.when(pl.col("row") >= 0).then("row")).to_series()
+    return range_names(facts, known, spent)
