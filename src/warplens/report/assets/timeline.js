@@ -265,7 +265,7 @@
       return drawn;
     };
     const cut = (text, room) => {
-      const most = Math.floor(room / 5.7);
+      const most = Math.floor(room / 6.4);
       return text.length <= most ? text : most < 4 ? "" : `${text.slice(0, most - 1)}…`;
     };
 
