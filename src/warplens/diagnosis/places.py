@@ -1,7 +1,7 @@
 """Where in the program the time of a finding is lost: operators, ranges, modules and lines.
 
 A rule says by what its finding is located (`Rule.located`): by the calls that hold the host, or by the work that it
-claims. A pause belongs to the last such call before its end, not to the work that happens to come next.
+claims. A pause belongs to the call in which it began or lies, not to the work that happens to come next.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import polars as pl
 
 from warplens.analysis.api import api_kinds, blocks_host
 from warplens.analysis.code import PLACE, places_of_calls, places_of_work
+from warplens.analysis.intervals import Intervals, measure_before, union
 from warplens.diagnosis.findings import Place
 from warplens.diagnosis.rules import rule
 from warplens.diagnosis.rules.host import HOST_COPIES
@@ -54,7 +55,7 @@ def places(facts: Facts, claims: Claims, id_: str, by: Located) -> tuple[Place, 
         calls, spent = _pauses(facts, gaps)
     else:
         calls = _calls(facts, by)
-        spent = _of_last_call(facts, calls, gaps)
+        spent = _of_last_call(facts, calls, gaps) if by == "waits" else _inside(facts, calls, gaps)
         if by == "copies":
             spent += _of_launched(calls, facts.work, claims.of_work(id_))
     return _largest(places_of_calls(facts.timeline, calls), by, spent)
@@ -108,6 +109,13 @@ def _of_last_call(facts: Facts, calls: pl.DataFrame, gaps: Int64s) -> Int64s:
         last = np.searchsorted(begins[own], facts.gaps["end_ns"].to_numpy()[mine], side="right") - 1
         np.add.at(spent, own[last[last >= 0]], gaps[mine][last >= 0])
     return spent
+
+
+def _inside(facts: Facts, calls: pl.DataFrame, gaps: Int64s) -> Int64s:
+    """For each of these calls the time of claimed pauses in it; what holds the host costs no more than that."""
+    rows = gaps > 0
+    claimed = union(Intervals(facts.gaps["start_ns"].to_numpy()[rows], facts.gaps["end_ns"].to_numpy()[rows]))
+    return measure_before(claimed, calls["end_ns"].to_numpy()) - measure_before(claimed, calls["start_ns"].to_numpy())
 
 
 def _of_launched(calls: pl.DataFrame, work: pl.DataFrame, claimed: pl.Series) -> Int64s:
