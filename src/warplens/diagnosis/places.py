@@ -148,11 +148,12 @@ def _largest(named: pl.DataFrame, kind: str, spent: Int64s) -> tuple[Place, ...]
         .agg(pl.col("spent").sum(), pl.len().alias("count"), *same)
         .cast(dict.fromkeys(PLACE, pl.String))
         .with_columns(share=share)
-        .filter(pl.any_horizontal(pl.col(PLACE).is_not_null()) & (pl.col("share") >= _LEAST_SHARE))
+        .filter(pl.col("share") >= _LEAST_SHARE)
         .sort("spent", "count", *PLACE, descending=[True, True, *(False for _ in PLACE)], nulls_last=True)
         .head(_MOST)
     )
-    return tuple(_place(kind, every, row) for row in rows.iter_rows(named=True))
+    known = rows.select(pl.any_horizontal(pl.col(PLACE).is_not_null())).to_series().any()
+    return tuple(_place(kind, every, row) for row in rows.iter_rows(named=True)) if known else ()
 
 
 def _place(kind: str, every: int, row: dict[str, Any]) -> Place:

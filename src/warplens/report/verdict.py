@@ -159,7 +159,8 @@ def place_lines(finding: Finding) -> Iterator[str]:
         source = place.file and f"{place.file}:{place.line} ({place.function})"
         names = [name for name in (place.operator, place.module, place.range, source) if name]
         counted = f"{fmt.count(place.count)} of {fmt.count(place.of_count)} {place.kind}"
-        yield f"{counted} ({fmt.share(place.share)} of the time) in {', '.join(names)}"
+        where = f"in {', '.join(names)}" if names else "outside of all operators and ranges"
+        yield f"{counted} ({fmt.share(place.share)} of the time) {where}"
 
 
 def coverage_lines(diagnosis: Diagnosis) -> Iterator[str]:
