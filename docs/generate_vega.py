@@ -6,13 +6,14 @@ would take longer than the analysis.
 
 from __future__ import annotations
 
+import lzma
 from pathlib import Path
 
 import vl_convert
 
 from warplens.report.charts import vega_lite_version
 
-SCRIPT = Path(__file__).resolve().parent.parent / "src" / "warplens" / "report" / "assets" / "vega.js"
+SCRIPT = Path(__file__).resolve().parent.parent / "src" / "warplens" / "report" / "assets" / "vega.js.xz"
 
 
 def script() -> str:
@@ -22,4 +23,4 @@ def script() -> str:
 
 
 if __name__ == "__main__":
-    SCRIPT.write_text(script(), "utf-8")
+    SCRIPT.write_bytes(lzma.compress(script().encode(), preset=9 | lzma.PRESET_EXTREME))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import functools
 import hashlib
+import lzma
 import re
 from dataclasses import dataclass
 from importlib import resources
@@ -95,8 +96,11 @@ def _percent(share: float) -> str:
 
 @functools.cache
 def asset(name: str) -> str:
-    """A file of the page, by name."""
-    return (resources.files("warplens.report") / "assets" / name).read_text("utf-8")
+    """A file of the page, by name; the large one is packed."""
+    folder = resources.files("warplens.report") / "assets"
+    if name == "vega.js":
+        return lzma.decompress((folder / f"{name}.xz").read_bytes()).decode()
+    return (folder / name).read_text("utf-8")
 
 
 def _policy(scripts: Iterable[str], styles: Iterable[str]) -> str:
