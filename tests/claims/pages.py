@@ -59,7 +59,7 @@ def pages_of(path: Path, *, html: bool = False) -> list[Page]:
         patch.object(diagnosing, "select", lambda *_, **__: selection),
         patch.object(budgeting, "select", lambda *_, **__: selection),
     ):
-        pages = [_answered(diagnosing, lambda: diagnosing.diagnose(path))]
+        pages = [_answered(diagnosing, lambda: diagnosing.diagnose([path]))]
         pages.append(_answered(budgeting, lambda: budgeting.headroom(path, limit=0)))
     numbers = examine(selection.timeline, selection.window)
     document = report_document([numbers])
