@@ -1,0 +1,80 @@
+"""Single questions as whole processes: start-up on a small file, tables of a large one against `nsys stats`, slices.
+
+`python -m benchmarks.commands [--kernels N] [--runs N] [--small FILE]` prints a table and stores it in `results/`.
+Processor time is that of all cores together, which other work on the machine moves less than wall time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+import tempfile
+from datetime import datetime, timezone
+from pathlib import Path
+
+from benchmarks.measure import Measurement, machine, measure, warm
+from benchmarks.report_vs_nsys import RESULTS
+
+#: Each question with the peer's report of the same numbers.
+TABLES = {"kernels": "cuda_gpu_kern_sum", "api": "cuda_api_sum", "copies": "cuda_gpu_mem_time_sum"}
+
+_SMALL = 10_000
+
+
+def rows(kernels: int, runs: int, small: Path | None) -> list[tuple[str, Measurement]]:
+    """What was run, with what it took."""
+    with tempfile.TemporaryDirectory(prefix="warplens-bench-") as room:
+        few, many = Path(room) / "few.sqlite", Path(room) / "many.sqlite"
+        for path, size in ((few, _SMALL), (many, kernels)):
+            measure(
+                [sys.executable, "-m", "benchmarks.generate_nsys", str(path), "--one-thread", "--kernels", str(size)]
+            )
+            warm(path)
+        few = small or few
+
+        def ours(*arguments: str) -> Measurement:
+            print(f"measuring warplens {arguments[0]} …", file=sys.stderr)
+            return measure([sys.executable, "-m", "warplens", *arguments], runs=runs)
+
+        size = f"{few.stat().st_size / 1e6:.1f} MB"
+        found = [(f"`warplens {name}`, {size}", ours(name, str(few))) for name in ("kernels", "diagnose")]
+        nsys = os.environ.get("WARPLENS_NSYS") or shutil.which("nsys")
+        for name, report in TABLES.items():
+            if nsys:
+                stats = [nsys, "stats", "--quiet", "--format", "csv", "--output", "-", "--report", report, str(many)]
+                found.append((f"`nsys stats -r {report}`", measure(stats)))
+            found.append((f"`warplens {name}`", ours(name, str(many), "--format", "json")))
+            command = (name, str(many), "--window", "all", "--format", "json", "--memory", f"{kernels // 10_000}MB")
+            found.append((f"`warplens {name} --window all`, in slices", ours(*command)))
+        found.append(("`warplens report --format json`", ours("report", str(many), "--format", "json")))
+        return found
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.commands", description=__doc__.partition("\n")[0])
+    parser.add_argument("--kernels", type=int, default=1_000_000, help="size of the large capture")
+    parser.add_argument("--runs", type=int, default=3, help="runs of everything that is ours; the median counts")
+    parser.add_argument("--small", type=Path, help="a small profile for start-up, in place of a generated one")
+    given = parser.parse_args()
+    measured = rows(given.kernels, given.runs, given.small)
+    lines = [
+        f"**{given.kernels:,} kernels**, as whole processes; medians of {given.runs}",
+        "",
+        "| what | processor time | wall time | peak memory |",
+        "|---|---:|---:|---:|",
+        *(f"| {name} | {m.median_cpu_s:.2f} s | {m.median_s:.2f} s | {m.peak_mb:,.0f} MB |" for name, m in measured),
+        "",
+    ]
+    if any(one.is_disturbed for _, one in measured):
+        others = max(one.other_cores for _, one in measured)
+        lines += [f"**Disturbed**: other processes kept up to {others:.1f} cores busy meanwhile.", ""]
+    lines.append(f"{machine()}; {datetime.now(timezone.utc).date().isoformat()}.")
+    (RESULTS / f"commands_{given.kernels}.md").write_text("\n".join(lines) + "\n")
+    print("\n".join(lines))
+
+
+if __name__ == "__main__":
+    main()
