@@ -244,7 +244,7 @@ def _for_programs(paths: Sequence[Path], window: str, range_name: str | None, fo
     if not traces:
         counters(reports, form=form)
     elif len(traces) == 1:
-        diagnose(traces[0], reports[0] if reports else None, None, window, range_name, form)
+        diagnose([traces[0]], reports[0] if reports else None, None, window, range_name, form)
     elif len(traces) == _SIDES and len(paths) == _SIDES and not _named_as_ranks(traces):
         compare(paths[0], paths[1], window=window, range_name=range_name, form=form)
     elif _named_as_ranks(traces):
