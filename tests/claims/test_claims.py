@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.claims.checker import check
+from tests.claims.checker import check, check_order
 from tests.claims.pages import Page, compared, pages_of
+from tests.claims.reading import Reading
 from tests.claims.sentences import tokens
 from warplens.errors import MissingDataError, UnreadableInputError, UsageError
 
@@ -124,6 +125,10 @@ FALSEHOODS = (
     ("commands agree", "diagnose", "coverage.claimed_ns", 0),
     ("commands speak of one window", "headroom", "window.end_ns", 1),
     ("parts sum to the whole", "headroom", "rows.0.time_ns", 1),
+    ("parts sum to the whole", "report", "strips.0.rows.0.share", 0.0),
+    ("a moment lies within the window", "report", "timeline.moments.rows.0.end_ns", 10**15),
+    ("a moment is of a finding", "report", "timeline.moments.rows.0.finding", "saturated"),
+    ("links count from the first event", "report", "timeline.origin_ns", 1),
     ("each step down leaves less", "headroom", "devices.0.after.idle", 10**12),
     ("a model is not called measured", "headroom", "rows.6.how", "measured"),
     ("budget and headroom have the same idle time", "headroom", "rows.0.time_ns", 1),
@@ -148,6 +153,20 @@ def test_a_falsehood_is_seen(rule: str, command: str, place: str, value: object)
     if rule == "nothing is critical without steps":
         pages[0].data["coverage"]["steps"] = 0
     assert rule in {each.rule for each in check(pages).contradictions}
+
+
+@pytest.mark.parametrize(("first", "gain", "holds"),
+    [("host-sync", 1.26, True), ("host-sync", 1.24, False), ("blocking-copy", 4.9, False)])  # fmt: skip
+def test_what_makes_a_host_slow_may_stand_before_its_pace_from_a_quarter_of_it_on(
+    first: str, gain: float, holds: bool
+) -> None:
+    findings = [
+        {"id": id_, "severity": "warning", "bound": None, "expected": expected}
+        for id_, expected in ((first, gain), ("launch-overhead", 5.0))
+    ]
+    reading = Reading()
+    check_order(reading, findings)
+    assert [each.rule for each in reading.contradictions] == ([] if holds else ["the verdict has the largest gain"])
 
 
 @pytest.mark.parametrize("form", ["table", "md"])

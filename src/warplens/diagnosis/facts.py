@@ -199,7 +199,8 @@ class Facts:
     def above_roof_share(self) -> float:
         """Of the wall time, what work takes above its practical roof; that of unknown work counts as none."""
         above = self.at_roof.select((pl.col("owned_ns") - pl.col("roof_ns")).sum()).item()
-        return float(above) / self.wall_ns if self.wall_ns else 0.0
+        # Where all work is at its roof, what is left of the sum is rounding, of either sign.
+        return max(0.0, float(above)) / self.wall_ns if self.wall_ns else 0.0
 
     @cached_property
     def to_roof_share(self) -> float:

@@ -146,10 +146,10 @@ class Figure:
 
 @dataclass(frozen=True)
 class Segment:
-    """A part of a strip: what it is, how much, its share of the strip, its colour token."""
+    """A part of a strip: what it is, its time in one unit of the strip, its share of the strip, its colour token."""
 
     title: str
-    amount: str
+    time_ns: float
     share: float
     fill: str
     detail: str = ""
@@ -157,8 +157,17 @@ class Segment:
 
 @dataclass(frozen=True)
 class Strip:
-    """One bar that is a whole, split into its parts from left to right; they are at most the whole."""
+    """One bar that is a whole, split into its parts from left to right; they are at most the whole.
 
+    Attributes:
+        what: `budget` or `headroom`, whose parts these are.
+        device: CUDA ordinal of the GPU.
+        title: what the whole is, and how long it takes.
+        segments: its parts.
+    """
+
+    what: str
+    device: int
     title: str
     segments: tuple[Segment, ...]
 

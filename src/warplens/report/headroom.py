@@ -209,11 +209,12 @@ def headroom_strip(found: Headroom) -> Strip:
         gone = int(found.parts.filter(pl.col("level") == level)["time_ns"].sum())
         levels.append((_LEVELS[level], gone, fill, _LEVEL_MEANINGS[level]))
     segments = tuple(
-        Segment(title, fmt.duration(found.per_step(time)), time / whole, fill, meaning)
+        Segment(title, found.per_step(time), time / whole, fill, meaning)
         for title, time, fill, meaning in levels
         if time / whole >= _WORTH_A_SEGMENT
     )
-    return Strip(f"What this GPU needs for the same {unit}: {fmt.duration(found.per_step(limit))} (modelled)", segments)
+    title = f"What this GPU needs for the same {unit}: {fmt.duration(found.per_step(limit))} (modelled)"
+    return Strip("headroom", found.device, title, segments)
 
 
 def _figure(found: Headroom) -> Figure:

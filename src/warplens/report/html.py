@@ -81,6 +81,7 @@ def _environment() -> jinja2.Environment:
     )
     environment.filters |= {
         "quantity": fmt.value,
+        "duration": fmt.duration,
         "share": fmt.share,
         "sentence": fmt.sentence,
         "embedded": _embedded_json,

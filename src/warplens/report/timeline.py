@@ -755,7 +755,21 @@ def _idle_row(view: TimelineView, device: int) -> int:
     return next((track.first for track in view.tracks if track.kind == "idle" and track.owner[0] == device), -1)
 
 
-# --- The section of a report ------------------------------------------------------------------------------------------
+# --- The section of a report, and its data ----------------------------------------------------------------------------
+
+
+def timeline_data(timeline: Timeline, window: Window, moments: Iterable[Moment]) -> dict[str, Any]:
+    """The `timeline` of a report's JSON: where its clock begins, and the worst moments of the findings.
+
+    Of each moment `from_ns` counts from `origin_ns`, as its link does, and `claimed_ns` is what its finding claims of
+    its `duration_ns`.
+    """
+    origin = origin_ns(timeline, window)
+    rows = [
+        {**vars(moment), "from_ns": moment.start_ns - origin, "duration_ns": moment.end_ns - moment.start_ns}
+        for moment in moments
+    ]
+    return {"origin_ns": origin, "moments": {"rows": rows}}
 
 
 def timeline_blocks(numbers: Numbers) -> Iterator[Block]:

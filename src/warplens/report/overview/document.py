@@ -25,10 +25,11 @@ from warplens.report.document import (
     sections,
 )
 from warplens.report.flame import flame_blocks
-from warplens.report.headroom import headroom_blocks, headroom_strip
+from warplens.report.headroom import headroom_blocks
 from warplens.report.overview import host, operators, time
 from warplens.report.overview.numbers import Numbers, answer, largest_part
 from warplens.report.ranks import run_section
+from warplens.report.strips import strips
 from warplens.report.text import category_title
 from warplens.report.timeline import timeline_blocks, with_moments
 from warplens.report.verdict import factor, finding_blocks
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from warplens.diagnosis.across import RunDiagnosis
-    from warplens.report.document import Block, Strip
+    from warplens.report.document import Block
 
 
 @dataclass(frozen=True)
@@ -302,19 +303,11 @@ def overview_document(numbers: Numbers, part: str = "") -> Document:
     """The report on one profile: the answer, then rooms for every analysis; `part` is its id among several."""
     at = f"{part}-" if part else ""
     found = numbers.diagnosis
-    shown = answer_block(found, tuple(_strips(numbers)), at) if found is not None else None
+    drawn = tuple(strips(numbers.budgets, numbers.headroom, numbers.window))
+    shown = answer_block(found, drawn, at) if found is not None else None
     return Document(
         numbers.capture.source, answer(numbers), sections(_ROOMS, numbers, at), _meta(numbers), shown, id=part
     )
-
-
-def _strips(numbers: Numbers) -> Iterator[Strip]:
-    """The budget of the GPU with the least work, and what it needs for the same mathematics, in the same scale."""
-    if not numbers.budgets:
-        return
-    found = min(numbers.budgets, key=lambda budget: budget.busy_ns)
-    yield time.budget_strip(numbers, found)
-    yield from (headroom_strip(one) for one in numbers.headroom if one.device == found.device)
 
 
 def _meta(numbers: Numbers) -> tuple[tuple[str, str], ...]:

@@ -42,8 +42,10 @@ from warplens.report import text as fmt
 from warplens.report.counters.joined import joined_data
 from warplens.report.headroom import headroom_data
 from warplens.report.jsonout import window_data
-from warplens.report.questions.time import budget_data
+from warplens.report.questions.time import budget_data, group_times
+from warplens.report.strips import strips_data
 from warplens.report.text import category_title
+from warplens.report.timeline import timeline_data
 from warplens.report.verdict import diagnosis_data
 
 if TYPE_CHECKING:
@@ -341,11 +343,19 @@ def overview_data(numbers: Numbers) -> dict[str, Any]:
         "diagnosis": diagnosis_data(numbers.diagnosis) if numbers.diagnosis else None,
         "budget": {
             "devices": [
-                {**budget_data(found), "rows": found.parts.with_columns(pl.col("group").cast(pl.String))}
+                {
+                    **budget_data(found),
+                    "groups": group_times(found),
+                    "rows": found.parts.with_columns(pl.col("group").cast(pl.String)),
+                }
                 for found in numbers.budgets
             ]
         },
         "headroom": headroom_data(numbers.headroom),
+        "strips": strips_data(numbers.budgets, numbers.headroom, numbers.window),
+        "timeline": timeline_data(
+            numbers.timeline, numbers.window, numbers.diagnosis.moments if numbers.diagnosis else ()
+        ),
         "steps": {"rows": numbers.steps},
         "phases": {"rows": numbers.phases},
         "kernels": {"rows": numbers.kernels},

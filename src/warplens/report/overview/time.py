@@ -14,10 +14,11 @@ from warplens.analysis.timebudget import BUDGET
 from warplens.profile.schema import Column
 from warplens.report import chart_data, charts
 from warplens.report import text as fmt
-from warplens.report.document import Figure, Paragraph, Section, Segment, Strip, Table, pick, quiet
-from warplens.report.questions.time import titled_parts
+from warplens.report.document import Figure, Paragraph, Section, Table, pick, quiet
+from warplens.report.questions.time import group_times, titled_parts
+from warplens.report.strips import merged_small_parts
 from warplens.report.text import category_title, phase_title
-from warplens.report.theme import category_fill, part_fill
+from warplens.report.theme import category_fill
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,9 +29,6 @@ if TYPE_CHECKING:
 
 #: Parts of a budget below this share of the window are drawn as one; the table keeps them apart.
 _SMALL_PART: Final = 0.005
-
-#: The same for the strip of the first screen, which has less room.
-_SMALL_SEGMENT: Final = 0.03
 
 #: More GPUs than this are listed, but not drawn one by one.
 _MOST_DRAWN_DEVICES: Final = 4
@@ -83,7 +81,7 @@ def _device_budget(numbers: Numbers, found: TimeBudget, *, drawn: bool) -> Itera
         yield Figure(
             f"budget-chart-{found.device}",
             f"{name}: where {whole} went",
-            charts.budget_chart(_merged_small_parts(parts)),
+            charts.budget_chart(merged_small_parts(parts, _SMALL_PART)),
             f"{name} was busy for {fmt.duration(found.busy_ns)} of {whole}. Largest parts: "
             f"{', '.join(f'{title} {fmt.share(share)}' for title, share in largest)}.",
         )
@@ -98,66 +96,23 @@ def _device_budget(numbers: Numbers, found: TimeBudget, *, drawn: bool) -> Itera
         )
 
 
-def budget_strip(numbers: Numbers, found: TimeBudget) -> Strip:
-    """The budget of one GPU as a strip: what it was busy with, then why it was idle."""
-    steps, unit = max(1, len(numbers.window.steps)), "step" if numbers.window.steps else "window"
-    rows = _merged_small_parts(titled_parts(found), _SMALL_SEGMENT).iter_rows(named=True)
-    segments = (
-        Segment(row["part"], fmt.duration(row["duration_ns"] / steps), row["share"], row["fill"], row["detail"] or "")
-        for row in rows
-    )
-    whole = f"one {unit}, {fmt.duration(found.duration_ns / steps)}"
-    which = f" of GPU {found.device}" if len(numbers.budgets) > 1 else ""
-    busy = fmt.share(found.busy_ns / found.duration_ns if found.duration_ns else 0.0)
-    return Strip(f"Where the time{which} goes ({whole}): {busy} busy", tuple(segments))
-
-
 def devices(numbers: Numbers) -> Iterator[Block]:
     """Each GPU by itself, where there are several: what it was busy with, and how far apart they are."""
     if len(numbers.budgets) < 2:
         return
     rows = []
     for found in numbers.budgets:
-        groups = dict(found.parts.group_by(pl.col("group").cast(pl.String)).agg(pl.col("time_ns").sum()).iter_rows())
-        rows.append({"device": f"GPU {found.device}", "busy_share": found.busy_ns / (found.duration_ns or 1), **groups})
+        busy = found.busy_ns / (found.duration_ns or 1)
+        rows.append({"device": f"GPU {found.device}", "busy_share": busy, **group_times(found)})
     frame = pl.DataFrame(rows, infer_schema_length=None).fill_null(0)
     names = [name for name in frame.columns if name not in ("device", "busy_share")]
     columns = (
         Column("device", title="GPU"),
         Column("busy_share", pl.Float64, "of the window", title="Busy"),
-        *(Column(name, pl.Int64, title=fmt.capitalised(name), kind="duration_ns") for name in names),
+        *(Column(name, pl.Int64, title=fmt.capitalised(name.removesuffix("_ns"))) for name in names),
     )
     yield Paragraph("The averages of several GPUs hide the one that the others wait for.")
     yield Table("devices-table", "What each GPU did", columns, frame, limit=None)
-
-
-def _merged_small_parts(parts: pl.DataFrame, least: float = _SMALL_PART) -> pl.DataFrame:
-    """The parts as `budget_chart` wants them; the small ones of each family become one, if there are several."""
-    fills = [part_fill(*key) for key in parts.select("group", "part").rows()]
-    titled = parts.select(
-        pl.col("title").alias("part"),
-        pl.when(pl.col("group") == "idle").then(pl.lit("idle")).otherwise(pl.lit("busy")).alias("family"),
-        pl.col("time_ns").alias("duration_ns"),
-        "share",
-        pl.Series("fill", fills, dtype=pl.String),
-        pl.col("meaning").alias("detail"),
-    )
-    drawn = []
-    for family in ("busy", "idle"):
-        mine = titled.filter(pl.col("family") == family)
-        small = mine.filter(pl.col("share") < least)
-        if small.height < 2:
-            drawn.append(mine)
-            continue
-        rest = small.select(
-            pl.lit(f"{small.height} smaller parts").alias("part"),
-            pl.lit(family).alias("family"),
-            pl.col("duration_ns", "share").sum(),
-            pl.lit("other" if family == "busy" else "idle-6").alias("fill"),
-            pl.lit(", ".join(small["part"])).alias("detail"),
-        )
-        drawn.extend((mine.filter(pl.col("share") >= least), rest))
-    return pl.concat(drawn)
 
 
 def steps(numbers: Numbers) -> Iterator[Block]:

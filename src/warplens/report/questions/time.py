@@ -55,6 +55,12 @@ def budget_data(found: TimeBudget) -> dict[str, Any]:
     }
 
 
+def group_times(found: TimeBudget) -> dict[str, int]:
+    """The time of each group of a budget's parts, as `GROUP_ns`."""
+    times = found.parts.group_by(pl.col("group").cast(pl.String), maintain_order=True).agg(pl.col("time_ns").sum())
+    return {f"{group}_ns": time_ns for group, time_ns in times.iter_rows()}
+
+
 def titled_parts(found: TimeBudget) -> pl.DataFrame:
     """The parts of a budget with `title` and `meaning`, what people call them and what they say."""
     parts = found.parts.with_columns(pl.col("group").cast(pl.String))
