@@ -131,7 +131,7 @@ def check_texts(reading: Reading, page: Page, known: set[str]) -> None:
 #: Numbers of fixed texts, which are the same in every answer, and the median of all kernels, which no JSON holds.
 _CONSTANT: Final = re.compile(
     r"below 100 ns stand in the first bin|less than 0\.1 %|(?<=, )kernel [\d.,]+ [nµm]?s(?=\.\])|"
-    r"the median kernel takes [\d.,]+ [nµm]?s"
+    r"the median kernel takes [\d.,]+ [nµm]?s|By the gain: critical from 1\.5×, warning from 1\.1×"
 )
 
 

@@ -10,10 +10,12 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+import warplens as package
 from tests.cli.small_export import (
     COPY_BYTES,
     COPY_NS,
@@ -32,7 +34,6 @@ from warplens.report.terminal import wrapped
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from tests.cli.conftest import Run
 
@@ -325,3 +326,15 @@ def test_sentences_are_wrapped_between_words_and_numbers_stay_with_their_units()
         assert " ".join(piece.strip() for piece in pieces) == line.strip()
         assert all(piece.startswith("   ") for piece in pieces)
         assert not any(re.search(r"\d$", piece) or re.match(r"\s*(ms|µs|%)", piece) for piece in pieces)
+
+
+def test_counters_keep_what_bounds_a_kernel_on_a_terminal_of_80_columns(
+    warplens: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counters = Path(package.__file__).parent / "data" / "counters" / "planted_h200.ncu-rep.xz"
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "80")
+    narrow = re.sub(r"\x1b\[[\d;]*m", "", warplens("counters", counters).out)
+    (row,) = (line for line in narrow.splitlines() if line.startswith(" bank_conflicts"))
+
+    assert "memory (L1)" in row

@@ -32,9 +32,9 @@ _RANKED: Final = (
     TableColumn("name", "Kernel", "kernel", full="full_name"),
     *_SIZES,
     TableColumn("share", "Share", "share"),
+    TableColumn("bound", "Bound", "text"),
     TableColumn("throughput_share", "of roof", "share"),
     TableColumn("gain_share", "Gain", "share"),
-    TableColumn("bound", "Bound", "text"),
     TableColumn("fault", "Fault", "text"),
     TableColumn("stall", "Top stall", "text"),
 )

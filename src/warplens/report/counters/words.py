@@ -42,17 +42,18 @@ _LIMITERS: Final = {
 _LEVELS: Final = {"dram": "DRAM", "l2": "L2", "l1": "L1"}
 
 
+#: A narrow terminal shows the columns from the left that fit: what is asked stands there.
 _COLUMNS: Final = (
     TableColumn("name", "Kernel", "kernel", full="full_name"),
     TableColumn("launches", "Launches", "count"),
     TableColumn("duration_ns", "Time", "duration_ns"),
+    TableColumn("verdict", "Bound", "text"),
     TableColumn("compute_share", "Compute", "share"),
     TableColumn("memory_share", "Memory", "share"),
     TableColumn("theoretical_share", "Occupancy", "share"),
     TableColumn("achieved_share", "achieved", "share"),
     TableColumn("limited_by", "limited by", "text"),
     TableColumn("top_stall", "Top stall", "text"),
-    TableColumn("verdict", "Bound", "text"),
     TableColumn("reason", "Why", "text"),
 )
 
