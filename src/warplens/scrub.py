@@ -171,8 +171,13 @@ def _tables(content: object) -> dict[str, pl.DataFrame]:
 
 
 def is_rewriting(before: str, after: str) -> bool:
-    """Whether one text is the other with marks in place of what was removed, or without leading folders."""
+    """Whether one text is the other with marks in place of what was removed, or without leading folders.
+
+    A reader that shows no folders shows the mark that a copy has in their place.
+    """
     if before == after or (before.endswith(after) and before[-len(after) - 1] in "/\\"):
+        return True
+    if (mark := MARK.match(after)) and after[mark.end() :][1:] == before and after[mark.end()] in "/\\":
         return True
     kept = MARK.split(after)
     return len(kept) > 1 and re.fullmatch("(?s:.+?)".join(map(re.escape, kept)), before) is not None

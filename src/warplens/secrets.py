@@ -5,31 +5,84 @@ Everything here works on bytes, since texts in profiles need not be UTF-8.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterator
 from functools import cached_property
 from hashlib import sha256
+from typing import Final
 
 from warplens.profile.patterns import lazy_pattern
 
 _SEGMENT = rb"[^\s/\\\"'<>|;,()\[\]{}\x00]"
 #: Folders inside a path may hold spaces, where a separator follows.
 _FOLDERS = rb"(?:%b+(?: %b+){0,3}[/\\]+)*%b*" % ((_SEGMENT,) * 3)
-_ROOTS = (
-    rb"tmp|var|opt|usr|mnt|media|data|scratch|workspaces?|work|projects?|gpfs|lustre|nfs|net|proc|sys|etc|dev|srv|private"
-    rb"|Volumes|Library|Applications|run|snap|content|kaggle|app|code|src|storage|nobackup|cluster|shared?|export|lib|lib64"
-    rb"|bin|sbin|boot"
+#: ONNX and TensorRT name layers like absolute paths, `/model/layer.3/attention/MatMul`. Such a name stays if nothing in
+#: it but its last part, the operator, needs to be known: parts that networks are made of stand before it.
+_LAYERS = (
+    rb"(?:(?:model|module|backbone|body|trunk|encoders?|decoders?|transformer|bert|gpt|llama|vit|visual|vision|text|lm_head"
+    rb"|heads?|classifier|pooler|embed\w*|\w*embeddings?|patch_embed|pos_embed|wte|wpe|layers?|blocks?|stages?|features"
+    rb"|h|attn|self_attn|cross_attn|attention|self_attention|self|output|intermediate|dense|mlp|ffn|ff|experts?|gate|router"
+    rb"|fc\d*|proj|[qkvo]_proj|qkv|query|key|value|out_proj|up_proj|down_proj|gate_proj|conv\w*|bn\d*|norm\d*|\w*norm\w*"
+    rb"|ln_\w+|act\w*|dropout|drop\w*|softmax|gelu|relu|down|up|downsample|upsample|net|linear\d*)(?:[._]?\d+)*/)+"
+    rb"[A-Z][A-Za-z0-9]*(?:_\d+)*(?![\w./\\-])"
 )
-#: Absolute paths. ONNX and TensorRT name layers `/model/layer`: only folders that file systems have count as a root.
+#: NVIDIA's manuals, to which its rules refer.
+_MANUALS = rb"(?!(?:docs|developer)\.nvidia\.com(?![\w.-]))"
+#: Paths: absolute (whatever the mount is called: only names of layers stay), of somebody's home, from a folder above,
+#: of Windows and its network, and addresses with a scheme.
 #: Each alternative begins where a word begins, so that a text of any length takes time in proportion to it.
 PATHS = lazy_pattern(
     rb"(?<!%b)(?<!/)(?:%b|/)*/(?:home|Users|root)/%b" % (_SEGMENT, _SEGMENT, _FOLDERS)
-    + rb"|(?<![\w.)\]>])/(?:%b)/%b" % (_ROOTS, _FOLDERS)
+    + rb"|(?<![\w.)\]>~/])/+(?!%b)%b[\w.@+-]+/+%b" % (_LAYERS, _MANUALS, _FOLDERS)
+    + rb"|(?<![\w.+-])[A-Za-z][A-Za-z0-9+.-]{1,15}://%b%b" % (_MANUALS, _FOLDERS)
+    + rb"|(?<![\w)\]~])~[A-Za-z_][\w.-]*(?![\w.-])(?:[/\\]+%b)?|(?<![\w)\]~])~[/\\]+%b" % (_FOLDERS, _FOLDERS)
+    + rb"|(?<![\w./\\])(?:\.\.?[/\\]+)+%b" % _FOLDERS
     + rb"|(?<![A-Za-z])[A-Za-z]:[/\\]+%b" % _FOLDERS
     + rb"|\\\\[\w.-]+\\%b" % _FOLDERS
 )
-#: Of mail, and of machines in a network.
-ADDRESSES = lazy_pattern(rb"(?<![\w.+-])[\w.+-]+@[\w-]+(?:\.[\w-]+)+|(?<![\w.])\d{1,3}(?:\.\d{1,3}){3}(?![\w.])")
+
+#: The last part of names of machines. Modules of a program are joined by points, too (`model.net`): endings that are
+#: also words of programs count only after two other parts of which one has a digit or a hyphen.
+_DOMAIN = rb"com|org|edu|gov|mil|info|biz|cloud|local|localdomain|internal|intranet|lan|corp|example|invalid|arpa|onion"
+_COUNTRY = (
+    rb"ac|ai|at|au|be|br|ca|ch|cn|co|cz|de|dk|es|eu|fi|fr|gr|hk|hu|ie|il|in|io|it|jp|kr|mx|net|nl|no|nz|pl|pt|ru|se|sg|tw"
+    rb"|uk|us|za|test|home|cluster|svc|site|tech|dev|app"
+)
+_HEX = rb"[0-9A-Fa-f]"
+#: What identifies wherever it stands, by its form. Kind → pattern; each begins where a word begins.
+FORMS: Final[dict[str, bytes]] = {
+    "mail, user@machine": rb"(?<![\w.+-])[\w.+-]+@[A-Za-z][\w-]*(?:\.[\w-]+)*",
+    "network address": (
+        rb"(?<![\w.])\d{1,3}(?:\.\d{1,3}){3}(?![\w.])"
+        rb"|(?<![\w:.])(?:[23]%(h)b{3}|[Ff][89A-Fa-f]%(h)b{2}):(?:%(h)b{0,4}:){1,6}(?:%(h)b{1,4})?(?![\w:])"
+        rb"|(?<![\w:.])(?:%(h)b{1,4}:){7}%(h)b{1,4}(?![\w:])"
+    )
+    % {b"h": _HEX},
+    "machine": (
+        rb"(?<![\w.-])%b[A-Za-z0-9](?:[\w-]*\.)+(?i:%b)(?![\w-]|\.\w)"
+        rb"|(?<![\w.-])(?=[A-Za-z_]*\d|[\w.]*-)[A-Za-z0-9][\w-]*(?:\.[\w-]+)+\.(?i:%b)(?![\w-]|\.\w)"
+    )
+    % (_MANUALS, _DOMAIN, _COUNTRY),
+    "hardware address": (
+        rb"(?<![\w:-])%(h)b{2}(?::%(h)b{2}){5,19}(?![\w:-])|(?<![\w:-])%(h)b{2}(?:-%(h)b{2}){5,7}(?![\w:-])"
+        rb"|(?<![\w:])(?:%(h)b{4,8}:)?%(h)b{2}:%(h)b{2}\.[0-7](?!\w)|(?<![\w:])%(h)b{4}(?::%(h)b{4}){3}(?![\w:])"
+        rb"|(?<![\w.])%(h)b{4}\.%(h)b{4}\.%(h)b{4}(?![\w.])"
+    )
+    % {b"h": _HEX},
+    "identifier": rb"(?<!\w)(?:[A-Z]{3}-)?%(h)b{8}-(?:%(h)b{4}-){3}%(h)b{12}(?!\w)" % {b"h": _HEX},
+    "token": (
+        rb"(?<![A-Za-z0-9])(?:hf|gh[opsur]|github_pat|glpat|sk|pk|rk|xox[abprs]|npm|pypi|dop_v1|nvapi|AIza|ya29)[-_.]?"
+        rb"(?=[\w-]*\d)[\w-]{16,}|(?<!\w)A[KS]IA[A-Z0-9]{16}(?!\w)|(?<!\w)eyJ[\w-]{8,}\.[\w-]+(?:\.[\w-]*)?"
+        rb"|(?<!\w)%(h)b{32,}(?!\w)|(?<!\w)(?=[A-Za-z]*\d)(?=[a-z0-9]*[A-Z])(?=[A-Z0-9]*[a-z])"
+        rb"(?=(?:[A-Za-z]*\d){4})[A-Za-z0-9]{20,}(?!\w)"
+        rb"|(?i:(?<![A-Za-z])(?:auth|access|api|bearer|refresh)?[_-]?(?:token|secret|passwd|password|passphrase|credentials?"
+        rb"|api_?key|bearer)(?:=|:|: |=\s)(?!\d*(?!\S))[^\s,;&\"'\[]+)"
+    )
+    % {b"h": _HEX},
+}
+#: All of them.
+ADDRESSES = lazy_pattern(b"|".join(FORMS.values()))
 #: What a scrubbed file may hold nowhere. Whatever matches here is matched by `PATHS`, too.
 FORBIDDEN = lazy_pattern(rb"/(?:home|Users)/[\w.~-]|/root/|(?<![A-Za-z])[A-Za-z]:[/\\]+(?i:users)[/\\]")
 
@@ -72,7 +125,7 @@ class Secrets:
     def pattern(self) -> re.Pattern[bytes] | None:
         """Matches `names` and `values`; None where there are none. Fixed when it is first asked for."""
         words = sorted(self.names | self.values, key=len, reverse=True)
-        return re.compile(b"|".join(map(self._expression, words))) if words else None
+        return re.compile(b"|".join(map(self._expression, words)), re.IGNORECASE) if words else None
 
     @property
     def all(self) -> frozenset[bytes]:
@@ -150,6 +203,33 @@ def without_folders(name: str) -> str:
         return name
     installed = _INSTALLED.match(folders.group())
     return text[installed.end() if installed else folders.end() :].decode("utf-8", "surrogatepass")
+
+
+#: A value that an operator was given: a number, a truth value, None, a dtype or layout, or a list of such.
+_PLAIN_VALUE = lazy_pattern(
+    r"(?:[\s\[\](),+:-]|\d[\d.]*(?:e[-+]?\d+)?j?|\b(?:True|False|None|nan|inf|e|torch\.\w+|int|float|cuda|cpu)\b)*"
+)
+
+
+def without_values(inputs: str) -> str:
+    """The concrete inputs of an operator, a JSON list as text, of which numbers and the like stay and texts go.
+
+    >>> without_values('["", "1e-05", "[1, 2]", "s3://bucket/ann"]')
+    '["","1e-05","[1, 2]","[removed]"]'
+    """
+    try:
+        values = json.loads(inputs)
+    except ValueError:
+        return REMOVED.decode()
+    if not any(has_other_values(text) for text in texts_in(values)):
+        return inputs
+    kept = ["[removed]" if any(map(has_other_values, texts_in(value))) else value for value in values]
+    return json.dumps(kept, separators=(",", ":"))
+
+
+def has_other_values(text: str) -> bool:
+    """Whether a concrete input of an operator is more than numbers and the like."""
+    return text != REMOVED.decode() and not _PLAIN_VALUE.fullmatch(text)
 
 
 class Cleaner:

@@ -15,6 +15,7 @@ from warplens._version import __version__
 from warplens.analysis.categories import categories_of
 from warplens.analysis.timeline import Timeline
 from warplens.errors import UsageError
+from warplens.export.sharing import shareable
 from warplens.profile.nesting import disjoint_lanes, nested_lanes
 from warplens.profile.schema import name_categories
 from warplens.wire import Bytes, Part, fixed64s, message, messages, padded_varints, scalar, text
@@ -322,6 +323,7 @@ def write_perfetto(timeline: Timeline, target: Path) -> PerfettoSummary:
     Raises:
         UsageError: the profile holds nothing that lasts.
     """
+    timeline = shareable(timeline)
     trace = timeline.trace
     layers = [layer for layer in (*_device_layers(timeline), *_host_layers(timeline)) if layer.frame.height]
     if not layers:

@@ -16,9 +16,11 @@ import polars as pl
 
 from warplens._version import __version__
 from warplens.analysis.timeline import Timeline
+from warplens.export.sharing import clean_frame, shareable
 from warplens.profile.counters import KernelCounters
 from warplens.profile.tables import TABLES
 from warplens.profile.trace import Capture
+from warplens.secrets import Cleaner, Secrets
 
 __all__ = ["TABLE_FORMATS", "counter_tables", "trace_tables", "write_tables"]
 
@@ -44,6 +46,7 @@ def trace_tables(timeline: Timeline) -> dict[str, pl.DataFrame]:
 
     `work.range_name` is the innermost range that the work belongs to, `inferred` whether that crosses threads.
     """
+    timeline = shareable(timeline)
     trace = timeline.trace
     tables = {name: frame for name in TABLES if (frame := getattr(trace, name)).height}
     if timeline.work.height:
@@ -55,7 +58,8 @@ def trace_tables(timeline: Timeline) -> dict[str, pl.DataFrame]:
 def counter_tables(counters: KernelCounters) -> dict[str, pl.DataFrame]:
     """The tables of a report of Nsight Compute that hold anything, by name."""
     tables = {"launches": counters.launches, "metrics": counters.metrics, "rules": counters.rules}
-    return {name: frame for name, frame in tables.items() if frame.height}
+    cleaner = Cleaner(Secrets())
+    return {name: clean_frame(name, frame, cleaner) for name, frame in tables.items() if frame.height}
 
 
 def write_tables(tables: Mapping[str, pl.DataFrame], capture: Capture | None, folder: Path, form: str) -> list[Path]:

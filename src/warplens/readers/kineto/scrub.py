@@ -24,7 +24,7 @@ from warplens.readers.kineto.scan import Piece, scan
 from warplens.readers.kineto.values import Bytes, words_of
 from warplens.readers.opening import Input
 from warplens.readers.scrubbing import Removed, search_copy
-from warplens.secrets import IDENTIFYING, Cleaner, Secrets, texts_in
+from warplens.secrets import IDENTIFYING, REMOVED, Cleaner, Secrets, has_other_values, texts_in
 
 #: What comes along of what stands around the events: versions, what was recorded, the clock's zero.
 _HEADER = re.compile(
@@ -281,6 +281,9 @@ class _Copy:
 
     def _argument(self, key: str, value: Any) -> Any:
         if isinstance(value, str):
+            if key == "Concrete Inputs" and has_other_values(value):
+                self.left_arguments["argument"] += 1
+                return REMOVED.decode()
             if key in _PYTHON_ARGUMENTS:
                 return self.cleaner.python("python", _bytes(value)).decode()
             if key in _FUNCTION_ARGUMENTS:

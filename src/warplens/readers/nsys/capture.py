@@ -58,8 +58,8 @@ def session_of(file: Tables, cuda_processes: frozenset[int]) -> Session:
         duration_ns=_duration(file),
         cuda_requested=_cuda_requested(file),
         is_wsl=_is_wsl(file),
-        reports_lost_events=_warns(file, _LOST_EVENTS, cuda_processes),
-        may_lack_events=_warns(file, _MAY_LACK_EVENTS, cuda_processes),
+        reports_lost_events=_warns(file, LOST_EVENTS, cuda_processes),
+        may_lack_events=_warns(file, MAY_LACK_EVENTS, cuda_processes),
     )
 
 
@@ -107,10 +107,10 @@ def _is_wsl(file: Tables) -> bool:
 
 
 #: What nsys writes wherever a recording ends before the program, whether it lost events or not.
-_MAY_LACK_EVENTS = lazy_pattern(r"not all CUDA events might have been collected", re.IGNORECASE)
+MAY_LACK_EVENTS = lazy_pattern(r"not all CUDA events might have been collected", re.IGNORECASE)
 
 #: What nsys writes when the event buffers of a process did not all arrive.
-_LOST_EVENTS = lazy_pattern(
+LOST_EVENTS = lazy_pattern(
     r"\b(CUDA|CUPTI|GPU)\b.*\b(dropped|lost|overflow\w*|discarded)\b"
     r"|\b(dropped|lost|discarded)\b.*\b(CUDA|CUPTI|GPU|events?|buffers?|records?)\b",
     re.IGNORECASE | re.DOTALL,

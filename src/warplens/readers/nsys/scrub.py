@@ -18,16 +18,34 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from warplens.readers.nsys.capture import LOST_EVENTS, MAY_LACK_EVENTS
+from warplens.readers.nsys.tables import SOURCES
 from warplens.readers.scrubbing import Removed, search_copy
 from warplens.readers.sqlite import SqliteFile, looks_like_nsys, quoted
 from warplens.secrets import Cleaner, Secrets
 
-#: Tables that come along: what the analyses read, and what explains it.
-_KEPT_TABLES = re.compile(
-    r"StringIds|NVTX_EVENTS|OSRT_API|PROFILER_OVERHEAD|ANALYSIS_DETAILS|DIAGNOSTIC_EVENT|ThreadNames"
-    r"|TARGET_INFO_(SYSTEM_ENV|SESSION_START_TIME|GPU|CUDA_GPU|CUDA_DEVICE|CUDA_CONTEXT_INFO|CUDA_NULL_STREAM|CUDA_STREAM)"
-    r"|META_DATA_(CAPTURE|EXPORT)|EXPORT_META_DATA|CUPTI_ACTIVITY_KIND_\w+|ENUM_\w+"
-    r"|CUDA_GRAPH_(NODE_)?EVENTS|CUDA_GPU_MEMORY_(USAGE|POOL)_EVENTS|GPU_METRICS|TARGET_INFO_GPU_METRICS|CUDA_CALLCHAINS"
+
+def _words(text: str) -> set[str]:
+    return set(text.split())
+
+
+#: Tables that come along beside those of `SOURCES`: what explains them, by name. An unknown one does not, whatever its
+#: name begins with.
+_KEPT_TABLES = frozenset(source.table for source in SOURCES) | _words(
+    """
+    StringIds NVTX_EVENTS OSRT_API PROFILER_OVERHEAD ANALYSIS_DETAILS DIAGNOSTIC_EVENT ThreadNames
+    TARGET_INFO_SYSTEM_ENV TARGET_INFO_SESSION_START_TIME TARGET_INFO_GPU TARGET_INFO_CUDA_GPU
+    TARGET_INFO_CUDA_DEVICE TARGET_INFO_CUDA_CONTEXT_INFO TARGET_INFO_CUDA_NULL_STREAM TARGET_INFO_CUDA_STREAM
+    META_DATA_CAPTURE META_DATA_EXPORT EXPORT_META_DATA CUDA_GRAPH_EVENTS CUDA_GRAPH_NODE_EVENTS
+    CUDA_GPU_MEMORY_USAGE_EVENTS CUDA_GPU_MEMORY_POOL_EVENTS CUDA_CALLCHAINS CUPTI_ACTIVITY_KIND_CUDA_EVENT
+    CUPTI_ACTIVITY_KIND_GRAPH_TRACE CUPTI_ACTIVITY_KIND_KERNEL CUPTI_ACTIVITY_KIND_MEMCPY
+    CUPTI_ACTIVITY_KIND_MEMSET CUPTI_ACTIVITY_KIND_OVERHEAD CUPTI_ACTIVITY_KIND_RUNTIME
+    CUPTI_ACTIVITY_KIND_SYNCHRONIZATION ENUM_CUDA_DEV_MEM_EVENT_OPER ENUM_CUDA_FUNC_CACHE_CONFIG
+    ENUM_CUDA_KERNEL_LAUNCH_TYPE ENUM_CUDA_MEMCPY_OPER ENUM_CUDA_MEMPOOL_OPER ENUM_CUDA_MEMPOOL_TYPE
+    ENUM_CUDA_MEM_KIND ENUM_CUDA_SHARED_MEM_LIMIT_CONFIG ENUM_CUPTI_OVERHEAD_TYPE ENUM_CUPTI_STREAM_TYPE
+    ENUM_CUPTI_SYNC_TYPE ENUM_DIAGNOSTIC_SEVERITY_LEVEL ENUM_DIAGNOSTIC_SOURCE_TYPE
+    ENUM_DIAGNOSTIC_TIMESTAMP_SOURCE ENUM_NSYS_EVENT_CLASS ENUM_NSYS_EVENT_TYPE
+    """
 )
 #: Tables that come along without rows: that there is one says that calls were recorded twice, once with their stack.
 _EMPTIED_TABLES = {"CUDA_CALLCHAINS"}
@@ -52,8 +70,47 @@ _KEPT_SETTINGS = {
 #: Threads that frameworks name; a thread of any other name may carry the name of the program.
 _KEPT_THREADS = re.compile(rb"python[\d.]*|pt_\w+|NCCL [\w ]+|cuda-EvtHandlr|CUPTI worker.*")
 
-#: Columns that are emptied: identities of the hardware, names of the machine, free content of annotations.
-_EMPTIED_COLUMNS = {"uuid", "ctxswDevPath", "ctrlDevPath", "devStateName", "jsonText", "jsonTextId", "binaryData"}
+#: Columns that are emptied: identities of the hardware and its place, names of the machine, what annotations carry.
+_EMPTIED_COLUMNS = _words(
+    """
+    uuid luid busLocation pciBusId ctxswDevPath ctrlDevPath devStateName jsonText jsonTextId binaryData
+    """
+)
+
+#: Columns that come along beside those that are read, in whichever of the tables they stand: what nsys itself is known
+#: to write. A table's CREATE statement is written anew of these; that of the original may say anything.
+_KEPT_COLUMNS = (
+    {column for source in SOURCES for field in source.fields for column in (*field.columns, field.text_column)}
+    | _EMPTIED_COLUMNS
+    | _words(
+        """
+    address argumentsId asyncEngines blockX blockY blockZ bytes cacheConfig callchainId category chipName
+    clockRate clusterSchedulingPolicy clusterX clusterY clusterZ color computeCapabilityMajor
+    computeCapabilityMinor computeMajor computeMinor constantMemory constantMemorySize contextId copyCount
+    copyKind coreClockRate correlationId cuDevice cudaId demangledName deprecatedSrcId deprecatedSyncType
+    deviceId domainId doubleValue dstContextId dstDeviceId dstKind duration dynamicSharedMemory end endGlobalTid
+    eventClass eventId eventSyncId eventType flag floatValue globalMemoryBandwidth globalMemorySize globalPid
+    globalTid globalVid gpuId graphExecId graphId graphNodeId greenContextId gridId gridX gridY gridZ hwId id
+    importedMemoryPoolAddress importedMemoryPoolProcessId int32Value int64Value isDiscrete isGreenContext
+    l2CacheSize label launchType localMemoryPerThread localMemoryPoolAddress localMemoryPoolReleaseThreshold
+    localMemoryPoolSize localMemoryPoolUtilizedSize localMemoryTotal localTime mangledName maxActiveClusters
+    maxBlockDimX maxBlockDimY maxBlockDimZ maxBlocksPerMultiprocessor maxBlocksPerSm maxGridDimX maxGridDimY
+    maxGridDimZ maxIPC maxPotentialClusterSize maxRegistersPerBlock maxRegistersPerMultiprocessor
+    maxRegistersPerSm maxSharedMemoryPerBlock maxSharedMemoryPerMultiprocessor maxShmemPerBlock
+    maxShmemPerBlockOptin maxShmemPerSm maxThreadsPerBlock maxWarpsPerMultiprocessor maxWarpsPerSm memKind
+    memoryBandwidth memoryOperationType migrationCause module name nameEnum nameId nestingLevel nodeMask
+    nullStreamId numMemcpyEngines numMultiprocessors numThreadsPerWarp numTpcs originalGraphId originalIP
+    overheadType parentContextId pc pid priority processId pwGpuId qmdBulkReleaseDone qmdLastCtaDone
+    qmdPreexitDone rangeId registersPerThread returnValue revision severity sharedMemoryExecuted
+    sharedMemoryLimitConfig sharedMemoryRequestedPercentage shortName smCount smMajor smMinor source
+    srcContextId srcDeviceId srcKind stackDepth start startTime staticSharedMemory stopTime streamId symbol
+    syncType systemClockNs tensorSizeMinusOneElements text textId threadsPerWarp timestamp timestampType
+    totalMemory tpcMask uint32Value uint64Value unresolved utcEpochNs utcTime value virtualAddress vmId
+    workqueueConcurrencyLimit workqueueResourceId workqueueSharingScope
+    """
+    )
+)
+_TYPES = {b"INTEGER", b"INT", b"REAL", b"TEXT"}
 
 #: Columns that refer to StringIds in schemas whose CREATE statements do not say so.
 _REFERRING_COLUMNS = {"nameId", "textId", "shortName", "demangledName", "mangledName"}
@@ -75,6 +132,7 @@ _WORDS = ("rows of whole tables", "rows of others")
 
 #: What the counts call the names of functions among the strings.
 _FUNCTIONS = "StringIds.function"
+_DIAGNOSTICS = "DIAGNOSTIC_EVENT.text"
 
 
 def copy_nsys(source: Path, known_as: Path, partial: Path) -> Removed:
@@ -114,8 +172,15 @@ class _Copy:
         self.cleaner = Cleaner(self.secrets)
         self.left_tables: dict[str, int] = {}
         self.left_rows: dict[str, int] = {}
-        self._connection, self._columns = connection, file.tables
-        self._kept = [name for name in file.tables if _KEPT_TABLES.fullmatch(name)]
+        self._connection = connection
+        self._kept = [name for name in file.tables if name in _KEPT_TABLES]
+        self._columns = {
+            name: tuple(column for column in columns if name not in _KEPT_TABLES or column in _KEPT_COLUMNS)
+            for name, columns in file.tables.items()
+        }
+        self._left_columns = {
+            name: len(columns) - len(self._columns[name]) for name, columns in file.tables.items() if name in self._kept
+        }
         self._definitions: dict[str, str] = {}
         connection.text_factory = bytes
         for pragma in ("journal_mode = OFF", "synchronous = OFF", "secure_delete = ON", "temp_store = MEMORY"):
@@ -135,7 +200,7 @@ class _Copy:
             self._definitions[name.decode("utf-8", "replace")] = (sql or b"").decode("utf-8", "replace")
         self._connection.execute("BEGIN")
         for table in self._kept:
-            self._connection.execute(self._definitions[table])
+            self._connection.execute(self._created(table))
         for table in self._columns:
             if table not in self._kept:
                 self.left_tables[table] = self._count("source", table)
@@ -145,6 +210,27 @@ class _Copy:
         self._connection.execute("COMMIT")
         left = {table: self._count("source", table) - self._count("main", table) for table in self._kept}
         self.left_rows = {table: rows for table, rows in left.items() if rows}
+        if columns := sum(self._left_columns.values()):
+            self.left_tables["columns"] = columns
+
+    def _created(self, table: str) -> str:
+        """The CREATE statement of a table: known columns and plain types, without defaults, checks and comments."""
+        columns = []
+        for _, name, kind, _, _, key in self._rows(f"PRAGMA source.table_info({quoted(table)})"):
+            if (column := name.decode("utf-8", "replace")) in self._columns[table]:
+                words = [quoted(column), kind.upper().decode() if kind.upper() in _TYPES else ""]
+                if key and column == "id":
+                    words.append("PRIMARY KEY")
+                elif column in self._referring(table):
+                    words.append("REFERENCES StringIds(id)")
+                columns.append(" ".join(filter(None, words)))
+        listed = ",\n".join(columns)
+        return f"CREATE TABLE {quoted(table)} (\n{listed}\n)"
+
+    def _referring(self, table: str) -> set[str]:
+        """The columns of a table that refer to the strings."""
+        declared = set(re.findall(r"^\W*(\w+).*REFERENCES StringIds", self._definitions[table], re.MULTILINE))
+        return set(self._columns[table]) & ((declared | _REFERRING_COLUMNS) - _EMPTIED_COLUMNS)
 
     def texts(self) -> tuple[bytes, bytes]:
         """All texts of the finished copy: names of functions and definitions of tables; and all others."""
@@ -188,8 +274,7 @@ class _Copy:
         for ids in ("used", "functions"):
             self._connection.execute(f"CREATE TEMP TABLE {ids} (id INTEGER PRIMARY KEY)")
         for table in self._kept:
-            declared = set(re.findall(r"^\W*(\w+).*REFERENCES StringIds", self._definitions[table], re.MULTILINE))
-            for column in set(self._columns[table]) & ((declared | _REFERRING_COLUMNS) - _EMPTIED_COLUMNS):
+            for column in self._referring(table):
                 is_function = column in _FUNCTION_COLUMNS or table in _FUNCTION_TABLES
                 for ids in ("used", "functions") if is_function else ("used",):
                     self._connection.execute(
@@ -205,6 +290,10 @@ class _Copy:
     def _clean(self, column: str, text: bytes | None) -> bytes | None:
         if text is None:
             return None
+        if column == _DIAGNOSTICS and not (
+            MAY_LACK_EVENTS.search(said := text.decode("utf-8", "replace")) or LOST_EVENTS.search(said)
+        ):
+            return b""  # it tells of programs and folders, and nothing of the numbers
         return (self.cleaner.function if column == _FUNCTIONS else self.cleaner.written)(column, text)
 
     def _text_columns(self, schema: str, table: str) -> list[str]:
