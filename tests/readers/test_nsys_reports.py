@@ -122,6 +122,24 @@ def test_the_cache_is_private_and_holds_only_finished_conversions(machine: Path,
     assert cache.stat().st_mode & 0o077 == 0
 
 
+def test_what_was_used_longest_ago_leaves_a_full_cache(
+    machine: Path, report: Path, converting: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _install(machine / "bin/nsys", "2025.1.1.0", converting)
+    cache = machine / "cache/warplens/nsys-rep"
+    cache.mkdir(parents=True, mode=0o755)
+    for used, name in enumerate(("oldest", "older", "old")):
+        (cache / f"{name}.sqlite").write_bytes(b"x" * 1_000_000)
+        os.utime(cache / f"{name}.sqlite", (used, used))
+    monkeypatch.setattr("warplens.readers.nsys.conversion._CACHE_BYTES", 2_500_000)
+    read(report)
+    left = {path.name for path in cache.iterdir()}
+    assert {"older.sqlite", "old.sqlite"} < left
+    assert len(left) == 3
+    assert cache.stat().st_mode & 0o077 == 0
+    assert all(path.stat().st_mode & 0o077 == 0 for path in cache.iterdir() if not path.name.startswith("old"))
+
+
 def test_without_nsys_it_says_how_to_export(report: Path) -> None:
     with pytest.raises(UnreadableInputError) as caught:
         read(report)

@@ -34,6 +34,9 @@ _USUAL_PLACES = (
 )
 
 _VERSION_TIMEOUT_S = 60
+
+#: No more is kept of earlier conversions: some twenty of common size.
+_CACHE_BYTES = 4 * 2**30
 _PERCENT = lazy_pattern(r"(\d{1,3})%")
 _PERCENT_STEP = 10
 
@@ -60,6 +63,7 @@ def converted(path: Path, known_as: Path, report: Callable[[str], None]) -> Path
     target = _cache_folder(known_as) / f"{_content_hash(path)}-nsys-{nsys.version_text}.sqlite"
     if target.is_file():
         report(f"{known_as.name}: using its conversion from the cache")
+        target.touch()
         return target
     report(f"{known_as.name}: converting with nsys {nsys.version_text}")
     with tempfile.TemporaryDirectory(prefix=".converting-", dir=target.parent) as folder:
@@ -67,7 +71,9 @@ def converted(path: Path, known_as: Path, report: Callable[[str], None]) -> Path
         failed = _export(nsys, path, fresh, lambda percent: report(f"{known_as.name}: converting, {percent} %"))
         if failed or not fresh.is_file():
             raise _failed(known_as, nsys, recorded_with)
+        fresh.chmod(0o600)
         fresh.replace(target)  # atomic: whoever looks into the cache meanwhile sees all of it or nothing
+    _prune(target)
     return target
 
 
@@ -121,10 +127,28 @@ def _cache_folder(known_as: Path) -> Path:
     folder = folder / "warplens" / "nsys-rep"
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)  # an export holds the program's environment
+        folder.chmod(0o700)  # also one that was there already
     except OSError as error:
         found = f"its conversion cannot be kept in the cache folder ({error.strerror})"
         raise UnreadableInputError(known_as, found, "Set XDG_CACHE_HOME to a folder that you may write to") from None
     return folder
+
+
+def _prune(newest: Path) -> None:
+    """Removes the conversions that were used longest ago, until the cache is within its bound; never the newest."""
+    used = sorted(
+        (
+            (path.stat().st_mtime, path.stat().st_size, path)
+            for path in newest.parent.glob("*.sqlite")
+            if path != newest
+        ),
+        reverse=True,
+    )
+    total = newest.stat().st_size
+    for _, size, path in used:
+        total += size
+        if total > _CACHE_BYTES:
+            path.unlink(missing_ok=True)
 
 
 def _export(nsys: Nsys, path: Path, target: Path, progress: Callable[[int], None]) -> bool:
