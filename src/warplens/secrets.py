@@ -12,7 +12,7 @@ from functools import cached_property
 from hashlib import sha256
 from typing import Final
 
-from warplens.profile.patterns import lazy_pattern
+from warplens.patterns import lazy_pattern
 
 _SEGMENT = rb"[^\s/\\\"'<>|;,()\[\]{}\x00]"
 #: Folders inside a path may hold spaces, where a separator follows.

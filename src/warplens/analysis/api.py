@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Final, Literal, get_args
 import polars as pl
 
 from warplens.analysis.frames import duration_ns, ratio, spread, spread_of_counts
+from warplens.patterns import lazy_pattern
 from warplens.profile.columns import SPREAD, column, table
-from warplens.profile.patterns import lazy_pattern
 from warplens.profile.schema import Column, name_categories
 
 if TYPE_CHECKING:

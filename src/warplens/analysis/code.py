@@ -20,8 +20,8 @@ from warplens.analysis.frames import ratio
 from warplens.analysis.operators.places import module_name
 from warplens.analysis.ranges import unnumbered_name
 from warplens.analysis.trees import NO_RANGE, nearest
+from warplens.patterns import lazy_pattern
 from warplens.profile.columns import table
-from warplens.profile.patterns import lazy_pattern
 from warplens.profile.schema import Column, name_categories
 
 if TYPE_CHECKING:

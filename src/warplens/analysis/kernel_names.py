@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
 
-from warplens.profile.patterns import lazy_pattern
+from warplens.patterns import lazy_pattern
 
 #: The unnamed namespace as CUPTI, nsys and ncu write it; it says nothing, and its brackets are not those of a template.
 _UNNAMED = lazy_pattern(r"\(anonymous namespace\)::|<unnamed>::|\bunnamed>::")

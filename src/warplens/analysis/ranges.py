@@ -19,8 +19,8 @@ from warplens.analysis.timeline import Timeline
 from warplens.analysis.trees import NO_RANGE, depth_first, name_paths, nearest
 from warplens.analysis.window import Window
 from warplens.errors import UsageError
+from warplens.patterns import lazy_pattern
 from warplens.profile.columns import table
-from warplens.profile.patterns import lazy_pattern
 from warplens.profile.schema import Column, Int64s, name_categories
 
 INSTANCES = table(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from warplens.errors import UsageError
-from warplens.profile.patterns import lazy_pattern
+from warplens.patterns import lazy_pattern
 
 _UNITS_NS = {"ns": 1, "us": 1_000, "µs": 1_000, "ms": 1_000_000, "s": 1_000_000_000, "": 1}
 _TIME = lazy_pattern(r"^\s*(?P<number>[+-]?\d+(?:\.\d+)?)\s*(?P<unit>ns|us|µs|ms|s|)\s*$")

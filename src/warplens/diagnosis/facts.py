@@ -30,8 +30,8 @@ from warplens.diagnosis.findings import ISSUING, PASSES
 from warplens.diagnosis.pace import Gain, Less, Pace
 from warplens.diagnosis.program import Program
 from warplens.diagnosis.thresholds import DEFAULTS, Thresholds
+from warplens.patterns import lazy_pattern
 from warplens.profile import Device
-from warplens.profile.patterns import lazy_pattern
 from warplens.profile.schema import name_categories
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from warplens.analysis.intervals import Intervals, measure_before, union
 from warplens.diagnosis.findings import Place
 from warplens.diagnosis.rules import rule
 from warplens.diagnosis.rules.host import HOST_COPIES
-from warplens.profile.patterns import lazy_pattern
+from warplens.patterns import lazy_pattern
 from warplens.profile.schema import Int64s, name_categories
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ import re
 from collections import Counter
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from warplens.profile.patterns import lazy_pattern
+from warplens.patterns import lazy_pattern
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from warplens.patterns import lazy_pattern
 from warplens.profile import Device, Note, NoteLevel
-from warplens.profile.patterns import lazy_pattern
 from warplens.profile.trace import worst_first
 from warplens.readers.lost import LOST_SHARE_WARNING, lost_level, still_queued
 from warplens.readers.nsys.tables import Tables

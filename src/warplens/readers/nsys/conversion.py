@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from warplens.errors import UnreadableInputError
-from warplens.profile.patterns import lazy_pattern
+from warplens.patterns import lazy_pattern
 
 _EXPORT = "nsys export --type sqlite --output profile.sqlite"
 _DOWNLOAD = "https://developer.nvidia.com/nsight-systems/get-started"
