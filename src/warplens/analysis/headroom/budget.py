@@ -250,8 +250,11 @@ def _idle(timeline: Timeline, budget: TimeBudget, pieces: pl.DataFrame) -> Itera
     """
     ended_by = timeline.work_on(budget.device)["start_ns"].search_sorted(budget.gaps.gaps.ends)
     mine = np.flatnonzero((timeline.work["device"] == budget.device).to_numpy())
-    work = pl.DataFrame({"work": np.r_[mine, -1][np.minimum(ended_by.to_numpy(), len(mine))]})
-    issuers = work.join(pieces.select("work", "owner"), on="work", how="left", maintain_order="left")["owner"]
+    # The piece of each row of work; the last stands for none.
+    piece = np.full(timeline.work.height + 1, pieces.height, dtype=np.int64)
+    piece[pieces["work"].to_numpy()] = np.arange(pieces.height)
+    issued = piece[np.r_[mine, -1][np.minimum(ended_by.to_numpy(), len(mine))]]
+    issuers = pieces["owner"].gather(pl.Series(issued).replace(pieces.height, None))
     for cause, spent in budget.gaps.parts.items():
         if whole := int(spent.sum()):
             paused = pl.DataFrame({"name": issuers, "time_ns": spent}).filter(pl.col("name").is_not_null())

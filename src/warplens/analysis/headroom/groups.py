@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
 import polars as pl
 
 from warplens.analysis.headroom.counted import kernels_counted, with_counters
@@ -131,8 +132,10 @@ def _grouped(
     """The pieces with the number of their group (`group`), and the groups with what is left on each level."""
     main = pl.col("owned_ns").arg_max()
     groups = (
-        pieces.group_by(*_EQUAL, maintain_order=True)
+        pieces.with_row_index("member")
+        .group_by(*_EQUAL, maintain_order=True)
         .agg(
+            "member",
             pl.col("owned_ns", "calls").sum(),
             pl.col("calls").filter("spared").sum().alias("spared_calls"),
             pl.len().alias("kernels"),
@@ -142,8 +145,10 @@ def _grouped(
         )
         .with_row_index("group")
     )
-    members = pieces.join(groups.select("group", *_EQUAL), on=_EQUAL, how="left", maintain_order="left",
-                          nulls_equal=True)  # fmt: skip
+    number = np.empty(pieces.height, dtype=np.uint32)
+    rows = groups["member"].explode(empty_as_null=False).to_numpy()
+    number[rows] = np.repeat(groups["group"].to_numpy(), groups["kernels"].to_numpy())
+    members, groups = pieces.with_columns(pl.Series("group", number)), groups.drop("member")
     grounds = Grounds(roofs, groups, device.sm_count if device is not None else None, steps)
     levels = [grounds.levels(row) for row in groups.iter_rows(named=True)]
     return members, groups.with_columns(

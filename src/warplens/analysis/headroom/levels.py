@@ -83,15 +83,17 @@ def with_chains(pieces: pl.DataFrame) -> pl.DataFrame:
     """Adds `spared`: whether a fused chain of passes would not move what this piece moves.
 
     Neighbours on a stream that pass over as many elements, in one phase, could be one kernel, which moves at least as
-    much as the largest of them; the others' traffic is spared. Generated kernels are taken as fused already.
+    much as the largest of them; the others' traffic is spared. Generated kernels are taken as fused already. Pieces
+    are in the order of their streams.
     """
     unit = pl.when(pl.col("op") >= 0).then(pl.col("op")).otherwise(-1 - pl.int_range(pl.len(), dtype=pl.Int64))
-    pieces = pieces.with_columns(unit.alias("unit"))
-    units = (
-        pieces.sort("stream", "start_ns", maintain_order=True)
-        .group_by("stream", "unit", maintain_order=True)
-        .agg(pl.col("category", "phase", "elements", "bytes", "family", "recomputed", "kernel").first())
-    )
+    told = ("category", "phase", "elements", "bytes", "recomputed", "kernel")
+    by_operator = bool((pieces["op"] >= 0).any())
+    if by_operator:
+        pieces = pieces.with_columns(unit.alias("unit"))
+        units = pieces.group_by("stream", "unit", maintain_order=True).agg(pl.col(told).first())
+    else:
+        units = pieces.select("stream", *told)
     can = (
         pl.col("category").is_in(PASSES)
         & (pl.col("phase") != "optimizer")
@@ -104,10 +106,14 @@ def with_chains(pieces: pl.DataFrame) -> pl.DataFrame:
         *(pl.col(name).eq_missing(pl.col(name).shift(1)) for name in ("stream", "phase", "elements", "recomputed")),
     )
     # All of a chain but the one that moves most, the first of equals.
-    chain = units.select((~same).cum_sum()).to_series().to_numpy()
-    order = np.lexsort((-units["bytes"].fill_null(0).to_numpy(), chain))
+    begins = units.select(~same).to_series().to_numpy()
+    moved, chain = units["bytes"].fill_null(0).to_numpy(), np.cumsum(begins) - 1
+    most = np.maximum.reduceat(moved, np.flatnonzero(begins)) if len(moved) else moved
+    at = np.flatnonzero(moved == most[chain])
     spared = np.ones(len(chain), dtype=np.bool_)
-    spared[order[np.r_[True, chain[order][1:] != chain[order][:-1]][: len(order)]]] = False
+    spared[at[np.diff(chain[at], prepend=-1) > 0]] = False
+    if not by_operator:
+        return pieces.with_columns(pl.Series("spared", spared))
     chained = units.with_columns(pl.Series("spared", spared))
     return pieces.join(chained.select("stream", "unit", "spared"), on=["stream", "unit"], how="left",
                        maintain_order="left")  # fmt: skip

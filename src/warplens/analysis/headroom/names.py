@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 import polars as pl
 
+from warplens.analysis.headroom.work import joined as told_of
 from warplens.analysis.roofs import roofs_of
 from warplens.profile.schema import name_categories
 
@@ -61,8 +62,6 @@ _IN_REGISTERS: Final = r"cunn_SoftMaxForwardReg<.*, (?:\(int\))?(\d+)>"
 #: Softmax with rows in the registers of a warp: the width's power of two.
 _OF_WARPS: Final = r"softmax_warp_(?:forward|backward)<[^<>]*?, (?:\(int\))?(\d+), "
 
-ITEM: Final = {"fp64": 8, "fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "int8": 1}
-
 #: Kernels that take a row a block or a warp: softmax and norms, whose rows are no narrower than this.
 _ROW_WISE: Final = ("softmax", "normalization")
 _LEAST_WIDTH: Final = 32
@@ -103,15 +102,12 @@ def by_names(timeline: Timeline, pieces: pl.DataFrame) -> pl.DataFrame:
         text.str.contains(MARKS["legacy"]).alias("legacy"),
         text.str.contains(MARKS["channels-first"]).alias("nchw"),
     )  # fmt: skip
-    joined = pieces.join(told, on="code", how="left", maintain_order="left").sort(
-        "stream", "start_ns", maintain_order=True
-    )
-    size = pl.coalesce("opaque", pl.col("precision").replace_strict(ITEM, default=None, return_dtype=pl.Int64))
+    joined = told_of(pieces, told, "code")
+    size = pl.coalesce("opaque", "item")
     moved = pl.when("cast").then(6).otherwise(size * pl.col("operands") - 2 * (pl.col("loads_cast") & (size == 4)))
     own = pl.col("blocks") * pl.col("threads") * pl.col("each")
     joined = joined.with_columns(pl.coalesce(own, "elements").alias("elements"))
     rows = _elements_of_rows(size)
-    backward = pl.col("kernel").str.contains("(?i)backward|grad")
     joined = joined.with_columns(
         pl.coalesce(own, rows).alias("implied_elements"),
         pl.coalesce(
@@ -120,7 +116,7 @@ def by_names(timeline: Timeline, pieces: pl.DataFrame) -> pl.DataFrame:
             2 * pl.col("blocks") * pl.col("threads") * pl.col("vector"),
             pl.col("blocks") * _CHUNK * size * pl.col("accesses"),
             # Forward they read and write a tensor, backward they read two and write one.
-            pl.when(backward).then(3).otherwise(2) * rows * size,
+            pl.when("backward").then(3).otherwise(2) * rows * size,
         ).alias("implied"),
     )
     unknown = (pl.col("known") == "none") & (pl.col("category") != "communication")
@@ -150,7 +146,8 @@ def _elements_of_rows(size: pl.Expr) -> pl.Expr:
     The kernel before wrote what this one reads, if that is whole rows: as wide as the name allows, or with an element
     for each thread at least.
     """
-    threads, before = pl.col("threads"), pl.col("elements").shift(1).over("stream")
+    threads = pl.col("threads")
+    before = pl.when(pl.col("stream").eq_missing(pl.col("stream").shift(1))).then(pl.col("elements").shift(1))
     width = 2 ** pl.col("power")
     in_block = threads // pl.min_horizontal(width, pl.lit(32)) * pl.when(pl.col("power") <= 7).then(2).otherwise(1)
     rows = pl.when(pl.col("power").is_not_null()).then(pl.col("blocks") * in_block).otherwise("blocks")

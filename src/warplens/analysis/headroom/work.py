@@ -37,28 +37,35 @@ _CATEGORY_OF: Final = {"copy": "copy-cast"}
 #: Copies between host and device, and between GPUs, are bound by links: they are hidden, not sped up.
 ON_DEVICE: Final = ("device-to-device",)
 
+#: Bytes of a number.
+ITEM: Final = {"fp64": 8, "fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "int8": 1}
+
 _DTYPES: Final = {
     "c10::Half": "fp16", "c10::BFloat16": "bf16", "float": "fp32", "double": "fp64", "c10::Float8_e4m3fn": "fp8",
 }  # fmt: skip
 
 
 def pieces_of(timeline: Timeline, budget: TimeBudget) -> pl.DataFrame:
-    """The work of one device that owns time of a budget, in order of begin, with what its launch and its name tell.
+    """The work of one device that owns time of a budget, by stream and begin, with what its launch and its name tell.
 
-    Columns: `work` (row of `Timeline.work`), `kind`, `row`, `owned_ns`, `duration_ns`, `category`, `precision`,
-    `tensor_cores`, `name`, `full_name` (physical code), `blocks`, `threads`, `link` (bound by a link, or exposed
-    communication), `op` (the operator whose model counts it), `phase`, `recomputed`, `owner`, `line`.
+    Columns: `work` (row of `Timeline.work`), `kind`, `row`, `owned_ns`, `duration_ns`, `category`, `precision`, `item`
+    (bytes of a number of that precision), `tensor_cores`, `name`, `backward` (by that name), `code` (of the full
+    name), `blocks`, `threads`, `link` (bound by a link, or exposed communication), `phase`, `recomputed`, `owner`,
+    `line`.
     """
     timeline_rows = np.flatnonzero((timeline.work["device"] == budget.device).to_numpy())
     mine = np.flatnonzero(budget.owned_ns > 0)
+    # Neighbours on a stream are neighbours in the frame: sorted here, where there are few columns.
+    placed = timeline.work.select("stream", "start_ns")[timeline_rows[mine]]
+    mine = mine[placed.select(pl.arg_sort_by("stream", "start_ns", maintain_order=True)).to_series().to_numpy()]
     rows = timeline_rows[mine]
     work = timeline.work[rows]
-    pieces = work.select(
+    pieces: pl.DataFrame = work.select(
         pl.Series("work", rows), pl.col("kind").cast(pl.String), "row", "stream",
         pl.Series("owned_ns", budget.owned_ns[mine]),
         (pl.col("end_ns") - pl.col("start_ns")).alias("duration_ns"), "start_ns",
     )  # fmt: skip
-    pieces = pieces.join(_told_by_names(timeline), on=["kind", "row"], how="left", maintain_order="left")
+    pieces = pieces.with_columns(_told_by_names(timeline, pieces["kind"], pieces["row"]).get_columns())
     levels = levels_of_work(timeline, timeline.places)
     return pieces.with_columns(
         pl.col("link").fill_null(value=False),
@@ -72,39 +79,50 @@ def pieces_of(timeline: Timeline, budget: TimeBudget) -> pl.DataFrame:
     )
 
 
-def _told_by_names(timeline: Timeline) -> pl.DataFrame:
-    """What names and tables tell of each kernel, copy, fill and graph."""
+def _told_by_names(timeline: Timeline, kind: pl.Series, row: pl.Series) -> pl.DataFrame:
+    """What names and tables tell of each of these kernels, copies, fills and graphs."""
     trace = timeline.trace
     kernels = trace.kernels
     threads = pl.col("block_x").cast(pl.Int64) * pl.col("block_y") * pl.col("block_z")
     blocks = pl.col("grid_x").cast(pl.Int64) * pl.col("grid_y") * pl.col("grid_z")
+    classes, names = classify_names(kernels), name_categories(kernels["name"])
+    items = [ITEM.get(text) for text in name_categories(classes["precision"])]
     of_kernels = kernels.select(
-        pl.lit("kernel").alias("kind"), pl.int_range(pl.len(), dtype=pl.Int64).alias("row"),
         pl.col("name").cast(pl.String), pl.col("full_name").to_physical().cast(pl.Int64).alias("code"),
         blocks.alias("blocks"), threads.alias("threads"), pl.lit(None, dtype=pl.Int64).alias("moved"),
+        names.str.contains("(?i)backward|grad").gather(kernels["name"].to_physical()).alias("backward"),
+        pl.Series(items, dtype=pl.Int64).gather(classes["precision"].to_physical()).alias("item"),
     ).with_columns(
-        classify_names(kernels).select(
+        classes.select(
             pl.col("category").cast(pl.String), pl.col("precision").cast(pl.String), "tensor_cores"
         ).get_columns()
     ).with_columns((pl.col("category") == "communication").alias("link"))  # fmt: skip
     of_copies = trace.copies.select(
-        pl.lit("copy").alias("kind"), pl.int_range(pl.len(), dtype=pl.Int64).alias("row"),
         pl.format("copy {}", pl.col("direction").cast(pl.String)).alias("name"),
         # Read and written.
         pl.col("bytes").mul(2).alias("moved"), pl.lit("copy-cast").alias("category"),
         (~pl.col("direction").cast(pl.String).is_in(ON_DEVICE)).alias("link"),
     )  # fmt: skip
     of_fills = trace.memsets.select(
-        pl.lit("memset").alias("kind"), pl.int_range(pl.len(), dtype=pl.Int64).alias("row"),
-        pl.lit("memset").alias("name"), pl.col("bytes").alias("moved"), pl.lit("elementwise").alias("category"),
-        pl.lit(value=False).alias("link"),
+        pl.repeat("memset", pl.len()).alias("name"), pl.col("bytes").alias("moved"),
+        pl.lit("elementwise").alias("category"), pl.lit(value=False).alias("link"),
     )  # fmt: skip
     of_graphs = trace.graph_launches.select(
-        pl.lit("graph").alias("kind"), pl.int_range(pl.len(), dtype=pl.Int64).alias("row"),
-        pl.lit("inside CUDA graphs").alias("name"), pl.lit("other").alias("category"),
+        pl.repeat("inside CUDA graphs", pl.len()).alias("name"), pl.lit("other").alias("category"),
         pl.lit(value=False).alias("link"),
     )  # fmt: skip
-    return pl.concat([of_kernels, of_copies, of_fills, of_graphs], how="diagonal")
+    tables = {"kernel": of_kernels, "copy": of_copies, "memset": of_fills, "graph": of_graphs}
+    begins = np.cumsum([0, *(table.height for table in tables.values())])
+    first = kind.replace_strict(list(tables), begins[:-1], return_dtype=pl.Int64)
+    return pl.concat(tables.values(), how="diagonal", rechunk=True)[first + row]
+
+
+def joined(pieces: pl.DataFrame, table: pl.DataFrame, on: str) -> pl.DataFrame:
+    """A left join in the order of the pieces; columns of nulls where there is nothing to join."""
+    if table.is_empty():
+        schema = table.drop(on).schema.items()
+        return pieces.with_columns(pl.lit(None, dtype=dtype).alias(name) for name, dtype in schema)
+    return pieces.join(table, on=on, how="left", maintain_order="left")
 
 
 #: Where more of the backward pass than this runs with gradients enabled, gradients of gradients are wanted.
@@ -183,13 +201,14 @@ def by_shapes(timeline: Timeline, pieces: pl.DataFrame) -> pl.DataFrame:
     pieces = pieces.with_columns(
         pl.Series("op", counting.counted_at[pieces["work"].to_numpy()]),
         pl.Series("launcher", counting.launcher[pieces["work"].to_numpy()]),
-    ).join(operators, on="op", how="left", maintain_order="left")
+    )
+    pieces = joined(pieces, operators, "op")
     launcher = pl.Series(pieces["launcher"].to_numpy()).replace(NO_RANGE, None)
     recorded = timeline.trace.operators.select(
         pl.col("range").alias("launcher"), pl.col("input_shapes").cast(pl.String).alias("own_shapes"),
         pl.col("input_types").cast(pl.String).alias("own_types"),
     )  # fmt: skip
-    pieces = pieces.join(recorded, on="launcher", how="left", maintain_order="left").with_columns(
+    pieces = joined(pieces, recorded, "launcher").with_columns(
         ranges["name"].gather(launcher).cast(pl.String).alias("launched_by")
     )
     return _generated(pieces).with_columns(
@@ -222,6 +241,8 @@ def _generated(pieces: pl.DataFrame) -> pl.DataFrame:
     is_generated = pl.col("family").is_null() & pl.col("launched_by").str.contains(r"^triton_(poi|red|per)_")
     generated = pieces.filter(is_generated).select("own_shapes", "own_types").unique()
     moved = [bytes_of_all(*row) for row in generated.iter_rows()]
+    if generated.is_empty():
+        return pieces
     table = generated.with_columns(pl.Series("generated_bytes", moved, dtype=pl.Int64), own_bool=pl.lit(value=True))
     joined = pieces.join(table, on=["own_shapes", "own_types"], how="left", maintain_order="left", nulls_equal=True)
     found = is_generated & pl.col("generated_bytes").is_not_null()
