@@ -234,11 +234,11 @@ def mark_loops(timeline: Timeline, window: Window) -> npt.NDArray[np.bool_]:
     kernel = (work["kind"] == "kernel").to_numpy()[rows]
     if kernel.sum() < _LEAST_LOOP:
         return marked
-    labels = categories_of(timeline.trace.kernels["full_name"]).cast(pl.String).to_numpy()
-    label = np.where(kernel, labels[np.where(kernel, work["row"].to_numpy()[rows], 0)], "")
-    if not np.isin(label, PRODUCTS).any():
+    labels = categories_of(timeline.trace.kernels["full_name"])
+    place = np.where(kernel, work["row"].to_numpy()[rows], 0)
+    is_product, of_one = (kernel & labels.is_in(names).to_numpy()[place] for names in (PRODUCTS, _SINGLE_TENSOR))
+    if not is_product.any():
         return marked
-    of_one = np.isin(label, _SINGLE_TENSOR)
     steps = np.array([step.start_ns for step in window.steps], dtype=np.int64)
     step = np.searchsorted(steps, begun[rows], side="right")
     edges = np.flatnonzero(np.r_[True, (of_one[1:] != of_one[:-1]) | (step[1:] != step[:-1])])
@@ -268,12 +268,17 @@ class OptimizerWork:
 
 def optimizer_work(facts: Facts) -> OptimizerWork:
     """The kernels that were launched by the optimizer, or that its kernels enclose."""
+    if "optimizer-work" in facts.cache:
+        known: OptimizerWork = facts.cache["optimizer-work"]
+        return known
     mine = facts.work.select("phase", "kind", "label", "row").filter(
         (pl.col("phase") == "optimizer") & (pl.col("kind") == "kernel")
     )
     of_one = mine["label"].is_in(_SINGLE_TENSOR)
     is_update = pl.Series(updates(facts.timeline))
-    return OptimizerWork(mine.height, int(of_one.sum()), int(is_update.gather(mine["row"]).sum()))
+    found = OptimizerWork(mine.height, int(of_one.sum()), int(is_update.gather(mine["row"]).sum()))
+    facts.cache["optimizer-work"] = found
+    return found
 
 
 def is_unfused(facts: Facts) -> bool:

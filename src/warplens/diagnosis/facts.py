@@ -136,6 +136,8 @@ class Facts:
         attributed_share: of the idle time of the whole window, with a recorded cause.
         notes: what the profile cannot tell.
         headrooms: the headroom of each GPU over the whole window, computed when it is first asked for.
+        budgets: the time budgets of the whole window.
+        whole: the facts of the whole window, where these are those of a phase.
         cache: patterns that several questions of one rule ask for.
     """
 
@@ -151,6 +153,8 @@ class Facts:
     attributed_share: float | None = None
     notes: tuple[Note, ...] = ()
     headrooms: Callable[[], Sequence[Headroom]] = tuple
+    budgets: tuple[TimeBudget, ...] = ()
+    whole: Facts | None = None
     cache: dict[str, Any] = field(default_factory=dict, repr=False)
 
     @cached_property
@@ -179,6 +183,8 @@ class Facts:
 
         Counters that saw a kernel near the peak of a pipe or of memory are surer than what its work would take.
         """
+        if self.whole is not None:
+            return self.whole.at_roof.filter(self.whole.work["phase"] == self.phase)
         held = pl.concat([PIECES.empty(), *(each.pieces for each in self.headrooms())])
         rows = self.work.select(
             pl.col("kind").cast(pl.String), "row", (pl.col("bound_share") >= self.thresholds.roof_share).alias("near")
@@ -219,7 +225,11 @@ class Facts:
 
     def idle(self, *causes: str) -> int:
         """Idle time of these causes; one that this version does not know has none."""
-        return sum(int(self.gaps[cause].sum()) for cause in causes if cause in self.gaps.columns)
+        return sum(self._idle_by_cause.get(cause, 0) for cause in causes)
+
+    @cached_property
+    def _idle_by_cause(self) -> dict[str, int]:
+        return self.gaps.select(pl.col(list(IDLE_CAUSES)).sum()).row(0, named=True)
 
     @cached_property
     def host_needed_ns(self) -> int:
@@ -324,7 +334,10 @@ class Facts:
         """Whether most of its kernels are launched by CUDA graphs already."""
         hidden = self.own_ns(pl.col("kind") == "graph")
         launched = self.work.filter(pl.col("kind") == "kernel").select("process", "launch_start_ns").drop_nulls()
-        together = launched.group_by("process", "launch_start_ns").len().filter(pl.col("len") > 1)["len"].sum()
+        process, begun = (launched[name].to_numpy() for name in launched.columns)
+        order = np.lexsort((begun, process))
+        same = (np.diff(process[order]) == 0) & (np.diff(begun[order]) == 0)
+        together = int((np.r_[same, False] | np.r_[False, same]).sum())
         return hidden > self.thresholds.dominant_share * self.wall_ns or (
             launched.height > 0 and together > self.thresholds.dominant_share * launched.height
         )
@@ -348,9 +361,10 @@ class Facts:
         """The work of one phase, and the pauses that it ended."""
         return replace(
             self,
-            work=self.work.filter(pl.col("phase") == phase),
-            gaps=self.gaps.filter(pl.col("phase") == phase),
+            work=self.work.filter(pl.col("phase") == phase).rechunk(),
+            gaps=self.gaps.filter(pl.col("phase") == phase).rechunk(),
             phase=phase,
+            whole=self,
             predictions={},
             cache={},
         )
@@ -369,10 +383,14 @@ def gather(
     """Everything that the rules need to know of the window."""
     budgets = time_budgets(timeline, window) if budgets is None else budgets
     phases = _phases(timeline, window)
+    # In one piece, so that rules see its columns as arrays without a copy.
     work = pl.concat(
-        [pl.DataFrame(schema=WORK_SCHEMA), *(_work(timeline, budget, phases, counted) for budget in budgets)]
+        [pl.DataFrame(schema=WORK_SCHEMA), *(_work(timeline, budget, phases, counted) for budget in budgets)],
+        rechunk=True,
     )
-    gaps = pl.concat([pl.DataFrame(schema=GAP_SCHEMA), *(_gaps(timeline, budget, phases) for budget in budgets)])
+    gaps = pl.concat(
+        [pl.DataFrame(schema=GAP_SCHEMA), *(_gaps(timeline, budget, phases) for budget in budgets)], rechunk=True
+    )
     idle = sum(budget.idle_ns for budget in budgets)
     unknown = sum(budget.gaps.totals["unknown"] for budget in budgets)
     ordinals = work["device"].unique().sort().to_list()
@@ -389,6 +407,7 @@ def gather(
         attributed_share=1 - unknown / idle if idle else None,
         notes=tuple(notes),
         headrooms=headrooms,
+        budgets=tuple(budgets),
     )
 
 

@@ -165,7 +165,7 @@ class Program:
         """The innermost operator that launched each piece; null where none is recorded."""
         timeline = self.facts.timeline
         if not timeline.has_operators:
-            return pl.Series([None] * len(self.own_ns), dtype=pl.String)
+            return pl.repeat(None, len(self.own_ns), dtype=pl.String, eager=True)
         rows = timeline.places.operator[self.timeline_row]
         known = pl.Series(rows).replace(NO_RANGE, None)
         return timeline.trace.ranges["name"].gather(known).cast(pl.String)
@@ -174,7 +174,7 @@ class Program:
         """The shapes that the innermost operator around each piece recorded, as JSON; null where there are none."""
         timeline = self.facts.timeline
         if not timeline.has_operators:
-            return pl.Series([None] * len(self.own_ns), dtype=pl.String)
+            return pl.repeat(None, len(self.own_ns), dtype=pl.String, eager=True)
         rows = pl.DataFrame({"range": timeline.places.operator[self.timeline_row]})
         table = timeline.trace.operators.select("range", pl.col("input_shapes").cast(pl.String))
         return rows.join(table, on="range", how="left", maintain_order="left")["input_shapes"]

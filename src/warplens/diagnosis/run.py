@@ -155,7 +155,13 @@ def run_of(facts: Facts) -> Run | None:
     if "run" not in facts.cache:
         ranks = rank_windows(facts.timeline, facts.window)
         own = [facts if rank.timeline is facts.timeline else _gathered(rank, facts) for rank in ranks]
-        facts.cache["run"] = run_of_ranks([*map(summary_of, ranks)], [*map(rank_facts, own)], [0] * len(ranks))
+        summaries = [
+            summary_of(rank, facts.budgets, facts.notes)
+            if rank.timeline is facts.timeline and rank.window == facts.window
+            else summary_of(rank)
+            for rank in ranks
+        ]
+        facts.cache["run"] = run_of_ranks(summaries, [*map(rank_facts, own)], [0] * len(ranks))
     found: Run = facts.cache["run"]
     return found
 

@@ -22,8 +22,11 @@ from warplens.analysis.timebudget import BUDGET, time_budgets
 from warplens.analysis.timeline import Timeline
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import polars as pl
 
+    from warplens.analysis.timebudget import TimeBudget
     from warplens.analysis.window import Window
     from warplens.profile import Note, Trace
 
@@ -135,8 +138,10 @@ def summarize(trace: Trace, window: str = "steady") -> tuple[RankSummary, ...]:
     return tuple(map(summary_of, rank_windows(Timeline(trace), window)))
 
 
-def summary_of(rank: RankWindow) -> RankSummary:
-    """One rank, reduced."""
+def summary_of(
+    rank: RankWindow, budgets: Sequence[TimeBudget] | None = None, notes: Sequence[Note] | None = None
+) -> RankSummary:
+    """One rank, reduced; the time budgets and notes of its window are computed unless they are given."""
     timeline, window, capture = rank.timeline, rank.window, rank.timeline.trace.capture
     gpu = capture.device(rank.device) if rank.device is not None else None
     # A rank without any GPU work is idle throughout.
@@ -160,17 +165,18 @@ def summary_of(rank: RankWindow) -> RankSummary:
         exposed=Intervals.none(),
         undescribed=int(timeline.trace.collectives["kernel"].null_count()),
         kernels=timeline.trace.kernels.height,
-        notes=tuple(quality_notes(timeline, window)),
+        notes=tuple(quality_notes(timeline, window) if notes is None else notes),
     )
     if rank.device is None:
         return summary
     busy = busy_time(timeline, rank.device)
     edges = np.array([window.start_ns]), np.array([window.end_ns])
-    budgets = [budget.parts for budget in time_budgets(timeline, window) if budget.device == rank.device]
+    budgets = time_budgets(timeline, window) if budgets is None else budgets
+    mine = [budget.parts for budget in budgets if budget.device == rank.device]
     return replace(
         summary,
         times=times_between(busy, *edges).row(0, named=True),
-        budget=budgets[0] if budgets else summary.budget,
+        budget=mine[0] if mine else summary.budget,
         steps=step_times(timeline, busy, frozenset(step.index for step in window.steps)),
         collectives=rank_collectives(timeline, rank.device, busy, window),
         exposed=busy.exposed,

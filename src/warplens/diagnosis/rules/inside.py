@@ -38,6 +38,8 @@ class CounterRule(Rule):
 
     def claim(self, facts: Facts) -> Floats | None:
         """The share of its time that the fault costs each kernel."""
+        if facts.work["fault"].null_count() == facts.work.height:
+            return None
         mine = facts.work["fault"].is_in(self.faults).fill_null(value=False)
         return np.where(mine.to_numpy(), facts.work["fault_share"].fill_null(0.0).to_numpy(), 0.0)
 

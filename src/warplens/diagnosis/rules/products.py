@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from warplens.diagnosis.claims import Claims
     from warplens.diagnosis.facts import Facts
     from warplens.diagnosis.findings import Finding
-    from warplens.diagnosis.program import Program
     from warplens.diagnosis.rule import Floats
 
 #: 16-bit formats, whose products tensor cores take eight numbers at a time.
@@ -71,7 +70,7 @@ class UnfusedAttention(StructureRule):
 
     def share(self, facts: Facts) -> Floats:
         """Passes go away whole, products in part."""
-        passes, products, _ = self._found(facts.program)
+        passes, products, _ = self._found(facts)
         share = np.zeros(facts.work.height)
         share[passes] = 1.0
         share[products] = self.product_saved_share
@@ -80,8 +79,12 @@ class UnfusedAttention(StructureRule):
             share[:] = 0.0
         return share
 
-    def _found(self, program: Program) -> tuple[Bools, Bools, int]:
+    def _found(self, facts: Facts) -> tuple[Bools, Bools, int]:
         """Which pieces are passes over scores, which products write or read them, and how many softmaxes there are."""
+        known: tuple[Bools, Bools, int] | None = facts.cache.get("written-scores")
+        if known is not None:
+            return known
+        program = facts.program
         order = program.order
         is_pass = (program.labelled(*PASSES) | ~program.is_kernel)[order]
         is_product = program.labelled("gemm")[order]
@@ -108,13 +111,14 @@ class UnfusedAttention(StructureRule):
             products[order[[before, after]]] = True
             if after + 1 < len(order) and is_product[after + 1] and not breaks[after + 1]:
                 products[order[after + 1]] = True
+        facts.cache["written-scores"] = passes, products, count
         return passes, products, count
 
     def find(self, facts: Facts, claims: Claims) -> Finding | None:
         """The finding, if the window has it."""
         if not claims.busy_ns(self.id):
             return None
-        passes, products, count = self._found(facts.program)
+        passes, products, count = self._found(facts)
         return self.seen(
             facts,
             claims,
@@ -179,6 +183,8 @@ class MisalignedShape(StructureRule):
     def share(self, facts: Facts) -> Floats:
         """What a well-shaped product of as many operations would not need."""
         mine = self._mine(facts)
+        if not mine.any():
+            return np.zeros(facts.work.height)
         roof = facts.at_roof.select((pl.col("roof_ns") / pl.col("owned_ns")).fill_null(1.0)).to_series().to_numpy()
         # Where nothing tells its roof, a piece is taken to be at it.
         saved = np.where(roof < 1.0, 1.0 - roof, self.saved_share)
@@ -201,9 +207,11 @@ class MisalignedShape(StructureRule):
         return share
 
     def _mine(self, facts: Facts) -> Bools:
+        mine = facts.program.labelled("gemm", "attention") & facts.program.marked("misaligned")
+        if not mine.any():
+            return mine
         narrow = facts.work["precision"].cast(pl.String).is_in(_NARROW).fill_null(value=False).to_numpy()
-        products = facts.program.labelled("gemm", "attention")
-        return np.asarray(products & narrow & facts.program.marked("misaligned"), dtype=np.bool_)
+        return np.asarray(mine & narrow, dtype=np.bool_)
 
     def find(self, facts: Facts, claims: Claims) -> Finding | None:
         """The finding, if the window has it."""

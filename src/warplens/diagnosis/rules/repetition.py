@@ -104,8 +104,14 @@ class Recomputation(StructureRule):
         kernels = program.order[is_kernel[program.order]]
         kernels = kernels[np.argsort(program.step[kernels], kind="stable")]  # step by step, each in order
         steps = program.step[kernels]
+        # Most steps launch what others launched: what is found in one of them holds for all.
+        answered: dict[bytes, Bools] = {}
         for begin, end in pairwise(np.r_[np.flatnonzero(np.r_[True, steps[1:] != steps[:-1]]), len(steps)].tolist()):
             rows = kernels[begin:end]
+            asked = b"".join(which[rows].tobytes() for which in (keys, backward, product))
+            if asked in answered:
+                again[rows] = answered[asked]
+                continue
             forward, later = rows[~backward[rows]], rows[backward[rows]]
             if len(forward) < length or len(later) < length:
                 continue
@@ -118,6 +124,7 @@ class Recomputation(StructureRule):
             for place in range(length):
                 again[later[place : place + len(found)][found]] = True
             _close(again, later, np.isin(keys[later], keys[forward]), int(self.between))
+            answered[asked] = again[rows]
         spent = time_of(program, again)
         too_few = again.sum() < self.least_share * (is_kernel & ~backward).sum()
         if too_few or spent > self.most_share * time_of(program, is_kernel & backward):
