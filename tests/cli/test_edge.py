@@ -221,12 +221,12 @@ def test_closed_standard_streams_are_no_defect(export: Path) -> None:
 
 
 @pytest.mark.skipif(os.name != "posix", reason="Windows sends no SIGINT to a single process")
-def test_an_interrupted_run_is_one_line(tmp_path: Path) -> None:
+def test_an_interrupted_run_is_one_line(export: Path) -> None:
     script = (
         "import os, signal, sys\n"
         "import warplens.cli.commands.tables as kernels\n"
         "kernels.select = lambda *_: os.kill(os.getpid(), signal.SIGINT)\n"
-        "sys.argv = ['warplens', 'kernels', 'x.sqlite']\n"
+        f"sys.argv = ['warplens', 'kernels', {str(export)!r}]\n"
         "from warplens.cli.main import run\n"
         "run()\n"
     )

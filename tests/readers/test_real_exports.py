@@ -238,7 +238,8 @@ def test_a_capture_says_what_it_cannot_tell_and_a_good_one_nothing(
     notes = _trace(captured(f"nsys/{name}.sqlite")).capture.notes
     assert [note.code for note in notes] == codes
     for note in notes:
-        assert note.level == ("blocking" if note.code in ("no-cuda-data", "lost-gpu-work") else "warning")
+        levels = {"no-cuda-data": "blocking", "lost-gpu-work": "blocking", "dropped-events": "info"}
+        assert note.level == levels.get(note.code, "warning")
 
 
 def test_nothing_about_people_machines_or_programs_reaches_the_capture(real_export: Path) -> None:

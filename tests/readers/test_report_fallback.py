@@ -10,7 +10,7 @@ import pytest
 from tests.readers.exports import Export
 from tests.readers.nsys_reports import small_report
 from warplens.errors import UnreadableInputError
-from warplens.readers.nsys import report_fallback as fallback
+from warplens.readers.nsys import conversion
 from warplens.readers.nsys.report_fallback import read_nsys_rep, with_note_on_age
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def test_a_known_report_needs_no_nsys(report: Path, monkeypatch: pytest.MonkeyPa
     def never(path: Path, known_as: Path, told: Callable[[str], None]) -> Path:
         raise AssertionError
 
-    monkeypatch.setattr(fallback, "converted", never)
+    monkeypatch.setattr(conversion, "converted", never)
     trace = read_nsys_rep(report, report, lambda _: None)
     assert trace.kernels.height == 10
 
@@ -46,7 +46,7 @@ def test_an_unknown_report_is_converted_and_says_so(
     export = Export()
     export.kernel(10, 20)
     path = export.write(tmp_path / "converted.sqlite")
-    monkeypatch.setattr(fallback, "converted", lambda *_: path)
+    monkeypatch.setattr(conversion, "converted", lambda *_: path)
     report.write_bytes(small_report(compression=b"zstd"))
     told: list[str] = []
     capture = read_nsys_rep(report, report, told.append).capture
@@ -59,7 +59,7 @@ def test_an_unknown_report_is_converted_and_says_so(
 
 
 def test_a_damaged_report_is_not_handed_on(report: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fallback, "converted", lambda *_: pytest.fail("nsys was asked"))
+    monkeypatch.setattr(conversion, "converted", lambda *_: pytest.fail("nsys was asked"))
     report.write_bytes(small_report()[:-1])
     with pytest.raises(UnreadableInputError, match="the report is cut off"):
         read_nsys_rep(report, report, lambda _: None)

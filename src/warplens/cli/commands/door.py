@@ -54,7 +54,7 @@ def answer(
     range_name: RangeOption = None,
     form: FormatOption = Format.TABLE,
 ) -> None:
-    """What the profiles say, in a few lines, and a report with the rest. `warplens PATH…` is the same.
+    """What the profiles say, in a few lines; `warplens PATH…` is the same.
 
     One profile: what limits it, what there is to gain, what to do, how sure that is, what next. Two: their comparison.
     The ranks of one run: the run. Names of models and context lengths: the grid. Reports of Nsight Compute are joined
