@@ -266,9 +266,11 @@ def test_one_room_is_shown_at_a_time_and_its_address_leads_there(visit):
     shown_rooms = page.locator(".room:not(.away)")
     assert shown_rooms.get_attribute("id") == "room/kernels"
     page.locator(".rooms a", has_text="Copies").click()
+    page.wait_for_selector("[id='room/nothing']:not(.away)")  # the address changes after the click
     assert page.url.endswith("#room/nothing")
     assert shown_rooms.get_attribute("id") == "room/nothing"
     page.go_back()
+    page.wait_for_selector("[id='room/kernels']:not(.away)")
     assert shown_rooms.get_attribute("id") == "room/kernels"
     assert page.locator(".rooms [aria-current]").inner_text() == "Kernels"
 
@@ -285,6 +287,7 @@ def test_a_profile_is_chosen_among_several_and_the_comparison_stays_above_its_an
     page.select_option("#warplens-part", "p2")
     assert page.locator(".room.answer:visible").get_attribute("id") == "room/p2-answer"
     page.locator(".rooms ol:visible a", has_text="Budget").click()
+    page.wait_for_selector("[id='room/p2-budget-room']:not(.away)")
     assert page.url.endswith("#room/p2-budget-room")
     assert not page.locator("#comparison-table").is_visible()
 

@@ -53,7 +53,7 @@ def visit(browser, page_file):  # noqa: F811
 
 
 def shown(page) -> tuple[int, int]:
-    page.wait_for_timeout(60)  # a frame
+    page.evaluate("() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
     start, end = page.locator("#timeline-view").get_attribute("data-shown").rsplit("-", 1)
     return int(start), int(end)
 
@@ -71,7 +71,7 @@ def test_a_finding_links_to_its_worst_moments(visit, view):
     page.locator(f"#finding-{worst.finding} .jumps a").first.click()
     page.wait_for_selector("#timeline-view[data-state=ready]")
     start, end = worst.start_ns - view.origin_ns, worst.end_ns - view.origin_ns
-    assert page.locator("#timeline-view").get_attribute("data-linked") == f"{start}-{end}"
+    page.wait_for_selector(f"#timeline-view[data-linked='{start}-{end}']")
     assert page.locator("#timeline-view").is_visible()
 
 
@@ -83,7 +83,7 @@ def test_a_link_of_a_finding_leads_to_its_nanoseconds(visit, view, width):
     assert link.inner_text() == worst.finding
     link.click()
     start, end = worst.start_ns - view.origin_ns, worst.end_ns - view.origin_ns
-    assert page.locator("#timeline-view").get_attribute("data-linked") == f"{start}-{end}"
+    page.wait_for_selector(f"#timeline-view[data-linked='{start}-{end}']")  # the address changes after the click
     first, last = shown(page)
     assert first <= start < end <= last
     assert last - first < 2 * (end - start)
