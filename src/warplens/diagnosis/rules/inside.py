@@ -24,9 +24,11 @@ class CounterRule(Rule):
 
     Attributes:
         faults: what `analysis.counters` calls it.
+        remedies: what to do about it.
     """
 
     faults: ClassVar[tuple[str, ...]]
+    remedies: ClassVar[tuple[Remedy, ...]]
     precedence = "measured"
     thresholds = ("counters_share", "counters_complete_share")
     evidence: ClassVar = {
@@ -43,9 +45,11 @@ class CounterRule(Rule):
         mine = facts.work["fault"].is_in(self.faults).fill_null(value=False)
         return np.where(mine.to_numpy(), facts.work["fault_share"].fill_null(0.0).to_numpy(), 0.0)
 
-    def measured(
-        self, facts: Facts, claims: Claims, *, remedies: tuple[Remedy, ...], title: str = ""
-    ) -> Finding | None:
+    def title_for(self, facts: Facts, claims: Claims) -> str:
+        """The title, where it says more than `title`."""
+        return ""
+
+    def find(self, facts: Facts, claims: Claims) -> Finding | None:
         """The finding, if there are counters and the fault costs enough of the window."""
         claimed = claims.busy_ns(self.id)
         if not claimed:
@@ -59,7 +63,7 @@ class CounterRule(Rule):
         return self.raised(
             facts,
             claimed,
-            title=title,
+            title=self.title_for(facts, claims),
             confidence="high"
             if covered >= limits.counters_complete_share
             else "medium"
@@ -72,7 +76,7 @@ class CounterRule(Rule):
                 "counters_of_kernel_time_share": covered,
             },
             where=kernel_names(facts, mine),
-            remedies=remedies,
+            remedies=self.remedies,
             on_gpu=True,
         )
 
@@ -92,29 +96,25 @@ class Occupancy(CounterRule):
         "hide the latency already."
     )
     faults = ("occupancy",)
+    remedies = (
+        Remedy(
+            "Use fewer registers, or less shared memory, a block",
+            "__launch_bounds__(threads, blocks), -maxrregcount; in Triton a smaller BLOCK size, num_stages or "
+            "num_warps",
+            GAIN,
+        ),
+        Remedy(
+            "Choose another block size",
+            "one that divides the warps of a multiprocessor, 128 to 256 threads",
+            GAIN,
+        ),
+    )
 
-    def find(self, facts: Facts, claims: Claims) -> Finding | None:
-        """The finding, if the window has it."""
+    def title_for(self, facts: Facts, claims: Claims) -> str:
+        """The title, with what limits occupancy in most of the kernels."""
         limiters = facts.work.filter(claims.of_work(self.id) > 0)["limiter"].drop_nulls()
         named = str(limiters.mode().sort().first()) if limiters.len() else None
-        return self.measured(
-            facts,
-            claims,
-            title="Kernels wait with too few warps to hide it" + (f" (limited by {named})" if named else ""),
-            remedies=(
-                Remedy(
-                    "Use fewer registers, or less shared memory, a block",
-                    "__launch_bounds__(threads, blocks), -maxrregcount; in Triton a smaller BLOCK size, num_stages or "
-                    "num_warps",
-                    GAIN,
-                ),
-                Remedy(
-                    "Choose another block size",
-                    "one that divides the warps of a multiprocessor, 128 to 256 threads",
-                    GAIN,
-                ),
-            ),
-        )
+        return "Kernels wait with too few warps to hide it" + (f" (limited by {named})" if named else "")
 
 
 class Uncoalesced(CounterRule):
@@ -133,23 +133,16 @@ class Uncoalesced(CounterRule):
         "sectors at the same time mean that the traffic was not the limit."
     )
     faults = ("uncoalesced",)
-
-    def find(self, facts: Facts, claims: Claims) -> Finding | None:
-        """The finding, if the window has it."""
-        return self.measured(
-            facts,
-            claims,
-            remedies=(
-                Remedy(
-                    "Let neighbouring threads read neighbouring numbers",
-                    "store structures of arrays, transpose once (x.t().contiguous()) rather than in every access; in "
-                    "Triton let "
-                    "the fastest index of tl.arange run along the contiguous dimension",
-                    GAIN,
-                ),
-                Remedy("Load vectors", "float4 or half8 loads from addresses aligned to 16 bytes", GAIN),
-            ),
-        )
+    remedies = (
+        Remedy(
+            "Let neighbouring threads read neighbouring numbers",
+            "store structures of arrays, transpose once (x.t().contiguous()) rather than in every access; in "
+            "Triton let "
+            "the fastest index of tl.arange run along the contiguous dimension",
+            GAIN,
+        ),
+        Remedy("Load vectors", "float4 or half8 loads from addresses aligned to 16 bytes", GAIN),
+    )
 
 
 class BankConflicts(CounterRule):
@@ -168,17 +161,10 @@ class BankConflicts(CounterRule):
         "same time, mean that shared memory was not the limit."
     )
     faults = ("bank-conflicts",)
-
-    def find(self, facts: Facts, claims: Claims) -> Finding | None:
-        """The finding, if the window has it."""
-        return self.measured(
-            facts,
-            claims,
-            remedies=(
-                Remedy("Pad the tile", "__shared__ float tile[32][33]; instead of [32][32]", GAIN),
-                Remedy("Swizzle it", "index column ^ (row % 32); CUTLASS: a swizzled shared-memory layout", GAIN),
-            ),
-        )
+    remedies = (
+        Remedy("Pad the tile", "__shared__ float tile[32][33]; instead of [32][32]", GAIN),
+        Remedy("Swizzle it", "index column ^ (row % 32); CUTLASS: a swizzled shared-memory layout", GAIN),
+    )
 
 
 class Divergence(CounterRule):
@@ -197,22 +183,15 @@ class Divergence(CounterRule):
         "them, at the same time, mean that issuing was not the limit."
     )
     faults = ("divergence", "partial-warps")
-
-    def find(self, facts: Facts, claims: Claims) -> Finding | None:
-        """The finding, if the window has it."""
-        return self.measured(
-            facts,
-            claims,
-            remedies=(
-                Remedy(
-                    "Group work alike",
-                    "sort or bucket items by the branch that they take, one kernel for each case",
-                    GAIN,
-                ),
-                Remedy(
-                    "Use whole warps",
-                    "block sizes in multiples of 32; loop bounds that do not depend on the thread",
-                    GAIN,
-                ),
-            ),
-        )
+    remedies = (
+        Remedy(
+            "Group work alike",
+            "sort or bucket items by the branch that they take, one kernel for each case",
+            GAIN,
+        ),
+        Remedy(
+            "Use whole warps",
+            "block sizes in multiples of 32; loop bounds that do not depend on the thread",
+            GAIN,
+        ),
+    )
