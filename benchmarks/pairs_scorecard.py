@@ -157,7 +157,7 @@ def main() -> int:
         prog="python -m benchmarks.pairs_scorecard", description=(__doc__ or "").partition("\n")[0]
     )
     parser.add_argument("folder", nargs="?", type=Path, default=PAIRS)
-    parser.add_argument("--half", choices=("development", "held_out"))
+    parser.add_argument("--half", choices=("development", "held_out", "third"))
     parser.add_argument("--cases", action="store_true", help="also each recording")
     asked = parser.parse_args()
     given = list(answers(asked.folder, asked.half))
