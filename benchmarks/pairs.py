@@ -14,7 +14,8 @@ from typing import Any
 __all__ = ["FOLDER", "HALVES", "SOURCES", "Estimate", "Pair", "pairs"]
 
 FOLDER = Path(__file__).resolve().parents[1] / "data" / "pairs"
-HALVES = ("development", "held_out")
+#: `third` was recorded after the rules had been mended with `held_out` in view.
+HALVES = ("development", "held_out", "third")
 SOURCES = ("nsys", "torch")
 
 
@@ -46,13 +47,8 @@ class Pair:
 
     @property
     def half(self) -> str:
-        """`development`, or `held_out`."""
+        """One of `HALVES`."""
         return str(self.entry["half"])
-
-    @property
-    def family(self) -> str:
-        """What kind of program it is."""
-        return str(self.entry["family"])
 
     @property
     def habit(self) -> str:
@@ -65,24 +61,9 @@ class Pair:
         return not self.habit
 
     @property
-    def is_scored(self) -> bool:
-        """Whether the habit costs enough to be named first."""
-        return bool(self.entry.get("scored", False))
-
-    @property
     def accepted(self) -> tuple[str, ...]:
         """The findings that are right to name first, the habit first."""
         return tuple(found for found in (self.habit, *self.entry.get("accept", ())) if found)
-
-    @property
-    def before_ms(self) -> Estimate:
-        """Milliseconds a step, without a profiler."""
-        return Estimate(*self.entry["before_ms"])
-
-    @property
-    def after_ms(self) -> Estimate | None:
-        """Milliseconds a step with the habit mended, without a profiler; None for a healthy program."""
-        return Estimate(*self.entry["after_ms"]) if "after_ms" in self.entry else None
 
     @property
     def ratio(self) -> Estimate | None:
@@ -94,18 +75,9 @@ class Pair:
         found = self.entry["files"].get(f"{source}_{variant}")
         return self.folder / found["path"] if found else None
 
-    def steps(self, source: str, variant: str = "before") -> int | None:
-        """How many steps that profile holds."""
-        found = self.entry["files"].get(f"{source}_{variant}")
-        return int(found["steps"]) if found else None
-
-    def profiled_ms(self, source: str, variant: str = "before") -> float | None:
-        """Milliseconds a step under that profiler, by the host's clock; None where that was not noted."""
-        return self.entry["profiled_ms"].get(f"{source}_{variant}")
-
 
 def pairs(half: str | None = None, folder: Path = FOLDER) -> list[Pair]:
-    """All programs of a half, or of both; none where the repository was taken without its data."""
+    """All programs of a half, or of all; none where the repository was taken without its data."""
     path = folder / "INDEX.json"
     if not path.exists():
         return []

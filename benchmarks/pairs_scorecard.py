@@ -10,12 +10,12 @@ names it; how far is the expected step from the measured one; does the interval 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
+from benchmarks.pairs import FOLDER, HALVES, SOURCES, Estimate, Pair, pairs
 from warplens.analysis.timeline import Timeline
 from warplens.diagnosis import diagnose
 from warplens.readers import read
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from warplens.diagnosis import Diagnosis, Finding
-
-PAIRS: Final = Path(__file__).resolve().parents[1] / "data" / "pairs"
 
 #: An expected step this near to the measured one counts as foretold.
 NEAR: Final = 0.20
@@ -36,19 +34,14 @@ class Answer:
     """What is said of one recording.
 
     Attributes:
-        entry: of the index.
+        pair: the program.
         source: `nsys` or `torch`.
         found: the diagnosis.
     """
 
-    entry: dict[str, Any]
+    pair: Pair
     source: str
     found: Diagnosis
-
-    @property
-    def healthy(self) -> bool:
-        """Whether nothing is to be mended."""
-        return bool(self.entry["healthy"])
 
     @property
     def warned(self) -> list[str]:
@@ -58,34 +51,29 @@ class Answer:
     @property
     def named_first(self) -> bool:
         """Whether the first finding is the habit, or another name that is right for it."""
-        return self.found.verdict in self._right
+        return self.found.verdict in self.pair.accepted
 
     @property
     def finding(self) -> Finding | None:
         """The finding that names the habit."""
-        return next((finding for finding in self.found.findings if finding.id in self._right), None)
+        return next((finding for finding in self.found.findings if finding.id in self.pair.accepted), None)
 
     @property
-    def _right(self) -> tuple[str, ...]:
-        return (self.entry["habit"], *self.entry.get("accept", ()))
-
-    @property
-    def ratio(self) -> tuple[float, float, float]:
-        """Measured gain for the same work, and the ends of its interval."""
-        middle, low, high = self.entry["ratio"]
-        return middle, low, high
+    def ratio(self) -> Estimate:
+        """Measured gain for the same work; 1 for a healthy program."""
+        return self.pair.ratio or Estimate(1.0, 1.0, 1.0)
 
     @property
     def exceeds_bound(self) -> bool:
         """Whether the measured gain is above the bound, beyond its interval."""
         finding = self.finding
-        return finding is not None and finding.bound is not None and self.ratio[1] > finding.bound
+        return finding is not None and finding.bound is not None and self.ratio.low > finding.bound
 
     @property
     def error(self) -> float | None:
         """Expected step over the measured one, less 1; None where no gain was expected."""
         finding = self.finding
-        return None if finding is None or finding.expected is None else self.ratio[0] / finding.expected - 1
+        return None if finding is None or finding.expected is None else self.ratio.median / finding.expected - 1
 
     @property
     def covered(self) -> bool | None:
@@ -94,33 +82,31 @@ class Answer:
         if finding is None or finding.expected_interval is None:
             return None
         low, high = finding.expected_interval
-        return low <= self.ratio[2] and self.ratio[1] <= high
+        return low <= self.ratio.high and self.ratio.low <= high
 
 
 def answers(folder: Path, half: str | None = None) -> Iterator[Answer]:
     """What is said of each recording of the state before."""
-    for entry in json.loads((folder / "INDEX.json").read_text("utf-8"))["pairs"]:
-        if half is not None and entry["half"] != half:
-            continue
-        for source in ("nsys", "torch"):
-            file = entry["files"].get(f"{source}_before")
-            if file is not None:
-                timeline = Timeline(read(folder / file["path"]))
-                yield Answer(entry, source, diagnose(timeline, timeline.window()))
+    for pair in pairs(half, folder):
+        for source in SOURCES:
+            path = pair.path(source)
+            if path is not None:
+                timeline = Timeline(read(path))
+                yield Answer(pair, source, diagnose(timeline, timeline.window()))
 
 
 def summary(given: list[Answer]) -> Iterator[str]:
     """The figures as a Markdown table."""
     yield "| on | cause first | bound exceeded | expected step within 20 % | in the 90 % interval | healthy, warned |"
     yield "|---|---:|---:|---:|---:|---:|"
-    for source in ("nsys", "torch"):
+    for source in SOURCES:
         mine = [answer for answer in given if answer.source == source]
-        pairs = [answer for answer in mine if not answer.healthy]
-        healthy = [answer for answer in mine if answer.healthy]
-        told = [answer for answer in pairs if answer.error is not None]
+        mended = [answer for answer in mine if not answer.pair.is_healthy]
+        healthy = [answer for answer in mine if answer.pair.is_healthy]
+        told = [answer for answer in mended if answer.error is not None]
         cells = (
-            _of(sum(answer.named_first for answer in pairs), len(pairs)),
-            _of(sum(answer.exceeds_bound for answer in pairs), len(pairs)),
+            _of(sum(answer.named_first for answer in mended), len(mended)),
+            _of(sum(answer.exceeds_bound for answer in mended), len(mended)),
             _of(sum(abs(answer.error or 0.0) <= NEAR for answer in told), len(told)),
             _of(sum(bool(answer.covered) for answer in told), len(told)),
             _of(sum(bool(answer.warned) for answer in healthy), len(healthy)),
@@ -137,16 +123,16 @@ def cases(given: list[Answer]) -> Iterator[str]:
     yield "| program | profile | habit | first | measured | expected | bound | other warnings |"
     yield "|---|---|---|---|---:|---:|---:|---|"
     for answer in given:
-        finding, entry = answer.finding, answer.entry
+        finding, pair = answer.finding, answer.pair
         low, high = finding.expected_interval if finding and finding.expected_interval else (0.0, 0.0)
         expected = f"{finding.expected:.2f} ({low:.2f}–{high:.2f})" if finding and finding.expected else "–"
         bound = f"{finding.bound:.2f}" if finding and finding.bound else "–"
-        mark = "" if answer.healthy or answer.named_first else " ✗"
+        mark = "" if pair.is_healthy or answer.named_first else " ✗"
         wrong = " ⚠" if answer.exceeds_bound else ""
         others = ", ".join(id_ for id_ in answer.warned if id_ != answer.found.verdict)
-        measured = "–" if answer.healthy else f"{answer.ratio[0]:.2f}"
+        measured = "–" if pair.is_healthy else f"{answer.ratio.median:.2f}"
         yield (
-            f"| {entry['name']} | {answer.source} | {entry['habit'] or 'healthy'} | {answer.found.verdict}{mark} "
+            f"| {pair.name} | {answer.source} | {pair.habit or 'healthy'} | {answer.found.verdict}{mark} "
             f"| {measured} | {expected} | {bound}{wrong} | {others} |"
         )
 
@@ -156,8 +142,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.pairs_scorecard", description=(__doc__ or "").partition("\n")[0]
     )
-    parser.add_argument("folder", nargs="?", type=Path, default=PAIRS)
-    parser.add_argument("--half", choices=("development", "held_out", "third"))
+    parser.add_argument("folder", nargs="?", type=Path, default=FOLDER)
+    parser.add_argument("--half", choices=HALVES)
     parser.add_argument("--cases", action="store_true", help="also each recording")
     asked = parser.parse_args()
     given = list(answers(asked.folder, asked.half))

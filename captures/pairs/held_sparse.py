@@ -1,4 +1,4 @@
-"""Graphs, recommendation and small pieces of work, of the half that was held out."""
+"""Graphs, recommendation and small pieces of work, of the third set."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from pairs.parts import CUDA, DEVICE, HALF, adamw, as_graph, compiled, on_device, size, tokens, training
-from pairs.registry import AFTER, BEFORE, HELD_OUT, Step, healthy, pair
+from pairs.registry import AFTER, BEFORE, THIRD, Step, healthy, pair
 
 
 class Interactions(nn.Module):
@@ -33,7 +33,7 @@ class Interactions(nn.Module):
 
 
 @pair(
-    "scattered-access", "graph", "x.index_select(0, index) instead of x[index], whose gradient sorts", HELD_OUT,
+    "scattered-access", "graph", "x.index_select(0, index) instead of x[index], whose gradient sorts", THIRD,
     with_stack=True, also_after=True,
 )  # fmt: skip
 def interactions_by_index(variant: str) -> Step:
@@ -55,7 +55,7 @@ def interactions_by_index(variant: str) -> Step:
 
 
 @pair(
-    "scattered-access", "recommendation", "nn.EmbeddingBag(sparse=True): gradients of the used rows", HELD_OUT,
+    "scattered-access", "recommendation", "nn.EmbeddingBag(sparse=True): gradients of the used rows", THIRD,
     accept=("memory-bandwidth",), profiler_steps=True,
 )  # fmt: skip
 def recommender_dense_gradients(variant: str) -> Step:
@@ -75,7 +75,7 @@ def recommender_dense_gradients(variant: str) -> Step:
     return training(loss, optimizer, mixed=False)
 
 
-@pair("precision", "recommendation", "torch.set_float32_matmul_precision('high')", HELD_OUT, also_after=True)
+@pair("precision", "recommendation", "torch.set_float32_matmul_precision('high')", THIRD, also_after=True)
 def cross_network_fp32(variant: str) -> Step:
     """A deep and cross network (4 × 2,048, MLP 4 × 4,096) on 16,384 users in fp32, TF32 off as it is by default."""
     items, width, batch = size(100_000, 100), size(2048, 32), size(16384, 4)
@@ -132,7 +132,7 @@ class Heads(nn.Module):
 
 
 @pair(
-    "small-kernels", "prefill", "all heads in one call instead of a loop over heads", HELD_OUT,
+    "small-kernels", "prefill", "all heads in one call instead of a loop over heads", THIRD,
     accept=("launch-overhead",), inference=True,
 )  # fmt: skip
 def heads_one_by_one(variant: str) -> Step:
@@ -146,7 +146,7 @@ def heads_one_by_one(variant: str) -> Step:
 
 
 @pair(
-    "launch-overhead", "prefill", "encode(batch_size=256) instead of 8", HELD_OUT,
+    "launch-overhead", "prefill", "encode(batch_size=256) instead of 8", THIRD,
     accept=("small-kernels", "host-stall", "host-sync"), library="sentence-transformers", inference=True,
     also_after=True, steps=(2, 1),
 )  # fmt: skip
@@ -180,7 +180,7 @@ def sentences_in_small_batches(variant: str) -> Step:
     return lambda: model.encode(texts, batch_size=batch, show_progress_bar=False, convert_to_tensor=True)
 
 
-@healthy("recommendation", HELD_OUT, compiles=True, inference=True)
+@healthy("recommendation", THIRD, compiles=True, inference=True)
 def healthy_ranking(variant: str) -> Step:
     """A ranking MLP of 6 × 8,192 on 8,192 candidates in bf16, compiled, replayed from a CUDA graph."""
     wide = size(8192, 32)

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from pairs.diffusion import Transformer
 from pairs.parts import CUDA, DEVICE, HALF, adamw, as_graph, compiled, images, on_device, size, tokens, training
-from pairs.registry import AFTER, BEFORE, HELD_OUT, Step, healthy, pair
+from pairs.registry import AFTER, BEFORE, HELD_OUT, THIRD, Step, healthy, pair
 
 LAST = torch.channels_last
 
@@ -261,7 +261,7 @@ def healthy_vit_huge(variant: str) -> Step:
     return lambda: model(batch)
 
 
-@healthy("diffusion", HELD_OUT, library="timm", compiles=True)
+@healthy("diffusion", THIRD, library="timm", compiles=True)
 def healthy_dit_training(variant: str) -> Step:
     """A DiT of 8 × 1,536 trained on 96 latents of 32 × 32, blocks compiled, fused AdamW."""
     side, batch = size(32, 8), size(96, 2)
@@ -272,7 +272,7 @@ def healthy_dit_training(variant: str) -> Step:
     return training(lambda: model(latents, time).float().square().mean(), adamw(model))
 
 
-@healthy("prefill", HELD_OUT, inference=True)
+@healthy("prefill", THIRD, inference=True)
 def healthy_graphed_encoder(variant: str) -> Step:
     """Eight layers of torch's own transformer encoder (its fused path), 64 × 256 tokens, replayed from a CUDA graph."""
     layer = nn.TransformerEncoderLayer(size(1024, 64), size(16, 2), size(4096, 96), 0.0, "gelu", batch_first=True)

@@ -2,6 +2,8 @@
 
     python captures/pairs/pack.py FOLDER --half development      # FOLDER: records, manifest, archives or profiles
 
+A part of a half may be recorded anew: entries of other programs stay.
+
 Each profile is scrubbed (`warplens scrub`, which leaves out what tells of people and machines) into `data/pairs/HALF`;
 traces of torch.profiler lose the arrows and arguments that no analysis reads, and where they are still larger than most
 files here, some of their steps. `data/pairs/INDEX.json` says of each program what was recorded and measured.
@@ -176,7 +178,7 @@ def entry(program: dict[str, Any], records: list[dict[str, Any]], files: dict[st
 
 
 def main() -> None:
-    """Packs a half, and replaces its entries in the index."""
+    """Packs what was recorded of a half, and replaces the entries of these programs in the index."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--half", required=True)
@@ -213,14 +215,21 @@ def main() -> None:
     index_path = PAIRS / "INDEX.json"
     index = json.loads(index_path.read_bytes()) if index_path.exists() else {"schema": "warplens.pairs/1", "pairs": []}
     index["recorded"] = {**index.get("recorded", {}), options.half: manifest["tools"]}
-    kept_entries = [item for item in index["pairs"] if item["half"] != options.half]
     timed = {record["name"] for record in records if record["how"] == "unprofiled"}
-    index["pairs"] = kept_entries + [
+    told = [
         entry(program, records, dict(sorted(files[name].items())))
         for name, program in programs.items()
         if files[name] and name in timed
     ]
+    index["pairs"] = merged(index["pairs"], told)
     index_path.write_text(shown(index), encoding="utf-8")
+
+
+def merged(stored: list[dict[str, Any]], told: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The entries with these in place of those of the same name; what was not recorded anew stays as it is."""
+    fresh = {item["name"]: item for item in told}
+    known = {item["name"] for item in stored}
+    return [fresh.get(item["name"], item) for item in stored] + [item for item in told if item["name"] not in known]
 
 
 def shown(index: dict[str, Any]) -> str:

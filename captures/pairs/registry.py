@@ -6,14 +6,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["AFTER", "BEFORE", "PROGRAMS", "Build", "Program", "Step", "healthy", "pair"]
+__all__ = ["AFTER", "BEFORE", "HALVES", "PROGRAMS", "Build", "Program", "Step", "healthy", "pair"]
 
 Step = Callable[[], object]
 Build = Callable[[str], Step]
 
 BEFORE, AFTER = "before", "after"
-#: What is held out was written apart from the rules of the diagnosis, and published when they stood.
-DEVELOPMENT, HELD_OUT = "development", "held_out"
+#: What is held out was written apart from the rules of the diagnosis, and published when they stood. The third part was
+#: recorded when the rules had been mended with the second in view.
+DEVELOPMENT, HELD_OUT, THIRD = HALVES = ("development", "held_out", "third")
 
 PROGRAMS: dict[str, Program] = {}
 
@@ -24,7 +25,7 @@ class Program:
 
     Attributes:
         name: the function's name.
-        half: `development`, or `held_out`.
+        half: of `HALVES`.
         family: what kind of program it is: training, prefill, decoding, vision, …
         habit: the finding (its id) that names the habit; "" for a program in which nothing is to be mended.
         change: what the variant `after` changes, in one line.
