@@ -66,7 +66,9 @@ def rows() -> list[Row]:
     content = table()
     named = content["commands"]
     return [
-        Row(**{"id": key, **value, "run": named.get(value.get("run"), value.get("run")), "shows": tuple(value["shows"])})
+        Row(
+            **{"id": key, **value, "run": named.get(value.get("run"), value.get("run")), "shows": tuple(value["shows"])}
+        )
         for key, value in content.items()
         if isinstance(value, dict) and "asks" in value
     ]
