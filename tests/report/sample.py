@@ -6,6 +6,8 @@ import numpy as np
 import polars as pl
 
 from warplens.profile import Note, NoteLevel
+from warplens.profile.columns import KERNEL_NAME, column
+from warplens.profile.schema import Column
 from warplens.report import chart_data, charts
 from warplens.report.document import (
     Document,
@@ -16,7 +18,6 @@ from warplens.report.document import (
     Paragraph,
     Section,
     Table,
-    TableColumn,
 )
 
 #: A kernel or range may have any name; this one must never become an element.
@@ -42,11 +43,11 @@ def kernel_table(limit: int | None = 15) -> Table:
         }
     )
     columns = (
-        TableColumn("name", "Kernel", "kernel", "The function that ran", full="full_name"),
-        TableColumn("total_ns", "Total", "duration_ns", "Summed duration"),
-        TableColumn("share", "Share", "share"),
-        TableColumn("calls", "Calls", "count"),
-        TableColumn("stdev_ns", "Std dev", "duration_ns"),
+        KERNEL_NAME.but(help="the function that ran"),
+        Column("total_ns", pl.Int64, "summed duration"),
+        Column("share", pl.Float64),
+        Column("calls", pl.Int64),
+        Column("stdev_ns", pl.Float64, title="Std dev"),
     )
     return Table("kernel-table", "Kernels by GPU time", columns, rows, limit=limit)
 
@@ -60,7 +61,7 @@ def range_tree() -> Table:
             rows.append((phase, 1, time))
             rows.extend((f"layer {layer}", 2, time // 10 + layer) for layer in range(5))
     frame = pl.DataFrame(rows, schema=["name", "depth", "gpu_ns"], orient="row")
-    columns = (TableColumn("name", "Range", "name"), TableColumn("gpu_ns", "GPU time", "duration_ns"))
+    columns = (Column("name", title="Range", kind="name"), column("gpu_ns"))
     return Table("range-table", "Ranges", columns, frame, limit=8, depth="depth")
 
 

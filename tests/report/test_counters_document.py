@@ -77,7 +77,7 @@ def test_faults_stand_with_their_cost_of_the_whole_and_a_remedy() -> None:
     assert faults["total_gain_share"].to_list() == pytest.approx(
         (faults["gain_share"] * faults["total_ns"] / total).to_list()
     )
-    assert "Pad or swizzle" in faults.filter(fault="bank-conflicts")["remedy"][0]
+    assert "Pad or swizzle" in faults.filter(fault="bank conflicts")["remedy"][0]
 
 
 def test_the_roofline_is_drawn_with_its_roofs_and_their_source() -> None:

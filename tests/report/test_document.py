@@ -7,12 +7,13 @@ import pytest
 
 from tests.report import sample
 from warplens.errors import SchemaError
-from warplens.report.document import Table, TableColumn
+from warplens.profile.columns import KERNEL_NAME
+from warplens.report.document import Table
 
 
 def test_a_table_that_shows_a_column_it_does_not_have_is_refused():
     with pytest.raises(SchemaError, match="full_name not among"):
-        Table("t", "T", (TableColumn("name", "Name", "kernel", full="full_name"),), pl.DataFrame({"name": ["a"]}))
+        Table("t", "T", (KERNEL_NAME,), pl.DataFrame({"name": ["a"]}))
 
 
 def test_an_export_of_a_table_holds_full_names_and_depth_once():

@@ -8,14 +8,13 @@ import polars as pl
 
 from warplens.analysis.headroom import GROUPS, PARTS, STEPS_DOWN
 from warplens.report import text as fmt
-from warplens.report.document import Figure, Section, Segment, Strip, Table, TableColumn, quiet
+from warplens.report.document import Figure, Section, Segment, Strip, Table, pick, quiet
 from warplens.report.text import category_title, cause_title
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from warplens.analysis.headroom import Headroom
-    from warplens.profile.schema import Column
     from warplens.report.document import Block
 
 #: What goes away at each step down, and what is left at its end.
@@ -106,18 +105,13 @@ _DOWN: Final = (
 # --- Tables ----------------------------------------------------------------------------------------------------------
 
 
-def _shown(columns: Iterable[Column]) -> tuple[TableColumn, ...]:
-    return tuple(TableColumn(each.name, each.title, each.kind, each.sentence, each.full) for each in columns)
-
-
-_PART_COLUMNS: Final = _shown(PARTS.only("level part step_ns share how confidence owners").columns)
-_GROUP_COLUMNS: Final = _shown(
-    GROUPS.only(
-        GROUPS.column("name").but(full="kernel"),
-        "input_shapes dtype",
-        GROUPS.column("calls").but(kind="count"),
-        "measured_ns theoretical_ns roof_ns limit_ns lacks known",
-    ).columns
+_PART_COLUMNS: Final = pick(PARTS, "level part step_ns share how confidence owners")
+_GROUP_COLUMNS: Final = pick(
+    GROUPS,
+    GROUPS.column("name").but(full="kernel"),
+    "input_shapes dtype",
+    GROUPS.column("calls").but(kind="count"),
+    "measured_ns theoretical_ns roof_ns limit_ns lacks known",
 )
 
 

@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import polars as pl
 
+from warplens.profile.measurements import CELLS
+from warplens.profile.schema import Column
 from warplens.report import text as fmt
-from warplens.report.document import Document, Figure, Paragraph, Section, Table, TableColumn
+from warplens.report.document import Document, Figure, Paragraph, Section, Table, pick
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -41,30 +43,27 @@ def measured_table(measurements: Measurements, doubts: bool = False) -> Table:
     columns = [_setting_column(rows, name) for name in _varying(measurements)]
     columns += [column for column in _figures(rows) if rows.get_column(column.name).null_count() < rows.height]
     if doubts and rows.get_column("doubt").str.len_bytes().sum():
-        columns.append(TableColumn("doubt", "Doubts", "text"))
+        columns.append(CELLS.column("doubts").but(name="doubt", dtype=pl.String))
     return Table("cells", _title(measurements), tuple(columns), rows, limit=None, empty="No cell was run.")
 
 
-def _figures(rows: pl.DataFrame) -> Iterator[TableColumn]:
+def _figures(rows: pl.DataFrame) -> Iterator[Column]:
     unit = next((unit for unit in rows.get_column("unit").to_list() if unit), "item")
-    yield TableColumn("latency_ns", "Latency", "duration_ns", "median wall time of a step")
-    yield TableColumn("half_share", "±", "share", "half the 95 % interval of the median")
-    yield TableColumn("latency_p99_ns", "p99", "duration_ns")
-    yield TableColumn("gpu_ns", "GPU time", "duration_ns", "median between events round the step")
+    half = Column("half_share", pl.Float64, "half the 95 % interval of the median", title="±")
+    yield from pick(CELLS, "latency_ns", half, "latency_p99_ns gpu_ns")
     if rows.get_column("latency_ns").null_count() == rows.height:
-        yield TableColumn("gpu_half_share", "±", "share")
-    yield TableColumn("throughput_per_s", f"{unit.capitalize()}s", "rate")
-    yield TableColumn("flops_per_s", "Rate", "flops", "modelled FLOPs over measured GPU time")
-    yield TableColumn("peak_allocated_bytes", "Peak memory", "bytes")
-    yield TableColumn("samples", "n", "count", "repetitions")
-    yield TableColumn("outliers", "Outliers", "count", "repetitions far outside the quartiles; they are in all figures")
+        yield half.but(name="gpu_half_share")
+    yield CELLS.column("throughput_per_s").but(title=f"{unit.capitalize()}s")
+    yield from pick(CELLS, "flops_per_s peak_allocated_bytes samples outliers")
     if rows.get_column("status").n_unique() > 1 or (rows.get_column("status") != "measured").any():
-        yield TableColumn("outcome", "Outcome", "text")
+        yield Column("outcome")
 
 
-def _setting_column(rows: pl.DataFrame, name: str) -> TableColumn:
-    numeric = rows.get_column(name).dtype.is_numeric()
-    return TableColumn(name, name.replace("_", " ").capitalize(), "number" if numeric else "text")
+def _setting_column(rows: pl.DataFrame, name: str) -> Column:
+    dtype = rows.get_column(name).dtype
+    return Column(
+        name, dtype, title=name.replace("_", " ").capitalize(), kind="number" if dtype.is_numeric() else "text"
+    )
 
 
 def _varying(measurements: Measurements) -> list[str]:

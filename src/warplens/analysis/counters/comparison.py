@@ -131,14 +131,21 @@ _SIDES: Final = (
 
 
 def _side(side: str) -> list[Column]:
-    return [SUMMARY.column(name).but(name=f"{name}_{side}") for name in _SIDES]
+    return [_on(SUMMARY.column(name), side) for name in _SIDES]
+
+
+def _on(column: Column, side: str) -> Column:
+    """A column of one side; a kernel's name stands for both."""
+    if column.kind == "kernel":
+        return column.but(name=f"{column.name}_{side}", full=column.full and f"{column.full}_{side}")
+    return column.but(name=f"{column.name}_{side}", title=f"{column.title} before" if side == "before" else "after")
 
 
 COMPARED: Final = table(
     "compared",
     "one group of launches that both reports have; the one with the most time before first",
     Column("pair", pl.Int64, "position, from 0"),
-    Column("matched", pl.String, "one of `PAIRINGS`"),
+    Column("matched", pl.String, "how it was found: `stated`, `exact` (same kernel, grid and block), `kernel` (another size) or `name`"),
     optional(
         time_ratio=("median time after / before: below 1 is faster", "Ratio"),
         cycles_ratio=("the same in cycles, which clocks do not change", "in cycles"),

@@ -42,7 +42,7 @@ COVERAGE: Final = table(
     Column("launches_profiled", pl.Int64, "of the report that agree as far as `matched` says", title="profiled"),
     Column("total_ns", pl.Int64, "summed duration in the window", title="Time"),
     Column("share", pl.Float64, "of the summed duration of all kernels in the window"),
-    Column("matched", pl.String, "one of `MATCHES`"),
+    Column("matched", pl.String, "how it was found in the report: `exact`, `kernel` (another size), `name` (another kernel) or `none`"),
 )
 
 UNMATCHED: Final = table(
@@ -59,7 +59,7 @@ RANKING: Final = table(
     COVERAGE.columns[:-1],
     optional(
         throughput_share=("of the roof: the higher of compute and memory", "of roof"),
-        gain_share=("of the window's kernel time, if it ran at its roof", "Costs at most"),
+        gain_share=("of the window's kernel time, if it ran at its roof (Amdahl's law)", "Gain"),
     ),
     BOUNDS.only("bound unit fault stall").columns,
 )

@@ -95,14 +95,14 @@ STALLS: Final = table(
     "warp_stalls",
     "one state of the warps during one launch; of each launch the longest first",
     LAUNCH,
-    Column("reason", pl.String, "state, as Nsight Compute calls it", title="Why"),
+    Column("reason", pl.String, "state, as Nsight Compute calls it", title="Wait"),
     optional(
         cycles="that a warp spends in it for each instruction that is issued",
         samples="of the warp sampler that met it; null where cycles were counted",
     ),
     Column("share", pl.Float64, "of all cycles between two instructions of a warp, or of all samples"),
     Column("waits_for", pl.String, "what for", nullable=True, title="What for"),
-    Column("remedy", pl.String, "what shortens it", nullable=True, title="What to do"),
+    Column("remedy", pl.String, "what shortens it", nullable=True, title="What shortens it"),
 )
 
 

@@ -160,7 +160,7 @@ OCCUPANCY: Final = table(
         blocks_per_sm=("the least of these", "Blocks"),
         warps_per_sm="warps of that many blocks",
     ),
-    optional(theoretical_share=("of the resident warps that a multiprocessor can hold", "Theoretical")),
+    optional(theoretical_share=("of the resident warps that a multiprocessor can hold", "Occupancy")),
     Column("limiter", pl.String, "what keeps out further blocks: one of `LIMITERS`; null at 100 %", nullable=True),
     Column(
         "co_limiters", pl.List(pl.String), "all that do; every one must give before a block more fits", nullable=True
@@ -182,7 +182,7 @@ LAUNCH_OCCUPANCY: Final = table(
     OCCUPANCY.columns,
     optional(
         reported_share="theoretical occupancy by Nsight Compute",
-        achieved_share="resident warps while the multiprocessor worked, of the most",
+        achieved_share=("resident warps while the multiprocessor worked, of the most", "achieved"),
     ),
     Column("grid_blocks", pl.Int64, "blocks of the grid", nullable=True),
     Column("sm_count", pl.Int64, "multiprocessors that the launch could use", nullable=True),

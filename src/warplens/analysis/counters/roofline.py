@@ -318,7 +318,13 @@ _AT_LEVELS: Final = tuple(
     column
     for level, name in zip(LEVELS, ("dram", "l2, in the busier direction", "l1"), strict=True)
     for column in (
-        Column(f"{level}_intensity", pl.Float64, f"FLOPs for each byte through {level}; null: no bytes", nullable=True),
+        Column(
+            f"{level}_intensity",
+            pl.Float64,
+            f"FLOPs for each byte through {level}; null: no bytes",
+            nullable=True,
+            title=f"FLOP/B {level.upper()}",
+        ),
         Column(f"{level}_share", pl.Float64, f"of the peak bandwidth of {name}", nullable=True),
     )
 )

@@ -130,9 +130,9 @@ BREAKDOWN: Final = table(
     "one part of the GPU during one launch; of each launch and side the busiest first",
     LAUNCH,
     Column("side", pl.String, "`compute` or `memory`"),
-    Column("unit", pl.String, "part of the GPU"),
+    Column("unit", pl.String, "part of the GPU", title="Part"),
     Column("metric", pl.String, "the metric that watches it", kind="name"),
-    Column("share", pl.Float64, "of the peak rate"),
+    Column("share", pl.Float64, "of the peak rate", title="Of its peak"),
 )
 
 

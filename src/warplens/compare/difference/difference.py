@@ -38,7 +38,7 @@ PARTS: Final = table(
     column("baseline_ns").but(dtype=pl.Float64, help="time of a step, of the baseline"),
     column("variant_ns").but(dtype=pl.Float64, help="time of a step, of the variant"),
     Column("change_ns", pl.Float64, "variant − baseline; sums to the change of the step"),
-    "share",
+    column("share").but(title="Of the change"),
     share="share of the whole change; negative for parts that go the other way, null without a change",
 )
 

@@ -134,7 +134,7 @@ Float64s = npt.NDArray[np.float64]
 KERNEL_GROUPS: Final = table(
     "comparison: kernels by name",
     "One kernel, or one that took another's place. `warplens compare`; `data.kernels.rows`.",
-    Column("change", pl.String, "`kept`, `changed` (range, grid, block or kernel), `added`, `removed`"),
+    Column("change", pl.String, "`kept`, `changed` (range, grid, block or kernel), `added`, `removed`", title="What"),
     "name",
     Column("baseline_full_name", pl.String, "demangled name; null if this side does not launch it, of the baseline"),
     Column("variant_full_name", pl.String, "demangled name; null if this side does not launch it, of the variant"),

@@ -6,15 +6,21 @@ from typing import TYPE_CHECKING, Any, Final
 
 import polars as pl
 
+from warplens.compare.difference.difference import PARTS
+from warplens.compare.difference.places import PHASE_CHANGES, RANGE_CHANGES
+from warplens.compare.difference.work import KERNEL_CHANGES, TRANSFER_CHANGES
+from warplens.profile.columns import KERNEL_NAME, column
+from warplens.profile.schema import Column
 from warplens.report import text as fmt
 from warplens.report.comparison.causes import (
     BOUND_TITLES,
+    KERNEL_GROUPS,
     VERDICT_TITLES,
     forbids_verdict,
     interval_text,
     signed_share,
 )
-from warplens.report.document import KeyFigure, Table, TableColumn
+from warplens.report.document import KeyFigure, Table, pick
 from warplens.report.text import part_title, phase_title
 
 if TYPE_CHECKING:
@@ -27,19 +33,19 @@ if TYPE_CHECKING:
 
 
 _COLUMNS: Final = (
-    TableColumn("figure", "Figure", "text"),
-    TableColumn("baseline", "Baseline", "text"),
-    TableColumn("variant", "Variant", "text"),
-    TableColumn("change", "Change", "text", "Of the baseline; percentage points of shares."),
+    Column("figure"),
+    Column("baseline"),
+    Column("variant"),
+    Column("change", help="of the baseline; percentage points of shares"),
 )
 
 _STATISTICS: Final = (
-    TableColumn("side", "Side", "text"),
-    TableColumn("files", "Files", "count", "Independent of each other."),
-    TableColumn("steps", "Steps", "count"),
-    TableColumn("median_ns", "Median", "duration_ns", "Of the files' medians."),
-    TableColumn("least_ns", "Least", "duration_ns"),
-    TableColumn("greatest_ns", "Greatest", "duration_ns"),
+    Column("side"),
+    Column("files", pl.Int64, "independent of each other"),
+    column("steps"),
+    Column("median_ns", pl.Float64, "of the files' medians"),
+    Column("least_ns", pl.Float64, "the shortest step"),
+    Column("greatest_ns", pl.Float64, "the longest step"),
 )
 
 
@@ -168,71 +174,43 @@ _GROUPS: Final = {
     "idle": "idle",
 }
 
-_PART_COLUMNS: Final = (
-    TableColumn("title", "Part", "text"),
-    TableColumn("baseline_ns", "Baseline", "duration_ns", "Per step."),
-    TableColumn("variant_ns", "Variant", "duration_ns", "Per step."),
-    TableColumn("change_ns", "Change", "duration_ns", "Variant minus baseline: above zero the variant takes longer."),
-    TableColumn("share", "Of the change", "share", "Share of the whole change; parts that shrink while the step grows "
-                "have negative ones."),
-)  # fmt: skip
-
-_LAUNCHES: Final = (
-    TableColumn("baseline_launches_per_step", "Launches before", "count", "Per step."),
-    TableColumn("variant_launches_per_step", "after", "count", "Per step."),
+_PART_COLUMNS: Final = pick(PARTS, Column("title", title="Part"), "baseline_ns variant_ns change_ns share")
+_PER_STEP: Final = "baseline_ns_per_step variant_ns_per_step change_ns_per_step"
+_LAUNCHES: Final = "baseline_launches_per_step variant_launches_per_step"
+_KERNEL_COLUMNS: Final = pick(
+    KERNEL_GROUPS,
+    KERNEL_NAME,
+    "change",
+    _LAUNCHES,
+    _PER_STEP,
+    Column("sure", help="whether the difference is more than chance among so many kernels", title="Decided"),
+    Column(
+        "before", help="the kernel that stood there before, where it was another", title="In place of", kind="kernel"
+    ),
 )
-
-_TIMES: Final = (
-    TableColumn("baseline_ns_per_step", "Time before", "duration_ns", "Per step."),
-    TableColumn("variant_ns_per_step", "after", "duration_ns", "Per step."),
-    TableColumn("change_ns_per_step", "Change", "duration_ns", "Variant minus baseline, per step."),
+_PLACE_COLUMNS: Final = pick(
+    KERNEL_CHANGES,
+    KERNEL_NAME,
+    "change",
+    Column("place", title="Range", kind="name"),
+    "matched_by",
+    _LAUNCHES,
+    _PER_STEP,
 )
-
-_KERNEL_COLUMNS: Final = (
-    TableColumn("name", "Kernel", "kernel", full="full_name"),
-    TableColumn("change", "What", "text", "Kept everywhere; changed somewhere (range, shape or name); added; removed."),
-    *_LAUNCHES,
-    *_TIMES,
-    TableColumn("sure", "Decided", "text", "Whether the difference is more than chance among so many kernels."),
-    TableColumn("before", "In place of", "kernel", "The kernel that stood there before, where it was another."),
+_RANGE_COLUMNS: Final = pick(
+    RANGE_CHANGES,
+    Column("title", title="Range", kind="name"),
+    "baseline_kernels_per_step variant_kernels_per_step",
+    _PER_STEP,
+    "own_change_ns_per_step",
 )
-
-_PLACE_COLUMNS: Final = (
-    TableColumn("name", "Kernel", "kernel", full="full_name"),
-    TableColumn("what", "What", "text", "Kept: the same kernel, range, grid and block on both sides."),
-    TableColumn("place", "Range", "name"),
-    TableColumn("matched", "Matched by", "text"),
-    *_LAUNCHES,
-    *_TIMES,
+_TRANSFER_COLUMNS: Final = pick(
+    TRANSFER_CHANGES,
+    Column("title", title="What"),
+    "baseline_count_per_step variant_count_per_step baseline_bytes_per_step variant_bytes_per_step",
+    "baseline_ns_per_step variant_ns_per_step exposed_change_ns_per_step",
 )
-
-_RANGE_COLUMNS: Final = (
-    TableColumn("title", "Range", "name"),
-    TableColumn("baseline_kernels_per_step", "Kernels before", "count", "Per step."),
-    TableColumn("variant_kernels_per_step", "after", "count", "Per step."),
-    TableColumn("baseline_ns_per_step", "GPU time before", "duration_ns", "Per step, with what lies inside."),
-    TableColumn("variant_ns_per_step", "after", "duration_ns", "Per step, with what lies inside."),
-    TableColumn("change_ns_per_step", "Change", "duration_ns", "Variant minus baseline, per step."),
-    TableColumn("own_change_ns_per_step", "of it own", "duration_ns", "Without ranges inside."),
-)
-
-_TRANSFER_COLUMNS: Final = (
-    TableColumn("title", "What", "text"),
-    TableColumn("baseline_count_per_step", "Count before", "count", "Per step."),
-    TableColumn("variant_count_per_step", "after", "count", "Per step."),
-    TableColumn("baseline_bytes_per_step", "Size before", "bytes", "Per step."),
-    TableColumn("variant_bytes_per_step", "after", "bytes", "Per step."),
-    TableColumn("baseline_ns_per_step", "Time before", "duration_ns", "Per step, on the GPU."),
-    TableColumn("variant_ns_per_step", "after", "duration_ns", "Per step, on the GPU."),
-    TableColumn("exposed_change_ns_per_step", "Exposed change", "duration_ns", "Of the time that no compute hides."),
-)
-
-_PHASE_COLUMNS: Final = (
-    TableColumn("title", "Phase", "text"),
-    TableColumn("baseline_ns_per_step", "GPU time before", "duration_ns", "Per step."),
-    TableColumn("variant_ns_per_step", "after", "duration_ns", "Per step."),
-    TableColumn("change_ns_per_step", "Change", "duration_ns", "Variant minus baseline, per step."),
-)
+_PHASE_COLUMNS: Final = pick(PHASE_CHANGES, Column("title", title="Phase"), _PER_STEP)
 
 
 def part_name(group: str, part: str) -> str:
@@ -264,7 +242,7 @@ def part_table(wall: WallSplit, most: int | None = None, per: str = "step") -> T
         schema_overrides={"share": pl.Float64},
     )
     caption = f"The wall time of a {per}, part by part"
-    columns: tuple[TableColumn, ...] = _PART_COLUMNS
+    columns = _PART_COLUMNS
     if sum(abs(part.change_ns) for part in wall.parts) > _OPPOSING * abs(wall.change_ns):
         columns = _PART_COLUMNS[:-1]
         caption += ": opposing changes that nearly cancel"
@@ -315,7 +293,7 @@ def waterfall_rows(wall: WallSplit) -> pl.DataFrame:
 
 
 def kernel_table(kernels: pl.DataFrame, limit: int | None = 15, *, narrow: bool = False) -> Table:
-    """Kernels removed, added and changed, by name (`KERNEL_GROUP_SCHEMA`), the largest change first.
+    """Kernels removed, added and changed, by name (`KERNEL_GROUPS`), the largest change first.
 
     Args:
         kernels: the rows.
@@ -344,10 +322,9 @@ def _reads_otherwise(before: str | None, after: str | None) -> bool:
 
 
 def place_table(kernels: pl.DataFrame, limit: int | None = 15) -> Table:
-    """The same kernels one by one, each at its place in the program (`KERNEL_CHANGE_SCHEMA`)."""
+    """The same kernels one by one, each at its place in the program (`KERNEL_CHANGES`)."""
     rows = kernels.with_columns(
-        pl.col("change").cast(pl.String).alias("what"),
-        pl.col("matched_by").cast(pl.String).alias("matched"),
+        pl.col("change", "matched_by").cast(pl.String),
         pl.coalesce("variant_full_name", "baseline_full_name").alias("full_name"),
         pl.coalesce("variant_range", "baseline_range").alias("place"),
     )
@@ -355,19 +332,19 @@ def place_table(kernels: pl.DataFrame, limit: int | None = 15) -> Table:
 
 
 def range_table(ranges: pl.DataFrame, limit: int | None = 15) -> Table:
-    """GPU work by range (`RANGE_CHANGE_SCHEMA`), as a tree."""
+    """GPU work by range (`RANGE_CHANGES`), as a tree."""
     rows = ranges.with_columns(pl.when(pl.col("depth") == 0).then(pl.lit("step")).otherwise("name").alias("title"))
     return Table("ranges", "GPU work by range", _RANGE_COLUMNS, rows, limit, depth="depth")
 
 
 def transfer_table(transfers: pl.DataFrame) -> Table:
-    """Copies, fills and communication (`TRANSFER_CHANGE_SCHEMA`)."""
+    """Copies, fills and communication (`TRANSFER_CHANGES`)."""
     titles = [part_title(*key) for key in transfers.select("group", "part").iter_rows()]
     rows = transfers.with_columns(pl.Series("title", titles, dtype=pl.String))
     return Table("transfers", "Copies, fills and communication of a step", _TRANSFER_COLUMNS, rows, None)
 
 
 def phase_table(phases: pl.DataFrame) -> Table:
-    """GPU work by phase (`PHASE_CHANGE_SCHEMA`)."""
+    """GPU work by phase (`PHASE_CHANGES`)."""
     titles = pl.Series("title", [phase_title(phase) for phase in phases["phase"]], dtype=pl.String)
     return Table("phases", "GPU work by phase", _PHASE_COLUMNS, phases.with_columns(titles), None)

@@ -6,9 +6,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import polars as pl
 
+from warplens.analysis.counters.comparison import COMPARED, METRIC_CHANGES, UNPAIRED
+from warplens.profile.columns import column
+from warplens.profile.schema import Column
 from warplens.report import text as fmt
 from warplens.report.counters.words import bound_title, kernel_count
-from warplens.report.document import Notes, Paragraph, SectionOf, Table, TableColumn
+from warplens.report.document import Notes, Paragraph, SectionOf, Table, pick
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -37,37 +40,34 @@ KEY_METRICS: Final = (
     "local_load_requests",
 )
 
-_GROUP_COLUMNS: Final = (
-    TableColumn("name_after", "Kernel", "kernel", full="full_name_after"),
-    TableColumn("renamed", "before", "text", "Its name before, where that was another."),
-    TableColumn("matched", "Matched", "text", "How it was found: exact is the same kernel, grid and block."),
-    TableColumn("duration_ns_before", "Time before", "duration_ns", "Median over the launches."),
-    TableColumn("duration_ns_after", "after", "duration_ns", "Median over the launches."),
-    TableColumn("time_ratio", "Ratio", "number", "Time after / before: below 1 is faster."),
-    TableColumn("cycles_ratio", "in cycles", "number", "The same in cycles, which clocks do not change."),
-    TableColumn("compute", "Compute", "text", "Of its peak before and after; percentage points."),
-    TableColumn("memory", "Memory", "text", "Of its peak before and after; percentage points."),
-    TableColumn("achieved", "Occupancy", "text", "Achieved before and after; percentage points."),
-    TableColumn("bounds", "Bound", "text", "Before, and after where it changed."),
+#: Shares of which a comparison shows both sides: name, heading, what it is.
+_POINTS: Final = (
+    ("compute", "Compute", "of its peak"),
+    ("memory", "Memory", "of its peak"),
+    ("achieved", "Occupancy", "achieved"),
 )
 
-_METRIC_COLUMNS: Final = (
-    TableColumn("kernel", "Kernel", "name"),
-    TableColumn("metric", "Metric", "name"),
-    TableColumn("unit", "Unit", "text"),
-    TableColumn("before", "before", "number"),
-    TableColumn("after", "after", "number"),
-    TableColumn("change", "Change", "text", "Percentage points of percentages; otherwise after / before."),
+_GROUP_COLUMNS: Final = pick(
+    COMPARED,
+    "name_after",
+    Column("renamed", help="its name before, where that was another", title="before"),
+    "matched duration_ns_before duration_ns_after time_ratio cycles_ratio",
+    *(
+        Column(f"{name}_change", help=f"{meaning} before and after; percentage points", title=title)
+        for name, title, meaning in _POINTS
+    ),
+    Column("bounds", help="before, and after where it changed", title="Bound"),
 )
 
-_UNPAIRED_COLUMNS: Final = (
-    TableColumn("source", "Only in", "name"),
-    TableColumn("name", "Kernel", "kernel", full="full_name"),
-    TableColumn("grid", "Grid", "text"),
-    TableColumn("block", "Block", "text"),
-    TableColumn("launches", "Launches", "count"),
-    TableColumn("total_ns", "Time", "duration_ns"),
-    TableColumn("bound", "Bound", "text"),
+_METRIC_COLUMNS: Final = pick(
+    METRIC_CHANGES,
+    Column("kernel", kind="name"),
+    "metric unit before after",
+    Column("change", help="percentage points of percentages; otherwise after / before"),
+)
+
+_UNPAIRED_COLUMNS: Final = pick(
+    UNPAIRED, column("source").but(title="Only in"), "name grid block launches total_ns bound"
 )
 
 
@@ -99,8 +99,8 @@ def comparison_tables(
     groups = found.groups.with_columns(
         pl.Series("renamed", [_renamed(row) for row in rows], dtype=pl.String),
         *(
-            pl.Series(name, [_points(row, f"{name}_share") for row in rows], dtype=pl.String)
-            for name in ("compute", "memory", "achieved")
+            pl.Series(f"{name}_change", [_points(row, f"{name}_share") for row in rows], dtype=pl.String)
+            for name, _, _ in _POINTS
         ),
         pl.Series("bounds", [_bounds(row) for row in rows], dtype=pl.String),
     )

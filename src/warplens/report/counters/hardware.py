@@ -6,12 +6,16 @@ from typing import TYPE_CHECKING, Any, Final
 
 import polars as pl
 
-from warplens.analysis.counters.memoryaccess import NO_STALL
-from warplens.analysis.counters.occupancy import WARP_SIZE
+from warplens.analysis.counters.groups import SUMMARY
+from warplens.analysis.counters.memoryaccess import MEMORY_ACCESS, NO_STALL, STALLS
+from warplens.analysis.counters.occupancy import CONFIGURATIONS, WARP_SIZE
+from warplens.analysis.counters.roofline import POINTS
+from warplens.analysis.counters.speedoflight import BREAKDOWN, INSTRUCTIONS
+from warplens.profile.schema import Column
 from warplens.report import text as fmt
 from warplens.report.counters.sections import with_names
-from warplens.report.counters.words import next_step_text
-from warplens.report.document import Document, Figure, Paragraph, SectionOf, Table, TableColumn, quiet
+from warplens.report.counters.words import BOUND, LIMITED_BY, next_step_text
+from warplens.report.document import Document, Figure, Paragraph, SectionOf, Table, pick, quiet
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,35 +26,18 @@ if TYPE_CHECKING:
     from warplens.report.document import Block
 
 
-_KERNEL: Final = TableColumn("name", "Kernel", "kernel", full="full_name")
-
-
 def _all_null(frame: pl.DataFrame, *columns: str) -> bool:
     return all(frame[name].is_null().all() for name in columns)
 
 
 # --- speed of light ---------------------------------------------------------------------------------------------------
 
-_SPEED_COLUMNS: Final = (
-    _KERNEL,
-    TableColumn("compute_share", "Compute", "share", "Of the peak rate of the multiprocessors' busiest part."),
-    TableColumn("compute_unit", "part", "text", "That part."),
-    TableColumn("pipe_share", "Arithmetic", "share", "Of the peak rate of the busiest pipe for arithmetic."),
-    TableColumn("pipe_unit", "pipe", "text", "That pipe."),
-    TableColumn("memory_share", "Memory", "share", "Of the peak rate of the memory system's busiest part."),
-    TableColumn("memory_unit", "part", "text", "That part."),
-    TableColumn("dram_share", "DRAM", "share", "Of the peak bandwidth of device memory."),
-    TableColumn("l2_share", "L2", "share", "Of the peak rate of the L2 cache."),
-    TableColumn("l1_share", "L1", "share", "Of the peak rate of the L1 cache, while multiprocessors work."),
+_SPEED_COLUMNS: Final = pick(
+    SUMMARY,
+    "name compute_share compute_unit pipe_share pipe_unit memory_share memory_unit dram_share l2_share l1_share",
 )
 
-_BREAKDOWN_COLUMNS: Final = (
-    _KERNEL,
-    TableColumn("side", "Side", "text"),
-    TableColumn("unit", "Part", "text"),
-    TableColumn("share", "Of its peak", "share"),
-    TableColumn("metric", "Metric", "name"),
-)
+_BREAKDOWN_COLUMNS: Final = pick(BREAKDOWN, SUMMARY.column("name"), "side unit share metric")
 
 #: Parts of each side that are shown of a kernel, and kernels.
 _PARTS: Final = 4
@@ -75,17 +62,12 @@ def speed_of_light(numbers: CounterNumbers) -> Iterator[Block]:
 
 # --- occupancy and launch configuration -------------------------------------------------------------------------------
 
-_OCCUPANCY_COLUMNS: Final = (
-    _KERNEL,
-    TableColumn("theoretical_share", "Theoretical", "share", "Resident warps that fit, of the most."),
-    TableColumn("achieved_share", "Achieved", "share", "Resident warps while the multiprocessor worked."),
-    TableColumn("limited_by", "Limiter", "text", "What keeps further blocks out."),
-    TableColumn("registers_blocks", "by registers", "count", "Blocks that fit by registers."),
-    TableColumn("shared_memory_blocks", "shared memory", "count", "Blocks that fit by shared memory."),
-    TableColumn("warps_blocks", "warps", "count", "Blocks that fit by resident warps."),
-    TableColumn("barriers_blocks", "barriers", "count", "Blocks that fit by barriers."),
-    TableColumn("blocks_per_sm", "Blocks", "count", "That fit on a multiprocessor at a time."),
-    TableColumn("next", "Next step", "text", "What would let a block more in, and the occupancy then."),
+_OCCUPANCY_COLUMNS: Final = pick(
+    SUMMARY,
+    "name theoretical_share achieved_share",
+    LIMITED_BY,
+    "registers_blocks shared_memory_blocks warps_blocks barriers_blocks blocks_per_sm",
+    Column("next", help="what would let a block more in, and the occupancy then", title="Next step"),
 )
 
 
@@ -99,26 +81,18 @@ def occupancy(numbers: CounterNumbers) -> Iterator[Block]:
         return
     steps = [next_step_text(row) for row in summary.iter_rows(named=True)]
     rows = summary.with_columns(next=pl.Series(steps, dtype=pl.String))
-    columns: tuple[TableColumn, ...] = _OCCUPANCY_COLUMNS
+    columns = _OCCUPANCY_COLUMNS
     if rows["cluster_blocks"].is_not_null().any():
-        clusters = (
-            TableColumn("cluster_blocks", "Cluster", "count", "Blocks of a cluster."),
-            TableColumn("cluster_share", "in clusters", "share", "Theoretical, with as many whole clusters as fit."),
-        )
-        columns = (*columns[:2], *clusters, *columns[2:])
+        columns = (*columns[:2], *pick(SUMMARY, "cluster_blocks cluster_share"), *columns[2:])
     yield Table("occupancy-table", "Warps on a multiprocessor", columns, rows)
     yield quiet("High occupancy is no aim in itself: it helps where warps wait and others could work meanwhile.")
 
 
 _LAUNCH_COLUMNS: Final = (
-    _KERNEL,
-    TableColumn("grid", "Grid", "text", "Blocks, as x,y,z."),
-    TableColumn("block", "Block", "text", "Threads of a block, as x,y,z."),
-    TableColumn("registers_per_thread", "Registers", "count", "Of a thread."),
-    TableColumn("shared_bytes_per_block", "Shared memory", "bytes", "Static and dynamic, of a block."),
-    TableColumn("waves", "Waves", "number", "Blocks of the grid / blocks that fit on the GPU at a time."),
-    TableColumn("tail_share", "Last wave", "share", "Of the time, if blocks last equally long and it is not full."),
-    TableColumn("problem", "Problem", "text"),
+    *pick(SUMMARY, "name grid block"),
+    *pick(CONFIGURATIONS, "registers_per_thread shared_bytes_per_block"),
+    *pick(SUMMARY, "waves tail_share"),
+    Column("problem"),
 )
 
 #: A last wave that takes less than a fifth of the time is not worth a different grid (rule LaunchStatistics).
@@ -191,13 +165,7 @@ _CHECKS: Final[tuple[Callable[[dict[str, Any]], str | None], ...]] = (
 
 # --- stalls -----------------------------------------------------------------------------------------------------------
 
-_STALL_COLUMNS: Final = (
-    _KERNEL,
-    TableColumn("reason", "Wait", "text", "By Nsight Compute's name."),
-    TableColumn("share", "Share", "share", "Of the cycles between two instructions of a warp."),
-    TableColumn("waits_for", "What for", "text"),
-    TableColumn("remedy", "What shortens it", "text"),
-)
+_STALL_COLUMNS: Final = pick(STALLS, SUMMARY.column("name"), "reason share waits_for remedy")
 
 #: Waits of a kernel that are shown, if they are a twentieth of its cycles or more.
 _WAITS: Final = 3
@@ -217,24 +185,14 @@ def stalls(numbers: CounterNumbers) -> Iterator[Block]:
 
 # --- memory access ----------------------------------------------------------------------------------------------------
 
-_MEMORY_COLUMNS: Final = (
-    _KERNEL,
-    TableColumn("dram_bytes_per_s", "DRAM", "bandwidth", "Read and written, while the kernel ran."),
-    TableColumn("dram_read_bytes", "read", "bytes", "From device memory."),
-    TableColumn("dram_write_bytes", "written", "bytes", "To device memory."),
-    TableColumn("l1_hit_share", "L1 hits", "share", "Of sectors."),
-    TableColumn("l2_hit_share", "L2 hits", "share", "Of sectors."),
-    TableColumn("streams", "Streaming", "text", "Reads everything once: low hit rates are as they should be."),
-    TableColumn(
-        "global_load_sectors_per_request", "Sectors/load", "number", "4 where 32 threads read 4 bytes in a row."
-    ),
-    TableColumn("global_store_sectors_per_request", "/store", "number", "4 where 32 threads write 4 bytes in a row."),
-    TableColumn(
-        "global_wasted_share", "Not needed", "share", "Of the sectors touched, beyond those of coalesced access."
-    ),
-    TableColumn("shared_conflict_share", "Conflicts", "share", "Of shared-memory passes, because of bank conflicts."),
-    TableColumn("local_requests", "Local", "count", "Requests to thread-local memory: spills and indexed arrays."),
-    TableColumn("threads_per_instruction", "Threads", "number", "Of 32 active in an instruction."),
+_MEMORY_COLUMNS: Final = pick(
+    MEMORY_ACCESS,
+    SUMMARY.column("name"),
+    "dram_bytes_per_s dram_read_bytes dram_write_bytes l1_hit_share l2_hit_share",
+    Column("streams", help=MEMORY_ACCESS.column("streaming").help, title="Streaming"),
+    "global_load_sectors_per_request global_store_sectors_per_request global_wasted_share shared_conflict_share",
+    "local_requests",
+    INSTRUCTIONS.column("threads_per_instruction"),
 )
 
 
@@ -260,21 +218,16 @@ def memory(numbers: CounterNumbers) -> Iterator[Block]:
 
 _LEVELS: Final = {"dram": "DRAM", "l2": "L2", "l1": "L1"}
 
-_COLUMNS: Final = (
-    TableColumn("number", "#", "count", "The number that the chart calls it by."),
-    TableColumn("name", "Kernel", "kernel", full="full_name"),
-    TableColumn("total_ns", "Time", "duration_ns", "Summed duration of the launches."),
-    TableColumn("arithmetic", "Arithmetic", "text", "The kind that came nearest to its own peak."),
-    TableColumn("flops_per_s", "Achieved", "flops", "Operations of that arithmetic, counted."),
-    *(
-        TableColumn(f"{level}_intensity", f"FLOP/B {title}", "number", f"Operations for each byte through {title}.")
-        for level, title in _LEVELS.items()
-    ),
-    TableColumn("roof_title", "Nearest roof", "text", "The roof of which the largest share was reached."),
-    TableColumn("roof_flops_per_s", "allows", "flops", "That roof at this intensity: the most that could be achieved."),
-    TableColumn("roof_share", "Reached", "share", "Of that roof."),
-    TableColumn("distance_share", "Distance", "share", "Of that roof: what is missing to it."),
-    TableColumn("bound_title", "Bound", "text"),
+_COLUMNS: Final = pick(
+    POINTS,
+    Column("number", pl.Int64, "the number that the chart calls it by", title="#"),
+    "name total_ns",
+    Column("arithmetic", help="the kind that came nearest to its own peak"),
+    "flops_per_s",
+    *(f"{level}_intensity" for level in _LEVELS),
+    Column("roof_title", help="the roof of which the largest share was reached", title="Nearest roof"),
+    "roof_flops_per_s roof_share distance_share",
+    BOUND.but(name="bound_title"),
 )
 
 #: Kernels that the chart draws at most.

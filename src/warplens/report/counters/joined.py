@@ -6,8 +6,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import polars as pl
 
+from warplens.analysis.counters.coverage import COVERAGE, RANKING, UNMATCHED
+from warplens.profile.columns import column
 from warplens.report import text as fmt
-from warplens.report.document import Paragraph, Table, TableColumn, quiet
+from warplens.report.counters.words import BOUND
+from warplens.report.document import Paragraph, Table, pick, quiet
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -16,47 +19,10 @@ if TYPE_CHECKING:
     from warplens.report.document import Block
 
 
-_SIZES: Final = (TableColumn("grid", "Grid", "text"), TableColumn("block", "Block", "text"))
-
-_COVERED: Final = (
-    TableColumn("name", "Kernel", "kernel", full="full_name"),
-    *_SIZES,
-    TableColumn("launches", "Launches", "count"),
-    TableColumn("launches_profiled", "profiled", "count"),
-    TableColumn("total_ns", "Time", "duration_ns"),
-    TableColumn("share", "Share", "share"),
-    TableColumn("matched", "Matched", "text"),
-)
-
-_RANKED: Final = (
-    TableColumn("name", "Kernel", "kernel", full="full_name"),
-    *_SIZES,
-    TableColumn("share", "Share", "share"),
-    TableColumn("bound", "Bound", "text"),
-    TableColumn("throughput_share", "of roof", "share"),
-    TableColumn("gain_share", "Gain", "share"),
-    TableColumn("fault", "Fault", "text"),
-    TableColumn("stall", "Top stall", "text"),
-)
-
-_IN_REPORT: Final = (
-    TableColumn("name", "Kernel", "kernel", full="full_name"),
-    TableColumn("grid", "Grid", "text", "Blocks, as x,y,z."),
-    TableColumn("block", "Block", "text", "Threads of a block, as x,y,z."),
-    TableColumn("launches", "Launches", "count", "In the window."),
-    TableColumn("share", "Share", "share", "Of the summed duration of all kernels in the window."),
-    TableColumn("throughput_share", "Of its roof", "share", "The higher of its compute and memory throughput."),
-    TableColumn("gain_share", "Worth", "share", "Of the window's kernel time, if it ran at its roof (Amdahl's law)."),
-    TableColumn("verdict", "Bound", "text"),
-    TableColumn("reason", "Why", "text"),
-)
-
-_UNMATCHED: Final = (
-    TableColumn("name", "Kernel", "kernel", full="full_name"),
-    *_SIZES,
-    TableColumn("launches_profiled", "profiled", "count"),
-    TableColumn("launches_elsewhere", "Launches outside the window", "count"),
-)
+_COVERED: Final = pick(COVERAGE, "name grid block launches launches_profiled total_ns share matched")
+_RANKED: Final = pick(RANKING, "name grid block share bound throughput_share gain_share fault stall")
+_IN_REPORT: Final = pick(RANKING, "name grid block launches share throughput_share gain_share", BOUND, column("reason"))
+_UNMATCHED: Final = pick(UNMATCHED, "name grid block launches_profiled launches_elsewhere")
 
 
 def coverage_lines(joined: Joined) -> Iterator[str]:

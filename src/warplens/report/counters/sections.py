@@ -6,9 +6,14 @@ from typing import TYPE_CHECKING, Final
 
 import polars as pl
 
+from warplens.analysis.counters.bounds import FAULTS
+from warplens.analysis.counters.groups import SUMMARY
+from warplens.profile.columns import column
+from warplens.profile.counters import RULES
+from warplens.profile.schema import Column
 from warplens.report import text as fmt
-from warplens.report.counters.words import FAULT_TITLES, REMEDIES, evidence_text, launch_count
-from warplens.report.document import Figure, Notes, Paragraph, Table, TableColumn, quiet
+from warplens.report.counters.words import BOUND, FAULT_TITLES, REMEDIES, evidence_text, launch_count
+from warplens.report.document import Figure, Notes, Paragraph, Table, pick, quiet
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,8 +29,6 @@ _RANKED: Final = 10
 #: Colour of a kernel in the ranking, by its bound.
 _FILLS: Final = {"memory": "transfer", "compute": "gemm", "latency": "idle-3", "small": "idle-1"}
 
-_KERNEL: Final = TableColumn("name", "Kernel", "kernel", full="full_name")
-
 
 def with_names(numbers: CounterNumbers, frame: pl.DataFrame) -> pl.DataFrame:
     """Rows of an analysis with the kernel's names, grid and block, the most expensive kernel first.
@@ -40,7 +43,7 @@ def with_names(numbers: CounterNumbers, frame: pl.DataFrame) -> pl.DataFrame:
 
 # --- what was measured ------------------------------------------------------------------------------------------------
 
-_FACT_COLUMNS: Final = (TableColumn("fact", "Setting", "text"), TableColumn("value", "Value", "text"))
+_FACT_COLUMNS: Final = (Column("fact", title="Setting"), Column("value"))
 
 
 def measured(numbers: CounterNumbers) -> Iterator[Block]:
@@ -89,15 +92,12 @@ def semantics(numbers: CounterNumbers) -> Iterator[Block]:
 
 # --- kernels and bounds -----------------------------------------------------------------------------------------------
 
-_KERNEL_COLUMNS: Final = (
-    _KERNEL,
-    TableColumn("grid", "Grid", "text", "Blocks, as x,y,z."),
-    TableColumn("block", "Block", "text", "Threads of a block, as x,y,z."),
-    TableColumn("launches", "Launches", "count"),
-    TableColumn("total_ns", "Time", "duration_ns", "Summed duration of the profiled launches."),
-    TableColumn("share", "Share", "share", "Of the profiled time."),
-    TableColumn("verdict", "Bound", "text", "What limits it; healthy is at its roof without waste."),
-    TableColumn("reason", "Why", "text"),
+_KERNEL_COLUMNS: Final = pick(
+    SUMMARY,
+    "name grid block launches total_ns",
+    column("share").but(help="of the profiled time"),
+    BOUND,
+    column("reason"),
 )
 
 
@@ -129,15 +129,14 @@ def kernels(numbers: CounterNumbers) -> Iterator[Block]:
     yield Table("kernels-table", "Kernels", _KERNEL_COLUMNS, summary, empty="The report holds no profiled kernel.")
 
 
-_BOUND_COLUMNS: Final = (
-    _KERNEL,
-    TableColumn("verdict", "Bound", "text"),
-    TableColumn("unit_share", "Busiest unit", "share", "Of its peak rate."),
-    TableColumn("balanced", "Balanced", "text", "Compute and memory are equally near their peaks."),
-    TableColumn("healthy", "Healthy", "text", "At a roof that its work needs; – where it cannot be said."),
-    TableColumn("fault", "Costliest fault", "text"),
-    TableColumn("fault_gain_share", "costs at most", "share", "Of the kernel's time."),
-    TableColumn("evidence", "Evidence", "text", "The numbers that the verdict rests on."),
+_BOUND_COLUMNS: Final = pick(
+    SUMMARY,
+    "name",
+    BOUND,
+    "unit_share",
+    *(SUMMARY.column(name).but(dtype=pl.String, kind="text") for name in ("balanced", "healthy")),
+    "fault fault_gain_share",
+    SUMMARY.column("evidence").but(dtype=pl.String),
 )
 
 
@@ -161,13 +160,13 @@ def bounds(numbers: CounterNumbers) -> Iterator[Block]:
 
 # --- faults and rules -------------------------------------------------------------------------------------------------
 
-_FAULT_COLUMNS: Final = (
-    _KERNEL,
-    TableColumn("title", "Fault", "text"),
-    TableColumn("gain_share", "Costs at most", "share", "Of the kernel's time; several do not add up."),
-    TableColumn("total_gain_share", "of all", "share", "Of the profiled time."),
-    TableColumn("shown", "Evidence", "text"),
-    TableColumn("remedy", "What to do", "text"),
+_FAULT_COLUMNS: Final = pick(
+    FAULTS,
+    SUMMARY.column("name"),
+    "fault gain_share",
+    Column("total_gain_share", pl.Float64, "of the profiled time", title="of all"),
+    "evidence",
+    Column("remedy", title="What to do"),
 )
 
 
@@ -182,9 +181,9 @@ def faults(numbers: CounterNumbers) -> Iterator[Block]:
     total = numbers.summary["total_ns"].sum()
     titled = found.with_columns(
         total_gain_share=pl.col("gain_share") * pl.col("total_ns") / total if total else pl.lit(None, dtype=pl.Float64),
-        title=pl.col("fault").replace(FAULT_TITLES),
+        fault=pl.col("fault").replace(FAULT_TITLES),
         remedy=pl.col("fault").replace_strict(REMEDIES, return_dtype=pl.String),
-        shown=pl.Series([evidence_text(item) for item in found["evidence"].to_list()], dtype=pl.String),
+        evidence=pl.Series([evidence_text(item) for item in found["evidence"].to_list()], dtype=pl.String),
     ).sort("total_gain_share", descending=True, nulls_last=True, maintain_order=True)
     yield Table("faults-table", "Faults and remedies", _FAULT_COLUMNS, titled)
     yield quiet(
@@ -193,12 +192,13 @@ def faults(numbers: CounterNumbers) -> Iterator[Block]:
     )
 
 
-_RULE_COLUMNS: Final = (
-    _KERNEL,
-    TableColumn("rule_name", "Rule", "text"),
-    TableColumn("message", "Message", "text"),
-    TableColumn("speedup_share", "Estimate", "share", "Its estimated speedup."),
-    TableColumn("speedup_kind", "of", "text", "global: the kernel; local: what the rule looks at. They do not add up."),
+_RULE_COLUMNS: Final = pick(
+    RULES,
+    SUMMARY.column("name"),
+    RULES.column("name").but(name="rule_name"),
+    "message",
+    RULES.column("speedup_percent").but(name="speedup_share", title="Estimate", kind="share"),
+    "speedup_kind",
 )
 
 #: Kinds of results of a rule that ask for something.

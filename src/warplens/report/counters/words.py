@@ -6,9 +6,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import polars as pl
 
+from warplens.analysis.counters.groups import SUMMARY
 from warplens.analysis.counters.memoryaccess import STALL_REASONS
+from warplens.profile.columns import column
+from warplens.profile.schema import Column
 from warplens.report import text as fmt
-from warplens.report.document import Table, TableColumn
+from warplens.report.document import Table, pick
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -41,26 +44,25 @@ _LIMITERS: Final = {
 
 _LEVELS: Final = {"dram": "DRAM", "l2": "L2", "l1": "L1"}
 
+#: What the words of `with_words` stand under.
+BOUND: Final = column("verdict").but(help="what limits it; healthy is at its roof without waste", title="Bound")
+LIMITED_BY: Final = Column("limited_by", help="what keeps further blocks out", title="limited by")
 
 #: A narrow terminal shows the columns from the left that fit: what is asked stands there.
-_COLUMNS: Final = (
-    TableColumn("name", "Kernel", "kernel", full="full_name"),
-    TableColumn("launches", "Launches", "count"),
-    TableColumn("duration_ns", "Time", "duration_ns"),
-    TableColumn("verdict", "Bound", "text"),
-    TableColumn("compute_share", "Compute", "share"),
-    TableColumn("memory_share", "Memory", "share"),
-    TableColumn("theoretical_share", "Occupancy", "share"),
-    TableColumn("achieved_share", "achieved", "share"),
-    TableColumn("limited_by", "limited by", "text"),
-    TableColumn("top_stall", "Top stall", "text"),
-    TableColumn("reason", "Why", "text"),
+_COLUMNS: Final = pick(
+    SUMMARY,
+    "name launches duration_ns",
+    BOUND,
+    "compute_share memory_share theoretical_share achieved_share",
+    LIMITED_BY,
+    "top_stall",
+    column("reason"),
 )
 
 
 def counters_table(summary: pl.DataFrame, metrics: Sequence[str] = (), limit: int | None = None) -> Table:
     """The summary, with its words, as people see it; the metrics that were asked for stand before the reasons."""
-    asked = (TableColumn(name, name, "number") for name in metrics)
+    asked = (Column(name, pl.Float64, title=name, kind="number") for name in metrics)
     columns = (*_COLUMNS[:-1], *asked, _COLUMNS[-1])
     return Table("counters", "Kernels", columns, summary, limit, empty="No kernel was profiled.")
 
