@@ -145,7 +145,11 @@ COMPARED: Final = table(
     "compared",
     "one group of launches that both reports have; the one with the most time before first",
     Column("pair", pl.Int64, "position, from 0"),
-    Column("matched", pl.String, "how it was found: `stated`, `exact` (same kernel, grid and block), `kernel` (another size) or `name`"),
+    Column(
+        "matched",
+        pl.String,
+        "how it was found: `stated`, `exact` (same kernel, grid and block), `kernel` (another size) or `name`",
+    ),
     optional(
         time_ratio=("median time after / before: below 1 is faster", "Ratio"),
         cycles_ratio=("the same in cycles, which clocks do not change", "in cycles"),

@@ -42,7 +42,11 @@ COVERAGE: Final = table(
     Column("launches_profiled", pl.Int64, "of the report that agree as far as `matched` says", title="profiled"),
     Column("total_ns", pl.Int64, "summed duration in the window", title="Time"),
     Column("share", pl.Float64, "of the summed duration of all kernels in the window"),
-    Column("matched", pl.String, "how it was found in the report: `exact`, `kernel` (another size), `name` (another kernel) or `none`"),
+    Column(
+        "matched",
+        pl.String,
+        "how it was found in the report: `exact`, `kernel` (another size), `name` (another kernel) or `none`",
+    ),
 )
 
 UNMATCHED: Final = table(
