@@ -36,6 +36,21 @@ if TYPE_CHECKING:
     from warplens.diagnosis import Diagnosis
 
 
+#: Files that are named where they are not the ranks of one run.
+_NAMED: Final = 3
+
+
+class NotOneRunError(UsageError):
+    """Several profiles that nothing tells to be the ranks of one run."""
+
+    def __init__(self, sources: Sequence[str]) -> None:
+        super().__init__(
+            f"{len(sources)} profiles ({', '.join(sources[:_NAMED])}{', …' if len(sources) > _NAMED else ''}) that are "
+            "not told to be the ranks of one run: they must communicate, and record their ranks or be named after them "
+            "(…rank0…, …rank1…). Name one of them, or use `warplens report` for all of them"
+        )
+
+
 @dataclass(frozen=True, eq=False)
 class RanksRun:
     """What came of many files.
@@ -122,13 +137,10 @@ def diagnose_ranks(
     """Diagnose each profile, and the run that they are of. Arguments as of `analyse_ranks`.
 
     Raises:
-        UsageError: no profile could be used, or they are not the ranks of one run.
+        NotOneRunError: nothing tells that they are the ranks of one run.
+        UsageError: no profile could be used.
     """
-    apart = UsageError(
-        f"{len(paths)} profiles ({', '.join(path.name for path in paths[:3])}{', …' if len(paths) > 3 else ''}) that "
-        "are not told to be the ranks of one run: they must communicate, and record their ranks or be named after them "
-        "(…rank0…, …rank1…). Name one of them, or use `warplens report` for all of them"
-    )
+    apart = NotOneRunError([path.name for path in paths])
     if not _may_be_a_rank(paths[0]):
         raise apart  # before many others are read
     files = summarize_locally(paths, window, workers, progress, diagnose_file)

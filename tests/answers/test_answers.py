@@ -81,6 +81,20 @@ def test_the_ranks_of_a_run_are_those_of_the_command_line_from_files_and_from_tr
     assert warplens.ranks([warplens.read(path) for path in paths]).frame.equals(answer.frame)
 
 
+def test_several_profiles_are_judged_as_the_ranks_of_one_run() -> None:
+    paths = files("planted", "ddp_straggler-gpu_rank*.json.xz")
+    answer = warplens.diagnose(paths)
+
+    assert answer.to_dict() == commands_json("diagnose", *paths)["data"]
+    assert (answer.verdict, list(answer.ranks)) == ("straggler", [0, 1])
+    assert warplens.diagnose([warplens.read(path) for path in paths]).frame.equals(answer.frame)
+    report = warplens.report(paths)
+    assert report.to_dict() == commands_json("report", *paths)["data"]
+    assert report.run.headline == answer.headline
+    with pytest.raises(warplens.UsageError, match="not told to be the ranks of one run"):
+        warplens.diagnose(["demo:deit224_bs1_baseline", "demo:deit224_bs1_topk0.1"])
+
+
 def test_a_profile_may_be_a_path_a_trace_a_timeline_or_a_live_profiler(torch_trace: Path) -> None:
     trace = warplens.read(torch_trace)
     profiler = Profiler(torch_trace)

@@ -54,7 +54,7 @@ def test_one_profile_is_answered_in_five_lines_and_a_report(warplens: Callable[.
     ("paths", "shown", "documents"),
     [
         ((BASELINE, VARIANT), ["compared", "verdict", "because", "sure", "next", "report"], {"compare", "report"}),
-        (tuple(map(str, RANKS)), ["run", "verdict", "sure", "next", "report"], {"ranks", "report"}),
+        (tuple(map(str, RANKS)), ["limited by", "gain", "do", "sure", "next", "report"], {"report"}),
         (("demo:lm_small_ctx128_forward", "demo:lm_small_ctx256_train"), ["report"], {"grid", "report"}),
         (("demo:deit448_bs8_baseline", "demo:planted_h200"), ["limited by", "sure", "report"], {"counters", "report"}),
     ],
@@ -70,13 +70,29 @@ def test_several_paths_get_what_fits_them(
     assert {path.stem for path in (tmp_path / "out").iterdir()} == documents
 
 
-def test_the_late_rank_of_a_folder_is_named(warplens: Callable[..., Run], tmp_path: Path) -> None:
+def folder_of_ranks(tmp_path: Path) -> Path:
+    """The two ranks of a run in which more work was planted in rank 1."""
     folder = tmp_path / "run"
     folder.mkdir()
     for path in RANKS:
         (folder / path.name).symlink_to(path)
+    return folder
 
-    assert "Rank 1 is the straggler" in warplens(folder, "-o", tmp_path / "out").out
+
+def test_a_folder_of_ranks_is_answered_by_what_its_ranks_cost_each_other(
+    warplens: Callable[..., Run], tmp_path: Path
+) -> None:
+    folder = folder_of_ranks(tmp_path)
+
+    run = warplens(folder, "-o", tmp_path / "out")
+
+    assert "Rank 1 is late and the others wait for it" in run.out
+    assert "[straggler]" in run.out
+    page = (tmp_path / "out" / "report.html").read_text("utf-8")
+    assert page.index("Rank 1 is late") < page.index("Each rank by itself")
+    told = warplens(folder, "--format", "json").out
+    assert told == warplens("diagnose", folder, "--format", "json").out
+    assert json.loads(told)["data"]["verdict"] == "straggler"
 
 
 def test_options_may_stand_before_the_paths_and_the_report_is_opened(

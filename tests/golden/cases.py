@@ -191,6 +191,22 @@ def _reports() -> Iterator[Case]:
     yield _case("demo/all", "demo -o out -f html,md,json")
 
 
+def _answers() -> Iterator[Case]:
+    """`warplens PATH…` and what it makes of the paths; each writes its page as well."""
+    planted = "ddp_straggler-gpu"
+    ranks = {f"run/{planted}_rank{rank}.json.xz": f"{planted}_rank{rank}.json.xz" for rank in range(2)}
+    for name, paths, place in (
+        ("file", _CAPTURES["topk"], None),
+        ("file-of-two-gpus", f"{planted}.sqlite.xz", None),
+        ("two-files", f"deit224_bs1_baseline.sqlite.xz {_CAPTURES['topk']}", None),
+        ("ranks", "run", ranks),
+        ("counters", f"{_CAPTURES['topk']} planted_h200.ncu-rep.xz", None),
+        ("no-profile", "foreign.txt", None),
+    ):
+        yield _case(f"answer/{name}", f"answer {paths} -o out", place)
+    yield _case("answer/ranks-json", "answer run -f json", ranks)
+
+
 def _comparisons() -> Iterator[Case]:
     sides = "deit224_bs1_baseline.sqlite.xz deit224_bs1_topk0.1.sqlite.xz"
     for form in _FORMATS:
@@ -445,8 +461,8 @@ def _python() -> Iterator[Case]:
 CASES: Final = tuple(
     case
     for group in (
-        _tables, _groupings, _diagnoses, _planted_tables, _reports, _comparisons, _counters, _ranks, _sweeps, _studies,
-        _policies, _handed_on, _helps, _errors, _python,
+        _tables, _groupings, _diagnoses, _planted_tables, _reports, _answers, _comparisons, _counters, _ranks, _sweeps,
+        _studies, _policies, _handed_on, _helps, _errors, _python,
     )
     for case in group()
 )  # fmt: skip

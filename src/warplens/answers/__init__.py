@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from warplens.errors import UsageError
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -23,8 +25,10 @@ if TYPE_CHECKING:
         HeadroomAnswer,
         RanksAnswer,
         ReportAnswer,
+        RunAnswer,
         TableAnswer,
     )
+    from warplens.diagnosis.across import RunDiagnosis
     from warplens.profile import Trace
     from warplens.profile.counters import KernelCounters
     from warplens.report.questions import Found, Question
@@ -56,23 +60,32 @@ def read(
 
 
 def diagnose(
-    profile: Profile, *, window: str = "steady", range_name: str | None = None, counters: Counters | None = None
-) -> DiagnosisAnswer:
+    profile: Profile | Sequence[Profile],
+    *,
+    window: str = "steady",
+    range_name: str | None = None,
+    counters: Counters | None = None,
+) -> DiagnosisAnswer | RunAnswer:
     """What limits the program, what to do about it, how much that brings, and what would refute it.
 
     Args:
-        profile: what to judge.
+        profile: what to judge; several profiles, or a folder with them, must be the ranks of one run.
         window: `steady` (its steps without warm-up), `all`, or a span such as `1.5s:2s`.
         range_name: only what was launched inside ranges of this name.
         counters: a report of Nsight Compute on the same program, for what happens inside kernels.
 
     Raises:
         TypeError: it is nothing that holds a profile.
-        UsageError: the window lies outside of it, there is no such range, or a folder holds several profiles.
+        UsageError: the window lies outside of it, there is no such range, or several profiles are not of one run.
         UnreadableInputError: a file cannot be read.
     """
-    from warplens.answers.given import counters_of
+    from warplens.answers.given import counters_of, one_of
 
+    if (one := one_of(profile, "diagnose")) is None:
+        if range_name is not None or counters is not None:
+            raise UsageError("warplens.diagnose(): range_name and counters are about one profile: name it")
+        return _diagnose_run(profile, window)
+    profile = one
     report = None if counters is None else counters_of(counters, "diagnose")
     return diagnose_selection(_selected(profile, "diagnose", window, range_name), report)
 
@@ -117,13 +130,53 @@ def diagnose_selection(
     )
 
 
+def _diagnose_run(profiles: Profile | Sequence[Profile], window: str) -> RunAnswer:
+    from warplens.answers.given import are_paths, paths_of, timelines_of
+    from warplens.ranks import NotOneRunError, diagnose_ranks, one_run
+
+    if are_paths(profiles):
+        run = diagnose_ranks(paths_of(profiles), window, workers=1)
+        return run_answer(run.diagnosis, run.sources, run.problems)
+    timelines = timelines_of(profiles, "diagnose")
+    sources = tuple(timeline.trace.capture.source for timeline in timelines)
+    found = one_run(timelines, lambda timeline: timeline.window(window))
+    if found is None:
+        raise NotOneRunError(sources)
+    return run_answer(found, sources)
+
+
+def run_answer(found: RunDiagnosis, sources: tuple[str, ...], problems: tuple[str, ...] = ()) -> RunAnswer:
+    """The answer on the ranks of a run.
+
+    Args:
+        found: its diagnosis.
+        sources: the names of the files that were used.
+        problems: why others were not, one line each.
+    """
+    from warplens.answers.results import RunAnswer
+    from warplens.report.ranks import answer, by_itself_table, facts, run_data, run_frame, wait_table
+
+    result = found.run.result
+    return RunAnswer(
+        command="diagnose",
+        source=sources,
+        frame=run_frame(found),
+        facts=(*facts(result), answer(result)),
+        notes=found.notes,
+        tables=(by_itself_table(found), wait_table(result)),
+        data=lambda: run_data(found),
+        diagnosis=found,
+        problems=problems,
+    )
+
+
 def report(
     profiles: Profile | Sequence[Profile], *, window: str = "steady", range_name: str | None = None
 ) -> ReportAnswer:
     """Everything about one or several profiles; `save("report.html")` writes the report.
 
     Args:
-        profiles: what to report on; a folder stands for all profiles in it.
+        profiles: what to report on; a folder stands for all profiles in it. The ranks of one run are judged together.
         window, range_name: as of `diagnose`, of each profile.
 
     Raises:
@@ -137,20 +190,27 @@ def report(
 
     from warplens.answers.given import selected, timelines_of
     from warplens.answers.results import ReportAnswer
+    from warplens.ranks import one_run
     from warplens.report.overview.numbers import examine
     from warplens.report.write import report_data
 
     selections = [selected(timeline, window, range_name) for timeline in timelines_of(profiles, "report")]
     found = tuple(map(diagnose_selection, selections))
+    several = len(selections) > 1 and range_name is None
+    run = one_run([each.timeline for each in selections], lambda each: each.window(window)) if several else None
+    sources = tuple(selection.source for selection in selections)
 
     @cache
     def examined() -> list[Any]:
-        return [examine(selection.timeline, selection.window) for selection in selections]
+        return [
+            examine(each.timeline, each.window, diagnosis=own.diagnosis)
+            for each, own in zip(selections, found, strict=True)
+        ]
 
     def document() -> Any:
         from warplens.report.overview.document import report_document  # charts cost half a second to import
 
-        return report_document(examined())
+        return report_document(examined(), run)
 
     rows = [
         {
@@ -168,13 +228,14 @@ def report(
     schema |= {"bound": pl.Float64, "wall_ns": pl.Int64, "steps": pl.Int64}
     return ReportAnswer(
         command="report",
-        source=tuple(selection.source for selection in selections),
+        source=sources,
         frame=pl.DataFrame(rows, schema=schema),
-        facts=tuple(each.headline for each in found),
+        facts=(*(() if run is None else (run.headline,)), *(each.headline for each in found)),
         notes=tuple(note for selection in selections for note in selection.notes),
         tables=(),
-        data=lambda: report_data(examined()),
+        data=lambda: report_data(examined(), run),
         profiles=found,
+        run=None if run is None else run_answer(run, sources),
         _report=document,
     )
 
@@ -422,8 +483,6 @@ def _table(question: Question, selection: Selection, by: str = "") -> dict[str, 
 
 
 def _check_grouping(asked: str, by: str, words: Sequence[str], *, several: bool = False) -> None:
-    from warplens.errors import UsageError
-
     for word in by.split(",") if several else [by]:
         if word not in words:
             raise UsageError(f"warplens.{asked}(by={by!r}): {word!r} is not one of {', '.join(words)}")

@@ -78,6 +78,22 @@ def timeline_of(given: Profile, asked: str) -> Timeline:
     raise _refusal(given, asked)
 
 
+def one_of(given: Profile | Sequence[Profile], asked: str) -> Profile | None:
+    """The one profile that was given, however it is at hand; None where it is several.
+
+    Raises:
+        TypeError: something in it holds no profile.
+        UnreadableInputError: there is no such file.
+    """
+    if _is_one(given):
+        if not _is_profile(given):
+            raise _refusal(given, asked)
+        several = is_path(given) and len(discover([located(Path(given))])) > 1
+        return None if several else given  # type: ignore[return-value]
+    several_given: list[Any] = list(given)  # type: ignore[arg-type]
+    return one_of(several_given[0], asked) if len(several_given) == 1 else None
+
+
 def timelines_of(given: Profile | Sequence[Profile], asked: str) -> list[Timeline]:
     """The profiles that were given: one, several in a sequence, or all of a folder.
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from warplens.analysis.timeline import Timeline
     from warplens.analysis.window import Window
     from warplens.diagnosis import Diagnosis, Finding
+    from warplens.diagnosis.across import RunDiagnosis
     from warplens.profile import Note
     from warplens.report.brief import Line
     from warplens.report.comparison.numbers import StepNumbers
@@ -162,18 +163,15 @@ class HeadroomAnswer(Answer):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class DiagnosisAnswer(Answer):
+class VerdictAnswer(Answer):
     """What limits a program; `frame` has a row a finding.
 
     Attributes:
         diagnosis: all of it.
-        timeline, window: what it speaks of.
         lines: the answer in five lines.
     """
 
-    diagnosis: Diagnosis
-    timeline: Timeline
-    window: Window
+    diagnosis: Diagnosis | RunDiagnosis
 
     @property
     def verdict(self) -> str:
@@ -208,6 +206,15 @@ class DiagnosisAnswer(Answer):
 
         return brief_text(self.lines).rstrip("\n")
 
+
+@dataclass(frozen=True, eq=False, repr=False)
+class DiagnosisAnswer(VerdictAnswer):
+    """What limits the program of one profile; `timeline` and `window` are what it speaks of."""
+
+    diagnosis: Diagnosis
+    timeline: Timeline
+    window: Window
+
     def _document(self) -> Document:
         from warplens.report.brief import answer_block
         from warplens.report.document import Document, SectionOf, sections
@@ -224,27 +231,61 @@ class DiagnosisAnswer(Answer):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
+class RunAnswer(VerdictAnswer):
+    """What limits a run of several ranks; in `frame` the findings of the run have no rank, those of a rank have one.
+
+    Attributes:
+        problems: profiles that could not be used, and why.
+    """
+
+    diagnosis: RunDiagnosis
+    problems: tuple[str, ...] = field(default=())
+
+    @property
+    def ranks(self) -> dict[int, Diagnosis]:
+        """The diagnosis of each rank by itself."""
+        return self.diagnosis.ranks
+
+    def _warnings(self) -> list[Note | str]:
+        return [*self.notes, *self.problems]
+
+    def _document(self) -> Document:
+        from warplens.report.ranks import run_document
+
+        return run_document(self.diagnosis)
+
+    def _repr_html_(self) -> str:
+        from warplens.report.card import verdict_card
+
+        return verdict_card(f"{len(self.ranks)} ranks of one run", self.lines, ())
+
+
+@dataclass(frozen=True, eq=False, repr=False)
 class ReportAnswer(Answer):
     """Everything about one or several profiles; `frame` has a row a profile. `save` writes the report.
 
     Attributes:
         profiles: the diagnosis of each.
+        run: that of the run that they are the ranks of; None where they are not.
     """
 
     profiles: tuple[DiagnosisAnswer, ...]
+    run: RunAnswer | None
     _report: Callable[[], Document]
 
     def _document(self) -> Document:
         return self._report()
 
     def _summary(self) -> str:
-        return ", ".join(found.verdict for found in self.profiles)
+        return ", ".join(found.verdict for found in self.profiles) if self.run is None else self.run._summary()
 
     def __str__(self) -> str:
-        return "\n\n".join(f"{found.sources[0]}\n{found}" for found in self.profiles)
+        run = () if self.run is None else (str(self.run),)
+        return "\n\n".join((*run, *(f"{found.sources[0]}\n{found}" for found in self.profiles)))
 
     def _repr_html_(self) -> str:
-        return "".join(found._repr_html_() for found in self.profiles)
+        run = "" if self.run is None else self.run._repr_html_()
+        return run + "".join(found._repr_html_() for found in self.profiles)
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from warplens.diagnosis.findings import Diagnosis, Finding
     from warplens.diagnosis.run import Run
+    from warplens.profile import Note
 
 #: The rules that ask what ranks cost each other.
 _RULES: Final = (Straggler(), UnbucketedCommunication(), PipelineBubble())
@@ -39,6 +40,11 @@ class RunDiagnosis:
     findings: tuple[Finding, ...]
     ranks: dict[int, Diagnosis]
     run: Run
+
+    @property
+    def notes(self) -> tuple[Note, ...]:
+        """What limits the answers across ranks."""
+        return self.run.result.notes
 
     def finding(self, id_: str) -> Finding | None:
         """The finding with this id, if it was raised."""

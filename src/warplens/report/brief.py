@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 import polars as pl
 
+from warplens.diagnosis.findings import Diagnosis
 from warplens.diagnosis.rule import MANY
 from warplens.diagnosis.rules import rule
 from warplens.diagnosis.verdict import gain_text
@@ -20,7 +21,9 @@ from warplens.report.verdict import coverage_lines, factor, gain_words
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from warplens.diagnosis import Diagnosis, Finding
+    from warplens.analysis.ranks.across import RanksResult
+    from warplens.diagnosis import Finding
+    from warplens.diagnosis.across import RunDiagnosis
     from warplens.profile import Note
     from warplens.report.document import Strip
 
@@ -55,17 +58,17 @@ class Line:
     code: tuple[str, ...] = ()
 
 
-def brief(found: Diagnosis, *, commands: Sequence[str] = ()) -> tuple[Line, ...]:
+def brief(found: Diagnosis | RunDiagnosis, *, commands: Sequence[str] = ()) -> tuple[Line, ...]:
     """What a diagnosis says, in five lines; cautions that limit it are lines of their own.
 
     Args:
-        found: the diagnosis.
+        found: the diagnosis, of a profile or of the ranks of a run.
         commands: what to type next.
     """
     return tuple(_lines(found, commands))
 
 
-def _lines(found: Diagnosis, commands: Sequence[str]) -> Iterator[Line]:
+def _lines(found: Diagnosis | RunDiagnosis, commands: Sequence[str]) -> Iterator[Line]:
     verdict = found.findings[0]
     tone: Tone = "warning" if verdict.id == _INCOMPLETE else _SEVERITY_TONES[verdict.severity]
     names_limit = not rule(verdict.id).describes
@@ -87,12 +90,12 @@ def _ways(how: str) -> tuple[str, ...]:
     return tuple(_WAYS.split(how))
 
 
-def limit_sentence(found: Diagnosis) -> str:
+def limit_sentence(found: Diagnosis | RunDiagnosis) -> str:
     """What limits the program, as the headline says it, without the gain at its end."""
     return fmt.sentence(found.headline.removesuffix(f"; {gain_text(found.findings[0])} as fast without it."))
 
 
-def _gain(found: Diagnosis, verdict: Finding) -> str:
+def _gain(found: Diagnosis | RunDiagnosis, verdict: Finding) -> str:
     """What the verdict's best remedy brings: expected, in which range, and at most."""
     if rule(verdict.id).describes or verdict.gain is None:
         rest = max(
@@ -106,11 +109,21 @@ def _gain(found: Diagnosis, verdict: Finding) -> str:
     return f"About {factor(verdict.expected)} as fast: {_range(verdict)}."
 
 
-def _rests_on(found: Diagnosis) -> str:
-    """The first line of the coverage without its label."""
+def _rests_on(found: Diagnosis | RunDiagnosis) -> str:
+    """How much stands behind it: of a profile the first line of its coverage, of a run its ranks and their clocks."""
+    if not isinstance(found, Diagnosis):
+        return f"rests on {_ranks_behind(found.run.result)}"
     line = next(iter(coverage_lines(found)), "")
     label, _, rest = line.partition(": ")
     return f"rests on {rest}" if label == "rests on" else "the window holds no time"
+
+
+def _ranks_behind(result: RanksResult) -> str:
+    size, apart = result.placing.world_size, result.alignment.residual_median_ns
+    kernels, matched = int(result.matching["kernels"].sum()), int(result.matching["matched"].sum())
+    ranks = fmt.plural(len(result.ranks), "rank") + (f" of {fmt.count(size)}" if size is not None else "")
+    found = f"{ranks}; {fmt.share(matched / kernels if kernels else 0.0)} of their collectives found on several ranks"
+    return found if apart is None else f"{found}; their clocks agree to {fmt.duration(apart)} (median)"
 
 
 def _limiting(notes: Iterable[Note]) -> list[Note]:
@@ -132,7 +145,7 @@ def _cautions(notes: Iterable[Note]) -> Iterator[Line]:
 # --- The same words on the first screen of a page --------------------------------------------------------------------
 
 
-def answer_block(found: Diagnosis, strips: tuple[Strip, ...], at: str = "") -> Answer:
+def answer_block(found: Diagnosis | RunDiagnosis, strips: tuple[Strip, ...], at: str = "") -> Answer:
     """What limits the program, how much there is to gain, what to do, and how that could be wrong.
 
     Args:

@@ -14,6 +14,7 @@ from warplens.analysis.ranks.collectives import COLLECTIVE_GROUPS
 from warplens.diagnosis.rules import rule
 from warplens.profile.schema import Column
 from warplens.report import text as fmt
+from warplens.report.brief import answer_block
 from warplens.report.charts.base import Chart, Mark, embedded, layered, tooltip
 from warplens.report.document import (
     Document,
@@ -23,6 +24,8 @@ from warplens.report.document import (
     Paragraph,
     Section,
     SectionOf,
+    Segment,
+    Strip,
     Table,
     limits,
     pick,
@@ -40,7 +43,7 @@ if TYPE_CHECKING:
     from warplens.diagnosis import Diagnosis
     from warplens.diagnosis.across import RunDiagnosis
     from warplens.profile import Note
-    from warplens.report.document import Block
+    from warplens.report.document import Answer, Block
     from warplens.report.theme import Ink
 
 
@@ -249,6 +252,9 @@ def terminal_tables(result: RanksResult) -> list[Table]:
 # --- Charts of many ranks: where each rank's time went, as one bar a rank --------------------------------------------
 
 
+#: Stands before every id of what a report says of a run as a whole.
+RUN: Final = "run-"
+
 #: Ranks drawn one by one; a chart of more would be longer than a screen.
 DRAWN_RANKS: Final = 64
 
@@ -266,36 +272,58 @@ _CHARTS_PARTS: Final = (
 )
 
 
+def _longest(rows: pl.DataFrame) -> int:
+    return max((int(value) for value in rows["duration_ns"].to_list()), default=1) or 1
+
+
+def _parts_of(row: dict[str, Any]) -> Iterator[tuple[str, str, int]]:
+    """What one rank's GPU did in its window: title, colour token and time of each part, from the left."""
+    # Waiting is counted by collective, exposure by union: of two at once, waiting can exceed the time there is.
+    wait = min(row["exposed_wait_ns"] or 0, row["exposed_ns"])
+    times = {**row, "wait_part_ns": wait, "transfer_part_ns": row["exposed_ns"] - wait}
+    yield from ((title, token, times[column]) for column, title, token in _CHARTS_PARTS if times[column])
+
+
+def run_strips(result: RanksResult) -> Iterator[Strip]:
+    """The time of the rank that computes the most, and of the one that waits the most, in one scale."""
+    rows = rank_rows(result)
+    longest = _longest(rows)
+    shown = (rows.sort("compute_ns", descending=True), rows.sort("exposed_wait_ns", descending=True, nulls_last=True))
+    for rank in dict.fromkeys(int(each["rank"][0]) for each in shown):
+        row = rows.row(by_predicate=pl.col("rank") == rank, named=True)
+        steps = max(1, len(result.summaries[result.ranks.index(rank)].window.steps))
+        unit = "one step" if steps > 1 else "its window"
+        segments = (Segment(title, spent / steps, spent / longest, fill) for title, fill, spent in _parts_of(row))
+        title = f"Where the time of rank {rank} goes ({unit}, {fmt.duration(row['duration_ns'] / steps)})"
+        yield Strip("rank", rank, title, tuple(segments))
+
+
 def rank_chart(rows: pl.DataFrame) -> Chart:
     """One bar a rank: its window, split by what its GPU did.
 
     Args:
         rows: `rank`, `duration_ns`, `compute_ns`, `graph_ns`, `exposed_ns`, `copy_ns`, `idle_ns`, `exposed_wait_ns`.
     """
-    longest = max((int(value) for value in rows["duration_ns"].to_list()), default=1) or 1
+    longest = _longest(rows)
     marks: list[Mark] = []
     for place, row in enumerate(rows.head(DRAWN_RANKS).iter_rows(named=True)):
-        # Waiting is counted by collective, exposure by union: of two at once, waiting can exceed the time there is.
-        wait = min(row["exposed_wait_ns"] or 0, row["exposed_ns"])
-        times = {**row, "wait_part_ns": wait, "transfer_part_ns": row["exposed_ns"] - wait}
         reached = 0
-        for column, title, token in _CHARTS_PARTS:
-            if times[column]:
-                marks.append(
-                    {
-                        "y0": _HEAD + place * _ROW,
-                        "y1": _HEAD + place * _ROW + _ROW - 5,
-                        "y": _HEAD + place * _ROW + (_ROW - 5) / 2,
-                        "x0": round(reached / longest, 5),
-                        "x1": round((reached + times[column]) / longest, 5),
-                        "name": f"rank {row['rank']}: {title}",
-                        "number": f"{fmt.duration(times[column])} · {fmt.share(times[column] / row['duration_ns'])}",
-                        "series": title,
-                        "token": token,
-                        "rank": f"rank {row['rank']}",
-                    }
-                )
-                reached += times[column]
+        for title, token, time_ns in _parts_of(row):
+            marks.append(
+                {
+                    "y0": _HEAD + place * _ROW,
+                    "y1": _HEAD + place * _ROW + _ROW - 5,
+                    "y": _HEAD + place * _ROW + (_ROW - 5) / 2,
+                    "x0": round(reached / longest, 5),
+                    "x1": round((reached + time_ns) / longest, 5),
+                    "name": f"rank {row['rank']}: {title}",
+                    "number": f"{fmt.duration(time_ns)} · {fmt.share(time_ns / row['duration_ns'])}",
+                    "series": title,
+                    "token": token,
+                    "rank": f"rank {row['rank']}",
+                }
+            )
+            reached += time_ns
     count = min(rows.height, DRAWN_RANKS)
     height = 2 * _HEAD + count * _ROW
     used = [part for part in _CHARTS_PARTS if any(mark["series"] == part[1] for mark in marks)]
@@ -538,16 +566,32 @@ def run_data(found: RunDiagnosis) -> dict[str, Any]:
     }
 
 
-def run_section(found: RunDiagnosis) -> Section:
-    """What limits the run: the headline, who waits for whom, each rank by itself, what the ranks cost each other."""
+def run_answer(found: RunDiagnosis) -> Answer:
+    """The first screen of a report on a run."""
+    return answer_block(found, tuple(run_strips(found.run.result)), RUN)
+
+
+def run_rooms(found: RunDiagnosis) -> tuple[Section, ...]:
+    """The rooms of a report on a run: what its ranks cost each other, and the ranks side by side."""
     result = found.run.result
     findings = (
-        Section(f"run-{finding.id}", f"{finding.id}: {rule(finding.id).limiter}", tuple(one_finding(finding)))
-        for finding in found.findings
+        Section(
+            f"{RUN}finding-{finding.id}",
+            f"{finding.id}: {rule(finding.id).limiter}",
+            tuple(one_finding(finding)),
+            folded=place > 0,
+        )
+        for place, finding in enumerate(found.findings)
     )
-    return Section(
-        "run",
-        f"The run: {found.verdict}",
-        (Paragraph(found.headline), quiet(answer(result)), by_itself_table(found), wait_table(result)),
-        tuple(findings),
+    blocks = (by_itself_table(found), quiet(answer(result)))
+    return (
+        Section(f"{RUN}findings", "The run", blocks, tuple(findings)),
+        Section(f"{RUN}ranks", "Ranks", (), sections(_SECTIONS, result, RUN)),
     )
+
+
+def run_document(found: RunDiagnosis) -> Document:
+    """The report on a run without its profiles."""
+    result = found.run.result
+    meta = (("Run", run_line(result)), ("Window", window_line(result).removeprefix("window: ")))
+    return Document(f"{len(found.ranks)} ranks of one run", answer(result), run_rooms(found), meta, run_answer(found))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from warplens.answers import diagnose_selection
+from warplens.answers import diagnose_selection, run_answer
 from warplens.cli.answer import Answer, Part, emit, head, note_lines, select
 from warplens.cli.edge import UNUSABLE, complain, one_line, progress
 from warplens.cli.options import Format, FormatOption, RangeOption, WindowOption, argument, option
@@ -17,6 +17,9 @@ from warplens.readers.shipped import located
 from warplens.report.verdict import evidence_text, place_lines, places, standing
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from warplens.answers.results import VerdictAnswer
     from warplens.diagnosis import Finding
     from warplens.profile import Note
 
@@ -50,8 +53,6 @@ def diagnose(
     would refute it. Predictions are modelled. Of several profiles, which must be the ranks of one run, what they cost
     each other comes first: a late rank, small collectives, a pipeline's bubble; then each rank by itself.
     """
-    from warplens.report.markdown import escaped
-
     found_paths = discover([located(path) for path in paths])
     if len(found_paths) > 1:
         if counters is not None or changes is not None or range_name is not None:
@@ -62,14 +63,10 @@ def diagnose(
     selection = select(paths[0], window, range_name, launch_configuration=True)
     with progress("diagnosing"):
         found = diagnose_selection(selection, report, changes.split(",") if changes is not None else ())
-    verdict = f"verdict: {found.verdict}"
     part = Part(
         head=head(selection),
         notes=note_lines(found.notes),
-        entries=[
-            (f"{verdict}\n{one_line(found.headline)}", f"**{escaped(verdict)}** {escaped(found.headline)}"),
-            *(_entry(rank, finding) for rank, finding in enumerate(found.findings, start=1)),
-        ],
+        entries=list(_entries(found)),
         tables=found.tables,
         closing=found.facts,
     )
@@ -78,29 +75,33 @@ def diagnose(
 
 def _diagnose_run(paths: list[Path], window: str, form: Format) -> None:
     from warplens.ranks import diagnose_ranks
-    from warplens.report.markdown import escaped
-    from warplens.report.ranks import answer, by_itself_table, facts, run_data, run_frame, wait_table
 
     with progress(f"reading {len(paths)} profiles") as tell:
         run = diagnose_ranks(paths, window, progress=tell)
-    found, result = run.diagnosis, run.diagnosis.run.result
-    verdict = f"verdict: {found.verdict}"
+    found = run_answer(run.diagnosis, run.sources, run.problems)
+    *head, closing = found.facts
     part = Part(
-        head=list(facts(result)),
-        notes=note_lines(result.notes),
-        entries=[
-            (f"{verdict}\n{one_line(found.headline)}", f"**{escaped(verdict)}** {escaped(found.headline)}"),
-            *(_entry(rank, finding) for rank, finding in enumerate(found.findings, start=1)),
-        ],
-        tables=[by_itself_table(found), wait_table(result)],
-        closing=[answer(result)],
+        head=head,
+        notes=note_lines(found.notes),
+        entries=list(_entries(found)),
+        tables=found.tables,
+        closing=[closing],
     )
-    warnings: list[Note | str] = [*result.notes, *run.problems]
-    emit(Answer("diagnose", list(run.sources), [part], run_frame(found), lambda: run_data(found), warnings), form)
+    warnings: list[Note | str] = [*found.notes, *run.problems]
+    emit(Answer("diagnose", list(run.sources), [part], found.frame, found.data, warnings), form)
     for problem in run.problems:
         complain(f"{problem} (the answer is on the other profiles)")
     if run.problems:
         raise typer.Exit(UNUSABLE)
+
+
+def _entries(found: VerdictAnswer) -> Iterator[tuple[str, str]]:
+    """The verdict and each finding for a terminal and as Markdown."""
+    from warplens.report.markdown import escaped
+
+    verdict = f"verdict: {found.verdict}"
+    yield f"{verdict}\n{one_line(found.headline)}", f"**{escaped(verdict)}** {escaped(found.headline)}"
+    yield from (_entry(rank, finding) for rank, finding in enumerate(found.findings, start=1))
 
 
 def _entry(rank: int, finding: Finding) -> tuple[str, str]:

@@ -19,6 +19,7 @@ from warplens.cli.commands.report import (
     Reading,
     examined,
     read_all,
+    run_in,
     write_counter_reports,
     write_grid,
     write_overview,
@@ -32,11 +33,14 @@ from warplens.report.brief import Line, brief, brief_table
 from warplens.report.terminal import print_brief, print_table
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from warplens.analysis.timeline import Timeline
     from warplens.analysis.window import Window
     from warplens.answers.results import DiagnosisAnswer
+    from warplens.diagnosis import Diagnosis
+    from warplens.diagnosis.across import RunDiagnosis
+
 #: Two sides make a comparison.
 _SIDES: Final = 2
 
@@ -57,9 +61,9 @@ def answer(
     """What the profiles say, in a few lines; `warplens PATH…` is the same.
 
     One profile: what limits it, what there is to gain, what to do, how sure that is, what next. Two: their comparison.
-    The ranks of one run: the run. Names of models and context lengths: the grid. Reports of Nsight Compute are joined
-    with the profiles beside them. Other formats than table print the JSON, CSV or Markdown of diagnose, compare,
-    ranks or counters, and write no report.
+    The ranks of one run: what they cost each other. Names of models and context lengths: the grid. Reports of Nsight Compute are joined
+    with the profiles beside them. Other formats than table print the JSON, CSV or Markdown of diagnose,
+    compare or counters, and write no report.
     """
     if [str(path) for path in paths] == [PREFIX]:
         print_lines(_shipped_lines())
@@ -75,19 +79,22 @@ def answer(
     folder = _report_folder(output)
     reading = read_all(paths, window, range_name)
     profiles = reading.profiles
+    run = run_in(reading) if range_name is None else None
     written: list[Path] = []
+    found: list[DiagnosisAnswer] = []
     if not profiles.timelines:
         _on_counters(paths)
     elif len(profiles.timelines) == 1:
-        _on_one(reading, paths)
-    elif are_ranks(profiles.timelines):
-        written = _on_ranks(profiles, paths, window, folder)
-    elif len(profiles.timelines) == _SIDES and reading.cells is None:
+        found = [_on_one(reading, paths)]
+    elif run is not None:
+        _on_run(run, paths)
+    elif len(profiles.timelines) == _SIDES and reading.cells is None and not are_ranks(profiles.timelines):
         written = _on_two(profiles, window, range_name, folder)
     else:
-        print_several(_diagnosed(profiles.timelines, reading.window))
+        found = _diagnosed(profiles.timelines, reading.window)
+        print_several(found)
     if folder is not None:
-        written += _reports(reading, folder)
+        written += _reports(reading, folder, [each.diagnosis for each in found], run)
         print_brief_lines([Line("report", "", "plain", tuple(map(str, written)))])
         if opened and not webbrowser.open(written[0].absolute().as_uri()):
             note("no browser could be opened")
@@ -110,11 +117,6 @@ def are_ranks(timelines: Sequence[Timeline]) -> bool:
     captures = [timeline.trace.capture for timeline in timelines]
     numbers = [capture.rank if capture.rank is not None else rank_in_name(capture.source) for capture in captures]
     return len(numbers) > 1 and None not in numbers and len(set(numbers)) == len(numbers)
-
-
-def print_answer(found: DiagnosisAnswer, commands: Sequence[str] = ()) -> None:
-    """The answer on one profile in five lines."""
-    print_brief_lines(brief(found.diagnosis, commands=commands))
 
 
 def print_brief_lines(lines: Sequence[Line]) -> None:
@@ -140,15 +142,16 @@ def _report_folder(output: Path | None) -> Path | None:
         return None
 
 
-def _on_one(reading: Reading, paths: Sequence[Path]) -> None:
+def _on_one(reading: Reading, paths: Sequence[Path]) -> DiagnosisAnswer:
     """One profile, with the counters beside it."""
     (timeline,), (path,) = reading.profiles.timelines, reading.profiles.paths
     part = reading.window(timeline)
     selection = selected(timeline, part)
     with progress("diagnosing"):
-        found = diagnose_selection(selection, reading.counters[0] if reading.counters else None)
+        found = diagnose_selection(selection, reading.counted)
     print_lines([" · ".join(head(selection))])
-    print_answer(found, list(_next(found, typed(path), bool(reading.counters))))
+    print_brief_lines(brief(found.diagnosis, commands=list(_next(found, typed(path), bool(reading.counters)))))
+    return found
 
 
 def _next(found: DiagnosisAnswer, path: str, counted: bool) -> Iterator[str]:
@@ -159,6 +162,11 @@ def _next(found: DiagnosisAnswer, path: str, counted: bool) -> Iterator[str]:
     covered = found.diagnosis.coverage
     if not counted and covered.busy_ns > covered.idle_ns:
         commands[f"warplens collect ncu --trace {path} -- COMMAND"] = "what happens inside the kernels that matter"
+    yield from _explained(commands)
+
+
+def _explained(commands: Mapping[str, str]) -> Iterator[str]:
+    """Commands to copy, each with what it answers as a comment."""
     width = max(map(len, commands))
     yield from (f"{command:<{width}}  # {why}" for command, why in commands.items())
 
@@ -184,19 +192,20 @@ def _on_two(profiles: Profiles, window: str, range_name: str | None, folder: Pat
     return [found.save(_made(folder) / "compare.html")] if folder is not None else []
 
 
-def _on_ranks(profiles: Profiles, paths: Sequence[Path], window: str, folder: Path | None) -> list[Path]:
-    """The ranks of one run: who holds it up, and what that costs."""
-    from warplens.answers import ranks
-    from warplens.report.ranks import facts
+def _on_run(run: RunDiagnosis, paths: Sequence[Path]) -> None:
+    """The ranks of one run: what they cost each other, then each by itself."""
+    from warplens.report.ranks import by_itself_table, facts
 
-    with progress(f"putting {len(profiles.timelines)} ranks together"):
-        found = ranks(profiles.timelines, window=window)
-    run, _, *how = facts(found.result)
-    command = f"warplens ranks {' '.join(map(typed, paths))}"
-    lines = [Line("run", run), Line("verdict", found.headline, "warning"), *(Line("sure", fact) for fact in how)]
-    print_brief_lines([*lines, Line("next", "", "quiet", (f"{command}  # every rank, wait and collective",))])
-    print_several(_diagnosed(profiles.timelines, lambda timeline: timeline.window(window)))
-    return [found.save(_made(folder) / "ranks.html")] if folder is not None else []
+    given = " ".join(map(typed, paths))
+    commands = {
+        f"warplens diagnose {given}": "every finding, with its evidence and what would refute it",
+        f"warplens ranks {given}": "every rank, wait and collective",
+    }
+    who, window, *_ = facts(run.run.result)
+    print_lines([f"{who} · {window}"])
+    print_brief_lines(brief(run, commands=list(_explained(commands))))
+    with answering() as stdout:
+        print_table(by_itself_table(run), "table", stdout)
 
 
 def _on_counters(paths: Sequence[Path]) -> None:
@@ -215,11 +224,11 @@ def _diagnosed(timelines: Sequence[Timeline], window: Callable[[Timeline], Windo
         return found
 
 
-def _reports(reading: Reading, folder: Path) -> list[Path]:
+def _reports(reading: Reading, folder: Path, found: Sequence[Diagnosis], run: RunDiagnosis | None = None) -> list[Path]:
     """The report on the profiles, on their grid, and on counters, as HTML."""
     written: list[Path] = []
     if reading.profiles.timelines:
-        written += write_overview(examined(reading), folder, ["html"])
+        written += write_overview(examined(reading, found), folder, ["html"], run)
     if reading.cells is not None:
         written += write_grid(reading.profiles, reading.cells, GridRequest({}), folder, ["html"])
     if reading.counters:
@@ -237,7 +246,7 @@ def _for_programs(paths: Sequence[Path], window: str, range_name: str | None, fo
     from warplens.cli.commands.compare import compare
     from warplens.cli.commands.counters import counters
     from warplens.cli.commands.diagnose import diagnose
-    from warplens.cli.commands.handing import ranks
+    from warplens.ranks import NotOneRunError
     from warplens.readers import discover_both
 
     traces, reports = discover_both(paths)
@@ -245,21 +254,16 @@ def _for_programs(paths: Sequence[Path], window: str, range_name: str | None, fo
         counters(reports, form=form)
     elif len(traces) == 1:
         diagnose([traces[0]], reports[0] if reports else None, None, window, range_name, form)
-    elif len(traces) == _SIDES and len(paths) == _SIDES and not _named_as_ranks(traces):
-        compare(paths[0], paths[1], window=window, range_name=range_name, form=form)
-    elif _named_as_ranks(traces):
-        ranks(list(paths), window=window, form=form)
     else:
-        raise UsageError(
-            f"{len(traces)} profiles have no answer in this form: ask warplens report --format json, or name one"
-        )
-
-
-def _named_as_ranks(paths: Sequence[Path]) -> bool:
-    from warplens.analysis.ranks.matching import rank_in_name
-
-    numbers = [rank_in_name(path.name) for path in paths]
-    return None not in numbers and len(set(numbers)) == len(numbers)
+        try:
+            diagnose(traces, None, None, window, range_name, form)
+        except NotOneRunError as error:
+            if len(traces) != _SIDES or len(paths) != _SIDES:
+                raise UsageError(
+                    f"{len(traces)} profiles have no answer in this form: ask warplens report --format json, or name "
+                    "one"
+                ) from error
+            compare(paths[0], paths[1], window=window, range_name=range_name, form=form)
 
 
 # --- `warplens demo:` ------------------------------------------------------------------------------------------------

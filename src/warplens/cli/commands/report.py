@@ -6,6 +6,7 @@ import json
 import textwrap
 from dataclasses import dataclass, replace
 from importlib.resources import files
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, cast
 
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     import polars as pl
 
     from warplens.analysis.window import Window
+    from warplens.diagnosis import Diagnosis
     from warplens.diagnosis.across import RunDiagnosis
     from warplens.profile.counters import KernelCounters
     from warplens.profile.measurements import Measurements
@@ -112,9 +114,7 @@ def report(
         written: list[Path] = []
         if reading.profiles.timelines:
             numbers = examined(reading)
-            if run is not None:
-                print_lines([run.headline, ""])
-            print_answers(numbers)
+            print_answers(numbers, run)
             written += write_overview(numbers, folder, wanted, run)
         if reading.cells is not None:
             written += write_grid(reading.profiles, reading.cells, grid, folder, wanted)
@@ -127,14 +127,18 @@ def report(
         raise typer.Exit(UNUSABLE)
 
 
-def print_answers(profiles: Sequence[Numbers]) -> None:
-    """What limits each profile: of one in five lines, of several a row each."""
+def print_answers(profiles: Sequence[Numbers], run: RunDiagnosis | None = None) -> None:
+    """What limits each profile: of one, and of the ranks of a run, in five lines; of several a row each."""
     from warplens.report.brief import brief, brief_table
+    from warplens.report.ranks import by_itself_table
     from warplens.report.terminal import print_brief, print_table
 
     found = [(each.capture.source, each.diagnosis) for each in profiles if each.diagnosis is not None]
     with answering() as stdout:
-        if len(found) == 1:
+        if run is not None:
+            print_brief(brief(run), stdout)
+            print_table(by_itself_table(run), "table", stdout)
+        elif len(found) == 1:
             print_brief(brief(found[0][1]), stdout)
         else:
             print_table(brief_table(found), "table", stdout)
@@ -192,6 +196,11 @@ class Reading:
     cells: Cells | None
     unreadable: tuple[UnreadableInputError, ...]
 
+    @property
+    def counted(self) -> KernelCounters | None:
+        """The counters that the diagnosis rests on: the only report of them, beside the only profile."""
+        return self.counters[0] if len(self.counters) == len(self.profiles.timelines) == 1 else None
+
 
 def read_all(paths: Sequence[Path], window: str, range_name: str | None, grid: GridRequest | None = None) -> Reading:
     """Read what these files and folders hold.
@@ -216,15 +225,20 @@ def read_all(paths: Sequence[Path], window: str, range_name: str | None, grid: G
     return Reading(profiles, part, counters, joined, cells, (*profiles.unreadable, *no_counters))
 
 
-def examined(reading: Reading) -> list[Numbers]:
-    """Every analysis of every profile, with the counters beside it."""
+def examined(reading: Reading, found: Sequence[Diagnosis] = ()) -> list[Numbers]:
+    """Every analysis of every profile, with the counters beside it.
+
+    Args:
+        reading: the profiles.
+        found: the diagnosis of each, where they are known already.
+    """
     from warplens.report.overview.numbers import examine
 
     with progress("analysing") as tell:
         numbers = []
-        for timeline in reading.profiles.timelines:
+        for timeline, known in zip_longest(reading.profiles.timelines, found):
             tell(f"analysing {timeline.trace.capture.source}")
-            numbers.append(examine(timeline, reading.window(timeline)))
+            numbers.append(examine(timeline, reading.window(timeline), counters=reading.counted, diagnosis=known))
         if reading.joined:
             numbers = [replace(each, joined=tuple(own)) for each, own in zip(numbers, reading.joined, strict=True)]
         return numbers

@@ -28,7 +28,8 @@ from warplens.report.flame import flame_blocks
 from warplens.report.headroom import headroom_blocks
 from warplens.report.overview import host, operators, time
 from warplens.report.overview.numbers import Numbers, answer, largest_part
-from warplens.report.ranks import run_section
+from warplens.report.ranks import answer as ranks_answer
+from warplens.report.ranks import run_answer, run_rooms
 from warplens.report.strips import strips
 from warplens.report.text import category_title
 from warplens.report.timeline import timeline_blocks, with_moments
@@ -282,9 +283,9 @@ def report_document(profiles: Sequence[Numbers], run: RunDiagnosis | None = None
     titles = distinct_sources(profiles)
     return Document(
         title=f"{len(profiles)} profiles" if run is None else f"{len(run.ranks)} ranks of one run",
-        lead=f"{_most_to_gain(profiles)}{_comparison_lead(profiles)}" if run is None else run.headline,
+        lead=f"{_most_to_gain(profiles)}{_comparison_lead(profiles)}" if run is None else ranks_answer(run.run.result),
         sections=(
-            *(() if run is None else (run_section(run),)),
+            *(() if run is None else run_rooms(run)),
             Section(
                 "comparison",
                 "All profiles",
@@ -292,6 +293,7 @@ def report_document(profiles: Sequence[Numbers], run: RunDiagnosis | None = None
                 (Section("figures", "Key figures of each", (figures_table(profiles),), folded=True),),
             ),
         ),
+        answer=None if run is None else run_answer(run),
         parts=tuple(
             replace(overview_document(numbers, f"p{position}"), title=title)
             for position, (title, numbers) in enumerate(zip(titles, profiles, strict=True), start=1)

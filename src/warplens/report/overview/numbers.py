@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from warplens.analysis.window import Window
     from warplens.diagnosis import Diagnosis
     from warplens.profile import Capture, Note
+    from warplens.profile.counters import KernelCounters
     from warplens.report.counters.numbers import Joined
 
 
@@ -124,8 +125,21 @@ class Numbers:
         return any(table in self.capture.recorded for table in tables)
 
 
-def examine(timeline: Timeline, window: Window) -> Numbers:
-    """Run every analysis over the window."""
+def examine(
+    timeline: Timeline,
+    window: Window,
+    *,
+    counters: KernelCounters | None = None,
+    diagnosis: Diagnosis | None = None,
+) -> Numbers:
+    """Run every analysis over the window.
+
+    Args:
+        timeline: the profile.
+        window: the part of it that is analysed.
+        counters: a report of Nsight Compute on the same program, for the diagnosis.
+        diagnosis: that of the window, where it is known already.
+    """
     with ThreadPoolExecutor(max_workers=1) as aside:
         # These are mostly array arithmetic outside of the interpreter's lock, and nearly half of all the work.
         # `Timeline.work`, which all analyses share, was computed to find the window, and is only read from here on.
@@ -135,7 +149,12 @@ def examine(timeline: Timeline, window: Window) -> Numbers:
         overlap = aside.submit(copy_overlap, timeline, window)
         headroom = aside.submit(lambda: headrooms(timeline, window, budgets=budgets.result()))
         verdict = aside.submit(
-            lambda: diagnose(timeline, window, notes=notes, budgets=budgets.result(), headrooms=headroom.result)
+            lambda: (
+                diagnosis
+                or diagnose(
+                    timeline, window, counters, notes=notes, budgets=budgets.result(), headrooms=headroom.result
+                )
+            )
         )
         kernels, categories, precisions = _kernel_tables(timeline, window)
         return Numbers(
