@@ -61,9 +61,9 @@ def answer(
     """What the profiles say, in a few lines; `warplens PATH…` is the same.
 
     One profile: what limits it, what there is to gain, what to do, how sure that is, what next. Two: their comparison.
-    The ranks of one run: what they cost each other. Names of models and context lengths: the grid. Reports of Nsight Compute are joined
-    with the profiles beside them. Other formats than table print the JSON, CSV or Markdown of diagnose,
-    compare or counters, and write no report.
+    The ranks of one run: what they cost each other. Names of models and context lengths: the grid. Reports of Nsight
+    Compute are joined with the profiles beside them. Other formats than table print the JSON, CSV or Markdown of
+    diagnose, compare or counters, and write no report.
     """
     if [str(path) for path in paths] == [PREFIX]:
         print_lines(_shipped_lines())
