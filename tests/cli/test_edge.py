@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import csv
 import errno
+import gzip
+import io
 import os
+import re
 import shlex
 import sqlite3
 import subprocess
@@ -15,7 +19,7 @@ import pytest
 import typer
 
 from tests.cli.small_export import write_export
-from warplens.cli.edge import DEFECT, DONE, GATE_FAILED, INTERRUPTED, UNUSABLE, guarded
+from warplens.cli.edge import DEFECT, DONE, GATE_FAILED, INTERRUPTED, TERMINATED, UNUSABLE, guarded
 from warplens.errors import UsageError
 
 if TYPE_CHECKING:
@@ -250,3 +254,122 @@ def test_a_full_disk_is_one_line(export: Path) -> None:
 
     assert done.returncode == UNUSABLE
     assert done.stderr == "error: No space left on device\n"
+
+
+@pytest.mark.skipif(not FULL.exists(), reason="there is no /dev/full here")
+def test_what_rust_says_of_a_full_disk_is_one_line(export: Path, tmp_path: Path, warplens: Callable[..., Run]) -> None:
+    (tmp_path / "kernels.parquet").symlink_to(FULL)
+    (tmp_path / "copies.parquet").symlink_to(FULL)
+
+    run = warplens("export", export, "--to", "parquet", "-o", tmp_path)
+
+    assert (run.code, run.out) == (UNUSABLE, "")
+    assert re.fullmatch(r"error: \w+\.parquet: No space left on device\n", run.err)
+
+
+@pytest.mark.parametrize("threads", ["0", "-1", "x", "", "99999999999"])
+def test_a_setting_that_polars_dies_of_is_wrong_usage(
+    threads: str, export: Path, monkeypatch: pytest.MonkeyPatch, warplens: Callable[..., Run]
+) -> None:
+    monkeypatch.setenv("POLARS_MAX_THREADS", threads)
+
+    run = warplens("kernels", export)
+
+    assert (run.code, run.out) == (UNUSABLE, "")
+    assert run.err.startswith("error: POLARS_MAX_THREADS")
+
+
+class PanicException(BaseException):
+    """As the libraries in Rust raise it."""
+
+
+def test_a_panic_of_a_library_is_a_defect_and_no_failed_gate(capsys: pytest.CaptureFixture[str]) -> None:
+    assert guarded(failing(PanicException("index out of bounds")), debug=False) == DEFECT
+    assert capsys.readouterr().err.startswith("error: PanicException: index out of bounds")
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs signals")
+@pytest.mark.parametrize(
+    ("number", "code", "said"),
+    [("SIGINT", INTERRUPTED, "interrupted"), ("SIGTERM", TERMINATED, "terminated")],
+)
+def test_a_signal_leaves_nothing_behind(number: str, code: int, said: str, export: Path, tmp_path: Path) -> None:
+    packed, copy = tmp_path / "p.sqlite.gz", tmp_path / "out" / "copy.sqlite"
+    packed.write_bytes(gzip.compress(export.read_bytes()))
+    copy.parent.mkdir()
+    script = (
+        "import os, signal, sys, warplens.scrub\n"
+        f"warplens.scrub._compared = lambda *_: os.kill(os.getpid(), signal.{number})\n"
+        f"sys.argv = ['warplens', 'scrub', {str(packed)!r}, {str(copy)!r}]\n"
+        "from warplens.__main__ import main\n"
+        "main()\n"
+    )
+    (tmp_path / "tmp").mkdir()
+    environment = {**os.environ, "TMPDIR": str(tmp_path / "tmp")}
+
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment, check=False)
+
+    assert (done.returncode, done.stdout, done.stderr) == (code, "", f"error: {said}\n")
+    assert [*copy.parent.iterdir(), *(tmp_path / "tmp").iterdir()] == []
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs signals")
+@pytest.mark.parametrize("module", ["typer", "warplens.cli.catalogue", "polars", "numpy"])
+def test_an_interruption_while_modules_are_loaded_is_one_line(module: str, export: Path) -> None:
+    script = (
+        "import importlib.abc, os, signal, sys\n"
+        "class Finder(importlib.abc.MetaPathFinder):\n"
+        "    def find_spec(self, name, path, target=None):\n"
+        f"        if name == {module!r}:\n"
+        "            os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Finder())\n"
+        f"sys.argv = ['warplens', 'kernels', {str(export)!r}]\n"
+        "from warplens.__main__ import main\n"
+        "main()\n"
+    )
+
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+
+    assert (done.returncode, done.stdout, done.stderr) == (INTERRUPTED, "", "error: interrupted\n")
+
+
+def test_a_report_that_cannot_be_finished_leaves_the_earlier_one_as_it_was(
+    export: Path, tmp_path: Path, warplens: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert warplens("report", export, "-o", tmp_path, "-f", "html").code == DONE
+    earlier = (tmp_path / "report.html").read_bytes()
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    run = warplens("report", export, "-o", tmp_path, "-f", "html", "--window", "all")
+    monkeypatch.undo()
+
+    assert (run.code, run.err) == (UNUSABLE, "error: report.html: No space left on device\n")
+    assert (tmp_path / "report.html").read_bytes() == earlier
+    assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("=1+cmd|'/C calc'!A0", "'=1+cmd|'/C calc'!A0"),
+        ("@SUM(A1)", "'@SUM(A1)"),
+        ("+f", "'+f"),
+        ("-2", "-2"),
+        ("k\x1b[31m\x9b\u202e", "k\ufffd[31m\ufffd\ufffd"),
+        ("operator-(a)", "operator-(a)"),
+    ],
+)
+def test_a_name_in_csv_is_neither_a_formula_nor_obeyed_by_a_terminal(
+    name: str, shown: str, tmp_path: Path, warplens: Callable[..., Run]
+) -> None:
+    profile = write_export(tmp_path / "p.sqlite", extra_kernel_name=name)
+
+    printed = warplens("kernels", profile, "-f", "csv").out
+    warplens("export", profile, "--to", "csv", "-o", tmp_path / "csv")
+    exported = (tmp_path / "csv" / "kernels.csv").read_text("utf-8")
+
+    for text in (printed, exported):
+        assert shown in {cell for row in csv.reader(io.StringIO(text)) for cell in row}

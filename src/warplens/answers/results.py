@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from warplens.errors import UsageError
+from warplens.writing import harmless, unfinished, write_whole
 
 if TYPE_CHECKING:
     import os
@@ -93,11 +94,12 @@ class Answer:
         if not target.absolute().parent.is_dir():
             raise UsageError(f"{target.name}: there is no folder {target.parent.name} to write it to")
         if suffix == ".json":
-            target.write_bytes(self.to_json())
+            write_whole(target, self.to_json())
         elif suffix == ".csv":
-            self.frame.write_csv(target)
+            write_whole(target, harmless(self.frame).write_csv())
         elif suffix == ".parquet":
-            self.frame.write_parquet(target)
+            with unfinished(target) as partial:
+                self.frame.write_parquet(partial)
         else:
             from warplens.report.write import write_document
 

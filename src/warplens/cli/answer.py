@@ -16,6 +16,7 @@ from warplens.errors import UsageError
 from warplens.profile import Note, NoteLevel
 from warplens.readers import read
 from warplens.report import text as fmt
+from warplens.writing import harmless
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -176,7 +177,7 @@ def emit(answer: Answer, form: Format) -> None:
             for line in (*part.head, *part.verdict, *part.lines, *part.notes):
                 note(line)
         with answering() as stdout:
-            stdout.write(answer.rows.write_csv())
+            stdout.write(harmless(answer.rows).write_csv())
     else:
         for part in answer.parts:
             (_emit_markdown if form is Format.MD else _emit_text)(part)

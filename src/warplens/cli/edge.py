@@ -6,6 +6,7 @@ import ctypes
 import os
 import re
 import shutil
+import signal
 import sys
 import threading
 import time
@@ -13,11 +14,11 @@ import traceback
 from collections.abc import Iterable
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import typer
 
-from warplens.errors import WarplensError
+from warplens.errors import UsageError, WarplensError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -138,6 +139,7 @@ def _write(text: str) -> None:
 # | 2 | wrong usage, or an input or output file that cannot be used |
 # | 70 | a defect of Warplens (`EX_SOFTWARE` of BSD's sysexits.h) |
 # | 130 | interrupted (Ctrl-C), as a shell reports it: 128 + SIGINT |
+# | 143 | terminated (`kill`, a scheduler's time limit): 128 + SIGTERM |
 #
 # Whoever reads the output may stop reading (`… | head`): that is no failure, and ends quietly with 0.
 
@@ -147,6 +149,10 @@ GATE_FAILED: Final = 1
 UNUSABLE: Final = 2
 DEFECT: Final = 70
 INTERRUPTED: Final = 130
+TERMINATED: Final = 143
+
+#: More threads than processors of any machine; Polars makes as many as it is told.
+_MOST_THREADS: Final = 4096
 
 #: What Typer raises for wrong usage. Its base has a public name in no version of Typer, but this heir has in all.
 _WRONG_USAGE: Final[type[Exception]] = typer.BadParameter.__mro__[1]
@@ -177,6 +183,7 @@ def guarded(run: Callable[[], Any], *, debug: bool) -> int:
     """
     start_afresh()
     try:
+        check_environment()
         code = run()
         if code == INTERRUPTED:  # new versions of Typer turn Ctrl-C into this
             complain("interrupted")
@@ -184,10 +191,16 @@ def guarded(run: Callable[[], Any], *, debug: bool) -> int:
     except (KeyboardInterrupt, typer.Abort):
         complain("interrupted")
         return INTERRUPTED
+    except TerminatedError:
+        complain("terminated")
+        return TERMINATED
     except BrokenPipeError:
         _silence_stdout()
         return DONE
-    except Exception as error:  # every failure ends as one line, defects of our own included
+    except BaseException as error:  # every failure ends as one line, defects of our own included
+        # Libraries in Rust derive their panics from no `Exception`.
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
         if debug:
             traceback.print_exc()
         code, text = _verdict(error)
@@ -195,7 +208,35 @@ def guarded(run: Callable[[], Any], *, debug: bool) -> int:
         return code
 
 
-def _verdict(error: Exception) -> tuple[int, str]:
+class TerminatedError(BaseException):
+    """The process is asked to end (SIGTERM). Like `KeyboardInterrupt` no `Exception`, so that all is put in order."""
+
+
+def end_in_order() -> None:
+    """Let SIGTERM remove temporary files and half-written ones, too, and not only Ctrl-C."""
+
+    def terminate(*_: object) -> NoReturn:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once is enough: what follows puts things in order
+        raise TerminatedError
+
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, terminate)
+
+
+def check_environment() -> None:
+    """Refuses settings of libraries with which they would fail later, in words of their own.
+
+    Raises:
+        UsageError: says which variable, and what it may be.
+    """
+    threads = os.environ.get("POLARS_MAX_THREADS", "1")
+    if not (threads.isascii() and threads.isdigit() and 0 < int(threads[:9]) <= _MOST_THREADS):
+        raise UsageError(
+            f"POLARS_MAX_THREADS is {threads!r}: unset it, or set it to a number from 1 to {_MOST_THREADS}"
+        )
+
+
+def _verdict(error: BaseException) -> tuple[int, str]:
     if isinstance(error, _WRONG_USAGE):
         return UNUSABLE, _usage_text(error)
     if isinstance(error, WarplensError):

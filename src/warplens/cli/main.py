@@ -14,7 +14,7 @@ from typer.core import TyperGroup
 
 from warplens._version import __version__
 from warplens.cli.catalogue import COMMANDS, Command
-from warplens.cli.edge import answering, be_quiet, guarded
+from warplens.cli.edge import answering, be_quiet, end_in_order, guarded
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -216,6 +216,7 @@ def script() -> NoReturn:
     Everything is written by then: answers are flushed as they are given, files are closed by those who wrote them.
     """
     code: object = 0
+    end_in_order()
     try:
         run()
     except SystemExit as leaving:

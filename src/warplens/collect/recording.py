@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from warplens._version import __version__
 from warplens.errors import UsageError
 from warplens.secrets import ADDRESSES
+from warplens.writing import write_whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -94,9 +95,7 @@ def add_run(
     }
     runs = [old for old in runs if not {file.get("name") for file in old.get("files", ())} & set(names)]
     content = {"schema": SCHEMA, "version": __version__, "runs": [*runs, run]}
-    unfinished = path.with_name(f"{MANIFEST}.part")
-    unfinished.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", "utf-8")
-    os.replace(unfinished, path)  # noqa: PTH105  atomic
+    write_whole(path, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
     return path
 
 

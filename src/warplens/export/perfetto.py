@@ -19,6 +19,7 @@ from warplens.export.sharing import shareable
 from warplens.profile.nesting import disjoint_lanes, nested_lanes
 from warplens.profile.schema import name_categories
 from warplens.wire import Bytes, Part, fixed64s, message, messages, padded_varints, scalar, text
+from warplens.writing import unfinished
 
 Int64s = npt.NDArray[np.int64]
 
@@ -335,11 +336,11 @@ def write_perfetto(timeline: Timeline, target: Path) -> PerfettoSummary:
     for name, frame in _memory_levels(timeline).items():
         packets.append(writer.levels(name, frame))
     head = b"".join((*writer.descriptors(timeline), writer.dictionary()))
-    with target.open("wb") as file:
+    with unfinished(target) as partial, partial.open("wb") as file:
         file.write(head)
         file.flush()
         for packet in packets:
-            packet.tofile(file)
+            file.write(packet)  # type: ignore[arg-type]  # a buffer; tofile() gives a full disk no number
     size = target.stat().st_size
     return PerfettoSummary(len(writer.tracks), writer.slice_count, writer.flow_count, size)
 

@@ -21,6 +21,7 @@ from warplens.profile.counters import KernelCounters
 from warplens.profile.tables import TABLES
 from warplens.profile.trace import Capture
 from warplens.secrets import Cleaner, Secrets
+from warplens.writing import harmless, unfinished, write_whole
 
 __all__ = ["TABLE_FORMATS", "counter_tables", "trace_tables", "write_tables"]
 
@@ -31,7 +32,9 @@ def _write_parquet(frame: pl.DataFrame, path: Path) -> None:
 
 def _write_csv(frame: pl.DataFrame, path: Path) -> None:
     lists = [name for name, kind in frame.schema.items() if isinstance(kind, pl.List)]
-    frame.with_columns(pl.col(lists).list.join("/")).write_csv(path)  # the path of a launch's ranges, outermost first
+    harmless(frame.with_columns(pl.col(lists).list.join("/"))).write_csv(
+        path
+    )  # the path of a launch's ranges, outermost first
 
 
 #: Format → how one table is written; its name is the file's suffix, too.
@@ -75,14 +78,15 @@ def write_tables(tables: Mapping[str, pl.DataFrame], capture: Capture | None, fo
     written = []
     for name, frame in tables.items():
         path = folder / f"{name}.{form}"
-        TABLE_FORMATS[form](_plain(frame), path)
+        with unfinished(path) as partial:
+            TABLE_FORMATS[form](_plain(frame), partial)
         written.append(path)
     if capture is not None:
         path = folder / "capture.json"
         known = asdict(capture) | {"recorder": capture.tool, "recorded": sorted(capture.recorded)}
         facts = {"tool" if name == "recorder" else name: fact for name, fact in known.items()}
         facts["warplens"] = __version__
-        path.write_bytes(orjson.dumps(facts, option=orjson.OPT_INDENT_2) + b"\n")
+        write_whole(path, orjson.dumps(facts, option=orjson.OPT_INDENT_2) + b"\n")
         written.append(path)
     return written
 

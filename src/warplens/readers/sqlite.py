@@ -44,6 +44,13 @@ _HEADER_BYTES = 100
 #: What to do with a file that cannot be read: the export that Nsight Systems can always make again.
 EXPORT_ADVICE = "Export the capture again: nsys export --type sqlite --output profile.sqlite profile.nsys-rep"
 
+#: What SQLite says where the system is at fault, and what is to be done.
+_OF_THE_SYSTEM = {
+    "database or disk is full": ("there is no room for what is made of it", "Free some, or write to another disk"),
+    "unable to open": ("the system does not open it again", "Allow more open files (ulimit -n), and reading it"),
+    "out of memory": ("there is not enough memory for it", "Use a machine with more"),
+}
+
 
 def quoted(identifier: str) -> str:
     """The identifier for use in SQL; `end` is a keyword, and names come from the file."""
@@ -165,9 +172,17 @@ class SqliteFile:
         try:
             yield
         except (sqlite3.Error, sqlite3.Warning, adbc.Error, pl.exceptions.PolarsError, UnicodeError) as error:
-            if "Type mismatch" in str(error):
-                raise self.unreadable("a column holds other values than the whole numbers that belong there") from None
-            raise self.unreadable("the SQLite database is damaged") from None
+            raise self.failed(error) from None
+
+    def failed(self, error: Exception) -> UnreadableInputError:
+        """What an error of a library means for this file; the file is not always at fault."""
+        text = str(error)
+        if "Type mismatch" in text:
+            return self.unreadable("a column holds other values than the whole numbers that belong there")
+        for said, (found, advice) in _OF_THE_SYSTEM.items():
+            if said in text:
+                return self.unreadable(found, advice)
+        return self.unreadable("the SQLite database is damaged")
 
     def _read_schema(self) -> dict[str, tuple[str, ...]]:
         """The file's tables with their columns. Views are left out: no export has any, and one could run forever."""

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from warplens.report import text as fmt
 from warplens.report.markdown import markdown_table
+from warplens.writing import harmless
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -83,7 +84,7 @@ def print_table(table: Table, form: TableFormat = "table", stream: TextIO | None
 
 def csv_table(table: Table) -> str:
     """The displayed columns as CSV: raw numbers in their own units, full names, a header line; up to the limit."""
-    return table.shown().select(table.keys).write_csv()
+    return harmless(table.shown().select(table.keys)).write_csv()
 
 
 def _console(stream: TextIO) -> Console:

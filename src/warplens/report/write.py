@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 from warplens.errors import UsageError
 from warplens.report.jsonout import envelope
 from warplens.report.overview.numbers import examine, overview_data
+from warplens.writing import write_whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -79,7 +80,7 @@ def write_examined(
         written = write_document(report_document(examined, run), folder, formats)
     if "json" in formats:
         path = folder / "report.json"
-        path.write_bytes(report_json(examined, run))
+        write_whole(path, report_json(examined, run))
         written.append(path)
     return written
 
@@ -130,7 +131,7 @@ def write_document(
         from warplens.report.html import render_html
 
         page = folder / f"{name}.html"
-        page.write_text(render_html(document), "utf-8")
+        write_whole(page, render_html(document))
         written.append(page)
     if "md" in formats:
         from warplens.report.markdown import render_markdown
@@ -139,12 +140,12 @@ def write_document(
         # Two documents in one folder share the folder of images; their figures may have the same ids.
         addresses = {figure.id: f"images/{name}-{figure.id}.svg" for figure in document.figures()}
         for figure in document.figures():
-            (folder / addresses[figure.id]).write_text(figure.chart.svg(figure.alt), "utf-8")
+            write_whole(folder / addresses[figure.id], figure.chart.svg(figure.alt))
         text = folder / f"{name}.md"
-        text.write_text(render_markdown(document, lambda figure: addresses[figure.id]), "utf-8")
+        write_whole(text, render_markdown(document, lambda figure: addresses[figure.id]))
         written.append(text)
     if "json" in formats and data is not None:
         path = folder / f"{name}.json"
-        path.write_bytes(data())
+        write_whole(path, data())
         written.append(path)
     return written

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from importlib import import_module
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from warplens._version import __version__
 from warplens.errors import UsageError
+from warplens.writing import write_whole
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -61,9 +61,7 @@ def write_measurements(path: Path, content: Mapping[str, Any]) -> None:
     lines = [f" {_text(name)}: {_text(value)}," for name, value in head.items()]
     records = ",\n".join(f"  {_text(record)}" for record in content["measurements"])
     text = "{\n" + "\n".join(lines) + f'\n "measurements": [\n{records}\n ]\n}}\n'
-    unfinished = path.with_name(f"{path.name}.part")
-    unfinished.write_text(text, "utf-8")
-    os.replace(unfinished, path)  # noqa: PTH105  atomic, so that an interruption leaves the last complete file
+    write_whole(path, text)
 
 
 def _text(value: Any) -> str:

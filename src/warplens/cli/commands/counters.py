@@ -22,6 +22,7 @@ from warplens.report.counters.hardware import numbered_points, roof_lines, roofl
 from warplens.report.counters.joined import coverage_lines, coverage_tables, joined_data, next_run_lines
 from warplens.report.counters.numbers import Joined, join_counters
 from warplens.report.counters.words import counters_table, with_words
+from warplens.writing import write_whole
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -289,13 +290,13 @@ def _write(output: Path, reports: Sequence[tuple[Capture, Roofline]]) -> None:
     if suffix == ".html":
         from warplens.report.html import render_html
 
-        output.write_text(render_html(roofline_document(reports)), "utf-8")
+        write_whole(output, render_html(roofline_document(reports)))
         return
     capture, found = reports[0]
     figure = roofline_figure(found, numbered_points(found))
     if figure is None:
         raise UsageError(f"{capture.source}: {why_no_chart(found)}")
     if suffix == ".svg":
-        output.write_text(figure.chart.svg(figure.alt), "utf-8")
+        write_whole(output, figure.chart.svg(figure.alt))
     else:
-        output.write_bytes(figure.chart.png(figure.alt))
+        write_whole(output, figure.chart.png(figure.alt))

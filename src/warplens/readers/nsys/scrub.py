@@ -151,8 +151,8 @@ def copy_nsys(source: Path, known_as: Path, partial: Path) -> Removed:
                 copy = _Copy(connection, file)
                 copy.build()
                 functions, others = copy.texts()
-        except sqlite3.Error:
-            raise file.unreadable("the SQLite database is damaged") from None
+        except sqlite3.Error as error:
+            raise file.failed(error) from None
     what = "a value of the environment or the command line"
     search_copy(partial, copy.secrets, known_as, [others], [functions, others], what)
     return Removed(copy.left_tables, copy.left_rows, copy.cleaner.rewritten(), len(copy.secrets.all), _WORDS)

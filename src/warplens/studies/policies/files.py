@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -17,6 +16,7 @@ from warplens._version import __version__
 from warplens.errors import UnreadableInputError
 from warplens.studies.policies.choosing import RULES, Axis, GridPoint, Place, Policy, Side, Value, is_number
 from warplens.studies.policies.regret import Curve, Curves, Regret
+from warplens.writing import write_whole
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -43,11 +43,7 @@ class _WrongError(ValueError):
 
 def write_policy(policy: Policy, path: Path | str) -> None:
     """Write a policy; a file that is there is replaced in one go."""
-    target = Path(path)
-    unfinished = target.with_name(f"{target.name}.part")
-    text = json.dumps(document_of(policy), ensure_ascii=False, allow_nan=False, indent=1)
-    unfinished.write_text(f"{text}\n", "utf-8")
-    os.replace(unfinished, target)  # noqa: PTH105  atomic, so that a program that starts meanwhile reads a whole file
+    write_whole(Path(path), json.dumps(document_of(policy), ensure_ascii=False, allow_nan=False, indent=1) + "\n")
 
 
 def document_of(policy: Policy) -> dict[str, Any]:
