@@ -1,0 +1,229 @@
+"""One case: a mutated file, one command line over it, run in this process, and what is wrong with how it ended."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import re
+import resource
+import shlex
+import shutil
+import signal
+import sys
+import tempfile
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+
+from tests.fuzz.mutators import mutated
+from tests.fuzz.seeds import Seed, seeds
+from warplens.cli import edge
+
+#: Processor time after which a case counts as a hang: the files are of some kilobytes.
+CPU_SECONDS = 10.0
+#: Memory that a case may add at its peak.
+MEMORY_BYTES = 2**30
+#: An error is one line of a screen or two.
+LONGEST_ERROR = 600
+#: What the output of one case may hold: the files have some dozens of rows.
+LONGEST_OUTPUT = 64 * 2**20
+
+_ALLOWED_CODES = (0, 1, 2)
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+class TooLongError(BaseException):
+    """The case took more processor time than it may. No `Exception`: nothing may take it for an error of a file."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A case by its numbers alone: the same always gives the same file and the same command line."""
+
+    campaign: int
+    number: int
+
+    def made(self) -> tuple[Seed, bytes, str]:
+        """The seed, the mutated file, the command line."""
+        random = Random(f"{self.campaign}:{self.number}")
+        seed = random.choice(seeds())
+        return seed, mutated(seed.kind, seed.content, random), random.choice(seed.commands)
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a case ended. `wrong` names the defect so that equal ones have equal names; empty where all is right."""
+
+    code: int | None
+    wrong: str = ""
+    detail: str = ""
+
+
+def judged(case: Case) -> Ended:
+    """Runs a case and says what is wrong with it."""
+    return ended(*case.made())
+
+
+def ended(seed: Seed, content: bytes, command: str) -> Ended:
+    """Runs a command line over a file."""
+    with tempfile.TemporaryDirectory(prefix="fuzz-") as name:
+        folder = Path(name)
+        given, scratch = folder / "in", folder / "tmp"
+        given.mkdir()
+        scratch.mkdir()
+        path = given / ("case.ledger.jsonl" if seed.kind == "ledger" else "case")
+        path.write_bytes(content)
+        words = {"path": path, "out": folder / "out", "name": given / "case"}
+        for other in seeds():
+            if "{" + other.name + "}" in command:
+                (folder / other.name).write_bytes(other.content)
+                words[other.name] = folder / other.name
+        if "{seed}" in command:
+            (folder / "seed").write_bytes(seed.content)
+            words["seed"] = folder / "seed"
+        earlier, tempfile.tempdir = tempfile.tempdir, str(scratch)
+        try:
+            result = _run(shlex.split(command.format(**words)))
+        finally:
+            tempfile.tempdir = earlier
+        if result.wrong:
+            return result
+        if left := sorted(scratch.iterdir()):
+            return Ended(result.code, "left behind: a temporary file", str(left[0].name))
+        if seed.kind != "ledger" and (sorted(given.iterdir()) != [path] or path.read_bytes() != content):
+            return Ended(result.code, "touched: the folder of the input", command)
+        partial = [one.name for one in folder.iterdir() if one.name.endswith(".partial")]
+        return Ended(result.code, "left behind: a partial file", partial[0]) if partial else result
+
+
+def _run(words: list[str]) -> Ended:
+    from warplens.cli.main import app
+
+    _seen.clear()
+    edge._verdict = _verdict
+
+    out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", errors="replace", newline="") for _ in range(2))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    code: int | None = None
+    signal.signal(signal.SIGPROF, _stop)
+    signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)
+    try:
+        with redirect_stdout(out), redirect_stderr(err):
+            app(words)
+    except SystemExit as leaving:
+        code = leaving.code if isinstance(leaving.code, int) else 0
+    except TooLongError as error:
+        return Ended(None, f"too long: {words[0]} at {_place(error)}", shlex.join(words))
+    except BaseException as error:
+        return Ended(None, f"escaped: {type(error).__name__} at {_place(error)}", str(error)[:300])
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
+    answer, complaint = (_content(stream) for stream in (out, err))
+    if grown > MEMORY_BYTES:
+        return Ended(code, f"memory: {words[0]}", f"{grown / 2**20:.0f} MB more")
+    if wrong := _wrong(words, code, answer, complaint):
+        return Ended(code, *wrong)
+    return Ended(code)
+
+
+def _wrong(words: list[str], code: int | None, answer: str, complaint: str) -> tuple[str, str] | None:
+    """What is wrong with what a run said, as the name of the defect and its detail."""
+    said = [line for line in complaint.splitlines() if line.startswith("error: ")]
+    last = said[-1] if said else ""
+    if code not in _ALLOWED_CODES:
+        kind = last.removeprefix("error: ").partition(":")[0]
+        at = _place(_seen[-1]) if _seen else "nowhere"
+        return f"defect {code}: {kind[:60]} at {at}", last[:300]
+    if "Please report this" in last:
+        what = re.sub(r"^error: [^:]*: ", "", last)[:90]
+        return f"scrub refuses its own copy: {what}", last
+    if code == 2 and len(said) != 1 and words[0] != "ranks":
+        return f"no one line: {words[0]}", complaint[-300:]
+    if len(last) > LONGEST_ERROR:
+        return f"long error: {words[0]}", last[:300]
+    if _CONTROL.search(complaint.replace("\t", " ")):
+        return f"control character on standard error: {words[0]}", repr(complaint[:300])
+    if _CONTROL.search(answer.replace("\r", "")):
+        return f"control character in the answer: {words[0]} {words[-2]}", repr(_CONTROL.search(answer))
+    if len(answer) > LONGEST_OUTPUT:
+        return f"long answer: {words[0]}", f"{len(answer):,} characters"
+    if code in (0, 1) and "-f" in words and words[words.index("-f") + 1] == "json" and "-o" not in words:
+        try:
+            json.loads(answer, parse_constant=_no_json)
+        except ValueError as error:
+            return f"no JSON: {words[0]}", str(error)[:200]
+    return None
+
+
+#: The errors that the case at hand ended with, as the edge of the program got them.
+_seen: list[BaseException] = []
+_judge_error = edge._verdict
+
+
+def _verdict(error: BaseException) -> tuple[int, str]:
+    _seen.append(error)
+    return _judge_error(error)
+
+
+def _no_json(word: str) -> None:
+    raise ValueError(f"{word} is no JSON")
+
+
+def _content(stream: io.TextIOWrapper) -> str:
+    stream.flush()
+    return stream.buffer.getvalue().decode("utf-8", "replace")  # type: ignore[attr-defined]
+
+
+def _stop(*_: object) -> None:
+    raise TooLongError
+
+
+def _place(error: BaseException) -> str:
+    """The last function of the package that an error came through."""
+    place, trace = "nowhere", error.__traceback__
+    while trace is not None:
+        name = trace.tb_frame.f_code.co_filename
+        if "/warplens/" in name:
+            place = f"{name.rpartition('/warplens/')[2]} {trace.tb_frame.f_code.co_name}"
+        trace = trace.tb_next
+    return place
+
+
+def label(wrong: str) -> str:
+    """A short name for files about a defect."""
+    return hashlib.sha256(wrong.encode()).hexdigest()[:12]
+
+
+def warm_up() -> None:
+    """Imports what the commands need, so that the first case is no slower than the others."""
+    import warplens.scrub  # noqa: F401
+
+    for seed in seeds():
+        for command in dict.fromkeys(seed.commands):
+            ended(seed, seed.content, command)
+
+
+def remove_left() -> None:
+    """Removes what killed cases left in the temporary folder."""
+    for path in Path(tempfile.gettempdir()).glob("fuzz-*"):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def serve() -> None:
+    """Judges the cases `start, start + step, …` below `stop`, a line before and after each on standard output."""
+    campaign, start, stop, step = map(int, sys.argv[1:5])
+    sink = os.fdopen(os.dup(1), "w", buffering=1)
+    if hasattr(os, "nice") and len(sys.argv) > 5:
+        os.nice(int(sys.argv[5]))
+    for number in range(start, stop, step):
+        sink.write(f"begin {number}\n")
+        result = judged(Case(campaign, number))
+        sink.write("end " + json.dumps([number, result.code, result.wrong, result.detail]) + "\n")
+
+
+if __name__ == "__main__":
+    serve()
