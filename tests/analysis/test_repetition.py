@@ -3,7 +3,13 @@
 import numpy as np
 import pytest
 
-from warplens.analysis.repetition import is_structured, longest_repetition, repetitions_per_step, stand_out
+from warplens.analysis.repetition import (
+    is_structured,
+    largest_drop,
+    longest_repetition,
+    repetitions_per_step,
+    stand_out,
+)
 
 
 def pauses(repeats: int, length: int, inside: int = 10, after: int = 200, seed: int = 0) -> np.ndarray:
@@ -51,3 +57,18 @@ def test_a_step_has_layers_and_a_layer_has_none() -> None:
     assert longest_repetition(np.array(step * 5)) == (len(step), 0, 5 * len(step))
     assert is_structured(np.array(step * 5), len(step))
     assert not is_structured(np.array(layer * 20), len(layer))
+
+
+@pytest.mark.parametrize(
+    ("distances", "limit"),
+    [([1, 1, 1], 1), ([6, 6, 6], 1), ([1, 3, 900, 2, 905, 1], 3), ([1, 2, 300, 1, 3000, 310], 2), ([], 1)],
+)
+def test_places_form_groups_where_their_distances_are_of_two_kinds(distances: list[int], limit: int) -> None:
+    assert largest_drop(np.array(distances, dtype=np.int64)) == limit
+
+
+@pytest.mark.parametrize(
+    ("pauses", "length"), [([60, 109, 60, 108, 61, 112, 58], 2), ([38, 53, 36, 46, 31, 72, 33], 1)]
+)
+def test_few_turns_are_evidence_where_their_pauses_are_of_two_kinds(pauses: list[int], length: int) -> None:
+    assert repetitions_per_step(np.array(pauses))[0] == length

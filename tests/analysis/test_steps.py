@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from tests.analysis.builders import Row, graph, kernel, launch, nvtx, trace
+import pytest
+
+from tests.analysis.builders import Row, call, graph, kernel, launch, nvtx, trace
 from warplens.analysis.phases import step_statistics
 from warplens.analysis.steps import StepSearch
 from warplens.analysis.timeline import Timeline
@@ -108,6 +110,103 @@ def test_repeated_graph_launches_are_steps() -> None:
     calls = [launch(1000 * i, 1000 * i + 5, i + 1, "cudaGraphLaunch") for i in range(5)]
     graphs = [graph(1000 * i + 10, 1000 * i + 900, correlation=i + 1) for i in range(5)]
     assert len(_search(api=calls, graph_launches=graphs).steps) == 5
+
+
+def test_the_optimizer_ends_a_step_even_if_no_two_steps_launch_alike() -> None:
+    # Experts are chosen anew in each step, so that nothing repeats: 21, 20, 22 and 21 launches.
+    steps = [
+        "abcde" * 3 + "xyxy" + "OO",
+        "bcdea" * 3 + "xyy" + "OO",
+        "acdbe" * 3 + "yxyxy" + "OO",
+        "eabdc" * 3 + "yyxx" + "OO",
+    ]
+    kernels, calls = _program("".join(steps))
+    for row in kernels:
+        if row["name"] == "O":
+            row["full_name"] = "multi_tensor_apply_kernel<FusedAdamMathFunctor<float, 4>>"
+    search = _search(kernels=kernels, api=calls)
+    assert (search.source, search.is_sure) == ("sequence", True)
+    firsts = [sum(map(len, steps[:number])) for number in range(4)]
+    assert [step.start_ns for step in search.steps] == [kernels[first]["start_ns"] for first in firsts]
+
+
+def test_what_precedes_the_first_optimizer_pass_is_a_step_behind_a_start() -> None:
+    kernels, calls = _program("ijklmnopq" + "abcdeO" * 4 + "abc")
+    for row in kernels:
+        if row["name"] == "O":
+            row["full_name"] = "adamw_kernel"
+    search = _search(kernels=kernels, api=calls)
+    assert [step.start_ns for step in search.steps] == [kernels[9 + 6 * number]["start_ns"] for number in range(4)]
+    # What runs behind the last pass is a step that the recording cuts off.
+    assert search.steps[-1].end_ns == kernels[9 + 24 - 1]["end_ns"]
+
+
+def test_layers_of_one_step_are_no_steps_where_an_optimizer_runs_beside_them() -> None:
+    kernels, calls = _program("e" + "xyz" * 12 + "hO")
+    kernels[-1]["full_name"] = "adamw_kernel"
+    assert _search(kernels=kernels, api=calls).source == "none"
+
+
+def test_a_data_loader_tells_the_steps_of_an_evaluation() -> None:
+    # Batches of unequal shape: nothing repeats.
+    steps = ["abcd", "badc", "cdab", "dcba"]
+    kernels, calls = _program("".join(steps))
+    asked = [kernels[4 * number]["start_ns"] - 6 * US for number in range(4)]
+    name = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
+    ranges = [nvtx(time, time + US, name, kind="user-annotation") for time in asked]
+    search = _search(kernels=kernels, api=calls, ranges=ranges)
+    assert [step.start_ns for step in search.steps] == [kernels[4 * number]["start_ns"] for number in range(4)]
+
+
+def test_compiled_regions_are_no_steps_though_they_hold_all_work() -> None:
+    kernels, calls = _program(" ".join(["abcdef"] * 4))
+    ranges = [
+        nvtx(k["start_ns"] - 6 * US, k["start_ns"] + 17 * US, "## Call CompiledFxGraph f1 ##") for k in kernels[::2]
+    ]
+    search = _search(kernels=kernels, api=calls, ranges=ranges)
+    assert (search.source, len(search.steps)) == ("sequence", 4)
+
+
+def test_tokens_of_a_text_are_not_surely_steps() -> None:
+    layers = "abc" * 6
+    kernels, calls = _program(" ".join(["e" + layers + "hm"] * 6))
+    sure = _search(kernels=kernels, api=calls)
+    for row in kernels:
+        if row["name"] == "m":
+            row["full_name"] = "reduce_kernel<512, 1, ReduceOp<float, ArgMaxOps<float>>>"
+    chosen = _search(kernels=kernels, api=calls)
+    assert (len(sure.steps), sure.is_sure) == (len(chosen.steps), True)
+    assert not chosen.is_sure
+    assert "they may be parts of a step" in chosen.how
+
+
+def test_what_happens_once_in_several_turns_makes_them_one_step() -> None:
+    kernels, calls = _program("ab" * 12)
+    waits = [
+        call(kernels[i]["start_ns"], kernels[i]["start_ns"] + US, "cudaDeviceSynchronize") for i in range(7, 24, 8)
+    ]
+    search = _search(kernels=kernels, api=[*calls, *waits])
+    assert [step.start_ns for step in search.steps] == [kernels[i]["start_ns"] for i in (0, 8, 16)]
+
+
+@pytest.mark.parametrize(("pause", "kept"), [(500 * US, 3), (US // 2, 4)])
+def test_a_last_step_counts_where_the_pause_that_it_lacks_does_not_matter(pause: int, kept: int) -> None:
+    kernels, calls = _program(" ".join(["abcdefghij"] * 4), gap=pause)
+    search = _search(kernels=kernels, api=calls)
+    assert (len(search.steps), len(search.steady)) == (4, kept)
+    assert ("the last left out, whose end was not recorded" in search.how) == (kept == 3)
+
+
+def test_two_turns_are_a_repetition_only_if_nothing_else_was_recorded() -> None:
+    turn = "e" + "xyz" * 6 + "hb"
+    kernels, calls = _program(turn + " " + turn)
+    assert (len(_search(kernels=kernels, api=calls).steps), _search(kernels=kernels, api=calls).is_sure) == (2, False)
+    for row in kernels:
+        if row["name"] == "b":
+            row["full_name"] = "layer_norm_backward_kernel"
+    assert _search(kernels=kernels, api=calls).is_sure, "who trains has passed through forward and backward pass twice"
+    kernels, calls = _program(turn + "pqrstuvw" + turn)
+    assert _search(kernels=kernels, api=calls).source == "none"
 
 
 def test_a_slow_first_step_is_warm_up() -> None:

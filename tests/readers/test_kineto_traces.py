@@ -197,6 +197,14 @@ def test_categories_of_2021_mean_the_same(trace: Callable[..., Trace]) -> None:
     assert (found.kernels.height, found.api_calls.height, found.ranges.height) == (1, 1, 1)
 
 
+def test_marks_that_were_operators_in_2021_are_annotations(trace: Callable[..., Trace]) -> None:
+    names = ["ProfilerStep#3", "aten::mm", "Optimizer.step#Adam.step", "enumerate(DataLoader)#_SingleProcess.__next__"]
+    found = trace(*({**operator(name, 10 * i, 4), "cat": "Operator"} for i, name in enumerate(names)))
+    kinds = dict(found.ranges.select(pl.col("name", "kind").cast(pl.String)).iter_rows())
+    assert kinds == {name: "cpu-op" if name == "aten::mm" else "user-annotation" for name in names}
+    assert [found.ranges["name"][row] for row in found.operators["range"]] == ["aten::mm"]
+
+
 def test_what_the_profiler_derives_is_no_work(trace: Callable[..., Trace]) -> None:
     derived = {**kernel(0, 100), "cat": "gpu_user_annotation", "name": "ProfilerStep#1"}
     found = trace(kernel(3, 1), derived, {"ph": "M", "name": "process_name", "pid": 0, "args": {"name": "python"}})

@@ -32,8 +32,13 @@ _BY_CHANCE = 1e-4
 #: Pauses this much longer than the others are of another kind (a read-back, an input pipeline), and need fewer turns.
 _FAR_FACTOR = 5.0
 _FAR_BY_CHANCE = 0.005
+#: Pauses are of two kinds if the gap between them is this many times as wide as either kind: a handful of random ones
+#: that fall into two groups, and one of them into each turn, hardly ever leaves such a gap.
+_KINDS_APART = 2.0
+#: A distance this many times as large as the next smaller one is of another kind.
+_NOT_CLOSE = 2.0
 #: Fewer launches than this say nothing about the structure of a step.
-_LEAST_STRUCTURE = 20
+LEAST_STRUCTURE = 20
 #: Repetitions beyond this many are not searched for a coarser rhythm: a pass for each possible length costs too much.
 _MAX_REPEATS = 4000
 
@@ -88,7 +93,15 @@ def _coarser(pauses: Int64s) -> tuple[int, int]:
         far = float(np.median(marked)) > _FAR_FACTOR * max(float(np.quantile(others, 0.9)), 1.0)
         if by_chance < (_FAR_BY_CHANCE if far else _BY_CHANCE) and stand_out(marked, others):
             return length, (column + 1) % length
+        if whole >= MIN_REPEATS and _two_kinds(marked, others):
+            return length, (column + 1) % length
     return 1, 0
+
+
+def _two_kinds(marked: Int64s, others: Int64s) -> bool:
+    """Whether these pauses are of two kinds: a gap between them that is wide beside what either kind varies."""
+    varies = max(int(np.ptp(marked)), int(np.ptp(others)), 1)
+    return int(marked.min()) - int(others.max()) > _KINDS_APART * varies
 
 
 def is_structured(codes: Int64s, period: int) -> bool:
@@ -97,7 +110,18 @@ def is_structured(codes: Int64s, period: int) -> bool:
     A layer has no layers inside. Few launches can look like anything.
     """
     _, counts = np.unique(codes[:period], return_counts=True)
-    return period >= _LEAST_STRUCTURE and bool(counts.max() >= MIN_REPEATS) and bool((counts == 1).any())
+    return period >= LEAST_STRUCTURE and bool(counts.max() >= MIN_REPEATS) and bool((counts == 1).any())
+
+
+def largest_drop(distances: Int64s) -> int:
+    """The largest of the small distances between places: where, in order of size, the next is most times as large.
+
+    Places next to each other are close, whether there are any or not; all are where no distance is twice as large as
+    the one before it.
+    """
+    sizes = np.sort(np.r_[1, distances])
+    ratios = sizes[1:] / sizes[:-1]
+    return int(sizes[np.argmax(ratios)] if len(ratios) and ratios.max() >= _NOT_CLOSE else sizes[-1])
 
 
 def stand_out(pauses: Int64s, others: Int64s) -> bool:

@@ -4,26 +4,26 @@ Steps are looked for in two places, in this order:
 
 1. annotated ranges of one name that repeat one after the other on a thread (numbers in the name ignored, so that
    `ProfilerStep#3` and `ProfilerStep#4` are one name) and together hold most of the GPU work of the time they span;
-2. a kernel sequence that repeats: the distance at which the sequence of launches equals itself over the longest
-   stretch.
+2. the launches themselves (`warplens.analysis.sequence`).
 
-The leading steps that are much slower than the rest, or that run another number of kernels, are left out as warm-up.
+The leading steps that are much slower than the rest, or that run another number of kernels, are left out as warm-up;
+and so is a last step whose end the recording does not show.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import polars as pl
 
 from warplens.analysis.attribution import RangeForest, is_operator
-from warplens.analysis.repetition import MIN_REPEATS, is_structured, longest_repetition, repetitions_per_step, stand_out
-from warplens.analysis.trees import NO_RANGE, Forest
-from warplens.analysis.window import NO_PHASE, Step, generic_name, is_step_name, is_warmup_name, phase_of_name
+from warplens.analysis.repetition import MIN_REPEATS
+from warplens.analysis.sequence import Found, steps_from_sequence, warmup_labels
+from warplens.analysis.trees import NO_RANGE
+from warplens.analysis.window import Step, generic_name, is_framework_name, is_step_name
 from warplens.profile import Trace
-from warplens.profile.schema import Bools, Int64s, name_categories
+from warplens.profile.schema import Int64s, name_categories
 
 #: A range that is called a step may leave out this much of the GPU work (evaluation, checkpoints); any other repeated
 #: range must hold nearly all of it, or it is only a part of the step (a layer, the forward pass of a training step).
@@ -33,13 +33,13 @@ _ANY_RANGE_COVERAGE = 0.9
 #: When more of the GPU time than this runs in what would be another step, steps overlap on the GPU.
 _STRAYED_SHARE = 0.1
 
-#: The repeating stretch must hold this share of the GPU work, or it is only a part of the program.
-_MIN_SEQUENCE_SHARE = 0.5
-
 #: A leading step this much slower than the median is still warming up (compilation, allocation, autotuning). Ordinary
 #: steps of one program stay within some 20 % of each other even where the host is the limit; real warm-up steps in our
 #: captures are 1.3 to 100 times slower.
 WARMUP_SLOWDOWN = 1.25
+
+#: The last step counts if the pause that it lacks is at most this share of a step: less than steps differ anyway.
+_LOST_PAUSE = 0.02
 
 #: Ranges of one name are steps only if most of them launch about the same amount of work.
 _ALIKE_SHARE = 0.5
@@ -73,37 +73,42 @@ def find_steps(trace: Trace, work: pl.DataFrame, forest: RangeForest) -> StepSea
         return StepSearch((), (), "none", None, "no GPU work was recorded, so there are no steps")
     found = _steps_from_ranges(trace, work, forest)
     if found is None:
-        found = _steps_from_sequence(trace, work, forest)
+        found = steps_from_sequence(trace, work, forest)
     if found is None:
         how = "from the first to the last GPU work (neither ranges nor the kernel sequence show a repeating step)"
         return StepSearch((), (), "none", None, how)
     steps = tuple(Step(i + 1, int(s), int(e)) for i, (s, e) in enumerate(zip(found.starts, found.ends, strict=True)))
     left_out = _warmup_count(found)
+    kept = len(steps) - (len(steps) - left_out > 1 and _ends_unseen(found, left_out))
     source = "sequence" if found.name is None else "range"
-    how = _describe(steps, left_out, found.name) + ("" if found.is_sure else "; they may be parts of a step")
-    return StepSearch(steps, steps[left_out:], source, found.name, how, found.is_sure)
+    how = _describe(len(steps), left_out, kept, found.name) + ("" if found.is_sure else "; they may be parts of a step")
+    return StepSearch(steps, steps[left_out:kept], source, found.name, how, found.is_sure)
 
 
-def _describe(steps: tuple[Step, ...], left_out: int, name: str | None) -> str:
+def _describe(count: int, left_out: int, kept: int, name: str | None) -> str:
     origin = f"ranges named {name!r}" if name is not None else "the repeating kernel sequence"
-    first, last = left_out + 1, len(steps)
-    kept = f"steps {first}–{last} of {last}" if last > first else f"step {last} of {last}"
+    chosen = f"steps {left_out + 1}–{kept} of {count}" if kept > left_out + 1 else f"step {kept} of {count}"
     leading = "the first" if left_out == 1 else f"the first {left_out}"
-    return f"{kept}, from {origin}" + (f"; {leading} left out as warm-up" if left_out else "")
+    parts = [f"{chosen}, from {origin}"]
+    parts += [f"{leading} left out as warm-up"] if left_out else []
+    parts += ["the last left out, whose end was not recorded"] if kept < count else []
+    return "; ".join(parts)
 
 
-class _Found(NamedTuple):
-    """Candidate steps: begin, end and launches of each, which are called warm-up, and whether they surely are steps."""
+def _ends_unseen(found: Found, left_out: int) -> bool:
+    """Whether the last step is shorter than the others for want of the pause that follows a step.
 
-    starts: Int64s
-    ends: Int64s
-    counts: Int64s
-    named_warmup: Bools
-    name: str | None
-    is_sure: bool = True
+    Where a step lasts until the next one begins, the last one ends with its last GPU work. It counts where steps follow
+    one another without a pause, and where its own work took so long that the pause does not matter.
+    """
+    if found.work_ends is None:
+        return False
+    pauses = found.starts[left_out + 1 :] - found.work_ends[left_out:-1]
+    usual = float(np.median(np.diff(found.starts[left_out:])))
+    return float(np.median(pauses)) > _LOST_PAUSE * usual
 
 
-def _warmup_count(found: _Found) -> int:
+def _warmup_count(found: Found) -> int:
     """How many leading steps are still warming up; at least the last step is always kept."""
     durations = found.ends - found.starts
     later = slice(len(durations) // 2, None)
@@ -120,7 +125,7 @@ def _warmup_count(found: _Found) -> int:
 # ── ranges ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _steps_from_ranges(trace: Trace, work: pl.DataFrame, forest: RangeForest) -> _Found | None:
+def _steps_from_ranges(trace: Trace, work: pl.DataFrame, forest: RangeForest) -> Found | None:
     ranges = trace.ranges
     if not ranges.height:
         return None
@@ -160,12 +165,13 @@ def _repeated_ranges(ranges: pl.DataFrame, forest: RangeForest) -> list[tuple[st
     code_of_category = np.array([numbering[text] for text in generic], dtype=np.int64)
     codes = ranges["name"].to_physical().to_numpy()
     code = code_of_category[codes]
-    outside_warmup = forest.outermost_match(_is_warmup(ranges)) == 0
+    outside_warmup = forest.outermost_match(warmup_labels(ranges)) == 0
 
     start, end = ranges["start_ns"].to_numpy(), ranges["end_ns"].to_numpy()
     thread = (ranges["process"].to_numpy().astype(np.int64) << 32) | ranges["thread"].to_numpy()
     # Operators repeat by nature; a step is what a person, or a framework on a person's behalf, marked as one.
-    rows = np.flatnonzero(outside_warmup & (end > start) & ~is_operator(ranges))
+    own = np.array([not is_framework_name(text) for text in categories], dtype=np.bool_)[codes]
+    rows = np.flatnonzero(outside_warmup & (end > start) & ~is_operator(ranges) & own)
     order = rows[np.lexsort((start[rows], code[rows], thread[rows]))]
     changes = np.flatnonzero((np.diff(code[order]) != 0) | (np.diff(thread[order]) != 0)) + 1
     names = list(numbering)
@@ -186,7 +192,7 @@ def _coverage(rows: Int64s, ranges: pl.DataFrame, work: pl.DataFrame, launches_i
     return float(launches_inside[rows].sum() / during) if during else 0.0
 
 
-def _on_analysis_clock(rows: Int64s, trace: Trace, work: pl.DataFrame, forest: RangeForest, name: str) -> _Found | None:
+def _on_analysis_clock(rows: Int64s, trace: Trace, work: pl.DataFrame, forest: RangeForest, name: str) -> Found | None:
     """Steps as intervals in which both their host and their GPU side lie, as far as the program keeps them together.
 
     Where each step waits for its GPU work (it ends before the range does), the range itself is the step. Where the host
@@ -210,11 +216,11 @@ def _on_analysis_clock(rows: Int64s, trace: Trace, work: pl.DataFrame, forest: R
     np.minimum.at(first, step[mine] - 1, work["start_ns"].to_numpy()[mine])
     np.maximum.at(last, step[mine] - 1, work["end_ns"].to_numpy()[mine])
     if np.all(last <= finish):
-        return _Found(begin, finish, counts, np.zeros(len(rows), dtype=np.bool_), name)
+        return Found(begin, finish, counts, np.zeros(len(rows), dtype=np.bool_), name)
     if np.any(np.diff(first) <= 0):
         return None  # steps overlap on the GPU: no instant separates them
     first = _first_on_busiest_stream(work[mine], step[mine] - 1, first)
-    return _Found(first, np.r_[first[1:], last[-1]], counts, np.zeros(len(rows), dtype=np.bool_), name)
+    return Found(first, np.r_[first[1:], last[-1]], counts, np.zeros(len(rows), dtype=np.bool_), name, last)
 
 
 def _first_on_busiest_stream(work: pl.DataFrame, step: Int64s, first: Int64s) -> Int64s:
@@ -236,164 +242,3 @@ def _first_on_busiest_stream(work: pl.DataFrame, step: Int64s, first: Int64s) ->
     np.minimum.at(begins, step[rows], start[rows])
     in_order = len(np.unique(step[rows])) == len(first) and bool(np.all(np.diff(begins) > 0))
     return begins if in_order else first
-
-
-# ── kernel sequence ───────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def _steps_from_sequence(trace: Trace, work: pl.DataFrame, forest: RangeForest) -> _Found | None:
-    sequence = _launch_sequence(trace, work)
-    if sequence.height < MIN_REPEATS:
-        return None
-    calls = _by_call(sequence)
-    if calls.height < MIN_REPEATS:
-        return None
-    period, begin, stop = longest_repetition(calls["code"].to_numpy())
-    if period == 0 or (stop - begin) // period < MIN_REPEATS:
-        return None
-    start, end, busy = (calls[name].to_numpy() for name in ("start_ns", "end_ns", "busy_ns"))
-    if busy[begin:stop].sum() < _MIN_SEQUENCE_SHARE * busy.sum():
-        return None
-    if _inside_one_part(calls[begin:stop], trace, forest) or _inside_one_module(calls[begin:stop], trace):
-        return None
-    begin += _largest_gap_offset(start, end, begin, stop, period)
-    period, begin = _whole_steps(calls, begin, stop, period)
-    repeats = (stop - begin) // period
-    if repeats < 2:
-        return None
-    stop = begin + repeats * period
-    cuts = begin + period * np.arange(repeats + 1)
-    firsts = np.minimum.reduceat(start[begin:stop], cuts[:-1] - begin)
-    last = int(end[cuts[-2] : cuts[-1]].max())
-    if np.any(np.diff(firsts) <= 0):
-        return None
-    warming = np.add.reduceat(_launched_in_warmup(calls, trace, forest)[begin:stop].astype(np.int64), cuts[:-1] - begin)
-    launches = np.add.reduceat(calls["launches"].to_numpy()[begin:stop], cuts[:-1] - begin)
-    # A graph that is launched again and again is what its program repeats.
-    graphs = calls["launches"].to_numpy()[begin:stop] > 1
-    graphs |= (calls["kind"] == "graph").to_numpy()[begin:stop]
-    sure = (
-        bool(graphs.any())
-        or is_structured(calls["code"].to_numpy()[begin:stop], period)
-        or _pauses_between(calls, begin, stop, period)
-    )
-    return _Found(firsts, np.r_[firsts[1:], np.int64(last)], launches, warming > period // 2, None, sure)
-
-
-def _by_call(sequence: pl.DataFrame) -> pl.DataFrame:
-    """The sequence with all work of one call (the nodes of a CUDA graph) as one row: no step ends inside of a call."""
-    call = sequence["api_row"].fill_null(-1).to_numpy()
-    first = np.flatnonzero(np.r_[True, (call[1:] != call[:-1]) | (call[1:] < 0)])
-    busy = (sequence["end_ns"] - sequence["start_ns"]).to_numpy()
-    code = sequence["code"].to_numpy()
-    if len(first) < sequence.height:
-        place = np.arange(sequence.height) - np.repeat(first, np.diff(np.r_[first, sequence.height]))
-        # Calls are alike if they run the same work in the same order; wrapping sums tell orders apart well enough.
-        code = np.add.reduceat((code + 1) * (2 * place + 1), first)
-    return sequence[first].with_columns(
-        pl.Series("code", code),
-        pl.Series("start_ns", np.minimum.reduceat(sequence["start_ns"].to_numpy(), first)),
-        pl.Series("end_ns", np.maximum.reduceat(sequence["end_ns"].to_numpy(), first)),
-        pl.Series("busy_ns", np.add.reduceat(busy, first)),
-        pl.Series("launches", np.diff(np.r_[first, sequence.height])),
-    )
-
-
-def _pauses_between(calls: pl.DataFrame, begin: int, stop: int, period: int) -> bool:
-    """Whether the GPU, or the host, pauses after each turn longer than inside of one."""
-    pauses = _rhythms(calls, np.arange(begin + 1, stop))
-    ends = np.zeros(stop - begin - 1, dtype=np.bool_)
-    ends[period - 1 :: period] = True
-    return any(stand_out(pause[ends], pause[~ends]) for pause in pauses)
-
-
-def _rhythms(calls: pl.DataFrame, places: Int64s) -> list[Int64s]:
-    """What precedes each of these calls: the time since the host's last launch, if known, and the GPU's idle time."""
-    reach = np.maximum.accumulate(calls["end_ns"].to_numpy())
-    rhythms = [np.maximum(calls["start_ns"].to_numpy()[places] - reach[places - 1], 0)]
-    if not calls["launch_start_ns"].null_count():
-        launch = calls["launch_start_ns"].to_numpy()
-        rhythms.insert(0, launch[places] - launch[places - 1])
-    return rhythms
-
-
-def _whole_steps(calls: pl.DataFrame, begin: int, stop: int, period: int) -> tuple[int, int]:
-    """Period and begin of the steps, where the repetitions found are parts of them (layers, micro-batches)."""
-    for pauses in _rhythms(calls, np.arange(begin, stop - period + 1, period)[1:]):
-        parts, before = repetitions_per_step(pauses)
-        if parts > 1:
-            return parts * period, begin + before * period
-    return period, begin
-
-
-def _launched_in_warmup(sequence: pl.DataFrame, trace: Trace, forest: RangeForest) -> Bools:
-    """Which launches a range called "warm-up" holds."""
-    held = np.r_[forest.outermost_match(_is_warmup(trace.ranges)) > 0, False]
-    inside: Bools = held[sequence["range"].fill_null(NO_RANGE).to_numpy()]
-    return inside
-
-
-def _inside_one_part(launches: pl.DataFrame, trace: Trace, forest: RangeForest) -> bool:
-    """Whether one range called after a phase holds all these launches: then they repeat by layer, not by step."""
-    if not trace.ranges.height:
-        return False
-    part = np.array([phase_of_name(text) != NO_PHASE for text in name_categories(trace.ranges["name"])])
-    number = np.where(part[trace.ranges["name"].to_physical().to_numpy()], np.arange(1, trace.ranges.height + 1), 0)
-    held = np.r_[forest.outermost_match(number), 0][launches["range"].fill_null(NO_RANGE).to_numpy()]
-    return bool(held[0] > 0 and np.all(held == held[0]))
-
-
-def _inside_one_module(launches: pl.DataFrame, trace: Trace) -> bool:
-    """Whether one call of a `torch.nn` module launched all of this: then its layers repeat."""
-    if not trace.python_functions.height or launches["launch_start_ns"].null_count():
-        return False
-    from warplens.analysis.operators.places import python_frames
-
-    frames = python_frames(trace.python_functions)
-    process, thread, when = (
-        launches[column].to_numpy().astype(np.int64) for column in ("process", "thread", "launch_start_ns")
-    )
-    number = np.where(frames.is_module, np.arange(1, len(frames.is_module) + 1), 0)
-    outermost = np.r_[Forest.of(frames.parent).outermost_match(number), 0]
-    held = outermost[frames.running(process, thread, when)]
-    return bool(held[0] > 0 and np.all(held == held[0]))
-
-
-def _is_warmup(ranges: pl.DataFrame) -> Int64s:
-    if not ranges.height:
-        return np.empty(0, dtype=np.int64)
-    by_name = np.array([is_warmup_name(text) for text in name_categories(ranges["name"])], dtype=np.int64)
-    labels: Int64s = by_name[ranges["name"].to_physical().to_numpy()]
-    return labels
-
-
-def _launch_sequence(trace: Trace, work: pl.DataFrame) -> pl.DataFrame:
-    """Kernels and graph launches of the busiest process and device in launch order, with a code for each identity."""
-    ops = work.filter(pl.col("kind").is_in(["kernel", "graph"]))
-    if not ops.height:
-        return ops.with_columns(pl.lit(0, dtype=pl.Int64).alias("code"))
-    duration = pl.col("end_ns") - pl.col("start_ns")
-    busiest = ops.group_by("process", "device").agg(duration.sum().alias("t")).sort("t", "process", "device")
-    ops = ops.filter((pl.col("process") == busiest["process"][-1]) & (pl.col("device") == busiest["device"][-1]))
-    kernel_code = trace.kernels["full_name"].to_physical().cast(pl.Int64)
-    graph_code = -1 - trace.graph_launches["graph"].fill_null(0)
-    rows = ops["row"].to_numpy()
-    is_kernel = (ops["kind"] == "kernel").to_numpy()
-    codes = np.empty(ops.height, dtype=np.int64)
-    codes[is_kernel] = kernel_code.to_numpy()[rows[is_kernel]]
-    codes[~is_kernel] = graph_code.to_numpy()[rows[~is_kernel]]
-    ops = ops.with_columns(pl.Series("code", codes))
-    # Launch order is the program's order; streams may run it in another one.
-    return ops.sort(pl.coalesce("launch_start_ns", "start_ns"), "start_ns", maintain_order=True)
-
-
-def _largest_gap_offset(start: Int64s, end: Int64s, begin: int, stop: int, period: int) -> int:
-    """Where in the period a step begins: after the largest typical pause, since steps are where programs wait.
-
-    Only places that do not cost a whole repetition are considered; a stretch of whole periods begins with a step.
-    """
-    repeats, rest = divmod(stop - begin, period)
-    reach = np.maximum.accumulate(end)
-    index = begin + np.arange(repeats * period)
-    gaps = np.where(index > 0, start[index] - reach[np.maximum(index - 1, 0)], 0).reshape(repeats, period)
-    return int(np.argmax(np.median(gaps[:, : rest + 1], axis=0)))

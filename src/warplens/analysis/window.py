@@ -102,6 +102,10 @@ _STEP = lazy_pattern(
     r"^(profilerstep|(train(ing)?|eval(uation)?|inference|model|global|benchmark)?[\s_-]*(step|iter(ation)?|batch))s?[\s_:#-]*N?$",
     re.IGNORECASE,
 )
+_FRAMEWORK = lazy_pattern(
+    r"## Call CompiledFxGraph|Torch-Compiled Region|CompiledFunction"
+    r"|Optimizer\.|enumerate\(DataLoader\)#|nccl:|DistributedDataParallel\."
+)
 _DIGITS = lazy_pattern(r"\d+")
 _WARMUP = lazy_pattern(r"warm[\s_-]*up", re.IGNORECASE)
 
@@ -114,6 +118,11 @@ def generic_name(name: str) -> str:
 def is_step_name(name: str) -> bool:
     """Whether a name, its numbers replaced by `N`, says that the range is one repetition of the workload."""
     return _STEP.match(name.strip()) is not None
+
+
+def is_framework_name(name: str) -> bool:
+    """Whether a framework gave this name to a part of its own work (a compiled region, an optimizer, a loader)."""
+    return _FRAMEWORK.match(name) is not None
 
 
 def is_warmup_name(name: str) -> bool:

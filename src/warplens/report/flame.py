@@ -154,7 +154,8 @@ def _leaves(timeline: Timeline, work: pl.DataFrame) -> tuple[Int64s, list[tuple[
     of_kernel = (kind == "kernel").to_numpy()
     code[of_kernel] = kernels.to_physical().to_numpy()[row[of_kernel]]
     of_copy = (kind == "copy").to_numpy()
-    code[of_copy] = trace.copies["direction"].to_physical().to_numpy()[row[of_copy]] + len(leaves)
+    directions = trace.copies["direction"].to_physical().cast(pl.Int64).to_numpy()  # as bytes they could not count on
+    code[of_copy] = directions[row[of_copy]] + len(leaves)
     leaves += [
         (f"copy {text}", "copies and fills", None, "transfer") for text in name_categories(trace.copies["direction"])
     ]

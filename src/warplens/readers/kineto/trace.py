@@ -20,6 +20,7 @@ import polars as pl
 from warplens.errors import UnreadableInputError
 from warplens.profile import Capture, Trace
 from warplens.profile.nesting import nest
+from warplens.profile.schema import encode_names
 from warplens.profile.tables import TABLES
 from warplens.readers.kineto import KINETO
 from warplens.readers.kineto.capture import RECAPTURE, Findings, devices_of, epoch_of, notes_of, placement_of
@@ -106,6 +107,9 @@ _HOST_MEMORY = 0
 #: Overhead that CUDA has without a profiler, too: compiling, loading lazily, a full command buffer.
 _NOT_THE_PROFILERS = r"(?i)compil|lazy|command buffer"
 
+#: What PyTorch's own annotations begin with. Traces of 2021 have them among the operators.
+_MARKS = r"^(ProfilerStep#|Optimizer\.|enumerate\(DataLoader\)#)"
+
 #: A call without a correlation id issued no work that could be told.
 _NO_CORRELATION = -1
 
@@ -124,6 +128,8 @@ def tables_of(spans: Spans) -> dict[str, pl.DataFrame]:
     host = host_process(spans)
     frames = spans.frames
     calls, operators = frames.pop("call"), frames.pop("operator")
+    is_mark = named(operators["name"]).cast(pl.String).str.contains(_MARKS)
+    marks, operators = operators.filter(is_mark), operators.filter(~is_mark)
     kernels = kernels_of(frames.pop("kernel"), calls, host)
     tables = {
         "kernels": kernels,
@@ -141,7 +147,7 @@ def tables_of(spans: Spans) -> dict[str, pl.DataFrame]:
     overheads = frames.pop("overhead")
     overheads = with_threads(overheads, host).with_columns(named(overheads["name"]))
     tables["profiler_overhead"] = overheads.filter(~pl.col("name").cast(pl.String).str.contains(_NOT_THE_PROFILERS))
-    tables["ranges"] = _ranges(operators, frames.pop("annotation"), host)
+    tables["ranges"] = _ranges(operators, (marks, frames.pop("annotation")), host)
     tables["operators"] = operators_of(operators)
     tables["autograd_links"] = autograd_links_of(spans.arrows, operators, tables["ranges"], host)
     del operators
@@ -152,22 +158,14 @@ def tables_of(spans: Spans) -> dict[str, pl.DataFrame]:
     return {name: TABLES[name].checked(tables[name]) if name in tables else TABLES[name].empty() for name in TABLES}
 
 
-def _ranges(operators: pl.DataFrame, annotations: pl.DataFrame, host: int) -> pl.DataFrame:
+def _ranges(operators: pl.DataFrame, annotations: tuple[pl.DataFrame, ...], host: int) -> pl.DataFrame:
     """Operators first, in their order, then annotations."""
+    parts = (operators, *annotations)
     columns = ("start_ns", "end_ns", "process", "thread")
-    rows = with_threads(pl.concat([operators.select(columns), annotations.select(columns)]), host)
-    kinds = pl.Enum(["cpu-op", "user-annotation"])
-    rows = rows.with_columns(
-        together([named(operators["name"]), named(annotations["name"])]).alias("name"),
-        pl.concat(
-            [
-                pl.repeat("cpu-op", operators.height, dtype=kinds, eager=True),
-                pl.repeat("user-annotation", annotations.height, dtype=kinds, eager=True),
-            ]
-        ).alias("kind"),
-        domain=pl.lit(0, pl.Int64),
-    )
-    return _nested(rows)
+    rows = with_threads(pl.concat([part.select(columns) for part in parts]), host)
+    kinds = encode_names((np.arange(rows.height) >= operators.height).astype(np.int64), ["cpu-op", "user-annotation"])
+    names = together([named(part["name"]) for part in parts])
+    return _nested(rows.with_columns(names.alias("name"), kinds.alias("kind"), domain=pl.lit(0, pl.Int64)))
 
 
 def _nested(rows: pl.DataFrame) -> pl.DataFrame:

@@ -1,0 +1,236 @@
+"""How well steps are found where nobody marked them: recordings whose steps are known, read with the marks hidden.
+
+    python -m benchmarks.steps_scorecard                  # recordings of the repository, and of shared/data where it is
+    python -m benchmarks.steps_scorecard --cases          # one line a recording as well
+    python -m benchmarks.steps_scorecard --write          # benchmarks/results/steps.md, of the repository's alone
+
+Hidden is what a person marked: all NVTX ranges, and of a torch trace `ProfilerStep` and every annotation but those that
+PyTorch makes itself (optimizers, data loaders, compiled regions). Operators stay. Known are the marked steps; where a
+recording has no marks, how many steps its index says that it holds.
+
+*Right*: called sure, and the steps found are those. *Unsure*: the window says "they may be parts of a step", or that
+there are none. *Wrong*: called sure, and they are others. A recording of a single step repeats nothing: "none" and
+"unsure" are right there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections import Counter
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import polars as pl
+
+from warplens.analysis.attribution import is_operator
+from warplens.analysis.timeline import Timeline
+from warplens.analysis.window import is_framework_name
+from warplens.errors import WarplensError
+from warplens.profile.schema import name_categories
+from warplens.readers import read
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from warplens.analysis.steps import StepSearch
+    from warplens.profile import Trace
+    from warplens.profile.schema import Int64s
+
+REPOSITORY: Final = Path(__file__).resolve().parents[1]
+RESULTS: Final = REPOSITORY / "benchmarks" / "results" / "steps.md"
+#: Marked recordings, by folder; nsys reports beside an export are the same recording.
+FOLDERS: Final = (
+    "data/planted",
+    "data/pairs",
+    "data/captures",
+    "data/recordings",
+    "src/warplens/data/captures",
+    "benchmarks/diagnosis/held_out",
+)
+_PROFILES: Final = (".sqlite", ".sqlite.xz", ".json.xz", ".json.gz", ".json")
+
+#: Steps differ by some launches, and in time: paces this close are the same.
+_SAME_PACE: Final = 0.05
+#: This share of the steps found must each follow the marked step that the one before it lies in.
+_ONE_TO_ONE: Final = 0.9
+
+
+@dataclass(frozen=True)
+class Case:
+    """One recording.
+
+    Attributes:
+        path: of the file.
+        known: how many steps it holds.
+        pace_ns: from one to the next; None where they are not marked.
+        found: without marks.
+        answer: `right`, `unsure` or `wrong`.
+    """
+
+    path: Path
+    known: int
+    pace_ns: float | None
+    found: StepSearch
+    answer: str
+
+    def line(self) -> str:
+        """For people."""
+        pace = "unmarked" if self.pace_ns is None else f"{self.pace_ns / 1e6:.3f} ms"
+        sure = "sure" if self.found.is_sure else "unsure"
+        return (
+            f"{self.answer:7} {self.path.parent.name}/{self.path.name}: {self.known} steps, {pace};"
+            f" found {len(self.found.steps)}, {pace_ns(self.found) / 1e6:.3f} ms ({self.found.source}, {sure})"
+        )
+
+
+def recordings(shared: Path | None = None) -> Iterator[Path]:
+    """Every profile of the repository, and of a folder with further ones."""
+    folders = [REPOSITORY / folder for folder in FOLDERS]
+    folders += [shared / kind for kind in ("nsys", "kineto", "pairs")] if shared else []
+    for folder in folders:
+        yield from (path for path in sorted(folder.rglob("*")) if path.name.endswith(_PROFILES))
+
+
+def without_marks(trace: Trace) -> Trace:
+    """The same recording as if nobody had annotated it."""
+    ranges = trace.ranges
+    if not ranges.height:
+        return trace
+    made = np.array([is_framework_name(text) for text in name_categories(ranges["name"])], dtype=np.bool_)
+    kept = is_operator(ranges) | made[ranges["name"].to_physical().to_numpy()]
+    place = np.where(kept, np.cumsum(kept) - 1, -1)
+    parent = ranges["parent"].fill_null(-1).to_numpy().astype(np.int64)
+    while (lost := (parent >= 0) & ~kept[np.maximum(parent, 0)]).any():
+        parent = np.where(lost, parent[np.maximum(parent, 0)], parent)
+    above = pl.Series("parent", np.where(parent >= 0, place[np.maximum(parent, 0)], -1))
+    left = ranges.with_columns(pl.select(pl.when(above >= 0).then(above).alias("parent")).to_series())
+    return replace(
+        trace,
+        ranges=left.filter(pl.Series(kept)),
+        operators=_renumbered(trace.operators, place, "range"),
+        autograd_links=_renumbered(trace.autograd_links, place, "forward", "backward"),
+    )
+
+
+def _renumbered(table: pl.DataFrame, place: Int64s, *columns: str) -> pl.DataFrame:
+    for name in columns:
+        table = table.with_columns(pl.Series(name, place[table[name].to_numpy()]))
+    return table
+
+
+def pace_ns(search: StepSearch) -> float:
+    """From step to step, where there are two; else how long the only one lasts; 0 for none."""
+    starts = [step.start_ns for step in search.steady or search.steps]
+    if len(starts) > 1:
+        return float(np.median(np.diff(starts)))
+    return float(search.steps[-1].duration_ns) if search.steps else 0.0
+
+
+def judged(path: Path) -> Case | None:
+    """What is found without the marks; None where the steps are not known, or the file is no profile."""
+    try:
+        trace = read(path)
+    except WarplensError:
+        return None
+    return compared(path, Timeline(trace).steps, Timeline(without_marks(trace)).steps)
+
+
+def compared(path: Path, marked: StepSearch, found: StepSearch) -> Case | None:
+    """One recording's steps with and without marks; None where nothing says which are right."""
+    if marked.source != "range":
+        known = _indexed().get(path.resolve())
+        if known is None:
+            return None
+        return Case(path, known, None, found, _answer(known, found, len(found.steps) == known))
+    known = len(marked.steps)
+    return Case(path, known, pace_ns(marked), found, _answer(known, found, _same(marked, found)))
+
+
+def _answer(known: int, found: StepSearch, same: bool) -> str:
+    if not found.steps or not found.is_sure:
+        return "unsure" if known > 1 else "right"
+    return "right" if same else "wrong"
+
+
+@cache
+def _indexed() -> dict[Path, int]:
+    """Recording → number of its steps, as the indexes say."""
+    known: dict[Path, int] = {}
+    for index in (REPOSITORY / "data/planted", REPOSITORY / "benchmarks/diagnosis/held_out"):
+        for case in json.loads((index / "INDEX.json").read_text("utf-8"))["cases"]:
+            for variant in case["variants"].values():
+                known |= {index / name: case["steps"] for name in variant.get("files", {}).values()}
+    pairs = REPOSITORY / "data/pairs"
+    for pair in json.loads((pairs / "INDEX.json").read_text("utf-8"))["pairs"]:
+        known |= {pairs / file["path"]: file["steps"] for file in pair["files"].values()}
+    return known
+
+
+def _same(marked: StepSearch, found: StepSearch) -> bool:
+    """Whether the steps found have the pace of the marked ones, or are one marked step each."""
+    return abs(pace_ns(found) / pace_ns(marked) - 1) <= _SAME_PACE or _one_to_one(marked, found)
+
+
+def _one_to_one(marked: StepSearch, found: StepSearch) -> bool:
+    """Whether each step found is one marked step, and most marked ones are found; start-up may be one more."""
+    begins = np.array([step.start_ns for step in marked.steps])
+    # A step found begins with GPU work, a marked one on the host: the two may be shifted against each other.
+    for place in (0.25, 0.5, 0.75):
+        inside = np.array([step.start_ns + place * step.duration_ns for step in found.steps])
+        within = np.searchsorted(begins, inside, side="right") - 1
+        within = within[within >= 0]
+        enough = len(within) >= max(2, len(begins) / 2)
+        if enough and np.mean(np.diff(within) == 1) >= _ONE_TO_ONE:
+            return True
+    return False
+
+
+def scorecard(cases: Sequence[Case]) -> str:
+    """The table of `docs/results/steps.md`."""
+    rows = ["| recorded with | right | unsure | wrong | of |", "|---|---:|---:|---:|---:|"]
+    for kind in (*sorted({_kind(case) for case in cases}), "all"):
+        counts = Counter(case.answer for case in cases if kind in (_kind(case), "all"))
+        cells = [counts[answer] for answer in ("right", "unsure", "wrong")]
+        rows.append(f"| {kind} | {' | '.join(map(str, cells))} | {sum(cells)} |")
+    return "\n".join(rows) + "\n"
+
+
+def misses(cases: Sequence[Case]) -> str:
+    """The recordings of which something wrong is said."""
+    rows = ["| recording | steps | found |", "|---|---:|---:|"]
+    rows += [
+        f"| `{case.path.name}` | {case.known} | {len(case.found.steps)} |" for case in cases if case.answer == "wrong"
+    ]
+    return "\n".join(rows) + "\n"
+
+
+def _kind(case: Case) -> str:
+    tool = "Nsight Systems" if ".sqlite" in case.path.name else "torch.profiler"
+    return f"{tool}, a single step" if case.known < 2 else tool
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the scorecard."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("paths", nargs="*", type=Path)
+    parser.add_argument("--cases", action="store_true", help="one line a recording as well")
+    parser.add_argument("--write", action="store_true", help="store the scorecard of the repository's recordings")
+    given = parser.parse_args(arguments)
+    shared = next((at for parent in REPOSITORY.parents if (at := parent / "shared" / "data").is_dir()), None)
+    paths = given.paths or recordings(None if given.write else shared)
+    cases = [case for path in paths if (case := judged(path)) is not None]
+    if given.write:
+        RESULTS.write_text(f"{scorecard(cases)}\n{misses(cases)}", "utf-8")
+    if given.cases:
+        sys.stdout.writelines(case.line() + "\n" for case in cases)
+    sys.stdout.write(scorecard(cases))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

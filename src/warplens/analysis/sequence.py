@@ -1,0 +1,452 @@
+"""Steps from what a program launches, where nobody marked them.
+
+A program's rhythms are nested: tokens or layers in micro-batches in steps in epochs. Which of them is the step is
+judged by evidence, the strongest first:
+
+1. the optimizer: whatever lies between the ends of two of its passes is a step, even if no two steps launch alike;
+2. a data loader that is asked for the next batch;
+3. a stretch in which the sequence of launches equals itself (`warplens.analysis.repetition`). Its turns are steps if
+   they are launches of CUDA graphs, or are built as steps are (layers, and work done once). They may be parts of a step
+   if something happens only once in several turns: a longer pause, a wait, a copy.
+
+Turns without an optimizer, beside one that runs elsewhere, are parts of a step, and are not taken for one. Where
+nothing tells, the turns are given and called a guess.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import polars as pl
+
+from warplens.analysis.categories import categories_of
+from warplens.analysis.repetition import (
+    LEAST_STRUCTURE,
+    MIN_REPEATS,
+    is_structured,
+    largest_drop,
+    longest_repetition,
+    repetitions_per_step,
+    stand_out,
+)
+from warplens.analysis.trees import NO_RANGE, Forest
+from warplens.analysis.window import NO_PHASE, is_warmup_name, phase_of_name
+from warplens.patterns import lazy_pattern
+from warplens.profile.schema import name_categories
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from warplens.analysis.attribution import RangeForest
+    from warplens.profile import Trace
+    from warplens.profile.schema import Bools, Int64s
+
+#: The repeating stretch must hold this share of the GPU time, or it is only a part of the program.
+_MIN_SEQUENCE_SHARE = 0.5
+#: …and this share before its turns are called steps for their build alone: a step's layers leave more to its other
+#: parts (embedding, head, loss, optimizer), while start-up and warm-up are short beside a loop worth recording.
+_MOST_OF_IT = 0.8
+#: Two turns are a repetition only if they are all there is.
+_ALL_OF_IT = 0.95
+
+#: Steps launch about the same amount of work: half of them within 10 % of the median.
+_ALIKE_SHARE = 0.5
+_ALIKE_TOLERANCE = 0.1
+
+#: A rhythm of waits and copies must hold for this share of the turns.
+_MOST_TURNS = 0.8
+
+#: How PyTorch names the passes of its optimizers and the requests to its data loaders.
+_OPTIMIZER = "Optimizer.step#"
+_NEXT_BATCH = "enumerate(DataLoader)#"
+#: Calls in which the host waits for the GPU, or copies: once in a step, where a step has any.
+_WAITS = lazy_pattern(r"^(cuda|cu|hip)((Device|Stream|Event|Ctx)Synchronize|Memcpy)")
+#: Further calls that make a rhythm.
+_ALLOCATES = lazy_pattern(r"^(cuda|cu|hip)(Malloc|MemAlloc|Free|MemFree)")
+#: Kernels that choose a token: a turn with one is a token of a text, and what is generated in one go is unknown.
+_CHOOSES = lazy_pattern(r"argmax|multinomial|\bsampl(e|ing)", re.IGNORECASE)
+#: Kernels that only training runs.
+_BACKWARD = lazy_pattern(r"backward|bwd|[dw]grad|grad_(input|weight)|gradient", re.IGNORECASE)
+
+
+#: An odd number by which codes are spread over all bits, so that sums of some tell them apart.
+_MIX = 0x9E3779B1
+
+
+class Found(NamedTuple):
+    """Candidate steps.
+
+    Attributes:
+        starts, ends: of each.
+        counts: launches of each.
+        named_warmup: which are called warm-up.
+        name: of their ranges, numbers replaced by `N`; None where launches showed them.
+        work_ends: where the GPU work of each ends, if a step ends where the next one begins: then the last one ends
+            with its work, because nothing shows how long its successor would have waited. None if ranges end them.
+        is_sure: whether they surely are steps.
+    """
+
+    starts: Int64s
+    ends: Int64s
+    counts: Int64s
+    named_warmup: Bools
+    name: str | None
+    work_ends: Int64s | None = None
+    is_sure: bool = True
+
+
+@dataclass(frozen=True, eq=False)
+class _Turns:
+    """Repetitions in the sequence of calls: `calls[begin + i * period : begin + (i + 1) * period]` up to `stop`."""
+
+    trace: Trace
+    calls: pl.DataFrame
+    period: int
+    begin: int
+    stop: int
+
+    def grouped(self, length: int, before: int) -> _Turns:
+        """Each `length` of these turns as one, but for those before the first whole one."""
+        period, begin = length * self.period, self.begin + before * self.period
+        return _Turns(self.trace, self.calls, period, begin, begin + (self.stop - begin) // period * period)
+
+    @property
+    def repeats(self) -> int:
+        return (self.stop - self.begin) // self.period
+
+    @property
+    def cuts(self) -> Int64s:
+        """Where each begins, and where the last ends."""
+        return self.begin + self.period * np.arange(self.repeats + 1)
+
+    def holding(self, places: Int64s) -> Int64s:
+        """How many of these places of the sequence lie in each turn."""
+        inside = places[(places >= self.begin) & (places < self.stop)]
+        return np.bincount((inside - self.begin) // self.period, minlength=self.repeats)
+
+    @cached_property
+    def is_structured(self) -> bool:
+        """Whether a turn is built like a step."""
+        first = self.calls[self.begin : self.begin + self.period]
+        return is_structured(_told_apart(self.trace, first), self.period)
+
+    @cached_property
+    def marks(self) -> tuple[Int64s, Int64s]:
+        """How many waits of the host and copies each turn has, and a code of what else but launches it calls."""
+        number, code = np.zeros(self.repeats, dtype=np.int64), np.zeros(self.repeats, dtype=np.int64)
+        if self.calls["launch_start_ns"].null_count() or not self.trace.api_calls.height:
+            return number, code
+        names = name_categories(self.trace.api_calls["name"])
+        waits = np.array([_WAITS.search(text) is not None for text in names], dtype=np.bool_)
+        others = np.array([_ALLOCATES.search(text) is not None for text in names], dtype=np.bool_)
+        api = self.trace.api_calls.filter(pl.col("process") == self.calls["process"][0])
+        kind, when = api["name"].to_physical().to_numpy().astype(np.int64), api["start_ns"].to_numpy()
+        turn = np.searchsorted(self.calls["launch_start_ns"].to_numpy()[self.cuts[:-1]], when, side="right") - 1
+        inside = (turn >= 0) & (waits | others)[kind]
+        np.add.at(code, turn[inside], (kind[inside] + 1) * _MIX)
+        inside &= waits[kind]
+        np.add.at(number, turn[inside], 1)
+        return number, np.unique(code, return_inverse=True)[1].reshape(-1).astype(np.int64)
+
+    @property
+    def marked(self) -> int:
+        """How many turns have a wait or a copy."""
+        return int((self.marks[0] > 0).sum())
+
+
+def steps_from_sequence(trace: Trace, work: pl.DataFrame, forest: RangeForest) -> Found | None:
+    """The steps that the launches show; None where they show none. Arguments as those of `find_steps`."""
+    calls = _by_call(_launch_sequence(trace, work, ("kernel", "graph")))
+    if calls.height < MIN_REPEATS:
+        return None
+    passes = _optimizer_ends(trace, calls)
+    turns = _repetition(trace, work, forest, calls)
+    if len(passes):
+        if turns is not None and turns.calls is calls and (turns.holding(passes) == 1).all():
+            return _found(calls, turns.cuts, trace, forest, sure=True)
+        cuts = _between(passes)
+        return None if cuts is None else _found(calls, cuts, trace, forest, sure=True)
+    loaded = _batches(trace, calls)
+    if len(loaded) > 1:
+        return _found(calls, np.r_[loaded, calls.height], trace, forest, sure=True)
+    if turns is None:
+        return None
+    if not (turns.is_structured and turns.marked >= _MOST_TURNS * turns.repeats):
+        turns = _whole_steps(turns)
+    return _found(turns.calls, turns.cuts, trace, forest, _is_sure(turns)) if turns.repeats > 1 else None
+
+
+# --- Marks of training ---
+
+
+def _optimizer_ends(trace: Trace, calls: pl.DataFrame) -> Int64s:
+    """The place in the sequence of the last launch of each pass of the optimizer."""
+    named = _annotated(trace, _OPTIMIZER)
+    if named.height and not calls["launch_start_ns"].null_count():
+        # Of several optimizers the one that runs least often ends the step.
+        rarest = named["name"].value_counts(sort=True)["name"][-1]
+        ends = named.filter(pl.col("name") == rarest)["end_ns"].sort().to_numpy()
+        return np.unique(np.searchsorted(calls["launch_start_ns"].to_numpy(), ends) - 1).clip(0)
+    kernel = (calls["kind"] == "kernel").to_numpy()
+    optimizing = np.zeros(calls.height, dtype=np.bool_)
+    if trace.kernels.height:
+        by_kernel = (categories_of(trace.kernels["full_name"]) == "optimizer").to_numpy()
+        optimizing[kernel] = by_kernel[calls["row"].to_numpy()[kernel]]
+    places = np.flatnonzero(optimizing)
+    if not len(places):
+        return places
+    # Its launches lie close together; forward and backward pass make the distances from one pass to the next.
+    distances = np.diff(places)
+    last_of_each: Int64s = np.r_[places[:-1][distances > largest_drop(distances)], places[-1]]
+    return last_of_each
+
+
+def _batches(trace: Trace, calls: pl.DataFrame) -> Int64s:
+    """The place in the sequence of the first launch after each request for a batch."""
+    asked = _annotated(trace, _NEXT_BATCH)["start_ns"].sort().to_numpy()
+    if not len(asked) or calls["launch_start_ns"].null_count():
+        return np.empty(0, dtype=np.int64)
+    places = np.unique(np.searchsorted(calls["launch_start_ns"].to_numpy(), asked))
+    return places[places < calls.height]
+
+
+def _annotated(trace: Trace, prefix: str) -> pl.DataFrame:
+    ranges = trace.ranges
+    known = np.array([text.startswith(prefix) for text in name_categories(ranges["name"])], dtype=np.bool_)
+    return ranges.filter(pl.Series(known[ranges["name"].to_physical().to_numpy()])) if known.any() else ranges.clear()
+
+
+def _between(lasts: Int64s) -> Int64s | None:
+    """Where steps begin, and the last ends, that end with these places; None where they are not alike, or too few.
+
+    What precedes the first of them may be a whole step behind a start, or the rest of one: it gets the launches that
+    the others have.
+    """
+    sizes = np.diff(lasts)
+    if not len(sizes):
+        return None
+    usual = int(np.median(sizes))
+    if np.mean(np.abs(sizes - usual) <= _ALIKE_TOLERANCE * usual) < _ALIKE_SHARE:
+        return None
+    whole = int(lasts[0]) + 1 >= (1 - _ALIKE_TOLERANCE) * usual
+    cuts: Int64s = np.r_[max(int(lasts[0]) + 1 - usual, 0), lasts + 1] if whole else lasts + 1
+    return cuts if len(cuts) > 2 else None
+
+
+# --- Turns ---
+
+
+def _repetition(trace: Trace, work: pl.DataFrame, forest: RangeForest, calls: pl.DataFrame) -> _Turns | None:
+    """The turns of the first view of the launches that shows any.
+
+    By kernels; where these tell little, kernels told apart by their grids; then with copies and fills.
+    """
+    for view in _views(trace, work, calls):
+        period, begin, stop = longest_repetition(view["code"].to_numpy())
+        if period == 0 or _share(view, begin, stop) < _MIN_SEQUENCE_SHARE:
+            continue
+        repeats = (stop - begin) // period
+        if repeats < MIN_REPEATS and (repeats < 2 or stop - begin < _ALL_OF_IT * view.height):
+            continue
+        if _inside_one_part(view[begin:stop], trace, forest) or _inside_one_module(view[begin:stop], trace):
+            return None
+        begin += _largest_gap_offset(view["start_ns"].to_numpy(), view["end_ns"].to_numpy(), begin, stop, period)
+        return _Turns(trace, view, period, begin, begin + (stop - begin) // period * period)
+    return None
+
+
+def _share(calls: pl.DataFrame, begin: int, stop: int) -> float:
+    """Of the GPU time of all calls that of these."""
+    busy = calls["busy_ns"].to_numpy()
+    return float(busy[begin:stop].sum()) / max(float(busy.sum()), 1.0)
+
+
+def _views(trace: Trace, work: pl.DataFrame, calls: pl.DataFrame) -> Iterator[pl.DataFrame]:
+    yield calls
+    yield calls.with_columns(pl.Series("code", _told_apart(trace, calls)))
+    if work["kind"].is_in(["copy", "memset"]).any():
+        yield _by_call(_launch_sequence(trace, work, ("kernel", "graph", "copy", "memset")))
+
+
+def _told_apart(trace: Trace, calls: pl.DataFrame) -> Int64s:
+    """Codes of the calls in which kernels of other grids are others."""
+    kernel = (calls["kind"] == "kernel").to_numpy()
+    rows = calls["row"].to_numpy()[kernel]
+    code: Int64s = calls["code"].to_numpy().copy()
+    for axis in ("grid_x", "grid_y", "grid_z"):
+        size = trace.kernels[axis].fill_null(0).to_numpy().astype(np.int64)
+        code[kernel] = (code[kernel] << 7) + code[kernel] + size[rows] * _MIX  # wrapping sums tell them apart
+    return np.unique(code, return_inverse=True)[1].reshape(-1).astype(np.int64)
+
+
+def _whole_steps(turns: _Turns) -> _Turns:
+    """The steps of which the turns are parts (layers, tokens, micro-batches), where something shows them."""
+    number, code = turns.marks
+    length, first, stop = longest_repetition(code)
+    if length > 1 and stop - first >= max(_MOST_TURNS * turns.repeats, 2 * length):
+        # What happens once in several parts (a wait, a read-back) ends the last of them.
+        return turns.grouped(length, (first + int(np.argmax(number[first : first + length])) + 1) % length)
+    for pauses in _rhythms(turns.calls, turns.cuts[1:-1]):
+        length, before = repetitions_per_step(pauses)
+        if length > 1:
+            return turns.grouped(length, before)
+    return turns
+
+
+def _is_sure(turns: _Turns) -> bool:
+    """Whether turns without an optimizer are steps."""
+    inside = turns.calls[turns.begin : turns.stop]
+    # A graph that is launched again and again is what its program repeats.
+    if (inside["launches"] > 1).any() or (inside["kind"] == "graph").any():
+        return True
+    launched = inside[: turns.period].filter(pl.col("kind") == "kernel")["row"]
+    names = turns.trace.kernels["full_name"].gather(launched).unique().cast(pl.String).to_list()
+    if turns.repeats < MIN_REPEATS and not any(_BACKWARD.search(name) for name in names):
+        return False
+    if any(_CHOOSES.search(name) for name in names):
+        return False
+    if turns.is_structured and _share(turns.calls, turns.begin, turns.stop) >= _MOST_OF_IT:
+        return True
+    return turns.period >= LEAST_STRUCTURE and turns.marked >= turns.repeats - 1 and _pauses_between(turns)
+
+
+def _found(calls: pl.DataFrame, cuts: Int64s, trace: Trace, forest: RangeForest, sure: bool) -> Found | None:
+    """Steps that begin with the first GPU work of these stretches of the sequence."""
+    part, edges = calls[int(cuts[0]) : int(cuts[-1])], cuts[:-1] - cuts[0]
+    firsts = np.minimum.reduceat(part["start_ns"].to_numpy(), edges)
+    if np.any(np.diff(firsts) <= 0):
+        return None
+    lasts = np.maximum.reduceat(part["end_ns"].to_numpy(), edges)
+    counts = np.add.reduceat(part["launches"].to_numpy(), edges)
+    warm = np.add.reduceat(_launched_in_warmup(part, trace, forest).astype(np.int64), edges) > np.diff(cuts) // 2
+    return Found(firsts, np.r_[firsts[1:], lasts[-1]], counts, warm, None, lasts, sure)
+
+
+# --- The sequence ---
+
+
+def _launch_sequence(trace: Trace, work: pl.DataFrame, kinds: tuple[str, ...]) -> pl.DataFrame:
+    """Work of the busiest process and device in launch order, with a code for each identity."""
+    ops = work.filter(pl.col("kind").is_in(kinds))
+    if not ops.height:
+        return ops.with_columns(pl.lit(0, dtype=pl.Int64).alias("code"))
+    duration = pl.col("end_ns") - pl.col("start_ns")
+    busiest = ops.group_by("process", "device").agg(duration.sum().alias("t")).sort("t", "process", "device")
+    ops = ops.filter((pl.col("process") == busiest["process"][-1]) & (pl.col("device") == busiest["device"][-1]))
+    kernels = trace.kernels["full_name"].to_physical().cast(pl.Int64).to_numpy()
+    directions = trace.copies["direction"].to_physical().cast(pl.Int64).to_numpy()
+    # Kernels by name, graphs by number, copies by direction; the ranges of the codes lie apart.
+    code_of = {
+        "kernel": kernels,
+        "graph": -1 - trace.graph_launches["graph"].fill_null(0).to_numpy(),
+        "copy": (1 << 40) + directions,
+        "memset": np.full(trace.memsets.height, 1 << 41, dtype=np.int64),
+    }
+    codes = np.empty(ops.height, dtype=np.int64)
+    for kind in kinds:
+        mine = (ops["kind"] == kind).to_numpy()
+        codes[mine] = code_of[kind][ops["row"].to_numpy()[mine]]
+    # Launch order is the program's order; streams may run it in another one.
+    return ops.with_columns(pl.Series("code", codes)).sort(
+        pl.coalesce("launch_start_ns", "start_ns"), "start_ns", maintain_order=True
+    )
+
+
+def _by_call(sequence: pl.DataFrame) -> pl.DataFrame:
+    """The sequence with all work of one call (the nodes of a CUDA graph) as one row: no step ends inside of a call."""
+    call = sequence["api_row"].fill_null(-1).to_numpy()
+    first = np.flatnonzero(np.r_[True, (call[1:] != call[:-1]) | (call[1:] < 0)])[: sequence.height]
+    busy = (sequence["end_ns"] - sequence["start_ns"]).to_numpy()
+    if not len(first):
+        return sequence.with_columns(busy_ns=pl.lit(0, dtype=pl.Int64), launches=pl.lit(0, dtype=pl.Int64))
+    code = sequence["code"].to_numpy()
+    if len(first) < sequence.height:
+        place = np.arange(sequence.height) - np.repeat(first, np.diff(np.r_[first, sequence.height]))
+        # Calls are alike if they run the same work in the same order; wrapping sums tell orders apart well enough.
+        code = np.add.reduceat((code + 1) * (2 * place + 1), first)
+    return sequence[first].with_columns(
+        pl.Series("code", code),
+        pl.Series("start_ns", np.minimum.reduceat(sequence["start_ns"].to_numpy(), first)),
+        pl.Series("end_ns", np.maximum.reduceat(sequence["end_ns"].to_numpy(), first)),
+        pl.Series("busy_ns", np.add.reduceat(busy, first)),
+        pl.Series("launches", np.diff(np.r_[first, sequence.height])),
+    )
+
+
+def _pauses_between(turns: _Turns) -> bool:
+    """Whether the GPU, or the host, pauses after each turn longer than inside of one."""
+    pauses = _rhythms(turns.calls, np.arange(turns.begin + 1, turns.stop))
+    ends = np.zeros(turns.stop - turns.begin - 1, dtype=np.bool_)
+    ends[turns.period - 1 :: turns.period] = True
+    return any(stand_out(pause[ends], pause[~ends]) for pause in pauses)
+
+
+def _rhythms(calls: pl.DataFrame, places: Int64s) -> list[Int64s]:
+    """What precedes each of these calls: the time since the host's last launch, if known, and the GPU's idle time."""
+    reach = np.maximum.accumulate(calls["end_ns"].to_numpy())
+    rhythms = [np.maximum(calls["start_ns"].to_numpy()[places] - reach[places - 1], 0)]
+    if not calls["launch_start_ns"].null_count():
+        launch = calls["launch_start_ns"].to_numpy()
+        rhythms.insert(0, launch[places] - launch[places - 1])
+    return rhythms
+
+
+def _largest_gap_offset(start: Int64s, end: Int64s, begin: int, stop: int, period: int) -> int:
+    """Where in the period a step begins: after the largest typical pause, since steps are where programs wait.
+
+    Only places that do not cost a whole repetition are considered; a stretch of whole periods begins with a step.
+    """
+    repeats, rest = divmod(stop - begin, period)
+    reach = np.maximum.accumulate(end)
+    index = begin + np.arange(repeats * period)
+    gaps = np.where(index > 0, start[index] - reach[np.maximum(index - 1, 0)], 0).reshape(repeats, period)
+    return int(np.argmax(np.median(gaps[:, : rest + 1], axis=0)))
+
+
+# --- What ranges say of the launches inside them ---
+
+
+def _launched_in_warmup(calls: pl.DataFrame, trace: Trace, forest: RangeForest) -> Bools:
+    """Which launches a range called "warm-up" holds."""
+    held = np.r_[forest.outermost_match(warmup_labels(trace.ranges)) > 0, False]
+    inside: Bools = held[calls["range"].fill_null(NO_RANGE).to_numpy()]
+    return inside
+
+
+def warmup_labels(ranges: pl.DataFrame) -> Int64s:
+    """1 for each range that is called "warm-up", 0 for others."""
+    if not ranges.height:
+        return np.empty(0, dtype=np.int64)
+    by_name = np.array([is_warmup_name(text) for text in name_categories(ranges["name"])], dtype=np.int64)
+    labels: Int64s = by_name[ranges["name"].to_physical().to_numpy()]
+    return labels
+
+
+def _inside_one_part(launches: pl.DataFrame, trace: Trace, forest: RangeForest) -> bool:
+    """Whether one range called after a phase holds all these launches: then they repeat by layer, not by step."""
+    if not trace.ranges.height:
+        return False
+    part = np.array([phase_of_name(text) != NO_PHASE for text in name_categories(trace.ranges["name"])])
+    number = np.where(part[trace.ranges["name"].to_physical().to_numpy()], np.arange(1, trace.ranges.height + 1), 0)
+    held = np.r_[forest.outermost_match(number), 0][launches["range"].fill_null(NO_RANGE).to_numpy()]
+    return bool(held[0] > 0 and np.all(held == held[0]))
+
+
+def _inside_one_module(launches: pl.DataFrame, trace: Trace) -> bool:
+    """Whether one call of a `torch.nn` module launched all of this: then its layers repeat."""
+    if not trace.python_functions.height or launches["launch_start_ns"].null_count():
+        return False
+    from warplens.analysis.operators.places import python_frames
+
+    frames = python_frames(trace.python_functions)
+    process, thread, when = (
+        launches[column].to_numpy().astype(np.int64) for column in ("process", "thread", "launch_start_ns")
+    )
+    number = np.where(frames.is_module, np.arange(1, len(frames.is_module) + 1), 0)
+    outermost = np.r_[Forest.of(frames.parent).outermost_match(number), 0]
+    held = outermost[frames.running(process, thread, when)]
+    return bool(held[0] > 0 and np.all(held == held[0]))
