@@ -190,6 +190,72 @@ def test_a_trace_tells_which_launches_are_one_steady_step(warplens: Callable[...
     assert "% of the kernel time)" in run.err
 
 
+def test_a_preset_is_one_run_with_its_counters_alone(warplens: Callable[..., Run]) -> None:
+    command = ("collect", "ncu", "--dry-run", "--preset", "cache", "--preset", "memory", "--", "python", "train.py")
+    run = warplens(*command)
+
+    cache, memory = (shlex.split(line) for line in run.out.splitlines())
+    assert cache[cache.index("--cache-control") + 1] == "none"
+    assert "lts__t_sector_hit_rate.pct" in cache[cache.index("--metrics") + 1]
+    assert "MemoryWorkloadAnalysis_Tables" in memory
+    assert memory[memory.index("--cache-control") + 1] == "all"
+    assert [words[words.index("--export") + 1] for words in (cache, memory)] == [
+        "collected/train_cache",
+        "collected/train_memory",
+    ]
+    assert "cache: 50 launches × about" in run.err
+
+
+def test_kernels_that_the_user_names_are_profiled_whatever_their_share(warplens: Callable[..., Run]) -> None:
+    reduced = DATA / "captures" / "deit224_bs1_topk0.1.sqlite.xz"
+    command = ("collect", "ncu", "--dry-run", "--trace", reduced)
+    named = ("--target", "token-reduction", "--kernel", "^Kernel2$")
+    counters = ("--set", "basic", "--section", "WarpStateStats", "--metrics", "a.sum,b.sum")
+    run = warplens(*command, *named, *counters, "--", "./a")
+
+    (line,) = run.out.splitlines()
+    words = shlex.split(line)
+    pattern = words[words.index("-k") + 1]
+    assert pattern.startswith("regex:TopK|")
+    assert pattern.endswith("|^Kernel2$")
+    assert words[words.index("--set") + 1] == "basic"
+    assert words[words.index("--metrics") + 1] == "a.sum,b.sum"
+    assert "--launch-skip" in words
+    assert "gatherTopK" in run.err
+    absent = warplens(*command, "--kernel", "nothing", "--", "./a")
+    assert absent.code == 2
+    assert "no kernel of a step is called like 'nothing'; its longest are" in absent.err
+
+
+def test_options_of_pytorch_reach_the_wrapper(monkeypatch: pytest.MonkeyPatch, warplens: Callable[..., Run]) -> None:
+    machine = Machine(programs={"python -c": "torch=2.13.0\n"})
+    monkeypatch.setattr(COMMAND, "machine", lambda: machine)
+    options = ("--stacks", "--modules", "--no-shapes", "--memory")
+
+    run = warplens("collect", "torch", "--dry-run", *options, "--", "python", "train.py")
+
+    words = shlex.split(run.out)
+    assert words[words.index("--trace") + 2 : words.index("--")] == ["--memory", "--stacks", "--modules"]
+
+
+def test_a_recording_that_cannot_be_imported_names_the_libraries(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warplens: Callable[..., Run]
+) -> None:
+    monkeypatch.setattr(COMMAND, "machine", ThisMachine)
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "host-linux-x64").mkdir()
+    nsys = stand_in(tmp_path / "bin", "nsys", NSYS["2023.4"], "print('importing'); raise SystemExit(1)\n")
+    stand_in(tmp_path / "host-linux-x64", "QdstrmImporter", "", "")
+    ldd = stand_in(tmp_path, "ldd", "", "print('\\tlibssh.so => not found')\n")
+    monkeypatch.setenv("PATH", f"{Path(ldd).parent}:/usr/bin:/bin")
+
+    run = warplens("collect", "nsys", "--tool", nsys, "--", "./program")
+
+    assert run.code == 1
+    assert "its importer lacks libssh.so" in run.err.splitlines()[-1]
+    assert len(run.err.splitlines()[-1]) < 400
+
+
 def test_without_a_trace_the_light_report_chooses_the_kernels(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warplens: Callable[..., Run]
 ) -> None:
@@ -219,6 +285,10 @@ def test_without_a_trace_the_light_report_chooses_the_kernels(
         ("torch", "--", "./program"),
         ("torch", "--steps", "1,2", "--", "python", "x.py"),
         ("torch", "--steps", "1,1,0", "--", "python", "x.py"),
+        ("nsys", "--preset", "memory", "--", "./program"),
+        ("torch", "--also", "osrt", "--", "python", "x.py"),
+        ("ncu", "--preset", "everything", "--", "./program"),
+        ("ncu", "--kernel", "gemm(", "--", "./program"),
     ],
 )
 def test_requests_that_make_no_sense_are_wrong_usage(words: tuple[str, ...], warplens: Callable[..., Run]) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from warplens.collect import nvidia
+from warplens.collect.choices import ADDITIONS, PRESETS, SETS, TARGETS, kernel_pattern
 from warplens.collect.machine import Tool
 from warplens.collect.nvidia import (
     Capture,
@@ -44,6 +45,7 @@ NSYS_HELP = {
     "profile": {
         *("--trace", "--sample", "--cpuctxsw", "--cuda-graph-trace", "--cuda-memory-usage", "--capture-range"),
         *("--capture-range-end", "--nvtx-capture", "--env-var", "--force-overwrite", "--output", "--export", "--stats"),
+        *("--python-sampling", "--python-backtrace", "--cudabacktrace", "--gpu-metrics-device"),
         *("--duration", "--delay", "--wait", "--kill", "--backtrace", "--session-new", "--inherit-environment"),
     },
     "export": {"--append", "--force-overwrite", "--lazy", "--output", "--quiet", "--separate-strings", "--type"},
@@ -61,6 +63,8 @@ REAL_NCU = os.environ.get("WARPLENS_NCU") or shutil.which("ncu") or ""
 def nsys_commands() -> Iterator[list[str]]:
     for capture, graphs, memory, force in itertools.product(CAPTURES, ("node", "graph"), (False, True), (False, True)):
         yield record_command(NSYS, Recording(capture, graphs, memory, force), "out/run", PROGRAM)
+    for addition in ADDITIONS:
+        yield record_command(NSYS, Recording(also=(addition,)), "out/run", PROGRAM)
 
 
 def ncu_commands() -> Iterator[list[str]]:
@@ -69,6 +73,10 @@ def ncu_commands() -> Iterator[list[str]]:
         for replay_mode, clocks in itertools.product(("kernel", "application"), ("none", "base")):
             profiling = Profiling(nvidia.TARGETED, replay_mode, clocks, "all", force)
             yield profile_command(NCU, profiling, selection, capture, "out/run", PROGRAM)
+    for preset in PRESETS.values():
+        profiling = Profiling(preset.sections, cache_control=preset.cache_control, metrics=preset.metrics)
+        yield profile_command(NCU, profiling, Selection(pattern="gemm"), Capture(), "out/run", PROGRAM)
+    yield profile_command(NCU, Profiling((), set_name="full"), Selection(), Capture(), "out/run", PROGRAM)
 
 
 def options_of(command: list[str]) -> set[str]:
@@ -119,7 +127,82 @@ def test_the_installed_ncu_has_every_option_and_section() -> None:
 
     assert set(nvidia.OPTIONS) <= words
     assert words >= NCU_HELP
-    assert {*nvidia.LIGHT, *nvidia.TARGETED} <= {line.split(" ")[0] for line in sections.splitlines()}
+    used = {section for preset in PRESETS.values() for section in preset.sections}
+    assert {*nvidia.LIGHT, *nvidia.TARGETED, *used} <= {line.split(" ")[0] for line in sections.splitlines()}
+
+
+@pytest.mark.oracle
+@pytest.mark.skipif(not Path(REAL_NCU).is_file(), reason="ncu is neither in WARPLENS_NCU nor on the PATH")
+def test_the_installed_ncu_knows_every_metric_and_set_of_the_presets() -> None:
+    metrics = sorted({name for preset in PRESETS.values() for name in preset.metrics})
+    query = ["--query-metrics", "--query-metrics-mode", "suffix", "--chips", "gh100", "--csv"]
+    bases = ",".join(sorted({name.partition(".")[0] for name in metrics}))
+    text = subprocess.run([REAL_NCU, *query, "--metrics", bases], capture_output=True, text=True, check=False).stdout
+    sets = subprocess.run([REAL_NCU, "--list-sets"], capture_output=True, text=True, check=False).stdout
+
+    assert [name for name in metrics if not re.search(rf'(^|"){re.escape(name)}("|\s|,)', text, re.MULTILINE)] == []
+    assert set(SETS) <= {line.split(" ")[0] for line in sets.splitlines()}
+
+
+def test_more_is_recorded_only_where_this_nsys_can() -> None:
+    command = record_command(NSYS, Recording(also=("osrt", "cublas", "cpu", "python")), "run", PROGRAM)
+
+    assert command[2:6] == [
+        *("--trace=cuda,nvtx,osrt,cublas", "--sample=process-tree", "--cpuctxsw=process-tree"),
+        "--python-sampling=true",
+    ]
+    newer = Tool("nsys", "nsys", (2025, 3, 2))
+    assert "--gpu-metrics-devices=all" in record_command(newer, Recording(also=("gpu-metrics",)), "run", PROGRAM)
+    with pytest.raises(UsageError, match=r"2022\.4\.2 cannot record python; install 2023\.1"):
+        record_command(Tool("nsys", "nsys", (2022, 4, 2)), Recording(also=("python",)), "run", PROGRAM)
+    with pytest.raises(UsageError, match="--also takes osrt, cudnn"):
+        record_command(NSYS, Recording(also=("gpu",)), "run", PROGRAM)
+
+
+#: Kernels of the kinds that people look for, as they are called in profiles of several GPUs.
+NAMED = {
+    "gemm": (
+        "turing_fp16_s1688gemm_fp16_128x128",
+        "nvjet_sm90_hsh_64x8",
+        "sm80_xmma_gemm_f32f32",
+        "splitKreduce_kernel",
+    ),
+    "attention": ("softmax_warp_forward", "cunn_SoftMaxForward", "flash_fwd_kernel", "fmha_cutlassF_f16"),
+    "token-reduction": (
+        "gatherTopK",
+        "bitonicSortKVInPlace",
+        "radixSortKVInPlace",
+        "index_elementwise_kernel",
+        "gather",
+    ),
+    "convolution": ("cutlass_tensorop_f16_s16816fprop_optimized", "implicit_convolve_sgemm", "nchwToNhwcKernel"),
+    "normalisation": ("vectorized_layer_norm_kernel", "cuApplyLayerNorm", "batch_norm_collect"),
+}
+
+
+@pytest.mark.parametrize("kind", TARGETS)
+def test_kernels_of_a_kind_are_found_by_their_names(kind: str) -> None:
+    pattern = kernel_pattern([kind], [])
+    assert pattern
+    assert [name for name in NAMED[kind] if not re.search(pattern, name)] == []
+    assert not re.search(pattern, "vectorized_elementwise_kernel")
+
+
+def test_an_expression_that_is_none_is_refused() -> None:
+    assert kernel_pattern([], ["gemm", "top[kK]"]) == "gemm|top[kK]"
+    assert kernel_pattern([], []) is None
+    with pytest.raises(UsageError, match="--target takes gemm, attention"):
+        kernel_pattern(["topk"], [])
+    with pytest.raises(UsageError, match="--kernel takes a regular expression"):
+        kernel_pattern([], ["gemm("])
+
+
+def test_a_preset_costs_its_sections_and_its_metrics() -> None:
+    memory = PRESETS["memory"]
+    chosen = Profiling(memory.sections, metrics=memory.metrics)
+
+    assert cost(chosen, Selection(launches=2)).passes_each == 3 * 4 + 2
+    assert cost(Profiling((), set_name="basic"), Selection(launches=1)).passes_each == 12
 
 
 def test_a_recording_of_the_steady_steps_stops_with_them() -> None:

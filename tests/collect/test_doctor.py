@@ -232,6 +232,19 @@ def test_tools_that_are_too_old_are_a_problem(name: str, old: str) -> None:
     assert not examine_machine(machine).can[name]
 
 
+def test_an_nsys_that_makes_no_reports_is_a_problem() -> None:
+    root = "/opt/nvidia/nsight-systems/2025.3.2"
+    machine = gpu_machine()
+    machine.programs[f"{root}/host-linux-x64/QdstrmImporter"] = ""
+    machine.programs["ldd"] = "\tlibssh.so => not found\n"
+
+    found = check(machine, "nsys")
+
+    assert found.status == "problem"
+    assert "lacks libssh.so" in found.found
+    assert ".qdstrm" in str(found.fix)
+
+
 def test_little_disk_space_is_noticed() -> None:
     machine = gpu_machine()
     machine.free = 2 << 30

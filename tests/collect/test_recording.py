@@ -123,6 +123,26 @@ def test_the_wrapper_records_programs_that_know_nothing_of_it(tmp_path: Path) ->
 
 
 @needs_torch
+@pytest.mark.parametrize("ending", ["os._exit(5)", "sys.exit(5)"])
+def test_a_program_that_ends_at_once_leaves_its_trace(ending: str, tmp_path: Path) -> None:
+    done = wrapped(tmp_path, f"import os, sys, torch\ntorch.ones(2) + 1\n{ending}\n", "--stacks", "--modules")
+
+    assert done.returncode == 5
+    assert names(tmp_path / "t.json").count("aten::add") == 1
+    assert any("program.py" in name for name in names(tmp_path / "t.json"))
+
+
+@needs_torch
+def test_a_child_that_ends_at_once_ends_as_it_asked(tmp_path: Path) -> None:
+    program = "import os, torch\nif os.fork() == 0:\n    os._exit(3)\nprint(os.wait()[1] >> 8)\ntorch.ones(2) + 1\n"
+
+    done = wrapped(tmp_path, program)
+
+    assert (done.returncode, done.stdout) == (0, "3\n")
+    assert names(tmp_path / "t.json").count("aten::add") == 1
+
+
+@needs_torch
 def test_steps_that_the_program_never_tells_are_missed(tmp_path: Path) -> None:
     done = wrapped(tmp_path, "import torch\ntorch.ones(2) + 1\n", "--schedule", "2,1,3")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.collect.machines import NCU, NSYS, Machine
-from warplens.collect.machine import find_tool, needed_tool, parse_version
+from warplens.collect.machine import Tool, find_tool, missing_libraries, needed_tool, parse_version
 from warplens.errors import UsageError
 
 
@@ -64,6 +64,34 @@ def test_cuda_home_is_looked_into() -> None:
 
     assert tool is not None
     assert tool.title == "Nsight Compute 2024.1.1.0"
+
+
+def test_variables_name_the_tool_to_use() -> None:
+    places = {"/a/nsys": NSYS["2023.4"], "/b/ncu": NCU["2024.1"], "/usr/local/cuda/bin/nsys": NSYS["2025.3"]}
+    machine = Machine(programs=dict(places), variables={"NSYS": "/a/nsys", "NCU": "/b/ncu"})
+
+    nsys, ncu = find_tool("nsys", machine), find_tool("ncu", machine)
+
+    assert nsys is not None
+    assert ncu is not None
+    assert (nsys.path, ncu.path) == ("/a/nsys", "/b/ncu")
+    wrong = Machine(programs=dict(places), variables={"NSYS": "/b/ncu"})
+    with pytest.raises(UsageError, match=r"\$NSYS names a program that does not answer as Nsight Systems"):
+        needed_tool("nsys", wrong)
+
+
+def test_libraries_that_the_importer_lacks_are_named() -> None:
+    root = "/opt/nvidia/nsight-systems/2025.3.2"
+    tool = Tool("nsys", f"{root}/bin/nsys", (2025, 3, 2))
+    importer = f"{root}/host-linux-x64/QdstrmImporter"
+    lacking = "\tlibssh.so => not found\n\tlibc.so.6 => /lib/libc.so.6 (0x7f)\n\tlibxcb.so.1 => not found\n" * 2
+
+    assert missing_libraries(tool, Machine(programs={importer: "", f"ldd {importer}": lacking})) == [
+        "libssh.so",
+        "libxcb.so.1",
+    ]
+    assert missing_libraries(tool, Machine(programs={importer: "", f"ldd {importer}": "\tstatically linked\n"})) == []
+    assert missing_libraries(tool, Machine()) == []
 
 
 def test_of_several_installed_versions_the_newest_is_used() -> None:

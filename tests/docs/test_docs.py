@@ -91,7 +91,8 @@ def options() -> dict[str, set[str]]:
 
 
 def _options_of(command: Any) -> set[str]:
-    return {"--help", "-h", *(option for param in command.params for option in param.opts if option.startswith("-"))}
+    named = (option for param in command.params for option in (*param.opts, *param.secondary_opts))
+    return {"--help", "-h", *(option for option in named if option.startswith("-"))}
 
 
 def _command_lines(text: str) -> Iterator[list[str]]:

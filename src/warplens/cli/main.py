@@ -51,7 +51,9 @@ class LazyGroup(TyperGroup):
         if name is None or placeholder is None:
             return name, placeholder, rest
         command = _load(COMMANDS[name])
-        command.params.extend(param for param in self.params if param.name in _SHARED_FLAGS)
+        own = {option for param in command.params for option in param.opts}
+        shared = (param for param in self.params if param.name in _SHARED_FLAGS)
+        command.params.extend(param for param in shared if own.isdisjoint(param.opts))  # collect has its own --memory
         return name, command, rest
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
@@ -214,6 +216,7 @@ def script() -> NoReturn:
     """`run`, and then the end of the process at once: taking a million rows apart for nobody takes a tenth of a second.
 
     Everything is written by then: answers are flushed as they are given, files are closed by those who wrote them.
+    Under a profiler the process ends in the usual way, for profilers write what they have at its end.
     """
     code: object = 0
     end_in_order()
@@ -224,4 +227,6 @@ def script() -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         with suppress(AttributeError, OSError, ValueError):  # a stream may be closed, or absent
             stream.flush()
+    if os.environ.get("WARPLENS_COLLECT"):
+        sys.exit(code)  # type: ignore[arg-type]
     os._exit(code if isinstance(code, int) else 0)

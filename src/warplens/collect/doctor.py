@@ -7,13 +7,24 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from warplens.collect.machine import HOW_TO_GET, TITLES, Driver, Tool, ask_driver, find_tool
+from warplens.collect.machine import (
+    HOW_TO_GET,
+    TITLES,
+    Driver,
+    Tool,
+    ask_driver,
+    find_tool,
+    missing_libraries,
+    named_by_variable,
+)
 from warplens.collect.nvidia import NSYS_OLDEST as OLDEST_NSYS
 from warplens.collect.nvidia import OLDEST as OLDEST_NCU
-from warplens.collect.recording import COUNTERS_FIX
+from warplens.collect.recording import COUNTERS_FIX, IMPORTER_FIX
 from warplens.errors import UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from warplens.collect.machine import System
 
 
@@ -105,7 +116,9 @@ def examine_machine(system: System, folder: str = ".", python: str | None = None
     is_wsl, is_contained = _is_wsl(system), _is_contained(system)
     checks = [_check_gpu(driver, is_wsl=is_wsl, is_contained=is_contained), _check_toolkit(system)]
     checks += [_check_torch(torch, driver), *_check_visible(torch, driver)]
-    checks += [_check_tool("nsys", nsys, OLDEST_NSYS, driver), _check_tool("ncu", ncu, OLDEST_NCU, driver)]
+    lacking = missing_libraries(nsys, system) if nsys else []
+    checks.append(_check_tool("nsys", nsys, OLDEST_NSYS, driver, system, lacking))
+    checks.append(_check_tool("ncu", ncu, OLDEST_NCU, driver, system))
     checks.append(_check_counters(system, driver, is_wsl=is_wsl, is_contained=is_contained))
     checks += _check_surroundings(system, is_wsl=is_wsl, is_contained=is_contained)
     checks += _check_use(driver)
@@ -260,15 +273,30 @@ def _check_visible(torch: dict[str, Any] | str | None, driver: Driver | None) ->
 # ── profilers and permissions ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _check_tool(name: str, tool: Tool | None, oldest: tuple[int, ...], driver: Driver | None) -> Check:
+def _check_tool(
+    name: str,
+    tool: Tool | None,
+    oldest: tuple[int, ...],
+    driver: Driver | None,
+    system: System,
+    lacking: Sequence[str] = (),
+) -> Check:
     if tool is None:
         # Without a GPU there is nothing that it could record.
         status = "problem" if driver is not None and driver.gpus else "warning"
+        if named_by_variable(name, system):
+            found = f"what ${name.upper()} names does not answer as {TITLES[name]}"
+            return Check(name, status, found, f"unset the variable, or let it name {name}")
         return Check(name, status, f"no {TITLES[name]} ({name}) was found", HOW_TO_GET[name].partition(", or name")[0])
     if tool.version < oldest:
         wanted = ".".join(map(str, oldest))
         return Check(name, "problem", f"{tool.title} is too old", f"install {TITLES[name]} {wanted} or later")
+    if lacking:
+        found = f"{tool.title} records, but cannot make a report: its importer lacks {', '.join(lacking)}"
+        return Check(name, "problem", found, IMPORTER_FIX)
     where = "" if tool.on_path else "; not on the search path, but collect finds it"
+    if named_by_variable(name, system):
+        where = f"; named by ${name.upper()}"
     return Check(name, "ok", tool.title + where)
 
 

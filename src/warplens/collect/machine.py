@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import glob
+import itertools
 import os
+import posixpath
 import re
 import shutil
 import subprocess
@@ -197,9 +199,12 @@ Version = tuple[int, ...]
 TITLES: Final = {"nsys": "Nsight Systems", "ncu": "Nsight Compute"}
 
 HOW_TO_GET: Final = {
-    "nsys": "install the package nsight-systems-cli or the CUDA toolkit, or name the program with --tool",
-    "ncu": "install the package nsight-compute or the CUDA toolkit, or name the program with --tool",
+    "nsys": "install the package nsight-systems-cli or the CUDA toolkit, or name the program with --tool or $NSYS",
+    "ncu": "install the package nsight-compute or the CUDA toolkit, or name the program with --tool or $NCU",
 }
+
+#: Variables that name the program to use, the first that is set.
+VARIABLES: Final = {"nsys": ("WARPLENS_NSYS", "NSYS"), "ncu": ("WARPLENS_NCU", "NCU")}
 
 #: Versions of both are written year.number[.number…]; other numbers in the output are years of a copyright, or builds.
 _VERSION = re.compile(r"\b[Vv]ersion:?\s+(\d{4}(?:\.\d+){1,3})")
@@ -280,8 +285,9 @@ def find_tool(name: str, system: System, given: str | None = None) -> Tool | Non
     Args:
         name: `nsys` or `ncu`.
         system: the machine.
-        given: the program that the user named; then no other counts.
+        given: the program that the user named; then no other counts. What `$NSYS` or `$NCU` names is given, too.
     """
+    given = given or named_by_variable(name, system)
     candidates = [(given, False)] if given else places(name, system)
     tried = set()
     for path, on_path in candidates:
@@ -295,6 +301,29 @@ def find_tool(name: str, system: System, given: str | None = None) -> Tool | Non
     return None
 
 
+def named_by_variable(name: str, system: System) -> str | None:
+    """The program that a variable of the environment names."""
+    return next((found for variable in VARIABLES[name] if (found := system.variable(variable))), None)
+
+
+#: Where the importer lies, from the folder of nsys: in an installation of its own, and inside Nsight Compute.
+_IMPORTERS: Final = ("../host-linux-*/QdstrmImporter", "QdstrmImporter", "../../host/linux-desktop-*/QdstrmImporter")
+
+
+def missing_libraries(tool: Tool, system: System) -> list[str]:
+    """Shared libraries that the importer of nsys needs, and that are not there: without them a recording stays raw.
+
+    Empty where the importer or `ldd` cannot be asked.
+    """
+    folders = dict.fromkeys(posixpath.dirname(path) for path in (tool.path, posixpath.realpath(tool.path)))
+    for folder, below in itertools.product(folders, _IMPORTERS):
+        for importer in system.matching(posixpath.normpath(posixpath.join(folder, below))):
+            answer = system.run(["ldd", importer])
+            if answer is not None:
+                return sorted(set(re.findall(r"^\s*(\S+) => not found", answer.text, re.MULTILINE)))
+    return []
+
+
 def needed_tool(name: str, system: System, given: str | None = None) -> Tool:
     """The same, where nothing goes without it.
 
@@ -305,6 +334,9 @@ def needed_tool(name: str, system: System, given: str | None = None) -> Tool:
         return tool
     if given:
         raise UsageError(f"--tool: that program does not answer as {TITLES[name]} ({name} --version)")
+    if named_by_variable(name, system):
+        variable = next(each for each in VARIABLES[name] if system.variable(each))
+        raise UsageError(f"${variable} names a program that does not answer as {TITLES[name]} ({name} --version)")
     raise UsageError(f"{name} ({TITLES[name]}) was not found on this machine: {HOW_TO_GET[name]}")
 
 

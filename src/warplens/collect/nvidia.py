@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 import polars as pl
 
 from warplens.analysis.counters.nextrun import OPTIONS as KNOWN_OPTIONS
+from warplens.collect.choices import SETS, added_words
 from warplens.errors import UsageError
 
 if TYPE_CHECKING:
@@ -24,12 +25,14 @@ if TYPE_CHECKING:
     from warplens.collect.machine import System, Tool
 
 
-#: Version from which each option means what is meant here; those of `analysis.counters.ncucommand`, and two more that
+#: Version from which each option means what is meant here; those of `analysis.counters.nextrun`, and four more that
 #: `--help` of 2024.1 has and every version since the first knows.
 OPTIONS: Final = {
     **{name: since for name, (since, _) in KNOWN_OPTIONS.items()},
     "--target-processes": (2019, 1),
     "--force-overwrite": (2019, 1),
+    "--set": (2019, 1),
+    "--metrics": (2019, 1),
 }
 
 OLDEST: Final = max(OPTIONS.values())
@@ -51,6 +54,9 @@ TARGETED: Final = (
 #: An A10G took 9 passes for three sections, an H200 19 for six.
 _PASSES_PER_SECTION: Final = 3
 
+#: Metrics named beside sections that share a pass: counters of one unit are few. Rough, as is the above.
+_METRICS_PER_PASS: Final = 4
+
 #: What a pass costs beside the kernel, in seconds: from little memory to save and restore, to gigabytes of it. Rough.
 _PASS_S: Final = (0.005, 0.05)
 
@@ -68,6 +74,7 @@ class Selection:
 
     Attributes:
         names: of kernels, as ncu's `function` base has them; () for all.
+        pattern: of these names, found anywhere in them; with it, `names` are only told to people.
         skip: launches of these names before the first.
         launches: how many; None without a limit.
         busy_ns: time of these launches without a profiler, where a trace tells.
@@ -79,6 +86,7 @@ class Selection:
     launches: int | None = None
     busy_ns: int | None = None
     share: float | None = None
+    pattern: str | None = None
 
 
 @dataclass(frozen=True)
@@ -87,6 +95,8 @@ class Profiling:
 
     Attributes:
         sections: of metrics.
+        metrics: beside them.
+        set_name: a set of sections that ncu knows by a name.
         replay_mode: `kernel`, or `application` where memory saved and restored between passes would not fit.
         clock_control: `none` leaves the clocks as they are in real runs; `base` locks them: alike, but slower.
         cache_control: `all` empties caches before each pass; `none` leaves them as the program has them.
@@ -98,6 +108,8 @@ class Profiling:
     clock_control: str = "none"
     cache_control: str = "all"
     force: bool = False
+    metrics: tuple[str, ...] = ()
+    set_name: str | None = None
 
 
 @dataclass(frozen=True)
@@ -139,14 +151,18 @@ def profile_command(
         oldest = ".".join(map(str, OLDEST))
         raise UsageError(f"{tool.title} is too old for these commands; install {oldest} or later")
     words = [tool.path, "--target-processes", "all"]
-    if selection.names:
+    if selection.pattern:
+        words += ["-k", f"regex:{selection.pattern}"]
+    elif selection.names:
         words += ["-k", f"regex:^({'|'.join(re.escape(name) for name in selection.names)})$"]
     words += _scope(capture)
     if selection.skip and capture.kind == "all":  # inside a capture, counting begins with it
         words += ["--launch-skip", str(selection.skip)]
     if selection.launches is not None:
         words += ["--launch-count", str(selection.launches)]
+    words += ["--set", profiling.set_name] if profiling.set_name else []
     words += [part for section in profiling.sections for part in ("--section", section)]
+    words += ["--metrics", ",".join(profiling.metrics)] if profiling.metrics else []
     words += ["--replay-mode", profiling.replay_mode, "--clock-control", profiling.clock_control]
     words += ["--cache-control", profiling.cache_control]
     words += ["--force-overwrite"] if profiling.force else []
@@ -171,7 +187,10 @@ def _scope(capture: Capture) -> list[str]:
 
 def cost(profiling: Profiling, selection: Selection) -> Cost:
     """Passes and time that a phase will take, by the number of sections; without that of the program itself."""
-    each = _PASSES_PER_SECTION * len(profiling.sections)
+    sections = len(profiling.sections)
+    if profiling.set_name:
+        sections += SETS.get(profiling.set_name, max(SETS.values()))
+    each = _PASSES_PER_SECTION * sections + -(-len(profiling.metrics) // _METRICS_PER_PASS)
     if selection.launches is None:
         return Cost(None, each, None, None, None)
     passes = each * selection.launches
@@ -179,14 +198,19 @@ def cost(profiling: Profiling, selection: Selection) -> Cost:
     return Cost(selection.launches, each, passes, *(busy_s + passes * pass_s for pass_s in _PASS_S))
 
 
-def select_from_trace(timeline: Timeline, window: Window) -> tuple[Selection, Selection]:
+def select_from_trace(timeline: Timeline, window: Window, pattern: str | None = None) -> tuple[Selection, Selection]:
     """What to profile, by a trace of the same program: every launch of one steady step; and the kernels that matter.
+
+    Args:
+        timeline: of the program.
+        window: its steady part.
+        pattern: the kernels that are meant; without it, those that take most of the time.
 
     Returns:
         For the light phase and for the targeted one.
 
     Raises:
-        UsageError: the window holds no kernels.
+        UsageError: the window holds no kernels, or none that are meant.
     """
     kernels = timeline.work.filter(pl.col("kind") == "kernel")
     names = timeline.trace.kernels["name"].cast(pl.String).gather(kernels["row"])
@@ -202,12 +226,27 @@ def select_from_trace(timeline: Timeline, window: Window) -> tuple[Selection, Se
         raise UsageError(f"{timeline.trace.capture.source}: no kernel was launched in the steady steps")
     before = kernels.filter(pl.col("at") < begin)
     everything = Selection((), before.height, step.height, int(step["duration_ns"].sum()))
-    matter = kernels_that_matter(step["name"].to_list(), step["duration_ns"].to_list())
+    if pattern is None:
+        matter = kernels_that_matter(step["name"].to_list(), step["duration_ns"].to_list())
+    else:
+        matter = _meant(step, pattern, timeline.trace.capture.source)
     chosen = step.filter(pl.col("name").is_in(matter.names))
     skip = before.filter(pl.col("name").is_in(matter.names)).height
     launches = _until_each(chosen["name"].to_list())
     busy_ns = int(chosen["duration_ns"].head(launches).sum())
-    return everything, Selection(matter.names, skip, launches, busy_ns, matter.share)
+    return everything, Selection(matter.names, skip, launches, busy_ns, matter.share, pattern)
+
+
+def _meant(step: pl.DataFrame, pattern: str, source: str) -> Selection:
+    """The kernels of a step whose names hold the pattern."""
+    found = re.compile(pattern)
+    sums = step.group_by("name").agg(pl.col("duration_ns").sum()).sort("duration_ns", "name", descending=[True, False])
+    names = tuple(name for name in sums["name"] if found.search(name))
+    if not names:
+        longest = ", ".join(sums["name"].head(3))
+        raise UsageError(f"{source}: no kernel of a step is called like {pattern!r}; its longest are {longest}")
+    time, total = (int(frame["duration_ns"].sum()) for frame in (step.filter(pl.col("name").is_in(names)), step))
+    return Selection(names, share=time / total if total else None)
 
 
 def kernels_that_matter(names: Sequence[str], durations_ns: Sequence[int]) -> Selection:
@@ -261,6 +300,10 @@ NSYS_OPTIONS: Final = {
         "--cpuctxsw",
         "--cuda-graph-trace",
         "--cuda-memory-usage",
+        "--python-sampling",
+        "--python-backtrace",
+        "--cudabacktrace",
+        "--gpu-metrics-device",
         "--capture-range",
         "--capture-range-end",
         "--nvtx-capture",
@@ -311,18 +354,20 @@ class Recording:
         graphs: `node`: each kernel of a CUDA graph; `graph`: each graph as one interval, which disturbs it less.
         memory: whether to record allocations, which costs time.
         force: replace a report of the same name.
+        also: what to record besides, names of `choices.ADDITIONS`.
     """
 
     capture: Capture = Capture()
     graphs: str = "node"
     memory: bool = False
     force: bool = False
+    also: tuple[str, ...] = ()
 
 
 def record_command(tool: Tool, recording: Recording, report: str, program: Sequence[str]) -> list[str]:
     """The words of the command that records a program.
 
-    CPU samples and context switches are left out: no analysis here needs them, and they slow the host down.
+    CPU samples and context switches are left out unless asked for: no analysis here needs them, and they slow the host.
 
     Args:
         tool: the installed Nsight Systems.
@@ -331,12 +376,13 @@ def record_command(tool: Tool, recording: Recording, report: str, program: Seque
         program: and its arguments.
 
     Raises:
-        UsageError: this version is too old.
+        UsageError: this version is too old, or cannot record what is asked for besides.
     """
     if tool.version < NSYS_OLDEST:
         oldest = ".".join(map(str, NSYS_OLDEST))
         raise UsageError(f"{tool.title} is too old to record what is needed; install {oldest} or later")
-    words = [tool.path, "profile", "--trace=cuda,nvtx", "--sample=none", "--cpuctxsw=none"]
+    traced, added = added_words(tool, recording.also)
+    words = [tool.path, "profile", f"--trace=cuda,nvtx{traced}", *added]
     words.append(f"--cuda-graph-trace={recording.graphs}")
     if recording.memory:
         words.append("--cuda-memory-usage=true")
@@ -403,7 +449,14 @@ class Schedule:
 
 
 def wrapped_command(
-    program: Sequence[str], trace: str, schedule: Schedule | None = None, *, shapes: bool = True, memory: bool = False
+    program: Sequence[str],
+    trace: str,
+    schedule: Schedule | None = None,
+    *,
+    shapes: bool = True,
+    memory: bool = False,
+    stacks: bool = False,
+    modules: bool = False,
 ) -> list[str]:
     """The words of the command that runs a Python program under torch.profiler and writes a trace.
 
@@ -413,6 +466,8 @@ def wrapped_command(
         schedule: the steps to record; None for the whole program.
         shapes: whether to record the shapes of operators' inputs.
         memory: whether to record allocations.
+        stacks: whether to record Python's frames.
+        modules: whether to record the modules of scripted models that operators belong to.
 
     Raises:
         UsageError: it is no Python program.
@@ -425,8 +480,8 @@ def wrapped_command(
     options = ["--trace", trace]
     if schedule is not None:
         options += ["--schedule", f"{schedule.wait},{schedule.warmup},{schedule.active}"]
-    options += ["--shapes"] if shapes else []
-    options += ["--memory"] if memory else []
+    wanted = {"--shapes": shapes, "--memory": memory, "--stacks": stacks, "--modules": modules}
+    options += [name for name, is_wanted in wanted.items() if is_wanted]
     return [*program[:at], str(_WRAPPER), *options, "--", *program[at:]]
 
 

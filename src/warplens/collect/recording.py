@@ -122,6 +122,11 @@ COUNTERS_FIX: Final = (
     " /etc/modprobe.d and reboot (on WSL2: NVIDIA Control Panel of Windows, Developer, Manage GPU Performance Counters)"
 )
 
+IMPORTER_FIX: Final = (
+    "install all of Nsight Systems with the libraries that it needs (its target package alone records, but makes no"
+    " report), or take the .qdstrm file to a machine that has them: nsys import, or QdstrmImporter"
+)
+
 #: What a line of a tool's output holds, and what that means.
 KNOWN_FAILURES: Final = (
     ("ERR_NVGPUCTRPERM", COUNTERS_FIX),
@@ -131,7 +136,11 @@ KNOWN_FAILURES: Final = (
     ),
     (
         "importer binary and its dependencies were not found",
-        "this nsys lacks its importer: install all of Nsight Systems, not its target package alone",
+        f"this nsys lacks its importer: {IMPORTER_FIX}",
+    ),
+    (
+        "error while loading shared libraries",
+        f"a shared library that nsys needs is not there (the line names it): {IMPORTER_FIX}",
     ),
     (
         "No kernels were profiled",

@@ -1,13 +1,16 @@
 """Runs a Python program under torch.profiler. Started by its path, in the program's interpreter: imports no Warplens.
 
-    python torch_run.py --trace FILE [--schedule WAIT,WARMUP,ACTIVE] [--shapes] [--memory] -- SCRIPT|-m MODULE [ARG …]
+    python torch_run.py --trace FILE [--schedule WAIT,WARMUP,ACTIVE] [--shapes] [--memory] [--stacks] [--modules]
+        -- SCRIPT|-m MODULE [ARG …]
 
-With a schedule, the program ends each step with `warplens.step()`; without one, all of it is recorded.
+With a schedule, the program ends each step with `warplens.step()`; without one, all of it is recorded. A program that
+ends by `os._exit` leaves its trace as well.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import runpy
 import sys
 import types
@@ -17,6 +20,11 @@ from typing import Any
 
 #: Under this name `warplens.step` looks for the profiler that is running.
 ACTIVE_PROFILER = "_warplens_active_profiler"
+
+_NOTHING = (
+    "nothing was recorded: the program ended before its recorded steps. It has to call warplens.step() at the end of"
+    " each step, and more often than it is made to wait and warm up\n"
+)
 
 
 def main(words: list[str]) -> int:
@@ -34,11 +42,30 @@ def main(words: list[str]) -> int:
         on_trace_ready=recorded.write,
         record_shapes=options.shapes,
         profile_memory=options.memory,
+        with_stack=options.stacks,
+        with_modules=options.modules,
     )
     module = types.ModuleType(ACTIVE_PROFILER)
     module.step = profiler.step if schedule else _nothing  # type: ignore[attr-defined]
     sys.modules[ACTIVE_PROFILER] = module
     code = 0
+    end_at_once, own = os._exit, os.getpid()
+
+    def finish() -> None:
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        profiler.stop()
+
+    def end(status: int) -> None:
+        """What the program takes for `os._exit`, which would leave nothing; children of a fork end as they asked."""
+        if os.getpid() == own:
+            finish()
+            if not recorded.done:
+                sys.stderr.write(_NOTHING)
+            sys.stderr.flush()
+        end_at_once(status)
+
+    os._exit = end  # type: ignore[assignment]
     profiler.start()
     try:
         _run(program)
@@ -47,14 +74,10 @@ def main(words: list[str]) -> int:
         if isinstance(leaving.code, str):
             sys.stderr.write(f"{leaving.code}\n")
     finally:
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-        profiler.stop()
+        os._exit = end_at_once
+        finish()
     if not recorded.done:
-        sys.stderr.write(
-            "nothing was recorded: the program ended before its recorded steps. It has to call warplens.step() at the"
-            " end of each step, and more often than it is made to wait and warm up\n"
-        )
+        sys.stderr.write(_NOTHING)
         return code or 3
     return code
 
@@ -80,8 +103,8 @@ def _parse(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
     parser = argparse.ArgumentParser()
     parser.add_argument("--trace", required=True)
     parser.add_argument("--schedule")
-    parser.add_argument("--shapes", action="store_true")
-    parser.add_argument("--memory", action="store_true")
+    for name in ("--shapes", "--memory", "--stacks", "--modules"):
+        parser.add_argument(name, action="store_true")
     at = words.index("--")
     return parser.parse_args(words[:at]), words[at + 1 :]
 

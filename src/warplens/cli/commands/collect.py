@@ -7,24 +7,24 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from warplens.cli.answer import print_json, print_lines
 from warplens.cli.edge import GATE_FAILED, answering, complain, note, one_line, progress
 from warplens.cli.options import argument, flag, option
+from warplens.collect.choices import ADDITIONS, PRESETS, TARGETS, kernel_pattern
 from warplens.collect.doctor import examine_machine, missing
-from warplens.collect.machine import System, ThisMachine, needed_tool
+from warplens.collect.machine import System, ThisMachine, Tool, missing_libraries, needed_tool
 from warplens.collect.nvidia import Recording, export_command, parse_capture, record_command
-from warplens.collect.recording import COLLECTING, add_run, run_command
+from warplens.collect.recording import COLLECTING, IMPORTER_FIX, add_run, run_command
 from warplens.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from warplens.collect.doctor import Diagnosis
-    from warplens.collect.machine import Tool
     from warplens.collect.nvidia import Capture, Cost, Profiling, Selection
 
 
@@ -94,9 +94,13 @@ def collect_stages(stages: Sequence[Stage], folder: Path, *, force: bool) -> lis
 
 
 def _failure(stage: Stage, code: int, tail: Sequence[str], known: str | None) -> str:
+    if stage.tool == "nsys" and (lacking := missing_libraries(Tool("nsys", stage.command[0], ()), machine())):
+        known = f"its importer lacks {', '.join(lacking)}: {IMPORTER_FIX}"
     what = f"{stage.tool} or the program that it ran ended with code {code}" if code else f"{stage.tool} left no file"
     if known:
         return f"{what}: {known}"
+    if not code and stage.runs_program:
+        what += ": a program that ends through os._exit, or is killed, may leave none; let it end by itself"
     last = " | ".join(one_line(line) for line in tail[-3:])
     return f"{what}. Its last lines: {last}" if last else what
 
@@ -126,6 +130,10 @@ machine: Callable[[], System] = ThisMachine
 
 #: Launches of a light pass where nothing else limits it: some minutes.
 _MOST_LAUNCHES = 1000
+
+#: Launches of kernels that the user names, or of counters that the user chooses, without a trace that tells how many
+#: there are: as many passes as those of a light pass, or fewer.
+_MOST_CHOSEN = 50
 
 
 class Profiler(str, Enum):
@@ -188,6 +196,9 @@ def collect(
         Graphs, typer.Option(help="nsys: CUDA graphs kernel by kernel (node), or as a whole, which disturbs less.")
     ] = Graphs.NODE,
     memory: Annotated[bool, flag("--memory", "nsys, torch: record allocations, too; slower.")] = False,
+    also: Annotated[
+        str | None, option("WORD,…", f"nsys: record more, at a price in time: {', '.join(ADDITIONS)}.")
+    ] = None,
     phase: Annotated[
         Phase, typer.Option(help="ncu: little on every launch, then much on the kernels that matter; or one of them.")
     ] = Phase.BOTH,
@@ -202,6 +213,20 @@ def collect(
             min=0,
         ),
     ] = None,
+    preset: Annotated[
+        list[str] | None,
+        option("NAME", f"ncu: counters of one kind: {', '.join(PRESETS)}. May be repeated, a run for each."),
+    ] = None,
+    set_name: Annotated[
+        str | None, option("NAME", "ncu: a set of sections, such as basic, detailed, full, roofline.", "--set")
+    ] = None,
+    section: Annotated[list[str] | None, option("NAME", "ncu: one section. May be repeated.")] = None,
+    metrics: Annotated[list[str] | None, option("NAME,…", "ncu: single metrics. May be repeated.")] = None,
+    kernel: Annotated[
+        list[str] | None,
+        option("REGEX", "ncu: only kernels whose name holds this, whatever share they have. May be repeated."),
+    ] = None,
+    target: Annotated[list[str] | None, option("WORD,…", f"ncu: only kernels of a kind: {', '.join(TARGETS)}.")] = None,
     replay: Annotated[
         Replay, typer.Option(help="ncu: repeat each kernel, or run the program once for each pass, which saves memory.")
     ] = Replay.KERNEL,
@@ -216,6 +241,11 @@ def collect(
             "torch: record steps, such as 2,1,3; the program calls warplens.step() after each. Else all of it.",
         ),
     ] = None,
+    shapes: Annotated[
+        bool, typer.Option("--shapes/--no-shapes", help="torch: record the shapes of operators' inputs.")
+    ] = True,
+    stacks: Annotated[bool, flag("--stacks", "torch: record Python's frames; slower.")] = False,
+    modules: Annotated[bool, flag("--modules", "torch: record the modules of scripted models.")] = False,
 ) -> None:
     """Run a program under nsys, ncu or PyTorch's profiler, with the right options.
 
@@ -226,12 +256,16 @@ def collect(
     if Path(stem).name != stem or stem.startswith("-"):
         raise UsageError(f"--name takes a file's name without folders, not {stem!r}")
     base = output / stem
+    chosen = {"--preset": preset, "--set": set_name, "--section": section, "--metrics": metrics}
+    others = {"--also": also, "--kernel": kernel, "--target": target, "--stacks": stacks, "--modules": modules}
+    _refuse_foreign(profiler, {**chosen, **others})
     try:
         if profiler is Profiler.NSYS:
-            recording = Recording(parse_capture(capture), graphs.value, memory, force)
+            recording = Recording(parse_capture(capture), graphs.value, memory, force, tuple(_words(also)))
             files = _run(_nsys(recording, tool, base, program), output, dry_run=dry_run, force=force)
         elif profiler is Profiler.TORCH:
-            files = _run([_torch(program, base, steps, memory=memory)], output, dry_run=dry_run, force=force)
+            options = {"memory": memory, "shapes": shapes, "stacks": stacks, "modules": modules}
+            files = _run([_torch(program, base, steps, options)], output, dry_run=dry_run, force=force)
         else:
             from warplens.collect.nvidia import Profiling
 
@@ -242,13 +276,60 @@ def collect(
                 base,
                 program,
             )
-            files = asked.run(phase, trace, launches, dry_run=dry_run, force=force)
+            pattern = kernel_pattern(_words(*target or ()), kernel or ())
+            wanted = _chosen_counters(asked.profiling, preset or (), set_name, section or (), _words(*metrics or ()))
+            if wanted or pattern:
+                files = asked.run_chosen(wanted, pattern, trace, launches, dry_run=dry_run, force=force)
+            else:
+                files = asked.run(phase, trace, launches, dry_run=dry_run, force=force)
     except CollectionFailedError as failure:
         complain(failure)
         raise typer.Exit(GATE_FAILED) from None
     if dry_run:
         return
     _conclude(files, output, report=report)
+
+
+#: Options that one profiler alone knows.
+_OF_ONE: Final = {
+    **dict.fromkeys(("--preset", "--set", "--section", "--metrics", "--kernel", "--target"), Profiler.NCU),
+    "--also": Profiler.NSYS,
+    "--stacks": Profiler.TORCH,
+    "--modules": Profiler.TORCH,
+}
+
+
+def _refuse_foreign(profiler: Profiler, given: dict[str, object]) -> None:
+    for name, value in given.items():
+        if value and _OF_ONE[name] is not profiler:
+            raise UsageError(f"{name} is an option of collect {_OF_ONE[name].value}, not of collect {profiler.value}")
+
+
+def _words(*lists: str | None) -> list[str]:
+    """Words that were joined by commas."""
+    return [word.strip() for words in lists if words for word in words.split(",") if word.strip()]
+
+
+def _chosen_counters(
+    profiling: Profiling, presets: Sequence[str], set_name: str | None, sections: Sequence[str], metrics: Sequence[str]
+) -> dict[str, Profiling]:
+    """What is to be counted in each run, by the name of the run; nothing where the user chose nothing."""
+    from dataclasses import replace
+
+    if unknown := [name for name in presets if name not in PRESETS]:
+        raise UsageError(f"--preset takes {', '.join(PRESETS)}, not {unknown[0]!r}")
+    wanted = {
+        name: replace(
+            profiling,
+            sections=PRESETS[name].sections,
+            metrics=PRESETS[name].metrics,
+            cache_control=PRESETS[name].cache_control,
+        )
+        for name in presets
+    }
+    if set_name or sections or metrics:
+        wanted["chosen"] = replace(profiling, sections=tuple(sections), metrics=tuple(metrics), set_name=set_name)
+    return wanted
 
 
 def _stem(program: Sequence[str]) -> str:
@@ -280,7 +361,7 @@ def _nsys(recording: Recording, tool: str | None, base: Path, program: Sequence[
     ]
 
 
-def _torch(program: Sequence[str], base: Path, steps: str | None, *, memory: bool) -> Stage:
+def _torch(program: Sequence[str], base: Path, steps: str | None, options: dict[str, bool]) -> Stage:
     from warplens.collect.nvidia import Schedule, torch_version, wrapped_command
 
     schedule = None
@@ -293,7 +374,7 @@ def _torch(program: Sequence[str], base: Path, steps: str | None, *, memory: boo
             raise UsageError("--steps: at least one step must be recorded, and none can be negative")
         schedule = Schedule(wait, warmup, active)
     trace = base.parent / f"{base.name}.pt.trace.json"
-    words = wrapped_command(program, str(trace), schedule, memory=memory)
+    words = wrapped_command(program, str(trace), schedule, **options)
     return Stage("torch", torch_version(machine(), program), words, trace)
 
 
@@ -329,6 +410,35 @@ class _Ncu:
             targeted = _from_light(files[0])
         return files + _run([self._stage("targeted", targeted)], self.base.parent, dry_run=dry_run, force=force)
 
+    def run_chosen(
+        self,
+        wanted: dict[str, Profiling],
+        pattern: str | None,
+        trace: Path | None,
+        launches: int | None,
+        *,
+        dry_run: bool,
+        force: bool,
+    ) -> list[Path]:
+        """Run what the user chose, of the kernels that the user named; the files that it left, one a run."""
+        from dataclasses import replace
+
+        from warplens.collect.nvidia import TARGETED, Selection, select_from_trace
+
+        if trace is not None:
+            from warplens import Timeline, read
+
+            with progress(f"reading {trace.name}"):
+                timeline = Timeline(read(trace))
+                _, selection = select_from_trace(timeline, timeline.window("steady"), pattern)
+        else:
+            selection = Selection(launches=_MOST_CHOSEN, pattern=pattern)
+        if launches is not None:
+            selection = replace(selection, launches=launches or None, busy_ns=None)
+        wanted = wanted or {"targeted": replace(self.profiling, sections=TARGETED)}
+        stages = [self._stage(name, selection, profiling) for name, profiling in wanted.items()]
+        return [path for stage in stages for path in _run([stage], self.base.parent, dry_run=dry_run, force=force)]
+
     def _selections(self, trace: Path | None, launches: int | None) -> tuple[Selection, Selection | None]:
         from dataclasses import replace
 
@@ -345,12 +455,13 @@ class _Ncu:
             light = replace(light, launches=launches or None, busy_ns=None)
         return light, targeted
 
-    def _stage(self, phase: str, selection: Selection) -> Stage:
+    def _stage(self, phase: str, selection: Selection, profiling: Profiling | None = None) -> Stage:
         from dataclasses import replace
 
         from warplens.collect.nvidia import LIGHT, TARGETED, cost, profile_command
 
-        profiling = replace(self.profiling, sections=LIGHT if phase == "light" else TARGETED)
+        if profiling is None:
+            profiling = replace(self.profiling, sections=LIGHT if phase == "light" else TARGETED)
         if selection.names:
             share = f" ({selection.share:.0%} of the kernel time)" if selection.share is not None else ""
             note(f"{phase}: {', '.join(selection.names)}{share}")

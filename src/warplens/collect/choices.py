@@ -1,0 +1,184 @@
+"""What may be asked of Nsight Compute and Nsight Systems by name: presets of counters, kinds of kernels, more to trace.
+
+The presets follow the five configurations that guides to Nsight Compute run one after the other: throughput, memory,
+occupancy, instructions, cache. Each takes `SpeedOfLight` and `LaunchStats` besides, without which nothing can be said
+of what bounds a kernel.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from warplens.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from warplens.collect.machine import Tool
+
+_ALWAYS: Final = ("SpeedOfLight", "LaunchStats")
+
+_GLOBAL: Final = ("mem_global_op_ld", "mem_global_op_st")
+
+
+@dataclass(frozen=True)
+class Preset:
+    """One configuration of counters.
+
+    Attributes:
+        what: that it tells of.
+        sections: of ncu.
+        metrics: beside those of the sections.
+        cache_control: `all` empties caches before each pass; `none` leaves them as the program has them.
+    """
+
+    what: str
+    sections: tuple[str, ...]
+    metrics: tuple[str, ...] = ()
+    cache_control: str = "all"
+
+
+#: Metrics and sections are those of Nsight Compute 2024.1 on GH100; a test asks ncu for each of them.
+PRESETS: Final = {
+    "throughput": Preset(
+        "rates against their peaks, and the place under the roofs",
+        (*_ALWAYS, "SpeedOfLight_RooflineChart", "ComputeWorkloadAnalysis"),
+    ),
+    "memory": Preset(
+        "traffic through the memories, and how well accesses coalesce",
+        (*_ALWAYS, "MemoryWorkloadAnalysis", "MemoryWorkloadAnalysis_Tables"),
+        tuple(
+            name
+            for way in _GLOBAL
+            for name in (
+                f"l1tex__t_requests_pipe_lsu_{way}.sum",
+                f"l1tex__t_sectors_pipe_lsu_{way}.sum",
+                f"l1tex__average_t_sectors_per_request_pipe_lsu_{way}.ratio",
+                f"smsp__sass_average_data_bytes_per_sector_{way}.ratio",
+            )
+        ),
+    ),
+    "occupancy": Preset(
+        "warps that are there, what limits them, and what they wait for",
+        (*_ALWAYS, "Occupancy", "SchedulerStats", "WarpStateStats"),
+    ),
+    "instructions": Preset(
+        "what is executed, by how many threads of a warp",
+        (*_ALWAYS, "ComputeWorkloadAnalysis", "InstructionStats", "WarpStateStats"),
+        ("smsp__thread_inst_executed_per_inst_executed.ratio", "sm__inst_executed.sum"),
+    ),
+    # Caches as the program has them: emptied ones would be what is measured, and not the program.
+    "cache": Preset(
+        "hits in L1 and L2 with the caches as the program leaves them",
+        (*_ALWAYS, "MemoryWorkloadAnalysis"),
+        (
+            *("l1tex__t_sector_hit_rate.pct", "lts__t_sector_hit_rate.pct", "dram__bytes_read.sum"),
+            *("dram__bytes_write.sum", "dram__bytes.sum.per_second"),
+        ),
+        cache_control="none",
+    ),
+}
+
+#: Sections of ncu's sets, which tell about how many passes they take.
+SETS: Final = {"basic": 4, "detailed": 9, "full": 15, "roofline": 7, "nvlink": 3, "pmsampling": 2}
+
+#: Kinds of kernels, as expressions over the names that ncu calls `function`: those of cuBLAS, CUTLASS, cuDNN, PyTorch,
+#: and of the sorts, gathers and sums that a reduction of tokens adds.
+TARGETS: Final = {
+    "gemm": "gemm|gemv|xmma|nvjet|wmma|splitK",
+    "attention": "softmax|[Ss]oftMax|flash|fmha|[Aa]ttention",
+    "token-reduction": "TopK|topk|[Ss]ort|[Gg]ather|[Ss]catter|[Ii]ndex|CatArray|reduce_kernel",
+    "convolution": "conv|fprop|winograd|nchwToNhwc|nhwcToNchw|im2col",
+    "normalisation": "layer_norm|LayerNorm|rms_norm|RMSNorm|batch_norm|bn_fw",
+}
+
+
+def kernel_pattern(targets: Sequence[str], patterns: Sequence[str]) -> str | None:
+    """One expression for kinds of kernels and expressions of the user's; None where there are none.
+
+    Raises:
+        UsageError: a kind that nobody knows, or an expression that is none.
+    """
+    if unknown := [name for name in targets if name not in TARGETS]:
+        raise UsageError(f"--target takes {', '.join(TARGETS)}, not {unknown[0]!r}")
+    for pattern in patterns:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise UsageError(f"--kernel takes a regular expression; in {pattern!r}: {error}") from None
+        if not pattern:
+            raise UsageError("--kernel takes a regular expression, such as 'gemm|softmax'")
+    return "|".join([*(TARGETS[name] for name in targets), *patterns]) or None
+
+
+# --- What `collect nsys` can record besides ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Addition:
+    """Something more for nsys to record.
+
+    Attributes:
+        what: it is.
+        since: the version from which its option means this.
+        trace: a word for `--trace`.
+        options: further words.
+    """
+
+    what: str
+    since: tuple[int, ...]
+    trace: str | None = None
+    options: tuple[str, ...] = ()
+
+
+#: All are in `nsys profile --help` of 2023.4. That release and 2023.1 brought the two of Python ("Release Notes").
+ADDITIONS: Final = {
+    "osrt": Addition("calls of the operating system's runtime library", (2022, 1), "osrt"),
+    "cudnn": Addition("calls of cuDNN", (2022, 1), "cudnn"),
+    "cublas": Addition("calls of cuBLAS", (2022, 1), "cublas"),
+    "cpu": Addition(
+        "samples of the CPU, and when threads run",
+        (2022, 1),
+        None,
+        ("--sample=process-tree", "--cpuctxsw=process-tree"),
+    ),
+    "python": Addition("samples of Python's call stacks", (2023, 1), None, ("--python-sampling=true",)),
+    "python-cuda": Addition(
+        "Python's call stack at CUDA calls", (2023, 4), None, ("--python-backtrace=cuda", "--cudabacktrace=all")
+    ),
+    "gpu-metrics": Addition("the GPU's units, sampled", (2022, 1), None, ("--gpu-metrics-device=all",)),
+}
+
+#: From 2024.4 the option has another name.
+_GPU_METRICS_RENAMED: Final = (2024, 4)
+
+#: Call stacks at CUDA calls are taken by the sampler of the CPU.
+_NEEDS_SAMPLES: Final = frozenset({"python-cuda"})
+
+
+def added_words(tool: Tool, names: Sequence[str]) -> tuple[str, list[str]]:
+    """What further recordings add to the command: the end of the value of `--trace`, and options.
+
+    Args:
+        tool: the installed Nsight Systems.
+        names: of `ADDITIONS`.
+
+    Raises:
+        UsageError: a name that nobody knows, or this version has no such option.
+    """
+    if unknown := [name for name in names if name not in ADDITIONS]:
+        raise UsageError(f"--also takes {', '.join(ADDITIONS)}, not {unknown[0]!r}")
+    for name in names:
+        if tool.version < ADDITIONS[name].since:
+            since = ".".join(map(str, ADDITIONS[name].since))
+            raise UsageError(f"{tool.title} cannot record {name}; install {since} or later")
+    trace = "".join(f",{ADDITIONS[name].trace}" for name in names if ADDITIONS[name].trace)
+    options = [option for name in names for option in ADDITIONS[name].options]
+    if not any(option.startswith("--sample=") for option in options):
+        sampled = "process-tree" if _NEEDS_SAMPLES & set(names) else "none"
+        options = [f"--sample={sampled}", "--cpuctxsw=none", *options]
+    if tool.version >= _GPU_METRICS_RENAMED:
+        options = [option.replace("--gpu-metrics-device=", "--gpu-metrics-devices=") for option in options]
+    return trace, options
