@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 
     from warplens.analysis.prediction import Prediction
     from warplens.diagnosis.moments import Moment
+    from warplens.diagnosis.whatif import WhatIfs
     from warplens.profile import Note
 
 
@@ -193,6 +194,7 @@ class Diagnosis:
         coverage: how much the diagnosis rests on.
         notes: what the profile cannot tell.
         moments: the worst instances of the findings, in their order, up to three of each.
+        what_if: what the remedies bring, one by one and in pairs; None where that cannot be modelled.
     """
 
     verdict: str
@@ -203,6 +205,7 @@ class Diagnosis:
     coverage: Coverage
     notes: tuple[Note, ...]
     moments: tuple[Moment, ...] = ()
+    what_if: WhatIfs | None = None
 
     def finding(self, id_: str) -> Finding | None:
         """The finding with this id, if it was raised."""

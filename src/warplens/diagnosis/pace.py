@@ -74,12 +74,14 @@ class Pace:
     Attributes:
         usual, slow, fast: as estimated, with less and with more of the host's time taken for the profiler's.
         devices: of the capture.
+        steps: that were replayed; 1 where the window has none.
     """
 
     usual: RecordedSchedule
     slow: RecordedSchedule
     fast: RecordedSchedule
     devices: Sequence[Device]
+    steps: int = 1
     _before: dict[int, int] = field(default_factory=dict, repr=False)
 
     @classmethod
@@ -114,7 +116,18 @@ class Pace:
             stalls = max(1 - part * stalled * recorder.operator_overhead_ns / max(long, 1), least)
             return paced(recorded, factor, stalls)
 
-        return cls(without(_USUAL), without(_LESS), without(_MORE), timeline.trace.capture.devices)
+        devices, steps = timeline.trace.capture.devices, max(len(window.steps), 1)
+        return cls(without(_USUAL), without(_LESS), without(_MORE), devices, steps)
+
+    def duration_ns(self, place: int, *changes: Change, less: Less | None = None) -> int:
+        """What was replayed takes so long: as `usual` (0), `slow` (1) or `fast` (2), with changes as of `gain`."""
+        recorded = (self.usual, self.slow, self.fast)[place]
+        if changes or less is not None:
+            changed = _changed(recorded, changes, less, self.devices)
+            return self.duration_ns(place) if changed is None else _duration(changed)
+        if place not in self._before:
+            self._before[place] = _duration(recorded)
+        return self._before[place]
 
     def gain(self, *changes: Change, less: Less | None = None, kept: float = 0.0) -> Gain | None:
         """What these changes bring together; None where they alter nothing.
@@ -129,9 +142,7 @@ class Pace:
             changed = _changed(recorded, changes, less, self.devices)
             if changed is None:
                 return None
-            if place not in self._before:
-                self._before[place] = _duration(recorded)
-            before = self._before[place]
+            before = self.duration_ns(place)
             after = _duration(changed)
             gains.append(before / max(after + kept * max(before - after, 0), 1))
             best.append(before / max(after, 1))

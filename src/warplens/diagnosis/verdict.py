@@ -25,6 +25,7 @@ from warplens.diagnosis.rule import MANY, weight
 from warplens.diagnosis.rules import RULES, rule
 from warplens.diagnosis.rules.whole import BelowRoof, IncompleteProfile, Saturated, roof_known
 from warplens.diagnosis.thresholds import DEFAULTS, Thresholds
+from warplens.diagnosis.whatif import what_ifs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -151,7 +152,12 @@ def diagnose(
         coverage=_coverage(facts, claims, ranked, report.source if report is not None else None),
         notes=tuple(notes),
         moments=() if decides else worst_moments(facts, claims, ranked),
+        what_if=None if decides else what_ifs(facts, claims, [found for found in ranked if not _describes(found)]),
     )
+
+
+def _describes(finding: Finding) -> bool:
+    return finding.id == _INCOMPLETE.id or rule(finding.id).describes
 
 
 def _findings(facts: Facts, claims: Claims) -> list[Finding]:

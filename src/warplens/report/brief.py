@@ -76,7 +76,7 @@ def _lines(found: Diagnosis | RunDiagnosis, commands: Sequence[str]) -> Iterator
     yield Line("gain", _gain(found, verdict), tone)
     if verdict.remedies:
         first = verdict.remedies[0]
-        yield Line("do", f"{fmt.sentence(first.action)} {fmt.sentence(first.expected)}", code=_ways(first.how))
+        yield Line("do", f"{fmt.sentence(first.action)} {fmt.sentence(first.expected)}", code=ways(first.how))
     else:
         yield Line("do", "Nothing: no change is worth its effort by what this profile shows.", "good")
     yield Line("sure", f"{fmt.capitalised(verdict.confidence)} confidence; {_rests_on(found)}.")
@@ -85,7 +85,7 @@ def _lines(found: Diagnosis | RunDiagnosis, commands: Sequence[str]) -> Iterator
         yield Line("next", "", "quiet", code=tuple(commands))
 
 
-def _ways(how: str) -> tuple[str, ...]:
+def ways(how: str) -> tuple[str, ...]:
     """A remedy's code, each way on a line of its own: `…`, `or by hand: …`, `in transformers …`."""
     return tuple(_WAYS.split(how))
 
@@ -165,14 +165,22 @@ def answer_block(found: Diagnosis | RunDiagnosis, strips: tuple[Strip, ...], at:
         gain=factor(verdict.gain) if known else "",
         gain_range=_range(verdict) if known else _gain(found, verdict),
         do=remedy.action if remedy else "",
-        code="\n".join(_ways(remedy.how)) if remedy else "",
+        code="\n".join(ways(remedy.how)) if remedy else "",
         brings=remedy.expected if remedy else "",
         sure=f"{fmt.capitalised(verdict.confidence)} confidence; {_rests_on(found)}.",
         refute=verdict.refute,
         notes=tuple(limiting),
         strips=() if verdict.id == _INCOMPLETE else strips,
-        others=tuple((f"{at}finding-{each.id}", rule(each.id).limiter, factor(each.gain)) for each in costing),
+        others=(
+            *((f"{at}finding-{each.id}", rule(each.id).limiter, factor(each.gain)) for each in costing),
+            *(((f"{at}what-if", "What do they bring together?", ""),) if _pairs(found) else ()),
+        ),
     )
+
+
+def _pairs(found: Diagnosis | RunDiagnosis) -> bool:
+    what_if = found.what_if if isinstance(found, Diagnosis) else None
+    return what_if is not None and any(len(change.findings) > 1 for change in what_if.changes)
 
 
 def _range(finding: Finding) -> str:

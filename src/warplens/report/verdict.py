@@ -30,6 +30,7 @@ def diagnosis_data(diagnosis: Diagnosis) -> dict[str, Any]:
         "per_phase": diagnosis.per_phase,
         "predictions": diagnosis.predictions,
         "coverage": diagnosis.coverage,
+        "what_if": diagnosis.what_if,
     }
 
 

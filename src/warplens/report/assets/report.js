@@ -58,8 +58,8 @@
   };
   const follow = () => {
     const name = decodeURIComponent(location.hash.slice(1));
-    // `timeline/START-END` names a span: the timeline goes there by itself.
-    const target = document.getElementById(`room/${name}`) ?? document.getElementById(name) ?? document.getElementById(name.replace(/\/\d+-\d+$/, ""));
+    // `timeline/START-END` names a span, `what-if/ID` a choice: the view goes there by itself.
+    const target = document.getElementById(`room/${name}`) ?? document.getElementById(name) ?? document.getElementById(name.replace(/\/[^/]*$/, ""));
     const room = target?.closest(".room") ?? rooms[0];
     enter(room);
     for (let at = target; at; at = at.parentElement) if (at instanceof HTMLDetailsElement) at.open = true;

@@ -34,6 +34,7 @@ from warplens.report.strips import strips
 from warplens.report.text import category_title
 from warplens.report.timeline import timeline_blocks, with_moments
 from warplens.report.verdict import factor, finding_blocks
+from warplens.report.whatif import what_if_blocks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -218,6 +219,7 @@ _ROOMS: Final[tuple[SectionOf[Numbers], ...]] = (
             SectionOf("phases", "Phases", time.phases),
         ),
     ),
+    SectionOf("what-if-room", "What if", _rooms(SectionOf("what-if", "What if", what_if_blocks))),
     SectionOf("findings-room", "Findings", _findings, lambda numbers: numbers if numbers.diagnosis else None),
     SectionOf(
         "kernels-room",

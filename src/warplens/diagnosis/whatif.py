@@ -1,0 +1,196 @@
+"""What the remedies of one or two findings bring together: the step time without a profiler, and where it goes then.
+
+A single remedy brings what its finding expects. Two remedies do not bring the sum: what one hides the other may have
+removed already, or uncover. So the schedule is replayed at the host's pace without a profiler (`Pace`) with both causes
+gone; what a finding expects to stay beyond the replay of its own cause stays then, too. All of it is modelled.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import combinations
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from warplens.diagnosis.pace import Less
+from warplens.diagnosis.rule import MANY
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from warplens.analysis.prediction import Change
+    from warplens.diagnosis.claims import Claims
+    from warplens.diagnosis.facts import Facts
+    from warplens.diagnosis.findings import Finding
+
+#: Findings of the host → the change that their first remedy makes to the schedule. Others take away the GPU work that
+#: they claim, and the calls that issue it where they claim the pauses before it as well.
+_CHANGES: Final[Mapping[str, Change]] = {
+    "launch-overhead": "cuda-graph",
+    "host-sync": "no-synchronization",
+    "blocking-copy": "async-copies",
+    "allocator-churn": "cached-allocation",
+    "host-stall": "no-host-stall",
+}
+
+#: So many findings are combined, the worst ones: each pair is a replay.
+_MOST: Final = 5
+
+
+#: A pair is never expected to be this much faster than its replay, nor than the better one alone.
+_AT_BEST: Final = 1.5
+
+
+@dataclass(frozen=True)
+class WhatIf:
+    """The step without the causes of some findings. Modelled; times are nanoseconds of a step, or of the window.
+
+    Attributes:
+        findings: ids, one or two.
+        expected: how many times as fast, without a profiler.
+        expected_interval: the range in which that lies nine times in ten.
+        step_ns: the time of a step that follows from `expected`.
+        step_interval_ns: the same of `expected_interval`, from the shortest to the longest.
+        busy_ns: GPU time by category of work that is left.
+        idle_ns: the rest of the step.
+    """
+
+    findings: tuple[str, ...]
+    expected: float
+    expected_interval: tuple[float, float]
+    step_ns: int
+    step_interval_ns: tuple[int, int]
+    busy_ns: Mapping[str, int]
+    idle_ns: int
+
+
+@dataclass(frozen=True)
+class WhatIfs:
+    """What each of the worst findings brings by itself and with each other one.
+
+    Attributes:
+        step_ns: what a step takes without a profiler, by the replay of the unchanged schedule.
+        step_interval_ns: the same with more and with less of the host's time taken for the profiler's.
+        busy_ns, idle_ns: where that time goes.
+        changes: single findings in their order, then pairs of them. A pair of which a replay shows neither is left out.
+    """
+
+    step_ns: int
+    step_interval_ns: tuple[int, int]
+    busy_ns: Mapping[str, int]
+    idle_ns: int
+    changes: tuple[WhatIf, ...]
+
+
+def what_ifs(facts: Facts, claims: Claims, findings: Sequence[Finding]) -> WhatIfs | None:
+    """The remedies of these findings, one by one and in pairs; None where the schedule cannot be replayed.
+
+    Args:
+        facts: the window.
+        claims: which time each cause claims.
+        findings: the worst first; those without an expected gain or a remedy are left out.
+    """
+    worth = [found for found in findings if (found.expected or 0.0) > 1.0 and found.remedies][:_MOST]
+    if not worth or facts.pace is None or not facts.busy_ns:
+        return None
+    base = _Base(facts, claims)
+    replayed = {found.id: base.replayed_ns((found.id,)) for found in worth}
+    changes = [base.changed((found,), _interval(found)) for found in worth]
+    for one, other in combinations(worth, 2):
+        if min(replayed[one.id], replayed[other.id]) >= base.step_ns:
+            continue  # neither shows in a replay
+        both = base.replayed_ns((one.id, other.id))
+        expected, low, high = (
+            base.together(both, list(zip(gains, (replayed[one.id], replayed[other.id]), strict=True)), at_best)
+            for gains, at_best in zip(
+                zip(_interval(one), _interval(other), strict=True), (False, False, True), strict=True
+            )
+        )
+        changes.append(base.changed((one, other), (expected, min(low, expected), max(high, expected))))
+    return WhatIfs(base.step_ns, base.step_interval_ns, base.busy_ns, base.idle_ns, tuple(changes))
+
+
+def _interval(found: Finding) -> tuple[float, float, float]:
+    """Expected, low and high."""
+    expected = found.expected or 1.0
+    return expected, *(found.expected_interval or (expected, expected))
+
+
+class _Base:
+    """The unchanged step without a profiler, and what is taken from it."""
+
+    def __init__(self, facts: Facts, claims: Claims) -> None:
+        pace = facts.pace
+        assert pace is not None
+        self._facts, self._claims, self._pace = facts, claims, pace
+        own = facts.work["own_ns"].to_numpy()
+        self._own, self._labels = own, facts.work["label"].cast(pl.String)
+        self._steps = facts.steps
+        steps = pace.steps
+        usual, *ends = (round(pace.duration_ns(place) / steps) for place in range(3))
+        self.busy_ns = self._by_label(own)
+        # The GPU's work takes as long without a profiler, so that no step is shorter than it.
+        busy = sum(self.busy_ns.values())
+        self.step_ns = max(usual, busy)
+        self.step_interval_ns = max(min(usual, *ends), busy), max(usual, *ends, busy)
+        self.idle_ns = self.step_ns - busy
+
+    def _by_label(self, spent: npt.NDArray[np.int64]) -> dict[str, int]:
+        rows = pl.DataFrame({"label": self._labels, "spent": spent}).group_by("label").agg(pl.col("spent").sum())
+        return {label: round(total / self._steps) for label, total in rows.sort("spent", "label").rows()[::-1] if total}
+
+    def replayed_ns(self, ids: Sequence[str]) -> float:
+        """The step without these causes, by a replay; all of it where they alter nothing."""
+        changes: list[Change] = [_CHANGES[id_] for id_ in ids if id_ in _CHANGES]
+        time, calls = np.zeros(self._facts.timeline.work.height), np.zeros(self._facts.timeline.work.height)
+        for id_ in ids:
+            claimed = self._claims.of_work(id_).to_numpy() / np.maximum(self._own, 1)
+            mine = self._facts.program.timeline_row
+            time[mine] = np.maximum(time[mine], claimed)
+            if id_ not in _CHANGES and self._claims.idle_ns(id_):
+                calls[mine] = np.maximum(calls[mine], claimed)
+        after = self._pace.duration_ns(0, *changes, less=Less(time, calls) if time.any() else None)
+        before = max(self._pace.duration_ns(0), 1)
+        return self.step_ns * min(after / before, 1.0)
+
+    def together(self, replayed_ns: float, each: Sequence[tuple[float, float]], at_best: bool) -> float:
+        """The gain of remedies together: what their replay gives, but for what each is expected to leave by itself.
+
+        Args:
+            replayed_ns: the step without all of their causes, by a replay.
+            each: of each remedy its gain, and the step without its cause by a replay.
+            at_best: whether what a remedy is expected to save beyond its replay counts, too.
+        """
+        alone = [self.step_ns / gain for gain, _ in each]
+        rest = [after - replayed for after, (_, replayed) in zip(alone, each, strict=True)]
+        stays = sum(rest if at_best else (max(time, 0.0) for time in rest))
+        least = min(replayed_ns, *alone) / _AT_BEST
+        return min(self.step_ns / max(min(replayed_ns + stays, *alone), least, 1.0), MANY)
+
+    def changed(self, findings: Sequence[Finding], gain: tuple[float, float, float]) -> WhatIf:
+        """The step with this gain (expected, low, high), and where its time goes."""
+        expected, low, high = gain
+        after = self.step_ns / expected
+        gone = np.zeros(len(self._own), dtype=np.int64)
+        for found in findings:
+            gone += self._claims.of_work(found.id).to_numpy()
+        # Claims on the GPU come true as far as the step gets shorter, and further where its work would not fit into
+        # that: a finding may expect a little more than it claims. What the step saves beyond them was idle.
+        saved, claimed = (self.step_ns - after) * self._steps, max(int(gone.sum()), 1)
+        too_long = int(self._own.sum()) - after * self._steps
+        realised = max(min(1.0, saved / claimed), too_long / claimed)
+        left = np.maximum(self._own - np.round(gone * realised).astype(np.int64), 0)
+        fits = min(1.0, after * self._steps / max(int(left.sum()), 1))
+        busy = self._by_label(np.round(left * fits).astype(np.int64))
+        return WhatIf(
+            tuple(found.id for found in findings),
+            expected,
+            (low, high),
+            round(after),
+            (round(self.step_ns / high), round(self.step_ns / low)),
+            busy,
+            max(round(after) - sum(busy.values()), 0),
+        )

@@ -1,0 +1,94 @@
+"use strict";
+// The what-if panel: every choice was computed before the page was written; here it is only shown.
+(() => {
+  const MOST = 2; // remedies at once: pairs were replayed, larger sets were not
+  const element = (tag, attributes = {}, ...children) => {
+    const made = document.createElement(tag);
+    for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
+    made.append(...children);
+    return made;
+  };
+  const drawing = (tag, attributes, ...children) => {
+    const made = document.createElementNS("http://www.w3.org/2000/svg", tag);
+    for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
+    made.append(...children);
+    return made;
+  };
+  const percent = (share) => `${(100 * share).toFixed(3)}%`;
+
+  const bar = (name, state) => {
+    let x = 0;
+    const words = state.parts.map(([title, , , time]) => `${title} ${time}`).join(", ");
+    const svg = drawing("svg", { height: 22, role: "img", "aria-label": `${name}, ${state.step}: ${words}` });
+    for (const [title, fill, share, time] of state.parts) {
+      svg.append(drawing("rect", { x: percent(x), width: percent(share), height: 22, fill: `var(--${fill})` }, drawing("title", {}, `${title}: ${time}`)));
+      x += share;
+    }
+    return element("div", { class: "bar" }, element("span", {}, name), svg, element("b", {}, state.step));
+  };
+  const legend = (before, after) => {
+    const times = new Map((after ?? before).parts.map(([title, , , time]) => [title, time]));
+    return element("ul", { class: "parts" }, ...before.parts.map(([title, fill, , time]) => element("li", {},
+      drawing("svg", { width: 10, height: 10, "aria-hidden": "true" }, drawing("rect", { width: 10, height: 10, rx: 2, fill: `var(--${fill})` })),
+      `${title} ${time}`, ...(after && times.get(title) !== time ? [` → ${times.get(title) ?? "none"}`] : []))));
+  };
+
+  const start = (figure) => {
+    const data = JSON.parse(document.getElementById(`${figure.id}-data`).textContent);
+    const stage = figure.querySelector(".stage");
+    const boxes = data.remedies.map(({ id, title, action }) => {
+      const box = element("input", { type: "checkbox", value: id });
+      const gain = element("b", {}, data.changes[id].gain);
+      return [box, element("label", {}, box, element("span", {}, action), gain, element("small", {}, title))];
+    });
+    const then = element("div", { "aria-live": "polite" });
+    const chosen = () => boxes.map(([box]) => box).filter((box) => box.checked).map((box) => box.value);
+
+    const show = () => {
+      const ids = chosen();
+      const change = data.changes[ids.join("+")];
+      for (const [box] of boxes) {
+        const with_ = data.remedies.map(({ id }) => id).filter((id) => ids.includes(id) || id === box.value).join("+");
+        box.disabled = !box.checked && (ids.length >= MOST || (ids.length > 0 && !data.changes[with_]));
+      }
+      if (!change) {
+        then.replaceChildren(element("p", { class: "then" }, data.now.text), bar("now", data.now), legend(data.now));
+        figure.removeAttribute("data-chosen");
+        return;
+      }
+      figure.dataset.chosen = ids.join("+");
+      figure.dataset.stepNs = change.step_ns;
+      const code = data.remedies.filter(({ id }) => ids.includes(id)).map((remedy) => `# ${remedy.action}\n${remedy.code}`).join("\n\n");
+      const copy = element("button", { type: "button", class: "quiet" }, "Copy");
+      const pre = element("pre", { tabindex: 0, "aria-label": "What to change, and how to check it" }, `${code}\n\n# record again, then: did it work?\n${data.check}`);
+      copy.addEventListener("click", async () => {
+        getSelection().selectAllChildren(pre);
+        try {
+          await navigator.clipboard.writeText(pre.textContent);
+          copy.textContent = "Copied";
+        } catch { copy.textContent = "Selected"; }
+      });
+      then.replaceChildren(
+        element("p", { class: "then" }, element("b", {}, `${change.gain} as fast: `), change.text),
+        bar("now", data.now), bar("then", change), legend(data.now, change), pre, copy,
+      );
+    };
+    const fieldset = element("fieldset", {}, element("legend", {}, data.remedies.length > 1 ? "Check one remedy, or two." : "Check it."), ...boxes.map(([, label]) => label));
+    fieldset.addEventListener("change", show);
+    stage.replaceChildren(fieldset, then);
+
+    // #what-if/ID or #what-if/ID+ID checks them.
+    const follow = () => {
+      const [anchor, ids] = decodeURIComponent(location.hash.slice(1)).split("/");
+      if (anchor === figure.dataset.anchor && ids && data.changes[ids]) {
+        for (const [box] of boxes) box.checked = ids.split("+").includes(box.value);
+      }
+      show();
+    };
+    addEventListener("hashchange", follow);
+    boxes[0][0].checked = true; // the first finding's: what the answer says
+    follow();
+    figure.dataset.state = "ready";
+  };
+  for (const figure of document.querySelectorAll("[data-view=whatif]")) start(figure);
+})();

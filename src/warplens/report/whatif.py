@@ -1,0 +1,145 @@
+"""The what-if panel of a report: the step with one or two remedies, the budget that is left, the code, the check."""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING, Any, Final
+
+from warplens.analysis.categories import CATEGORIES
+from warplens.diagnosis.rules import rule
+from warplens.report import text as fmt
+from warplens.report.brief import ways
+from warplens.report.document import View, ViewRow, quiet
+from warplens.report.theme import category_fill, part_fill
+from warplens.report.verdict import factor
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from warplens.diagnosis import Diagnosis
+    from warplens.diagnosis.whatif import WhatIf, WhatIfs
+    from warplens.report.document import Block
+    from warplens.report.overview.numbers import Numbers
+
+#: Kinds of work below this share of the unchanged step are one part of the bar.
+_SMALL: Final = 0.03
+
+_IDLE: Final = "idle"
+
+
+def what_if_blocks(numbers: Numbers) -> Iterator[Block]:
+    """What the remedies bring, to be tried one by one and in pairs; nothing where that cannot be modelled."""
+    found = numbers.diagnosis
+    if found is None or found.what_if is None:
+        return
+    what_if = found.what_if
+    actions = {finding.id: finding.remedies[0].action for finding in found.findings if finding.remedies}
+    unit = "step" if numbers.window.steps else "window"
+    yield View(
+        id="what-if-view",
+        kind="whatif",
+        caption=f"What if? One {unit} after one remedy, or two",
+        alt=f"{_now(what_if, unit)} Each row of the table below is a choice; with scripts, check boxes show the rest.",
+        data=panel(found, what_if, numbers.capture.source, unit),
+        heading=("With", "As fast", "Nine times in ten", f"Then one {unit}"),
+        rows=tuple(
+            ViewRow(
+                _name(each),
+                (
+                    " + ".join(actions[id_] for id_ in each.findings),
+                    factor(each.expected),
+                    _range(each),
+                    fmt.duration(each.step_ns),
+                ),
+            )
+            for each in what_if.changes
+        ),
+    )
+    yield quiet(
+        "Modelled, not measured: the host is as fast as it is expected to be without a profiler, work that no remedy "
+        "touches takes as long as recorded. One remedy brings what its finding expects. Two are replayed together, and "
+        "what either is expected to leave is left. Make one change, record again, and compare."
+    )
+
+
+def panel(found: Diagnosis, what_if: WhatIfs, source: str, unit: str) -> dict[str, Any]:
+    """What the script of the panel shows: every number as text, in words that are those of the findings."""
+    ids = [id_ for each in what_if.changes if len(each.findings) == 1 for id_ in each.findings]
+    remedies = {finding.id: finding.remedies[0] for finding in found.findings if finding.id in ids}
+    kinds = _kinds(what_if)
+    longest = max(what_if.step_ns, *(each.step_ns for each in what_if.changes))
+    return {
+        "now": {
+            "text": _now(what_if, unit),
+            "parts": _parts(what_if.busy_ns, what_if.idle_ns, kinds, longest),
+            "step": fmt.duration(what_if.step_ns),
+        },
+        "unit": unit,
+        "remedies": [
+            {
+                "id": id_,
+                "title": f"against {id_}: {rule(id_).limiter}",
+                "action": remedies[id_].action,
+                "code": "\n".join(ways(remedies[id_].how)),
+            }
+            for id_ in ids
+        ],
+        "changes": {
+            _name(each): {
+                "step_ns": each.step_ns,
+                "gain": factor(each.expected),
+                "text": f"{fmt.duration(each.step_ns)} a {unit} without a profiler, {_range(each)} nine times in ten",
+                "parts": _parts(each.busy_ns, each.idle_ns, kinds, longest),
+                "step": fmt.duration(each.step_ns),
+            }
+            for each in what_if.changes
+        },
+        "check": f"warplens compare {shlex.quote(source)} AFTER",
+    }
+
+
+def _name(change: WhatIf) -> str:
+    return "+".join(change.findings)
+
+
+def _now(what_if: WhatIfs, unit: str) -> str:
+    low, high = map(fmt.duration, what_if.step_interval_ns)
+    about = f" ({low} to {high})" if low != high else ""
+    return f"Without a profiler one {unit} takes about {fmt.duration(what_if.step_ns)}{about}."
+
+
+def _range(change: WhatIf) -> str:
+    return " to ".join(map(fmt.duration, change.step_interval_ns))
+
+
+def _kind(label: str) -> tuple[str, str]:
+    """Title and colour token of a category of kernels, or of a direction of copies."""
+    if label == "graph":
+        return "CUDA graphs", "graph"
+    if label not in CATEGORIES:
+        return "copies and fills", "transfer"
+    return fmt.category_title(label), category_fill(label)
+
+
+def _kinds(what_if: WhatIfs) -> list[tuple[str, str]]:
+    """The kinds of work that are parts of the bars, the largest first; the others are one."""
+    totals = _by_kind(what_if.busy_ns)
+    return [kind for kind, spent in totals.items() if spent >= _SMALL * what_if.step_ns]
+
+
+def _by_kind(busy_ns: Mapping[str, int]) -> dict[tuple[str, str], int]:
+    totals: dict[tuple[str, str], int] = {}
+    for label, spent in busy_ns.items():
+        totals[_kind(label)] = totals.get(_kind(label), 0) + spent
+    return dict(sorted(totals.items(), key=lambda item: -item[1]))
+
+
+def _parts(
+    busy_ns: Mapping[str, int], idle_ns: int, kinds: list[tuple[str, str]], longest: int
+) -> list[tuple[str, str, float, str]]:
+    """Title, colour token, share of the longest bar and time of each part, from the left."""
+    totals = _by_kind(busy_ns)
+    rest = sum(spent for kind, spent in totals.items() if kind not in kinds)
+    rows = [(title, fill, totals.get((title, fill), 0)) for title, fill in kinds]
+    rows += [("other work", "other", rest), (_IDLE, part_fill("idle", "launch"), idle_ns)]
+    return [(title, fill, spent / longest, fmt.duration(spent)) for title, fill, spent in rows if spent]

@@ -1,0 +1,67 @@
+"""The what-if panel in a real browser: every choice shows the numbers of the JSON, by mouse, keyboard and address."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+import warplens
+from tests import shipped
+from tests.report.test_browser import Visit, browser, pytestmark  # noqa: F401 - fixtures and marks
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("whatif")
+    report = warplens.report(shipped.capture("lm_small_ctx256_train.sqlite.xz"))
+    return report.save(folder / "report.html"), json.loads(report.to_json())["data"]["profiles"][0]["diagnosis"]
+
+
+@pytest.fixture
+def visit(browser, saved):  # noqa: F811
+    made = Visit(browser, saved[0], "what-if")
+    made.page.wait_for_selector("#what-if-view[data-state=ready]")
+    yield made
+    made.context.close()
+    assert made.trouble == []
+
+
+def chosen(page) -> tuple[str | None, int]:
+    view = page.locator("#what-if-view")
+    return view.get_attribute("data-chosen"), int(view.get_attribute("data-step-ns"))
+
+
+def test_every_choice_shows_what_the_json_holds(visit, saved):
+    page, (path, diagnosis) = visit.page, saved
+    changes = diagnosis["what_if"]["changes"]
+    assert any(len(change["findings"]) == 2 for change in changes)
+    for change in changes:
+        ids = "+".join(change["findings"])
+        page.goto(f"{path.as_uri()}#what-if/{ids}")
+        page.wait_for_selector(f"#what-if-view[data-chosen='{ids}']")
+        assert chosen(page) == (ids, change["step_ns"])
+        assert page.locator("#what-if-view .then b").inner_text().strip() == f"{change['expected']:.2f}× as fast:"
+        # The bar is as long as the step: its parts are shares of the longer bar.
+        parts = (
+            page.locator("#what-if-view .bar")
+            .nth(1)
+            .locator("rect")
+            .evaluate_all("rects => rects.map(rect => parseFloat(rect.getAttribute('width')))")
+        )
+        longest = max(diagnosis["what_if"]["step_ns"], *(each["step_ns"] for each in changes))
+        assert sum(parts) == pytest.approx(100 * change["step_ns"] / longest, abs=0.05)
+
+
+def test_remedies_are_checked_with_the_keyboard_and_a_third_waits(visit, saved):
+    page, (_, diagnosis) = visit.page, saved
+    boxes = page.locator("#what-if-view input[type=checkbox]")
+    first, second = (diagnosis["findings"][place]["id"] for place in (0, 1))
+    assert chosen(page)[0] == first, "it opens on what the answer says"
+    boxes.nth(1).focus()
+    page.keyboard.press("Space")
+    assert chosen(page)[0] == f"{first}+{second}"
+    assert boxes.nth(2).is_disabled()
+    code = page.locator("#what-if-view pre").inner_text()
+    assert all(diagnosis["findings"][place]["remedies"][0]["action"] in code for place in (0, 1))
+    assert code.endswith("warplens compare lm_small_ctx256_train.sqlite.xz AFTER")
