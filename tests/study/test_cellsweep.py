@@ -14,8 +14,8 @@ import pytest
 
 from warplens.errors import UsageError
 from warplens.readers.measurements import read_measurements
-from warplens.studies.runner.cellsweep import RunOptions, ledger_of, measure_cells, preview
 from warplens.studies.runner.commandsweep import WorkloadSweep
+from warplens.studies.runner.engine import RunOptions, ledger_of, measure, preview
 from warplens.workloads.registry import WORKLOADS, workload
 
 
@@ -35,7 +35,7 @@ def sweep(troubled, tmp_path):
         asked = WorkloadSweep(
             "trouble", axes, "side=old", variant, rounds, 2, 1, device="cpu", modules=(troubled,), **asked
         )
-        measure_cells(asked.run(), output, run_options or RunOptions(), lines.append)
+        measure(asked.run(), output, run_options or RunOptions(), lines.append)
         return json.loads(output.read_text())["measurements"], lines
 
     measured.output = tmp_path / "sweep.json"
@@ -120,7 +120,7 @@ def test_settings_of_several_numbers_come_through(sweep):
 def test_a_device_that_is_not_there_ends_the_run_at_once(sweep, troubled, tmp_path):
     asked = WorkloadSweep("trouble", ("tenths=1,2",), "side=old", "side=new", device="cuda:7", modules=(troubled,))
     with pytest.raises(UsageError, match="cuda:7"):
-        measure_cells(asked.run(), tmp_path / "x.json", RunOptions(), lambda _: None)
+        measure(asked.run(), tmp_path / "x.json", RunOptions(), lambda _: None)
     assert not (tmp_path / "x.json").exists()
 
 

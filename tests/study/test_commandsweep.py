@@ -10,8 +10,8 @@ import pytest
 
 from warplens.errors import UsageError
 from warplens.readers.measurements import read_measurements
-from warplens.studies.runner.cellsweep import RunOptions
-from warplens.studies.runner.commandsweep import CommandSweep, measure_commands, preview_commands
+from warplens.studies.runner.commandsweep import CommandSweep
+from warplens.studies.runner.engine import RunOptions, measure, preview
 
 
 def python(code):
@@ -26,7 +26,7 @@ TIME = "step_ms=([0-9.]+)"
 def run(tmp_path):
     def measured(asked, run_options=None):
         lines = []
-        measure_commands(asked, tmp_path / "sweep.json", run_options or RunOptions(), lines.append)
+        measure(asked, tmp_path / "sweep.json", run_options or RunOptions(), lines.append)
         return json.loads((tmp_path / "sweep.json").read_text()), lines
 
     return measured
@@ -57,12 +57,12 @@ def test_without_a_pattern_the_wall_time_of_the_process_counts_and_that_is_said(
 
 
 def test_sides_alternate_in_an_order_that_chance_decides_and_that_stays_the_same():
-    tasks = CommandSweep(("n=1,2",), "a {n}", "b {n}", 20).tasks()
+    tasks = CommandSweep(("n=1,2",), "a {n}", "b {n}", 20).tasks
     assert len(tasks) == 80
     pairs = [(one.command[0], other.command[0]) for one, other in zip(tasks[::2], tasks[1::2], strict=True)]
     assert {tuple(sorted(pair)) for pair in pairs} == {("a", "b")}
     assert 5 < pairs.count(("a", "b")) < 35
-    assert tasks == CommandSweep(("n=1,2",), "a {n}", "b {n}", 20).tasks()
+    assert tasks == CommandSweep(("n=1,2",), "a {n}", "b {n}", 20).tasks
 
 
 def test_a_command_that_fails_is_recorded_and_the_other_goes_on(run):
@@ -131,14 +131,14 @@ def test_an_interrupted_sweep_goes_on_and_its_file_has_whole_pairs(run, tmp_path
 
 
 def test_braces_that_name_no_axis_are_left_alone():
-    (task, _) = CommandSweep(("n=7",), "echo {n} {other} {{}}", "true", 1).tasks()
-    commands = {task.command for task in CommandSweep(("n=7",), "echo {n} {other} {{}}", "true", 1).tasks()}
+    (task, _) = CommandSweep(("n=7",), "echo {n} {other} {{}}", "true", 1).tasks
+    commands = {task.command for task in CommandSweep(("n=7",), "echo {n} {other} {{}}", "true", 1).tasks}
     assert ("echo", "7", "{other}", "{{}}") in commands
     assert task.key.startswith("n=7 ")
 
 
 def test_a_preview_shows_the_commands(tmp_path):
-    lines = preview_commands(CommandSweep(("n=1,2",), "a {n}", "b 'x y' {n}", 3), tmp_path / "x.json", RunOptions())
+    lines = preview(CommandSweep(("n=1,2",), "a {n}", "b 'x y' {n}", 3), tmp_path / "x.json", RunOptions())
     assert "n=2 variant: b 'x y' 2" in lines
     assert "4 cells × 3 repetitions = 12 runs, 12 to do" in lines
 
@@ -159,7 +159,7 @@ def test_a_preview_shows_the_commands(tmp_path):
 )
 def test_what_cannot_be_is_refused(options, reason):
     with pytest.raises(UsageError, match=reason):
-        CommandSweep(**{"axes": (), "baseline": "a", "variant": "b", **options}).tasks()
+        _ = CommandSweep(**{"axes": (), "baseline": "a", "variant": "b", **options}).tasks
 
 
 def test_a_program_that_does_not_exist_ends_the_run_with_its_name(run):

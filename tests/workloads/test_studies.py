@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from warplens.studies.runner.cellsweep import RunOptions, measure_cells
 from warplens.studies.runner.commandsweep import WorkloadSweep
+from warplens.studies.runner.engine import RunOptions, measure
 from warplens.studies.runner.studies import STUDIES, StudyOptions
 
 pytest.importorskip("torch", reason="measuring needs PyTorch")
@@ -30,7 +30,7 @@ def _one_thread(monkeypatch):
 def test_a_quick_study_runs_on_any_machine(name, tmp_path):
     run = STUDIES[name].run(StudyOptions(SMALL[name], quick=True, rounds=6 if name == "token-reduction" else None))
     output, lines = tmp_path / "measurements.json", []
-    measure_cells(run, output, RunOptions(one_process=True), lines.append)
+    measure(run, output, RunOptions(one_process=True), lines.append)
     statuses = [record["status"] for record in json.loads(output.read_text())["measurements"]]
     if name == "attention":
         # Own kernels need a GPU, or Triton's interpreter, which is not asked for.
@@ -43,7 +43,7 @@ def test_a_quick_study_runs_on_any_machine(name, tmp_path):
 def test_a_sweep_of_token_reduction_compares_the_same_point_in_turns(tmp_path):
     axes = ("model=tiny", "precision=fp32", "locations=1+2", "input_size=16,32", "execution=eager,graph")
     asked = WorkloadSweep("token-reduction", axes, "method=none", "method=topk,keep=0.1", rounds=6, device="cpu")
-    measure_cells(asked.run(), tmp_path / "sweep.json", RunOptions(), lambda _: None)
+    measure(asked.run(), tmp_path / "sweep.json", RunOptions(), lambda _: None)
     found = json.loads((tmp_path / "sweep.json").read_text())
     rows = [
         (record["cell"]["input_size"], record["cell"]["method"], record["rounds"])

@@ -53,18 +53,23 @@ def cell_grid(cell: type, axes: Mapping[str, Sequence[Any]]) -> tuple[list[Any],
     cells: list[Any] = []
     impossible: list[dict[str, Any]] = []
     for values in itertools.product(*axes.values()):
-        chosen = dict(zip(axes, values, strict=True))
-        try:
-            made = cell(**chosen)
-        except UsageError as error:
-            plain = {item.name: chosen.get(item.name, item.default) for item in fields(cell)}
-            impossible.append({"cell": plain, "status": "unsupported", "reason": str(error)})
-        else:
-            if made not in cells:
-                cells.append(made)
+        made, trouble = cell_or_reason(cell, dict(zip(axes, values, strict=True)))
+        if made is None:
+            impossible.append(trouble)
+        elif made not in cells:
+            cells.append(made)
     if not cells:
         raise UsageError(impossible[0]["reason"] if impossible else "the grid is empty")
     return cells, impossible
+
+
+def cell_or_reason(cell: type, settings: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """The cell of these settings; or None, and for settings that exclude one another the record that says why."""
+    try:
+        return cell(**settings), {}
+    except UsageError as error:
+        plain = {item.name: settings.get(item.name, item.default) for item in fields(cell)}
+        return None, {"cell": plain, "status": "unsupported", "reason": str(error)}
 
 
 def default_device() -> str:

@@ -29,6 +29,7 @@ def document(
     environment: Mapping[str, Any],
     measurements: Sequence[Mapping[str, Any]],
     command: str | None = None,
+    head: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """A measurements file as a dictionary.
 
@@ -38,6 +39,7 @@ def document(
         environment: what with (`warplens.workloads.environment`).
         measurements: the cells' records, from `run_cells`.
         command: that makes the same again; without folders.
+        head: further keys.
     """
     return {
         "schema": SCHEMA,
@@ -46,6 +48,7 @@ def document(
         "command": command,
         "environment": dict(environment),
         "plan": asdict(plan),
+        **(head or {}),
         "measurements": [dict(record) for record in measurements],
     }
 

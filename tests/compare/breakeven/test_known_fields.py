@@ -12,7 +12,7 @@ import pytest
 from tests.compare.measured import token_reduction
 from tests.compare.simulation import Noise, Truth, hard, simulated
 from warplens.errors import MissingDataError, UsageError
-from warplens.studies.sweeps.breakeven import ERROR_SCHEMA, FORM_SCHEMA, PARAMETER_SCHEMA, THRESHOLD_SCHEMA, BreakEven
+from warplens.studies.sweeps.breakeven import ERRORS, FORMS, PARAMETERS, THRESHOLDS, BreakEven
 from warplens.studies.sweeps.breakeven_fit import fit_breakeven
 from warplens.studies.sweeps.sweep import Cell, Point, Sweep
 
@@ -131,10 +131,10 @@ def test_a_prediction_needs_the_axes_that_it_depends_on() -> None:
 def test_frames_have_their_schemas() -> None:
     found = fit_breakeven(token_reduction(), draws=20)
     axes = ["input_size", "batch", "execution"]
-    assert found.errors.columns == [*axes, *ERROR_SCHEMA]
-    assert found.thresholds.columns == ["execution", *THRESHOLD_SCHEMA]
-    assert found.parameters.schema == PARAMETER_SCHEMA
-    assert found.forms.schema == FORM_SCHEMA
+    assert found.errors.columns == [*axes, *ERRORS.names]
+    assert found.thresholds.columns == ["execution", *THRESHOLDS.names]
+    assert found.parameters.schema == PARAMETERS.schema
+    assert found.forms.schema == FORMS.schema
     assert found.forms["chosen"].sum() == 1
     # Every cell once for the batch and once for the input size that was left out.
     assert found.errors.height == 2 * 40

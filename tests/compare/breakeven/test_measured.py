@@ -10,7 +10,7 @@ import pytest
 from tests.compare.measured import token_reduction
 from warplens.studies.sweeps.breakeven import BreakEven
 from warplens.studies.sweeps.breakeven_fit import fit_breakeven
-from warplens.studies.sweeps.crossover import crossovers
+from warplens.studies.sweeps.payoff import crossovers
 
 
 @cache

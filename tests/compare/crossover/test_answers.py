@@ -11,8 +11,7 @@ import pytest
 from tests.compare.simulation import Noise, Truth, cell, hard, simulated
 from warplens.compare.statistics import Samples
 from warplens.errors import UsageError
-from warplens.studies.sweeps.crossover import LINE_SCHEMA, crossovers
-from warplens.studies.sweeps.payoff import CROSSING_SCHEMA, crossing_frame
+from warplens.studies.sweeps.payoff import CROSSINGS, LINE, crossing_frame, crossovers
 from warplens.studies.sweeps.sweep import Cell, Point, Sweep
 
 QUIET = Noise(rounds=20, round_share=0.01, side_share=0.002, skew_share=0.002, stall_rate=0.01, drift_share=0.01)
@@ -178,14 +177,14 @@ def test_each_combination_of_the_other_axes_is_a_line() -> None:
         ({"mode": "graph"}, "always"),
     ]
     frame = crossing_frame(found)
-    assert frame.columns == ["mode", *CROSSING_SCHEMA]
+    assert frame.columns == ["mode", *CROSSINGS.names]
     assert frame["answer"].to_list() == ["crosses", "always"]
     assert frame["at"].null_count() == 1
-    assert found[0].line.schema == LINE_SCHEMA
+    assert found[0].line.schema == LINE.schema
 
 
 def test_the_frame_of_no_line_has_its_columns() -> None:
-    assert crossing_frame(()).schema == CROSSING_SCHEMA
+    assert crossing_frame(()).schema == CROSSINGS.schema
 
 
 def test_the_same_seed_gives_the_same_answer() -> None:

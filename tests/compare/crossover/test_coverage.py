@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from tests.compare.simulation import Noise, Truth, hard, random_truth, simulated
-from warplens.studies.sweeps.crossover import crossovers
-from warplens.studies.sweeps.payoff import PaysOff
+from warplens.studies.sweeps.payoff import PaysOff, crossovers
 
 GRIDS = ([1, 2, 4, 8, 16], [1, 2, 4, 8, 16, 32, 64], [1, 4, 16, 64])
 SWEEPS = 45

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from tests.compare.measured import token_reduction
-from warplens.studies.sweeps.crossover import crossovers
-from warplens.studies.sweeps.payoff import PaysOff
+from warplens.studies.sweeps.payoff import PaysOff, crossovers
 
 
 def line(attention: str, axis: str, **others: Any) -> PaysOff:

@@ -8,7 +8,7 @@ from tests.compare.measured import token_reduction
 from warplens.errors import UsageError
 from warplens.studies.policies import fit_policy
 from warplens.studies.sweeps.breakeven_fit import fit_breakeven
-from warplens.studies.sweeps.crossover import pays_off
+from warplens.studies.sweeps.payoff import pays_off
 
 
 @pytest.fixture(scope="module")

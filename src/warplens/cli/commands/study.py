@@ -15,8 +15,8 @@ from warplens.errors import UsageError
 from warplens.readers.measurements import read_measurements
 from warplens.readers.published import read_sweep
 from warplens.studies.policies.files import document_of, read_policy, write_policy
-from warplens.studies.runner.cellsweep import RunOptions, measure_cells, preview
 from warplens.studies.runner.commandsweep import PROCESSES, one_process
+from warplens.studies.runner.engine import RunOptions, measure, preview
 from warplens.studies.runner.studies import MEASUREMENTS, STUDIES, StudyOptions
 from warplens.studies.sweeps.reading import side_of, sweep_of
 
@@ -84,7 +84,7 @@ def study(
             return
         checked_folder(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        measure_cells(run, folder / MEASUREMENTS, run_options, note)
+        measure(run, folder / MEASUREMENTS, run_options, note)
     if part is RunOrReport.RUN:
         print_lines([str(folder / MEASUREMENTS)])
         return

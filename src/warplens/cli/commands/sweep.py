@@ -15,7 +15,6 @@ from warplens.cli.options import Format, FormatOption, RunOrReport, argument, fl
 from warplens.errors import MissingDataError, UnreadableInputError, UsageError
 from warplens.profile import Note, NoteLevel
 from warplens.readers.published import read_sweep
-from warplens.studies.runner.cellsweep import RunOptions, measure_cells, preview
 from warplens.studies.runner.commandsweep import (
     DEFAULT_REPEATS,
     DEFAULT_ROUNDS,
@@ -25,16 +24,16 @@ from warplens.studies.runner.commandsweep import (
     WARMUP_STEPS,
     CommandSweep,
     WorkloadSweep,
-    measure_commands,
     one_process,
-    preview_commands,
 )
+from warplens.studies.runner.engine import RunOptions, measure, preview
 from warplens.studies.sweeps.reading import same, side_of, sweep_of
 from warplens.studies.sweeps.regimes import cell_key
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from warplens.studies.runner.engine import Run
     from warplens.studies.sweeps.numbers import SweepNumbers
     from warplens.studies.sweeps.regimes import Regime
     from warplens.studies.sweeps.sweep import Sweep
@@ -155,7 +154,7 @@ def _cells_of(sweep: Sweep, settings: Mapping[str, str]) -> Iterator[Any]:
             if getattr(point, side) is not None and all(
                 name in known and same(known[name], text) for name, text in settings.items()
             ):
-                yield cell_key(point.settings, side)  # type: ignore[arg-type]
+                yield cell_key(point.settings, side)
 
 
 def _answer(numbers: SweepNumbers) -> Answer:
@@ -295,23 +294,19 @@ def sweep(
     axes = tuple(axis or ())
     if subject is None:
         _refuse(of_workloads, "for a workload, and none is named")
-        commands = CommandSweep(
+        run: Run = CommandSweep(
             axes, baseline, variant, repeats or DEFAULT_REPEATS, time_from, time_unit or "ms", items
         )
-        if dry_run:
-            print_lines(preview_commands(commands, output, run_options))
-            return
-        measure_commands(commands, output, run_options, note)
     else:
         _refuse(of_commands, f"for commands, and {subject} is a workload")
-        asked = WorkloadSweep(
+        run = WorkloadSweep(
             subject, axes, baseline, variant, rounds or DEFAULT_ROUNDS, repetitions or PER_TURN,
             WARMUP_STEPS if warmup is None else warmup, device, tuple(module or ()),
-        )  # fmt: skip
-        if dry_run:
-            print_lines(preview(asked.run(), output, run_options))
-            return
-        measure_cells(asked.run(), output, run_options, note)
+        ).run()  # fmt: skip
+    if dry_run:
+        print_lines(preview(run, output, run_options))
+        return
+    measure(run, output, run_options, note)
     print_lines([str(output)])
     note(f"next: warplens sweep report {output.name}")
 

@@ -6,10 +6,19 @@ from typing import TYPE_CHECKING, Any, Final
 
 import polars as pl
 
+from warplens.profile.columns import column
+from warplens.profile.schema import Column
 from warplens.report import text as fmt
-from warplens.report.document import Document, Figure, Paragraph, Section, Table, TableColumn
-from warplens.studies.columns import shown
-from warplens.studies.grid.answers import QUESTIONS, CellAnswers, Grid, grid_status, host_bound, record_command
+from warplens.report.document import Document, Figure, Paragraph, Section, Table
+from warplens.studies.grid.answers import (
+    CELL_STATES,
+    QUESTIONS,
+    CellAnswers,
+    Grid,
+    grid_status,
+    host_bound,
+    record_command,
+)
 from warplens.studies.grid.kernels import attention_matmul_flops, flop_ratio, softmax_flops
 from warplens.studies.grid.sections import (
     answer_b,
@@ -51,7 +60,6 @@ from warplens.studies.grid.tables import (
 from warplens.studies.grid.training import AttentionTime
 
 if TYPE_CHECKING:
-    from warplens.profile.schema import Column
     from warplens.report.document import Block
 
 
@@ -288,13 +296,10 @@ _AGAINST_PYTHON: Final = (
 
 
 def _time_matrix(grid: Grid) -> Table:
-    columns = [TableColumn("model", "Model", "text", "Size of the model.")]
-    columns += [
-        TableColumn(f"ctx{context}", f"Context {context}", "duration_ns", "Measured: median time of a forward pass.")
-        for context in grid.contexts
-    ]
+    time = FORWARD_TIMES.column("time_ns").but(help="measured: median time of a forward pass")
+    times = (time.but(name=f"ctx{context}", title=f"Context {context}") for context in grid.contexts)
     caption = "Time of a forward pass, model × context (measured; of passes alone where they were recorded)"
-    return Table("forward-matrix", caption, tuple(columns), forward_matrix(grid), None)
+    return Table("forward-matrix", caption, (CELL[0], *times), forward_matrix(grid), None)
 
 
 def _time_figure(grid: Grid) -> Figure:
@@ -414,19 +419,19 @@ def _meta(grid: Grid) -> tuple[tuple[str, str], ...]:
 
 
 _STATUS_COLUMNS: Final = (
-    *shown(*CELL[:2]),
-    *(TableColumn(letter, f"({letter})", "text", f"({letter}): {title}.") for letter, title in QUESTIONS.items()),
+    *CELL[:2],
+    *(Column(letter, title=f"({letter})", help=f"({letter}): {title}") for letter, title in QUESTIONS.items()),
 )
 _TODO_COLUMNS: Final = (
-    TableColumn("cell", "Cell", "text", "Model and context length."),
-    TableColumn("questions", "Questions", "text", "What it would answer."),
-    TableColumn("state", "State", "text", "missing or invalid."),
-    TableColumn("detail", "What to run, or the reason", "text", "A command, an advice, or why a profile is invalid."),
+    Column("cell", help="model and context length"),
+    Column("questions", help="what it would answer"),
+    CELL_STATES.column("state").but(help="missing or invalid"),
+    CELL_STATES.column("detail").but(help="a command, an advice, or why a profile is invalid"),
 )
 _SHOWN_OF_INVALID: Final = "source reason wall_ns forward_ns forward_kernels backward_kernels optimizer_kernels"
 _UNPLACED_COLUMNS: Final = (
-    TableColumn("source", "File", "name", "The file."),
-    TableColumn("reason", "Reason", "text", "Why it is of no cell, and what to do."),
+    column("source").but(help="the file"),
+    Column("reason", help="why it is of no cell, and what to do"),
 )
 
 

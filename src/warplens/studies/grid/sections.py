@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any, Final
 import polars as pl
 
 from warplens.analysis.window import NO_PHASE, PHASES
+from warplens.profile.schema import Column
 from warplens.report import text as fmt
-from warplens.report.document import Figure, Paragraph, Section, Table, TableColumn
+from warplens.report.document import Figure, Paragraph, Section, Table
 from warplens.report.theme import category_fill
-from warplens.studies.columns import shown
 from warplens.studies.grid.answers import CellAnswers, Grid
 from warplens.studies.grid.kernels import MATMUL
 from warplens.studies.grid.tables import (
-    CELL_COLUMNS,
+    CELL,
     CELL_TYPES,
     MATMUL_SHARES,
     MODEL_PARTS,
@@ -142,7 +142,7 @@ def other_section(grid: Grid) -> Section:
                 Table(
                     f"other-kernels-{number}",
                     f"The longest kernels of {model} besides matrix products; a cell's rows sum to 100 % (measured)",
-                    shown(*OTHER_KERNELS.without("model", "full_name").columns),
+                    OTHER_KERNELS.without("model", "full_name").columns,
                     others.filter(pl.col("model") == model),
                     None,
                 ),
@@ -153,10 +153,10 @@ def other_section(grid: Grid) -> Section:
     return Section("c", title, tuple(blocks), tuple(inner))
 
 
-def mix_columns(mix: pl.DataFrame) -> tuple[TableColumn, ...]:
+def mix_columns(mix: pl.DataFrame) -> tuple[Column, ...]:
     """The columns of a table of category shares."""
-    help_text = "Measured: share of the GPU time."
-    return (*CELL_COLUMNS, *(TableColumn(label, label, "share", help_text) for label in mix.columns[3:]))
+    share = Column("share", pl.Float64, "measured: share of the GPU time")
+    return (*CELL, *(share.but(name=label, title=label) for label in mix.columns[3:]))
 
 
 def _mix_figure(mix: pl.DataFrame) -> Figure:
@@ -328,7 +328,7 @@ def training_section(grid: Grid) -> Section:
         Table(
             "matmul-shares",
             products,
-            shown(*MATMUL_SHARES.without("inference_source").columns),
+            MATMUL_SHARES.without("inference_source").columns,
             matmul_shares(grid),
             None,
         ),
@@ -340,7 +340,7 @@ def training_section(grid: Grid) -> Section:
             Table(
                 "optimizer",
                 "The optimizer's launches (measured; modelled traffic)",
-                shown(*OPTIMIZER.without("modelled_bytes_per_s").columns),
+                OPTIMIZER.without("modelled_bytes_per_s").columns,
                 costs,
                 None,
             )

@@ -17,8 +17,7 @@ from warplens.profile.columns import column, table
 from warplens.profile.schema import Column, Kind, Table
 from warplens.report import document as page
 from warplens.report import text as fmt
-from warplens.report.document import Paragraph, TableColumn
-from warplens.studies.columns import shown
+from warplens.report.document import Paragraph
 from warplens.studies.grid.answers import CellAnswers, Grid
 from warplens.studies.grid.kernels import MATMUL, Spread
 
@@ -56,7 +55,6 @@ CELL: Final = (
     column("mode").but(help="what one step of the profiled program does"),
 )
 CELL_TYPES: Final = {each.name: each.dtype for each in CELL}
-CELL_COLUMNS: Final = shown(*CELL)
 
 _KERNEL: Final = {"kind": "kernel", "full": "full_name"}
 _MODELLED_RATE: Final = "modelled FLOPs over measured time"
@@ -335,14 +333,9 @@ PROVENANCE: Final[Mapping[str, str]] = {
 # --- Words that all sections share -----------------------------------------------------------------------------------
 
 
-def cell_columns(declared: Table, *parts: str | Column) -> tuple[TableColumn, ...]:
-    """The columns that tell the cell, and these of a table; a `Column` stands for itself."""
-    return (*CELL_COLUMNS, *shown(*declared.only(*parts).columns))
-
-
 def cell_table(id_: str, caption: str, rows: pl.DataFrame, declared: Table, *parts: str | Column) -> page.Table:
-    """All rows of a grid's table, with `cell_columns`."""
-    return page.Table(id_, caption, cell_columns(declared, *parts), rows, None)
+    """All rows of a grid's table: the columns that tell the cell, and these (`Table.only`)."""
+    return page.Table(id_, caption, (*CELL, *declared.only(*parts).columns), rows, None)
 
 
 def cell_title(row: dict[str, Any]) -> str:

@@ -6,13 +6,17 @@ from typing import TYPE_CHECKING, Any, Final
 
 import polars as pl
 
+from warplens.profile.columns import table
+from warplens.profile.schema import Column
 from warplens.report import text as fmt
-from warplens.report.document import Table, TableColumn
-from warplens.studies.columns import axis_columns
+from warplens.report.document import Table
+from warplens.studies.columns import columns_of
+from warplens.studies.sweeps.sweep import framed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from warplens.profile import schema
     from warplens.studies.policies.choosing import Policy
     from warplens.studies.policies.regret import CellRegret, Regret
 
@@ -29,48 +33,54 @@ _REGRETS: Final = {
     "edge": "outside the range (the least and the greatest values left out in turn, the fallback run there)",
 }
 
+POLICY_POINTS: Final = table(
+    "policy: points",
+    "A measured point of a policy. `warplens policy show`; the axes stand before these columns.",
+    Column("run", pl.String, "the side that runs there"),
+    Column("run_ns", pl.Float64, "its time", title="Its time"),
+    Column("other", pl.String, "the fastest of the other sides", title="Next best"),
+    Column("other_ns", pl.Float64, "its time", title="Its time"),
+    Column("ratio", pl.Float64, "time of the next best over that of the side that runs", title="× longer"),
+    Column("decided", pl.Boolean, "whether the samples tell the sides apart; null without samples"),
+)
+
+CHOICES: Final = table(
+    "policy: choices",
+    "A point at which a policy was asked. `warplens policy check`; the axes stand before these columns.",
+    Column("chosen", pl.String, "the side that the policy chose"),
+    Column("reason", pl.String, "`measured`, `interpolated`, `outside` or `other-machine`"),
+    Column("chosen_ns", pl.Float64, "time of the chosen side; null if it could not run", title="Its time"),
+    Column("best", pl.String, "the fastest side", title="Fastest"),
+    Column("best_ns", pl.Float64, "its time", title="Its time"),
+    Column("regret_share", pl.Float64, "how much slower the chosen side is than the best", title="Slower by"),
+)
+
 
 def policy_rows(policy: Policy) -> pl.DataFrame:
-    """One row a measured point: its axes, what runs there and how long, and the fastest of the other sides."""
+    """`POLICY_POINTS`, one row a measured point, in rising order of the axes."""
+    axes = [axis.name for axis in policy.axes]
     rows = []
     for point in policy.points:
-        others = [
-            (time, number) for number, time in enumerate(point.times_ns) if time is not None and number != point.side
-        ]
-        other = min(others, default=None)
-        run_ns = point.times_ns[point.side]
-        rows.append(
-            {
-                **dict(zip((axis.name for axis in policy.axes), point.at, strict=True)),
-                "run": policy.sides[point.side].name,
-                "run_ns": run_ns,
-                "other": policy.sides[other[1]].name if other else None,
-                "other_ns": other[0] if other else None,
-                "ratio": other[0] / run_ns if other and run_ns else None,
-                "decided": point.decided,
-            }
-        )
-    return _frame(rows, [axis.name for axis in policy.axes], ("run", "run_ns", "other", "other_ns", "ratio", "decided"))
+        known = {number: time for number, time in enumerate(point.times_ns) if time is not None}
+        run_ns = known.pop(point.side, None)
+        other = min(known, key=lambda number: (known[number], number), default=None)
+        row = {"run": policy.sides[point.side].name, "run_ns": run_ns, "decided": point.decided}
+        if other is not None:
+            ratio = known[other] / run_ns if run_ns else None
+            row |= {"other": policy.sides[other].name, "other_ns": known[other], "ratio": ratio}
+        rows.append({**dict(zip(axes, point.at, strict=True)), **row})
+    return _sorted(rows, axes, POLICY_POINTS)
 
 
-def _frame(rows: Sequence[Mapping[str, Any]], axes: Sequence[str], columns: Sequence[str]) -> pl.DataFrame:
-    """Rows as a frame, also where there are none; in rising order of the axes."""
-    if not rows:
-        return pl.DataFrame({name: [] for name in (*axes, *columns)})
-    return pl.DataFrame(rows, infer_schema_length=None).sort(axes, nulls_last=True)
+def _sorted(rows: Sequence[Mapping[str, Any]], axes: Sequence[str], declared: schema.Table) -> pl.DataFrame:
+    frame = framed(rows, axes, declared)
+    return frame.sort(axes, nulls_last=True) if rows else frame
 
 
 def points_table(policy: Policy) -> Table:
     """What runs at each measured point."""
     rows = policy_rows(policy)
-    columns = (
-        *axis_columns(rows, [axis.name for axis in policy.axes]),
-        TableColumn("run", "Run", "text"),
-        TableColumn("run_ns", "Its time", "duration_ns"),
-        TableColumn("other", "Next best", "text"),
-        TableColumn("other_ns", "Its time", "duration_ns"),
-        TableColumn("ratio", "× longer", "number", "time of the next best over that of the side that runs"),
-    )
+    columns = columns_of(POLICY_POINTS, rows, [axis.name for axis in policy.axes], "run run_ns other other_ns ratio")
     return Table("points", "What runs at the measured points", columns, rows, limit=None)
 
 
@@ -118,32 +128,13 @@ def placed(axes: Sequence[str], at: Sequence[Any]) -> str:
 
 
 def regret_rows(cells: Sequence[CellRegret], axes: Sequence[str]) -> pl.DataFrame:
-    """One row a point at which a policy was asked."""
-    rows = [
-        {
-            **dict(zip(axes, cell.at, strict=True)),
-            "chosen": cell.chosen,
-            "reason": cell.reason,
-            "chosen_ns": cell.chosen_ns,
-            "best": cell.best,
-            "best_ns": cell.best_ns,
-            "regret_share": cell.share,
-        }
-        for cell in cells
-    ]
-    return _frame(rows, axes, ("chosen", "reason", "chosen_ns", "best", "best_ns", "regret_share"))
+    """`CHOICES`, one row a point at which a policy was asked, in rising order of the axes."""
+    rows = [{**dict(zip(axes, cell.at, strict=True)), **vars(cell), "regret_share": cell.share} for cell in cells]
+    return _sorted(rows, axes, CHOICES)
 
 
 def check_table(cells: Sequence[CellRegret], axes: Sequence[str]) -> Table:
     """What a policy chooses at the points of other measurements, and what that costs there."""
     rows = regret_rows(cells, axes)
-    columns = (
-        *axis_columns(rows, axes),
-        TableColumn("chosen", "Chosen", "text"),
-        TableColumn("reason", "Reason", "text"),
-        TableColumn("chosen_ns", "Its time", "duration_ns"),
-        TableColumn("best", "Fastest", "text"),
-        TableColumn("best_ns", "Its time", "duration_ns"),
-        TableColumn("regret_share", "Slower by", "share"),
-    )
+    columns = columns_of(CHOICES, rows, axes, *CHOICES.columns)
     return Table("check", "What the policy chooses, against what was measured", columns, rows, limit=None)

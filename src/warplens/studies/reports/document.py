@@ -7,9 +7,12 @@ from typing import TYPE_CHECKING, Any, Final
 import polars as pl
 
 from warplens.errors import MissingDataError
+from warplens.profile.columns import column
+from warplens.profile.schema import Column
 from warplens.report import text as fmt
-from warplens.report.document import Document, Figure, Paragraph, Section, Table, TableColumn
+from warplens.report.document import Document, Figure, Paragraph, Section, Table
 from warplens.report.measured import doubts_of, measured_document, measured_facts
+from warplens.studies.columns import axis_columns
 from warplens.studies.grid.kernels import model_rank, model_size
 from warplens.studies.reports.token_reduction import token_sections, token_tables
 
@@ -33,12 +36,9 @@ def missing_table(measurements: Measurements) -> Table | None:
     rows = measurements.cells.filter(pl.col("status") != "measured").select(*names, "status", "reason")
     if rows.is_empty():
         return None
-    columns = [
-        TableColumn(name, name.replace("_", " ").capitalize(), "count" if rows.schema[name].is_integer() else "text")
-        for name in names
-    ]
-    columns += [TableColumn("status", "Outcome", "text"), TableColumn("reason", "Reason", "text")]
-    return Table("missing-cells", "Cells without figures", tuple(columns), rows)
+    axes = (each.but(kind="count" if each.dtype.is_integer() else "text") for each in axis_columns(rows, names))
+    columns = (*axes, Column("status", title="Outcome"), Column("reason"))
+    return Table("missing-cells", "Cells without figures", columns, rows)
 
 
 # --- The attention study: the rate of every kernel over length, and own flash attention against the best backend -----
@@ -116,12 +116,12 @@ def _problem_section(rates: pl.DataFrame, against: pl.DataFrame, problem: dict[s
     matrix = rows.pivot("kernel", index=["seq_len", "batch"], values="flops_per_s", aggregate_function="first")
     share = _of(against, problem).select("seq_len", "best", "of_best_share")
     matrix = matrix.join(share, on="seq_len", how="left", maintain_order="left").sort("seq_len")
-    columns = [TableColumn("seq_len", "Length", "count"), TableColumn("batch", "Batch", "count")]
-    columns += [TableColumn(kernel, kernel, "flops") for kernel in kernels]
+    columns = [Column("seq_len", pl.Int64, title="Length"), Column("batch", pl.Int64)]
+    columns += [Column(kernel, pl.Float64, title=kernel, kind="flops") for kernel in kernels]
     if share.height:
         columns += [
-            TableColumn("best", "Best of PyTorch", "text"),
-            TableColumn("of_best_share", "flash / best", "share", "Rate of flash over that of the best backend."),
+            Column("best", title="Best of PyTorch"),
+            Column("of_best_share", pl.Float64, "rate of flash over that of the best backend", title="flash / best"),
         ]
     blocks: list[Block] = [Table(f"rates-{id_}", f"Rate: {name}", tuple(columns), matrix, limit=None)]
     drawn = rows.filter(pl.col("flops_per_s").is_not_null())
@@ -199,19 +199,19 @@ def lm_sections(measurements: Measurements) -> tuple[str, tuple[Section, ...]]:
     if ratios.height:
         table = Table(
             "training-ratio", "Training step over forward pass",
-            (*_cell_columns(steps), TableColumn("forward_ns", "Forward", "duration_ns"),
-             TableColumn("train_ns", "Training step", "duration_ns"),
-             TableColumn("ratio", "Ratio", "number", "3 would be the ratio of FLOPs, without the optimizer.")),
+            (*_cell_columns(steps), Column("forward_ns", pl.Float64),
+             Column("train_ns", pl.Float64, title="Training step"),
+             Column("ratio", pl.Float64, "3 would be the ratio of FLOPs, without the optimizer")),
             ratios, limit=None,
         )  # fmt: skip
         sections.append(Section("training", "Training against forward", (table,)))
     if layers.height:
         table = Table(
             "layer-times", "Time a layer, forward",
-            (*_cell_columns(steps), TableColumn("layers", "Layers", "count"),
-             TableColumn("layer_ns", "Time a layer", "duration_ns"),
-             TableColumn("layer_flops", "Work a layer", "flop_count"),
-             TableColumn("flops_per_s", "Rate", "flops")),
+            (*_cell_columns(steps), Column("layers", pl.Int64),
+             Column("layer_ns", pl.Float64, title="Time a layer"),
+             Column("layer_flops", pl.Float64, title="Work a layer"),
+             column("flops_per_s").but(help="")),
             layers, limit=None,
         )  # fmt: skip
         words = "Where the host issues launches more slowly than the GPU works, a layer takes as long at every width."
@@ -254,9 +254,8 @@ def _apart(steps: pl.DataFrame) -> list[str]:
     return [name for name in _APART if name in steps.columns]
 
 
-def _cell_columns(steps: pl.DataFrame) -> tuple[TableColumn, ...]:
-    extra = (TableColumn(name, name.capitalize(), "text") for name in _apart(steps))
-    return (TableColumn("size", "Size", "text"), TableColumn("context", "Context", "count"), *extra)
+def _cell_columns(steps: pl.DataFrame) -> tuple[Column, ...]:
+    return (Column("size"), column("context").but(help=""), *map(Column, _apart(steps)))
 
 
 def _matrix_section(steps: pl.DataFrame, mode: str) -> Section:
@@ -265,18 +264,18 @@ def _matrix_section(steps: pl.DataFrame, mode: str) -> Section:
     contexts = sorted(set(rows.get_column("context").to_list()))
     index = ["size", *_apart(steps)]
     blocks = []
-    for key, title, kind in (
-        ("latency_ns", "median wall time of a step", "duration_ns"),
-        ("flops_per_s", "modelled FLOPs over measured time", "flops"),
-        ("peak_allocated_bytes", "peak memory of tensors", "bytes"),
+    for key, title in (
+        ("latency_ns", "median wall time of a step"),
+        ("flops_per_s", "modelled FLOPs over measured time"),
+        ("peak_allocated_bytes", "peak memory of tensors"),
     ):
         if rows.get_column(key).null_count() == rows.height:
             continue
         matrix = rows.pivot("context", index=index, values=key, aggregate_function="first", maintain_order=True)
-        columns = [TableColumn(name, name.capitalize(), "text") for name in index]
-        columns += [TableColumn(str(context), f"{context:,}", kind) for context in contexts]  # type: ignore[arg-type]
+        figure = Column(key, pl.Float64)
+        columns = (*map(Column, index), *(figure.but(name=str(c), title=f"{c:,}") for c in contexts))
         caption = f"{_MODES[mode]}: {title}, by context"
-        blocks.append(Table(f"{mode}-{key.replace('_', '-')}", caption, tuple(columns), matrix, limit=None))
+        blocks.append(Table(f"{mode}-{key.replace('_', '-')}", caption, columns, matrix, limit=None))
     return Section(mode, _MODES[mode], tuple(blocks))
 
 

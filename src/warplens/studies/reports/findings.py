@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Final
 
 import polars as pl
 
+from warplens.profile.columns import table
+from warplens.profile.schema import Column
 from warplens.report import text as fmt
 from warplens.report.comparison.causes import cause_sentence, step_answer, work_sentence
 from warplens.report.comparison.steps import part_table
-from warplens.report.document import Document, Notes, Paragraph, Section, Table, TableColumn
+from warplens.report.document import Document, Notes, Paragraph, Section, Table
 from warplens.report.verdict import evidence_text
 from warplens.studies.policies.regret import summary
 from warplens.studies.reports.remedies import (
@@ -50,25 +52,18 @@ _OF: Final = {
 #: A standing as the end of a sentence, where the word alone would be none.
 _STANDINGS: Final = {"partly": "partly confirmed"}
 
-_SCHEMA: Final = {
-    "id": pl.String(),
-    "claim": pl.String(),
-    "point": pl.String(),
-    "standing": pl.String(),
-    "share": pl.Float64(),
-    "of": pl.String(),
-    "evidence": pl.String(),
-}
-
-_COLUMNS: Final = (
-    TableColumn("id", "", "text"),
-    TableColumn("claim", "Says", "text"),
-    TableColumn("point", "At", "text"),
-    TableColumn("standing", "Is", "text", "Confirmed: half or more; refuted: less than a tenth; partly: between them."),
-    TableColumn("share", "Share", "share", "Of what it should explain; above 100 % where something else gives back."),
-    TableColumn("of", "Of", "text"),
-    TableColumn("evidence", "Evidence", "text"),
-)
+HYPOTHESES: Final = table(
+    "findings: hypotheses",
+    "A hypothesis at a profiled point. The findings of a token-reduction study.",
+    Column("id", pl.String, "`H1` to `H4`", title="Hypothesis"),
+    Column("claim", pl.String, "what it says", title="Says"),
+    Column("point", pl.String, "the point", title="At"),
+    Column("standing", pl.String, "confirmed: half or more; refuted: less than a tenth; partly: between them",
+           title="Is"),
+    Column("share", pl.Float64, "of what it should explain; above 100 % where something else gives back"),
+    Column("of", pl.String, "what the share is of"),
+    Column("evidence", pl.String, "what it rests on"),
+)  # fmt: skip
 
 
 def hypotheses_section(pairs: tuple[ProfiledPair, ...]) -> Section:
@@ -86,8 +81,8 @@ def hypotheses_section(pairs: tuple[ProfiledPair, ...]) -> Section:
         for items in zip(*(pair.hypotheses for pair in pairs), strict=True)
         for pair, item in zip(pairs, items, strict=True)
     ]
-    frame = pl.DataFrame(rows, schema=_SCHEMA)
-    table = Table("hypotheses-table", "Each hypothesis at each profiled point", _COLUMNS, frame, limit=None)
+    frame = pl.DataFrame(rows, schema=HYPOTHESES.schema)
+    table = Table("hypotheses-table", "Each hypothesis at each profiled point", HYPOTHESES.columns, frame, limit=None)
     blocks: list[Block] = [Paragraph(standings(pair)) for pair in pairs]
     how = "How well accesses coalesce, and the bandwidth of a kernel, need counters, and are not judged here."
     return Section("hypotheses", "Hypotheses", (*blocks, table, Paragraph(how, quiet=True)))

@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING, Any, Final
 import polars as pl
 
 from warplens.compare.statistics import compare
+from warplens.profile.columns import table
+from warplens.profile.schema import Column
 from warplens.report import text as fmt
-from warplens.report.document import Paragraph, Section, Table, TableColumn
+from warplens.report.document import Paragraph, Section, Table
+from warplens.studies.columns import columns_of
 from warplens.studies.reports.evidence import measured
-from warplens.studies.reports.token_reduction import best_modes
+from warplens.studies.reports.token_reduction import BEST_MODES, best_modes
 from warplens.studies.sweeps.reading import wall_samples
 
 if TYPE_CHECKING:
@@ -30,34 +33,38 @@ _MOST: Final = 4
 #: The settings that make a point; all others are ways to run it.
 _POINT: Final = ("input_size", "batch")
 
-REMEDY_SCHEMA: Final = {
-    "input_size": pl.Int64(),
-    "batch": pl.Int64(),
-    "method": pl.String(),
-    "execution": pl.String(),
-    "attention": pl.String(),
-    "locations": pl.String(),
-    "keep": pl.Float64(),
-    "launches": pl.Float64(),
-    "latency_ns": pl.Float64(),
-    "published_factor": pl.Float64(),
-    "baseline_factor": pl.Float64(),
-    "verdict": pl.String(),
-}
+REMEDIES: Final = table(
+    "findings: remedies",
+    "A measured way to run a point. The findings of a token-reduction study.",
+    Column("input_size", pl.Int64, "side of the image, in pixels", title="Input", kind="number"),
+    Column("batch", pl.Int64, "images in a step", kind="number"),
+    Column("method", pl.String, "how tokens are reduced"),
+    Column("execution", pl.String, "how a step reaches the GPU"),
+    Column("attention", pl.String, "how attention is computed"),
+    Column("locations", pl.String, "blocks that reduce", title="Blocks"),
+    Column("keep", pl.Float64, "share of the tokens that each location keeps; null where nothing is dropped"),
+    Column("launches", pl.Float64, "GPU work that the host issues in a step; a CUDA graph counts as one", kind="count"),
+    Column("latency_ns", pl.Float64, "median wall time, without a profiler", title="Step"),
+    Column("published_factor", pl.Float64, "time of the published form over this one's", title="× published"),
+    Column("baseline_factor", pl.Float64, "time of the fastest baseline over this one's", title="× best baseline"),
+    Column("verdict", pl.String, "verdict against the fastest baseline; same: within 2 %", title="Against it"),
+)
 
-PREDICTED_SCHEMA: Final = {
-    "point": pl.String(),
-    "side": pl.String(),
-    "change": pl.String(),
-    "before_ns": pl.Float64(),
-    "predicted_ns": pl.Float64(),
-    "measured_ns": pl.Float64(),
-    "error": pl.Float64(),
-}
+PREDICTED: Final = table(
+    "findings: predictions",
+    "A change that the profile of a point predicted, and that was measured. The findings of a token-reduction study.",
+    Column("point", pl.String, "the point", title="At"),
+    Column("side", pl.String, "`baseline` or `variant`", title="Of"),
+    Column("change", pl.String, "what was changed"),
+    Column("before_ns", pl.Float64, "measured, without a profiler"),
+    Column("predicted_ns", pl.Float64, "modelled from the profile before the change"),
+    Column("measured_ns", pl.Float64, "after the change, without a profiler"),
+    Column("error", pl.Float64, "predicted / measured − 1", title="Prediction off by", kind="share"),
+)
 
 
 def remedy_rows(measurements: Measurements, variant: Mapping[str, Any]) -> pl.DataFrame:
-    """Every measured way to run each point, the fastest first (`REMEDY_SCHEMA`).
+    """Every measured way to run each point, the fastest first (`REMEDIES`).
 
     Args:
         measurements: of baseline, variant and remedies; cells of one point took turns.
@@ -77,7 +84,7 @@ def remedy_rows(measurements: Measurements, variant: Mapping[str, Any]) -> pl.Da
         published = min(alike, key=lambda row: row["cell"], default=None)  # the file names it first
         baseline = next((row for row in listed if row["method"] == "none"), None)
         rows += [_row(measurements, row, published, baseline) for row in listed]
-    return pl.DataFrame(rows, schema=REMEDY_SCHEMA, orient="row")
+    return pl.DataFrame(rows, schema=REMEDIES.schema, orient="row")
 
 
 def _row(
@@ -103,24 +110,6 @@ def _row(
     }
 
 
-_REMEDY_COLUMNS: Final = (
-    TableColumn("input_size", "Input", "number"),
-    TableColumn("batch", "Batch", "number"),
-    TableColumn("method", "Method", "text"),
-    TableColumn("keep", "Keep", "number"),
-    TableColumn("locations", "Blocks", "text"),
-    TableColumn("execution", "Execution", "text"),
-    TableColumn("attention", "Attention", "text"),
-    TableColumn(
-        "launches", "Launches", "count", "GPU work that the host issues in a step; a CUDA graph counts as one."
-    ),
-    TableColumn("latency_ns", "Step", "duration_ns", "Median wall time, without a profiler."),
-    TableColumn("published_factor", "× published", "number", "Time of the published form over this one's."),
-    TableColumn("baseline_factor", "× best baseline", "number", "Time of the fastest baseline over this one's."),
-    TableColumn("verdict", "Against it", "text", "Verdict against the fastest baseline; same: within 2 %."),
-)
-
-
 def _rows_of(evidence: Evidence) -> pl.DataFrame:
     measurements = evidence.remedies if evidence.remedies is not None else evidence.measurements
     return remedy_rows(measurements, {**evidence.variant, "execution": "eager"})
@@ -137,7 +126,11 @@ def remedies_section(evidence: Evidence) -> Section:
     words = [Paragraph(text) for text in _best_words(rows)]
     shown = _shown(rows)
     caption = f"At each point the {_MOST} fastest ways, the published form and the fastest baseline"
-    table = Table("remedies-table", caption, _REMEDY_COLUMNS, shown, limit=None)
+    columns = REMEDIES.only(
+        "input_size batch method keep locations execution attention launches latency_ns",
+        "published_factor baseline_factor verdict",
+    ).columns
+    table = Table("remedies-table", caption, columns, shown, limit=None)
     quiet = Paragraph(
         f"{_other_run(evidence, rows)}Launches are those of one step, counted before the measurement. The fastest of "
         "several is chosen by the same "
@@ -232,17 +225,15 @@ def best_ways_section(evidence: Evidence) -> Section | None:
     if words is None:
         return None
     points = [name for name in _POINT if name in rows.columns]
-    columns = (
-        *(TableColumn(name, name.replace("_", " ").capitalize(), "number") for name in points),
-        TableColumn("baseline_mode", "Baseline as", "text"),
-        TableColumn("baseline_ns", "Baseline", "duration_ns"),
-        TableColumn("method", "Variant", "text"),
-        TableColumn("variant_mode", "As", "text"),
-        TableColumn("variant_ns", "Time", "duration_ns"),
-        TableColumn("speedup", "Speed-up", "number"),
-        TableColumn("low", "from", "number", "Lower end of its 95 % interval."),
-        TableColumn("high", "to", "number", "Upper end of its 95 % interval."),
-        TableColumn("verdict", "Verdict", "text"),
+    columns = columns_of(
+        BEST_MODES,
+        rows,
+        points,
+        "baseline_mode baseline_ns",
+        BEST_MODES.column("method").but(title="Variant"),
+        BEST_MODES.column("variant_mode").but(title="As"),
+        BEST_MODES.column("variant_ns").but(title="Time"),
+        "speedup low high verdict",
     )
     table = Table("best-ways", "The fastest way to run each side", columns, rows, limit=None)
     quiet = Paragraph("The fastest of several is chosen by the repetitions that are shown.", quiet=True)
@@ -254,7 +245,7 @@ def _at(row: Mapping[str, Any], names: Sequence[str]) -> str:
 
 
 def predicted_times(evidence: Evidence) -> pl.DataFrame:
-    """What the profiles predicted for one CUDA graph a step, and what was measured (`PREDICTED_SCHEMA`)."""
+    """What the profiles predicted for one CUDA graph a step, and what was measured (`PREDICTED`)."""
     rows = []
     for pair in evidence.pairs:
         sides = (("baseline", evidence.baseline), ("variant", evidence.variant))
@@ -272,18 +263,7 @@ def predicted_times(evidence: Evidence) -> pl.DataFrame:
                 for item in found
                 if item.change == "cuda-graph" and before is not None and after is not None
             ]  # fmt: skip
-    return pl.DataFrame(rows, schema=PREDICTED_SCHEMA, orient="row")
-
-
-_PREDICTED_COLUMNS: Final = (
-    TableColumn("point", "At", "text"),
-    TableColumn("side", "Of", "text"),
-    TableColumn("change", "Change", "text"),
-    TableColumn("before_ns", "Before", "duration_ns", "Measured, without a profiler."),
-    TableColumn("predicted_ns", "Predicted", "duration_ns", "Modelled from the profile before the change."),
-    TableColumn("measured_ns", "Measured", "duration_ns", "After the change, without a profiler."),
-    TableColumn("error", "Prediction off by", "share"),
-)
+    return pl.DataFrame(rows, schema=PREDICTED.schema, orient="row")
 
 
 def predicted_section(evidence: Evidence) -> Section | None:
@@ -291,5 +271,5 @@ def predicted_section(evidence: Evidence) -> Section | None:
     rows = predicted_times(evidence)
     if not rows.height:
         return None
-    table = Table("predicted", "Predicted from the profile, then measured", _PREDICTED_COLUMNS, rows, limit=None)
+    table = Table("predicted", "Predicted from the profile, then measured", PREDICTED.columns, rows, limit=None)
     return Section("predictions", "What diagnosis had predicted", (table,))

@@ -8,9 +8,12 @@ import polars as pl
 
 from warplens.compare.statistics import compare
 from warplens.errors import UsageError
+from warplens.profile.columns import column, table
+from warplens.profile.schema import Column
 from warplens.report import text as fmt
-from warplens.report.document import Figure, Paragraph, Section, Table, TableColumn
-from warplens.studies.columns import axis_columns
+from warplens.report.document import Figure, Paragraph, Section, Table
+from warplens.studies.columns import columns_of
+from warplens.studies.sweeps.numbers import speedup_of
 from warplens.studies.sweeps.reading import sweep_of, wall_samples
 
 if TYPE_CHECKING:
@@ -26,11 +29,25 @@ _POINT: Final = ("model", "input_size", "batch", "precision")
 #: … and what makes a variant. All else is a way to run one and the same: the best of them is what a user would deploy.
 _VARIANT: Final = ("method", "keep", "locations", "schedule")
 
-BEST_SCHEMA: Final = {
-    "keep": pl.Float64(), "baseline_mode": pl.String(), "baseline_ns": pl.Float64(), "variant_mode": pl.String(),
-    "variant_ns": pl.Float64(), "speedup": pl.Float64(), "low": pl.Float64(), "high": pl.Float64(),
-    "verdict": pl.String(),
-}  # fmt: skip
+_SPEEDUP: Final = (
+    Column("speedup", pl.Float64, "baseline time over variant time: above 1, the variant is faster", title="Speed-up"),
+    Column("low", pl.Float64, "lower end of its 95 % interval", title="from"),
+    Column("high", pl.Float64, "upper end of its 95 % interval", title="to"),
+    Column("verdict", pl.String, "same: within 2 %"),
+)
+
+BEST_MODES: Final = table(
+    "study: best modes",
+    "A point, and a share of the tokens kept: the fastest way to run the baseline against the fastest of the variant."
+    " `warplens study token-reduction`; the axes stand before these columns.",
+    Column("method", pl.String, "how tokens are reduced"),
+    Column("keep", pl.Float64, "share of the tokens that each location keeps"),
+    Column("baseline_mode", pl.String, "how the baseline is run", title="Baseline as"),
+    column("baseline_ns").but(dtype=pl.Float64, help="median wall time of a step of the baseline"),
+    Column("variant_mode", pl.String, "how the variant is run", title="Variant as"),
+    column("variant_ns").but(dtype=pl.Float64, help="median wall time of a step of the variant"),
+    _SPEEDUP,
+)
 
 
 def token_sections(measurements: Measurements) -> tuple[str, tuple[Section, ...]]:
@@ -102,7 +119,7 @@ def _compared(point: Point) -> dict[str, Any]:
         "verdict": None if before.status == after.status == "measured" else _lost(before, after),
     }  # fmt: skip
     if before.wall is not None and after.wall is not None:
-        found |= _ratio(before.wall, after.wall)
+        found |= speedup_of(compare(before.wall, after.wall))
     return found
 
 
@@ -111,27 +128,14 @@ def _lost(before: Cell, after: Cell) -> str:
     return ", ".join(lost).replace("-", " ")
 
 
-def _ratio(before: Samples, after: Samples) -> dict[str, Any]:
-    """The speed-up with its interval: the reciprocal of the ratio of times."""
-    comparison = compare(before, after)
-    ratio = comparison.ratio
-    return {
-        "speedup": 1 / ratio.estimate,
-        "low": 1 / ratio.high,
-        "high": 1 / ratio.low if ratio.low else None,
-        "verdict": comparison.verdict,
-    }
-
-
 def best_modes(measurements: Measurements) -> pl.DataFrame:
     """A row for each point and share kept: the fastest way to run the baseline against the fastest of the variant."""
     axes = _axes(measurements)
     cells = measurements.cells.with_row_index("cell").filter(
         (pl.col("status") == "measured") & pl.col("latency_ns").is_not_null()
     )
-    rows = list(_best_rows(measurements, cells, axes, _modes(measurements)))
-    schema = {**{axis: cells.schema[axis] for axis in axes}, "method": pl.String(), **BEST_SCHEMA}
-    return pl.DataFrame(rows, schema=schema, orient="row")
+    schema = {**{axis: cells.schema[axis] for axis in axes}, **BEST_MODES.schema}
+    return pl.DataFrame(list(_best_rows(measurements, cells, axes, _modes(measurements))), schema=schema, orient="row")
 
 
 def _best_rows(
@@ -152,14 +156,13 @@ def _best_rows(
                 **dict(zip(axes, key, strict=True)), "method": method, "keep": keep,
                 "baseline_mode": _mode(before, modes), "baseline_ns": before["latency_ns"],
                 "variant_mode": _mode(after, modes), "variant_ns": after["latency_ns"],
-                **_ratio(_timed(measurements, before), _timed(measurements, after)),
+                **speedup_of(compare(*(_repetitions(measurements, row) for row in (before, after)))),
             }  # fmt: skip
 
 
-def _timed(measurements: Measurements, row: Mapping[str, Any]) -> Samples:
-    """The cell's repetitions; they are there, for it was measured."""
+def _repetitions(measurements: Measurements, row: Mapping[str, Any]) -> Samples:
     found = wall_samples(measurements, row["cell"])
-    assert found is not None
+    assert found is not None  # for the cell was measured
     return found
 
 
@@ -174,31 +177,16 @@ def _mode(row: Mapping[str, Any], modes: list[str]) -> str:
 # ── for people ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-_RATIO_COLUMNS: Final = (
-    TableColumn("speedup", "Speed-up", "number", "Baseline time over variant time: above 1, the variant is faster."),
-    TableColumn("low", "from", "number", "Lower end of its 95 % interval."),
-    TableColumn("high", "to", "number", "Upper end of its 95 % interval."),
-    TableColumn("verdict", "Verdict", "text", "Same: within 2 %."),
-)
-
-
 def _paradox_blocks(pairs: pl.DataFrame, axes: list[str], modes: list[str]) -> tuple[Any, ...]:
     modes = [name for name in modes if name in pairs.columns and pairs.get_column(name).n_unique() > 1]
-    columns = [*axis_columns(pairs, [*axes, *modes])]
-    if pairs.get_column("method").n_unique() > 1:
-        columns.append(TableColumn("method", "Method", "text"))
-    columns += [
-        TableColumn("keep", "Keep", "number", "Share of the tokens that each location keeps."),
-        TableColumn("baseline_ns", "Baseline", "duration_ns"),
-        TableColumn("variant_ns", "Variant", "duration_ns"),
-        TableColumn("flops_ratio", "FLOPs saved", "number", "FLOPs of the baseline over those of the variant."),
-        *_RATIO_COLUMNS,
-    ]
+    saved = Column("flops_ratio", pl.Float64, "FLOPs of the baseline over those of the variant", title="FLOPs saved")
+    parts: tuple[str | Column, ...] = (*_told_methods(pairs), "keep baseline_ns variant_ns", saved, *_SPEEDUP)
+    columns = columns_of(BEST_MODES, pairs, [*axes, *modes], *parts)
     words = (
         "FLOPs saved is what the speed-up would be if time went with them. Both sides write attention out. Each "
         "interval is of 95 % by itself; those of the sweep below are of 95 % together."
     )
-    table = Table("speedups", "Variant against the baseline of the same execution", tuple(columns), pairs, limit=None)
+    table = Table("speedups", "Variant against the baseline of the same execution", columns, pairs, limit=None)
     return (*_curves(pairs, axes, modes), table, Paragraph(words, quiet=True))
 
 
@@ -229,23 +217,23 @@ def _curves(pairs: pl.DataFrame, axes: list[str], modes: list[str]) -> tuple[Fig
 
 
 def _best_blocks(best: pl.DataFrame, axes: list[str]) -> tuple[Any, ...]:
-    columns = [*axis_columns(best, axes)]
-    if best.get_column("method").n_unique() > 1:
-        columns.append(TableColumn("method", "Method", "text"))
-    columns += [
-        TableColumn("keep", "Keep", "number"),
-        TableColumn("baseline_mode", "Baseline as", "text"),
-        TableColumn("baseline_ns", "Baseline", "duration_ns"),
-        TableColumn("variant_mode", "Variant as", "text"),
-        TableColumn("variant_ns", "Variant", "duration_ns"),
-        *_RATIO_COLUMNS,
-    ]
+    parts: tuple[str | Column, ...] = (
+        *_told_methods(best),
+        "keep baseline_mode baseline_ns variant_mode variant_ns",
+        *_SPEEDUP,
+    )
+    columns = columns_of(BEST_MODES, best, axes, *parts)
     words = (
         "The fastest way to run each, whatever the other needs. The fastest of several is chosen by the same "
         "repetitions that are shown, which favours both sides alike."
     )
-    table = Table("best-of-each", "Fastest baseline against fastest variant", tuple(columns), best, limit=None)
+    table = Table("best-of-each", "Fastest baseline against fastest variant", columns, best, limit=None)
     return (table, Paragraph(words, quiet=True))
+
+
+def _told_methods(rows: pl.DataFrame) -> tuple[str, ...]:
+    """The method has a column where there are several."""
+    return ("method",) if rows.get_column("method").n_unique() > 1 else ()
 
 
 def _swept(measurements: Measurements) -> list[Section]:

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from warplens.errors import WarplensError
-from warplens.studies.runner.cellsweep import RunOptions, measure_cells, preview
 from warplens.studies.runner.commandsweep import DEFAULT_ROUNDS, PER_TURN, PROCESSES, WARMUP_STEPS, WorkloadSweep
+from warplens.studies.runner.engine import RunOptions, measure, preview
 from warplens.studies.runner.studies import MEASUREMENTS, STUDIES, StudyOptions
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def _measure(run: CellRun, output: Path, options: argparse.Namespace) -> None:
         for line in preview(run, output, run_options):
             sys.stdout.write(f"{line}\n")
         return
-    measure_cells(run, output, run_options, _log)
+    measure(run, output, run_options, _log)
 
 
 def _log(text: str) -> None:

@@ -11,33 +11,30 @@ import threading
 from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, replace
 from typing import IO, TYPE_CHECKING, Any, Final
 
 from warplens.errors import UsageError
 from warplens.studies.runner.engine import (
     FAILURES,
-    Ledger,
     Task,
     failure_status,
     failures,
     how_it_ended,
     kill_group,
-    run_tasks,
     span,
     terminate_group,
-    to_do,
     without_folders,
 )
-from warplens.workloads.registry import document, write_measurements
+from warplens.workloads.cells import cell_or_reason
+from warplens.workloads.registry import document
 from warplens.workloads.settings import defaults_of, setting_value
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
+    from collections.abc import Sequence
 
-    from warplens.studies.runner.engine import Measuring, Result
-    from warplens.workloads.registry import Workload
+    from warplens.studies.runner.engine import Result, RunOptions
+    from warplens.workloads.registry import Plan, Workload
 
 
 #: Lines of a child's standard error that are kept, to be shown where it fails.
@@ -47,6 +44,40 @@ _TAIL: Final = 12
 _GRACE_S: Final = 10
 
 _ALONE: Final = "measured alone, not in turns with the other cells of its point, for together they failed"
+
+
+@dataclass(frozen=True)
+class Measuring:
+    """How the cells of a registered workload are measured.
+
+    Attributes:
+        workload: its name.
+        plan: how often, and when that is enough; in turns, its repetitions are those of one turn.
+        rounds: turns of each cell of a task; None for one cell after the other.
+        device: as PyTorch names it; None for the GPU if there is one.
+        modules: imported first, to register workloads.
+    """
+
+    workload: str
+    plan: Plan
+    rounds: int | None = None
+    device: str | None = None
+    modules: tuple[str, ...] = field(default=())
+
+    def description(self) -> dict[str, Any]:
+        """As JSON; also what a child process is told."""
+        return {
+            "workload": self.workload, "plan": asdict(self.plan), "rounds": self.rounds, "device": self.device,
+            "modules": list(self.modules),
+        }  # fmt: skip
+
+    def alone(self) -> Measuring:
+        """The same repetitions at one stretch, for a cell that has nobody to take turns with: it is no pair's half."""
+        if self.rounds is None:
+            return self
+        repetitions = self.rounds * self.plan.most
+        plan = replace(self.plan, fewest=repetitions, least=repetitions, most=repetitions)
+        return replace(self, plan=plan, rounds=None)
 
 
 class WorkerDiedError(Exception):
@@ -69,22 +100,30 @@ class CellRunner:
     a process each, so that one that does not fit leaves the others measured.
     """
 
-    def __init__(self, measuring: Measuring, *, keep: bool = False, timeout_s: float | None = None) -> None:
+    def __init__(
+        self,
+        measuring: Measuring,
+        *,
+        keep: bool = False,
+        timeout_s: float | None = None,
+        machine: tuple[str, str] | None = None,
+    ) -> None:
         """Start nothing yet.
 
         Args:
             measuring: what and how.
             keep: one child for all tasks rather than one for each: saves starting, as long as nothing fails.
             timeout_s: kill a child that has not answered after this time.
+            machine: GPU and version of torch of a run that is gone on with: figures of another would not compare.
         """
-        self.measuring, self.keep, self.timeout_s = measuring, keep, timeout_s
+        self.measuring, self.keep, self.timeout_s, self.machine = measuring, keep, timeout_s, machine
         self._worker: _Worker | None = None
 
     def run(self, task: Task) -> Result:
         """What became of each cell of the task.
 
         Raises:
-            UsageError: nothing can be measured here at all.
+            UsageError: nothing can be measured here at all, or this is another machine.
         """
         answer, died = self._ask(task.cells)
         records = list(answer["records"])
@@ -94,6 +133,13 @@ class CellRunner:
                     alone, _ = self._ask([task.cells[position]], alone=True)
                     answer = {**alone, **answer}
                     records[position] = self._marked(alone["records"][0])
+        found = _machine(answer)
+        if found and self.machine and found != self.machine:
+            raise UsageError(
+                f"this run was begun on {' with torch '.join(self.machine)}, and here is {' with torch '.join(found)}:"
+                " choose another output, or start over with --fresh"
+            )
+        self.machine = self.machine or found
         return {**answer, "records": records}
 
     def _ask(self, cells: Sequence[Mapping[str, Any]], *, alone: bool = False) -> tuple[dict[str, Any], bool]:
@@ -214,6 +260,9 @@ class _Worker:
 #: What starting a process with PyTorch and a GPU takes, in seconds: measured 5 to 8 on an H200's host.
 STARTING_S: Final = 8.0
 
+#: Where no process lived long enough to say what it ran on.
+_UNKNOWN: Final = {"device": {"name": "unknown"}, "versions": {"torch": "unknown"}}
+
 
 @dataclass(frozen=True)
 class CellRun:
@@ -237,101 +286,41 @@ class CellRun:
         """What a ledger must agree with to be gone on with."""
         return {**self.measuring.description(), "tasks": [task.description() for task in self.tasks]}
 
+    def runner(self, options: RunOptions, done: Mapping[str, Result]) -> CellRunner:
+        """Child processes, on the machine that the results are of."""
+        machine = next(filter(None, map(_machine, done.values())), None)
+        return CellRunner(self.measuring, keep=options.one_process, timeout_s=options.timeout_s, machine=machine)
 
-@dataclass(frozen=True)
-class RunOptions:
-    """How a run is carried out; changes nothing of what is measured.
+    def summary(self, result: Result) -> str:
+        """The time, or the status, of each cell."""
+        return ", ".join(_cell_summary(record) for record in result["records"])
 
-    Attributes:
-        one_process: one process for all tasks, as long as nothing fails.
-        timeout_s: most time for a task.
-        fresh: forget what an earlier run has done.
-        retry: do what has failed once more.
-    """
+    def content(self, results: Mapping[str, Result]) -> Mapping[str, Any] | None:
+        """The measurements file; None while there is no record."""
+        found = [results[task.key] for task in self.tasks if task.key in results]
+        records = [record for result in found for record in result["records"]]
+        facts = next((result["environment"] for result in found if result.get("environment")), _UNKNOWN)
+        measuring, records = self.measuring, records and [*records, *self.impossible]
+        return (
+            document(measuring.workload, measuring.plan, facts, records, self.command, self.head) if records else None
+        )
 
-    one_process: bool = False
-    timeout_s: float | None = None
-    fresh: bool = False
-    retry: bool = False
-
-
-def ledger_of(output: Path) -> Path:
-    """Where the ledger of a measurements file is: beside it, `sweep.json` → `sweep.ledger.jsonl`."""
-    return output.with_name(f"{output.stem}.ledger.jsonl")
-
-
-def measure_cells(run: CellRun, output: Path, run_options: RunOptions, log: Callable[[str], None]) -> None:
-    """Measure what is not measured yet, and write the measurements file.
-
-    Args:
-        run: what to measure.
-        output: the measurements file; the ledger is beside it.
-        run_options: how.
-        log: gets lines for people.
-
-    Raises:
-        UsageError: the ledger belongs to another plan or machine, or nothing can be measured here.
-        KeyboardInterrupt: it was ended; what is done is in both files.
-    """
-    runner = _OneMachine(CellRunner(run.measuring, keep=run_options.one_process, timeout_s=run_options.timeout_s))
-    with Ledger(ledger_of(output), run.description(), fresh=run_options.fresh) as ledger:
-        runner.expect(ledger)
-        run_tasks(
-            run.tasks, ledger, runner,
-            log=log, describe=_summary, update=lambda: _write(run, ledger, output), retry=run_options.retry,
-        )  # fmt: skip
-
-
-class _OneMachine:
-    """A runner that refuses to go on with a run of another machine: its figures would not compare."""
-
-    def __init__(self, runner: CellRunner) -> None:
-        self.runner = runner
-        self.machine: tuple[str, str] | None = None
-
-    def expect(self, ledger: Ledger) -> None:
-        """Take the machine from what is done."""
-        self.machine = next(filter(None, map(_machine, ledger.results.values())), None)
-
-    def run(self, task: Task) -> Result:
-        result = self.runner.run(task)
-        found = _machine(result)
-        if found and self.machine and found != self.machine:
-            raise UsageError(
-                f"this run was begun on {' with torch '.join(self.machine)}, and here is {' with torch '.join(found)}:"
-                " choose another output, or start over with --fresh"
-            )
-        self.machine = self.machine or found
-        return result
-
-    def close(self) -> None:
-        self.runner.close()
+    def preview(self, waiting: Sequence[Task], options: RunOptions) -> tuple[list[str], str]:
+        """A line for each point, then those left out and the sums; and how long starting takes."""
+        cells = sum(len(task.cells) for task in self.tasks)
+        lines = [f"{task.key}: {_counted(len(task.cells))}{'' if task in waiting else ', done'}" for task in self.tasks]
+        lines += [f"{record['reason']}: left out" for record in self.impossible]
+        lines.append(f"{_counted(cells)} at {len(self.tasks)} points, {len(waiting)} of them to do")
+        starting = span((1 if options.one_process else len(waiting)) * STARTING_S)
+        return lines, (
+            f"starting processes takes about {starting} on a GPU; how long measuring takes is known after the first "
+            "point"
+        )
 
 
 def _machine(result: Result) -> tuple[str, str] | None:
     facts = result.get("environment")
     return (facts["device"]["name"], facts["versions"]["torch"]) if facts else None
-
-
-def _write(run: CellRun, ledger: Ledger, output: Path) -> None:
-    found = [ledger.results[task.key] for task in run.tasks if task.key in ledger.results]
-    records = [record for result in found for record in result["records"]]
-    facts = next((result["environment"] for result in found if result.get("environment")), _UNKNOWN)
-    if not records:
-        return
-    measuring = run.measuring
-    content = document(measuring.workload, measuring.plan, facts, [*records, *run.impossible], run.command)
-    cells = content.pop("measurements")
-    write_measurements(output, {**content, **run.head, "measurements": cells})
-
-
-#: Where no process lived long enough to say what it ran on.
-_UNKNOWN: Final = {"device": {"name": "unknown"}, "versions": {"torch": "unknown"}}
-
-
-def _summary(result: Result) -> str:
-    """The results of a task in few words: `3.07 ms, 3.40 ms`."""
-    return ", ".join(_cell_summary(record) for record in result["records"])
 
 
 def _cell_summary(record: Mapping[str, Any]) -> str:
@@ -343,31 +332,6 @@ def _cell_summary(record: Mapping[str, Any]) -> str:
 
 def _counted(cells: int) -> str:
     return f"{cells} cell{'' if cells == 1 else 's'}"
-
-
-def preview(run: CellRun, output: Path, run_options: RunOptions) -> list[str]:
-    """What a run would do, for people: its tasks, how many, and about how long."""
-    done: dict[str, float] = {}
-    waiting = list(run.tasks)
-    path = ledger_of(output)
-    if path.is_file() and not run_options.fresh:
-        with Ledger(path, run.description()) as ledger:
-            waiting, done = to_do(run.tasks, ledger, retry=run_options.retry), dict(ledger.seconds)
-    cells = sum(len(task.cells) for task in run.tasks)
-    lines = [f"{task.key}: {_counted(len(task.cells))}{'' if task in waiting else ', done'}" for task in run.tasks]
-    lines += [f"{record['reason']}: left out" for record in run.impossible]
-    lines.append(f"{_counted(cells)} at {len(run.tasks)} points, {len(waiting)} of them to do")
-    if not waiting:
-        return lines
-    if done:
-        lines.append(f"about {span(sum(done.values()) / len(done) * len(waiting))}, as the others took")
-        return lines
-    starts = 1 if run_options.one_process else len(waiting)
-    lines.append(
-        f"starting processes takes about {span(starts * STARTING_S)} on a GPU; how long measuring takes is "
-        "known after the first point"
-    )
-    return lines
 
 
 # --- A sweep over a registered workload: baseline and variant, measured in turns at every point of a grid ------------
@@ -453,15 +417,12 @@ def cell_tasks(
     for values in itertools.product(*axes.values()):
         point, cells = dict(zip(axes, values, strict=True)), []
         for side in sides:
-            try:
-                made = kind.cell(**point, **side)
-            except UsageError as error:  # noqa: PERF203  few, and each has its own reason
-                plain = {item.name: {**point, **side}.get(item.name, item.default) for item in fields(kind.cell)}
-                impossible.append({"cell": plain, "status": "unsupported", "reason": str(error)})
-            else:
-                if made not in seen:
-                    seen.append(made)
-                    cells.append(asdict(made))
+            made, trouble = cell_or_reason(kind.cell, {**point, **side})
+            if made is None:
+                impossible.append(trouble)
+            elif made not in seen:
+                seen.append(made)
+                cells.append(asdict(made))
         if cells:
             tasks.append(Task(key_of({name: point[name] for name in varying}), tuple(cells)))
     if not tasks:

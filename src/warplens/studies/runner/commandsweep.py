@@ -13,44 +13,32 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from importlib import import_module
 from pathlib import Path
-from statistics import fmean, median
+from statistics import median
 from typing import TYPE_CHECKING, Any, Final
 
 from warplens.errors import UsageError
 from warplens.studies.runner.cellsweep import (
     CellRun,
-    RunOptions,
+    Measuring,
     axes_from,
     cell_tasks,
     key_of,
-    ledger_of,
     pairs_from,
     settings_from,
     sweep_head,
 )
-from warplens.studies.runner.engine import (
-    FAILURES,
-    Ledger,
-    Measuring,
-    Task,
-    failure_status,
-    how_it_ended,
-    kill_group,
-    run_tasks,
-    span,
-    to_do,
-    without_folders,
-)
+from warplens.studies.runner.engine import FAILURES, Task, command_line, failure_status, how_it_ended, kill_group
 from warplens.workloads.environment import plain_environment
-from warplens.workloads.registry import Plan, document, workload, write_measurements
+from warplens.workloads.registry import Plan, document, workload
 from warplens.workloads.samples import summary_of_rounds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
-    from warplens.studies.runner.engine import Result
+    from warplens.studies.runner.engine import Result, RunOptions
 
 
 #: Turns of each side at a point, and repetitions in a turn, unless the user says otherwise. Twenty blocks give a 95 %
@@ -125,15 +113,11 @@ class WorkloadSweep:
         return CellRun(measuring, tasks, tuple(impossible), head, self._command())
 
     def _command(self) -> str:
-        words = ["warplens", "sweep", "run", self.workload]
-        for axis in self.axes:
-            words += ["--axis", axis]
-        words += ["--baseline", self.baseline, "--variant", self.variant, "--rounds", str(self.rounds)]
-        words += ["--repetitions", str(self.repetitions), "--warmup", str(self.warmup)]
-        words += ["--device", self.device] if self.device else []
-        for module in self.modules:
-            words += ["--module", module]
-        return without_folders(shlex.join(words))
+        return command_line(
+            "warplens", "sweep", "run", self.workload, axis=self.axes, baseline=self.baseline, variant=self.variant,
+            rounds=self.rounds, repetitions=self.repetitions, warmup=self.warmup, device=self.device or None,
+            module=self.modules,
+        )  # fmt: skip
 
 
 def import_modules(names: Sequence[str]) -> None:
@@ -222,6 +206,12 @@ class CommandSweep:
         """The values of an axis; [""] if there is no such axis."""
         return self.grid().get(axis, [""])
 
+    @cached_property
+    def environment(self) -> Mapping[str, Any]:
+        """The machine."""
+        return plain_environment()
+
+    @cached_property
     def tasks(self) -> tuple[Task, ...]:
         """A task for each repetition: point by point, round by round, the sides in random order."""
         texts, draw = pairs_from("--axis", self.axes), random.Random(0)  # noqa: S311  no secret
@@ -249,23 +239,50 @@ class CommandSweep:
             words = [word.replace(f"{{{name}}}", value) for word in words]
         return tuple(words)
 
-    def description(self, environment: Mapping[str, Any]) -> dict[str, Any]:
+    def description(self) -> dict[str, Any]:
         """What a ledger must agree with to be gone on with."""
         return {
             "commands": {**asdict(self), "axes": list(self.axes)},
-            "machine": environment["device"]["name"],
-            "tasks": [task.description() for task in self.tasks()],
+            "machine": self.environment["device"]["name"],
+            "tasks": [task.description() for task in self.tasks],
         }
 
     def command(self) -> str:
         """That asks for the same, without folders."""
-        words = ["warplens", "sweep", "run"]
-        for axis in self.axes:
-            words += ["--axis", axis]
-        words += ["--baseline", self.baseline, "--variant", self.variant, "--repeats", str(self.repeats)]
-        words += ["--time-from", self.time_from, "--time-unit", self.time_unit] if self.time_from else []
-        words += ["--items", self.items] if self.items else []
-        return without_folders(shlex.join(words))
+        return command_line(
+            "warplens", "sweep", "run", axis=self.axes, baseline=self.baseline, variant=self.variant,
+            repeats=self.repeats, time_from=self.time_from or None,
+            time_unit=self.time_unit if self.time_from else None, items=self.items or None,
+        )  # fmt: skip
+
+    def runner(self, options: RunOptions, done: Mapping[str, Result]) -> CommandRunner:
+        """A process for each task."""
+        return CommandRunner(self, options.timeout_s)
+
+    def summary(self, result: Result) -> str:
+        """The median of the times of one run, or its status."""
+        return str(result["status"]) if "status" in result else f"{median(result['times_ns']) / 1e6:.4g} ms"
+
+    def content(self, results: Mapping[str, Result]) -> Mapping[str, Any] | None:
+        """The measurements file; None while no side has a whole round."""
+        records, grid, texts = [], self.grid(), pairs_from("--axis", self.axes)
+        for values, words in zip(itertools.product(*grid.values()), itertools.product(*texts.values()), strict=True):
+            name = key_of(dict(zip(texts, words, strict=True)))
+            records += _point(self, dict(zip(grid, values, strict=True)), name, results)
+        if not records:
+            return None
+        sizes = [len(record["samples"]["wall_ns"]) // record["rounds"] for record in records if "samples" in record]
+        plan = Plan.exactly(max(sizes, default=1), warmup_steps=0)
+        head = sweep_head(grid, *({"side": side} for side in _SIDES))
+        return document("command", plan, self.environment, records, self.command(), head)
+
+    def preview(self, waiting: Sequence[Task], options: RunOptions) -> tuple[list[str], str]:
+        """A line for each command, then the sums."""
+        commands = {task.group: task.command for task in self.tasks}
+        lines = [f"{group}: {shlex.join(words)}" for group, words in commands.items()]
+        runs = f"{len(self.tasks)} runs, {len(waiting)} to do"
+        lines.append(f"{len(commands)} cells × {self.repeats} repetitions = {runs}")
+        return lines, "how long that takes is known after the first run"
 
 
 def _numbers(values: Sequence[str]) -> list[Any]:
@@ -336,55 +353,6 @@ class CommandRunner:
         if process.poll() is None:
             kill_group(process)
             process.communicate()
-
-
-def measure_commands(sweep: CommandSweep, output: Path, run_options: RunOptions, log: Callable[[str], None]) -> None:
-    """Run what has not been run yet, and write the measurements file; see `measure_cells`."""
-    facts, tasks = plain_environment(), sweep.tasks()
-    with Ledger(ledger_of(output), sweep.description(facts), fresh=run_options.fresh) as ledger:
-        run_tasks(
-            tasks, ledger, CommandRunner(sweep, run_options.timeout_s),
-            log=log, describe=_summary, update=lambda: _write(sweep, facts, ledger, output), retry=run_options.retry,
-        )  # fmt: skip
-
-
-def _summary(result: Result) -> str:
-    return str(result["status"]) if "status" in result else f"{median(result['times_ns']) / 1e6:.4g} ms"
-
-
-def preview_commands(sweep: CommandSweep, output: Path, run_options: RunOptions) -> list[str]:
-    """What a run would do, for people."""
-    tasks, seconds = sweep.tasks(), []
-    waiting, path = list(tasks), ledger_of(output)
-    if path.is_file() and not run_options.fresh:
-        with Ledger(path, sweep.description(plain_environment())) as ledger:
-            waiting, seconds = to_do(tasks, ledger, retry=run_options.retry), list(ledger.seconds.values())
-    commands = {task.group: task.command for task in tasks}
-    lines = [f"{group}: {shlex.join(words)}" for group, words in commands.items()]
-    lines.append(f"{len(commands)} cells × {sweep.repeats} repetitions = {len(tasks)} runs, {len(waiting)} to do")
-    if waiting and seconds:
-        lines.append(f"about {span(fmean(seconds) * len(waiting))}, as the others took")
-    elif waiting:
-        lines.append("how long that takes is known after the first run")
-    return lines
-
-
-def _write(sweep: CommandSweep, facts: Mapping[str, Any], ledger: Ledger, output: Path) -> None:
-    records = []
-    grid = sweep.grid()
-    texts = pairs_from("--axis", sweep.axes)
-    for values, words in zip(itertools.product(*grid.values()), itertools.product(*texts.values()), strict=True):
-        name = key_of(dict(zip(texts, words, strict=True)))
-        records += _point(sweep, dict(zip(grid, values, strict=True)), name, ledger.results)
-    if not records:
-        return
-    most = max(
-        (len(record["samples"]["wall_ns"]) // record["rounds"] for record in records if "samples" in record), default=1
-    )
-    content = document("command", Plan.exactly(most, warmup_steps=0), facts, records, sweep.command())
-    cells = content.pop("measurements")
-    head = sweep_head(grid, {"side": "baseline"}, {"side": "variant"})
-    write_measurements(output, {**content, **head, "measurements": cells})
 
 
 def _point(

@@ -5,24 +5,25 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import signal
 import threading
 import time
 from collections.abc import Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass
+from statistics import fmean
 from typing import IO, TYPE_CHECKING, Any, Final, Protocol
 
 from warplens._version import __version__
 from warplens.errors import UnreadableInputError, UsageError
+from warplens.workloads.registry import write_measurements
 
 if TYPE_CHECKING:
     import subprocess
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
     from types import TracebackType
-
-    from warplens.workloads.registry import Plan
 
 
 #: What programs say when memory is at its end: PyTorch, the CUDA runtime, C++, the system.
@@ -62,6 +63,16 @@ def span(seconds: float) -> str:
     if seconds < 90:
         return f"{max(1, round(seconds))} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def command_line(*words: str, **options: Any) -> str:
+    """The command that asks for the same, without folders: each option once a value, those without one left out."""
+    said = list(words)
+    for name, given in options.items():
+        for value in given if isinstance(given, tuple) else (given,):
+            if value is not None and value is not False:
+                said += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
+    return without_folders(shlex.join(said))
 
 
 # --- Ends a process with all that it has started ---------------------------------------------------------------------
@@ -117,40 +128,6 @@ class Task:
         return found | ({"command": list(self.command)} if self.command else {})
 
 
-@dataclass(frozen=True)
-class Measuring:
-    """How the cells of a registered workload are measured.
-
-    Attributes:
-        workload: its name.
-        plan: how often, and when that is enough; in turns, its repetitions are those of one turn.
-        rounds: turns of each cell of a task; None for one cell after the other.
-        device: as PyTorch names it; None for the GPU if there is one.
-        modules: imported first, to register workloads.
-    """
-
-    workload: str
-    plan: Plan
-    rounds: int | None = None
-    device: str | None = None
-    modules: tuple[str, ...] = field(default=())
-
-    def description(self) -> dict[str, Any]:
-        """As JSON; also what a child process is told."""
-        return {
-            "workload": self.workload, "plan": asdict(self.plan), "rounds": self.rounds, "device": self.device,
-            "modules": list(self.modules),
-        }  # fmt: skip
-
-    def alone(self) -> Measuring:
-        """The same repetitions at one stretch, for a cell that has nobody to take turns with: it is no pair's half."""
-        if self.rounds is None:
-            return self
-        repetitions = self.rounds * self.plan.most
-        plan = replace(self.plan, fewest=repetitions, least=repetitions, most=repetitions)
-        return replace(self, plan=plan, rounds=None)
-
-
 class Runner(Protocol):
     """Does tasks, one at a time."""
 
@@ -164,6 +141,52 @@ class Runner(Protocol):
 
     def close(self) -> None:
         """End every process that is still there."""
+        ...
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """How a run is carried out; changes nothing of what is measured.
+
+    Attributes:
+        one_process: one process for all tasks, as long as nothing fails.
+        timeout_s: most time for a task.
+        fresh: forget what an earlier run has done.
+        retry: do what has failed once more.
+    """
+
+    one_process: bool = False
+    timeout_s: float | None = None
+    fresh: bool = False
+    retry: bool = False
+
+
+class Run(Protocol):
+    """What to measure, and the measurements file that it becomes."""
+
+    @property
+    def tasks(self) -> tuple[Task, ...]:
+        """In the order in which they are done."""
+        ...
+
+    def description(self) -> dict[str, Any]:
+        """What a ledger must agree with to be gone on with."""
+        ...
+
+    def runner(self, options: RunOptions, done: Mapping[str, Result]) -> Runner:
+        """What does the tasks; `done` are results of an earlier try."""
+        ...
+
+    def summary(self, result: Result) -> str:
+        """A result in few words: `3.07 ms, 3.40 ms`."""
+        ...
+
+    def content(self, results: Mapping[str, Result]) -> Mapping[str, Any] | None:
+        """The measurements file as far as tasks are done; None where that is not far enough for any cell."""
+        ...
+
+    def preview(self, waiting: Sequence[Task], options: RunOptions) -> tuple[list[str], str]:
+        """What would be done, in lines; and a line on how long that takes, while no task has been done."""
         ...
 
 
@@ -338,6 +361,47 @@ def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[
 
 
 # --- Runs tasks to the last one, unattended: writes each result down, says how long the rest will take, survives -----
+
+
+def ledger_of(output: Path) -> Path:
+    """Where the ledger of a measurements file is: beside it, `sweep.json` → `sweep.ledger.jsonl`."""
+    return output.with_name(f"{output.stem}.ledger.jsonl")
+
+
+def measure(run: Run, output: Path, options: RunOptions, log: Callable[[str], None]) -> None:
+    """Measure what is not measured yet, and write the measurements file.
+
+    Args:
+        run: what to measure.
+        output: the measurements file; the ledger is beside it.
+        options: how.
+        log: gets lines for people.
+
+    Raises:
+        UsageError: the ledger belongs to another plan or machine, or nothing can be measured here.
+        KeyboardInterrupt: it was ended; what is done is in both files.
+    """
+    with Ledger(ledger_of(output), run.description(), fresh=options.fresh) as ledger:
+
+        def update() -> None:
+            if (content := run.content(ledger.results)) is not None:
+                write_measurements(output, content)
+
+        runner = run.runner(options, ledger.results)
+        run_tasks(run.tasks, ledger, runner, log=log, describe=run.summary, update=update, retry=options.retry)
+
+
+def preview(run: Run, output: Path, options: RunOptions) -> list[str]:
+    """What a run would do, for people: its tasks, how many, and about how long."""
+    waiting, seconds = list(run.tasks), list[float]()
+    path = ledger_of(output)
+    if path.is_file() and not options.fresh:
+        with Ledger(path, run.description()) as ledger:
+            waiting, seconds = to_do(run.tasks, ledger, retry=options.retry), list(ledger.seconds.values())
+    lines, unknown = run.preview(waiting, options)
+    if waiting:
+        lines.append(f"about {span(fmean(seconds) * len(waiting))}, as the others took" if seconds else unknown)
+    return lines
 
 
 #: The output is brought up to date no more often than this, in seconds: it holds every repetition of every cell.

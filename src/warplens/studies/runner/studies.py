@@ -10,15 +10,14 @@
 from __future__ import annotations
 
 import itertools
-import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from warplens.errors import UsageError
-from warplens.studies.runner.cellsweep import CellRun, axes_from, cell_tasks, sweep_head
+from warplens.studies.runner.cellsweep import CellRun, Measuring, axes_from, cell_tasks, sweep_head
 from warplens.studies.runner.commandsweep import WARMUP_STEPS
-from warplens.studies.runner.engine import Measuring, Task
+from warplens.studies.runner.engine import Task, command_line
 from warplens.workloads.registry import Plan, workload
 
 #: The measurements file in a study's folder.
@@ -104,12 +103,10 @@ class Study:
         return CellRun(measuring, tasks, tuple(impossible), self.head(axes), self._command(options))
 
     def _command(self, options: StudyOptions) -> str:
-        words = ["warplens", "study", self.name]
-        for axis in options.axes:
-            words += ["--axis", axis]
-        words += ["--rounds", str(options.rounds)] if options.rounds else []
-        words += ["--device", options.device] if options.device else []
-        return shlex.join(words + (["--quick"] if options.quick else []))
+        return command_line(
+            "warplens", "study", self.name, axis=options.axes, rounds=options.rounds, device=options.device or None,
+            quick=options.quick,
+        )  # fmt: skip
 
 
 # ── token reduction ───────────────────────────────────────────────────────────────────────────────────────────────────

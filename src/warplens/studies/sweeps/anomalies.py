@@ -12,24 +12,22 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
 from warplens.compare.statistics.estimates import t_quantile, two_sided
 from warplens.profile.columns import column, table
-from warplens.profile.schema import Column
+from warplens.profile.schema import Column, Float64s, Int64s
 from warplens.studies.policies.choosing import is_number
+from warplens.studies.sweeps.sweep import SIDES, framed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from warplens.studies.sweeps.sweep import Cell, Point, Sweep
 
-
-Float64s = npt.NDArray[np.float64]
 
 #: Places and times of cells, and places that are wanted → values there; all logarithms, times as draws × cells.
 Curve: TypeAlias = Callable[[Float64s, Float64s, Float64s], Float64s]
@@ -150,10 +148,9 @@ def _lagrange(x: Float64s, y: Float64s, place: int) -> Float64s:
 
 # --- Cells that break the trend of their line by more than noise -----------------------------------------------------
 # A line is one side's times along one axis, all other axes held. Step times are smooth in logarithms (fixed cost +
-# work,
-# powers) except for a kink, where the larger of host and GPU time changes hands; kernels that do not fill the GPU add
-# steps of some per cent. None of these is an anomaly. So a cell is predicted from the others by every smooth or kinked
-# trend that fits them (`expected`), and only what lies outside all of these predictions counts.
+# work, powers) except for a kink, where the larger of host and GPU time changes hands; kernels that do not fill the GPU
+# add steps of some per cent. None of these is an anomaly. So a cell is predicted from the others by every smooth or
+# kinked trend that fits them (`expected`), and only what lies outside all of these predictions counts.
 #
 # Each test asks whether the excess is above zero, given the noise of the cell and of its neighbours, from blocks drawn
 # with replacement. All tests of a sweep together are held to one level (Holm, A simple sequentially rejective multiple
@@ -227,7 +224,7 @@ class _Line:
     `freedom`: blocks of the cell that has the fewest, less one.
     """
 
-    side: Literal["baseline", "variant"]
+    side: str
     axis: str
     points: tuple[Point, ...]
     x: Float64s
@@ -286,9 +283,8 @@ def anomalies(sweep: Sweep, *, level: float = 0.05, least_share: float = _LEAST_
     rows = [_row(test, lines, p_value, True, level, count, least_share) for test, p_value in found]
     for items in tests.values():
         rows += [_row(test, lines, min(test.p_value * count, 1.0), False, level, count, least_share) for test in items]
-    axes = {axis: pl.Series(axis, [point.settings[axis] for point in sweep.points]).dtype for axis in sweep.axes}
-    frame = pl.DataFrame(rows, schema={**axes, **ANOMALIES.schema}, orient="row") if rows else _empty(axes)
-    return Anomalies(frame.sort("side", "axis", *sweep.axes), level, tuple(untested))
+    frame = framed(rows, sweep.axes, ANOMALIES).sort("side", "axis", *(sweep.axes if rows else ()))
+    return Anomalies(frame, level, tuple(untested))
 
 
 def _culprit(line: _Line, suspects: Sequence[_Test]) -> _Test:
@@ -298,10 +294,6 @@ def _culprit(line: _Line, suspects: Sequence[_Test]) -> _Test:
         return sum(abs(other.excess) for other in _tests(test.line, line.without(test.point)))
 
     return min(suspects, key=lambda test: (left_over(test) - abs(test.excess), -abs(test.excess)))
-
-
-def _empty(axes: Mapping[str, Any]) -> pl.DataFrame:
-    return pl.DataFrame(schema={**axes, **ANOMALIES.schema})
 
 
 def _row(
@@ -341,10 +333,9 @@ def _lines(sweep: Sweep, seed: int) -> tuple[list[_Line], list[str]]:
     ]
     shared = _common_draws(sweep, generator)
     for axis in axes:
-        sides: tuple[Literal["baseline", "variant"], ...] = ("baseline", "variant")
         for _, points in sweep.lines(axis):
-            for side in sides:
-                timed = [point for point in points if _is_timed(getattr(point, side))]
+            for side in SIDES:
+                timed = [point for point in points if (cell := getattr(point, side)) is not None and cell.is_timed]
                 known = [point for point in timed if _has_noise(getattr(point, side))]
                 silent += len(timed) - len(known)
                 if len(known) < _LEAST_CELLS:
@@ -371,30 +362,22 @@ def _reasons(axes: Sequence[str], lines: Sequence[_Line], short: Mapping[str, in
         yield "the first and the last cell of a line are not tested: a change of trend looks the same there"
 
 
-def _is_timed(cell: Cell | None) -> bool:
-    return cell is not None and cell.time_ns is not None
-
-
 def _has_noise(cell: Cell) -> bool:
     return cell.wall is not None and len(cell.wall.blocks) >= _LEAST_BLOCKS
 
 
-def _common_draws(sweep: Sweep, generator: np.random.Generator) -> npt.NDArray[np.int64] | None:
+def _common_draws(sweep: Sweep, generator: np.random.Generator) -> Int64s | None:
     """Rounds drawn for all cells alike, where all were measured in turns: what disturbs a round disturbs all of it."""
-    cells = [cell for point in sweep.points for cell in (point.baseline, point.variant) if cell and cell.wall]
-    sizes = {len(cell.wall.blocks) for cell in cells if cell.wall}
-    if len(sizes) != 1 or not all(cell.wall.paired for cell in cells if cell.wall):
+    walls = [cell.wall for point in sweep.points for _, cell in point.sides if cell and cell.wall]
+    sizes = {len(wall.blocks) for wall in walls}
+    if len(sizes) != 1 or not all(wall.paired for wall in walls):
         return None
     size = sizes.pop()
     return generator.integers(size, size=(_DRAWS, size))
 
 
 def _line(
-    side: Literal["baseline", "variant"],
-    axis: str,
-    points: Sequence[Point],
-    generator: np.random.Generator,
-    shared: npt.NDArray[np.int64] | None,
+    side: str, axis: str, points: Sequence[Point], generator: np.random.Generator, shared: Int64s | None
 ) -> _Line:
     y, draws, blocks = [], [], []
     for point in points:

@@ -9,22 +9,23 @@ import numpy as np
 import polars as pl
 
 from warplens.errors import MissingDataError, UsageError
+from warplens.profile.columns import table
+from warplens.profile.schema import Column
 from warplens.studies.policies.choosing import is_number
-from warplens.studies.sweeps.payoff import Crossing, PaysOff
-from warplens.studies.sweeps.sweep import framed
+from warplens.studies.sweeps.payoff import Crossing, PaysOff, first_below, interval
+from warplens.studies.sweeps.sweep import SIDES, framed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from warplens.profile.schema import Float64s
     from warplens.studies.sweeps.breakeven_model import Form, Model, Sizes
     from warplens.studies.sweeps.payoff import Answer
-    from warplens.studies.sweeps.sweep import Cell, Float64s, Point, Sweep
+    from warplens.studies.sweeps.sweep import Cell, Point, Sweep
 
 
 #: From what the GPU time is modelled: token counts of each block, arithmetic, or only the number of items.
 Work: TypeAlias = Literal["tokens", "flops", "items"]
-
-SIDES: Final = ("baseline", "variant")
 
 #: Tokens that the linear layers of a transformer block see: projections (4·N·d²) those that enter, the MLP (8·N'·d²)
 #: those that leave. Other widths of the MLP change the shares a little.
@@ -120,7 +121,7 @@ def known_fields(points: Sequence[Point]) -> Known:
 
 def measured_sides(point: Point) -> tuple[Cell, ...]:
     """Baseline and variant if both have a time, else nothing."""
-    cells = tuple(cell for cell in (point.baseline, point.variant) if cell is not None and cell.time_ns)
+    cells = tuple(cell for _, cell in point.sides if cell is not None and cell.time_ns)
     return cells if len(cells) == 2 else ()
 
 
@@ -168,67 +169,61 @@ def block_table(size: Size) -> Float64s:
 #: Sizes are interpolated through logarithms.
 _ROUNDING: Final = 1 + 1e-9
 
-#: One row a parameter, then rates derived from them (`of` = `derived`). `identified`: whether the data tell it within
-#: a factor of four.
-PARAMETER_SCHEMA = pl.Schema(
-    {
-        "name": pl.String(),
-        "of": pl.Enum(["gpu", "host", "overlap", "derived"]),
-        "unit": pl.String(),
-        "low": pl.Float64(),
-        "value": pl.Float64(),
-        "high": pl.Float64(),
-        "identified": pl.Boolean(),
-    }
+PARAMETERS: Final = table(
+    "sweep: parameters of the break-even model",
+    "A parameter, or a rate that follows from one. `warplens sweep report`.",
+    Column("name", pl.String, "what it is of", title="Parameter"),
+    Column("of", pl.Enum(["gpu", "host", "overlap", "derived"]), "whose time it is part of; `derived` for a rate"),
+    Column("unit", pl.String, "unit of the values"),
+    Column("low", pl.Float64, "lower end of its interval", title="Interval from"),
+    Column("value", pl.Float64, "as fitted"),
+    Column("high", pl.Float64, "upper end of its interval", title="to"),
+    Column("identified", pl.Boolean, "whether its interval spans less than a factor of four", title="Told by the data"),
 )
 
-#: One row a cell and axis by whose values it was left out; before these stand the axes. Errors are predicted / measured
-#: − 1. `edge`: an end of the axis was left out, so that this is an extrapolation. `ratio_error`: of variant / baseline.
-ERROR_SCHEMA = pl.Schema(
-    {
-        "side": pl.Enum(["baseline", "variant"]),
-        "measured_ns": pl.Float64(),
-        "fitted_ns": pl.Float64(),
-        "fitted_error": pl.Float64(),
-        "bound": pl.Enum(["host", "gpu"]),
-        "left_out": pl.String(),
-        "edge": pl.Boolean(),
-        "held_out_ns": pl.Float64(),
-        "held_out_error": pl.Float64(),
-        "held_out_ratio_error": pl.Float64(),
-    }
+ERRORS: Final = table(
+    "sweep: errors of the break-even model",
+    "A cell, and an axis by whose values it was left out. `BreakEven.errors`; the axes stand before these columns.",
+    Column("side", pl.Enum(SIDES), "`baseline` or `variant`"),
+    Column("measured_ns", pl.Float64, "time of a step as measured"),
+    Column("fitted_ns", pl.Float64, "by the model, fitted to all cells"),
+    Column("fitted_error", pl.Float64, "of it: predicted / measured − 1"),
+    Column("bound", pl.Enum(["host", "gpu"]), "whichever takes longer"),
+    Column("left_out", pl.String, "the axis"),
+    Column("edge", pl.Boolean, "whether an end of the axis was left out, so that this is an extrapolation"),
+    Column("held_out_ns", pl.Float64, "by the model, fitted without the cell"),
+    Column("held_out_error", pl.Float64, "of it"),
+    Column("held_out_ratio_error", pl.Float64, "of variant / baseline"),
 )
 
-#: One row a form that was compared: mean absolute error of held-out log times, and whether it was chosen.
-FORM_SCHEMA = pl.Schema(
-    {
-        "maximum": pl.Enum(["hard", "soft"]),
-        "own": pl.Boolean(),
-        "hosts": pl.Int64(),
-        "per_launch": pl.Boolean(),
-        "parameters": pl.Int64(),
-        "fitted_error": pl.Float64(),
-        "held_out_error": pl.Float64(),
-        "chosen": pl.Boolean(),
-    }
+FORMS: Final = table(
+    "sweep: forms of the break-even model",
+    "A form that was compared by cross-validation. `warplens sweep report`.",
+    Column("maximum", pl.Enum(["hard", "soft"]), "how host and GPU overlap"),
+    Column("own", pl.Boolean, "whether attention (or all work) costs each side its own"),
+    Column("hosts", pl.Int64, "groups that have a host term"),
+    Column("per_launch", pl.Boolean, "whether the host's time is launches times the cost of one"),
+    Column("parameters", pl.Int64, "how many it has"),
+    Column("fitted_error", pl.Float64, "mean absolute error of log times"),
+    Column("held_out_error", pl.Float64, "the same of cells that were left out"),
+    Column("chosen", pl.Boolean, "whether it is the one that is used"),
 )
 
-#: One row a threshold; before these stand the axes that are no numbers. `along` = `items`: the number of items from
-#: which the variant pays at a size; `size`: the size at a number of items. `total` is size × items there (tokens ×
-#: batch), with its interval; a bound is null where it lies outside of what was looked at. `extrapolated`: beyond the
-#: measured sizes or numbers of items.
-THRESHOLD_SCHEMA = pl.Schema(
-    {
-        "along": pl.Enum(["items", "size"]),
-        "answer": pl.Enum(["crosses", "always", "never"]),
-        "size": pl.Float64(),
-        "items": pl.Float64(),
-        "total": pl.Float64(),
-        "total_low": pl.Float64(),
-        "total_high": pl.Float64(),
-        "extrapolated": pl.Boolean(),
-    }
-)
+THRESHOLDS: Final = table(
+    "sweep: thresholds of the break-even model",
+    "From where on the variant pays at a size, or at a number of items. `warplens sweep report`; the axes that are no"
+    " numbers stand before these columns.",
+    Column("along", pl.Enum(["items", "size"]), "the number of items at a size, or the size at a number of items",
+           title="Looked for along"),
+    Column("answer", pl.Enum(["crosses", "always", "never"]), "whether it starts to pay there"),
+    Column("size", pl.Float64, "of an item"),
+    Column("items", pl.Float64, "that a step processes"),
+    Column("total", pl.Float64, "size × items at the threshold"),
+    Column("total_low", pl.Float64, "lower end of its interval; null outside of what was looked at",
+           title="Interval from"),
+    Column("total_high", pl.Float64, "upper end of it", title="to"),
+    Column("extrapolated", pl.Boolean, "beyond what was measured"),
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -260,9 +255,9 @@ class BreakEven:
         source: of the sweep.
         model: form, terms and facts.
         size_unit: what a size is counted in: `tokens` (that enter the first block), `flops` (of an item), `items`.
-        parameters: `PARAMETER_SCHEMA`.
-        errors: the axes, then `ERROR_SCHEMA`.
-        forms: `FORM_SCHEMA`.
+        parameters: `PARAMETERS`.
+        errors: the axes, then `ERRORS`.
+        forms: `FORMS`.
         answers: from where on the variant pays, for each measured size along `items` and the other way round.
         median_error, worst_error: absolute, of held-out step times, each cell by the axis with most values.
         ratio_error: median absolute error of held-out ratios, the same way.
@@ -295,7 +290,7 @@ class BreakEven:
 
     @property
     def thresholds(self) -> pl.DataFrame:
-        """The answers as a table: the axes that are no numbers, then `THRESHOLD_SCHEMA`."""
+        """The answers as a table: the axes that are no numbers, then `THRESHOLDS`."""
         return threshold_frame(self.answers, self.groups)
 
     @property
@@ -471,7 +466,7 @@ def thresholds(
 
 
 def threshold_frame(answers: Sequence[PaysOff], groups: Sequence[str]) -> pl.DataFrame:
-    """A model's answers: the axes that are no numbers, then `THRESHOLD_SCHEMA`."""
+    """A model's answers: the axes that are no numbers, then `THRESHOLDS`."""
     rows = []
     for found in answers:
         held = float(found.others["size" if found.axis == "items" else "items"])
@@ -490,7 +485,7 @@ def threshold_frame(answers: Sequence[PaysOff], groups: Sequence[str]) -> pl.Dat
                 "extrapolated": any(crossing.extrapolated for crossing in found.crossings),
             }
         )
-    return framed(rows, group_columns(groups), THRESHOLD_SCHEMA)
+    return framed(rows, group_columns(groups), THRESHOLDS)
 
 
 def group_columns(groups: Sequence[str]) -> list[str]:
@@ -498,7 +493,7 @@ def group_columns(groups: Sequence[str]) -> list[str]:
 
     A language model's `size` is a word (`small`), and the threshold's a number: the setting is `size_setting` then.
     """
-    return [f"{name}_setting" if name in THRESHOLD_SCHEMA else name for name in groups]
+    return [f"{name}_setting" if name in THRESHOLDS.names else name for name in groups]
 
 
 def _first_gains(
@@ -508,26 +503,12 @@ def _first_gains(
     times = model.log_times(np.vstack([logs, draws[0]]), model.gpu_columns(cells), model.host_columns(cells))
     ratios = times[:, 1::2] - times[:, ::2]
     ratios[1:] += draws[1][:, None]
-    return _first_gain(x, ratios)
+    return first_below(x, ratios, ratios < 0)
 
 
 def _answer(axis: str, others: Mapping[str, Any], places: Float64s, span: tuple[float, float], level: float) -> PaysOff:
-    at, outside = float(np.exp(places[0])), (1 - level) / 2
-    ends = [np.quantile(places[1:], outside, method="lower"), np.quantile(places[1:], 1 - outside, method="higher")]
-    low, high = (float(np.exp(end)) if np.isfinite(end) else None for end in ends)
+    at, (low, high) = float(np.exp(places[0])), interval(places[1:], places[1:], level)
     crossing = Crossing("above", at, low, high, (None, None), False, extrapolated=not span[0] <= at <= span[1])
     crosses = bool(np.isfinite(places[0]))
     answer: Answer = "crosses" if crosses else "always" if places[0] < 0 else "none-in-range"
     return PaysOff("modelled", axis, others, answer, (crossing,) if crosses else (), span, level, (low, high))
-
-
-def _first_gain(x: Float64s, ratios: Float64s) -> Float64s:
-    """For each row, the first place where the ratio is below zero; minus infinity at the first, infinity nowhere."""
-    gains = ratios < 0
-    found = gains.argmax(axis=1)
-    rows = np.arange(len(ratios))
-    before = np.maximum(found - 1, 0)
-    one, two = ratios[rows, before], ratios[rows, found]
-    share = np.clip(one / np.where(one > two, one - two, 1.0), 0, 1)
-    place = np.where(found == 0, -np.inf, x[before] + (x[found] - x[before]) * share)
-    return np.asarray(np.where(gains.any(axis=1), place, np.inf))

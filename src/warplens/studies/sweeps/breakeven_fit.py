@@ -10,9 +10,8 @@ import polars as pl
 
 from warplens.errors import MissingDataError
 from warplens.studies.sweeps.breakeven import (
-    ERROR_SCHEMA,
-    FORM_SCHEMA,
-    SIDES,
+    ERRORS,
+    FORMS,
     BreakEven,
     block_table,
     groups_of,
@@ -22,11 +21,12 @@ from warplens.studies.sweeps.breakeven import (
     thresholds,
 )
 from warplens.studies.sweeps.breakeven_model import Form, Maximum, Model, Sizes, parameter_frame
-from warplens.studies.sweeps.sweep import Float64s, framed, replicates
+from warplens.studies.sweeps.sweep import SIDES, framed, replicates
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from warplens.profile.schema import Float64s
     from warplens.studies.sweeps.breakeven import Known, Observed
     from warplens.studies.sweeps.sweep import Point, Sweep
 
@@ -132,7 +132,7 @@ def error_frame(
     predicted: Sequence[Float64s],
     axes: Sequence[str],
 ) -> pl.DataFrame:
-    """One row a cell and axis by whose values it was left out: the axes, then `ERROR_SCHEMA`."""
+    """One row a cell and axis by whose values it was left out: the axes, then `ERRORS`."""
     gpu, host = model.gpu_columns(cells), model.host_columns(cells)
     own = model.log_times(logs[None, :], gpu, host)[0]
     device, issuing = model.parts(logs[None, :], gpu, host)
@@ -160,7 +160,7 @@ def error_frame(
                     else None,
                 }
             )
-    return framed(rows, axes, ERROR_SCHEMA)
+    return framed(rows, axes, ERRORS)
 
 
 def doubts_of(noise_known: bool, errors: pl.DataFrame, known: Known) -> Iterator[str]:
@@ -429,7 +429,7 @@ def _chosen(
         )
         for form, found in tried.items()
     ]
-    frame = pl.DataFrame(rows, schema=FORM_SCHEMA, orient="row").sort("held_out_error", "parameters")
+    frame = pl.DataFrame(rows, schema=FORMS.schema, orient="row").sort("held_out_error", "parameters")
     if first not in tried:
         return None, np.empty(0), [], frame
     return tried[first][1], tried[first][2], tried[first][3], frame

@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 import numpy as np
 import polars as pl
 
-from warplens.studies.sweeps.breakeven import PARAMETER_SCHEMA, SIDES, Known, Observed, Size, block_table
+from warplens.studies.sweeps.breakeven import PARAMETERS, Known, Observed, Size, block_table
+from warplens.studies.sweeps.sweep import SIDES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from warplens.profile.schema import Float64s
     from warplens.studies.sweeps.breakeven import Work
-    from warplens.studies.sweeps.sweep import Float64s, Point
+    from warplens.studies.sweeps.sweep import Point
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,7 +104,7 @@ def parameter_frame(
     points: Sequence[Point],
     level: float,
 ) -> pl.DataFrame:
-    """One row a parameter, and one a rate that follows from it: `PARAMETER_SCHEMA`."""
+    """One row a parameter, and one a rate that follows from it: `PARAMETERS`."""
     values, samples = np.exp(logs), np.exp(drawn)
     if model.form.maximum == "soft" and model.form.hosts:
         values[-1], samples[:, -1] = model.sharpness(logs[None, :])[0], model.sharpness(drawn)
@@ -117,7 +119,7 @@ def parameter_frame(
             # FLOP per ns of a coefficient in ns: ×1e9 is FLOP/s.
             rate = (1e9 * flops / high, 1e9 * flops / values[number], 1e9 * flops / low)
             rows.append((f"rate of {term.name}", "derived", "FLOP/s", *map(float, rate), told))
-    return pl.DataFrame(rows, schema=PARAMETER_SCHEMA, orient="row")
+    return pl.DataFrame(rows, schema=PARAMETERS.schema, orient="row")
 
 
 def _matters(model: Model, logs: Float64s, number: int, cells: Sequence[Observed]) -> bool:

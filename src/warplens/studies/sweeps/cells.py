@@ -21,16 +21,13 @@ from warplens.report.comparison.causes import (
     signed_share,
     verdict_text,
 )
-from warplens.report.document import Document, KeyFigure, KeyFigures, Paragraph, Section, Table, TableColumn, limits
+from warplens.report.document import Document, KeyFigure, KeyFigures, Paragraph, Section, Table, limits
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from warplens.compare.statistics import Comparison, Regression
     from warplens.studies.sweeps.sweep import Cell, Point, Sweep
-
-
-# --- Two sides of measurements, cell against cell: the numbers, and the rows that tables and JSON are made of --------
 
 
 CELL_PAIRS: Final = table(
@@ -207,16 +204,14 @@ def _work_ratio(before: Cell | None, after: Cell | None) -> float | None:
 # --- Two sides of measurements as a document, as a table and as data -------------------------------------------------
 
 
-_COLUMNS: Final = (
-    TableColumn("cell", "Cell", "text", "Settings that differ from row to row."),
-    TableColumn("baseline_ns", "Baseline", "duration_ns", "Median time of a step."),
-    TableColumn("variant_ns", "Variant", "duration_ns", "Median time of a step."),
-    TableColumn("change", "Change", "text", "Of the time: above zero is slower."),
-    TableColumn("interval", "Interval", "text", "Holds for all rows together."),
-    TableColumn("title", "Verdict", "text"),
-    TableColumn("work_ratio", "FLOPs", "number", "FLOPs of the variant / FLOPs of the baseline, modelled."),
-    TableColumn("remark", "Remark", "text"),
-)
+_COLUMNS: Final = CELL_PAIRS.only(
+    "cell baseline_ns variant_ns",
+    Column("change", help="of the time: above zero is slower"),
+    Column("interval", help="holds for all rows together"),
+    Column("title", title="Verdict"),
+    "work_ratio",
+    Column("remark"),
+).columns
 
 
 def cell_answer(numbers: CellNumbers) -> str:

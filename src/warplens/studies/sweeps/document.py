@@ -7,23 +7,24 @@ from typing import TYPE_CHECKING, Any, Final
 
 import polars as pl
 
+from warplens.profile.schema import Column
 from warplens.report import text as fmt
 from warplens.report.document import (
     Document,
     Figure,
     KeyFigure,
     KeyFigures,
-    Notes,
     Paragraph,
     Section,
     Table,
-    TableColumn,
+    limits,
 )
-from warplens.studies.columns import axis_columns
-from warplens.studies.sweeps.breakeven import group_columns
-from warplens.studies.sweeps.numbers import point_frame
-from warplens.studies.sweeps.payoff import CROSSING_SCHEMA, crossing_frame
-from warplens.studies.sweeps.regimes import REGIMES, regime_frame
+from warplens.studies.columns import axis_columns, columns_of
+from warplens.studies.sweeps.anomalies import ANOMALIES
+from warplens.studies.sweeps.breakeven import PARAMETERS, THRESHOLDS, group_columns
+from warplens.studies.sweeps.numbers import LOST, POINTS, point_frame
+from warplens.studies.sweeps.payoff import CROSSINGS, crossing_frame
+from warplens.studies.sweeps.regimes import AXES, CELL_REGIMES, REGIMES, regime_frame
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -47,8 +48,7 @@ _MACHINE: Final = (("driver", "driver"), ("cuda", "CUDA"))
 
 def settings_text(settings: Mapping[str, Any]) -> str:
     """Settings in one line: `input size 224, batch 1`."""
-    parts = (f"{_plain(name)} {fmt.printable(_value(value))}" for name, value in settings.items())
-    return ", ".join(parts) or "all"
+    return fmt.printable(", ".join(f"{_plain(name)} {_value(value)}" for name, value in settings.items())) or "all"
 
 
 def _plain(name: str) -> str:
@@ -88,8 +88,7 @@ def answer(numbers: SweepNumbers) -> str:
     timed = [item for item in numbers.points if item.point.speedup is not None]
     if not timed:
         return "At no point of the grid were both sides measured."
-    name = side_text(numbers, "variant")
-    name = name[:1].upper() + name[1:]
+    name = fmt.capitalised(side_text(numbers, "variant"))
     ranked = sorted(timed, key=_speedup)
     worst, best = ranked[0], ranked[-1]
     count = "one point" if len(timed) == 1 else f"{fmt.count(len(timed))} points"
@@ -117,8 +116,7 @@ def answer(numbers: SweepNumbers) -> str:
 
 def _joined(names: tuple[str, ...]) -> str:
     words = [_plain(name) for name in names]
-    text = " and ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else words[0]
-    return text[:1].upper() + text[1:]
+    return fmt.capitalised(" and ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else words[0])
 
 
 def _speedup(item: SweptPoint) -> float:
@@ -177,10 +175,6 @@ def crossing_text(found: PaysOff) -> str:
 # --- The tables of a sweep's report ----------------------------------------------------------------------------------
 
 
-#: Shares of less than this are a rounding of zero in a table of anomalies.
-_INSIDE: Final = 1e-9
-
-
 def point_table(numbers: SweepNumbers) -> Table:
     """One row a point: times, speedup with interval, verdict, work, what bounds each side."""
     rows = point_frame(numbers)
@@ -189,94 +183,56 @@ def point_table(numbers: SweepNumbers) -> Table:
         interval=pl.Series([interval_text(low, high) for low, high in bounds], dtype=pl.String),
         regime=pl.concat_str("baseline_regime", pl.lit(" → "), "variant_regime"),
     )
-    macs = rows["baseline_macs"].null_count() < rows.height
-    columns = [
-        *axis_columns(rows, numbers.sweep.axes),
-        TableColumn("baseline_ns", "Baseline", "duration_ns", "Median time of a step."),
-        TableColumn("variant_ns", "Variant", "duration_ns", "Median time of a step."),
-        TableColumn("speedup", "Speedup", "number", "Baseline time / variant time: above 1, the variant is faster."),
-        TableColumn("interval", "Interval", "text", "Of the speedup; holds for all rows together."),
-        TableColumn("verdict", "Verdict", "text"),
-        TableColumn("work_saved_share", "MACs saved" if macs else "FLOPs saved", "share", "Modelled, or as published."),
-        TableColumn("regime", "Bound by", "text", "Baseline → variant."),
-        TableColumn("remark", "Remark", "text"),
-    ]
-    unmeasured = ("interval", "verdict") if not any(item.comparison for item in numbers.points) else ()
-    shown = [
-        column
-        for column in columns
-        if column.name not in unmeasured
-        and (
-            column.name not in ("work_saved_share", "regime", "remark") or rows[column.name].null_count() < rows.height
-        )
-    ]
-    return Table(
-        "points", "The two sides at each point", tuple(shown), rows, limit=60, empty="No point has both sides."
+    work = "MACs" if rows["baseline_macs"].null_count() < rows.height else "FLOPs"
+    repeated = any(item.comparison for item in numbers.points)
+    interval = Column("interval", help="of the speedup; holds for all rows together")
+    known = (
+        POINTS.column("work_saved_share").but(title=f"{work} saved"),
+        Column("regime", title="Bound by", help="baseline → variant"),
+        POINTS.column("remark"),
     )
+    columns = columns_of(
+        POINTS,
+        rows,
+        numbers.sweep.axes,
+        "baseline_ns variant_ns speedup",
+        *((interval, "verdict") if repeated else ()),
+        *(column for column in known if rows[column.name].null_count() < rows.height),
+    )
+    return Table("points", "The two sides at each point", columns, rows, limit=60, empty="No point has both sides.")
 
 
-def regime_table(numbers: SweepNumbers) -> Table:
+def _regime_table(numbers: SweepNumbers) -> Table:
     """One row a measured cell: what bounds it, and how that is known."""
     rows = regime_frame(numbers.regimes, numbers.sweep.axes)
-    columns = (
-        *axis_columns(rows, numbers.sweep.axes),
-        TableColumn("side", "Side", "text"),
-        TableColumn("regime", "Bound by", "text"),
-        TableColumn("evidence", "Evidence", "text", "Measured, or modelled where FLOPs are part of the argument."),
-        TableColumn("because", "Because", "text"),
-    )
+    columns = columns_of(CELL_REGIMES, rows, numbers.sweep.axes, *CELL_REGIMES.columns)
     return Table("regimes", "What bounds each cell", columns, rows, empty="No cell was measured.")
 
 
 def anomaly_table(numbers: SweepNumbers) -> Table:
     """One row an anomaly, the surest first."""
     rows = numbers.anomalies.found
-    columns = (
-        *axis_columns(rows, numbers.sweep.axes),
-        TableColumn("side", "Side", "text"),
-        TableColumn("axis", "Along", "text"),
-        TableColumn("time_ns", "Time", "duration_ns"),
-        TableColumn("expected_low_ns", "Expected from", "duration_ns", "What its neighbours allow, at least."),
-        TableColumn("expected_high_ns", "to", "duration_ns", "What its neighbours allow, at most."),
-        TableColumn("excess_share", "Beyond", "share", "By how much it lies outside; above 0 it is slow."),
-        TableColumn("p_value", "Chance", "number", "How often noise alone would show as much in any cell tested."),
-    )
+    shown = "side axis time_ns expected_low_ns expected_high_ns excess_share p_value"
+    columns = columns_of(ANOMALIES, rows, numbers.sweep.axes, shown)
     tested = numbers.anomalies.tests.height
     empty = f"None among {tested} cells tested." if tested else "No cell could be tested."
     return Table("anomalies", "Cells that break their trend", columns, rows, empty=empty)
 
 
-def contrast_table(numbers: SweepNumbers) -> Table:
+def _contrast_table(numbers: SweepNumbers) -> Table:
     """One row an axis: what claims about it alone rest on."""
-    columns = (
-        TableColumn("axis", "Axis", "text"),
-        TableColumn("values", "Values", "count"),
-        TableColumn("pairs", "Pairs", "count", "Pairs of points that differ in this axis alone."),
-        TableColumn("alone", "Can be told apart", "text", "Whether its effect can be told from that of other axes."),
-    )
-    rows = numbers.confounding.axes.with_columns(
-        pl.when("alone").then(pl.lit("yes")).otherwise(pl.lit("no")).alias("alone")
-    )
-    return Table("axes", "What a claim about one axis rests on", columns, rows, empty="No axis varies.")
+    alone = pl.when("alone").then(pl.lit("yes")).otherwise(pl.lit("no")).alias("alone")
+    rows = numbers.confounding.axes.with_columns(alone)
+    return Table("axes", "What a claim about one axis rests on", AXES.columns, rows, empty="No axis varies.")
 
 
-def crossing_table(numbers: SweepNumbers) -> Table:
+def _crossing_table(numbers: SweepNumbers) -> Table:
     """One row a crossing, or a line without one."""
     found = [crossing_frame(lines) for lines in numbers.crossovers.values() if lines]
-    rows = pl.concat(found, how="diagonal_relaxed") if found else CROSSING_SCHEMA.to_frame()
-    columns = (
-        TableColumn("axis", "Along", "text"),
-        *axis_columns(rows, numbers.sweep.axes),
-        TableColumn("answer", "Answer", "text"),
-        TableColumn("pays", "Pays", "text", "Above or below the crossing."),
-        TableColumn("at", "At", "number", "Estimate."),
-        TableColumn("low", "Interval from", "number"),
-        TableColumn("high", "to", "number"),
-        TableColumn("range_low", "Measured from", "number"),
-        TableColumn("range_high", "to", "number"),
-        TableColumn("reason", "Why", "text"),
-    )
+    rows = pl.concat(found, how="diagonal_relaxed") if found else CROSSINGS.empty()
     rows = rows.with_columns(pl.col("answer", "pays").cast(pl.String))
+    axes = axis_columns(rows, numbers.sweep.axes)
+    columns = CROSSINGS.only("axis", *axes, "answer pays at low high range_low range_high reason").columns
     return Table(
         "crossovers", "Where the variant starts to pay", columns, rows, limit=30, empty="No axis to ask about."
     )
@@ -285,12 +241,7 @@ def crossing_table(numbers: SweepNumbers) -> Table:
 def lost_table(numbers: SweepNumbers) -> Table:
     """One row a cell that was not measured."""
     rows = numbers.lost
-    columns = (
-        *axis_columns(rows, numbers.sweep.axes),
-        TableColumn("side", "Side", "text"),
-        TableColumn("status", "What became of it", "text"),
-        TableColumn("reason", "Reason", "text"),
-    )
+    columns = columns_of(LOST, rows, numbers.sweep.axes, *LOST.columns)
     return Table("lost", "Cells not measured", columns, rows, limit=30, empty="All cells were measured.")
 
 
@@ -312,12 +263,11 @@ def breakeven_lines(numbers: SweepNumbers) -> Iterator[str]:
     if model is None:
         yield f"no model: {numbers.no_breakeven}"
         return
-    errors = (
+    yield (
         f"{_FORMS[model.form.maximum]}; of values that it was not fitted to, it misses the time by "
         f"{fmt.share(model.median_error)} (median) and {fmt.share(model.worst_error)} (worst), the ratio of the sides "
         f"by {fmt.share(model.ratio_error)} (median)"
     )
-    yield errors
     if not model.usable:
         yield f"its thresholds are not to be used: {model.reason}"
         return
@@ -327,7 +277,7 @@ def breakeven_lines(numbers: SweepNumbers) -> Iterator[str]:
 
 def _thresholds(model: BreakEven) -> Iterator[str]:
     """For each kind of execution, the totals from which the variant pays, over all measured sizes and batches."""
-    total = _TOTALS.get(model.size_unit, model.size_unit)
+    total = _TOTALS[model.size_unit]
     found = model.thresholds
     columns = group_columns(model.groups)
     parts = found.partition_by(columns, as_dict=True, maintain_order=True) if columns else {(): found}
@@ -357,7 +307,7 @@ def _rounded(value: Any) -> str:
 
 def breakeven_section(numbers: SweepNumbers) -> Section:
     """The model, its error, and from which size on it says that the variant pays."""
-    lines = tuple(Paragraph(f"{line[:1].upper()}{line[1:]}.") for line in breakeven_lines(numbers))
+    lines = tuple(Paragraph(f"{fmt.capitalised(line)}.") for line in breakeven_lines(numbers))
     model = numbers.breakeven
     if model is None:
         return Section("breakeven", "Break-even model", lines)
@@ -367,34 +317,20 @@ def breakeven_section(numbers: SweepNumbers) -> Section:
 
 def _threshold_table(model: BreakEven) -> Table:
     rows = model.thresholds.with_columns(pl.col("along", "answer").cast(pl.String))
-    columns = (
-        *(
-            TableColumn(column, name.replace("_", " ").capitalize(), "text")
-            for column, name in zip(group_columns(model.groups), model.groups, strict=True)
-        ),
-        TableColumn("along", "Looked for along", "text", "The number of items at a size, or the size at a number."),
-        TableColumn("size", f"Size in {model.size_unit}", "number"),
-        TableColumn("items", "Items", "number"),
-        TableColumn("answer", "Answer", "text"),
-        TableColumn("total", _TOTALS.get(model.size_unit, "Total"), "number", "Size × items at the threshold."),
-        TableColumn("total_low", "Interval from", "number"),
-        TableColumn("total_high", "to", "number"),
-        TableColumn("extrapolated", "Extrapolated", "text", "Beyond what was measured."),
+    groups = (
+        Column(column, title=name.replace("_", " ").capitalize())
+        for column, name in zip(group_columns(model.groups), model.groups, strict=True)
     )
+    columns = THRESHOLDS.only(
+        *groups, "along", THRESHOLDS.column("size").but(title=f"Size in {model.size_unit}"), "items answer",
+        THRESHOLDS.column("total").but(title=_TOTALS[model.size_unit]), "total_low total_high extrapolated",
+    ).columns  # fmt: skip
     return Table("thresholds", "From where on the variant pays, modelled", columns, rows, limit=30)
 
 
 def _parameter_table(model: BreakEven) -> Table:
-    columns = (
-        TableColumn("name", "Parameter", "text"),
-        TableColumn("of", "Of", "text"),
-        TableColumn("value", "Value", "number"),
-        TableColumn("low", "Interval from", "number"),
-        TableColumn("high", "to", "number"),
-        TableColumn("unit", "Unit", "text"),
-        TableColumn("identified", "Told by the data", "text", "Whether its interval spans less than a factor of four."),
-    )
     rows = model.parameters.with_columns(pl.col("of").cast(pl.String))
+    columns = PARAMETERS.only("name of value low high unit identified").columns
     return Table("parameters", "The model's parameters", columns, rows, limit=30)
 
 
@@ -431,7 +367,11 @@ _TOLD: Final = 12
 def sweep_document(numbers: SweepNumbers) -> Document:
     """The report on a sweep: answer, limits, surface, regimes, crossovers, model, anomalies, the grid."""
     sweep = numbers.sweep
-    sections = [_quality(numbers), Section("key-figures", "Key figures", (_key_figures(numbers),)), _surface(numbers)]
+    sections = [
+        Section("quality", "Before you read the numbers", tuple(limits(numbers.notes))),
+        Section("key-figures", "Key figures", (_key_figures(numbers),)),
+        _surface(numbers),
+    ]
     if numbers.regimes:
         sections.append(_regimes(numbers))
     sections += [_crossovers(numbers), breakeven_section(numbers), _anomalies(numbers), _grid(numbers)]
@@ -448,12 +388,6 @@ def sweep_document(numbers: SweepNumbers) -> Document:
             ("Machine", machine_line(sweep.environment)),
         ),
     )
-
-
-def _quality(numbers: SweepNumbers) -> Section:
-    clean = Paragraph("Nothing was found that limits these numbers.", quiet=True)
-    block = Notes(numbers.notes) if numbers.notes else clean
-    return Section("quality", "Before you read the numbers", (block,))
 
 
 def _key_figures(numbers: SweepNumbers) -> KeyFigures:
@@ -550,7 +484,7 @@ def _regimes(numbers: SweepNumbers) -> Section:
         regime_chart(cells, axis),
         "A grid of cells, each with what bounds the baseline and what bounds the variant; the table has the same.",
     )
-    return Section("regimes", "What bounds each cell", (Paragraph(f"{legend}."), figure, regime_table(numbers)))
+    return Section("regimes", "What bounds each cell", (Paragraph(f"{legend}."), figure, _regime_table(numbers)))
 
 
 # --- further sections -------------------------------------------------------------------------------------------------
@@ -559,13 +493,13 @@ def _regimes(numbers: SweepNumbers) -> Section:
 def _crossovers(numbers: SweepNumbers) -> Section:
     blocks: list[Block] = []
     told = [crossing_text(line) for lines in numbers.crossovers.values() for line in lines]
-    blocks += [Paragraph(f"{text[:1].upper()}{text[1:]}.") for text in told[:_TOLD]]
+    blocks += [Paragraph(f"{fmt.capitalised(text)}.") for text in told[:_TOLD]]
     blocks += [
         Paragraph(f"Along {axis.replace('_', ' ')} there is no answer: {why}.", quiet=True)
         for axis, why in numbers.no_crossovers.items()
     ]
     if told:
-        blocks.append(crossing_table(numbers))
+        blocks.append(_crossing_table(numbers))
     return Section("crossovers", "Where the variant starts to pay", tuple(blocks or [Paragraph("No axis varies.")]))
 
 
@@ -581,12 +515,12 @@ def _anomalies(numbers: SweepNumbers) -> Section:
             f"{fmt.value(finest, 'share')} on in the best cell and {fmt.value(coarsest, 'share')} in the worst."  # type: ignore[arg-type]
         )
         blocks.append(Paragraph(how, quiet=True))
-    blocks += [Paragraph(f"{text[:1].upper()}{text[1:]}.", quiet=True) for text in found.untested]
+    blocks += [Paragraph(f"{fmt.capitalised(text)}.", quiet=True) for text in found.untested]
     return Section("anomalies", "Anomalies", tuple(blocks))
 
 
 def _grid(numbers: SweepNumbers) -> Section:
-    return Section("grid", "What the grid can tell", (contrast_table(numbers), *_unvaried(numbers)))
+    return Section("grid", "What the grid can tell", (_contrast_table(numbers), *_unvaried(numbers)))
 
 
 def _unvaried(numbers: SweepNumbers) -> Iterator[Block]:

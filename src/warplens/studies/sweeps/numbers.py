@@ -13,11 +13,13 @@ from warplens.errors import WarplensError
 from warplens.profile import Note, NoteLevel
 from warplens.profile.columns import column, table
 from warplens.profile.schema import Column
+from warplens.report import text as fmt
 from warplens.studies.sweeps.anomalies import anomalies
 from warplens.studies.sweeps.breakeven_fit import fit_breakeven
-from warplens.studies.sweeps.crossover import pays_off
+from warplens.studies.sweeps.payoff import pays_off
 from warplens.studies.sweeps.reading import matched
 from warplens.studies.sweeps.regimes import cell_key, confounding, regimes
+from warplens.studies.sweeps.sweep import framed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -37,12 +39,11 @@ POINTS: Final = table(
     column("baseline_ns").but(
         dtype=pl.Float64, help="median time of a step of the baseline; null if it was not measured"
     ),
-    column("variant_ns").but(dtype=pl.Float64, help="the same of the variant"),
+    column("variant_ns").but(dtype=pl.Float64, help="median time of a step of the variant"),
     Column(
         "speedup",
         pl.Float64,
         "time of the baseline / time of the variant: above 1, the variant is faster",
-        title="Speed-up",
     ),
     "low high verdict",
     Column(
@@ -68,6 +69,14 @@ POINTS: Final = table(
     Column("remark", pl.String, "why there is no interval; null if there is one"),
     low="lower end of its interval; all intervals hold together; null without repetitions",
     verdict="`faster`, `slower`, `same` or `undecided`; null without repetitions",
+)
+
+LOST: Final = table(
+    "sweep: cells not measured",
+    "A cell without a time. `warplens sweep report`; the axes stand before these columns.",
+    "side",
+    Column("status", pl.String, "see the status of measured cells", title="What became of it"),
+    Column("reason", pl.String, "why it was not measured"),
 )
 
 #: Why two measured sides cannot be compared.
@@ -156,21 +165,21 @@ def examine_sweep(
     told = confounding(sweep)
     crossing, none = _crossovers(sweep, told, 1 - level, seed)
     model, no_model = _breakeven(sweep, repeated, told.confounded_axes, 1 - level, seed)
-    broken = anomalies(sweep, level=level, seed=seed)
+    lost = _lost(sweep)
     return SweepNumbers(
         sweep=sweep,
         points=points,
         regimes=found,
-        anomalies=broken,
+        anomalies=anomalies(sweep, level=level, seed=seed),
         confounding=told,
         crossovers=crossing,
         no_crossovers=none,
         breakeven=model,
         no_breakeven=no_model,
-        lost=_lost(sweep),
+        lost=lost,
         level=level,
         margin=margin,
-        notes=tuple(_notes(whole, sweep, points, told)),
+        notes=tuple(_notes(whole, sweep, points, told, lost)),
     )
 
 
@@ -214,19 +223,18 @@ def _lost(sweep: Sweep) -> pl.DataFrame:
     rows = [
         {**point.settings, "side": side, "status": cell.status, "reason": cell.reason}
         for point in sweep.points
-        for side, cell in (("baseline", point.baseline), ("variant", point.variant))
+        for side, cell in point.sides
         if cell is not None and cell.status != "measured"
     ]
-    words = {"side": pl.String(), "status": pl.String(), "reason": pl.String()}
-    if not rows:
-        return pl.DataFrame(schema=words)
-    return pl.DataFrame(rows, infer_schema_length=None, schema_overrides=words)
+    return framed(rows, sweep.axes, LOST)
 
 
 # --- notes ------------------------------------------------------------------------------------------------------------
 
 
-def _notes(whole: Sweep, sweep: Sweep, points: Sequence[SweptPoint], told: Confounding) -> Iterator[Note]:
+def _notes(
+    whole: Sweep, sweep: Sweep, points: Sequence[SweptPoint], told: Confounding, lost: pl.DataFrame
+) -> Iterator[Note]:
     if not any(item.comparison for item in points):
         yield Note(
             "no-samples",
@@ -242,32 +250,23 @@ def _notes(whole: Sweep, sweep: Sweep, points: Sequence[SweptPoint], told: Confo
             "warplens sweep run measures them in turns",
         )
     yield from (
-        Note(f"confounded-{item.kind}", NoteLevel.WARNING, f"{item.text[:1].upper()}{item.text[1:]}.", None)
+        Note(f"confounded-{item.kind}", NoteLevel.WARNING, f"{fmt.capitalised(item.text)}.", None)
         for item in told.found
     )
-    lost = sum(
-        cell is not None and cell.status != "measured"
-        for item in points
-        for cell in (item.point.baseline, item.point.variant)
-    )
-    if lost:
-        yield Note("cells-lost", NoteLevel.WARNING, f"{_cells(lost)} could not be measured.")
+    if lost.height:
+        yield Note("cells-lost", NoteLevel.WARNING, f"{fmt.plural(lost.height, 'cell')} could not be measured.")
     for side, other in (("baseline", "variant"), ("variant", "baseline")):
         alone = [point.settings for point in whole.points if getattr(point, other) is None]
         if alone:
             varied = [name for name in whole.axes if len({item[name] for item in alone}) == 1]
             common = ", ".join(f"{name} {alone[0][name]}" for name in varied)
             where = f", all with {common}" if common and len(alone) > 1 else f" ({common})" if common else ""
-            text = f"{_cells(len(alone))} of the {side} have no counterpart and were left out{where}."
+            text = f"{fmt.plural(len(alone), 'cell')} of the {side} have no counterpart and were left out{where}."
             yield Note("cells-unmatched", NoteLevel.INFO, text, None)
     doubts = Counter(doubt for item in points if item.comparison for doubt in item.comparison.doubts)
     for doubt, count in doubts.most_common(_NAMED):
         where = "" if count == len(points) else f" ({count} of {len(points)} points)"
-        yield Note("comparison-doubt", NoteLevel.WARNING, f"{doubt[:1].upper()}{doubt[1:]}{where}.", None)
-
-
-def _cells(count: int) -> str:
-    return f"{count:,} cells" if count != 1 else "1 cell"
+        yield Note("comparison-doubt", NoteLevel.WARNING, f"{fmt.capitalised(doubt)}{where}.", None)
 
 
 # --- rows -------------------------------------------------------------------------------------------------------------
@@ -275,31 +274,22 @@ def _cells(count: int) -> str:
 
 def point_frame(numbers: SweepNumbers) -> pl.DataFrame:
     """The axes, then `POINTS`: one row a point."""
-    axes = {
-        axis: pl.Series(axis, [item.point.settings[axis] for item in numbers.points]).dtype
-        for axis in numbers.sweep.axes
-    }
-    rows = [_row(item) for item in numbers.points]
-    return pl.DataFrame(rows, schema={**axes, **POINTS.schema}, orient="row")
+    return framed([_row(item) for item in numbers.points], numbers.sweep.axes, POINTS)
 
 
 def _row(item: SweptPoint) -> dict[str, Any]:
     before, after, found = item.point.baseline, item.point.variant, item.comparison
-    # The interval is that of variant / baseline time; a speedup is its inverse.
-    ratio = found.ratio if found is not None else None
     row = {
         **item.point.settings,
         "baseline_ns": before.time_ns if before else None,
         "variant_ns": after.time_ns if after else None,
-        "speedup": 1 / ratio.estimate if ratio is not None else item.point.speedup,
-        "low": 1 / ratio.high if ratio is not None and ratio.high else None,
-        "high": 1 / ratio.low if ratio is not None and ratio.low else None,
-        "verdict": found.verdict if found is not None else None,
+        "speedup": item.point.speedup,
+        **(speedup_of(found) if found is not None else {}),
         "needed_blocks": found.needed_blocks if found is not None else None,
         "work_saved_share": _saved(before, after),
         "remark": item.remark,
     }
-    for side, cell, regime in zip(("baseline", "variant"), (before, after), item.regimes, strict=True):
+    for (side, cell), regime in zip(item.point.sides, item.regimes, strict=True):
         row |= {
             f"{side}_per_s": cell.items * 1e9 / cell.time_ns if cell and cell.items and cell.time_ns else None,
             f"{side}_macs": cell.macs if cell else None,
@@ -308,6 +298,13 @@ def _row(item: SweptPoint) -> dict[str, Any]:
             f"{side}_status": cell.status if cell else None,
         }
     return row
+
+
+def speedup_of(found: Comparison) -> dict[str, Any]:
+    """`speedup` with its interval, `low` to `high`, and the `verdict`: the reciprocal of the ratio of times."""
+    ratio = found.ratio
+    low, high = (1 / end if end else None for end in (ratio.high, ratio.low))
+    return {"speedup": 1 / ratio.estimate, "low": low, "high": high, "verdict": found.verdict}
 
 
 def _saved(before: Cell | None, after: Cell | None) -> float | None:

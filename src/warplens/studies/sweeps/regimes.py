@@ -13,8 +13,9 @@ import polars as pl
 
 from warplens.profile.columns import table
 from warplens.profile.peaks import peaks_of
-from warplens.profile.schema import Column
+from warplens.profile.schema import Column, Float64s
 from warplens.profile.trace import Device
+from warplens.studies.sweeps.sweep import framed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 AXES: Final = table(
     "sweep: axes",
     "An axis of a sweep with several values. `warplens sweep report`.",
-    Column("axis", pl.String, "its name", title="Along"),
+    Column("axis", pl.String, "its name"),
     Column("values", pl.Int64, "how many it has at points where both sides were measured"),
     Column("pairs", pl.Int64, "pairs of points that differ in it alone"),
     Column(
@@ -91,31 +92,29 @@ def confounding(sweep: Sweep) -> Confounding:
     )
 
 
-def _codes(points: Sequence[Point], axis: str, levels: Sequence[Any]) -> np.ndarray[Any, np.dtype[np.float64]]:
+def _codes(points: Sequence[Point], axis: str, levels: Sequence[Any]) -> Float64s:
     """Indicator columns of all values but the first: one row a point."""
     at = np.array([levels.index(point.settings[axis]) for point in points])
     return np.asarray(at[:, None] == np.arange(1, len(levels))[None, :], dtype=np.float64)
 
 
-def _rank(codes: Mapping[str, np.ndarray[Any, np.dtype[np.float64]]], axes: Sequence[str]) -> int:
+def _rank(codes: Mapping[str, Float64s], axes: Sequence[str]) -> int:
     count = next(iter(codes.values())).shape[0]
     return int(np.linalg.matrix_rank(np.column_stack([np.ones(count), *(codes[axis] for axis in axes)])))
 
 
-def _is_aliased(codes: Mapping[str, np.ndarray[Any, np.dtype[np.float64]]], axis: str) -> bool:
+def _is_aliased(codes: Mapping[str, Float64s], axis: str) -> bool:
     """Whether some contrast between the axis's values is also one between values of the others."""
     others = [name for name in codes if name != axis]
     return bool(_rank(codes, [*others, axis]) - _rank(codes, others) < codes[axis].shape[1])
 
 
-def _determines(codes: Mapping[str, np.ndarray[Any, np.dtype[np.float64]]], one: str, other: str) -> bool:
+def _determines(codes: Mapping[str, Float64s], one: str, other: str) -> bool:
     """Whether each value of the one goes with a single value of the other."""
     return _rank(codes, [one, other]) == _rank(codes, [one])
 
 
-def _pairs(
-    sweep: Sweep, codes: Mapping[str, np.ndarray[Any, np.dtype[np.float64]]], varied: Sequence[str]
-) -> Iterator[Confounded]:
+def _pairs(sweep: Sweep, codes: Mapping[str, Float64s], varied: Sequence[str]) -> Iterator[Confounded]:
     nested = []
     for one, other in combinations(varied, 2):
         forth, back = _determines(codes, one, other), _determines(codes, other, one)
@@ -145,9 +144,7 @@ def _missing(sweep: Sweep, one: str, other: str) -> str:
     return f"{one} {first[one]} with {other} {second[other]} as well"
 
 
-def _jointly(
-    codes: Mapping[str, np.ndarray[Any, np.dtype[np.float64]]], aliased: Sequence[str]
-) -> Iterator[Confounded]:
+def _jointly(codes: Mapping[str, Float64s], aliased: Sequence[str]) -> Iterator[Confounded]:
     """Axes that are aliased although no two of them determine each other: too few combinations were measured."""
     loose = [
         axis
@@ -202,7 +199,6 @@ def _shown(value: Any) -> str:
 
 Regime: TypeAlias = Literal["launch-bound", "gpu-bound", "memory-bound", "compute-bound", "unknown"]
 Evidence: TypeAlias = Literal["measured", "modelled"]
-Side: TypeAlias = Literal["baseline", "variant"]
 
 #: Regime → what it means. `gpu-bound`: by arithmetic or by memory, which measurements alone cannot tell.
 REGIMES: Final[Mapping[str, str]] = {
@@ -264,13 +260,13 @@ class CellRegime:
     """
 
     settings: Mapping[str, Any]
-    side: Side
+    side: str
     regime: Regime
     evidence: Evidence | None
     because: str
 
 
-def cell_key(settings: Mapping[str, Any], side: Side) -> tuple[Side, tuple[tuple[str, str], ...]]:
+def cell_key(settings: Mapping[str, Any], side: str) -> tuple[str, tuple[tuple[str, str], ...]]:
     """What a cell is looked up by, whatever the order of its settings."""
     return side, tuple(sorted((name, str(value)) for name, value in settings.items()))
 
@@ -285,12 +281,10 @@ def regimes(sweep: Sweep, profiled: Mapping[Any, tuple[Regime, str]] | None = No
         One for each measured cell, in the order of the points, baseline before variant.
     """
     found = []
-    sides: tuple[Side, ...] = ("baseline", "variant")
     grid = _Grid.of(sweep)
     for point in sweep.points:
-        for side in sides:
-            cell: Cell | None = getattr(point, side)
-            if cell is None or cell.time_ns is None:
+        for side, cell in point.sides:
+            if cell is None or not cell.is_timed:
                 continue
             seen = (profiled or {}).get(cell_key(point.settings, side))
             if seen is not None:
@@ -304,19 +298,7 @@ def regimes(sweep: Sweep, profiled: Mapping[Any, tuple[Regime, str]] | None = No
 
 def regime_frame(found: tuple[CellRegime, ...], axes: tuple[str, ...]) -> pl.DataFrame:
     """The axes, then `CELL_REGIMES`: one row a cell."""
-    rows = [
-        {
-            **{axis: item.settings[axis] for axis in axes},
-            "side": item.side,
-            "regime": item.regime,
-            "evidence": item.evidence,
-            "because": item.because,
-        }
-        for item in found
-    ]
-    if not rows:
-        return CELL_REGIMES.empty()
-    return pl.DataFrame(rows, infer_schema_length=None, schema_overrides=dict(CELL_REGIMES.schema))
+    return framed([{**item.settings, **vars(item)} for item in found], axes, CELL_REGIMES)
 
 
 Told: TypeAlias = tuple[Regime, Evidence, str]
@@ -350,7 +332,7 @@ def _others(point: Point, axis: str) -> tuple[Any, ...]:
     return tuple(value for name, value in point.settings.items() if name != axis)
 
 
-def _told(sweep: Sweep, grid: _Grid, point: Point, side: Side, cell: Cell) -> Iterator[Told]:
+def _told(sweep: Sweep, grid: _Grid, point: Point, side: str, cell: Cell) -> Iterator[Told]:
     """What measurements say, the surest first."""
     launch = _launch(sweep, point, cell)
     yield from _by_rate(sweep, point, side, cell)
@@ -380,7 +362,7 @@ def _as_replay(cell: Cell) -> Iterator[Told]:
         yield "gpu-bound", "measured", text
 
 
-def _replay_share(sweep: Sweep, grid: _Grid, point: Point, side: Side, cell: Cell) -> float | None:
+def _replay_share(sweep: Sweep, grid: _Grid, point: Point, side: str, cell: Cell) -> float | None:
     """Time of the same cell as a CUDA graph, by its own; None if there is none."""
     if cell.time_ns is None or _launch(sweep, point, cell) == "graph":
         return None
@@ -397,7 +379,7 @@ def _replay_share(sweep: Sweep, grid: _Grid, point: Point, side: Side, cell: Cel
     return twin.time_ns / cell.time_ns if twin is not None and twin.time_ns else None
 
 
-def _by_replay(sweep: Sweep, grid: _Grid, point: Point, side: Side, cell: Cell) -> Iterator[Told]:
+def _by_replay(sweep: Sweep, grid: _Grid, point: Point, side: str, cell: Cell) -> Iterator[Told]:
     """The same cell as a CUDA graph."""
     share = _replay_share(sweep, grid, point, side, cell)
     if share is None:
@@ -419,7 +401,7 @@ def _by_events(cell: Cell) -> Iterator[Told]:
         yield "launch-bound", "measured", text
 
 
-def _by_rate(sweep: Sweep, point: Point, side: Side, cell: Cell) -> Iterator[Told]:
+def _by_rate(sweep: Sweep, point: Point, side: str, cell: Cell) -> Iterator[Told]:
     """FLOPs per second against the roof of the GPU for the number format."""
     device = sweep.environment.get("device") or {}
     precision = {**sweep.shared, **getattr(sweep, side), **point.settings}.get("precision")
@@ -435,7 +417,7 @@ def _by_rate(sweep: Sweep, point: Point, side: Side, cell: Cell) -> Iterator[Tol
         yield "compute-bound", "modelled", f"its FLOPs (modelled) run at {share:.0%} of the roof of {precision}"
 
 
-def _by_growth(grid: _Grid, point: Point, side: Side, cell: Cell, *, replayed: bool) -> Iterator[Told]:
+def _by_growth(grid: _Grid, point: Point, side: str, cell: Cell, *, replayed: bool) -> Iterator[Told]:
     """How time follows work from this cell to the next larger one, or from the next smaller one to it."""
     larger = _neighbour(grid, point, side, cell, larger=True)
     if larger is not None and not replayed:
@@ -469,7 +451,7 @@ def _growth(smaller: Cell, larger: Cell) -> tuple[float, float]:
     return math.log((larger.time_ns or 1.0) / (smaller.time_ns or 1.0)) / work, work
 
 
-def _neighbour(grid: _Grid, point: Point, side: Side, cell: Cell, *, larger: bool) -> Cell | None:
+def _neighbour(grid: _Grid, point: Point, side: str, cell: Cell, *, larger: bool) -> Cell | None:
     """The cell with the next larger (or smaller) work that differs in one setting."""
     own, best = _work(cell), None
     if not own:
@@ -485,7 +467,7 @@ def _neighbour(grid: _Grid, point: Point, side: Side, cell: Cell, *, larger: boo
     return best[1] if best is not None else None
 
 
-def _why_unknown(sweep: Sweep, grid: _Grid, point: Point, side: Side, cell: Cell) -> str:
+def _why_unknown(sweep: Sweep, grid: _Grid, point: Point, side: str, cell: Cell) -> str:
     share = _replay_share(sweep, grid, point, side, cell)
     if share is not None:
         return f"replayed as a CUDA graph it takes {share:.0%} of the time: host and GPU take about equally long"

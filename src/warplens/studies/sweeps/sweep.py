@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
 from warplens.compare.statistics import Samples
@@ -21,7 +20,10 @@ from warplens.compare.statistics.estimates import t_quantile
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-Float64s = npt.NDArray[np.float64]
+    from warplens.profile.schema import Bools, Float64s, Int64s, Table
+
+#: The sides of a sweep, as settings, columns and messages name them.
+SIDES: Final = ("baseline", "variant")
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,6 +58,11 @@ class Cell:
     launch: str | None = None
     details: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def is_timed(self) -> bool:
+        """Whether a time of a step is known."""
+        return self.time_ns is not None
+
 
 @dataclass(frozen=True, eq=False)
 class Point:
@@ -71,6 +78,11 @@ class Point:
     variant: Cell | None
 
     @property
+    def sides(self) -> tuple[tuple[str, Cell | None], ...]:
+        """Both cells with the names of their sides, the baseline first."""
+        return tuple(zip(SIDES, (self.baseline, self.variant), strict=True))
+
+    @property
     def durations(self) -> tuple[Samples, Samples] | None:
         """Wall times of baseline and variant; None unless both were measured repeatedly."""
         before = self.baseline.wall if self.baseline else None
@@ -80,7 +92,7 @@ class Point:
     @property
     def lacking(self) -> str | None:
         """The first side that was not measured, and why: `variant: out-of-memory (…)`; None if both were."""
-        for side, cell in (("baseline", self.baseline), ("variant", self.variant)):
+        for side, cell in self.sides:
             if cell is None:
                 return f"{side}: absent"
             if cell.status != "measured":
@@ -129,24 +141,10 @@ class Sweep:
         for key, points in found.items():
             yield dict(zip(others, key, strict=True)), sorted(points, key=lambda point: float(point.settings[axis]))
 
-    def frame(self) -> pl.DataFrame:
-        """One row a point: its axes, `baseline_ns`, `variant_ns`, `speedup`; null where a side was not measured."""
-        return pl.DataFrame(
-            [
-                {
-                    **point.settings,
-                    "baseline_ns": point.baseline.time_ns if point.baseline else None,
-                    "variant_ns": point.variant.time_ns if point.variant else None,
-                    "speedup": point.speedup,
-                }
-                for point in self.points
-            ],
-            infer_schema_length=None,
-        )
 
-
-def framed(rows: Sequence[Mapping[str, Any]], axes: Sequence[str], schema: pl.Schema) -> pl.DataFrame:
-    """Rows as a table: the axes in types of their own, then the columns of a schema; what a row leaves out is null."""
+def framed(rows: Sequence[Mapping[str, Any]], axes: Sequence[str], table: Table) -> pl.DataFrame:
+    """Rows as a frame: the axes in types of their own, then a table's columns; what a row leaves out is null."""
+    schema = table.schema
     right = pl.DataFrame([{name: row.get(name) for name in schema} for row in rows], schema=schema, orient="row")
     if not axes or not rows:
         return right
@@ -186,8 +184,8 @@ class Replicates:
     variant: Float64s
     baseline_draws: Float64s
     variant_draws: Float64s
-    known: npt.NDArray[np.bool_]
-    within: npt.NDArray[np.bool_]
+    known: Bools
+    within: Bools
 
     @property
     def ratio(self) -> Float64s:
@@ -225,7 +223,7 @@ def replicates(points: Sequence[Point], count: int, level: float, seed: int) -> 
         if min(len(before), len(after)) < LEAST_BLOCKS:
             columns.append(_silent(point, count))
             continue
-        paired = _paired(point) and len(before) == len(after)
+        paired = len(before) == len(after) and all(samples.paired for samples in point.durations or ())
         drawn = generator.integers(len(before), size=(count, len(before))) if together is None else together
         if paired:
             estimate, draws = _paired_draws(before, after, drawn, level)
@@ -235,19 +233,11 @@ def replicates(points: Sequence[Point], count: int, level: float, seed: int) -> 
             estimate = (float(np.median(before)), float(np.median(after)))
             draws = (_widened(before, own, level), _widened(after, other, level))
         columns.append((*estimate, *draws, True, cut_before or cut_after))
+    base, against, base_draws, against_draws, known, within = zip(*columns, strict=True)
     return Replicates(
-        np.array([column[0] for column in columns]),
-        np.array([column[1] for column in columns]),
-        np.stack([column[2] for column in columns], axis=1),
-        np.stack([column[3] for column in columns], axis=1),
-        np.array([column[4] for column in columns]),
-        np.array([column[5] for column in columns]),
-    )
-
-
-def _paired(point: Point) -> bool:
-    one, other = point.baseline, point.variant
-    return bool(one and other and one.wall and other.wall and one.wall.paired and other.wall.paired)
+        np.array(base), np.array(against), np.stack(base_draws, axis=1), np.stack(against_draws, axis=1),
+        np.array(known), np.array(within),
+    )  # fmt: skip
 
 
 def _blocks(cell: Cell | None) -> tuple[Float64s, bool]:
@@ -264,26 +254,20 @@ def _blocks(cell: Cell | None) -> tuple[Float64s, bool]:
 
 
 def _silent(point: Point, count: int) -> tuple[float, float, Float64s, Float64s, bool, bool]:
-    before, after = (
-        math.log(cell.time_ns) if cell and cell.time_ns else math.nan for cell in (point.baseline, point.variant)
-    )
+    before, after = (math.log(cell.time_ns) if cell and cell.time_ns else math.nan for _, cell in point.sides)
     return before, after, np.full(count, before), np.full(count, after), False, False
 
 
 def _paired_draws(
-    before: Float64s, after: Float64s, drawn: npt.NDArray[np.int64], level: float
+    before: Float64s, after: Float64s, drawn: Int64s, level: float
 ) -> tuple[tuple[float, float], tuple[Float64s, Float64s]]:
     middle, ratio = float(np.median(before)), float(np.median(after - before))
     base = _widened(before, drawn, level)
     return (middle, middle + ratio), (base, base + _widened(after - before, drawn, level))
 
 
-def _widened(logs: Float64s, drawn: npt.NDArray[np.int64], level: float) -> Float64s:
+def _widened(logs: Float64s, drawn: Int64s, level: float) -> Float64s:
+    quantiles = t_quantile(1 - level, np.array([logs.size - 1, np.inf]))
+    widening = math.sqrt(logs.size / (logs.size - 1)) * float(quantiles[0] / quantiles[1])
     middle = np.median(logs)
-    return np.asarray(middle + (np.median(logs[drawn], axis=1) - middle) * _widening(logs.size, level))
-
-
-def _widening(blocks: int, level: float) -> float:
-    """√(n/(n−1)) · t/z."""
-    quantiles = t_quantile(1 - level, np.array([blocks - 1, np.inf]))
-    return math.sqrt(blocks / (blocks - 1)) * float(quantiles[0] / quantiles[1])
+    return np.asarray(middle + (np.median(logs[drawn], axis=1) - middle) * widening)
