@@ -200,7 +200,8 @@ def run_diagnosis(files: Sequence[Sequence[DiagnosedRank]]) -> RunDiagnosis | No
     every = [(one, number) for number, ranks in enumerate(files) for one in ranks]
     if not all(one.summary.collectives.height for one, _ in every):
         return None
-    run = run_of_ranks([one.summary for one, _ in every], [one.facts for one, _ in every], [file for _, file in every])
+    summaries, files_of = [one.summary for one, _ in every], [file for _, file in every]
+    run = run_of_ranks(summaries, lambda place: every[place][0].facts, files_of)
     told = "order" not in run.result.placing.how
     if not told and 2 * int(run.result.matching["matched"].sum()) < int(run.result.matching["kernels"].sum()):
         return None

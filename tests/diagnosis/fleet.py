@@ -96,7 +96,7 @@ def run_of_files(traces: Sequence[Trace]) -> Run:
     """The run of a profile a rank."""
     windows = [rank_windows(Timeline(each))[0] for each in traces]
     facts = [rank_facts(gather(each.timeline, each.window)) for each in windows]
-    return run_of_ranks([*map(summary_of, windows)], facts, range(len(windows)))
+    return run_of_ranks([*map(summary_of, windows)], facts.__getitem__, range(len(windows)))
 
 
 def found_across(rule: RanksRule, fleet: Fleet) -> Finding | None:

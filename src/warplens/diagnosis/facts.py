@@ -19,9 +19,8 @@ import polars as pl
 
 from warplens.analysis.categories import CATEGORIES, CLASSES, OTHER, categories_of, classify_names
 from warplens.analysis.headroom import PIECES
-from warplens.analysis.intervals import Intervals, clip, complement, owned_union, subtract, union
 from warplens.analysis.phases import phase_of_work
-from warplens.analysis.ranges import projected_spans, unnumbered_name
+from warplens.analysis.ranges import unnumbered_name
 from warplens.analysis.timebudget import IDLE_CAUSES, time_budgets
 from warplens.analysis.timeline import WORK_KINDS
 from warplens.analysis.window import NO_PHASE, PHASES
@@ -102,9 +101,6 @@ _OF_WORK: Final = (
 #: Products with a vector read each number of the matrix once: no arithmetic unit makes them faster.
 _VECTOR_PRODUCT: Final = lazy_pattern(r"gemv|dot_kernel|\bger_", re.IGNORECASE)
 
-#: Precedence of the groups of work (`timebudget.PART_GROUPS`).
-_COMPUTE, _GRAPH, _COMMUNICATION, _COPY = range(4)
-
 _START_LATENCY: Final = "start-latency"
 
 #: Causes with which the host was late; the GPU's own latency after such a pause is theirs as well, for work that had
@@ -127,6 +123,7 @@ class Facts:
     Attributes:
         timeline, window: the profile and the part of it that is judged.
         work: `WORK_SCHEMA`.
+        rows: of each row of `work` its row in `Timeline.work`.
         gaps: `GAP_SCHEMA`.
         host: what the launching threads did.
         devices: the GPUs that worked, as far as the profile describes them.
@@ -138,12 +135,14 @@ class Facts:
         headrooms: the headroom of each GPU over the whole window, computed when it is first asked for.
         budgets: the time budgets of the whole window.
         whole: the facts of the whole window, where these are those of a phase.
+        part: the rows of its `work` that are those of the phase.
         cache: patterns that several questions of one rule ask for.
     """
 
     timeline: Timeline
     window: Window
     work: pl.DataFrame
+    rows: Int64s
     gaps: pl.DataFrame
     host: HostLoad
     devices: tuple[Device, ...] = ()
@@ -155,6 +154,7 @@ class Facts:
     headrooms: Callable[[], Sequence[Headroom]] = tuple
     budgets: tuple[TimeBudget, ...] = ()
     whole: Facts | None = None
+    part: Int64s = field(default_factory=lambda: np.empty(0, np.int64), repr=False)
     cache: dict[str, Any] = field(default_factory=dict, repr=False)
 
     @cached_property
@@ -184,16 +184,20 @@ class Facts:
         Counters that saw a kernel near the peak of a pipe or of memory are surer than what its work would take.
         """
         if self.whole is not None:
-            return self.whole.at_roof.filter(self.whole.work["phase"] == self.phase)
-        held = pl.concat([PIECES.empty(), *(each.pieces for each in self.headrooms())])
-        rows = self.work.select(
-            pl.col("kind").cast(pl.String), "row", (pl.col("bound_share") >= self.thresholds.roof_share).alias("near")
-        )
-        found = rows.join(held, on=["kind", "row"], how="left", maintain_order="left")
+            return self.whole.at_roof[self.part]
+        pieces = [each.pieces for each in self.headrooms()]
+        held = pl.concat([PIECES.empty(), *pieces]).drop("kind", "row")
+        place = np.full(self.timeline.work.height, -1, dtype=np.int64)
+        place[held["work"].to_numpy()] = np.arange(held.height)
+        at = _nullable(place[self.rows])
+        found = pl.DataFrame([series.gather(at) for series in held.get_columns()])
+        near = self.work["bound_share"] >= self.thresholds.roof_share
+        if not near.any():
+            return found
         return found.with_columns(
-            pl.when("near").then("owned_ns").otherwise("roof_ns").alias("roof_ns"),
-            pl.when("near").then(pl.lit("counters")).otherwise("known").alias("known"),
-        ).drop("near")
+            pl.when(near).then("owned_ns").otherwise("roof_ns").alias("roof_ns"),
+            pl.when(near).then(pl.lit("counters")).otherwise("known").alias("known"),
+        )
 
     @cached_property
     def known_work_share(self) -> float:
@@ -311,7 +315,7 @@ class Facts:
         def everywhere(mine: Floats | None) -> Floats:
             every = np.zeros(self.timeline.work.height)
             if mine is not None:
-                every[self.program.timeline_row] = mine
+                every[self.rows] = mine
             return every
 
         return self.pace.gain(*changes, less=Less(everywhere(time), everywhere(calls)), kept=kept)
@@ -333,14 +337,15 @@ class Facts:
     def graphed(self) -> bool:
         """Whether most of its kernels are launched by CUDA graphs already."""
         hidden = self.own_ns(pl.col("kind") == "graph")
-        launched = self.work.filter(pl.col("kind") == "kernel").select("process", "launch_start_ns").drop_nulls()
-        process, begun = (launched[name].to_numpy() for name in launched.columns)
-        order = np.lexsort((begun, process))
-        same = (np.diff(process[order]) == 0) & (np.diff(begun[order]) == 0)
-        together = int((np.r_[same, False] | np.r_[False, same]).sum())
-        return hidden > self.thresholds.dominant_share * self.wall_ns or (
-            launched.height > 0 and together > self.thresholds.dominant_share * launched.height
-        )
+        if hidden > self.thresholds.dominant_share * self.wall_ns:
+            return True
+        launched = self.work.select("process", "launch_start_ns").filter(self.work["kind"] == "kernel").drop_nulls()
+        together = 0
+        for process in launched["process"].unique():
+            begun = np.sort(launched["launch_start_ns"].filter(launched["process"] == process).to_numpy())
+            same = begun[1:] == begun[:-1]
+            together += int((np.r_[same, False] | np.r_[False, same]).sum())
+        return launched.height > 0 and together > self.thresholds.dominant_share * launched.height
 
     @cached_property
     def waits_inside(self) -> bool:
@@ -359,9 +364,12 @@ class Facts:
 
     def of_phase(self, phase: str) -> Facts:
         """The work of one phase, and the pauses that it ended."""
+        part = np.flatnonzero((self.work["phase"] == phase).to_numpy())
         return replace(
             self,
-            work=self.work.filter(pl.col("phase") == phase).rechunk(),
+            work=self.work[part],
+            rows=self.rows[part],
+            part=part,
             gaps=self.gaps.filter(pl.col("phase") == phase).rechunk(),
             phase=phase,
             whole=self,
@@ -399,6 +407,7 @@ def gather(
         timeline=timeline,
         window=window,
         work=work,
+        rows=np.concatenate([np.empty(0, np.int64), *(_rows(timeline, budget) for budget in budgets)]),
         gaps=gaps,
         host=host_load(timeline, window, thresholds.readback_bytes),
         devices=tuple(device for device in found if device is not None),
@@ -431,27 +440,32 @@ def constant(value: str, count: int, dtype: pl.DataType) -> pl.Series:
 
 def _work(timeline: Timeline, budget: TimeBudget, phases: pl.Series, counted: Counted | None) -> pl.DataFrame:
     """The work of one device that owns time of the window."""
-    window, every = budget.window, timeline.work
-    inside = (every["end_ns"].to_numpy() > window.start_ns) & (every["start_ns"].to_numpy() < window.end_ns)
-    if every["device"].n_unique() > 1:
-        inside &= (every["device"] == budget.device).to_numpy()
-    rows = np.flatnonzero(inside)
+    rows = _rows(timeline, budget)
     if not len(rows):
         return pl.DataFrame(schema=WORK_SCHEMA)
     # Nearly always a slice, of which no row is copied.
     whole = len(rows) == int(rows[-1]) - int(rows[0]) + 1
+    every = timeline.work.select(_OF_WORK)
     work = every.slice(int(rows[0]), len(rows)) if whole else every[rows]
     phase = phases.slice(int(rows[0]), len(rows)) if whole else phases.gather(rows)
-    labels = _labels(timeline, work)
-    own = _own_ns(timeline, budget, work, labels)
-    owning = np.flatnonzero(own)
-    work = work.select(_OF_WORK).with_columns(phase.alias("phase"), labels, pl.Series("own_ns", own))
-    work = work if len(owning) == work.height else work[owning]
+    own = pl.Series("own_ns", budget.owned_ns[budget.owned_ns > 0])
     return (
-        work.with_columns(_described(timeline, work, counted).get_columns())
+        work.with_columns(phase.alias("phase"), _labels(timeline, work), own)
+        .with_columns(_described(timeline, work, counted).get_columns())
         .select(WORK_SCHEMA.names())
         .cast(WORK_SCHEMA)
     )
+
+
+def _nullable(rows: Int64s) -> pl.Series:
+    """Row numbers, null for those below 0."""
+    numbers = pl.Series(rows)
+    return pl.select(pl.when(numbers >= 0).then(numbers)).to_series()
+
+
+def _rows(timeline: Timeline, budget: TimeBudget) -> Int64s:
+    """The rows of `Timeline.work` that own time of a budget."""
+    return np.flatnonzero((timeline.work["device"] == budget.device).to_numpy())[budget.owned_ns > 0]
 
 
 def _labels(timeline: Timeline, work: pl.DataFrame) -> pl.Series:
@@ -471,38 +485,6 @@ def _labels(timeline: Timeline, work: pl.DataFrame) -> pl.Series:
         at = np.flatnonzero((work["kind"] == kind).to_numpy())
         codes[at] = labels.to_physical().to_numpy()[rows[at]]
     return pl.Series("label", dtype.categories, dtype=dtype).gather(codes).alias("label")  # type: ignore[attr-defined]
-
-
-def _own_ns(timeline: Timeline, budget: TimeBudget, work: pl.DataFrame, labels: pl.Series) -> Int64s:
-    """How much of the window each piece of work owns; they sum to the budget's busy time."""
-    starts, ends = work["start_ns"].to_numpy(), work["end_ns"].to_numpy()
-    segments = _segments(timeline, budget)
-    edges = np.concatenate((starts, ends, segments.starts, segments.ends))
-    outside = complement(segments, int(edges.min()), int(edges.max())) if len(edges) else Intervals.none()
-    kernel, graph = ((work["kind"] == kind).to_numpy() for kind in ("kernel", "graph"))
-    group = np.where(kernel, _COMPUTE, np.where(graph, _GRAPH, _COPY))
-    group[kernel & (labels == "communication").to_numpy()] = _COMMUNICATION
-    own = np.zeros(len(starts), dtype=np.int64)
-    covered = Intervals.none()
-    for number in (_COMPUTE, _GRAPH, _COMMUNICATION, _COPY):
-        rows = np.flatnonzero(group == number)
-        if not len(rows):
-            continue
-        pieces = subtract(subtract(owned_union(starts[rows], ends[rows]), outside), covered)
-        np.add.at(own, rows[pieces.owner], pieces.ends - pieces.starts)
-        covered = union(
-            Intervals(np.concatenate((covered.starts, pieces.starts)), np.concatenate((covered.ends, pieces.ends)))
-        )
-    return own
-
-
-def _segments(timeline: Timeline, budget: TimeBudget) -> Intervals:
-    """The time that the budget splits: the window, or the spans of its range."""
-    window = budget.window
-    if window.range_name is None:
-        return Intervals(np.array([window.start_ns]), np.array([window.end_ns]))
-    spans = projected_spans(timeline, timeline.range_rows(window.range_name), budget.device)
-    return union(clip(spans, window.start_ns, window.end_ns))
 
 
 def _described(timeline: Timeline, work: pl.DataFrame, counted: Counted | None) -> pl.DataFrame:

@@ -50,7 +50,7 @@ def places(facts: Facts, claims: Claims, id_: str, by: Located) -> tuple[Place, 
         spent = claims.of_work(id_).to_numpy() + _of_next_work(facts, gaps)
         rows = np.flatnonzero(spent > 0)
         kind = "launches" if claims.idle_ns(id_) > claims.busy_ns(id_) else "kernels"
-        return _largest(places_of_work(facts.timeline, facts.program.timeline_row[rows]), kind, spent[rows])
+        return _largest(places_of_work(facts.timeline, facts.rows[rows]), kind, spent[rows])
     if by == "pauses":
         calls, spent = _pauses(facts, gaps)
     else:

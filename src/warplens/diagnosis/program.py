@@ -70,15 +70,28 @@ class Program:
 
     def __init__(self, facts: Facts) -> None:
         self.facts = facts
+        self._whole = facts.whole.program if facts.whole is not None else None
         work = facts.work
         starts = work["start_ns"].to_numpy()
-        self.order: Int64s = np.lexsort((starts, work["stream"].to_numpy(), work["device"].to_numpy()))
+        self.order: Int64s = self._ordered()
         self.own_ns: Int64s = work["own_ns"].to_numpy()
         self.is_kernel: Bools = (work["kind"] == "kernel").to_numpy()
         steps = np.array([step.start_ns for step in facts.window.steps], dtype=np.int64)
         self.step: Int64s = np.searchsorted(steps, starts, side="right")
         self._kernel_row = np.where(self.is_kernel, work["row"].to_numpy(), 0)
         self._asked: dict[tuple[str, ...], Bools] = {}  # answers of `marked` and `labelled`
+
+    def _ordered(self) -> Int64s:
+        if self._whole is not None:  # a part keeps the order of the whole
+            place = np.full(len(self._whole.order), -1, dtype=np.int64)
+            place[self.facts.part] = np.arange(len(self.facts.part))
+            kept = place[self._whole.order]
+            return kept[kept >= 0]
+        work = self.facts.work
+        stream, device = work["stream"].to_numpy(), work["device"].to_numpy()
+        if len(stream) and (stream == stream[0]).all() and (device == device[0]).all():
+            return np.arange(len(stream))  # work is gathered in order of time, device by device
+        return np.lexsort((stream, device))
 
     @cached_property
     def _full_names(self) -> tuple[list[str], Int64s]:
@@ -89,10 +102,13 @@ class Program:
 
     def marked(self, mark: str) -> Bools:
         """Which kernels have a name that matches one of `MARKS`."""
-        texts, codes = self._full_names
-        if not texts:
-            return np.zeros(len(self.own_ns), dtype=np.bool_)
         if ("mark", mark) not in self._asked:
+            if self._whole is not None:
+                self._asked["mark", mark] = _fixed(self._whole.marked(mark)[self.facts.part])
+                return self._asked["mark", mark]
+            texts, codes = self._full_names
+            if not texts:
+                return np.zeros(len(self.own_ns), dtype=np.bool_)
             found = np.array([_pattern(mark).search(text) is not None for text in texts], dtype=np.bool_)
             self._asked["mark", mark] = _fixed(found[codes] & self.is_kernel)
         return self._asked["mark", mark]
@@ -146,27 +162,14 @@ class Program:
     def thread(self) -> Int64s:
         """The thread that launched each piece; −1 where that is not known."""
         threads = self.facts.timeline.work["thread"].cast(pl.Int64).fill_null(-1).to_numpy()
-        return np.asarray(threads[self.timeline_row], dtype=np.int64)
-
-    @cached_property
-    def timeline_row(self) -> Int64s:
-        """For each piece its row in `Timeline.work`."""
-        every, mine = self.facts.timeline.work, self.facts.work
-        found = np.zeros(mine.height, dtype=np.int64)
-        for kind in mine["kind"].unique().cast(pl.String):
-            at = np.flatnonzero((every["kind"] == kind).to_numpy())
-            places = np.zeros(int(every["row"].max() or 0) + 1, dtype=np.int64)  # type: ignore[arg-type]
-            places[every["row"].to_numpy()[at]] = at
-            rows = np.flatnonzero((mine["kind"] == kind).to_numpy())
-            found[rows] = places[mine["row"].to_numpy()[rows]]
-        return found
+        return np.asarray(threads[self.facts.rows], dtype=np.int64)
 
     def operator_names(self) -> pl.Series:
         """The innermost operator that launched each piece; null where none is recorded."""
         timeline = self.facts.timeline
         if not timeline.has_operators:
             return pl.repeat(None, len(self.own_ns), dtype=pl.String, eager=True)
-        rows = timeline.places.operator[self.timeline_row]
+        rows = timeline.places.operator[self.facts.rows]
         known = pl.Series(rows).replace(NO_RANGE, None)
         return timeline.trace.ranges["name"].gather(known).cast(pl.String)
 
@@ -175,7 +178,7 @@ class Program:
         timeline = self.facts.timeline
         if not timeline.has_operators:
             return pl.repeat(None, len(self.own_ns), dtype=pl.String, eager=True)
-        rows = pl.DataFrame({"range": timeline.places.operator[self.timeline_row]})
+        rows = pl.DataFrame({"range": timeline.places.operator[self.facts.rows]})
         table = timeline.trace.operators.select("range", pl.col("input_shapes").cast(pl.String))
         return rows.join(table, on="range", how="left", maintain_order="left")["input_shapes"]
 
@@ -187,7 +190,7 @@ class Program:
         found, texts = timeline.places, timeline.trace.python_functions["name"]
         names: dict[str, float] = {}
         levels = levels_of_work(timeline, found)
-        for at, amount in zip(self.timeline_row[amounts > 0].tolist(), amounts[amounts > 0].tolist(), strict=True):
+        for at, amount in zip(self.facts.rows[amounts > 0].tolist(), amounts[amounts > 0].tolist(), strict=True):
             row = int(levels.row[at]) if LEVELS[int(levels.level[at])] == "module" else int(found.function[at])
             if row != NO_RANGE:
                 name = str(texts[row])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache, partial
 from statistics import median
 from typing import TYPE_CHECKING, Final
 
@@ -89,7 +91,7 @@ class Run:
     """
 
     result: RanksResult
-    ranks: dict[int, RankFacts]
+    ranks: Mapping[int, RankFacts]
 
     @property
     def steps(self) -> int:
@@ -130,11 +132,30 @@ def rank_facts(facts: Facts) -> RankFacts:
     )
 
 
-def run_of_ranks(summaries: Sequence[RankSummary], facts: Sequence[RankFacts], files: Sequence[int]) -> Run:
+class _WhenAsked(Mapping[int, RankFacts]):
+    """The facts of each rank, gathered when they are first asked for: most runs leave nothing to compare."""
+
+    def __init__(self, places: Mapping[int, int], gathered: Callable[[int], RankFacts]) -> None:
+        self._places, self._gathered = places, cache(gathered)
+
+    def __getitem__(self, rank: int) -> RankFacts:
+        return self._gathered(self._places[rank])
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+
+def run_of_ranks(
+    summaries: Sequence[RankSummary], facts: Callable[[int], RankFacts], files: Sequence[int]
+) -> Run:
     """The run of these ranks.
 
     Args:
-        summaries, facts: one a rank, in the order in which their files were given.
+        summaries: one a rank, in the order in which their files were given.
+        facts: gives the facts of each by its place among them; asked at most once.
         files: the number of the file that each is from.
 
     Raises:
@@ -142,8 +163,8 @@ def run_of_ranks(summaries: Sequence[RankSummary], facts: Sequence[RankFacts], f
     """
     result = across_ranks(summaries, files)
     place = {id(summary): number for number, summary in enumerate(summaries)}
-    ordered = (facts[place[id(summary)]] for summary in result.summaries)
-    return Run(result, dict(zip(result.ranks, ordered, strict=True)))
+    places = {rank: place[id(summary)] for rank, summary in zip(result.ranks, result.summaries, strict=True)}
+    return Run(result, _WhenAsked(places, facts))
 
 
 def run_of(facts: Facts) -> Run | None:
@@ -154,20 +175,22 @@ def run_of(facts: Facts) -> Run | None:
         return None
     if "run" not in facts.cache:
         ranks = rank_windows(facts.timeline, facts.window)
-        own = [facts if rank.timeline is facts.timeline else _gathered(rank, facts) for rank in ranks]
         summaries = [
             summary_of(rank, facts.budgets, facts.notes)
             if rank.timeline is facts.timeline and rank.window == facts.window
             else summary_of(rank)
             for rank in ranks
         ]
-        facts.cache["run"] = run_of_ranks(summaries, [*map(rank_facts, own)], [0] * len(ranks))
+        gathered = partial(_rank_facts, ranks, facts)
+        facts.cache["run"] = run_of_ranks(summaries, gathered, [0] * len(ranks))
     found: Run = facts.cache["run"]
     return found
 
 
-def _gathered(rank: RankWindow, whole: Facts) -> Facts:
-    return gather(rank.timeline, rank.window, thresholds=whole.thresholds)
+def _rank_facts(ranks: Sequence[RankWindow], whole: Facts, place: int) -> RankFacts:
+    rank = ranks[place]
+    alone = rank.timeline is whole.timeline
+    return rank_facts(whole if alone else gather(rank.timeline, rank.window, thresholds=whole.thresholds))
 
 
 def _before_communication(facts: Facts) -> int:

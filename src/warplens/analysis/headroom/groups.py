@@ -35,6 +35,7 @@ PIECES: Final = table(
     "One piece of work (kernel, copy, fill or graph) that owns time. `Headroom.pieces`.",
     Column("kind", pl.String, "which table of the trace it stands in"),
     Column("row", pl.Int64, "of that table"),
+    Column("work", pl.Int64, "row of `Timeline.work`"),
     Column("owned_ns", pl.Int64, "time that it owns, each instant counted once"),
     Column("roof_ns", pl.Float64, "of that time, what it takes at the practical roof of such work"),
     Column("theoretical_ns", pl.Float64, "at the data sheet's peaks; null where its work is not known"),

@@ -89,28 +89,29 @@ class UnfusedAttention(StructureRule):
         is_pass = (program.labelled(*PASSES) | ~program.is_kernel)[order]
         is_product = program.labelled("gemm")[order]
         softmax = (program.labelled("softmax") & ~program.marked("log-softmax") & ~program.marked("generated"))[order]
-        breaks, length = program.breaks, program.own_ns[order]
-        passes, products = np.zeros(len(order), dtype=np.bool_), np.zeros(len(order), dtype=np.bool_)
-        count = 0
-        for at in np.flatnonzero(softmax).tolist():
-            left, right = at, at
-            while left > 0 and not breaks[left] and at - left < self.farthest and is_pass[left - 1]:
-                left -= 1
-            while (
-                right + 1 < len(order) and not breaks[right + 1] and right - at < self.farthest and is_pass[right + 1]
-            ):
-                right += 1
-            before, after = left - 1, right + 1
-            if left == 0 or breaks[left] or after >= len(order) or breaks[after]:
-                continue
-            if not is_product[before] or not is_product[after]:
-                continue
-            count += 1
-            inside = np.arange(left, right + 1)
-            passes[order[inside[length[inside] >= self.pass_to_softmax_share * length[at]]]] = True
-            products[order[[before, after]]] = True
-            if after + 1 < len(order) and is_product[after + 1] and not breaks[after + 1]:
-                products[order[after + 1]] = True
+        breaks, length, count = program.breaks, program.own_ns[order], len(order)
+        # How far passes reach from each place to the left and to the right, with nothing else between.
+        places = np.arange(count)
+        stops = np.ones(count + 1, dtype=np.bool_)  # whether a place cannot be reached from the one before it
+        stops[1:-1] = breaks[1:]
+        at = np.flatnonzero(softmax)
+        left = np.maximum.accumulate(np.where(stops[:-1] | ~np.r_[False, is_pass[:-1]], places, 0))
+        after = np.where(stops[1:] | ~np.r_[is_pass[1:], False], places, count)
+        right = np.minimum.accumulate(after[::-1])[::-1]
+        left, right = np.maximum(left[at], at - int(self.farthest)), np.minimum(right[at], at + int(self.farthest))
+        between = ~stops[left] & ~stops[right + 1]
+        at, left, right = at[between], left[between], right[between]
+        between = is_product[left - 1] & is_product[right + 1]
+        at, left, right = at[between], left[between], right[between]
+        lengths = right - left + 1
+        inside = np.repeat(left - np.r_[0, np.cumsum(lengths)[:-1]], lengths) + np.arange(lengths.sum())
+        over = length[inside] >= self.pass_to_softmax_share * np.repeat(length[at], lengths)
+        further = right[right + 2 < count] + 2
+        further = further[is_product[further] & ~breaks[further]]
+        passes, products = np.zeros(count, dtype=np.bool_), np.zeros(count, dtype=np.bool_)
+        passes[order[inside[over]]] = True
+        products[order[np.concatenate((left - 1, right + 1, further))]] = True
+        count = len(at)
         facts.cache["written-scores"] = passes, products, count
         return passes, products, count
 
