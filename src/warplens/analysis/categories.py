@@ -96,15 +96,15 @@ def classify_names(frame: pl.DataFrame) -> pl.DataFrame:
     Args:
         frame: has the dictionary-encoded column `full_name`, as `Trace.kernels` does.
     """
-    return _class_table(frame["full_name"]).select(pl.all().gather(frame["full_name"].to_physical()))
+    return class_table(frame["full_name"]).select(pl.all().gather(frame["full_name"].to_physical()))
 
 
 def categories_of(full_names: pl.Series) -> pl.Series:
     """The category alone of each of these dictionary-encoded full names, at a quarter of the cost."""
-    return _class_table(full_names)["category"].gather(full_names.to_physical())
+    return class_table(full_names)["category"].gather(full_names.to_physical())
 
 
-def _class_table(full_names: pl.Series) -> pl.DataFrame:
+def class_table(full_names: pl.Series) -> pl.DataFrame:
     """The class of each text of the dictionary, in its order, whether a row has that name or not."""
     classes = [_classified(text) for text in name_categories(full_names)]
     return pl.DataFrame(

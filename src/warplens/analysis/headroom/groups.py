@@ -8,10 +8,10 @@ import numpy as np
 import polars as pl
 
 from warplens.analysis.headroom.counted import kernels_counted, with_counters
-from warplens.analysis.headroom.equal import KERNEL, words_of
+from warplens.analysis.headroom.equal import KERNEL, numbered, words_of
 from warplens.analysis.headroom.levels import LOSSES, Grounds, loss_column, with_chains
 from warplens.analysis.headroom.names import by_names
-from warplens.analysis.headroom.work import by_shapes, pieces_of
+from warplens.analysis.headroom.work import SOURCE, by_shapes, pieces_of
 from warplens.analysis.roofs import roofs_of
 from warplens.analysis.timebudget import time_budgets
 from warplens.profile.columns import table
@@ -71,7 +71,7 @@ def groups_of(
         told: what kernels of the same program had to do (`kernels_of_program`); None for nothing.
         counters: of the same program; None for none.
     """
-    pieces = _described(timeline, pieces, counters)
+    pieces = _described(timeline, pieces, counters, in_words=told is not None)
     if told is None:
         members, groups = _grouped(pieces, roofs, device, steps)
         return _finished(groups), _shared_out(members, groups)
@@ -91,7 +91,7 @@ def kernels_of_program(timeline: Timeline) -> pl.DataFrame:
     window, found = timeline.window(), []
     for budget in time_budgets(timeline, window):
         device = timeline.trace.capture.device(budget.device)
-        pieces = _described(timeline, pieces_of(timeline, budget).filter(~pl.col("link")))
+        pieces = _described(timeline, pieces_of(timeline, budget).filter(~pl.col("link")), in_words=True)
         members, groups = _grouped(pieces, roofs_of(device), device, len(window.steps))
         found.append(
             members.filter(pl.col("kind") == "kernel").join(groups.filter("modelled"), on="group", suffix="_of_group")
@@ -110,17 +110,21 @@ def kernels_of_program(timeline: Timeline) -> pl.DataFrame:
 # --- Pieces ----------------------------------------------------------------------------------------------------------
 
 
-def _described(timeline: Timeline, pieces: pl.DataFrame, counters: KernelCounters | None = None) -> pl.DataFrame:
-    """The pieces with their work, as far as this profile and its counters tell it."""
-    texts = name_categories(timeline.trace.kernels["full_name"])
-    words = pl.Series("words", [words_of(text) for text in texts], dtype=pl.String)
-    pieces = by_names(timeline, by_shapes(timeline, pieces)).with_columns(words.gather(pieces["code"]))
+def _described(
+    timeline: Timeline, pieces: pl.DataFrame, counters: KernelCounters | None = None, *, in_words: bool = False
+) -> pl.DataFrame:
+    """The pieces with their work, as far as this profile and its counters tell it; `in_words` with their `words`."""
+    pieces = by_names(timeline, by_shapes(timeline, pieces))
+    if in_words or counters is not None:
+        texts = name_categories(timeline.trace.kernels["full_name"])
+        words = pl.Series("words", [words_of(text) for text in texts], dtype=pl.String)
+        pieces = pieces.with_columns(words.gather(pieces["code"]))
     if counters is not None:
         pieces = with_counters(pieces, kernels_counted(counters))
     # Kernels of one operator differ in their names, and with them in what their names tell.
     modelled = pl.col("known") == "shapes"
     told = [pl.when(modelled).then(pl.col(name).any().over("op")).otherwise(name).alias(name)
-            for name in ("misaligned", "legacy", "nchw")]  # fmt: skip
+            for name in ("misaligned", "legacy", "nchw") if timeline.has_operators]  # fmt: skip
     return with_chains(pieces).with_columns(*told, pl.when(~modelled).then("blocks").alias("apart"))
 
 
@@ -132,11 +136,11 @@ def _grouped(
 ) -> tuple[pl.DataFrame, pl.DataFrame]:
     """The pieces with the number of their group (`group`), and the groups with what is left on each level."""
     main = pl.col("owned_ns").arg_max()
-    groups = (
-        pieces.with_row_index("member")
-        .group_by(*_EQUAL, maintain_order=True)
+    equal, number = numbered(pieces, _EQUAL)
+    members = pieces.with_columns(pl.Series("group", number, dtype=pl.UInt32))
+    sums = (
+        members.group_by("group")
         .agg(
-            "member",
             pl.col("owned_ns", "calls").sum(),
             pl.col("calls").filter("spared").sum().alias("spared_calls"),
             pl.len().alias("kernels"),
@@ -144,12 +148,9 @@ def _grouped(
             *(pl.col(name).get(main) for name in ("kernel", "blocks", "elements")),
             pl.col("owner", "line").drop_nulls().mode().sort().first(),
         )
-        .with_row_index("group")
+        .sort("group")
     )
-    number = np.empty(pieces.height, dtype=np.uint32)
-    rows = groups["member"].explode(empty_as_null=False).to_numpy()
-    number[rows] = np.repeat(groups["group"].to_numpy(), groups["kernels"].to_numpy())
-    members, groups = pieces.with_columns(pl.Series("group", number)), groups.drop("member")
+    groups = _in_texts(pl.concat([equal, sums], how="horizontal"))
     grounds = Grounds(roofs, groups, device.sm_count if device is not None else None, steps)
     levels = [grounds.levels(row) for row in groups.iter_rows(named=True)]
     return members, groups.with_columns(
@@ -163,6 +164,11 @@ def _grouped(
     )  # fmt: skip
 
 
+def _in_texts(groups: pl.DataFrame) -> pl.DataFrame:
+    """Dictionary-encoded columns as plain texts."""
+    return groups.with_columns(pl.col(name).cast(pl.String) for name, dtype in groups.schema.items() if dtype == pl.Enum)
+
+
 def _shared_out(members: pl.DataFrame, groups: pl.DataFrame) -> pl.DataFrame:
     """`PIECES`: to each piece its part of its group, by time."""
     part = pl.col("owned_ns") / pl.col("owned_ns_of_group")
@@ -171,7 +177,7 @@ def _shared_out(members: pl.DataFrame, groups: pl.DataFrame) -> pl.DataFrame:
         members.join(held, on="group", how="left", maintain_order="left").with_columns(
             (pl.col(_LEFT[1]) * part).alias("roof_ns"),
             pl.col("theoretical_ns") * part,
-            pl.when("modelled").then("known").otherwise(pl.lit("none")).alias("known"),
+            pl.when("modelled").then("known").otherwise(pl.lit("none", dtype=SOURCE)).alias("known"),
             *(pl.col(name) * pl.col("calls") for name in ("flops", "bytes")),
         )
     )
@@ -211,6 +217,7 @@ def _told(pieces: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
             pl.col("owner", "line").drop_nulls().mode().sort().first(),
         )
         .rename(names)
+        .pipe(_in_texts)
         .with_columns(pl.lit("trace").alias("known"), pl.lit(value=True).alias("modelled"))
     )
 

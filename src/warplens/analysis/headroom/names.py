@@ -15,14 +15,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
 import polars as pl
 
-from warplens.analysis.headroom.work import joined as told_of
+from warplens.analysis.headroom.equal import numbered
+from warplens.analysis.headroom.work import SOURCE
 from warplens.analysis.roofs import roofs_of
 from warplens.profile.schema import name_categories
 
 if TYPE_CHECKING:
     from warplens.analysis.timeline import Timeline
+    from warplens.profile.schema import Int64s
 
 #: What a kernel's full name marks it as. A new library's name for the same thing goes into its line here.
 MARKS: Final = {
@@ -78,6 +81,56 @@ def by_names(timeline: Timeline, pieces: pl.DataFrame) -> pl.DataFrame:
 
     Adds `misaligned`, `legacy` and `nchw`, what a name says of the kernel.
     """
+    # What a kernel's name and grid imply is worked out once for all launches of it.
+    kinds, number = numbered(pieces, ("code", "blocks", "threads", "item", "backward"))
+    kinds = kinds.join(_told(timeline), on="code", how="left", maintain_order="left")
+    size, a_block = pl.coalesce("opaque", "item"), pl.col("blocks") * pl.col("threads")
+    moved = pl.when("cast").then(6).otherwise(size * pl.col("operands") - 2 * (pl.col("loads_cast") & (size == 4)))
+    own = a_block * pl.col("each")
+    kinds = kinds.with_columns(
+        own.alias("own"),
+        pl.coalesce(
+            own * moved,
+            2 * a_block * pl.col("vector"),  # read and written
+            pl.col("blocks") * _CHUNK * size * pl.col("accesses"),
+        ).alias("moved_by_name"),
+        (a_block * pl.col("a_thread")).alias("in_registers"),
+        # Forward they read and write a tensor, backward they read two and write one.
+        (pl.when("backward").then(3).otherwise(2) * size).alias("an_element"),
+    )
+    known = pieces.with_columns(
+        kinds[name].gather(number) for name in ("own", "moved_by_name", "misaligned", "legacy", "nchw")
+    ).with_columns(pl.coalesce("own", "elements").alias("elements"))
+    rows = _elements_of_rows(known, kinds, number)
+    known = known.with_columns(
+        pl.coalesce("own", rows).alias("implied_elements"),
+        pl.coalesce("moved_by_name", rows * kinds["an_element"].gather(number)).alias("implied"),
+    ).drop("own", "moved_by_name")
+    unknown = (pl.col("known") == "none") & (pl.col("category") != "communication")
+    believed = pl.when(unknown & (pl.col("implied") <= _most_bytes(timeline)))
+    implied = known.select(
+        believed.then("implied").alias("implied"), believed.then("implied_elements").alias("implied_elements")
+    )
+    # Launches of one kernel with one grid had equal work: where the ones that are told agree, the others are told.
+    alike, number = numbered(pieces, ("code", "blocks", "threads"))
+    alike = implied.group_by(pl.Series("number", number), maintain_order=False).agg(
+        (pl.col("implied").min() == pl.col("implied").max()).alias("agree"), pl.all().max()
+    ).sort("number")[number]  # fmt: skip
+    implied = implied.select(
+        pl.when(alike["agree"]).then(alike[name]).otherwise(name).alias(name) for name in implied.columns
+    )
+    known = known.with_columns(implied.get_columns())
+    found = unknown & pl.col("implied").is_not_null()
+    return known.with_columns(
+        pl.when(found).then("implied").otherwise("bytes").alias("bytes"),
+        pl.when(found).then(pl.coalesce("implied_elements", "elements")).otherwise("elements").alias("elements"),
+        pl.when(found).then(0).otherwise("flops").alias("flops"),
+        pl.when(found).then(pl.lit("names", dtype=SOURCE)).otherwise("known").alias("known"),
+    ).drop("implied", "implied_elements")
+
+
+def _told(timeline: Timeline) -> pl.DataFrame:
+    """What each full name of a kernel tells, by its code."""
     names = name_categories(timeline.trace.kernels["full_name"])
     # Since PyTorch 2.7 a thread takes eight elements, before that four; only the newer one has vectors of eight.
     vector = 8 if bool(names.str.contains(r"vectorized_elementwise_kernel<(?:\(int\))?(8|16)").any()) else 4
@@ -90,7 +143,7 @@ def by_names(timeline: Timeline, pieces: pl.DataFrame) -> pl.DataFrame:
     accesses = pl.when(text.str.contains("LpNorm|ZeroFunctor")).then(1).otherwise(_number(text, _LISTS) + 1)
     for pattern, count in _OPTIMIZERS:
         accesses = pl.when(text.str.contains(pattern)).then(count).otherwise(accesses)
-    told = pl.DataFrame({"text": names}).with_row_index("code").select(
+    return pl.DataFrame({"text": names}).with_row_index("code").select(
         pl.col("code").cast(pl.Int64), each.alias("each"),
         # The two-operand form is the least that a plain kernel has, whose name does not tell.
         pl.coalesce(_number(text, _OPERANDS), pl.lit(2)).alias("operands"),
@@ -102,64 +155,39 @@ def by_names(timeline: Timeline, pieces: pl.DataFrame) -> pl.DataFrame:
         text.str.contains(MARKS["legacy"]).alias("legacy"),
         text.str.contains(MARKS["channels-first"]).alias("nchw"),
     )  # fmt: skip
-    joined = told_of(pieces, told, "code")
-    size = pl.coalesce("opaque", "item")
-    moved = pl.when("cast").then(6).otherwise(size * pl.col("operands") - 2 * (pl.col("loads_cast") & (size == 4)))
-    own = pl.col("blocks") * pl.col("threads") * pl.col("each")
-    joined = joined.with_columns(pl.coalesce(own, "elements").alias("elements"))
-    rows = _elements_of_rows(size)
-    joined = joined.with_columns(
-        pl.coalesce(own, rows).alias("implied_elements"),
-        pl.coalesce(
-            own * moved,
-            # Read and written.
-            2 * pl.col("blocks") * pl.col("threads") * pl.col("vector"),
-            pl.col("blocks") * _CHUNK * size * pl.col("accesses"),
-            # Forward they read and write a tensor, backward they read two and write one.
-            pl.when("backward").then(3).otherwise(2) * rows * size,
-        ).alias("implied"),
-    )
-    unknown = (pl.col("known") == "none") & (pl.col("category") != "communication")
-    believed = pl.when(unknown & (pl.col("implied") <= _most_bytes(timeline)))
-    joined = joined.with_columns(
-        believed.then("implied").alias("implied"), believed.then("implied_elements").alias("implied_elements")
-    )
-    # Launches of one kernel with one grid had equal work: where the ones that are told agree, the others are told.
-    alike = ("code", "blocks", "threads")
-    agree = pl.col("implied").min().over(alike) == pl.col("implied").max().over(alike)
-    joined = joined.with_columns(
-        pl.when(agree).then(pl.col(name).max().over(alike)).otherwise(name).alias(name)
-        for name in ("implied_elements", "implied")
-    )
-    found = unknown & pl.col("implied").is_not_null()
-    return joined.with_columns(
-        pl.when(found).then("implied").otherwise("bytes").alias("bytes"),
-        pl.when(found).then(pl.coalesce("implied_elements", "elements")).otherwise("elements").alias("elements"),
-        pl.when(found).then(0).otherwise("flops").alias("flops"),
-        pl.when(found).then(pl.lit("names")).otherwise("known").alias("known"),
-    )
 
 
-def _elements_of_rows(size: pl.Expr) -> pl.Expr:
+def _elements_of_rows(pieces: pl.DataFrame, kinds: pl.DataFrame, number: Int64s) -> pl.Series:
     """Elements of what a row-wise kernel passes over; null where neither its name nor the kernel before tells.
 
     The kernel before wrote what this one reads, if that is whole rows: as wide as the name allows, or with an element
     for each thread at least.
     """
-    threads = pl.col("threads")
-    before = pl.when(pl.col("stream").eq_missing(pl.col("stream").shift(1))).then(pl.col("elements").shift(1))
-    width = 2 ** pl.col("power")
-    in_block = threads // pl.min_horizontal(width, pl.lit(32)) * pl.when(pl.col("power") <= 7).then(2).otherwise(1)
-    rows = pl.when(pl.col("power").is_not_null()).then(pl.col("blocks") * in_block).otherwise("blocks")
-    wide = before / rows
+    found = kinds["in_registers"].gather(number)
+    at = np.flatnonzero(pieces["category"].is_in(_ROW_WISE).fill_null(value=False).to_numpy())
+    at = at[at > 0]
+    follows = (pieces["stream"].gather(at).eq_missing(pieces["stream"].gather(at - 1))).to_numpy()
+    at = at[follows]
+    if not len(at):
+        return found
+    threads, blocks, power = pl.col("threads"), pl.col("blocks"), pl.col("power")
+    before = pl.col("before")
+    width = 2**power
+    in_block = threads // pl.min_horizontal(width, pl.lit(32)) * pl.when(power <= 7).then(2).otherwise(1)
+    wide = before / pl.when(power.is_not_null()).then(blocks * in_block).otherwise("blocks")
     fits = (
-        pl.when(pl.col("power").is_not_null())
+        pl.when(power.is_not_null())
         .then((wide <= width) & (wide > width / 2))
-        .otherwise((before % pl.col("blocks") == 0) & (wide >= _LEAST_WIDTH) & (wide >= threads))
+        .otherwise((before % blocks == 0) & (wide >= _LEAST_WIDTH) & (wide >= threads))
     )
-    followed = pl.col("category").is_in(_ROW_WISE) & fits & size.is_not_null()
-    in_registers = pl.col("blocks") * threads * pl.col("a_thread")
-    return pl.coalesce(in_registers, pl.when(followed).then(before))
+    followed = fits & pl.col("an_element").is_not_null()
+    taken = (
+        kinds[number[at]]
+        .with_columns(pieces["elements"].gather(at - 1).alias("before"))
+        .select(pl.coalesce("in_registers", pl.when(followed).then(before)))
+        .to_series()
+    )
+    return found.scatter(at, taken)
 
 
 def _most_bytes(timeline: Timeline) -> pl.Expr:

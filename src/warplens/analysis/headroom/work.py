@@ -12,16 +12,18 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from warplens.analysis.categories import classify_names
+from warplens.analysis.categories import CLASSES, class_table
 from warplens.analysis.headroom.shapes import bytes_of_all, largest_tensor
 from warplens.analysis.operators.places import module_name
 from warplens.analysis.operators.program import LEVELS, levels_of_work
 from warplens.analysis.phases import phase_of_work
 from warplens.analysis.trees import NO_RANGE
-from warplens.analysis.work.catalogue import OPERATOR_WORK, count_work, operator_work
+from warplens.analysis.work.catalogue import count_work, operator_work
 from warplens.profile.schema import name_categories
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from warplens.analysis.timebudget import TimeBudget
     from warplens.analysis.timeline import Timeline
 
@@ -30,12 +32,17 @@ Bools = npt.NDArray[np.bool_]
 
 #: How the work of a piece is known.
 KNOWN: Final = ("counters", "shapes", "trace", "names", "none")
+SOURCE: Final = pl.Enum(KNOWN)
 
 #: Families of `warplens.analysis.work` → categories of kernels.
 _CATEGORY_OF: Final = {"copy": "copy-cast"}
 
 #: Copies between host and device, and between GPUs, are bound by links: they are hidden, not sped up.
 ON_DEVICE: Final = ("device-to-device",)
+
+#: Names of work that is no kernel.
+_FILL, _HIDDEN = "memset", "inside CUDA graphs"
+_CATEGORY: Final = CLASSES.schema["category"]
 
 #: Bytes of a number.
 ITEM: Final = {"fp64": 8, "fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "int8": 1}
@@ -59,61 +66,68 @@ def pieces_of(timeline: Timeline, budget: TimeBudget) -> pl.DataFrame:
     placed = timeline.work.select("stream", "start_ns")[timeline_rows[mine]]
     mine = mine[placed.select(pl.arg_sort_by("stream", "start_ns", maintain_order=True)).to_series().to_numpy()]
     rows = timeline_rows[mine]
-    work = timeline.work[rows]
+    work = timeline.work.select("kind", "row", "stream", "start_ns", "end_ns")[rows]
     pieces: pl.DataFrame = work.select(
-        pl.Series("work", rows), pl.col("kind").cast(pl.String), "row", "stream",
-        pl.Series("owned_ns", budget.owned_ns[mine]),
+        pl.Series("work", rows), "kind", "row", "stream", pl.Series("owned_ns", budget.owned_ns[mine]),
         (pl.col("end_ns") - pl.col("start_ns")).alias("duration_ns"), "start_ns",
     )  # fmt: skip
     pieces = pieces.with_columns(_told_by_names(timeline, pieces["kind"], pieces["row"]).get_columns())
     levels = levels_of_work(timeline, timeline.places)
     return pieces.with_columns(
         pl.col("link").fill_null(value=False),
-        phase_of_work(timeline).gather(rows).cast(pl.String),
+        phase_of_work(timeline).gather(rows),
         pl.Series("recomputed", recomputed(timeline)[rows]),
         _owners(timeline, levels.level[rows], levels.row[rows]).alias("owner"),
-        timeline.trace.python_functions["name"]
-        .gather(_known(timeline.places.function[rows]))
-        .cast(pl.String)
-        .alias("line"),
+        _lines(timeline, timeline.places.function[rows]),
     )
 
 
 def _told_by_names(timeline: Timeline, kind: pl.Series, row: pl.Series) -> pl.DataFrame:
-    """What names and tables tell of each of these kernels, copies, fills and graphs."""
+    """What names and tables tell of each of these kernels, copies, fills and graphs.
+
+    Texts stay dictionary-encoded, for millions of pieces have a few hundred of them.
+    """
     trace = timeline.trace
-    kernels = trace.kernels
+    kernels, copies = trace.kernels, trace.copies
+    short, full = name_categories(kernels["name"]), kernels["full_name"].to_physical()
+    directions = [f"copy {text}" for text in name_categories(copies["direction"])]
+    names = pl.Enum(list(dict.fromkeys([*short, *directions, _FILL, _HIDDEN])))
+
+    def named(texts: Iterable[str], codes: pl.Series | Int64s) -> pl.Series:
+        return pl.Series("name", list(texts), dtype=names).gather(codes)
+
+    def category(text: str) -> pl.Expr:
+        return pl.lit(text, dtype=_CATEGORY).alias("category")
+
+    classes = class_table(kernels["full_name"])
+    items = [ITEM.get(text) for text in classes["precision"].cast(pl.String)]
     threads = pl.col("block_x").cast(pl.Int64) * pl.col("block_y") * pl.col("block_z")
     blocks = pl.col("grid_x").cast(pl.Int64) * pl.col("grid_y") * pl.col("grid_z")
-    classes, names = classify_names(kernels), name_categories(kernels["name"])
-    items = [ITEM.get(text) for text in name_categories(classes["precision"])]
     of_kernels = kernels.select(
-        pl.col("name").cast(pl.String), pl.col("full_name").to_physical().cast(pl.Int64).alias("code"),
+        named(short, kernels["name"].to_physical()), full.cast(pl.Int64).alias("code"),
         blocks.alias("blocks"), threads.alias("threads"), pl.lit(None, dtype=pl.Int64).alias("moved"),
-        names.str.contains("(?i)backward|grad").gather(kernels["name"].to_physical()).alias("backward"),
-        pl.Series(items, dtype=pl.Int64).gather(classes["precision"].to_physical()).alias("item"),
-    ).with_columns(
-        classes.select(
-            pl.col("category").cast(pl.String), pl.col("precision").cast(pl.String), "tensor_cores"
-        ).get_columns()
-    ).with_columns((pl.col("category") == "communication").alias("link"))  # fmt: skip
-    of_copies = trace.copies.select(
-        pl.format("copy {}", pl.col("direction").cast(pl.String)).alias("name"),
+        short.str.contains("(?i)backward|grad").gather(kernels["name"].to_physical()).alias("backward"),
+        pl.Series("item", items, dtype=pl.Int64).gather(full),
+        *(classes[name].gather(full) for name in ("category", "precision", "tensor_cores")),
+        (classes["category"] == "communication").gather(full).alias("link"),
+    )  # fmt: skip
+    of_copies = copies.select(
+        named(directions, copies["direction"].to_physical()),
         # Read and written.
-        pl.col("bytes").mul(2).alias("moved"), pl.lit("copy-cast").alias("category"),
+        pl.col("bytes").mul(2).alias("moved"), category("copy-cast"),
         (~pl.col("direction").cast(pl.String).is_in(ON_DEVICE)).alias("link"),
     )  # fmt: skip
     of_fills = trace.memsets.select(
-        pl.repeat("memset", pl.len()).alias("name"), pl.col("bytes").alias("moved"),
-        pl.lit("elementwise").alias("category"), pl.lit(value=False).alias("link"),
+        named([_FILL], np.zeros(trace.memsets.height, dtype=np.int64)), pl.col("bytes").alias("moved"),
+        category("elementwise"), pl.lit(value=False).alias("link"),
     )  # fmt: skip
     of_graphs = trace.graph_launches.select(
-        pl.repeat("inside CUDA graphs", pl.len()).alias("name"), pl.lit("other").alias("category"),
-        pl.lit(value=False).alias("link"),
+        named([_HIDDEN], np.zeros(trace.graph_launches.height, dtype=np.int64)),
+        category("other"), pl.lit(value=False).alias("link"),
     )  # fmt: skip
     tables = {"kernel": of_kernels, "copy": of_copies, "memset": of_fills, "graph": of_graphs}
     begins = np.cumsum([0, *(table.height for table in tables.values())])
-    first = kind.replace_strict(list(tables), begins[:-1], return_dtype=pl.Int64)
+    first = pl.Series(begins[:-1]).gather(kind.to_physical())
     return pl.concat(tables.values(), how="diagonal", rechunk=True)[first + row]
 
 
@@ -152,15 +166,26 @@ def recomputed(timeline: Timeline) -> Bools:
 def _owners(timeline: Timeline, level: Int64s, row: Int64s) -> pl.Series:
     """The finest part of the program that each piece is known to come from: module, annotation or operator."""
     in_module = level == LEVELS.index("module")
-    owners = [
-        pl.Series([module_name(text) or text for text in name_categories(names)], dtype=pl.String).gather(
-            names.to_physical().gather(_known(np.where(mine, row, NO_RANGE)))
-        )
+    tables = [
+        ([module_name(text) or text for text in name_categories(names)], names.to_physical(), mine)
         for names, mine in (
             (timeline.trace.python_functions["name"], in_module), (timeline.trace.ranges["name"], ~in_module),
         )
     ]  # fmt: skip
+    owner = pl.Enum(sorted({text for texts, _, _ in tables for text in texts}))
+    owners = [
+        pl.Series(texts, dtype=owner).gather(codes.gather(_known(np.where(mine, row, NO_RANGE))))
+        for texts, codes, mine in tables
+    ]
     return owners[0].zip_with(pl.Series(in_module), owners[1])
+
+
+def _lines(timeline: Timeline, rows: Int64s) -> pl.Series:
+    """The Python function and line of each piece, in the order of their texts."""
+    names = timeline.trace.python_functions["name"]
+    texts = name_categories(names)
+    found = pl.Series("line", texts, dtype=pl.Enum(texts.sort()))
+    return found.gather(names.to_physical().gather(_known(rows)))
 
 
 def _known(rows: Int64s) -> pl.Series:
@@ -170,26 +195,22 @@ def _known(rows: Int64s) -> pl.Series:
 
 # --- Shapes ----------------------------------------------------------------------------------------------------------
 
-#: What a piece is modelled by: pieces of the same key had the same work to do.
-_KEY: Final = (
-    "name", "category", "shapes", "types", "dtype", "tensor_cores", "flops", "bytes", "phase", "recomputed", "known",
-)  # fmt: skip
-
-
 def by_shapes(timeline: Timeline, pieces: pl.DataFrame) -> pl.DataFrame:
     """The pieces with the work of the operator that launched them, where its shapes tell it.
 
     Adds `op` (the operator that the work is counted at, or -1), `calls` (which part of one call of it the piece is),
-    and `family`, `op_name`, `shapes`, `types`, `flops`, `bytes`, `elements`, `dtype`, `known`; null where not known.
+    `kernel` (what was `name`, which is the operator's from here on), and `shapes`, `types`, `flops`, `bytes`,
+    `elements`, `dtype`, `known`; null where not known.
     """
+    if not timeline.has_operators:
+        return _without_shapes(pieces)
+    pieces = pieces.with_columns(pl.col("name", "category", "precision", "phase", "owner", "line").cast(pl.String))
     counting = count_work(timeline)
     all_rows = timeline.work.select(
         pl.Series("op", counting.counted_at), (pl.col("end_ns") - pl.col("start_ns")).alias("whole_ns")
     )
     whole = all_rows.filter(pl.col("op") != NO_RANGE).group_by("op").agg(pl.col("whole_ns").sum())
-    modelled = (
-        operator_work(timeline, timeline.window("all")).operators if timeline.has_operators else OPERATOR_WORK.empty()
-    )
+    modelled = operator_work(timeline, timeline.window("all")).operators
     ranges = timeline.trace.ranges
     operators = (
         modelled.select(
@@ -214,10 +235,8 @@ def by_shapes(timeline: Timeline, pieces: pl.DataFrame) -> pl.DataFrame:
     return _generated(pieces).with_columns(
         (pl.col("owned_ns") / pl.coalesce("whole_ns", "duration_ns")).alias("calls"),
         pl.when(pl.col("family").is_not_null() & pl.col("bytes").is_not_null())
-        .then(pl.lit("shapes"))
-        .when(pl.col("moved").is_not_null())
-        .then(pl.lit("names"))
-        .otherwise(pl.lit("none"))
+        .then(pl.lit("shapes", dtype=SOURCE))
+        .otherwise(_MOVED)
         .alias("known"),
         pl.coalesce("bytes", "moved").alias("bytes"),
         pl.coalesce(pl.col("family").replace(_CATEGORY_OF), "category").alias("category"),
@@ -226,6 +245,30 @@ def by_shapes(timeline: Timeline, pieces: pl.DataFrame) -> pl.DataFrame:
         pl.coalesce("op_name", "launched_by", "name").alias("name"),
         pl.col("name").alias("kernel"),
         pl.col("shapes").map_elements(largest_tensor, return_dtype=pl.Int64).alias("elements"),
+    )
+
+
+#: The source of a copy's or fill's work is its own record.
+_MOVED: Final = (
+    pl.when(pl.col("moved").is_not_null())
+    .then(pl.lit("names", dtype=SOURCE))
+    .otherwise(pl.lit("none", dtype=SOURCE))
+)  # fmt: skip
+
+
+def _without_shapes(pieces: pl.DataFrame) -> pl.DataFrame:
+    """The same columns where the profile has no operators."""
+    nothing, number = pl.lit(None, dtype=pl.Enum([])), pl.lit(None, dtype=pl.Int64)
+    return pieces.with_columns(
+        pl.lit(NO_RANGE, dtype=pl.Int64).alias("op"),
+        (pl.col("owned_ns") / pl.col("duration_ns")).alias("calls"),
+        pl.col("name").alias("kernel"),
+        pl.col("moved").alias("bytes"),
+        pl.col("precision").alias("dtype"),
+        _MOVED.alias("known"),
+        nothing.alias("shapes"),
+        nothing.alias("types"),
+        *(number.alias(name) for name in ("flops", "flops_full", "elements", "whole_ns")),
     )
 
 
