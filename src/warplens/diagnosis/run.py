@@ -148,9 +148,7 @@ class _WhenAsked(Mapping[int, RankFacts]):
         return len(self._places)
 
 
-def run_of_ranks(
-    summaries: Sequence[RankSummary], facts: Callable[[int], RankFacts], files: Sequence[int]
-) -> Run:
+def run_of_ranks(summaries: Sequence[RankSummary], facts: Callable[[int], RankFacts], files: Sequence[int]) -> Run:
     """The run of these ranks.
 
     Args:

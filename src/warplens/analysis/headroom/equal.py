@@ -45,9 +45,7 @@ def words_of(full_name: str) -> str:
 
 def numbered(pieces: pl.DataFrame, columns: Sequence[str]) -> tuple[pl.DataFrame, Int64s]:
     """The distinct combinations of these columns, the first that occurs first, and which of them each piece has."""
-    members = (
-        pieces.select(columns).with_row_index("member").group_by(columns, maintain_order=True).agg("member")
-    )
+    members = pieces.select(columns).with_row_index("member").group_by(columns, maintain_order=True).agg("member")
     counts = members["member"].list.len().to_numpy()
     number = np.empty(pieces.height, dtype=np.int64)
     if pieces.height:

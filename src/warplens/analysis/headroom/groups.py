@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-import numpy as np
 import polars as pl
 
 from warplens.analysis.headroom.counted import kernels_counted, with_counters
@@ -166,7 +165,9 @@ def _grouped(
 
 def _in_texts(groups: pl.DataFrame) -> pl.DataFrame:
     """Dictionary-encoded columns as plain texts."""
-    return groups.with_columns(pl.col(name).cast(pl.String) for name, dtype in groups.schema.items() if dtype == pl.Enum)
+    return groups.with_columns(
+        pl.col(name).cast(pl.String) for name, dtype in groups.schema.items() if dtype == pl.Enum
+    )
 
 
 def _shared_out(members: pl.DataFrame, groups: pl.DataFrame) -> pl.DataFrame:

@@ -195,6 +195,7 @@ def _known(rows: Int64s) -> pl.Series:
 
 # --- Shapes ----------------------------------------------------------------------------------------------------------
 
+
 def by_shapes(timeline: Timeline, pieces: pl.DataFrame) -> pl.DataFrame:
     """The pieces with the work of the operator that launched them, where its shapes tell it.
 
