@@ -286,7 +286,7 @@ def test_what_is_no_whole_trace_is_refused_in_one_line(content: bytes, tmp_path:
 def test_a_trace_without_end_does_not_fill_the_memory_with_one_value(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("warplens.readers.kineto.document._LONGEST_EVENT", 2**20)
+    monkeypatch.setattr("warplens.readers.kineto.document.EVENT_BYTES", 2**20)
     source = tmp_path / "trace.json"
     source.write_bytes(b'{"traceEvents": [{"name": "' + b"a" * 2**24)
     with pytest.raises(UnreadableInputError):

@@ -20,7 +20,7 @@ from typing import IO, Any, Final
 
 import polars as pl
 
-from warplens.errors import UsageError
+from warplens.errors import UnreadableInputError, UsageError
 from warplens.profile import Capture, Trace
 from warplens.profile.counters import KernelCounters
 from warplens.profile.measurements import Measurements
@@ -144,7 +144,20 @@ def _compared(before: object, after: object, source: Path) -> int:
 
     Raises:
         ScrubError: something differs.
+        UnreadableInputError: something differs, and the original is damaged: what is recovered from it depends on
+            what stands around it.
     """
+    try:
+        return _compare(before, after, source)
+    except ScrubError:
+        capture = getattr(before, "capture", None)
+        if isinstance(capture, Capture) and any(note.code in _CUT for note in capture.notes):
+            found = "it is damaged, and a copy would not give the same numbers"
+            raise UnreadableInputError(source, found, "Copy it again from where it was recorded") from None
+        raise
+
+
+def _compare(before: object, after: object, source: Path) -> int:
     for name in ("capture", "session", "units"):
         one, other = getattr(before, name, None), getattr(after, name, None)
         if isinstance(one, Capture) and isinstance(other, Capture):

@@ -89,7 +89,9 @@ def _work(campaign: int, start: int, stop: int, step: int, nice: int, end: float
     while start < stop and time.monotonic() < end:
         until = min(stop, start + step * CASES_OF_A_PROCESS)
         words = [sys.executable, "-m", "tests.fuzz.judge", *map(str, (campaign, start, until, step, nice))]
-        process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        ledger.folder.mkdir(parents=True, exist_ok=True)
+        with (ledger.folder / f"process-{start % step}.log").open("wb") as log:
+            process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=log, text=True)
         lines: queue.Queue[str | None] = queue.Queue()
         threading.Thread(target=_pump, args=(process, lines), daemon=True).start()
         at, killed, waited, cpu = start, False, 0, 0.0
@@ -118,10 +120,12 @@ def _work(campaign: int, start: int, stop: int, step: int, nice: int, end: float
                     process.wait()
                     return
         if process.wait() and at < until:
-            how = "hang" if killed else f"died of {signal.Signals(-process.returncode).name}"
+            code = process.returncode
+            how = "hang" if killed else f"died of {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
+            told = (ledger.folder / f"process-{start % step}.log").read_text("utf-8", "replace")[-1_500:]
             command = Case(campaign, at).made()[2].split()[0]
             with lock:  # type: ignore[attr-defined]
-                ledger.add(campaign, at, Ended(None, f"{how}: {command}", ""))
+                ledger.add(campaign, at, Ended(None, f"{how}: {command}", told))
             at += step
         start = max(at, start + step) if at < until else until
 

@@ -117,7 +117,9 @@ def tree(content: bytes, random: Random) -> bytes:
     """A JSON document some of whose members were changed, removed, renamed, doubled or exchanged."""
     try:
         document = json.loads(content)
-    except ValueError:
+    except (ValueError, RecursionError):
+        return raw(content, random)
+    if not isinstance(document, (dict, list)):
         return raw(content, random)
     for _ in range(random.choice((1, 1, 1, 2, 3, 8))):
         places = _places(document)

@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
+import polars as pl
 import pytest
 import zstandard
 
-from tests.cli.small_export import write_export
+from tests.cli.small_export import GEMM, SOFTMAX, write_export
+from tests.readers.ncu_reports import Report
+from warplens.analysis.counters.groups import group_launches
 from warplens.analysis.timeline import Timeline
-from warplens.errors import UnreadableInputError
-from warplens.readers import read
+from warplens.errors import UnreadableInputError, UsageError
+from warplens.profile.schema import LONGEST_NAME
+from warplens.readers import read, read_counters
 from warplens.readers.kineto import document
 from warplens.readers.kineto.values import PADDING, skip_space
+from warplens.readers.measurements import read_measurements
+from warplens.readers.published import read_published
 from warplens.readers.timings import read_timings
 from warplens.scrub import scrub
+from warplens.studies.policies.files import read_policy
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _HEAD = b'{"schemaVersion":1,"traceEvents":['
 
@@ -79,7 +91,7 @@ def test_blanks_everywhere_change_nothing(tmp_path: Path) -> None:
 def test_text_without_events_is_passed_over_in_parts(
     filler: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(document, "_LONGEST_EVENT", 2**16)
+    monkeypatch.setattr(document, "EVENT_BYTES", 2**16)
     longest = 0
     padded = document._padded
 
@@ -130,3 +142,65 @@ def test_figures_beyond_64_bits_are_no_timings(figure: str, tmp_path: Path) -> N
 
     with pytest.raises(UnreadableInputError, match=r"times\.csv: line 2, column 'step_s'"):
         read_timings(path)
+
+
+def test_a_name_of_megabytes_is_cut(tmp_path: Path) -> None:
+    profile = write_export(tmp_path / "p.sqlite", extra_kernel_name="k" * 5 * 2**20)
+
+    names = read(profile).kernels["name"].cast(pl.String).unique().to_list()
+
+    assert sorted(map(len, names)) == [len(SOFTMAX), len(GEMM), LONGEST_NAME + 1]
+
+
+def _fifo(folder: Path) -> Path:
+    os.mkfifo(folder / "fifo")
+    return folder / "fifo"
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
+@pytest.mark.parametrize("reader", [read, read_counters, read_measurements, read_published, read_timings, read_policy])
+@pytest.mark.parametrize("make", [_fifo, lambda _: Path("/dev/zero")], ids=["pipe", "device"])
+def test_what_never_ends_is_not_read(
+    reader: Callable[[Path], object], make: Callable[[Path], Path], tmp_path: Path
+) -> None:
+    with pytest.raises(UnreadableInputError, match="this is no regular file"):
+        reader(make(tmp_path))
+
+
+@pytest.mark.parametrize("reader", [read_measurements, read_published, read_timings, read_policy])
+def test_documents_are_bounded_and_the_bound_is_named(
+    reader: Callable[[Path], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "large.json"
+    path.write_bytes(b"[" * 2_000)
+    monkeypatch.setenv("WARPLENS_MAX_DOCUMENT_BYTES", "1e3")
+
+    with pytest.raises(UnreadableInputError, match=r"more than 1,000 bytes.*WARPLENS_MAX_DOCUMENT_BYTES"):
+        reader(path)
+
+
+@pytest.mark.parametrize("text", ["", "0", "-1", "nan", "1e30", "many"])
+def test_a_bound_that_is_none_is_wrong_usage(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WARPLENS_MAX_DOCUMENT_BYTES", text)
+    (tmp_path / "p.json").write_text("{}")
+
+    with pytest.raises(UsageError, match="WARPLENS_MAX_DOCUMENT_BYTES"):
+        read_policy(tmp_path / "p.json")
+
+
+def test_an_endless_view_in_place_of_a_table_is_no_table(tmp_path: Path) -> None:
+    path = write_export(tmp_path / "p.sqlite")
+    with sqlite3.connect(path) as connection:
+        connection.execute("DROP TABLE CUPTI_ACTIVITY_KIND_KERNEL")
+        endless = "WITH RECURSIVE r(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM r) SELECT n AS start FROM r"
+        connection.execute(f"CREATE VIEW CUPTI_ACTIVITY_KIND_KERNEL AS {endless}")
+
+    assert read(path).kernels.height == 0
+
+
+def test_counters_of_which_a_damaged_report_has_none_are_still_grouped(tmp_path: Path) -> None:
+    report = Report().launch("gemm", {}).launch("gemm", {"gpu__time_duration.sum": "a text"})
+
+    counters = read_counters(report.write(tmp_path / "p.ncu-rep"))
+
+    assert group_launches(counters).groups["total_ns"].to_list() == [None]

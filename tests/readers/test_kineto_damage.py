@@ -197,8 +197,8 @@ def test_a_real_file_of_rocprof_is_refused(captured: Callable[[str], Path]) -> N
 
 
 def test_a_file_that_unpacks_without_end_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("warplens.readers.kineto.document._UNSUSPICIOUS_BYTES", 2**20)
-    monkeypatch.setattr("warplens.readers.kineto.document._MAX_EXPANSION", 10)
+    monkeypatch.setattr("warplens.readers.limits.UNSUSPICIOUS_BYTES", 2**20)
+    monkeypatch.setenv("WARPLENS_MAX_TRACE_EXPANSION", "10")
     (path := tmp_path / "trace.json.gz").write_bytes(gzip.compress(b'{"traceEvents": [' + b" " * 2**23))
-    with pytest.raises(UnreadableInputError, match="unpacking it gives more than"):
+    with pytest.raises(UnreadableInputError, match=r"more than 10 times its size.*WARPLENS_MAX_TRACE_EXPANSION"):
         read(path)

@@ -131,7 +131,7 @@ def test_what_was_used_longest_ago_leaves_a_full_cache(
     for used, name in enumerate(("oldest", "older", "old")):
         (cache / f"{name}.sqlite").write_bytes(b"x" * 1_000_000)
         os.utime(cache / f"{name}.sqlite", (used, used))
-    monkeypatch.setattr("warplens.readers.nsys.conversion._CACHE_BYTES", 2_500_000)
+    monkeypatch.setenv("WARPLENS_MAX_CACHE_BYTES", "2500000")
     read(report)
     left = {path.name for path in cache.iterdir()}
     assert {"older.sqlite", "old.sqlite"} < left

@@ -30,6 +30,9 @@ _SILENT_S: Final = 1.0
 
 _REDRAW_S: Final = 0.2
 
+#: Characters of an error: some lines of a terminal. Names that it quotes may be of any length.
+_LONGEST_ERROR: Final = 500
+
 # Names in a profile are whatever its program wrote; an escape sequence in one must not reach the terminal.
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+")
 
@@ -58,8 +61,11 @@ def one_line(text: object) -> str:
 
 
 def complain(text: object) -> None:
-    """Why the run failed: exactly one line, `error: …`."""
-    _write(f"error: {one_line(text)}\n")
+    """Why the run failed: exactly one line, `error: …`; a long one without its middle, for what to do stands last."""
+    line = one_line(text)
+    if len(line) > _LONGEST_ERROR:
+        line = f"{line[: _LONGEST_ERROR // 2]} … {line[-_LONGEST_ERROR // 2 :]}"
+    _write(f"error: {line}\n")
 
 
 def note(text: object) -> None:

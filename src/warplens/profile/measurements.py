@@ -14,6 +14,9 @@ from warplens.profile.schema import Column
 #: What may have become of a cell. `incorrect`: a kernel that failed its check, and was therefore not timed.
 STATUSES = ("measured", "out-of-memory", "unsupported", "incorrect", "failed")
 
+#: What a plan says of how cells were measured, as numbers; one of another tool's making may lack them.
+PLAN = ("least", "most", "fewest", "most_ns", "precision", "confidence", "warmup_steps")
+
 CELLS = table(
     "measured cells",
     "One cell of a measurements file. `warplens bench`; the cell's settings stand before these columns.",

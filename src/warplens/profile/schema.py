@@ -214,6 +214,12 @@ class Table:
         return frame.select(self.names)
 
 
+#: Characters of a name (kernel, range, operator); a longer one is cut and ends in an ellipsis. Templates of CUTLASS
+#: reach some ten thousand. Patterns that look for families in names take time in proportion to their length: a name of
+#: 200 MB would take hours.
+LONGEST_NAME = 2**15
+
+
 def encode_names(codes: npt.NDArray[np.integer] | pl.Series, values: Iterable[str]) -> pl.Series:
     """Dictionary-encoded names: `values[codes[i]]` for each row.
 
@@ -221,7 +227,7 @@ def encode_names(codes: npt.NDArray[np.integer] | pl.Series, values: Iterable[st
         codes: positions in `values`, one a row; a null code gives a null name.
         values: the distinct texts; repeated ones are merged.
     """
-    texts = list(values)
+    texts = [text if len(text) <= LONGEST_NAME else f"{text[:LONGEST_NAME]}…" for text in values]
     distinct = list(dict.fromkeys(texts))
     dictionary = pl.Series(texts, dtype=pl.Enum(distinct))
     positions = codes if isinstance(codes, pl.Series) else pl.Series(codes)

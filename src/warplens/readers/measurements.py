@@ -16,7 +16,8 @@ import orjson
 import polars as pl
 
 from warplens.errors import UnreadableInputError
-from warplens.profile.measurements import CELL_PHASES, CELLS, SAMPLES, STATUSES, Measurements
+from warplens.profile.measurements import CELL_PHASES, CELLS, PLAN, SAMPLES, STATUSES, Measurements
+from warplens.readers.limits import document_bytes
 from warplens.readers.opening import Asked, Input, Reader, plain
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ def read_measurements(path: Path | str) -> Measurements:
 
 def _document(path: Path, known_as: Path) -> Any:
     try:
-        return orjson.loads(path.read_bytes())
+        return orjson.loads(document_bytes(path, known_as))
     except orjson.JSONDecodeError as error:
         raise UnreadableInputError(known_as, f"it is no JSON ({error})", _ADVICE) from None
 
@@ -83,6 +84,9 @@ def measurements_of(document: Any, source: Path | str) -> Measurements:
         for name, kind in (("environment", dict), ("plan", dict), ("sweep", dict), ("workload", str)):
             if document.get(name) is not None and not isinstance(document[name], kind):
                 raise TypeError(f"{name!r}")
+        plan = document.get("plan") or {}
+        if wrong := next((name for name in PLAN if not isinstance(plan.get(name, 0), int | float)), None):
+            raise TypeError(f"'plan': {wrong!r}")
         if not all(isinstance(document["environment"].get(name) or {}, dict) for name in ("device", "versions")):
             raise TypeError("'environment'")
         for number, record in enumerate(records, start=1):
@@ -181,12 +185,15 @@ def _series(samples: Mapping[str, Any]) -> Iterator[tuple[str, list[int]]]:
     yield from (samples.get("phases_ns") or {}).items()
 
 
-def _check(path: Path, number: int, record: Mapping[str, Any]) -> None:
+def _check(path: Path, number: int, record: Mapping[str, Any]) -> None:  # noqa: C901  one refusal after the other
     def refuse(found: str) -> UnreadableInputError:
         return UnreadableInputError(path, f"measurement {number}: {found}", _WRONG)
 
     if not isinstance(record.get("details") or {}, dict):
         raise refuse("its details are no object")
+    for name, setting in record["cell"].items():
+        if not _is_setting(setting):
+            raise refuse(f"its setting {name!r} is no number, word or list of these")
     status = record["status"]
     if status not in STATUSES:
         raise refuse(f"its status is {status!r}, none of {', '.join(STATUSES)}")
@@ -210,6 +217,10 @@ def _check(path: Path, number: int, record: Mapping[str, Any]) -> None:
     work = record.get("work")
     if work and work.get("macs") is not None and work["flops"] != 2 * work["macs"]:
         raise refuse(f"{work['flops']} FLOPs are not twice the {work['macs']} multiply-accumulates")
+
+
+def _is_setting(value: Any) -> bool:
+    return not any(isinstance(part, dict | list) for part in (value if isinstance(value, list) else [value]))
 
 
 def _is_ordered(spread: Mapping[str, Any]) -> bool:

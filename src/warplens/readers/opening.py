@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Final, Generic, Protocol, TypeVar, cast
 
 from warplens.errors import UnreadableInputError
+from warplens.readers.limits import unpacked_bytes
 
 if TYPE_CHECKING:
     from warplens.readers.scrubbing import Removed
@@ -238,15 +239,6 @@ class Wanted(Generic[Content]):
 
 # --- Compressed files: unpacked as a stream into a temporary file, bounded, and removed afterwards --------------------
 
-#: No capture is larger than this; the largest export that the readers were measured with has 2 GB.
-MAX_UNPACKED_BYTES: Final = 64 * 2**30
-
-#: nsys exports shrink 4- to 12-fold. A file that grows a hundredfold is damaged, or made to fill the disk.
-MAX_EXPANSION: Final = 100
-
-#: Below this size the ratio is not looked at: a small file of zeros harms nobody.
-_UNSUSPICIOUS_BYTES = 2**30
-
 _CHUNK_BYTES: Final = 2**20
 
 Unpacker = Callable[[BinaryIO], BinaryIO]
@@ -301,8 +293,8 @@ def unpacked(path: Path, unpacker: Unpacker) -> Iterator[Path]:
     """A temporary file with the content of the compressed file `path`, outside its folder; removed at the end.
 
     Raises:
-        UnreadableInputError: the file is damaged or incomplete, it expands beyond `MAX_EXPANSION` or
-            `MAX_UNPACKED_BYTES`, or the temporary folder has no room for it.
+        UnreadableInputError: the file is damaged or incomplete, it expands beyond
+            `limits.unpacked_bytes`, or the temporary folder has no room for it.
     """
     folder = Path(tempfile.mkdtemp(prefix="warplens-"))
     try:
@@ -314,16 +306,15 @@ def unpacked(path: Path, unpacker: Unpacker) -> Iterator[Path]:
 
 
 def _unpack(path: Path, unpacker: Unpacker, target: Path) -> None:
-    limit = min(MAX_UNPACKED_BYTES, max(_UNSUSPICIOUS_BYTES, MAX_EXPANSION * path.stat().st_size))
+    most, limit = unpacked_bytes(path.stat().st_size)
     size = 0
     try:
         with path.open("rb") as packed, target.open("wb") as file:
             stream = unpacker(packed)
             while chunk := _next_chunk(stream, path):
                 size += len(chunk)
-                if size > limit:
-                    found = f"unpacking it gives more than {limit:,} bytes, {MAX_EXPANSION} times its size or more"
-                    raise UnreadableInputError(path, found, "Unpack it yourself if you trust it, and give the result")
+                if size > most:
+                    raise limit.refused(path, f"unpacking it gives {most:,} bytes and on,")
                 file.write(chunk)
     except OSError as error:
         found = f"it cannot be unpacked into the temporary folder ({error.strerror})"

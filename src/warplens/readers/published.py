@@ -22,6 +22,7 @@ import polars as pl
 from warplens._version import __version__
 from warplens.errors import UnreadableInputError
 from warplens.profile.measurements import CELL_PHASES, CELLS, SAMPLES, STATUSES, Measurements
+from warplens.readers.limits import document_bytes
 from warplens.readers.measurements import MEASUREMENTS_SCHEMA_NAME, measurements_of, read_measurements
 from warplens.readers.opening import compression_of, head_of
 
@@ -77,7 +78,7 @@ def read_published(path: Path | str) -> Measurements:
     """
     source = Path(path)
     try:
-        text = source.read_text("utf-8-sig")
+        text = document_bytes(source, source).decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         found = (error.strerror or "it cannot be read") if isinstance(error, OSError) else "it is no text in UTF-8"
         advice = _ADVICE if isinstance(error, OSError) else "Save it as CSV in UTF-8"

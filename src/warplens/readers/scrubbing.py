@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from warplens.errors import WarplensError
+from warplens.errors import UnreadableInputError, WarplensError
 from warplens.secrets import ADDRESSES, FORBIDDEN, Secrets
 
 #: Shorter than this, a value is found by chance in a large file.
@@ -57,7 +57,7 @@ def search_copy(
     A word that also stands in a text that came along, as a part of the name of a function, say, is there by chance.
 
     Args:
-        copy: the file, not empty.
+        copy: the file.
         secrets: what it must not hold.
         source: the original, for the error.
         rewritten: texts of the copy that people wrote.
@@ -67,6 +67,10 @@ def search_copy(
     Raises:
         ScrubError: something was found.
     """
+    if not copy.stat().st_size:
+        raise UnreadableInputError(
+            source, "nothing in it can be copied", "Give a file that the other commands can read"
+        )
     joined = b"\0".join(rewritten)
     if (secrets.pattern and secrets.pattern.search(joined)) or ADDRESSES.search(joined):
         raise _left(source, "a name, an address or an identifying value")

@@ -24,6 +24,7 @@ import csv
 import re
 from collections import Counter
 from decimal import Decimal, InvalidOperation
+from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -32,6 +33,7 @@ import polars as pl
 from warplens.errors import UnreadableInputError
 from warplens.profile.columns import column, table
 from warplens.profile.schema import Column
+from warplens.readers.limits import document_bytes
 from warplens.readers.opening import Asked, Input, Kind, Reader
 
 if TYPE_CHECKING:
@@ -131,10 +133,9 @@ class Timings(Reader[pl.DataFrame]):
 def _rows(path: Path, source: Path) -> tuple[str, list[str], list[list[str]]]:
     """The separator, the titles and the lines of a table."""
     try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            separator = max(",;\t", key=file.readline().count)
-            file.seek(0)
-            header, *lines = list(csv.reader(file, delimiter=separator)) or [[]]
+        text = document_bytes(path, source).decode("utf-8-sig")
+        separator = max(",;\t", key=text.partition("\n")[0].count)
+        header, *lines = list(csv.reader(StringIO(text, newline=""), delimiter=separator)) or [[]]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise UnreadableInputError(source, f"cannot be read as CSV ({type(error).__name__})", _ADVICE) from error
     return separator, header, lines

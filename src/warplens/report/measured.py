@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import polars as pl
 
-from warplens.profile.measurements import CELLS
+from warplens.profile.measurements import CELLS, PLAN
 from warplens.profile.schema import Column
 from warplens.report import text as fmt
 from warplens.report.document import Document, Figure, Paragraph, Section, Table, pick
@@ -87,7 +87,8 @@ def measured_facts(measurements: Measurements) -> list[str]:
         texts = (f"{name.replace('_', ' ')} {fmt.value(first[name], 'text')}" for name in shared if first[name] != "")
         facts.append(f"all cells: {', '.join(texts)}")
     rounds = cells.get_column("rounds").max()
-    facts.append(_method(plan) if rounds in (None, 1) else _turns(plan, fmt.value(rounds, "count")))  # type: ignore[arg-type]
+    if set(PLAN) <= plan.keys():
+        facts.append(_method(plan) if rounds in (None, 1) else _turns(plan, fmt.value(rounds, "count")))  # type: ignore[arg-type]
     return facts
 
 

@@ -83,13 +83,14 @@ def group_launches(counters: KernelCounters, keys: Sequence[str] = GROUP_KEYS) -
         first.drop("first_launch"), on=list(keys), how="left", nulls_equal=True, maintain_order="left"
     )
     group = of_launch["group"].cast(pl.Int64)
-    metrics = counters.metrics.with_columns(group.alias("\0group"))
+    metrics = pl.DataFrame([*counters.metrics.get_columns(), group.alias("\0group")])  # of which there may be none
     numbers = cs.numeric() - cs.matches(_FIXED) - cs.by_name("\0group")
     # A NaN is what the tool writes for a launch that failed.
     medians = metrics.group_by("\0group", maintain_order=True).agg(
         numbers.cast(pl.Float64).fill_nan(None).median(), (~numbers - cs.by_name("\0group")).drop_nulls().first()
     )
-    duration = pl.coalesce(pl.lit(None, dtype=pl.Float64), *(n for n in _DURATIONS if n in metrics.columns))
+    numeric = metrics.select(cs.numeric()).columns  # a damaged report may hold a text as a duration
+    duration = pl.coalesce(pl.lit(None, dtype=pl.Float64), *(n for n in _DURATIONS if n in numeric))
     totals = metrics.select(group="\0group", ns=duration.fill_nan(None)).group_by("group", maintain_order=True)
     summed = totals.agg(
         launches=pl.len().cast(pl.Int64), total_ns=pl.when(pl.col("ns").count() > 0).then(pl.col("ns").sum())

@@ -26,7 +26,7 @@ from warplens.errors import UnreadableInputError
 from warplens.readers.kineto.json_text import EXACT, lenient
 from warplens.readers.kineto.scan import BOUNDARY, Piece
 from warplens.readers.kineto.values import PADDING, Bytes
-from warplens.readers.opening import MAX_EXPANSION, MAX_UNPACKED_BYTES
+from warplens.readers.limits import EVENT_BYTES, HEADER_BYTES, TRACE_EXPANSION, unpacked_bytes
 
 #: Text handed out at a time. Array operations on much less spend their time on being called, on more on memory.
 BLOCK_BYTES = 4 * 2**20
@@ -35,10 +35,6 @@ BLOCK_BYTES = 4 * 2**20
 _PACKED_BYTES = 2**15
 _LEAST_PACKED_BYTES = 2**9
 _BLOCKS_AHEAD = 2
-
-#: A trace has a few lines over and over: gzip makes it thirty times smaller, zstd and xz up to three hundred times.
-_MAX_EXPANSION = 10 * MAX_EXPANSION
-_UNSUSPICIOUS_BYTES = 2**30
 
 
 class Source:
@@ -98,16 +94,15 @@ class Source:
                 self.packed_read += len(block)
                 yield block
             return
-        limit = min(MAX_UNPACKED_BYTES, max(_UNSUSPICIOUS_BYTES, _MAX_EXPANSION * self.packed_bytes))
+        most, limit = unpacked_bytes(self.packed_bytes, TRACE_EXPANSION)
         parts: list[bytes] = []
         size = total = 0
         for part in self._parts(file):
             parts.append(part)
             size += len(part)
             total += len(part)
-            if total > limit:
-                found = f"unpacking it gives more than {limit:,} bytes, {_MAX_EXPANSION} times its size or more"
-                raise UnreadableInputError(self._path, found, "Unpack it yourself if you trust it, and give the result")
+            if total > most:
+                raise limit.refused(self._path, f"unpacking it gives {most:,} bytes and on,")
             if size >= BLOCK_BYTES:
                 yield b"".join(parts)
                 parts, size = [], 0
@@ -170,12 +165,6 @@ _ARRAY = re.compile(rb"\s*\[")
 _STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*("|\Z)', re.DOTALL)
 
 _TAIL_BYTES = 2**16
-
-#: What stands around the events is kept up to here; beyond it is no trace's description of itself.
-_HEADER_BYTES = 64 * 2**20
-
-#: No event is longer than this; one that does not end until then is damaged, and reading goes on after it.
-_LONGEST_EVENT = 4 * 2**20
 
 #: Text that is read at a time where it cannot be cut beforehand.
 _WINDOW_BYTES = 2**20
@@ -311,7 +300,7 @@ class _Walk(Generic[AnyPieces]):
                     if not head[found.end() :].strip(b": \t\r\n"):
                         break  # it goes on in the next block
                 at = found.end()
-            if len(head) > _HEADER_BYTES:
+            if len(head) > HEADER_BYTES:
                 break
         return head, None
 
@@ -342,7 +331,7 @@ class _Walk(Generic[AnyPieces]):
             text = carried + block if carried else block
             at = _last_boundary(text)
             if at is None:
-                if len(text) > _LONGEST_EVENT:
+                if len(text) > EVENT_BYTES:
                     raise _UnbalancedError
                 carried = text
                 continue
@@ -386,7 +375,7 @@ class _Walk(Generic[AnyPieces]):
         self.pieces.add(piece)
 
     def _after_events(self, text: bytes) -> None:
-        if len(self.trailer) + len(text) <= _HEADER_BYTES:
+        if len(self.trailer) + len(text) <= HEADER_BYTES:
             self.trailer += text
 
     def _end(self, piece: Piece, text: Bytes) -> None:
@@ -432,10 +421,10 @@ class _Walk(Generic[AnyPieces]):
             text = text[piece.scanned.rest - PADDING :]
             boundary = BOUNDARY.search(text, 1)
             if boundary is None:
-                too_long = len(text) > _LONGEST_EVENT
+                too_long = len(text) > EVENT_BYTES
                 self.document.damaged += too_long
                 return b"" if too_long else text
-            if broken is None and not is_last and len(text) <= _LONGEST_EVENT and _may_be_one_event(text):
+            if broken is None and not is_last and len(text) <= EVENT_BYTES and _may_be_one_event(text):
                 return text
             self.document.damaged += 1
             text = text[boundary.end() :]

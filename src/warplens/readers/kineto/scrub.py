@@ -248,8 +248,8 @@ class _Copy:
                 kept[key] = self._name(category, value)
             elif isinstance(value, str):
                 kept[key] = self._text("event", value)
-            elif not isinstance(value, (dict, list)):
-                kept[key] = value
+            else:  # an object or a list here has no meaning, but its absence may have one
+                kept[key] = None if isinstance(value, (dict, list)) else value
         return kept
 
     def _naming(self, event: dict[str, Any]) -> dict[str, Any] | None:

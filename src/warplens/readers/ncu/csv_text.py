@@ -21,6 +21,7 @@ import numpy.typing as npt
 import polars as pl
 
 from warplens.errors import UnreadableInputError
+from warplens.readers.limits import LINE_BYTES
 from warplens.readers.ncu.csv_labels import Messages
 from warplens.readers.ncu.metrics import CELLS_PER_VALUE, FREE_CELLS, MOST_METRICS, unit_of
 
@@ -40,9 +41,6 @@ _OTHER_PAGES = (
 #: A list of instances in one cell is longer than the csv module allows by default; a quote that is never closed must
 #: not take in the whole of a large file.
 LONGEST_FIELD = 1 << 24
-
-#: A line without an end is no line of a table.
-_LONGEST_LINE = 1 << 24
 
 _BOMS = ((codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"), (codecs.BOM_UTF8, "utf-8-sig"))
 
@@ -134,7 +132,7 @@ class Table:
 
     def _header(self, text: TextIO) -> tuple[str, str]:
         begins = ""
-        while line := text.readline(_LONGEST_LINE):
+        while line := text.readline(LINE_BYTES):
             if found := HEADER.match(line):
                 return line, found[1]
             begins = begins or line.strip()
@@ -152,7 +150,7 @@ class Table:
         return UnreadableInputError(self._known_as, "no table of Nsight Compute stands in it", advice)
 
     def _lines(self, text: TextIO) -> Iterator[str]:
-        while line := text.readline(_LONGEST_LINE):
+        while line := text.readline(LINE_BYTES):
             self._quotes += line.count('"')
             self._line = line
             yield line.replace("\0", "") if "\0" in line else line

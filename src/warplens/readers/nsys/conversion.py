@@ -19,6 +19,7 @@ from pathlib import Path
 
 from warplens.errors import UnreadableInputError
 from warplens.patterns import lazy_pattern
+from warplens.readers.limits import CACHE_BYTES
 
 _EXPORT = "nsys export --type sqlite --output profile.sqlite"
 _DOWNLOAD = "https://developer.nvidia.com/nsight-systems/get-started"
@@ -35,8 +36,6 @@ _USUAL_PLACES = (
 
 _VERSION_TIMEOUT_S = 60
 
-#: No more is kept of earlier conversions: some twenty of common size.
-_CACHE_BYTES = 4 * 2**30
 _PERCENT = lazy_pattern(r"(\d{1,3})%")
 _PERCENT_STEP = 10
 
@@ -147,7 +146,7 @@ def _prune(newest: Path) -> None:
     total = newest.stat().st_size
     for _, size, path in used:
         total += size
-        if total > _CACHE_BYTES:
+        if total > CACHE_BYTES.value:
             path.unlink(missing_ok=True)
 
 

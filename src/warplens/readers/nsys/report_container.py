@@ -33,6 +33,7 @@ from typing import BinaryIO
 import lz4.block
 
 from warplens.errors import UnreadableInputError
+from warplens.readers import limits
 from warplens.readers.nsys.report_wire import BYTES, Bytes, DamagedError, fields, tag, varint
 
 _MAGIC = b"NVIDIA Tegra Profiler Report "
@@ -46,26 +47,11 @@ _LZ4 = b"lz4"
 #: A varint of 64 bits.
 _LENGTH_BYTES = 10
 
-#: The largest block of events seen has 0.7 MB; nsys begins a new one after some ten thousand events.
-_MAX_EVENT_BLOCK = 2**26
-
 #: Bytes of blocks that are decoded together: enough that the cost of a call does not show, few enough for the caches.
 _BYTES_AT_ONCE = 2**20
 
-#: All strings stand in one block: 0.1 MB in small reports, some MB with call stacks.
-_MAX_STRING_BLOCK = 2**28
-_MAX_STRINGS = 4_000_000
-
 #: All strings stand among few other things.
 _MAX_OTHERS = 100_000
-
-#: Messages beside the events have up to 0.1 MB: they hold environments and lists of processes and threads.
-_MAX_MESSAGE = 2**24
-_MAX_INDEX = 2**20
-
-#: Real blocks of events shrink to a third. The bound, on all blocks together, is against files made to fill the memory.
-_MAX_RATIO = 32
-_FREE_BYTES = 2**26
 
 _DAMAGED = "Export it where it was recorded: nsys export --type sqlite; else record the program again"
 
@@ -123,7 +109,7 @@ class Report:
         self._unpacked = 0
         if not self._first_block <= self._strings_at <= self._end:
             raise self.damaged("the place of its strings lies outside of its events")
-        block, position = self._block(self._strings_at, _MAX_STRING_BLOCK)
+        block, position = self._block(self._strings_at, limits.STRING_BLOCK_BYTES)
         self.strings = self._split_strings(block, string_count)
         _, position = self._message(position)  # threads and their names
         self.tail, _ = self._message(position)
@@ -135,7 +121,7 @@ class Report:
         spans: list[tuple[int, int]] = []
         size = 0
         while position < self._strings_at:
-            block, position = self._block(position, _MAX_EVENT_BLOCK)
+            block, position = self._block(position, limits.EVENT_BLOCK_BYTES)
             if position > self._strings_at:
                 raise self.damaged("a block of events reaches into its strings")
             begin, end = self._framed(block)
@@ -152,7 +138,7 @@ class Report:
         section = self._sections.get(name)
         if section is None:
             return b""
-        if section.size > _MAX_MESSAGE:
+        if section.size > limits.MESSAGE_BYTES:
             raise self.damaged(f"its section {name} is too large")
         return self._at(section.position, section.size)
 
@@ -199,7 +185,7 @@ class Report:
             raise UnreadableInputError(self.known_as, found, advice)
         begin = int.from_bytes(trailer[:8], "little")
         end = self._size - _TRAILER_BYTES
-        if not 0 < begin < end or end - begin > _MAX_INDEX:
+        if not 0 < begin < end or end - begin > limits.INDEX_BYTES:
             raise self.damaged("its table of contents is not where it should be")
         content = self._at(begin, end - begin)
         sections = {}
@@ -226,7 +212,7 @@ class Report:
         return self._sections[name]
 
     def _compression(self, section: Section) -> tuple[bytes, int]:
-        content = self._at(section.position, min(section.size, _MAX_MESSAGE))
+        content = self._at(section.position, min(section.size, limits.MESSAGE_BYTES))
         compression, strings_at = b"", -1
         with self.understood():
             for key, value, stop in fields(content, 0, len(content)):
@@ -255,7 +241,7 @@ class Report:
     def _message(self, position: int) -> tuple[bytes, int]:
         """A message behind its length, and the position after it."""
         length, begin = self._number(position)
-        if length > min(self._end - begin, _MAX_MESSAGE):
+        if length > min(self._end - begin, limits.MESSAGE_BYTES):
             raise self.damaged("a message is longer than what is left of it")
         return self._at(begin, length), begin + length
 
@@ -266,7 +252,7 @@ class Report:
         self._unpacked += size
         if packed > self._end - begin:
             raise self.damaged("a block is longer than what is left of it")
-        if size > limit or self._unpacked > _FREE_BYTES + _MAX_RATIO * self._size:
+        if size > limit or self._unpacked > limits.FREE_BLOCK_BYTES + limits.BLOCK_EXPANSION * self._size:
             raise self.damaged(f"a block claims to hold {size:,} bytes")
         try:
             content: bytes = lz4.block.decompress(self._at(begin, packed), uncompressed_size=size)
@@ -285,7 +271,7 @@ class Report:
         return begin, begin + length
 
     def _split_strings(self, block: bytes, expected: int) -> list[bytes]:
-        if expected > _MAX_STRINGS:
+        if expected > limits.STRINGS:
             raise self.damaged(f"it claims to hold {expected:,} strings")
         begin, end = self._framed(block)
         strings: list[bytes] = []

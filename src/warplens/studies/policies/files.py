@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from warplens._version import __version__
 from warplens.errors import UnreadableInputError
+from warplens.readers.limits import document_bytes
 from warplens.studies.policies.choosing import RULES, Axis, GridPoint, Place, Policy, Side, Value, is_number
 from warplens.studies.policies.regret import Curve, Curves, Regret
 from warplens.writing import write_whole
@@ -26,8 +27,6 @@ POLICY_SCHEMA_NAME: Final = "warplens.policy/1"
 
 _ADVICE: Final = "Give a file that `warplens policy fit … --output FILE` wrote"
 
-#: A point takes some hundred bytes, and a sweep has some hundred points.
-_MOST_BYTES: Final = 16 * 2**20
 #: A place between points has two to the power of this many points around.
 _MOST_AXES: Final = 8
 #: No time (31 years) and no setting is larger; products of such numbers stay finite.
@@ -119,10 +118,7 @@ def read_policy(path: Path | str) -> Policy:
     """
     source = Path(path)
     try:
-        size = source.stat().st_size
-        if size > _MOST_BYTES:
-            raise UnreadableInputError(source, f"it has {size} bytes, and no policy has so many", _ADVICE)
-        text = source.read_bytes().decode("utf-8")
+        text = document_bytes(source, source).decode("utf-8")
     except OSError as error:
         raise UnreadableInputError(source, f"it cannot be read ({error.strerror})", _ADVICE) from None
     except UnicodeDecodeError:

@@ -151,7 +151,7 @@ def _tokens(cell: Cell) -> tuple[tuple[float, float, float], ...] | None:
     blocks = cell.details.get("tokens")
     if not isinstance(blocks, list | tuple) or not blocks:
         return None
-    if not all(isinstance(block, list | tuple) and len(block) == 3 for block in blocks):
+    if not all(isinstance(block, list | tuple) and len(block) == 3 and all(map(is_number, block)) for block in blocks):
         return None
     return tuple((float(block[0]), float(block[1]), float(block[2])) for block in blocks)
 

@@ -1,0 +1,131 @@
+"""Every bound on what a file may make a reader do, in one place, with the reason beside it.
+
+A file beyond a bound is refused in one line that names the bound and the variable that raises it:
+`WARPLENS_MAX_UNPACKED_BYTES=200e9 warplens …`. Bounds that no honest file comes near, and that guard a loop or a buffer
+inside of one format, stand here as plain numbers. How much memory a profile may take is `--memory`; how long a name
+may be is `warplens.profile.schema.LONGEST_NAME`.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from warplens.errors import UnreadableInputError, UsageError
+
+_PREFIX: Final = "WARPLENS_MAX_"
+
+
+@dataclass(frozen=True)
+class Limit:
+    """A bound that a user may raise.
+
+    Attributes:
+        name: as it stands in the variable of the environment, behind `WARPLENS_MAX_`.
+        usual: the bound, unless that variable gives another.
+        what: what is bounded, as the end of "more than 1,000 …".
+    """
+
+    name: str
+    usual: int
+    what: str
+
+    @property
+    def value(self) -> int:
+        """The bound that holds now.
+
+        Raises:
+            UsageError: the variable holds no number above zero.
+        """
+        text = os.environ.get(_PREFIX + self.name)
+        if text is None:
+            return self.usual
+        try:
+            number = float(text)
+        except ValueError:
+            number = 0.0
+        if not 1 <= number < 2**63:
+            raise UsageError(f"{_PREFIX}{self.name} is {text!r}: set it to a number above zero, or unset it")
+        return int(number)
+
+    def refused(self, path: Path, found: str, limit: int | None = None) -> UnreadableInputError:
+        """The error for a file beyond the bound: what was found, the bound, and how to raise it."""
+        bound = f"{found} more than {limit or self.value:,} {self.what}"
+        return UnreadableInputError(path, bound, f"If you trust the file, set {_PREFIX}{self.name} to more")
+
+
+# --- What a user may raise --------------------------------------------------------------------------------------------
+
+#: No capture is larger; the largest export that the readers were measured with has 2 GB.
+UNPACKED_BYTES: Final = Limit("UNPACKED_BYTES", 64 * 2**30, "bytes")
+
+#: nsys exports shrink 4- to 12-fold. A file that grows a hundredfold is damaged, or made to fill the disk.
+EXPANSION: Final = Limit("EXPANSION", 100, "times its size")
+
+#: A trace has a few lines over and over: gzip makes it thirty times smaller, zstd and xz up to three hundred times.
+TRACE_EXPANSION: Final = Limit("TRACE_EXPANSION", 1_000, "times its size")
+
+#: Below this size the ratio is not looked at: it is written or passed over in a second or two.
+UNSUSPICIOUS_BYTES: Final = 2**28
+
+#: Measurements, policies and published tables, which are parsed whole; the largest we have is 0.7 MB. Parsing takes up
+#: to ten times as much memory.
+DOCUMENT_BYTES: Final = Limit("DOCUMENT_BYTES", 64 * 2**20, "bytes")
+
+#: Conversions by nsys that are kept: some twenty of common size.
+CACHE_BYTES: Final = Limit("CACHE_BYTES", 4 * 2**30, "bytes")
+
+
+def unpacked_bytes(packed: int, expansion: Limit = EXPANSION) -> tuple[int, Limit]:
+    """How large a compressed file of this size may become, and the bound that says so."""
+    by_ratio = max(UNSUSPICIOUS_BYTES, expansion.value * packed)
+    return (by_ratio, expansion) if by_ratio < UNPACKED_BYTES.value else (UNPACKED_BYTES.value, UNPACKED_BYTES)
+
+
+# --- Traces of PyTorch (JSON) -----------------------------------------------------------------------------------------
+
+#: What stands around the events is kept up to here; beyond it is no trace's description of itself.
+HEADER_BYTES: Final = 64 * 2**20
+
+#: No event is longer than this; one that does not end until then is damaged, and reading goes on after it.
+EVENT_BYTES: Final = 4 * 2**20
+
+# --- Reports of Nsight Systems ----------------------------------------------------------------------------------------
+
+#: The largest block of events seen has 0.7 MB; nsys begins a new one after some ten thousand events.
+EVENT_BLOCK_BYTES: Final = 2**26
+
+#: All strings stand in one block: 0.1 MB in small reports, some MB with call stacks.
+STRING_BLOCK_BYTES: Final = 2**28
+STRINGS: Final = 4_000_000
+
+#: Messages beside the events have up to 0.1 MB: they hold environments and lists of processes and threads.
+MESSAGE_BYTES: Final = 2**24
+INDEX_BYTES: Final = 2**20
+
+#: Real blocks of events shrink to a third. On all blocks together, against files made to fill the memory.
+BLOCK_EXPANSION: Final = 32
+FREE_BLOCK_BYTES: Final = 2**26
+
+# --- Tables of text ---------------------------------------------------------------------------------------------------
+
+#: A line of a table of Nsight Compute, of which a full set of metrics takes 100 kB.
+LINE_BYTES: Final = 2**24
+
+
+def document_bytes(path: Path, known_as: Path) -> bytes:
+    """The whole of a file that is parsed at once.
+
+    Raises:
+        UnreadableInputError: it is larger than such a file may be, or no file that ends.
+    """
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise UnreadableInputError(known_as, "this is no regular file", "Copy what it gives into a file first")
+    limit = DOCUMENT_BYTES.value
+    with path.open("rb") as file:
+        content = file.read(limit + 1)
+    if len(content) > limit:
+        raise DOCUMENT_BYTES.refused(known_as, "it has")
+    return content
