@@ -17,7 +17,7 @@ from warplens.analysis.frames import ratio
 from warplens.analysis.phases import forward_pass
 from warplens.analysis.trees import NO_RANGE
 from warplens.analysis.window import NO_PHASE, PHASES, phase_of_name
-from warplens.profile.columns import table
+from warplens.profile.columns import column, table
 from warplens.profile.schema import Column, name_categories
 
 if TYPE_CHECKING:
@@ -29,9 +29,7 @@ if TYPE_CHECKING:
 ALLOCATIONS: Final = table(
     "allocations",
     "One allocation or release by the framework's allocator. `warplens memory --by event`.",
-    "time_ns process device delta_bytes",
-    Column("allocated_bytes", pl.Int64, "in use after it, of that process and device", title="Churn"),
-    Column("reserved_bytes", pl.Int64, "held by the allocator after it; null where it was not recorded", title="Held"),
+    "time_ns process device delta_bytes allocated_bytes reserved_bytes",
     device="ordinal of the GPU; null for host memory",
 )
 
@@ -39,22 +37,7 @@ ALIVE: Final = table(
     "memory alive at the peak",
     "One group of blocks that were in use at the peak of a process and device. `warplens memory --by operator`,"
     " with a column `owner` for people.",
-    "process device",
-    Column(
-        "operator",
-        pl.String,
-        "operator that was open when the memory was allocated, operators that only allocate left aside; an"
-        " annotation where there was none; null without either",
-    ),
-    Column(
-        "forward",
-        pl.String,
-        "forward operator whose gradient that operator computes; null outside of the backward pass and where"
-        " it is not known",
-        title="Gradient of",
-        kind="name",
-    ),
-    "phase",
+    "process device operator forward phase",
     Column(
         "from_before",
         pl.Boolean,
@@ -71,12 +54,10 @@ ALIVE: Final = table(
 ALLOCATIONS_BY_STEP: Final = table(
     "allocations of each step",
     "One step, process and device. `warplens memory --by step`.",
-    "step process device",
-    Column("allocations", pl.Int64, "how many"),
-    Column("releases", pl.Int64, "how many"),
-    Column("allocated_bytes", pl.Int64, "sum of the allocations", title="Churn"),
+    "step process device allocations releases",
+    column("allocated_bytes", help="sum of the allocations"),
     Column("released_bytes", pl.Int64, "sum of the releases"),
-    Column("peak_bytes", pl.Int64, "the most that was in use at once"),
+    "peak_bytes",
     device="ordinal of the GPU; null for host memory",
 )
 

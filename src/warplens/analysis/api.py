@@ -121,10 +121,10 @@ API_CALLS: Final = table(
     "API calls",
     "One group of CUDA API calls. `warplens api`; the columns of `--by` stand first. Times are the host's.",
     "name",
-    Column(
+    column(
         "kind",
-        API_KIND,
-        "what the function does: `launch`, `graph-launch`, `copy`, `memset`, `sync`, `allocation`, `event`,"
+        dtype=API_KIND,
+        help="what the function does: `launch`, `graph-launch`, `copy`, `memset`, `sync`, `allocation`, `event`,"
         " `query`, `module`, `other`",
     ),
     "process thread calls",
@@ -138,8 +138,7 @@ API_CALLS: Final = table(
 WAITS: Final = table(
     "waits",
     "One group of waits that the profiler recorded. `warplens.analysis.api.synchronization_statistics`.",
-    Column("kind", pl.String, "event, stream-wait-event, stream, context"),
-    "device process thread",
+    "kind device process thread",
     Column("waits", pl.Int64, "how many"),
     SPREAD,
     "share",

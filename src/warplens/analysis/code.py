@@ -21,7 +21,7 @@ from warplens.analysis.operators.places import module_name
 from warplens.analysis.ranges import unnumbered_name
 from warplens.analysis.trees import NO_RANGE, nearest
 from warplens.patterns import lazy_pattern
-from warplens.profile.columns import table
+from warplens.profile.columns import column, table
 from warplens.profile.schema import Column, name_categories
 
 if TYPE_CHECKING:
@@ -41,13 +41,9 @@ CODE: Final = table(
     "code",
     "A kind of CUDA call at one place of the program. `warplens code`.",
     Column("call", pl.String, "what the call does: `sync`, `copy`, `allocation`, `memset`, `launch`, `graph-launch`"),
-    Column("operator", pl.String, "innermost operator around the call; null where there is none", kind="name"),
-    Column(
-        "range", pl.String, "innermost annotated range around the call, without numbers of steps and calls", kind="name"
-    ),
-    Column("line", pl.String, "`file(line): function`, the line where it begins; null without stacks", kind="name"),
-    "calls",
-    Column("host_ns", pl.Int64, "time of the host inside these calls", title="Host time"),
+    column("operator", help="innermost operator around the call; null where there is none", kind="name"),
+    "range line calls",
+    column("host_ns", help="time of the host inside these calls", title="Host time"),
     "share",
     share="share of the host time in all listed calls of that kind",
 )

@@ -10,7 +10,7 @@ import polars as pl
 from warplens.analysis.frames import duration_ns, ratio, spread
 from warplens.analysis.streams import busy_by
 from warplens.errors import UsageError
-from warplens.profile.columns import SPREAD, spread_columns, table
+from warplens.profile.columns import SPREAD, column, spread_columns, table
 from warplens.profile.schema import Column
 
 if TYPE_CHECKING:
@@ -26,15 +26,12 @@ _NS_PER_S: Final = 1e9
 COPIES: Final = table(
     "copies and fills",
     "One kind of copy or fill. `warplens copies`.",
-    Column("kind", _KIND, "`copy` or `memset`"),
+    column("kind", dtype=_KIND, help="`copy` or `memset`"),
     Column("direction", pl.String, "host-to-device, device-to-host, …; null for a memset"),
-    Column(
-        "source_memory",
-        pl.String,
-        "pageable, pinned, device, managed, …; null for a memset, and where it was not recorded",
-        title="From",
+    column(
+        "source_memory", help="pageable, pinned, device, managed, …; null for a memset, and where it was not recorded"
     ),
-    Column("destination_memory", pl.String, "likewise; for a memset the memory that it fills", title="To"),
+    column("destination_memory", help="likewise; for a memset the memory that it fills"),
     "calls",
     SPREAD,
     "share",
@@ -116,10 +113,9 @@ MEMORY_EVENTS: Final = table(
     "memory over time",
     "One allocation or release inside the window. `warplens.analysis.copies.memory_timeline`.",
     "time_ns process device memory delta_bytes",
-    Column(
+    column(
         "allocated_bytes",
-        pl.Int64,
-        "allocated after the event, by the process, on the GPU, of this kind of memory",
+        help="allocated after the event, by the process, on the GPU, of this kind of memory",
         title="Allocated",
     ),
 )

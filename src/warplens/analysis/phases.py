@@ -28,9 +28,7 @@ PHASE: Final = pl.Enum([NO_PHASE, *PHASES])
 PHASE_TIMES: Final = table(
     "phases",
     "One phase of the window. `warplens phases`. Phases without work are left out.",
-    "phase gpu_ns inferred_ns busy_ns",
-    Column("kernel_ns", pl.Int64, "part of `gpu_ns` in kernels", title="Kernel time"),
-    "matmul_ns kernels ops share",
+    "phase gpu_ns inferred_ns busy_ns kernel_ns matmul_ns kernels ops share",
     busy_ns="interval union of the work inside the window, summed over GPUs",
     share="share of the window's summed GPU time",
 )

@@ -20,16 +20,14 @@ from warplens.analysis.trees import NO_RANGE, depth_first, name_paths, nearest
 from warplens.analysis.window import Window
 from warplens.errors import UsageError
 from warplens.patterns import lazy_pattern
-from warplens.profile.columns import table
+from warplens.profile.columns import column, table
 from warplens.profile.schema import Column, Int64s, name_categories
 
 INSTANCES = table(
     "instances of ranges",
     "One range that launched work in the window, or began in it. `warplens.analysis.ranges.range_instances`.",
-    Column("row", pl.Int64, "row in `Trace.ranges`"),
-    "parent host_ns gpu_ns",
-    Column("gpu_exclusive_ns", pl.Int64, "the same without inner ranges", title="Own"),
-    "inferred_ns",
+    column("row", help="row in `Trace.ranges`"),
+    "parent host_ns gpu_ns gpu_exclusive_ns inferred_ns",
     Column("first_ns", pl.Int64, "first begin of that work on the GPU; 0 without work"),
     Column("last_ns", pl.Int64, "last end of that work on the GPU; 0 without work"),
     "span_ns ops kernels",
@@ -48,9 +46,7 @@ RANGES = table(
     "One path of range names (`--by tree`), or one name. `warplens ranges`.",
     "id parent depth name",
     Column("instances", pl.Int64, "how many ranges are summed up", title="Times"),
-    "host_ns gpu_ns",
-    Column("gpu_exclusive_ns", pl.Int64, "the same without inner ranges", title="Own"),
-    "inferred_ns span_ns ops kernels share",
+    "host_ns gpu_ns gpu_exclusive_ns inferred_ns span_ns ops kernels share",
     parent="`id` of the enclosing row; null for an outermost one, and always for `--by name`",
     depth="0 for an outermost row",
     name="name of the range",

@@ -17,7 +17,7 @@ from warplens.analysis.api import api_kinds
 from warplens.analysis.frames import duration_ns, once, ratio, spread
 from warplens.analysis.intervals import Intervals, Owned, subtract, total, union
 from warplens.analysis.timeline import WORK_KINDS
-from warplens.profile.columns import SPREAD, table
+from warplens.profile.columns import SPREAD, column, table
 from warplens.profile.schema import Column
 
 if TYPE_CHECKING:
@@ -52,10 +52,10 @@ OVERLAPS: Final = table(
     "overlap of copies and kernels",
     "One GPU. `warplens.analysis.streams.copy_overlap`.",
     "device",
-    Column("kernel_ns", pl.Int64, "time with at least one kernel", title="Kernel time"),
-    Column("copy_ns", pl.Int64, "time with at least one copy or memset", title="Copies"),
-    Column("overlapped_ns", pl.Int64, "time with both"),
-    Column("exposed_ns", pl.Int64, "time with copies or memsets alone"),
+    column("kernel_ns", help="time with at least one kernel"),
+    column("copy_ns", help="time with at least one copy or memset"),
+    column("overlapped_ns", help="time with both", title="Overlapped"),
+    column("exposed_ns", help="time with copies or memsets alone", title="Exposed"),
     Column("overlapped_share", pl.Float64, "`overlapped_ns` of `copy_ns`; null without copies"),
 )
 
@@ -184,12 +184,7 @@ GRAPHS: Final = table(
     " the end of its last.",
     Column("traced", _TRACED, "`whole`: the inside is hidden; `nodes`: every node is recorded"),
     "device",
-    Column(
-        "graph",
-        pl.Int64,
-        "id of the graph; for `nodes` the id of the first node it replays; null where unknown",
-        kind="text",
-    ),
+    column("graph", help="id of the graph; for `nodes` the id of the first node it replays; null where unknown"),
     "launches",
     Column("nodes_per_launch", pl.Float64, "mean number of nodes; null where the inside is hidden", kind="count"),
     SPREAD,

@@ -14,6 +14,7 @@ from warplens.analysis.categories import categories_of
 from warplens.analysis.intervals import Intervals, Owned, clip, complement, measure_before, subtract, total, union
 from warplens.analysis.kernel_names import PRODUCTS
 from warplens.analysis.launches import LaunchSummary, launch_summary
+from warplens.profile.columns import optional, table
 from warplens.profile.schema import name_categories
 
 if TYPE_CHECKING:
@@ -291,17 +292,22 @@ def is_unfused(facts: Facts) -> bool:
 # --- What hardware counters say of the kernels of a trace: their costliest fault, and what they are limited by -------
 
 
-#: What counters add to a kernel of the trace; null for kernels that were not profiled.
-COUNTED_SCHEMA: Final = pl.Schema(
-    {
-        "bound": pl.String(),  # memory, compute, latency, small, unknown
-        "bound_unit": pl.String(),  # which memory level or pipe
-        "bound_share": pl.Float64(),  # of that unit's peak rate
-        "fault": pl.String(),  # the costliest one of `analysis.counters.FAULTS`
-        "fault_share": pl.Float64(),  # of the kernel's time that it costs at most
-        "limiter": pl.String(),  # what keeps further blocks off a multiprocessor, where occupancy is at fault
-        "stall": pl.String(),  # the longest wait of the warps
-    }
+COUNTED: Final = table(
+    "diagnosis: counters of a kernel",
+    "What counters add to a kernel of the trace. `warplens.diagnosis.facts`.",
+    optional(
+        pl.String,
+        bound="`memory`, `compute`, `latency`, `small` or `unknown`; null where the kernel was not profiled",
+        bound_unit="which memory level or pipe",
+    ),
+    optional(bound_share="of that unit's peak rate"),
+    optional(pl.String, fault="the costliest fault"),
+    optional(fault_share="of the kernel's time that it costs at most"),
+    optional(
+        pl.String,
+        limiter="what keeps further blocks off a multiprocessor, where occupancy is at fault",
+        stall="the longest wait of the warps",
+    ),
 )
 
 _KEY: Final = ("name", "grid", "block")
@@ -314,18 +320,18 @@ class Counted:
 
     Attributes:
         source: the report's file name.
-        kernels: one row a name, grid and block: these as texts, and `COUNTED_SCHEMA`.
+        kernels: one row a name, grid and block: these as texts, and `COUNTED`.
     """
 
     source: str
     kernels: pl.DataFrame
 
     def of(self, kernels: pl.DataFrame) -> pl.DataFrame:
-        """What the report says of each of these rows of `Trace.kernels` (`COUNTED_SCHEMA`)."""
+        """What the report says of each of these rows of `Trace.kernels` (`COUNTED`)."""
         from warplens.analysis.counters.groups import SIZES
 
         named = kernels.select(pl.col("name").cast(pl.String), *SIZES)
-        return named.join(self.kernels, on=_KEY, how="left", maintain_order="left").select(COUNTED_SCHEMA.names())
+        return named.join(self.kernels, on=_KEY, how="left", maintain_order="left").select(COUNTED.names)
 
 
 def counted(report: KernelCounters) -> Counted:
@@ -347,4 +353,4 @@ def counted(report: KernelCounters) -> Counted:
     launches = groups.launches.filter(pl.col("kind") == "kernel")
     named = launches.select("launch", pl.col("name").cast(pl.String), *SIZES)
     kernels = named.join(bounds, on="launch", how="left", maintain_order="left").unique(_KEY, keep="first")
-    return Counted(report.capture.source, kernels.select(*_KEY, *COUNTED_SCHEMA.names()).cast(COUNTED_SCHEMA))
+    return Counted(report.capture.source, kernels.select(*_KEY, *COUNTED.names).cast(COUNTED.schema))

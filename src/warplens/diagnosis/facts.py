@@ -24,14 +24,15 @@ from warplens.analysis.ranges import unnumbered_name
 from warplens.analysis.timebudget import IDLE_CAUSES, time_budgets
 from warplens.analysis.timeline import WORK_KINDS
 from warplens.analysis.window import NO_PHASE, PHASES
-from warplens.diagnosis.evidence import COUNTED_SCHEMA, HostLoad, host_load, mark_loops, mark_optimizers, needed_ns
+from warplens.diagnosis.evidence import COUNTED, HostLoad, host_load, mark_loops, mark_optimizers, needed_ns
 from warplens.diagnosis.findings import ISSUING, PASSES
 from warplens.diagnosis.pace import Gain, Less, Pace
 from warplens.diagnosis.program import Program
 from warplens.diagnosis.thresholds import DEFAULTS, Thresholds
 from warplens.patterns import lazy_pattern
 from warplens.profile import Device
-from warplens.profile.schema import name_categories
+from warplens.profile.columns import column, table
+from warplens.profile.schema import Column, name_categories
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -55,42 +56,36 @@ _OTHER_LABELS: Final = (
 _KIND: Final = pl.Enum(list(WORK_KINDS))
 _PHASE: Final = pl.Enum([NO_PHASE, *PHASES])
 
-#: One row a piece of work that runs in the window. Time is in nanoseconds.
-WORK_SCHEMA: Final = pl.Schema(
-    {
-        "kind": _KIND,
-        "row": pl.Int64(),  # in the table of that kind
-        "start_ns": pl.Int64(),
-        "end_ns": pl.Int64(),
-        "own_ns": pl.Int64(),  # wall time that it owns; sums to the busy time
-        "device": pl.Int32(),
-        "stream": pl.Int32(),
-        "process": pl.Int32(),
-        "launch_start_ns": pl.Int64(),
-        "launch_end_ns": pl.Int64(),
-        "range": pl.Int64(),
-        "phase": _PHASE,
-        "label": pl.Enum([*CATEGORIES, *_OTHER_LABELS]),  # category of a kernel, direction of a copy
-        "precision": CLASSES.schema["precision"],
-        "tensor_cores": pl.Boolean(),
-        "vector_product": pl.Boolean(),  # a product of a matrix with a vector, by its name
-        "fill_share": pl.Float64(),  # blocks of the grid over multiprocessors, at most 1; null where not recorded
-        "bytes": pl.Int64(),  # of a copy
-        "pageable": pl.Boolean(),  # of a copy
-        **COUNTED_SCHEMA,
-    }
+WORK: Final = table(
+    "diagnosis: work",
+    "One piece of work that runs in the window. `warplens.diagnosis.facts`.",
+    column("kind", dtype=_KIND, help="kernel, copy, memset, graph launch"),
+    "row start_ns end_ns",
+    Column("own_ns", pl.Int64, "wall time that it owns; sums to the busy time"),
+    "device stream process",
+    Column("launch_start_ns", pl.Int64, "begin of the call that issued it; null where that was not recorded"),
+    Column("launch_end_ns", pl.Int64, "end of it"),
+    column("range", dtype=pl.Int64, help="row of the innermost range around that call"),
+    column("phase", dtype=_PHASE),
+    Column("label", pl.Enum([*CATEGORIES, *_OTHER_LABELS]), "category of a kernel, direction of a copy"),
+    CLASSES.column("precision"),
+    "tensor_cores",
+    Column("vector_product", pl.Boolean, "a product of a matrix with a vector, by its name"),
+    Column("fill_share", pl.Float64, "blocks of the grid over multiprocessors, at most 1; null where not recorded"),
+    "bytes",
+    Column("pageable", pl.Boolean, "whether a copy has a side in pageable memory"),
+    COUNTED.columns,
+    row="in the table of that kind",
+    bytes="of a copy",
 )
 
-#: One row a pause of a GPU: its interval, the work that ended it, and the nanoseconds of each cause.
-GAP_SCHEMA: Final = pl.Schema(
-    {
-        "start_ns": pl.Int64(),
-        "end_ns": pl.Int64(),
-        "device": pl.Int32(),
-        "range": pl.Int64(),
-        "phase": _PHASE,
-        **{cause: pl.Int64() for cause in IDLE_CAUSES},
-    }
+GAPS: Final = table(
+    "diagnosis: pauses",
+    "One pause of a GPU: its interval, the work that ended it, and the time of each cause. `warplens.diagnosis.facts`.",
+    "start_ns end_ns device",
+    column("range", dtype=pl.Int64, help="row of the innermost range around the launch of the work that ended it"),
+    column("phase", dtype=_PHASE),
+    (Column(cause, pl.Int64, f"nanoseconds: {meaning}") for cause, meaning in IDLE_CAUSES.items()),
 )
 
 _OF_WORK: Final = (
@@ -122,9 +117,9 @@ class Facts:
 
     Attributes:
         timeline, window: the profile and the part of it that is judged.
-        work: `WORK_SCHEMA`.
+        work: `WORK`.
         rows: of each row of `work` its row in `Timeline.work`.
-        gaps: `GAP_SCHEMA`.
+        gaps: `GAPS`.
         host: what the launching threads did.
         devices: the GPUs that worked, as far as the profile describes them.
         predictions: modelled step times, by change.
@@ -393,12 +388,10 @@ def gather(
     phases = _phases(timeline, window)
     # In one piece, so that rules see its columns as arrays without a copy.
     work = pl.concat(
-        [pl.DataFrame(schema=WORK_SCHEMA), *(_work(timeline, budget, phases, counted) for budget in budgets)],
+        [WORK.empty(), *(_work(timeline, budget, phases, counted) for budget in budgets)],
         rechunk=True,
     )
-    gaps = pl.concat(
-        [pl.DataFrame(schema=GAP_SCHEMA), *(_gaps(timeline, budget, phases) for budget in budgets)], rechunk=True
-    )
+    gaps = pl.concat([GAPS.empty(), *(_gaps(timeline, budget, phases) for budget in budgets)], rechunk=True)
     idle = sum(budget.idle_ns for budget in budgets)
     unknown = sum(budget.gaps.totals["unknown"] for budget in budgets)
     ordinals = work["device"].unique().sort().to_list()
@@ -442,19 +435,15 @@ def _work(timeline: Timeline, budget: TimeBudget, phases: pl.Series, counted: Co
     """The work of one device that owns time of the window."""
     rows = _rows(timeline, budget)
     if not len(rows):
-        return pl.DataFrame(schema=WORK_SCHEMA)
+        return WORK.empty()
     # Nearly always a slice, of which no row is copied.
     whole = len(rows) == int(rows[-1]) - int(rows[0]) + 1
     every = timeline.work.select(_OF_WORK)
     work = every.slice(int(rows[0]), len(rows)) if whole else every[rows]
     phase = phases.slice(int(rows[0]), len(rows)) if whole else phases.gather(rows)
     own = pl.Series("own_ns", budget.owned_ns[budget.owned_ns > 0])
-    return (
-        work.with_columns(phase.alias("phase"), _labels(timeline, work), own)
-        .with_columns(_described(timeline, work, counted).get_columns())
-        .select(WORK_SCHEMA.names())
-        .cast(WORK_SCHEMA)
-    )
+    work = work.with_columns(phase.alias("phase"), _labels(timeline, work), own)
+    return WORK.conform(work.with_columns(_described(timeline, work, counted).get_columns()))
 
 
 def _nullable(rows: Int64s) -> pl.Series:
@@ -471,7 +460,7 @@ def _rows(timeline: Timeline, budget: TimeBudget) -> Int64s:
 def _labels(timeline: Timeline, work: pl.DataFrame) -> pl.Series:
     """The category of each kernel, the direction of each copy."""
     trace, rows = timeline.trace, work["row"].to_numpy()
-    dtype = WORK_SCHEMA["label"]
+    dtype = WORK.schema["label"]
     kernels = categories_of(trace.kernels["full_name"]).cast(dtype)
     directions = trace.copies["direction"].cast(dtype, strict=False).fill_null(OTHER)
     parts = {
@@ -502,7 +491,7 @@ def _described(timeline: Timeline, work: pl.DataFrame, counted: Counted | None) 
     if counted is None:
         columns += [
             pl.Series(name, [None], dtype=dtype).new_from_index(0, work.height)
-            for name, dtype in COUNTED_SCHEMA.items()
+            for name, dtype in COUNTED.schema.items()
         ]
     else:
         columns += [series.gather(of_kernel) for series in counted.of(trace.kernels)]
@@ -545,7 +534,7 @@ def _gaps(timeline: Timeline, budget: TimeBudget, phases: pl.Series) -> pl.DataF
             "phase": phases.gather(at),
             **{cause: parts.get(cause, nothing) for cause in IDLE_CAUSES},
         },
-        schema=GAP_SCHEMA,
+        schema=GAPS.schema,
     )
 
 

@@ -38,43 +38,110 @@ COLUMNS: Final = {
         # What a row is about.
         Column("name", pl.String, "short name", kind="name"),
         Column(
-            "full_name", pl.String, "demangled name with template parameters and arguments", title="Kernel",
+            "full_name",
+            pl.String,
+            "demangled name with template parameters and arguments",
+            title="Kernel",
             kind="kernel",
         ),
         Column("category", pl.String, "kernel category (see [categories](categories.md))"),
         Column("library", pl.String, "where the kernel comes from; null where the name does not show it"),
         Column("precision", pl.String, "format of the operands; null where the name does not reveal it"),
         Column(
-            "tensor_cores", pl.Boolean,
+            "tensor_cores",
+            pl.Boolean,
             "whether tensor cores do the arithmetic; null where the name does not reveal it",
         ),
         Column("phase", pl.String, "`forward`, `backward`, `optimizer`, or `none` for work outside of them"),
-        Column("group", pl.Enum(["compute", "graph", "communication", "copy", "idle"]),
-               "`compute`, `graph`, `communication`, `copy` or `idle`"),
+        Column(
+            "group",
+            pl.Enum(["compute", "graph", "communication", "copy", "idle"]),
+            "`compute`, `graph`, `communication`, `copy` or `idle`",
+        ),
         Column("part", pl.String, "kernel category, direction of a copy, or idle cause"),
         Column("memory", pl.String, "pageable, pinned, device, managed, …"),
-        Column("family", pl.String,
-               "kind of work: `gemm`, `convolution`, `attention`, `normalization`, `softmax`, `elementwise`,"
-               " `reduction`, `gather-scatter`, `sort-topk`, `copy`, `optimizer`"),
+        Column(
+            "family",
+            pl.String,
+            "kind of work: `gemm`, `convolution`, `attention`, `normalization`, `softmax`, `elementwise`,"
+            " `reduction`, `gather-scatter`, `sort-topk`, `copy`, `optimizer`",
+        ),
         Column("input_shapes", pl.String, "shapes of its inputs, as recorded", kind="name"),
         Column("input_types", pl.String, "types of its inputs, as recorded", kind="name"),
         Column("source", pl.String, "the profile's file", title="File", kind="name"),
         Column("model", pl.String, "model of the cell"),
         Column("context", pl.Int64, "context length of the cell, in tokens", kind="count"),
-        Column("mode", pl.String,
-               "what one step of the profile does: `forward`, `forward+backward`, `train`, `unknown`",
-               title="Profile of"),
+        Column(
+            "mode",
+            pl.String,
+            "what one step of the profile does: `forward`, `forward+backward`, `train`, `unknown`",
+            title="Profile of",
+        ),
         Column("side", pl.String, "`baseline` or `variant`"),
         Column("verdict", pl.String, "`faster`, `slower`, `same` or `undecided`"),
         Column("reason", pl.String, "why", title="Why"),
+        Column("bound", pl.String, "`memory`, `compute`, `latency`, `small` or `unknown`"),
+        Column("cell", pl.Int64, "row in the cells", kind="text"),
+        Column("change", pl.String, "`kept`, `changed` (range, grid, block or kernel), `added`, `removed`"),
+        Column("confidence", pl.String, "`high`, `medium` or `low`", title="Sure"),
+        Column("evidence", pl.String),
+        Column("expected", pl.String),
+        Column("fault", pl.String, "which one"),
+        Column("format", pl.String, "tensor: data type of the factors, of most of the operations"),
+        Column(
+            "forward",
+            pl.String,
+            "forward operator whose gradient that operator computes; null outside of the backward pass and where"
+            " it is not known",
+            title="Gradient of",
+            kind="name",
+        ),
+        Column("gain", pl.String, "how many times as fast without a profiler, by the best remedy"),
+        Column("gpu", pl.String, "name of the GPU; null where the file does not say", title="GPU"),
+        Column("how", pl.String, "`measured`, or `modelled`: work over practical roofs"),
+        Column("kernel", pl.String, "its longest kernel", kind="kernel"),
+        Column("kind", pl.String, "event, stream-wait-event, stream, context"),
+        Column("known", pl.String, "how its work is known"),
+        Column("launch", pl.Int64, "row of `launches`"),
+        Column("level", pl.String, "`dram`, `l2` or `l1`"),
+        Column("line", pl.String, "`file(line): function`, the line where it begins; null without stacks", kind="name"),
+        Column("meaning", pl.String),
+        Column("metric", pl.String, "as Nsight Compute names it", kind="name"),
+        Column(
+            "operator",
+            pl.String,
+            "operator that was open when the memory was allocated, operators that only allocate left aside; an"
+            " annotation where there was none; null without either",
+        ),
+        Column("owner", pl.String, "module, annotation or operator that most of it comes from", kind="name"),
+        Column(
+            "range",
+            pl.String,
+            "innermost annotated range around the call, without numbers of steps and calls",
+            kind="name",
+        ),
+        Column("remedy", pl.String, "what shortens it", title="Do"),
+        Column("roof", pl.String, "the nearest of its roofs: `compute`, `dram`, `l2` or `l1`"),
+        Column("severity", pl.String, "by the gain: critical from 1.5×, warning from 1.1×"),
+        Column("sparse", pl.Boolean, "tensor: products with zeros left out; null: not told apart"),
+        Column("title", pl.String, title="Part"),
+        Column("uncounted_tensor", pl.Boolean, "tensor cores worked too, but their operations were not collected"),
+        Column("unit", pl.String, "memory: which level; compute: which pipe"),
+        Column("what", pl.String, title="Operation"),
+        Column("source_memory", pl.String, "kind of memory that is read", title="From"),
+        Column("destination_memory", pl.String, "kind of memory that is written", title="To"),
+        Column("dtype", pl.String, "format of the operands; null where it is not known", title="Format"),
+        Column("graph", pl.Int64, "CUDA graph", kind="text"),
+        Column("limiter", pl.String, "what keeps out further blocks; null where nothing does"),
+        Column("path", pl.String, "names from the step down, joined by ` / `"),
+        Column("stall", pl.String, "longest wait of the warps, where it is long", title="Top stall"),
         # Where and when.
         Column("device", pl.Int32, "CUDA ordinal of the GPU", title="GPU"),
         Column("process", pl.Int32, "process id"),
         Column("thread", pl.Int32, "thread id"),
         Column("stream", pl.Int32, "CUDA stream id"),
         Column("rank", pl.Int64, "rank"),
-        Column("step", pl.Int64,
-               "number of the step, counted from 1 over all steps found, left-out ones included"),
+        Column("step", pl.Int64, "number of the step, counted from 1 over all steps found, left-out ones included"),
         Column("id", pl.Int64, "number of the row"),
         Column("parent", pl.Int64, "`id` of the enclosing row; null for an outermost one"),
         Column("depth", pl.Int64, "0 for an outermost row, 1 for one directly inside, …"),
@@ -91,17 +158,48 @@ COLUMNS: Final = {
         Column("memsets", pl.Int64, "number of memory fills", title="Fills"),
         Column("ops", pl.Int64, "number of pieces of GPU work: kernels, copies, memsets and whole graph launches"),
         Column("steps", pl.Int64, "number of steps"),
+        Column("allocations", pl.Int64, "how many"),
+        Column("before", pl.Float64, "median over the launches", title="before"),
+        Column("collective", pl.Int64, "its number", title="Number"),
+        Column("collectives", pl.Int64, "its communication kernels in the window", title="From"),
+        Column("index", pl.Int64, "its number, from 0"),
+        Column("launches_profiled", pl.Int64, "of the report that agree as far as `matched` says", title="profiled"),
+        Column("matched", pl.Int64, "launches whose API call was recorded; API and whole times speak of these"),
+        Column("pair", pl.Int64, "position, from 0"),
+        Column("places", pl.Int64, "rows of the table by place"),
+        Column("ranks", pl.Int64, "ranks that have such collectives"),
+        Column("releases", pl.Int64, "how many"),
+        Column("row", pl.Int64, "of that table"),
+        Column("samples", pl.Int64, "repetitions", title="n"),
+        Column("correlation", pl.Int64, "joins the call to the work that it issued, within the process"),
+        Column("group_ranks", pl.String, "global ranks of the group, JSON", title="Its ranks", kind="name"),
+        Column("group_size", pl.Int32, "ranks of the group", title="Ranks"),
+        Column("instructions", pl.Float64, "executed, a warp's counted once"),
+        Column("intensity", pl.Float64, "FLOPs for each byte"),
+        Column("points", pl.Int64, "groups that did this arithmetic, or moved bytes through this level"),
+        Column("registers_per_thread", pl.Int64, "as the compiler reports them", title="Registers"),
+        Column("ridge", pl.Float64, "intensity at which the two roofs meet"),
+        Column("sequence", pl.Int64, "its number"),
+        Column("ratio", pl.Float64, "variant / baseline; null where the baseline has none of it"),
         # How long.
         Column("wall_ns", pl.Int64, "wall time of the step", title="Wall time"),
         Column("host_ns", pl.Int64, "duration on the host"),
         Column("gpu_ns", pl.Int64, "summed duration of the GPU work", title="GPU time"),
-        Column("busy_ns", pl.Int64, "time in which at least one piece of that work ran, overlaps counted once",
-               title="GPU busy"),
+        Column(
+            "busy_ns",
+            pl.Int64,
+            "time in which at least one piece of that work ran, overlaps counted once",
+            title="GPU busy",
+        ),
         Column("busy_share", pl.Float64, "`busy_ns` over `wall_ns`", title="GPU busy"),
         Column("idle_ns", pl.Int64, "nothing runs"),
         Column("idle_share", pl.Float64, "its share of the wall time", title="Idle share"),
-        Column("span_ns", pl.Int64,
-               "from the first begin to the last end of the work on the GPU, idle time included", title="GPU span"),
+        Column(
+            "span_ns",
+            pl.Int64,
+            "from the first begin to the last end of the work on the GPU, idle time included",
+            title="GPU span",
+        ),
         Column("inferred_ns", pl.Int64, "part of `gpu_ns` that was attributed by the waiting-thread rule"),
         Column("matmul_ns", pl.Int64, "part of `gpu_ns` in kernels of category `gemm`", title="In GEMM"),
         Column("forward_ns", pl.Int64, "GPU time of the forward pass"),
@@ -109,32 +207,86 @@ COLUMNS: Final = {
         Column("optimizer_ns", pl.Int64, "GPU time of the optimizer"),
         Column("none_ns", pl.Int64, "GPU time outside of the three", title="Outside of them"),
         Column("share", pl.Float64, "share of the summed time of all rows"),
+        Column("communication_ns", pl.Int64, "summed durations of its communication kernels in the window"),
+        Column("copy_ns", pl.Int64, "copies and fills that nothing else hides", title="Copies"),
+        Column("delay_ns", pl.Int64, "from the last begin but one to the last", title="Held up for"),
+        Column("exposed_ns", pl.Int64, "the part that no compute hid", title="Exposed comm."),
+        Column(
+            "exposed_wait_ns", pl.Int64, "the part of it in which the rank computed nothing", title="Waited, exposed"
+        ),
+        Column("gpu_exclusive_ns", pl.Int64, "the same without inner ranges", title="Own"),
+        Column("high_ns", pl.Int64, "upper end of it"),
+        Column("kernel_ns", pl.Int64, "part of `gpu_ns` in kernels", title="Kernel time"),
+        Column("low_ns", pl.Int64, "lower end of its confidence interval"),
+        Column("measured_ns", pl.Int64, "time that it owns, each instant counted once"),
+        Column("median_ns", pl.Float64, "duration of a kernel, waiting included"),
+        Column(
+            "overlapped_ns",
+            pl.Int64,
+            "communication while compute (or a graph traced as a whole) runs",
+            title="Hidden comm.",
+        ),
+        Column("roof_ns", pl.Int64, "at the practical roof of such work", title="At roof"),
+        Column(
+            "step_ns", pl.Int64, "of one step; the parts of a GPU sum to the measured step exactly", title="Per step"
+        ),
+        Column(
+            "theoretical_ns",
+            pl.Int64,
+            "at the data sheet's peaks, at most as measured; null where work is not known",
+            title="Data sheet",
+        ),
+        Column("total_ns", pl.Int64, "summed duration in the window", title="Time"),
+        Column("transfer_ns", pl.Int64, "the rest of its duration"),
+        Column("wait_ns", pl.Int64, "until all had begun", title="Waited"),
+        Column("duration_ns", pl.Int64, "its duration"),
         # How much.
         Column("bytes", pl.Int64, "bytes"),
         Column("delta_bytes", pl.Int64, "bytes allocated (positive) or released (negative)", title="Change"),
         Column("flops", pl.Int64, "modelled FLOPs; what a mask leaves out is not counted", title="FLOPs"),
         Column("flops_full", pl.Int64, "modelled FLOPs with what a mask leaves out"),
         Column("flops_per_s", pl.Float64, "`flops` over `gpu_ns`", title="Rate"),
+        Column("allocated_bytes", pl.Int64, "in use after it, of that process and device", title="Churn"),
+        Column("bytes_per_s", pl.Float64, "measured"),
+        Column("peak_bytes", pl.Int64, "the most that was in use at once"),
+        Column(
+            "peak_bytes_per_s",
+            pl.Float64,
+            "bandwidth of the GPU's memory; null where it is not known or the data crossed the link to the host",
+        ),
+        Column("peak_flops_per_s", pl.Float64, "the flat roof, at the clock of the measurement"),
+        Column(
+            "reserved_bytes", pl.Int64, "held by the allocator after it; null where it was not recorded", title="Held"
+        ),
+        Column("roof_share", pl.Float64, "how much of the roof was reached", title="Reached"),
+        Column("compute_share", pl.Float64, "its share of the wall time"),
+        Column("gain_share", pl.Float64, "what it costs at most", title="Costs at most"),
+        Column("roof_flops_per_s", pl.Float64, "the roof at this intensity", title="allows"),
         # Of two sides.
         Column("baseline_ns", pl.Int64, "GPU time in all steps, of the baseline", title="Baseline"),
         Column("variant_ns", pl.Int64, "GPU time in all steps, of the variant", title="Variant"),
         Column("baseline_ns_per_step", pl.Float64, "GPU time of a step, of the baseline", title="Time before"),
         Column("variant_ns_per_step", pl.Float64, "GPU time of a step, of the variant", title="after"),
         Column("change_ns_per_step", pl.Float64, "variant − baseline", title="Change"),
+        Column(
+            "adjusted_p",
+            pl.Float64,
+            "p-value, adjusted for the number of kernels (Benjamini and Hochberg); null where nothing was repeated",
+        ),
         Column("low", pl.Float64, "lower end of its interval; all intervals hold together", title="from"),
         Column("high", pl.Float64, "upper end of it", title="to"),
     )
-}  # fmt: skip
+}
 
 
-def column(name: str) -> Column:
-    """The shared column of this name.
+def column(name: str, **here: Any) -> Column:
+    """The shared column of this name, with what is otherwise here: `column("share", help="of the peak rate")`.
 
     Raises:
         SchemaError: there is none.
     """
     try:
-        return COLUMNS[name]
+        return COLUMNS[name].but(**here) if here else COLUMNS[name]
     except KeyError:
         raise SchemaError(f"no column {name} is shared; declare it with its table") from None
 
@@ -172,9 +324,17 @@ def table(name: str, row: str, /, *parts: str | Column | Iterable[Column], keys:
 
 
 def optional(dtype: type[pl.DataType] = pl.Float64, /, **described: str | tuple[str, str]) -> tuple[Column, ...]:
-    """Quantities that are null where they were not collected: what each means, or that and its heading."""
-    told = {name: (given, "") if isinstance(given, str) else given for name, given in described.items()}
-    return tuple(Column(name, dtype, meaning, nullable=True, title=title) for name, (meaning, title) in told.items())
+    """Quantities that are null where they were not collected: what each means, or that and its heading.
+
+    A name that is shared stands for the shared column, with this type and meaning.
+    """
+    found = []
+    for name, given in described.items():
+        meaning, title = (given, "") if isinstance(given, str) else given
+        here: dict[str, Any] = {"dtype": dtype, "help": meaning, "nullable": True}
+        here |= {"title": title} if title else {}
+        found.append(column(name, **here) if name in COLUMNS else Column(name, **here))
+    return tuple(found)
 
 
 def both_sides(

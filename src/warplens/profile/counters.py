@@ -17,17 +17,17 @@ from dataclasses import dataclass, field
 import polars as pl
 
 from warplens.errors import MissingDataError, SchemaError
-from warplens.profile.columns import optional, table
+from warplens.profile.columns import column, optional, table
 from warplens.profile.schema import NAME, Column
 from warplens.profile.trace import Capture
 
 LAUNCHES = table(
     "launches",
     "one profiled kernel launch (or range, or graph)",
-    Column("launch", pl.Int64, "position in the file, from 0"),
-    Column("kind", pl.Enum(["kernel", "range", "graph", "cmdlist"]), "what was profiled as one result"),
-    Column("name", NAME, "short name of the kernel"),
-    Column("full_name", NAME, "demangled name with template parameters and arguments"),
+    column("launch", help="position in the file, from 0"),
+    column("kind", dtype=pl.Enum(["kernel", "range", "graph", "cmdlist"]), help="what was profiled as one result"),
+    column("name", dtype=NAME, help="short name of the kernel", kind="text"),
+    column("full_name", dtype=NAME, title="Full name", kind="text"),
     optional(pl.Int32, device="CUDA ordinal of the GPU"),
     optional(pl.Int64, context="CUDA context", stream="CUDA stream"),
     optional(pl.Int32, process="process id"),
@@ -39,11 +39,11 @@ LAUNCHES = table(
 RULES = table(
     "rules",
     "one result of one of Nsight Compute's own rules",
-    Column("launch", pl.Int64, "row of `launches`"),
+    "launch",
     Column("rule", pl.String, "identifier of the rule"),
-    Column("name", pl.String, "what the rule is called", title="Rule"),
+    column("name", help="what the rule is called", title="Rule", kind="text"),
     optional(pl.String, section="section that the rule belongs to"),
-    Column("kind", pl.String, "ok, optimization, warning, error, none"),
+    column("kind", help="ok, optimization, warning, error, none"),
     Column("message", pl.String, "its text"),
     optional(pl.String, speedup_kind=("local or global", "of")),
     optional(speedup_percent="its estimate; local ones do not add up"),

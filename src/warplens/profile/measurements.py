@@ -27,10 +27,10 @@ CELLS = table(
         title="Outcome",
     ),
     "reason",
-    Column("launch", pl.String, "how the step reached the GPU: `eager`, `compile` or `graph`"),
-    Column("unit", pl.String, "what a step processes"),
+    column("launch", dtype=pl.String, help="how the step reached the GPU: `eager`, `compile` or `graph`"),
+    column("unit", help="what a step processes"),
     Column("items", pl.Int64, "how many of them: the batch", kind="number"),
-    Column("samples", pl.Int64, "repetitions", title="n"),
+    "samples",
     Column("rounds", pl.Int64, "turns into which they fall in equal parts; 1 if they were taken at one stretch"),
     Column(
         "latency_ns",
@@ -75,21 +75,18 @@ CELLS = table(
 CELL_PHASES = table(
     "measured phases",
     "One phase of the step of a measured cell.",
-    Column("cell", pl.Int64, "row in the cells", kind="text"),
-    "phase",
+    "cell phase",
     column("time_ns").but(dtype=pl.Float64, help="median between the CUDA events at its ends; wall time on a CPU"),
-    Column("low_ns", pl.Int64, "lower end of its confidence interval"),
-    Column("high_ns", pl.Int64, "upper end of it"),
+    "low_ns high_ns",
     phase="`forward_pass`, `backward_pass`, `optimizer_step`, or a user's own",
 )
 
 SAMPLES = table(
     "repetitions",
     "One repetition of a measured cell on one clock.",
-    Column("cell", pl.Int64, "row in the cells", kind="text"),
+    "cell",
     Column("of", pl.String, "`wall`, `gpu`, `warmup` (wall time of a step that does not count), or a phase"),
-    Column("index", pl.Int64, "its number, from 0"),
-    "time_ns",
+    "index time_ns",
     time_ns="duration",
 )
 

@@ -95,7 +95,14 @@ class Column:
             object.__setattr__(self, "kind", _kind(self.name, self.dtype))
 
     def but(self, **changes: Any) -> Column:
-        """The same column, described otherwise: `column("share").but(help="of the window")`."""
+        """The same column, described otherwise: `column("share").but(help="of the window")`.
+
+        Another type is written as its kind of values is, unless the change says how.
+        """
+        dtype = changes.get("dtype", self.dtype)
+        followed = self.kind == _kind(self.name, self.dtype) or dtype.is_numeric() != self.dtype.is_numeric()
+        if dtype is not self.dtype and "kind" not in changes and followed:
+            changes["kind"] = _kind(changes.get("name", self.name), dtype)
         return replace(self, **changes)
 
     @property

@@ -14,7 +14,7 @@ _SPAN = "start_ns end_ns"
 _CORRELATION = optional(pl.Int64, correlation="joins the work to the API call that issued it, within the process")
 _ON_DEVICE = (
     *(column(name) for name in ("start_ns", "end_ns", "device", "stream")),
-    Column("process", pl.Int32, "process id that issued the work"),
+    column("process", help="process id that issued the work"),
     *_CORRELATION,
 )
 _GRAPH_NODE = optional(pl.Int64, graph_node="CUDA graph node, where the work was replayed from a graph")
@@ -51,7 +51,7 @@ TABLES: Final[Mapping[str, Table]] = {
             "copies",
             "one memory copy",
             _ON_DEVICE,
-            Column("bytes", pl.Int64, "bytes moved"),
+            column("bytes", help="bytes moved"),
             _name("host-to-device, device-to-host, device-to-device, peer-to-peer, …", "direction"),
             optional(NAME, source_memory=_KINDS_OF_MEMORY, destination_memory=_KINDS_OF_MEMORY),
             _GRAPH_NODE,
@@ -60,7 +60,7 @@ TABLES: Final[Mapping[str, Table]] = {
             "memsets",
             "one memory fill",
             _ON_DEVICE,
-            Column("bytes", pl.Int64, "bytes filled"),
+            column("bytes", help="bytes filled"),
             optional(NAME, memory=_KINDS_OF_MEMORY),
             _GRAPH_NODE,
         ),
@@ -74,7 +74,7 @@ TABLES: Final[Mapping[str, Table]] = {
             "api_calls",
             "one call of the CUDA runtime or driver API on the host",
             _ON_THREAD,
-            Column("correlation", pl.Int64, "joins the call to the work it issued, within the process"),
+            column("correlation", help="joins the call to the work it issued, within the process"),
             _name("function, without the version suffix that tools append"),
             optional(pl.Int32, return_value="cudaError_t or CUresult; 0 is success"),
         ),
@@ -95,7 +95,9 @@ TABLES: Final[Mapping[str, Table]] = {
             _name("the annotation's text"),
             _name("push-pop, start-end, cpu-op, user-annotation, python-function", "kind"),
             Column("domain", pl.Int64, "NVTX domain; 0 is the default one"),
-            Column("depth", pl.Int32, "0 for an outermost range of its thread, 1 for one directly inside, …"),
+            column(
+                "depth", dtype=pl.Int32, help="0 for an outermost range of its thread, 1 for one directly inside, …"
+            ),
             optional(pl.Int64, parent="row of the enclosing range on the same thread"),
         ),
         table(
@@ -116,14 +118,19 @@ TABLES: Final[Mapping[str, Table]] = {
             "delta_bytes",
             optional(
                 pl.Int64,
-                allocated_bytes="bytes in use after it, as the allocator counts",
-                reserved_bytes="bytes that the allocator holds after it",
+                allocated_bytes=("bytes in use after it, as the allocator counts", "Allocated"),
+                reserved_bytes=("bytes that the allocator holds after it", "Reserved"),
             ),
         ),
         table(
             "operators",
             "what a framework's operator (a range of kind cpu-op) recorded about itself",
-            Column("range", pl.Int64, "row of the operator in `ranges`; ascending, each at most once"),
+            column(
+                "range",
+                dtype=pl.Int64,
+                help="row of the operator in `ranges`; ascending, each at most once",
+                kind="count",
+            ),
             optional(
                 pl.Int64,
                 external_id="the profiler's number of the operator",
@@ -141,7 +148,9 @@ TABLES: Final[Mapping[str, Table]] = {
         table(
             "autograd_links",
             "one recorded link from a forward operator to a backward one",
-            Column("forward", pl.Int64, "row of the forward operator in `ranges`"),
+            column(
+                "forward", dtype=pl.Int64, help="row of the forward operator in `ranges`", title="Forward", kind="count"
+            ),
             Column("backward", pl.Int64, "row of the backward operator in `ranges`"),
         ),
         table(
@@ -149,7 +158,7 @@ TABLES: Final[Mapping[str, Table]] = {
             "one call of a Python function or of a torch.nn module",
             _ON_THREAD,
             _name("file(line): function, or nn.Module: class_number"),
-            Column("depth", pl.Int32, "0 for an outermost call of its thread, 1 for one directly inside, …"),
+            column("depth", dtype=pl.Int32, help="0 for an outermost call of its thread, 1 for one directly inside, …"),
             optional(pl.Int64, parent="row of the calling function on the same thread"),
         ),
         table(

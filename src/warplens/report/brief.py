@@ -13,7 +13,7 @@ from warplens.diagnosis.rule import MANY
 from warplens.diagnosis.rules import rule
 from warplens.diagnosis.verdict import gain_text
 from warplens.profile import NoteLevel
-from warplens.profile.schema import Column
+from warplens.profile.columns import column
 from warplens.report import text as fmt
 from warplens.report.document import Answer, Table
 from warplens.report.verdict import coverage_lines, factor, gain_words
@@ -198,13 +198,13 @@ def _range(finding: Finding) -> str:
 
 
 _COLUMNS: Final = (
-    Column("source", title="Profile", kind="text"),
-    Column("verdict", title="Limited by"),
-    Column("severity"),
-    Column("gain", help="how many times as fast without a profiler, by the best remedy"),
-    Column("range", help="in which that lies nine times in ten"),
-    Column("bound", title="At most"),
-    Column("remedy", title="Do"),
+    column("source", help="", title="Profile", kind="text"),
+    column("verdict", help="", title="Limited by"),
+    column("severity", help=""),
+    column("gain"),
+    column("range", help="in which that lies nine times in ten", kind="text"),
+    column("bound", help="", title="At most"),
+    column("remedy", help=""),
 )
 
 

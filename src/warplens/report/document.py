@@ -69,14 +69,6 @@ def pick(table: schema.Table, *parts: str | Column, **titles: str) -> tuple[Colu
     return tuple(column.but(title=titles[column.name]) if column.name in titles else column for column in chosen)
 
 
-class TableColumn(Column):
-    """A column of a page alone; declare it as a `Column` where its result is declared instead."""
-
-    def __init__(self, key: str, title: str, kind: Kind, meaning: str = "", full: str | None = None) -> None:
-        super().__init__(key, help=meaning, title=title, kind=kind, full=full)
-        object.__setattr__(self, "title", title)  # a heading may be empty
-
-
 @dataclass(frozen=True)
 class Table:
     """Rows with the columns that people see of them.

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 import polars as pl
 
 from warplens.analysis.headroom import GROUPS, PARTS, STEPS_DOWN
+from warplens.profile.columns import column
 from warplens.report import text as fmt
 from warplens.report.document import Figure, Section, Segment, Strip, Table, pick, quiet
 from warplens.report.text import category_title, cause_title
@@ -141,9 +142,9 @@ def groups_table(found: Headroom) -> Table:
 
 def headroom_rows(found: Sequence[Headroom]) -> pl.DataFrame:
     """One row a part and GPU, with `owners` as one text."""
-    schema = pl.Schema({"device": pl.Int32(), **PARTS.schema})
+    empty = PARTS.only(column("device"), *PARTS.columns).empty()
     rows = [one.parts.select(pl.lit(one.device, dtype=pl.Int32).alias("device"), pl.all()) for one in found]
-    return pl.concat([pl.DataFrame(schema=schema), *rows]).with_columns(pl.col("owners").list.join(", "))
+    return pl.concat([empty, *rows]).with_columns(pl.col("owners").list.join(", "))
 
 
 def device_data(found: Headroom) -> dict[str, Any]:

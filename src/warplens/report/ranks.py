@@ -12,7 +12,7 @@ from warplens.analysis.ranks.balance import COLLECTIVE_INSTANCES, PARTS, RANK_WA
 from warplens.analysis.ranks.clocks import CLOCKS
 from warplens.analysis.ranks.collectives import COLLECTIVE_GROUPS
 from warplens.diagnosis.rules import rule
-from warplens.profile.schema import Column
+from warplens.profile.columns import column
 from warplens.report import text as fmt
 from warplens.report.brief import answer_block
 from warplens.report.charts.base import Chart, Mark, embedded, layered, tooltip
@@ -163,9 +163,7 @@ _GROUPS: Final = pick(
     kind="Collective",
     median_ns="Own median",
 )
-_PARTS: Final = pick(
-    PARTS, "group", Column("title", title="Part"), "share mean_ns min_ns max_ns max_rank", max_ns="Most"
-)
+_PARTS: Final = pick(PARTS, "group", column("title"), "share mean_ns min_ns max_ns max_rank", max_ns="Most")
 _STEPS: Final = pick(
     STEP_BALANCE,
     "step wall_max_ns compute_mean_ns compute_max_ns compute_max_rank imbalance exposed_mean_ns idle_mean_ns in_window",
@@ -502,13 +500,13 @@ def ranks_data(result: RanksResult) -> dict[str, Any]:
 
 
 _BY_ITSELF: Final = (
-    Column("rank", pl.Int64),
-    Column("source", title="File", kind="name"),
-    Column("verdict", title="Limited by"),
-    Column("severity"),
-    Column("gain", help="how many times as fast without a profiler, by the best remedy"),
-    Column("busy_share", pl.Float64, "of its window", title="GPU busy"),
-    Column("remedy", title="First remedy"),
+    column("rank", help=""),
+    column("source", help=""),
+    column("verdict", help="", title="Limited by"),
+    column("severity", help=""),
+    column("gain"),
+    column("busy_share", help="of its window"),
+    column("remedy", help="", title="First remedy"),
 )
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import polars as pl
 
 from warplens.diagnosis.rules import rule
+from warplens.profile.columns import column
 from warplens.profile.schema import Column
 from warplens.report import text as fmt
 from warplens.report.document import Paragraph, Section, Table, quiet
@@ -185,42 +186,42 @@ def coverage_lines(diagnosis: Diagnosis) -> Iterator[str]:
 # --- A diagnosis as tables: findings, remedies, phases and predictions, each with exact values -----------------------
 
 
-_GAIN: Final = Column("gain", help="how many times as fast without a profiler, by the best remedy")
+_GAIN: Final = column("gain")
 _FINDINGS: Final = {
     column.name: column
     for column in (
-        Column("rank", pl.Int64),
-        Column("id", title="Finding"),
-        Column("severity", help="by the gain: critical from 1.5×, warning from 1.1×"),
-        Column("confidence", help="how sure the cause is, given what was recorded"),
-        Column("expected", pl.Float64),
+        column("rank", help=""),
+        column("id", dtype=pl.String, help="", title="Finding"),
+        column("severity"),
+        column("confidence", help="how sure the cause is, given what was recorded", title="Confidence"),
+        column("expected", dtype=pl.Float64, kind="number"),
         Column("expected_low", pl.Float64),
         Column("expected_high", pl.Float64),
-        Column("bound", pl.Float64),
+        column("bound", dtype=pl.Float64, help="", kind="number"),
         Column("gain_ceiling", pl.Float64),
-        Column("title", title="What"),
+        column("title", title="What"),
         Column("where"),
-        Column("places", help="where in the program most of it comes from"),
-        Column("evidence"),
-        Column("remedy", title="First remedy"),
+        column("places", dtype=pl.String, help="where in the program most of it comes from", kind="text"),
+        column("evidence"),
+        column("remedy", help="", title="First remedy"),
         Column("refute"),
         _GAIN,
         Column("at_most", help="a factor that none of the remedies can beat"),
     )
 }
-_REMEDIES: Final = (Column("action", title="Do"), Column("how"), Column("expected"))
+_REMEDIES: Final = (Column("action", title="Do"), column("how", help=""), column("expected"))
 _PHASES: Final = (
-    Column("phase"),
-    Column("verdict", title="Limited by"),
+    column("phase", help=""),
+    column("verdict", help="", title="Limited by"),
     _GAIN.but(help="time of the phase over its time with the best remedy"),
-    Column("wall_ns", pl.Int64, "GPU work of the phase and the pauses that it ended", title="Time"),
-    Column("busy_share", pl.Float64, "of that time", title="GPU busy"),
-    Column("share", pl.Float64, "of the window"),
+    column("wall_ns", help="GPU work of the phase and the pauses that it ended", title="Time"),
+    column("busy_share", help="of that time"),
+    column("share", help="of the window"),
 )
 _PREDICTIONS: Final = (
-    Column("change"),
-    Column("what", title="If"),
-    Column("measured_ns", pl.Int64, "wall time of a step, or of the window without steps"),
+    column("change", help=""),
+    column("what", title="If"),
+    column("measured_ns", help="wall time of a step, or of the window without steps"),
     Column("predicted_ns", pl.Int64, "modelled, not measured"),
     Column("speedup", title="Gain"),
     Column("model_error", pl.Float64, "how far the model is from the unchanged measurement", kind="share"),

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from warplens.compare.statistics import DIFFERENCE_SCHEMA, adjusted, many_differences
+from warplens.compare.statistics import DIFFERENCES, adjusted, many_differences
 from warplens.errors import UsageError
 
 
@@ -46,7 +46,7 @@ def test_kernels_that_became_slower_are_found_among_a_hundred() -> None:
     after[:, 7] *= 1.2
     after[:, 42] *= 0.8
     found = many_differences(before, after)
-    assert found.schema == DIFFERENCE_SCHEMA
+    assert found.schema == DIFFERENCES.schema
     assert found["verdict"][7] == "slower"
     assert found["verdict"][42] == "faster"
     assert found.filter(found["verdict"].is_in(["faster", "slower"])).height <= 4

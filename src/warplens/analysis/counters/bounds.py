@@ -10,7 +10,7 @@ import polars as pl
 from warplens.analysis.counters.memoryaccess import memory_access, top_stalls
 from warplens.analysis.counters.occupancy import LAUNCH_OCCUPANCY, WARP_SIZE, launch_occupancy
 from warplens.analysis.counters.speedoflight import LAUNCH, instruction_use, speed_of_light
-from warplens.profile.columns import optional, table
+from warplens.profile.columns import column, optional, table
 from warplens.profile.schema import Column
 
 if TYPE_CHECKING:
@@ -44,14 +44,9 @@ FAULTS: Final = table(
     "faults",
     "one fault of one launch; of each launch the costliest first",
     LAUNCH,
-    Column("fault", pl.String, "which one"),
-    Column(
-        "gain_share",
-        pl.Float64,
-        "of the kernel's time that it costs at most; several do not add up",
-        title="Costs at most",
-    ),
-    Column("evidence", EVIDENCE, "the numbers that say so"),
+    "fault",
+    column("gain_share", help="of the kernel's time that it costs at most; several do not add up"),
+    column("evidence", dtype=EVIDENCE, help="the numbers that say so"),
 )
 
 
@@ -217,22 +212,22 @@ BOUNDS: Final = table(
     "bounds",
     "one launch",
     LAUNCH,
-    Column("bound", pl.String, "`memory`, `compute`, `latency`, `small` or `unknown`"),
-    Column("unit", pl.String, "memory: which level; compute: which pipe", nullable=True),
+    "bound",
+    column("unit", nullable=True),
     optional(unit_share=("of that unit's peak rate; otherwise of the busiest unit's", "Busiest unit")),
     Column("balanced", pl.Boolean, "compute and memory are equally near their peaks", nullable=True),
     Column("at_roof", pl.Boolean, "the unit is as good as full", nullable=True),
     Column(
         "healthy", pl.Boolean, "at a roof that its work needs, without a fault; null: cannot be said", nullable=True
     ),
-    Column("fault", pl.String, "the costliest fault, of `FAULTS`", nullable=True),
+    column("fault", help="the costliest fault, of `FAULTS`", nullable=True),
     optional(fault_gain_share=("of the kernel's time that it costs at most", "costs at most")),
     Column("fault_evidence", EVIDENCE, "the numbers that show the fault", nullable=True),
-    Column("stall", pl.String, "longest wait of the warps, where it is long", nullable=True, title="Top stall"),
+    column("stall", nullable=True),
     optional(stall_share="of the cycles between two instructions"),
     Column("occupancy_limiter", pl.String, "what keeps further blocks out, where occupancy is at fault", nullable=True),
     LAUNCH_OCCUPANCY.column("inconsistent"),
-    Column("evidence", EVIDENCE, "the numbers that the verdict rests on"),
+    column("evidence", dtype=EVIDENCE, help="the numbers that the verdict rests on"),
 )
 
 _DECIDING: Final = ("compute_share", "memory_share", "waves", "theoretical_share", "achieved_share")

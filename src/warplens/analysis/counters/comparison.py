@@ -13,7 +13,7 @@ from warplens.analysis.counters.groups import KEY, SUMMARY, counters_summary, gr
 from warplens.analysis.counters.speedoflight import measured, speed_of_light
 from warplens.errors import UsageError
 from warplens.profile import Note, NoteLevel
-from warplens.profile.columns import optional, table
+from warplens.profile.columns import column, optional, table
 from warplens.profile.schema import Column
 
 if TYPE_CHECKING:
@@ -144,11 +144,12 @@ def _on(column: Column, side: str) -> Column:
 COMPARED: Final = table(
     "compared",
     "one group of launches that both reports have; the one with the most time before first",
-    Column("pair", pl.Int64, "position, from 0"),
-    Column(
+    "pair",
+    column(
         "matched",
-        pl.String,
-        "how it was found: `stated`, `exact` (same kernel, grid and block), `kernel` (another size) or `name`",
+        dtype=pl.String,
+        help="how it was found: `stated`, `exact` (same kernel, grid and block), `kernel` (another size) or `name`",
+        kind="text",
     ),
     optional(
         time_ratio=("median time after / before: below 1 is faster", "Ratio"),
@@ -166,10 +167,10 @@ COMPARED: Final = table(
 METRIC_CHANGES: Final = table(
     "metric_changes",
     "one metric of one pair of groups; of each pair in the order of the metrics' names",
-    Column("pair", pl.Int64, "row of `COMPARED`"),
-    Column("metric", pl.String, "as Nsight Compute names it", kind="name"),
-    Column("unit", pl.String, "its base unit", nullable=True),
-    Column("before", pl.Float64, "median over the launches", title="before"),
+    column("pair", help="row of `COMPARED`"),
+    "metric",
+    column("unit", help="its base unit", nullable=True),
+    "before",
     Column("after", pl.Float64, "median over the launches", title="after"),
     optional(
         points="after − before in percentage points; null for what is no percentage",
@@ -180,7 +181,7 @@ METRIC_CHANGES: Final = table(
 UNPAIRED: Final = table(
     "unpaired",
     "one group of launches that only one of the reports has",
-    Column("side", pl.String, "`before` or `after`"),
+    column("side", help="`before` or `after`"),
     SUMMARY.only("launch launches name full_name grid block total_ns bound").columns,
 )
 

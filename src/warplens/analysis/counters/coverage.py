@@ -13,7 +13,7 @@ from warplens.analysis.counters.groups import KEY, SIZES, SUMMARY, group_launche
 from warplens.analysis.counters.occupancy import launch_occupancy
 from warplens.analysis.counters.speedoflight import measured, speed_of_light
 from warplens.profile import Note, NoteLevel
-from warplens.profile.columns import KERNEL_NAME, optional, table
+from warplens.profile.columns import KERNEL_NAME, column, optional, table
 from warplens.profile.schema import Column
 
 if TYPE_CHECKING:
@@ -38,14 +38,14 @@ COVERAGE: Final = table(
     "coverage",
     "launches of one kernel with one grid and block in the window of the trace; the most expensive first",
     _WHICH,
-    Column("launches", pl.Int64, "in the window"),
-    Column("launches_profiled", pl.Int64, "of the report that agree as far as `matched` says", title="profiled"),
-    Column("total_ns", pl.Int64, "summed duration in the window", title="Time"),
-    Column("share", pl.Float64, "of the summed duration of all kernels in the window"),
-    Column(
+    column("launches", help="in the window"),
+    "launches_profiled total_ns",
+    column("share", help="of the summed duration of all kernels in the window"),
+    column(
         "matched",
-        pl.String,
-        "how it was found in the report: `exact`, `kernel` (another size), `name` (another kernel) or `none`",
+        dtype=pl.String,
+        help="how it was found in the report: `exact`, `kernel` (another size), `name` (another kernel) or `none`",
+        kind="text",
     ),
 )
 
@@ -53,7 +53,7 @@ UNMATCHED: Final = table(
     "unmatched",
     "profiled launches of one kernel with one grid and block that the window of the trace lacks",
     _WHICH,
-    Column("launches_profiled", pl.Int64, "in the report", title="profiled"),
+    column("launches_profiled", help="in the report"),
     Column("launches_elsewhere", pl.Int64, "in the trace, outside the window", title="Launches outside the window"),
 )
 

@@ -17,7 +17,7 @@ from warplens.analysis.counters.occupancy import LAUNCH_OCCUPANCY
 from warplens.analysis.counters.speedoflight import SPEED_OF_LIGHT
 from warplens.analysis.kernel_names import split_name
 from warplens.errors import UsageError
-from warplens.profile.columns import optional, table
+from warplens.profile.columns import column, optional, table
 from warplens.profile.counters import RULES, KernelCounters
 from warplens.profile.schema import Column
 
@@ -39,9 +39,9 @@ _DURATIONS: Final = ("gpu__time_duration.sum", "gpu__time_duration.avg")
 GROUPS: Final = table(
     "groups",
     "launches of one kernel with one grid and block, in the order of their first launches",
-    Column("group", pl.Int64, "position, from 0: the `launch` of `Groups.counters`"),
+    column("group", dtype=pl.Int64, help="position, from 0: the `launch` of `Groups.counters`", kind="count"),
     Column("first_launch", pl.Int64, "row of its first launch"),
-    Column("launches", pl.Int64, "how many"),
+    "launches",
     optional(total_ns=("summed duration of those launches", "Time")),
 )
 
@@ -137,19 +137,18 @@ _SIZES: Final = ("grid", "block")
 SUMMARY: Final = table(
     "counters",
     "a group of launches of one kernel with one grid and block, with medians over them; or one launch",
-    Column("launch", pl.Int64, "row of `launches`; the first of the group's"),
-    Column("launches", pl.Int64, "of the group"),
-    Column("kind", pl.String, "`kernel`; or `range`, `graph`, `cmdlist`: several kernels profiled as one"),
-    Column(
+    column("launch", help="row of `launches`; the first of the group's"),
+    column("launches", help="of the group"),
+    column("kind", help="`kernel`; or `range`, `graph`, `cmdlist`: several kernels profiled as one"),
+    column(
         "name",
-        pl.String,
-        "short name of the kernel; which range or graph it is",
+        help="short name of the kernel; which range or graph it is",
         title="Kernel",
         kind="kernel",
         full="full_name",
     ),
     "full_name",
-    Column("device", pl.Int32, "CUDA ordinal of the GPU", nullable=True),
+    column("device", nullable=True, title="Device"),
     Column("grid", pl.String, "blocks of the grid, as x,y,z", nullable=True),
     Column("block", pl.String, "threads of a block, as x,y,z", nullable=True),
     optional(total_ns=("summed duration of the launches", "Time")),
@@ -190,7 +189,7 @@ def counters_summary(counters: KernelCounters, by: str = "group", metrics: Seque
     facts, stalls = kernel_facts(taken), top_stalls(taken)
     shown = (*SPEED_OF_LIGHT.columns, *LAUNCH_OCCUPANCY.columns[1:])
     for part in (
-        facts.select(column.name for column in shown),
+        facts.select(each.name for each in shown),
         stalls.select("launch", top_stall="reason", top_stall_share="share"),
         bounds_of(facts, stalls).drop("inconsistent"),
     ):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 import polars as pl
 
 from warplens.analysis.counters.speedoflight import LAUNCH, measured, share, with_launch
-from warplens.profile.columns import optional, table
+from warplens.profile.columns import column, optional, table
 from warplens.profile.schema import Column
 
 if TYPE_CHECKING:
@@ -95,14 +95,14 @@ STALLS: Final = table(
     "warp_stalls",
     "one state of the warps during one launch; of each launch the longest first",
     LAUNCH,
-    Column("reason", pl.String, "state, as Nsight Compute calls it", title="Wait"),
+    column("reason", help="state, as Nsight Compute calls it", title="Wait"),
     optional(
         cycles="that a warp spends in it for each instruction that is issued",
-        samples="of the warp sampler that met it; null where cycles were counted",
+        samples=("of the warp sampler that met it; null where cycles were counted", "Samples"),
     ),
-    Column("share", pl.Float64, "of all cycles between two instructions of a warp, or of all samples"),
+    column("share", help="of all cycles between two instructions of a warp, or of all samples"),
     Column("waits_for", pl.String, "what for", nullable=True, title="What for"),
-    Column("remedy", pl.String, "what shortens it", nullable=True, title="What shortens it"),
+    column("remedy", nullable=True, title="What shortens it"),
 )
 
 

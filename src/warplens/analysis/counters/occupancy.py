@@ -12,7 +12,7 @@ import polars as pl
 
 from warplens.analysis.counters.speedoflight import LAUNCH, measured, share, with_launch
 from warplens.errors import UsageError
-from warplens.profile.columns import optional, table
+from warplens.profile.columns import column, optional, table
 from warplens.profile.schema import Column
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ CONFIGURATIONS: Final = table(
     Column("major", pl.Int64, "compute capability, before the point"),
     Column("minor", pl.Int64, "compute capability, after the point"),
     Column("threads_per_block", pl.Int64, "threads of a block"),
-    Column("registers_per_thread", pl.Int64, "as the compiler reports them", title="Registers"),
+    "registers_per_thread",
     Column(
         "shared_bytes_per_block",
         pl.Int64,
@@ -161,7 +161,7 @@ OCCUPANCY: Final = table(
         warps_per_sm="warps of that many blocks",
     ),
     optional(theoretical_share=("of the resident warps that a multiprocessor can hold", "Occupancy")),
-    Column("limiter", pl.String, "what keeps out further blocks: one of `LIMITERS`; null at 100 %", nullable=True),
+    column("limiter", help="what keeps out further blocks: one of `LIMITERS`; null at 100 %", nullable=True),
     Column(
         "co_limiters", pl.List(pl.String), "all that do; every one must give before a block more fits", nullable=True
     ),

@@ -12,7 +12,7 @@ from warplens.analysis.counters.bounds import BOUNDS, kernel_bounds
 from warplens.analysis.counters.groups import SUMMARY, group_launches, titled
 from warplens.analysis.counters.speedoflight import LAUNCH, measured, share, with_launch
 from warplens.errors import UsageError
-from warplens.profile.columns import KERNEL_NAME, optional, table
+from warplens.profile.columns import KERNEL_NAME, column, optional, table
 from warplens.profile.schema import Column
 
 if TYPE_CHECKING:
@@ -150,21 +150,21 @@ ROOFLINE: Final = table(
     "roofline",
     "one kind of arithmetic of one launch, against one level of memory",
     LAUNCH,
-    Column("precision", pl.String, "`fp64`, `fp32`, `fp16` or `tensor`"),
-    Column("format", pl.String, "tensor: data type of the factors, of most of the operations", nullable=True),
-    Column("sparse", pl.Boolean, "tensor: products with zeros left out; null: not told apart", nullable=True),
-    Column("level", pl.String, "`dram`, `l2` or `l1`"),
-    Column("flops_per_s", pl.Float64, "measured", title="Achieved"),
-    Column("bytes_per_s", pl.Float64, "measured"),
+    column("precision", help="`fp64`, `fp32`, `fp16` or `tensor`"),
+    column("format", nullable=True),
+    column("sparse", nullable=True),
+    "level",
+    column("flops_per_s", help="measured", title="Achieved"),
+    "bytes_per_s",
     optional(intensity="FLOPs for each byte"),
-    Column("peak_flops_per_s", pl.Float64, "the flat roof, at the clock of the measurement"),
-    Column("peak_bytes_per_s", pl.Float64, "the slope of the other, at the clock of the measurement"),
-    Column("ridge", pl.Float64, "intensity at which the two roofs meet"),
-    Column("side", pl.String, "`memory` left of the ridge, `compute` right of it", nullable=True),
+    "peak_flops_per_s",
+    column("peak_bytes_per_s", help="the slope of the other, at the clock of the measurement"),
+    "ridge",
+    column("side", help="`memory` left of the ridge, `compute` right of it", nullable=True),
     optional(roof_flops_per_s=("the roof at this intensity", "allows")),
-    Column("roof_share", pl.Float64, "how much of the roof was reached", title="Reached"),
+    "roof_share",
     Column("main", pl.Boolean, "the kind of arithmetic that is nearest to its own peak"),
-    Column("uncounted_tensor", pl.Boolean, "tensor cores worked too, but their operations were not collected"),
+    "uncounted_tensor",
     Column("ceiling_source", pl.String, "where the roofs come from"),
 )
 
@@ -335,7 +335,7 @@ POINTS: Final = table(
     SUMMARY.only("launch launches").columns,
     KERNEL_NAME,
     SUMMARY.only("full_name device grid block total_ns").columns,
-    Column("precision", pl.String, "arithmetic nearest to its own peak; null: none was counted", nullable=True),
+    column("precision", help="arithmetic nearest to its own peak; null: none was counted", nullable=True),
     ROOFLINE.only("format sparse").columns,
     optional(
         flops_per_s=("achieved, of that arithmetic", "Achieved"),
@@ -343,29 +343,29 @@ POINTS: Final = table(
         compute_share="of that roof",
     ),
     _AT_LEVELS,
-    Column("roof", pl.String, "the nearest of its roofs: `compute`, `dram`, `l2` or `l1`", nullable=True),
+    column("roof", nullable=True),
     optional(
         roof_flops_per_s=("that roof at its intensity: the most it could achieve", "allows"),
         roof_share=("how much of it was reached", "Reached"),
         distance_share="how much of it is missing; 0 where counters pass it",
         ridge="intensity at which the roofs of DRAM and arithmetic meet",
     ),
-    Column("side", pl.String, "of that ridge: `memory` left, `compute` right", nullable=True),
+    column("side", help="of that ridge: `memory` left, `compute` right", nullable=True),
     BOUNDS.only("bound unit").columns,
-    Column("uncounted_tensor", pl.Boolean, "tensor cores worked, but their operations were not collected"),
+    column("uncounted_tensor", help="tensor cores worked, but their operations were not collected"),
 )
 
 ROOFS: Final = table(
     "roofs",
     "one roof of a report",
-    Column("roof", pl.String, "`compute`, or a level of memory"),
-    Column("precision", pl.String, "of a roof of arithmetic", nullable=True),
-    Column("format", pl.String, "tensor: data type of the factors", nullable=True),
-    Column("sparse", pl.Boolean, "tensor: of products with zeros left out", nullable=True),
+    column("roof", help="`compute`, or a level of memory"),
+    column("precision", help="of a roof of arithmetic", nullable=True),
+    column("format", help="tensor: data type of the factors", nullable=True),
+    column("sparse", help="tensor: of products with zeros left out", nullable=True),
     Column("peak", pl.Float64, "FLOPs a second, or bytes a second: the highest that held for a point"),
     Column("least_peak", pl.Float64, "the lowest: clocks differ between launches where they are not locked"),
-    Column("points", pl.Int64, "groups that did this arithmetic, or moved bytes through this level"),
-    Column("source", pl.String, "where it comes from", title="Only in", kind="name"),
+    "points",
+    column("source", help="where it comes from", title="Only in"),
 )
 
 

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Final
 
 import polars as pl
 
-from warplens.profile.columns import optional, table
+from warplens.profile.columns import column, optional, table
 from warplens.profile.schema import Column
 
 if TYPE_CHECKING:
     from warplens.profile.counters import KernelCounters
 
 
-LAUNCH: Final = Column("launch", pl.Int64, "row of `launches`")
+LAUNCH: Final = column("launch")
 
 _PERCENT = 100.0
 
@@ -129,10 +129,10 @@ BREAKDOWN: Final = table(
     "throughput_breakdown",
     "one part of the GPU during one launch; of each launch and side the busiest first",
     LAUNCH,
-    Column("side", pl.String, "`compute` or `memory`"),
-    Column("unit", pl.String, "part of the GPU", title="Part"),
-    Column("metric", pl.String, "the metric that watches it", kind="name"),
-    Column("share", pl.Float64, "of the peak rate", title="Of its peak"),
+    column("side", help="`compute` or `memory`"),
+    column("unit", help="part of the GPU", title="Part"),
+    column("metric", help="the metric that watches it"),
+    column("share", help="of the peak rate", title="Of its peak"),
 )
 
 
@@ -243,8 +243,8 @@ INSTRUCTION_MIX: Final = table(
     "one opcode of one launch; of each launch the most frequent first",
     LAUNCH,
     Column("opcode", pl.String, "mnemonic of the machine instruction"),
-    Column("instructions", pl.Float64, "executed, a warp's counted once"),
-    Column("share", pl.Float64, "of all instructions of the launch"),
+    "instructions",
+    column("share", help="of all instructions of the launch"),
 )
 
 _OPCODES: Final = "sass__inst_executed_per_opcode"

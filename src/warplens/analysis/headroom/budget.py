@@ -33,13 +33,10 @@ PARTS: Final = table(
     "headroom",
     "What goes away at one step down from the measured step to the limit, or is left at the limit, of one GPU. "
     "`warplens headroom`; in its JSON and CSV a column `device` stands before these.",
-    Column("level", pl.String, "step down: `idle`, `roof`, `avoidable`, `precision`; `limit` for what is left",
-           title="Step down"),
-    "part time_ns",
-    Column("step_ns", pl.Int64, "of one step; the parts of a GPU sum to the measured step exactly", title="Per step"),
-    "share",
-    Column("how", pl.String, "`measured`, or `modelled`: work over practical roofs"),
-    Column("confidence", pl.String, "`high`, `medium` or `low`", title="Sure"),
+    column(
+        "level", help="step down: `idle`, `roof`, `avoidable`, `precision`; `limit` for what is left", title="Step down"
+    ),
+    "part time_ns step_ns share how confidence",
     Column("owners", pl.List(pl.String()), "operators or kernels that own most of it", title="Mostly"),
     part="idle cause, kernel category, or kind of avoidable work (see [headroom](../explanation/headroom.md))",
     time_ns="of the window; the parts of a GPU sum to the measured time exactly",
@@ -51,23 +48,16 @@ GROUPS: Final = table(
     "Equal work of one GPU: calls of one operator with the same shapes, or launches of one kernel. "
     "`data.devices[].groups.rows` of `warplens headroom`; times are of the window.",
     column("name").but(help="operator or kernel"),
-    "category",
-    Column("kernel", pl.String, "its longest kernel", kind="kernel"),
-    "input_shapes",
-    Column("dtype", pl.String, "format of the operands; null where it is not known", title="Format"),
-    "tensor_cores phase",
-    Column("owner", pl.String, "module, annotation or operator that most of it comes from", kind="name"),
-    Column("line", pl.String, "Python function and line that most of it comes from; null where none was recorded"),
-    "calls kernels flops bytes",
-    Column("measured_ns", pl.Int64, "time that it owns, each instant counted once"),
-    Column("theoretical_ns", pl.Int64, "at the data sheet's peaks, at most as measured; null where work is not known",
-           title="Data sheet"),
-    Column("roof_ns", pl.Int64, "at the practical roof of such work", title="At roof"),
+    "category kernel input_shapes dtype tensor_cores phase owner",
+    column(
+        "line", help="Python function and line that most of it comes from; null where none was recorded", kind="text"
+    ),
+    "calls kernels flops bytes measured_ns theoretical_ns roof_ns",
     Column("limit_ns", pl.Int64, "without what is avoidable, in the format that the tensor cores are made for"),
     *(Column(loss_column(loss), pl.Int64, help_) for loss, help_ in LOSSES.items()),
-    Column("roof_share", pl.Float64, "`roof_ns` over `measured_ns`", title="Of measured"),
+    column("roof_share", help="`roof_ns` over `measured_ns`", title="Of measured"),
     Column("lacks", pl.String, "why it is above its roof; null where it is near it", title="What it lacks"),
-    Column("known", pl.String, f"how its work is known: {', '.join(f'`{source}`' for source in KNOWN)}"),
+    column("known", help=f"how its work is known: {', '.join(f'`{source}`' for source in KNOWN)}"),
     flops="operations of all calls; null where not known",
     bytes="bytes that all calls have to move at least; null where not known",
 )  # fmt: skip

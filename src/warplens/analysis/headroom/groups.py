@@ -13,7 +13,7 @@ from warplens.analysis.headroom.names import by_names
 from warplens.analysis.headroom.work import SOURCE, by_shapes, pieces_of
 from warplens.analysis.roofs import roofs_of
 from warplens.analysis.timebudget import time_budgets
-from warplens.profile.columns import table
+from warplens.profile.columns import column, table
 from warplens.profile.schema import Column, name_categories
 
 if TYPE_CHECKING:
@@ -32,15 +32,22 @@ _EQUAL: Final = (
 PIECES: Final = table(
     "work at its roofs",
     "One piece of work (kernel, copy, fill or graph) that owns time. `Headroom.pieces`.",
-    Column("kind", pl.String, "which table of the trace it stands in"),
-    Column("row", pl.Int64, "of that table"),
+    column("kind", help="which table of the trace it stands in"),
+    "row",
     Column("work", pl.Int64, "row of `Timeline.work`"),
     Column("owned_ns", pl.Int64, "time that it owns, each instant counted once"),
-    Column("roof_ns", pl.Float64, "of that time, what it takes at the practical roof of such work"),
-    Column("theoretical_ns", pl.Float64, "at the data sheet's peaks; null where its work is not known"),
-    Column("flops", pl.Float64, "operations; null where not known"),
-    Column("bytes", pl.Float64, "bytes that it has to move at least; null where not known"),
-    Column("known", pl.String, "how its work is known"),
+    column(
+        "roof_ns", dtype=pl.Float64, help="of that time, what it takes at the practical roof of such work", title="Roof"
+    ),
+    column(
+        "theoretical_ns",
+        dtype=pl.Float64,
+        help="at the data sheet's peaks; null where its work is not known",
+        title="Theoretical",
+    ),
+    column("flops", dtype=pl.Float64, help="operations; null where not known", title="Flops"),
+    column("bytes", dtype=pl.Float64, help="bytes that it has to move at least; null where not known"),
+    "known",
 )
 
 #: What is left of a group after each loss, the measured time first.

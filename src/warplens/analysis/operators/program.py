@@ -14,7 +14,7 @@ import polars as pl
 from warplens.analysis.operators.places import module_name
 from warplens.analysis.trees import NO_RANGE, Forest, depth_first, name_paths, nearest
 from warplens.analysis.window import generic_name, is_step_name, phase_of_name
-from warplens.profile.columns import table
+from warplens.profile.columns import column, table
 from warplens.profile.schema import Column, name_categories
 
 if TYPE_CHECKING:
@@ -180,10 +180,9 @@ OPERATORS: Final = table(
     "operators",
     "One operator name, path of names, part of the program or Python function. `warplens operators`.",
     "id parent depth",
-    Column(
+    column(
         "level",
-        pl.String,
-        "with `--by module` what the row is: `module`, `annotation`, `operator` (an outermost one) or `none`;"
+        help="with `--by module` what the row is: `module`, `annotation`, `operator` (an outermost one) or `none`;"
         " else null",
         title="Is a",
     ),
@@ -206,7 +205,7 @@ OPERATORS: Final = table(
     ),
     "backward_ns",
     Column("backward_self_ns", pl.Int64, "the part of it that belongs to itself", title="Its backward"),
-    Column("total_ns", pl.Int64, "`gpu_ns` and `backward_ns`, each piece of work counted once", title="Time"),
+    column("total_ns", help="`gpu_ns` and `backward_ns`, each piece of work counted once"),
     "kernels share",
     id="number of the row, for `parent`",
     parent="`id` of the row that it lies in; null for the outermost, and where rows are no tree",

@@ -21,7 +21,7 @@ from warplens.analysis.ranks.matching import (
     simultaneous,
 )
 from warplens.profile import Note, NoteLevel
-from warplens.profile.columns import table
+from warplens.profile.columns import column, table
 from warplens.profile.schema import Column
 
 if TYPE_CHECKING:
@@ -34,10 +34,10 @@ if TYPE_CHECKING:
 MATCHING: Final = table(
     "matching of collectives",
     "One process group and kind, and how its collectives were found on several ranks; over the whole profiles.",
-    Column("kind", pl.String, "null where kinds share one numbering"),
+    column("kind", help="null where kinds share one numbering"),
     GROUP,
     GROUP_RANKS,
-    Column("ranks", pl.Int64, "ranks that have such collectives"),
+    "ranks",
     Column(
         "method",
         pl.String,
@@ -45,7 +45,7 @@ MATCHING: Final = table(
         " whom is not recorded)",
     ),
     "kernels",
-    Column("matched", pl.Int64, "kernels that were found on other ranks and ran at the same time there"),
+    column("matched", help="kernels that were found on other ranks and ran at the same time there"),
     Column("rejected", pl.Int64, "kernels whose partners ran at another time, or differ in size"),
     Column("matched_share", pl.Float64, "matched of kernels", title="Share"),
     kernels="of all ranks",

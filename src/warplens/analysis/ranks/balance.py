@@ -12,7 +12,7 @@ from warplens.analysis.frames import ratio
 from warplens.analysis.intervals import measure_before
 from warplens.analysis.ranks.collectives import GROUP, GROUP_SIZE, KINDS, SIZE
 from warplens.analysis.ranks.measures import STEP_TIMES, TIMES
-from warplens.profile.columns import table
+from warplens.profile.columns import column, table
 from warplens.profile.schema import Column, Table
 
 if TYPE_CHECKING:
@@ -26,11 +26,9 @@ RANKS: Final = table(
     "ranks",
     "One rank and where the time of its window went. `warplens ranks`, there joined with “Waits of a rank” and"
     " “Clocks”.",
-    "rank source process device",
-    Column("gpu", pl.String, "name of the GPU; null where the file does not say", title="GPU"),
-    "steps",
+    "rank source process device gpu steps",
     TIMES,
-    Column("compute_share", pl.Float64, "compute_ns of the window"),
+    column("compute_share", help="compute_ns of the window"),
     Column("exposed_share", pl.Float64, "exposed_ns of the window"),
     "idle_share",
     Column("overlap_share", pl.Float64, "overlapped_ns of communication_ns; null without communication"),
@@ -214,11 +212,7 @@ def _steps(steps: pl.DataFrame) -> pl.DataFrame:
 MEMBERS: Final = table(
     "members of a collective",
     "One rank in one collective.",
-    Column("collective", pl.Int64, "its number", title="Number"),
-    "rank start_ns end_ns",
-    Column("wait_ns", pl.Int64, "until all had begun", title="Waited"),
-    Column("exposed_wait_ns", pl.Int64, "the part of it in which the rank computed nothing", title="Waited, exposed"),
-    Column("transfer_ns", pl.Int64, "the rest of its duration"),
+    "collective rank start_ns end_ns wait_ns exposed_wait_ns transfer_ns",
     start_ns="begin of the rank's kernel, on the common clock",
     end_ns="its end",
 )
@@ -226,46 +220,35 @@ MEMBERS: Final = table(
 COLLECTIVE_INSTANCES: Final = table(
     "collectives across ranks",
     "One collective that was found on several ranks and lies in the window of each.",
-    Column("collective", pl.Int64, "its number", title="Number"),
-    Column("kind", pl.Enum(KINDS), "see “Collectives by size and group”"),
+    "collective",
+    column("kind", dtype=pl.Enum(KINDS), help="see “Collectives by size and group”"),
     GROUP,
     GROUP_SIZE,
-    Column("ranks", pl.Int64, "ranks on which it was found"),
+    column("ranks", help="ranks on which it was found"),
     SIZE,
     Column("first_rank", pl.Int64, "the rank that arrived first"),
     Column("last_rank", pl.Int64, "the rank that arrived last", title="Last"),
     "start_ns",
     Column("arrival_ns", pl.Int64, "from the first begin to the last", title="First to last"),
-    Column("delay_ns", pl.Int64, "from the last begin but one to the last", title="Held up for"),
-    Column("transfer_ns", pl.Int64, "from the last begin to the last end"),
-    Column("wait_ns", pl.Int64, "summed over ranks", title="Waited"),
-    Column(
-        "exposed_wait_ns",
-        pl.Int64,
-        "the part of it in which the waiting rank computed nothing",
-        title="Waited, exposed",
-    ),
+    "delay_ns",
+    column("transfer_ns", help="from the last begin to the last end"),
+    column("wait_ns", help="summed over ranks"),
+    column("exposed_wait_ns", help="the part of it in which the waiting rank computed nothing"),
     start_ns="first begin, on the common clock",
 )
 
 RANK_WAITS: Final = table(
     "waits of a rank",
     "One rank, over the collectives that lie in the window of every rank that takes part.",
-    "rank",
-    Column("collectives", pl.Int64, "its communication kernels in the window", title="From"),
-    Column("matched", pl.Int64, "those of them that were found on other ranks"),
+    "rank collectives",
+    column("matched", help="those of them that were found on other ranks"),
     Column("last", pl.Int64, "in how many of these it arrived last, by more than `tolerance_ns`", title="Arrived last"),
     Column("last_share", pl.Float64, "last of matched", title="of them"),
-    Column(
-        "delay_ns",
-        pl.Int64,
-        "by which it alone held those up: from the last arrival but one to its own",
-        title="Held up for",
-    ),
-    Column("communication_ns", pl.Int64, "summed durations of its communication kernels in the window"),
-    Column("wait_ns", pl.Int64, "in matched kernels, until all ranks had arrived", title="Waited"),
-    Column("exposed_wait_ns", pl.Int64, "the part of it in which nothing was computed", title="Waited, exposed"),
-    Column("transfer_ns", pl.Int64, "in matched kernels, after all had arrived"),
+    column("delay_ns", help="by which it alone held those up: from the last arrival but one to its own"),
+    "communication_ns",
+    column("wait_ns", help="in matched kernels, until all ranks had arrived"),
+    column("exposed_wait_ns", help="the part of it in which nothing was computed"),
+    column("transfer_ns", help="in matched kernels, after all had arrived"),
     Column("unmatched_ns", pl.Int64, "durations of the kernels that were not matched"),
     Column("wait_share", pl.Float64, "wait_ns of wait_ns + transfer_ns", title="Wait share"),
 )

@@ -23,7 +23,7 @@ import numpy.typing as npt
 import polars as pl
 
 from warplens.analysis.ranks.collectives import ENDS_TOGETHER
-from warplens.profile.columns import table
+from warplens.profile.columns import column, table
 from warplens.profile.schema import Column
 
 if TYPE_CHECKING:
@@ -170,7 +170,7 @@ CLOCKS: Final = table(
         "how fast that changes, parts per million; null where a constant shift does",
         title="Drift (ppm)",
     ),
-    Column("collectives", pl.Int64, "how many the estimate rests on", title="From"),
+    column("collectives", help="how many the estimate rests on"),
     Column(
         "residual_median_ns",
         pl.Float64,

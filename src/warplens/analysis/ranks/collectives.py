@@ -19,7 +19,7 @@ from warplens.analysis.intervals import measure_before
 from warplens.analysis.kernel_names import PRODUCTS
 from warplens.analysis.ranks.measures import communication_rows
 from warplens.analysis.trees import NO_RANGE
-from warplens.profile.columns import table
+from warplens.profile.columns import column, table
 from warplens.profile.schema import Column, name_categories
 
 if TYPE_CHECKING:
@@ -153,23 +153,26 @@ def bus_factor(kind: str, ranks: int | None) -> float | None:
 _KIND = pl.Enum(KINDS)
 
 #: What collectives are told apart by.
-GROUP: Final = Column("group", pl.String, "process group; null where it is not recorded", kind="name")
-GROUP_RANKS: Final = Column("group_ranks", pl.String, "global ranks of the group, JSON", title="Its ranks", kind="name")
-GROUP_SIZE: Final = Column("group_size", pl.Int32, "ranks of the group", title="Ranks")
+GROUP: Final = column("group", dtype=pl.String, help="process group; null where it is not recorded", kind="name")
+GROUP_RANKS: Final = column("group_ranks")
+GROUP_SIZE: Final = column("group_size")
 SIZE: Final = Column("size_bytes", pl.Int64, "size as nccl-tests counts it; null where it is not recorded")
 
 COLLECTIVES: Final = table(
     "collectives of one rank",
     "One communication kernel of one rank, in the file's own clock.",
-    Column("kind", pl.Enum(KINDS), "what the framework, the range around its launch or its name says, in this order"),
+    column(
+        "kind",
+        dtype=pl.Enum(KINDS),
+        help="what the framework, the range around its launch or its name says, in this order",
+    ),
     Column("kernel_kind", pl.Enum(KINDS), "what its name alone says"),
     GROUP,
     GROUP_RANKS,
     GROUP_SIZE,
-    Column("sequence", pl.Int64, "its number in the group"),
+    column("sequence", help="its number in the group"),
     SIZE,
-    "start_ns end_ns stream",
-    Column("exposed_ns", pl.Int64, "the part that no compute hid", title="Exposed comm."),
+    "start_ns end_ns stream exposed_ns",
     Column(
         "joinable",
         pl.Boolean,
@@ -291,26 +294,26 @@ COLLECTIVE_GROUPS: Final = table(
     "collectives by size and group",
     "One kind, process group and size, over the window of every rank. Bandwidths are modelled: recorded size by"
     " measured time.",
-    Column(
+    column(
         "kind",
-        pl.Enum(KINDS),
-        "`all_reduce`, `all_gather`, `reduce_scatter`, `all_to_all`, `broadcast`, `reduce`, `gather`,"
+        dtype=pl.Enum(KINDS),
+        help="`all_reduce`, `all_gather`, `reduce_scatter`, `all_to_all`, `broadcast`, `reduce`, `gather`,"
         " `scatter`, `barrier`, `send_recv` or `unknown`",
     ),
     GROUP,
     GROUP_SIZE,
     SIZE,
     "kernels",
-    Column("collectives", pl.Int64, "collectives that were found on several ranks", title="From"),
-    Column("total_ns", pl.Int64, "summed durations of the kernels", title="Time"),
-    Column("exposed_ns", pl.Int64, "the part of it that no compute hid", title="Exposed comm."),
-    Column("median_ns", pl.Float64, "duration of a kernel, waiting included"),
+    column("collectives", help="collectives that were found on several ranks"),
+    column("total_ns", help="summed durations of the kernels"),
+    column("exposed_ns", help="the part of it that no compute hid"),
+    "median_ns",
     Column(
         "transfer_median_ns",
         pl.Float64,
         "from the last arrival to the last end; null where none was found on several ranks",
     ),
-    Column("wait_ns", pl.Int64, "summed over ranks, until all had arrived", title="Waited"),
+    column("wait_ns", help="summed over ranks, until all had arrived"),
     Column("algorithm_bytes_per_s", pl.Float64, "size by transfer_median_ns", title="Algorithm bw"),
     Column(
         "bus_bytes_per_s", pl.Float64, "algorithm bandwidth × the factor of nccl-tests for the kind", title="Bus bw"

@@ -29,17 +29,12 @@ TIMES: Final = (
         "inside CUDA graphs that were traced as a whole, outside of those kernels",
         title="In graphs",
     ),
-    Column("exposed_ns", pl.Int64, "communication that neither compute nor such a graph hides", title="Exposed comm."),
-    Column("copy_ns", pl.Int64, "copies and fills that nothing else hides", title="Copies"),
+    column("exposed_ns", help="communication that neither compute nor such a graph hides"),
+    column("copy_ns"),
     column("idle_ns"),
-    Column("duration_ns", pl.Int64, "length; the five times before sum to it", title="Window"),
-    Column("communication_ns", pl.Int64, "a communication kernel runs: exposed and overlapped"),
-    Column(
-        "overlapped_ns",
-        pl.Int64,
-        "communication while compute (or a graph traced as a whole) runs",
-        title="Hidden comm.",
-    ),
+    column("duration_ns", help="length; the five times before sum to it", title="Window"),
+    column("communication_ns", help="a communication kernel runs: exposed and overlapped"),
+    column("overlapped_ns"),
 )
 TIME_COLUMNS: Final = tuple(time.name for time in TIMES)
 

@@ -13,7 +13,7 @@ import polars as pl
 
 from warplens.analysis.frames import ratio
 from warplens.errors import UsageError
-from warplens.profile.columns import table
+from warplens.profile.columns import column, table
 from warplens.profile.schema import Column
 
 if TYPE_CHECKING:
@@ -37,27 +37,21 @@ WORK: Final = table(
     " bytes are [modelled](flops.md), time is measured.",
     "name family input_shapes input_types phase precision device operators gpu_ns share flops flops_full"
     " bytes flops_per_s",
-    Column("bytes_per_s", pl.Float64, "`bytes` over `gpu_ns`", title="Bandwidth"),
-    Column("intensity", pl.Float64, "`flops` over `bytes`", title="FLOP/B"),
-    Column(
+    column("bytes_per_s", help="`bytes` over `gpu_ns`", title="Bandwidth"),
+    column("intensity", help="`flops` over `bytes`", title="FLOP/B"),
+    column(
         "peak_flops_per_s",
-        pl.Float64,
-        "what the GPU could compute in that time in the formats of these operators; null where it is not known",
+        help="what the GPU could compute in that time in the formats of these operators; null where it is not known",
     ),
-    Column(
-        "peak_bytes_per_s",
-        pl.Float64,
-        "bandwidth of the GPU's memory; null where it is not known or the data crossed the link to the host",
-    ),
+    "peak_bytes_per_s",
     Column("flops_share", pl.Float64, "`flops_per_s` over its peak"),
     Column(
         "bytes_share", pl.Float64, "`bytes_per_s` over its peak; 1 where it is above, for then data came from a cache"
     ),
     "side",
-    Column(
+    column(
         "roof_share",
-        pl.Float64,
-        "how much of the roof at this intensity was reached: the larger of the two shares",
+        help="how much of the roof at this intensity was reached: the larger of the two shares",
         title="Of roof",
     ),
     name="operator",

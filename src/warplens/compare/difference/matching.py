@@ -14,6 +14,8 @@ import polars as pl
 from warplens.analysis.categories import OTHER, categories_of
 from warplens.analysis.kernel_names import split_name
 from warplens.compare.difference.places import RangePaths, range_paths
+from warplens.profile.columns import column, table
+from warplens.profile.schema import Column
 
 if TYPE_CHECKING:
     from warplens.compare.difference.host import Side
@@ -105,17 +107,13 @@ def spelled(full_name: str) -> str:
 #: The columns that tell launches of one kernel apart.
 SHAPE: Final = ("grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z")
 
-#: One row a kind of launch: a kernel at a place with a shape. `identity` is the kernel's full name in a spelling that
-#: both sides share, `path` a position in `Slots.places.paths`.
-KIND_SCHEMA: Final = pl.Schema(
-    {
-        "identity": pl.String(),
-        "full_name": pl.String(),
-        "name": pl.String(),
-        "category": pl.String(),
-        "path": pl.Int64(),
-        **dict.fromkeys(SHAPE, pl.Int32()),
-    }
+KINDS: Final = table(
+    "comparison: kinds of launches",
+    "One kind of launch of a side: a kernel at a place with a shape. `warplens.compare.difference.matching`.",
+    Column("identity", pl.String, "the kernel's full name in a spelling that both sides share"),
+    "full_name name category",
+    column("path", dtype=pl.Int64, help="position in `Slots.places.paths`", kind="count"),
+    (Column(name, pl.Int32, f"{name[:-2]}, {name[-1]}") for name in SHAPE),
 )
 
 #: A table of all values up to the largest finds the distinct ones without sorting, while it stays about so long.
@@ -128,7 +126,7 @@ class Slots:
     """The slots of one side, in order of their place in the step.
 
     Attributes:
-        kinds: `KIND_SCHEMA`.
+        kinds: `KINDS`.
         places: the range paths.
         kind: shape (m,), for each slot its row in `kinds`.
         place: shape (m,), its mean position in the step's launch order.
@@ -203,14 +201,14 @@ def _described(kinds: pl.DataFrame, categories: pl.Series, respelled: bool) -> p
     names = kinds["full_name"].cast(pl.String)
     identity = pl.Series([spelled(name) for name in names], dtype=pl.String) if respelled else names
     kinds = kinds.with_columns(identity.alias("identity"), categories.alias("category"))
-    return kinds.select([pl.col(name).cast(dtype) for name, dtype in KIND_SCHEMA.items()])
+    return KINDS.conform(kinds)
 
 
 def _numbered(frame: pl.DataFrame, columns: list[str]) -> tuple[Int64s, Int64s]:
     """For each row the number of its distinct values, and for each number the first row that has them."""
     code, found = np.zeros(frame.height, dtype=np.int64), np.zeros(1, dtype=np.int64)
-    for column in columns:
-        values = frame[column]
+    for name in columns:
+        values = frame[name]
         numbers = (values.to_physical() if values.dtype == pl.Enum else values.fill_null(-1)).cast(pl.Int64).to_numpy()
         if len(numbers) and (numbers == numbers[0]).all():
             continue

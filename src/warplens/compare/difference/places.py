@@ -109,8 +109,7 @@ _SIDES: Final = ("baseline", "variant")
 RANGE_CHANGES: Final = table(
     "comparison: ranges",
     "One path of ranges below the step; the first row is the step. `warplens compare`; `data.ranges.rows`.",
-    Column("path", pl.String, "names from the step down, joined by ` / `"),
-    "name depth",
+    "path name depth",
     Column("in", pl.String, "which sides have work there: `both`, `baseline`, `variant`"),
     "baseline_ns variant_ns",
     both_sides("own_ns", pl.Int64, "GPU time in all steps, without ranges inside"),

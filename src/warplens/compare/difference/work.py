@@ -39,7 +39,7 @@ _KINDS: Final = ("kept", "changed", "added", "removed")
 KERNEL_CHANGES: Final = table(
     "comparison: kernels by place",
     "One kernel at one place of the program. `warplens compare`; `data.kernel_places.rows`.",
-    Column("change", pl.Enum(_KINDS), "`kept`, `changed`, `added` or `removed`", title="What"),
+    column("change", dtype=pl.Enum(_KINDS), help="`kept`, `changed`, `added` or `removed`", title="What"),
     Column(
         "matched_by",
         pl.Enum(MATCHES),

@@ -6,7 +6,7 @@ often they err, are in docs/explanation/comparison-statistics.md.
 """
 
 from warplens.compare.statistics.decisions import (
-    DIFFERENCE_SCHEMA,
+    DIFFERENCES,
     Comparison,
     Interval,
     NoiseFloor,
@@ -20,7 +20,7 @@ from warplens.compare.statistics.decisions import (
 from warplens.compare.statistics.estimates import Regression, Samples, regression
 
 __all__ = [
-    "DIFFERENCE_SCHEMA",
+    "DIFFERENCES",
     "Comparison",
     "Interval",
     "NoiseFloor",

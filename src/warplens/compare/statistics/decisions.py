@@ -27,6 +27,8 @@ from warplens.compare.statistics.estimates import (
     variance_limit,
 )
 from warplens.errors import UsageError
+from warplens.profile.columns import column, table
+from warplens.profile.schema import Column
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -100,20 +102,19 @@ Int64s = npt.NDArray[np.int64]
 #: What a comparison can come to.
 VERDICTS: Final = ("faster", "slower", "same", "undecided")
 
-#: Differences of many things at once, a row each, in the order of the columns that were given.
-DIFFERENCE_SCHEMA: Final = pl.Schema(
-    {
-        "column": pl.Int64(),  # which column of the two matrices
-        "baseline_ns": pl.Float64(),  # mean of a step
-        "variant_ns": pl.Float64(),
-        "difference_ns": pl.Float64(),  # variant − baseline; sums over the columns to that of the whole
-        "low_ns": pl.Float64(),  # interval of the difference, widened for having been chosen among many
-        "high_ns": pl.Float64(),
-        "ratio": pl.Float64(),  # variant / baseline; null where the baseline has none of it
-        "p_value": pl.Float64(),  # of this column alone; null without repetitions
-        "adjusted_p": pl.Float64(),  # after Benjamini and Hochberg
-        "verdict": pl.Enum(VERDICTS),
-    }
+DIFFERENCES: Final = table(
+    "comparison: differences of many kernels",
+    "One of many things that are compared at once. `warplens.compare.statistics.many_differences`.",
+    Column("column", pl.Int64, "which column of the two matrices"),
+    column("baseline_ns", dtype=pl.Float64, help="mean of a step, of the baseline"),
+    column("variant_ns", dtype=pl.Float64, help="mean of a step, of the variant"),
+    Column("difference_ns", pl.Float64, "variant − baseline; sums over the columns to that of the whole"),
+    column("low_ns", dtype=pl.Float64, help="interval of the difference, widened for being chosen among many"),
+    column("high_ns", dtype=pl.Float64),
+    "ratio",
+    Column("p_value", pl.Float64, "of this column alone; null without repetitions"),
+    "adjusted_p",
+    column("verdict", dtype=pl.Enum(VERDICTS)),
 )
 
 
@@ -160,7 +161,7 @@ def many_differences(
         level: share of chance findings among the kernels called faster or slower, at most.
 
     Returns:
-        `DIFFERENCE_SCHEMA`, a row a column. `faster` and `slower`: the adjusted p-value is at most the level and the
+        `DIFFERENCES`, a row a column. `faster` and `slower`: the adjusted p-value is at most the level and the
         interval is not within the margin. Intervals are those of Benjamini and Yekutieli (J. Am. Stat. Assoc. 100
         (2005), 71–81): at most the share `level` of those that were chosen miss.
 
@@ -200,7 +201,7 @@ def many_differences(
             "adjusted_p": corrected,
             "verdict": pl.Series([VERDICTS[number] for number in verdict.tolist()], dtype=pl.Enum(VERDICTS)),
         },
-        schema=DIFFERENCE_SCHEMA,
+        schema=DIFFERENCES.schema,
         nan_to_null=True,
     )
 

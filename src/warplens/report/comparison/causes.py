@@ -11,9 +11,10 @@ import polars as pl
 
 from warplens.compare.difference import kernel_changes
 from warplens.compare.difference.difference import SAME_MARGIN
+from warplens.compare.difference.work import KERNEL_CHANGES
 from warplens.compare.statistics import many_differences
 from warplens.profile import NoteLevel
-from warplens.profile.columns import table
+from warplens.profile.columns import column, table
 from warplens.profile.schema import Column
 from warplens.report import text as fmt
 from warplens.report.text import category_title, cause_title
@@ -134,28 +135,15 @@ Float64s = npt.NDArray[np.float64]
 KERNEL_GROUPS: Final = table(
     "comparison: kernels by name",
     "One kernel, or one that took another's place. `warplens compare`; `data.kernels.rows`.",
-    Column("change", pl.String, "`kept`, `changed` (range, grid, block or kernel), `added`, `removed`", title="What"),
+    column("change", title="What"),
     "name",
-    Column("baseline_full_name", pl.String, "demangled name; null if this side does not launch it, of the baseline"),
-    Column("variant_full_name", pl.String, "demangled name; null if this side does not launch it, of the variant"),
-    "category",
-    Column("places", pl.Int64, "rows of the table by place"),
-    Column(
-        "baseline_launches_per_step",
-        pl.Float64,
-        "launches of a step, of the baseline",
-        title="Launches before",
-        kind="count",
-    ),
-    Column("variant_launches_per_step", pl.Float64, "launches of a step, of the variant", title="after", kind="count"),
+    KERNEL_CHANGES.only("baseline_full_name variant_full_name").columns,
+    "category places",
+    KERNEL_CHANGES.only("baseline_launches_per_step variant_launches_per_step").columns,
     "baseline_ns_per_step variant_ns_per_step change_ns_per_step",
-    Column("low_ns", pl.Float64, "lower end of the interval of the change; null where nothing was repeated"),
-    Column("high_ns", pl.Float64, "upper end of it"),
-    Column(
-        "adjusted_p",
-        pl.Float64,
-        "p-value, adjusted for the number of kernels (Benjamini and Hochberg); null where nothing was repeated",
-    ),
+    column("low_ns", dtype=pl.Float64, help="lower end of the interval of the change; null where nothing was repeated"),
+    column("high_ns", dtype=pl.Float64),
+    "adjusted_p",
     "verdict",
     Column(
         "decided",
@@ -198,7 +186,7 @@ def kernel_groups(
     decided = differs & ~alone if hidden else differs | (alone & in_each_step)
     finite = [pl.when(pl.col(name).is_finite()).then(name).alias(name) for name in ("low_ns", "high_ns")]
     rows = pl.concat([groups, found], how="horizontal").with_columns(*finite, decided.alias("decided"))
-    return rows.select([pl.col(name).cast(dtype) for name, dtype in KERNEL_GROUPS.schema.items()])
+    return KERNEL_GROUPS.conform(rows)
 
 
 def _grouped(table: pl.DataFrame) -> pl.DataFrame:

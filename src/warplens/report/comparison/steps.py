@@ -36,14 +36,14 @@ _COLUMNS: Final = (
     Column("figure"),
     Column("baseline"),
     Column("variant"),
-    Column("change", help="of the baseline; percentage points of shares"),
+    column("change", help="of the baseline; percentage points of shares"),
 )
 
 _STATISTICS: Final = (
-    Column("side"),
+    column("side", help=""),
     Column("files", pl.Int64, "independent of each other"),
     column("steps"),
-    Column("median_ns", pl.Float64, "of the files' medians"),
+    column("median_ns", help="of the files' medians"),
     Column("least_ns", pl.Float64, "the shortest step"),
     Column("greatest_ns", pl.Float64, "the longest step"),
 )
@@ -174,7 +174,7 @@ _GROUPS: Final = {
     "idle": "idle",
 }
 
-_PART_COLUMNS: Final = pick(PARTS, Column("title", title="Part"), "baseline_ns variant_ns change_ns share")
+_PART_COLUMNS: Final = pick(PARTS, column("title"), "baseline_ns variant_ns change_ns share")
 _PER_STEP: Final = "baseline_ns_per_step variant_ns_per_step change_ns_per_step"
 _LAUNCHES: Final = "baseline_launches_per_step variant_launches_per_step"
 _KERNEL_COLUMNS: Final = pick(
@@ -184,8 +184,12 @@ _KERNEL_COLUMNS: Final = pick(
     _LAUNCHES,
     _PER_STEP,
     Column("sure", help="whether the difference is more than chance among so many kernels", title="Decided"),
-    Column(
-        "before", help="the kernel that stood there before, where it was another", title="In place of", kind="kernel"
+    column(
+        "before",
+        dtype=pl.String,
+        help="the kernel that stood there before, where it was another",
+        title="In place of",
+        kind="kernel",
     ),
 )
 _PLACE_COLUMNS: Final = pick(
@@ -199,18 +203,18 @@ _PLACE_COLUMNS: Final = pick(
 )
 _RANGE_COLUMNS: Final = pick(
     RANGE_CHANGES,
-    Column("title", title="Range", kind="name"),
+    column("title", title="Range", kind="name"),
     "baseline_kernels_per_step variant_kernels_per_step",
     _PER_STEP,
     "own_change_ns_per_step",
 )
 _TRANSFER_COLUMNS: Final = pick(
     TRANSFER_CHANGES,
-    Column("title", title="What"),
+    column("title", title="What"),
     "baseline_count_per_step variant_count_per_step baseline_bytes_per_step variant_bytes_per_step",
     "baseline_ns_per_step variant_ns_per_step exposed_change_ns_per_step",
 )
-_PHASE_COLUMNS: Final = pick(PHASE_CHANGES, Column("title", title="Phase"), _PER_STEP)
+_PHASE_COLUMNS: Final = pick(PHASE_CHANGES, column("title", title="Phase"), _PER_STEP)
 
 
 def part_name(group: str, part: str) -> str:

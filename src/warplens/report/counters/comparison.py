@@ -61,9 +61,9 @@ _GROUP_COLUMNS: Final = pick(
 
 _METRIC_COLUMNS: Final = pick(
     METRIC_CHANGES,
-    Column("kernel", kind="name"),
+    column("kernel", help="", kind="name"),
     "metric unit before after",
-    Column("change", help="percentage points of percentages; otherwise after / before"),
+    column("change", help="percentage points of percentages; otherwise after / before"),
 )
 
 _UNPAIRED_COLUMNS: Final = pick(

@@ -166,7 +166,7 @@ _FAULT_COLUMNS: Final = pick(
     "fault gain_share",
     Column("total_gain_share", pl.Float64, "of the profiled time", title="of all"),
     "evidence",
-    Column("remedy", title="What to do"),
+    column("remedy", help="", title="What to do"),
 )
 
 

@@ -10,6 +10,7 @@ import polars as pl
 from warplens.analysis.frames import number
 from warplens.diagnosis.rules import rule
 from warplens.profile import NoteLevel
+from warplens.profile.columns import column
 from warplens.profile.schema import Column
 from warplens.report import text as fmt
 from warplens.report.brief import answer_block, limit_sentence
@@ -66,24 +67,24 @@ class _Headline:
 
 
 _COLUMNS: Final = (
-    Column("source", title="Profile", kind="name"),
-    Column("verdict", title="What limits it", help="the first finding; open the profile for the others"),
-    Column("gain", help="how many times as fast without it is expected to be"),
-    Column("remedy", title="Do", help="its first remedy"),
+    column("source", help="", title="Profile"),
+    column("verdict", help="the first finding; open the profile for the others", title="What limits it"),
+    column("gain", help="how many times as fast without it is expected to be"),
+    column("remedy", help="its first remedy"),
     Column("caution", help="why its figures are not those of the others"),
-    Column("step_ns", pl.Float64, "median wall time of the steps in the window", title="Step time"),
-    Column("busy_share", pl.Float64, "of the window, over all GPUs that did any work", title="GPU busy"),
+    column("step_ns", dtype=pl.Float64, help="median wall time of the steps in the window", title="Step time"),
+    column("busy_share", help="of the window, over all GPUs that did any work"),
 )
 
 _FIGURES: Final = (
-    Column("steps", pl.Float64, "steps in the window", kind="count"),
+    column("steps", dtype=pl.Float64, help="steps in the window", kind="count"),
     Column("largest", title="Mostly in", help="kind of work that most of the busy time went to"),
     Column("largest_share", pl.Float64, "of the busy time", title="Its share"),
-    Column("kernel_ns", pl.Float64, "summed duration of all kernels in the window", title="Kernel time"),
-    Column("kernels", pl.Float64, kind="count"),
+    column("kernel_ns", dtype=pl.Float64, help="summed duration of all kernels in the window"),
+    column("kernels", dtype=pl.Float64, help="", kind="count"),
     Column("kernels_per_step", pl.Float64, "kernels divided by steps", title="Per step", kind="count"),
     Column("launches_per_s", pl.Float64, "kernels launched one by one"),
-    Column("gpu", title="GPU"),
+    column("gpu", help=""),
     Column("window_ns", pl.Float64),
 )
 

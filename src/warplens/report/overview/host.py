@@ -11,6 +11,7 @@ from warplens.analysis.api import API_CALLS, BLOCKING_CALLS
 from warplens.analysis.copies import COPIES, memory_timeline
 from warplens.analysis.launches import LAUNCHES, matched_launches
 from warplens.analysis.streams import CONCURRENCY, GRAPHS, STREAMS
+from warplens.profile.columns import column
 from warplens.profile.schema import Column
 from warplens.report import chart_data, charts
 from warplens.report import text as fmt
@@ -121,7 +122,7 @@ def copies(numbers: Numbers) -> Iterator[Block]:
     what = pl.when(pl.col("kind") == "memset").then(pl.lit("memory fill")).otherwise(pl.col("direction"))
     columns = pick(
         COPIES,
-        Column("what", title="Operation"),
+        column("what"),
         "source_memory destination_memory calls share total_ns total_bytes mean_bytes bandwidth_bytes_per_s median_ns",
         "max_ns",
         mean_bytes="Mean size",
@@ -177,7 +178,7 @@ def graphs(numbers: Numbers) -> Iterator[Block]:
     yield Table("graphs-table", "CUDA graphs", pick(GRAPHS, *shown), numbers.graphs)
 
 
-_MEMORY_TITLE: Final = Column("title", title="Memory")
+_MEMORY_TITLE: Final = column("title", title="Memory")
 
 
 def memory(numbers: Numbers) -> Iterator[Block]:

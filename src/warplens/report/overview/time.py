@@ -11,6 +11,7 @@ from warplens.analysis.kernels import KERNEL_GROUPS, KERNELS
 from warplens.analysis.phases import PHASE_TIMES, STEPS
 from warplens.analysis.ranges import RANGES
 from warplens.analysis.timebudget import BUDGET
+from warplens.profile.columns import column
 from warplens.profile.schema import Column
 from warplens.report import chart_data, charts
 from warplens.report import text as fmt
@@ -88,7 +89,7 @@ def _device_budget(numbers: Numbers, found: TimeBudget, *, drawn: bool) -> Itera
     steps = len(numbers.window.steps)
     rows = parts.with_columns(per_step_ns=pl.col("time_ns") / steps) if steps else parts
     per_step = (PER_STEP,) if steps else ()
-    columns = pick(BUDGET, Column("title", title="Part"), "group share time_ns", *per_step, Column("meaning"))
+    columns = pick(BUDGET, column("title"), "group share time_ns", *per_step, column("meaning"))
     yield Table(f"budget-table-{found.device}", f"{name}: parts of {whole}", columns, rows, limit=None)
     if found.attributed_share is not None:
         yield quiet(
@@ -107,8 +108,8 @@ def devices(numbers: Numbers) -> Iterator[Block]:
     frame = pl.DataFrame(rows, infer_schema_length=None).fill_null(0)
     names = [name for name in frame.columns if name not in ("device", "busy_share")]
     columns = (
-        Column("device", title="GPU"),
-        Column("busy_share", pl.Float64, "of the window", title="Busy"),
+        column("device", dtype=pl.String, help=""),
+        column("busy_share", help="of the window", title="Busy"),
         *(Column(name, pl.Int64, title=fmt.capitalised(name.removesuffix("_ns"))) for name in names),
     )
     yield Paragraph("The averages of several GPUs hide the one that the others wait for.")
@@ -134,7 +135,9 @@ def steps(numbers: Numbers) -> Iterator[Block]:
         yield _timeline(numbers)
     if found.height:
         rows = found.with_columns(pl.col("in_window").replace_strict({True: "yes", False: "no"}))
-        counts = Column("in_window", title="Counted", help="whether all other numbers speak of the step")
+        counts = column(
+            "in_window", dtype=pl.String, help="whether all other numbers speak of the step", title="Counted"
+        )
         shown = "step wall_ns busy_ns busy_share idle_ns kernels copies graph_launches gap_ns"
         yield Table("steps-table", "Steps", pick(STEPS, shown, counts, busy_share="Busy"), rows, limit=10)
 
@@ -178,7 +181,7 @@ def phases(numbers: Numbers) -> Iterator[Block]:
     )
     columns = pick(
         PHASE_TIMES,
-        Column("title", title="Phase"),
+        column("title", title="Phase"),
         "share gpu_ns",
         *((PER_STEP,) if count else ()),
         "busy_ns",

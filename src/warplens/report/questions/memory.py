@@ -16,7 +16,7 @@ from warplens.analysis.allocator import (
     allocator_use,
 )
 from warplens.analysis.copies import memory_timeline, memory_use
-from warplens.profile.columns import table
+from warplens.profile.columns import column, table
 from warplens.profile.schema import Column
 from warplens.report import text as fmt
 from warplens.report.document import Table, pick
@@ -37,20 +37,17 @@ MEMORY_USE: Final = table(
     "memory process device",
     Column("begin_bytes", pl.Int64, "in use at the window's begin"),
     Column("end_bytes", pl.Int64, "in use at its end"),
-    Column("peak_bytes", pl.Int64, "the most that was in use at once in the window"),
+    column("peak_bytes", help="the most that was in use at once in the window"),
     Column("peak_ns", pl.Int64, "when that was first reached", title="At"),
-    Column("reserved_bytes", pl.Int64, "what the allocator had from CUDA at the peak", title="Held"),
+    column("reserved_bytes", help="what the allocator had from CUDA at the peak"),
     Column("idle_bytes", pl.Int64, "held at the peak, but not in use: cached or fragmented", title="Unused"),
-    Column("allocations", pl.Int64, "how many"),
-    Column("releases", pl.Int64, "how many"),
-    Column("allocated_bytes", pl.Int64, "sum of all allocations in the window", title="Churn"),
+    "allocations releases",
+    column("allocated_bytes", help="sum of all allocations in the window"),
     Column("unseen_bytes", pl.Int64, "part of the peak that stood there before the recording", title="From before"),
     Column("mismatches", pl.Int64, "events that state another total than the sum of the events before them"),
 )
 
-OWNER: Final = Column(
-    "owner", help="operator that was open when the memory was allocated", title="Alive at the peak", kind="name"
-)
+OWNER: Final = column("owner", help="operator that was open when the memory was allocated", title="Alive at the peak")
 _MEMORY: Final = {
     "memory": pick(
         MEMORY_USE,

@@ -8,7 +8,7 @@ import polars as pl
 
 from warplens.analysis.phases import PHASE_TIMES, PHASES_BY_STEP, STEPS, phase_statistics, phase_steps, step_statistics
 from warplens.analysis.timebudget import BUDGET, IDLE_CAUSES, time_budgets
-from warplens.profile.schema import Column
+from warplens.profile.columns import column
 from warplens.report import text as fmt
 from warplens.report.document import Table, pick
 from warplens.report.questions import Found, question
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from warplens.analysis.window import Window
 
 
-_PART: Final = Column("title", title="Part")
-_MEANING: Final = Column("meaning")
+_PART: Final = column("title")
+_MEANING: Final = column("meaning")
 _BUDGET: Final = pick(BUDGET, "group", _PART, "time_ns share", _MEANING)
 
 
@@ -33,7 +33,7 @@ def budget(timeline: Timeline, window: Window) -> Found:
     """
     budgets = time_budgets(timeline, window)
     rows = pl.concat([
-        pl.DataFrame(schema={"device": pl.Int32(), **BUDGET.schema}),
+        BUDGET.only(column("device"), *BUDGET.columns).empty(),
         *(found.parts.select(pl.lit(found.device, dtype=pl.Int32).alias("device"), pl.all()) for found in budgets),
     ])  # fmt: skip
     tables = tuple(map(_budget_table, budgets))
@@ -104,7 +104,7 @@ def steps(timeline: Timeline, window: Window) -> Found:
     return Found(rows, (Table("steps", "Steps", columns, rows, empty="No steps were found in the window."),))
 
 
-_PHASES: Final = pick(PHASE_TIMES, Column("title", title="Phase"), "gpu_ns share inferred_ns busy_ns matmul_ns kernels")
+_PHASES: Final = pick(PHASE_TIMES, column("title", title="Phase"), "gpu_ns share inferred_ns busy_ns matmul_ns kernels")
 _PHASES_OF_STEPS: Final = pick(PHASES_BY_STEP, "step wall_ns forward_ns backward_ns optimizer_ns none_ns")
 
 
