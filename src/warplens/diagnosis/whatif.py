@@ -148,7 +148,7 @@ class _Base:
         time, calls = np.zeros(self._facts.timeline.work.height), np.zeros(self._facts.timeline.work.height)
         for id_ in ids:
             claimed = self._claims.of_work(id_).to_numpy() / np.maximum(self._own, 1)
-            mine = self._facts.program.timeline_row
+            mine = self._facts.rows
             time[mine] = np.maximum(time[mine], claimed)
             if id_ not in _CHANGES and self._claims.idle_ns(id_):
                 calls[mine] = np.maximum(calls[mine], claimed)
