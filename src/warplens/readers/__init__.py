@@ -27,7 +27,7 @@ from warplens.profile.measurements import Measurements
 from warplens.readers.kineto import KinetoTrace
 from warplens.readers.measurements import MeasurementsFile
 from warplens.readers.ncu import EXPORT_SUFFIXES, NcuCsv, NcuReport
-from warplens.readers.nsys import NsysExport, NsysReport
+from warplens.readers.nsys import NsysExport, NsysFolder, NsysReport
 from warplens.readers.opening import EXPORT_ADVICE, Asked, Kind, Wanted, holds, kind_of
 from warplens.readers.shipped import located
 from warplens.readers.timings import Timings
@@ -50,13 +50,14 @@ _ZIP_ADVICE: Final = "Unpack it and give the files inside; .gz, .xz and .zst are
 
 #: What happened when.
 _TRACES: Final = Wanted[Trace](
-    (NsysExport(), NsysReport(), KinetoTrace()),
+    (NsysExport(), NsysReport(), NsysFolder(), KinetoTrace()),
     "not a profile",
     "Give an Nsight Systems report (.nsys-rep) or its SQLite export, or a Chrome trace of the PyTorch profiler",
     {
         Kind.NCU_REP: "Ask for its counters instead: warplens counters FILE",
         Kind.ZIP: _ZIP_ADVICE,
-        **dict.fromkeys((Kind.HDF5, Kind.PARQUET, Kind.ARROW, Kind.EMPTY), EXPORT_ADVICE),
+        **dict.fromkeys((Kind.HDF5, Kind.ARROW, Kind.EMPTY), EXPORT_ADVICE),
+        Kind.PARQUET: "Give the folder that nsys export --type parquetdir wrote, not one table of it",
     },
 )
 
@@ -88,11 +89,12 @@ def read(
 ) -> Trace:
     """The trace in a profile, as it is or compressed (.gz, .xz, .zst).
 
-    A profile is an SQLite export or a report of Nsight Systems, or a Chrome trace of the PyTorch profiler. The file is
-    never changed, nothing is written beside it, and its suffix does not matter.
+    A profile is a report of Nsight Systems, its export as SQLite or as a folder of Parquet or Arrow tables, or a Chrome
+    trace of the PyTorch profiler. The file is never changed, nothing is written beside it, and its suffix does not
+    matter.
 
     Args:
-        path: the file, or `demo:NAME` for one that comes with Warplens.
+        path: the file, the folder, or `demo:NAME` for one that comes with Warplens.
         progress: is told in a few words, now and then, what is being done.
         launch_configuration: whether to read grids, blocks, registers and shared memory of kernels. Without them the
             columns are null, and a large file is read a third faster.
@@ -134,7 +136,7 @@ def read_counters(
 
 def events_in(path: Path) -> int | None:
     """How many events a profile holds, about and at most, without reading them; None where that cannot be told."""
-    if kind_of(path) is not Kind.SQLITE:
+    if path.is_dir() or kind_of(path) is not Kind.SQLITE:
         return None
     from warplens.readers.nsys.slices import rows_in
 
@@ -181,9 +183,11 @@ def discover(paths: Iterable[Path | str]) -> list[Path]:
     for given in map(located, paths):
         if not given.exists():
             raise UnreadableInputError(given, "there is no such file or folder", "Check the path")
-        if given.is_dir():
+        if given.is_dir() and _TRACES.taking(given) is None:
             files = sorted(files_below(given))
-            profiles = _without_exported_reports([file for file in files if holds_trace(file)])
+            folders = {file.parent for file in files if file.stem == "StringIds"}
+            exported = [folder for folder in sorted(folders) if _TRACES.taking(folder) is not None]
+            profiles = exported + _without_exported_reports([file for file in files if holds_trace(file)])
             if not profiles:
                 raise UnreadableInputError(
                     given,
@@ -209,7 +213,7 @@ def discover_both(paths: Iterable[Path | str]) -> tuple[list[Path], list[Path]]:
     traces: list[Path] = []
     counters: list[Path] = []
     for given in map(located, paths):
-        if not given.is_dir():
+        if not given.is_dir() or _TRACES.taking(given) is not None:
             found = [given] if given.exists() and holds_counters(given) else []
             traces += [] if found else discover([given])
         else:

@@ -151,6 +151,10 @@ class Reader(Protocol[Content]):
     def sniff(self, head: bytes) -> bool:
         """Whether a file whose (unpacked) content begins with these bytes is surely one of this format."""
 
+    def takes(self, folder: Path) -> bool:
+        """Whether a folder is one profile of this format."""
+        return False
+
     def read(self, file: Input, asked: Asked) -> Content:
         """What the file holds.
 
@@ -210,6 +214,9 @@ class Wanted(Generic[Content]):
             UnreadableInputError: it cannot be opened or unpacked, or none of the formats is its own.
         """
         report = progress or (lambda _: None)
+        if (taking := self.taking(path)) is not None:
+            yield taking, Input(path, path, None, report)
+            return
         head = head_of(path)
         if (name := compression_of(head)) is None:
             yield self._reader(path, head), Input(path, path, None, report)
@@ -222,6 +229,10 @@ class Wanted(Generic[Content]):
         report(f"{path.name}: unpacking")
         with unpacked(path, UNPACKERS[name]) as plain:
             yield self._reader(path, head_of(plain)), Input(plain, path, None, report)
+
+    def taking(self, path: Path) -> Reader[Content] | None:
+        """The reader to which this is a folder that is one profile; None for any other folder, and for files."""
+        return next((each for each in self.readers if each.takes(path)), None) if path.is_dir() else None
 
     def reader_of(self, file: Input) -> Reader[Content]:
         """The reader of a file that is not compressed.

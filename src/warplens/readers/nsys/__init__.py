@@ -3,7 +3,7 @@
 `export` reads an export into a `Trace` (`tables` the rows, `capture` the facts and notes). `report` reads a report into
 the same tables without any software of NVIDIA: `report_container` unpacks it, `report_wire` decodes messages in bulk,
 `report_events` says which field is which column, `report_facts` holds what the report says about itself.
-`report_fallback` asks `conversion`, where a report is of an unknown kind, to let the installed `nsys` turn it into an
+`folder` reads an export that is a folder of tables. `report_fallback` asks `conversion`, where a report is of an unknown kind, to let the installed `nsys` turn it into an
 export. `scrub` removes what identifies.
 """
 
@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from warplens.profile import Recorder, Trace
-from warplens.readers.opening import Asked, Input, Kind, Reader, kind_of_bytes
+from warplens.errors import UnreadableInputError
+from warplens.readers.opening import EXPORT_ADVICE, Asked, Input, Kind, Reader, kind_of_bytes
 
 if TYPE_CHECKING:
     from warplens.readers.scrubbing import Removed
@@ -55,6 +56,25 @@ class NsysExport(Reader[Trace]):
         from warplens.readers.nsys.scrub import copy_nsys
 
         return copy_nsys(file.path, file.known_as, copy)
+
+
+class NsysFolder(Reader[Trace]):
+    """What `nsys export --type parquetdir` or `arrowdir` writes: a folder with a file for each table."""
+
+    def sniff(self, head: bytes) -> bool:
+        return False
+
+    def takes(self, folder: Path) -> bool:
+        # The table of strings stands in every export.
+        return any((folder / f"StringIds{suffix}").is_file() for suffix in (".parquet", ".arrow"))
+
+    def read(self, file: Input, asked: Asked) -> Trace:
+        from warplens.readers.nsys.folder import read_folder
+
+        return read_folder(file.path, file.progress, asked.launch_configuration)
+
+    def scrub(self, file: Input, copy: Path) -> Removed:
+        raise UnreadableInputError(file.known_as, "a folder of tables is not copied", EXPORT_ADVICE)
 
 
 class NsysReport(Reader[Trace]):
