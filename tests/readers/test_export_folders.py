@@ -48,7 +48,9 @@ def _folder(export: Path, folder: Path, suffix: str) -> Path:
             cursor = file.execute(f'SELECT * FROM "{table}"')
             names = [each[0] for each in cursor.description]
             frame = pl.DataFrame(cursor.fetchall(), schema=names, orient="row", infer_schema_length=None, strict=False)
-            typed = frame.with_columns(pl.col(name).cast(_TYPES[name], wrap_numerical=True) for name in names if name in _TYPES)
+            typed = frame.with_columns(
+                pl.col(name).cast(_TYPES[name], wrap_numerical=True) for name in names if name in _TYPES
+            )
             _WRITERS[suffix](typed, folder / f"{table}{suffix}")
     return folder
 

@@ -1,10 +1,10 @@
-"""Nsight Systems: SQLite exports, reports, and copies without people and machines.
+"""Nsight Systems: exports, reports, and copies without people and machines.
 
-`export` reads an export into a `Trace` (`tables` the rows, `capture` the facts and notes). `report` reads a report into
-the same tables without any software of NVIDIA: `report_container` unpacks it, `report_wire` decodes messages in bulk,
-`report_events` says which field is which column, `report_facts` holds what the report says about itself.
-`folder` reads an export that is a folder of tables. `report_fallback` asks `conversion`, where a report is of an unknown kind, to let the installed `nsys` turn it into an
-export. `scrub` removes what identifies.
+`export` reads an SQLite export into a `Trace` (`tables` the rows, `capture` the facts and notes), `folder` one that is
+a folder of tables. `report` reads a report into the same tables without any software of NVIDIA: `report_container`
+unpacks it, `report_wire` decodes messages in bulk, `report_events` says which field is which column, `report_facts`
+holds what the report says about itself. `report_fallback` asks `conversion`, where a report is of an unknown kind, to
+let the installed `nsys` turn it into an export. `scrub` removes what identifies.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from warplens.profile import Recorder, Trace
 from warplens.errors import UnreadableInputError
+from warplens.profile import Recorder, Trace
 from warplens.readers.opening import EXPORT_ADVICE, Asked, Input, Kind, Reader, kind_of_bytes
 
 if TYPE_CHECKING:

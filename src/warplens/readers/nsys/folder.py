@@ -55,7 +55,7 @@ class FolderOfTables:
         self.known_as = folder
         self._files = {path.stem: path for path in sorted(folder.iterdir()) if path.suffix in _OPENED}
         # That calls carry backtraces is all that is asked of their table.
-        self.tables: dict[str, tuple[str, ...]] = {name: () for name in self._files}
+        self.tables: dict[str, tuple[str, ...]] = dict.fromkeys(self._files, ())
         self._connection = sqlite3.connect(":memory:", check_same_thread=False)
         self._connection.text_factory = bytes
         for source in SOURCES:
