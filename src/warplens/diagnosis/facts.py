@@ -67,7 +67,7 @@ WORK: Final = table(
     Column("launch_end_ns", pl.Int64, "end of it"),
     column("range", dtype=pl.Int64, help="row of the innermost range around that call"),
     column("phase", dtype=_PHASE),
-    Column("label", pl.Enum([*CATEGORIES, *_OTHER_LABELS]), "category of a kernel, direction of a copy"),
+    column("label", dtype=pl.Enum([*CATEGORIES, *_OTHER_LABELS]), help="category of a kernel, direction of a copy"),
     CLASSES.column("precision"),
     "tensor_cores",
     Column("vector_product", pl.Boolean, "a product of a matrix with a vector, by its name"),

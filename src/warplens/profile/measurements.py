@@ -20,24 +20,15 @@ PLAN = ("least", "most", "fewest", "most_ns", "precision", "confidence", "warmup
 CELLS = table(
     "measured cells",
     "One cell of a measurements file. `warplens bench`; the cell's settings stand before these columns.",
-    Column(
-        "status",
-        pl.Enum(STATUSES),
-        "`measured`, `out-of-memory`, `unsupported`, `incorrect` or `failed`",
-        title="Outcome",
+    column(
+        "status", dtype=pl.Enum(STATUSES), help="`measured`, `out-of-memory`, `unsupported`, `incorrect` or `failed`"
     ),
     "reason",
     column("launch", dtype=pl.String, help="how the step reached the GPU: `eager`, `compile` or `graph`"),
     column("unit", help="what a step processes"),
-    Column("items", pl.Int64, "how many of them: the batch", kind="number"),
-    "samples",
+    "items samples",
     Column("rounds", pl.Int64, "turns into which they fall in equal parts; 1 if they were taken at one stretch"),
-    Column(
-        "latency_ns",
-        pl.Float64,
-        "median wall time of a step that is issued and waited for; in turns the median of the rounds'"
-        " medians; null where calls were issued back to back",
-    ),
+    "latency_ns",
     Column("latency_low_ns", pl.Int64, "lower end of that median's confidence interval; null with too few repetitions"),
     Column("latency_high_ns", pl.Int64, "upper end of it"),
     Column("latency_p5_ns", pl.Float64, "5th percentile of the wall times"),
@@ -84,9 +75,7 @@ CELL_PHASES = table(
 SAMPLES = table(
     "repetitions",
     "One repetition of a measured cell on one clock.",
-    "cell",
-    Column("of", pl.String, "`wall`, `gpu`, `warmup` (wall time of a step that does not count), or a phase"),
-    "index time_ns",
+    "cell of index time_ns",
     time_ns="duration",
 )
 

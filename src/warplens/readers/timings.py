@@ -48,8 +48,7 @@ STATISTICS: Final = ("sample", "mean", "median", "minimum", "maximum", "deviatio
 TIMINGS: Final = table(
     "measured timings (input)",
     "One time that a program measured itself, as read from a CSV file.",
-    "model context mode",
-    Column("batch", pl.Int64, "batch size"),
+    "model context mode batch",
     column("phase").but(dtype=pl.Enum(TIMING_PHASES), help="`forward`, `backward`, `optimizer` or `step`"),
     Column(
         "statistic",

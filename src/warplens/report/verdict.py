@@ -222,8 +222,8 @@ _PREDICTIONS: Final = (
     column("change", help=""),
     column("what", title="If"),
     column("measured_ns", help="wall time of a step, or of the window without steps"),
-    Column("predicted_ns", pl.Int64, "modelled, not measured"),
-    Column("speedup", title="Gain"),
+    column("predicted_ns"),
+    column("speedup", dtype=pl.String, help="", kind="text"),
     Column("model_error", pl.Float64, "how far the model is from the unchanged measurement", kind="share"),
 )
 

@@ -38,10 +38,9 @@ MATCHING: Final = table(
     GROUP,
     GROUP_RANKS,
     "ranks",
-    Column(
+    column(
         "method",
-        pl.String,
-        "`sequence`, `order`, `time`, `order from the end`, `alone` (one rank only), `no peers` (who sent to"
+        help="`sequence`, `order`, `time`, `order from the end`, `alone` (one rank only), `no peers` (who sent to"
         " whom is not recorded)",
     ),
     "kernels",

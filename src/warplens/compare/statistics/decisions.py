@@ -111,9 +111,7 @@ DIFFERENCES: Final = table(
     Column("difference_ns", pl.Float64, "variant − baseline; sums over the columns to that of the whole"),
     column("low_ns", dtype=pl.Float64, help="interval of the difference, widened for being chosen among many"),
     column("high_ns", dtype=pl.Float64),
-    "ratio",
-    Column("p_value", pl.Float64, "of this column alone; null without repetitions"),
-    "adjusted_p",
+    "ratio p_value adjusted_p",
     column("verdict", dtype=pl.Enum(VERDICTS)),
 )
 

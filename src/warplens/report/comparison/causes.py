@@ -15,7 +15,6 @@ from warplens.compare.difference.work import KERNEL_CHANGES
 from warplens.compare.statistics import many_differences
 from warplens.profile import NoteLevel
 from warplens.profile.columns import column, table
-from warplens.profile.schema import Column
 from warplens.report import text as fmt
 from warplens.report.text import category_title, cause_title
 
@@ -143,13 +142,7 @@ KERNEL_GROUPS: Final = table(
     "baseline_ns_per_step variant_ns_per_step change_ns_per_step",
     column("low_ns", dtype=pl.Float64, help="lower end of the interval of the change; null where nothing was repeated"),
     column("high_ns", dtype=pl.Float64),
-    "adjusted_p",
-    "verdict",
-    Column(
-        "decided",
-        pl.Boolean,
-        "whether it differs for certain: only one side launches it in each step, or it is faster or slower",
-    ),
+    "adjusted_p verdict decided",
 )
 
 

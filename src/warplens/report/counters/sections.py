@@ -43,7 +43,7 @@ def with_names(numbers: CounterNumbers, frame: pl.DataFrame) -> pl.DataFrame:
 
 # --- what was measured ------------------------------------------------------------------------------------------------
 
-_FACT_COLUMNS: Final = (Column("fact", title="Setting"), Column("value"))
+_FACT_COLUMNS: Final = (Column("fact", title="Setting"), column("value", dtype=pl.String, help="", kind="text"))
 
 
 def measured(numbers: CounterNumbers) -> Iterator[Block]:

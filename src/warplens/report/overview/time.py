@@ -185,7 +185,7 @@ def phases(numbers: Numbers) -> Iterator[Block]:
         "share gpu_ns",
         *((PER_STEP,) if count else ()),
         "busy_ns",
-        Column("matmul_share", pl.Float64, "GEMM kernels' share of the phase's kernel time", title="Matrix products"),
+        column("matmul_share"),
         Column("inferred_share", pl.Float64, "attributed through the waiting thread, not the launching one"),
         "kernels",
     )

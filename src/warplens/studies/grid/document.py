@@ -423,7 +423,7 @@ _STATUS_COLUMNS: Final = (
     *(Column(letter, title=f"({letter})", help=f"({letter}): {title}") for letter, title in QUESTIONS.items()),
 )
 _TODO_COLUMNS: Final = (
-    Column("cell", help="model and context length"),
+    column("cell", dtype=pl.String, help="model and context length"),
     Column("questions", help="what it would answer"),
     CELL_STATES.column("state").but(help="missing or invalid"),
     CELL_STATES.column("detail").but(help="a command, an advice, or why a profile is invalid"),
@@ -431,7 +431,7 @@ _TODO_COLUMNS: Final = (
 _SHOWN_OF_INVALID: Final = "source reason wall_ns forward_ns forward_kernels backward_kernels optimizer_kernels"
 _UNPLACED_COLUMNS: Final = (
     column("source").but(help="the file"),
-    Column("reason", help="why it is of no cell, and what to do"),
+    column("reason", help="why it is of no cell, and what to do", title="Reason"),
 )
 
 

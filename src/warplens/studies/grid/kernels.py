@@ -27,7 +27,7 @@ from warplens.analysis.steps import WARMUP_SLOWDOWN
 from warplens.analysis.timeline import Timeline
 from warplens.analysis.trees import NO_RANGE
 from warplens.analysis.window import NO_PHASE, PHASES, Step, is_warmup_name, phase_of_name
-from warplens.profile.columns import KERNEL_NAME, table
+from warplens.profile.columns import KERNEL_NAME, column, table
 from warplens.profile.schema import Column, name_categories
 from warplens.workloads.settings import LM_SIZES, VOCABULARY
 
@@ -248,9 +248,13 @@ WORK_LABELS: Final = {"copy": "memory copies", "memset": "memory fills", "graph"
 PASSES: Final = table(
     "forward passes",
     "One forward pass of the steady steps. The grid document.",
-    Column("pass", pl.Int64, "number of the pass"),
-    "step",
-    Column("range", pl.Int64, "row of its range in `Trace.ranges`; null where the whole step is the pass"),
+    "pass step",
+    column(
+        "range",
+        dtype=pl.Int64,
+        help="row of its range in `Trace.ranges`; null where the whole step is the pass",
+        kind="count",
+    ),
     "host_ns",
     Column(
         "synchronised", pl.Boolean, "the host waited inside the range until its GPU work was done", title="Waits inside"
@@ -508,10 +512,7 @@ KERNEL_USES: Final = table(
     "kernels of a forward pass or step",
     "One kernel function. The grid document, questions b and c.",
     KERNEL_NAME,
-    "full_name category gpu_ns calls",
-    Column("calls_min", pl.Int64, "fewest calls in one repetition"),
-    Column("calls_max", pl.Int64, "most calls in one repetition"),
-    "share",
+    "full_name category gpu_ns calls calls_min calls_max share",
     gpu_ns="GPU time, summed over all repetitions",
     calls="calls, summed over all repetitions",
     share="share of all GPU work of the scope",
@@ -520,15 +521,7 @@ KERNEL_USES: Final = table(
 LABEL_USES: Final = table(
     "categories of a forward pass or step",
     "One category of kernels, or one kind of other GPU work. The grid document, questions b and c.",
-    Column(
-        "label",
-        pl.String,
-        "kernel category; `memory copies`, `memory fills` or `hidden inside CUDA graphs` for other work",
-    ),
-    "gpu_ns calls",
-    Column("calls_min", pl.Int64, "fewest calls in one repetition"),
-    Column("calls_max", pl.Int64, "most calls in one repetition"),
-    "share",
+    "label gpu_ns calls calls_min calls_max share",
     gpu_ns="GPU time, summed over all repetitions",
     calls="calls, summed over all repetitions",
     share="share of all GPU work of the scope",

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 import polars as pl
 
 from warplens.analysis.window import NO_PHASE, PHASES
+from warplens.profile.columns import column
 from warplens.profile.schema import Column
 from warplens.report import text as fmt
 from warplens.report.document import Figure, Paragraph, Section, Table
@@ -155,7 +156,7 @@ def other_section(grid: Grid) -> Section:
 
 def mix_columns(mix: pl.DataFrame) -> tuple[Column, ...]:
     """The columns of a table of category shares."""
-    share = Column("share", pl.Float64, "measured: share of the GPU time")
+    share = column("share", help="measured: share of the GPU time")
     return (*CELL, *(share.but(name=label, title=label) for label in mix.columns[3:]))
 
 

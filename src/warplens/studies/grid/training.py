@@ -17,7 +17,7 @@ import polars as pl
 from warplens.analysis.timeline import Timeline
 from warplens.analysis.trees import NO_RANGE
 from warplens.analysis.window import NO_PHASE, PHASES
-from warplens.profile.columns import table
+from warplens.profile.columns import column, table
 from warplens.profile.schema import Column, name_categories
 from warplens.studies.grid.kernels import (
     MATMUL,
@@ -45,8 +45,7 @@ ATTENTION_PARTS: Final[dict[str, tuple[re.Pattern[str], str]]] = {
 ATTENTION_TIMES: Final = table(
     "parts of self-attention",
     "One forward pass, summed over its layers. The grid document, question e.",
-    Column("pass", pl.Int64, "number of the pass"),
-    Column("layers", pl.Int64, "ranges of the softmax in it"),
+    "pass layers",
     Column("scores_ns", pl.Int64, "GPU time of the scores (q·kᵀ, scaling, mask)", title="Scores, all"),
     Column("scores_matmul_ns", pl.Int64, "part of it in matrix products", title="q·kᵀ"),
     Column("softmax_ns", pl.Int64, "GPU time of the softmax"),
@@ -214,12 +213,7 @@ PHASE_SPLIT: Final = table(
     "training step split",
     "One phase, summed over the steps. The grid document, question d.",
     "phase gpu_ns busy_ns span_ns matmul_ns inferred_ns kernels ops share",
-    Column(
-        "matmul_share",
-        pl.Float64,
-        "`matmul_ns` of the phase's own `gpu_ns`; null without work",
-        title="Matrix products",
-    ),
+    column("matmul_share", help="`matmul_ns` of the phase's own `gpu_ns`; null without work"),
     share="share of all GPU time",
 )
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import polars as pl
 
-from warplens.profile.columns import table
+from warplens.profile.columns import column, table
 from warplens.profile.schema import Column
 from warplens.report import text as fmt
 from warplens.report.document import Table
@@ -40,17 +40,17 @@ POLICY_POINTS: Final = table(
     Column("run_ns", pl.Float64, "its time", title="Its time"),
     Column("other", pl.String, "the fastest of the other sides", title="Next best"),
     Column("other_ns", pl.Float64, "its time", title="Its time"),
-    Column("ratio", pl.Float64, "time of the next best over that of the side that runs", title="× longer"),
-    Column("decided", pl.Boolean, "whether the samples tell the sides apart; null without samples"),
+    column("ratio", help="time of the next best over that of the side that runs", title="× longer"),
+    column("decided", help="whether the samples tell the sides apart; null without samples"),
 )
 
 CHOICES: Final = table(
     "policy: choices",
     "A point at which a policy was asked. `warplens policy check`; the axes stand before these columns.",
-    Column("chosen", pl.String, "the side that the policy chose"),
-    Column("reason", pl.String, "`measured`, `interpolated`, `outside` or `other-machine`"),
+    "chosen",
+    column("reason", help="`measured`, `interpolated`, `outside` or `other-machine`", title="Reason"),
     Column("chosen_ns", pl.Float64, "time of the chosen side; null if it could not run", title="Its time"),
-    Column("best", pl.String, "the fastest side", title="Fastest"),
+    "best",
     Column("best_ns", pl.Float64, "its time", title="Its time"),
     Column("regret_share", pl.Float64, "how much slower the chosen side is than the best", title="Slower by"),
 )

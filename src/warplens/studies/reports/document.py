@@ -37,7 +37,7 @@ def missing_table(measurements: Measurements) -> Table | None:
     if rows.is_empty():
         return None
     axes = (each.but(kind="count" if each.dtype.is_integer() else "text") for each in axis_columns(rows, names))
-    columns = (*axes, Column("status", title="Outcome"), Column("reason"))
+    columns = (*axes, column("status", help=""), column("reason", help="", title="Reason"))
     return Table("missing-cells", "Cells without figures", columns, rows)
 
 
@@ -116,11 +116,11 @@ def _problem_section(rates: pl.DataFrame, against: pl.DataFrame, problem: dict[s
     matrix = rows.pivot("kernel", index=["seq_len", "batch"], values="flops_per_s", aggregate_function="first")
     share = _of(against, problem).select("seq_len", "best", "of_best_share")
     matrix = matrix.join(share, on="seq_len", how="left", maintain_order="left").sort("seq_len")
-    columns = [Column("seq_len", pl.Int64, title="Length"), Column("batch", pl.Int64)]
+    columns = [Column("seq_len", pl.Int64, title="Length"), column("batch", help="")]
     columns += [Column(kernel, pl.Float64, title=kernel, kind="flops") for kernel in kernels]
     if share.height:
         columns += [
-            Column("best", title="Best of PyTorch"),
+            column("best", help="", title="Best of PyTorch"),
             Column("of_best_share", pl.Float64, "rate of flash over that of the best backend", title="flash / best"),
         ]
     blocks: list[Block] = [Table(f"rates-{id_}", f"Rate: {name}", tuple(columns), matrix, limit=None)]
@@ -199,16 +199,16 @@ def lm_sections(measurements: Measurements) -> tuple[str, tuple[Section, ...]]:
     if ratios.height:
         table = Table(
             "training-ratio", "Training step over forward pass",
-            (*_cell_columns(steps), Column("forward_ns", pl.Float64),
+            (*_cell_columns(steps), column("forward_ns", dtype=pl.Float64, help=''),
              Column("train_ns", pl.Float64, title="Training step"),
-             Column("ratio", pl.Float64, "3 would be the ratio of FLOPs, without the optimizer")),
+             column("ratio", help="3 would be the ratio of FLOPs, without the optimizer")),
             ratios, limit=None,
         )  # fmt: skip
         sections.append(Section("training", "Training against forward", (table,)))
     if layers.height:
         table = Table(
             "layer-times", "Time a layer, forward",
-            (*_cell_columns(steps), Column("layers", pl.Int64),
+            (*_cell_columns(steps), column("layers", help=''),
              Column("layer_ns", pl.Float64, title="Time a layer"),
              Column("layer_flops", pl.Float64, title="Work a layer"),
              column("flops_per_s").but(help="")),
@@ -255,7 +255,7 @@ def _apart(steps: pl.DataFrame) -> list[str]:
 
 
 def _cell_columns(steps: pl.DataFrame) -> tuple[Column, ...]:
-    return (Column("size"), column("context").but(help=""), *map(Column, _apart(steps)))
+    return (column("size"), column("context").but(help=""), *map(Column, _apart(steps)))
 
 
 def _matrix_section(steps: pl.DataFrame, mode: str) -> Section:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import polars as pl
 
-from warplens.profile.columns import table
+from warplens.profile.columns import column, table
 from warplens.profile.schema import Column
 from warplens.report import text as fmt
 from warplens.report.comparison.causes import cause_sentence, step_answer, work_sentence
@@ -55,14 +55,14 @@ _STANDINGS: Final = {"partly": "partly confirmed"}
 HYPOTHESES: Final = table(
     "findings: hypotheses",
     "A hypothesis at a profiled point. The findings of a token-reduction study.",
-    Column("id", pl.String, "`H1` to `H4`", title="Hypothesis"),
+    column("id", dtype=pl.String, help="`H1` to `H4`", title="Hypothesis"),
     Column("claim", pl.String, "what it says", title="Says"),
-    Column("point", pl.String, "the point", title="At"),
+    "point",
     Column("standing", pl.String, "confirmed: half or more; refuted: less than a tenth; partly: between them",
            title="Is"),
-    Column("share", pl.Float64, "of what it should explain; above 100 % where something else gives back"),
-    Column("of", pl.String, "what the share is of"),
-    Column("evidence", pl.String, "what it rests on"),
+    column("share", help="of what it should explain; above 100 % where something else gives back"),
+    column("of", help="what the share is of"),
+    column("evidence", help="what it rests on"),
 )  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import polars as pl
 
 from warplens.compare.statistics import compare
-from warplens.profile.columns import table
+from warplens.profile.columns import column, table
 from warplens.profile.schema import Column
 from warplens.report import text as fmt
 from warplens.report.document import Paragraph, Section, Table
@@ -37,28 +37,33 @@ REMEDIES: Final = table(
     "findings: remedies",
     "A measured way to run a point. The findings of a token-reduction study.",
     Column("input_size", pl.Int64, "side of the image, in pixels", title="Input", kind="number"),
-    Column("batch", pl.Int64, "images in a step", kind="number"),
-    Column("method", pl.String, "how tokens are reduced"),
+    column("batch", help="images in a step", kind="number"),
+    "method",
     Column("execution", pl.String, "how a step reaches the GPU"),
     Column("attention", pl.String, "how attention is computed"),
     Column("locations", pl.String, "blocks that reduce", title="Blocks"),
-    Column("keep", pl.Float64, "share of the tokens that each location keeps; null where nothing is dropped"),
-    Column("launches", pl.Float64, "GPU work that the host issues in a step; a CUDA graph counts as one", kind="count"),
-    Column("latency_ns", pl.Float64, "median wall time, without a profiler", title="Step"),
+    "keep",
+    column(
+        "launches",
+        dtype=pl.Float64,
+        kind="count",
+        help="GPU work that the host issues in a step; a CUDA graph counts as one",
+    ),
+    column("latency_ns", help="median wall time, without a profiler", title="Step"),
     Column("published_factor", pl.Float64, "time of the published form over this one's", title="× published"),
     Column("baseline_factor", pl.Float64, "time of the fastest baseline over this one's", title="× best baseline"),
-    Column("verdict", pl.String, "verdict against the fastest baseline; same: within 2 %", title="Against it"),
+    column("verdict", help="verdict against the fastest baseline; same: within 2 %", title="Against it"),
 )
 
 PREDICTED: Final = table(
     "findings: predictions",
     "A change that the profile of a point predicted, and that was measured. The findings of a token-reduction study.",
-    Column("point", pl.String, "the point", title="At"),
-    Column("side", pl.String, "`baseline` or `variant`", title="Of"),
-    Column("change", pl.String, "what was changed"),
+    "point",
+    column("side", title="Of"),
+    column("change", help="what was changed"),
     Column("before_ns", pl.Float64, "measured, without a profiler"),
-    Column("predicted_ns", pl.Float64, "modelled from the profile before the change"),
-    Column("measured_ns", pl.Float64, "after the change, without a profiler"),
+    column("predicted_ns", dtype=pl.Float64, help="modelled from the profile before the change"),
+    column("measured_ns", dtype=pl.Float64, help="after the change, without a profiler"),
     Column("error", pl.Float64, "predicted / measured − 1", title="Prediction off by", kind="share"),
 )
 

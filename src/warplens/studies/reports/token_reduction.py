@@ -30,18 +30,18 @@ _POINT: Final = ("model", "input_size", "batch", "precision")
 _VARIANT: Final = ("method", "keep", "locations", "schedule")
 
 _SPEEDUP: Final = (
-    Column("speedup", pl.Float64, "baseline time over variant time: above 1, the variant is faster", title="Speed-up"),
-    Column("low", pl.Float64, "lower end of its 95 % interval", title="from"),
-    Column("high", pl.Float64, "upper end of its 95 % interval", title="to"),
-    Column("verdict", pl.String, "same: within 2 %"),
+    column("speedup", title="Speed-up"),
+    column("low", help="lower end of its 95 % interval"),
+    column("high", help="upper end of its 95 % interval"),
+    column("verdict", help="same: within 2 %"),
 )
 
 BEST_MODES: Final = table(
     "study: best modes",
     "A point, and a share of the tokens kept: the fastest way to run the baseline against the fastest of the variant."
     " `warplens study token-reduction`; the axes stand before these columns.",
-    Column("method", pl.String, "how tokens are reduced"),
-    Column("keep", pl.Float64, "share of the tokens that each location keeps"),
+    "method",
+    column("keep", help="share of the tokens that each location keeps"),
     Column("baseline_mode", pl.String, "how the baseline is run", title="Baseline as"),
     column("baseline_ns").but(dtype=pl.Float64, help="median wall time of a step of the baseline"),
     Column("variant_mode", pl.String, "how the variant is run", title="Variant as"),

@@ -173,8 +173,7 @@ _DRAWS: Final = 400
 ANOMALIES: Final = table(
     "sweep: cells tested for anomalies",
     "A cell of a sweep along an axis. `warplens sweep report`; the axes stand before these columns.",
-    "side",
-    Column("axis", pl.String, "the axis along which it was held against the others", title="Along"),
+    "side axis",
     column("time_ns").but(dtype=pl.Float64, help="median time of a step"),
     Column("expected_low_ns", pl.Float64, "least time that the others let expect", title="Expected from"),
     Column("expected_high_ns", pl.Float64, "most time that they let expect", title="to"),
@@ -184,9 +183,7 @@ ANOMALIES: Final = table(
         "by how much the time lies outside of both: above 0 slow, below fast, 0 inside",
         title="Beyond",
     ),
-    Column(
-        "p_value", pl.Float64, "how often noise alone would show as much in any of the cells tested", title="Chance"
-    ),
+    column("p_value", help="how often noise alone would show as much in any of the cells tested", title="Chance"),
     Column(
         "validated",
         pl.Boolean,

@@ -9,7 +9,7 @@ import numpy as np
 import polars as pl
 
 from warplens.errors import MissingDataError, UsageError
-from warplens.profile.columns import table
+from warplens.profile.columns import column, table
 from warplens.profile.schema import Column
 from warplens.studies.policies.choosing import is_number
 from warplens.studies.sweeps.payoff import Crossing, PaysOff, first_below, interval
@@ -172,27 +172,31 @@ _ROUNDING: Final = 1 + 1e-9
 PARAMETERS: Final = table(
     "sweep: parameters of the break-even model",
     "A parameter, or a rate that follows from one. `warplens sweep report`.",
-    Column("name", pl.String, "what it is of", title="Parameter"),
-    Column("of", pl.Enum(["gpu", "host", "overlap", "derived"]), "whose time it is part of; `derived` for a rate"),
-    Column("unit", pl.String, "unit of the values"),
-    Column("low", pl.Float64, "lower end of its interval", title="Interval from"),
-    Column("value", pl.Float64, "as fitted"),
-    Column("high", pl.Float64, "upper end of its interval", title="to"),
+    column("name", help="what it is of", title="Parameter", kind="text"),
+    column(
+        "of",
+        dtype=pl.Enum(["gpu", "host", "overlap", "derived"]),
+        help="whose time it is part of; `derived` for a rate",
+    ),
+    column("unit", help="unit of the values"),
+    column("low", help="lower end of its interval", title="Interval from"),
+    "value",
+    column("high", help="upper end of its interval"),
     Column("identified", pl.Boolean, "whether its interval spans less than a factor of four", title="Told by the data"),
 )
 
 ERRORS: Final = table(
     "sweep: errors of the break-even model",
     "A cell, and an axis by whose values it was left out. `BreakEven.errors`; the axes stand before these columns.",
-    Column("side", pl.Enum(SIDES), "`baseline` or `variant`"),
-    Column("measured_ns", pl.Float64, "time of a step as measured"),
+    column("side", dtype=pl.Enum(SIDES)),
+    column("measured_ns", dtype=pl.Float64, help="time of a step as measured"),
     Column("fitted_ns", pl.Float64, "by the model, fitted to all cells"),
-    Column("fitted_error", pl.Float64, "of it: predicted / measured − 1"),
-    Column("bound", pl.Enum(["host", "gpu"]), "whichever takes longer"),
+    "fitted_error",
+    column("bound", dtype=pl.Enum(["host", "gpu"]), help="whichever takes longer"),
     Column("left_out", pl.String, "the axis"),
     Column("edge", pl.Boolean, "whether an end of the axis was left out, so that this is an extrapolation"),
     Column("held_out_ns", pl.Float64, "by the model, fitted without the cell"),
-    Column("held_out_error", pl.Float64, "of it"),
+    "held_out_error",
     Column("held_out_ratio_error", pl.Float64, "of variant / baseline"),
 )
 
@@ -204,9 +208,9 @@ FORMS: Final = table(
     Column("hosts", pl.Int64, "groups that have a host term"),
     Column("per_launch", pl.Boolean, "whether the host's time is launches times the cost of one"),
     Column("parameters", pl.Int64, "how many it has"),
-    Column("fitted_error", pl.Float64, "mean absolute error of log times"),
-    Column("held_out_error", pl.Float64, "the same of cells that were left out"),
-    Column("chosen", pl.Boolean, "whether it is the one that is used"),
+    column("fitted_error", help="mean absolute error of log times"),
+    column("held_out_error", help="the same of cells that were left out"),
+    column("chosen", dtype=pl.Boolean, help="whether it is the one that is used"),
 )
 
 THRESHOLDS: Final = table(
@@ -215,14 +219,14 @@ THRESHOLDS: Final = table(
     " numbers stand before these columns.",
     Column("along", pl.Enum(["items", "size"]), "the number of items at a size, or the size at a number of items",
            title="Looked for along"),
-    Column("answer", pl.Enum(["crosses", "always", "never"]), "whether it starts to pay there"),
-    Column("size", pl.Float64, "of an item"),
-    Column("items", pl.Float64, "that a step processes"),
+    column("answer", dtype=pl.Enum(["crosses", "always", "never"]), help="whether it starts to pay there"),
+    column("size", dtype=pl.Float64, help="of an item", kind='number'),
+    column("items", dtype=pl.Float64, help="that a step processes"),
     Column("total", pl.Float64, "size × items at the threshold"),
     Column("total_low", pl.Float64, "lower end of its interval; null outside of what was looked at",
            title="Interval from"),
     Column("total_high", pl.Float64, "upper end of it", title="to"),
-    Column("extrapolated", pl.Boolean, "beyond what was measured"),
+    "extrapolated",
 )  # fmt: skip
 
 
@@ -395,11 +399,11 @@ class BreakEven:
         y = np.log([[cell.size.amount(self.known.work), cell.items] for cell in before])
         place = np.log([float(settings[name]) for name in numeric])
         found = []
-        for column in (0, 1):
+        for end in (0, 1):
             value = 0.0
             for axis in range(len(numeric)):
-                value += _effect(x[:, axis], y[:, column], place[axis])
-            found.append(float(np.exp(value + y[:, column].mean())))
+                value += _effect(x[:, axis], y[:, end], place[axis])
+            found.append(float(np.exp(value + y[:, end].mean())))
         return found[0], found[1]
 
 

@@ -33,17 +33,16 @@ if TYPE_CHECKING:
 CELL_PAIRS: Final = table(
     "comparison: cells of measurements",
     "One pair of cells with the same settings. `warplens compare` on measurements files.",
-    Column("cell", pl.String, "settings that differ from row to row"),
+    column("cell", dtype=pl.String, help="settings that differ from row to row"),
     column("baseline_ns").but(dtype=pl.Float64, help="median time of a step, of the baseline"),
     column("variant_ns").but(dtype=pl.Float64, help="median time of a step, of the variant"),
-    Column("ratio", pl.Float64, "time of the variant / time of the baseline", title="× longer"),
+    column("ratio", help="time of the variant / time of the baseline", title="× longer"),
     "low high verdict",
     Column("work_ratio", pl.Float64, "FLOPs of the variant / FLOPs of the baseline, modelled", title="FLOPs"),
     Column("noise_share", pl.Float64, "how much halves of one side differ"),
     Column("baseline_blocks", pl.Int64, "rounds of the baseline"),
     Column("variant_blocks", pl.Int64, "rounds of the variant"),
-    Column("needed_blocks", pl.Int64, "rounds of each side that would decide it; null where it is decided"),
-    "reason",
+    "needed_blocks reason",
     verdict="`faster`, `slower`, `same` or `undecided`; null where one was not measured",
     reason="why it was not compared",
 )
@@ -206,11 +205,11 @@ def _work_ratio(before: Cell | None, after: Cell | None) -> float | None:
 
 _COLUMNS: Final = CELL_PAIRS.only(
     "cell baseline_ns variant_ns",
-    Column("change", help="of the time: above zero is slower"),
-    Column("interval", help="holds for all rows together"),
-    Column("title", title="Verdict"),
+    column("change", help="of the time: above zero is slower"),
+    column("interval"),
+    column("title", title="Verdict"),
     "work_ratio",
-    Column("remark"),
+    column("remark", help=""),
 ).columns
 
 

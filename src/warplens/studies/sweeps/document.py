@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import polars as pl
 
+from warplens.profile.columns import column
 from warplens.profile.schema import Column
 from warplens.report import text as fmt
 from warplens.report.document import (
@@ -185,10 +186,10 @@ def point_table(numbers: SweepNumbers) -> Table:
     )
     work = "MACs" if rows["baseline_macs"].null_count() < rows.height else "FLOPs"
     repeated = any(item.comparison for item in numbers.points)
-    interval = Column("interval", help="of the speedup; holds for all rows together")
+    interval = column("interval", help="of the speedup; holds for all rows together")
     known = (
         POINTS.column("work_saved_share").but(title=f"{work} saved"),
-        Column("regime", title="Bound by", help="baseline → variant"),
+        column("regime"),
         POINTS.column("remark"),
     )
     columns = columns_of(

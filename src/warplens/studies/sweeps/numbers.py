@@ -40,16 +40,13 @@ POINTS: Final = table(
         dtype=pl.Float64, help="median time of a step of the baseline; null if it was not measured"
     ),
     column("variant_ns").but(dtype=pl.Float64, help="median time of a step of the variant"),
-    Column(
-        "speedup",
-        pl.Float64,
-        "time of the baseline / time of the variant: above 1, the variant is faster",
+    column(
+        "speedup", help="time of the baseline / time of the variant: above 1, the variant is faster", title="Speedup"
     ),
     "low high verdict",
-    Column(
+    column(
         "needed_blocks",
-        pl.Int64,
-        "blocks of each side that would decide an undecided verdict; null if decided or beyond reach",
+        help="blocks of each side that would decide an undecided verdict; null if decided or beyond reach",
     ),
     Column("baseline_per_s", pl.Float64, "items a second"),
     Column("variant_per_s", pl.Float64, "items a second"),
@@ -66,7 +63,7 @@ POINTS: Final = table(
     Column("variant_regime", pl.String, "what bounds the variant"),
     Column("baseline_status", pl.String, "what became of the baseline: see the status of measured cells"),
     Column("variant_status", pl.String, "what became of the variant"),
-    Column("remark", pl.String, "why there is no interval; null if there is one"),
+    "remark",
     low="lower end of its interval; all intervals hold together; null without repetitions",
     verdict="`faster`, `slower`, `same` or `undecided`; null without repetitions",
 )
@@ -75,8 +72,8 @@ LOST: Final = table(
     "sweep: cells not measured",
     "A cell without a time. `warplens sweep report`; the axes stand before these columns.",
     "side",
-    Column("status", pl.String, "see the status of measured cells", title="What became of it"),
-    Column("reason", pl.String, "why it was not measured"),
+    column("status", title="What became of it"),
+    column("reason", help="why it was not measured", title="Reason"),
 )
 
 #: Why two measured sides cannot be compared.

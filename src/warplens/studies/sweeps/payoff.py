@@ -23,7 +23,7 @@ import numpy as np
 import polars as pl
 
 from warplens.errors import UsageError
-from warplens.profile.columns import table
+from warplens.profile.columns import column, table
 from warplens.profile.schema import Bools, Column, Float64s
 from warplens.studies.policies.choosing import Policy, is_number
 from warplens.studies.sweeps.sweep import LEAST_BLOCKS, Replicates, Sweep, framed, replicates
@@ -46,17 +46,17 @@ Evidence: TypeAlias = Literal["measured", "modelled", "policy"]
 CROSSINGS: Final = table(
     "sweep: crossings",
     "A crossing, or a line of the grid that has none. `warplens sweep report`; the other axes stand before it.",
-    Column("axis", pl.String, "the axis that varies", title="Along"),
-    Column("answer", pl.Enum(["crosses", "always", "none-in-range", "undecided"]),
-           "whether the faster side changes between the values looked at"),
+    column("axis", help="the axis that varies"),
+    column("answer", dtype=pl.Enum(["crosses", "always", "none-in-range", "undecided"]),
+           help="whether the faster side changes between the values looked at"),
     Column("pays", pl.Enum(["above", "below"]), "above or below the crossing"),
     Column("at", pl.Float64, "estimate"),
-    Column("low", pl.Float64, "lower end of its interval; null where nothing bounds it", title="Interval from"),
-    Column("high", pl.Float64, "upper end of it", title="to"),
+    column("low", help="lower end of its interval; null where nothing bounds it", title="Interval from"),
+    "high",
     Column("bracket_low", pl.Float64, "measured value below it at which the faster side is decided"),
     Column("bracket_high", pl.Float64, "measured value above it at which the faster side is decided"),
-    Column("decided", pl.Boolean, "whether both ends of the bracket are there"),
-    Column("extrapolated", pl.Boolean, "whether it lies beyond the measured values"),
+    column("decided", help="whether both ends of the bracket are there"),
+    column("extrapolated", help="whether it lies beyond the measured values"),
     Column("range_low", pl.Float64, "least measured value", title="Measured from"),
     Column("range_high", pl.Float64, "greatest measured value", title="to"),
     "reason",
@@ -66,11 +66,11 @@ CROSSINGS: Final = table(
 LINE: Final = table(
     "sweep: times along an axis",
     "A measured value of the axis, the other axes held. `PaysOff.line`.",
-    Column("value", pl.Float64, "of the axis"),
-    Column("baseline_ns", pl.Float64, "time of a step of the baseline"),
-    Column("variant_ns", pl.Float64, "time of a step of the variant"),
+    column("value", help="of the axis"),
+    column("baseline_ns", dtype=pl.Float64, help="time of a step of the baseline"),
+    column("variant_ns", dtype=pl.Float64, help="time of a step of the variant"),
     Column("ratio_low", pl.Float64, "lower end of the interval of `ratio`; null where noise is unknown"),
-    Column("ratio", pl.Float64, "variant / baseline time: below 1 where the variant is faster"),
+    column("ratio", help="variant / baseline time: below 1 where the variant is faster"),
     Column("ratio_high", pl.Float64, "upper end of its interval"),
     Column("sign", pl.Enum(["faster", "slower", "undecided"]),
            "of the variant, at a level that holds for all values of the axis at once"),

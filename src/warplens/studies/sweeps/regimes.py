@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 import numpy as np
 import polars as pl
 
-from warplens.profile.columns import table
+from warplens.profile.columns import column, table
 from warplens.profile.peaks import peaks_of
 from warplens.profile.schema import Column, Float64s
 from warplens.profile.trace import Device
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 AXES: Final = table(
     "sweep: axes",
     "An axis of a sweep with several values. `warplens sweep report`.",
-    Column("axis", pl.String, "its name"),
+    column("axis", help="its name", title="Axis"),
     Column("values", pl.Int64, "how many it has at points where both sides were measured"),
     Column("pairs", pl.Int64, "pairs of points that differ in it alone"),
     Column(
@@ -231,16 +231,10 @@ CELL_REGIMES: Final = table(
     "sweep: what bounds each cell",
     "A measured cell of a sweep. `warplens sweep report`; the axes stand before these columns.",
     "side",
-    Column(
-        "regime",
-        pl.String,
-        "`launch-bound`, `gpu-bound`, `memory-bound`, `compute-bound` or `unknown`",
-        title="Bound by",
-    ),
-    Column(
+    column("regime", help="`launch-bound`, `gpu-bound`, `memory-bound`, `compute-bound` or `unknown`"),
+    column(
         "evidence",
-        pl.String,
-        "`measured` (a profile, or times alone) or `modelled` (FLOPs are part of the argument); null if unknown",
+        help="`measured` (a profile, or times alone) or `modelled` (FLOPs are part of the argument); null if unknown",
     ),
     Column("because", pl.String, "why, in a sentence"),
 )
