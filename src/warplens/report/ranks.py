@@ -549,6 +549,7 @@ def run_data(found: RunDiagnosis) -> dict[str, Any]:
         "findings": [finding_data(finding) for finding in found.findings],
         "per_phase": [],
         "predictions": [],
+        "what_if": None,
         "coverage": None,
         "pace": None,
         "ranks": [
