@@ -12,7 +12,7 @@ import multiprocessing
 import os
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -198,6 +198,7 @@ def run_diagnosis(files: Sequence[Sequence[DiagnosedRank]]) -> RunDiagnosis | No
         UsageError: their ranks contradict each other.
     """
     every = [(one, number) for number, ranks in enumerate(files) for one in ranks]
+    origin = {id(one.summary): (number, place) for number, ranks in enumerate(files) for place, one in enumerate(ranks)}
     if not all(one.summary.collectives.height for one, _ in every):
         return None
     summaries, files_of = [one.summary for one, _ in every], [file for _, file in every]
@@ -209,7 +210,8 @@ def run_diagnosis(files: Sequence[Sequence[DiagnosedRank]]) -> RunDiagnosis | No
     ranks = {
         rank: by_summary[id(summary)] for rank, summary in zip(run.result.ranks, run.result.summaries, strict=True)
     }
-    return diagnose_run(run, ranks)
+    places = {rank: origin[id(each)] for rank, each in zip(run.result.ranks, run.result.summaries, strict=True)}
+    return replace(diagnose_run(run, ranks), origin=places)
 
 
 # --- One file becomes the summaries of its ranks. This is what runs in every worker -----------------------------------

@@ -212,3 +212,17 @@ def test_icicles_have_the_sums_of_the_tables_and_zoom(visit, numbers):
     assert "100 % of what is shown" in figure.locator(".said").inner_text()
     page.keyboard.press("Escape")
     assert figure.locator(".way button").count() == 1
+
+
+def test_a_wait_between_ranks_leads_to_its_span_on_the_common_clock(browser, tmp_path):  # noqa: F811
+    page = warplens.report(shipped.files("planted", "ddp_straggler-gpu_rank*.json.xz")).save(tmp_path / "report.html")
+    visit = Visit(browser, page, "run-timeline")
+    link = visit.page.locator("#run-timeline-view .places a").first
+    span = link.get_attribute("href").rpartition("/")[2]
+    link.click()
+    visit.page.wait_for_selector(f"#run-timeline-view[data-linked='{span}']")
+    start, end = map(int, visit.page.locator("#run-timeline-view").get_attribute("data-shown").rsplit("-", 1))
+    wanted = list(map(int, span.split("-")))
+    assert start <= wanted[0] < wanted[1] <= end
+    assert visit.trouble == []
+    visit.context.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from warplens.diagnosis.findings import SEVERITIES
@@ -33,6 +33,7 @@ class RunDiagnosis:
         findings: what ranks cost each other, the worst first; led by the verdict of most ranks where that costs more.
         ranks: the diagnosis of each rank by itself.
         run: the ranks side by side.
+        origin: for each rank the number of its file, in the order given, and its place among the ranks of that.
     """
 
     verdict: str
@@ -40,6 +41,7 @@ class RunDiagnosis:
     findings: tuple[Finding, ...]
     ranks: dict[int, Diagnosis]
     run: Run
+    origin: dict[int, tuple[int, int]] = field(default_factory=dict)
 
     @property
     def notes(self) -> tuple[Note, ...]:

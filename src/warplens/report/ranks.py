@@ -58,7 +58,7 @@ def facts(result: RanksResult) -> Iterator[str]:
     yield run_line(result)
     yield window_line(result)
     if len(result.ranks) > 1:
-        yield f"clocks: {_clocks(result)}"
+        yield f"clocks: {clock_sentence(result)}"
         kernels, matched = int(result.matching["kernels"].sum()), int(result.matching["matched"].sum())
         if kernels:
             yield f"matched: {fmt.count(matched)} of {fmt.count(kernels)} communication kernels found on other ranks"
@@ -97,7 +97,8 @@ def _files(result: RanksResult) -> list[int]:
     return numbers
 
 
-def _clocks(result: RanksResult) -> str:
+def clock_sentence(result: RanksResult) -> str:
+    """How the clocks were brought together, and how far they are apart."""
     alignment = result.alignment
     text = alignment.method
     if alignment.residual_median_ns is not None and alignment.residual_max_ns is not None:

@@ -389,6 +389,8 @@ def timeline_view(
     diagnosis: Diagnosis | None = None,
     budgets: Sequence[TimeBudget] | None = None,
     most_marks: int = MOST_MARKS,
+    *,
+    hosts: bool = True,
 ) -> TimelineView:
     """The profile as tracks of marks in levels of detail.
 
@@ -398,13 +400,14 @@ def timeline_view(
         diagnosis: the verdict over it, whose worst moments are marked.
         budgets: the time budgets of the window, where they are known already.
         most_marks: of the finest level; where there are more events, short ones become blocks.
+        hosts: whether host threads get tracks, or the GPUs alone.
     """
     budgets = time_budgets(timeline, window) if budgets is None else budgets
-    hosts = list(_host_layers(timeline))
-    threads = _busiest_threads(timeline, hosts)
-    left_out = len({pair for layer in hosts for pair in layer.owner.unique().rows()}) - len(threads.listed)
-    hosts = [_of_threads(layer, threads.listed) for layer in hosts] if left_out else hosts
-    layers = [_idle_layer(budgets), _work_layer(timeline), *hosts]
+    drawn = list(_host_layers(timeline)) if hosts else []
+    threads = _busiest_threads(timeline, drawn)
+    left_out = len({pair for layer in drawn for pair in layer.owner.unique().rows()}) - len(threads.listed)
+    drawn = [_of_threads(layer, threads.listed) for layer in drawn] if left_out else drawn
+    layers = [_idle_layer(budgets), _work_layer(timeline), *drawn]
 
     names = _NameTable()
     tracks: list[Track] = []
@@ -432,7 +435,7 @@ def timeline_view(
     spans = [opens, *((moment.start_ns, moment.end_ns) for moment in moments)]
     finest = _finest(exact, spans, most_marks)
     alone = finest.count == 1
-    levels = (finest, *_coarser_levels(finest))
+    levels = (finest, *coarser_levels(finest))
     details = _details(timeline, tracks, layers, names, finest, work)
     used = np.unique(np.r_[np.concatenate([level.name for level in levels]), details.where[details.where > 0] - 1])
     renumbered = np.zeros(len(names.names), dtype=np.int64)
@@ -601,7 +604,8 @@ def _finest(exact: Marks, spans: Sequence[tuple[int, int]], most: int) -> Marks:
     return exact.merged(width, kept)
 
 
-def _coarser_levels(finest: Marks) -> Iterator[Marks]:
+def coarser_levels(finest: Marks) -> Iterator[Marks]:
+    """Further levels, each with far fewer marks than the one before, as long as that is worth it."""
     level, width = finest, max(finest.width_ns * _COARSER, _FINEST_NS)
     while len(level.row) > _COARSE_ENOUGH and width < 2**60:
         coarser = level.merged(width)

@@ -31,7 +31,8 @@
     // The comparison of several profiles has the answer of one of them below it.
     const front = rooms.filter((room) => !room.dataset.part);
     const part = wanted.dataset.part ?? chooser?.value;
-    const atFront = chooser && (front.includes(wanted) || wanted.classList.contains("answer"));
+    // The answer on a run of ranks stands alone.
+    const atFront = chooser && !front[0]?.classList.contains("answer") && (front.includes(wanted) || wanted.classList.contains("answer"));
     const shown = new Set(atFront ? [front.includes(wanted) ? wanted : front[0], firstOf(part)] : [wanted]);
     for (const room of rooms) {
       if (shown.has(room)) room.hidden = false;

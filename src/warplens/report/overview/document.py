@@ -31,6 +31,7 @@ from warplens.report.overview import host, operators, time
 from warplens.report.overview.numbers import Numbers, answer, largest_part
 from warplens.report.ranks import answer as ranks_answer
 from warplens.report.ranks import run_answer, run_rooms
+from warplens.report.ranktimeline import run_timeline
 from warplens.report.strips import strips
 from warplens.report.text import category_title
 from warplens.report.timeline import timeline_blocks, with_moments
@@ -288,7 +289,7 @@ def report_document(profiles: Sequence[Numbers], run: RunDiagnosis | None = None
         title=f"{len(profiles)} profiles" if run is None else f"{len(run.ranks)} ranks of one run",
         lead=f"{_most_to_gain(profiles)}{_comparison_lead(profiles)}" if run is None else ranks_answer(run.run.result),
         sections=(
-            *(() if run is None else run_rooms(run)),
+            *(() if run is None else _run_rooms(run, profiles)),
             Section(
                 "comparison",
                 "All profiles",
@@ -313,6 +314,12 @@ def overview_document(numbers: Numbers, part: str = "") -> Document:
     return Document(
         numbers.capture.source, answer(numbers), sections(_ROOMS, numbers, at), _meta(numbers), shown, id=part
     )
+
+
+def _run_rooms(run: RunDiagnosis, profiles: Sequence[Numbers]) -> Iterator[Section]:
+    first, *rest = run_rooms(run)
+    timeline = run_timeline(run, profiles)
+    yield from (first, *(() if timeline is None else (timeline,)), *rest)
 
 
 def _meta(numbers: Numbers) -> tuple[tuple[str, str], ...]:
