@@ -69,10 +69,10 @@ def test_a_dry_run_of_a_workload_needs_no_pytorch(warplens, tmp_path):
         (["run", "-o", "x.json", "--baseline", "a", "--variant", "b", "--rounds", "3"], "--rounds is for a workload"),
         (["run", "lm", "-o", "x.json", "--baseline", "a", "--variant", "b", "--items", "n"], "--items is for commands"),
         (["run", "lm", "-o", "x.json", "--baseline", "a", "--variant", "b", "--processes", "2"], "point or all"),
-        (["run", "-o", "x.json", "--baseline", "a", "--variant", "b", "--level", "0.9"], "--level is for sweep report"),
+        (["run", "-o", "x.json", "--baseline", "a", "--variant", "b", "--level", "0.9"], "No such option: --level"),
         (["run", "none", "-o", "x.json", "--baseline", "a=1", "--variant", "a=2"], "no workload 'none'"),
-        (["report"], "needs a file"),
-        (["report", "x.json", "--axis", "n=1"], "--axis is for sweep run"),
+        (["report"], "Missing argument 'FILE'"),
+        (["report", "x.json", "--axis", "n=1"], "No such option: --axis"),
         (["report", "x.json"], "x.json"),
     ],
 )
@@ -83,3 +83,12 @@ def test_what_cannot_be_is_refused_in_one_line(warplens, tmp_path, monkeypatch, 
     assert reason in run.err
     assert run.err.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
+
+
+def test_options_may_stand_before_the_subcommand_as_they_once_did(warplens, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = warplens(
+        "sweep", "-o", "x.json", "--baseline", "a {n}", "--axis", "n=1", "run", "--variant", "b", "--dry-run"
+    )
+    assert run.code == 0, run.err
+    assert "n=1 baseline: a 1" in run.out

@@ -91,7 +91,8 @@ def options() -> dict[str, set[str]]:
 
 
 def _options_of(command: Any) -> set[str]:
-    named = (option for param in command.params for option in (*param.opts, *param.secondary_opts))
+    every = (command, *getattr(command, "commands", {}).values())
+    named = (option for each in every for param in each.params for option in (*param.opts, *param.secondary_opts))
     return {"--help", "-h", *(option for option in named if option.startswith("-"))}
 
 

@@ -378,6 +378,8 @@ def _helps() -> Iterator[Case]:
         *("policy", "collect", "doctor", "export", "scrub"),
     ):
         yield _case(f"help/{command}", f"{command} --help")
+    for line in ("bench lm", "bench token-reduction", "bench attention", "bench show", "sweep run", "sweep report"):
+        yield _case(f"help/{line.replace(' ', '-')}", f"{line} --help")
 
 
 def _errors() -> Iterator[Case]:

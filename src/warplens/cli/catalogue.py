@@ -20,12 +20,19 @@ class Command:
             topic (`questions.gpu`) in `warplens.report` where its question stands.
         section: heading that it stands under in the list.
         summary: what it does; the first line of the function's docstring says the same.
+        parts: names of its subcommands; the function of `run` of `sweep` is called `sweep_run`.
     """
 
     name: str
     module: str
     section: str
     summary: str
+    parts: tuple[str, ...] = ()
+
+    def subcommands(self) -> dict[str, Callable[..., Any]]:
+        """The functions of its subcommands by name."""
+        module = import_module(f"warplens.cli.commands.{self.module}")
+        return {part: getattr(module, f"{self.name}_{part}".replace("-", "_")) for part in self.parts}
 
     def function(self) -> Callable[..., Any]:
         """The function that carries the command out. This imports its module, and none of other commands."""
@@ -98,10 +105,18 @@ COMMANDS: Final = {
         ),
         Command("ranks", "handing", _RANKS, "Ranks of a distributed run: overlap, collectives, stragglers, waits."),
         Command(
-            "bench", "bench", _MEASURE, "Measure reference workloads: a language model, token reduction, attention."
+            "bench",
+            "bench",
+            _MEASURE,
+            "Measure reference workloads: a language model, token reduction, attention.",
+            ("lm", "token-reduction", "attention", "show"),
         ),
         Command(
-            "sweep", "sweep", _MEASURE, "Measure a baseline and a variant over a grid, or read what such a sweep says."
+            "sweep",
+            "sweep",
+            _MEASURE,
+            "Measure a baseline and a variant over a grid, or read what such a sweep says.",
+            ("run", "report"),
         ),
         Command(
             "study",

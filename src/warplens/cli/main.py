@@ -51,9 +51,11 @@ class LazyGroup(TyperGroup):
         if name is None or placeholder is None:
             return name, placeholder, rest
         command = _load(COMMANDS[name])
-        own = {option for param in command.params for option in param.opts}
-        shared = (param for param in self.params if param.name in _SHARED_FLAGS)
-        command.params.extend(param for param in shared if own.isdisjoint(param.opts))  # collect has its own --memory
+        rest = _subcommand_first(rest, COMMANDS[name].parts)
+        shared = [param for param in self.params if param.name in _SHARED_FLAGS]
+        for each in (command, *getattr(command, "commands", {}).values()):
+            own = {option for param in each.params for option in param.opts}
+            each.params.extend(param for param in shared if own.isdisjoint(param.opts))  # collect has its own --memory
         return name, command, rest
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
@@ -94,8 +96,14 @@ def _meant(words: list[str]) -> list[str]:
     if first in COMMANDS:
         return words
     if first == "help":
-        return [words[1], "--help"] if words[1:2] else ["answer", "--help"]
+        return [*(words[1:] or ["answer"]), "--help"]
     return ["answer", *words] if _is_path(first) else words
+
+
+def _subcommand_first(words: list[str], parts: tuple[str, ...]) -> list[str]:
+    """The words with the subcommand in front, before which options may stand."""
+    place = next((place for place, word in enumerate(words) if word in parts), 0)
+    return [*words[place : place + 1], *words[:place], *words[place + 1 :]]
 
 
 def _placeholder() -> None:
@@ -104,7 +112,12 @@ def _placeholder() -> None:
 
 def _load(command: Command) -> Any:
     single = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-    single.command(command.name)(command.function())
+    if command.parts:
+        single.callback()(command.function())
+        for name, part in command.subcommands().items():
+            single.command(name)(part)
+    else:
+        single.command(command.name)(command.function())
     return typer.main.get_command(single)
 
 

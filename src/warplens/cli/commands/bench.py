@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import shlex
+import inspect
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -15,12 +16,13 @@ from warplens.cli.options import Format, FormatOption, argument, flag, option
 from warplens.errors import UsageError
 from warplens.readers.measurements import measurements_of, read_measurements
 from warplens.report.measured import doubts_of, measured_document, measured_facts, measured_table
+from warplens.studies.runner.engine import command_line
 from warplens.workloads.registry import Plan, torch_or_advice
 from warplens.workloads.registry import workload as workload_named
 from warplens.workloads.settings import setting_value
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Sequence
 
     from warplens.profile.measurements import Measurements
 
@@ -63,14 +65,10 @@ def axes_of(workload: str, given: Mapping[str, str | None]) -> dict[str, list[An
     """The values of each setting, from texts of options; those not given are left out.
 
     Raises:
-        UsageError: an option of another workload, or a value that cannot be read.
+        UsageError: a value that cannot be read.
     """
-    settings = fields(workload_named(workload).cell)
-    known = {item.name for item in settings}
-    if strange := [name for name, text in given.items() if text is not None and name not in known]:
-        raise UsageError(f"--{strange[0].replace('_', '-')} is no option of bench {workload}")
     axes: dict[str, list[Any]] = {}
-    for item in settings:  # in their order, so that the grid's does not depend on that of the options
+    for item in fields(workload_named(workload).cell):
         name, text = item.name, given.get(item.name)
         if text is None:
             continue
@@ -122,30 +120,6 @@ def make_plan(
     )  # fmt: skip
 
 
-def command_line(
-    workload: str,
-    given: Mapping[str, str | None],
-    warmup: int,
-    repetitions: int | None,
-    interval: float,
-    seconds: float,
-    flush_l2: bool,
-    rounds: int | None,
-) -> str:
-    """The command that asks for the same measurements, without the files that it writes."""
-    words = ["warplens", "bench", workload]
-    for name, text in given.items():
-        words += [f"--{name.replace('_', '-')}", text] if text is not None else []
-    words += ["--warmup", str(warmup)]
-    if rounds is not None:
-        words += ["--rounds", str(rounds)]
-    if repetitions is not None:
-        words += ["--repetitions", str(repetitions)]
-    elif rounds is None:
-        words += ["--interval", f"{interval:g}", "--seconds", f"{seconds:g}"]
-    return shlex.join(words + (["--flush-l2"] if flush_l2 else []))
-
-
 def measure_all(asked: Asked, output: Path | None, tell: Callable[[str], None]) -> dict[str, Any]:
     """Measure every cell; the file is written anew after each, so that an interruption loses one cell at most.
 
@@ -193,54 +167,65 @@ def measure_all(asked: Asked, output: Path | None, tell: Callable[[str], None]) 
     return content
 
 
-# --- The command -----------------------------------------------------------------------------------------------------
+# --- The commands ----------------------------------------------------------------------------------------------------
 
 
-_WORKLOADS: Final = ("lm", "token-reduction", "attention", "show")
+#: The settings of each workload that are options, each with its form and its meaning.
+_SETTINGS: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
+    "lm": {
+        "size": ("NAME,…", "tiny, small, medium, large, xl, 2.7B, xl-2026, 10B."),
+        "context": ("N,…", "Tokens of a sequence."),
+        "batch": ("N,…", "Sequences in a step."),
+        "mode": ("WORD,…", "forward, forward-backward, train."),
+        "precision": ("WORD,…", "fp32, tf32, bf16 (autocast)."),
+        "execution": ("WORD,…", "eager, compile (torch.compile), graph."),
+        "optimizer": ("WORD,…", "train: reference (as defined), torch, torch-fused."),
+    },
+    "token-reduction": {
+        "model": ("NAME,…", "deit-b16, tiny."),
+        "input_size": ("N,…", "Pixels of an image's side."),
+        "batch": ("N,…", "Images in a step."),
+        "method": ("WORD,…", "none, random, topk, topk-fused, evit, evit-fused, tome, dynamicvit, ats."),
+        "keep": ("SHARE,…", "Share of the tokens that each location keeps."),
+        "locations": ("BLOCK+BLOCK,…", "Blocks (from 0) that reduce: 3+6+9."),
+        "schedule": ("SHARE+SHARE,…", "A share for each location: 0.7+0.5+0.3."),
+        "precision": ("WORD,…", "fp32, tf32, bf16 (autocast), fp16 and bf16-weights (whole model)."),
+        "execution": ("WORD,…", "eager, compile (torch.compile), graph."),
+        "attention": ("WORD,…", "explicit, fused."),
+    },
+    "attention": {
+        "kernel": ("NAME,…", "naive, tiled, flash, sdpa-flash, sdpa-efficient, sdpa-cudnn, sdpa-math."),
+        "seq_len": ("N,…", "Tokens of a sequence."),
+        "head_dim": ("N,…", "Width of a head."),
+        "batch": ("N,…", "Sequences in a step."),
+        "heads": ("N,…", "Heads."),
+        "dtype": ("WORD,…", "float16, bfloat16, float32."),
+        "causal": ("yes,no", "With the causal mask?"),
+        "mode": ("WORD,…", "forward, backward, both."),
+    },
+}
+
+_ReportOption = Annotated[Path | None, option("DIR", "Folder for bench.html and bench.md.")]
 
 
-def bench(
-    workload: Annotated[str, argument("|".join(_WORKLOADS), "What to measure; or show, for a file of measurements.")],
-    file: Annotated[Path | None, argument("[FILE]", "show: the measurements file.")] = None,
-    batch: Annotated[str | None, option("N,…", "Sequences or images in a step.")] = None,
-    mode: Annotated[
-        str | None, option("WORD,…", "lm: forward, forward-backward, train. attention: forward, backward, both.")
-    ] = None,
-    precision: Annotated[
-        str | None,
-        option("WORD,…", "lm: fp32, tf32, bf16 (autocast). token-reduction: also fp16 and bf16-weights (whole model)."),
-    ] = None,
-    execution: Annotated[
-        str | None, option("WORD,…", "lm, token-reduction: eager, compile (torch.compile), graph.")
-    ] = None,
-    size: Annotated[str | None, option("NAME,…", "lm: tiny, small, medium, large, xl, 2.7B, xl-2026, 10B.")] = None,
-    context: Annotated[str | None, option("N,…", "lm: tokens of a sequence.")] = None,
-    optimizer: Annotated[str | None, option("WORD,…", "lm, train: reference (as defined), torch, torch-fused.")] = None,
-    model: Annotated[str | None, option("NAME,…", "token-reduction: deit-b16, tiny.")] = None,
-    input_size: Annotated[str | None, option("N,…", "token-reduction: pixels of an image's side.")] = None,
-    method: Annotated[
-        str | None,
-        option("WORD,…", "token-reduction: none, random, topk, topk-fused, evit, evit-fused, tome, dynamicvit, ats."),
-    ] = None,
-    keep: Annotated[
-        str | None, option("SHARE,…", "token-reduction: share of the tokens that each location keeps.")
-    ] = None,
-    locations: Annotated[
-        str | None, option("BLOCK+BLOCK,…", "token-reduction: blocks (from 0) that reduce: 3+6+9.")
-    ] = None,
-    schedule: Annotated[
-        str | None, option("SHARE+SHARE,…", "token-reduction: a share for each location: 0.7+0.5+0.3.")
-    ] = None,
-    attention: Annotated[str | None, option("WORD,…", "token-reduction: explicit, fused.")] = None,
-    kernel: Annotated[
-        str | None,
-        option("NAME,…", "attention: naive, tiled, flash, sdpa-flash, sdpa-efficient, sdpa-cudnn, sdpa-math."),
-    ] = None,
-    seq_len: Annotated[str | None, option("N,…", "attention: tokens of a sequence.")] = None,
-    head_dim: Annotated[str | None, option("N,…", "attention: width of a head.")] = None,
-    heads: Annotated[str | None, option("N,…", "attention: heads.")] = None,
-    dtype: Annotated[str | None, option("WORD,…", "attention: float16, bfloat16, float32.")] = None,
-    causal: Annotated[str | None, option("yes,no", "attention: with the causal mask?")] = None,
+def bench() -> None:
+    """Measure reference workloads: a language model, token reduction, attention."""
+
+
+def bench_show(
+    file: Annotated[Path, argument("FILE", "Measurements, as the other commands write them.")],
+    report: _ReportOption = None,
+    form: FormatOption = Format.TABLE,
+) -> None:
+    """Show a file of measurements. Measures nothing, and needs no PyTorch."""
+    if report is not None:
+        checked_folder(report)
+    _tell(read_measurements(file), report, form)
+
+
+def _measure(
+    workload: str,
+    given: Mapping[str, str | None],
     warmup: Annotated[int, option("N", "Steps before the first that counts, at least.", min=0, show_default=True)] = 5,
     repetitions: Annotated[
         int | None, option("N", "Exactly so many steps, rather than until the median is known.", min=1)
@@ -266,47 +251,64 @@ def bench(
         option("WHAT=NAME", "Another name for a range (softmax=my_softmax). May be repeated; implies --ranges."),
     ] = None,
     output: Annotated[Path | None, option("FILE", "Measurements file to write (JSON).", "--output", "-o")] = None,
-    report: Annotated[Path | None, option("DIR", "Folder for bench.html and bench.md.")] = None,
+    report: _ReportOption = None,
     form: FormatOption = Format.TABLE,
 ) -> None:
-    """Measure reference workloads: a language model, token reduction, attention.
-
-    Several values of an option, joined by commas, make a grid. A cell that runs out of memory is recorded as such, and
-    the others follow. Needs PyTorch.
-    """
-    if workload not in _WORKLOADS:
-        raise UsageError(f"{workload!r} is no workload; known are {', '.join(_WORKLOADS)}")
-    given = {
-        "batch": batch, "mode": mode, "precision": precision, "execution": execution, "size": size, "context": context,
-        "optimizer": optimizer, "model": model, "input_size": input_size, "method": method, "keep": keep,
-        "locations": locations, "schedule": schedule, "attention": attention, "kernel": kernel, "seq_len": seq_len,
-        "head_dim": head_dim, "heads": heads, "dtype": dtype, "causal": causal,
-    }  # fmt: skip
     if output is not None:
         checked_file(output)
     if report is not None:
         checked_folder(report)
-    if workload == "show":
-        measurements = _shown(file, given)
-    else:
-        if file is not None:
-            raise UsageError(f"{workload} takes no file; to see one, use: warplens bench show {file.name}")
-        names = range_names(range_name or [])
-        asked = Asked(
-            workload=workload,
-            axes=axes_of(workload, given),
-            plan=make_plan(warmup, repetitions, interval, seconds, flush_l2, rounds),
-            device=device,
-            ranges=ranges or bool(names),
-            range_names=names,
-            rounds=rounds,
-            command=command_line(workload, given, warmup, repetitions, interval, seconds, flush_l2, rounds),
+    names = range_names(range_name or [])
+    until = rounds is None and repetitions is None
+    asked = Asked(
+        workload=workload,
+        axes=axes_of(workload, given),
+        plan=make_plan(warmup, repetitions, interval, seconds, flush_l2, rounds),
+        device=device,
+        ranges=ranges or bool(names),
+        range_names=names,
+        rounds=rounds,
+        command=command_line(
+            "warplens", "bench", workload, **given, warmup=warmup, rounds=rounds, repetitions=repetitions,
+            interval=f"{interval:g}" if until else None, seconds=f"{seconds:g}" if until else None, flush_l2=flush_l2,
+        ),
+    )  # fmt: skip
+    with progress("preparing") as tell:
+        content = measure_all(asked, output, tell)
+    if output is not None:
+        note(f"{output}: {len(content['measurements'])} cells")
+    _tell(measurements_of(content, output or Path("measurements")), report, form)
+
+
+def _command(workload: str) -> Callable[..., None]:
+    """The command of a workload: its settings as options, then those of `_measure`."""
+    settings = _SETTINGS[workload]
+
+    def command(**asked: Any) -> None:
+        _measure(workload, {name: asked.pop(name) for name in settings}, **asked)
+
+    own = [
+        inspect.Parameter(
+            name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[str | None, option(*told)]
         )
-        with progress("preparing") as tell:
-            content = measure_all(asked, output, tell)
-        if output is not None:
-            note(f"{output}: {len(content['measurements'])} cells")
-        measurements = measurements_of(content, output or Path("measurements"))
+        for name, told in settings.items()
+    ]
+    shared = list(inspect.signature(_measure, eval_str=True).parameters.values())[2:]
+    parameters = [*own, *(each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in shared)]
+    command.__annotations__ = {each.name: each.annotation for each in parameters}
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__doc__ = f"""{workload_named(workload).summary}
+
+    Several values of an option, joined by commas, make a grid. A cell that runs out of memory is recorded as such, and
+    the others follow. Needs PyTorch.
+    """
+    return command
+
+
+bench_lm, bench_token_reduction, bench_attention = map(_command, _SETTINGS)
+
+
+def _tell(measurements: Measurements, report: Path | None, form: Format) -> None:
     emit(_answer(measurements), form)
     if report is not None:
         from warplens.report.write import write_document
@@ -315,14 +317,6 @@ def bench(
             written = write_document(measured_document(measurements), report, name="bench")
         for path in written:
             note(path)
-
-
-def _shown(file: Path | None, given: dict[str, str | None]) -> Measurements:
-    if file is None:
-        raise UsageError("show needs a measurements file: warplens bench show FILE")
-    if unwanted := [name for name, value in given.items() if value is not None]:
-        raise UsageError(f"show measures nothing: leave --{unwanted[0].replace('_', '-')} out")
-    return read_measurements(file)
 
 
 def _answer(measurements: Measurements) -> Answer:

@@ -11,7 +11,7 @@ import orjson
 
 from warplens.cli.answer import Answer, Part, checked_file, checked_folder, emit, note_lines, print_lines
 from warplens.cli.edge import note, progress
-from warplens.cli.options import Format, FormatOption, RunOrReport, argument, flag, option
+from warplens.cli.options import Format, FormatOption, argument, flag, option
 from warplens.errors import MissingDataError, UnreadableInputError, UsageError
 from warplens.profile import Note, NoteLevel
 from warplens.readers.published import read_sweep
@@ -190,81 +190,77 @@ def _answer(numbers: SweepNumbers) -> Answer:
     )
 
 
-# --- The command -----------------------------------------------------------------------------------------------------
+# --- The commands ----------------------------------------------------------------------------------------------------
 
 
-def sweep(
-    doing: Annotated[RunOrReport, argument("run|report", "Measure a sweep, or read one.")],
-    subject: Annotated[
+def sweep() -> None:
+    """Measure a baseline and a variant over a grid, or read what such a sweep says."""
+
+
+def sweep_report(
+    file: Annotated[Path, argument("FILE", "Measurements, or a published table (CSV).")],
+    baseline: Annotated[str | None, option("NAME=VALUE,…", "Settings of the baseline, if the file has none.")] = None,
+    variant: Annotated[str | None, option("NAME=VALUE,…", "Settings of the variant, if the file has none.")] = None,
+    level: Annotated[float, option("SHARE", "Confidence of the intervals, together.", show_default=True)] = 0.95,
+    margin: Annotated[float, option("SHARE", "Differences that do not matter.", show_default=True)] = 0.02,
+    profiles: Annotated[Path | None, option("DIR", "Profiles of cells, which tell what bounds each of them.")] = None,
+    output: Annotated[
+        Path | None, option("DIR", "Folder to write; without it, the answer is printed.", "--output", "-o")
+    ] = None,
+    form: FormatOption = Format.TABLE,
+) -> None:
+    """Read what a sweep says: speed-ups, what bounds each cell, crossovers, break-even, anomalies."""
+    report_sweep(file, baseline, variant, output, form, level, margin, profiles)
+
+
+def sweep_run(
+    workload: Annotated[
         str | None,
         argument(
-            "[WORKLOAD|FILE]",
-            "run: the workload, such as token-reduction; without one, baseline and variant are commands. "
-            "report: a file of measurements, or a published table (CSV).",
+            "[WORKLOAD]",
+            "The workload, such as token-reduction; without one, baseline and variant are commands.",
         ),
     ] = None,
-    axis: Annotated[list[str] | None, option("NAME=VALUE,…", "run: the values of a setting. May be repeated.")] = None,
+    axis: Annotated[list[str] | None, option("NAME=VALUE,…", "The values of a setting. May be repeated.")] = None,
     baseline: Annotated[str | None, option("NAME=VALUE,…|CMD", "Settings of the baseline; or its command.")] = None,
     variant: Annotated[str | None, option("NAME=VALUE,…|CMD", "Settings of the variant; or its command.")] = None,
     rounds: Annotated[
-        int | None, option("N", f"run, workload: turns of each side; {DEFAULT_ROUNDS} by default.", min=1)
+        int | None, option("N", f"workload: turns of each side; {DEFAULT_ROUNDS} by default.", min=1)
     ] = None,
-    repetitions: Annotated[
-        int | None, option("N", f"run, workload: steps in a turn; {PER_TURN} by default.", min=1)
-    ] = None,
+    repetitions: Annotated[int | None, option("N", f"workload: steps in a turn; {PER_TURN} by default.", min=1)] = None,
     warmup: Annotated[
-        int | None, option("N", f"run, workload: steps before the first turn; {WARMUP_STEPS} by default.", min=0)
+        int | None, option("N", f"workload: steps before the first turn; {WARMUP_STEPS} by default.", min=0)
     ] = None,
-    device: Annotated[
-        str | None, option("NAME", "run, workload: as PyTorch names it; the GPU if there is one.")
-    ] = None,
+    device: Annotated[str | None, option("NAME", "workload: as PyTorch names it; the GPU if there is one.")] = None,
     module: Annotated[
         list[str] | None,
-        option("NAME", "run, workload: a Python module to import first, which registers it. May be repeated."),
+        option("NAME", "workload: a Python module to import first, which registers it. May be repeated."),
     ] = None,
     processes: Annotated[
         str | None,
         option(
             "|".join(PROCESSES),
-            "run, workload: a process for each point (the default), or one for all, which starts sooner.",
+            "workload: a process for each point (the default), or one for all, which starts sooner.",
         ),
     ] = None,
-    repeats: Annotated[
-        int | None, option("N", f"run, commands: runs of each; {DEFAULT_REPEATS} by default.", min=1)
-    ] = None,
+    repeats: Annotated[int | None, option("N", f"commands: runs of each; {DEFAULT_REPEATS} by default.", min=1)] = None,
     time_from: Annotated[
         str | None,
-        option(
-            "REGEX",
-            "run, commands: finds the time in what they print, 'step_ms=([0-9.]+)'; else wall time is taken.",
-        ),
+        option("REGEX", "commands: finds the time in what they print, 'step_ms=([0-9.]+)'; else wall time is taken."),
     ] = None,
     time_unit: Annotated[
-        str | None, option("|".join(TIME_UNITS), "run, commands: of the time printed; ms by default.")
+        str | None, option("|".join(TIME_UNITS), "commands: of the time printed; ms by default.")
     ] = None,
     items: Annotated[
-        str | None, option("AXIS", "run, commands: the axis that says how many items a step processes.")
+        str | None, option("AXIS", "commands: the axis that says how many items a step processes.")
     ] = None,
-    timeout: Annotated[float | None, option("S", "run: most time for a point, or for a command.", min=0)] = None,
-    fresh: Annotated[bool, flag("--fresh", "run: forget what an interrupted run has done.")] = False,
-    retry: Annotated[bool, flag("--retry", "run: measure once more what has failed.")] = False,
-    dry_run: Annotated[bool, flag("--dry-run", "run: say what would be measured; measure nothing.")] = False,
-    level: Annotated[
-        float | None, option("SHARE", "report: confidence of the intervals, together; 0.95 by default.")
-    ] = None,
-    margin: Annotated[float | None, option("SHARE", "report: differences that do not matter; 0.02 by default.")] = None,
-    profiles: Annotated[
-        Path | None, option("DIR", "report: profiles of cells, which tell what bounds each of them.")
-    ] = None,
-    output: Annotated[
-        Path | None,
-        option(
-            "PATH", "run: the file to write. report: a folder; without it, the answer is printed.", "--output", "-o"
-        ),
-    ] = None,
-    form: FormatOption = Format.TABLE,
+    timeout: Annotated[float | None, option("S", "Most time for a point, or for a command.", min=0)] = None,
+    fresh: Annotated[bool, flag("--fresh", "Forget what an interrupted run has done.")] = False,
+    retry: Annotated[bool, flag("--retry", "Measure once more what has failed.")] = False,
+    dry_run: Annotated[bool, flag("--dry-run", "Say what would be measured; measure nothing.")] = False,
+    output: Annotated[Path | None, option("FILE", "The measurements file to write.", "--output", "-o")] = None,
 ) -> None:
-    """Measure a baseline and a variant over a grid, or read what such a sweep says.
+    """Measure a baseline and a variant at every point of a grid, in turns.
 
     A run that was interrupted goes on when the same command is given again.
     """
@@ -273,18 +269,6 @@ def sweep(
         "--module": module, "--processes": processes,
     }  # fmt: skip
     of_commands = {"--repeats": repeats, "--time-from": time_from, "--time-unit": time_unit, "--items": items}
-    of_runs = {
-        "--axis": axis, **of_workloads, **of_commands, "--timeout": timeout, "--fresh": fresh, "--retry": retry,
-        "--dry-run": dry_run,
-    }  # fmt: skip
-    if doing is RunOrReport.REPORT:
-        _refuse(of_runs, "for sweep run; a report measures nothing")
-        if subject is None:
-            raise UsageError("sweep report needs a file: warplens sweep report FILE")
-        confidence, alike = 0.95 if level is None else level, 0.02 if margin is None else margin
-        report_sweep(Path(subject), baseline, variant, output, form, confidence, alike, profiles)
-        return
-    _refuse({"--level": level, "--margin": margin, "--profiles": profiles}, "for sweep report")
     if output is None:
         raise UsageError("sweep run needs --output FILE, where it writes the measurements")
     if baseline is None or variant is None:
@@ -292,15 +276,15 @@ def sweep(
     checked_file(output)
     run_options = RunOptions(one_process(processes or PROCESSES[0]), timeout, fresh, retry)
     axes = tuple(axis or ())
-    if subject is None:
+    if workload is None:
         _refuse(of_workloads, "for a workload, and none is named")
         run: Run = CommandSweep(
             axes, baseline, variant, repeats or DEFAULT_REPEATS, time_from, time_unit or "ms", items
         )
     else:
-        _refuse(of_commands, f"for commands, and {subject} is a workload")
+        _refuse(of_commands, f"for commands, and {workload} is a workload")
         run = WorkloadSweep(
-            subject, axes, baseline, variant, rounds or DEFAULT_ROUNDS, repetitions or PER_TURN,
+            workload, axes, baseline, variant, rounds or DEFAULT_ROUNDS, repetitions or PER_TURN,
             WARMUP_STEPS if warmup is None else warmup, device, tuple(module or ()),
         ).run()  # fmt: skip
     if dry_run:
