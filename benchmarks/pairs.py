@@ -61,6 +61,11 @@ class Pair:
         return not self.habit
 
     @property
+    def is_scored(self) -> bool:
+        """Whether the habit costs enough to be named first."""
+        return bool(self.entry.get("scored", False))
+
+    @property
     def accepted(self) -> tuple[str, ...]:
         """The findings that are right to name first, the habit first."""
         return tuple(found for found in (self.habit, *self.entry.get("accept", ())) if found)

@@ -178,3 +178,60 @@ def test_nothing_is_critical_without_steps() -> None:
         machine.launch(length * US, name)
     assert not judged(machine.trace()).coverage.steps
     assert all(finding.severity != "critical" for finding in judged(machine.trace()).findings)
+
+
+FILL = "void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<float>, std::array<char*, 1ul>>(int)"
+ADD_USED = "void at::native::(anonymous namespace)::sum_and_scatter<float, long>(long const*, float*, long)"
+SGD = LISTS.format(2, 0)
+
+
+@pytest.mark.parametrize("used_blocks", [1_000, 1_500_000])
+def test_gradients_of_whole_tables_of_which_few_rows_are_used(used_blocks: int) -> None:
+    """A table of 256 million numbers: filling its gradient takes 220 µs and applying it 800 µs, beside 250 µs."""
+
+    def step(machine: Machine) -> None:
+        machine.launch(100 * US, times=2)
+        machine.launch(220 * US, FILL, grid=(250_000, 1, 1))
+        machine.launch(50 * US, ADD_USED, grid=(used_blocks, 1, 1))
+        machine.launch(80 * US, SGD, grid=(400, 1, 1), times=10)
+
+    found = verdict(step)
+    finding = found.finding("scattered-access")
+    if used_blocks > 1_000_000:
+        assert finding is None
+        return
+    assert found.verdict == "scattered-access"
+    assert finding is not None
+    assert finding.evidence["used_rows_share"] < 0.01
+    assert finding.expected == pytest.approx(1270 / 250, rel=0.15)
+    assert "sparse=True" in finding.remedies[0].how
+
+
+def test_rows_that_a_product_takes_and_makes_are_needed_as_they_are() -> None:
+    def step(machine: Machine) -> None:
+        for _ in range(4):
+            machine.launch(600 * US, PICK)
+            machine.launch(100 * US, times=2)
+            machine.launch(500 * US, PUT)
+
+    assert verdict(step).finding("scattered-access") is None
+
+
+@pytest.mark.parametrize("read_back", [False, True])
+def test_passes_over_inputs_of_their_own_could_be_one_batch(read_back: bool) -> None:  # noqa: FBT001
+    """Where the host reads back what a pass made, the next one may need it."""
+
+    def step(machine: Machine) -> None:
+        for _ in range(16):
+            machine.copy(2 * US, 4096, pinned=True)
+            machine.launch(3 * US, ADD, grid=(4, 1, 1), times=30)
+            if read_back:
+                machine.item()
+
+    finding = verdict(step).finding("launch-overhead")
+    assert finding is not None
+    assert finding.evidence.get("passes_per_step") == (None if read_back else 16)
+    if not read_back:
+        assert "16 equal passes" in finding.remedies[0].how
+        # A sixteenth of the launches, and starts on the GPU that are not all as short: at most 16 times as fast.
+        assert 8 < finding.expected <= 16

@@ -239,13 +239,13 @@ class Facts:
         needed = needed_ns(self.host, self.work, step if apart else np.zeros(self.work.height, dtype=np.int64))
         return min(needed, self.wall_ns)
 
-    def unprofiled_ns(self, saved_ns: int = 0, pace: float = 1.0) -> int:
-        """The window without a profiler, if the GPU's work took that much less, and the host times as much as usual.
+    def unprofiled_ns(self, saved_ns: int = 0) -> int:
+        """The window without a profiler, if the GPU's work took that much less.
 
         Host and GPU work side by side, and the longer of the two sets the pace; pauses in which the host does not issue
         work come on top.
         """
-        host = int(pace * self.least_unprofiled_share * self.host_needed_ns)
+        host = int(self.least_unprofiled_share * self.host_needed_ns)
         other = max(self.idle_ns - self.idle(*ISSUING, "submission", "profiler"), 0)
         return max(self.busy_ns - saved_ns, min(host, self.wall_ns - other)) + other
 
@@ -292,7 +292,12 @@ class Facts:
         return Pace.of(self.timeline, self.window)
 
     def replayed(
-        self, *changes: Change, time: Floats | None = None, calls: Floats | None = None, kept: float = 0.0
+        self,
+        *changes: Change,
+        time: Floats | None = None,
+        calls: Floats | None = None,
+        kept: float = 0.0,
+        stalls: float = 1.0,
     ) -> Gain | None:
         """What changes bring without a profiler, by a replay; None where there is none.
 
@@ -301,6 +306,7 @@ class Facts:
             time: of each piece of work, the share that goes away.
             calls: of each, the share of the host's time for issuing it that goes away.
             kept: of what is saved, the share that is expected to stay.
+            stalls: of what the host does beside issuing that work, the share that goes away like its calls.
         """
         if self.pace is None:
             return None
@@ -313,7 +319,7 @@ class Facts:
                 every[self.rows] = mine
             return every
 
-        return self.pace.gain(*changes, less=Less(everywhere(time), everywhere(calls)), kept=kept)
+        return self.pace.gain(*changes, less=Less(everywhere(time), everywhere(calls), stalls), kept=kept)
 
     @cached_property
     def program(self) -> Program:

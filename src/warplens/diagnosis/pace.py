@@ -61,10 +61,12 @@ class Less:
     Attributes:
         time: of its time on the GPU.
         calls: of the time in which the host issues it.
+        stalls: of what the host does beside issuing, the share that goes away like the calls.
     """
 
     time: Floats
     calls: Floats
+    stalls: float = 1.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -182,7 +184,8 @@ def _with_less(recorded: RecordedSchedule, less: Less) -> RecordedSchedule:
     after = of_call[issuing[np.minimum(following, len(issuing) - 1)]]
     of_call = np.where(recorded.issues, of_call, np.minimum(before, after))
     kept = 1 - of_call
-    pause = np.round(schedule.pause_ns * kept).astype(np.int64)
+    stall = np.round(recorded.stall_ns * (1 - of_call * less.stalls)).astype(np.int64)
+    pause = stall + np.round((schedule.pause_ns - recorded.stall_ns) * kept).astype(np.int64)
     held = np.round(schedule.held_ns * kept).astype(np.int64)
     sooner = schedule.offset_ns - (schedule.held_ns - held)[schedule.call]
     return replace(
@@ -195,5 +198,5 @@ def _with_less(recorded: RecordedSchedule, less: Less) -> RecordedSchedule:
             duration_ns=np.round(schedule.duration_ns * (1 - gone)).astype(np.int64),
             gap_ns=np.round(schedule.gap_ns * (1 - gone)).astype(np.int64),
         ),
-        stall_ns=np.round(recorded.stall_ns * kept).astype(np.int64),
+        stall_ns=stall,
     )

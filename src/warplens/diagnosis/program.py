@@ -42,6 +42,8 @@ MARKS: Final = {
     "fused-optimizer": r"FusedOptimizer|FusedAdam|FusedSgd|fused_adam|fused_sgd",
     "depthwise": r"(?i)depthwise|dgrad2d_grouped|grouped_direct|conv2d_c1_k1|dw_conv",
     "adding-rows": r"indexFunc|index_add|index_put|index_copy|scatter|indexing_backward",
+    "embedding-gradient": r"(?i)embedding_?(?:bag)?_?(?:dense_)?(?:backward|accgrad|grad)|compute_grad_weight|sum_and_scatter",
+    "filling": r"FillFunctor",
     "selecting": r"DeviceSelect|nonzero|flagged_select",
     "generated": r"^triton_",
     "vector-product": r"(?i)gemv|split_?kreduce|dot_kernel|nvjet_\w+?_(?:\d+x(?:8|16)|(?:8|16)x\d+)_|gemmSN|gemmk1",
@@ -94,11 +96,20 @@ class Program:
         return np.lexsort((stream, device))
 
     @cached_property
-    def _full_names(self) -> tuple[list[str], Int64s]:
+    def _names_and_codes(self) -> tuple[list[str], Int64s]:
         names = self.facts.timeline.trace.kernels["full_name"]
         if not names.len():
             return [], np.zeros(len(self.own_ns), dtype=np.int64)
         return name_categories(names).to_list(), names.to_physical().to_numpy()[self._kernel_row].astype(np.int64)
+
+    def full_names(self) -> list[str]:
+        """Full names of all kernels of the file."""
+        return self._names_and_codes[0]
+
+    @property
+    def name_codes(self) -> Int64s:
+        """For each piece the place of its kernel's name among them."""
+        return self._names_and_codes[1]
 
     def marked(self, mark: str) -> Bools:
         """Which kernels have a name that matches one of `MARKS`."""
@@ -106,7 +117,7 @@ class Program:
             if self._whole is not None:
                 self._asked["mark", mark] = _fixed(self._whole.marked(mark)[self.facts.part])
                 return self._asked["mark", mark]
-            texts, codes = self._full_names
+            texts, codes = self._names_and_codes
             if not texts:
                 return np.zeros(len(self.own_ns), dtype=np.bool_)
             found = np.array([_pattern(mark).search(text) is not None for text in texts], dtype=np.bool_)
@@ -133,6 +144,17 @@ class Program:
         return np.where(self.is_kernel, grid.to_numpy()[self._kernel_row], np.nan)
 
     @cached_property
+    def threads(self) -> Floats:
+        """Threads of the grid of each kernel; nan where not recorded."""
+        kernels = self.facts.timeline.trace.kernels
+        if not kernels.height:
+            return np.full(len(self.own_ns), np.nan)
+        block = kernels.select(
+            (pl.col("block_x").cast(pl.Float64) * pl.col("block_y") * pl.col("block_z")).fill_null(float("nan"))
+        ).to_series()
+        return np.asarray(self.blocks * block.to_numpy()[self._kernel_row], dtype=np.float64)
+
+    @cached_property
     def breaks(self) -> Bools:
         """In `order`: whether a piece is of another stream, device or step than the one before it."""
         work = self.facts.work
@@ -153,7 +175,7 @@ class Program:
     @cached_property
     def launched_as(self) -> Int64s:
         """A number for each piece, the same for kernels of the same full name and grid."""
-        _, codes = self._full_names
+        _, codes = self._names_and_codes
         grids = np.nan_to_num(self.blocks).astype(np.int64)
         keys = codes * 1_000_003 + grids
         return np.where(self.is_kernel, keys, -1)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import numpy.typing as npt
+import polars as pl
 
 from warplens.diagnosis.facts import kernel_names, range_names
 from warplens.diagnosis.findings import ISSUING, PASSES
@@ -53,7 +54,6 @@ class StructureRule(Rule):
         title: str = "",
         bound_ns: int | None = None,
         informs: bool = False,
-        spread: tuple[float, float] = (0.55, 1.4),
         warning: float | None = None,
         whole_share: float | None = None,
         replayed: Gain | None = None,
@@ -86,11 +86,50 @@ class StructureRule(Rule):
             else int(whole_share * facts.idle(*ISSUING)),
             bound_ns=bound_ns,
             informs=informs,
-            spread=spread,
             warning=warning,
             replayed=replayed,
             busy_ns=claims.busy_ns(self.id),
         )
+
+
+#: Passes of a step that each get an input of their own; fewer are an encoder and a decoder, or parts of one input.
+_LEAST_PASSES: Final = 4
+#: Kernels of such a pass, at least; and the share of passes that launch as many as the median one.
+_LEAST_KERNELS: Final = 8
+_ALIKE_SHARE: Final = 0.8
+#: Copies this near to one another bring one input; a read-back this near to the end of a pass makes the next one's.
+_ONE_INPUT: Final = 4
+_AT_END_SHARE: Final = 0.1
+
+
+def passes_of_step(facts: Facts) -> int:
+    """How many equal passes a step runs over inputs that the host sends one by one; 1 where there are no such passes.
+
+    A pass whose last work is read back by the host may make the input of the next one: such are not counted. Steps have
+    to be sure, for else a pass may be a step itself.
+    """
+    if not facts.window.steps or not facts.timeline.steps.is_sure or facts.phase is not None:
+        return 1
+    program, label = facts.program, facts.work["label"].cast(pl.String).to_numpy()
+    counts = []
+    for step in np.unique(program.step):
+        rows = program.order[program.step[program.order] == step]
+        sent = np.flatnonzero(label[rows] == "host-to-device")
+        begins = sent[np.r_[True, np.diff(sent) > _ONE_INPUT]] if len(sent) else sent
+        if len(begins) < _LEAST_PASSES:
+            return 1
+        lengths = np.diff(np.r_[begins, len(rows)])
+        alike = np.abs(lengths - np.median(lengths)) <= max(2.0, 0.02 * float(np.median(lengths)))
+        if np.median(lengths) < _LEAST_KERNELS or alike.mean() < _ALIKE_SHARE:
+            return 1
+        read = np.flatnonzero(label[rows] == "device-to-host")
+        read = read[read >= begins[0]]
+        place = np.searchsorted(begins, read, side="right") - 1
+        late = read - begins[place] >= (1 - _AT_END_SHARE) * lengths[place]
+        if late.sum() > len(begins) / 2:
+            return 1
+        counts.append(len(begins))
+    return int(np.median(counts))
 
 
 def time_of(program: Program, which: Bools | Int64s) -> int:

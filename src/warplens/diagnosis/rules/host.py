@@ -28,6 +28,8 @@ from warplens.diagnosis.rule import (
     predicted,
     seen_idle,
 )
+from warplens.diagnosis.rules.kernels import filled_share
+from warplens.diagnosis.structure import passes_of_step
 
 if TYPE_CHECKING:
     from warplens.diagnosis.claims import Claims
@@ -76,6 +78,7 @@ class LaunchOverhead(Rule):
     """Idle time in which the host was between or inside launching calls, less what waits and the optimizer claim."""
 
     id = "launch-overhead"
+    model = "host"
     question = "Does the GPU wait for work that the host is still issuing?"
     limiter = "the host cannot issue work as fast as the GPU finishes it"
     cause = "the host's issue rate: the GPU is idle because the next kernel, or CUDA graph, was not launched yet"
@@ -94,6 +97,7 @@ class LaunchOverhead(Rule):
         **IDLE_SHARE,
         **GPU_BUSY_SHARE,
         **LAUNCHES_PER_STEP,
+        "passes_per_step": "equal passes over inputs of their own, which could be one batch",
         "launch_interval_median_ns": "from one launch to the next on the thread that launches most",
         "launch_call_median_ns": "inside the call",
         "kernel_median_ns": "length of the kernels",
@@ -119,6 +123,11 @@ class LaunchOverhead(Rule):
         claimed = claims.idle_ns(self.id)
         launches = facts.host.launches
         whole = facts.phase is None
+        passes = passes_of_step(facts) if claimed else 1
+        graph = facts.replayed("cuda-graph") if claimed else None
+        merged = self._merged(facts, passes) if passes > 1 else None
+        if merged is not None and graph is not None and merged.expected < graph.expected:
+            merged = None
         # Where it is the host's pace, most kernels find the GPU waiting for them.
         prompt = launches.prompt_share if whole else None
         sure = facts.sure and (prompt is None or prompt >= 0.5)
@@ -134,6 +143,7 @@ class LaunchOverhead(Rule):
                 "idle_share": claimed / facts.wall_ns if facts.wall_ns else None,
                 "gpu_busy_share": facts.busy_share,
                 "launches_per_step": durations.len() / facts.steps,
+                "passes_per_step": passes if merged is not None else None,
                 "launch_interval_median_ns": launches.interval_median_ns if whole else None,
                 "launch_call_median_ns": launches.api_median_ns if whole else None,
                 "kernel_median_ns": number(durations.median()),
@@ -146,8 +156,7 @@ class LaunchOverhead(Rule):
             # Graphs take every pause away; fused kernels most passes over memory, too.
             bound_ns=facts.idle_ns + _passes_ns(facts),
             at_least=predicted(facts, "cuda-graph", "free-launches"),
-            spread=(0.75, 1.2),
-            replayed=facts.replayed("cuda-graph") if claimed else None,
+            replayed=merged or graph,
             # Without the profiler, the host may be ahead of the GPU.
             warning=facts.thresholds.unsure_warning_ceiling
             if facts.least_unprofiled_share * facts.host_needed_ns < facts.busy_ns
@@ -156,6 +165,7 @@ class LaunchOverhead(Rule):
             remedies=_FROM_GRAPHS
             if facts.graphed or facts.idle("graph-launch") > facts.idle("launch")
             else (
+                *((_as_one_batch(passes),) if merged is not None else ()),
                 Remedy(
                     "Replay the step from a CUDA graph",
                     "model = torch.compile(model, mode='reduce-overhead'); or by hand: g = torch.cuda.CUDAGraph(); "
@@ -178,6 +188,27 @@ class LaunchOverhead(Rule):
             ),
         )
 
+    def _merged(self, facts: Facts, passes: int) -> Gain | None:
+        """What it brings to run these passes of a step as one: launches once, kernels as long as they fill the GPU.
+
+        How much of what the host does beside launching comes once for each pass, and how much for each item, does not
+        show: half of it is expected to go away.
+        """
+        freed = 1 - 1 / passes
+        time = np.clip(1 - np.nan_to_num(filled_share(facts), nan=1.0), 0.0, freed)
+        calls = np.full(facts.work.height, freed)
+        return facts.replayed(time=time, calls=calls, stalls=0.5)
+
+
+def _as_one_batch(passes: int) -> Remedy:
+    """For a step of equal passes, each over an input of its own."""
+    return Remedy(
+        "Run the passes of a step as one batch",
+        f"a step runs {passes} equal passes over inputs that are sent one by one: encode(…, batch_size=…), a larger "
+        "micro-batch in place of accumulation, or torch.cat of the inputs in front of the loop",
+        GAIN,
+    )
+
 
 #: Where a loop reads back item by item.
 _AT_ONCE: Final = (
@@ -197,6 +228,7 @@ class HostSync(Rule):
     """
 
     id = "host-sync"
+    model = "host"
     located = "waits"
     question = "Does the host let the GPU run dry by waiting for it, and then have to refill it?"
     limiter = "the host waits for the GPU to run dry, then refills it"
@@ -346,6 +378,7 @@ class BlockingCopy(Rule):
     """Copies over the link that no kernel hides, and pauses in which the host was held by one."""
 
     id = "blocking-copy"
+    model = "host"
     located = "copies"
     question = "Do copies between host and GPU run while nothing computes?"
     limiter = "copies between host and GPU hold the work up"
@@ -448,6 +481,7 @@ class AllocatorChurn(Rule):
     """Idle time in which the host was inside cudaMalloc, cudaFree and their kin, and there are some in every step."""
 
     id = "allocator-churn"
+    model = "host"
     located = "allocations"
     question = "Is device memory allocated and released inside the steps?"
     limiter = "memory is allocated and freed inside the steps"

@@ -10,6 +10,7 @@ import polars as pl
 
 from warplens.analysis.frames import number
 from warplens.analysis.kernel_names import PRODUCTS
+from warplens.patterns import lazy_pattern
 from warplens.diagnosis.evidence import is_unfused, optimizer_work
 from warplens.diagnosis.facts import kernel_names
 from warplens.diagnosis.findings import PASSES, Remedy, ceiling
@@ -308,13 +309,13 @@ class Precision(Rule):
     """Products whose names say fp32 and vector units, on a GPU that has tensor cores."""
 
     id = "precision"
+    model = "products"
     question = "Are matrix products in a format that the tensor cores do not take?"
     limiter = "matrix products in a format that the tensor cores do not take"
     cause = "matrix products beside the tensor cores"
     raised_when = "it costs 2 %, and the GPU has tensor cores"
     claimed = (
-        "of fp32 products on vector units, what the fastest narrower format saves by the peaks; some of what lies "
-        "between"
+        "of fp32 products on vector units, what 0.55 of the ratio of the peaks saves; passes between them stay"
     )
     headline = (
         "Matrix products beside the tensor cores limit this: {share} of the time could go away in TF32 or bfloat16"
@@ -335,20 +336,16 @@ class Precision(Rule):
     )
     thresholds = ("dominant_share",)
     reached_share = Limit(
-        0.8, "Tensor cores reach 60 to 70 % of their peak in products that reach 80 % on vector units."
+        0.55,
+        "TF32 has half of the peak of 16 bits; of the latter, tensor cores reach 60 to 70 %, where vector units reach "
+        "85 % of theirs, and autocast spends the rest on casts of weights, inputs and gradients.",
     )
-    passes_saved_share = Limit(0.25, "Autocast halves what passes move, but for norms, losses and casts.")
 
     def claim(self, facts: Facts) -> Floats | None:
         """Of products on vector units, what the fastest narrower format could save."""
         off = _off_tensor_cores(facts)
         factor = min((tensor_core_factor(device) for device in facts.devices), default=_LEAST_FACTOR)
-        share = np.where(off, 1 - 1 / max(self.reached_share * factor, 1.0), 0.0)
-        if facts.program.own_ns[off].sum() >= facts.thresholds.dominant_share * facts.busy_ns:
-            # Where products dominate, what lies between them gets narrower, too.
-            wide = (facts.work["precision"] == "fp32").fill_null(value=False).to_numpy()
-            share[wide & facts.program.labelled(*PASSES)] = self.passes_saved_share
-        return share
+        return np.where(off, 1 - 1 / max(self.reached_share * factor, 1.0), 0.0)
 
     def find(self, facts: Facts, claims: Claims) -> Finding | None:
         """The finding, if the window has it."""
@@ -377,7 +374,6 @@ class Precision(Rule):
             where=kernel_names(facts, claims.of_work(self.id)),
             remedies=(*_NARROWER_REMEDIES["newer" if newer else "older"],),
             bound_ns=int(wide * (1 - 0.75 / (factor or _LEAST_FACTOR))) + int(0.6 * passes),
-            spread=(0.93, 1.03),
             on_gpu=True,
         )
 
@@ -388,18 +384,59 @@ def _has_tensor_cores(facts: Facts) -> bool:
     return all(capability >= (7, 0) for capability in known)
 
 
+#: Threads that a multiprocessor holds at a time, since compute capability 7.0 (8.6 and 8.9 hold three quarters of it).
+_THREADS: Final = 2048
+#: Numbers of a product that the tensor cores of a multiprocessor need in hand to work at their rate: a tile of 64 × 128.
+_TILE: Final = 64 * 128
+_TILES: Final = lazy_pattern(r"(?:tilesize|_)(\d+)x(\d+)(?:x\d+)?_")
+
+
+def filled_share(facts: Facts) -> Floats:
+    """The share of the GPU that each kernel can keep busy, by its blocks; nan where that is not known.
+
+    A short kernel of many small blocks is over before it has moved or multiplied anything to speak of: there it is the
+    share of the threads that the GPU holds, and of a product the share of the numbers that its tiles hold.
+    """
+    program = facts.program
+    filled = facts.work["fill_share"].fill_null(float("nan")).to_numpy().copy()
+    counts = [device.sm_count for device in facts.devices if device.sm_count]
+    lasting = (facts.work["end_ns"] - facts.work["start_ns"]).to_numpy()
+    short = lasting < facts.thresholds.bandwidth_kernel_ns
+    if not counts or not short.any():
+        return filled
+    passing = program.labelled(*PASSES) & short
+    held = program.threads / (min(counts) * _THREADS)
+    filled[passing] = np.fmin(filled, held)[passing]
+    products = program.labelled("gemm") & short & (program.blocks <= min(counts))
+    texts = [_TILES.search(text) for text in program.full_names()]
+    areas = np.array([int(found[1]) * int(found[2]) / _TILE if found else 1.0 for found in texts] or [1.0])
+    filled[products] = (filled * np.minimum(areas, 1.0)[program.name_codes])[products]
+    return filled
+
+
 def _empty(facts: Facts) -> Floats:
-    """The share of the GPU that each kernel's grid cannot reach, less what other kernels fill at the same time."""
+    """The share of the GPU that each kernel leaves empty, less what other kernels fill at the same time."""
+    known: Floats | None = facts.cache.get("empty")
+    if known is not None:
+        return known
+    empty = np.zeros(facts.work.height)
+    facts.cache["empty"] = empty
     if facts.busy_share < facts.thresholds.small_kernels_busy_share:
-        return np.zeros(facts.work.height)
+        return empty
     is_kernel = (pl.col("kind") == "kernel") & (pl.col("label") != "communication")
     duration = pl.col("end_ns") - pl.col("start_ns")
     owned, lasting = facts.work.select(
         owned=pl.col("own_ns").filter(is_kernel).sum(), lasting=duration.filter(is_kernel).sum()
     ).row(0)
     at_once = max(lasting / owned, 1.0) if owned else 1.0
-    empty = 1 - (pl.col("fill_share") * at_once).clip(0.0, 1.0)
-    return facts.work.select(pl.when(is_kernel).then(empty).fill_null(0.0)).to_series().to_numpy()
+    counted = facts.work.select(is_kernel).to_series().to_numpy()
+    empty[counted] = (1 - np.clip(np.nan_to_num(filled_share(facts), nan=1.0) * at_once, 0.0, 1.0))[counted]
+    # A short fill belongs to the kernel behind it.
+    order = facts.program.order
+    brief = (facts.work["kind"] == "memset").to_numpy()[order[:-1]]
+    brief &= facts.program.own_ns[order[:-1]] < facts.thresholds.bandwidth_kernel_ns
+    empty[order[:-1][brief]] = empty[order[1:][brief]]
+    return empty
 
 
 class SmallKernels(Rule):
@@ -410,7 +447,10 @@ class SmallKernels(Rule):
     limiter = "grids that cannot fill the GPU"
     cause = "grids that cannot fill the GPU, while it is busy (70 %)"
     raised_when = "it costs 2 %; a warning from 1.25×"
-    claimed = "of kernels with fewer blocks than the GPU has multiprocessors, the share that these leave empty"
+    claimed = (
+        "of kernels with fewer blocks than the GPU has multiprocessors, and of short ones with few threads or small "
+        "tiles, the share that these leave empty; the same of the GPU's own pauses before them"
+    )
     headline = "Small grids limit this: the GPU is busy, but what its kernels leave empty is worth {share} of the time"
     title = "The GPU is busy with grids that leave most of its multiprocessors empty"
     evidence: ClassVar = {
@@ -438,6 +478,9 @@ class SmallKernels(Rule):
         claimed = claims.busy_ns(self.id)
         if not claimed:
             return None
+        mine = np.where(claims.of_work(self.id).to_numpy() > 0, _empty(facts), 0.0)
+        after = facts.program.gap_next
+        pauses = np.where(after >= 0, mine[after], 0.0) * facts.gaps["start-latency"].to_numpy()
         kernels = facts.work.select("own_ns", "fill_share", length=pl.col("end_ns") - pl.col("start_ns")).drop_nulls()
         time = int(kernels["own_ns"].sum())
         small = kernels.filter(pl.col("fill_share") < 1)
@@ -446,7 +489,7 @@ class SmallKernels(Rule):
         measured = bool(facts.work["bound"].is_not_null().any())
         return self.raised(
             facts,
-            claimed,
+            claimed + int(pauses.sum()),
             confidence="high" if measured else "medium",
             evidence={
                 "empty_ns": claimed,
@@ -481,7 +524,6 @@ class SmallKernels(Rule):
             ),
             # More work a launch costs the host no more, either.
             bound_known=False,
-            spread=(0.6, 1.05),
             warning=facts.thresholds.unsure_warning_ceiling,
         )
 

@@ -34,6 +34,7 @@ class UnfusedAttention(StructureRule):
     """A product, passes with a softmax among them, and a product again: scores of attention that go through memory."""
 
     id = "unfused-attention"
+    model = "products"
     question = "Do the scores of attention go through memory?"
     limiter = "attention that writes its scores to memory"
     cause = "attention written out: its scores (queries × keys) go through memory between two products"
@@ -131,7 +132,6 @@ class UnfusedAttention(StructureRule):
             # The mathematics of fused attention takes some time; how much, its products do not tell.
             bound_ns=int(1.04 * time_of(facts.program, passes | products))
             + int(0.9 * time_beside(facts.program, products, reach=24)[~passes].sum()),
-            spread=(0.9, 1.08),
             remedies=(
                 Remedy(
                     "Use fused attention",
@@ -153,6 +153,7 @@ class MisalignedShape(StructureRule):
     """Products in 16-bit formats whose kernels read operands that are not aligned to 16 bytes."""
 
     id = "misaligned-shape"
+    model = "products"
     question = "Do sizes keep products off the fast kernels?"
     limiter = "products whose sizes keep them off the fast kernels"
     cause = "products or attention whose sizes keep them off the fast kernels"
@@ -241,7 +242,6 @@ class MisalignedShape(StructureRule):
                 "flops_of_peak_share": float(at_peak.sum()) / int(own[mine].sum()) if known else None,
             },
             bound_ns=int(own[mine].sum() - at_peak.sum()) + beside // 2,
-            spread=(0.8, 1.15),
             remedies=(
                 Remedy(
                     f"Pad that size to {padded:,}" if padded else "Pad the odd size to a multiple of 64",
@@ -278,6 +278,7 @@ class MemoryFormat(StructureRule):
     """Convolutions between conversions of layout, and norms in the format that convolutions do not like."""
 
     id = "memory-format"
+    model = "products"
     question = "Are images in a memory format that the convolutions do not like?"
     limiter = "conversions of memory format around convolutions"
     cause = "layouts: convolutions and norms in the slow format (NCHW), conversions between formats"
@@ -353,7 +354,6 @@ class MemoryFormat(StructureRule):
             bound_ns=time_of(program, conversions)
             + int(0.85 * time_of(program, others))
             + int(time_of(program, slow) - facts.at_roof["theoretical_ns"].filter(pl.Series(slow)).sum()),
-            spread=(0.75, 1.25),
             remedies=(
                 Remedy(
                     "Use channels last for model and images",
@@ -374,6 +374,7 @@ class WeightBound(StructureRule):
     """Products of few rows, whose time is that of reading the weights."""
 
     id = "weight-bound"
+    model = "products"
     question = "Are products so narrow that they only read their weights?"
     limiter = "products of few rows, which only read their weights"
     cause = "small-batch products that only read weights"
@@ -440,7 +441,6 @@ class WeightBound(StructureRule):
             evidence={"rows_count": self._most_rows(facts, mine), **self._weights(facts)},
             whole_share=1 - 1 / self.rows,
             bound_ns=facts.wall_ns - facts.wall_ns // 128,
-            spread=(0.95, 1.03),
             remedies=(
                 Remedy(
                     "Serve more sequences at a time",

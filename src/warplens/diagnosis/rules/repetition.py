@@ -51,6 +51,7 @@ class Recomputation(StructureRule):
     """Sequences of the forward pass that run again, launched by the thread of the backward pass."""
 
     id = "recomputation"
+    model = "products"
     question = "Is forward work run again in the backward pass?"
     limiter = "forward work that is run again in the backward pass"
     cause = "forward work run again in the backward pass (activation checkpointing)"
@@ -165,7 +166,6 @@ class Recomputation(StructureRule):
             },
             # Without it, the bookkeeping of checkpoints goes as well: it saves and restores random states.
             bound_ns=claims.total_ns(self.id) + facts.idle_ns - claims.idle_ns(self.id),
-            spread=(0.55, 1.4),
             remedies=(
                 Remedy(
                     "Switch checkpointing off while memory is free",
@@ -186,11 +186,12 @@ class PerExpertLoop(StructureRule):
     """The same short chain of picking rows, products and adding rows, many times in a row."""
 
     id = "per-expert-loop"
+    model = "host"
     question = "Is the same small chain repeated for parts of the data?"
     limiter = "a loop over parts of the data, each with small products of its own"
     cause = "the same small chain of kernels repeated for parts of the data, such as experts"
     raised_when = "small products between picking rows and adding them repeat twenty times in a step, and it costs 2 %"
-    claimed = "the pauses before these kernels, and half of their time"
+    claimed = "the pauses before these kernels, and half of their time; nearly all of that of passes over the whole"
     headline = (
         "A loop over parts of the data limits this: {share} of the time goes into what grouped products would not need"
     )
@@ -213,10 +214,23 @@ class PerExpertLoop(StructureRule):
     small_ns = Limit(40_000, "Products that take longer fill the GPU by themselves; grouping them brings little.")
     longest = Limit(80, "The chain of one expert, forward or backward, is shorter than this.")
     kept_share = Limit(0.5, "Grouped products still do the work, in fewer and fuller kernels.")
+    longer = Limit(
+        3,
+        "A pass that takes so many times as long as the products of one part goes over the whole: a gradient of stacked "
+        "weights, which each part fills with zeros and adds to the sum.",
+    )
+    whole_saved_share = Limit(0.95, "Grouped products write that gradient once, and not for each of twenty parts.")
 
     def share(self, facts: Facts) -> Floats:
         """A part of the chain's time."""
-        return np.where(self._loop(facts)[0], 1 - self.kept_share, 0.0)
+        mine, _ = self._loop(facts)
+        share = np.where(mine, 1 - self.kept_share, 0.0)
+        if mine.any():
+            program = facts.program
+            usual = float(np.median(program.own_ns[mine & program.labelled("gemm")]))
+            whole = mine & program.labelled("elementwise") & (program.own_ns >= self.longer * usual)
+            share[whole] = self.whole_saved_share
+        return share
 
     def claim_gaps(self, facts: Facts) -> Floats | None:
         """The pauses before its kernels."""
@@ -247,6 +261,8 @@ class PerExpertLoop(StructureRule):
             if len(telling) < self.in_a_row:
                 continue
             inside = run[np.arange(telling[0][0], telling[-1][-1] + 1)]
+            if len(inside) > self.longest * len(telling):
+                continue  # layers that pick rotations of positions, say
             if np.median(program.own_ns[inside[product[inside]]]) < self.small_ns:
                 count += len(telling)
                 mine[inside] = True
@@ -270,9 +286,8 @@ class PerExpertLoop(StructureRule):
                 "waits_per_step": facts.host.waits / facts.steps,
             },
             bound_ns=claims.idle_ns(self.id) + int(0.95 * time_of(facts.program, mine)),
-            spread=(0.88, 1.1),
             replayed=facts.replayed(
-                "no-synchronization", time=np.where(mine, 1 - self.kept_share, 0.0), calls=mine.astype(np.float64)
+                "no-synchronization", time=self.share(facts), calls=mine.astype(np.float64)
             ),
             remedies=(
                 Remedy(
@@ -317,7 +332,7 @@ class GrowingCache(StructureRule):
     longer = Limit(
         10, "A cache of a thousand tokens is a thousand times what one token adds; passes over that are short."
     )
-    saved_share = Limit(0.8, "A cache of fixed size is attended to in its whole length, of which a part is empty.")
+    saved_share = Limit(0.85, "A cache of fixed size is attended to in its whole length, of which a part is empty.")
     least_growth = Limit(0.0005, "From noise on: a cache of 2,000 tokens grows by this in a step.")
 
     def share(self, facts: Facts) -> Floats:

@@ -1,4 +1,4 @@
-"""Passes over memory that fusion removes, and rows that are picked one by one."""
+"""Passes over memory that fusion removes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from warplens.diagnosis.structure import (
     SAVED_NS,
     Bools,
     StructureRule,
-    time_beside,
     time_of,
 )
 
@@ -28,77 +27,6 @@ if TYPE_CHECKING:
     from warplens.diagnosis.rule import Floats
 
 
-class ScatteredAccess(StructureRule):
-    """Gathers, scatters, index operations and gradients of embeddings."""
-
-    id = "scattered-access"
-    question = "Does the time go into picking rows and adding to them?"
-    limiter = "gathers, scatters and gradients of embeddings"
-    cause = "gather, scatter, index, embedding gradients, and the sorts that they need"
-    raised_when = "they take a quarter of the time, and it costs 2 %"
-    claimed = "two thirds of their time, and of the passes over what they write"
-    headline = (
-        "Scattered access limits this: {share} of the time could go away if rows were not copied out or added one "
-        "by one"
-    )
-    title = "Rows are picked and added one by one through memory"
-    evidence: ClassVar = {
-        **AFFECTED_NS,
-        **AFFECTED_SHARE,
-        **SAVED_NS,
-        "scattered_per_step": "gathers, scatters and sorts of a step",
-        **GPU_BUSY_SHARE,
-    }
-    refutation = (
-        "Replace the indices with 0, 1, 2, … in a test: if the kernels are as slow, it is the bytes and not their "
-        "order."
-    )
-    least_share = Limit(0.25, "Every network looks up embeddings; less than a quarter of its time is no limit.")
-    saved_share = Limit(
-        0.66, "Sorted or segmented forms read each row once and write each result once: a third of the traffic."
-    )
-
-    def share(self, facts: Facts) -> Floats:
-        """Two thirds of their time."""
-        mine = facts.program.labelled("gather-scatter", "sort-topk")
-        share = np.zeros(facts.work.height)
-        if time_of(facts.program, mine) >= self.least_share * facts.wall_ns:
-            share[mine] = self.saved_share
-            beside = time_beside(facts.program, mine, reach=2) > 0
-            share[beside & ~mine] = self.saved_share
-        return share
-
-    def find(self, facts: Facts, claims: Claims) -> Finding | None:
-        """The finding, if the window has it."""
-        if not claims.busy_ns(self.id):
-            return None
-        mine = claims.of_work(self.id).to_numpy() > 0
-        program = facts.program
-        return self.seen(
-            facts,
-            claims,
-            confidence="medium",
-            evidence={"scattered_per_step": int(program.labelled("gather-scatter", "sort-topk").sum()) / facts.steps},
-            bound_ns=int(0.97 * time_of(program, mine | program.labelled(*PASSES))),
-            spread=(0.5, 1.35),
-            remedies=(
-                Remedy(
-                    "Add up rows where they are read",
-                    "nn.EmbeddingBag instead of nn.Embedding and a mean; a sparse matrix (CSR) times the rows "
-                    "instead of "
-                    "gather and scatter_add over edges; torch.segment_reduce over sorted indices",
-                    "no copy of each row is written and read again",
-                ),
-                Remedy(
-                    "Sort or dedupe the indices once",
-                    "unique(return_inverse=True), sorted edges, nn.Embedding(…, sparse=True) with SparseAdam; "
-                    "smaller or narrower tables",
-                    "fewer rows, and neighbouring ones together",
-                ),
-            ),
-        )
-
-
 class UnfusedChain(StructureRule):
     """Chains of passes over memory between the products of a network, of which one fused pass would do."""
 
@@ -107,7 +35,7 @@ class UnfusedChain(StructureRule):
     limiter = "chains of passes over memory where one would do"
     cause = "norms, rotary embeddings, activations, losses and casts in separate passes"
     raised_when = "passes over memory stand in chains between products, and it costs 2 %. A warning from 1.10×"
-    claimed = "of each chain of kernels that move data, all but what a fused pass would take"
+    claimed = "of each chain of kernels that move data, all but what a fused pass would take: less of it in training"
     headline = "Chains of passes over memory limit this: {share} of the time could go away if each became one"
     evidence: ClassVar = {
         **AFFECTED_NS,
@@ -138,6 +66,9 @@ class UnfusedChain(StructureRule):
         "Of a chain's time beyond its longest pass: fused kernels still read inputs and write results of each product, "
         "and what the backward pass needs.",
     )
+    inference_saved_share = Limit(
+        0.9, "The same without a backward pass, for which nothing in the middle of a chain is written."
+    )
 
     def share(self, facts: Facts) -> Floats:
         """Of each chain, all but its longest pass, to the part that is expected."""
@@ -154,7 +85,8 @@ class UnfusedChain(StructureRule):
         long = ends - begins >= self.least_passes
         if int((before[ends] - before[begins])[long].sum()) < self.least_share * facts.busy_ns:
             return share
-        share[passes] = self.saved_share
+        trains = program.marked("backward").any() or (facts.work["phase"] == "backward").any()
+        share[passes] = self.saved_share if trains else self.inference_saved_share
         # Of each chain the longest pass, the first of equals.
         inside = np.flatnonzero(passes[program.order])
         chain = np.repeat(np.arange(len(begins)), ends - begins)
@@ -192,7 +124,6 @@ class UnfusedChain(StructureRule):
                 "casts_share": casts,
             },
             bound_ns=int(0.95 * time_of(program, program.labelled(*PASSES))),
-            spread=(0.6, 1.3),
             remedies=(
                 Remedy(
                     "Compile the blocks",

@@ -1,0 +1,265 @@
+"""Rows that are picked from a table and added to it, and gradients that are as large as the table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Final
+
+import numpy as np
+import polars as pl
+
+from warplens.analysis.kernel_names import PRODUCTS
+from warplens.diagnosis.findings import PASSES, Remedy
+from warplens.diagnosis.rule import GPU_BUSY_SHARE, Limit
+from warplens.diagnosis.structure import (
+    AFFECTED_NS,
+    AFFECTED_SHARE,
+    SAVED_NS,
+    Bools,
+    StructureRule,
+    time_beside,
+    time_of,
+)
+from warplens.profile.peaks import peaks_of
+
+if TYPE_CHECKING:
+    from warplens.diagnosis.claims import Claims
+    from warplens.diagnosis.facts import Facts
+    from warplens.diagnosis.findings import Finding
+    from warplens.diagnosis.rule import Floats
+
+#: Elements of a block of kernels on lists of tensors, and of a thread of others.
+_OF_A_BLOCK: Final = 65_536
+#: The newer of PyTorch's kernels take twice as many; which one it was, the memory's rate tells.
+_OF_A_THREAD: Final = 4
+_FP32_BYTES: Final = 4
+
+
+@dataclass(frozen=True, eq=False)
+class Dense:
+    """Gradients of whole tables of which a step used few rows.
+
+    Attributes:
+        share: of each piece of work, what goes away where the gradient holds the used rows alone.
+        calls: of each, the same of the host's time for issuing it.
+        used_share: rows used at most, of those written.
+    """
+
+    share: Floats
+    calls: Floats
+    used_share: float
+
+
+class ScatteredAccess(StructureRule):
+    """Gathers, scatters, index operations and gradients of embeddings."""
+
+    id = "scattered-access"
+    question = "Does the time go into picking rows and adding to them, or into gradients of rows that were not used?"
+    limiter = "gathers, scatters and gradients of embeddings"
+    cause = "gather, scatter, index, embedding gradients, the sorts that they need, and dense gradients of large tables"
+    raised_when = (
+        "they take a quarter of the time, or gradients of whole tables are written and applied though a step uses few "
+        "of their rows; and it costs 2 %"
+    )
+    claimed = (
+        "of rows that are picked and added without a product in between, all but one access; of the passes over what "
+        "they write; sorts of indices; of dense gradients and their optimizer, the share of rows that were not used"
+    )
+    headline = (
+        "Scattered access limits this: {share} of the time could go away if rows were not copied out or added one "
+        "by one"
+    )
+    title = "Rows are picked and added one by one through memory"
+    dense_title: ClassVar = "Gradients of whole embedding tables are written and applied, of which a step uses few rows"
+    evidence: ClassVar = {
+        **AFFECTED_NS,
+        **AFFECTED_SHARE,
+        **SAVED_NS,
+        "scattered_per_step": "gathers, scatters and sorts of a step",
+        "used_rows_share": "of the rows of the tables whose gradients are dense, those used in a step, at most",
+        **GPU_BUSY_SHARE,
+    }
+    refutation = (
+        "Replace the indices with 0, 1, 2, … in a test: if the kernels are as slow, it is the bytes and not their "
+        "order. With sparse gradients (sparse=True) the optimizer must get faster."
+    )
+    thresholds = ("bandwidth_kernel_ns",)
+    least_share = Limit(0.25, "Every network looks up embeddings; less than a quarter of its time is no limit.")
+    saved_share = Limit(
+        0.66, "A bag that reads rows and adds them up makes one access where copies of rows are written and read again."
+    )
+    added_saved_share = Limit(
+        0.8, "Picked, written, read, added to what is read and written: of five accesses a sparse product makes one."
+    )
+    needed_share = Limit(
+        1 / 16,
+        "A product that takes or makes the rows itself moves them once, at most at the memory's rate; in less than "
+        "this of the time of picking them it cannot.",
+    )
+    reach = Limit(4, "Products of a backward pass come in twos, with sums of parts and fills between them.")
+    most_used_share = Limit(0.5, "Where half of the rows are used, a sparse gradient moves as much as a dense one.")
+    near = Limit(24, "Launches between the fill of a dense gradient and the kernels that add rows to it, at most.")
+    freed_calls_share = Limit(0.75, "Of the calls of a dense gradient: sorts, scans and fills go, the rows' own stay.")
+
+    def share(self, facts: Facts) -> Floats:
+        """Of rows that need not be copied, all but one access; of dense gradients, what was not used."""
+        program = facts.program
+        mine = program.labelled("gather-scatter", "sort-topk")
+        share = np.zeros(facts.work.height)
+        if time_of(program, mine) >= self.least_share * facts.wall_ns:
+            share = self._copied(facts, mine)
+        dense = self._dense(facts)
+        return share if dense is None else np.maximum(share, dense.share)
+
+    def _copied(self, facts: Facts, mine: Bools) -> Floats:
+        """Of gathers and scatters what goes away: nothing of rows that a product takes or makes as they are."""
+        program = facts.program
+        order = program.order
+        share = np.zeros(facts.work.height)
+        product, adds, sorts = program.labelled(*PRODUCTS), program.marked("adding-rows"), program.labelled("sort-topk")
+        sums = program.labelled("reduction") | adds
+        begins, ends = program.edges(~product)
+        own, reach = program.own_ns, int(self.reach)
+        for begin, end in zip(begins.tolist(), ends.tolist(), strict=True):
+            run = order[begin:end]
+            scattered = np.flatnonzero(mine[run])
+            if not len(scattered):
+                continue
+            beyond = order[max(begin - reach, 0) : begin], order[end : end + reach]
+            before, after = (int((own * product)[rows].max(initial=0)) for rows in beyond)
+            for place in scattered.tolist():
+                piece = run[place]
+                least = self.needed_share * own[piece]
+                if sorts[piece]:
+                    share[piece] = self.saved_share
+                elif adds[piece]:
+                    picked = (mine & ~adds & ~sorts)[run[:place]] & (own[run[:place]] >= least)
+                    if picked.any():
+                        share[piece] = self.added_saved_share
+                    elif before < least:
+                        share[piece] = self.saved_share
+                else:
+                    later = run[place + 1 :]
+                    closed = later[sums[later] & (own[later] >= least)]
+                    if len(closed):
+                        share[piece] = self.added_saved_share if adds[closed[0]] else self.saved_share
+                    elif after < least:
+                        share[piece] = self.saved_share
+        freed = share > 0
+        beside = (time_beside(program, mine & freed & ~sorts, reach=2) > 0) & ~mine
+        share[beside] = self.saved_share
+        return share
+
+    def _dense(self, facts: Facts) -> Dense | None:
+        """Fills of whole gradients beside kernels that add a few rows, and the optimizer's work on these tables."""
+        if "dense-gradients" in facts.cache:
+            known: Dense | None = facts.cache["dense-gradients"]
+            return known
+        facts.cache["dense-gradients"] = None
+        program = facts.program
+        adding = program.marked("embedding-gradient")
+        if not adding.any():
+            return None
+        order = program.order
+        threads = program.threads
+        is_memset = (facts.work["kind"] == "memset").to_numpy()
+        elements = np.where(is_memset, facts.at_roof["bytes"].fill_null(0).to_numpy() / _FP32_BYTES, _elements(facts))
+        long = (facts.work["end_ns"] - facts.work["start_ns"]).to_numpy() >= facts.thresholds.bandwidth_kernel_ns
+        filling = (program.marked("filling") | is_memset) & long
+        at = np.flatnonzero(adding[order])
+        gradient, written, used = np.zeros(len(order), dtype=np.bool_), 0.0, 0.0
+        for place in np.flatnonzero(filling[order]).tolist():
+            inside = at[(np.abs(at - place) <= self.near)]
+            if not len(inside):
+                continue
+            rows = order[inside]
+            touched = float(np.nanmax(threads[rows]))
+            piece = order[place]
+            if touched > self.most_used_share * elements[piece]:
+                continue
+            gradient[piece] = True
+            written, used = written + float(elements[piece]), used + touched
+        if not gradient.any():
+            return None
+        kept = used / written
+        share = np.where(gradient, 1 - kept, 0.0)
+        share = np.maximum(share, self._applied(facts, elements, written / facts.steps) * (1 - kept))
+        beside = (adding | program.labelled("sort-topk")) & ~gradient
+        calls = np.where(share > 0, 0.0, np.where(beside, float(self.freed_calls_share), 0.0))
+        facts.cache["dense-gradients"] = found = Dense(share, calls, kept)
+        return found
+
+    def _applied(self, facts: Facts, elements: Floats, tables: float) -> Floats:
+        """Of the optimizer's kernels, the share of numbers that belong to tables of so many numbers a step."""
+        program = facts.program
+        lists = program.marked("foreach")
+        numbers = np.where(lists, np.nan_to_num(program.blocks) * _OF_A_BLOCK, elements)
+        applying = (facts.work["phase"] == "optimizer").to_numpy() | program.labelled("optimizer") | lists
+        found = np.zeros(len(numbers))
+        if not applying.any():
+            return found
+        # One operation goes over all parameters, in one launch or several.
+        frame = pl.DataFrame({"name": program.names(), "numbers": np.nan_to_num(numbers)}).with_row_index("row")
+        sums = frame.filter(pl.Series(applying)).with_columns(
+            (pl.col("numbers").sum().over("name") / facts.steps).alias("whole")
+        )
+        share = (tables / sums["whole"].to_numpy()).clip(0.0, 1.0)
+        found[sums["row"].to_numpy()] = np.where(sums["whole"].to_numpy() >= tables / 2, share, 0.0)
+        return found
+
+    def find(self, facts: Facts, claims: Claims) -> Finding | None:
+        """The finding, if the window has it."""
+        if not claims.busy_ns(self.id):
+            return None
+        mine = claims.of_work(self.id).to_numpy() > 0
+        program, dense = facts.program, self._dense(facts)
+        scattered = program.labelled("gather-scatter", "sort-topk")
+        return self.seen(
+            facts,
+            claims,
+            title="" if dense is None else self.dense_title,
+            confidence="medium",
+            evidence={
+                "scattered_per_step": int(scattered.sum()) / facts.steps,
+                "used_rows_share": None if dense is None else dense.used_share,
+            },
+            bound_ns=int(0.97 * time_of(program, mine | scattered | program.labelled(*PASSES))),
+            replayed=None if dense is None else facts.replayed(time=self.share(facts), calls=dense.calls),
+            remedies=(
+                *(_SPARSE if dense is not None else ()),
+                Remedy(
+                    "Add up rows where they are read",
+                    "nn.EmbeddingBag instead of nn.Embedding and a mean; a sparse matrix (CSR) times the rows "
+                    "instead of "
+                    "gather and scatter_add over edges; torch.segment_reduce over sorted indices",
+                    "no copy of each row is written and read again",
+                ),
+                Remedy(
+                    "Sort or dedupe the indices once",
+                    "unique(return_inverse=True), sorted edges; x.index_select(0, index) in place of x[index], whose "
+                    "gradient sorts; smaller or narrower tables",
+                    "fewer rows, and neighbouring ones together",
+                ),
+            ),
+        )
+
+
+def _elements(facts: Facts) -> Floats:
+    """Numbers that each kernel writes, if it writes fp32 in vectors; nan where grids are not recorded."""
+    rates = [peaks.bytes_per_s for device in facts.devices if (peaks := peaks_of(device)) and peaks.bytes_per_s]
+    written = facts.program.threads * _OF_A_THREAD
+    if not rates:
+        return written
+    twice = 2 * written * _FP32_BYTES <= max(rates) / 1e9 * facts.program.own_ns
+    return np.where(twice, 2 * written, written)
+
+
+#: Where gradients of whole tables are written.
+_SPARSE: Final = (
+    Remedy(
+        "Keep gradients of the used rows alone",
+        "nn.Embedding(…, sparse=True) or nn.EmbeddingBag(…, sparse=True) with torch.optim.SGD, Adagrad or SparseAdam; "
+        "torchrec or fbgemm apply them in the backward pass",
+        "writing, reading and applying a gradient in proportion to the rows used, not to the table",
+    ),
+)
