@@ -3,9 +3,9 @@
     python -m benchmarks.pairs_scorecard                      # data/pairs of the repository
     python -m benchmarks.pairs_scorecard FOLDER --half held_out --cases
 
-Asked of each recording: is the habit the first finding (of one that costs less than 1.15 times nobody asks that); does the
-measured gain stay under the bound of the finding that
-names it; how far is the expected step from the measured one; does the interval hold it; is a healthy program warned.
+Asked of each recording: is the habit the first finding (where mending it brings 1.15 times or more); does the measured
+gain stay under the bound of the finding that names it; how far is the expected step from the measured one; does the
+interval hold it; is a healthy program warned.
 """
 
 from __future__ import annotations

@@ -218,7 +218,7 @@ def test_rows_that_a_product_takes_and_makes_are_needed_as_they_are() -> None:
 
 
 @pytest.mark.parametrize("read_back", [False, True])
-def test_passes_over_inputs_of_their_own_could_be_one_batch(read_back: bool) -> None:  # noqa: FBT001
+def test_passes_over_inputs_of_their_own_could_be_one_batch(read_back: bool) -> None:
     """Where the host reads back what a pass made, the next one may need it."""
 
     def step(machine: Machine) -> None:

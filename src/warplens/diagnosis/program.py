@@ -42,7 +42,7 @@ MARKS: Final = {
     "fused-optimizer": r"FusedOptimizer|FusedAdam|FusedSgd|fused_adam|fused_sgd",
     "depthwise": r"(?i)depthwise|dgrad2d_grouped|grouped_direct|conv2d_c1_k1|dw_conv",
     "adding-rows": r"indexFunc|index_add|index_put|index_copy|scatter|indexing_backward",
-    "embedding-gradient": r"(?i)embedding_?(?:bag)?_?(?:dense_)?(?:backward|accgrad|grad)|compute_grad_weight|sum_and_scatter",
+    "embedding-gradient": r"(?i)embedding\w*(?:backward|grad)|compute_grad_weight|sum_and_scatter",
     "filling": r"FillFunctor",
     "selecting": r"DeviceSelect|nonzero|flagged_select",
     "generated": r"^triton_",

@@ -53,9 +53,9 @@ _NS_PER_MS: Final = 1e6
 #: leave the GPU), or the pace of the host.
 Model: TypeAlias = Literal["products", "traffic", "host"]
 
-#: By what factor a measured gain (less 1) was off the expected one in nine of ten recordings of programs that were timed
-#: before and after, one kind of model each. `python -m benchmarks.pairs_scorecard --spread` computes them anew, and says
-#: how many of the programs that were left out they would have held.
+#: By what factor a measured gain (less 1) was off the expected one in nine of ten recordings of programs that were
+#: timed before and after, for each kind of model. `python -m benchmarks.pairs_scorecard --spread` computes them anew,
+#: and says how many of the programs that were left out they would have held.
 SPREADS: Final[dict[Model, float]] = {"products": 1.6, "traffic": 2.1, "host": 2.0}
 
 

@@ -10,7 +10,6 @@ import polars as pl
 
 from warplens.analysis.frames import number
 from warplens.analysis.kernel_names import PRODUCTS
-from warplens.patterns import lazy_pattern
 from warplens.diagnosis.evidence import is_unfused, optimizer_work
 from warplens.diagnosis.facts import kernel_names
 from warplens.diagnosis.findings import PASSES, Remedy, ceiling
@@ -24,6 +23,7 @@ from warplens.diagnosis.rule import (
     Rule,
     ahead_without,
 )
+from warplens.patterns import lazy_pattern
 from warplens.profile.peaks import peaks_of
 
 if TYPE_CHECKING:
@@ -314,9 +314,7 @@ class Precision(Rule):
     limiter = "matrix products in a format that the tensor cores do not take"
     cause = "matrix products beside the tensor cores"
     raised_when = "it costs 2 %, and the GPU has tensor cores"
-    claimed = (
-        "of fp32 products on vector units, what 0.55 of the ratio of the peaks saves; passes between them stay"
-    )
+    claimed = "of fp32 products on vector units, what 0.55 of the ratio of the peaks saves; passes between them stay"
     headline = (
         "Matrix products beside the tensor cores limit this: {share} of the time could go away in TF32 or bfloat16"
     )
@@ -386,7 +384,7 @@ def _has_tensor_cores(facts: Facts) -> bool:
 
 #: Threads that a multiprocessor holds at a time, since compute capability 7.0 (8.6 and 8.9 hold three quarters of it).
 _THREADS: Final = 2048
-#: Numbers of a product that the tensor cores of a multiprocessor need in hand to work at their rate: a tile of 64 × 128.
+#: Numbers of a product that a multiprocessor needs in hand for its tensor cores to work at their rate: 64 × 128.
 _TILE: Final = 64 * 128
 _TILES: Final = lazy_pattern(r"(?:tilesize|_)(\d+)x(\d+)(?:x\d+)?_")
 

@@ -216,7 +216,7 @@ class PerExpertLoop(StructureRule):
     kept_share = Limit(0.5, "Grouped products still do the work, in fewer and fuller kernels.")
     longer = Limit(
         3,
-        "A pass that takes so many times as long as the products of one part goes over the whole: a gradient of stacked "
+        "A pass that takes so many times as long as the products of a part goes over the whole: a gradient of stacked "
         "weights, which each part fills with zeros and adds to the sum.",
     )
     whole_saved_share = Limit(0.95, "Grouped products write that gradient once, and not for each of twenty parts.")
@@ -286,9 +286,7 @@ class PerExpertLoop(StructureRule):
                 "waits_per_step": facts.host.waits / facts.steps,
             },
             bound_ns=claims.idle_ns(self.id) + int(0.95 * time_of(facts.program, mine)),
-            replayed=facts.replayed(
-                "no-synchronization", time=self.share(facts), calls=mine.astype(np.float64)
-            ),
+            replayed=facts.replayed("no-synchronization", time=self.share(facts), calls=mine.astype(np.float64)),
             remedies=(
                 Remedy(
                     "Group the products",
