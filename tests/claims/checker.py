@@ -291,7 +291,12 @@ def _check_headline(reading: Reading, diagnosis: Mapping[str, Any], parts: Mappi
         reading.expect(fits, "the headline has the first finding's number", "headline", headline, sorted(shown))
     shares = _shares(headline)
     own = _own_time(first)
-    if own and shares and parts and "modelled" not in headline:
+    known_share = diagnosis["headline_share"]
+    if shares and known_share is not None:
+        fits = _near(shares[0] * 100, known_share * 100, 1)
+        reading.expect(fits, "the headline has its own share", "headline", headline, known_share)
+    looped = "for each item" in headline  # what a loop runs is work, not idle time
+    if own and shares and parts and "modelled" not in headline and not looped:
         known = _own_share(parts, own)
         fits = shares[0] <= known + 0.0006
         reading.expect(

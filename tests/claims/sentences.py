@@ -285,7 +285,7 @@ def _of_operators(operators: Mapping[str, Any] | None) -> Iterator[str]:
     yield from _ratios([coverage["linked_ns"], coverage["backward_ns"] - coverage["accumulation_ns"]])
     own: Counter[str] = Counter()
     for row in operators["modules"]["rows"]:
-        own[row["name"]] += row["gpu_self_ns"] or 0
+        own[row["name"]] += (row["gpu_self_ns"] or 0) + (row["backward_self_ns"] or 0)
     yield from (fmt.share(spent / coverage["total_ns"]) for spent in own.values() if coverage["total_ns"])
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 REPOSITORY = Path(__file__).parents[2]
-_FOLDERS = ("src/warplens/data/captures", "data/captures", "data/planted", "data/pairs", "data/nsys-rep",
+_FOLDERS = ("src/warplens/data/captures", "data/captures", "data/planted", "data/pairs", "data/recordings", "data/nsys-rep",
             "benchmarks/diagnosis/held_out")  # fmt: skip
 _PROFILES = (".sqlite.xz", ".json.xz", ".sqlite", ".json.gz")
 #: Further profiles, which the repository does not hold.
@@ -113,6 +113,7 @@ FALSEHOODS = (
     ("nothing is critical without steps", "diagnose", "findings.0.severity", "critical"),
     ("the first finding is the verdict", "diagnose", "verdict", "saturated"),
     ("the headline has the first finding's number", "diagnose", "headline", "Waits limit this; about 9.99× as fast."),
+    ("the headline has its own share", "diagnose", "headline_share", 0.5),
     ("idle is at most the idle time", "diagnose", "headline", "For 84.0 % of the time the GPU had no work."),
     ("nothing is wrong only if nothing is to be gained", "diagnose", "headline", "Nothing is wrong."),
     ("no remedy promises more than the bound", "diagnose", "findings.0.remedies.0.expected", "about 45.00×"),

@@ -143,6 +143,22 @@ def test_the_remedy_of_a_stall_fits_what_the_host_does(inside: str, says: str) -
     assert ("DataLoader(" in told) == (says == "DataLoader(")
 
 
+def test_a_remedy_is_not_for_what_the_host_does_in_a_small_part_of_its_pauses() -> None:
+    # Something in the step, outside of any other range, stops the host for long; so does the optimizer, for a little.
+    def step(machine: Machine) -> None:
+        machine.think(4 * MS)
+        machine.launch(100 * US, times=40)
+        machine.wait()
+        with machine.range("optimizer"):
+            machine.think(MS // 2)
+            machine.launch(100 * US, times=4)
+        machine.wait()
+
+    first, *_ = verdict(step).findings
+    assert (first.id, "optimizer" in first.where) == ("host-stall", True)
+    assert "the profile does not say" in first.remedies[0].how
+
+
 def test_a_start_in_a_window_without_ranges_is_no_stall_of_the_program() -> None:
     machine = Machine()
     for _ in range(12):

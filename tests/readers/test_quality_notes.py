@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -10,8 +11,6 @@ from tests.readers.exports import CALLS, KERNELS, Export, global_pid, global_tid
 from warplens.readers import read
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from warplens.profile import Note
 
 
@@ -114,6 +113,12 @@ def test_fills_and_copies_of_no_byte_launch_no_work(path: Path, function: str) -
     assert _notes(export, path) == {}
     del export.tables[KERNELS][20:40]  # where kernels are lost, copies and fills may be, too
     assert _notes(export, path.with_name("lost.sqlite"))["lost-gpu-work"].text.startswith("33 of 113 launches")
+
+
+@pytest.mark.parametrize("name", ["launches_queued", "memset_nothing"])
+def test_a_recording_that_ends_in_the_midst_of_work_or_fills_nothing_lost_nothing(name: str) -> None:
+    path = Path(__file__).parents[2] / "data" / "recordings" / f"{name}.sqlite.xz"
+    assert "lost-gpu-work" not in {note.code for note in read(path).capture.notes}
 
 
 def test_launches_that_failed_are_not_lost(path: Path) -> None:

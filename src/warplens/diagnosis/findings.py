@@ -188,6 +188,7 @@ class Diagnosis:
     Attributes:
         verdict: id of the main limiter, that of a rule; the first finding has it.
         headline: one sentence for people.
+        headline_share: the share of the window that it gives to the main limiter; null where it gives none.
         findings: the worst first.
         per_phase: the same verdict for each phase that the window has.
         predictions: modelled step times under single changes.
@@ -206,6 +207,7 @@ class Diagnosis:
     notes: tuple[Note, ...]
     moments: tuple[Moment, ...] = ()
     what_if: WhatIfs | None = None
+    headline_share: float | None = None
 
     def finding(self, id_: str) -> Finding | None:
         """The finding with this id, if it was raised."""

@@ -120,6 +120,10 @@ class Rule:
         """The finding, unless the window does not have it."""
         raise NotImplementedError
 
+    def headline_of(self, finding: Finding) -> str:
+        """The verdict with this cause as this finding has it; as `headline`."""
+        return self.headline
+
     @classmethod
     def limits(cls) -> dict[str, Limit]:
         """The numbers that this rule alone compares with, by name."""

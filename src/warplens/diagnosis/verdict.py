@@ -51,9 +51,9 @@ _BELOW_ROOF: Final = BelowRoof()
 def headline(facts: Facts, verdict: Finding, claims: Claims) -> str:
     """What limits the window and how much there is to gain, in one sentence."""
     busy = _percent(facts.busy_share)
-    lost = rule(verdict.id).headline
-    if lost:
-        said = lost.format(share=_percent(claims.seen_ns(verdict.id) / facts.wall_ns))
+    lost, share = rule(verdict.id).headline_of(verdict), headline_share(facts, verdict, claims)
+    if share is not None:
+        said = lost.format(share=_percent(share))
         return f"{said}; {gain_text(verdict)} as fast without it."
     if verdict.id == "saturated":
         return f"Nothing is wrong that this profile could show: the GPU is busy for {busy} of the time{_at(facts)}."
@@ -78,6 +78,11 @@ def headline(facts: Facts, verdict: Finding, claims: Claims) -> str:
     return (
         f"This profile cannot say what limits the program. {verdict.title}{'' if verdict.title.endswith('.') else '.'}"
     )
+
+
+def headline_share(facts: Facts, verdict: Finding, claims: Claims) -> float | None:
+    """The share of the window that the verdict's cause is seen to take, where the headline gives one."""
+    return claims.seen_ns(verdict.id) / facts.wall_ns if rule(verdict.id).headline_of(verdict) else None
 
 
 def _at(facts: Facts) -> str:
@@ -153,6 +158,7 @@ def diagnose(
         notes=tuple(notes),
         moments=() if decides else worst_moments(facts, claims, ranked),
         what_if=None if decides else what_ifs(facts, claims, [found for found in ranked if not _describes(found)]),
+        headline_share=headline_share(facts, verdict, claims),
     )
 
 

@@ -122,7 +122,12 @@ COLUMNS: Final = {
         ),
         Column("remedy", pl.String, "what shortens it", title="Do"),
         Column("roof", pl.String, "the nearest of its roofs: `compute`, `dram`, `l2` or `l1`"),
-        Column("severity", pl.String, "by the gain: critical from 1.5×, warning from 1.1×"),
+        Column(
+            "severity",
+            pl.String,
+            "by the gain: critical from 1.5×, warning from 1.1×; what any step has, or may hide without the profiler, "
+            "informs only",
+        ),
         Column("sparse", pl.Boolean, "tensor: products with zeros left out; null: not told apart"),
         Column("title", pl.String, title="Part"),
         Column("uncounted_tensor", pl.Boolean, "tensor cores worked too, but their operations were not collected"),

@@ -27,6 +27,7 @@ def diagnosis_data(diagnosis: Diagnosis) -> dict[str, Any]:
     return {
         "verdict": diagnosis.verdict,
         "headline": diagnosis.headline,
+        "headline_share": diagnosis.headline_share,
         "findings": [finding_data(finding) for finding in diagnosis.findings],
         "per_phase": diagnosis.per_phase,
         "predictions": diagnosis.predictions,

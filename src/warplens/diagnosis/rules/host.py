@@ -263,9 +263,17 @@ class HostSync(Rule):
     precedence = "certain"
 
     looped_title: ClassVar = "A loop reads something back for each item, and the GPU runs dry each time"
+    looped_headline: ClassVar = (
+        "Waiting for the GPU limits this: {share} of the time goes into loops that read something back for each item, "
+        "and into refilling the GPU"
+    )
     in_a_row = Limit(8, "Fewer read-backs with next to nothing between them are no loop.")
     picking = Limit(3, "A loop picks rows by a mask where one read-back in so many follows a selection.")
     between = Limit(16, "What is launched for one item of such a loop; layers of a network have products between.")
+
+    def headline_of(self, finding: Finding) -> str:
+        """What such a loop runs is not waiting."""
+        return self.looped_headline if finding.evidence.get("looped_kernels_per_step") else self.headline
 
     def claim(self, facts: Facts) -> Floats | None:
         """Copies of a few bytes to the host, and what a loop around them runs for each item."""

@@ -189,6 +189,7 @@ class HostStall(Rule):
     )
 
     waiting = Limit(0.5, "A host that waits in most steps starts each of them with an idle GPU.")
+    mostly = Limit(0.5, "A remedy is for what the host does in most of the time of its pauses, or for none of it.")
     kept_share = Limit(0.1, "What is done elsewhere still has to be handed over, and copied.")
 
     starting_title: ClassVar = (
@@ -219,13 +220,27 @@ class HostStall(Rule):
             return False
         return facts.least_unprofiled_share * (facts.host_needed_ns - claimed_ns) + claimed_ns < facts.busy_ns
 
+    def _instead(self, facts: Facts, within: pl.Series, spent: pl.Series) -> tuple[Remedy, ...]:
+        """Remedies that fit what the host does in most of the time of its pauses, as far as names of ranges tell."""
+        time_of: dict[tuple[Remedy, ...], int] = {}
+        known = pl.DataFrame({"row": within, "spent": spent}).drop_nulls()
+        known = known.with_columns(facts.timeline.trace.ranges["name"].gather(known["row"]).alias("name"))
+        for name, time in known.group_by("name").agg(pl.col("spent").sum()).sort("name").iter_rows():
+            activity = next((remedies for pattern, remedies in _ACTIVITIES if re.search(pattern, name, re.I)), None)
+            if activity is not None and not _is_plain_operator(name):
+                time_of[activity] = time_of.get(activity, 0) + time
+        most = max(time_of, key=lambda activity: time_of[activity], default=_UNKNOWN_ACTIVITY)
+        fitting = most if time_of.get(most, 0) >= self.mostly * spent.sum() else _UNKNOWN_ACTIVITY
+        gain = modelled(facts, "no-host-stall")
+        return (*(replace(remedy, expected=remedy.expected.format(gain=gain)) for remedy in fitting), _SEE)
+
     def find(self, facts: Facts, claims: Claims) -> Finding | None:
         """The finding, if the window has it."""
         claimed = claims.idle_ns(self.id)
         spent = claims.of_gaps(self.id)
         stalls = facts.gaps.filter(spent > 0)
         waiting = _in_os_calls(facts, stalls)
-        where = _doing(facts, stalls, spent.filter(spent > 0))
+        within, spent_in = _open_ranges(facts, stalls), spent.filter(spent > 0)
         starting = self._starting(facts, stalls, claimed)
         return self.raised(
             facts,
@@ -239,8 +254,8 @@ class HostStall(Rule):
                 "longest_stall_ns": int(spent.max() or 0) if spent.len() else None,  # type: ignore[arg-type]
                 "in_os_calls_share": waiting,
             },
-            where=where,
-            remedies=(*(_STEPS_ONLY if starting else ()), *_instead(facts, where)),
+            where=range_names(facts, within, spent_in),
+            remedies=(*(_STEPS_ONLY if starting else ()), *self._instead(facts, within, spent_in)),
             issuing_ns=claims.issuing_ns.get(self.id, 0),
             informs=starting or self._hidden(facts, claimed),
             kept=self.kept_share,
@@ -249,21 +264,6 @@ class HostStall(Rule):
             bound_ns=facts.idle_ns,
             at_least=predicted(facts, "no-host-stall"),
         )
-
-
-def _instead(facts: Facts, where: tuple[str, ...]) -> tuple[Remedy, ...]:
-    """Remedies that fit what the host does in most of its pauses, as far as names of open ranges tell."""
-    fitting = next(
-        (
-            found
-            for name in where
-            for pattern, found in _ACTIVITIES
-            if re.search(pattern, name, re.IGNORECASE) and not _is_plain_operator(name)
-        ),
-        _UNKNOWN_ACTIVITY,
-    )
-    gain = modelled(facts, "no-host-stall")
-    return (*(replace(remedy, expected=remedy.expected.format(gain=gain)) for remedy in fitting), _SEE)
 
 
 def _is_plain_operator(name: str) -> bool:
@@ -283,15 +283,11 @@ def _in_os_calls(facts: Facts, stalls: pl.DataFrame) -> float | None:
     return float(inside.sum() / max(1, (ends - begins).sum()))
 
 
-def _doing(facts: Facts, stalls: pl.DataFrame, spent: pl.Series) -> tuple[str, ...]:
-    """Names of the innermost ranges that are open on the launching thread in the middle of the stalls."""
-    thread = facts.host.launches.thread
-    ranges = facts.timeline.trace.ranges
-    if thread is None or not ranges.height or not stalls.height:
-        return ()
-    middle = (stalls["start_ns"] + stalls["end_ns"]).to_numpy() // 2
-    process, of_thread = (np.full(len(middle), part, dtype=np.int64) for part in thread)
-    rows, _ = facts.timeline.forest.attribute(process, of_thread, middle)
-    open_ = pl.Series(np.where(rows == NO_RANGE, -1, rows))
-    known = open_.to_frame("row").select(pl.when(pl.col("row") >= 0).then("row")).to_series()
-    return range_names(facts, known, spent)
+def _open_ranges(facts: Facts, stalls: pl.DataFrame) -> pl.Series:
+    """Row of the innermost range that is open on the launching thread in the middle of each stall; null for none."""
+    thread, middle = facts.host.launches.thread, (stalls["start_ns"] + stalls["end_ns"]).to_numpy() // 2
+    rows = np.full(len(middle), NO_RANGE, dtype=np.int64)
+    if thread is not None and len(middle):
+        process, of_thread = (np.full(len(middle), part, dtype=np.int64) for part in thread)
+        rows, _ = facts.timeline.forest.attribute(process, of_thread, middle)
+    return pl.Series("row", rows).to_frame().select(pl.when(pl.col("row") >= 0).then("row")).to_series()
