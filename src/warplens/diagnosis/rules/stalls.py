@@ -230,7 +230,7 @@ class HostStall(Rule):
             if activity is not None and not _is_plain_operator(name):
                 time_of[activity] = time_of.get(activity, 0) + time
         most = max(time_of, key=lambda activity: time_of[activity], default=_UNKNOWN_ACTIVITY)
-        fitting = most if time_of.get(most, 0) >= self.mostly * spent.sum() else _UNKNOWN_ACTIVITY
+        fitting = most if time_of.get(most, 0) >= self.mostly * float(spent.sum()) else _UNKNOWN_ACTIVITY
         gain = modelled(facts, "no-host-stall")
         return (*(replace(remedy, expected=remedy.expected.format(gain=gain)) for remedy in fitting), _SEE)
 
