@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 REPOSITORY = Path(__file__).parents[2]
-_FOLDERS = ("src/warplens/data/captures", "data/captures", "data/planted", "data/pairs", "data/recordings", "data/nsys-rep",
-            "benchmarks/diagnosis/held_out")  # fmt: skip
+_FOLDERS = ("src/warplens/data/captures", "data/captures", "data/planted", "data/pairs", "data/recordings",
+            "data/nsys-rep", "benchmarks/diagnosis/held_out")  # fmt: skip
 _PROFILES = (".sqlite.xz", ".json.xz", ".sqlite", ".json.gz")
 #: Further profiles, which the repository does not hold.
 _FURTHER = next((found for parent in REPOSITORY.parents if (found := parent / "shared" / "data").is_dir()), REPOSITORY)
