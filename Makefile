@@ -7,10 +7,10 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 REPORT ?= warplens-report
 
-.PHONY: help demo test test-all lint format bench docs clean
+.PHONY: help demo test test-all lint format bench docs new-table new-finding new-format clean
 
 help: ## list the commands
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 10) else "Warplens needs Python 3.10 or newer; set PYTHON=python3.x")'
@@ -53,6 +53,9 @@ bench: $(VENV)/.installed-dev ## speed and memory against peers, in one run (nee
 
 docs: $(VENV)/.installed-docs ## build the documentation into site/
 	@$(BIN)/mkdocs build --strict
+
+new-table new-finding new-format: $(VENV)/.installed-dev ## add a command, a finding, a file format that works: NAME=…
+	@$(BIN)/python examples/additions/add.py $(@:new-%=%) $(NAME)
 
 clean: ## remove everything that the other commands made
 	rm -rf $(VENV) $(REPORT) site dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

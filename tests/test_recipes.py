@@ -1,0 +1,126 @@
+"""What CONTRIBUTING says of an addition holds: run in a copy of the repository, the new thing is there at once."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+@dataclass(frozen=True)
+class Copy:
+    """A copy of the repository in which recipes are carried out."""
+
+    root: Path
+
+    def make(self, target: str, name: str) -> subprocess.CompletedProcess[str]:
+        """Runs a recipe as `make` does, with the packages that are installed already."""
+        installed = ["-o", ".venv/.installed-dev", f"BIN={Path(sys.executable).parent}"]
+        return self._run("make", *installed, target, f"NAME={name}")
+
+    def warplens(self, *words: str) -> str:
+        """What the copy's command prints."""
+        run = self._run(sys.executable, "-m", "warplens", *words)
+        assert run.returncode == 0, run.stderr
+        return run.stdout
+
+    def added(self) -> dict[str, int]:
+        """The source files that differ from the original, with the number of lines that are new."""
+        changed = {}
+        for path in sorted((self.root / "src").rglob("*.py")):
+            before = ROOT / path.relative_to(self.root)
+            old = before.read_text("utf-8").splitlines() if before.exists() else []
+            if new := [line for line in path.read_text("utf-8").splitlines() if line not in old]:
+                changed[path.name] = len(new)
+        return changed
+
+    def _run(self, *words: str) -> subprocess.CompletedProcess[str]:
+        paths = {"PYTHONPATH": str(self.root / "src"), "COLUMNS": "200"}
+        return subprocess.run(
+            words, cwd=self.root, env={**os.environ, **paths}, capture_output=True, text=True, check=False
+        )
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Copy:
+    if shutil.which("make") is None:
+        pytest.skip("the recipes are run by make, which is not installed")
+    root = tmp_path / "copy"
+    forgotten = shutil.ignore_patterns("__pycache__", "*.ipynb_checkpoints")
+    for folder in ("src", "docs", "examples"):
+        shutil.copytree(ROOT / folder, root / folder, ignore=forgotten)
+    for name in ("Makefile", "mkdocs.yml", "pyproject.toml", "constraints.txt"):
+        shutil.copy(ROOT / name, root)
+    return Copy(root)
+
+
+def _statements(path: Path) -> int:
+    """Lines of a module beside blank ones, texts that only explain, and imports."""
+    lines = path.read_text("utf-8").split("\n\n", 2)[-1].splitlines()
+    told = ("from ", "import ", "if TYPE_CHECKING", "    from ", '"""', '    """', "#")
+    return sum(bool(line.strip()) and not line.startswith(told) for line in lines)
+
+
+def test_a_table_command_is_two_files_and_fifteen_lines(copy: Copy) -> None:
+    made = copy.make("new-table", "waits")
+    assert made.returncode == 0, made.stderr
+    assert copy.added() == {"waits.py": pytest.approx(32, abs=6), "catalogue.py": 1}
+    assert _statements(copy.root / "src/warplens/report/questions/waits.py") + 1 <= 15
+    assert "waits" in copy.warplens("--help")
+    answer = json.loads(copy.warplens("waits", "demo:deit224_bs1_baseline", "--format", "json", "--limit", "3"))
+    assert answer["schema"] == "warplens.waits/1"
+    lengths = [row["duration_ns"] for row in answer["data"]["rows"]]
+    assert len(lengths) == 3
+    assert lengths == sorted(lengths, reverse=True)
+    assert "### Waits" in (copy.root / "docs/reference/columns.md").read_text("utf-8")
+    assert "how-to/waits.md" in (copy.root / "mkdocs.yml").read_text("utf-8")
+
+
+def test_a_finding_is_one_file(copy: Copy) -> None:
+    made = copy.make("new-finding", "huge-kernels")
+    assert made.returncode == 0, made.stderr
+    assert [*copy.added()] == ["huge_kernels.py"]
+    found = json.loads(copy.warplens("diagnose", "demo:copies_and_syncs", "--format", "json"))
+    ids = [finding["id"] for finding in found["data"]["findings"]]
+    assert "huge-kernels" in ids
+    assert "`huge-kernels`" in (copy.root / "docs/reference/findings.md").read_text("utf-8")
+
+
+def test_a_format_is_two_files(copy: Copy) -> None:
+    made = copy.make("new-format", "handwritten")
+    assert made.returncode == 0, made.stderr
+    assert [*copy.added()] == ["__init__.py", "handwritten.py"]
+    profile = copy.root / "kernels.csv"
+    with profile.open("w", encoding="utf-8", newline="") as file:
+        rows = [("softmax", 0, 7, 100, 300), ("gemm", 0, 7, 400, 1_400), ("softmax", 0, 7, 1_500, 1_800)]
+        csv.writer(file).writerows([("kernel", "device", "stream", "start_ns", "end_ns"), *rows])
+    answer = json.loads(copy.warplens("kernels", str(profile), "--window", "all", "--format", "json"))
+    times = {row["full_name"]: (row["calls"], row["total_ns"]) for row in answer["data"]["rows"]}
+    assert times == {"gemm": (1, 1_000), "softmax": (2, 500)}
+    assert copy.warplens("scrub", str(profile), str(copy.root / "shared.csv"))
+
+
+@pytest.mark.parametrize(
+    ("target", "name", "said"),
+    [
+        pytest.param("new-table", "kernels-by-day", "one word", id="a command of two words"),
+        pytest.param("new-finding", "Long", "lower-case words", id="a name with a capital"),
+        pytest.param("new-format", "timings", "is there already", id="a name that is taken"),
+    ],
+)
+def test_a_name_that_cannot_be_is_refused_before_anything_is_written(
+    copy: Copy, target: str, name: str, said: str
+) -> None:
+    made = copy.make(target, name)
+    assert made.returncode != 0
+    assert said in made.stderr
+    assert not copy.added()
