@@ -6,8 +6,10 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 REPORT ?= warplens-report
+# Own kernels are compiled here, which Triton's interpreter runs elsewhere.
+GPU_TESTS := tests/workloads tests/adaptive tests/collect/test_recording.py
 
-.PHONY: help demo test test-all lint format bench docs new-table new-finding new-format clean
+.PHONY: help demo test test-all test-gpu lint format bench docs new-table new-finding new-format clean
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -37,6 +39,9 @@ test: $(VENV)/.installed-dev ## run the tests, but for the slow ones
 
 test-all: $(VENV)/.installed-dev ## run all tests
 	@$(BIN)/python -m pytest --numprocesses=auto --maxprocesses=4 --dist=loadfile
+
+test-gpu: $(VENV)/.installed-dev ## what only a GPU can show; PyTorch and Triton must be in the environment
+	@$(BIN)/python -m pytest $(GPU_TESTS) -ra
 
 lint: $(VENV)/.installed-dev ## style, types, and the import contracts of the rooms
 	@$(BIN)/ruff check

@@ -311,6 +311,16 @@ def test_each_shape_replays_its_own_side() -> None:
         assert ran(graphed(images(batch).cuda())) == (VARIANT if batch >= 8 else BASELINE)
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.usefixtures("_no_traces")
+def test_compiled_for_a_gpu_each_shape_runs_its_own_side() -> None:
+    fitted = policy(torch.cuda.get_device_name())
+    module = AdaptiveModule(Adds(BASELINE), Adds(VARIANT), fitted).eval().cuda()
+    compiled = torch.compile(module, fullgraph=True)
+    for batch in (1, 8, 16, 8, 1):
+        assert ran(compiled(images(batch).cuda())) == (VARIANT if batch >= 8 else BASELINE)
+
+
 def test_the_first_input_may_be_given_by_name() -> None:
     module = adaptive()
     assert ran(module(x=images(8))) == VARIANT

@@ -9,6 +9,9 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the workloads compute with PyTorch")
 
+
+from warplens.workloads.attention.problem import AttentionShape, check
+from warplens.workloads.attention.registry import KERNELS
 from warplens.workloads.ranges import OFF
 from warplens.workloads.registry import Setting
 from warplens.workloads.settings import TokenReductionCell
@@ -62,6 +65,16 @@ def test_a_compiled_model_takes_the_fused_kernel_in():
 def test_the_fused_kernel_gives_the_scores_of_the_eager_sequence():
     plain = TokenReductionCell(batch=2, precision="fp32", method="topk", keep=0.1)
     torch.testing.assert_close(_scores(replace(plain, method="topk-fused")), _scores(plain), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["naive", "tiled", "flash"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_own_attention_is_as_exact_as_pytorchs(name, dtype, causal, head_dim):
+    shape = AttentionShape(2, 4, 333, head_dim)
+    outcome = check(KERNELS[name], shape, dtype, causal=causal, mode="both", device="cuda")
+    assert outcome.passed, outcome
 
 
 def test_launches_are_those_of_the_step():

@@ -347,7 +347,18 @@ class AdaptiveModule(nn.Module):
 
     def _child_traced(self, x: torch.Tensor) -> str:
         # `index` makes a size that PyTorch would leave open a fixed one: the traced program is that of one shape.
-        return _constant_choice(self, tuple([index(size) for size in x.shape]), self.training, str(x.device))
+        return str(self._child_compiled(tuple([index(size) for size in x.shape]), self.training, str(x.device)))
+
+    def _child_compiled(self, shape: tuple[int, ...], training: bool, device: str) -> str:
+        """The child to run, decided while PyTorch traces; it guards on the shape and the mode by itself.
+
+        A method: PyTorch before 2.12 refuses modules among the arguments of what it takes for a constant.
+        """
+        return self._child_of[self._explained(shape, torch.device(device), "compile").side]
+
+    # What `torch.compiler.assume_constant_result` does; the decorator would import the compiler, which takes seconds,
+    # into every program that never compiles.
+    _child_compiled._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
     def explain(self, x: torch.Tensor | Sequence[int], execution: str | None = None) -> Explanation:
         """Which side runs for an input, and why.
@@ -463,13 +474,3 @@ def _tie_after_loading(module: AdaptiveModule, _: Any) -> None:
 
 def _device_name(device: torch.device) -> str:
     return str(torch.cuda.get_device_name(device)) if device.type == "cuda" else device.type.upper()
-
-
-def _constant_choice(module: AdaptiveModule, shape: tuple[int, ...], training: bool, device: str) -> str:
-    """The child to run, decided while PyTorch traces; it guards on the shape and the mode by itself."""
-    return module._child_of[module._explained(shape, torch.device(device), "compile").side]
-
-
-# What `torch.compiler.assume_constant_result` does; the decorator would import the compiler, which takes seconds, into
-# every program that never compiles.
-_constant_choice._dynamo_marked_constant = True  # type: ignore[attr-defined]
