@@ -220,8 +220,11 @@ class _IdleParts:
 
     def add(self, cause: str, rows: Int64s, spent: Int64s) -> None:
         """Adds time to some gaps, each named at most once."""
-        if len(rows):
-            self._spent.setdefault(cause, np.zeros(self._count, dtype=np.int64))[rows] += spent
+        if not len(rows):
+            return
+        if cause not in self._spent:
+            self._spent[cause] = np.zeros(self._count, dtype=np.int64)
+        self._spent[cause][rows] += spent
 
     @property
     def columns(self) -> dict[str, Int64s]:

@@ -125,7 +125,7 @@ def _work_claims(facts: Facts, rules: Sequence[Rule]) -> tuple[Codes, Floats]:
         rivals = share if precedence == "inferred" else np.where(np.isin(claimant, formats), share, 0.0)
         for position, rule in enumerate(rules):
             claimed = rule.claim(facts) if rule.precedence == precedence else None
-            if claimed is None:
+            if claimed is None or not claimed.any():
                 continue
             mine = claimed > (rivals if precedence in ("inferred", "structure") else 0.0)
             claimant[mine], share[mine] = position, claimed[mine]

@@ -86,11 +86,13 @@ def _calls(facts: Facts, by: Located) -> pl.DataFrame:
         launched = int(work["launch_start_ns"].fill_null(window.start_ns).to_numpy().min(initial=window.start_ns))
         window = replace(window, start_ns=launched)
     threads = work.select("process", "thread").drop_nulls().unique()
-    calls = timeline.api_calls_in(window).join(threads, on=["process", "thread"], how="semi").sort("start_ns")
+    calls = timeline.api_calls_in(window)
     if by == "waits":
         blocking = pl.Series([blocks_host(name) for name in name_categories(calls["name"])], dtype=pl.Boolean)
-        return calls.filter(blocking.gather(calls["name"].to_physical()))
-    calls = calls.filter(api_kinds(calls["name"]) == ("copy" if by == "copies" else "allocation"))
+        chosen = blocking.gather(calls["name"].to_physical())
+    else:
+        chosen = api_kinds(calls["name"]) == ("copy" if by == "copies" else "allocation")
+    calls = calls.filter(chosen).join(threads, on=["process", "thread"], how="semi").sort("start_ns")
     if by == "copies":
         over_link = timeline.trace.copies.filter(pl.col("direction").is_in(HOST_COPIES))
         return calls.join(over_link, on=["process", "correlation"], how="semi", maintain_order="left")

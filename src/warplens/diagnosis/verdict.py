@@ -152,7 +152,7 @@ def diagnose(
         verdict=verdict.id,
         headline=headline(facts, verdict, claims),
         findings=ranked,
-        per_phase=() if decides else tuple(_phases(facts)),
+        per_phase=() if decides else tuple(found for phase in PHASES if (found := _of_phase(facts, phase)) is not None),
         predictions=tuple(modelled),
         coverage=_coverage(facts, claims, ranked, report.source if report is not None else None),
         notes=tuple(notes),
@@ -250,15 +250,16 @@ def _ranked(found: Iterator[Finding]) -> list[Finding]:
     )
 
 
-def _phases(facts: Facts) -> Iterator[PhaseVerdict]:
-    for phase in PHASES:
-        part = facts.of_phase(phase)
-        if not part.wall_ns:
-            continue
-        claims = divide(part, RULES)
-        verdict = _verdict(part, claims, _findings(part, claims))
-        share = part.wall_ns / facts.wall_ns
-        yield PhaseVerdict(phase, verdict.id, verdict.expected, verdict.bound, part.wall_ns, part.busy_ns, share)
+def _of_phase(facts: Facts, phase: str) -> PhaseVerdict | None:
+    part = facts.of_phase(phase)
+    if not part.wall_ns:
+        return None
+    claims = divide(part, RULES)
+    verdict = _verdict(part, claims, _findings(part, claims))
+    # A part and its program hold each other: apart, hundreds of megabytes are free before the next phase.
+    vars(part).pop("program", None)
+    share = part.wall_ns / facts.wall_ns
+    return PhaseVerdict(phase, verdict.id, verdict.expected, verdict.bound, part.wall_ns, part.busy_ns, share)
 
 
 def _coverage(facts: Facts, claims: Claims, found: Sequence[Finding], source: str | None) -> Coverage:

@@ -17,6 +17,7 @@ import polars as pl
 
 from warplens.diagnosis.pace import Less
 from warplens.diagnosis.rule import MANY
+from warplens.profile.schema import name_categories
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -127,7 +128,7 @@ class _Base:
         assert pace is not None
         self._facts, self._claims, self._pace = facts, claims, pace
         own = facts.work["own_ns"].to_numpy()
-        self._own, self._labels = own, facts.work["label"].cast(pl.String)
+        self._own, self._labels = own, facts.work["label"]
         self._steps = facts.steps
         steps = pace.steps
         usual, *ends = (round(pace.duration_ns(place) / steps) for place in range(3))
@@ -139,7 +140,10 @@ class _Base:
         self.idle_ns = self.step_ns - busy
 
     def _by_label(self, spent: npt.NDArray[np.int64]) -> dict[str, int]:
-        rows = pl.DataFrame({"label": self._labels, "spent": spent}).group_by("label").agg(pl.col("spent").sum())
+        labels = name_categories(self._labels)
+        sums = np.zeros(labels.len(), dtype=np.int64)
+        np.add.at(sums, self._labels.to_physical().to_numpy(), spent)
+        rows = pl.DataFrame({"label": labels, "spent": sums})
         return {label: round(total / self._steps) for label, total in rows.sort("spent", "label").rows()[::-1] if total}
 
     def replayed_ns(self, ids: Sequence[str]) -> float:

@@ -130,12 +130,13 @@ def report(
 def print_answers(profiles: Sequence[Numbers], run: RunDiagnosis | None = None) -> None:
     """What limits each profile: of one, and of the ranks of a run, in five lines; of several a row each."""
     from warplens.report.brief import brief, brief_table
-    from warplens.report.ranks import by_itself_table
     from warplens.report.terminal import print_brief, print_table
 
     found = [(each.capture.source, each.diagnosis) for each in profiles if each.diagnosis is not None]
     with answering() as stdout:
         if run is not None:
+            from warplens.report.ranks import by_itself_table  # charts cost half a second to import
+
             print_brief(brief(run), stdout)
             print_table(by_itself_table(run), "table", stdout)
         elif len(found) == 1:

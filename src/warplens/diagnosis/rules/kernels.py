@@ -135,7 +135,7 @@ class MemoryBandwidth(Rule):
         products = facts.own_ns(pl.col("label").is_in(PRODUCTS))
         inferred = products < self.least_products_share * facts.wall_ns
         measured = facts.work["bound"].is_not_null().to_numpy()
-        return np.where(measured | inferred, _fusible(facts), 0.0)
+        return np.where(measured | inferred, _fusible(facts), 0.0) if inferred or measured.any() else None
 
     def find(self, facts: Facts, claims: Claims) -> Finding | None:
         """The finding, if the window has it."""

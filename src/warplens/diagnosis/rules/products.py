@@ -212,7 +212,7 @@ class MisalignedShape(StructureRule):
         mine = facts.program.labelled("gemm", "attention") & facts.program.marked("misaligned")
         if not mine.any():
             return mine
-        narrow = facts.work["precision"].cast(pl.String).is_in(_NARROW).fill_null(value=False).to_numpy()
+        narrow = facts.work["precision"].is_in(_NARROW).fill_null(value=False).to_numpy()
         return np.asarray(mine & narrow, dtype=np.bool_)
 
     def find(self, facts: Facts, claims: Claims) -> Finding | None:
