@@ -9,7 +9,9 @@ REPORT ?= warplens-report
 # Own kernels are compiled here, which Triton's interpreter runs elsewhere.
 GPU_TESTS := tests/workloads tests/adaptive tests/collect/test_recording.py
 
-.PHONY: help demo test test-all test-gpu lint format bench docs new-table new-finding new-format clean
+SECONDS ?= 3600
+
+.PHONY: help demo test test-all test-gpu fuzz lint format bench docs new-table new-finding new-format clean
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -42,6 +44,9 @@ test-all: $(VENV)/.installed-dev ## run all tests
 
 test-gpu: $(VENV)/.installed-dev ## what only a GPU can show; PyTorch and Triton must be in the environment
 	@$(BIN)/python -m pytest $(GPU_TESTS) -ra
+
+fuzz: $(VENV)/.installed-dev ## damaged files of every kind, for an hour or SECONDS=…; what it finds is kept in .fuzz
+	@$(BIN)/python -m tests.fuzz.campaign --seconds $(SECONDS) --processes $$(nproc)
 
 lint: $(VENV)/.installed-dev ## style, types, and the import contracts of the rooms
 	@$(BIN)/ruff check

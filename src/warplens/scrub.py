@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import IO, Any, Final
 
 import polars as pl
@@ -29,7 +30,7 @@ from warplens.readers.opening import Asked, Input, plain
 from warplens.readers.scrubbing import ScrubError
 from warplens.secrets import MARK
 
-__all__ = ["ScrubError", "ScrubReport", "scrub"]
+__all__ = ["ScrubError", "ScrubReport", "check", "scrub"]
 
 #: Compression levels: as small as takes no more than a few seconds for 100 MB.
 _GZIP_LEVEL, _XZ_PRESET, _ZSTD_LEVEL = 6, 6, 10
@@ -52,7 +53,7 @@ class ScrubReport:
         source_bytes: size of the original, unpacked.
         target_bytes: size of the copy, unpacked.
         compared: tables that were read from both files and found to be the same.
-        tables, rows, texts, searched, words: as in `Removed`.
+        tables, rows, texts, searched, words, kinds: as in `Removed`.
     """
 
     source: str
@@ -65,6 +66,12 @@ class ScrubReport:
     texts: dict[str, int] = field(default_factory=dict)
     searched: int = 0
     words: tuple[str, str] = ("rows of whole tables", "rows of others")
+    kinds: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether a copy would lack nothing that the original has."""
+        return not (self.tables or self.rows or self.texts or self.kinds)
 
 
 def scrub(source: Path, target: Path, *, progress: Callable[[str], None] | None = None) -> ScrubReport:
@@ -92,9 +99,14 @@ def scrub(source: Path, target: Path, *, progress: Callable[[str], None] | None 
         raise UsageError(f"{target.name}: exists already; scrub writes a new file and changes none")
     if not target.parent.is_dir():
         raise UsageError(f"{target.name}: the folder to write it to does not exist")
-    with plain(source, report) as path, _unfinished(target, "") as copy, _unfinished(target, ".packed") as packed:
+    with (
+        plain(source, report) as path,
+        _unfinished(target, "") as copy,
+        _unfinished(target, ".packed") as packed,
+        TemporaryDirectory(prefix="warplens-") as folder,
+    ):
         given = Input(path, source, None, report)
-        file = EVERYTHING.reader_of(given).original(given)
+        file = EVERYTHING.reader_of(given).original(given, Path(folder))
         reader = EVERYTHING.reader_of(file)
         report(f"{source.name}: copying")
         removed = reader.scrub(file, copy)
@@ -103,6 +115,12 @@ def scrub(source: Path, target: Path, *, progress: Callable[[str], None] | None 
         sizes = path.stat().st_size, copy.stat().st_size
         _packed(copy, packed, target.suffix).rename(target)
     return ScrubReport(source.name, target, *sizes, compared, **vars(removed))
+
+
+def check(source: Path, *, progress: Callable[[str], None] | None = None) -> ScrubReport:
+    """What a copy of a profile would lack, in kinds and counts; nothing is kept of the copy. Errors as of `scrub`."""
+    with TemporaryDirectory(prefix="warplens-") as folder:
+        return scrub(source, Path(folder) / "copy", progress=progress)
 
 
 def _packed(content: Path, packed: Path, suffix: str) -> Path:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import cached_property
 from hashlib import sha256
@@ -271,6 +272,20 @@ class Cleaner:
         """How many different texts of each place were rewritten."""
         counts = {place: sum(old != new for old, new in texts.items()) for place, texts in self._texts.items()}
         return {place: count for place, count in counts.items() if count}
+
+    def kinds(self) -> dict[str, int]:
+        """How many different texts were rewritten because of paths, of each of `FORMS`, and of names the profile lists.
+
+        A text that holds several counts for each; a text without any counts as "other value".
+        """
+        patterns = {"path": PATHS, **{kind: re.compile(form) for kind, form in FORMS.items()}}
+        if self._secrets.pattern:
+            patterns["name or value listed in the profile"] = self._secrets.pattern
+        found: Counter[str] = Counter()
+        for texts in self._texts.values():
+            for old in (old for old, new in texts.items() if old != new):
+                found.update([kind for kind, pattern in patterns.items() if pattern.search(old)] or ["other value"])
+        return dict(found)
 
     def results(self, *kinds: str) -> list[bytes]:
         """All texts of these places as they came out, each once; of all places where none is named."""

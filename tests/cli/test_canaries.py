@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import lzma
+import re
+import socket
 import sqlite3
-from contextlib import closing
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import polars as pl
 import pytest
+import zstandard
 
 from tests import shipped
+from tests.cli.conftest import Run
 from tests.cli.small_export import write_export
 from tests.cli.torch_trace import write_trace
+from tests.readers.ncu_reports import Report, push_pop, put
+from tests.readers.nsys_reports import STRINGS, message, small_report
 from tests.test_scrub_counters import COLUMNS, LAUNCH, STATE
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.cli.conftest import Run
+from warplens.cli.catalogue import COMMANDS
 
 #: Texts that people write into names, each with the word of it that may come out nowhere.
 WRITTEN = {
@@ -47,7 +51,13 @@ WRITTEN = {
 USER = "kanari9"
 #: Words in places that nothing reads.
 UNREAD = ("kanari-env", "kanari-default", "kanari_column", "kanari-comment", "KANARI_KIND", "kanari-row", "kanari-diag")
-COMMANDS = (("diagnose",), ("kernels",), ("operators",), ("code",), ("ranges",), ("ranges", "--format", "json"))
+
+#: What prints, with all forms that it prints in.
+FORMS = ("table", "json", "csv", "md")
+TABLES = tuple(name for name, command in COMMANDS.items() if command.module.startswith("questions."))
+OF_TRACES = tuple(f"{name} {{0}}" for name in (*TABLES, "diagnose", "headroom", "ranks --workers 1", "compare {0}"))
+OF_COUNTERS = ("counters {0}", "counters --by launch {0}", "roofline {0}", "compare {0} {0}")
+OF_MEASUREMENTS = ("bench show {0}", "sweep report {0}", "compare {0} {0} --variant-where method=topk")
 
 
 def nsys(folder: Path) -> Path:
@@ -117,11 +127,42 @@ def counters(folder: Path) -> Path:
     return path
 
 
+def ncu_report(folder: Path) -> Path:
+    program = put(1, "kanari-env") + put(2, "kanari-row") + put(3, "kanari-default") + put(4, f"USER={USER}")
+    session = put(3, put(1, "Linux") + put(5, "kanari-diag")) + put(9, program) + put(11, "kanari-comment")
+    report = Report().session(put(1, 4711) + session)
+    for text in WRITTEN:
+        counted = {"gpu__time_duration.sum": 1500.0, "launch__registers_per_thread": 32}
+        report.launch("gemm", counted, extra=put(12, "KANARI_KIND") + put(21, push_pop("step", text)))
+    return report.write(folder / "planted.ncu-rep")
+
+
+def nsys_report(folder: Path) -> Path:
+    """As it is recorded: read without nsys, and not scrubbed without it."""
+    capture = {1: 4, 20: 1, 21: 1, 40: b"kanari-env", 41: b"kanari-row"}
+    origin, options = message({6: b"2025.3.1.0", 30: b"kanari-default"}), message({26: capture})
+    strings = (*STRINGS, b"kanari-comment", b"/home/kanari-diag/x")
+    content = small_report(origin=origin, options=options, strings=strings)
+    (path := folder / "planted.nsys-rep").write_bytes(content)
+    return path
+
+
+PACKERS: dict[str, Callable[[bytes], bytes]] = {".gz": gzip.compress, ".xz": lzma.compress, ".zst": zstandard.compress}
+UNPACKERS: dict[str, Callable[[bytes], bytes]] = {
+    ".gz": gzip.decompress,
+    ".xz": lzma.decompress,
+    ".zst": lambda packed: zstandard.ZstdDecompressor().stream_reader(io.BytesIO(packed)).read(),
+}
+
+
 def found(content: bytes, words: tuple[str, ...]) -> list[str]:
     return [word for word in words if word.encode() in content]
 
 
-@pytest.mark.parametrize("write", [nsys, torch, measurements, counters], ids=lambda write: write.__name__)
+WRITERS = [nsys, torch, measurements, counters, ncu_report]
+
+
+@pytest.mark.parametrize("write", WRITERS, ids=lambda write: write.__name__)
 def test_no_planted_word_is_in_the_bytes_of_a_scrubbed_copy(
     write: Callable[[Path], Path], tmp_path: Path, warplens: Callable[..., Run]
 ) -> None:
@@ -129,14 +170,112 @@ def test_no_planted_word_is_in_the_bytes_of_a_scrubbed_copy(
     assert len(found(source.read_bytes(), planted)) > len(WRITTEN) / 2  # they were there
 
     run = warplens("scrub", source, tmp_path / "copy")
-    packed = warplens("scrub", source, tmp_path / "copy.gz")
 
-    assert (run.code, packed.code, run.err) == (0, 0, "")
-    for content in ((tmp_path / "copy").read_bytes(), gzip.decompress((tmp_path / "copy.gz").read_bytes())):
-        assert found(content, planted) == []
-    assert found((tmp_path / "copy.gz").read_bytes() + (run.out + packed.out).encode(), planted) == []
-    assert warplens("scrub", tmp_path / "copy", tmp_path / "again").code == 0
-    assert (tmp_path / "again").read_bytes() == (tmp_path / "copy").read_bytes()
+    assert (run.code, run.err) == (0, "")
+    assert found((copy := tmp_path / "copy").read_bytes() + run.out.encode(), planted) == []
+    assert warplens("scrub", copy, tmp_path / "again").code == 0
+    assert (tmp_path / "again").read_bytes() == copy.read_bytes()
+    for suffix, pack in PACKERS.items():
+        (given := source.with_name(f"given{suffix}")).write_bytes(pack(source.read_bytes()))
+        packed = warplens("scrub", given, taken := tmp_path / f"packed{suffix}")
+        assert (packed.code, packed.err) == (0, "")
+        content = UNPACKERS[suffix](taken.read_bytes())
+        assert found(taken.read_bytes() + content + packed.out.encode(), planted) == []
+
+
+@pytest.mark.parametrize("write", WRITERS, ids=lambda write: write.__name__)
+def test_what_others_would_see_is_told_in_kinds_and_counts(
+    write: Callable[[Path], Path], tmp_path: Path, warplens: Callable[..., Run]
+) -> None:
+    source, copy = write(tmp_path), tmp_path / "copy"
+
+    run = warplens("scrub", "--check", source)
+
+    assert (run.code, run.err) == (1, "")
+    assert {"path", "machine", "token"} <= set(re.findall(r"texts with: (\w+)", run.out))
+    assert found(run.out.encode(), (*WRITTEN.values(), *UNREAD)) == []
+    assert warplens("scrub", source, copy).code == 0
+    assert warplens("scrub", "--check", copy) == Run(0, "copy: scrub would leave out nothing\n", "")
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([source.name, "copy"])
+
+
+def everything_said(source: Path, lines: tuple[str, ...], folder: Path, warplens: Callable[..., Run]) -> bytes:
+    """All that these commands print of a file in all forms, and all files that others write."""
+    said = ""
+    for line in lines:
+        for form in FORMS:
+            run = warplens(*line.format(source).split(), "-f", form)
+            assert run.code in (0, 1, 2), run.err
+            said += run.out + run.err
+    for words in (
+        ("report", source, "-o", folder / "report", "-f", "html,md,json"),
+        ("compare", source, source, "-o", folder / "compare"),
+        ("export", source, "--to", "csv", "-o", folder / "csv"),
+        ("export", source, "--to", "parquet", "-o", folder / "parquet"),
+        ("export", source, "--to", "perfetto", "-o", folder / "x.pftrace"),
+        ("answer", source),
+    ):
+        run = warplens(*words)
+        said += run.out + run.err
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return (
+        said.encode()
+        + b"".join(path.read_bytes() for path in files)
+        + b"".join(pl.read_parquet(path).write_json().encode() for path in files if path.suffix == ".parquet")
+    )
+
+
+#: What was contacted, while it is listened to.
+contacted: list[str] = []
+listening: list[bool] = []
+
+
+@contextmanager
+def contacts() -> Iterator[list[str]]:
+    """What is contacted within."""
+    contacted.clear()
+    listening.append(True)
+    try:
+        yield contacted
+    finally:
+        listening.clear()
+
+
+def _listen(event: str, arguments: tuple[object, ...]) -> None:
+    if not listening or not event.startswith("socket."):
+        return
+    if event == "socket.__new__" and arguments[1] not in (socket.AF_INET, socket.AF_INET6):
+        return  # processes of one machine speak through others
+    contacted.append(f"{event} {arguments[1:]}")
+
+
+sys.addaudithook(_listen)  # for good: hooks cannot be removed
+
+
+@pytest.mark.parametrize(
+    ("write", "lines"),
+    [
+        (nsys, OF_TRACES), (torch, OF_TRACES), (nsys_report, OF_TRACES), (counters, OF_COUNTERS),
+        (ncu_report, OF_COUNTERS), (measurements, OF_MEASUREMENTS),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)  # fmt: skip
+def test_nothing_that_is_said_of_an_original_holds_what_nothing_reads_and_nobody_is_contacted(
+    write: Callable[[Path], Path], lines: tuple[str, ...], tmp_path: Path, warplens: Callable[..., Run]
+) -> None:
+    source = write(tmp_path)
+
+    with contacts() as found_online:
+        said = everything_said(source, lines, tmp_path / "written", warplens)
+
+    assert len(said) > 5_000
+    assert found(said, UNREAD) == []
+    assert found_online == []
+
+
+def test_a_connection_would_be_noticed() -> None:
+    with contacts() as found_online, socket.socket(socket.AF_INET, socket.SOCK_DGRAM):
+        assert len(found_online) == 1
 
 
 @pytest.mark.parametrize("write", [nsys, torch], ids=lambda write: write.__name__)
@@ -145,29 +284,11 @@ def test_no_planted_word_is_in_what_is_said_of_a_scrubbed_copy_nor_in_an_export_
 ) -> None:
     source, copy = write(tmp_path), tmp_path / "copy"
     assert warplens("scrub", source, copy).code == 0
-    said = b"".join((run.out + run.err).encode() for command in COMMANDS for run in [warplens(*command, copy)])
-    written = tmp_path / "written"
-    assert warplens("report", copy, "-o", written).code == 0
-    warplens("diagnose", source, "-o", written)
-    assert warplens("export", source, "--to", "csv", "-o", written / "csv").code == 0
-    assert warplens("export", source, "--to", "perfetto", "-o", written / "trace").code == 0
-    assert warplens("export", source, "--to", "parquet", "-o", written / "parquet").code == 0
-    files = [path for path in written.rglob("*") if path.is_file()]
-    said += b"".join(path.read_bytes() for path in files)
-    said += b"".join(pl.read_parquet(path).write_json().encode() for path in files if path.suffix == ".parquet")
+    said = everything_said(copy, OF_TRACES, tmp_path / "written", warplens)
+    assert warplens("export", source, "--to", "csv", "-o", tmp_path / "csv").code == 0
+    assert warplens("export", source, "--to", "perfetto", "-o", tmp_path / "trace").code == 0
+    said += b"".join(path.read_bytes() for path in (*(tmp_path / "csv").iterdir(), tmp_path / "trace"))
 
     # A user's name has no form of its own: only a copy, which looks for the names that a profile lists, can lack it.
     texts = tuple(word for word in WRITTEN.values() if word != USER.upper())
-    assert len(files) > 10
     assert found(said, (*texts, *UNREAD)) == []
-
-
-@pytest.mark.parametrize("write", [nsys, torch], ids=lambda write: write.__name__)
-def test_no_report_of_an_original_holds_a_word_from_where_nothing_is_read(
-    write: Callable[[Path], Path], tmp_path: Path, warplens: Callable[..., Run]
-) -> None:
-    source = write(tmp_path)
-    said = "".join(run.out + run.err for command in COMMANDS for run in [warplens(*command, source)]).encode()
-    assert warplens("report", source, "-o", tmp_path / "report").code == 0
-    said += b"".join(path.read_bytes() for path in (tmp_path / "report").rglob("*") if path.is_file())
-    assert found(said, UNREAD) == []

@@ -181,6 +181,7 @@ _TABLES = sorted(
     - {
         "answer",
         "bench",
+        "cache",
         "collect",
         "counters",
         "demo",

@@ -20,7 +20,11 @@ from random import Random
 
 from tests.fuzz.mutators import mutated
 from tests.fuzz.seeds import Seed, seeds
+from warplens.analysis.timeline import Timeline
 from warplens.cli import edge
+from warplens.profile import Trace
+from warplens.readers import EVERYTHING
+from warplens.readers.opening import Asked
 
 #: Processor time after which a case counts as a hang: the files are of some kilobytes.
 CPU_SECONDS = 10.0
@@ -112,6 +116,8 @@ def _run(words: list[str]) -> Ended:
     signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)
     try:
         with redirect_stdout(out), redirect_stderr(err):
+            if words[0] == "read":
+                sys.exit(edge.guarded(lambda: _read(Path(words[1])), debug=False))
             app(words)
     except SystemExit as leaving:
         code = leaving.code if isinstance(leaving.code, int) else 0
@@ -128,6 +134,15 @@ def _run(words: list[str]) -> Ended:
     if wrong := _wrong(words, code, answer, complaint):
         return Ended(code, *wrong)
     return Ended(code)
+
+
+def _read(path: Path) -> None:
+    """Reads a file of any kind; of a trace also what all analyses ask of it."""
+    with EVERYTHING.opened(path, None) as (reader, file):
+        content = reader.read(file, Asked())
+    if isinstance(content, Trace):
+        timeline = Timeline(content)
+        timeline.work, timeline.steps  # noqa: B018
 
 
 def _wrong(words: list[str], code: int | None, answer: str, complaint: str) -> tuple[str, str] | None:

@@ -375,7 +375,7 @@ def _helps() -> Iterator[Case]:
             "sweep",
             "study",
         ),
-        *("policy", "collect", "doctor", "export", "scrub"),
+        *("policy", "collect", "doctor", "export", "scrub", "cache"),
     ):
         yield _case(f"help/{command}", f"{command} --help")
     for line in ("bench lm", "bench token-reduction", "bench attention", "bench show", "sweep run", "sweep report"):

@@ -9,13 +9,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from typer.testing import CliRunner
 
+from tests.cli import test_canaries as canaries
+from tests.cli.small_export import SECRET
 from tests.readers.exports import Export
 from tests.readers.nsys_reports import small_report
+from warplens.cli.main import app
 from warplens.errors import UnreadableInputError
 from warplens.readers import read
 from warplens.readers.nsys import conversion as nsys_rep
 from warplens.readers.nsys.export import read_nsys_sqlite
+from warplens.scrub import scrub
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -120,6 +125,39 @@ def test_the_cache_is_private_and_holds_only_finished_conversions(machine: Path,
     cache = machine / "cache/warplens/nsys-rep"
     assert list(cache.iterdir()) == []
     assert cache.stat().st_mode & 0o077 == 0
+
+
+def test_a_kept_conversion_holds_what_is_read_and_nothing_of_people_and_machines(
+    machine: Path, report: Path, tmp_path: Path
+) -> None:
+    planted = canaries.nsys(tmp_path)
+    _install(machine / "bin/nsys", "2025.1.1.0", f'cp "{planted}" "$out"')
+    earlier = machine / "cache/warplens/nsys-rep/0123-nsys-2025.1.1.0.sqlite"
+    earlier.parent.mkdir(parents=True)
+    earlier.write_bytes(planted.read_bytes())  # as versions before left it
+
+    trace, of_export = read(report), read(planted)
+    (kept,) = earlier.parent.iterdir()
+
+    words = (*canaries.UNREAD, SECRET, canaries.USER)
+    assert canaries.found(planted.read_bytes(), words) == list(words)
+    assert canaries.found(kept.read_bytes(), words) == []
+    assert trace.kernels.equals(of_export.kernels)
+    assert trace.ranges["name"].to_list() == of_export.ranges["name"].to_list()  # texts as they are
+    scrub(report, tmp_path / "copy")  # which knows the user's name from a conversion of its own
+    assert canaries.found((tmp_path / "copy").read_bytes(), (*words, *canaries.WRITTEN.values())) == []
+
+
+def test_the_cache_is_shown_and_cleared(machine: Path, report: Path, converting: str) -> None:
+    cache = machine / "cache/warplens/nsys-rep"
+    assert CliRunner().invoke(app, ["cache"]).stdout.startswith("0 conversions, 0 B, kept in ")
+    _install(machine / "bin/nsys", "2025.1.1.0", converting)
+    read(report)
+    (cache / ".converting-left").mkdir()
+
+    assert CliRunner().invoke(app, ["cache", "show"]).stdout.startswith("2 conversions, ")
+    assert CliRunner().invoke(app, ["cache", "clear"]).stdout.startswith("2 conversions, ")
+    assert list(cache.iterdir()) == []
 
 
 def test_what_was_used_longest_ago_leaves_a_full_cache(

@@ -134,5 +134,6 @@ COMMANDS: Final = {
         Command("doctor", "collect", _MEASURE, "What this machine can record, and how to mend what it cannot."),
         Command("export", "handing", _HANDED_ON, "Hand a profile on to other programs: Perfetto, Parquet, CSV."),
         Command("scrub", "handing", _SHARE, "Copy a profile without what tells of people and machines."),
+        Command("cache", "handing", _SHARE, "Conversions of Nsight Systems reports that are kept: show or clear them."),
     )
 }

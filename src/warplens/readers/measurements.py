@@ -107,7 +107,7 @@ def _measurements(path: Path, document: Mapping[str, Any], records: list[dict[st
         source=path.name,
         workload=document["workload"],
         version=document["version"],
-        command=document.get("command"),
+        command=command if _OWN_COMMAND.fullmatch(command := str(document.get("command"))) else None,
         environment=document["environment"],
         plan=document["plan"],
         settings=tuple(settings),
@@ -266,7 +266,7 @@ def _copy(file: Input, copy: Path) -> Removed:
     content = orjson.dumps(_cleaned(kept, cleaner))
     refuse_remains(content, secrets, file.known_as)
     copy.write_bytes(content)
-    return Removed(dict(removed), {}, cleaner.rewritten(), len(secrets.all), ("members", "others"))
+    return Removed(dict(+removed), {}, cleaner.rewritten(), len(secrets.all), ("members", "others"), cleaner.kinds())
 
 
 def _chosen(members: dict[str, Any], known: tuple[str, ...], removed: Counter[str]) -> dict[str, Any]:

@@ -162,8 +162,8 @@ class Reader(Protocol[Content]):
             UnreadableInputError: it is damaged or of another format; says which file, what was found and what to do.
         """
 
-    def original(self, file: Input) -> Input:
-        """What a copy is made of, and compared with: the file, unless it is turned into one of another format first."""
+    def original(self, file: Input, folder: Path) -> Input:
+        """What a copy is made of, and compared with: the file, or one of another format that it becomes in `folder`."""
         return file
 
     def scrub(self, file: Input, copy: Path) -> Removed:

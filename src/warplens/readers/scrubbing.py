@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -30,6 +30,7 @@ class Removed:
         texts: for each place how many different texts were rewritten.
         searched: names and values of the original that the copy was searched for.
         words: what `tables` and `rows` are called in this format.
+        kinds: how many of the rewritten texts hold what, `Cleaner.kinds`.
     """
 
     tables: dict[str, int]
@@ -37,6 +38,7 @@ class Removed:
     texts: dict[str, int]
     searched: int
     words: tuple[str, str]
+    kinds: dict[str, int] = field(default_factory=dict)
 
 
 def refuse_remains(texts: bytes, secrets: Secrets, source: Path) -> None:
@@ -79,7 +81,8 @@ def search_copy(
         if FORBIDDEN.search(raw):
             raise _left(source, "the path of a home folder")
         for value in secrets.all:
-            if len(value) >= _SHORTEST_RAW and value not in everything and raw.find(value) >= 0:
+            is_word = len(value) >= _SHORTEST_RAW and not value.isdigit()  # a number stands elsewhere by chance
+            if is_word and value not in everything and raw.find(value) >= 0:
                 raise _left(source, what)
 
 

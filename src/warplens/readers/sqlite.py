@@ -52,6 +52,10 @@ _OF_THE_SYSTEM = {
 }
 
 
+#: SQLITE_MAX_PATHNAME, as all builds have it, less what SQLite puts behind the name.
+_LONGEST_PATH = 500
+
+
 def quoted(identifier: str) -> str:
     """The identifier for use in SQL; `end` is a keyword, and names come from the file."""
     return '"' + identifier.replace('"', '""') + '"'
@@ -90,7 +94,7 @@ class SqliteFile:
     """
 
     def __init__(self, path: Path, known_as: Path | None = None) -> None:
-        self.known_as = known_as or path
+        self.known_as, self._path = known_as or path, path.resolve()
         self._temporary: Path | None = None
         self._check_header(path)
         try:
@@ -179,6 +183,8 @@ class SqliteFile:
         text = str(error)
         if "Type mismatch" in text:
             return self.unreadable("a column holds other values than the whole numbers that belong there")
+        if "unable to open" in text and len(os.fsencode(self._path)) > _LONGEST_PATH:
+            return self.unreadable("its path is too long for SQLite", "Move it to a folder with a shorter one")
         for said, (found, advice) in _OF_THE_SYSTEM.items():
             if said in text:
                 return self.unreadable(found, advice)

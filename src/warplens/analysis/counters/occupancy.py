@@ -334,7 +334,8 @@ def launch_configurations(counters: KernelCounters) -> pl.DataFrame:
         barriers=measured(counters, "launch__barrier_count"),
         carveout_bytes=measured(counters, "launch__shared_mem_config_size"),
     )
-    configured = _with_block_sizes(counters, configured).with_columns(pl.exclude("launch").round().cast(pl.Int64))
+    whole = pl.exclude("launch").round().cast(pl.Int64, strict=False)  # a damaged report may hold any number
+    configured = _with_block_sizes(counters, configured).with_columns(whole)
     required = [column.name for column in CONFIGURATIONS.columns if not column.nullable]
     # Of ranges and graphs, these are means or maxima over the kernels in them, and belong to no launch.
     configured = configured.filter(_of_kernels(counters))
@@ -375,7 +376,9 @@ def launch_occupancy(counters: KernelCounters) -> pl.DataFrame:
         reported_share=share(counters, "sm__maximum_warps_per_active_cycle_pct"),
         achieved_share=share(counters, "sm__warps_active.avg.pct_of_peak_sustained_active"),
         grid_blocks=counters.launches.select(grid).to_series(),
-        sm_count=measured(counters, "launch__sm_count", "device__attribute_multiprocessor_count").cast(pl.Int64),
+        sm_count=measured(counters, "launch__sm_count", "device__attribute_multiprocessor_count").cast(
+            pl.Int64, strict=False
+        ),
         **_clusters(counters),
     )
     frame = frame.join(occupancy, on="launch", how="left", maintain_order="left")
@@ -407,8 +410,8 @@ def _clusters(counters: KernelCounters) -> dict[str, pl.Series]:
     size, active = (measured(counters, f"launch__cluster_{what}") for what in ("size", "max_active"))
     none = size.clear(size.len())
     return {
-        "cluster_blocks": size.zip_with(size > 1, none).cast(pl.Int64),
-        "cluster_max_active": active.zip_with((size > 1) & (active > 0), none).cast(pl.Int64),
+        "cluster_blocks": size.zip_with(size > 1, none).cast(pl.Int64, strict=False),
+        "cluster_max_active": active.zip_with((size > 1) & (active > 0), none).cast(pl.Int64, strict=False),
     }
 
 

@@ -137,6 +137,17 @@ def count_work(timeline: Timeline) -> Counting:
     return Counting(launcher, counted_at, models)
 
 
+#: No operator does more: 1e18 FLOPs take the fastest GPU minutes, and 1e18 bytes are in no memory.
+_MOST: Final = 10**18
+
+
+def _possible(work: Work | str | None) -> Work | str | None:
+    """The work, unless shapes that a trace made up give more of it than can be."""
+    if isinstance(work, Work) and max(work.flops or 0, _full(work) or 0, work.bytes or 0) > _MOST:
+        return "its shapes are larger than any memory"
+    return work
+
+
 def _models(timeline: Timeline, rows: Int64s) -> pl.DataFrame:
     """The models of these operators (rows of `Trace.ranges`); each distinct combination of inputs is looked at once."""
     names = timeline.trace.ranges["name"].gather(rows)
@@ -147,7 +158,7 @@ def _models(timeline: Timeline, rows: Int64s) -> pl.DataFrame:
         .group_by(_INPUTS, maintain_order=True)
         .agg(pl.col("range"))
     )
-    found = [work_of(*inputs) for inputs in combinations.select(pl.col(_INPUTS).cast(pl.String)).iter_rows()]
+    found = [_possible(work_of(*inputs)) for inputs in combinations.select(pl.col(_INPUTS).cast(pl.String)).iter_rows()]
     works = [item if isinstance(item, Work) else None for item in found]
     return (
         combinations.select(

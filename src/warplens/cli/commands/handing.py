@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -11,8 +12,8 @@ import typer
 
 from warplens.analysis.timeline import Timeline
 from warplens.cli.answer import Answer, Part, checked_folder, emit, most_rows, note_lines, print_lines
-from warplens.cli.edge import UNUSABLE, answering, complain, one_line, progress
-from warplens.cli.options import Format, FormatOption, LimitOption, WindowOption, argument, option, words_option
+from warplens.cli.edge import GATE_FAILED, UNUSABLE, answering, complain, one_line, progress
+from warplens.cli.options import Format, FormatOption, LimitOption, WindowOption, argument, flag, option, words_option
 from warplens.errors import UsageError
 from warplens.profile import Note, NoteLevel
 from warplens.ranks import analyse_ranks
@@ -20,6 +21,7 @@ from warplens.readers import discover, holds_counters, read, read_counters
 from warplens.readers.shipped import stem
 from warplens.report import text as fmt
 from warplens.report.ranks import answer, facts, rank_rows, ranks_data, ranks_document, terminal_tables
+from warplens.scrub import check as checked_copy
 from warplens.scrub import scrub as scrubbed_copy
 
 if TYPE_CHECKING:
@@ -117,18 +119,26 @@ def scrub(
         ),
     ],
     target: Annotated[
-        Path,
+        Path | None,
         argument(
             "OUT",
             "The copy to write; a file that does not exist yet. Compressed if its name ends with .gz, .xz or .zst.",
         ),
-    ],
+    ] = None,
+    check: Annotated[
+        bool, flag("--check", "Write nothing; say what a copy would lack. Exits with 1 if there is anything.")
+    ] = False,
 ) -> None:
     """Copy a profile without what tells of people and machines.
 
     Left out are the environment, hosts, users, command lines, paths, the program's output and other processes. Every
     analysis of the copy gives the same numbers: both files are read and compared before the copy gets its name.
     """
+    if check is (target is not None):
+        raise UsageError("name the copy to write, or ask with --check what it would lack; one of the two")
+    if target is None:
+        _check(source)
+        return
     with progress(f"scrubbing {source.name}"):
         done = scrubbed_copy(source, target)
     whole, parts = done.words
@@ -142,6 +152,52 @@ def scrub(
             "none is left\n"
             f"Both were read and give the same {fmt.count(done.compared)} tables, rewritten texts apart\n"
         )
+
+
+def _check(source: Path) -> None:
+    """Says what others would see, in kinds and counts; the words themselves are said nowhere."""
+    with progress(f"looking through {source.name}"):
+        found = checked_copy(source)
+    if found.is_clean:
+        print_lines([f"{source.name}: scrub would leave out nothing"])
+        return
+    whole, parts = found.words
+    counts = {
+        f"not known to be needed ({whole})": sum(found.tables.values()),
+        f"not known to be needed ({parts})": sum(found.rows.values()),
+        **{f"texts with: {kind}": count for kind, count in found.kinds.items()},
+        "names and values that identify, or stand in the environment or command line": found.searched,
+    }
+    shown = [f"{what}: {fmt.count(count)}" for what, count in counts.items() if count]
+    print_lines([f"{source.name}: others would see", *shown])
+    raise typer.Exit(GATE_FAILED)
+
+
+class CacheAction(str, Enum):
+    """What to do with the conversions that are kept."""
+
+    SHOW = "show"
+    CLEAR = "clear"
+
+
+def cache(
+    action: Annotated[CacheAction, argument("show|clear", "Show what is kept, or remove it all.")] = CacheAction.SHOW,
+) -> None:
+    """Conversions of Nsight Systems reports that are kept: show or clear them.
+
+    They hold what Warplens reads, and nothing of the environment, hosts, users or command lines. Those used longest ago
+    go first when there are more than 4 GB of them (WARPLENS_MAX_CACHE_BYTES).
+    """
+    from warplens.readers.nsys.conversion import cache_folder, cached, clear_cache
+
+    kept = cached()
+    size = sum(path.stat().st_size for path in kept if path.is_file())
+    folder = cache_folder()
+    if action is CacheAction.CLEAR:
+        clear_cache()
+    kept_in = f" in {folder}" if folder is not None else ""
+    done = "removed" if action is CacheAction.CLEAR else "kept"
+    print_lines([f"{fmt.plural(len(kept), 'conversion')}, {fmt.data_size(size)}, {done}{kept_in}"])
 
 
 # --- `warplens ranks` ------------------------------------------------------------------------------------------------

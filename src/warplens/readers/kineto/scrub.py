@@ -102,6 +102,7 @@ def copy_kineto(file: Input, partial: Path) -> Removed:
         copy.cleaner.rewritten(),
         len(secrets.all),
         ("members around the events", "members of events"),
+        copy.cleaner.kinds(),
     )
 
 
@@ -110,13 +111,20 @@ class _Values(Piece):
     """The events of a piece as JSON values, numbers as they are written."""
 
     values: list[Any] = field(default_factory=list)
+    odd: list[Any] = field(default_factory=list)
 
 
 class _Events:
-    """Hands on one event after the other."""
+    """Hands on one event after the other.
+
+    Attributes:
+        odd: events that the reader reads one by one, and puts behind all others: in a copy they are as any, and would
+            change the order of rows if they kept their place.
+    """
 
     def __init__(self, file: Input, take: Callable[[dict[str, Any]], None]) -> None:
         self._file, self._take = file, take
+        self.odd: list[Any] = []
 
     def read(self, text: Bytes, begin: int, end: int) -> _Values:
         """The events that lie wholly in `text[begin:end]`."""
@@ -126,7 +134,8 @@ class _Events:
         for row, (start, last) in enumerate(zip(scanned.starts.tolist(), scanned.ends.tolist(), strict=True)):
             raw = content[start : last + 1]
             try:
-                piece.values.append(lenient(raw.decode("utf-8", "replace"), AS_WRITTEN))
+                value = lenient(raw.decode("utf-8", "replace"), AS_WRITTEN)
+                (piece.odd if _is_odd(value, irregular=bool(scanned.irregular[row])) else piece.values).append(value)
             except ValueError:
                 if not scanned.irregular[row]:  # the reader takes of it what it can, nobody knows what
                     found = "a part of it is no JSON, so that nobody can say what it tells"
@@ -138,6 +147,13 @@ class _Events:
         """Hands on what `read` gave."""
         for value in piece.values:
             self._take(value)
+        self.odd += piece.odd
+
+
+def _is_odd(event: Any, *, irregular: bool) -> bool:
+    """Whether the reader reads an event by itself; see `events._Reading`."""
+    phase = event.get("ph", "X") if isinstance(event, dict) else ""
+    return irregular or not (isinstance(phase, str) and len(phase) == 1)
 
 
 def each_event(file: Input, take: Callable[[dict[str, Any]], None]) -> Document:
@@ -145,7 +161,9 @@ def each_event(file: Input, take: Callable[[dict[str, Any]], None]) -> Document:
 
     Numbers that Python would round are `orjson.Fragment`.
     """
-    document, _ = walk(file.path, file.compression, lambda: _Events(file, take), threads=0, decoder=AS_WRITTEN)
+    document, events = walk(file.path, file.compression, lambda: _Events(file, take), threads=0, decoder=AS_WRITTEN)
+    for event in events.odd:
+        take(event)
     if not document.is_trace:
         raise UnreadableInputError(file.known_as, "this JSON holds no trace events", _TRACE_ADVICE)
     return document

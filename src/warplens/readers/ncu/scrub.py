@@ -101,6 +101,7 @@ def copy_ncu_rep(source: Path, known_as: Path, partial: Path) -> Removed:
         copy.cleaner.rewritten(),
         len(secrets.all),
         ("messages", "fields of others"),
+        copy.cleaner.kinds(),
     )
 
 
@@ -268,11 +269,12 @@ def copy_ncu_csv(source: Path, known_as: Path, partial: Path) -> Removed:
     rewritten, texts = copy.cleaner.results("line", "cell"), copy.cleaner.results()
     search_copy(partial, secrets, known_as, rewritten, texts, "the name of a program or a host")
     return Removed(
-        dict(copy.left_columns),
+        dict(+copy.left_columns),
         dict(copy.left_lines),
         copy.cleaner.rewritten(),
         len(secrets.all),
         ("cells of columns", "other lines"),
+        copy.cleaner.kinds(),
     )
 
 

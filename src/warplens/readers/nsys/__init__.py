@@ -91,10 +91,12 @@ class NsysReport(Reader[Trace]):
         trace = read_nsys_rep(file.path, file.known_as, file.progress, asked.launch_configuration)
         return with_note_on_age(trace, file.known_as)
 
-    def original(self, file: Input) -> Input:
-        from warplens.readers.nsys.conversion import converted
+    def original(self, file: Input, folder: Path) -> Input:
+        from warplens.readers.nsys.conversion import convert
 
-        return replace(file, path=converted(file.path, file.known_as, file.progress))
+        export = folder / "export.sqlite"
+        convert(file.path, file.known_as, export, file.progress)
+        return replace(file, path=export)
 
     def scrub(self, file: Input, copy: Path) -> Removed:
-        return NsysExport().scrub(self.original(file), copy)
+        raise NotImplementedError("a copy is made of the export that `original` gives")

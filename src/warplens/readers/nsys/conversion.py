@@ -2,7 +2,8 @@
 
 The report's own format is not public. The cache lies in the user's cache folder, never beside the report, under the
 hash of the report's content and the version of nsys, so that a renamed report is not converted again and a changed one,
-or one that a newer nsys can read better, is.
+or one that a newer nsys can read better, is. It keeps what the readers need: a conversion holds the environment of the
+program, hosts, users and command lines as well. It is the owner's alone, and bounded; `warplens cache` clears it.
 """
 
 from __future__ import annotations
@@ -36,6 +37,9 @@ _USUAL_PLACES = (
 
 _VERSION_TIMEOUT_S = 60
 
+#: How names of conversions end that hold what is needed and nothing else.
+_KEPT = "-kept.sqlite"
+
 _PERCENT = lazy_pattern(r"(\d{1,3})%")
 _PERCENT_STEP = 10
 
@@ -55,25 +59,39 @@ class Nsys:
 
 def converted(path: Path, known_as: Path, report: Callable[[str], None]) -> Path:
     """The SQLite export of a report, out of the cache or made now."""
-    recorded_with = _version_in(path)
-    nsys = find_nsys()
-    if nsys is None:
-        raise _no_nsys(known_as, recorded_with)
-    target = _cache_folder(known_as) / f"{_content_hash(path)}-nsys-{nsys.version_text}.sqlite"
+    nsys = _needed_nsys(path, known_as)
+    target = _cache_folder(known_as) / f"{_content_hash(path)}-nsys-{nsys.version_text}{_KEPT}"
     if target.is_file():
         report(f"{known_as.name}: using its conversion from the cache")
         target.touch()
         return target
-    report(f"{known_as.name}: converting with nsys {nsys.version_text}")
     with tempfile.TemporaryDirectory(prefix=".converting-", dir=target.parent) as folder:
-        fresh = Path(folder, "export.sqlite")
-        failed = _export(nsys, path, fresh, lambda percent: report(f"{known_as.name}: converting, {percent} %"))
-        if failed or not fresh.is_file():
-            raise _failed(known_as, nsys, recorded_with)
-        fresh.chmod(0o600)
-        fresh.replace(target)  # atomic: whoever looks into the cache meanwhile sees all of it or nothing
+        from warplens.readers.nsys.scrub import keep_needed
+
+        fresh, kept = Path(folder, "export.sqlite"), Path(folder, "kept.sqlite")
+        convert(path, known_as, fresh, report)
+        kept.touch(0o600)
+        keep_needed(fresh, known_as, kept)
+        kept.replace(target)  # atomic: whoever looks into the cache meanwhile sees all of it or nothing
     _prune(target)
     return target
+
+
+def convert(path: Path, known_as: Path, target: Path, report: Callable[[str], None]) -> None:
+    """Makes the whole SQLite export of a report, everything about people and machines in it included."""
+    nsys = _needed_nsys(path, known_as)
+    report(f"{known_as.name}: converting with nsys {nsys.version_text}")
+    failed = _export(nsys, path, target, lambda percent: report(f"{known_as.name}: converting, {percent} %"))
+    if failed or not target.is_file():
+        raise _failed(known_as, nsys, _version_in(path))
+    target.chmod(0o600)
+
+
+def _needed_nsys(path: Path, known_as: Path) -> Nsys:
+    nsys = find_nsys()
+    if nsys is None:
+        raise _no_nsys(known_as, _version_in(path))
+    return nsys
 
 
 def find_nsys() -> Nsys | None:
@@ -120,21 +138,54 @@ def _content_hash(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _cache_folder(known_as: Path) -> Path:
+def cache_folder() -> Path | None:
+    """Where conversions are kept, whether it exists or not; None where the system knows no home folder."""
     base = os.environ.get("XDG_CACHE_HOME")
-    folder = Path(base) if base and Path(base).is_absolute() else Path.home() / ".cache"
-    folder = folder / "warplens" / "nsys-rep"
     try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)  # an export holds the program's environment
+        folder = Path(base) if base and Path(base).is_absolute() else Path.home() / ".cache"
+    except RuntimeError:
+        return None
+    return folder / "warplens" / "nsys-rep"
+
+
+def cached() -> list[Path]:
+    """The conversions that are kept, those used last first, and what interrupted ones left."""
+    folder = cache_folder()
+    found = list(folder.iterdir()) if folder is not None and folder.is_dir() else []
+    return sorted(found, key=lambda path: path.lstat().st_mtime, reverse=True)
+
+
+def clear_cache() -> None:
+    """Removes all of them."""
+    for path in cached():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def _cache_folder(known_as: Path) -> Path:
+    advice = "Set XDG_CACHE_HOME to a folder that you may write to"
+    folder = cache_folder()
+    if folder is None:
+        raise UnreadableInputError(known_as, "there is no home folder to keep its conversion in", advice)
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)  # names in a profile are nobody else's business
         folder.chmod(0o700)  # also one that was there already
     except OSError as error:
         found = f"its conversion cannot be kept in the cache folder ({error.strerror})"
-        raise UnreadableInputError(known_as, found, "Set XDG_CACHE_HOME to a folder that you may write to") from None
+        raise UnreadableInputError(known_as, found, advice) from None
     return folder
 
 
 def _prune(newest: Path) -> None:
-    """Removes the conversions that were used longest ago, until the cache is within its bound; never the newest."""
+    """Removes the conversions that were used longest ago, until the cache is within its bound; never the newest.
+
+    And those of versions before 0.2, whatever their age: they hold the environment.
+    """
+    for path in newest.parent.glob("*-nsys-*.sqlite"):
+        if not path.name.endswith(_KEPT):
+            path.unlink(missing_ok=True)
     used = sorted(
         (
             (path.stat().st_mtime, path.stat().st_size, path)

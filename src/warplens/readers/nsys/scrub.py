@@ -155,7 +155,22 @@ def copy_nsys(source: Path, known_as: Path, partial: Path) -> Removed:
             raise file.failed(error) from None
     what = "a value of the environment or the command line"
     search_copy(partial, copy.secrets, known_as, [others], [functions, others], what)
-    return Removed(copy.left_tables, copy.left_rows, copy.cleaner.rewritten(), len(copy.secrets.all), _WORDS)
+    return Removed(
+        copy.left_tables, copy.left_rows, copy.cleaner.rewritten(), len(copy.secrets.all), _WORDS, copy.cleaner.kinds()
+    )
+
+
+def keep_needed(source: Path, known_as: Path, kept: Path) -> None:
+    """Fills the empty file `kept` with what is read of an export, and its texts as they are: for the user's own cache.
+
+    Environment, hosts, users, command lines and all that no reader looks at stay behind, as in a copy for others.
+    """
+    with SqliteFile(source, known_as) as file:
+        try:
+            with closing(sqlite3.connect(kept.as_uri(), uri=True, isolation_level=None)) as connection:
+                _Copy(connection, file, rewrites=False).build()
+        except sqlite3.Error as error:
+            raise file.failed(error) from None
 
 
 class _Copy:
@@ -167,13 +182,18 @@ class _Copy:
         left_rows: rows left out of the tables that came along.
     """
 
-    def __init__(self, connection: sqlite3.Connection, file: SqliteFile) -> None:
+    def __init__(self, connection: sqlite3.Connection, file: SqliteFile, *, rewrites: bool = True) -> None:
+        self._rewrites = rewrites
         self.secrets = _secrets_of(file)
         self.cleaner = Cleaner(self.secrets)
         self.left_tables: dict[str, int] = {}
         self.left_rows: dict[str, int] = {}
         self._connection = connection
-        self._kept = [name for name in file.tables if name in _KEPT_TABLES]
+        self._kept = [
+            name
+            for name, columns in file.tables.items()
+            if name in _KEPT_TABLES and not _KEPT_COLUMNS.isdisjoint(columns)
+        ]
         self._columns = {
             name: tuple(column for column in columns if name not in _KEPT_TABLES or column in _KEPT_COLUMNS)
             for name, columns in file.tables.items()
@@ -271,6 +291,8 @@ class _Copy:
         return f"CASE typeof({name}) WHEN 'text' THEN {cleaned} WHEN 'blob' THEN x'' ELSE {name} END"
 
     def _fill_strings(self) -> None:
+        if "StringIds" not in self._kept:
+            return
         for ids in ("used", "functions"):
             self._connection.execute(f"CREATE TEMP TABLE {ids} (id INTEGER PRIMARY KEY)")
         for table in self._kept:
@@ -294,6 +316,8 @@ class _Copy:
             MAY_LACK_EVENTS.search(said := text.decode("utf-8", "replace")) or LOST_EVENTS.search(said)
         ):
             return b""  # it tells of programs and folders, and nothing of the numbers
+        if not self._rewrites:
+            return text
         return (self.cleaner.function if column == _FUNCTIONS else self.cleaner.written)(column, text)
 
     def _text_columns(self, schema: str, table: str) -> list[str]:
