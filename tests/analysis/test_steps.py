@@ -126,6 +126,7 @@ def test_the_optimizer_ends_a_step_even_if_no_two_steps_launch_alike() -> None:
             row["full_name"] = "multi_tensor_apply_kernel<FusedAdamMathFunctor<float, 4>>"
     search = _search(kernels=kernels, api=calls)
     assert (search.source, search.is_sure) == ("sequence", True)
+    assert "from the passes of the optimizer" in search.how
     firsts = [sum(map(len, steps[:number])) for number in range(4)]
     assert [step.start_ns for step in search.steps] == [kernels[first]["start_ns"] for first in firsts]
 
@@ -156,6 +157,7 @@ def test_a_data_loader_tells_the_steps_of_an_evaluation() -> None:
     ranges = [nvtx(time, time + US, name, kind="user-annotation") for time in asked]
     search = _search(kernels=kernels, api=calls, ranges=ranges)
     assert [step.start_ns for step in search.steps] == [kernels[4 * number]["start_ns"] for number in range(4)]
+    assert "from the requests to the data loader" in search.how
 
 
 def test_compiled_regions_are_no_steps_though_they_hold_all_work() -> None:
@@ -187,6 +189,7 @@ def test_what_happens_once_in_several_turns_makes_them_one_step() -> None:
     ]
     search = _search(kernels=kernels, api=[*calls, *waits])
     assert [step.start_ns for step in search.steps] == [kernels[i]["start_ns"] for i in (0, 8, 16)]
+    assert "4 turns in each" in search.how
 
 
 @pytest.mark.parametrize(("pause", "kept"), [(500 * US, 3), (US // 2, 4)])

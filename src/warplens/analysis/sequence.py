@@ -73,6 +73,8 @@ _CHOOSES = lazy_pattern(r"argmax|multinomial|\bsampl(e|ing)", re.IGNORECASE)
 _BACKWARD = lazy_pattern(r"backward|bwd|[dw]grad|grad_(input|weight)|gradient", re.IGNORECASE)
 
 
+_REPEATS = "the repeating kernel sequence"
+
 #: An odd number by which codes are spread over all bits, so that sums of some tell them apart.
 _MIX = 0x9E3779B1
 
@@ -88,6 +90,7 @@ class Found(NamedTuple):
         work_ends: where the GPU work of each ends, if a step ends where the next one begins: then the last one ends
             with its work, because nothing shows how long its successor would have waited. None if ranges end them.
         is_sure: whether they surely are steps.
+        origin: what showed them, for people, where no range did.
     """
 
     starts: Int64s
@@ -97,6 +100,7 @@ class Found(NamedTuple):
     name: str | None
     work_ends: Int64s | None = None
     is_sure: bool = True
+    origin: str = ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -167,17 +171,22 @@ def steps_from_sequence(trace: Trace, work: pl.DataFrame, forest: RangeForest) -
     turns = _repetition(trace, work, forest, calls)
     if len(passes):
         if turns is not None and turns.calls is calls and (turns.holding(passes) == 1).all():
-            return _found(calls, turns.cuts, trace, forest, sure=True)
+            return _found(calls, turns.cuts, trace, forest, _REPEATS)
         cuts = _between(passes)
-        return None if cuts is None else _found(calls, cuts, trace, forest, sure=True)
+        return None if cuts is None else _found(calls, cuts, trace, forest, "the passes of the optimizer")
     loaded = _batches(trace, calls)
     if len(loaded) > 1:
-        return _found(calls, np.r_[loaded, calls.height], trace, forest, sure=True)
+        return _found(calls, np.r_[loaded, calls.height], trace, forest, "the requests to the data loader")
     if turns is None:
         return None
+    whole = turns
     if not (turns.is_structured and turns.marked >= _MOST_TURNS * turns.repeats):
-        turns = _whole_steps(turns)
-    return _found(turns.calls, turns.cuts, trace, forest, _is_sure(turns)) if turns.repeats > 1 else None
+        whole = _whole_steps(turns)
+    if whole.repeats < 2:
+        return None
+    parts = whole.period // turns.period
+    origin = f"{_REPEATS}, {parts} turns in each" if parts > 1 else _REPEATS
+    return _found(whole.calls, whole.cuts, trace, forest, origin, sure=_is_sure(whole))
 
 
 # --- Marks of training ---
@@ -314,7 +323,9 @@ def _is_sure(turns: _Turns) -> bool:
     return turns.period >= LEAST_STRUCTURE and turns.marked >= turns.repeats - 1 and _pauses_between(turns)
 
 
-def _found(calls: pl.DataFrame, cuts: Int64s, trace: Trace, forest: RangeForest, sure: bool) -> Found | None:
+def _found(
+    calls: pl.DataFrame, cuts: Int64s, trace: Trace, forest: RangeForest, origin: str, *, sure: bool = True
+) -> Found | None:
     """Steps that begin with the first GPU work of these stretches of the sequence."""
     part, edges = calls[int(cuts[0]) : int(cuts[-1])], cuts[:-1] - cuts[0]
     firsts = np.minimum.reduceat(part["start_ns"].to_numpy(), edges)
@@ -323,7 +334,7 @@ def _found(calls: pl.DataFrame, cuts: Int64s, trace: Trace, forest: RangeForest,
     lasts = np.maximum.reduceat(part["end_ns"].to_numpy(), edges)
     counts = np.add.reduceat(part["launches"].to_numpy(), edges)
     warm = np.add.reduceat(_launched_in_warmup(part, trace, forest).astype(np.int64), edges) > np.diff(cuts) // 2
-    return Found(firsts, np.r_[firsts[1:], lasts[-1]], counts, warm, None, lasts, sure)
+    return Found(firsts, np.r_[firsts[1:], lasts[-1]], counts, warm, None, lasts, sure, origin)
 
 
 # --- The sequence ---

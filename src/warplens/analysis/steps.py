@@ -81,12 +81,12 @@ def find_steps(trace: Trace, work: pl.DataFrame, forest: RangeForest) -> StepSea
     left_out = _warmup_count(found)
     kept = len(steps) - (len(steps) - left_out > 1 and _ends_unseen(found, left_out))
     source = "sequence" if found.name is None else "range"
-    how = _describe(len(steps), left_out, kept, found.name) + ("" if found.is_sure else "; they may be parts of a step")
+    how = _describe(len(steps), left_out, kept, found) + ("" if found.is_sure else "; they may be parts of a step")
     return StepSearch(steps, steps[left_out:kept], source, found.name, how, found.is_sure)
 
 
-def _describe(count: int, left_out: int, kept: int, name: str | None) -> str:
-    origin = f"ranges named {name!r}" if name is not None else "the repeating kernel sequence"
+def _describe(count: int, left_out: int, kept: int, found: Found) -> str:
+    origin = f"ranges named {found.name!r}" if found.name is not None else found.origin
     chosen = f"steps {left_out + 1}–{kept} of {count}" if kept > left_out + 1 else f"step {kept} of {count}"
     leading = "the first" if left_out == 1 else f"the first {left_out}"
     parts = [f"{chosen}, from {origin}"]
