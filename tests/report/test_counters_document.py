@@ -15,8 +15,8 @@ from tests.analysis.counters.builders import counters, launch
 from warplens.analysis.timeline import Timeline
 from warplens.profile.counters import KernelCounters
 from warplens.readers import read, read_counters
+from warplens.report.counters.beside import joined_blocks
 from warplens.report.counters.document import counters_document, counters_json, counters_lead, write_counters
-from warplens.report.counters.joined import joined_blocks
 from warplens.report.counters.numbers import CounterNumbers, examine_counters, join_counters
 from warplens.report.document import Figure, Paragraph, Section, Table
 from warplens.report.html import render_html

@@ -8,7 +8,7 @@ import polars as pl
 import pytest
 
 from tests.report.sample import HOSTILE, roofline_points
-from warplens.report.charts.roofline import MOST_POINTS, roofline_chart
+from warplens.report.charts.plane import MOST_POINTS, roofline_chart
 from warplens.report.theme import light_ink
 
 

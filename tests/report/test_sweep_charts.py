@@ -7,7 +7,7 @@ import pytest
 
 from tests.report.sample import HOSTILE
 from warplens.report.charts import regime_chart, speedup_chart
-from warplens.report.charts.surface import MOST_ROWS
+from warplens.report.charts.plane import MOST_ROWS
 from warplens.report.theme import css_ink, light_ink
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar, overload
@@ -67,6 +67,14 @@ def pick(table: schema.Table, *parts: str | Column, **titles: str) -> tuple[Colu
     """
     chosen = table.only(*parts).columns
     return tuple(column.but(title=titles[column.name]) if column.name in titles else column for column in chosen)
+
+
+def with_texts(rows: pl.DataFrame, **texts: Callable[[Mapping[str, Any]], str | None]) -> pl.DataFrame:
+    """The rows with columns of text, each made of a whole row."""
+    import polars as pl
+
+    known = rows.to_dicts()
+    return rows.with_columns(pl.Series(name, map(text, known), dtype=pl.String) for name, text in texts.items())
 
 
 @dataclass(frozen=True)

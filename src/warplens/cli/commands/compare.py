@@ -345,7 +345,7 @@ def of_measurements(sides: tuple[Found, Found], asked: Asked) -> Outcome:
 def of_counters(sides: tuple[Found, Found], asked: Asked) -> Outcome:
     """Hardware counters of one report against those of the other."""
     from warplens.report.comparison.document import counter_document
-    from warplens.report.counters.comparison import comparison_data, comparison_lines, comparison_tables
+    from warplens.report.counters.beside import comparison_data, comparison_lines, comparison_tables
 
     found = _compared(side.files[0] for side in sides)
     head, *verdict = comparison_lines(found)
@@ -401,7 +401,7 @@ def of_traces(sides: tuple[Found, Found], asked: Asked) -> Outcome:
         kernel_table(numbers.kernels, limit=0, narrow=True),
     ]
     if counters is not None:
-        from warplens.report.counters.comparison import comparison_tables
+        from warplens.report.counters.beside import comparison_tables
 
         tables += comparison_tables(counters, limit=0)
     part = Part(

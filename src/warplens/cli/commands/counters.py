@@ -17,9 +17,16 @@ from warplens.cli.edge import progress
 from warplens.cli.options import Format, FormatOption, LimitOption, WindowOption, argument, flag, group_by, option
 from warplens.errors import UsageError
 from warplens.readers import read, read_counters
-from warplens.report.counters.comparison import comparison_data, comparison_lines, comparison_tables
+from warplens.report.counters.beside import (
+    comparison_data,
+    comparison_lines,
+    comparison_tables,
+    coverage_lines,
+    coverage_tables,
+    joined_data,
+    next_run_lines,
+)
 from warplens.report.counters.hardware import numbered_points, roof_lines, roofline_table, why_no_chart
-from warplens.report.counters.joined import coverage_lines, coverage_tables, joined_data, next_run_lines
 from warplens.report.counters.numbers import Joined, join_counters
 from warplens.report.counters.words import counters_table, with_words
 from warplens.writing import write_whole

@@ -5,15 +5,14 @@ What goes into a chart is aggregated beforehand (`warplens.report.chart_data`): 
 thousand marks. Labels stand at what they name rather than in legends; units are those of people.
 
 This package imports Altair, which takes a good part of a second: documents import it when they come to draw, never to
-count. A new chart becomes a function here, in the module of its kind (`bars`, `overtime`, `distributions`, `roofline`,
-`waterfall`).
+count. A new chart becomes a function here, in the module of its kind (`bars`, `overtime`,
+`plane`).
 """
 
 from warplens.report.charts.bars import bandwidth_chart, budget_chart, histogram_chart, ranked_chart, waterfall_chart
 from warplens.report.charts.base import Chart, vega_lite_version
 from warplens.report.charts.overtime import memory_chart, steps_chart, timeline_chart
-from warplens.report.charts.roofline import roofline_chart
-from warplens.report.charts.surface import regime_chart, speedup_chart
+from warplens.report.charts.plane import regime_chart, roofline_chart, speedup_chart
 
 __all__ = [
     "Chart",

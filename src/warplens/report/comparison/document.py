@@ -27,7 +27,7 @@ from warplens.report.comparison.steps import (
     transfer_table,
     waterfall_rows,
 )
-from warplens.report.counters.comparison import SIDE_BY_SIDE, comparison_lines
+from warplens.report.counters.beside import SIDE_BY_SIDE, comparison_lines
 from warplens.report.document import (
     Document,
     Figure,

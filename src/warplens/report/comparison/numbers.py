@@ -12,7 +12,7 @@ from warplens.compare.statistics import Samples, compare, regression
 from warplens.profile import Note, NoteLevel
 from warplens.report import text as fmt
 from warplens.report.comparison.causes import gate_line, hides_kernels, kernel_groups, needed_text, step_answer
-from warplens.report.counters.comparison import comparison_data
+from warplens.report.counters.beside import comparison_data
 from warplens.report.jsonout import window_data
 
 if TYPE_CHECKING:

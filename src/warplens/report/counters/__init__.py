@@ -1,5 +1,5 @@
 """The document on hardware counters: what was measured, what bounds each kernel, and what to collect next.
 
-Lives here: `numbers` (every analysis of a report, run once), `sections` and `hardware` (the sections), `document` (put
-together, and as data), `comparison` (reports side by side), `joined` (a report together with a trace).
+Lives here: `numbers` (every analysis of a report, run once), `document` (the sections, put together, and as data),
+`hardware` (the sections on parts of the GPU), `beside` (a report beside a trace, and reports side by side), `words`.
 """

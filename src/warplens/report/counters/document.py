@@ -1,27 +1,277 @@
-"""The document on hardware counters, put together: one report, or several with a comparison on top."""
+"""The document on hardware counters: its sections, and one report, or several with a comparison on top."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+import polars as pl
+
+from warplens.analysis.counters.bounds import FAULTS
+from warplens.analysis.counters.groups import SUMMARY
+from warplens.profile.columns import column
+from warplens.profile.counters import RULES
+from warplens.profile.schema import Column
 from warplens.report import text as fmt
 from warplens.report.counters import hardware
-from warplens.report.counters import sections as parts
-from warplens.report.counters.comparison import SIDE_BY_SIDE, comparison_data
-from warplens.report.counters.joined import coverage_blocks, joined_data
-from warplens.report.counters.numbers import CounterNumbers, compared_with_first
-from warplens.report.counters.sections import bound_shares
-from warplens.report.counters.words import kernel_count
-from warplens.report.document import Document, Paragraph, Section, SectionOf, limits, quiet, sections
+from warplens.report.counters.beside import SIDE_BY_SIDE, comparison_data, coverage_blocks, joined_data
+from warplens.report.counters.numbers import CounterNumbers, compared_with_first, with_names
+from warplens.report.counters.words import BOUND, FAULT_TITLES, REMEDIES, evidence_text, kernel_count, launch_count
+from warplens.report.document import (
+    Document,
+    Figure,
+    Notes,
+    Paragraph,
+    Section,
+    SectionOf,
+    Table,
+    limits,
+    pick,
+    quiet,
+    sections,
+    with_texts,
+)
 from warplens.report.jsonout import envelope
 from warplens.report.write import REPORT_FORMATS, write_document
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
     from pathlib import Path
 
     from warplens.analysis.counters.comparison import Comparison
+    from warplens.analysis.counters.nextrun import NextRun
+    from warplens.report.document import Block
     from warplens.report.write import ReportFormat
+
+
+#: Bars of the ranking; the table below it has the rest.
+_RANKED: Final = 10
+
+#: Colour of a kernel in the ranking, by its bound.
+_FILLS: Final = {"memory": "transfer", "compute": "gemm", "latency": "idle-3", "small": "idle-1"}
+
+
+# --- what was measured ------------------------------------------------------------------------------------------------
+
+_FACT_COLUMNS: Final = (Column("fact", title="Setting"), column("value", dtype=pl.String, help="", kind="text"))
+
+
+def measured(numbers: CounterNumbers) -> Iterator[Block]:
+    """What was profiled and how, and how much of the program that is."""
+    counters, summary = numbers.counters, numbers.summary
+    total_ns = float(summary["total_ns"].sum())
+    what = "a kernel is a function with one grid and block"
+    yield Paragraph(f"{numbers.measured} ({what}), {fmt.duration(total_ns)} of GPU time in all.")
+    session = counters.session
+    facts = {
+        "Sections": ", ".join(session.sections) or None,
+        "Clock control": session.clock_control,
+        "Cache control": session.cache_control,
+        "Replay mode": session.replay_mode,
+        "Metrics": fmt.count(counters.metrics.width) if counters.metrics.width else None,
+        "Multiprocessor clock": _clock(summary["sm_hz"]),
+        "Memory clock": _clock(summary["dram_hz"]),
+    }
+    rows = pl.DataFrame(
+        [(fact, value or "not stated") for fact, value in facts.items()], schema=["fact", "value"], orient="row"
+    )
+    yield Table("session", "How it was collected", _FACT_COLUMNS, rows, limit=None)
+    if not numbers.joined:
+        yield quiet(
+            "How much of the program's GPU time these launches are is not in the report. Give a trace of the same "
+            "program beside it (warplens report TRACE COUNTERS) to see it."
+        )
+
+
+def _clock(clocks: pl.Series) -> str | None:
+    known = clocks.drop_nulls()
+    if known.is_empty():
+        return None
+    least, most = (f"{value / 1e9:.2f}" for value in (known.min(), known.max()))  # type: ignore[operator]
+    return f"{most} GHz" if least == most else f"{least} to {most} GHz"
+
+
+def semantics(numbers: CounterNumbers) -> Iterator[Block]:
+    """What the numbers mean, given how they were collected."""
+    yield Notes(numbers.semantics) if numbers.semantics else quiet("The report does not say how it was collected.")
+    yield quiet(
+        "Shares are of the peak while a kernel ran. A low one does not mean that the GPU was idle between kernels: "
+        "that is in a trace."
+    )
+
+
+# --- kernels and bounds -----------------------------------------------------------------------------------------------
+
+_KERNEL_COLUMNS: Final = pick(
+    SUMMARY,
+    "name grid block launches total_ns",
+    column("share").but(help="of the profiled time"),
+    BOUND,
+    column("reason"),
+)
+
+
+def kernels(numbers: CounterNumbers) -> Iterator[Block]:
+    """The kernels by their time, each with its bound and the reason."""
+    summary = numbers.summary
+    timed = summary.filter(pl.col("total_ns") > 0)
+    if timed.height:
+        from warplens.report import charts
+
+        rows = timed.head(_RANKED)
+        ranked = pl.DataFrame(
+            {
+                "name": [
+                    f"{fmt.shorten_kernel(row['full_name'], 44)} · {row['verdict']}"
+                    for row in rows.iter_rows(named=True)
+                ],
+                "full_name": [fmt.printable(name) for name in rows["full_name"]],
+                "value": rows["total_ns"],
+                "share": rows["share"],
+                "fill": [_FILLS.get(bound, "other") for bound in rows["bound"]],
+                "detail": rows["reason"],
+            }
+        )
+        alt = "; ".join(
+            f"{name}: {fmt.share(share)}" for name, share in ranked.select("name", "share").head(3).iter_rows()
+        )
+        yield Figure("ranking", "Profiled time by kernel", charts.ranked_chart(ranked), alt)
+    yield Table("kernels-table", "Kernels", _KERNEL_COLUMNS, summary, empty="The report holds no profiled kernel.")
+
+
+_BOUND_COLUMNS: Final = pick(
+    SUMMARY,
+    "name",
+    BOUND,
+    "unit_share",
+    *(SUMMARY.column(name).but(dtype=pl.String, kind="text") for name in ("balanced", "healthy")),
+    "fault fault_gain_share",
+    SUMMARY.column("evidence").but(dtype=pl.String),
+)
+
+
+def bounds(numbers: CounterNumbers) -> Iterator[Block]:
+    """What limits each kernel, with the numbers that say so."""
+    summary = with_texts(numbers.summary, evidence=lambda row: evidence_text(row["evidence"])).with_columns(
+        pl.col("fault").replace(FAULT_TITLES),
+        *(
+            pl.when(name).then(pl.lit("yes")).when(~pl.col(name)).then(pl.lit("no")).alias(name)
+            for name in ("balanced", "healthy")
+        ),
+    )
+    yield Table("bounds-table", "What limits each kernel", _BOUND_COLUMNS, summary, empty="No kernel.")
+    yield quiet(
+        "A unit at 60 % of its peak or more is the bound; from 80 % on it is as good as full. Below, a kernel waits: "
+        "its grid is too small to fill the GPU, or latency holds it back. The limits are Nsight Compute's."
+    )
+
+
+# --- faults and rules -------------------------------------------------------------------------------------------------
+
+_FAULT_COLUMNS: Final = pick(
+    FAULTS,
+    SUMMARY.column("name"),
+    "fault gain_share",
+    Column("total_gain_share", pl.Float64, "of the profiled time", title="of all"),
+    "evidence",
+    column("remedy", help="", title="What to do"),
+)
+
+
+def faults(numbers: CounterNumbers) -> Iterator[Block]:
+    """What is wrong with the kernels, the costliest first, and what to do about it."""
+    found = with_names(numbers, numbers.faults)
+    if found.is_empty():
+        yield quiet(
+            "No fault was found that could cost a tenth of a kernel's time, as far as the collected metrics tell."
+        )
+        return
+    total = numbers.summary["total_ns"].sum()
+    titled = (
+        with_texts(found, evidence=lambda row: evidence_text(row["evidence"]))
+        .with_columns(
+            total_gain_share=pl.col("gain_share") * pl.col("total_ns") / total
+            if total
+            else pl.lit(None, dtype=pl.Float64),
+            fault=pl.col("fault").replace(FAULT_TITLES),
+            remedy=pl.col("fault").replace_strict(REMEDIES, return_dtype=pl.String),
+        )
+        .sort("total_gain_share", descending=True, nulls_last=True, maintain_order=True)
+    )
+    yield Table("faults-table", "Faults and remedies", _FAULT_COLUMNS, titled)
+    yield quiet(
+        "The cost is a ceiling: without this fault the kernel would not get faster by more. Relief of one fault often "
+        "uncovers the next."
+    )
+
+
+_RULE_COLUMNS: Final = pick(
+    RULES,
+    SUMMARY.column("name"),
+    RULES.column("name").but(name="rule_name"),
+    "message",
+    RULES.column("speedup_percent").but(name="speedup_share", title="Estimate", kind="share"),
+    "speedup_kind",
+)
+
+#: Kinds of results of a rule that ask for something.
+_ASKING: Final = ("optimization", "warning", "error")
+
+
+def rules(numbers: CounterNumbers) -> Iterator[Block]:
+    """What Nsight Compute's own rules said; None where they did not run."""
+    launches = numbers.counters.launches.select("launch", pl.col("name", "full_name").cast(pl.String))
+    found = numbers.counters.rules.filter(pl.col("kind").is_in(_ASKING)).rename({"name": "rule_name"})
+    if found.is_empty():
+        return
+    shown = found.join(launches, on="launch", maintain_order="left").with_columns(
+        speedup_share=pl.col("speedup_percent") / 100
+    )
+    shown = shown.unique(["full_name", "rule", "message"], keep="first", maintain_order=True)
+    shown = shown.sort("speedup_share", descending=True, nulls_last=True, maintain_order=True)
+    yield Table("rules-table", "Results of Nsight Compute's rules", _RULE_COLUMNS, shown, limit=10)
+
+
+# --- the next run -----------------------------------------------------------------------------------------------------
+
+
+def next_runs(numbers: CounterNumbers) -> Iterator[Block]:
+    """One command that would tell most."""
+    runs: list[tuple[NextRun, str | None]] = [(item.next_run, item.trace) for item in numbers.joined if item.matches]
+    runs = runs or [(numbers.next_run, None)]
+    for run, trace in runs:
+        beside = f"With {trace}: " if trace and len(runs) > 1 else ""
+        yield Paragraph(fmt.sentence(f"{beside}{run.reason}"))
+        if run.command is not None:
+            yield Paragraph(run.command)
+            of = "kernel time of the window" if trace else "profiled time"
+            yield quiet(
+                f"It closes {fmt.value(run.covered_share, 'share')} of a gap of {fmt.value(run.gap_share, 'share')} of "
+                f"the {of} with {launch_count(run.launches or 0)} in about {fmt.value(run.passes, 'count')} passes "
+                f"({run.passes_how}); valid from Nsight Compute {run.ncu_version} on."
+            )
+
+
+def bound_shares(numbers: CounterNumbers) -> list[tuple[str, float]]:
+    """The share of the profiled time by bound, the largest first; healthy kernels apart."""
+    timed = numbers.summary.filter(pl.col("total_ns") > 0)
+    total = float(timed["total_ns"].sum())
+    sums: dict[str, float] = {}
+    for row in timed.select("bound", "unit", "healthy", "total_ns").iter_rows(named=True):
+        title = _BOUND_PHRASES[row["bound"]] + (" and healthy" if row["healthy"] else "")
+        sums[title] = sums.get(title, 0.0) + row["total_ns"]
+    return sorted(((title, part / total) for title, part in sums.items()), key=lambda item: -item[1])
+
+
+_BOUND_PHRASES: Final = {
+    "memory": "bound by memory",
+    "compute": "bound by compute",
+    "latency": "bound by latency",
+    "small": "in grids too small to say",
+    "unknown": "of unknown bound",
+}
+
+
+# --- The document, put together ---------------------------------------------------------------------------------------
 
 
 #: Bounds named in the answer; a sentence with more of them is no longer read.
@@ -30,20 +280,20 @@ _MOST_SHARES: Final = 3
 #: In reading order.
 _SECTIONS: Final[tuple[SectionOf[CounterNumbers], ...]] = (
     SectionOf("quality", "Before you read the numbers", limits, lambda numbers: numbers.warnings),
-    SectionOf("measured", "What was measured", parts.measured),
+    SectionOf("measured", "What was measured", measured),
     SectionOf("coverage-section", "Share of the program", coverage_blocks, lambda numbers: numbers.joined),
-    SectionOf("kernels", "Kernels", parts.kernels),
-    SectionOf("bounds", "Bounds", parts.bounds),
-    SectionOf("faults", lambda numbers: "Faults" if numbers.faults.is_empty() else "Faults and remedies", parts.faults),
+    SectionOf("kernels", "Kernels", kernels),
+    SectionOf("bounds", "Bounds", bounds),
+    SectionOf("faults", lambda numbers: "Faults" if numbers.faults.is_empty() else "Faults and remedies", faults),
     SectionOf("speed-of-light", "Speed of light", hardware.speed_of_light),
     SectionOf("roofline-section", "Roofline", hardware.roofline, lambda numbers: numbers.roofline),
     SectionOf("occupancy", "Occupancy", hardware.occupancy),
     SectionOf("launch", "Launch configuration", hardware.launch),
     SectionOf("stalls", "Warp stalls", hardware.stalls),
     SectionOf("memory", "Memory access", hardware.memory),
-    SectionOf("rules", "What Nsight Compute's own rules say", parts.rules),
-    SectionOf("next-run", "The next run", parts.next_runs),
-    SectionOf("semantics", "What these numbers mean", parts.semantics),
+    SectionOf("rules", "What Nsight Compute's own rules say", rules),
+    SectionOf("next-run", "The next run", next_runs),
+    SectionOf("semantics", "What these numbers mean", semantics),
 )
 
 

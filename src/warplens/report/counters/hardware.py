@@ -13,9 +13,9 @@ from warplens.analysis.counters.roofline import POINTS
 from warplens.analysis.counters.speedoflight import BREAKDOWN, INSTRUCTIONS
 from warplens.profile.schema import Column
 from warplens.report import text as fmt
-from warplens.report.counters.sections import with_names
-from warplens.report.counters.words import BOUND, LIMITED_BY, next_step_text
-from warplens.report.document import Document, Figure, Paragraph, SectionOf, Table, pick, quiet
+from warplens.report.counters.numbers import with_names
+from warplens.report.counters.words import BOUND, LEVELS, LIMITED_BY, bound_title, next_step_text
+from warplens.report.document import Document, Figure, Paragraph, SectionOf, Table, pick, quiet, with_texts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -79,8 +79,7 @@ def occupancy(numbers: CounterNumbers) -> Iterator[Block]:
             "Neither launch statistics nor occupancy were collected: --section LaunchStats --section Occupancy."
         )
         return
-    steps = [next_step_text(row) for row in summary.iter_rows(named=True)]
-    rows = summary.with_columns(next=pl.Series(steps, dtype=pl.String))
+    rows = with_texts(summary, next=next_step_text)
     columns = _OCCUPANCY_COLUMNS
     if rows["cluster_blocks"].is_not_null().any():
         columns = (*columns[:2], *pick(SUMMARY, "cluster_blocks cluster_share"), *columns[2:])
@@ -107,21 +106,20 @@ def launch(numbers: CounterNumbers) -> Iterator[Block]:
         how="left",
         maintain_order="left",
     )
-    problems = [_problems(row) for row in rows.iter_rows(named=True)]
-    rows = rows.with_columns(problem=pl.Series(problems, dtype=pl.String))
-    found = sum(problem is not None for problem in problems)
+    rows = with_texts(rows, problem=_problems)
+    found = rows["problem"].count()
     some = f"{fmt.count(found)} of {fmt.count(rows.height)} launch configurations have a problem."
     yield Paragraph(some if found else "No launch configuration stands out.")
     rows = rows.sort(pl.col("problem").is_null(), maintain_order=True)
     yield Table("launch-table", "Launch configurations", _LAUNCH_COLUMNS, rows)
 
 
-def _problems(row: dict[str, Any]) -> str | None:
+def _problems(row: Mapping[str, Any]) -> str | None:
     found = [text for check in _CHECKS if (text := check(row)) is not None]
     return "; ".join(found) or None
 
 
-def _small_grid(row: dict[str, Any]) -> str | None:
+def _small_grid(row: Mapping[str, Any]) -> str | None:
     if row["waves"] is None or row["waves"] >= 1:
         return None
     if row["sm_count"] and row["grid_blocks"] is not None and row["grid_blocks"] < row["sm_count"]:
@@ -129,32 +127,32 @@ def _small_grid(row: dict[str, Any]) -> str | None:
     return "less than one wave: the GPU is never full"
 
 
-def _tail(row: dict[str, Any]) -> str | None:
+def _tail(row: Mapping[str, Any]) -> str | None:
     if row["tail_share"] is None or row["tail_share"] < _LONG_TAIL:
         return None
     return f"the partial last wave takes {fmt.share(row['tail_share'])} of the time"
 
 
-def _partial_warps(row: dict[str, Any]) -> str | None:
+def _partial_warps(row: Mapping[str, Any]) -> str | None:
     threads = row["threads_per_block"]
     if not threads or threads % WARP_SIZE == 0:
         return None
     return f"blocks of {fmt.count(threads)} threads fill no whole number of warps"
 
 
-def _small_blocks(row: dict[str, Any]) -> str | None:
+def _small_blocks(row: Mapping[str, Any]) -> str | None:
     if row["limiter"] not in ("warps", "blocks") or row["next_share"] is None:
         return None
     return f"the block size holds occupancy at {fmt.share(row['theoretical_share'])}"
 
 
-def _clusters(row: dict[str, Any]) -> str | None:
+def _clusters(row: Mapping[str, Any]) -> str | None:
     if row["cluster_share"] is None or row["cluster_share"] > 0.99 * row["theoretical_share"]:
         return None
     return f"clusters of {row['cluster_blocks']} leave multiprocessors partly empty"
 
 
-_CHECKS: Final[tuple[Callable[[dict[str, Any]], str | None], ...]] = (
+_CHECKS: Final[tuple[Callable[[Mapping[str, Any]], str | None], ...]] = (
     _small_grid,
     _tail,
     _partial_warps,
@@ -216,15 +214,13 @@ def memory(numbers: CounterNumbers) -> Iterator[Block]:
 # --- The roofline: its chart, the table beside it, and where the roofs come from -------------------------------------
 
 
-_LEVELS: Final = {"dram": "DRAM", "l2": "L2", "l1": "L1"}
-
 _COLUMNS: Final = pick(
     POINTS,
     Column("number", pl.Int64, "the number that the chart calls it by", title="#"),
     "name total_ns",
     Column("arithmetic", help="the kind that came nearest to its own peak"),
     "flops_per_s",
-    *(f"{level}_intensity" for level in _LEVELS),
+    *(f"{level}_intensity" for level in LEVELS),
     Column("roof_title", help="the roof of which the largest share was reached", title="Nearest roof"),
     "roof_flops_per_s roof_share distance_share",
     BOUND.but(name="bound_title"),
@@ -248,13 +244,8 @@ _L1_NOTE: Final = (
 
 def numbered_points(found: Roofline) -> pl.DataFrame:
     """The points with `number` (1 for the most expensive), and texts for people: arithmetic, nearest roof, bound."""
-    rows = found.points.to_dicts()
-    return found.points.with_row_index("number", offset=1).with_columns(
-        pl.col("number").cast(pl.Int64),
-        pl.Series("arithmetic", [_arithmetic(row) for row in rows], dtype=pl.String),
-        pl.Series("roof_title", [_nearest(row) for row in rows], dtype=pl.String),
-        pl.Series("bound_title", [_bound(row) for row in rows], dtype=pl.String),
-    )
+    named = with_texts(found.points, arithmetic=_arithmetic, roof_title=_nearest, bound_title=bound_title)
+    return named.with_row_index("number", offset=1).with_columns(pl.col("number").cast(pl.Int64))
 
 
 def roof_lines(found: Roofline) -> list[str]:
@@ -374,19 +365,12 @@ def _arithmetic(row: Mapping[str, Any]) -> str | None:
 
 
 def _nearest(row: Mapping[str, Any]) -> str | None:
-    return {"compute": "arithmetic", **_LEVELS}.get(row["roof"])
-
-
-def _bound(row: Mapping[str, Any]) -> str:
-    if row["bound"] == "small":
-        return "too small to say"
-    unit = _LEVELS.get(row["unit"], row["unit"])
-    return f"{row['bound']} ({unit})" if row["bound"] in ("memory", "compute") and unit else str(row["bound"])
+    return {"compute": "arithmetic", **LEVELS}.get(row["roof"])
 
 
 def _roof_name(row: Mapping[str, Any]) -> str:
     if row["roof"] != "compute":
-        return _LEVELS[row["roof"]]
+        return LEVELS[row["roof"]]
     if row["precision"] != "tensor":
         return str(row["precision"]).upper()
     named = f"tensor cores, {row['format'].upper().replace('_', '/')}" if row["format"] else "tensor cores"

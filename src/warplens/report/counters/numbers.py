@@ -164,3 +164,14 @@ def join_counters(
 def compared_with_first(reports: Sequence[CounterNumbers]) -> tuple[Comparison, ...]:
     """Each report against the first."""
     return tuple(compare_counters(reports[0].counters, other.counters) for other in reports[1:])
+
+
+def with_names(numbers: CounterNumbers, frame: pl.DataFrame) -> pl.DataFrame:
+    """Rows of an analysis with the kernel's names, grid and block, the most expensive kernel first.
+
+    Args:
+        numbers: of the report.
+        frame: with `launch`, of which several rows may be of one group; their order is kept.
+    """
+    named = numbers.summary.select("launch", "name", "full_name", "grid", "block", "total_ns").with_row_index("place")
+    return frame.join(named, on="launch", how="inner").sort("place", maintain_order=True)

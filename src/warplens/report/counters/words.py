@@ -11,7 +11,7 @@ from warplens.analysis.counters.memoryaccess import STALL_REASONS
 from warplens.profile.columns import column
 from warplens.profile.schema import Column
 from warplens.report import text as fmt
-from warplens.report.document import Table, pick
+from warplens.report.document import Table, pick, with_texts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -42,7 +42,8 @@ _LIMITERS: Final = {
     "barriers": "barriers",
 }
 
-_LEVELS: Final = {"dram": "DRAM", "l2": "L2", "l1": "L1"}
+#: Levels of memory, as people call them.
+LEVELS: Final = {"dram": "DRAM", "l2": "L2", "l1": "L1"}
 
 #: What the words of `with_words` stand under.
 BOUND: Final = column("verdict").but(help="what limits it; healthy is at its roof without waste", title="Bound")
@@ -69,12 +70,7 @@ def counters_table(summary: pl.DataFrame, metrics: Sequence[str] = (), limit: in
 
 def with_words(summary: pl.DataFrame) -> pl.DataFrame:
     """The summary with three texts for people: `verdict`, `reason` and `occupancy` (theoretical, achieved, limiter)."""
-    rows = summary.to_dicts()
-    return summary.with_columns(
-        pl.Series("verdict", [bound_title(row) for row in rows], dtype=pl.String),
-        pl.Series("reason", [reason(row) for row in rows], dtype=pl.String),
-        pl.Series("limited_by", [limiter_title(row) for row in rows], dtype=pl.String),
-    )
+    return with_texts(summary, verdict=bound_title, reason=reason, limited_by=limiter_title)
 
 
 def bound_title(row: Mapping[str, Any]) -> str:
@@ -84,8 +80,8 @@ def bound_title(row: Mapping[str, Any]) -> str:
         return "too small to say"
     if bound not in ("memory", "compute"):
         return str(bound)
-    named = f"{bound} ({_LEVELS.get(unit, unit)})" if unit else str(bound)
-    return f"{named}, healthy" if row["healthy"] else named
+    named = f"{bound} ({LEVELS.get(unit, unit)})" if unit else str(bound)
+    return f"{named}, healthy" if row.get("healthy") else named
 
 
 def limiter_title(row: Mapping[str, Any]) -> str | None:

@@ -14,7 +14,7 @@ from warplens.profile.columns import column
 from warplens.profile.schema import Column
 from warplens.report import text as fmt
 from warplens.report.brief import answer_block, limit_sentence
-from warplens.report.counters.joined import joined_blocks
+from warplens.report.counters.beside import joined_blocks
 from warplens.report.document import (
     Document,
     KeyFigure,
@@ -27,7 +27,7 @@ from warplens.report.document import (
 )
 from warplens.report.flame import flame_blocks
 from warplens.report.headroom import headroom_blocks
-from warplens.report.overview import host, operators, time
+from warplens.report.overview import host, time
 from warplens.report.overview.numbers import Numbers, answer, largest_part
 from warplens.report.ranks import answer as ranks_answer
 from warplens.report.ranks import run_answer, run_rooms
@@ -229,8 +229,8 @@ _ROOMS: Final[tuple[SectionOf[Numbers], ...]] = (
         _rooms(
             SectionOf("kernels", "Kernels", time.kernels),
             SectionOf("categories", "Categories", time.categories),
-            SectionOf("operators", "Operators", operators.operators),
-            SectionOf("work", "Modelled work, measured time", operators.work),
+            SectionOf("operators", "Operators", host.operators),
+            SectionOf("work", "Modelled work, measured time", host.work),
         ),
     ),
     SectionOf(
@@ -239,8 +239,8 @@ _ROOMS: Final[tuple[SectionOf[Numbers], ...]] = (
         _rooms(
             SectionOf("flame", "GPU time by part of the program", flame_blocks),
             SectionOf("ranges", "Ranges", time.ranges),
-            SectionOf("modules", "Modules", operators.modules),
-            SectionOf("code", "Code", operators.code),
+            SectionOf("modules", "Modules", host.modules),
+            SectionOf("code", "Code", host.code),
         ),
     ),
     SectionOf(

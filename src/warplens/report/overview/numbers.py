@@ -39,7 +39,7 @@ from warplens.analysis.work import ModelledWork, operator_work, work_statistics
 from warplens.diagnosis import diagnose
 from warplens.profile import NoteLevel
 from warplens.report import text as fmt
-from warplens.report.counters.joined import joined_data
+from warplens.report.counters.beside import joined_data
 from warplens.report.headroom import headroom_data
 from warplens.report.jsonout import window_data
 from warplens.report.questions.time import budget_data, group_times
