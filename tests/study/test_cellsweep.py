@@ -228,7 +228,7 @@ def test_wrong_usage_is_one_line(troubled, tmp_path):
 
 
 def test_a_bare_machine_needs_neither_polars_nor_typer_nor_numpy():
-    modules = [f"warplens.studies.runner.{name}" for name in ("__main__", "child", "commandsweep")]
+    modules = [f"warplens.studies.runner.{name}" for name in ("__main__", "commandsweep")]
     code = (
         f"import sys, importlib\nfor m in {modules!r}: importlib.import_module(m)\n"
         "assert not {'polars', 'typer', 'numpy', 'orjson', 'torch', 'rich'} & sys.modules.keys()"

@@ -114,9 +114,8 @@ class Clocks:
 
 # --- Measures a step -------------------------------------------------------------------------------------------------
 # Every repetition is a closed loop: the step is issued, and waited for. Its wall time is what a caller sees, launch
-# cost
-# and waiting included; its GPU time lies between two events of the stream, so that it includes gaps in which the GPU
-# waits for the host. A time to the next step is not in either.
+# cost and waiting included; its GPU time lies between two events of the stream, so that it includes gaps in which the
+# GPU waits for the host. A time to the next step is not in either.
 
 
 #: Clocks are read once in so many repetitions: a reading takes tens of microseconds, in which the GPU is idle.
@@ -165,6 +164,18 @@ class Samples:
     gpu: list[int] = field(default_factory=list)
     phases: dict[str, list[int]] = field(default_factory=dict)
 
+    def measured(
+        self,
+        warmup_ns: tuple[int, ...],
+        stopped: str,
+        clocks: ClockLog | None,
+        peaks: tuple[int | None, int | None] = (None, None),
+        rounds: int = 1,
+    ) -> Measured:
+        """What was taken, with what is known besides; the peaks are of allocated and of reserved memory."""
+        phases = {phase: tuple(times) for phase, times in self.phases.items()}
+        return Measured(tuple(self.wall), tuple(self.gpu), phases, warmup_ns, stopped, *peaks, clocks, rounds)
+
 
 def measure(
     step: Callable[[], object],
@@ -197,16 +208,10 @@ def measure(
         torch.cuda.reset_peak_memory_stats(device)
     with undisturbed(), ranges.recorded():
         stopped = _repeat(step, device, plan, marks, ranges, flush, clocks, samples)
-    return Measured(
-        wall_ns=tuple(samples.wall),
-        gpu_ns=tuple(samples.gpu),
-        phases_ns={phase: tuple(times) for phase, times in samples.phases.items()},
-        warmup_ns=warmup_ns,
-        stopped=stopped,
-        peak_allocated_bytes=torch.cuda.max_memory_allocated(device) if is_cuda(device) else None,
-        peak_reserved_bytes=torch.cuda.max_memory_reserved(device) if is_cuda(device) else None,
-        clocks=clocks.log(),
-    )
+    peaks: tuple[int | None, int | None] = (None, None)
+    if is_cuda(device):
+        peaks = torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device)
+    return samples.measured(warmup_ns, stopped, clocks.log(), peaks)
 
 
 def synchronize(device: str) -> None:
@@ -354,18 +359,8 @@ def measure_in_turns(
                     with ranges("step"):
                         time_once(turn.step, device, marks[position], samples[position])
     return [
-        Measured(
-            wall_ns=tuple(taken.wall),
-            gpu_ns=tuple(taken.gpu),
-            phases_ns={phase: tuple(times) for phase, times in taken.phases.items()},
-            warmup_ns=tuple(warmups[position]),
-            stopped="most repetitions",
-            peak_allocated_bytes=None,
-            peak_reserved_bytes=None,
-            clocks=clocks[position].log(),
-            rounds=rounds,
-        )
-        for position, taken in enumerate(samples)
+        taken.measured(tuple(warmup), "most repetitions", clock.log(), rounds=rounds)
+        for taken, warmup, clock in zip(samples, warmups, clocks, strict=True)
     ]
 
 

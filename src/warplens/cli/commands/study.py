@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -267,10 +268,7 @@ def _check(
 
 
 def _plain(regret: Regret) -> dict[str, Any]:
-    where = list(regret.where) if regret.where is not None else None
-    return {
-        "cells": regret.cells, "worst": regret.worst, "mean": regret.mean, "where": where, "not_run": regret.not_run,
-    }  # fmt: skip
+    return {**asdict(regret), "where": list(regret.where) if regret.where is not None else None}
 
 
 def _emit(source: str, facts: Sequence[str], table: Table, data: Mapping[str, Any], form: Format) -> None:

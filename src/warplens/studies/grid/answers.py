@@ -194,13 +194,9 @@ class CellAnswers:
         """Whether the profile answers a question of `QUESTIONS`."""
         if self.invalid:
             return False
-        return {
-            "a": self.forward is not None,
-            "b": self.kernel is not None and "b" not in self.lacking,
-            "c": self.labels.height > 0 and "c" not in self.lacking,
-            "d": self.training is not None,
-            "e": self.attention is not None,
-        }[question]
+        found = {"a": self.forward, "b": self.kernel, "c": self.labels.height or None, "d": self.training}
+        hidden = question in "bc" and question in self.lacking
+        return {**found, "e": self.attention}[question] is not None and not hidden
 
 
 def answer_cell(cell: GridCell, *, timings: pl.DataFrame | None = None, batch: int | None = None) -> CellAnswers:

@@ -42,7 +42,6 @@ from warplens.studies.grid.tables import (
     cell_rows,
     cell_table,
     cell_title,
-    counted,
     forward_matrix,
     forward_times,
     invalid_profiles,
@@ -149,7 +148,7 @@ def attention_section(grid: Grid) -> Section:
     title = "(e) How does the softmax compare with the matrix products of attention?"
     times = attention_times(grid)
     if not times.height:
-        return Section("e", title, (unanswered("e"),))
+        return unanswered("e", title)
     rates = times.with_columns((pl.col(column) / 1e12).alias(f"{column}_tera") for column in _PER_SECOND)
     blocks: list[Block] = [
         Paragraph(" ".join(answer_e(grid))),
@@ -252,9 +251,9 @@ def _python_sentences(times: pl.DataFrame) -> list[str]:
 
 def forward_section(grid: Grid) -> Section:
     """(a) Forward time, per cell and layer, and against the program's own clock."""
-    times = forward_times(grid)
+    title, times = "(a) How long does a forward pass take?", forward_times(grid)
     if not times.height:
-        return Section("a", "(a) How long does a forward pass take?", (unanswered("a"),))
+        return unanswered("a", title)
     blocks: list[Block] = [Paragraph(" ".join(answer_a(grid))), _time_figure(grid), _time_matrix(grid)]
     blocks += [
         cell_table(
@@ -279,7 +278,7 @@ def forward_section(grid: Grid) -> Section:
                 *_AGAINST_PYTHON,
             )
         )
-    return Section("a", "(a) How long does a forward pass take?", tuple(blocks))
+    return Section("a", title, tuple(blocks))
 
 
 _FORWARD: Final = (
@@ -394,11 +393,11 @@ def _lead(grid: Grid, status: pl.DataFrame) -> str:
     valid = sum(1 for cell in grid.cells if not cell.invalid)
     first = next((sentences[0] for letter in QUESTIONS if (sentences := _ANSWERS[letter](grid))), "")
     total = len(grid.cells)
-    profiles = f"{valid} of {counted(total, 'profile')}" if valid < total else counted(total, "profile")
+    profiles = f"{valid} of {fmt.plural(total, 'profile')}" if valid < total else fmt.plural(total, "profile")
     return (
-        f"{profiles} over {counted(len(grid.models), 'model')} and {counted(len(grid.contexts), 'context length')} "
-        f"{'answers' if total == 1 else 'answer'} {majority(answered, status.height, 'question')} of the grid, all by "
-        f"measurement. {first}"
+        f"{profiles} over {fmt.plural(len(grid.models), 'model')} and "
+        f"{fmt.plural(len(grid.contexts), 'context length')} {'answers' if total == 1 else 'answer'} "
+        f"{majority(answered, status.height, 'question')} of the grid, all by measurement. {first}"
     )
 
 

@@ -79,7 +79,7 @@ def kernel_section(grid: Grid) -> Section:
     title = "(b) Which kernel takes the most GPU time?"
     top = top_kernels(grid)
     if not top.height:
-        return Section("b", title, (unanswered("b"),))
+        return unanswered("b", title)
     parts = model_parts(grid)
     captions = {
         "top-kernels": "The kernel with the most GPU time in a forward pass (measured)",
@@ -127,7 +127,7 @@ def other_section(grid: Grid) -> Section:
     title = "(c) What do the other kernels take?"
     mix = category_mix(grid, "forward")
     if not mix.height:
-        return Section("c", title, (unanswered("c"),))
+        return unanswered("c", title)
     caption = "GPU time of a forward pass by category; every row sums to 100 % (measured)"
     blocks: list[Block] = [
         Paragraph(" ".join(answer_c(grid))),
@@ -176,7 +176,7 @@ def _mix_figure(mix: pl.DataFrame) -> Figure:
     return Figure("forward-mix", f"GPU time of a forward pass by category: {title} (measured)", chart, alt)
 
 
-# --- Question --------------------------------------------------------------------------------------------------------
+# --- Question (d): the training step ---------------------------------------------------------------------------------
 
 
 def training_split(grid: Grid) -> pl.DataFrame:
@@ -300,7 +300,7 @@ def training_section(grid: Grid) -> Section:
     title = "(d) How does a training step divide?"
     split = training_split(grid)
     if not split.height:
-        return Section("d", title, (unanswered("d"),))
+        return unanswered("d", title)
     mix = category_mix(grid, "step")
     unequal = int(split.filter(pl.col("residual_ns") != 0).height)
     step_mix = "GPU time of a training step by category; every row sums to 100 % (measured)"

@@ -17,7 +17,7 @@ from warplens.profile.columns import column, table
 from warplens.profile.schema import Column, Kind, Table
 from warplens.report import document as page
 from warplens.report import text as fmt
-from warplens.report.document import Paragraph
+from warplens.report.document import Paragraph, Section
 from warplens.studies.grid.answers import CellAnswers, Grid
 from warplens.studies.grid.kernels import MATMUL, Spread
 
@@ -352,11 +352,6 @@ def between(values: Iterable[float | None], kind: Kind) -> str:
     return least if least == greatest else f"{least} to {greatest}"
 
 
-def counted(count: int, what: str) -> str:
-    """`1 profile`, `3 profiles`."""
-    return f"{count} {what}" if count == 1 else f"{count} {what}s"
-
-
 def majority(count: int, total: int, what: str) -> str:
     """`all 12 cells`, `9 of 12 cells`, `the one cell`."""
     if total == 1:
@@ -364,9 +359,10 @@ def majority(count: int, total: int, what: str) -> str:
     return f"all {total} {what}s" if count == total else f"{count} of {total} {what}s"
 
 
-def unanswered(question: str) -> Paragraph:
-    """What stands in the place of an answer that no profile gives."""
-    return Paragraph(f"No profile of the grid answers ({question}); “What is answered” says what to run.")
+def unanswered(question: str, title: str) -> Section:
+    """The section of a question that no profile answers."""
+    text = f"No profile of the grid answers ({question}); “What is answered” says what to run."
+    return Section(question, title, (Paragraph(text),))
 
 
 # --- Frames with exact values ----------------------------------------------------------------------------------------

@@ -82,14 +82,12 @@ class AttentionTime:
     @property
     def products(self) -> Spread | None:
         """GPU time per layer of the two matrix products' kernels; None where no kernel is known to be one."""
-        products = self.passes["scores_matmul_ns"] + self.passes["values_matmul_ns"]
-        return Spread.of(products / self.passes["layers"]) if self._products_known else None
+        return Spread.of(self._products / self.passes["layers"]) if self._products_known else None
 
     @property
     def runtime_ratio(self) -> Spread | None:
         """GPU time of the softmax over that of the two products' kernels; the spread over passes."""
-        products = self.passes["scores_matmul_ns"] + self.passes["values_matmul_ns"]
-        return Spread.of(self.passes["softmax_ns"] / products) if self._products_known else None
+        return Spread.of(self.passes["softmax_ns"] / self._products) if self._products_known else None
 
     @property
     def range_ratio(self) -> Spread | None:
@@ -103,6 +101,10 @@ class AttentionTime:
         return int(each[0]) if len(each) == 1 and float(each[0]).is_integer() else None
 
     @property
+    def _products(self) -> pl.Series:
+        return self.passes["scores_matmul_ns"] + self.passes["values_matmul_ns"]
+
+    @property
     def _products_known(self) -> bool:
         return bool((self.passes["scores_matmul_ns"] > 0).all() and (self.passes["values_matmul_ns"] > 0).all())
 
@@ -113,24 +115,25 @@ class AttentionTime:
 
     def product_flops_per_s(self, part: str, size: ModelSize, batch: int, context: int) -> float | None:
         """Modelled FLOPs of one product (`scores` or `values`) over the measured time of its kernels."""
-        spent = self.per_layer(f"{part}_matmul_ns")
-        flops = attention_matmul_flops(batch, size.heads, context, size.d_head)
-        return flops / (spent.median * 1e-9) if spent and spent.median else None
+        return self._per_s(f"{part}_matmul_ns", attention_matmul_flops(batch, size.heads, context, size.d_head))
 
     def softmax_flops_per_s(self, size: ModelSize, batch: int, context: int) -> float | None:
         """Modelled FLOPs of the softmax over its measured time."""
-        spent = self.per_layer("softmax_ns")
-        return softmax_flops(batch, size.heads, context) / (spent.median * 1e-9) if spent and spent.median else None
+        return self._per_s("softmax_ns", softmax_flops(batch, size.heads, context))
 
     def softmax_bytes_per_s(self, size: ModelSize, batch: int, context: int) -> float | None:
         """Modelled memory traffic of the softmax, caches not counted, over its measured time.
 
         None where the kernels are not those of a known form, or not known to be fp32.
         """
-        spent, accesses = self.per_layer("softmax_ns"), _SOFTMAX_ACCESSES.get(self.softmax_kernels or 0)
-        if not spent or not spent.median or accesses is None or not self.single_precision:
+        accesses = _SOFTMAX_ACCESSES.get(self.softmax_kernels or 0)
+        if accesses is None or not self.single_precision:
             return None
-        return accesses * 4 * batch * size.heads * context**2 / (spent.median * 1e-9)
+        return self._per_s("softmax_ns", accesses * 4 * batch * size.heads * context**2)
+
+    def _per_s(self, column: str, amount: int) -> float | None:
+        spent = self.per_layer(column)
+        return amount / (spent.median * 1e-9) if spent and spent.median else None
 
 
 def missing_attention_ranges(timeline: Timeline) -> tuple[str, ...]:

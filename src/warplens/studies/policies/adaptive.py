@@ -42,11 +42,6 @@ _DIMENSIONS: Final = {
 EXECUTION: Final = "execution"
 
 
-def known_dimensions() -> dict[str, int]:
-    """Dimension of the input that each setting is read from where the user gives no function."""
-    return dict(_DIMENSIONS)
-
-
 def features_of(policy: Policy, fixed: Mapping[str, Any]) -> Features:
     """The function that reads a policy's axes off a shape.
 

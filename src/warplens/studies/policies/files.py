@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from warplens._version import __version__
 from warplens.errors import UnreadableInputError
-from warplens.readers.limits import document_bytes
 from warplens.studies.policies.choosing import RULES, Axis, GridPoint, Place, Policy, Side, Value, is_number
 from warplens.studies.policies.regret import Curve, Curves, Regret
 from warplens.writing import write_whole
@@ -27,6 +27,9 @@ POLICY_SCHEMA_NAME: Final = "warplens.policy/1"
 
 _ADVICE: Final = "Give a file that `warplens policy fit … --output FILE` wrote"
 
+#: A point takes some hundred bytes, and a sweep has some hundred points. The bound does not stand with those of the
+#: readers, which need packages that a program that asks a policy need not have.
+_MOST_BYTES: Final = 16 * 2**20
 #: A place between points has two to the power of this many points around.
 _MOST_AXES: Final = 8
 #: No time (31 years) and no setting is larger; products of such numbers stay finite.
@@ -34,6 +37,8 @@ _LARGEST: Final = 1e18
 #: More points than any sweep; a 64-bit integer holds it.
 _MOST_POINTS: Final = 10**9
 _REGRETS: Final = ("measured", "held-out", "edge")
+#: Of a curve.
+_TIMES: Final = ("host_ns", "fixed_ns", "work_ns")
 
 
 class _WrongError(ValueError):
@@ -59,7 +64,7 @@ def document_of(policy: Policy) -> dict[str, Any]:
         "workload": policy.workload,
         "environment": dict(policy.environment),
         "shared": dict(policy.shared),
-        "sides": [{"name": side.name, "settings": dict(side.settings)} for side in policy.sides],
+        "sides": [asdict(side) for side in policy.sides],
         "axes": [{"name": axis.name, "values": list(axis.values)} for axis in policy.axes],
         "margin": policy.margin,
         "fallback": names[policy.fallback],
@@ -74,16 +79,7 @@ def document_of(policy: Policy) -> dict[str, Any]:
             }
             for point in policy.points
         ],
-        "regret": {
-            kind: {
-                "cells": found.cells,
-                "worst": found.worst,
-                "mean": found.mean,
-                "where": placed(found.where),
-                "not_run": found.not_run,
-            }
-            for kind, found in policy.regret.items()
-        },
+        "regret": {kind: {**asdict(found), "where": placed(found.where)} for kind, found in policy.regret.items()},
     }
 
 
@@ -101,9 +97,7 @@ def _model_document(policy: Policy) -> dict[str, Any]:
             {
                 "side": policy.sides[curve.side].name,
                 "words": dict(zip(words, curve.words, strict=True)),
-                "host_ns": curve.host_ns,
-                "fixed_ns": curve.fixed_ns,
-                "work_ns": curve.work_ns,
+                **{name: getattr(curve, name) for name in _TIMES},
             }
             for curve in curves.curves
         ],
@@ -117,8 +111,14 @@ def read_policy(path: Path | str) -> Policy:
         UnreadableInputError: the file is missing or damaged, or is no policy of a version known here.
     """
     source = Path(path)
+    if source.exists() and not (source.is_file() or source.is_dir()):
+        raise UnreadableInputError(source, "this is no regular file", _ADVICE)
     try:
-        text = document_bytes(source, source).decode("utf-8")
+        with source.open("rb") as file:
+            content = file.read(_MOST_BYTES + 1)
+        if len(content) > _MOST_BYTES:
+            raise UnreadableInputError(source, f"it has more than {_MOST_BYTES:,} bytes, as no policy has", _ADVICE)
+        text = content.decode("utf-8")
     except OSError as error:
         raise UnreadableInputError(source, f"it cannot be read ({error.strerror})", _ADVICE) from None
     except UnicodeDecodeError:
@@ -255,9 +255,9 @@ def _curves(entry: Any, axes: Sequence[Axis], names: Sequence[str]) -> Curves:
     curves = []
     for number, one in enumerate(_list(entry, "curves")):
         where = f"model.curves[{number}]"
-        _keys(one, ("side", "words", "host_ns", "fixed_ns", "work_ns"), where)
+        _keys(one, ("side", "words", *_TIMES), where)
         words = _place(one["words"], f"{where}.words", wordy)
-        host, fixed, work = (_number(one[name], f"{where}.{name}") for name in ("host_ns", "fixed_ns", "work_ns"))
+        host, fixed, work = (_number(one[name], f"{where}.{name}") for name in _TIMES)
         _demand(max(host, fixed, work) > 0, where, "takes no time")
         curves.append(Curve(words, _of(one["side"], names, f"{where}.side"), host, fixed, work))
     return Curves(tuple(axis.numeric for axis in axes), units, tuple(exponents), tuple(curves))

@@ -231,8 +231,8 @@ def _regret(chosen: Sequence[GridPoint], names: Sequence[str], held_out: _HeldOu
     at_points = [regret_at(point.at, point.times_ns, point.side, names, "measured") for point in chosen]
     return {
         "measured": summary(cell for cell in at_points if cell is not None),
-        "held-out": summary(held_out.between(rule)),
-        "edge": summary(held_out.edges(rule)),
+        "held-out": summary(held_out.cells(rule, edges=False)),
+        "edge": summary(held_out.cells(rule, edges=True)),
     }
 
 
@@ -251,28 +251,23 @@ class _HeldOut:
         self._folds = list(_folds(axes, points, len(names)))
         self._points = points
 
-    def between(self, rule: Rule) -> list[CellRegret]:
-        """At values between others, with this rule."""
-        return self._cells(rule, edges=False)
-
-    def edges(self, rule: Rule) -> list[CellRegret]:
-        """At the least and the greatest values, which lie outside the range of the others: there, the fallback runs."""
-        return self._cells(rule, edges=True)
-
     def score(self, rule: Rule) -> tuple[float, float, float]:
         """How bad a rule is: worst wrong choice between values, mean cost of all choices, mean error of the ratios.
 
         The rules are also asked beyond the range, where no policy is: who is right there has understood more.
         """
-        between = self.between(rule)
-        costs = [_cost(cell) for cell in between]
-        beyond = [_cost(cell) for cell in self._cells(rule, edges=True, trusted=True)]
+        costs = [_cost(cell) for cell in self.cells(rule, edges=False)]
+        beyond = [_cost(cell) for cell in self.cells(rule, edges=True, trusted=True)]
         worst, every = max((cost for cost in costs if cost > _RIGHT), default=0.0), [*costs, *beyond]
         errors = list(self._errors(rule))
         mean_error = sum(errors) / len(errors) if errors else math.inf
         return worst, sum(every) / len(every) if every else 0.0, mean_error
 
-    def _cells(self, rule: Rule, *, edges: bool, trusted: bool = False) -> list[CellRegret]:
+    def cells(self, rule: Rule, *, edges: bool, trusted: bool = False) -> list[CellRegret]:
+        """What choices cost at values between others; or at the least and greatest, where the fallback runs.
+
+        With `trusted`, the rule decides there, too.
+        """
         found = []
         for fold in self._folds:
             if fold.edge != edges:

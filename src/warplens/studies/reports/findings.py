@@ -15,6 +15,7 @@ from warplens.report.comparison.causes import cause_sentence, step_answer, work_
 from warplens.report.comparison.steps import part_table
 from warplens.report.document import Document, Notes, Paragraph, Section, Table
 from warplens.report.verdict import evidence_text
+from warplens.studies.columns import verdict_counts
 from warplens.studies.policies.regret import summary
 from warplens.studies.reports.remedies import (
     best_ways_section,
@@ -100,9 +101,6 @@ def standings(pair: ProfiledPair) -> str:
 # --- A study told end to end, every number computed from its evidence ------------------------------------------------
 
 
-#: Verdicts in the order in which they are told.
-_VERDICTS: Final = ("faster", "slower", "same", "undecided")
-
 #: The execution in which profiles are taken: call by call.
 _PROFILED_AS: Final = "eager"
 
@@ -150,8 +148,7 @@ def _lead(evidence: Evidence) -> str:
     """Where the variant is faster, in each execution; and the cause at the first profiled point."""
     told = []
     for name, numbers in evidence.sweeps.items():
-        verdicts = Counter(item.comparison.verdict for item in numbers.points if item.comparison is not None)
-        counts = ", ".join(f"{word} at {fmt.count(verdicts[word])}" for word in _VERDICTS if verdicts[word])
+        counts = verdict_counts(item.comparison.verdict for item in numbers.points if item.comparison is not None)
         told.append(f"{name}, {counts} of {fmt.plural(len(numbers.points), 'point')}")
     first = fmt.capitalised(f"{'; '.join(told)}.")
     if not evidence.pairs:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
 import polars as pl
@@ -12,7 +11,7 @@ from warplens.profile.columns import column, table
 from warplens.profile.schema import Column
 from warplens.report import text as fmt
 from warplens.report.document import Paragraph, Section, Table
-from warplens.studies.columns import columns_of
+from warplens.studies.columns import columns_of, verdict_counts
 from warplens.studies.reports.evidence import measured
 from warplens.studies.reports.token_reduction import BEST_MODES, best_modes
 from warplens.studies.sweeps.reading import wall_samples
@@ -23,9 +22,6 @@ if TYPE_CHECKING:
     from warplens.profile.measurements import Measurements
     from warplens.studies.reports.evidence import Evidence
 
-
-#: Verdicts in the order in which they are told.
-_VERDICTS: Final = ("faster", "slower", "same", "undecided")
 
 #: Ways to run a point that its table shows.
 _MOST: Final = 4
@@ -213,8 +209,7 @@ def best_ways_words(evidence: Evidence) -> str | None:
     if not rows.height:
         return None
     points = [name for name in _POINT if name in rows.columns]
-    counts = Counter(rows["verdict"].to_list())
-    told = ", ".join(f"{word} at {fmt.count(counts[word])}" for word in _VERDICTS if counts[word])
+    told = verdict_counts(rows["verdict"].to_list())
     ranked = rows.sort("speedup")
     ends = [ranked.row(0, named=True), ranked.row(-1, named=True)]
     spans = [f"{fmt.number(row['speedup'])}× ({_at(row, points)})" for row in ends]

@@ -182,7 +182,7 @@ class _Worker:
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "warplens.studies.runner.child"],
+            [sys.executable, "-m", "warplens.studies.runner", "child"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -104,40 +104,24 @@ RATIO_ERROR_LIMIT: Final = 0.10
 WORST_ERROR_LIMIT: Final = 0.35
 
 
-def main_errors(
-    cells: Sequence[Observed],
-    times: Float64s,
-    folds: Sequence[Fold],
-    predicted: Sequence[Float64s],
-    model: Model,
-    logs: Float64s,
-) -> tuple[Float64s, Float64s]:
+def main_errors(fit: Fit) -> tuple[Float64s, Float64s]:
     """Error of each cell's log time, left out by the axis with most values; and of each point's log ratio."""
-    residuals = model.log_times(logs[None, :], model.gpu_columns(cells), model.host_columns(cells))[0] - times
-    axes = [fold.axis for fold in folds]
+    residuals = fit.log_times(fit.cells) - fit.times
+    axes = [fold.axis for fold in fit.folds]
     if axes:
         main = max(dict.fromkeys(axes), key=axes.count)
-        for fold, found in zip(folds, predicted, strict=True):
+        for fold, found in zip(fit.folds, fit.predicted, strict=True):
             if fold.axis == main and np.isfinite(found).all():
-                residuals[list(fold.cells)] = found - times[list(fold.cells)]
+                residuals[list(fold.cells)] = found - fit.times[list(fold.cells)]
     return residuals, residuals[1::2] - residuals[::2]
 
 
-def error_frame(
-    model: Model,
-    logs: Float64s,
-    cells: Sequence[Observed],
-    times: Float64s,
-    folds: Sequence[Fold],
-    predicted: Sequence[Float64s],
-    axes: Sequence[str],
-) -> pl.DataFrame:
+def error_frame(fit: Fit, axes: Sequence[str]) -> pl.DataFrame:
     """One row a cell and axis by whose values it was left out: the axes, then `ERRORS`."""
-    gpu, host = model.gpu_columns(cells), model.host_columns(cells)
-    own = model.log_times(logs[None, :], gpu, host)[0]
-    device, issuing = model.parts(logs[None, :], gpu, host)
+    model, cells, times, own = fit.model, fit.cells, fit.times, fit.log_times(fit.cells)
+    device, issuing = model.parts(fit.logs[None, :], model.gpu_columns(cells), model.host_columns(cells))
     rows = []
-    for fold, found in zip(folds, predicted, strict=True):
+    for fold, found in zip(fit.folds, fit.predicted, strict=True):
         held = dict(zip(fold.cells, found, strict=True))
         for number, value in held.items():
             cell = cells[number]
@@ -220,6 +204,30 @@ class Fold:
     value: float
     edge: bool
     cells: tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Fit:
+    """A model fitted to cells.
+
+    Attributes:
+        model: what was fitted.
+        logs: its parameters.
+        cells, times: that it was fitted to, and logs of their step times in ns.
+        folds, predicted: cells that were left out in turn, and their log times by a fit to all others.
+    """
+
+    model: Model
+    logs: Float64s
+    cells: Sequence[Observed]
+    times: Float64s
+    folds: Sequence[Fold]
+    predicted: Sequence[Float64s]
+
+    def log_times(self, cells: Sequence[Observed]) -> Float64s:
+        """Modelled logs of step times."""
+        gpu, host = self.model.gpu_columns(cells), self.model.host_columns(cells)
+        return np.asarray(self.model.log_times(self.logs[None, :], gpu, host)[0])
 
 
 def folds_of(cells: Sequence[Observed], axes: Sequence[str]) -> list[Fold]:
@@ -348,10 +356,10 @@ def fit_breakeven(
         raise MissingDataError(
             f"{sweep.source}: {len(times)} step times are too few for the terms of a break-even model"
         )
-    sizes = Sizes.of(cells, known.work)
-    errors = error_frame(model, logs, cells, times, folds, predicted, sweep.axes)
-    residuals, ratio_errors = main_errors(cells, times, folds, predicted, model, logs)
-    drawn, noise_known = _resampled(model, logs, points, cells, residuals, level, draws, seed)
+    fit, sizes = Fit(model, logs, cells, times, folds, predicted), Sizes.of(cells, known.work)
+    errors = error_frame(fit, sweep.axes)
+    residuals, ratio_errors = main_errors(fit)
+    drawn, noise_known = _resampled(fit, points, residuals, level, draws, seed)
     shifts = np.random.default_rng(seed).choice(np.concatenate([ratio_errors, -ratio_errors]), size=len(drawn))
     worst = float(np.expm1(np.abs(residuals)).max())
     ratio_error = float(np.expm1(np.median(np.abs(ratio_errors))))
@@ -417,18 +425,10 @@ def _chosen(
             first = fewer
     first = min((replace(first, maximum=kind) for kind in maxima), key=attempt)
     rows = [
-        (
-            form.maximum,
-            form.own,
-            len(form.hosts),
-            form.per_launch,
-            len(found[1].terms),
-            found[4],
-            found[0] if folds else None,
-            form == first,
-        )
-        for form, found in tried.items()
-    ]
+        (form.maximum, form.own, len(form.hosts), form.per_launch, len(model.terms), loss, score if folds else None,
+         form == first)
+        for form, (score, model, _, _, loss) in tried.items()
+    ]  # fmt: skip
     frame = pl.DataFrame(rows, schema=FORMS.schema, orient="row").sort("held_out_error", "parameters")
     if first not in tried:
         return None, np.empty(0), [], frame
@@ -436,14 +436,7 @@ def _chosen(
 
 
 def _resampled(
-    model: Model,
-    logs: Float64s,
-    points: Sequence[Point],
-    cells: Sequence[Observed],
-    residuals: Float64s,
-    level: float,
-    draws: int,
-    seed: int,
+    fit: Fit, points: Sequence[Point], residuals: Float64s, level: float, draws: int, seed: int
 ) -> tuple[Float64s, bool]:
     """Fits to resampled step times: blocks drawn anew, and each point's held-out error added or taken off.
 
@@ -451,11 +444,11 @@ def _resampled(
     parameters as noise does. Both sides of a point take the same sign, so that errors of the ratio stay as they are.
     """
     noise = replicates(points, draws, level, seed)
-    targets = np.empty((draws, len(cells)))
+    targets = np.empty((draws, len(fit.cells)))
     targets[:, ::2], targets[:, 1::2] = noise.baseline_draws, noise.variant_draws
     signs = np.random.default_rng(seed + 1).choice([-1.0, 1.0], size=(draws, len(points)))
     targets += np.repeat(signs, 2, axis=1) * residuals
-    gpu, host = model.gpu_columns(cells), model.host_columns(cells)
-    start = np.repeat(logs[None, :], draws, axis=0)
-    found, _ = fitted(*model.functions(gpu, host), start, targets, rounds=_DRAW_ROUNDS)
+    gpu, host = fit.model.gpu_columns(fit.cells), fit.model.host_columns(fit.cells)
+    start = np.repeat(fit.logs[None, :], draws, axis=0)
+    found, _ = fitted(*fit.model.functions(gpu, host), start, targets, rounds=_DRAW_ROUNDS)
     return found, bool(noise.known.all())

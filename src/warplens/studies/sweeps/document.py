@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
 import polars as pl
@@ -20,7 +19,7 @@ from warplens.report.document import (
     Table,
     limits,
 )
-from warplens.studies.columns import axis_columns, columns_of
+from warplens.studies.columns import axis_columns, columns_of, verdict_counts
 from warplens.studies.sweeps.anomalies import ANOMALIES
 from warplens.studies.sweeps.breakeven import PARAMETERS, THRESHOLDS, group_columns
 from warplens.studies.sweeps.numbers import LOST, POINTS, point_frame
@@ -35,9 +34,6 @@ if TYPE_CHECKING:
     from warplens.studies.sweeps.numbers import SweepNumbers, SweptPoint
     from warplens.studies.sweeps.payoff import PaysOff
 
-
-#: Verdicts in the order in which they are counted, and what the variant is called then.
-_VERDICTS: Final = {"faster": "faster", "slower": "slower", "same": "as fast", "undecided": "undecided"}
 
 #: An interval whose ends are this far apart comes of turns that tell as much as two or three independent ones, where
 #: Student's t reaches hundreds of standard errors. Its ends say nothing of the speedup, and would be read as if.
@@ -93,9 +89,8 @@ def answer(numbers: SweepNumbers) -> str:
     ranked = sorted(timed, key=_speedup)
     worst, best = ranked[0], ranked[-1]
     count = "one point" if len(timed) == 1 else f"{fmt.count(len(timed))} points"
-    compared: Counter[str] = Counter(item.comparison.verdict for item in timed if item.comparison is not None)
-    if compared:
-        told = ", ".join(f"{words} at {fmt.count(compared[key])}" for key, words in _VERDICTS.items() if compared[key])
+    verdicts = (item.comparison.verdict for item in timed if item.comparison is not None)
+    if told := verdict_counts(verdicts, same="as fast"):
         first = f"{name}, against {side_text(numbers, 'baseline')}: {told} of {count}."
     else:
         faster = sum(_speedup(item) > 1 for item in timed)

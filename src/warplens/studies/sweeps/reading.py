@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from warplens.profile.measurements import Measurements
+    from warplens.profile.schema import Float64s
 
 
 Settings: TypeAlias = Mapping[str, Any]
@@ -230,7 +231,7 @@ def sweep_of(measurements: Measurements, baseline: Settings | None = None, varia
             "name settings that exclude each other"
         )
     values = {name: (values_of(cells, name, first), values_of(cells, name, second)) for name in measurements.settings}
-    axes = tuple(name for name in measurements.settings if _is_axis(*values[name]))
+    axes = tuple(name for name in measurements.settings if max(map(len, values[name])) > 1)
     repeated = {name: _repeats(*values[name]) for name in axes}
     sides = _sides_by_point(measurements, axes, repeated, values, (first, second))
     points = tuple(
@@ -272,10 +273,6 @@ def matched(sweep: Sweep) -> Sweep:
 
 
 # --- axes and points --------------------------------------------------------------------------------------------------
-
-
-def _is_axis(first: Sequence[Any], second: Sequence[Any]) -> bool:
-    return len(first) > 1 or len(second) > 1
 
 
 def _repeats(first: Sequence[Any], second: Sequence[Any]) -> int | None:
@@ -321,9 +318,9 @@ def wall_samples(measurements: Measurements, cell: int) -> Samples | None:
     return _blocks(times, measurements.cells.get_column("rounds")[cell] or 1)
 
 
-def _times(samples: pl.DataFrame) -> dict[int, dict[str, np.ndarray[Any, np.dtype[np.float64]]]]:
+def _times(samples: pl.DataFrame) -> dict[int, dict[str, Float64s]]:
     """Cell → clock → its times in the order in which they were taken."""
-    found: dict[int, dict[str, np.ndarray[Any, np.dtype[np.float64]]]] = {}
+    found: dict[int, dict[str, Float64s]] = {}
     timed = samples.filter(pl.col("of").is_in(["wall", "gpu"]))
     for (cell, of), part in timed.partition_by("cell", "of", as_dict=True, maintain_order=True).items():
         found.setdefault(int(cell), {})[str(of)] = part.get_column("time_ns").cast(pl.Float64).to_numpy()
@@ -361,7 +358,7 @@ def _stated_time(record: Settings) -> float | None:
     return items * 1e9 / per_second if per_second and items else None
 
 
-def _blocks(times: np.ndarray[Any, np.dtype[np.float64]] | None, rounds: int) -> Samples | None:
+def _blocks(times: Float64s | None, rounds: int) -> Samples | None:
     """Rounds are equal parts of the times, in order; times that do not divide are one block."""
     if times is None or not times.size:
         return None
@@ -400,12 +397,8 @@ def _unpaired(cell: Cell) -> Cell:
 
 def _is_paired(point: Point) -> bool:
     """Whether rounds of the two sides can be held against each other one by one."""
-    if point.baseline is None or point.variant is None:
-        return False
-    one, other = point.baseline.wall, point.variant.wall
-    return (
-        one is not None and other is not None and one.paired and other.paired and len(one.blocks) == len(other.blocks)
-    )
+    walls = point.durations
+    return walls is not None and walls[0].paired and walls[1].paired and len(walls[0].blocks) == len(walls[1].blocks)
 
 
 def _order(key: Iterable[Any]) -> tuple[tuple[int, float, str], ...]:

@@ -275,18 +275,21 @@ def regimes(sweep: Sweep, profiled: Mapping[Any, tuple[Regime, str]] | None = No
         One for each measured cell, in the order of the points, baseline before variant.
     """
     found = []
-    grid = _Grid.of(sweep)
+    lines: dict[tuple[str, tuple[Any, ...]], list[Point]] = {}
+    for point in sweep.points:
+        for axis in point.settings:
+            lines.setdefault((axis, _others(point, axis)), []).append(point)
     for point in sweep.points:
         for side, cell in point.sides:
-            if cell is None or not cell.is_timed:
+            if cell is None or cell.time_ns is None:
                 continue
-            seen = (profiled or {}).get(cell_key(point.settings, side))
-            if seen is not None:
-                found.append(CellRegime(point.settings, side, seen[0], "measured", seen[1]))
-                continue
-            told = next(_told(sweep, grid, point, side, cell), None)
-            regime, evidence, because = told or ("unknown", None, _why_unknown(sweep, grid, point, side, cell))
-            found.append(CellRegime(point.settings, side, regime, evidence, because))
+            told: tuple[Regime, Evidence | None, str]
+            if (seen := (profiled or {}).get(cell_key(point.settings, side))) is not None:
+                told = (seen[0], "measured", seen[1])
+            else:
+                asked = _Asked(sweep, lines, point, side, cell, cell.time_ns)
+                told = next(asked.told(), ("unknown", None, asked.why_unknown()))
+            found.append(CellRegime(point.settings, side, *told))
     return tuple(found)
 
 
@@ -298,141 +301,139 @@ def regime_frame(found: tuple[CellRegime, ...], axes: tuple[str, ...]) -> pl.Dat
 Told: TypeAlias = tuple[Regime, Evidence, str]
 
 
-@dataclass(frozen=True, eq=False)
-class _Grid:
-    """The points of a sweep by all their settings but one: lines along that one.
-
-    Looking through all points for each cell takes minutes where there are thousands.
-    """
-
-    lines: Mapping[tuple[str, tuple[Any, ...]], tuple[Point, ...]]
-
-    @classmethod
-    def of(cls, sweep: Sweep) -> _Grid:
-        lines: dict[tuple[str, tuple[Any, ...]], list[Point]] = {}
-        for point in sweep.points:
-            for axis in point.settings:
-                lines.setdefault((axis, _others(point, axis)), []).append(point)
-        return cls({key: tuple(points) for key, points in lines.items()})
-
-    def along(self, point: Point, axis: str) -> Iterator[Point]:
-        """Points that differ from this one in one axis alone."""
-        for other in self.lines.get((axis, _others(point, axis)), ()):
-            if other.settings[axis] != point.settings[axis]:
-                yield other
-
-
 def _others(point: Point, axis: str) -> tuple[Any, ...]:
     return tuple(value for name, value in point.settings.items() if name != axis)
 
 
-def _told(sweep: Sweep, grid: _Grid, point: Point, side: str, cell: Cell) -> Iterator[Told]:
-    """What measurements say, the surest first."""
-    launch = _launch(sweep, point, cell)
-    yield from _by_rate(sweep, point, side, cell)
-    if launch == "graph":
-        yield from _by_growth(grid, point, side, cell, replayed=True)
-        yield from _as_replay(cell)
-        return
-    yield from _by_replay(sweep, grid, point, side, cell)
-    yield from _by_events(cell)
-    yield from _by_growth(grid, point, side, cell, replayed=False)
+@dataclass(frozen=True, eq=False)
+class _Asked:
+    """A timed cell, and the grid around it.
 
+    Attributes:
+        lines: points of the sweep by all their settings but one: looking through all of them for each cell takes
+            minutes where there are thousands.
+    """
 
-def _launch(sweep: Sweep, point: Point, cell: Cell) -> str | None:
-    if cell.launch is not None:
-        return cell.launch
-    stated = point.settings.get("execution", sweep.shared.get("execution"))
-    return str(stated) if stated is not None else None
+    sweep: Sweep
+    lines: Mapping[tuple[str, tuple[Any, ...]], Sequence[Point]]
+    point: Point
+    side: str
+    cell: Cell
+    time_ns: float
 
+    def along(self, axis: str) -> Iterator[tuple[Point, Cell]]:
+        """Timed cells of the side, at points that differ from this one in one axis alone."""
+        for other in self.lines.get((axis, _others(self.point, axis)), ()):
+            found: Cell | None = getattr(other, self.side)
+            if other.settings[axis] != self.point.settings[axis] and found is not None and found.is_timed:
+                yield other, found
 
-def _as_replay(cell: Cell) -> Iterator[Told]:
-    """A CUDA graph that takes most of the wall time; flat times are then those of kernels too small for the GPU."""
-    if cell.gpu is None or cell.time_ns is None:
-        return
-    share = cell.gpu.median_ns / cell.time_ns
-    if share >= _GPU_SHARE:
-        text = f"a replayed CUDA graph needs no host between its kernels, and takes {share:.0%} of the wall time"
-        yield "gpu-bound", "measured", text
+    def told(self) -> Iterator[Told]:
+        """What measurements say, the surest first."""
+        replayed = self.launch(self.point, self.cell) == "graph"
+        yield from self.by_rate()
+        if not replayed:
+            yield from self.by_replay()
+            yield from self.by_events()
+        yield from self.by_growth(replayed)
+        if replayed:
+            yield from self.as_replay()
 
+    def launch(self, point: Point, cell: Cell) -> str | None:
+        """How a cell is issued."""
+        stated = point.settings.get("execution", self.sweep.shared.get("execution"))
+        return cell.launch if cell.launch is not None else str(stated) if stated is not None else None
 
-def _replay_share(sweep: Sweep, grid: _Grid, point: Point, side: str, cell: Cell) -> float | None:
-    """Time of the same cell as a CUDA graph, by its own; None if there is none."""
-    if cell.time_ns is None or _launch(sweep, point, cell) == "graph":
-        return None
-    twin = next(
-        (
-            found
-            for other in (grid.along(point, "execution") if "execution" in point.settings else ())
-            if (found := getattr(other, side)) is not None
-            and found.time_ns is not None
-            and _launch(sweep, other, found) == "graph"
-        ),
-        None,
-    )
-    return twin.time_ns / cell.time_ns if twin is not None and twin.time_ns else None
+    def as_replay(self) -> Iterator[Told]:
+        """A CUDA graph that takes most of the wall time; flat times are then those of kernels too small for the GPU."""
+        share = self.cell.gpu.median_ns / self.time_ns if self.cell.gpu is not None else 0.0
+        if share >= _GPU_SHARE:
+            text = f"a replayed CUDA graph needs no host between its kernels, and takes {share:.0%} of the wall time"
+            yield "gpu-bound", "measured", text
 
+    def replay_share(self) -> float | None:
+        """Time of the same cell as a CUDA graph, by its own; None if there is none."""
+        if self.launch(self.point, self.cell) == "graph":
+            return None
+        twins = self.along("execution") if "execution" in self.point.settings else ()
+        times = (found.time_ns for other, found in twins if self.launch(other, found) == "graph")
+        twin = next(times, None)
+        return twin / self.time_ns if twin else None
 
-def _by_replay(sweep: Sweep, grid: _Grid, point: Point, side: str, cell: Cell) -> Iterator[Told]:
-    """The same cell as a CUDA graph."""
-    share = _replay_share(sweep, grid, point, side, cell)
-    if share is None:
-        return
-    if share <= _HOST_SHARE:
-        text = f"replayed as a CUDA graph it takes {share:.0%} of the time: the rest is the host's"
-        yield "launch-bound", "measured", text
-    elif share >= _GPU_SHARE:
-        text = f"replayed as a CUDA graph, without the host, it takes {share:.0%} of the time"
-        yield "gpu-bound", "measured", text
+    def by_replay(self) -> Iterator[Told]:
+        """The same cell as a CUDA graph."""
+        share = self.replay_share()
+        if share is not None and share <= _HOST_SHARE:
+            text = f"replayed as a CUDA graph it takes {share:.0%} of the time: the rest is the host's"
+            yield "launch-bound", "measured", text
+        elif share is not None and share >= _GPU_SHARE:
+            text = f"replayed as a CUDA graph, without the host, it takes {share:.0%} of the time"
+            yield "gpu-bound", "measured", text
 
+    def by_events(self) -> Iterator[Told]:
+        """Events that are much closer to each other than the wall time."""
+        if self.cell.gpu is None or self.cell.wall is self.cell.gpu:
+            return
+        share = self.cell.gpu.median_ns / self.time_ns
+        if share <= _EVENT_SHARE:
+            text = f"from its first to its last GPU event, a step takes {share:.0%} of its wall time"
+            yield "launch-bound", "measured", text
 
-def _by_events(cell: Cell) -> Iterator[Told]:
-    if cell.gpu is None or cell.time_ns is None or cell.wall is cell.gpu:
-        return
-    share = cell.gpu.median_ns / cell.time_ns
-    if share <= _EVENT_SHARE:
-        text = f"from its first to its last GPU event, a step takes {share:.0%} of its wall time"
-        yield "launch-bound", "measured", text
+    def by_rate(self) -> Iterator[Told]:
+        """FLOPs per second against the roof of the GPU for the number format."""
+        name = (self.sweep.environment.get("device") or {}).get("name")
+        precision = {**self.sweep.shared, **getattr(self.sweep, self.side), **self.point.settings}.get("precision")
+        if not name or not self.cell.flops or precision is None:
+            return
+        peaks = peaks_of(Device(ordinal=0, name=str(name)))
+        # Weights or activations in a narrow format are multiplied in it.
+        roof = peaks.of(str(precision).partition("-")[0], tensor_cores=None) if peaks is not None else None
+        share = self.cell.flops * 1e9 / self.time_ns / roof if roof else 0.0
+        if share >= _NEAR_ROOF:
+            yield "compute-bound", "modelled", f"its FLOPs (modelled) run at {share:.0%} of the roof of {precision}"
 
-
-def _by_rate(sweep: Sweep, point: Point, side: str, cell: Cell) -> Iterator[Told]:
-    """FLOPs per second against the roof of the GPU for the number format."""
-    device = sweep.environment.get("device") or {}
-    precision = {**sweep.shared, **getattr(sweep, side), **point.settings}.get("precision")
-    if not device.get("name") or not cell.flops or not cell.time_ns or precision is None:
-        return
-    peaks = peaks_of(Device(ordinal=0, name=str(device["name"])))
-    # Weights or activations in a narrow format are multiplied in it.
-    roof = peaks.of(str(precision).partition("-")[0], tensor_cores=None) if peaks is not None else None
-    if not roof:
-        return
-    share = cell.flops * 1e9 / cell.time_ns / roof
-    if share >= _NEAR_ROOF:
-        yield "compute-bound", "modelled", f"its FLOPs (modelled) run at {share:.0%} of the roof of {precision}"
-
-
-def _by_growth(grid: _Grid, point: Point, side: str, cell: Cell, *, replayed: bool) -> Iterator[Told]:
-    """How time follows work from this cell to the next larger one, or from the next smaller one to it."""
-    larger = _neighbour(grid, point, side, cell, larger=True)
-    if larger is not None and not replayed:
-        growth, work = _growth(cell, larger)
-        if growth <= _FLAT:
-            text = f"{math.exp(work):.3g} times the work takes {math.exp(growth * work):.2f} times as long"
-            yield "launch-bound", _of_work(cell), f"{text}: it is not the work that takes the time"
-    smaller = _neighbour(grid, point, side, cell, larger=False)
-    if smaller is not None:
-        growth, work = _growth(smaller, cell)
-        if growth >= _FOLLOWS:
+    def by_growth(self, replayed: bool) -> Iterator[Told]:
+        """How time follows work from this cell to the next larger one, or from the next smaller one to it."""
+        # Items are counted; FLOPs are modelled.
+        evidence: Evidence = "modelled" if _work(self.cell) == self.cell.flops else "measured"
+        larger, smaller = self.neighbour(larger=True), self.neighbour(larger=False)
+        if larger is not None and not replayed:
+            growth, work = _growth(self.cell, larger)
+            if growth <= _FLAT:
+                text = f"{math.exp(work):.3g} times the work takes {math.exp(growth * work):.2f} times as long"
+                yield "launch-bound", evidence, f"{text}: it is not the work that takes the time"
+        if smaller is not None:
+            growth, work = _growth(smaller, self.cell)
             text = f"{math.exp(work):.3g} times the work took {math.exp(growth * work):.2f} times as long"
-            yield "gpu-bound", _of_work(cell), f"{text}, coming from less: time follows the work"
-        elif growth <= _FLAT and not replayed and larger is None:
-            text = f"{math.exp(work):.3g} times the work took {math.exp(growth * work):.2f} times as long"
-            yield "launch-bound", _of_work(cell), f"{text}, coming from less: it is not the work that takes the time"
+            if growth >= _FOLLOWS:
+                yield "gpu-bound", evidence, f"{text}, coming from less: time follows the work"
+            elif growth <= _FLAT and not replayed and larger is None:
+                yield "launch-bound", evidence, f"{text}, coming from less: it is not the work that takes the time"
 
+    def neighbour(self, *, larger: bool) -> Cell | None:
+        """The cell with the next larger (or smaller) work that differs in one setting."""
+        own = _work(self.cell)
+        if not own:
+            return None
+        ratios = (
+            (work / own if larger else own / work, found)
+            for axis in self.point.settings
+            for _, found in self.along(axis)
+            if (work := _work(found))
+        )
+        near = [(ratio, found) for ratio, found in ratios if ratio >= _MORE_WORK]
+        return min(near, key=lambda item: item[0])[1] if near else None
 
-def _of_work(cell: Cell) -> Evidence:
-    """Items are counted; FLOPs are modelled."""
-    return "modelled" if _work(cell) == cell.flops else "measured"
+    def why_unknown(self) -> str:
+        """Why nothing that was measured tells."""
+        share = self.replay_share()
+        if share is not None:
+            return f"replayed as a CUDA graph it takes {share:.0%} of the time: host and GPU take about equally long"
+        if not _work(self.cell):
+            return "how much work a step does is not known"
+        if all(self.neighbour(larger=larger) is None for larger in (True, False)):
+            return "no other point differs in the amount of work alone"
+        return "time grows, but less than the work; the same cell as a CUDA graph, or a profile, would tell"
 
 
 def _work(cell: Cell) -> int | None:
@@ -443,30 +444,3 @@ def _growth(smaller: Cell, larger: Cell) -> tuple[float, float]:
     """Growth of log time by growth of log work, and the latter."""
     work = math.log((_work(larger) or 1) / (_work(smaller) or 1))
     return math.log((larger.time_ns or 1.0) / (smaller.time_ns or 1.0)) / work, work
-
-
-def _neighbour(grid: _Grid, point: Point, side: str, cell: Cell, *, larger: bool) -> Cell | None:
-    """The cell with the next larger (or smaller) work that differs in one setting."""
-    own, best = _work(cell), None
-    if not own:
-        return None
-    for other in (other for axis in point.settings for other in grid.along(point, axis)):
-        found: Cell | None = getattr(other, side)
-        work = _work(found) if found is not None and found.time_ns is not None else None
-        if not work or not found:
-            continue
-        ratio = work / own if larger else own / work
-        if ratio >= _MORE_WORK and (best is None or ratio < best[0]):
-            best = (ratio, found)
-    return best[1] if best is not None else None
-
-
-def _why_unknown(sweep: Sweep, grid: _Grid, point: Point, side: str, cell: Cell) -> str:
-    share = _replay_share(sweep, grid, point, side, cell)
-    if share is not None:
-        return f"replayed as a CUDA graph it takes {share:.0%} of the time: host and GPU take about equally long"
-    if not _work(cell):
-        return "how much work a step does is not known"
-    if all(_neighbour(grid, point, side, cell, larger=larger) is None for larger in (True, False)):
-        return "no other point differs in the amount of work alone"
-    return "time grows, but less than the work; the same cell as a CUDA graph, or a profile, would tell"
