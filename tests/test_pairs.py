@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from benchmarks.pairs import FOLDER, HALVES, SOURCES, pairs
 
+from warplens.answers import diagnose
 from warplens.diagnosis.rules import RULES
 
 if TYPE_CHECKING:
@@ -47,3 +49,23 @@ def test_packing_a_part_of_a_half_keeps_the_other_programs() -> None:
     stored: list[dict[str, Any]] = [{"name": name, "half": "third", "ratio": 1} for name in "abc"]
     found = _pack().merged(stored, [{"name": "b", "half": "third", "ratio": 2}, {"name": "d", "half": "third"}])
     assert [(entry["name"], entry.get("ratio")) for entry in found] == [("a", 1), ("b", 2), ("c", 1), ("d", None)]
+
+
+@pytest.mark.parametrize(
+    ("name", "source"),
+    [("gradients_one_by_one", "torch"), ("pipeline_of_one", "torch"), ("pipeline_of_one", "nsys")],
+)
+def test_what_two_ranks_cost_each_other_comes_first_and_goes_away_as_expected(name: str, source: str) -> None:
+    """Recorded on two GPUs, and timed without a profiler before and after the change."""
+    folder = FOLDER / "ranks"
+    told = json.loads((folder / "INDEX.json").read_text("utf-8"))["pairs"]
+    entry = next(each for each in told if each["name"] == name)
+    found = diagnose([folder / file for file in entry["files"][source]]).to_dict()
+    first, (measured, low, high) = found["findings"][0], entry["ratio"]
+    assert found["verdict"] == first["id"] == entry["habit"]
+    assert abs(measured / first["expected"] - 1) <= 0.2
+    if source == "torch":  # with the capture, the interval for twice the micro-batches ends below what eight bring
+        least, most = first["expected_interval"]
+        assert least <= high
+        assert low <= most
+    assert measured <= first["bound"]

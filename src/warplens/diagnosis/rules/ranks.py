@@ -346,7 +346,10 @@ class PipelineBubble(RanksRule):
         if not waits:
             return {}
         totals = {rank: float(rows["waited_ns"].sum()) for rank, rows in waits.items()}
-        every = pl.concat(waits.values()).group_by("step").agg(pl.col("waited_ns").sum())["waited_ns"].to_numpy()
+        # The window may hold a step more of one rank than of another: steps of all of them tell.
+        steps = pl.concat(waits.values()).group_by("step").agg(pl.col("waited_ns").sum(), pl.len().alias("ranks"))
+        common = steps.filter(pl.col("ranks") == len(waits))
+        every = (common if common.height > 1 else steps)["waited_ns"].to_numpy()
         shares = {rank: spent / max(run.ranks[rank].wall_ns, 1) for rank, spent in totals.items()}
         places = [float(rows["at"].median() or 0.0) for rows in waits.values()]  # type: ignore[arg-type]
         longest = [float(rows["longest_ns"].sum()) / max(totals[rank], 1.0) for rank, rows in waits.items()]
