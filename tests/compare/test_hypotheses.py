@@ -9,7 +9,7 @@ import pytest
 from tests.compare.difference.programs import GEMM, US, Launch, program, side
 from warplens.analysis.timeline import Timeline
 from warplens.compare.difference import Side, step_difference
-from warplens.readers import read
+from warplens.readers import read, read_counters
 from warplens.studies.reports.evidence import CLAIMS, hypotheses
 
 CAPTURES = Path(str(files("warplens") / "data" / "captures"))
@@ -26,12 +26,13 @@ def _capture(name):
 
 
 def _standings(before, after):
-    return {key: item.standing for key, item in _judged(before, after).items()}
+    return {key: item.standing for key, item in _judged(before, after).items() if not key.endswith("c")}
 
 
 def test_all_four_are_judged_and_named():
     judged = _judged(side(program([Launch()] * 4)), side(program([Launch()] * 4)))
-    assert list(judged) == list(CLAIMS) == ["H1", "H2", "H3", "H4"]
+    assert list(judged) == list(CLAIMS) == ["H1", "H2", "H2c", "H3", "H4", "H4c"]
+    assert {judged[name].standing for name in ("H2c", "H4c")} == {"not judged"}, "there are no counters"
     assert judged["H2"].claim == CLAIMS["H2"]
 
 
@@ -99,3 +100,50 @@ def test_the_same_variant_where_it_pays():
     """Eight large images: twice as fast, and none of the explanations of a slowdown holds."""
     judged = _standings(_capture("deit448_bs8_baseline"), _capture("deit448_bs8_topk0.1"))
     assert set(judged.values()) == {"refuted"}
+
+
+# ── with counters ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+COUNTERS = Path(__file__).resolve().parents[2] / "data" / "counters"
+
+#: What the reduction adds to the model, of the kernels that move memory: read off the profiler's list of launches.
+ADDED = {
+    "224_bs1": {"gatherTopK", "bitonicSortKVInPlace", "CatArrayBatchedCopy_vectorized", "vectorized_gather_kernel"},
+    "448_bs8": {
+        *("gatherTopK", "radixSortKVInPlace", "CatArrayBatchedCopy_alignedK_contig"),
+        "_scatter_gather_elementwise_kernel",
+    },
+}
+
+
+@pytest.mark.parametrize(("point", "waits", "scattered"), [("224_bs1", "confirmed", 0.02), ("448_bs8", "refuted", 0.2)])
+def test_counters_judge_what_happens_inside_kernels(point, waits, scattered):
+    """By hand from the counters themselves: peaks of Speed of Light, and bytes used of each sector."""
+    counters = read_counters(COUNTERS / f"deit{point}_topk0.1.ncu-rep.xz")
+    sides = [_capture(f"deit{point}_{name}") for name in ("baseline", "topk0.1")]
+    judged = {item.id: item for item in hypotheses(step_difference(*sides), counters)}
+    assert judged["H2c"].standing == waits
+    assert judged["H4c"].share == pytest.approx(scattered, abs=0.05)
+
+    metrics = counters.metrics
+    time, occupancy = metrics["gpu__time_duration.sum"], metrics["sm__warps_active.avg.pct_of_peak_sustained_active"]
+    assert judged["H2c"].evidence["occupancy_share"] == pytest.approx((time * occupancy).sum() / time.sum() / 100)
+
+    names = counters.launches["name"].cast(str)
+    touched = used = 0.0
+    for way in ("ld", "st"):
+        sectors = metrics[f"l1tex__t_sectors_pipe_lsu_mem_global_op_{way}.sum"].fill_null(0)
+        each = metrics[f"smsp__sass_average_data_bytes_per_sector_mem_global_op_{way}.ratio"].fill_null(0)
+        for name, count, share in zip(names, sectors, each, strict=True):
+            if name in ADDED[point]:
+                touched, used = touched + count, used + count * min(share, 32) / 32
+    assert judged["H4c"].share == pytest.approx(1 - used / touched, abs=0.01)
+
+
+def test_a_report_of_another_program_judges_no_scatter():
+    counters = read_counters(Path(str(files("warplens") / "data" / "counters" / "planted_h200.ncu-rep.xz")))
+    sides = [_capture(f"deit224_bs1_{name}") for name in ("baseline", "topk0.1")]
+    judged = {item.id: item for item in hypotheses(step_difference(*sides), counters)}
+    assert judged["H4c"].standing == "not judged"
+    assert judged["H2c"].standing == "not judged"
+    assert judged["H2c"].evidence["counters_coverage_share"] == 0.0

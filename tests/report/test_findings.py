@@ -60,7 +60,7 @@ def test_each_hypothesis_stands_as_the_profiles_judged_it(evidence, document) ->
     assert {rows["H1", "input size 224, batch 1"], rows["H2", "input size 224, batch 1"]} == {"confirmed"}
     assert {rows[name, "input size 448, batch 8"] for name in ("H1", "H2", "H3", "H4")} == {"refuted"}
     said = _texts(_section(document, "hypotheses"))[0]
-    assert said == "At input size 224, batch 1: H1, H2 confirmed; H3 partly confirmed; H4 refuted."
+    assert said == "At input size 224, batch 1: H1, H2 confirmed; H2c, H4c not judged; H3 partly confirmed; H4 refuted."
 
 
 def test_predictions_are_held_against_what_was_measured(evidence, document) -> None:

@@ -517,8 +517,12 @@ _POINTS: Final = ((224, 1), (448, 8))
 _SIDES: Final = (("baseline", {"method": "none"}), ("topk0.1", {"method": "topk", "keep": 0.1}))
 
 
-def shipped_evidence() -> Evidence:
-    """What the measurements, profiles and policy that come with Warplens say."""
+def shipped_evidence(counters: Path | None = None) -> Evidence:
+    """What the measurements, profiles and policy that come with Warplens say.
+
+    Args:
+        counters: the folder with reports of Nsight Compute on the same programs, which only the repository has.
+    """
     from warplens.readers.measurements import read_measurements
     from warplens.studies.policies.files import read_policy
     from warplens.studies.reports.evidence import study_evidence
@@ -537,16 +541,32 @@ def shipped_evidence() -> Evidence:
         for name, side in _SIDES
     ]
     policy = read_policy(data / "policies" / "token_reduction.json")
+    name, side = _SIDES[1]  # hypotheses are about the variant
+    counted = [
+        (
+            {"input_size": size, "batch": batch, **side},
+            read_counters(counters / f"deit{size}_bs{batch}_{name}.ncu-rep.xz"),
+        )
+        for size, batch in (_POINTS if counters is not None else ())
+        if counters is not None
+    ]
     return study_evidence(
-        measured[0], profiles, remedies=measured[1], grid=measured[2], policy=policy, checked=measured[3]
-    )
+        measured[0], profiles, counters=counted, remedies=measured[1], grid=measured[2], policy=policy,
+        checked=measured[3],
+    )  # fmt: skip
 
 
 def own_evidence(measurements: Measurements, profiles: Path, policy: Path | None) -> Evidence:
-    """What a study of the user says, with profiles in a folder, named after the settings of their cells."""
-    from warplens.cli.commands.sweep import listed_profiles
+    """What a study of the user says, with profiles and reports of counters in a folder, named after their cells."""
+    from warplens.cli.commands.sweep import COUNTERS, listed_profiles
     from warplens.studies.policies.files import read_policy
     from warplens.studies.reports.evidence import study_evidence
 
-    traces = [(settings, read(path)) for path, settings in listed_profiles(profiles)]
-    return study_evidence(measurements, traces, policy=read_policy(policy) if policy is not None else None)
+    traces, counters = [], []
+    for path, settings in listed_profiles(profiles):
+        if COUNTERS.search(path.name):
+            counters.append((settings, read_counters(path)))
+        else:
+            traces.append((settings, read(path)))
+    chosen = read_policy(policy) if policy is not None else None
+    return study_evidence(measurements, traces, counters=counters, policy=chosen)

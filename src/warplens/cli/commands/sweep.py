@@ -43,7 +43,10 @@ if TYPE_CHECKING:
 _INDEX: Final = "profiles.json"
 
 #: Suffixes of profiles, which are no part of a setting.
-_SUFFIXES: Final = re.compile(r"(?:\.(?:sqlite|nsys-rep|json|gz|xz|zst))+$")
+#: How reports of hardware counters are called beside traces of the same cells.
+COUNTERS: Final = re.compile(r"\.(?:ncu-rep|csv)(?:\.(?:gz|xz|zst))?$")
+
+_SUFFIXES: Final = re.compile(r"(?:\.(?:sqlite|nsys-rep|ncu-rep|csv|json|gz|xz|zst))+$")
 
 #: Rows of the points' table in a terminal; the report and other formats hold all.
 _ROWS: Final = 60
@@ -110,6 +113,8 @@ def _profiled(sweep: Sweep, folder: Path, tell: Any) -> tuple[dict[Any, tuple[Re
     found: dict[Any, tuple[Regime, str]] = {}
     notes = []
     for path, settings in listed_profiles(folder):
+        if COUNTERS.search(path.name):
+            continue  # of no use without the timeline
         cells = list(_cells_of(sweep, settings))
         if len(cells) != 1:
             why = "no cell has its settings" if not cells else f"its settings are those of {len(cells)} cells"

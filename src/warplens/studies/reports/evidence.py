@@ -8,7 +8,8 @@ too little to do at once, the added operations themselves, and memory. Each is j
 * added operations matter as much as they take GPU time, against what the variant saves there;
 * moving memory matters as much as gathers, copies and casts take more GPU time.
 
-What a timeline cannot tell (how well accesses coalesce, how much bandwidth a kernel reached) is not judged.
+What a timeline cannot tell, how busy the units are inside kernels and how scattered the accesses, is judged from
+counters of the variant where there are any (`H2c`, `H4c`), and else not judged: "refuted" is said of the claim made.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from warplens.compare.difference import Side
 from warplens.errors import MissingDataError
 from warplens.report.comparison.numbers import TraceFiles, compare_steps
 from warplens.studies.policies.regret import regrets_on
+from warplens.studies.reports.inside import inside_kernels
 from warplens.studies.sweeps.numbers import examine_sweep
 from warplens.studies.sweeps.reading import same, sweep_of
 
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from warplens.analysis.prediction import Prediction
     from warplens.compare.difference import StepDifference
     from warplens.profile import Trace
+    from warplens.profile.counters import KernelCounters
     from warplens.profile.measurements import Measurements
     from warplens.report.comparison.numbers import StepNumbers
     from warplens.studies.policies.choosing import Policy
@@ -44,14 +47,16 @@ if TYPE_CHECKING:
 # numbers.
 
 
-Standing = Literal["confirmed", "partly", "refuted", "unavailable"]
+Standing = Literal["confirmed", "partly", "refuted", "unavailable", "not judged"]
 
 #: What each hypothesis says.
 CLAIMS: Final = {
     "H1": "the launches that the variant adds cost more host time than its work saves",
     "H2": "the GPU has too little to do at once, so that less work takes hardly less time",
+    "H2c": "inside its kernels the GPU waits: neither arithmetic nor memory is near its peak",
     "H3": "the operations that the variant adds take the GPU as long as what they save",
     "H4": "gathers, copies and casts of memory take the time",
+    "H4c": "what the added gathers, sorts and copies read and write is scattered",
 }
 
 #: A cause that makes up this much of what it should explain is confirmed …
@@ -70,7 +75,7 @@ class Hypothesis:
     Attributes:
         id: a key of `CLAIMS`.
         standing: `confirmed` (it makes up half or more of what it should explain), `refuted` (less than a tenth, or the
-            contrary), `partly` (between them), `unavailable` (the profiles cannot tell).
+            contrary), `partly` (between them), `unavailable` (the profiles cannot tell), `not judged` (no counters).
         share: of what it should explain; None where that has no size.
         evidence: named numbers, with their units in the names, as findings have them.
     """
@@ -86,9 +91,22 @@ class Hypothesis:
         return CLAIMS[self.id]
 
 
-def hypotheses(difference: StepDifference) -> tuple[Hypothesis, ...]:
-    """The four hypotheses, judged by one pair of profiles."""
-    return (_launches(difference), _parallelism(difference), _operations(difference), _memory(difference))
+def hypotheses(difference: StepDifference, counters: KernelCounters | None = None) -> tuple[Hypothesis, ...]:
+    """The four hypotheses, judged by one pair of profiles; two of them also by counters of the variant.
+
+    Args:
+        difference: of the steps of both.
+        counters: of the variant's kernels.
+    """
+    inside = {"H2c": Hypothesis("H2c", "not judged", None), "H4c": Hypothesis("H4c", "not judged", None)}
+    if counters is not None:
+        found = inside_kernels(counters, difference)
+        judged = (("H2c", found.waiting_share, found.waiting), ("H4c", found.scattered_share, found.scattered))
+        for name, share, numbers in judged:
+            standing: Standing = "not judged" if share is None else _standing(share)
+            inside[name] = Hypothesis(name, standing, share, numbers)
+    grids, moved = _parallelism(difference), _memory(difference)
+    return (_launches(difference), grids, inside["H2c"], _operations(difference), moved, inside["H4c"])
 
 
 def _standing(share: float) -> Standing:
@@ -260,6 +278,7 @@ def profiled_pair(
     *,
     flops: tuple[float, float] | None = None,
     step_ns: tuple[float | None, float | None] = (None, None),
+    counters: KernelCounters | None = None,
 ) -> ProfiledPair:
     """Compares the profiles of both sides at one point.
 
@@ -268,6 +287,7 @@ def profiled_pair(
         baseline, variant: the profiles.
         flops: floating-point operations of a step of each, where they are known.
         step_ns: what a step of each takes without a profiler, where it was timed: predictions are of that program.
+        counters: of the variant's kernels.
     """
     sides = []
     for name, trace in (("baseline", baseline), ("variant", variant)):
@@ -277,7 +297,7 @@ def profiled_pair(
     numbers = compare_steps(*sides, margin=MARGIN, level=LEVEL, flops=flops)
     files = (sides[0].files[0], sides[1].files[0])
     predicted = [predictions(side.timeline, side.window, known) for side, known in zip(files, step_ns, strict=True)]
-    return ProfiledPair(settings, numbers, hypotheses(numbers.difference), (predicted[0], predicted[1]))
+    return ProfiledPair(settings, numbers, hypotheses(numbers.difference, counters), (predicted[0], predicted[1]))
 
 
 def study_sides(measurements: Measurements) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -307,6 +327,7 @@ def study_evidence(
     measurements: Measurements,
     profiles: Sequence[tuple[Mapping[str, Any], Trace]] = (),
     *,
+    counters: Sequence[tuple[Mapping[str, Any], KernelCounters]] = (),
     remedies: Measurements | None = None,
     grid: Measurements | None = None,
     policy: Policy | None = None,
@@ -317,6 +338,7 @@ def study_evidence(
     Args:
         profiles: profiles with the settings of their cells; two of one point that are of baseline and variant, run
             call by call, make a pair.
+        counters: reports of Nsight Compute with the settings of their cells.
         remedies: measurements of what was tried, where they are not the study's own.
         grid: measurements of several ways to run both sides, where they are not the study's own.
         policy: to be judged, too.
@@ -337,7 +359,7 @@ def study_evidence(
         variant=variant,
         measurements=measurements,
         sweeps=sweeps,
-        pairs=tuple(_pairs(measurements, profiles, baseline, variant)),
+        pairs=tuple(_pairs(measurements, profiles, counters, baseline, variant)),
         remedies=remedies if remedies is not None else measurements,
         grid=grid if grid is not None else measurements,
         policy=policy,
@@ -348,18 +370,17 @@ def study_evidence(
 def _pairs(
     measurements: Measurements,
     profiles: Sequence[tuple[Mapping[str, Any], Trace]],
+    counters: Sequence[tuple[Mapping[str, Any], KernelCounters]],
     baseline: Mapping[str, Any],
     variant: Mapping[str, Any],
 ) -> Iterator[ProfiledPair]:
     """Pairs in the order of their points' sizes."""
     points: dict[tuple[tuple[str, float], ...], dict[str, Trace]] = {}
     for settings, trace in profiles:
-        point = tuple((name, float(settings[name])) for name in ("input_size", "batch") if name in settings)
-        own = {name: value for name, value in settings.items() if name not in dict(point)}
-        for side, wanted in (("baseline", baseline), ("variant", variant)):
-            if all(name in wanted and same(wanted[name], value) for name, value in own.items() if name in _TELLING):
-                points.setdefault(point, {})[side] = trace
-                break
+        point, side = _place(settings, baseline, variant)
+        if side is not None:
+            points.setdefault(point, {})[side] = trace
+    counted = {_place(settings, baseline, variant): report for settings, report in counters}
     for point, sides in sorted(points.items()):
         if len(sides) < 2:
             continue
@@ -371,7 +392,20 @@ def _pairs(
             sides["variant"],
             flops=(flops[0], flops[1]) if flops[0] and flops[1] else None,
             step_ns=(measured(measurements, cells[0], "latency_ns"), measured(measurements, cells[1], "latency_ns")),
+            counters=counted.get((point, "variant")),
         )
+
+
+def _place(
+    settings: Mapping[str, Any], baseline: Mapping[str, Any], variant: Mapping[str, Any]
+) -> tuple[tuple[tuple[str, float], ...], str | None]:
+    """The point that settings name, and of which side they are."""
+    point = tuple((name, float(settings[name])) for name in ("input_size", "batch") if name in settings)
+    own = {name: value for name, value in settings.items() if name not in dict(point)}
+    for side, wanted in (("baseline", baseline), ("variant", variant)):
+        if all(name in wanted and same(wanted[name], value) for name, value in own.items() if name in _TELLING):
+            return point, side
+    return point, None
 
 
 def measured(measurements: Measurements, settings: Mapping[str, Any], what: str) -> float | None:

@@ -17,6 +17,7 @@ from warplens.report.document import Document, Notes, Paragraph, Section, Table
 from warplens.report.verdict import evidence_text
 from warplens.studies.columns import verdict_counts
 from warplens.studies.policies.regret import summary
+from warplens.studies.reports.inside import COMMAND
 from warplens.studies.reports.remedies import (
     best_ways_section,
     best_ways_words,
@@ -46,8 +47,10 @@ if TYPE_CHECKING:
 _OF: Final = {
     "H1": "of the step's change is host time of added launches",
     "H2": "of the kernel time falls to multiprocessors without a block",
+    "H2c": "of the profiled kernel time goes to kernels that wait",
     "H3": "of the GPU time that is saved goes to added kernels",
     "H4": "of the change, or of what is saved, is memory being moved",
+    "H4c": "of the sectors that they touch hold nothing that was asked for",
 }
 
 #: A standing as the end of a sentence, where the word alone would be none.
@@ -56,7 +59,7 @@ _STANDINGS: Final = {"partly": "partly confirmed"}
 HYPOTHESES: Final = table(
     "findings: hypotheses",
     "A hypothesis at a profiled point. The findings of a token-reduction study.",
-    column("id", dtype=pl.String, help="`H1` to `H4`", title="Hypothesis"),
+    column("id", dtype=pl.String, help="`H1` to `H4`; with a `c`, judged from hardware counters", title="Hypothesis"),
     Column("claim", pl.String, "what it says", title="Says"),
     "point",
     Column("standing", pl.String, "confirmed: half or more; refuted: less than a tenth; partly: between them",
@@ -85,7 +88,13 @@ def hypotheses_section(pairs: tuple[ProfiledPair, ...]) -> Section:
     frame = pl.DataFrame(rows, schema=HYPOTHESES.schema)
     table = Table("hypotheses-table", "Each hypothesis at each profiled point", HYPOTHESES.columns, frame, limit=None)
     blocks: list[Block] = [Paragraph(standings(pair)) for pair in pairs]
-    how = "How well accesses coalesce, and the bandwidth of a kernel, need counters, and are not judged here."
+    how = (
+        "H2c and H4c are judged from counters of the variant alone, which speak of the launches that were profiled;"
+        " counters coverage says what share of the window's kernel time such launches take."
+    )
+    missing = any(item.standing == "not judged" for pair in pairs for item in pair.hypotheses)
+    if missing:
+        how += f" Where they are not judged, this records what would judge them: {COMMAND}"
     return Section("hypotheses", "Hypotheses", (*blocks, table, Paragraph(how, quiet=True)))
 
 
