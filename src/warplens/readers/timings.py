@@ -244,7 +244,7 @@ def _number(source: Path, line: int, title: str, text: str, limit: int = _GREATE
 
 #: Titles of columns whose texts say what was timed.
 _TOLD = re.compile(r"model|size|model size|model name|mode|kind|keep|execution|dtype|precision|optimizer|input size")
-_NUMBER = re.compile(r"(?:(?:ctx|seq|bs)_?)?[-+]?[\d.]*\d(?:e[-+]?\d+)?|nan|n/?a|none|null|oom|[-–]|", re.IGNORECASE)
+_NUMBER = re.compile(r"(?:(?:ctx|seq|bs)_?)?[-+]?[\d.]*\d\.?(?:e[-+]?\d+)?|nan|n/?a|none|null|oom|[-–]|", re.IGNORECASE)
 
 
 def _copy(file: Input, copy: Path) -> Removed:

@@ -8,6 +8,7 @@ was found to identify. Numbers are written with the digits that they had.
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -114,6 +115,10 @@ class _Values(Piece):
     odd: list[Any] = field(default_factory=list)
 
 
+#: Members that the reader looks at outside of arguments, and what none of them can be.
+_READ, _NO_MEMBER = ("name", "cat", "ph", "ts", "dur", "pid", "tid"), (dict, list, bool)
+
+
 class _Events:
     """Hands on one event after the other.
 
@@ -135,6 +140,9 @@ class _Events:
             raw = content[start : last + 1]
             try:
                 value = lenient(raw.decode("utf-8", "replace"), AS_WRITTEN)
+                if isinstance(value, dict) and any(isinstance(value.get(name), _NO_MEMBER) for name in _READ):
+                    found = "an event in it has a list, an object or a truth value where a name or a number belongs"
+                    raise UnreadableInputError(self._file.known_as, found, _ADVICE)
                 (piece.odd if _is_odd(value, irregular=bool(scanned.irregular[row])) else piece.values).append(value)
             except ValueError:
                 if not scanned.irregular[row]:  # the reader takes of it what it can, nobody knows what
@@ -265,9 +273,10 @@ class _Copy:
             elif key == "name" and isinstance(value, str):
                 kept[key] = self._name(category, value)
             elif isinstance(value, str):
-                kept[key] = self._text("event", value)
-            else:  # an object or a list here has no meaning, but its absence may have one
-                kept[key] = None if isinstance(value, (dict, list)) else value
+                text = self._text("event", value)  # of ids the digits count: those of a mark would be others
+                kept[key] = REMOVED.decode() if text != value and key in ("pid", "tid") else text
+            elif not isinstance(value, (dict, list)):
+                kept[key] = _written(value)
         return kept
 
     def _naming(self, event: dict[str, Any]) -> dict[str, Any] | None:
@@ -294,7 +303,7 @@ class _Copy:
             elif isinstance(value, (str, list, dict)):
                 kept[key] = self._argument(key, value)
             else:
-                kept[key] = value
+                kept[key] = _written(value)
         return kept
 
     def _argument(self, key: str, value: Any) -> Any:
@@ -323,6 +332,13 @@ class _Copy:
 
     def _text(self, place: str, text: str) -> str:
         return self.cleaner.written(place, _bytes(text)).decode()
+
+
+def _written(value: Any) -> Any:
+    """A plain value; what Python's `json` writes of numbers that are none stays, though it is no JSON."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return orjson.Fragment("NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity")
+    return value
 
 
 def _dumped(value: Mapping[str, Any] | Any) -> bytes:
