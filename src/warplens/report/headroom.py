@@ -51,11 +51,6 @@ _WORTH_A_BAR: Final = 0.01
 _WORTH_A_SEGMENT: Final = 0.0005
 
 
-def level_title(level: str) -> str:
-    """A step down as people call it."""
-    return _LEVELS[level]
-
-
 def headroom_part_title(level: str, part: str) -> str:
     """A part of the headroom as people call it."""
     if part in _PARTS:

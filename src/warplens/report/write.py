@@ -71,18 +71,13 @@ def write_examined(
     run: RunDiagnosis | None = None,
 ) -> list[Path]:
     """The same of profiles that have been analysed."""
-    folder.mkdir(parents=True, exist_ok=True)
-    written = []
+    document = None
     if set(formats) - {"json"}:
         # Charts cost half a second to import; the numbers alone do without.
         from warplens.report.overview.document import report_document
 
-        written = write_document(report_document(examined, run), folder, formats)
-    if "json" in formats:
-        path = folder / "report.json"
-        write_whole(path, report_json(examined, run))
-        written.append(path)
-    return written
+        document = report_document(examined, run)
+    return write_document(document, folder, formats, data=lambda: report_json(examined, run))
 
 
 def report_json(profiles: Sequence[Numbers], run: RunDiagnosis | None = None) -> bytes:
@@ -107,7 +102,7 @@ def report_data(profiles: Sequence[Numbers], run: RunDiagnosis | None = None) ->
 
 
 def write_document(
-    document: Document,
+    document: Document | None,
     folder: Path,
     formats: Collection[str] = ("html", "md"),
     name: str = "report",
@@ -116,7 +111,7 @@ def write_document(
     """Write any document as `<name>.html`, as `<name>.md` with its charts in `images/`, and its data as `<name>.json`.
 
     Args:
-        document: what to write.
+        document: what to write; None where its data alone are asked for.
         folder: where the files go; made if need be.
         formats: which of them, with `data` json among them.
         name: of the files, without suffix.
@@ -127,13 +122,13 @@ def write_document(
     """
     folder.mkdir(parents=True, exist_ok=True)
     written = []
-    if "html" in formats:
+    if document is not None and "html" in formats:
         from warplens.report.html import render_html
 
         page = folder / f"{name}.html"
         write_whole(page, render_html(document))
         written.append(page)
-    if "md" in formats:
+    if document is not None and "md" in formats:
         from warplens.report.markdown import render_markdown
 
         (folder / "images").mkdir(exist_ok=True)

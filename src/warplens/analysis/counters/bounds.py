@@ -132,9 +132,6 @@ _FAULTS: Final = (
     ),
 )
 
-#: Every fault there is, by name.
-FAULT_NAMES: Final = tuple(fault.name for fault in _FAULTS)
-
 
 def kernel_facts(counters: KernelCounters) -> pl.DataFrame:
     """Throughputs, occupancy, memory access and instructions of each launch side by side."""
@@ -178,9 +175,6 @@ def evidence(*names: str) -> pl.Expr:
 
 
 # --- Bounds ---
-
-#: `unknown` is a launch without throughputs, or with low ones where nothing tells whether its grid fills the GPU.
-BOUND_KINDS: Final = ("memory", "compute", "latency", "small", "unknown")
 
 #: At this share of its peak, a unit is as good as full: only less work for it helps (rule SOLBottleneck).
 _AT_ROOF: Final = 0.8

@@ -116,10 +116,6 @@ def _of_contents(before: KernelCounters, after: KernelCounters) -> Iterator[Note
 
 # --- Comparison ---
 
-#: How a group was found in the other report, the surest first: the user named both; the same kernel with the same grid
-#: and block; the same kernel in another size; another kernel of the same short name (an instance of the same template).
-PAIRINGS: Final = ("stated", "exact", "kernel", "name")
-
 #: Shares of `SUMMARY` whose difference is given in percentage points.
 _SHARES: Final = ("compute_share", "memory_share", "dram_share", "theoretical_share", "achieved_share")
 
@@ -148,7 +144,8 @@ COMPARED: Final = table(
     column(
         "matched",
         dtype=pl.String,
-        help="how it was found: `stated`, `exact` (same kernel, grid and block), `kernel` (another size) or `name`",
+        help="how it was found, the surest first: `stated` by the user, `exact` (the same kernel, grid and block),"
+        " `kernel` (in another size), `name` (another instance of the template)",
         kind="text",
     ),
     optional(

@@ -81,11 +81,6 @@ class SideLaunches:
         return self.issue_ns / self.calls if self.issue_ns is not None and self.calls else None
 
     @property
-    def median_host_ns_per_launch(self) -> float | None:
-        """Median time from one launching call of the busiest thread to its next, less what held it up in between."""
-        return self.pace.host_ns_per_launch[1] if self.pace and self.pace.host_ns_per_launch else None
-
-    @property
     def queue_empty_share(self) -> float | None:
         """Share of the time in which nothing was launched that had not started."""
         return self.pace.queue_empty_share if self.pace else None
