@@ -248,6 +248,41 @@ def test_a_saved_chart_stands_alone(visit, tmp_path):
     assert (tmp_path / "budget.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
 
 
+def test_a_chart_over_time_zooms_with_a_key_and_a_double_click_restores_it(visit):
+    page = visit().page
+    chart = page.locator("[data-chart=steps-chart]")
+    chart.scroll_into_view_if_needed()
+
+    def labels() -> list[str]:
+        return chart.locator("svg .role-axis-label text").all_text_contents()
+
+    whole, top = labels(), page.evaluate("scrollY")
+    chart.locator("svg").hover()
+    page.keyboard.down("Control")
+    page.mouse.wheel(0, -400)
+    page.keyboard.up("Control")
+    page.wait_for_timeout(300)
+    assert labels() != whole
+    assert page.evaluate("scrollY") == top
+    chart.locator("svg").dblclick()
+    page.wait_for_timeout(300)
+    assert labels() == whole
+
+
+def test_the_data_of_a_chart_are_saved_with_the_numbers_that_it_plots(visit, tmp_path):
+    page = visit().page
+    with page.expect_download() as download:
+        page.locator("#memory-chart button.save", has_text="CSV").click()
+    download.value.save_as(tmp_path / "memory.csv")
+    with (tmp_path / "memory.csv").open(newline="", encoding="utf-8") as file:
+        heading, *rows = csv.reader(file)
+    spec = sample.all_charts()["memory"].spec(lambda token: token, "")
+    (marks,) = spec["datasets"].values()
+    assert heading[0].startswith("time since the window's begin")
+    assert [float(row[0]) for row in rows] == [mark["x"] for mark in marks]
+    assert [float(row[1]) for row in rows] == [mark["y"] for mark in marks]
+
+
 def test_a_saved_table_holds_every_row_with_exact_values_and_full_names(visit, tmp_path):
     page = visit(at="kernels").page
     with page.expect_download() as download:

@@ -297,11 +297,27 @@
     canvas.toBlob((picture) => offer(picture, `${figure.id}.png`));
   };
 
+  const field = (text) => (/[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text);
+  const asText = (text) => field(/^[=+\-@]/.test(text) && Number.isNaN(Number(text)) ? `'${text}` : text);
+  // What a chart plots: numbers by the titles of their axes, and what its tooltips say; a part for each set of marks.
+  const dataOf = (spec) => {
+    const parts = new Map();
+    for (const layer of spec.layer) {
+      if (!Array.isArray(layer.encoding?.tooltip)) continue;
+      const data = layer.data ?? spec.data ?? {}; // what all layers share stands above them
+      const values = data.values ?? spec.datasets?.[data.name] ?? [];
+      const columns = ["x", "y"].map((axis) => layer.encoding[axis]).filter((axis) => axis?.field && axis.title).map((axis) => [axis.title, axis.field]);
+      columns.push(...layer.encoding.tooltip.map((item) => [item.title.replace(/^_/, ""), item.field]));
+      const rows = values.map((mark) => columns.map(([, name]) => asText(String(mark[name] ?? ""))).join(","));
+      parts.set(JSON.stringify(values), [columns.map(([title]) => field(title)).join(","), ...rows].join("\r\n"));
+    }
+    return [...parts.values()].join("\r\n\r\n");
+  };
+
   // Exact values and full names; what a spreadsheet would take for a formula stays text.
   const csvOf = (table) => [...table.rows].map((row) => [...row.cells].map((cell) => {
     const text = (cell.dataset.v ?? (one("code, .title", cell) ?? cell).textContent).trim();
-    const safe = cell.dataset.v === undefined && /^[=+\-@]/.test(text) ? `'${text}` : text;
-    return /[",\r\n]/.test(safe) ? `"${safe.replaceAll('"', '""')}"` : safe;
+    return field(cell.dataset.v === undefined && /^[=+\-@]/.test(text) ? `'${text}` : text);
   }).join(",")).join("\r\n");
   for (const button of all("button.csv")) {
     button.hidden = false;
@@ -320,13 +336,25 @@
     ast: true, // expressions are interpreted, not compiled: the page's policy forbids eval
     loader: { load: () => Promise.reject(new Error("this page loads nothing")) },
   };
-  const draw = async (place) => {
+  const embed = async (place) => {
     const label = place.getAttribute("aria-label");
     await vegaEmbed(place, specs[place.dataset.chart], options);
     place.setAttribute("aria-label", label);
-    for (const button of all("button.save", place.closest("figure"))) {
+  };
+  const draw = async (place) => {
+    await embed(place);
+    const figure = place.closest("figure");
+    for (const button of all("button.save", figure)) {
       button.hidden = false;
-      button.addEventListener("click", () => save(place.closest("figure"), button.textContent));
+      button.addEventListener("click", () => {
+        if (button.textContent === "CSV") offer(new Blob([dataOf(specs[place.dataset.chart])], { type: "text/csv" }), `${figure.id}.csv`);
+        else save(figure, button.textContent);
+      });
+    }
+    for (const gestures of all(".gestures", figure)) {
+      gestures.hidden = false;
+      place.addEventListener("dblclick", () => embed(place));
+      one("button", gestures).addEventListener("click", () => embed(place));
     }
   };
   const drawn = new Set();

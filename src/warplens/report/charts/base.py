@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import altair as alt
 from altair.utils.schemapi import debug_mode
@@ -31,9 +31,15 @@ _SERIES_FILLS = ("gemm", "idle-1", "attention", "communication", "reduction", "i
 
 @dataclass(frozen=True)
 class Chart:
-    """A chart that is drawn on demand, in the colours of the output at hand."""
+    """A chart that is drawn on demand, in the colours of the output at hand.
+
+    Attributes:
+        draw: draws it.
+        zooms: axes along which a page zooms and pans it: `x`, `xy`, or empty for none.
+    """
 
     draw: Callable[[Ink], alt.LayerChart]
+    zooms: str = ""
 
     def spec(self, ink: Ink, description: str, width: int | str = "container") -> dict[str, Any]:
         """The Vega-Lite specification.
@@ -50,6 +56,8 @@ class Chart:
         spec["config"] = chart_config(ink)
         spec["autosize"] = {"type": "fit-x", "contains": "padding"}
         spec["padding"] = {"left": 0, "right": 0, "top": 2, "bottom": 2}
+        if self.zooms and width == "container":
+            _let_zoom(spec["layer"], list(self.zooms))
         return spec
 
     def svg(self, description: str) -> str:
@@ -73,6 +81,20 @@ class Chart:
         visible = [layer for layer in spec["layer"] if layer["mark"].get("opacity") != 0]
         # A file may be shown on any background; its colours are chosen for this one.
         return {**spec, "layer": visible, "background": light_ink("surface"), "padding": 12}
+
+
+#: What zooms a chart; the wheel alone scrolls the page, as over everything else on it.
+_ZOOM: Final = "wheel![event.ctrlKey || event.metaKey || event.shiftKey]"
+
+
+def _let_zoom(layers: list[dict[str, Any]], axes: list[str]) -> None:
+    """Dragging pans, the wheel with a key zooms; marks end where the axes do. The page restores the whole."""
+    select = {"type": "interval", "encodings": axes, "zoom": _ZOOM, "clear": False}
+    plotted = next(layer for layer in layers if all("field" in layer["encoding"].get(axis, {}) for axis in axes))
+    plotted["params"] = [{"name": "shown", "select": select, "bind": "scales"}]
+    for layer in layers:
+        mark = layer["mark"] if isinstance(layer["mark"], dict) else {"type": layer["mark"]}
+        layer["mark"] = {**mark, "clip": True}
 
 
 def vega_lite_version() -> str:

@@ -93,7 +93,7 @@ def steps_chart(steps: pl.DataFrame) -> Chart:
             height=220,
         )
 
-    return Chart(draw)
+    return Chart(draw, zooms="x")
 
 
 def timeline_chart(bins: pl.DataFrame, step_starts_ns: Sequence[int] = ()) -> Chart:
@@ -158,7 +158,7 @@ def timeline_chart(bins: pl.DataFrame, step_starts_ns: Sequence[int] = ()) -> Ch
             layers.append(rule.encode(x=alt.X("x:Q")))
         return layered(*layers, height=height)
 
-    return Chart(draw)
+    return Chart(draw, zooms="x")
 
 
 def memory_chart(levels: pl.DataFrame) -> Chart:
@@ -191,7 +191,7 @@ def memory_chart(levels: pl.DataFrame) -> Chart:
         points = base.mark_point(size=60, opacity=0).encode(tooltip=tooltip("series", time="time", level="level"))
         return layered(line, points, height=200)
 
-    return Chart(draw)
+    return Chart(draw, zooms="x")
 
 
 # --- Curves of several series over a logarithmic axis: rates over sequence length, speed-ups over batch --------------

@@ -144,7 +144,7 @@ def roofline_chart(points: pl.DataFrame, roofs: pl.DataFrame) -> Chart:
             height=_HEIGHT,
         )
 
-    return Chart(draw)
+    return Chart(draw, zooms="xy")
 
 
 def _roof_title(roof: str, precision: str | None, number_format: str | None, sparse: bool | None) -> str:
