@@ -34,6 +34,7 @@ def report_on(kind: str, folder: Path) -> Path:
     return warplens.report(profiles).save(folder / "report.html")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "theme"),
     [("training", "light"), ("decoding", "dark"), ("ranks", "light"), ("several", "dark"), ("grid", "light")],
