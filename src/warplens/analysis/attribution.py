@@ -77,10 +77,11 @@ class RangeForest(Forest):
         found = np.full(len(when), NO_RANGE, dtype=np.int64)
         inferred = np.zeros(len(when), dtype=np.bool_)
         for launcher, rows in _rows_by_thread(process, thread):
-            own = self._threads[launcher].at(when[rows]) if launcher in self._threads else found[rows]
+            if launcher in self._threads:
+                found[rows] = self._threads[launcher].at(when[rows])
+                rows = rows[found[rows] == NO_RANGE]  # noqa: PLW2901  # only these may be another thread's
             waiting = self._waiting(launcher, when[rows])
-            found[rows] = np.where(own != NO_RANGE, own, waiting)
-            inferred[rows] = (own == NO_RANGE) & (waiting != NO_RANGE)
+            found[rows], inferred[rows] = waiting, waiting != NO_RANGE
         return found, inferred
 
     def open_on(self, process: Int64s, thread: Int64s, when: Int64s) -> Int64s:
