@@ -482,6 +482,12 @@ def mutated(kind: str, content: bytes, random: Random) -> bytes:
     for _ in range(random.choice((1, 1, 1, 2, 3))):
         try:
             out = random.choice(MUTATORS[kind])(out, random)
-        except (ValueError, TypeError, IndexError, csv.Error, RecursionError):  # the mutation before left nothing of this kind
+        except (
+            ValueError,
+            TypeError,
+            IndexError,
+            csv.Error,
+            RecursionError,
+        ):  # the mutation before left nothing of this kind
             out = raw(out, random)
     return packed(out, random) if random.random() < 0.04 else out
