@@ -197,10 +197,14 @@ _TABLES = sorted(
 
 
 #: What commands on other profiles than traces are shown.
-_OTHER_PROFILES = {"roofline": "demo:planted_h200"}
+_INPUTS = ROOT / "tests" / "golden" / "inputs"
+_OTHER_PROFILES = {"roofline": "demo:planted_h200", "numerics": str(_INPUTS / "softmax_half.npy")}
 
 #: What commands on several profiles are given besides.
-_FURTHER_PROFILES = {"compare": ("demo:deit224_bs1_baseline",)}
+_FURTHER_PROFILES = {
+    "compare": ("demo:deit224_bs1_baseline",),
+    "numerics": (str(_INPUTS / "softmax_exact.npy"),),
+}
 
 
 @pytest.mark.usefixtures("_anywhere")

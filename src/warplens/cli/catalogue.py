@@ -124,6 +124,12 @@ COMMANDS: Final = {
             _MEASURE,
             "Run a study of token reduction, the language model or attention to its end, and report on it.",
         ),
+        Command(
+            "numerics",
+            "numerics",
+            _MEASURE,
+            "How far the tensors of two implementations are apart, and in how many ULPs.",
+        ),
         Command("policy", "study", _MEASURE, "Fit, show and check policies: which variant to run for which shape."),
         Command(
             "collect",

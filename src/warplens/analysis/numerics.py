@@ -1,0 +1,150 @@
+"""How far two implementations are apart in what they compute: absolute, relative, and in units of the last place.
+
+Differences are taken in float64. A unit in the last place (ULP) is one step to the next number that the coarser of the
+two formats can hold; both values are rounded to it first. Elements that are not finite in either are counted and left
+out of the differences. Goldberg, "What every computer scientist should know about floating-point arithmetic" (1991).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import polars as pl
+
+from warplens.errors import MissingDataError
+from warplens.profile.columns import table
+from warplens.profile.schema import Column
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import numpy.typing as npt
+
+#: Bits of the fraction, by which formats are coarser or finer.
+FORMATS: Final = {"bfloat16": 7, "float16": 10, "float32": 23, "float64": 52}
+
+#: Least differences in ULPs of the classes of the histogram: equal, neighbours, and then by factors.
+ULP_CLASSES: Final = (0, 1, 2, 4, 16, 256)
+
+NUMERICS: Final = table(
+    "numerics",
+    "A tensor of two files held against each other. `warplens numerics`.",
+    Column("pair", pl.String, "what is held against what"),
+    Column("tensor", pl.String, "its name in the file", kind="name"),
+    Column("shape", pl.String, "its shape", kind="text"),
+    Column("ulp_format", pl.String, "the coarser format of both, in which ULPs are counted", title="Format"),
+    Column("elements", pl.Int64, "numbers in it"),
+    Column("not_finite", pl.Int64, "NaN and infinities of the first", title="Not finite"),
+    Column("not_finite_other", pl.Int64, "NaN and infinities of the other", title="Of the other"),
+    Column("identical_share", pl.Float64, "of the elements, those that are equal", nullable=True),
+    Column("max_abs", pl.Float64, "greatest absolute difference", nullable=True),
+    Column("mean_abs", pl.Float64, "mean absolute difference", nullable=True),
+    Column("relative", pl.Float64, "‖a − b‖ / ‖b‖, of the whole tensor", nullable=True),
+    Column("max_relative", pl.Float64, "greatest |a − b| / |b| where b is not zero", nullable=True),
+    Column("ulp_median", pl.Float64, "median difference in ULPs", title="ULP median", nullable=True),
+    Column("ulp_max", pl.Float64, "greatest difference in ULPs", title="ULP max", nullable=True),
+    *(
+        Column(f"ulp_{least}", pl.Int64, f"elements that differ by {words} ULP", title=f"{words} ULP")
+        for least, words in zip(ULP_CLASSES, ("0", "1", "2–3", "4–15", "16–255", "256 and more"), strict=True)
+    ),
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Tensor:
+    """Numbers as a program saved them.
+
+    Attributes:
+        values: bfloat16 as float32, which holds them exactly.
+        dtype: a key of `FORMATS`.
+    """
+
+    values: npt.NDArray[Any]
+    dtype: str
+
+
+def numeric_differences(a: Mapping[str, Tensor], b: Mapping[str, Tensor], pair: str) -> pl.DataFrame:
+    """Each tensor that both have, in the order of the first; see `NUMERICS`.
+
+    Args:
+        a: the first, by name.
+        b: the other.
+        pair: what is held against what, for people.
+
+    Raises:
+        MissingDataError: no tensor of one is in the other, or one has another shape there.
+    """
+    if not (shared := [name for name in a if name in b]):
+        raise MissingDataError(f"{pair}: no tensor has the same name in both; there are {_some(a)}, and {_some(b)}")
+    rows = []
+    for name in shared:
+        one, other = a[name], b[name]
+        if one.values.shape != other.values.shape:
+            raise MissingDataError(f"{pair}: {name} is of shape {one.values.shape} and of {other.values.shape}")
+        rows.append({"pair": pair, "tensor": name, **_row(one, other)})
+    return NUMERICS.conform(pl.DataFrame(rows, schema=NUMERICS.schema))
+
+
+def _some(tensors: Mapping[str, Tensor]) -> str:
+    names = list(tensors)
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def _row(one: Tensor, other: Tensor) -> dict[str, Any]:
+    coarser = min((one.dtype, other.dtype), key=lambda name: FORMATS[name])
+    first, second = one.values.ravel(), other.values.ravel()
+    finite = np.isfinite(first) & np.isfinite(second)
+    row = {
+        "shape": "×".join(map(str, one.values.shape)) or "scalar",
+        "ulp_format": coarser,
+        "elements": first.size,
+        "not_finite": int(first.size - np.isfinite(first).sum()),
+        "not_finite_other": int(second.size - np.isfinite(second).sum()),
+    }
+    if not finite.any():
+        return row | {f"ulp_{least}": 0 for least in ULP_CLASSES}
+    first, second = first[finite], second[finite]
+    exact, difference = second.astype(np.float64), first.astype(np.float64) - second.astype(np.float64)
+    size, norm = np.abs(difference), float(np.linalg.norm(exact))
+    nonzero = exact != 0
+    ulps = ulp_distance(first, second, coarser)
+    places = np.searchsorted(np.asarray(ULP_CLASSES, dtype=np.uint64), ulps, side="right") - 1
+    counts = np.bincount(places, minlength=len(ULP_CLASSES))
+    return row | {
+        "identical_share": float((size == 0).mean()),
+        "max_abs": float(size.max()),
+        "mean_abs": float(size.mean()),
+        "relative": float(np.linalg.norm(difference)) / norm if norm else None,
+        "max_relative": float((size[nonzero] / np.abs(exact[nonzero])).max()) if nonzero.any() else None,
+        "ulp_median": float(np.median(ulps)),
+        "ulp_max": float(ulps.max()),
+        **{f"ulp_{least}": int(count) for least, count in zip(ULP_CLASSES, counts, strict=True)},
+    }
+
+
+def ulp_distance(a: npt.NDArray[Any], b: npt.NDArray[Any], dtype: str) -> npt.NDArray[np.uint64]:
+    """Numbers of a format from one value to the other, of finite values rounded to it. Zeros of either sign are equal.
+
+    Args:
+        a, b: values of any format.
+        dtype: the format, a key of `FORMATS`.
+    """
+    first, second = (_ordered(values, dtype) for values in (a, b))
+    return np.maximum(first, second) - np.minimum(first, second)
+
+
+def _ordered(values: npt.NDArray[Any], dtype: str) -> npt.NDArray[np.uint64]:
+    """The place of each value among all values of the format: bits of sign and magnitude as one ascending number."""
+    if dtype == "bfloat16":
+        bits = values.astype(np.float32).view(np.uint32).astype(np.uint64)
+        half, place = np.uint64(0x7FFF), np.uint64(16)
+        bits, width = (bits + half + ((bits >> place) & np.uint64(1))) >> place, 16  # to the nearest, ties to even
+    else:
+        rounded = values.astype(dtype)
+        width = rounded.dtype.itemsize * 8
+        bits = rounded.view(f"u{rounded.dtype.itemsize}").astype(np.uint64)
+    middle = np.uint64(1 << (width - 1))
+    magnitude = bits & (middle - np.uint64(1))
+    return np.where(bits >= middle, middle - magnitude, middle + magnitude)
