@@ -252,7 +252,8 @@ _CONVOLUTION = (
     Rule(
         "convolution-spelt",
         "convolution",
-        function=r"implicit_gemm|(^|_)[shdci](\d+)?cudnn_|\bcask\w*cudnn|cudnn::cnn::|^fft2d_[rc]2[rc]_",
+        function=r"implicit_gemm|(^|_)[shdci](\d+)?cudnn_|\bcask\w*cudnn|cudnn::cnn::|^fft[12]d_[rc]2[rc]_"
+        r"|^pointwise_mult_and_sum_complex",
         why="cuDNN's helpers: offsets, workspaces, and the FFT algorithm",
     ),
     Rule("convolution-miopen", "convolution", words=r"\bigemm (fwd|bwd|wrw)\b"),

@@ -471,7 +471,7 @@ def _query_format(parts: NameParts) -> str | None:
 # Everything else ------------------------------------------------------------------------------------------------------
 
 _ON_VECTOR_UNITS = lazy_pattern(
-    r"gemv|^gemm(SN|k1)|gemvx::|(^|::)kernel$|^dot_kernel$|^reduce_1Block|_engine|winograd|depthwise\d?d?_|convolve|^fft2d"
+    r"gemv|^gemm(SN|k1)|gemvx::|(^|::)kernel$|^dot_kernel$|^reduce_1Block|_engine|winograd|depthwise\d?d?_|convolve|^fft2d|^pointwise_mult_and_sum"
     r"|[cC]ompute\w*Offsets|im2col|col2im|im2vol|vol2col|init_device_workspace|kernel_helper"
 )
 _SIMT = lazy_pattern(r"OpClassSimt|MmaSimt")

@@ -180,6 +180,8 @@ class MemoryBandwidth(Rule):
             ),
             on_gpu=True,
             informs=not dominates,
+            # What one fused pass still moves may be half as wide.
+            bound_ns=claims.busy_ns(self.id) + (time - min(claims.busy_ns(self.id), time)) // 2,
         )
 
 
