@@ -350,7 +350,7 @@ def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[
         old, new = before.get(name), now.get(name)
         if old == new:
             continue
-        if name == "tasks":
+        if name == "tasks" and isinstance(old or [], list):
             kept = sum(task in (old or ()) for task in new or ())
             yield f"{len(old or ())} tasks then, {len(new or ())} now, {kept} the same"
         elif isinstance(old, dict) and isinstance(new, dict):
