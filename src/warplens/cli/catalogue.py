@@ -91,7 +91,7 @@ COMMANDS: Final = {
         ),
         Command("launches", "questions.host", _TABLE, "Kernel launches: time in the call, queued, and on the GPU."),
         Command("flops", "questions.operators", _TABLE, "FLOPs and bytes that operators need, against their time."),
-        Command("memory", "questions.gpu", _TABLE, "Memory over time, its peak, and what was alive then."),
+        Command("memory", "questions.memory", _TABLE, "Memory over time, its peak, and what was alive then."),
         Command("copies", "questions.gpu", _TABLE, "Memory copies and fills: time, size and bandwidth."),
         Command("api", "questions.host", _TABLE, "CUDA API calls on the host: how often, how long."),
         Command(

@@ -20,7 +20,7 @@ from warplens.report import chart_data, charts
 from warplens.report import text as fmt
 from warplens.report.document import Figure, KeyFigure, KeyFigures, Paragraph, Table, pick, quiet
 from warplens.report.overview.time import DURATIONS, RANKED, largest_three, nothing
-from warplens.report.questions.gpu import MEMORY_USE, OWNER, with_owners
+from warplens.report.questions.memory import MEMORY_USE, OWNER, with_owners
 from warplens.report.questions.operators import coverage_sentences, overhead_sentence, what_to_record
 
 if TYPE_CHECKING:

@@ -1,22 +1,13 @@
-"""Questions about the work of the GPU and its memory: kernels, copies, the ranges that launched them, allocations."""
+"""Questions about the work of the GPU: kernels, copies, the ranges that launched them."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Final, cast
 
 import polars as pl
 
-from warplens.analysis.allocator import (
-    ALIVE,
-    ALLOCATIONS,
-    ALLOCATIONS_BY_STEP,
-    alive_at_peak,
-    allocator_steps,
-    allocator_timeline,
-    allocator_use,
-)
 from warplens.analysis.categories import classify_names
-from warplens.analysis.copies import COPIES, copy_statistics, memory_timeline, memory_use
+from warplens.analysis.copies import COPIES, copy_statistics
 from warplens.analysis.kernels import (
     GROUPINGS,
     KERNELS,
@@ -26,16 +17,13 @@ from warplens.analysis.kernels import (
     statistics_of_counts,
 )
 from warplens.analysis.ranges import RANGES, range_coverage, range_statistics
-from warplens.profile.columns import column, table
+from warplens.profile.columns import column
 from warplens.profile.schema import Column
 from warplens.report import text as fmt
 from warplens.report.document import Table, pick
 from warplens.report.questions import DURATIONS, Counted, Found, question
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from warplens.analysis.allocator import AllocatorUse
     from warplens.analysis.copies import CopyGrouping
     from warplens.analysis.kernels import CategoryCoverage
     from warplens.analysis.timeline import Timeline
@@ -143,125 +131,3 @@ def copies(timeline: Timeline, window: Window, by: str) -> Found:
 
 
 # --- Memory over time -------------------------------------------------------------------------------------------------
-
-
-#: What nobody knows of memory is null: what the allocator of a framework holds, in profiles of Nsight Systems.
-MEMORY_USE: Final = table(
-    "memory",
-    "One process, device and kind of memory. `warplens memory`.",
-    "memory process device",
-    Column("begin_bytes", pl.Int64, "in use at the window's begin"),
-    Column("end_bytes", pl.Int64, "in use at its end"),
-    column("peak_bytes", help="the most that was in use at once in the window"),
-    Column("peak_ns", pl.Int64, "when that was first reached", title="At"),
-    column("reserved_bytes", help="what the allocator had from CUDA at the peak"),
-    Column("idle_bytes", pl.Int64, "held at the peak, but not in use: cached or fragmented", title="Unused"),
-    "allocations releases",
-    column("allocated_bytes", help="sum of all allocations in the window"),
-    Column("unseen_bytes", pl.Int64, "part of the peak that stood there before the recording", title="From before"),
-    Column("mismatches", pl.Int64, "events that state another total than the sum of the events before them"),
-)
-
-OWNER: Final = column("owner", help="operator that was open when the memory was allocated", title="Alive at the peak")
-_MEMORY: Final = {
-    "memory": pick(
-        MEMORY_USE,
-        "memory process device peak_bytes peak_ns reserved_bytes idle_bytes begin_bytes end_bytes allocations"
-        " allocated_bytes unseen_bytes",
-    ),
-    "operator": pick(ALIVE, OWNER, "forward phase process device blocks bytes share", share="Of the peak"),
-    "step": pick(
-        ALLOCATIONS_BY_STEP,
-        "step process device peak_bytes allocations releases allocated_bytes released_bytes",
-        allocated_bytes="Allocated",
-    ),
-    "event": pick(
-        ALLOCATIONS, "time_ns process device delta_bytes allocated_bytes reserved_bytes", allocated_bytes="In use"
-    ),
-}
-_MEMORY_CAPTIONS: Final = {
-    "memory": "Memory in use",
-    "operator": "Whose memory was in use at the peak",
-    "step": "Allocations of each step",
-    "event": "Allocations and releases",
-}
-_NO_ALLOCATIONS: Final = (
-    "this profile holds no allocations. Record them with torch.profiler.profile(profile_memory=True), or with "
-    "nsys profile --cuda-memory-usage=true"
-)
-
-
-@question(*_MEMORY)
-def memory(timeline: Timeline, window: Window, by: str) -> Found:
-    """Memory over time, its peak, and what was alive then.
-
-    Held is what the allocator had from CUDA at the peak, unused the part of it that was cached or fragmented. Churn
-    sums all allocations. From before is what was allocated before the recording began. Operators, steps and what is
-    held are known to PyTorch's profiler only; Nsight Systems records cudaMalloc and the like.
-    """
-    found = {by: _memory_rows(timeline, window, by)}
-    recorded = {"allocations", "memory"} & timeline.trace.capture.recorded
-    data: dict[str, Any] = {"recorded": sorted(recorded)}
-    if by == "memory" and (alive := alive_at_peak(timeline, window)) is not None:
-        found["operator"] = with_owners(alive)
-        data["alive_at_peak"] = {"rows": found["operator"]}
-    tables = tuple(
-        Table(
-            "memory" if key == by else f"memory-{key}",
-            _MEMORY_CAPTIONS[key],
-            _MEMORY[key],
-            rows,
-            empty="Nothing recorded.",
-        )
-        for key, rows in found.items()
-    )
-    facts = tuple(_memory_facts(allocator_use(timeline, window) or ())) if recorded else (_NO_ALLOCATIONS,)
-    return Found(found[by], tables, facts, data)
-
-
-def with_owners(alive: pl.DataFrame) -> pl.DataFrame:
-    """What was alive at the peak, with `owner`: the operator that allocated it, or what is known instead."""
-    outside = pl.col("operator").fill_null("outside of every operator")
-    return alive.with_columns(
-        pl.when("from_before").then(pl.lit("allocated before the recording")).otherwise(outside).alias("owner")
-    )
-
-
-def _memory_rows(timeline: Timeline, window: Window, by: str) -> pl.DataFrame:
-    if by == "operator":
-        alive = alive_at_peak(timeline, window)
-        return with_owners(ALIVE.empty() if alive is None else alive)
-    if by == "step":
-        found = allocator_steps(timeline, window)
-        return ALLOCATIONS_BY_STEP.empty() if found is None else found
-    if by == "event":  # from whichever of the two tables the source has
-        events = allocator_timeline(timeline, window)
-        if events is None and (raw := memory_timeline(timeline, window)) is not None:
-            events = raw.with_columns(pl.lit(None, dtype=pl.Int64).alias("reserved_bytes"))
-        return ALLOCATIONS.empty() if events is None else events.select(ALLOCATIONS.names)
-    uses = [
-        {"memory": "PyTorch's allocator", "idle_bytes": use.idle_bytes, **_known(use)}
-        for use in allocator_use(timeline, window) or ()
-    ]
-    uses += [_known(use) for use in memory_use(timeline, window) or ()]
-    return pl.DataFrame(uses, schema=MEMORY_USE.schema)
-
-
-def _known(use: object) -> dict[str, Any]:
-    return {key: value for key, value in vars(use).items() if key in MEMORY_USE.names}
-
-
-def _memory_facts(uses: tuple[AllocatorUse, ...]) -> Iterator[str]:
-    for use in uses:
-        if use.device is None or use.known_share is None:
-            continue
-        peak = fmt.data_size(use.peak_bytes)
-        yield (
-            f"coverage: {fmt.share(use.known_share)} of the {peak} at the peak of GPU {use.device} was allocated in "
-            "the recording; the rest stood there before"
-        )
-        if use.mismatches:
-            yield (
-                f"{fmt.count(use.mismatches)} events of GPU {use.device} state another total than their sum: events "
-                "are missing in this profile"
-            )
