@@ -37,7 +37,8 @@ def test_the_json_has_the_documented_layout(warplens: Callable[..., Run]) -> Non
     assert found["schema"] == "warplens.diagnose/1"
     assert found["source"] == LAUNCH_BOUND.name
     data = found["data"]
-    assert set(data) == {"window", "verdict", "headline", "findings", "per_phase", "predictions", "coverage", "pace"}
+    judged = {"verdict", "headline", "headline_share", "findings", "per_phase", "predictions", "coverage", "what_if"}
+    assert set(data) == {"window", "pace", *judged}
     assert data["verdict"] == data["findings"][0]["id"] == "launch-overhead"
     assert data["window"]["kind"] == "steady"
 
@@ -146,6 +147,7 @@ def test_where_the_host_costs_more_the_late_rank_is_told_all_the_same(
     assert data["together"]["late_rank"] == SLOW_RANK
     alone = _asked(warplens, tmp_path / "rank0.json.gz")["data"]
     assert set(alone) <= set(data)
+    assert data["headline_share"] in [rank["headline_share"] for rank in data["ranks"]]
     assert data["ranks"][0]["findings"] == alone["findings"]
 
 

@@ -167,7 +167,7 @@ def test_what_never_ends_is_not_read(
         reader(make(tmp_path))
 
 
-@pytest.mark.parametrize("reader", [read_measurements, read_published, read_timings, read_policy])
+@pytest.mark.parametrize("reader", [read_measurements, read_published, read_timings])
 def test_documents_are_bounded_and_the_bound_is_named(
     reader: Callable[[Path], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -179,13 +179,21 @@ def test_documents_are_bounded_and_the_bound_is_named(
         reader(path)
 
 
+def test_a_policy_is_no_larger_than_policies_are(tmp_path: Path) -> None:
+    path = tmp_path / "large.json"
+    path.write_bytes(b" " * (16 * 2**20 + 1))
+
+    with pytest.raises(UnreadableInputError, match="more than 16,777,216 bytes, as no policy has"):
+        read_policy(path)
+
+
 @pytest.mark.parametrize("text", ["", "0", "-1", "nan", "1e30", "many"])
 def test_a_bound_that_is_none_is_wrong_usage(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WARPLENS_MAX_DOCUMENT_BYTES", text)
     (tmp_path / "p.json").write_text("{}")
 
     with pytest.raises(UsageError, match="WARPLENS_MAX_DOCUMENT_BYTES"):
-        read_policy(tmp_path / "p.json")
+        read_measurements(tmp_path / "p.json")
 
 
 def test_an_endless_view_in_place_of_a_table_is_no_table(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 import polars as pl
 
 from warplens.errors import MissingDataError
-from warplens.profile.columns import table
+from warplens.profile.columns import column, table
 from warplens.profile.schema import Column
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ ULP_CLASSES: Final = (0, 1, 2, 4, 16, 256)
 NUMERICS: Final = table(
     "numerics",
     "A tensor of two files held against each other. `warplens numerics`.",
-    Column("pair", pl.String, "what is held against what"),
+    column("pair", dtype=pl.String, help="what is held against what"),
     Column("tensor", pl.String, "its name in the file", kind="name"),
     Column("shape", pl.String, "its shape", kind="text"),
     Column("ulp_format", pl.String, "the coarser format of both, in which ULPs are counted", title="Format"),

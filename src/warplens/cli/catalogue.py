@@ -128,7 +128,7 @@ COMMANDS: Final = {
             "numerics",
             "numerics",
             _MEASURE,
-            "How far the tensors of two implementations are apart, and in how many ULPs.",
+            "How far the tensors of two implementations are apart: absolute, relative, in units of the last place.",
         ),
         Command("policy", "study", _MEASURE, "Fit, show and check policies: which variant to run for which shape."),
         Command(

@@ -30,6 +30,7 @@ class RunDiagnosis:
     Attributes:
         verdict: id of the main limiter; the first finding has it.
         headline: one or two sentences for people.
+        headline_share: the share of a rank's window that it gives; null where it gives none.
         findings: what ranks cost each other, the worst first; led by the verdict of most ranks where that costs more.
         ranks: the diagnosis of each rank by itself.
         run: the ranks side by side.
@@ -38,6 +39,7 @@ class RunDiagnosis:
 
     verdict: str
     headline: str
+    headline_share: float | None
     findings: tuple[Finding, ...]
     ranks: dict[int, Diagnosis]
     run: Run
@@ -71,13 +73,16 @@ def diagnose_run(run: Run, ranks: Mapping[int, Diagnosis], thresholds: Threshold
     )
     leads = bool(between) and (between[0].severity != "info" or own.severity == "info")
     sentences = [f"{found.title}; {gain_text(found)} as fast without it." for found in between[:1]]
+    share = None
     if not leads:
         of = "every rank" if count == len(ranks) else f"{count} of {len(ranks)} ranks"
         example = next(diagnosis for diagnosis in ranks.values() if diagnosis.findings[0] is own)
+        share = example.headline_share
         sentences.append(f"Of {of} by itself: {example.headline[:1].lower()}{example.headline[1:]}")
     return RunDiagnosis(
         verdict=between[0].id if leads else usual,
         headline=" ".join(sentences),
+        headline_share=share,
         findings=tuple(between) if leads else (own, *(found for found in between if found.id != usual)),
         ranks=dict(ranks),
         run=run,

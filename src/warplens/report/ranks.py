@@ -548,6 +548,7 @@ def run_data(found: RunDiagnosis) -> dict[str, Any]:
         "verdict": found.verdict,
         "headline": found.headline,
         "findings": [finding_data(finding) for finding in found.findings],
+        "headline_share": found.headline_share,
         "per_phase": [],
         "predictions": [],
         "what_if": None,
