@@ -39,7 +39,7 @@ class Moment:
 
     Attributes:
         finding: its id.
-        start_ns, end_ns: the half-open interval, in the profile's clock.
+        start_ns, end_ns: the half-open interval, in the profile's clock; what reaches beyond the window ends with it.
         device: CUDA ordinal of the GPU.
         claimed_ns: what the finding claims of it.
         what: `pause`, `work`, or `stretch` of several.
@@ -70,7 +70,8 @@ def _of_finding(facts: Facts, claims: Claims, id_: str) -> Iterator[Moment]:
         facts.gaps.select(span).with_row_index("row").with_columns(claims.of_gaps(id_), pl.lit("pause").alias("what"))
     )
     work = facts.work.select(span).with_row_index("row").with_columns(claims.of_work(id_), pl.lit("work").alias("what"))
-    claimed = pl.concat([gaps, work]).filter(pl.col("claimed_ns") > 0)
+    inside = pl.col("start_ns", "end_ns").clip(facts.window.start_ns, facts.window.end_ns)
+    claimed = pl.concat([gaps, work]).filter(pl.col("claimed_ns") > 0).with_columns(inside)
     if not claimed.height:
         return
     telling = _TELLING_SHARE * int(claimed["claimed_ns"].sum()) / facts.steps
