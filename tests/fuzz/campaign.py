@@ -27,7 +27,7 @@ from tests.fuzz.seeds import Seed
 #: interrupted from Python), or after ten times as long whatever it did: it waits for itself.
 SILENT_SECONDS, SILENT_CPU_SECONDS = 60.0, 30.0
 #: Cases after which a process is replaced by a fresh one, so that its memory tells something about the case at hand.
-CASES_OF_A_PROCESS = 400
+CASES_OF_A_PROCESS = {"command": 400, "reader": 5_000, "parser": 50_000}
 
 
 @dataclass
@@ -35,6 +35,7 @@ class Ledger:
     """What was run and found, a line of JSON for each part of it as it comes in."""
 
     folder: Path
+    tier: str = "command"
     cases: int = 0
     codes: Counter[str] = field(default_factory=Counter)
     found: dict[str, list[int]] = field(default_factory=dict)
@@ -47,18 +48,19 @@ class Ledger:
             return
         self.found.setdefault(result.wrong, []).append(number)
         if len(self.found[result.wrong]) == 1:
-            seed, content, command = Case(campaign, number).made()
+            seed, content, command = Case(campaign, number, self.tier).made()
             place = self.folder / label(result.wrong)
             place.mkdir(parents=True, exist_ok=True)
             (place / "input").write_bytes(content)
-            self._write({"wrong": result.wrong, "detail": result.detail, "case": f"{campaign}:{number}",
-                         "seed": seed.name, "command": command, "at": place.name})  # fmt: skip
+            self._write({"wrong": result.wrong, "detail": result.detail, "tier": self.tier,
+                         "case": f"{campaign}:{number}", "seed": seed.name,
+                         "command": command, "at": place.name})  # fmt: skip
 
     def close(self, campaign: int, first: int, seconds: float) -> None:
         """The line that sums the campaign up."""
         counts = {wrong: len(numbers) for wrong, numbers in self.found.items()}
-        self._write({"campaign": campaign, "first": first, "cases": self.cases, "seconds": round(seconds),
-                     "codes": dict(self.codes), "found": counts})  # fmt: skip
+        self._write({"campaign": campaign, "tier": self.tier, "first": first, "cases": self.cases,
+                     "seconds": round(seconds), "codes": dict(self.codes), "found": counts})  # fmt: skip
 
     def _write(self, line: dict[str, object]) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -67,10 +69,18 @@ class Ledger:
 
 
 def run(
-    campaign: int, first: int, *, seconds: float, cases: int, processes: int, folder: Path, nice: int = 0
+    campaign: int,
+    first: int,
+    *,
+    seconds: float,
+    cases: int,
+    processes: int,
+    folder: Path,
+    nice: int = 0,
+    tier: str = "command",
 ) -> Ledger:
     """Judges cases from `first` on until the time is over or so many are done."""
-    ledger, lock, end = Ledger(folder), threading.Lock(), time.monotonic() + seconds
+    ledger, lock, end = Ledger(folder, tier), threading.Lock(), time.monotonic() + seconds
     begun = time.monotonic()
     threads = [
         threading.Thread(target=_work, args=(campaign, first + lane, first + cases, processes, nice, end, ledger, lock))
@@ -87,8 +97,8 @@ def run(
 
 def _work(campaign: int, start: int, stop: int, step: int, nice: int, end: float, ledger: Ledger, lock: object) -> None:
     while start < stop and time.monotonic() < end:
-        until = min(stop, start + step * CASES_OF_A_PROCESS)
-        words = [sys.executable, "-m", "tests.fuzz.judge", *map(str, (campaign, start, until, step, nice))]
+        until = min(stop, start + step * CASES_OF_A_PROCESS[ledger.tier])
+        words = [sys.executable, "-m", "tests.fuzz.judge", *map(str, (campaign, start, until, step, nice)), ledger.tier]
         ledger.folder.mkdir(parents=True, exist_ok=True)
         with (ledger.folder / f"process-{start % step}.log").open("wb") as log:
             process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=log, text=True)
@@ -123,7 +133,7 @@ def _work(campaign: int, start: int, stop: int, step: int, nice: int, end: float
             code = process.returncode
             how = "hang" if killed else f"died of {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
             told = (ledger.folder / f"process-{start % step}.log").read_text("utf-8", "replace")[-1_500:]
-            command = Case(campaign, at).made()[2].split()[0]
+            command = Case(campaign, at, ledger.tier).made()[2].split()[0]
             with lock:  # type: ignore[attr-defined]
                 ledger.add(campaign, at, Ended(None, f"{how}: {command}", told))
             at += step
@@ -177,12 +187,14 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=3_600)
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--nice", type=int, default=0)
+    parser.add_argument("--tier", choices=sorted(CASES_OF_A_PROCESS), default="command")
     parser.add_argument("--folder", type=Path, default=Path(".fuzz"))
     parser.add_argument("--show", metavar="CAMPAIGN:NUMBER")
     parser.add_argument("--minimise", metavar="CAMPAIGN:NUMBER")
     given = parser.parse_args()
     if case := given.show or given.minimise:
-        chosen = Case(*map(int, case.split(":")))
+        campaign, number = map(int, case.split(":"))
+        chosen = Case(campaign, number, given.tier)
         seed, content, command = chosen.made()
         print(seed.name, command, judged(chosen))
         target = given.folder / f"case-{chosen.campaign}-{chosen.number}"
@@ -191,7 +203,7 @@ def main() -> None:
         print(target)
         return
     ledger = run(given.campaign, given.first, seconds=given.seconds, cases=given.cases, processes=given.processes,
-                 folder=given.folder, nice=given.nice)  # fmt: skip
+                 folder=given.folder, nice=given.nice, tier=given.tier)  # fmt: skip
     print(f"campaign {given.campaign}: {ledger.cases:,} cases, exit codes {dict(ledger.codes)}")
     for wrong, numbers in sorted(ledger.found.items(), key=lambda item: -len(item[1])):
         print(f"{len(numbers):>7,}  {wrong}  (first: {given.campaign}:{numbers[0]})")

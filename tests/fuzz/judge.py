@@ -13,6 +13,7 @@ import shutil
 import signal
 import sys
 import tempfile
+import zipfile
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,13 +31,15 @@ from warplens.readers.opening import Asked
 CPU_SECONDS = 10.0
 #: Memory that a case may add at its peak.
 MEMORY_BYTES = 2**30
+#: All that a process of a campaign may map: what is asked for without being touched counts as well.
+ADDRESS_BYTES = 8 * 2**30
 #: An error is one line of a screen or two.
 LONGEST_ERROR = 600
 #: What the output of one case may hold: the files have some dozens of rows.
 LONGEST_OUTPUT = 64 * 2**20
 
 _ALLOWED_CODES = (0, 1, 2)
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 class TooLongError(BaseException):
@@ -45,14 +48,27 @@ class TooLongError(BaseException):
 
 @dataclass(frozen=True)
 class Case:
-    """A case by its numbers alone: the same always gives the same file and the same command line."""
+    """A case by its numbers alone: the same always gives the same file and the same command line.
+
+    Its tier is that of the `command`s, that of the `reader`s alone (`tests.fuzz.reading`), or that of the
+    `parser`s (`tests.fuzz.parsing`).
+    """
 
     campaign: int
     number: int
+    tier: str = "command"
 
     def made(self) -> tuple[Seed, bytes, str]:
         """The seed, the mutated file, the command line."""
         random = Random(f"{self.campaign}:{self.number}")
+        if self.tier == "reader":
+            from tests.fuzz.reading import made
+
+            return made(random)
+        if self.tier == "parser":
+            from tests.fuzz.parsing import made as parsed
+
+            return parsed(random)
         seed = random.choice(seeds())
         return seed, mutated(seed.kind, seed.content, random), random.choice(seed.commands)
 
@@ -68,7 +84,26 @@ class Ended:
 
 def judged(case: Case) -> Ended:
     """Runs a case and says what is wrong with it."""
+    if case.tier == "reader":
+        from tests.fuzz.reading import read_ended
+
+        return read_ended(*case.made())
+    if case.tier == "parser":
+        from tests.fuzz.parsing import parse_ended
+
+        return parse_ended(*case.made())
     return ended(*case.made())
+
+
+def placed(seed: Seed, content: bytes, path: Path) -> Path:
+    """The file, or the folder of files, in its place."""
+    if seed.kind == "folder":
+        shutil.rmtree(path, ignore_errors=True)
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            archive.extractall(path)
+    else:
+        path.write_bytes(content)
+    return path
 
 
 def ended(seed: Seed, content: bytes, command: str) -> Ended:
@@ -79,15 +114,13 @@ def ended(seed: Seed, content: bytes, command: str) -> Ended:
         given.mkdir()
         scratch.mkdir()
         path = given / ("case.ledger.jsonl" if seed.kind == "ledger" else "case")
-        path.write_bytes(content)
+        placed(seed, content, path)
         words = {"path": path, "out": folder / "out", "name": given / "case"}
         for other in seeds():
             if "{" + other.name + "}" in command:
-                (folder / other.name).write_bytes(other.content)
-                words[other.name] = folder / other.name
+                words[other.name] = placed(other, other.content, folder / other.name)
         if "{seed}" in command:
-            (folder / "seed").write_bytes(seed.content)
-            words["seed"] = folder / "seed"
+            words["seed"] = placed(seed, seed.content, folder / "seed")
         earlier, tempfile.tempdir = tempfile.tempdir, str(scratch)
         try:
             result = _run(shlex.split(command.format(**words)))
@@ -97,7 +130,8 @@ def ended(seed: Seed, content: bytes, command: str) -> Ended:
             return result
         if left := sorted(scratch.iterdir()):
             return Ended(result.code, "left behind: a temporary file", str(left[0].name))
-        if seed.kind != "ledger" and (sorted(given.iterdir()) != [path] or path.read_bytes() != content):
+        whole = path.is_dir() or path.read_bytes() == content
+        if seed.kind != "ledger" and (sorted(given.iterdir()) != [path] or not whole):
             return Ended(result.code, "touched: the folder of the input", command)
         partial = [one.name for one in folder.iterdir() if one.name.endswith(".partial")]
         return Ended(result.code, "left behind: a partial file", partial[0]) if partial else result
@@ -112,7 +146,7 @@ def _run(words: list[str]) -> Ended:
     out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", errors="replace", newline="") for _ in range(2))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     code: int | None = None
-    signal.signal(signal.SIGPROF, _stop)
+    signal.signal(signal.SIGPROF, stop)
     signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)
     try:
         with redirect_stdout(out), redirect_stderr(err):
@@ -122,9 +156,9 @@ def _run(words: list[str]) -> Ended:
     except SystemExit as leaving:
         code = leaving.code if isinstance(leaving.code, int) else 0
     except TooLongError as error:
-        return Ended(None, f"too long: {words[0]} at {_place(error)}", shlex.join(words))
+        return Ended(None, f"too long: {words[0]} at {place_of(error)}", shlex.join(words))
     except BaseException as error:
-        return Ended(None, f"escaped: {type(error).__name__} at {_place(error)}", str(error)[:300])
+        return Ended(None, f"escaped: {type(error).__name__} at {place_of(error)}", str(error)[:300])
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
@@ -151,7 +185,7 @@ def _wrong(words: list[str], code: int | None, answer: str, complaint: str) -> t
     last = said[-1] if said else ""
     if code not in _ALLOWED_CODES:
         kind = last.removeprefix("error: ").partition(":")[0]
-        at = _place(_seen[-1]) if _seen else "nowhere"
+        at = place_of(_seen[-1]) if _seen else "nowhere"
         return f"defect {code}: {kind[:60]} at {at}", last[:300]
     if "Please report this" in last:
         what = re.sub(r"^error: [^:]*: ", "", last)[:90]
@@ -160,10 +194,10 @@ def _wrong(words: list[str], code: int | None, answer: str, complaint: str) -> t
         return f"no one line: {words[0]}", complaint[-300:]
     if len(last) > LONGEST_ERROR:
         return f"long error: {words[0]}", last[:300]
-    if _CONTROL.search(complaint.replace("\t", " ")):
+    if CONTROL.search(complaint.replace("\t", " ")):
         return f"control character on standard error: {words[0]}", repr(complaint[:300])
-    if _CONTROL.search(answer.replace("\r", "")):
-        return f"control character in the answer: {words[0]} {words[-2]}", repr(_CONTROL.search(answer))
+    if CONTROL.search(answer.replace("\r", "")):
+        return f"control character in the answer: {words[0]} {words[-2]}", repr(CONTROL.search(answer))
     if len(answer) > LONGEST_OUTPUT:
         return f"long answer: {words[0]}", f"{len(answer):,} characters"
     if code in (0, 1) and "-f" in words and words[words.index("-f") + 1] == "json" and "-o" not in words:
@@ -193,11 +227,11 @@ def _content(stream: io.TextIOWrapper) -> str:
     return stream.buffer.getvalue().decode("utf-8", "replace")  # type: ignore[attr-defined]
 
 
-def _stop(*_: object) -> None:
+def stop(*_: object) -> None:
     raise TooLongError
 
 
-def _place(error: BaseException) -> str:
+def place_of(error: BaseException) -> str:
     """The last function of the package that an error came through."""
     place, trace = "nowhere", error.__traceback__
     while trace is not None:
@@ -229,14 +263,16 @@ def remove_left() -> None:
 
 
 def serve() -> None:
-    """Judges the cases `start, start + step, …` below `stop`, a line before and after each on standard output."""
-    campaign, start, stop, step = map(int, sys.argv[1:5])
+    """Judges the cases `start, start + step, …` below `last`, a line before and after each on standard output."""
+    campaign, start, last, step, nice = map(int, sys.argv[1:6])
+    tier = sys.argv[6]
     sink = os.fdopen(os.dup(1), "w", buffering=1)
-    if hasattr(os, "nice") and len(sys.argv) > 5:
-        os.nice(int(sys.argv[5]))
-    for number in range(start, stop, step):
+    if hasattr(os, "nice"):
+        os.nice(nice)
+    resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_BYTES, ADDRESS_BYTES))
+    for number in range(start, last, step):
         sink.write(f"begin {number}\n")
-        result = judged(Case(campaign, number))
+        result = judged(Case(campaign, number, tier))
         sink.write("end " + json.dumps([number, result.code, result.wrong, result.detail]) + "\n")
 
 

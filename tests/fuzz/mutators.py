@@ -169,6 +169,19 @@ def lines(content: bytes, random: Random) -> bytes:
     return b"\n".join(rows)
 
 
+def names(content: bytes, random: Random) -> bytes:
+    """Lines of text, of which parts were exchanged, doubled, or replaced by texts that mean something elsewhere."""
+    rows = content.split(b"\n")
+    for _ in range(random.choice((1, 2, 4))):
+        at = random.randrange(len(rows))
+        row, cut = rows[at], random.randrange(len(rows[at]) + 1)
+        other = random.choice(
+            (random.choice(rows), random.choice(TEXTS).encode("utf-8", "surrogatepass"), (row * 20)[:5_000])
+        )
+        rows[at] = row[:cut] + other + row[cut + random.choice((0, 1, 7)) :]
+    return b"\n".join(rows)
+
+
 # --- CSV --------------------------------------------------------------------------------------------------------------
 
 
@@ -473,6 +486,7 @@ MUTATORS = {
     "csv": (*(table,) * 8, raw),
     "document": (*(tree,) * 10, raw),
     "ledger": (*(lines,) * 5, raw),
+    "names": (*(names,) * 4, raw),
 }
 
 

@@ -40,6 +40,11 @@ _BATCH_ROWS = 65_536
 #: More threads than this only wait for each other on SQLite's allocator.
 _MAX_WORKERS = 8
 
+#: Up to this size SQLite checks all pages of a file before anything is read of it: 3 ms for each MB. Of larger ones,
+#: of which that would take some 5 % of a report, the numbers of the rows are looked at, and only tables in which these
+#: have gaps are checked: no export has any in a table of events.
+_CHECKED_BYTES = 2**23
+
 _HEADER_BYTES = 100
 #: What to do with a file that cannot be read: the export that Nsight Systems can always make again.
 EXPORT_ADVICE = "Export the capture again: nsys export --type sqlite --output profile.sqlite profile.nsys-rep"
@@ -51,6 +56,10 @@ _OF_THE_SYSTEM = {
     "out of memory": ("there is not enough memory for it", "Use a machine with more"),
 }
 
+#: In a row of `PRAGMA table_xinfo` the place that says whether a column is computed, and what stands there if so.
+_HIDDEN, _COMPUTED = 6, (2, 3)
+
+_LACKS_COLUMN = "no such column: "
 
 #: SQLITE_MAX_PATHNAME, as all builds have it, less what SQLite puts behind the name.
 _LONGEST_PATH = 500
@@ -84,6 +93,7 @@ class Part(NamedTuple):
 
     condition: str
     capacity: int
+    first: int = 0  # rowid of the first row, where they have no gaps
 
 
 class SqliteFile:
@@ -95,6 +105,8 @@ class SqliteFile:
 
     def __init__(self, path: Path, known_as: Path | None = None) -> None:
         self.known_as, self._path = known_as or path, path.resolve()
+        self._sound: set[str] = set()
+        self._checking = Lock()
         self._temporary: Path | None = None
         self._check_header(path)
         try:
@@ -141,7 +153,40 @@ class SqliteFile:
             return [Part("TRUE", count)]
         count = max(1, round((last - first + 1) / ROWS_PER_PART))
         edges = [first + (last - first + 1) * part // count for part in range(count + 1)]
-        return [Part(f"rowid >= {low} AND rowid < {high}", high - low) for low, high in pairwise(edges)]
+        return [Part(f"rowid >= {low} AND rowid < {high}", high - low, low) for low, high in pairwise(edges)]
+
+    def refuse_damage(self) -> None:
+        """Has SQLite check all pages of a small file: damaged ones may hold fewer or other rows, without an error.
+
+        Raises:
+            UnreadableInputError: it finds damage.
+        """
+        if self._size <= _CHECKED_BYTES:
+            self._check_pages(None)
+            self._sound.update(self.tables)
+
+    def refuse_damage_in(self, table: str, part: Part) -> None:
+        """Looks whether the rows of a part are numbered without gaps; where not, has SQLite check the table's pages.
+
+        A lost or doubled page, a wrong number of rows, a row that points elsewhere show in the numbers. Of 1 M rows
+        that takes 0.05 s, a check of their pages 0.27 s. Safe to call from several threads.
+
+        Raises:
+            UnreadableInputError: the check finds damage.
+        """
+        if table in self._sound:
+            return
+        query = f"SELECT count(*), total(rowid - {part.first}) FROM {quoted(table)} WHERE {part.condition}"  # noqa: S608
+        if self.rows(query) != [(part.capacity, part.capacity * (part.capacity - 1) / 2)]:
+            with self._checking:
+                if table not in self._sound:
+                    self._check_pages(table)
+                    self._sound.add(table)
+
+    def _check_pages(self, table: str | None) -> None:
+        self.rows("PRAGMA ignore_check_constraints = ON")  # the file's own expressions, which may take forever
+        if self.rows(f"PRAGMA quick_check({quoted(table) if table else 1})")[:1] != [(b"ok",)]:
+            raise self.unreadable("the SQLite database is damaged: its pages contradict each other")
 
     def frame(self, sql: str, texts: Sequence[str] = ()) -> pl.DataFrame:
         """The result of a query as columns: `Int64`, and `Binary` for the columns named in `texts`.
@@ -181,6 +226,8 @@ class SqliteFile:
     def failed(self, error: Exception) -> UnreadableInputError:
         """What an error of a library means for this file; the file is not always at fault."""
         text = str(error)
+        if text.startswith(_LACKS_COLUMN):
+            return self.unreadable(f"a table of it has no column {text.removeprefix(_LACKS_COLUMN)}")
         if "Type mismatch" in text:
             return self.unreadable("a column holds other values than the whole numbers that belong there")
         if "unable to open" in text and len(os.fsencode(self._path)) > _LONGEST_PATH:
@@ -191,13 +238,20 @@ class SqliteFile:
         return self.unreadable("the SQLite database is damaged")
 
     def _read_schema(self) -> dict[str, tuple[str, ...]]:
-        """The file's tables with their columns. Views are left out: no export has any, and one could run forever."""
+        """The file's tables with their columns. Views are left out: no export has any, and one could run forever.
+
+        Raises:
+            UnreadableInputError: a column is computed, by an expression that a check of the pages would carry out.
+        """
         names = self.rows("SELECT name FROM sqlite_master WHERE type = 'table' AND sql NOT LIKE 'CREATE VIRTUAL%'")
-        tables = [name.decode("utf-8", "replace") for (name,) in names]
-        return {
-            table: tuple(row[1].decode("utf-8", "replace") for row in self.rows(f"PRAGMA table_info({quoted(table)})"))
-            for table in tables
-        }
+        tables = {}
+        for (name,) in names:
+            table = name.decode("utf-8", "replace")
+            columns = self.rows(f"PRAGMA table_xinfo({quoted(table)})")
+            if any(column[_HIDDEN] in _COMPUTED for column in columns):
+                raise self.unreadable("a column of it is computed, as no export has any")
+            tables[table] = tuple(column[1].decode("utf-8", "replace") for column in columns)
+        return tables
 
     def _check_header(self, path: Path) -> None:
         # https://www.sqlite.org/fileformat2.html#the_database_header

@@ -97,6 +97,7 @@ def _submit(pool: ThreadPoolExecutor, file: SqliteFile, plan: Plan) -> tuple[Col
         frame, dropped = shaped(file, plan, raw)
         if frame.height > parts[number].capacity:
             raise file.unreadable(f"its table {plan.source.table} is damaged: it holds more rows than it says")
+        file.refuse_damage_in(plan.source.table, parts[number])
         buffers.put(number, frame)
         return dropped
 
@@ -299,6 +300,7 @@ def read_nsys_sqlite(path: Path, known_as: Path, report: Report, launch_configur
     with SqliteFile(path, known_as) as file:
         if not looks_like_nsys(file.tables):
             raise not_nsys(file)
+        file.refuse_damage()
         kinds = range_kinds(file)
         report(f"{known_as.name}: reading the tables")
         sources = sources_of(file, kinds, launch_configuration)

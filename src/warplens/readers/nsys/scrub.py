@@ -146,6 +146,7 @@ def copy_nsys(source: Path, known_as: Path, partial: Path) -> Removed:
     with SqliteFile(source, known_as) as file:
         if not looks_like_nsys(file.tables):
             raise file.unreadable("this is an SQLite database, but not an Nsight Systems export")
+        file.refuse_damage()
         try:
             with closing(sqlite3.connect(partial.as_uri(), uri=True, isolation_level=None)) as connection:
                 copy = _Copy(connection, file)

@@ -21,7 +21,7 @@ from warplens.readers.nsys import NSYS
 from warplens.readers.nsys.capture import devices_of, session_of
 from warplens.readers.nsys.export import REWRITES, load, not_nsys, plan_of, put_together, shaped, sources_of
 from warplens.readers.nsys.tables import SOURCES, Source, Strings, distinct_ids, range_kinds
-from warplens.readers.sqlite import SqliteFile, looks_like_nsys, quoted, worker_count
+from warplens.readers.sqlite import Part, SqliteFile, looks_like_nsys, quoted, worker_count
 
 _NOTE: Final = Note(
     "read-in-slices",
@@ -42,6 +42,7 @@ class Slices:
         if not looks_like_nsys(self._file.tables):
             with self._file:
                 raise not_nsys(self._file)
+        self._file.refuse_damage()
         self._kinds = range_kinds(self._file)
         self._sources = [each for each in sources_of(self._file, self._kinds, False) if each.table in self._file.tables]
 
@@ -114,15 +115,16 @@ class Slices:
         if plan.texts:
             raise self._whole("its names stand in the rows themselves")
 
-        def reduced(condition: str) -> pl.DataFrame:
-            raw = self._file.frame(f"{plan.query} AND {condition}")
+        def reduced(part: Part) -> pl.DataFrame:
+            raw = self._file.frame(f"{plan.query} AND {part.condition}")
+            self._file.refuse_damage_in(source.table, part)
             frame, _ = shaped(self._file, plan, raw)
             duration = (pl.col("end_ns") - pl.col("start_ns")).alias("duration_ns")
             frame = frame.with_columns(plan.absent).select(*columns, duration)
             return frame.group_by(*columns, "duration_ns").agg(pl.len().cast(pl.Int64).alias("calls"))
 
         keys = [*columns, "duration_ns"]
-        counted = _added(_in_turn(reduced, [part.condition for part in self._file.parts(source.table)]), keys)
+        counted = _added(_in_turn(reduced, self._file.parts(source.table)), keys)
         named = [field.name for field in fields if field.is_string]
         strings = Strings(self._file, distinct_ids(counted[name] for name in named))
         return counted.with_columns(strings.encode(counted[name], REWRITES.get(table)).alias(name) for name in named)
@@ -145,12 +147,12 @@ def rows_in(path: Path) -> int | None:
         return sum(part.capacity for table in tables for part in file.parts(table))
 
 
-def _in_turn(reduce: Callable[[str], pl.DataFrame], conditions: Sequence[str]) -> Iterator[pl.DataFrame]:
+def _in_turn(reduce: Callable[[Part], pl.DataFrame], parts: Sequence[Part]) -> Iterator[pl.DataFrame]:
     """The reduced parts in their order; only as many are read ahead as there are connections."""
     with ThreadPoolExecutor(worker_count()) as pool:
         ahead: deque[Future[pl.DataFrame]] = deque()
-        for condition in conditions:
-            ahead.append(pool.submit(reduce, condition))
+        for part in parts:
+            ahead.append(pool.submit(reduce, part))
             if len(ahead) > worker_count():
                 yield ahead.popleft().result()
         while ahead:
