@@ -190,7 +190,7 @@ def test_statistics_equal_those_of_the_standard_library(calls: list[tuple[str, i
         assert (row["calls"], row["total_ns"], row["min_ns"], row["max_ns"]) == (len(own), sum(own), min(own), max(own))
         assert row["mean_ns"] == pytest.approx(statistics.mean(own))
         assert row["median_ns"] == pytest.approx(statistics.median(own))
-        assert row["stdev_ns"] == pytest.approx(statistics.stdev(own) if len(own) > 1 else 0.0, abs=1e-6)
+        assert row["stdev_ns"] == pytest.approx(statistics.stdev(own) if len(own) > 1 else 0.0, rel=1e-11, abs=1e-6)
 
 
 def test_coverage_tells_how_much_time_has_a_name_that_tells() -> None:

@@ -229,6 +229,20 @@ def test_a_window_without_steps_is_doubtful_unless_it_was_asked_for() -> None:
     assert levels == {"device": [NoteLevel.WARNING], "all": [NoteLevel.INFO], "explicit": [NoteLevel.INFO]}
 
 
+def test_work_that_begins_before_its_launch_tells_of_clocks_that_are_apart() -> None:
+    steps = [_step(number) for number in range(4)]
+    kernels = [
+        {**row, "start_ns": row["start_ns"] - 15, "end_ns": row["end_ns"] - 15} for step in steps for row in step[0]
+    ]
+    apart = Timeline(
+        trace(kernels, [row for step in steps for row in step[1]], [row for step in steps for row in step[2]])
+    )
+
+    (note,) = [note for note in quality_notes(apart, _window(1, 2, 3)) if note.code == "clocks-apart"]
+
+    assert note.text.startswith("100.0 % of the GPU work begins before the call that launched it, by up to 0.0 µs")
+
+
 def test_too_few_steps_have_no_spread() -> None:
     assert _codes(HEALTHY, _window(2, 3)) == ["few-steps"]
 

@@ -55,6 +55,18 @@ def test_steps_inside_a_warm_up_range_are_not_steps() -> None:
     assert search.steps[0].start_ns == kernels[4]["start_ns"] - 6 * US
 
 
+def test_of_two_threads_that_mark_steps_those_with_most_of_the_gpu_time_count() -> None:
+    kernels, calls, ranges = [], [], []
+    for number in range(6):
+        thread, begin = 1 + number % 2, 1000 * US * number
+        long = 100 * US if thread == 2 else 5 * US
+        calls.append(launch(begin, begin + 3 * US, number + 1, thread=thread))
+        kernels.append(kernel(begin + 5 * US, begin + 5 * US + long, "a", correlation=number + 1, stream=6 + thread))
+        ranges.append(nvtx(begin - US, begin + 200 * US, "step", thread=thread))
+    search = _search(kernels=kernels, api=calls, ranges=ranges)
+    assert [step.start_ns for step in search.steps] == [999 * US, 2999 * US, 4999 * US]
+
+
 def test_a_part_of_the_step_is_not_the_step() -> None:
     # The attention ranges repeat, but hold only half of the launches.
     kernels, calls = _program("aabb aabb aabb")

@@ -65,8 +65,11 @@ MAKES_LAUNCHES: Final = ("host-sync", "allocator-churn", "unfused-optimizer", "p
 #: Shares of a change, which may be negative or larger than it.
 _OF_A_CHANGE: Final = ("data.explanation", "data.rows", "data.verdict", "data.phases", "data.transfers")
 
-#: Moments, which may lie before the recording's first.
-_TIMES: Final = ("data.capture.window_ns", "data.timeline.origin_ns")
+#: Moments, which may lie before the zero of the recording's clock.
+_TIMES: Final = ("window_ns", "origin_ns", "start_ns", "end_ns")
+
+#: Times from one moment to another, which clocks that are apart make negative; a note says so.
+_BETWEEN: Final = ("lead_median_ns", "queue_median_ns", "queue_mean_ns", "queue_min_ns", "queue_total_ns")
 
 #: Whole → what lies within it, in the same row.
 _WITHIN: Final = (
@@ -125,7 +128,7 @@ def _check_numbers(reading: Reading, page: Page) -> None:
         is_share = key == "share" or key.endswith("_share")
         if is_share and not path.startswith(_OF_A_CHANGE if page.command == "compare" else ("nothing",)):
             reading.expect(-1e-9 <= value <= 1 + 1e-9, "shares lie from 0 to 1", f"{page.command} {path}", value, "0–1")
-        elif key.endswith("_ns") and path not in _TIMES and page.command != "compare":
+        elif key.endswith("_ns") and key not in _TIMES + _BETWEEN and page.command != "compare":
             reading.expect(value >= 0, "no time is negative", f"{page.command} {path}", value, "0")
     for path, row in _objects(page.data):
         _check_row(reading, f"{page.command} {path}", row)

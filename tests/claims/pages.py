@@ -7,10 +7,13 @@ import json
 import os
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 from tests.golden.running import visible
+from warplens.analysis.timeline import Timeline
+from warplens.answers.given import selected
 from warplens.cli import answer as answers
 from warplens.cli.commands import compare as comparing
 from warplens.cli.commands import diagnose as diagnosing
@@ -24,7 +27,9 @@ from warplens.report.write import report_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from pathlib import Path
+
+    from warplens.answers.given import Selection
+    from warplens.profile import Trace
 
 #: Wide enough that no cell of a table is broken into lines.
 _WIDE = {"COLUMNS": "2000", "NO_COLOR": "1"}
@@ -54,9 +59,20 @@ def pages_of(path: Path, *, html: bool = False) -> list[Page]:
         path: of the profile.
         html: whether to render the report as HTML as well, which takes a second.
     """
-    selection = answers.select(path, "steady", None, launch_configuration=True)
+    return pages_of_selection(answers.select(path, "steady", None, launch_configuration=True), html=html)
+
+
+def pages_of_trace(trace: Trace) -> list[Page]:
+    """The same of a profile that no file holds."""
+    return pages_of_selection(selected(Timeline(trace)))
+
+
+def pages_of_selection(selection: Selection, *, html: bool = False) -> list[Page]:
+    """The same of a profile and window."""
+    path = Path(selection.source)
     with (
         patch.object(diagnosing, "select", lambda *_, **__: selection),
+        patch.object(diagnosing, "discover", lambda paths: paths),
         patch.object(budgeting, "select", lambda *_, **__: selection),
     ):
         pages = [_answered(diagnosing, lambda: diagnosing.diagnose([path]))]
@@ -73,6 +89,18 @@ def pages_of(path: Path, *, html: bool = False) -> list[Page]:
 def compared(baseline: Path, variant: Path) -> Page:
     """What `compare` says of two profiles."""
     return _answered(comparing, lambda: comparing.compare(baseline, variant))
+
+
+def compared_traces(baseline: Trace, variant: Trace) -> Page:
+    """What `compare` says of two profiles that no file holds."""
+    given = {Path("baseline"): baseline, Path("variant"): variant}
+    sides = tuple(comparing.Found(path, comparing.Content.TRACES, (path,)) for path in given)
+    with (
+        patch.object(comparing, "find_sides", lambda *_: sides),
+        patch.object(comparing, "reuse_freed_memory", lambda *_: None),
+        patch.object(comparing, "read", lambda path, **_: given[path]),
+    ):
+        return compared(*given)
 
 
 def _answered(module: Any, command: Callable[[], None]) -> Page:

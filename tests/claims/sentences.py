@@ -219,7 +219,8 @@ def _of_report(data: Mapping[str, Any]) -> Iterator[str]:
         for row in budget["rows"]:
             parts[row["group"], row["part"]] += row["time_ns"]
             parts[row["group"], "all"] += row["time_ns"]
-            yield fmt.duration(row["time_ns"] / steps)
+            # Halves are rounded by what a division leaves of them.
+            yield from (fmt.duration(row["time_ns"] / steps * (1 + least)) for least in (-1e-12, 0, 1e-12))
         yield fmt.share(budget["busy_ns"] / budget["duration_ns"] if budget["duration_ns"] else 0.0)
     wholes = {"idle": idle}
     for (group, _), spent in parts.items():
@@ -349,3 +350,4 @@ def _change(ratio: float | None) -> Iterator[str]:
     if ratio is not None:
         yield fmt.share(ratio - 1)
         yield fmt.share(1 - ratio)
+        yield f"{fmt.count(round(100 * (ratio - 1)))} %"

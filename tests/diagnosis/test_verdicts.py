@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.analysis.builders import kernel, launch, nvtx, trace
 from tests.diagnosis import programs
-from tests.diagnosis.machine import ADD, ADDCDIV, FP32_GEMM, MS, US, Machine
+from tests.diagnosis.machine import ADD, ADDCDIV, FP32_GEMM, MS, NCCL, US, Machine
 from tests.diagnosis.programs import STEPS, judged, record, verdict
 from warplens.analysis.timeline import Timeline
 from warplens.diagnosis import Thresholds, diagnose
@@ -259,6 +260,66 @@ def test_the_ceiling_of_a_stall_is_the_step_over_the_step_without_it() -> None:
 def test_the_ceiling_of_exposed_communication_is_that_of_amdahl() -> None:
     found = verdict(programs.exposed_collectives).findings[0]
     assert found.expected == pytest.approx(6.021 / 4.02, rel=0.01)
+
+
+def test_collectives_hide_behind_no_more_than_there_is_to_compute() -> None:
+    def step(machine: Machine) -> None:
+        machine.launch(200 * US, times=2)
+        machine.launch(8 * MS, NCCL)
+
+    found = verdict(step).findings[0]
+    assert found.id == "exposed-communication"
+    # Overlapped, 8.4 ms become 8; in half of the bytes, 4.4. The bound is that of no collectives at all.
+    assert found.expected == pytest.approx(8.4 / 4.4, rel=0.01)
+    assert found.bound == pytest.approx(8.4 / 0.4, rel=0.02)
+    assert [remedy.action for remedy in found.remedies][:2] == ["Communicate less", "Overlap it with the backward pass"]
+
+
+def test_copies_at_the_pace_of_the_link_are_the_limit_though_neither_pinning_nor_overlap_helps() -> None:
+    def step(machine: Machine) -> None:
+        machine.copy(5 * MS, 250_000_000, pinned=True)
+        machine.launch(100 * US, times=3)
+
+    found = verdict(step)
+    assert found.verdict == "blocking-copy"
+    # Half of the bytes: 5.3 ms become 2.8.
+    assert found.findings[0].expected == pytest.approx(5.3 / 2.8, rel=0.02)
+    assert found.findings[0].remedies[0].action == "Copy less"
+
+
+def test_where_a_gpu_is_busy_only_without_the_profiler_both_shares_are_told() -> None:
+    def step(machine: Machine) -> None:
+        machine.launch(21 * US, times=40)
+
+    found = verdict(step, Machine(python_ns=23 * US))
+    assert found.verdict == "below-roof"
+    assert re.search(
+        r"busy for 7\d\.\d % of the time \(by estimate 8\d\.\d % without what the profiler adds\)", found.headline
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "capability", "said"),
+    [
+        ("Tesla V100-SXM2-16GB", (7, 0), "in fp16"),
+        ("NVIDIA H200", (9, 0), "in TF32 or bfloat16"),
+        ("NVIDIA GeForce GTX 1060", (6, 1), None),
+    ],
+)
+def test_a_format_is_named_that_the_gpu_has(name: str, capability: tuple[int, int], said: str | None) -> None:
+    found = verdict(programs.fp32_products, Machine(device=Device(0, name, compute_capability=capability)))
+    assert (found.verdict == "precision") is (said is not None)
+    assert said is None or said in found.headline
+
+
+@pytest.mark.parametrize(("capability", "raised"), [((8, 0), True), ((6, 1), False)])
+def test_channels_last_is_for_tensor_cores(capability: tuple[int, int], raised: bool) -> None:
+    def step(machine: Machine) -> None:
+        machine.launch(400 * US, "void cudnn::ops::nchwToNhwcKernel<float, float, float, false, true>(int)", times=4)
+        machine.launch(400 * US, "sm80_xmma_fprop_implicit_gemm_f32f32_f32f32_f32_nhwckrsc_nhwc_tilesize128x128x8")
+
+    found = verdict(step, Machine(device=Device(0, "GPU", compute_capability=capability)))
+    assert (found.finding("memory-format") is not None) is raised
 
 
 def test_a_cause_below_two_per_cent_is_not_raised() -> None:

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import polars as pl
 
 if TYPE_CHECKING:
     from warplens.analysis.timeline import Timeline
     from warplens.analysis.window import Window
+
+
+#: A standard deviation is a sum of floats, which each number of threads adds up in an order of its own: what differs
+#: are its last digits, behind these.
+_STDEV_DIGITS: Final = 12
 
 
 def duration_ns() -> pl.Expr:
@@ -24,7 +29,7 @@ def spread(quantity: pl.Expr, prefix: str = "", unit: str = "ns") -> list[pl.Exp
     Total and extremes are exact integers. The standard deviation is that of a sample (n − 1) and 0 for a single
     value, which is how `nsys stats` defines it. Nulls do not count; without any value all six are null.
     """
-    deviation = quantity.std(ddof=1)
+    deviation = quantity.std(ddof=1).round_sig_figs(_STDEV_DIGITS)
     single = quantity.count() == 1
     return [
         pl.when(quantity.count() > 0).then(quantity.sum()).alias(f"{prefix}total_{unit}"),
@@ -56,7 +61,10 @@ def spread_of_counts() -> list[pl.Expr]:
         ((at((calls - 1) // 2) + at(calls // 2)) / 2).alias("median_ns"),
         value.min().alias("min_ns"),
         value.max().alias("max_ns"),
-        pl.when(calls == 1).then(0.0).otherwise((squares / (calls - 1)).sqrt()).alias("stdev_ns"),
+        pl.when(calls == 1)
+        .then(0.0)
+        .otherwise((squares / (calls - 1)).sqrt().round_sig_figs(_STDEV_DIGITS))
+        .alias("stdev_ns"),
     ]
 
 

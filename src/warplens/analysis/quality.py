@@ -152,6 +152,9 @@ class _PhaseRanges:
 #: Every launch has its API call in a complete capture; a few at the edges of the recording may miss theirs.
 _COMPLETE_LAUNCH_SHARE: Final = 0.99
 
+#: No work begins before its launch: a few that seem to are the last digit of a clock, more are two clocks.
+_EARLY_SHARE: Final = 0.01
+
 #: Work outside of all ranges is normal around a loop; beyond this share of the GPU time, tables by range mislead.
 _OUTSIDE_RANGES_SHARE: Final = 0.05
 
@@ -191,6 +194,7 @@ def quality_notes(timeline: Timeline, window: Window) -> tuple[Note, ...]:
             _out_of_memory,
             _hidden_graphs,
             _unknown_launches,
+            _clocks,
             _ranges,
             _backward,
             _steps,
@@ -267,6 +271,22 @@ def _unknown_launches(timeline: Timeline, window: Window) -> Iterator[Note]:
             f"The launching API call is known for {100 * known:.1f} % of the GPU work only, "
             "and so are ranges and idle causes.",
             "Record from the program's start, and look for dropped events in the profiler's messages",
+        )
+
+
+def _clocks(timeline: Timeline, window: Window) -> Iterator[Note]:
+    work = timeline.work_in(window)
+    early = (work["launch_start_ns"] - work["start_ns"]).drop_nulls()
+    before = early.filter(early > 0)
+    if before.len() > _EARLY_SHARE * early.len():
+        most = max(int(before.max()), 0)  # type: ignore[arg-type]
+        yield Note(
+            "clocks-apart",
+            NoteLevel.WARNING,
+            f"{100 * before.len() / early.len():.1f} % of the GPU work begins before the call that launched it, by up "
+            f"to {most / 1e3:,.1f} µs: the clocks of host and GPU are apart, and queueing, waits and the causes of "
+            "idle time are off by as much.",
+            "Record again, and for a shorter time; let the machine's clock not be set meanwhile",
         )
 
 

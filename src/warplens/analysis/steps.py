@@ -132,19 +132,23 @@ def _steps_from_ranges(trace: Trace, work: pl.DataFrame, forest: RangeForest) ->
     candidates = _repeated_ranges(ranges, forest)
     if not candidates:
         return None
-    launches = forest.inclusive(
-        np.bincount(work["range"].fill_null(NO_RANGE).to_numpy() + 1, minlength=ranges.height + 1)[1:]
-    )
+    innermost = work["range"].fill_null(NO_RANGE).to_numpy() + 1
+    launches = forest.inclusive(np.bincount(innermost, minlength=ranges.height + 1)[1:])
+    durations = (work["end_ns"] - work["start_ns"]).to_numpy()
+    busy = forest.inclusive(np.bincount(innermost, durations, minlength=ranges.height + 1)[1:].astype(np.int64))
     best: tuple[tuple[int, ...], str, Int64s] | None = None
     for name, rows in candidates:
-        coverage = _coverage(rows, ranges, work, launches)
+        beside = [other for same, other in candidates if same == name and other is not rows]
+        coverage = _coverage(rows, ranges, work, launches, beside)
         named = is_step_name(name)
         if coverage < (_NAMED_STEP_COVERAGE if named else _ANY_RANGE_COVERAGE):
             continue
         if not named and (len(rows) < MIN_REPEATS or not _alike(launches[rows])):
             continue  # numbered stages of a program (phase1, phase2) are not repetitions
-        # A name that says "step" wins; then repetitions enough to have a spread; then the outermost; then the most.
-        rank = (int(named), int(len(rows) >= MIN_REPEATS), -int(forest.level[rows].min()), len(rows))
+        # A name that says "step" wins; then repetitions enough to have a spread; then the outermost; then what has most
+        # of the GPU's time, as of two threads that each mark their steps; then the most.
+        outermost = -int(forest.level[rows].min())
+        rank = (int(named), int(len(rows) >= MIN_REPEATS), outermost, int(busy[rows].sum()), len(rows))
         if best is None or rank > best[0]:
             best = (rank, name, rows)
     if best is None:
@@ -182,14 +186,24 @@ def _repeated_ranges(ranges: pl.DataFrame, forest: RangeForest) -> list[tuple[st
     ]
 
 
-def _coverage(rows: Int64s, ranges: pl.DataFrame, work: pl.DataFrame, launches_inside: Int64s) -> float:
-    """Share of the launches made between the first and the last of these ranges that were made inside them."""
+def _coverage(
+    rows: Int64s, ranges: pl.DataFrame, work: pl.DataFrame, launches_inside: Int64s, beside: list[Int64s]
+) -> float:
+    """Share of the launches made between the first and the last of these ranges that were made inside them.
+
+    Launches inside of ranges of the same name on other threads (`beside`) do not count: those are steps of their own.
+    """
     process = int(ranges["process"][int(rows[0])])
     first, last = int(ranges["start_ns"][int(rows[0])]), int(ranges["end_ns"][int(rows[-1])])
     during = work.filter(
         (pl.col("process") == process) & pl.col("launch_start_ns").is_between(first, last, closed="left")
     ).height
-    return float(launches_inside[rows].sum() / during) if during else 0.0
+    for others in beside:
+        theirs = ranges[others].select(
+            inside=(pl.col("process") == process) & (pl.col("start_ns") >= first) & (pl.col("end_ns") <= last)
+        )["inside"]
+        during -= int(launches_inside[others[theirs.to_numpy()]].sum())
+    return min(float(launches_inside[rows].sum() / during), 1.0) if during > 0 else 0.0
 
 
 def _on_analysis_clock(rows: Int64s, trace: Trace, work: pl.DataFrame, forest: RangeForest, name: str) -> Found | None:

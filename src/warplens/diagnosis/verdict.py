@@ -58,13 +58,17 @@ def headline(facts: Facts, verdict: Finding, claims: Claims) -> str:
     if verdict.id == "saturated":
         return f"Nothing is wrong that this profile could show: the GPU is busy for {busy} of the time{_at(facts)}."
     if verdict.id == "below-roof":
+        time = "the time"
+        if facts.busy_share < facts.thresholds.quiet_busy_share:
+            unprofiled = _percent(verdict.evidence["unprofiled_busy_share"])
+            time += f" (by estimate {unprofiled} without what the profiler adds)"
         if not roof_known(facts):
             return (
-                f"The GPU is busy for {busy} of the time{_at(facts)}; how near its kernels are to what it can do, this "
+                f"The GPU is busy for {busy} of {time}{_at(facts)}; how near its kernels are to what it can do, this "
                 f"profile does not tell: the work of {_percent(facts.known_work_share)} of that time is known."
             )
         return (
-            f"The GPU is busy for {busy} of the time{_at(facts)}, but not near what it can do: the practical roof of "
+            f"The GPU is busy for {busy} of {time}{_at(facts)}, but not near what it can do: the practical roof of "
             f"its kernels is {_percent(facts.to_roof_share)} below the measured time."
         )
     if verdict.id == "tensor-compute":

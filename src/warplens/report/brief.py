@@ -11,6 +11,7 @@ import polars as pl
 from warplens.diagnosis.findings import Diagnosis
 from warplens.diagnosis.rule import MANY
 from warplens.diagnosis.rules import rule
+from warplens.diagnosis.thresholds import DEFAULTS
 from warplens.diagnosis.verdict import gain_text
 from warplens.profile import NoteLevel
 from warplens.profile.columns import column
@@ -103,7 +104,10 @@ def _gain(found: Diagnosis | RunDiagnosis, verdict: Finding) -> str:
         )
         if verdict.id == _INCOMPLETE:
             return "Unknown: this profile cannot tell."
-        return "None that this profile could show." if rest is None else f"Little: {rest.id}, {gain_words(rest)}."
+        if rest is None:
+            return "None that this profile could show."
+        little = (rest.gain or 0.0) < DEFAULTS.warning_ceiling
+        return f"{'Little' if little else 'Some'}: {rest.id}, {gain_words(rest)}."
     if verdict.expected is None:
         return fmt.sentence(_range(verdict))
     return f"About {factor(verdict.expected)} as fast: {_range(verdict)}."

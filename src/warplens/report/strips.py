@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import fsum
 from typing import TYPE_CHECKING, Any, Final
 
 import polars as pl
@@ -79,7 +80,8 @@ def merged_small_parts(parts: pl.DataFrame, least: float) -> pl.DataFrame:
         rest = small.select(
             pl.lit(f"{small.height} smaller parts").alias("part"),
             pl.lit(family).alias("family"),
-            pl.col("duration_ns", "share").sum(),
+            pl.col("duration_ns").sum(),
+            pl.lit(fsum(small["share"])).alias("share"),  # the same in whatever order
             pl.lit("other" if family == "busy" else "idle-6").alias("fill"),
             pl.lit(", ".join(small["part"])).alias("detail"),
         )

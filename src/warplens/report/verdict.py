@@ -131,7 +131,8 @@ def gain_words(finding: Finding) -> str:
     if finding.expected is None or finding.expected_interval is None:
         return most
     low, high = finding.expected_interval
-    return f"about {factor(finding.expected)} ({factor(low)} to {factor(high)}), {most}"
+    about = f"about {factor(finding.expected)} ({factor(low)} to {factor(high)})"
+    return f"{about}, {most}" if most else about
 
 
 def standing(finding: Finding) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, Final
 
 import numpy as np
@@ -24,6 +25,7 @@ from warplens.diagnosis.rule import (
     Floats,
     Limit,
     Rule,
+    gain_of,
     modelled,
     predicted,
     seen_idle,
@@ -411,6 +413,7 @@ class BlockingCopy(Rule):
 
     kept_share = Limit(0.1, "Pinned copies still take a while, and the first of them nothing hides.")
     pageable_share = Limit(0.05, "A few bytes from pageable memory, such as a loss, do not make the copies pageable.")
+    fewer_bytes = Limit(0.5, "Float32 sent as bfloat16 is half of the bytes, images as uint8 a quarter.")
 
     def claim(self, facts: Facts) -> Floats | None:
         """All other copies over the link."""
@@ -430,6 +433,14 @@ class BlockingCopy(Rule):
         pageable = copies.filter("pageable")
         from_pageable = int(pageable["bytes"].sum()) / moved if moved else None
         unpinned = (from_pageable or 0.0) >= self.pageable_share
+        replayed = self._replayed(facts)
+        halved = gain_of(facts, int(claims.busy_ns(self.id) * self.fewer_bytes), on_gpu=True)
+        link_bound = replayed is not None and halved > replayed.high
+        less = Remedy(
+            "Copy less",
+            "send uint8 images or token ids and convert on the GPU; bfloat16 in place of float32; keep results there",
+            f"{GAIN}; in proportion to the bytes" if link_bound else "in proportion to the bytes",
+        )
         # Pageable memory says itself what is wrong; a pinned copy that nothing hides may be the program's first need.
         return self.raised(
             facts,
@@ -450,6 +461,7 @@ class BlockingCopy(Rule):
             where=range_names(facts, facts.work["range"], exposed)
             or range_names(facts, facts.gaps["range"], claims.of_gaps(self.id)),
             remedies=(
+                *((less,) if link_bound else ()),
                 Remedy(
                     "Copy from pinned memory, without blocking",
                     "DataLoader(…, pin_memory=True) or x = x.pin_memory(); then x = x.to('cuda', non_blocking=True)",
@@ -463,15 +475,13 @@ class BlockingCopy(Rule):
                     "use: torch.cuda.current_stream().wait_stream(side)",
                     modelled(facts, "async-copies"),
                 ),
-                Remedy(
-                    "Copy less",
-                    "send uint8 images or token ids and convert on the GPU; keep results there",
-                    f"{GAIN}; in proportion to the bytes",
-                ),
+                *(() if link_bound else (less,)),
             ),
             on_gpu=True,
             kept=self.kept_share,
-            replayed=self._replayed(facts),
+            replayed=replace(replayed, expected=halved, high=max(halved, replayed.high))
+            if link_bound and replayed is not None
+            else replayed,
             busy_ns=claims.busy_ns(self.id),
             at_least=predicted(facts, "async-copies", "overlapped-copies"),
             bound_ns=facts.idle_ns + claims.busy_ns(self.id),
@@ -581,6 +591,10 @@ class ExposedCommunication(Rule):
     refutation = "Run one step inside model.no_sync(): it must get faster by the exposed time."
     precedence = "certain"
 
+    fewer_bytes = Limit(
+        0.5, "Gradients reduced in bfloat16 are half of the bytes: half of the time of large collectives."
+    )
+
     def claim(self, facts: Facts) -> Floats | None:
         """Collectives."""
         return _all_of(facts, pl.col("label") == "communication")
@@ -601,6 +615,19 @@ class ExposedCommunication(Rule):
         on_each = pl.DataFrame({"device": facts.work["device"], "claimed": claims.of_work(self.id)})
         most = on_each.group_by("device").agg(pl.col("claimed").sum())["claimed"].max()
         most_ns = int(most) * by_device.len() if isinstance(most, int) else claimed
+        hideable = self._beside(facts, claimed) / claimed
+        overlapping = Remedy(
+            "Overlap it with the backward pass",
+            "DistributedDataParallel(model, bucket_cap_mb=…, gradient_as_bucket_view=True, static_graph=True); FSDP: "
+            "backward_prefetch=BackwardPrefetch.BACKWARD_PRE, forward_prefetch=True",
+            GAIN if hideable >= self.fewer_bytes else "no more than there is to compute beside it, which is less",
+        )
+        less = Remedy(
+            "Communicate less",
+            "reduce gradients in bfloat16 (model.register_comm_hook(dist.group.WORLD, "
+            "default_hooks.bf16_compress_hook)), or accumulate them (with model.no_sync():)",
+            "in proportion to the bytes" if hideable >= self.fewer_bytes else f"{GAIN}; in proportion to the bytes",
+        )
         return self.raised(
             facts,
             claimed,
@@ -615,19 +642,7 @@ class ExposedCommunication(Rule):
             },
             where=kernel_names(facts, claims.of_work(self.id)),
             remedies=(
-                Remedy(
-                    "Overlap it with the backward pass",
-                    "DistributedDataParallel(model, bucket_cap_mb=…, gradient_as_bucket_view=True, static_graph=True); "
-                    "FSDP: "
-                    "backward_prefetch=BackwardPrefetch.BACKWARD_PRE, forward_prefetch=True",
-                    GAIN,
-                ),
-                Remedy(
-                    "Communicate less",
-                    "accumulate gradients (with model.no_sync():), or reduce them in bfloat16 "
-                    "(model.register_comm_hook(dist.group.WORLD, default_hooks.bf16_compress_hook))",
-                    f"{GAIN}; in proportion to the bytes",
-                ),
+                *((overlapping, less) if hideable >= self.fewer_bytes else (less, overlapping)),
                 Remedy(
                     "Look for a straggler",
                     "compare the ranks (warplens report RANK0 RANK1): a collective lasts until the slowest rank "
@@ -636,5 +651,16 @@ class ExposedCommunication(Rule):
                 ),
             ),
             on_gpu=True,
+            kept=1 - max(hideable, self.fewer_bytes),
             bound_ns=most_ns,
         )
+
+    def _beside(self, facts: Facts, exposed_ns: int) -> int:
+        """How much of the exposed time could hide: compute beside which no collective runs yet, on the same GPUs."""
+        compute, hidden = 0, -exposed_ns
+        for _, work in facts.work.group_by("device"):
+            collective = work["label"] == "communication"
+            spans = work.filter(collective)
+            hidden += total(union(Intervals(spans["start_ns"].to_numpy(), spans["end_ns"].to_numpy())))
+            compute += int(work.filter(~collective & (work["kind"] != "copy"))["own_ns"].sum())
+        return min(max(compute - hidden, 0), exposed_ns)

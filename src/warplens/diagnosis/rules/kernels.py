@@ -298,7 +298,7 @@ _NARROWER_REMEDIES: Final = {
 def _off_tensor_cores(facts: Facts) -> npt.NDArray[np.bool_]:
     """Products in fp32 on vector units that tensor cores could do; no depthwise convolutions, which have no product."""
     off: npt.NDArray[np.bool_] = facts.work.select(OFF_TENSOR_CORES).to_series().to_numpy()
-    return off & ~facts.program.marked("depthwise") if _has_tensor_cores(facts) else np.zeros_like(off)
+    return off & ~facts.program.marked("depthwise") if has_tensor_cores(facts) else np.zeros_like(off)
 
 
 def _capability(facts: Facts) -> tuple[int, int]:
@@ -320,6 +320,7 @@ class Precision(Rule):
     headline = (
         "Matrix products beside the tensor cores limit this: {share} of the time could go away in TF32 or bfloat16"
     )
+    older_headline = "Matrix products beside the tensor cores limit this: {share} of the time could go away in fp16"
     title = "Matrix products run in fp32 beside the tensor cores"
     evidence: ClassVar = {
         "claimed_share": "all that it claims, of the window",
@@ -341,6 +342,10 @@ class Precision(Rule):
         "85 % of theirs, and autocast spends the rest on casts of weights, inputs and gradients.",
     )
 
+    def headline_of(self, finding: Finding) -> str:
+        """Before compute capability 8.0, tensor cores take fp16 alone."""
+        return self.older_headline if finding.remedies == _NARROWER_REMEDIES["older"] else self.headline
+
     def claim(self, facts: Facts) -> Floats | None:
         """Of products on vector units, what the fastest narrower format could save."""
         off = _off_tensor_cores(facts)
@@ -350,7 +355,7 @@ class Precision(Rule):
     def find(self, facts: Facts, claims: Claims) -> Finding | None:
         """The finding, if the window has it."""
         claimed = claims.busy_ns(self.id)
-        if not claimed or not _has_tensor_cores(facts):
+        if not claimed or not has_tensor_cores(facts):
             return None
         products = facts.own_ns(pl.col("label").is_in(PRODUCTS))
         off = _off_tensor_cores(facts)
@@ -378,7 +383,7 @@ class Precision(Rule):
         )
 
 
-def _has_tensor_cores(facts: Facts) -> bool:
+def has_tensor_cores(facts: Facts) -> bool:
     """Whether no GPU is known to lack them: they came with compute capability 7.0."""
     known = [device.compute_capability for device in facts.devices if device.compute_capability is not None]
     return all(capability >= (7, 0) for capability in known)

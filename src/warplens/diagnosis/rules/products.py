@@ -10,6 +10,7 @@ import polars as pl
 
 from warplens.diagnosis.findings import PASSES, Remedy
 from warplens.diagnosis.rule import GAIN, GPU_BUSY_SHARE, Limit
+from warplens.diagnosis.rules.kernels import has_tensor_cores
 from warplens.diagnosis.structure import (
     AFFECTED_NS,
     AFFECTED_SHARE,
@@ -283,8 +284,8 @@ class MemoryFormat(StructureRule):
     limiter = "conversions of memory format around convolutions"
     cause = "layouts: convolutions and norms in the slow format (NCHW), conversions between formats"
     raised_when = (
-        "there are convolutions, conversions between formats or depthwise convolutions on channels first take 2 %, and "
-        "it costs 2 %"
+        "there are convolutions on a GPU with tensor cores, conversions between formats or depthwise convolutions on "
+        "channels first take 2 %, and it costs 2 %"
     )
     claimed = "the conversions whole, and of norms and depthwise convolutions on channels first two thirds"
     headline = "The memory format limits this: {share} of the time goes into converting it and working on the slow one"
@@ -318,7 +319,8 @@ class MemoryFormat(StructureRule):
         share = np.zeros(facts.work.height)
         wrong = conversions | (slow & program.labelled("convolution"))
         if (
-            not program.labelled("convolution").any()
+            not has_tensor_cores(facts)
+            or not program.labelled("convolution").any()
             or time_of(program, wrong) < self.least_conversions_share * facts.wall_ns
         ):
             return share

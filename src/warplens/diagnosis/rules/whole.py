@@ -242,6 +242,7 @@ class BelowRoof(Rule):
         ),
         "to_roof_share": "the same and idle time: the headroom to the practical roof",
         "known_work_share": "of the busy time, whose operations and bytes are known",
+        "unprofiled_busy_share": "the GPU's busy share without what the profiler adds to launches, an estimate",
         "idle_ns_per_step": "pauses of a step",
     }
     refutation = "Collect counters of the kernels named here: at 85 % of a roof each, nothing is left to gain."
@@ -275,6 +276,7 @@ class BelowRoof(Rule):
                 "above_roof_share": facts.above_roof_share,
                 "to_roof_share": facts.to_roof_share,
                 "known_work_share": facts.known_work_share,
+                "unprofiled_busy_share": min(occupied / max(wall, 1), 1.0),
                 "idle_ns_per_step": facts.idle_ns / facts.steps,
             },
             where=names,

@@ -165,7 +165,7 @@ def _missing_work(findings: Findings) -> list[Note]:
 
 def _lost_work(findings: Findings) -> list[Note]:
     calls, kernels = findings.tables["api_calls"], findings.tables["kernels"]
-    if not kernels.height:
+    if not _work(findings):
         return []
     names = calls["name"]
     launching = name_categories(names).str.contains(_LAUNCHES).arg_true()
