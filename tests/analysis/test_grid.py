@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections import defaultdict
 from dataclasses import replace
+from pathlib import Path
 
 import polars as pl
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from tests import shipped
 from tests.analysis.lm_steps import WHOLE, Program, forward_only
 from tests.analysis.plain_sql import held, in_steps, opened, ops, ranges
+from warplens.analysis.phases import step_statistics
 from warplens.analysis.timeline import Timeline
 from warplens.readers import read
 from warplens.readers.timings import read_timings
@@ -26,6 +28,7 @@ from warplens.studies.grid.answers import (
     host_bound,
 )
 from warplens.studies.grid.cells import Unplaced, recognise_cell
+from warplens.studies.grid.document import answer_a
 from warplens.studies.grid.kernels import Spread, model_size
 
 
@@ -539,3 +542,39 @@ def test_real_aborted_step_is_invalid():
     assert answers.invalid == ("the only step had no optimizer work on the GPU", "out of memory is suspected")
     assert answers.training.phase("backward")["kernels"] == len(began) > 0
     assert not any(answers.answers(question) for question in "abcde")
+
+
+def test_without_kernels_the_forward_time_is_that_of_its_ranges(tmp_path):
+    """A profile as WSL2 gives it: ranges and API calls. The times are those of the file's own NVTX rows."""
+    import lzma
+    import sqlite3
+
+    packed = Path(__file__).parents[1] / "golden" / "inputs" / "lm_small_ctx128_forward_ranges.sqlite.xz"
+    plain = tmp_path / "lm_small_ctx128_forward.sqlite"
+    plain.write_bytes(lzma.decompress(packed.read_bytes()))
+    with sqlite3.connect(plain) as file:
+        rows = file.execute(
+            "SELECT n.end - n.start FROM NVTX_EVENTS n LEFT JOIN StringIds s ON s.id = n.textId "
+            "WHERE coalesce(n.text, s.value) = 'forward_pass' ORDER BY n.start"
+        ).fetchall()
+    timeline = Timeline(read(packed))
+    answers = answer_cell(GridCell("small", 128, "forward", packed.name, timeline, 4))
+    assert answers.forward is not None
+    # The first of the four passes stands in a range `warmup`.
+    assert answers.forward.time.median == sorted(row[0] for row in rows[1:])[1]
+    assert answers.forward.time_is == "host range, GPU not recorded, may end before the GPU does"
+    assert (answers.forward.busy_share, answers.invalid) == (None, ())
+    assert [question for question in "abcde" if answers.answers(question)] == ["a"]
+    steps = step_statistics(timeline, timeline.window())
+    assert steps.height == 3
+    assert steps["busy_ns"].null_count() == steps["kernels"].null_count() == 3
+
+
+def test_a_file_of_times_that_fits_no_cell_is_said_not_to_be_used(tmp_path):
+    path = tmp_path / "times.csv"
+    path.write_text("model,context,mode,forward_ms\nlarge,2048,forward,3\n")
+    packed = Path(__file__).parents[1] / "golden" / "inputs" / "lm_small_ctx128_forward_ranges.sqlite.xz"
+    cell = GridCell("small", 128, "forward", packed.name, Timeline(read(packed)), 4)
+    grid = answer_grid([cell], timings=read_timings(path))
+    assert grid.unused == ("large 2048",)
+    assert "was not used: it has none of a forward pass here. It holds large 2048." in " ".join(answer_a(grid))

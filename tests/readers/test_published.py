@@ -168,3 +168,32 @@ def test_settings_of_any_kind_are_kept_as_texts(read):
     found = read(json.dumps([{**row, "latency_ms": 1, "unit": 3} for row in rows])).cells
     assert found["flag"].to_list() == ["True", "1"]
     assert found["seed"].to_list() == [str(10**19), "1"]
+
+
+@pytest.mark.parametrize(
+    ("text", "settings", "latency_ns"),
+    [
+        ("batch_size,model,tp\n8,a,4\n8,b,2\n", ("batch", "model"), [2e9, 4e9]),
+        ("bs,images/s\n1,100\n2,100\n", ("batch",), [1e7, 2e7]),
+        ("kernel,mean_time_ms,std_time_ms,min_time_ms\nflash,2,0.1,1.8\n", ("kernel",), [2e6]),
+        ("kernel,Mean (us),Median (us)\nflash,3,2\n", ("kernel",), [2e3]),
+        ('{"results": {"flash": [{"seq_len": 128, "mean_time_ms": 2}]}}', ("name", "seq_len"), [2e6]),
+        ('{"flash": {"128": {"mean_time_ms": 2}}, "naive": {"128": {"mean_time_ms": 4}}}', ("name", "size"), [2e6, 4e6]),
+        ('[{"config": {"seq_len": 128, "batch_size": 2}, "timing": {"mean_ms": 2, "std_ms": 1}}]', ("seq_len", "batch"),
+         [2e6]),
+    ],
+)  # fmt: skip
+def test_titles_and_nesting_of_files_that_people_have(read, text, settings, latency_ns):
+    found = read(text, "benchmark_results.json")
+    assert found.settings == settings
+    assert found.cells["latency_ns"].to_list() == pytest.approx(latency_ns)
+
+
+def test_what_was_renamed_and_left_out_is_said(read):
+    found = read("batch_size,tp,std_ms\n8,4,0.1\n")
+    assert found.plan["read_as"] == ["batch_size as batch", "tp as throughput_per_s", "std_ms left out"]
+
+
+def test_a_second_title_of_one_figure_is_no_setting(read):
+    found = read("method,throughput_per_s,fps,batch\nnone,3,3,1\n")
+    assert (found.settings, found.plan["read_as"]) == (("method", "batch"), ["fps left out"])

@@ -95,5 +95,42 @@ def test_a_file_that_is_no_text_is_refused(tmp_path):
     path.write_bytes(b"SQLite format 3\x00\xff\xfe")
     with pytest.raises(UnreadableInputError, match="cannot be read as CSV"):
         read_timings(path)
-    with pytest.raises(UnreadableInputError, match="cannot be read as CSV"):
+    with pytest.raises(UnreadableInputError, match="there is no such file"):
         read_timings(tmp_path / "absent.csv")
+
+
+def test_a_row_of_one_phase_holds_for_every_kind_of_step(written):
+    timings = read_timings(written("model_size,context_length,pass,mean_ms\nsmall,128,backward,5\nsmall,128,forward,2\n"))
+    assert timings.select("mode", "phase", "time_ns").rows() == [
+        (None, "backward", 5_000_000),
+        ("forward", "forward", 2_000_000),
+    ]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '[{"model": "small", "context": 128, "forward_ms": 2}]',
+        '{"results": [{"config": {"model_size": "small", "ctx": 128}, "timing": {"fwd_ms": 2}}]}',
+        '{"context": 128, "rows": [{"model": "small", "forward_ms": 2}]}',
+    ],
+)
+def test_json_is_read_like_a_table(written, text):
+    timings = read_timings(written(text, "part_b_results.json"))
+    assert timings.select("model", "context", "phase", "time_ns").rows() == [("small", 128, "forward", 2_000_000)]
+
+
+def test_our_own_benchmark_gives_its_single_times():
+    """`lm_grid` holds more than one execution nowhere: all 24 cells are taken, and their samples are those of the file."""
+    from warplens.readers.measurements import read_measurements
+    from warplens.readers.shipped import shipped
+
+    path = shipped()["lm_grid"]
+    timings, measured = read_timings(path), read_measurements(path)
+    assert timings.select("model", "context", "mode").unique().height == measured.cells.height
+    own = timings.filter((timings["model"] == "small") & (timings["context"] == 128) & (timings["mode"] == "train"))
+    cell = measured.cells.with_row_index("cell").filter(
+        (measured.cells["size"] == "small") & (measured.cells["context"] == 128) & (measured.cells["mode"] == "train")
+    )["cell"][0]
+    wall = measured.samples.filter((measured.samples["cell"] == cell) & (measured.samples["of"] == "wall"))
+    assert own.filter(own["phase"] == "step")["time_ns"].to_list() == wall["time_ns"].to_list()

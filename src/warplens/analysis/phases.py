@@ -181,7 +181,7 @@ def step_statistics(timeline: Timeline, window: Window) -> pl.DataFrame:
 
     gpu = np.zeros(len(starts), dtype=np.int64)
     np.add.at(gpu, place[inside], (work["end_ns"] - work["start_ns"]).to_numpy()[inside])
-    return pl.DataFrame(
+    rows = pl.DataFrame(
         {
             "step": [step.index for step in window.steps],
             "start_ns": starts,
@@ -197,6 +197,13 @@ def step_statistics(timeline: Timeline, window: Window) -> pl.DataFrame:
         },
         schema=STEPS.schema,
     )
+    if timeline.trace.has_device_work:
+        return rows
+    # What the GPU did is not known: steps are those of ranges on the host.
+    return rows.with_columns(pl.lit(None, STEPS.schema[name]).alias(name) for name in _OF_THE_GPU)
+
+
+_OF_THE_GPU: Final = ("busy_ns", "idle_ns", "busy_share", "gpu_ns", "kernels", "copies", "graph_launches")
 
 
 # --- The forward pass of a training step that nobody annotated, from the backward pass that it leads to ---

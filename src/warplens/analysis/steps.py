@@ -69,9 +69,9 @@ class StepSearch:
 
 def find_steps(trace: Trace, work: pl.DataFrame, forest: RangeForest) -> StepSearch:
     """The steps of a profile. `work` and `forest` are those of the `Timeline`."""
-    if not work.height:
-        return StepSearch((), (), "none", None, "no GPU work was recorded, so there are no steps")
-    found = _steps_from_ranges(trace, work, forest)
+    found = _steps_from_ranges(trace, work, forest) if work.height else _steps_on_host(trace, forest)
+    if found is None and not work.height:
+        return StepSearch((), (), "none", None, "no GPU work was recorded, and no range is called a step: no steps")
     if found is None:
         found = steps_from_sequence(trace, work, forest)
     if found is None:
@@ -82,6 +82,8 @@ def find_steps(trace: Trace, work: pl.DataFrame, forest: RangeForest) -> StepSea
     kept = len(steps) - (len(steps) - left_out > 1 and _ends_unseen(found, left_out))
     source = "sequence" if found.name is None else "range"
     how = _describe(len(steps), left_out, kept, found) + ("" if found.is_sure else "; they may be parts of a step")
+    if not work.height:
+        how += ", on the host alone: no GPU work was recorded"
     return StepSearch(steps, steps[left_out:kept], source, found.name, how, found.is_sure)
 
 
@@ -154,6 +156,17 @@ def _steps_from_ranges(trace: Trace, work: pl.DataFrame, forest: RangeForest) ->
     if best is None:
         return None
     return _on_analysis_clock(best[2], trace, work, forest, best[1])
+
+
+def _steps_on_host(trace: Trace, forest: RangeForest) -> Found | None:
+    """Steps of a profile without GPU work: ranges that are called a step, which is all that there is to go by."""
+    named = [(name, rows) for name, rows in _repeated_ranges(trace.ranges, forest) if is_step_name(name)]
+    if not trace.ranges.height or not named:
+        return None
+    name, rows = max(named, key=lambda item: len(item[1]))
+    begin, finish = (trace.ranges[column].to_numpy()[rows] for column in ("start_ns", "end_ns"))
+    none = np.zeros(len(rows), dtype=np.int64)
+    return Found(begin, finish, none, none.astype(np.bool_), name)
 
 
 def _alike(launches: Int64s) -> bool:

@@ -25,6 +25,7 @@ from warplens.profile.measurements import CELL_PHASES, CELLS, SAMPLES, STATUSES,
 from warplens.readers.limits import document_bytes
 from warplens.readers.measurements import MEASUREMENTS_SCHEMA_NAME, measurements_of, read_measurements
 from warplens.readers.opening import compression_of, head_of
+from warplens.readers.titles import flattened, read_titles
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -93,11 +94,15 @@ def read_published(path: Path | str) -> Measurements:
 
 
 def published_of(document: Any, source: Path | str) -> Measurements:
-    """The measurements in a table that was parsed already: a list of rows, or an object with `rows`."""
+    """The measurements in a table that was parsed already: rows, however the document nests them."""
     path = Path(source)
     facts = {name: item for name, item in document.items() if name != "rows"} if isinstance(document, dict) else {}
     schema = facts.pop("schema", PUBLISHED_SCHEMA_NAME)
     rows = document.get("rows") if isinstance(document, dict) else document
+    if schema == PUBLISHED_SCHEMA_NAME and (rows is None or not all(isinstance(row, dict) for row in rows)):
+        rows = flattened(document)
+    elif isinstance(rows, list) and any(isinstance(item, dict) for row in rows if row for item in row.values()):
+        rows = flattened(rows)
     if any(not isinstance(item, dict) for item in _sweep_parts(facts.get("sweep"))):
         raise UnreadableInputError(path, "its sweep has no settings as baseline and variant", _ADVICE)
     if schema != PUBLISHED_SCHEMA_NAME or not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
@@ -164,6 +169,8 @@ def _value(text: str) -> Any:
 def _measurements(path: Path, facts: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> Measurements:
     if not rows:
         raise UnreadableInputError(path, "it has no rows", _ADVICE)
+    reading = read_titles(list(dict.fromkeys(name for row in rows for name in row)))
+    rows = [{column: row[old] for old, column in reading.columns.items() if column and old in row} for row in rows]
     names = list(dict.fromkeys(name for row in rows for name in row))
     settings = [name for name in names if not _is_figure(name)]
     if vague := [name for name in settings if _AMBIGUOUS.fullmatch(name)]:
@@ -186,7 +193,11 @@ def _measurements(path: Path, facts: Mapping[str, Any], rows: Sequence[Mapping[s
         version=__version__,
         command=None,
         environment={"device": device if isinstance(device, Mapping) else {"name": device}} if device else {},
-        plan={"published": True, **({"source": facts["source"]} if "source" in facts else {})},
+        plan={
+            "published": True,
+            **({"source": facts["source"]} if "source" in facts else {}),
+            **({"read_as": list(reading.notes)} if reading.notes else {}),
+        },
         settings=tuple(settings),
         cells=pl.concat((chosen, figures), how="horizontal") if settings else figures,
         details=({},) * len(rows),

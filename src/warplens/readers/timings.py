@@ -1,4 +1,4 @@
-"""Times that a program measured itself, from a CSV file: the counterpart of what a profiler saw.
+"""Times that a program measured itself, from CSV or JSON: the counterpart of what a profiler saw.
 
 One row a step, or one row a cell with statistics. A column's title says what it holds; words are separated by anything
 that is not a letter or digit, upper and lower case are alike, order does not matter:
@@ -28,15 +28,19 @@ from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+import orjson
 import polars as pl
 
 from warplens.errors import UnreadableInputError
 from warplens.profile.columns import column, table
 from warplens.profile.schema import Column
 from warplens.readers.limits import document_bytes
-from warplens.readers.opening import Asked, Input, Kind, Reader
+from warplens.readers.measurements import MEASUREMENTS_SCHEMA_NAME, measurements_of
+from warplens.readers.opening import Asked, Input, Kind, Reader, head_of, plain
+from warplens.readers.titles import STATISTIC_WORDS, UNITS_NS, flattened, words_of
 
 if TYPE_CHECKING:
+    from warplens.profile.measurements import Measurements
     from warplens.readers.scrubbing import Removed
 
 #: What a time may be of.
@@ -66,22 +70,15 @@ TIMINGS: Final = table(
 
 _COLUMNS: Final = {
     "model": {"model", "size", "model size", "model name"},
-    "context": {"context", "ctx", "context length", "ctx len", "seq", "seq len", "sequence length", "context len"},
-    "mode": {"mode", "kind"},
-    "batch": {"batch", "batch size", "bs"},
+    "context": {"context", "ctx", "context length", "ctx len", "ctx length", "seq", "seq len", "sequence length", "context len", "length"},
+    "mode": {"mode", "kind", "pass", "pass type", "phase"},
+    "batch": {"batch", "batch size", "bs", "batchsize"},
     "index": {"step", "index", "iteration", "run"},
     "samples": {"n", "samples", "count", "steps", "iterations"},
 }
 _PHASE_WORDS: Final = {
     "forward": "forward", "fwd": "forward", "backward": "backward", "bwd": "backward", "optimizer": "optimizer",
     "optim": "optimizer", "opt": "optimizer", "step": "step", "total": "step",
-}  # fmt: skip
-_STATISTIC_WORDS: Final = {
-    "mean": "mean", "avg": "mean", "average": "mean", "median": "median", "p50": "median", "min": "minimum",
-    "max": "maximum", "std": "deviation", "stdev": "deviation", "sd": "deviation",
-}  # fmt: skip
-_UNITS_NS: Final = {
-    "s": 10**9, "sec": 10**9, "seconds": 10**9, "ms": 10**6, "us": 10**3, "µs": 10**3, "μs": 10**3, "ns": 1,
 }  # fmt: skip
 #: Words that say nothing more: `forward_pass_time_ms`, `training_step_s`.
 _FILLERS: Final = {"time", "times", "pass", "duration", "elapsed", "latency", "wall", "train", "training", "in"}
@@ -102,16 +99,76 @@ class _TimeColumn(NamedTuple):
 
 
 def read_timings(path: Path | str) -> pl.DataFrame:
-    """The times in a CSV file (`TIMINGS`), in the order of the file.
+    """The times in a file (`TIMINGS`), in the order of the file.
 
-    The separator is a comma, a semicolon or a tab. See the module's text for the columns.
+    A CSV file, whose separator is a comma, a semicolon or a tab; JSON with the same titles as keys, however it nests
+    its rows; or what `warplens bench lm --output FILE` wrote. See the module's text for the columns.
 
     Raises:
         UnreadableInputError: the file cannot be read, lacks model, context or any time, has a time without a unit, or
             holds something that is no number where one is needed.
     """
     source = Path(path)
-    return _timings(source, source)
+    with plain(source) as content:
+        head = head_of(content).lstrip(b"\xef\xbb\xbf \t\r\n")
+        if not head.startswith((b"{", b"[")):
+            return _timings(content, source)
+        try:
+            document = orjson.loads(document_bytes(content, source))
+        except orjson.JSONDecodeError as error:
+            raise UnreadableInputError(source, f"it is no JSON ({error})", _ADVICE) from None
+    if isinstance(document, dict) and document.get("schema") == MEASUREMENTS_SCHEMA_NAME:
+        return _measured(measurements_of(document, source), source)
+    rows = flattened(document)
+    if rows is None:
+        raise UnreadableInputError(source, "no row of it holds a time", _ADVICE)
+    header = list(dict.fromkeys(name for row in rows for name in row))
+    lines = [["" if row.get(name) is None else str(row[name]) for name in header] for row in rows]
+    return _of_table(source, header, lines)
+
+
+def _measured(measurements: Measurements, source: Path) -> pl.DataFrame:
+    """Times of our own benchmark of language models: single ones where the file keeps them, else medians.
+
+    Cells in several precisions or executions are of several programs: those call by call in fp32 count, as the grid's
+    programs run, where there are such.
+    """
+    cells = measurements.cells.with_row_index("cell").filter(pl.col("status") == "measured")
+    if missing := [name for name in ("size", "context", "mode") if name not in measurements.settings]:
+        raise UnreadableInputError(source, f"its cells have no {' and no '.join(missing)}", _ADVICE)
+    for name, usual in (("execution", "eager"), ("precision", "fp32"), ("optimizer", "reference")):
+        if name in measurements.settings:
+            alike = pl.col(name).is_in([usual, "none"]) if name == "optimizer" else pl.col(name) == usual
+            held = cells.filter(alike)
+            cells = held if held.height else cells
+    rows: list[dict[str, Any]] = []
+    for cell in cells.iter_rows(named=True):
+        batch = cell.get("batch")
+        common = {"model": str(cell["size"]), "context": cell["context"], "mode": cell["mode"], "batch": batch}
+        own = pl.col("cell") == cell["cell"]
+        samples = measurements.samples.filter(own).select("of", "index", "time_ns").rows()
+        medians = [("wall", cell["latency_ns"]), *measurements.phases.filter(own).select("phase", "time_ns").rows()]
+        for of, index, spent in samples:
+            rows += [
+                {**common, "phase": phase, "statistic": "sample", "index": index, "time_ns": spent}
+                for phase in _phases_of(of, cell["mode"])
+            ]
+        for of, spent in medians:
+            if spent is None or any(sampled == of for sampled, _, _ in samples):
+                continue
+            rows += [
+                {**common, "phase": phase, "statistic": "median", "samples": cell["samples"], "time_ns": round(spent)}
+                for phase in _phases_of(of, cell["mode"])
+            ]
+    return pl.DataFrame(rows, schema=TIMINGS.schema, orient="row")
+
+
+def _phases_of(of: str, mode: str) -> tuple[str, ...]:
+    """What a time of our benchmark is of: the whole step, which in a forward pass is that pass, too."""
+    if of == "wall":
+        return ("forward", "step") if mode == "forward" else ("step",)
+    phase = of.partition("_")[0]
+    return (phase,) if phase in TIMING_PHASES and mode != "forward" else ()
 
 
 class Timings(Reader[pl.DataFrame]):
@@ -142,6 +199,10 @@ def _rows(path: Path, source: Path) -> tuple[str, list[str], list[list[str]]]:
 
 def _timings(path: Path, source: Path) -> pl.DataFrame:
     _, header, lines = _rows(path, source)
+    return _of_table(source, header, lines)
+
+
+def _of_table(source: Path, header: list[str], lines: list[list[str]]) -> pl.DataFrame:
     columns, times = _columns(source, header)
     rows: list[dict[str, Any]] = []
     for number, line in enumerate(lines, start=2):
@@ -156,7 +217,7 @@ def _columns(source: Path, header: list[str]) -> tuple[dict[str, str], list[_Tim
     columns: dict[str, str] = {}
     times: list[_TimeColumn] = []
     for title in header:
-        words = re.findall(r"[a-z0-9µμ]+", title.lower())
+        words = words_of(title)
         what = next((what for what, titles in _COLUMNS.items() if " ".join(words) in titles), None)
         if what is not None:
             columns.setdefault(what, title)
@@ -171,9 +232,9 @@ def _columns(source: Path, header: list[str]) -> tuple[dict[str, str], list[_Tim
 
 def _time_column(source: Path, title: str, words: list[str]) -> _TimeColumn | None:
     phases = [_PHASE_WORDS[word] for word in words if word in _PHASE_WORDS]
-    statistics = [_STATISTIC_WORDS[word] for word in words if word in _STATISTIC_WORDS]
-    units = [_UNITS_NS[word] for word in words if word in _UNITS_NS]
-    known = {*_PHASE_WORDS, *_STATISTIC_WORDS, *_UNITS_NS, *_FILLERS}
+    statistics = [STATISTIC_WORDS[word] for word in words if word in STATISTIC_WORDS]
+    units = [UNITS_NS[word] for word in words if word in UNITS_NS]
+    known = {*_PHASE_WORDS, *STATISTIC_WORDS, *UNITS_NS, *_FILLERS}
     if not words or any(word not in known for word in words) or not (phases or statistics or units):
         return None
     # `forward_step_ms`: the step is the unit of repetition, the phase is what was timed.
@@ -202,6 +263,9 @@ def _times(
     if context is None:
         raise UnreadableInputError(source, f"line {line} has no context length", _ADVICE)
     mode = fields.get(columns.get("mode", ""), "") or None
+    timed = _timed(mode)
+    if timed not in ("forward", "step"):  # the row is of a phase of any kind of step
+        mode = None
     common = {"model": fields.get(columns["model"], ""), "context": context, "mode": mode, "batch": whole("batch")}
     rows = []
     for time in times:
@@ -212,7 +276,7 @@ def _times(
         rows.append(
             {
                 **common,
-                "phase": time.phase or _timed(mode),
+                "phase": time.phase or timed,
                 "statistic": time.statistic,
                 "index": whole("index"),
                 "samples": whole("samples"),
@@ -225,7 +289,9 @@ def _times(
 def _timed(mode: str | None) -> str:
     """What a time without a phase is of: the phase that the kind of step names, the whole step for any other."""
     words = [_PHASE_WORDS[word] for word in re.findall(r"[a-z]+", (mode or "").lower()) if word in _PHASE_WORDS]
-    return "forward" if words == ["forward"] or (mode or "").lower() == "inference" else "step"
+    if (mode or "").lower() == "inference":
+        return "forward"
+    return words[0] if len(words) == 1 else "step"
 
 
 def _number(source: Path, line: int, title: str, text: str, limit: int = _GREATEST) -> Decimal:

@@ -80,7 +80,9 @@ def measured_facts(measurements: Measurements) -> list[str]:
     """What holds for all cells: the settings that they share, the machine, and how it was measured."""
     cells, plan = measurements.cells, measurements.plan
     shared = [name for name in measurements.settings if name not in _varying(measurements)]
-    facts = [_machine(measurements.environment)]
+    facts = [machine] if (machine := _machine(measurements.environment)) else []
+    if plan.get("read_as"):
+        facts.append(f"titles of the table: {'; '.join(plan['read_as'])}")
     if shared and cells.height:
         first = cells.row(0, named=True)
         # A setting that is empty (no schedule) says nothing.
@@ -122,8 +124,8 @@ def doubts_of(measurements: Measurements) -> list[str]:
 
 
 def _machine(environment: Any) -> str:
-    device, versions = environment["device"], environment["versions"]
-    parts = [str(device["name"])]
+    device, versions = environment.get("device") or {}, environment.get("versions") or {}
+    parts = [str(device["name"])] if device.get("name") else []  # a published table need not say
     if "torch" in versions:  # a command that was timed from outside need not use it
         parts.append(f"torch {versions['torch']}")
     if "driver" in environment:

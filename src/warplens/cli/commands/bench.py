@@ -14,7 +14,8 @@ from warplens.cli.answer import Answer, Part, checked_file, checked_folder, emit
 from warplens.cli.edge import note, progress
 from warplens.cli.options import Format, FormatOption, argument, flag, option
 from warplens.errors import UsageError
-from warplens.readers.measurements import measurements_of, read_measurements
+from warplens.readers.measurements import measurements_of
+from warplens.readers.published import read_sweep
 from warplens.report.measured import doubts_of, measured_document, measured_facts, measured_table
 from warplens.studies.runner.engine import command_line
 from warplens.workloads.registry import Plan, torch_or_advice
@@ -213,14 +214,16 @@ def bench() -> None:
 
 
 def bench_show(
-    file: Annotated[Path, argument("FILE", "Measurements, as the other commands write them.")],
+    file: Annotated[
+        Path, argument("FILE", "Measurements, as the other commands write them, or a table of results in CSV or JSON.")
+    ],
     report: _ReportOption = None,
     form: FormatOption = Format.TABLE,
 ) -> None:
     """Show a file of measurements. Measures nothing, and needs no PyTorch."""
     if report is not None:
         checked_folder(report)
-    _tell(read_measurements(file), report, form)
+    _tell(read_sweep(file), report, form)
 
 
 def _measure(

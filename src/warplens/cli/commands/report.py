@@ -89,7 +89,9 @@ def report(
             "--cell",
         ),
     ] = None,
-    timings: Annotated[Path | None, option("CSV", "Times that the programs measured themselves, for the grid.")] = None,
+    timings: Annotated[
+        Path | None, option("FILE", "Times that the programs measured themselves, CSV or JSON, for the grid.")
+    ] = None,
     batch: Annotated[int | None, option("N", "Sequences in a batch, for the grid; FLOP rates need it.", min=1)] = None,
 ) -> None:
     """Report on your profiles: where the GPU time went, and why.

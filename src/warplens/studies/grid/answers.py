@@ -40,9 +40,11 @@ from warplens.studies.grid.kernels import (
     PhasedWork,
     Spread,
     TopKernel,
+    canonical_model,
     kernel_use,
     label_use,
     model_rank,
+    host_passes,
     model_size,
     phased_work,
     top_kernel,
@@ -101,7 +103,7 @@ class ForwardTime:
             when the range began, so that no such time exists.
         span: from the begin of the first to the end of the last GPU work.
         gpu: summed durations of the GPU work.
-        busy: time in which the GPU worked.
+        busy: time in which the GPU worked. These three are None where the profile recorded no GPU work.
         layers: attention layers; None where not known.
         layers_counted: the layers were counted in the profile, not taken from the table of models.
     """
@@ -109,20 +111,25 @@ class ForwardTime:
     host: Spread | None
     synchronised: bool
     elapsed: Spread | None
-    span: Spread
-    gpu: Spread
-    busy: Spread
+    span: Spread | None
+    gpu: Spread | None
+    busy: Spread | None
     layers: int | None
     layers_counted: bool
 
     @property
     def time(self) -> Spread:
         """The time of a pass as a clock around it would show it, as nearly as the profile can tell."""
-        return self.elapsed or self.span
+        found = self.elapsed or self.span or self.host
+        assert found is not None, "a forward time has one of its three times"
+        return found
 
     @property
     def time_is(self) -> str:
         """What `time` was taken from."""
+        if self.span is None:
+            waits = "waits inside" if self.synchronised else "may end before the GPU does"
+            return f"host range, GPU not recorded, {waits}"
         if self.elapsed is None:
             return "device span"
         return "host range, waits inside" if self.synchronised else "host begin to last GPU end"
@@ -133,9 +140,9 @@ class ForwardTime:
         return self.time.scaled(self.layers) if self.layers else None
 
     @property
-    def busy_share(self) -> float:
-        """Share of `time` in which the GPU worked, from the medians."""
-        return self.busy.median / self.time.median
+    def busy_share(self) -> float | None:
+        """Share of `time` in which the GPU worked, from the medians; None where that was not recorded."""
+        return self.busy.median / self.time.median if self.busy is not None else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -222,7 +229,8 @@ def answer_cell(cell: GridCell, *, timings: pl.DataFrame | None = None, batch: i
     answers = CellAnswers(
         cell.model, cell.context, mode, cell.source, batch, devices[0].name if devices else None, peak, size, phased.how
     )
-    invalid = list(incomplete_steps(timeline, phased, mode, size, peak)) if mode else []
+    worked = timeline.trace.has_device_work  # without it, no phase of a step can be told to be absent
+    invalid = list(incomplete_steps(timeline, phased, mode, size, peak)) if mode and worked else []
     if (few_layers := incomplete_layers(counted, cell.model)) is not None:
         invalid.append(few_layers)
     if invalid:
@@ -231,7 +239,7 @@ def answer_cell(cell: GridCell, *, timings: pl.DataFrame | None = None, batch: i
         invalid.append(evidence)
     recorded = timeline.trace.capture.notes
     if blocking := [note.text for note in recorded if note.level is NoteLevel.BLOCKING]:
-        invalid = blocking if timeline.trace.has_device_work else []
+        invalid = blocking if worked else []
     notes = [note.text for note in recorded if note.level is NoteLevel.WARNING and note.code != "no-ranges"]
     if known and size is None and not few_layers:
         notes.append(f"{counted} attention layers are not those of {cell.model}: FLOPs are not modelled")
@@ -242,7 +250,7 @@ def answer_cell(cell: GridCell, *, timings: pl.DataFrame | None = None, batch: i
         invalid=tuple(invalid),
         notes=tuple(notes),
         lacking=_lacking(timeline, phased, attention, mode),
-        forward=_forward_time(phased, counted, size),
+        forward=_forward_time(phased, counted, size) or _host_forward_time(timeline, size),
         attention=attention,
     )
     if mode is not None and timings is not None:
@@ -293,12 +301,25 @@ def _forward_time(phased: PhasedWork, counted: int | None, size: ModelSize | Non
     )
 
 
+def _host_forward_time(timeline: Timeline, size: ModelSize | None) -> ForwardTime | None:
+    """The forward time from host ranges alone, of a profile without any GPU work; None where it names no pass."""
+    if timeline.trace.has_device_work:
+        return None
+    passes = host_passes(timeline)
+    host = Spread.of(passes["host_ns"])
+    if host is None:
+        return None
+    waits = bool(passes["synchronised"].all())
+    return ForwardTime(host, waits, None, None, None, None, size.layers if size else None, layers_counted=False)
+
+
 def _lacking(
     timeline: Timeline, phased: PhasedWork, attention: AttentionTime | None, mode: str | None
 ) -> dict[str, str]:
     if not timeline.trace.has_device_work:
         notes = (f"{note.text} {note.remedy or ''}".strip() for note in timeline.trace.capture.notes)
-        return dict.fromkeys(QUESTIONS, next(notes, "no GPU work was recorded: use nsys profile --trace=cuda,nvtx"))
+        asked = "bcde" if host_passes(timeline).height else QUESTIONS
+        return dict.fromkeys(asked, next(notes, "no GPU work was recorded: use nsys profile --trace=cuda,nvtx"))
     lacking = {}
     if not phased.passes.height:
         advice = "no forward pass can be told apart: put an NVTX range `forward_pass` around the call of the model"
@@ -358,11 +379,13 @@ class Grid:
         cells: by size of the model, context and mode.
         unplaced: files that are of no cell, or of one that another file already answers for.
         timed: a file with the program's own times was given.
+        unused: cells of that file that no profile is of, `model context` each.
     """
 
     cells: tuple[CellAnswers, ...]
     unplaced: tuple[Unplaced, ...] = ()
     timed: bool = False
+    unused: tuple[str, ...] = ()
 
     @property
     def models(self) -> list[str]:
@@ -422,7 +445,18 @@ def answer_grid(
         else:
             answered.append(answers)
     ordered = sorted(answered, key=lambda answers: answers.place)
-    return Grid(tuple(_checked_against_inference(ordered)), tuple(left), timings is not None)
+    unused = _unused(timings, {(answers.model, answers.context) for answers in ordered})
+    return Grid(tuple(_checked_against_inference(ordered)), tuple(left), timings is not None, unused)
+
+
+def _unused(timings: pl.DataFrame | None, places: set[tuple[str, int]]) -> tuple[str, ...]:
+    """Cells of a file of times that are of none of these models and contexts, in the order of the file."""
+    if timings is None:
+        return ()
+    written = timings.select("model", "context").unique(maintain_order=True).rows()
+    return tuple(
+        f"{model} {context}" for model, context in written if (canonical_model(model) or model, context) not in places
+    )
 
 
 @dataclass(frozen=True)
@@ -455,6 +489,7 @@ def host_bound(grid: Grid) -> tuple[HostBound, ...]:
             if (cell.context, cell.mode or "") == (context, mode)
             and cell.forward is not None
             and cell.forward.per_layer is not None
+            and cell.forward.busy_share is not None
             and cell.forward.busy_share < _MOSTLY_BUSY
         ]
         times = [per_layer for _, per_layer, _ in waiting]
@@ -498,14 +533,14 @@ def _checked_against_inference(cells: list[CellAnswers]) -> list[CellAnswers]:
     alone = {
         (cell.model, cell.context): cell
         for cell in cells
-        if cell.mode == "forward" and cell.forward is not None and not cell.invalid
+        if cell.mode == "forward" and cell.forward is not None and cell.forward.gpu is not None and not cell.invalid
     }
     checked = []
     for cell in cells:
         inference = alone.get((cell.model, cell.context))
         if inference is not None and inference.forward is not None and cell.training is not None and not cell.invalid:
             step_ns = cell.training.gpu_ns / cell.training.steps
-            if step_ns < inference.forward.gpu.median:
+            if inference.forward.gpu is not None and step_ns < inference.forward.gpu.median:
                 reason = (
                     f"a step has less GPU time than the forward pass alone in {inference.source}: "
                     "it was cut short, or the two are not the same workload"

@@ -222,14 +222,23 @@ def answer_a(grid: Grid) -> list[str]:
         f"{fmt.share(bound.busy_share)} of the pass: the host's launches set the pace, not the width of the model."
         for bound in host_bound(grid)
     ]
-    return sentences + _python_sentences(times)
+    unseen = times.filter(pl.col("gpu_ns").is_null()).height
+    if unseen:
+        sentences.append(
+            f"{fmt.plural(unseen, 'profile')} recorded no GPU work: the time there is that of the range on the host, "
+            "which is the pass's own only where the host waits inside."
+        )
+    return sentences + _python_sentences(grid, times)
 
 
-def _python_sentences(times: pl.DataFrame) -> list[str]:
+def _python_sentences(grid: Grid, times: pl.DataFrame) -> list[str]:
     compared = times.filter(pl.col("ratio").is_not_null())
+    if not compared.height and grid.timed:
+        held = f" It holds {fmt.shorten(', '.join(grid.unused), 120)}." if grid.unused else ""
+        return [f"The file with the program's own times was not used: it has none of a forward pass here.{held}"]
     if not compared.height:
         return [
-            "No times of the program's own clock were given, so that the profiles stand alone (--timings FILE.csv)."
+            "No times of the program's own clock were given, so that the profiles stand alone (--timings FILE)."
         ]
     close = compared.filter((pl.col("ratio") - 1).abs() <= _AGREES)
     sentence = (
@@ -503,7 +512,7 @@ def _how_to_run(grid: Grid) -> Section:
             ),
             Paragraph(
                 "Cells are recognised from file names such as medium_ctx1024_train.sqlite, or stated with "
-                "--cell NAME=MODEL,CONTEXT[,MODE]; --timings FILE.csv adds the program's own times, --batch N the "
+                "--cell NAME=MODEL,CONTEXT[,MODE]; --timings FILE adds the program's own times, --batch N the "
                 "batch size."
             ),
         ),

@@ -478,6 +478,26 @@ def _passes(timeline: Timeline, work: pl.DataFrame, rows: pl.Series | None) -> p
     ).select(PASSES.names)
 
 
+def host_passes(timeline: Timeline) -> pl.DataFrame:
+    """Forward passes by their ranges on the host alone: `host_ns`, and whether the host `synchronised` inside.
+
+    Warm-up is left out: ranges inside one that is named after it, and leading passes that are much slower than the
+    later half.
+    """
+    instances = phase_instances(timeline)
+    ranges = timeline.trace.ranges
+    warming = np.array([is_warmup_name(text) for text in name_categories(ranges["name"])], dtype=np.int64)
+    inside = timeline.forest.outermost_match(warming[ranges["name"].to_physical().to_numpy()]) if ranges.height else None
+    rows = instances.rows[instances.phase == PHASES.index("forward") + 1]
+    if inside is not None:
+        rows = rows[inside[rows] == 0]
+    mine: pl.DataFrame = ranges[rows.tolist()]
+    if not mine.height:
+        return mine.select(host_ns=pl.lit(0, dtype=pl.Int64), synchronised=pl.lit(value=False)).clear()
+    spent = mine.select(host_ns=pl.col("end_ns") - pl.col("start_ns"), synchronised=_waits_inside(timeline, mine))
+    return spent.slice(_leading_warmup(spent["host_ns"].to_numpy()))
+
+
 _HOST_COLUMNS = ("range", "host_ns", "synchronised", "drained", "elapsed_ns")
 
 

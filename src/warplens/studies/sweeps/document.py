@@ -125,6 +125,8 @@ def facts(numbers: SweepNumbers) -> Iterator[str]:
     """What belongs above the tables: sides, what is the same everywhere, machine, intervals."""
     sweep = numbers.sweep
     yield f"{sweep.source} · {sweep.workload}"
+    if sweep.read_as:
+        yield fmt.printable(f"titles of the table: {'; '.join(sweep.read_as)}")
     yield f"baseline: {settings_text(sweep.baseline)} · variant: {settings_text(sweep.variant)}"
     shared = {name: value for name, value in sweep.shared.items() if value not in ("", None)}
     if shared:

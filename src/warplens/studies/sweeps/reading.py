@@ -256,6 +256,7 @@ def sweep_of(measurements: Measurements, baseline: Settings | None = None, varia
         points=points,
         environment=measurements.environment,
         paired=any(_is_paired(point) for point in points),
+        read_as=tuple(measurements.plan.get("read_as") or ()),
     )
 
 

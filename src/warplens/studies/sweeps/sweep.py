@@ -120,6 +120,7 @@ class Sweep:
         points: every combination that one of the sides has, in rising order of the axes.
         environment: GPU, driver and versions.
         paired: whether the sides were measured in turns.
+        read_as: how the titles of a published table were read, where they are not those of our columns.
     """
 
     source: str
@@ -131,6 +132,7 @@ class Sweep:
     points: tuple[Point, ...]
     environment: Mapping[str, Any]
     paired: bool
+    read_as: tuple[str, ...] = ()
 
     def lines(self, axis: str) -> Iterator[tuple[dict[str, Any], list[Point]]]:
         """For each combination of the other axes their values, and the points that have them, rising along the axis."""
