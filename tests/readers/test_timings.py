@@ -100,7 +100,9 @@ def test_a_file_that_is_no_text_is_refused(tmp_path):
 
 
 def test_a_row_of_one_phase_holds_for_every_kind_of_step(written):
-    timings = read_timings(written("model_size,context_length,pass,mean_ms\nsmall,128,backward,5\nsmall,128,forward,2\n"))
+    timings = read_timings(
+        written("model_size,context_length,pass,mean_ms\nsmall,128,backward,5\nsmall,128,forward,2\n")
+    )
     assert timings.select("mode", "phase", "time_ns").rows() == [
         (None, "backward", 5_000_000),
         ("forward", "forward", 2_000_000),
@@ -121,7 +123,7 @@ def test_json_is_read_like_a_table(written, text):
 
 
 def test_our_own_benchmark_gives_its_single_times():
-    """`lm_grid` holds more than one execution nowhere: all 24 cells are taken, and their samples are those of the file."""
+    """All 24 cells of `lm_grid` are taken, and their samples are those of the file."""
     from warplens.readers.measurements import read_measurements
     from warplens.readers.shipped import shipped
 

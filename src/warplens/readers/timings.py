@@ -70,7 +70,18 @@ TIMINGS: Final = table(
 
 _COLUMNS: Final = {
     "model": {"model", "size", "model size", "model name"},
-    "context": {"context", "ctx", "context length", "ctx len", "ctx length", "seq", "seq len", "sequence length", "context len", "length"},
+    "context": {
+        "context",
+        "ctx",
+        "context length",
+        "ctx len",
+        "ctx length",
+        "seq",
+        "seq len",
+        "sequence length",
+        "context len",
+        "length",
+    },
     "mode": {"mode", "kind", "pass", "pass type", "phase"},
     "batch": {"batch", "batch size", "bs", "batchsize"},
     "index": {"step", "index", "iteration", "run"},

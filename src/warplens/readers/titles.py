@@ -129,7 +129,7 @@ def _rows(value: Any, known: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     nested = {name: item for name, item in value.items() if name not in plain}
     is_row = any(_is_result(name) for name in plain)
     inside = [item for item in nested.values() if isinstance(item, dict)]
-    if is_row or any(_is_result(name) for item in inside for name in item) and _is_one_row(plain, nested):
+    if is_row or (any(_is_result(name) for item in inside for name in item) and _is_one_row(plain, nested)):
         row = {**known, **plain}
         for item in inside:
             row.update({name: part for name, part in item.items() if not isinstance(part, dict | list)})

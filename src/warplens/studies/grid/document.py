@@ -237,9 +237,7 @@ def _python_sentences(grid: Grid, times: pl.DataFrame) -> list[str]:
         held = f" It holds {fmt.shorten(', '.join(grid.unused), 120)}." if grid.unused else ""
         return [f"The file with the program's own times was not used: it has none of a forward pass here.{held}"]
     if not compared.height:
-        return [
-            "No times of the program's own clock were given, so that the profiles stand alone (--timings FILE)."
-        ]
+        return ["No times of the program's own clock were given, so that the profiles stand alone (--timings FILE)."]
     close = compared.filter((pl.col("ratio") - 1).abs() <= _AGREES)
     sentence = (
         f"The profiled pass takes {between(compared['ratio'], 'number')} times as long as by the program's own clock; "
