@@ -1,8 +1,8 @@
 """Titles and nested JSON of results as people write them, brought to the columns that the readers of tables know.
 
 `tp`, `images/s` and `throughput` are `throughput_per_s`; `mean_time_ms`, `Median (us)` and `elapsed_s` are a latency in
-that unit; `batch_size` and `bs` are `batch`. A spread (`std_ms`, `min_time_ms`) is no setting and no latency: it is left
-out, and said so. A title that is none of these words stays as it is.
+that unit; `batch_size` and `bs` are `batch`. A spread (`std_ms`, `min_time_ms`) is no setting and no latency: it is
+left out, and said so. A title that is none of these words stays as it is.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def read_titles(titles: Sequence[str]) -> Reading:
             times[title] = time
     chosen = next((title for centre in _CENTRES for title in times if times[title][0] == centre), None)
     for title, (_, column) in times.items():
-        columns[title] = column if title == chosen or title == column else None
+        columns[title] = column if title in (chosen, column) else None
     return Reading(columns)
 
 
