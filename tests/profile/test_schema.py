@@ -12,7 +12,7 @@ from warplens.analysis.kernels import KERNELS
 from warplens.errors import SchemaError
 from warplens.profile import TABLES, Capture, Recorder, Trace
 from warplens.profile.columns import column, table
-from warplens.profile.schema import Column, encode_names, name_categories
+from warplens.profile.schema import Column, encode_names, name_categories, name_labels, once_a_dictionary
 
 CAPTURE = Capture("file.sqlite", "nsys-sqlite", Recorder("Nsight Systems"))
 
@@ -57,6 +57,34 @@ def test_names_are_encoded_by_position_and_repeated_texts_merge() -> None:
     names = encode_names(np.array([2, 0, 1]), ["a", "b", "a"])
     assert names.to_list() == ["a", "a", "b"]
     assert name_categories(names).to_list() == ["a", "b"]
+
+
+def test_a_meaning_is_asked_once_for_names_that_differ_in_numbers() -> None:
+    names = encode_names(
+        np.array([3, 0, 2, 1, 0]), ["aten::mm, seq = 1, op_id = 12", "aten::mm, seq = 27, op_id = 5", "step 7", "b"]
+    )
+    asked = []
+
+    def is_operator(name: str) -> bool:
+        asked.append(name)
+        return "::" in name
+
+    assert name_labels(names, is_operator).tolist() == [0, 1, 0, 1, 1]
+    assert asked == ["aten::mm, seq = 0, op_id = 0", "step 0", "b"]
+    assert name_labels(names.clear(), is_operator).tolist() == []
+
+
+def test_a_dictionary_is_looked_at_once_until_another_one_comes() -> None:
+    seen = []
+
+    @once_a_dictionary
+    def lengths(texts: pl.Series) -> list[int]:
+        seen.append(texts.to_list())
+        return texts.str.len_bytes().to_list()
+
+    first, second = (encode_names(np.array([1, 0]), values) for values in (["a", "bb"], ["a", "ccc"]))
+    assert [lengths(names) for names in (first, first[:1], second, first)] == [[1, 2], [1, 2], [1, 3], [1, 2]]
+    assert seen == [["a", "bb"], ["a", "ccc"]]
 
 
 def test_a_null_code_is_a_null_name() -> None:

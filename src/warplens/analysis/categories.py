@@ -10,7 +10,7 @@ import polars as pl
 from warplens.analysis.category_rules import RULES
 from warplens.analysis.kernel_names import LIBRARY_NAMES, PRECISIONS, arithmetic_of, library_of, split_name
 from warplens.profile.columns import column, table
-from warplens.profile.schema import name_categories
+from warplens.profile.schema import once_a_dictionary
 
 #: The kinds of work, in the order in which people expect to read them.
 CATEGORIES = (
@@ -104,9 +104,10 @@ def categories_of(full_names: pl.Series) -> pl.Series:
     return class_table(full_names)["category"].gather(full_names.to_physical())
 
 
+@once_a_dictionary
 def class_table(full_names: pl.Series) -> pl.DataFrame:
     """The class of each text of the dictionary, in its order, whether a row has that name or not."""
-    classes = [_classified(text) for text in name_categories(full_names)]
+    classes = [_classified(text) for text in full_names]
     return pl.DataFrame(
         {column: [getattr(found, column) for found in classes] for column in CLASSES.names}, CLASSES.schema
     )

@@ -148,10 +148,14 @@ def _class_name(name: str) -> str:
 
 
 def _gathered(names: pl.Series, rows: Int64s, shown: Callable[[str], str] = str) -> pl.Series:
-    """`names[rows]` as shown, null for `NO_RANGE`; each distinct name is looked at once."""
-    texts = pl.Series([shown(text) for text in name_categories(names)], dtype=pl.String).cast(pl.Categorical())
-    known = pl.Series(rows).set(pl.Series(rows == NO_RANGE), None)
-    return texts.gather(names.to_physical().gather(known))
+    """`names[rows]` as shown, null for `NO_RANGE`; each distinct name that occurs is looked at once."""
+    known = rows != NO_RANGE
+    codes = names.to_physical().to_numpy()[rows[known]].astype(np.int64)
+    distinct, place = np.unique(codes, return_inverse=True)
+    found = pl.Series([shown(text) for text in name_categories(names).gather(distinct)], dtype=pl.String)
+    position = np.full(len(rows), NO_RANGE, dtype=np.int64)
+    position[known] = place
+    return found.cast(pl.Categorical()).gather(pl.Series(position).replace(NO_RANGE, None))
 
 
 def is_own_line(name: str) -> bool:

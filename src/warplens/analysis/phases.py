@@ -21,7 +21,7 @@ from warplens.analysis.timeline import Timeline
 from warplens.analysis.trees import NO_RANGE
 from warplens.analysis.window import NO_PHASE, PHASES, Window, phase_of_name
 from warplens.profile.columns import table
-from warplens.profile.schema import Bools, Column, Int64s, name_categories
+from warplens.profile.schema import Bools, Column, Int64s, name_labels
 
 PHASE: Final = pl.Enum([NO_PHASE, *PHASES])
 
@@ -56,8 +56,7 @@ def _phases(timeline: Timeline) -> tuple[pl.Series, Bools]:
     if not ranges.height:
         return phases.gather(np.zeros(work.height, np.int64)), np.zeros(work.height, dtype=np.bool_)
     numbers = {phase: number for number, phase in enumerate((NO_PHASE, *PHASES))}
-    by_name = np.array([numbers[phase_of_name(name)] for name in name_categories(ranges["name"])], dtype=np.int64)
-    named = by_name[ranges["name"].to_physical().to_numpy()]
+    named = name_labels(ranges["name"], lambda name: numbers[phase_of_name(name)])
     # The outermost range that is named after a phase, and from it the phase.
     outermost = timeline.forest.outermost_match(np.where(named > 0, np.arange(1, len(named) + 1), 0)) - 1
     labels = np.where(outermost >= 0, named[outermost], numbers[NO_PHASE])

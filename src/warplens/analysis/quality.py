@@ -19,7 +19,7 @@ from warplens.analysis.streams import graph_summary
 from warplens.analysis.trees import NO_RANGE
 from warplens.analysis.window import PHASES, Step, Window, phase_of_name
 from warplens.profile import Note, NoteLevel
-from warplens.profile.schema import name_categories
+from warplens.profile.schema import name_labels
 from warplens.profile.trace import worst_first
 
 if TYPE_CHECKING:
@@ -123,8 +123,7 @@ class _PhaseRanges:
     def of(cls, timeline: Timeline) -> _PhaseRanges:
         ranges = timeline.trace.ranges
         number = {phase: position for position, phase in enumerate(PHASES, start=1)}
-        by_name = [number.get(phase_of_name(name), 0) for name in name_categories(ranges["name"])]
-        label = np.array(by_name, dtype=np.int64)[ranges["name"].to_physical().to_numpy()]
+        label = name_labels(ranges["name"], lambda name: number.get(phase_of_name(name), 0))
         parent = ranges["parent"].fill_null(NO_RANGE).to_numpy()
         # The entry at the end answers for "no parent".
         inside = (label > 0) & (np.r_[label, 0][parent] == label)

@@ -9,6 +9,7 @@ last end (NVIDIA's "projected" time, idle time included).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import polars as pl
@@ -66,6 +67,9 @@ _LAYER = lazy_pattern(r"\.\d+\.")
 
 _PROFILER_STEP = lazy_pattern(r"^ProfilerStep#\d+$")
 
+#: Names read so far are kept, up to a number that only recorded operators with running numbers exceed.
+_REMEMBERED_NAMES = 65_536
+
 
 @dataclass(frozen=True)
 class RangeCoverage:
@@ -106,6 +110,7 @@ def plain_range_name(name: str) -> str:
     return _PROFILER_STEP.sub("ProfilerStep#N", _RUNNING_NUMBERS.sub("", name))
 
 
+@lru_cache(maxsize=_REMEMBERED_NAMES)
 def unnumbered_name(name: str) -> str:
     """The name without what tells steps, calls and layers apart, so that all of them are one place.
 

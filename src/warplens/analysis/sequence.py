@@ -36,7 +36,7 @@ from warplens.analysis.repetition import (
 from warplens.analysis.trees import NO_RANGE, Forest
 from warplens.analysis.window import NO_PHASE, is_warmup_name, phase_of_name
 from warplens.patterns import lazy_pattern
-from warplens.profile.schema import name_categories
+from warplens.profile.schema import name_categories, name_labels
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -225,8 +225,8 @@ def _batches(trace: Trace, calls: pl.DataFrame) -> Int64s:
 
 def _annotated(trace: Trace, prefix: str) -> pl.DataFrame:
     ranges = trace.ranges
-    known = np.array([text.startswith(prefix) for text in name_categories(ranges["name"])], dtype=np.bool_)
-    return ranges.filter(pl.Series(known[ranges["name"].to_physical().to_numpy()])) if known.any() else ranges.clear()
+    known = name_labels(ranges["name"], lambda name: name.startswith(prefix))
+    return ranges.filter(pl.Series(known > 0)) if known.any() else ranges.clear()
 
 
 def _between(lasts: Int64s) -> Int64s | None:
@@ -430,19 +430,15 @@ def _launched_in_warmup(calls: pl.DataFrame, trace: Trace, forest: RangeForest) 
 
 def warmup_labels(ranges: pl.DataFrame) -> Int64s:
     """1 for each range that is called "warm-up", 0 for others."""
-    if not ranges.height:
-        return np.empty(0, dtype=np.int64)
-    by_name = np.array([is_warmup_name(text) for text in name_categories(ranges["name"])], dtype=np.int64)
-    labels: Int64s = by_name[ranges["name"].to_physical().to_numpy()]
-    return labels
+    return name_labels(ranges["name"], is_warmup_name)
 
 
 def _inside_one_part(launches: pl.DataFrame, trace: Trace, forest: RangeForest) -> bool:
     """Whether one range called after a phase holds all these launches: then they repeat by layer, not by step."""
     if not trace.ranges.height:
         return False
-    part = np.array([phase_of_name(text) != NO_PHASE for text in name_categories(trace.ranges["name"])])
-    number = np.where(part[trace.ranges["name"].to_physical().to_numpy()], np.arange(1, trace.ranges.height + 1), 0)
+    part = name_labels(trace.ranges["name"], lambda name: phase_of_name(name) != NO_PHASE)
+    number = part * np.arange(1, trace.ranges.height + 1)
     held = np.r_[forest.outermost_match(number), 0][launches["range"].fill_null(NO_RANGE).to_numpy()]
     return bool(held[0] > 0 and np.all(held == held[0]))
 

@@ -21,9 +21,9 @@ from warplens.analysis.attribution import RangeForest, is_operator
 from warplens.analysis.repetition import MIN_REPEATS
 from warplens.analysis.sequence import Found, steps_from_sequence, warmup_labels
 from warplens.analysis.trees import NO_RANGE
-from warplens.analysis.window import Step, generic_name, is_framework_name, is_step_name
+from warplens.analysis.window import Step, generic_names, is_framework_name, is_step_name
 from warplens.profile import Trace
-from warplens.profile.schema import Int64s, name_categories
+from warplens.profile.schema import Int64s, name_labels
 
 #: A range that is called a step may leave out this much of the GPU work (evaluation, checkpoints); any other repeated
 #: range must hold nearly all of it, or it is only a part of the step (a layer, the forward pass of a training step).
@@ -138,10 +138,14 @@ def _steps_from_ranges(trace: Trace, work: pl.DataFrame, forest: RangeForest) ->
     launches = forest.inclusive(np.bincount(innermost, minlength=ranges.height + 1)[1:])
     durations = (work["end_ns"] - work["start_ns"]).to_numpy()
     busy = forest.inclusive(np.bincount(innermost, durations, minlength=ranges.height + 1)[1:].astype(np.int64))
+    # What was launched by no known call lies after every range.
+    begun = work["launch_start_ns"].fill_null(np.iinfo(np.int64).max).to_numpy()
+    process = work["process"].to_numpy()
+    launched = {int(pid): np.sort(begun[process == pid]) for pid in np.unique(process)}
     best: tuple[tuple[int, ...], str, Int64s] | None = None
     for name, rows in candidates:
         beside = [other for same, other in candidates if same == name and other is not rows]
-        coverage = _coverage(rows, ranges, work, launches, beside)
+        coverage = _coverage(rows, ranges, launched, launches, beside)
         named = is_step_name(name)
         if coverage < (_NAMED_STEP_COVERAGE if named else _ANY_RANGE_COVERAGE):
             continue
@@ -176,22 +180,16 @@ def _alike(launches: Int64s) -> bool:
 
 def _repeated_ranges(ranges: pl.DataFrame, forest: RangeForest) -> list[tuple[str, Int64s]]:
     """Names whose ranges follow one another on one thread, at least twice unless the name says "step"."""
-    categories = name_categories(ranges["name"]).to_list()
-    generic = [generic_name(text) for text in categories]
-    numbering = {text: number for number, text in enumerate(dict.fromkeys(generic))}
-    code_of_category = np.array([numbering[text] for text in generic], dtype=np.int64)
-    codes = ranges["name"].to_physical().to_numpy()
-    code = code_of_category[codes]
+    names, code = generic_names(ranges["name"])
     outside_warmup = forest.outermost_match(warmup_labels(ranges)) == 0
 
     start, end = ranges["start_ns"].to_numpy(), ranges["end_ns"].to_numpy()
     thread = (ranges["process"].to_numpy().astype(np.int64) << 32) | ranges["thread"].to_numpy()
     # Operators repeat by nature; a step is what a person, or a framework on a person's behalf, marked as one.
-    own = np.array([not is_framework_name(text) for text in categories], dtype=np.bool_)[codes]
-    rows = np.flatnonzero(outside_warmup & (end > start) & ~is_operator(ranges) & own)
+    framework = name_labels(ranges["name"], is_framework_name) > 0
+    rows = np.flatnonzero(outside_warmup & (end > start) & ~is_operator(ranges) & ~framework)
     order = rows[np.lexsort((start[rows], code[rows], thread[rows]))]
     changes = np.flatnonzero((np.diff(code[order]) != 0) | (np.diff(thread[order]) != 0)) + 1
-    names = list(numbering)
     return [
         (names[int(code[group[0]])], group)
         for group in (np.split(order, changes) if len(order) else ())
@@ -200,17 +198,17 @@ def _repeated_ranges(ranges: pl.DataFrame, forest: RangeForest) -> list[tuple[st
 
 
 def _coverage(
-    rows: Int64s, ranges: pl.DataFrame, work: pl.DataFrame, launches_inside: Int64s, beside: list[Int64s]
+    rows: Int64s, ranges: pl.DataFrame, launched: dict[int, Int64s], launches_inside: Int64s, beside: list[Int64s]
 ) -> float:
     """Share of the launches made between the first and the last of these ranges that were made inside them.
 
     Launches inside of ranges of the same name on other threads (`beside`) do not count: those are steps of their own.
+    `launched` has the times of each process's launches in order.
     """
     process = int(ranges["process"][int(rows[0])])
     first, last = int(ranges["start_ns"][int(rows[0])]), int(ranges["end_ns"][int(rows[-1])])
-    during = work.filter(
-        (pl.col("process") == process) & pl.col("launch_start_ns").is_between(first, last, closed="left")
-    ).height
+    begun, stop = np.searchsorted(launched.get(process, np.empty(0, dtype=np.int64)), (first, last))
+    during = int(stop - begun)
     for others in beside:
         theirs = ranges[others].select(
             inside=(pl.col("process") == process) & (pl.col("start_ns") >= first) & (pl.col("end_ns") <= last)

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from warplens.errors import UsageError
 from warplens.patterns import lazy_pattern
+from warplens.profile.schema import name_labels
+
+if TYPE_CHECKING:
+    import polars as pl
+
+    from warplens.profile.schema import Int64s
 
 _UNITS_NS = {"ns": 1, "us": 1_000, "µs": 1_000, "ms": 1_000_000, "s": 1_000_000_000, "": 1}
 _TIME = lazy_pattern(r"^\s*(?P<number>[+-]?\d+(?:\.\d+)?)\s*(?P<unit>ns|us|µs|ms|s|)\s*$")
@@ -113,6 +119,13 @@ _WARMUP = lazy_pattern(r"warm[\s_-]*up", re.IGNORECASE)
 def generic_name(name: str) -> str:
     """The name with its numbers replaced by `N`, so that `ProfilerStep#3` and `ProfilerStep#4` are one name."""
     return _DIGITS.sub("N", name)
+
+
+def generic_names(names: pl.Series) -> tuple[list[str], Int64s]:
+    """The generic names of a dictionary-encoded column in order of appearance, and the number of each row's."""
+    numbers: dict[str, int] = {}
+    code = name_labels(names, lambda name: numbers.setdefault(generic_name(name), len(numbers)))
+    return list(numbers), code
 
 
 def is_step_name(name: str) -> bool:

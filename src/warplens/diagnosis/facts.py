@@ -578,10 +578,10 @@ def range_names(facts: Facts, rows: pl.Series, amounts: pl.Series, most: int = 3
         .agg(pl.col("amount").sum())
         .sort("amount", "code", descending=[True, False])
     )
-    names = [unnumbered_name(name) for name in name_categories(ranges["name"])]
     merged: dict[str, int] = {}
-    for code, amount in sums.iter_rows():
-        merged[names[code]] = merged.get(names[code], 0) + amount
+    for text, amount in zip(name_categories(ranges["name"]).gather(sums["code"]), sums["amount"], strict=True):
+        name = unnumbered_name(text)
+        merged[name] = merged.get(name, 0) + amount
     return tuple(sorted(merged, key=lambda name: -merged[name])[:most])
 
 

@@ -13,12 +13,11 @@ import polars as pl
 
 from warplens.analysis.ranks.across import RanksResult, across_ranks
 from warplens.analysis.ranks.summary import RankSummary, RankWindow, rank_windows, summary_of
-from warplens.analysis.window import generic_name, is_step_name
+from warplens.analysis.window import generic_names, is_step_name
 from warplens.diagnosis.claims import divide
 from warplens.diagnosis.facts import Facts, gather
 from warplens.diagnosis.findings import ISSUING
 from warplens.diagnosis.rules.stalls import HostStall
-from warplens.profile.schema import name_categories
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -223,14 +222,11 @@ def _places(facts: Facts) -> pl.DataFrame:
     own = np.zeros(ranges.height, dtype=np.int64)
     known = facts.work.filter(pl.col("range").is_not_null() & (pl.col("label") != "communication"))
     np.add.at(own, known["range"].to_numpy(), known["own_ns"].to_numpy())
-    texts = [generic_name(text) for text in name_categories(ranges["name"])]
-    numbers = {text: number for number, text in enumerate(dict.fromkeys(texts))}
-    code = np.array([numbers[text] for text in texts], dtype=np.int64)
-    label = code[ranges["name"].to_physical().to_numpy()] if ranges.height else np.zeros(0, dtype=np.int64)
+    numbers, label = generic_names(ranges["name"])
     first = ~forest.repeats(label) if ranges.height else np.zeros(0, dtype=np.bool_)
     sums = np.zeros(len(numbers), dtype=np.int64)
     np.add.at(sums, label[first], forest.inclusive(own)[first])
-    found = pl.DataFrame({"name": list(numbers), "busy_ns": sums}, schema={"name": pl.String, "busy_ns": pl.Int64})
+    found = pl.DataFrame({"name": numbers, "busy_ns": sums}, schema={"name": pl.String, "busy_ns": pl.Int64})
     steps = [text for text in numbers if is_step_name(text)]
     return (
         found.filter((pl.col("busy_ns") > 0) & ~pl.col("name").is_in(steps))

@@ -14,9 +14,10 @@ unit, and from that follow how its values are written for people (`kind`) and, u
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeAlias, cast
+from functools import wraps
+from typing import Any, Final, Literal, TypeAlias, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -250,3 +251,52 @@ def name_categories(names: pl.Series) -> pl.Series:
     if not isinstance(names.dtype, pl.Enum):
         raise SchemaError(f"column {names.name} is not dictionary-encoded but {names.dtype}")
     return names.dtype.categories
+
+
+Answer = TypeVar("Answer")
+
+#: Dictionaries whose answers are kept: a profile has names of kernels, API calls, ranges and Python functions.
+_REMEMBERED: Final = 8
+
+
+def once_a_dictionary(question: Callable[[pl.Series], Answer]) -> Callable[[pl.Series], Answer]:
+    """Makes a question about the texts of a dictionary-encoded column remember its answers.
+
+    Several analyses ask the same of the same names, and tables of one profile share a dictionary. Answers are not to
+    be changed by those who asked.
+    """
+    known: list[tuple[pl.Series, Answer]] = []
+
+    @wraps(question)
+    def remembered(names: pl.Series) -> Answer:
+        texts = name_categories(names)
+        for place, (others, answer) in enumerate(known):
+            if texts.len() == others.len() and texts.equals(others):
+                known.insert(0, known.pop(place))
+                return answer
+        answer = question(texts)
+        known.insert(0, (texts, answer))
+        del known[_REMEMBERED:]
+        return answer
+
+    return remembered
+
+
+@once_a_dictionary
+def _shapes(texts: pl.Series) -> tuple[list[str], Int64s]:
+    """The texts with every number written as 0, each once in order of appearance, and the one of each text."""
+    folded = texts.cast(pl.String).str.replace_all(r"\d+", "0")
+    distinct = folded.unique(maintain_order=True)
+    return distinct.to_list(), folded.cast(pl.Enum(distinct)).to_physical().cast(pl.Int64).to_numpy()
+
+
+def name_labels(names: pl.Series, meaning: Callable[[str], int]) -> Int64s:
+    """What the name of each row means, for what does not depend on the value of a number in it.
+
+    Operators that carry running numbers (`aten::mm, seq = 12, op_id = 7`) have a name of their own for each call, and
+    differ in nothing else: `meaning` is asked once for all of them, with 0 for every number.
+    """
+    distinct, shape = _shapes(names)
+    meanings = np.array([meaning(text) for text in distinct], dtype=np.int64)
+    labels: Int64s = meanings[shape][names.to_physical().to_numpy()] if distinct else np.empty(0, dtype=np.int64)
+    return labels

@@ -166,18 +166,17 @@ def recomputed(timeline: Timeline) -> Bools:
 def _owners(timeline: Timeline, level: Int64s, row: Int64s) -> pl.Series:
     """The finest part of the program that each piece is known to come from: module, annotation or operator."""
     in_module = level == LEVELS.index("module")
-    tables = [
-        ([module_name(text) or text for text in name_categories(names)], names.to_physical(), mine)
-        for names, mine in (
-            (timeline.trace.python_functions["name"], in_module), (timeline.trace.ranges["name"], ~in_module),
-        )
-    ]  # fmt: skip
-    owner = pl.Enum(sorted({text for texts, _, _ in tables for text in texts}))
-    owners = [
-        pl.Series(texts, dtype=owner).gather(codes.gather(_known(np.where(mine, row, NO_RANGE))))
-        for texts, codes, mine in tables
-    ]
-    return owners[0].zip_with(pl.Series(in_module), owners[1])
+    texts: list[str] = []
+    position = np.full(len(row), NO_RANGE, dtype=np.int64)
+    for names, mine in (
+        (timeline.trace.python_functions["name"], in_module & (row != NO_RANGE)),
+        (timeline.trace.ranges["name"], ~in_module & (row != NO_RANGE)),
+    ):
+        # Only names that occur: a trace may have a name for each call of an operator.
+        distinct, place = np.unique(names.to_physical().to_numpy()[row[mine]], return_inverse=True)
+        position[mine] = len(texts) + place
+        texts += [module_name(text) or text for text in name_categories(names).gather(distinct)]
+    return pl.Series(texts, dtype=pl.Enum(sorted(set(texts)))).gather(_known(position))
 
 
 def _lines(timeline: Timeline, rows: Int64s) -> pl.Series:

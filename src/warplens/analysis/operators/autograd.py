@@ -17,7 +17,7 @@ from warplens.analysis.attribution import RangeForest, is_operator
 from warplens.analysis.intervals import owned_union
 from warplens.analysis.trees import NO_RANGE, Forest, nearest
 from warplens.analysis.window import AUTOGRAD_ENGINE
-from warplens.profile.schema import name_categories
+from warplens.profile.schema import name_labels
 
 if TYPE_CHECKING:
     from warplens.profile import Trace
@@ -168,11 +168,7 @@ def _backward_rows(trace: Trace) -> Int64s:
 
 
 def _named_by_engine(trace: Trace) -> Bools:
-    names = trace.ranges["name"]
-    if not names.len():
-        return np.zeros(0, dtype=np.bool_)
-    by_name = np.array([text.startswith(AUTOGRAD_ENGINE) for text in name_categories(names)], dtype=np.bool_)
-    named: Bools = by_name[names.to_physical().to_numpy()]
+    named: Bools = name_labels(trace.ranges["name"], lambda name: name.startswith(AUTOGRAD_ENGINE)) > 0
     return named
 
 

@@ -15,7 +15,7 @@ from warplens.analysis.operators.places import module_name
 from warplens.analysis.trees import NO_RANGE, Forest, depth_first, name_paths, nearest
 from warplens.analysis.window import generic_name, is_step_name, phase_of_name
 from warplens.profile.columns import column, table
-from warplens.profile.schema import Column, name_categories
+from warplens.profile.schema import Column, name_categories, name_labels
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -386,17 +386,11 @@ def _nodes(
 
 def _telling(timeline: Timeline) -> Bools:
     """Annotations that say which part of the program work belongs to: neither a step nor a whole pass."""
-    names = timeline.trace.ranges["name"]
-    if not names.len():
-        return np.zeros(0, dtype=np.bool_)
-    by_name = np.array(
-        [
-            not is_step_name(generic_name(text)) and phase_of_name(text) not in _WHOLE_PASSES
-            for text in name_categories(names)
-        ],
-        dtype=np.bool_,
-    )
-    telling: Bools = by_name[names.to_physical().to_numpy()] & ~timeline.operators.is_operator
+
+    def tells(name: str) -> bool:
+        return not is_step_name(generic_name(name)) and phase_of_name(name) not in _WHOLE_PASSES
+
+    telling: Bools = (name_labels(timeline.trace.ranges["name"], tells) > 0) & ~timeline.operators.is_operator
     return telling
 
 

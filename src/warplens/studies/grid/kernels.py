@@ -23,12 +23,13 @@ from warplens.analysis.categories import categories_of
 from warplens.analysis.intervals import owned_union
 from warplens.analysis.phases import PHASE
 from warplens.analysis.ranges import plain_range_name
+from warplens.analysis.sequence import warmup_labels
 from warplens.analysis.steps import WARMUP_SLOWDOWN
 from warplens.analysis.timeline import Timeline
 from warplens.analysis.trees import NO_RANGE
-from warplens.analysis.window import NO_PHASE, PHASES, Step, is_warmup_name, phase_of_name
+from warplens.analysis.window import NO_PHASE, PHASES, Step, phase_of_name
 from warplens.profile.columns import KERNEL_NAME, column, table
-from warplens.profile.schema import Column, name_categories
+from warplens.profile.schema import Column, name_categories, name_labels
 from warplens.workloads.settings import LM_SIZES, VOCABULARY
 
 #: Maximum, subtraction, exponential, sum and division: one each for every score.
@@ -167,8 +168,7 @@ def phase_instances(timeline: Timeline) -> PhaseInstances:
     """The outermost ranges of a profile that are named after a phase."""
     ranges = timeline.trace.ranges
     numbers = {phase: number for number, phase in enumerate((NO_PHASE, *PHASES))}
-    by_name = np.array([numbers[phase_of_name(name)] for name in name_categories(ranges["name"])], dtype=np.int64)
-    own_phase = by_name[ranges["name"].to_physical().to_numpy()] if ranges.height else np.empty(0, dtype=np.int64)
+    own_phase = name_labels(ranges["name"], lambda name: numbers[phase_of_name(name)])
     row = np.arange(ranges.height, dtype=np.int64)
     outermost = timeline.forest.outermost_match(np.where(own_phase > 0, row + 1, 0)) - 1
     held = outermost != NO_RANGE
@@ -193,10 +193,7 @@ def repeated_steps(timeline: Timeline, instances: PhaseInstances) -> tuple[tuple
 
 
 def _steps_from_phases(timeline: Timeline, instances: PhaseInstances) -> tuple[Step, ...]:
-    names = timeline.trace.ranges["name"]
-    by_name = np.array([is_warmup_name(text) for text in name_categories(names)], dtype=np.int64)
-    warming = by_name[names.to_physical().to_numpy()] if len(names) else np.empty(0, dtype=np.int64)
-    settled = timeline.forest.outermost_match(warming)[instances.rows] == 0
+    settled = timeline.forest.outermost_match(warmup_labels(timeline.trace.ranges))[instances.rows] == 0
     rows, phase = instances.rows[settled], instances.phase[settled]
     forward, last = PHASES.index("forward") + 1, int(phase.max(initial=0))
     # A step ends with the last kind of phase that the program has: with accumulated gradients several forward and
