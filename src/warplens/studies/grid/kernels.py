@@ -483,13 +483,9 @@ def host_passes(timeline: Timeline) -> pl.DataFrame:
     """
     instances = phase_instances(timeline)
     ranges = timeline.trace.ranges
-    warming = np.array([is_warmup_name(text) for text in name_categories(ranges["name"])], dtype=np.int64)
-    inside = (
-        timeline.forest.outermost_match(warming[ranges["name"].to_physical().to_numpy()]) if ranges.height else None
-    )
+    inside = timeline.forest.outermost_match(warmup_labels(ranges))
     rows = instances.rows[instances.phase == PHASES.index("forward") + 1]
-    if inside is not None:
-        rows = rows[inside[rows] == 0]
+    rows = rows[inside[rows] == 0]
     mine: pl.DataFrame = ranges[rows.tolist()]
     if not mine.height:
         return mine.select(host_ns=pl.lit(0, dtype=pl.Int64), synchronised=pl.lit(value=False)).clear()
