@@ -4,8 +4,23 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from contextlib import suppress
-from typing import NoReturn
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NoReturn
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+#: From this size of input on, a quarter of all processor time goes into fresh pages of memory. Exports hold about 130
+#: bytes a kernel.
+_LARGE_BYTES: Final = 32 * 1024**2
+
+#: Polars' allocator (jemalloc), which reads this when the library is loaded: frames are made in memory that earlier
+#: ones have left. All threads share one pool, or each keeps what it freed; blocks above 8 MB, which are given back to
+#: the system at once by default, stay as well. A command ends soon after its analysis. Of 1 M kernels that halves the
+#: system's time (2.5 s to 1.3 s), and takes 3 % less memory at the peak.
+_REUSE: Final = "narenas:1,dirty_decay_ms:-1,oversize_threshold:0"
 
 
 def _leave(*_: object) -> NoReturn:
@@ -15,11 +30,21 @@ def _leave(*_: object) -> NoReturn:
     os._exit(130)
 
 
+def _reuse_frames(words: Iterable[str]) -> None:
+    """Settles how Polars gets memory, where the command line names a large file; a user's own setting stays."""
+    for word in words:
+        with suppress(OSError, ValueError):
+            if Path(word).stat().st_size >= _LARGE_BYTES:
+                os.environ.setdefault("_RJEM_MALLOC_CONF", _REUSE)
+                return
+
+
 def main() -> NoReturn:
     """Carries out what the command line says, and ends the process."""
     ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN  # as a shell does for what it starts with &
     if not ignored:
         signal.signal(signal.SIGINT, _leave)
+    _reuse_frames(sys.argv[1:])
     from warplens.cli.main import script
 
     if not ignored:

@@ -16,7 +16,7 @@ import polars as pl
 
 from warplens.analysis.api import api_kinds
 from warplens.analysis.attribution import is_operator
-from warplens.analysis.frames import ratio
+from warplens.analysis.frames import numbered, ratio
 from warplens.analysis.operators.places import module_name
 from warplens.analysis.ranges import unnumbered_name
 from warplens.analysis.trees import NO_RANGE, nearest
@@ -62,16 +62,18 @@ def code_places(timeline: Timeline, window: Window) -> pl.DataFrame:
     Returns:
         The columns of `CODE`. `share` is that of the host time in calls of the same kind.
     """
-    calls = timeline.trace.api_calls
-    calls = calls.filter(pl.col("start_ns").is_between(window.start_ns, window.end_ns, closed="left"))
-    calls = calls.with_columns(api_kinds(calls["name"]).cast(pl.String).alias("call"))
-    calls = calls.filter(pl.col("call").is_in(CALL_KINDS))
-    named = calls.select("call", host_ns=pl.col("end_ns") - pl.col("start_ns")).with_columns(
-        places_of_calls(timeline, calls).get_columns()
-    )
+    calls = timeline.trace.api_calls.select("start_ns", "end_ns", "process", "thread", "name")
+    calls = calls.with_columns(api_kinds(calls["name"]).alias("call")).drop("name")
+    inside = pl.col("start_ns").is_between(window.start_ns, window.end_ns, closed="left")
+    calls = calls.filter(inside & pl.col("call").is_in(CALL_KINDS))
     keys = ["call", "operator", "range", "line"]
-    rows = named.group_by(keys).agg(pl.len().alias("calls"), pl.col("host_ns").sum())
-    rows = rows.cast(dict.fromkeys(keys, pl.String))
+    named = places_of_calls(timeline, calls).with_columns(calls["call"])
+    rows, number = numbered(named, keys)
+    spent = np.zeros(rows.height, dtype=np.int64)
+    np.add.at(spent, number, (calls["end_ns"] - calls["start_ns"]).to_numpy())
+    rows = rows.cast(dict.fromkeys(keys, pl.String)).with_columns(
+        pl.Series("calls", np.bincount(number, minlength=rows.height)), pl.Series("host_ns", spent)
+    )
     share = ratio(pl.col("host_ns"), pl.col("host_ns").sum().over("call")).alias("share")
     order = pl.col("call").replace_strict({kind: place for place, kind in enumerate(CALL_KINDS)}, return_dtype=pl.Int64)
     return CODE.conform(

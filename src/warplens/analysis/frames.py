@@ -1,4 +1,4 @@
-"""Total, mean, median, extremes and standard deviation of a quantity: the same six numbers in every table."""
+"""What tables are made with: the same six statistics in each, groups of rows by number, answers that are kept."""
 
 from __future__ import annotations
 
@@ -6,11 +6,15 @@ from collections.abc import Callable
 from functools import wraps
 from typing import TYPE_CHECKING, Final, TypeVar
 
+import numpy as np
 import polars as pl
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from warplens.analysis.timeline import Timeline
     from warplens.analysis.window import Window
+    from warplens.profile.schema import Int64s
 
 
 #: A standard deviation is a sum of floats, which each number of threads adds up in an order of its own: what differs
@@ -76,6 +80,69 @@ def ratio(part: pl.Expr, whole: pl.Expr) -> pl.Expr:
 def number(value: object) -> float | None:
     """What a Polars reduction over numbers returned, as a float; None for an empty column."""
     return float(value) if isinstance(value, (int, float)) else None
+
+
+# --- Groups of millions of rows by columns of a few values ---
+
+#: Up to so many combinations are counted in a table of all of them; more are told apart by sorting.
+_FEW: Final = 1 << 22
+
+
+def numbered(pieces: pl.DataFrame, columns: Sequence[str]) -> tuple[pl.DataFrame, Int64s]:
+    """The distinct combinations of these columns, the first that occurs first, and which of them each piece has.
+
+    Columns are few-valued, mostly of one value: their numbers are combined by arithmetic, without a hash of each row.
+    """
+    number, count = np.zeros(pieces.height, dtype=np.int64), 1
+    for column in pieces.select(columns).get_columns():
+        mine, distinct = _codes(column)
+        if distinct > 1:
+            if count * distinct > _FEW:
+                number, count = _close_together(number)
+            if count * distinct > _FEW:
+                mine, distinct = _close_together(mine)
+            number *= distinct
+            number += mine
+            count *= distinct
+    if count > _FEW:
+        number, count = _close_together(number)
+    first = np.full(count, pieces.height, dtype=np.int64)
+    first[number[::-1]] = np.arange(pieces.height - 1, -1, -1)
+    present = np.flatnonzero(first < pieces.height)
+    present = present[np.argsort(first[present])]
+    place = np.zeros(count, dtype=np.int64)
+    place[present] = np.arange(len(present))
+    return pieces.select(columns)[first[present]], place[number]
+
+
+def _codes(column: pl.Series) -> tuple[Int64s, int]:
+    """A number for each value, equal for equal ones and for nulls, and an upper bound of the numbers."""
+    if column.null_count() == column.len():
+        return np.zeros(column.len(), dtype=np.int64), 1
+    if column.dtype == pl.String:
+        column = column.cast(pl.Categorical())
+    if not (column.dtype == pl.Boolean or column.dtype.is_integer()):
+        column = column.to_physical()
+    if not (column.dtype == pl.Boolean or column.dtype.is_integer()):
+        return _close_together(column.rank("dense").fill_null(0).to_numpy().astype(np.int64))
+    if column.dtype == pl.Boolean:
+        column = column.cast(pl.UInt8)
+    low, high = column.min(), column.max()
+    assert isinstance(low, int)
+    assert isinstance(high, int)
+    absent = column.is_null().to_numpy() if column.null_count() else None
+    values = column.fill_null(low).to_numpy().astype(np.int64)
+    values, count = _close_together(values) if high - low >= _FEW else (values - low, high - low + 1)
+    if absent is None:
+        return values, count
+    values[absent] = count
+    return values, count + 1
+
+
+def _close_together(values: Int64s) -> tuple[Int64s, int]:
+    """The rank of each value among the distinct ones, and how many these are."""
+    distinct = pl.Series(values).unique().sort().to_numpy()
+    return np.searchsorted(distinct, values).astype(np.int64), len(distinct)
 
 
 # --- Answers that several analyses of one report build on are computed once for a timeline and a window ---

@@ -162,15 +162,14 @@ def matched_launches(timeline: Timeline, window: Window) -> pl.DataFrame:
 def launch_summary(timeline: Timeline, window: Window) -> LaunchSummary:
     """How many kernels were launched, by whom, at what rate, and whether the GPU was waiting for them."""
     everything = _kernel_launches(timeline, window, ("process", "thread", "graph_launched", "api_row"))
-    launches = everything.filter(~pl.col("graph_launched"))
-    matched = launches.filter(pl.col("api_row").is_not_null())
-    calls = timeline.trace.api_calls[_distinct(matched["api_row"])]
+    launches = everything.filter(~pl.col("graph_launched")) if everything["graph_launched"].any() else everything
+    matched = launches.filter(pl.col("api_row").is_not_null()) if launches["api_row"].null_count() else launches
+    calls = timeline.trace.api_calls.select("start_ns", "end_ns", "process", "thread")[_distinct(matched["api_row"])]
     api_ns = calls["end_ns"] - calls["start_ns"]
     queue_ns = matched["start_ns"] - matched["launch_end_ns"]
     thread, interval_ns = _busiest_thread(calls)
     kernel_ns = launches["end_ns"] - launches["start_ns"]
     graph_calls, unknown_graphs = _graph_calls(timeline, window)
-    mine = matched.filter((pl.col("process") == thread[0]) & (pl.col("thread") == thread[1])) if thread else matched
     return LaunchSummary(
         launches=launches.height,
         matched=matched.height,
@@ -178,7 +177,7 @@ def launch_summary(timeline: Timeline, window: Window) -> LaunchSummary:
         per_step=count_per_step(launches, window),
         per_second=launches.height / window.duration_ns * 1e9 if window.duration_ns > 0 else None,
         thread=thread,
-        thread_share=mine.height / matched.height if thread else None,
+        thread_share=_made_by(thread, matched) / matched.height if thread else None,
         interval_median_ns=interval_ns,
         api_total_ns=int(api_ns.sum()),
         api_mean_ns=number(api_ns.mean()),
@@ -190,6 +189,11 @@ def launch_summary(timeline: Timeline, window: Window) -> LaunchSummary:
         graph_kernels=everything.height - launches.height,
         graph_api_total_ns=int((graph_calls["end_ns"] - graph_calls["start_ns"]).sum()),
     )
+
+
+def _made_by(thread: tuple[int, int], launches: pl.DataFrame) -> int:
+    mine = (pl.col("process") == thread[0]) & (pl.col("thread") == thread[1])
+    return int(launches.select(mine.sum()).item())
 
 
 def count_per_step(work: pl.DataFrame, window: Window) -> CountPerStep | None:
@@ -212,32 +216,43 @@ def count_per_step(work: pl.DataFrame, window: Window) -> CountPerStep | None:
     return CountPerStep(len(edges), int(counts.min()), float(np.median(counts)), int(counts.max()))
 
 
+_TIMES: Final = ("start_ns", "end_ns", "launch_start_ns", "launch_end_ns")
+_LOOKED_UP: Final = ("name", "full_name", "api", "graph_launched")
+
+
 def _kernel_launches(timeline: Timeline, window: Window, columns: Sequence[str]) -> pl.DataFrame:
     """The kernels of the window with their times, those of their launching call, and these columns."""
-    work = timeline.work_in(window).filter(pl.col("kind") == "kernel")
+    kept = [column for column in columns if column not in _LOOKED_UP]
+    work = timeline.work_in(window)
+    work = work.select(dict.fromkeys(("kind", "row", "api_row", *_TIMES, *kept)))
+    work = work.filter(pl.col("kind") == "kernel")
     made = {
         "name": lambda: timeline.trace.kernels["name"].gather(work["row"]),
         "full_name": lambda: timeline.trace.kernels["full_name"].gather(work["row"]),
         "api": lambda: timeline.trace.api_calls["name"].gather(work["api_row"]).alias("api"),
         "graph_launched": lambda: _graph_launched(timeline, work),
     }
-    kept = [column for column in columns if column not in made]
-    return work.select("start_ns", "end_ns", "launch_start_ns", "launch_end_ns", *kept).with_columns(
-        [made[column]() for column in columns if column in made]
-    )
+    return work.select(*_TIMES, *kept).with_columns([made[column]() for column in columns if column in made])
 
 
 def _graph_launched(timeline: Timeline, work: pl.DataFrame) -> pl.Series:
     """Whether each kernel was replayed from a graph: it carries a node, or a graph-launching call started it."""
-    by_call = (api_kinds(timeline.trace.api_calls["name"]) == "graph-launch").gather(work["api_row"]).fill_null(False)
-    has_node = timeline.trace.kernels["graph_node"].is_not_null().gather(work["row"])
+    node = timeline.trace.kernels["graph_node"]
+    by_graph = api_kinds(timeline.trace.api_calls["name"]) == "graph-launch"
+    if node.null_count() == node.len() and not by_graph.any():
+        return pl.repeat(value=False, n=work.height, eager=True).alias("graph_launched")
+    by_call = by_graph.gather(work["api_row"]).fill_null(False)
+    has_node = node.is_not_null().gather(work["row"])
     return (by_call | has_node).alias("graph_launched")
 
 
 def _graph_calls(timeline: Timeline, window: Window) -> tuple[pl.DataFrame, int]:
     """The calls of the graph launches that put work into the window, and how many launches have no recorded call."""
-    work = timeline.work_in(window)
-    started = (api_kinds(timeline.trace.api_calls["name"]) == "graph-launch").gather(work["api_row"]).fill_null(False)
+    work = timeline.work_in(window).select("kind", "api_row")
+    by_graph = api_kinds(timeline.trace.api_calls["name"]) == "graph-launch"
+    if not by_graph.any() and not (work["kind"] == "graph").any():
+        return timeline.trace.api_calls.clear(), 0
+    started = by_graph.gather(work["api_row"]).fill_null(False)
     launched = work.filter((pl.col("kind") == "graph") | started)["api_row"]
     return timeline.trace.api_calls[_distinct(launched.drop_nulls())], launched.null_count()
 

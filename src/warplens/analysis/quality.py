@@ -360,7 +360,8 @@ def _steps(timeline: Timeline, window: Window) -> Iterator[Note]:
             f"The window has {'one step' if count == 1 else f'{count} steps'}: how much steps vary cannot be known.",
             f"Record at least {_STEPS_FOR_SPREAD} steps after warm-up",
         )
-    kernels = count_per_step(timeline.work_in(window).filter(pl.col("kind") == "kernel"), window)
+    work = timeline.work_in(window).select("kind", "process", "start_ns", "end_ns")
+    kernels = count_per_step(work.filter(pl.col("kind") == "kernel"), window)
     if kernels is not None and kernels.max - kernels.min > _SAME_KERNELS_SHARE * kernels.median:
         yield Note(
             "unequal-steps",

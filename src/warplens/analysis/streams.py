@@ -14,8 +14,8 @@ import numpy as np
 import polars as pl
 
 from warplens.analysis.api import api_kinds
-from warplens.analysis.frames import duration_ns, once, ratio, spread
-from warplens.analysis.intervals import Intervals, Owned, subtract, total, union
+from warplens.analysis.frames import duration_ns, numbered, once, ratio, spread
+from warplens.analysis.intervals import Intervals, Owned, clip, subtract, total, union
 from warplens.analysis.timeline import WORK_KINDS
 from warplens.profile.columns import SPREAD, column, table
 from warplens.profile.schema import Column
@@ -66,11 +66,21 @@ def work_inside(timeline: Timeline, window: Window) -> pl.DataFrame:
     if window.range_name is not None:
         work = work.filter(pl.Series(timeline.in_range(window.range_name)))
     inside = ((work["start_ns"] < window.end_ns) & (work["end_ns"] > window.start_ns)).to_numpy()
-    if not inside.all():
+    rows = np.flatnonzero(inside)
+    if len(rows) and rows[-1] - rows[0] + 1 == len(rows):
+        work = work.slice(int(rows[0]), len(rows))  # nearly always: no row is copied
+    else:
         work = work.filter(pl.Series(inside))
-    return work.with_columns(
-        pl.col("start_ns").clip(lower_bound=window.start_ns), pl.col("end_ns").clip(upper_bound=window.end_ns)
-    )
+    # Of a slice in order of time few rows reach beyond an edge, mostly none.
+    cut = [
+        column
+        for column, beyond in (
+            (pl.col("start_ns").clip(lower_bound=window.start_ns), work["start_ns"] < window.start_ns),
+            (pl.col("end_ns").clip(upper_bound=window.end_ns), work["end_ns"] > window.end_ns),
+        )
+        if beyond.any()
+    ]
+    return work.with_columns(cut) if cut else work
 
 
 def busy_ns(work: pl.DataFrame) -> int:
@@ -80,9 +90,13 @@ def busy_ns(work: pl.DataFrame) -> int:
 
 def busy_by(work: pl.DataFrame, keys: list[str]) -> pl.DataFrame:
     """`busy_ns` of each group: the time in which at least one of its pieces of work ran."""
-    groups = work.select(*keys, "start_ns", "end_ns").partition_by(keys)
-    heads = pl.concat([work.select(keys).clear(), *(group.select(keys).head(1) for group in groups)])
-    return heads.with_columns(pl.Series("busy_ns", [total(union(_intervals(group))) for group in groups], pl.Int64))
+    heads, number = numbered(work, keys)
+    order = np.argsort(number, kind="stable") if heads.height > 1 else np.arange(work.height)
+    starts, ends = work["start_ns"].to_numpy(), work["end_ns"].to_numpy()
+    edges = np.searchsorted(number[order], np.arange(1, heads.height))
+    groups = np.split(order, edges) if heads.height else []
+    spent = [total(union(Intervals(starts[rows], ends[rows]))) for rows in groups]
+    return heads.with_columns(pl.Series("busy_ns", spent, pl.Int64))
 
 
 def stream_statistics(timeline: Timeline, window: Window) -> pl.DataFrame:
@@ -162,6 +176,9 @@ def _intervals(work: pl.DataFrame, which: pl.Expr | None = None) -> Intervals:
 
 def _levels(running: Intervals, window: Window) -> tuple[Int64s, Int64s]:
     """How many of the intervals are open between every two successive edges, and for how long; spans the window."""
+    if not np.any(running.starts[1:] < running.ends[:-1]):  # one after the other: no edge needs a place among others
+        alone = total(clip(running, window.start_ns, window.end_ns))
+        return np.array([0, 1]), np.array([window.duration_ns - alone, alone])
     edges = np.concatenate((running.starts, running.ends, np.array([window.start_ns, window.end_ns])))
     change = np.zeros(len(edges), dtype=np.int64)
     change[: len(running.starts)] = 1

@@ -243,9 +243,8 @@ def mark_loops(timeline: Timeline, window: Window) -> npt.NDArray[np.bool_]:
     steps = np.array([step.start_ns for step in window.steps], dtype=np.int64)
     step = np.searchsorted(steps, begun[rows], side="right")
     edges = np.flatnonzero(np.r_[True, (of_one[1:] != of_one[:-1]) | (step[1:] != step[:-1])])
-    for first, last in zip(edges, np.r_[edges[1:], len(rows)], strict=True):
-        if of_one[first] and last - first >= _LEAST_LOOP:
-            marked[rows[first:last]] = True
+    long = of_one[edges] & (np.diff(np.r_[edges, len(rows)]) >= _LEAST_LOOP)
+    marked[rows] = np.repeat(long, np.diff(np.r_[edges, len(rows)]))
     return marked
 
 
@@ -296,15 +295,15 @@ COUNTED: Final = table(
     "diagnosis: counters of a kernel",
     "What counters add to a kernel of the trace. `warplens.diagnosis.facts`.",
     optional(
-        pl.String,
+        pl.Categorical,
         bound="`memory`, `compute`, `latency`, `small` or `unknown`; null where the kernel was not profiled",
         bound_unit="which memory level or pipe",
     ),
     optional(bound_share="of that unit's peak rate"),
-    optional(pl.String, fault="the costliest fault"),
+    optional(pl.Categorical, fault="the costliest fault"),
     optional(fault_share="of the kernel's time that it costs at most"),
     optional(
-        pl.String,
+        pl.Categorical,
         limiter="what keeps further blocks off a multiprocessor, where occupancy is at fault",
         stall="the longest wait of the warps",
     ),

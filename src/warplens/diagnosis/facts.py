@@ -19,6 +19,7 @@ import polars as pl
 
 from warplens.analysis.categories import CATEGORIES, CLASSES, OTHER, categories_of, classify_names
 from warplens.analysis.headroom import PIECES
+from warplens.analysis.headroom.work import SOURCE
 from warplens.analysis.phases import phase_of_work
 from warplens.analysis.ranges import unnumbered_name
 from warplens.analysis.timebudget import IDLE_CAUSES, time_budgets
@@ -181,17 +182,21 @@ class Facts:
         if self.whole is not None:
             return self.whole.at_roof[self.part]
         pieces = [each.pieces for each in self.headrooms()]
-        held = pl.concat([PIECES.empty(), *pieces]).drop("kind", "row")
+        held = pl.concat([PIECES.empty(), *pieces], rechunk=len(pieces) > 1).drop("kind", "row")
         place = np.full(self.timeline.work.height, -1, dtype=np.int64)
         place[held["work"].to_numpy()] = np.arange(held.height)
-        at = _nullable(place[self.rows])
-        found = pl.DataFrame([series.gather(at) for series in held.get_columns()])
+        at = place[self.rows]
+        if len(at) == held.height and bool((at[1:] - at[:-1] == 1).all()) and (not len(at) or at[0] == 0):
+            found = held  # one stream, and no link: already in this order
+        else:
+            rows = _nullable(at)
+            found = pl.DataFrame([series.gather(rows) for series in held.get_columns()])
         near = self.work["bound_share"] >= self.thresholds.roof_share
         if not near.any():
             return found
         return found.with_columns(
             pl.when(near).then("owned_ns").otherwise("roof_ns").alias("roof_ns"),
-            pl.when(near).then(pl.lit("counters")).otherwise("known").alias("known"),
+            pl.when(near).then(pl.lit("counters", dtype=SOURCE)).otherwise("known").alias("known"),
         )
 
     @cached_property
@@ -313,13 +318,21 @@ class Facts:
         if time is None and calls is None:
             return self.pace.gain(*changes, kept=kept)
 
-        def everywhere(mine: Floats | None) -> Floats:
-            every = np.zeros(self.timeline.work.height)
-            if mine is not None:
-                every[self.rows] = mine
-            return every
+        at = self.replayed_rows
 
-        return self.pace.gain(*changes, less=Less(everywhere(time), everywhere(calls), stalls), kept=kept)
+        def of_schedule(mine: Floats | None) -> Floats:
+            return np.zeros(len(at)) if mine is None else np.where(at >= 0, mine[at], 0.0)
+
+        return self.pace.gain(*changes, less=Less(of_schedule(time), of_schedule(calls), stalls), kept=kept)
+
+    @cached_property
+    def replayed_rows(self) -> Int64s:
+        """Of each piece of work of the schedule that is replayed its row in `work`; −1 for none."""
+        if self.pace is None:
+            return np.empty(0, dtype=np.int64)
+        place = np.full(self.timeline.work.height, -1, dtype=np.int64)
+        place[self.rows] = np.arange(len(self.rows))
+        return place[self.pace.usual.work_row]
 
     @cached_property
     def program(self) -> Program:

@@ -66,12 +66,18 @@ def _of_finding(facts: Facts, claims: Claims, id_: str) -> Iterator[Moment]:
     if id_ not in claims.causes:
         return
     span = ("start_ns", "end_ns", "device")
-    gaps = (
-        facts.gaps.select(span).with_row_index("row").with_columns(claims.of_gaps(id_), pl.lit("pause").alias("what"))
-    )
-    work = facts.work.select(span).with_row_index("row").with_columns(claims.of_work(id_), pl.lit("work").alias("what"))
     inside = pl.col("start_ns", "end_ns").clip(facts.window.start_ns, facts.window.end_ns)
-    claimed = pl.concat([gaps, work]).filter(pl.col("claimed_ns") > 0).with_columns(inside)
+    parts = ((facts.gaps, claims.of_gaps(id_), "pause"), (facts.work, claims.of_work(id_), "work"))
+    claimed = pl.concat(
+        [
+            table.select(span)
+            .with_row_index("row")
+            .with_columns(mine)
+            .filter(mine > 0)
+            .with_columns(inside, pl.lit(what).alias("what"))
+            for table, mine, what in parts
+        ]
+    )
     if not claimed.height:
         return
     telling = _TELLING_SHARE * int(claimed["claimed_ns"].sum()) / facts.steps

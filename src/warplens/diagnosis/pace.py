@@ -56,7 +56,7 @@ class Gain:
 
 @dataclass(frozen=True, eq=False)
 class Less:
-    """Work that goes away, as shares of each piece.
+    """Work that goes away, as shares of each piece of the schedule.
 
     Attributes:
         time: of its time on the GPU.
@@ -136,7 +136,7 @@ class Pace:
 
         Args:
             changes: of `prediction.CHANGES`.
-            less: work that is not done, by row of `Timeline.work`.
+            less: work that is not done.
             kept: of the time that goes away, the share that is expected to stay; at best none of it.
         """
         gains, best = [], []
@@ -174,9 +174,9 @@ def _changed(
 def _with_less(recorded: RecordedSchedule, less: Less) -> RecordedSchedule:
     """The schedule without a share of some work, and of the calls that issue it."""
     schedule = recorded.schedule
-    gone = less.time[recorded.work_row]
+    gone = less.time
     of_call = np.ones(len(schedule.pause_ns))
-    np.minimum.at(of_call, schedule.call, less.calls[recorded.work_row])
+    np.minimum.at(of_call, schedule.call, less.calls)
     # Calls that issue nothing, such as waits, belong to what is issued before and after them.
     issuing = np.flatnonzero(recorded.issues)
     following = np.searchsorted(issuing, np.arange(len(of_call)), side="left")

@@ -12,7 +12,6 @@ from itertools import combinations
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
 from warplens.diagnosis.pace import Less
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
     from warplens.diagnosis.claims import Claims
     from warplens.diagnosis.facts import Facts
     from warplens.diagnosis.findings import Finding
+    from warplens.profile.schema import Int64s
 
 #: Findings of the host → the change that their first remedy makes to the schedule. Others take away the GPU work that
 #: they claim, and the calls that issue it where they claim the pauses before it as well.
@@ -128,34 +128,48 @@ class _Base:
         assert pace is not None
         self._facts, self._claims, self._pace = facts, claims, pace
         own = facts.work["own_ns"].to_numpy()
-        self._own, self._labels = own, facts.work["label"]
-        self._steps = facts.steps
+        self._own, self._steps = own, facts.steps
+        self._rows: dict[str, Int64s] = {}
+        self._labels, self._label = name_categories(facts.work["label"]), facts.work["label"].to_physical().to_numpy()
+        self._whole = self._sums(slice(None), own)
         steps = pace.steps
         usual, *ends = (round(pace.duration_ns(place) / steps) for place in range(3))
-        self.busy_ns = self._by_label(own)
+        self.busy_ns = self._by_label(self._whole)
         # The GPU's work takes as long without a profiler, so that no step is shorter than it.
         busy = sum(self.busy_ns.values())
         self.step_ns = max(usual, busy)
         self.step_interval_ns = max(min(usual, *ends), busy), max(usual, *ends, busy)
         self.idle_ns = self.step_ns - busy
 
-    def _by_label(self, spent: npt.NDArray[np.int64]) -> dict[str, int]:
-        labels = name_categories(self._labels)
-        sums = np.zeros(labels.len(), dtype=np.int64)
-        np.add.at(sums, self._labels.to_physical().to_numpy(), spent)
-        rows = pl.DataFrame({"label": labels, "spent": sums})
+    def _sums(self, rows: Int64s | slice, spent: Int64s) -> Int64s:
+        """The time of these pieces by the number of their label."""
+        sums = np.zeros(self._labels.len(), dtype=np.int64)
+        np.add.at(sums, self._label[rows], spent)
+        return sums
+
+    def _by_label(self, sums: Int64s) -> dict[str, int]:
+        """Time of a step by label, the most first."""
+        rows = pl.DataFrame({"label": self._labels, "spent": sums})
         return {label: round(total / self._steps) for label, total in rows.sort("spent", "label").rows()[::-1] if total}
+
+    def _claimed(self, id_: str) -> Int64s:
+        """The pieces of work that a cause claims a part of."""
+        if id_ not in self._rows:
+            mine = self._claims.work == self._claims.causes.index(id_)
+            self._rows[id_] = np.flatnonzero(mine & (self._claims.work_ns > 0))
+        return self._rows[id_]
 
     def replayed_ns(self, ids: Sequence[str]) -> float:
         """The step without these causes, by a replay; all of it where they alter nothing."""
         changes: list[Change] = [_CHANGES[id_] for id_ in ids if id_ in _CHANGES]
-        time, calls = np.zeros(self._facts.timeline.work.height), np.zeros(self._facts.timeline.work.height)
+        at = self._facts.replayed_rows
+        claimant, share = self._claims.work[at], self._claims.work_ns[at] / np.maximum(self._own[at], 1)
+        time, calls = np.zeros(len(at)), np.zeros(len(at))
         for id_ in ids:
-            claimed = self._claims.of_work(id_).to_numpy() / np.maximum(self._own, 1)
-            mine = self._facts.rows
-            time[mine] = np.maximum(time[mine], claimed)
+            claimed = np.where((at >= 0) & (claimant == self._claims.causes.index(id_)), share, 0.0)
+            time = np.maximum(time, claimed)
             if id_ not in _CHANGES and self._claims.idle_ns(id_):
-                calls[mine] = np.maximum(calls[mine], claimed)
+                calls = np.maximum(calls, claimed)
         after = self._pace.duration_ns(0, *changes, less=Less(time, calls) if time.any() else None)
         before = max(self._pace.duration_ns(0), 1)
         return self.step_ns * min(after / before, 1.0)
@@ -178,17 +192,21 @@ class _Base:
         """The step with this gain (expected, low, high), and where its time goes."""
         expected, low, high = gain
         after = self.step_ns / expected
-        gone = np.zeros(len(self._own), dtype=np.int64)
-        for found in findings:
-            gone += self._claims.of_work(found.id).to_numpy()
+        rows = np.concatenate([self._claimed(found.id) for found in findings])  # no piece has two claimants
+        gone, own = self._claims.work_ns[rows], self._own[rows]
         # Claims on the GPU come true as far as the step gets shorter, and further where its work would not fit into
         # that: a finding may expect a little more than it claims. What the step saves beyond them was idle.
         saved, claimed = (self.step_ns - after) * self._steps, max(int(gone.sum()), 1)
         too_long = int(self._own.sum()) - after * self._steps
         realised = max(min(1.0, saved / claimed), too_long / claimed)
-        left = np.maximum(self._own - np.round(gone * realised).astype(np.int64), 0)
-        fits = min(1.0, after * self._steps / max(int(left.sum()), 1))
-        busy = self._by_label(np.round(left * fits).astype(np.int64))
+        less = np.minimum(np.round(gone * realised).astype(np.int64), own)
+        fits = min(1.0, after * self._steps / max(int(self._own.sum()) - int(less.sum()), 1))
+        if fits < 1.0:
+            left = self._own.copy()
+            left[rows] -= less
+            busy = self._by_label(self._sums(slice(None), np.round(left * fits).astype(np.int64)))
+        else:
+            busy = self._by_label(self._whole - self._sums(rows, less))
         return WhatIf(
             tuple(found.id for found in findings),
             expected,

@@ -15,7 +15,7 @@ from warplens.analysis.headroom.work import KNOWN, pieces_of
 from warplens.analysis.roofs import roofs_of
 from warplens.analysis.timebudget import time_budgets
 from warplens.profile.columns import column, table
-from warplens.profile.schema import Column
+from warplens.profile.schema import Column, name_categories
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -192,9 +192,8 @@ def _headroom(
     roofs = roofs_of(device)
     pieces = pieces_of(timeline, budget)
     steps = len(window.steps)
-    held, launched = groups_of(
-        timeline, pieces.filter(~pl.col("link")), roofs, device, steps=steps, told=told, counters=counters
-    )
+    alone = pieces.filter(~pl.col("link")) if pieces["link"].any() else pieces
+    held, launched = groups_of(timeline, alone, roofs, device, steps=steps, told=told, counters=counters)
     held = held.sort(pl.col("measured_ns") - pl.col("limit_ns"), "measured_ns", "name", descending=[True, True, False])
     parts = _parts([*_idle(timeline, budget, pieces), *_losses(held), *_limit(held)], budget.duration_ns, steps)
     products = held.filter(pl.col("category").is_in(PRODUCTS))
@@ -244,12 +243,16 @@ def _idle(timeline: Timeline, budget: TimeBudget, pieces: pl.DataFrame) -> Itera
     piece = np.full(timeline.work.height + 1, pieces.height, dtype=np.int64)
     piece[pieces["work"].to_numpy()] = np.arange(pieces.height)
     issued = piece[np.r_[mine, -1][np.minimum(ended_by.to_numpy(), len(mine))]]
-    issuers = pieces["owner"].gather(pl.Series(issued).replace(pieces.height, None))
+    names = name_categories(pieces["owner"]).to_list()
+    owner = np.r_[pieces["owner"].to_physical().cast(pl.Int64).fill_null(len(names)).to_numpy(), len(names)]
+    issuer = owner[issued]
     for cause, spent in budget.gaps.parts.items():
         if whole := int(spent.sum()):
-            paused = pl.DataFrame({"name": issuers, "time_ns": spent}).filter(pl.col("name").is_not_null())
+            # Whole numbers far below 2⁵³, which floating point adds up exactly.
+            paused = np.bincount(issuer, weights=spent, minlength=len(names))[: len(names)]
+            most = sorted(np.flatnonzero(paused).tolist(), key=lambda name: (-paused[name], name))
             yield _part("idle", cause, whole, "measured", "high" if cause != "unknown" else "low",
-                        _owners(paused.filter(pl.col("time_ns") > 0), "time_ns"))  # fmt: skip
+                        [names[name] for name in most[:_OWNERS]])  # fmt: skip
     exposed = pieces.filter("link")
     for name, rows in (
         (COMMUNICATION, exposed.filter(pl.col("kind") == "kernel")),

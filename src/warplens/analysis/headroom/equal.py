@@ -8,17 +8,9 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
-from typing import TYPE_CHECKING, Final
-
-import numpy as np
-import polars as pl
+from typing import Final
 
 from warplens.analysis.kernel_names import split_name
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from warplens.profile.schema import Int64s
 
 #: Kernels of the same work, in one profile as in another.
 KERNEL: Final = ("words", "blocks", "threads")
@@ -41,13 +33,3 @@ def words_of(full_name: str) -> str:
     parts = split_name(full_name)
     words = {_LITERALS.get(word, word) for word in _WORD.findall(f"{parts.function} {parts.template}")}
     return " ".join(sorted(word for word in words if not _DROPPED.match(word)))
-
-
-def numbered(pieces: pl.DataFrame, columns: Sequence[str]) -> tuple[pl.DataFrame, Int64s]:
-    """The distinct combinations of these columns, the first that occurs first, and which of them each piece has."""
-    members = pieces.select(columns).with_row_index("member").group_by(columns, maintain_order=True).agg("member")
-    counts = members["member"].list.len().to_numpy()
-    number = np.empty(pieces.height, dtype=np.int64)
-    if pieces.height:
-        number[members["member"].explode().to_numpy()] = np.repeat(np.arange(len(counts)), counts)
-    return members.drop("member"), number

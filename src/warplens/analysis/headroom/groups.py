@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Final
 
 import polars as pl
 
+from warplens.analysis.frames import numbered
 from warplens.analysis.headroom.counted import kernels_counted, with_counters
-from warplens.analysis.headroom.equal import KERNEL, numbered, words_of
+from warplens.analysis.headroom.equal import KERNEL, words_of
 from warplens.analysis.headroom.levels import LOSSES, Grounds, loss_column, with_chains
 from warplens.analysis.headroom.names import by_names
 from warplens.analysis.headroom.work import SOURCE, by_shapes, pieces_of
@@ -47,7 +48,7 @@ PIECES: Final = table(
     ),
     column("flops", dtype=pl.Float64, help="operations; null where not known", title="Flops"),
     column("bytes", dtype=pl.Float64, help="bytes that it has to move at least; null where not known"),
-    "known",
+    column("known", dtype=SOURCE),
 )
 
 #: What is left of a group after each loss, the measured time first.
@@ -179,11 +180,14 @@ def _in_texts(groups: pl.DataFrame) -> pl.DataFrame:
 
 def _shared_out(members: pl.DataFrame, groups: pl.DataFrame) -> pl.DataFrame:
     """`PIECES`: to each piece its part of its group, by time."""
+    whole = pl.col("owned_ns")
+    held = groups.select(
+        "modelled", (pl.col(_LEFT[1])).alias("roof_ns"), "theoretical_ns", whole.alias("owned_ns_of_group")
+    )
     part = pl.col("owned_ns") / pl.col("owned_ns_of_group")
-    held = groups.select("group", pl.col("owned_ns").alias("owned_ns_of_group"), _LEFT[1], "theoretical_ns", "modelled")
     return PIECES.conform(
-        members.join(held, on="group", how="left", maintain_order="left").with_columns(
-            (pl.col(_LEFT[1]) * part).alias("roof_ns"),
+        members.with_columns(held[members["group"]].get_columns()).with_columns(
+            pl.col("roof_ns") * part,
             pl.col("theoretical_ns") * part,
             pl.when("modelled").then("known").otherwise(pl.lit("none", dtype=SOURCE)).alias("known"),
             *(pl.col(name) * pl.col("calls") for name in ("flops", "bytes")),

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import polars as pl
 
-from warplens.analysis.headroom.equal import numbered
+from warplens.analysis.frames import numbered
 from warplens.analysis.headroom.work import SOURCE
 from warplens.analysis.roofs import roofs_of
 from warplens.profile.schema import name_categories
@@ -81,6 +81,9 @@ def by_names(timeline: Timeline, pieces: pl.DataFrame) -> pl.DataFrame:
 
     Adds `misaligned`, `legacy` and `nchw`, what a name says of the kernel.
     """
+    if pieces["blocks"].null_count() == pieces.height:  # without grids nothing is implied but what the name says
+        at, told = pieces["code"], _told(timeline)
+        return pieces.with_columns(told[name].gather(at) for name in ("misaligned", "legacy", "nchw"))
     # What a kernel's name and grid imply is worked out once for all launches of it.
     kinds, number = numbered(pieces, ("code", "blocks", "threads", "item", "backward"))
     kinds = kinds.join(_told(timeline), on="code", how="left", maintain_order="left")

@@ -13,6 +13,7 @@ import numpy.typing as npt
 import polars as pl
 
 from warplens.analysis.categories import CLASSES, class_table
+from warplens.analysis.frames import numbered
 from warplens.analysis.headroom.shapes import bytes_of_all, largest_tensor
 from warplens.analysis.operators.places import module_name
 from warplens.analysis.operators.program import LEVELS, levels_of_work
@@ -22,8 +23,6 @@ from warplens.analysis.work.catalogue import count_work, operator_work
 from warplens.profile.schema import name_categories
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from warplens.analysis.timebudget import TimeBudget
     from warplens.analysis.timeline import Timeline
 
@@ -85,50 +84,55 @@ def pieces_of(timeline: Timeline, budget: TimeBudget) -> pl.DataFrame:
 def _told_by_names(timeline: Timeline, kind: pl.Series, row: pl.Series) -> pl.DataFrame:
     """What names and tables tell of each of these kernels, copies, fills and graphs.
 
-    Texts stay dictionary-encoded, for millions of pieces have a few hundred of them.
+    Texts stay dictionary-encoded, and what follows from a name is worked out once for each, for millions of pieces
+    have a few hundred of them.
     """
     trace = timeline.trace
-    kernels, copies = trace.kernels, trace.copies
-    short, full = name_categories(kernels["name"]), kernels["full_name"].to_physical()
+    kernels, copies, fills = trace.kernels, trace.copies, trace.memsets
+    pairs, pair = numbered(kernels, ("name", "full_name"))
+    short, full = name_categories(kernels["name"]), pairs["full_name"].to_physical()
     directions = [f"copy {text}" for text in name_categories(copies["direction"])]
     names = pl.Enum(list(dict.fromkeys([*short, *directions, _FILL, _HIDDEN])))
-
-    def named(texts: Iterable[str], codes: pl.Series | Int64s) -> pl.Series:
-        return pl.Series("name", list(texts), dtype=names).gather(codes)
-
-    def category(text: str) -> pl.Expr:
-        return pl.lit(text, dtype=_CATEGORY).alias("category")
-
     classes = class_table(kernels["full_name"])
     items = [ITEM.get(text) for text in classes["precision"].cast(pl.String)]
-    threads = pl.col("block_x").cast(pl.Int64) * pl.col("block_y") * pl.col("block_z")
-    blocks = pl.col("grid_x").cast(pl.Int64) * pl.col("grid_y") * pl.col("grid_z")
-    of_kernels = kernels.select(
-        named(short, kernels["name"].to_physical()), full.cast(pl.Int64).alias("code"),
-        blocks.alias("blocks"), threads.alias("threads"), pl.lit(None, dtype=pl.Int64).alias("moved"),
-        short.str.contains("(?i)backward|grad").gather(kernels["name"].to_physical()).alias("backward"),
+    of_kernels = pairs.select(
+        pl.Series("name", short, dtype=names).gather(pairs["name"].to_physical()), full.cast(pl.Int64).alias("code"),
+        short.str.contains("(?i)backward|grad").gather(pairs["name"].to_physical()).alias("backward"),
         pl.Series("item", items, dtype=pl.Int64).gather(full),
         *(classes[name].gather(full) for name in ("category", "precision", "tensor_cores")),
         (classes["category"] == "communication").gather(full).alias("link"),
     )  # fmt: skip
-    of_copies = copies.select(
-        named(directions, copies["direction"].to_physical()),
-        # Read and written.
-        pl.col("bytes").mul(2).alias("moved"), category("copy-cast"),
-        (~pl.col("direction").cast(pl.String).is_in(ON_DEVICE)).alias("link"),
-    )  # fmt: skip
-    of_fills = trace.memsets.select(
-        named([_FILL], np.zeros(trace.memsets.height, dtype=np.int64)), pl.col("bytes").alias("moved"),
-        category("elementwise"), pl.lit(value=False).alias("link"),
-    )  # fmt: skip
-    of_graphs = trace.graph_launches.select(
-        named([_HIDDEN], np.zeros(trace.graph_launches.height, dtype=np.int64)),
-        category("other"), pl.lit(value=False).alias("link"),
-    )  # fmt: skip
-    tables = {"kernel": of_kernels, "copy": of_copies, "memset": of_fills, "graph": of_graphs}
-    begins = np.cumsum([0, *(table.height for table in tables.values())])
-    first = pl.Series(begins[:-1]).gather(kind.to_physical())
-    return pl.concat(tables.values(), how="diagonal", rechunk=True)[first + row]
+    others = pl.DataFrame({
+        "name": pl.Series([*directions, _FILL, _HIDDEN], dtype=names),
+        "category": pl.Series(["copy-cast"] * len(directions) + ["elementwise", "other"], dtype=_CATEGORY),
+        "link": [text not in ON_DEVICE for text in name_categories(copies["direction"])] + [False, False],
+    })  # fmt: skip
+    told = pl.concat([of_kernels, others], how="diagonal")
+    of_kind = {
+        "kernel": pair,
+        "copy": pairs.height + copies["direction"].to_physical().to_numpy().astype(np.int64),
+        "memset": np.full(fills.height, told.height - 2),
+        "graph": np.full(trace.graph_launches.height, told.height - 1),
+    }
+    at, rows = np.empty(kind.len(), dtype=np.int64), row.to_numpy()
+    moved = {"copy": copies["bytes"] * 2, "memset": fills["bytes"]}  # read and written, written
+    bytes_moved = pl.repeat(None, kind.len(), dtype=pl.Int64, eager=True).alias("moved")
+    for each, numbers in of_kind.items():
+        mine = np.flatnonzero((kind == each).to_numpy())
+        at[mine] = numbers[rows[mine]]
+        if each in moved and len(mine):
+            bytes_moved = bytes_moved.scatter(mine, moved[each].gather(rows[mine]))
+    of_kernel = row.set(kind != "kernel", None)
+    of_launches = [
+        kernels.select(pl.col(f"{what}_x").cast(pl.Int64) * pl.col(f"{what}_y") * pl.col(f"{what}_z"))
+        .to_series()
+        .gather(of_kernel)
+        .alias(whole)
+        if kernels[f"{what}_x"].null_count() < kernels.height
+        else pl.lit(None, dtype=pl.Int64).alias(whole)
+        for what, whole in (("grid", "blocks"), ("block", "threads"))
+    ]
+    return told[at].with_columns(*of_launches, bytes_moved)
 
 
 def joined(pieces: pl.DataFrame, table: pl.DataFrame, on: str) -> pl.DataFrame:

@@ -79,7 +79,7 @@ def _direct_api_ns(trace: Trace, ranges: RangeForest, enclosing: Int64s) -> Int6
     """Time in CUDA API calls that each operator makes itself; a call made inside another one is part of that one."""
     spent = np.zeros(len(enclosing), dtype=np.int64)
     calls = trace.api_calls.select("start_ns", "end_ns", "process", "thread")
-    if not calls.height or not len(enclosing):
+    if not calls.height or not (enclosing != NO_RANGE).any():
         return spent
     for (process, thread), rows in calls.group_by("process", "thread", maintain_order=True):
         pieces = owned_union(rows["start_ns"].to_numpy(), rows["end_ns"].to_numpy())

@@ -9,6 +9,7 @@ import numpy as np
 import polars as pl
 
 from warplens.analysis.categories import categories_of
+from warplens.analysis.frames import numbered
 from warplens.analysis.intervals import Intervals, Owned, measure_before, subtract, union
 from warplens.profile import Note, NoteLevel, Trace
 from warplens.profile.columns import column, table
@@ -195,12 +196,13 @@ def split_ranks(trace: Trace) -> tuple[RankTrace, ...]:
     a note says how much that is. Host tables go by process alone, so that two GPUs of one process share its host side.
     """
     homes = pl.concat([trace.kernels.select("process", "device"), trace.graph_launches.select("process", "device")])
-    pairs = homes.unique().sort("device", "process").rows()
+    distinct, _ = numbered(homes, ("process", "device"))
+    pairs = distinct.sort("device", "process").rows()
     if len(pairs) <= 1:
         process, device = pairs[0] if pairs else (None, None)
         return (RankTrace(process, device, trace),)
     stray = sum(
-        frame.select("process", "device").join(homes.unique(), on=["process", "device"], how="anti").height
+        frame.select("process", "device").join(distinct, on=["process", "device"], how="anti").height
         for frame in (trace.copies, trace.memsets)
     )
     if stray:
