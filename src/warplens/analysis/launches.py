@@ -224,7 +224,7 @@ def _kernel_launches(timeline: Timeline, window: Window, columns: Sequence[str])
     """The kernels of the window with their times, those of their launching call, and these columns."""
     kept = [column for column in columns if column not in _LOOKED_UP]
     work = timeline.work_in(window)
-    work = work.select(dict.fromkeys(("kind", "row", "api_row", *_TIMES, *kept)))
+    work = work.select(list(dict.fromkeys(("kind", "row", "api_row", *_TIMES, *kept))))
     work = work.filter(pl.col("kind") == "kernel")
     made = {
         "name": lambda: timeline.trace.kernels["name"].gather(work["row"]),
