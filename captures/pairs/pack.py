@@ -12,7 +12,6 @@ files here, some of their steps. `data/pairs/INDEX.json` says of each program wh
 from __future__ import annotations
 
 import argparse
-import gzip
 import json
 import lzma
 import statistics
@@ -48,7 +47,7 @@ def scrubbed(profile: Path, target: Path) -> None:
         raise RuntimeError(f"{profile.name}: {done.stderr[-400:]}")
 
 
-def packed(profile: Path, folder: Path, steps: int) -> tuple[str, int]:
+def packed(profile: Path, folder: Path, steps: int, most_bytes: int = MOST_BYTES) -> tuple[str, int]:
     """The packed copy of one profile: its name and how many steps are left in it."""
     if profile.name.endswith(NSYS):
         with tempfile.TemporaryDirectory() as work:
@@ -57,28 +56,28 @@ def packed(profile: Path, folder: Path, steps: int) -> tuple[str, int]:
             content = lzma.compress(clean.read_bytes(), check=lzma.CHECK_CRC32, preset=9 | lzma.PRESET_EXTREME)
         (folder / profile.name).write_bytes(content)
         return profile.name, steps
-    name = profile.name.removesuffix(".xz") + ".gz"
+    name = profile.name
     with tempfile.TemporaryDirectory() as work:
         clean = Path(work) / profile.name.removesuffix(".xz")
         scrubbed(profile, clean)
         trace = json.loads(clean.read_bytes())
     trace["traceEvents"] = lean(trace["traceEvents"])
-    content, kept = smallest(trace, steps)
+    content, kept = smallest(trace, steps, most_bytes)
     (folder / name).write_bytes(content)
     return name, kept
 
 
-def smallest(trace: dict[str, Any], steps: int) -> tuple[bytes, int]:
+def smallest(trace: dict[str, Any], steps: int, most_bytes: int) -> tuple[bytes, int]:
     """The trace with as many steps as there is room for, compressed, and how many these are."""
     events = trace["traceEvents"]
     content = written(trace)
     marks = sorted((e for e in events if is_step(e)), key=lambda e: float(e["ts"]))
     for count in range(len(marks) - 1, 0, -1):
-        if len(content) <= MOST_BYTES:
+        if len(content) <= most_bytes:
             break
         content = written({**trace, "traceEvents": within(events, marks[:count])})
         steps = count
-    if len(content) > 2 * MOST_BYTES and marks:
+    if len(content) > 2 * most_bytes and marks:
         left = [e for e in within(events, marks[:1]) if e.get("cat") != "python_function"]
         content, steps = written({**trace, "traceEvents": left}), 1
     return content, steps
@@ -90,7 +89,7 @@ def written(trace: dict[str, Any]) -> bytes:
     header = {key: value for key, value in trace.items() if key != "traceEvents"}
     lines = ",\n".join(json.dumps(event, separators=(",", ":")) for event in events)
     text = json.dumps(header, separators=(",", ":"))[:-1] + ',"traceEvents":[\n' + lines + "\n]}\n"
-    return gzip.compress(text.encode(), 9, mtime=0)
+    return lzma.compress(text.encode(), check=lzma.CHECK_CRC32, preset=6)
 
 
 def is_step(event: Event) -> bool:
@@ -182,6 +181,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--half", required=True)
+    parser.add_argument("--most-bytes", type=int, default=MOST_BYTES, help="a larger trace loses steps")
     parser.add_argument("--index-only", action="store_true", help="profiles are packed already")
     options = parser.parse_args()
     for archive in options.folder.glob("*.tar"):
@@ -199,7 +199,7 @@ def main() -> None:
         variant = rest.partition(".")[0]
         is_nsys = profile.name.endswith(NSYS)
         steps = programs[name]["steps"][0 if is_nsys else 1]
-        packed_name, kept = packed(profile, target, steps)
+        packed_name, kept = packed(profile, target, steps, options.most_bytes)
         files[name][f"{'nsys' if is_nsys else 'torch'}_{variant}"] = {
             "path": f"{options.half}/{packed_name}",
             "steps": kept,
