@@ -28,6 +28,8 @@ from tests.fuzz.seeds import Seed
 SILENT_SECONDS, SILENT_CPU_SECONDS = 60.0, 30.0
 #: Cases after which a process is replaced by a fresh one, so that its memory tells something about the case at hand.
 CASES_OF_A_PROCESS = {"command": 400, "reader": 5_000, "parser": 50_000}
+#: After so many cases the ledger says how many they are.
+_CASES_OF_A_LINE = 1_000
 
 
 @dataclass
@@ -44,6 +46,8 @@ class Ledger:
         """Counts a case, and stores the file of the first one of each defect."""
         self.cases += 1
         self.codes[str(result.code)] += 1
+        if self.cases % _CASES_OF_A_LINE == 0:  # a campaign that is killed is known up to here
+            self._write({"campaign": campaign, "tier": self.tier, "so far": self.cases, "codes": dict(self.codes)})
         if not result.wrong:
             return
         self.found.setdefault(result.wrong, []).append(number)
