@@ -502,6 +502,7 @@ def mutated(kind: str, content: bytes, random: Random) -> bytes:
             IndexError,
             csv.Error,
             RecursionError,
+            MemoryError,  # so says SQLite of a database without a byte
         ):  # the mutation before left nothing of this kind
             out = raw(out, random)
     return packed(out, random) if random.random() < 0.04 else out

@@ -48,7 +48,7 @@ _MOST = 20
 
 def made(random: Random) -> tuple[Seed, bytes, str]:
     """A seed and what became of it."""
-    seed = random.choice(_parsed())
+    seed = random.choice(parsed())
     return seed, mutated(seed.kind, seed.content, random), "damaged"
 
 
@@ -186,6 +186,6 @@ step 3 of run on node17.cluster.example.org 10.0.0.17 ada@example.org
 
 
 @cache
-def _parsed() -> tuple[Seed, ...]:
+def parsed() -> tuple[Seed, ...]:
     fitting = [seed for seed in seeds() if seed.kind in _PARSERS and seed.name not in ("measured", "grid")]
     return (*fitting, Seed("names", "names", _NAMES, ()))

@@ -50,7 +50,7 @@ _VALID = {"sqlite": 0.3, "trace": 0.3}
 
 def made(random: Random) -> tuple[Seed, bytes, str]:
     """A seed, what became of it, and whether it stayed `valid` or may be `damaged`."""
-    seed = random.choice(_read_by_readers())
+    seed = random.choice(read_by_readers())
     if random.random() < _VALID.get(seed.kind, 0):
         if seed.kind == "sqlite":
             return seed, database(seed.content, random, valid=True), "valid"
@@ -133,7 +133,7 @@ def _differences(expected: dict[str, list[tuple[object, ...]]], found: dict[str,
 
 
 @cache
-def _read_by_readers() -> tuple[Seed, ...]:
+def read_by_readers() -> tuple[Seed, ...]:
     return tuple(seed for seed in seeds() if any(command.startswith("read ") for command in seed.commands))
 
 
