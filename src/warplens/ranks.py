@@ -8,10 +8,13 @@ and what they know.
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import os
+import time
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
@@ -269,6 +272,12 @@ def _unless_bad(path: str, reduced: Callable[[str], FileSummary]) -> FileSummary
 #: Seconds to wait for the scheduler to answer.
 _CONNECT_S: Final = 15
 
+#: Seconds between two looks at what is finished, and, where nothing is, at who works.
+_LOOK_S, _ASK_S = 0.1, 5.0
+
+#: Seconds without any worker after which nobody is waited for: clusters that grow by need have theirs sooner.
+_ALONE_S: Final = 300.0
+
 
 def summarize_on_cluster(
     paths: Sequence[Path], window: str, scheduler: str, progress: Callable[[str], None]
@@ -285,18 +294,64 @@ def summarize_on_cluster(
             "--scheduler needs Dask: pip install 'warplens[cluster]'; without it the profiles are read by --workers of "
             "this machine"
         ) from None
-    try:
-        client = dask.Client(scheduler, timeout=_CONNECT_S, set_as_default=False)
-    except (OSError, TimeoutError, ValueError) as error:
-        raise UsageError(
-            f"no Dask scheduler answers at {scheduler} ({type(error).__name__}). Check the address"
-        ) from None
-    with client:
-        # Not pure: the same path may hold another file the next time.
-        futures = [client.submit(summarize_file, str(path.absolute()), window, pure=False) for path in paths]
-        for done, _ in enumerate(dask.as_completed(futures, loop=client.loop, raise_errors=False), start=1):
+    with _without_logs("distributed", "tornado", "asyncio"):
+        try:
+            client = dask.Client(scheduler, timeout=_CONNECT_S, set_as_default=False)
+        except (OSError, TimeoutError, ValueError) as error:
+            raise UsageError(
+                f"no Dask scheduler answers at {scheduler} ({type(error).__name__}). Check the address"
+            ) from None
+        try:
+            with client:
+                # Not pure: the same path may hold another file the next time.
+                futures = [client.submit(summarize_file, str(path.absolute()), window, pure=False) for path in paths]
+                _await_all(client, dask.as_completed(futures, loop=client.loop, raise_errors=False), paths, progress)
+                return [_result(future, path) for future, path in zip(futures, paths, strict=True)]
+        except (dask.CancelledError, OSError) as error:
+            raise UsageError(
+                f"the Dask scheduler at {scheduler} was lost ({type(error).__name__}). Start it again, or leave out "
+                "--scheduler to read the profiles on this machine"
+            ) from None
+
+
+def _await_all(client: Any, completed: Any, paths: Sequence[Path], progress: Callable[[str], None]) -> None:
+    """Waits until all is done, or no worker has been there for long.
+
+    Raises:
+        UsageError: nobody works, so that it would never be done.
+    """
+    done, asked = 0, time.monotonic()
+    seen = asked
+    while done < len(paths):
+        if batch := completed.next_batch(block=False):
+            done += len(batch)
+            asked = seen = time.monotonic()
             progress(f"summarised {done} of {len(paths)} profiles")
-        return [_result(future, path) for future, path in zip(futures, paths, strict=True)]
+            continue
+        time.sleep(_LOOK_S)
+        if time.monotonic() - asked > _ASK_S:
+            asked = time.monotonic()
+            if client.nthreads():
+                seen = asked
+            elif asked - seen > _ALONE_S:
+                raise UsageError(
+                    f"the Dask cluster has had no worker for {_ALONE_S:.0f} s; {done} of {len(paths)} profiles were "
+                    "summarised. Start workers, or leave out --scheduler"
+                )
+
+
+@contextmanager
+def _without_logs(*names: str) -> Iterator[None]:
+    """Keeps a library from writing its own tracebacks beside the one line that says what they mean."""
+    loggers = [logging.getLogger(name) for name in logging.root.manager.loggerDict if name.partition(".")[0] in names]
+    quiet = [logger for logger in loggers if not logger.disabled]
+    for logger in quiet:
+        logger.disabled = True
+    try:
+        yield
+    finally:
+        for logger in quiet:
+            logger.disabled = False
 
 
 def _result(future: Any, path: Path) -> FileSummary:

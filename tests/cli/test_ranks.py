@@ -6,6 +6,8 @@ import csv
 import gzip
 import io
 import json
+import re
+import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -189,3 +191,30 @@ def test_an_address_where_no_scheduler_answers_is_one_line(
     run = warplens("ranks", run_folder, "--scheduler", "tcp://127.0.0.1:9")
     assert run.code == 2
     assert "no Dask scheduler answers at tcp://127.0.0.1:9" in run.err
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("lost", ["workers", "scheduler"])
+def test_a_cluster_that_is_lost_is_one_line(
+    lost: str, warplens: Callable[..., Run], run_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("distributed", reason="Dask's distributed is not installed")
+    words = [sys.executable, "-m", "distributed.cli.dask_scheduler", "--port", "0", "--no-dashboard"]
+    scheduler = subprocess.Popen([*words, "--host", "127.0.0.1"], stderr=subprocess.PIPE, text=True)
+    try:
+        assert scheduler.stderr is not None
+        address = next(found[0] for line in scheduler.stderr if (found := re.search(r"tcp://[\d.:]+", line)))
+        monkeypatch.setattr("warplens.ranks._ASK_S", 0.5)
+        if lost == "workers":
+            monkeypatch.setattr("warplens.ranks._ALONE_S", 1.0)
+        else:  # as soon as it is asked who works
+            monkeypatch.setattr("distributed.Client.nthreads", lambda _: scheduler.kill() or {"one": 1})
+        run = warplens("ranks", run_folder, "--scheduler", address)
+    finally:
+        scheduler.kill()
+        scheduler.communicate()
+
+    assert run.code == 2
+    said = {"workers": "has had no worker", "scheduler": f"the Dask scheduler at {address} was lost"}[lost]
+    assert said in run.err
+    assert len(run.err.splitlines()) == 1
