@@ -1,9 +1,22 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from tests.analysis.builders import AUTOGRAD_THREAD, graph, kernel, launch, nvtx, trace
+from tests.analysis.builders import AUTOGRAD_THREAD, copy, graph, kernel, launch, memset, nvtx, trace
 from warplens.analysis.launches import LAUNCHES, PROMPT_START_NS, launch_statistics, launch_summary
+from warplens.analysis.streams import (
+    CONCURRENCY,
+    GRAPHS,
+    OVERLAPS,
+    STREAMS,
+    concurrency,
+    copy_overlap,
+    graph_statistics,
+    graph_summary,
+    stream_statistics,
+)
 from warplens.analysis.timeline import Timeline
 from warplens.analysis.window import Step, Window
 from warplens.errors import UsageError
@@ -195,3 +208,185 @@ def test_only_launches_inside_the_named_range_count() -> None:
     statistics = launch_statistics(timeline, timeline.window("all", range_name="forward"))
 
     assert statistics["name"].to_list() == ["inside"]
+
+
+WINDOW = Window(0, 1_000, "explicit", "as asked for")
+
+# Graph 4 runs twice, 30 and 50 ns, its inside hidden; 20 ns of other kernels, 10 of which run beside a graph.
+WHOLE = Timeline(
+    trace(
+        kernels=[kernel(20, 40, stream=2, correlation=1)],
+        graph_launches=[graph(0, 30, correlation=2, graph_id=4), graph(100, 150, correlation=3, graph_id=4)],
+        api=[launch(0, 1, 1), launch(0, 1, 2, "cudaGraphLaunch"), launch(50, 51, 3, "cudaGraphLaunch")],
+    )
+)
+
+# A graph of two kernels and a copy is replayed twice; one kernel lacks the node id, but the graph's launch started it.
+NODES = Timeline(
+    trace(
+        kernels=[
+            kernel(10, 20, correlation=1, graph_node=70),
+            kernel(25, 30, correlation=1),
+            kernel(110, 120, correlation=2, graph_node=70),
+            kernel(120, 125, correlation=2, graph_node=71),
+            kernel(200, 300, correlation=3),
+        ],
+        copies=[copy(20, 22, correlation=1, graph_node=72), copy(125, 129, correlation=2, graph_node=72)],
+        api=[launch(0, 1, 1, "cudaGraphLaunch"), launch(90, 91, 2, "cudaGraphLaunch"), launch(92, 93, 3)],
+    )
+)
+
+
+def test_a_graph_traced_as_a_whole_is_busy_and_hidden() -> None:
+    summary = graph_summary(WHOLE, WINDOW)
+
+    assert (summary.whole_launches, summary.node_launches, summary.nodes_per_launch) == (2, 0, None)
+    assert (summary.hidden_ns, summary.busy_ns, summary.gpu_busy_ns) == (80, 80, 90)
+    assert summary.hidden_share == 80 / 90
+
+
+def test_hidden_time_is_cut_at_the_edges_of_the_window() -> None:
+    assert graph_summary(WHOLE, Window(10, 120, "explicit", "")).hidden_ns == 40
+
+
+def test_nodes_are_counted_per_launch_with_their_copies() -> None:
+    summary = graph_summary(NODES, WINDOW)
+
+    assert (summary.node_launches, summary.nodes, summary.nodes_per_launch) == (2, 6, (3, 3.0, 3))
+    assert (summary.hidden_ns, summary.hidden_share) == (0, 0.0)
+    assert (summary.busy_ns, summary.gpu_busy_ns) == (17 + 19, 136)
+
+
+def test_a_launch_lasts_from_its_first_work_to_its_last() -> None:
+    assert graph_statistics(NODES, WINDOW).select(
+        "traced", "graph", "launches", "nodes_per_launch", "total_ns"
+    ).rows() == [("nodes", 70, 2, 3.0, 20 + 19)]
+    assert graph_statistics(WHOLE, WINDOW).select(
+        "traced", "graph", "launches", "nodes_per_launch", "max_ns"
+    ).rows() == [("whole", 4, 2, None, 50)]
+
+
+def test_without_graphs_there_is_nothing_to_report() -> None:
+    timeline = Timeline(trace(kernels=[kernel(0, 10, correlation=1)], api=[launch(0, 1, 1)]))
+
+    assert (graph_statistics(timeline, WINDOW).height, graph_statistics(timeline, WINDOW).schema) == (0, GRAPHS.schema)
+    assert graph_summary(timeline, WINDOW).busy_share == 0.0
+    assert graph_summary(Timeline(trace()), WINDOW).busy_share is None
+
+
+WINDOW_STREAMS = Window(0, 100, "explicit", "as asked for")
+
+
+def test_a_stream_is_busy_for_the_union_of_its_work() -> None:
+    timeline = Timeline(
+        trace(
+            kernels=[kernel(0, 20, stream=1), kernel(10, 30, stream=1), kernel(5, 10, stream=2)],
+            copies=[copy(40, 50, stream=1)],
+            memsets=[memset(50, 52, stream=2)],
+        )
+    )
+
+    rows = (
+        stream_statistics(timeline, WINDOW_STREAMS)
+        .select("stream", "kernels", "copies", "memsets", "busy_ns", "share")
+        .rows()
+    )
+
+    assert rows == [(1, 2, 1, 0, 40, 0.4), (2, 1, 0, 1, 7, 0.07)]
+
+
+def test_streams_of_two_devices_and_processes_are_not_confused() -> None:
+    timeline = Timeline(trace(kernels=[kernel(0, 9), kernel(0, 8, device=1), kernel(0, 7, process=2)]))
+
+    rows = stream_statistics(timeline, WINDOW_STREAMS).select("device", "process", "stream", "busy_ns").rows()
+
+    assert rows == [(0, 1, 7, 9), (1, 1, 7, 8), (0, 2, 7, 7)]
+
+
+def test_work_that_reaches_over_an_edge_counts_with_the_part_inside() -> None:
+    timeline = Timeline(trace(kernels=[kernel(-50, 10), kernel(95, 300), kernel(400, 500)]))
+
+    assert stream_statistics(timeline, WINDOW_STREAMS).select("kernels", "busy_ns").rows() == [(2, 15)]
+
+
+def test_only_work_inside_the_named_range_counts() -> None:
+    timeline = Timeline(
+        trace(
+            kernels=[kernel(10, 20, correlation=1), kernel(30, 50, correlation=2)],
+            api=[launch(1, 2, 1), launch(8, 9, 2)],
+            ranges=[nvtx(0, 5, "forward")],
+        )
+    )
+
+    assert stream_statistics(timeline, timeline.window("all", "forward"))["busy_ns"].to_list() == [10]
+
+
+def test_the_times_with_none_one_two_kernels_sum_to_the_window() -> None:
+    # 0─10 one, 10─20 two, 20─30 three (a graph counts as a kernel), 30─40 one; copies do not count.
+    timeline = Timeline(
+        trace(
+            kernels=[kernel(0, 40, stream=1), kernel(10, 30, stream=2)],
+            graph_launches=[graph(20, 30, stream=3)],
+            copies=[copy(50, 60)],
+        )
+    )
+
+    assert concurrency(timeline, WINDOW_STREAMS).drop("device").rows() == [
+        (0, 60, 100, 0.6),
+        (1, 20, 40, 0.2),
+        (2, 10, 20, 0.1),
+        (3, 10, 10, 0.1),
+    ]
+
+
+def test_a_kernel_that_begins_as_another_ends_does_not_run_beside_it() -> None:
+    timeline = Timeline(trace(kernels=[kernel(0, 50), kernel(50, 100)]))
+
+    assert concurrency(timeline, WINDOW_STREAMS).select("kernels_at_once", "time_ns").rows() == [(1, 100)]
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(-50, 150), st.integers(0, 60), st.integers(0, 1)), max_size=30),
+    st.integers(0, 90),
+    st.integers(1, 60),
+)
+def test_concurrency_equals_a_count_at_every_nanosecond(
+    work: list[tuple[int, int, int]], start: int, length: int
+) -> None:
+    window = Window(start, start + length, "explicit", "")
+    timeline = Timeline(trace(kernels=[kernel(s, s + d, device=device) for s, d, device in work]))
+
+    found = {(device, level): time for device, level, time, *_ in concurrency(timeline, window).rows()}
+
+    counted: dict[tuple[int, int], int] = {}
+    inside = [(s, s + d, device) for s, d, device in work if s < window.end_ns and s + d > window.start_ns]
+    for device in {device for *_, device in inside}:
+        for now in range(window.start_ns, window.end_ns):
+            level = sum(s <= now < e for s, e, where in inside if where == device)
+            counted[device, level] = counted.get((device, level), 0) + 1
+    assert found == counted
+
+
+def test_copies_hide_behind_kernels_or_are_exposed() -> None:
+    timeline = Timeline(
+        trace(
+            kernels=[kernel(0, 20)],
+            copies=[copy(10, 30, stream=2), copy(25, 35, stream=3)],
+            memsets=[memset(50, 55)],
+        )
+    )
+
+    assert copy_overlap(timeline, WINDOW_STREAMS).rows() == [(0, 20, 30, 10, 20, pytest.approx(1 / 3))]
+
+
+def test_a_device_without_copies_has_no_overlap_to_speak_of() -> None:
+    assert copy_overlap(Timeline(trace(kernels=[kernel(0, 20)])), WINDOW_STREAMS).rows() == [(0, 20, 0, 0, 0, None)]
+
+
+def test_the_frames_have_the_declared_schemas_even_without_work() -> None:
+    nothing = Timeline(trace())
+
+    assert stream_statistics(nothing, WINDOW_STREAMS).schema == STREAMS.schema
+    assert concurrency(nothing, WINDOW_STREAMS).schema == CONCURRENCY.schema
+    assert copy_overlap(nothing, WINDOW_STREAMS).schema == OVERLAPS.schema

@@ -1,15 +1,31 @@
-"""Forward, backward, optimizer, from the names of ranges."""
+"""Forward, backward, optimizer, from the names of ranges.
+
+Softmax against the two products of attention: layers counted by hand, and a real capture counted with SQL.
+
+Forward passes and steps by phase: the busy time of groups, and which steps are looked at.
+"""
 
 from __future__ import annotations
 
+import statistics
+
+import numpy as np
 import polars as pl
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from tests import shipped
 from tests.analysis.builders import AUTOGRAD_THREAD, Row, kernel, launch, nvtx, trace
+from tests.analysis.lm_steps import WHOLE, Program
+from tests.analysis.plain_sql import held, in_steps, opened, ops
 from warplens.analysis.phases import phase_statistics, phase_steps
 from warplens.analysis.ranges import range_statistics
 from warplens.analysis.timeline import Timeline
 from warplens.analysis.window import phase_of_name
+from warplens.readers import read
+from warplens.studies.grid.kernels import PASSES, PHASE_TIMES, Spread, busy_by_group, model_size, phased_work
+from warplens.studies.grid.training import attention_time, missing_attention_ranges
 
 GEMM = "ampere_sgemm_128x32_nn"
 
@@ -117,3 +133,166 @@ def test_each_step_has_its_phases() -> None:
 def test_without_ranges_all_work_is_outside_of_phases() -> None:
     timeline = Timeline(trace([kernel(0, 10)]))
     assert phase_statistics(timeline, timeline.window("all"))["phase"].to_list() == ["none"]
+
+
+def layers(names=("computing_attention_scores", "computing_softmax", "final_matmul"), count=2):
+    """Two forward passes of `count` layers, after a warm-up that is ten times as slow.
+
+    A layer takes 30 ns for a product, 10 for scaling, 20 + 25 for the softmax and 40 for the other product.
+    """
+    kernels, calls, ranges = [], [], []
+    at = 0
+    for step, slow in enumerate((10, 1, 1)):
+        begin = at
+        for _ in range(count):
+            for name, works in (
+                (names[0], (("sgemm_tn", 30), ("scale", 10))),
+                (names[1], (("softmax_max<float>", 20), ("softmax_exp<float>", 25))),
+                (names[2], (("sgemm_nn", 40),)),
+            ):
+                opened_at = at
+                for kernel_name, duration in works:
+                    correlation = len(calls)
+                    calls.append(launch(at, at + 1, correlation))
+                    kernels.append(kernel(at + 2, at + 2 + slow * duration, kernel_name, correlation=correlation))
+                    at += slow * duration + 10
+                ranges.append(nvtx(opened_at, at, name))
+        ranges.append(nvtx(begin, at, "forward_pass"))
+        ranges.append(nvtx(begin, at, "warmup" if step == 0 else "step"))
+        at += 100
+    return Timeline(trace(kernels, calls, ranges))
+
+
+def test_each_part_is_measured_per_layer_without_warm_up():
+    timeline = layers()
+    attention = attention_time(timeline, phased_work(timeline))
+    assert attention.layers == 2
+    assert attention.passes.height == 2
+    assert attention.per_layer("scores_ns").median == 40
+    assert attention.per_layer("scores_matmul_ns").median == 30
+    assert attention.per_layer("softmax_ns").median == 45
+    assert attention.per_layer("values_ns").median == 40
+    assert attention.products.median == 70
+    assert attention.softmax_kernels == 2
+
+
+def test_the_ratio_is_softmax_over_both_products():
+    timeline = layers()
+    attention = attention_time(timeline, phased_work(timeline))
+    assert attention.runtime_ratio.median == 45 / 70
+    assert attention.range_ratio.median == 45 / 80
+    assert attention.times_slower_per_flop(model_size("small")) == pytest.approx(45 / 70 * 51.2)
+
+
+def test_names_with_blanks_are_the_same_parts():
+    timeline = layers(("computing attention scores", "Computing Softmax", "computing final matmul"))
+    assert missing_attention_ranges(timeline) == ()
+    assert attention_time(timeline, phased_work(timeline)).per_layer("softmax_ns").median == 45
+
+
+def test_missing_ranges_are_named_as_they_should_be_added():
+    timeline = layers(("computing_attention_scores", "soft", "final_matmul"))
+    assert missing_attention_ranges(timeline) == ("computing_softmax",)
+    assert attention_time(timeline, phased_work(timeline)) is None
+
+
+def test_rates_are_modelled_work_over_measured_time():
+    timeline = layers()
+    attention = attention_time(timeline, phased_work(timeline))
+    small = model_size("small")
+    # 2 · 4 · 12 · 512² · 64 FLOP in 30 ns, 5 · 4 · 12 · 512² in 45 ns
+    assert attention.product_flops_per_s("scores", small, 4, 512) == pytest.approx(1_610_612_736 / 30e-9)
+    assert attention.softmax_flops_per_s(small, 4, 512) == pytest.approx(62_914_560 / 45e-9)
+
+
+def test_the_traffic_of_an_unknown_softmax_is_not_guessed():
+    timeline = layers()  # two kernels are neither the five of the assignment nor one fused
+    attention = attention_time(timeline, phased_work(timeline))
+    assert attention.single_precision is True
+    assert attention.softmax_bytes_per_s(model_size("small"), 4, 512) is None
+
+
+def test_real_capture_equals_a_count_with_sql():
+    path = shipped.capture("lm_small_ctx512_forward")
+    timeline = Timeline(read(path))
+    attention = attention_time(timeline, phased_work(timeline))
+    with opened(path) as connection:
+        work = ops(connection)
+        per_pass = {}
+        for part in ("computing_attention_scores", "computing_softmax", "final_matmul"):
+            sums = [
+                [
+                    sum(op.duration for op in held(work, inner) if part == "computing_softmax" or "gemm" in op.name)
+                    for inner in in_steps(connection, part)
+                    if inner.inside(forward)
+                ]
+                for forward in in_steps(connection, "forward_pass")
+            ]
+            assert [len(each) for each in sums] == [12, 12, 12]
+            per_pass[part] = [sum(each) for each in sums]
+    scores, softmax, values = per_pass.values()
+    assert attention.passes["softmax_ns"].to_list() == softmax
+    assert attention.passes["scores_matmul_ns"].to_list() == scores
+    assert attention.passes["values_matmul_ns"].to_list() == values
+    assert attention.layers == 12
+    assert attention.softmax_kernels == 5
+    ratios = [s / (q + v) for s, q, v in zip(softmax, scores, values, strict=True)]
+    assert attention.runtime_ratio.median == pytest.approx(statistics.median(ratios))
+    # max 1, subtract 2, exponential 2, sum 1, divide 2: eight accesses of 4 bytes for each of B·H·S² scores
+    moved = 8 * 4 * 4 * 12 * 512**2 / (statistics.median(softmax) / 12 * 1e-9)
+    assert attention.softmax_bytes_per_s(model_size("small"), 4, 512) == pytest.approx(moved)
+
+
+INTERVALS = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 60), st.integers(0, 20)), max_size=25)
+
+
+@given(INTERVALS)
+def test_busy_time_of_a_group_is_the_number_of_its_covered_instants(rows):
+    covered = [
+        len({t for g, start, length in rows if g == group for t in range(start, start + length)}) for group in range(4)
+    ]
+    columns = np.array(rows, dtype=np.int64).reshape(-1, 3)
+    found = busy_by_group(columns[:, 0], columns[:, 1], columns[:, 1] + columns[:, 2], 4)
+    assert found.tolist() == covered
+
+
+@given(st.lists(st.one_of(st.none(), st.integers(0, 10**12)), max_size=9))
+def test_a_spread_is_over_what_was_measured(values):
+    known = sorted(value for value in values if value is not None)
+    spread = Spread.of(pl.Series(values, dtype=pl.Int64))
+    if not known:
+        assert spread is None
+    else:
+        assert (spread.minimum, spread.maximum, spread.count) == (known[0], known[-1], len(known))
+        assert spread.minimum <= spread.median <= spread.maximum
+
+
+def test_tables_keep_their_schema_with_and_without_work():
+    whole = phased_work(Program().step().step().timeline())
+    nothing = phased_work(Program().step({"setup": (("kernel", 10),)}, name=None).timeline())
+    for phased in (whole, nothing):
+        assert phased.passes.schema == PASSES.schema
+        assert phased.phases.schema == PHASE_TIMES.schema
+    assert nothing.passes.height == 0
+
+
+def test_leading_slow_steps_are_warm_up_where_only_phases_tell_steps():
+    program = Program().step({phase: tuple((n, 9 * d) for n, d in works) for phase, works in WHOLE.items()}, name=None)
+    for _ in range(4):
+        program.step(name=None)
+    phased = phased_work(program.timeline())
+    assert [step.index for step in phased.steps] == [2, 3, 4, 5]
+    assert phased.passes["gpu_ns"].to_list() == [400] * 4
+
+
+def test_a_single_step_is_one_step_however_its_layers_repeat():
+    layers = {"forward_pass": (("sgemm", 30), ("elementwise_kernel", 10)) * 20}
+    phased = phased_work(Program().step(layers).timeline())
+    assert len(phased.steps) == 1
+    assert phased.passes["kernels"].to_list() == [40]
+
+
+@pytest.mark.parametrize(("wait", "synchronised"), [("phase", True), ("step", False)])
+def test_a_wait_after_the_range_does_not_count_as_one_inside(wait, synchronised):
+    program = Program().step(wait=wait).step(wait=wait)
+    assert phased_work(program.timeline()).passes["synchronised"].to_list() == [synchronised] * 2

@@ -1,9 +1,22 @@
-"""Host and device are joined by process and correlation id."""
+"""Host and device are joined by process and correlation id.
+
+How a window is written, and what it selects.
+
+Interval arithmetic against bit masks: what a mask of instants says is right by definition.
+"""
 
 from __future__ import annotations
 
-from tests.analysis.builders import copy, kernel, launch, memset, trace
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.analysis.builders import copy, kernel, launch, memset, nvtx, trace
+from warplens.analysis.intervals import Intervals, clip, complement, measure_before, owned_union, subtract, total, union
 from warplens.analysis.timeline import Timeline
+from warplens.analysis.window import parse_span
+from warplens.errors import UsageError
 
 
 def test_the_same_correlation_id_in_two_processes_joins_each_to_its_own_call() -> None:
@@ -43,3 +56,134 @@ def test_a_profile_without_work_gives_an_empty_timeline() -> None:
     timeline = Timeline(trace(api=[launch(0, 1, 1)]))
     assert timeline.work.height == 0
     assert timeline.window().kind == "all"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("1.5s:2s", (1_500_000_000, 2_000_000_000)),
+        ("0.1ms:250us", (100_000, 250_000)),
+        (":3", (None, 3)),
+        ("-1ms:", (-1_000_000, None)),
+        ("1.000000001s:", (1_000_000_001, None)),
+        ("-0.5ms:1µs", (-500_000, 1_000)),
+    ],
+)
+def test_spans_are_exact_in_nanoseconds(text: str, expected: tuple[int | None, int | None]) -> None:
+    assert parse_span(text) == expected
+
+
+@pytest.mark.parametrize("text", ["1", "1:2:3", "a:b", "2s:1s", "1 parsec:", "5:5"])
+def test_a_span_that_cannot_be_read_says_what_it_should_look_like(text: str) -> None:
+    with pytest.raises(UsageError):
+        parse_span(text)
+
+
+def _timeline() -> Timeline:
+    return Timeline(
+        trace(
+            [
+                kernel(10, 20, "a", correlation=1),
+                kernel(30, 40, "b", correlation=2),
+                kernel(50, 60, "a", correlation=3),
+            ],
+            [launch(0, 2, 1), launch(4, 6, 2), launch(8, 9, 3)],
+            [nvtx(0, 7, "forward"), nvtx(7, 10, "backward")],
+        )
+    )
+
+
+def test_an_explicit_window_selects_the_work_that_begins_inside() -> None:
+    timeline = _timeline()
+    assert timeline.kernels_in(timeline.window("30:50"))["start_ns"].to_list() == [30]
+
+
+def test_all_selects_everything() -> None:
+    timeline = _timeline()
+    window = timeline.window("all")
+    assert timeline.kernels_in(window).height == 3
+    assert (window.start_ns, window.end_ns) == (0, 60)
+
+
+def test_a_range_selects_the_work_launched_inside_it_not_the_work_that_runs_meanwhile() -> None:
+    timeline = _timeline()
+    assert timeline.kernels_in(timeline.window("all", "forward"))["start_ns"].to_list() == [10, 30]
+    assert timeline.api_calls_in(timeline.window("all", "backward"))["correlation"].to_list() == [3]
+
+
+def test_an_unknown_range_is_refused_with_similar_names() -> None:
+    with pytest.raises(UsageError, match=r"'forwrd'.*'forward'"):
+        _timeline().window("all", "forwrd")
+
+
+def test_a_window_outside_of_the_recording_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"outside the recorded time"):
+        _timeline().window("1s:")
+
+
+_LENGTH = 64
+_PAIRS = st.lists(st.tuples(st.integers(0, _LENGTH), st.integers(0, 20)), max_size=10)
+
+
+def _intervals(pairs: list[tuple[int, int]]) -> Intervals:
+    starts = np.array([start for start, _ in pairs], dtype=np.int64)
+    return Intervals(starts, np.minimum(starts + np.array([length for _, length in pairs], dtype=np.int64), _LENGTH))
+
+
+def _mask(starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
+    mask = np.zeros(_LENGTH, dtype=bool)
+    for start, end in zip(starts, ends, strict=True):
+        mask[start:end] = True
+    return mask
+
+
+@given(_PAIRS)
+def test_the_union_covers_the_same_instants_once(pairs: list[tuple[int, int]]) -> None:
+    given_ = _intervals(pairs)
+    merged = union(given_)
+    assert (_mask(*merged) == _mask(*given_)).all()
+    assert total(merged) == _mask(*given_).sum()
+    assert (merged.starts[1:] > merged.ends[:-1]).all()
+
+
+@given(_PAIRS)
+def test_each_instant_of_the_union_belongs_to_the_interval_that_began_first(pairs: list[tuple[int, int]]) -> None:
+    starts, ends = _intervals(pairs)
+    pieces = owned_union(starts, ends)
+    assert total(pieces) == _mask(starts, ends).sum()
+    for start, end, owner in zip(*pieces, strict=True):
+        for instant in range(start, end):
+            covering = [row for row in range(len(starts)) if starts[row] <= instant < ends[row]]
+            assert owner in covering
+            assert starts[owner] == min(starts[row] for row in covering)
+
+
+@given(_PAIRS, _PAIRS)
+def test_subtraction_leaves_what_only_the_first_covers(
+    first: list[tuple[int, int]], second: list[tuple[int, int]]
+) -> None:
+    pieces = owned_union(*_intervals(first))
+    rest = subtract(pieces, union(_intervals(second)))
+    expected = _mask(*_intervals(first)) & ~_mask(*_intervals(second))
+    assert (_mask(rest.starts, rest.ends) == expected).all()
+    assert total(rest) == expected.sum()
+
+
+@given(_PAIRS, st.integers(0, 40), st.integers(0, 24))
+def test_the_complement_fills_the_window_exactly(pairs: list[tuple[int, int]], start: int, length: int) -> None:
+    covered = union(_intervals(pairs))
+    gaps = complement(covered, start, start + length)
+    assert total(gaps) + total(clip(covered, start, start + length)) == length
+
+
+@given(_PAIRS, st.lists(st.integers(-5, _LENGTH + 5), min_size=1, max_size=5))
+def test_the_measure_before_an_instant_counts_the_covered_ones(pairs: list[tuple[int, int]], times: list[int]) -> None:
+    covered = union(_intervals(pairs))
+    counted = [int(_mask(*covered)[: max(0, min(time, _LENGTH))].sum()) for time in times]
+    assert measure_before(covered, np.array(times)).tolist() == counted
+
+
+def test_sums_stay_exact_far_beyond_the_precision_of_floats() -> None:
+    day = 86_400_000_000_000
+    starts = np.array([2**60, 2**60 + day + 1], dtype=np.int64)
+    assert total(union(Intervals(starts, starts + day))) == 2 * day

@@ -1,4 +1,7 @@
-"""`warplens collect`: the commands it prints and runs, what it leaves, how it fails. The profilers are stand-ins."""
+"""`warplens collect`: the commands it prints and runs, what it leaves, how it fails. The profilers are stand-ins.
+
+`warplens doctor`: exit codes and the two formats.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.collect.machines import NCU, NSYS, Machine
+from tests.collect.machines import NCU, NSYS, Machine, gpu_machine, laptop
 from warplens.collect.machine import ThisMachine
 
 if TYPE_CHECKING:
@@ -296,3 +299,58 @@ def test_requests_that_make_no_sense_are_wrong_usage(words: tuple[str, ...], war
 
     assert run.code == 2
     assert len(run.err.splitlines()) <= 2
+
+
+@pytest.fixture
+def on(monkeypatch: pytest.MonkeyPatch) -> Callable[[Machine], None]:
+    return lambda machine: monkeypatch.setattr(COMMAND, "machine", lambda: machine)
+
+
+def test_a_machine_without_gpu_is_no_failure(on: Callable[[Machine], None], warplens: Callable[..., Run]) -> None:
+    on(laptop())
+
+    run = warplens("doctor")
+
+    assert run.code == 0
+    assert run.out.splitlines()[0].split()[:2] == ["problem", "gpu"]
+    assert run.out.endswith("recording needs a machine with a GPU.\n")
+
+
+@pytest.mark.parametrize(("required", "code"), [("nsys", 0), ("nsys,ncu,gpu,torch", 0), ("", 2), ("cuda", 2)])
+def test_requirements_that_are_met(
+    required: str, code: int, on: Callable[[Machine], None], warplens: Callable[..., Run]
+) -> None:
+    on(gpu_machine())
+
+    assert warplens("doctor", "--require", required).code == code
+
+
+def test_requirements_that_are_not_met_fail_by_name(
+    on: Callable[[Machine], None], warplens: Callable[..., Run]
+) -> None:
+    machine = gpu_machine()
+    machine.files["/proc/driver/nvidia/params"] = "RmProfilingAdminOnly: 1\n"
+    on(machine)
+
+    run = warplens("doctor", "--require", "nsys,ncu")
+
+    assert (run.code, run.err) == (1, "error: required, but not possible here: ncu\n")
+    assert "NVreg_RestrictProfilingToAdminUsers=0" in run.out
+
+
+def test_programs_get_the_checks_by_name(on: Callable[[Machine], None], warplens: Callable[..., Run]) -> None:
+    on(gpu_machine())
+
+    answer = json.loads(warplens("doctor", "--format", "json").out)
+
+    assert answer["schema"] == "warplens.doctor/1"
+    assert answer["data"]["can"] == {"gpu": True, "torch": True, "nsys": True, "ncu": True}
+    checks = {check["name"]: check for check in answer["data"]["checks"]}
+    assert checks["nsys"].keys() == {"name", "status", "found", "fix"}
+    assert checks["nsys"]["found"].startswith("Nsight Systems 2025.3.2.367")
+
+
+def test_this_machine_can_be_examined(warplens: Callable[..., Run]) -> None:
+    answer = json.loads(warplens("doctor", "--format", "json").out)
+
+    assert {"gpu", "torch", "nsys", "ncu", "counters", "disk"} <= {check["name"] for check in answer["data"]["checks"]}

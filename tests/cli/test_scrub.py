@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import gzip
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+import polars as pl
+import pytest
+
 from tests.cli.small_export import SECRET
+from tests.export.reading import play
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from tests.cli.conftest import Run
 
@@ -65,3 +69,57 @@ def test_a_damaged_trace_is_one_clear_line(tmp_path: Path, warplens: Callable[..
     assert run.err.startswith("error: trace.json: ")
     assert run.err.count("\n") == 1
     assert not (tmp_path / "copy.json").exists()
+
+
+PLANTED = Path(__file__).parents[2] / "src/warplens/data/counters/planted_h200.ncu-rep.xz"
+
+
+def test_perfetto_writes_one_file_and_says_what_is_in_it(
+    warplens: Callable[..., Run], export: Path, tmp_path: Path
+) -> None:
+    target = tmp_path / "out.perfetto-trace"
+    run = warplens("export", export, "--to", "perfetto", "-o", target)
+    assert run.code == 0
+    assert f"{len(play(target).slices):,} slices" in run.out
+
+
+@pytest.mark.parametrize("form", ["csv", "parquet"])
+def test_tables_go_into_a_folder(form: str, warplens: Callable[..., Run], export: Path, tmp_path: Path) -> None:
+    run = warplens("export", export, "--to", form, "-o", tmp_path / "tables")
+    assert run.code == 0
+    read = pl.read_csv if form == "csv" else pl.read_parquet
+    kernels = read(tmp_path / "tables" / f"kernels.{form}")
+    assert str(tmp_path / "tables" / f"kernels.{form}") in run.out
+    assert (kernels["end_ns"] > kernels["start_ns"]).all()
+
+
+def test_the_profile_itself_is_never_overwritten(warplens: Callable[..., Run], export: Path) -> None:
+    before = export.read_bytes()
+    run = warplens("export", export, "--to", "perfetto", "-o", export)
+    assert run.code == 2
+    assert "the profile itself" in run.err
+    assert export.read_bytes() == before
+
+
+def test_a_missing_folder_is_named_before_the_profile_is_read(
+    warplens: Callable[..., Run], export: Path, tmp_path: Path
+) -> None:
+    run = warplens("export", export, "--to", "perfetto", "-o", tmp_path / "absent" / "out")
+    assert run.code == 2
+    assert run.err.count("\n") == 1
+
+
+def test_a_target_that_does_not_exist_is_refused(warplens: Callable[..., Run], export: Path) -> None:
+    run = warplens("export", export, "--to", "excel")
+    assert run.code == 2
+    assert "perfetto" in run.err
+
+
+def test_counters_have_tables_but_no_timeline(warplens: Callable[..., Run], tmp_path: Path) -> None:
+    refused = warplens("export", PLANTED, "--to", "perfetto", "-o", tmp_path / "out")
+    assert refused.code == 2
+    assert "no timeline" in refused.err
+    assert warplens("export", PLANTED, "--to", "parquet", "-o", tmp_path / "tables").code == 0
+    launches, metrics = (pl.read_parquet(tmp_path / "tables" / f"{name}.parquet") for name in ("launches", "metrics"))
+    assert launches.height == metrics.height > 0
+    assert metrics["gpu__time_duration.sum"].min() > 0  # type: ignore[operator]

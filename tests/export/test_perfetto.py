@@ -4,10 +4,13 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+import orjson
 import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as schema
 
 from tests import shipped
 from tests.analysis.builders import copy, kernel, launch, nvtx, trace
@@ -15,8 +18,11 @@ from tests.export.reading import play
 from warplens.analysis.timeline import Timeline
 from warplens.errors import UsageError
 from warplens.export.perfetto import write_perfetto
+from warplens.export.tables import trace_tables, write_tables
 from warplens.profile.tables import TABLES
 from warplens.readers import read
+from warplens.wire import fixed64s, messages, padded_varints
+from warplens.wire import wire_varint as varint
 
 CAPTURES = shipped.files("captures", "*.sqlite*")
 
@@ -138,3 +144,68 @@ def test_the_memory_of_a_gpu_is_a_counter(tmp_path: Path) -> None:
     counters = play(_written(replace(made, allocations=levels), tmp_path)).counters
     assert counters["GPU 0 memory allocated"] == [(1, 512), (4, 1024), (9, 512)]
     assert counters["GPU 0 memory reserved"] == [(1, 2048), (4, 2048), (9, 2048)]
+
+
+@given(st.integers(0, 2**63 - 1))
+def test_a_varint_is_what_protobuf_writes(value: int) -> None:
+    packet = schema.TracePacket()
+    packet.timestamp = value
+    assert b"\x40" + varint(value) == packet.SerializeToString()
+
+
+@given(st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=20))
+def test_padded_numbers_are_read_as_the_same_numbers(values: list[int]) -> None:
+    rows = messages(4, len(values), [padded_varints(4, np.array(values), 10)])
+    for row, value in zip(rows, values, strict=True):
+        event = schema.TrackEvent()
+        event.ParseFromString(row.tobytes())
+        assert [note.int_value for note in event.debug_annotations] == [value]
+
+
+def test_fixed_numbers_are_read_as_the_same_numbers() -> None:
+    values = np.array([0, 1, 2**62], dtype=np.int64)
+    found = []
+    for row in fixed64s(47, values):
+        event = schema.TrackEvent()
+        event.ParseFromString(row.tobytes())
+        found.extend(event.flow_ids)
+    assert found == values.tolist()
+
+
+@pytest.mark.parametrize("value", [-1, 1 << 35])
+def test_a_number_that_does_not_fit_is_refused(value: int) -> None:
+    with pytest.raises(ValueError, match="do not fit"):
+        padded_varints(1, np.array([value]), 5)
+
+
+CAPTURE = next((Path(__file__).parents[2] / "src/warplens/data/captures").glob("lm_small_ctx256*.sqlite*"))
+
+
+@pytest.mark.parametrize("form", ["parquet", "csv"])
+def test_every_number_comes_back(form: str, tmp_path: Path) -> None:
+    timeline = Timeline(read(CAPTURE))
+    tables = trace_tables(timeline)
+    write_tables(tables, timeline.trace.capture, tmp_path, form)
+    for name, frame in tables.items():
+        again = pl.read_parquet(tmp_path / f"{name}.parquet") if form == "parquet" else _csv(tmp_path / f"{name}.csv")
+        for column in frame.columns:
+            wanted = frame[column].cast(pl.String).to_list()
+            assert again[column].cast(pl.String).to_list() == wanted, f"{name}.{column}"
+
+
+def _csv(path: Path) -> pl.DataFrame:
+    return pl.read_csv(path, infer_schema=False)
+
+
+def test_work_names_the_range_that_issued_it(tmp_path: Path) -> None:
+    work = trace_tables(Timeline(read(CAPTURE)))["work"]
+    assert work.filter(pl.col("range").is_not_null() != pl.col("range_name").is_not_null()).height == 0
+    assert work["range_name"].drop_nulls().len() > 0
+
+
+def test_the_capture_says_where_the_tables_come_from(tmp_path: Path) -> None:
+    timeline = Timeline(read(CAPTURE))
+    write_tables({}, timeline.trace.capture, tmp_path, "csv")
+    facts = orjson.loads((tmp_path / "capture.json").read_bytes())
+    assert facts["source"] == CAPTURE.name
+    assert facts["devices"][0]["name"] == "NVIDIA H200"

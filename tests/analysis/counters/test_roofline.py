@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from tests.analysis.counters.builders import OF_PEAK, counters, launch
-from warplens.analysis.counters.roofline import roofline
+from tests.analysis.counters.builders import COMPUTE, MEMORY, OF_PEAK, counters, launch
+from warplens.analysis.counters.roofline import roofline, roofline_points
+from warplens.analysis.counters.speedoflight import speed_of_light, throughput_breakdown
+from warplens.errors import UsageError
 
 GHZ = 1e9
 
@@ -114,3 +116,200 @@ def test_tensor_work_that_was_not_counted_is_declared() -> None:
 
 def test_without_the_metrics_there_is_no_roofline() -> None:
     assert roofline(counters(launch(), launch(**dram(1e12)))).is_empty()
+
+
+TENSOR = f"sm__pipe_tensor_cycles_active{OF_PEAK}"
+SHARED_PIPE = f"sm__pipe_shared_cycles_active{OF_PEAK}"
+ISSUE = f"sm__issue_active{OF_PEAK}"
+DRAM = f"dram__cycles_active{OF_PEAK}"
+L2 = f"lts__t_sectors{OF_PEAK}"
+
+
+def test_the_busiest_part_of_each_side_is_named() -> None:
+    report = counters(
+        launch(sm=70.0, memory=40.0, **{TENSOR: 70.0, SHARED_PIPE: 70.0, ISSUE: 20.0, DRAM: 40.0, L2: 30.0})
+    )
+
+    found = speed_of_light(report).row(0, named=True)
+
+    assert (found["compute_share"], found["compute_unit"]) == (pytest.approx(0.7), "tensor")
+    assert (found["memory_share"], found["memory_unit"]) == (0.4, "dram")
+    assert (found["pipe_unit"], found["pipe_share"]) == ("tensor", pytest.approx(0.7))
+
+
+def test_a_part_above_the_throughput_does_not_count_towards_it() -> None:
+    # lts__throughput counts more parts of L2 than the memory throughput does.
+    report = counters(launch(memory=40.0, **{DRAM: 40.0, L2: 55.0}))
+
+    assert throughput_breakdown(report)["unit"].to_list() == ["dram"]
+
+
+def test_a_report_says_itself_which_parts_count() -> None:
+    named = {f"breakdown:{MEMORY}": f"{DRAM},{L2}", f"breakdown:{COMPUTE}": ISSUE}
+    others = {f"l1tex__lsuin_requests{OF_PEAK}": 39.0, TENSOR: 9.0}
+    report = counters(launch(sm=10.0, memory=40.0, **{DRAM: 40.0, L2: 30.0, ISSUE: 10.0}, **named, **others))
+
+    assert throughput_breakdown(report).select("side", "unit", "share").rows() == [
+        ("compute", "issue", 0.1),
+        ("memory", "dram", 0.4),
+        ("memory", "l2", 0.3),
+    ]
+
+
+def test_a_launch_that_failed_is_unknown_not_zero() -> None:
+    found = speed_of_light(counters(launch(ns=float("nan"), sm=float("nan"), memory=None), launch(sm=0.0))).to_dicts()
+
+    assert (found[0]["duration_ns"], found[0]["compute_share"], found[0]["memory_share"]) == (None, None, None)
+    assert (found[1]["compute_share"], found[1]["compute_unit"]) == (0.0, None)
+
+
+def test_a_report_without_metrics_gives_a_row_a_launch() -> None:
+    assert speed_of_light(counters(launch(ns=None), launch(ns=None))).height == 2
+
+
+#: Of `fp32`: 132 multiprocessors × 128 lanes × 2 operations at 1 GHz; of `dram`: 1,000 B a cycle at 2 GHz.
+PEAK = 2 * 132 * 128 * GHZ
+BANDWIDTH = 2e12
+
+
+def l2(bytes_per_s: float) -> dict[str, float]:
+    """Peak 200 sectors of 32 B a cycle at 1 GHz: 6.4 TB/s."""
+    return {
+        "lts__lts2xbar_cycles_active.sum.per_second": bytes_per_s / 32,
+        "lts__lts2xbar_cycles_active.sum.peak_sustained": 200.0,
+        "lts__cycles_elapsed.avg.per_second": GHZ,
+    }
+
+
+def l1(bytes_per_s: float) -> dict[str, float]:
+    """Peak 132 lines of 128 B a cycle at 1 GHz: 16.9 TB/s."""
+    return {
+        "l1tex__lsu_writeback_active_mem_lgds.sum.per_second": bytes_per_s / 128,
+        "l1tex__lsu_writeback_active_mem_lgds.sum.peak_sustained": 132.0,
+        "l1tex__cycles_elapsed.avg.per_second": GHZ,
+    }
+
+
+def test_the_lowest_roof_is_what_a_kernel_can_achieve_at_most() -> None:
+    # 2 TFLOP/s at 2 FLOP/B of DRAM (half of its bandwidth) and 0.4 FLOP/B of L2 (78 % of that).
+    kernel = launch(**fp32(ffma=1000.0), **dram(1e12), **l2(5e12), **l1(5e12))
+
+    point = roofline_points(counters(kernel)).points.row(0, named=True)
+
+    assert (point["precision"], point["flops_per_s"]) == ("fp32", 2000 * GHZ)
+    assert (point["dram_intensity"], point["l2_intensity"], point["l1_intensity"]) == (2.0, 0.4, 0.4)
+    assert point["roof"] == "l2"
+    assert point["roof_share"] == pytest.approx(5e12 / 6.4e12)
+    assert point["distance_share"] == pytest.approx(1 - 5e12 / 6.4e12)
+    assert point["roof_flops_per_s"] == pytest.approx(0.4 * 6.4e12)
+    assert point["roof_flops_per_s"] == pytest.approx(
+        min(PEAK, 2.0 * BANDWIDTH, 0.4 * 6.4e12, 0.4 * 132 * 128 * GHZ), rel=1e-9
+    )
+
+
+def test_a_copy_has_a_distance_but_no_place_in_the_chart() -> None:
+    found = roofline_points(
+        counters(launch("copy", **fp32(), **dram(1.8e12)), launch("add", **fp32(fadd=1.0), **dram(1e9)))
+    )
+
+    copy = next(row for row in found.points.to_dicts() if row["name"] == "copy")
+    assert (copy["precision"], copy["dram_intensity"], copy["roof"], copy["roof_share"]) == (None, None, "dram", 0.9)
+    assert found.placed["name"].to_list() == ["add"]
+
+
+def test_launches_of_a_kernel_are_one_point_sized_by_their_time() -> None:
+    found = roofline_points(counters(*(launch(ns=ns, **fp32(ffma=100.0), **dram(1e12)) for ns in (100.0, 300.0))))
+
+    assert found.points.select("launches", "total_ns").rows() == [(2, 400.0)]
+
+
+def test_roofs_are_those_that_a_kernel_stands_under_with_where_they_come_from() -> None:
+    slow = {**fp32(ffma=100.0), "sm__cycles_elapsed.avg.per_second": 0.5 * GHZ}
+    found = roofline_points(counters(launch("a", **fp32(ffma=100.0), **dram(1e12)), launch("b", **slow, **dram(1e12))))
+
+    assert found.roofs.select("roof", "precision", "peak", "least_peak", "points").rows() == [
+        ("compute", "fp32", PEAK, PEAK / 2, 2),
+        ("dram", None, BANDWIDTH, BANDWIDTH, 2),
+    ]
+    assert "peak rate per cycle × clock" in found.roofs["source"][0]
+
+
+def test_a_report_without_the_metrics_has_points_without_a_place() -> None:
+    found = roofline_points(counters(launch()))
+
+    assert found.points["roof_share"].to_list() == [None]
+    assert found.placed.is_empty()
+    assert found.roofs.is_empty()
+
+
+def test_a_measured_roof_takes_the_place_of_the_reports() -> None:
+    report = counters(launch(**fp32(ffma=1000.0), **dram(1e12)))
+
+    found = roofline_points(report, {"dram": 1.25e12})
+
+    point = found.points.row(0, named=True)
+    assert (point["dram_share"], point["ridge"]) == (0.8, pytest.approx(PEAK / 1.25e12))
+    assert found.roofs.select("roof", "source").rows()[1] == ("dram", "given by the user")
+    assert "given by the user" not in found.roofs["source"][0]
+    with pytest.raises(UsageError, match="there is no roof hbm"):
+        roofline(report, {"hbm": 1.0})
+
+
+def rates(source: str, per_s: float, peak: float, sparsity: str = "", op: str = "") -> dict[str, float]:
+    """Operations of one kind on the tensor cores; peak a cycle."""
+    name = f"sm__ops_path_tensor_{op}src_{source}_dst_fp32{sparsity}.sum"
+    return {f"{name}.per_second": per_s, f"{name}.peak_sustained": peak}
+
+
+CLOCK = {"sm__cycles_elapsed.avg.per_second": GHZ}
+
+
+def tensor(*parts: dict[str, float], capability: tuple[int, int] = (8, 0)) -> dict[str, object]:
+    metrics = {key: value for part in (*parts, CLOCK, dram(1e9)) for key, value in part.items()}
+    found = roofline(counters(launch(capability=capability, **metrics)))
+    return found.row(0, named=True)
+
+
+def test_a_dense_product_is_not_measured_against_the_peak_of_a_sparse_one() -> None:
+    row = tensor(rates("bf16", 900e9, 2000.0))
+
+    assert (row["precision"], row["format"], row["sparse"]) == ("tensor", "bf16", None)
+    assert row["peak_flops_per_s"] == 1000 * GHZ
+
+
+def test_operations_above_the_dense_peak_are_sparse() -> None:
+    row = tensor(rates("bf16", 1500e9, 2000.0))
+
+    assert (row["sparse"], row["roof_share"]) == (True, 0.75)
+
+
+def test_gpus_before_sparsity_and_types_without_it_have_one_peak() -> None:
+    assert tensor(rates("fp16", 900e9, 2000.0), capability=(7, 0))["peak_flops_per_s"] == 2000 * GHZ
+    fp64 = {key.replace("_dst_fp32", ""): value for key, value in rates("fp64", 900e9, 2000.0).items()}
+    assert tensor(fp64)["peak_flops_per_s"] == 2000 * GHZ
+
+
+def test_a_total_and_its_parts_are_counted_once() -> None:
+    parts = (
+        rates("bf16", 900e9, 2000.0),
+        rates("bf16", 900e9, 1000.0, "_sparsity_off"),
+        rates("bf16", 0.0, 2000.0, "_sparsity_on"),
+    )
+
+    row = tensor(*parts)
+
+    assert (row["flops_per_s"], row["peak_flops_per_s"], row["sparse"]) == (900e9, 1000 * GHZ, False)
+
+
+def test_the_peak_is_that_of_the_instruction_of_the_type_used_most() -> None:
+    parts = (
+        rates("bf16", 500e9, 2000.0),
+        rates("bf16", 500e9, 600.0, "_sparsity_off", "op_hmma_"),
+        rates("bf16", 0.0, 1000.0, "_sparsity_off", "op_hgmma_"),
+        rates("fp16", 10e9, 2000.0),
+        rates("fp16", 10e9, 1000.0, "_sparsity_off", "op_hgmma_"),
+    )
+
+    row = tensor(*parts, capability=(9, 0))
+
+    assert (row["flops_per_s"], row["peak_flops_per_s"], row["format"]) == (510e9, 600 * GHZ, "bf16")

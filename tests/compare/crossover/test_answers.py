@@ -1,17 +1,28 @@
-"""What is answered about a line of the grid."""
+"""What is answered about a line of the grid.
+
+The intervals hold the crossing that a simulated sweep has, under the noise of real machines.
+
+Crossovers of token reduction on an H200, against what the table of the same measurements says cell by cell.
+
+One question, three sources: measurements, a model of them, and a policy fitted to them.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import polars as pl
 import pytest
 
-from tests.compare.simulation import Noise, Truth, cell, hard, simulated
+from tests.compare.measured import token_reduction
+from tests.compare.simulation import Noise, Truth, cell, hard, random_truth, simulated
 from warplens.compare.statistics import Samples
 from warplens.errors import UsageError
-from warplens.studies.sweeps.payoff import CROSSINGS, LINE, crossing_frame, crossovers
+from warplens.studies.policies import fit_policy
+from warplens.studies.sweeps.breakeven_fit import fit_breakeven
+from warplens.studies.sweeps.payoff import CROSSINGS, LINE, PaysOff, crossing_frame, crossovers, pays_off
 from warplens.studies.sweeps.sweep import Cell, Point, Sweep
 
 QUIET = Noise(rounds=20, round_share=0.01, side_share=0.002, skew_share=0.002, stall_rate=0.01, drift_share=0.01)
@@ -214,3 +225,195 @@ def test_turns_cancel_what_disturbs_both_sides() -> None:
         line = crossovers(sweep, "batch")[0].line
         widths[paired] = line.select((pl.col("ratio_high") / pl.col("ratio_low")).log().mean()).item()
     assert widths[True] < widths[False] / 5
+
+
+GRIDS = ([1, 2, 4, 8, 16], [1, 2, 4, 8, 16, 32, 64], [1, 4, 16, 64])
+SWEEPS = 45
+DRAWS = 400
+
+NOISES = {
+    "in turns": Noise(rounds=20),
+    "in turns, few rounds": Noise(rounds=6),
+    "apart": Noise(rounds=20, paired=False),
+    "quiet": Noise(
+        rounds=20, round_share=0.002, side_share=0.001, skew_share=0.001, stall_rate=0.01, drift_share=0.002
+    ),
+}
+
+
+def answers(kind: str, noise: Noise, seed: int = 1) -> list[tuple[PaysOff, float]]:
+    generator = np.random.default_rng(seed)
+    found = []
+    for number in range(SWEEPS):
+        grid = GRIDS[number % len(GRIDS)]
+        truth = random_truth(kind, generator, grid)
+        (answer,) = crossovers(simulated(truth, grid, noise, generator), "batch", seed=number, draws=DRAWS)
+        found.append((answer, truth.crossings[0]))
+    return found
+
+
+def holds(answer: PaysOff, at: float) -> bool:
+    """Whether one of its intervals encloses the place; an answer without any says nothing wrong."""
+    return not answer.crossings or any(
+        (crossing.low or 0) <= at <= (crossing.high or np.inf) for crossing in answer.crossings
+    )
+
+
+@pytest.mark.parametrize("noise", NOISES.values(), ids=NOISES.keys())
+@pytest.mark.parametrize("kind", ["hard", "soft", "floor", "quadratic", "stairs"])
+def test_nine_of_ten_intervals_hold_the_true_crossing(kind: str, noise: Noise) -> None:
+    found = answers(kind, noise)
+    covered = sum(holds(answer, at) for answer, at in found)
+    # Stairs break the assumption of the interval (times that are convex in logarithms): 83 to 99 % in larger runs.
+    assert covered >= (0.8 if kind == "stairs" else 0.9) * SWEEPS
+
+
+@pytest.mark.parametrize("kind", ["hard", "stairs"])
+def test_a_decided_bracket_holds_the_true_crossing_whatever_the_curve(kind: str) -> None:
+    decided = [
+        (crossing.bracket, at)
+        for answer, at in answers(kind, NOISES["in turns"])
+        for crossing in answer.crossings
+        if crossing.decided
+    ]
+    assert len(decided) > SWEEPS / 2
+    inside = sum(low <= at <= high for (low, high), at in decided if low is not None and high is not None)
+    assert inside >= 0.95 * len(decided)
+
+
+def test_intervals_are_narrower_than_the_bracket_where_the_curve_allows_it() -> None:
+    shares = [
+        np.log((crossing.high or 0) / (crossing.low or 0)) / np.log(crossing.bracket[1] / crossing.bracket[0])  # type: ignore[operator]
+        for answer, _ in answers("hard", NOISES["quiet"])
+        for crossing in answer.crossings
+        if crossing.decided
+    ]
+    assert np.median(shares) < 0.5
+
+
+def test_a_straight_line_between_neighbours_misses_a_kink_that_the_interval_holds() -> None:
+    # The baseline is bound by its host up to a batch of 4; the variant's host takes 10 % longer.
+    truth = Truth(hard(1.0, 0.25), hard(1.1, 0.05), "hard", (4.4,))
+    quiet = NOISES["quiet"]
+    (answer,) = crossovers(simulated(truth, [2, 8, 32], quiet, np.random.default_rng(0)), "batch")
+    (crossing,) = answer.crossings
+    assert crossing.at < 4.4 / 1.2
+    assert crossing.low is not None
+    assert crossing.high is not None
+    assert crossing.low <= 4.4 <= crossing.high
+
+
+@pytest.mark.parametrize("paired", [True, False])
+def test_equal_sides_cross_in_one_of_twenty_sweeps_at_most(paired: bool) -> None:
+    curve = hard(1.0, 0.2)
+    generator = np.random.default_rng(3)
+    decided = 0
+    for number in range(100):
+        sweep = simulated(Truth(curve, curve, "same"), GRIDS[0], Noise(rounds=12, paired=paired), generator)
+        (answer,) = crossovers(sweep, "batch", seed=number, draws=DRAWS)
+        decided += answer.answer != "undecided"
+    assert decided <= 5
+
+
+def line(attention: str, axis: str, **others: Any) -> PaysOff:
+    (found,) = (item for item in crossovers(token_reduction(attention), axis) if item.others == others)
+    return found
+
+
+def test_at_224_the_eager_form_never_pays_up_to_a_batch_of_16() -> None:
+    answer = line("explicit", "batch", input_size=224, execution="eager")
+    assert answer.answer == "none-in-range"
+    assert answer.line["ratio"].min() > 1.1  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("size", [224, 448])
+def test_as_a_cuda_graph_it_always_pays(size: int) -> None:
+    assert line("explicit", "batch", input_size=size, execution="graph").answer == "always"
+
+
+def test_at_448_the_eager_form_pays_from_a_batch_of_3_or_4_on() -> None:
+    answer = line("explicit", "batch", input_size=448, execution="eager")
+    (crossing,) = answer.crossings
+    assert crossing.bracket == (2, 4)
+    assert crossing.pays == "above"
+    assert crossing.low is not None
+    assert crossing.high is not None
+    assert 2 < crossing.low < crossing.at < crossing.high < 4
+
+
+@pytest.mark.parametrize(
+    ("batch", "answer"), [(1, "none-in-range"), (2, "none-in-range"), (4, "crosses"), (8, "crosses"), (16, "crosses")]
+)
+def test_eager_larger_batches_pay_at_some_input_size_between_224_and_448(batch: int, answer: str) -> None:
+    found = line("explicit", "input_size", batch=batch, execution="eager")
+    assert found.answer == answer
+    assert all(crossing.bracket == (224, 448) for crossing in found.crossings)
+
+
+def test_against_fused_attention_it_pays_late_or_not_at_all() -> None:
+    assert line("fused", "batch", input_size=224, execution="eager").answer == "none-in-range"
+    brackets = {
+        (size, execution): line("fused", "batch", input_size=size, execution=execution).crossings[0].bracket
+        for size, execution in ((224, "graph"), (448, "eager"), (448, "graph"))
+    }
+    assert brackets == {(224, "graph"): (8, 16), (448, "eager"): (8, 16), (448, "graph"): (4, 8)}
+
+
+@pytest.mark.parametrize(
+    ("attention", "size", "execution", "left_out"),
+    [
+        ("explicit", 448, "eager", 4),
+        ("explicit", 448, "eager", 2),
+        ("fused", 448, "graph", 8),
+        ("fused", 448, "eager", 8),
+    ],
+)
+def test_without_a_neighbour_the_interval_still_holds_the_estimate_with_it(
+    attention: str, size: int, execution: str, left_out: int
+) -> None:
+    sweep = token_reduction(attention)
+    whole = line(attention, "batch", input_size=size, execution=execution).crossings[0]
+    thinned = replace(sweep, points=tuple(point for point in sweep.points if point.settings["batch"] != left_out))
+    others = {"input_size": size, "execution": execution}
+    (found,) = (item for item in crossovers(thinned, "batch") if item.others == others)
+    (crossing,) = found.crossings
+    assert crossing.low is not None
+    assert crossing.high is not None
+    assert crossing.low <= whole.at <= crossing.high
+
+
+@pytest.fixture(scope="module")
+def sweep():
+    return token_reduction("explicit")
+
+
+def test_measurements_and_their_policy_name_the_same_bracket(sweep) -> None:
+    measured = {tuple(found.others.values()): found for found in pays_off(sweep, "batch")}
+    chosen = {tuple(found.others.values()): found for found in pays_off(fit_policy(sweep), "batch")}
+    assert measured.keys() == chosen.keys()
+    decided = [key for key, found in measured.items() if found.answer == "crosses"]
+    assert decided
+    for key in decided:
+        (crossing,) = measured[key].crossings
+        (choice,) = chosen[key].crossings
+        assert choice.pays == crossing.pays
+        low, high = choice.bracket
+        assert low <= crossing.bracket[1]
+        assert high >= crossing.bracket[0]
+
+
+def test_a_model_answers_along_items_and_size_with_intervals(sweep) -> None:
+    model = fit_breakeven(sweep)
+    for axis in ("items", "size"):
+        answers = pays_off(model, axis)
+        assert {found.evidence for found in answers} == {"modelled"}
+        for found in answers:
+            for crossing in found.crossings:
+                assert crossing.low is None or crossing.low <= crossing.high
+    assert len(pays_off(model, "items")) + len(pays_off(model, "size")) == model.thresholds.height
+
+
+def test_an_axis_that_the_evidence_does_not_have_is_refused(sweep) -> None:
+    for evidence in (sweep, fit_policy(sweep), fit_breakeven(sweep, draws=10)):
+        with pytest.raises(UsageError, match="depth"):
+            pays_off(evidence, "depth")

@@ -1,13 +1,41 @@
-"""The cause of a difference: the right one for programs in which it is known, with its numbers."""
+"""The cause of a difference: the right one for programs in which it is known, with its numbers.
+
+Launches: what each of them cost the host, what the added ones cost, and what limits a step.
+
+GPU work by range and phase on both sides.
+
+Copies, fills and communication: how much there is, and how much of it shows in the wall time.
+
+What is said before any number when two profiles are hard to compare.
+"""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
+import polars as pl
 import pytest
 from hypothesis import given, settings
 
-from tests.compare.difference.programs import NCCL, US, Launch, any_side, program, settled
-from warplens.compare.difference import Explanation, Side, explanation, step_difference
-from warplens.profile import Trace
+from tests.analysis.builders import copy, graph, kernel, launch, memset, nvtx, trace
+from tests.compare.difference.programs import CALL, GEMM, NCCL, SOFTMAX, US, Launch, any_side, program, settled, side
+from warplens.compare.difference import (
+    Explanation,
+    LaunchChange,
+    Side,
+    comparability_notes,
+    explanation,
+    kernel_changes,
+    launch_change,
+    phase_changes,
+    range_changes,
+    step_difference,
+    transfer_changes,
+    wall_split,
+)
+from warplens.compare.difference.places import range_paths
+from warplens.profile import Device, NoteLevel, Recorder, Trace
 
 
 def _explained(baseline: Trace, variant: Trace, **options: tuple[float, float]) -> Explanation:
@@ -101,3 +129,266 @@ def test_exchanging_the_sides_exchanges_faster_and_slower(baseline: Side, varian
     assert {item.cause: -item.change_ns for item in there.contributions} == {
         item.cause: item.change_ns for item in back.contributions
     }
+
+
+def _launches(baseline: Side, variant: Side) -> LaunchChange:
+    split = wall_split(baseline, variant)
+    return launch_change(baseline, variant, (split.baseline, split.variant), kernel_changes(baseline, variant))
+
+
+def test_a_launch_costs_the_time_since_the_launch_before_it() -> None:
+    one = settled(program([Launch(host=10 * US), Launch(host=25 * US)]))
+    assert one.issue_ns is not None
+    assert one.issue_ns.tolist() == [10 * US, 25 * US] * 4
+
+
+def test_waiting_for_the_gpu_is_no_cost_of_launching() -> None:
+    # The host waits 300 µs at the end of each step.
+    one = settled(program([Launch(gpu=300 * US, host=10 * US)]))
+    assert one.issue_ns is not None
+    assert set(one.issue_ns.tolist()) == {10 * US}
+
+
+def test_added_launches_cost_what_the_host_needed_for_them() -> None:
+    work = [Launch(host=10 * US)] * 5
+    changes = _launches(
+        settled(program(work)), settled(program([*work, *[Launch("gatherTopK", host=15 * US, range="reduce")] * 2]))
+    )
+    assert changes.kernels_change == changes.calls_change == changes.added == 2
+    assert changes.added_cost_ns == pytest.approx(2 * 15 * US)
+    assert changes.added_ns_per_launch == pytest.approx(15 * US)
+    assert changes.removed_ns_per_launch is None
+    assert changes.pace_cost_ns == pytest.approx(0)
+
+
+def test_a_slower_host_shows_in_the_launches_of_both_sides() -> None:
+    changes = _launches(settled(program([Launch(host=10 * US)] * 5)), settled(program([Launch(host=12 * US)] * 5)))
+    assert changes.added_cost_ns == 0
+    assert changes.pace_cost_ns == pytest.approx(5 * 2 * US)
+    assert changes.baseline.host_ns_per_launch == pytest.approx(10 * US)
+    assert changes.variant.host_ns_per_launch == pytest.approx(12 * US)
+
+
+def test_a_step_that_waits_for_launches_is_bound_by_the_host() -> None:
+    changes = _launches(settled(program([Launch(gpu=2 * US)] * 9)), settled(program([Launch(gpu=200 * US)] * 9)))
+    assert changes.baseline.bound == "host-issue"
+    assert changes.variant.bound == "gpu"
+    for one in (changes.baseline, changes.variant):
+        assert one.busy_share + one.issue_share + one.host_share + one.waiting_share == pytest.approx(1)
+
+
+def test_without_launching_calls_nothing_is_said_about_the_host() -> None:
+    blind = program([Launch()] * 3)
+    blind = type(blind)(**{**vars(blind), "api_calls": blind.api_calls.clear()})
+    one = side(blind, window="all")
+    changes = _launches(one, side(program([Launch()] * 3)))
+    assert changes.baseline.issue_ns is None
+    assert changes.baseline.host_ns_per_launch is None
+    assert changes.added_cost_ns is None
+    assert changes.baseline.bound == "waiting"
+
+
+def test_graphs_that_hide_their_kernels_leave_their_number_open() -> None:
+    hidden = trace(
+        [],
+        [launch(0, CALL, 1, "cudaGraphLaunch")],
+        graph_launches=[graph(6 * US, 90 * US, correlation=1)],
+        window_ns=(0, 90 * US),
+    )
+    changes = _launches(side(program([Launch(GEMM)])), side(hidden, window="all"))
+    assert changes.kernels_change is None
+    assert changes.variant.graph_launches == 1
+    assert changes.calls_change == 0
+
+
+def _row(table: pl.DataFrame, path: str) -> dict[str, Any]:
+    return table.row(by_predicate=pl.col("path") == path, named=True)
+
+
+def test_ranges_of_one_name_path_are_compared() -> None:
+    table = range_changes(
+        side(program([Launch(range="attention", gpu=8 * US), Launch(range="mlp", gpu=9 * US)])),
+        side(program([Launch(range="attention", gpu=3 * US), Launch(range="mlp", gpu=9 * US), Launch(range="reduce")])),
+    )
+    assert _row(table, "attention")["change_ns_per_step"] == -5 * US
+    assert _row(table, "mlp")["change_ns_per_step"] == 0
+    assert (_row(table, "reduce")["in"], _row(table, "reduce")["variant_kernels_per_step"]) == ("variant", 1)
+    assert _row(table, "")["change_ns_per_step"] == (2 - 5) * US
+
+
+def test_the_largest_change_stands_first() -> None:
+    table = range_changes(
+        side(program([Launch(range="a", gpu=8 * US), Launch(range="b", gpu=9 * US)])),
+        side(program([Launch(range="a", gpu=7 * US), Launch(range="b", gpu=99 * US)])),
+    )
+    assert table["path"].to_list() == ["", "b", "a"]
+
+
+def test_the_steps_own_range_and_what_is_around_it_are_no_place() -> None:
+    paths = range_paths(side(program([Launch(range="attention")])).timeline)
+    assert paths.paths == ((), ("attention",))
+
+
+def test_layers_are_one_place_when_merged() -> None:
+    one = side(program([Launch(range=f"block_{number}") for number in range(4)]))
+    assert range_changes(one, one)["path"].to_list() == ["", "block_0", "block_1", "block_2", "block_3"]
+    merged = range_changes(one, one, merged=True)
+    assert merged["path"].to_list() == ["", "block_N"]
+    assert _row(merged, "block_N")["baseline_kernels_per_step"] == 4
+
+
+def test_phases_are_compared_where_names_tell_them() -> None:
+    work = [Launch(range="forward", gpu=10 * US), Launch(range="backward", gpu=20 * US)]
+    slower = [Launch(range="forward", gpu=10 * US), Launch(range="backward", gpu=26 * US)]
+    table = phase_changes(side(program(work)), side(program(slower)))
+    assert table.select("phase", "change_ns_per_step").rows() == [("forward", 0), ("backward", 6 * US)]
+    assert not phase_changes(side(program([Launch()])), side(program([Launch()]))).height
+
+
+@settings(max_examples=50, deadline=None)
+@given(any_side(), any_side())
+def test_own_times_add_up_to_all_gpu_work(baseline: Side, variant: Side) -> None:
+    table = range_changes(baseline, variant)
+    for one, name in ((baseline, "baseline"), (variant, "variant")):
+        total = (one.work["end_ns"] - one.work["start_ns"]).sum()
+        assert table[f"{name}_own_ns"].sum() == total
+        assert _row(table, "")[f"{name}_ns"] == total
+
+
+def _table(baseline: Side, variant: Side) -> pl.DataFrame:
+    return transfer_changes(baseline, variant, wall_split(baseline, variant))
+
+
+def _row_transfers(table: pl.DataFrame, part: str) -> dict[str, Any]:
+    return table.row(by_predicate=pl.col("part") == part, named=True)
+
+
+def test_a_copy_hidden_behind_compute_is_there_and_costs_nothing() -> None:
+    hidden = trace(
+        [kernel(0, 10, GEMM)], copies=[copy(2, 8, size=600, stream=8)], memsets=[memset(10, 13, 5)], window_ns=(0, 13)
+    )
+    bare = trace([kernel(0, 10, GEMM)], window_ns=(0, 10))
+    table = _table(side(bare, window="all"), side(hidden, window="all"))
+    row = _row_transfers(table, "host-to-device")
+    assert (row["baseline_count_per_step"], row["variant_count_per_step"]) == (0, 1)
+    assert (row["baseline_bytes_per_step"], row["variant_bytes_per_step"]) == (0, 600)
+    assert (row["change_ns_per_step"], row["exposed_change_ns_per_step"]) == (6, 0)
+    assert _row_transfers(table, "memset")["exposed_change_ns_per_step"] == 3
+
+
+def test_the_bytes_of_collectives_are_not_known() -> None:
+    one = side(program([Launch(gpu=50 * US), Launch(NCCL, gpu=30 * US)]))
+    row = _row_transfers(_table(one, one), "communication")
+    assert (row["variant_count_per_step"], row["variant_bytes_per_step"]) == (1, None)
+    assert row["variant_exposed_ns_per_step"] == 30 * US
+
+
+def test_programs_without_transfers_have_none() -> None:
+    one = side(program([Launch()]))
+    assert not _table(one, one).height
+
+
+@settings(max_examples=50, deadline=None)
+@given(any_side(), any_side())
+def test_exposed_times_are_those_of_the_wall_split(baseline: Side, variant: Side) -> None:
+    split = wall_split(baseline, variant)
+    table = transfer_changes(baseline, variant, split)
+    for group in ("copy", "communication"):
+        exposed = table.filter(pl.col("group") == group)["exposed_change_ns_per_step"].sum()
+        assert exposed == pytest.approx(float(split.change_of(group)))
+
+
+def _notes(baseline: Side, variant: Side) -> dict[str, NoteLevel]:
+    notes = comparability_notes(baseline, variant, wall_split(baseline, variant), kernel_changes(baseline, variant))
+    return {note.code: note.level for note in notes}
+
+
+def _captured(profile: Trace, **changes: object) -> Trace:
+    return replace(profile, capture=replace(profile.capture, **changes))
+
+
+def test_alike_profiles_are_only_told_to_be_profiled() -> None:
+    one = side(program([Launch()] * 3))
+    assert _notes(one, one) == {"profiled-times": NoteLevel.INFO}
+
+
+def test_another_gpu_or_tool_is_said() -> None:
+    profile = program([Launch()] * 3)
+    other = _captured(profile, devices=(Device(ordinal=0, name="Another GPU"),), recorder=Recorder("another tool"))
+    notes = _notes(side(profile), side(other))
+    assert notes["different-gpu"] == notes["different-tool"] == NoteLevel.WARNING
+
+
+def test_another_version_of_the_tool_is_no_more_than_worth_knowing() -> None:
+    profile = program([Launch()] * 3)
+    assert _notes(side(profile), side(_captured(profile, tool_version="9")))["different-tool-version"] == NoteLevel.INFO
+
+
+def test_a_table_that_only_one_side_recorded_is_said() -> None:
+    profile = program([Launch()] * 3)
+    blind = _captured(profile, recorded=profile.capture.recorded - {"api_calls"})
+    assert "different-tables" in _notes(side(profile), side(blind))
+
+
+def test_steps_on_one_side_only_compare_nothing() -> None:
+    profile = program([Launch()] * 3)
+    assert _notes(side(profile), side(profile, window="all"))["steps-on-one-side"] == NoteLevel.BLOCKING
+    assert "no-steps" in _notes(side(profile, window="all"), side(profile, window="all"))
+
+
+def test_numbers_of_steps_are_said() -> None:
+    few, many = side(program([Launch()] * 3, steps=2)), side(program([Launch()] * 3, steps=9))
+    assert {"different-steps", "few-steps"} <= set(_notes(few, many))
+
+
+def test_steps_guessed_from_the_kernels_are_said() -> None:
+    guessed = program([Launch(GEMM), Launch(SOFTMAX), Launch("other_kernel")], steps=6, named=False)
+    assert "guessed-steps" in _notes(side(guessed), side(guessed))
+
+
+def test_a_side_without_gpu_work_has_nothing_to_compare() -> None:
+    empty = side(trace([], [launch(0, 50, 1)], window_ns=(0, 50)), window="all")
+    assert _notes(side(program([Launch()])), empty)["no-gpu-work"] == NoteLevel.BLOCKING
+
+
+def test_hidden_graphs_are_missing_kernels_and_no_other_program() -> None:
+    hidden = trace(
+        [kernel(0, 1, GEMM)],
+        [launch(0, 2, 1, "cudaGraphLaunch")],
+        graph_launches=[graph(5 * US, 90 * US, correlation=1)],
+    )
+    notes = _notes(side(program([Launch(GEMM)])), side(hidden, window="all"))
+    assert notes["hidden-graphs"] == NoteLevel.WARNING
+    assert "few-matches" not in notes
+
+
+def test_different_programs_are_said() -> None:
+    one, other = program([Launch("one_kernel")] * 3), program([Launch("other_kernel")] * 3)
+    assert "few-matches" in _notes(side(one), side(other))
+
+
+def test_unequal_steps_are_said() -> None:
+    kernels = [kernel(start, start + 5, GEMM, correlation=start) for start in (0, 10, 100, 200, 210, 220)]
+    api = [launch(start - 3, start - 1, start) for start in (0, 10, 100, 200, 210, 220)]
+    ranges = [nvtx(begin, begin + 90, "step") for begin in (-5, 95, 195)]
+    one = side(trace(kernels, api, ranges))
+    assert len(one.window.steps) > 1
+    assert "unequal-steps" in _notes(one, one)
+
+
+def test_time_between_steps_is_said() -> None:
+    paused = side(program([Launch()] * 3, pause=500 * US))
+    assert "time-between-steps" in _notes(paused, paused)
+
+
+def test_several_devices_are_said() -> None:
+    both = trace([kernel(0, 40, GEMM), kernel(0, 10, NCCL, device=1)], window_ns=(0, 40))
+    assert "several-devices" in _notes(side(both, window="all"), side(both, window="all"))
+
+
+def test_the_gravest_note_stands_first() -> None:
+    profile = program([Launch()] * 3)
+    one, other = side(profile), side(profile, window="all")
+    notes = comparability_notes(one, other, wall_split(one, other), kernel_changes(one, other))
+    order = list(NoteLevel)[::-1]
+    assert [order.index(note.level) for note in notes] == sorted(order.index(note.level) for note in notes)

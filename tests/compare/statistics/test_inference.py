@@ -1,0 +1,274 @@
+"""Against printed tables, closed forms, simulation and the library's own distributions where those hold.
+
+The promises: no more false differences than the level, intervals that hold the truth, and enough blocks asked for.
+
+The same measurements with more repetitions are in `benchmarks/comparison_errors.py`, whose stored figures the
+documentation shows.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from benchmarks import comparison_errors
+from benchmarks.comparison_errors import (
+    SPLITS,
+    aa_splits,
+    coverage,
+    normal_blocks,
+    one_run,
+    outlier_blocks,
+    planted,
+    real_rounds,
+    skewed_blocks,
+)
+from scipy import stats
+
+from warplens.compare.statistics import (
+    DIFFERENCES,
+    Comparison,
+    Interval,
+    NoiseFloor,
+    adjusted,
+    many_differences,
+    regression,
+)
+from warplens.compare.statistics.estimates import power, t_quantile, two_sided, variance_limit
+from warplens.errors import UsageError
+
+
+@pytest.mark.parametrize(
+    ("level", "freedom", "printed"),
+    [
+        (0.05, 1, 12.7062),
+        (0.05, 4, 2.77645),
+        (0.01, 5, 4.03214),
+        (0.20, 3, 1.63774),
+        (0.05, 1e6, 1.95996),
+    ],
+)
+def test_quantiles_are_those_of_printed_tables(level: float, freedom: float, printed: float) -> None:
+    assert t_quantile(level, freedom) == pytest.approx(printed, rel=1e-5)
+
+
+@pytest.mark.parametrize("t", [0.0, 0.3, 1.0, 5.0, 40.0, 1000.0])
+def test_tails_of_one_and_two_degrees_of_freedom_have_closed_forms(t: float) -> None:
+    assert float(two_sided(t, 1)) == pytest.approx(1 - 2 * math.atan(t) / math.pi, abs=1e-9)
+    assert float(two_sided(t, 2)) == pytest.approx(1 - t / math.sqrt(2 + t * t), abs=1e-9)
+
+
+def test_far_tails_keep_their_digits() -> None:
+    # Exact, with 20 degrees of freedom: P(|T| ≥ 40) = 1.4574697e-20, which a difference from one loses.
+    assert float(two_sided(40, 20)) == pytest.approx(1.4574697e-20, rel=1e-6)
+    assert float(two_sided(t_quantile(1e-12, 9), 9)) == pytest.approx(1e-12, rel=1e-6)
+
+
+def test_a_quantile_is_where_its_tail_says() -> None:
+    for level in (0.5, 0.1, 0.05, 0.001):
+        for freedom in (1.0, 1.7, 3.0, 12.5, 80.0):
+            assert float(two_sided(t_quantile(level, freedom), freedom)) == pytest.approx(level, rel=1e-6)
+
+
+def test_power_agrees_with_a_simulated_test() -> None:
+    generator = np.random.default_rng(1)
+    count, difference, limit = 8, 1.5, 2.0
+    sides = generator.normal(0, 1, (2, 20_000, count))
+    error = np.sqrt(sides.var(axis=2, ddof=1).sum(axis=0) / count)
+    estimate, reach = sides[1].mean(axis=1) + difference - sides[0].mean(axis=1), t_quantile(0.05, 14) * error
+    excludes, within = power(difference, limit, math.sqrt(2 / count), 14, 0.05)
+    assert excludes == pytest.approx((np.abs(estimate) > reach).mean(), abs=0.015)
+    assert within == pytest.approx((np.abs(estimate) + reach < limit).mean(), abs=0.015)
+
+
+@pytest.mark.parametrize(("freedom", "place"), [(1, 1.0), (1, 12.7), (2.3, 0.5), (5, 3.0), (19, 2.8), (400, 3.0)])
+def test_power_is_that_of_the_non_central_t(freedom: float, place: float) -> None:
+    critical = float(t_quantile(0.05, freedom))
+    exact = stats.nct.sf(critical, freedom, place) + stats.nct.cdf(-critical, freedom, place)
+    assert power(place, 1.0, 1.0, freedom, 0.05)[0] == pytest.approx(exact, abs=1e-5)
+
+
+def test_power_holds_where_the_library_gives_none() -> None:
+    # Why `stats.nct` is not used: its far tail is NaN, though the difference is certain to show.
+    assert any(math.isnan(stats.nct.cdf(-t_quantile(0.05, freedom), freedom, 12.0)) for freedom in (5.5, 14, 400, 1e6))
+    assert all(power(12.0, 1.0, 1.0, freedom, 0.05)[0] > 0.999 for freedom in (5.5, 14, 400, 1e6))
+    assert power(0.5, 1.0, 0.0, 4, 0.05) == (1.0, 1.0)
+
+
+def test_a_variance_of_few_degrees_of_freedom_may_be_much_too_small() -> None:
+    # 4 / 1.649 and 20 / 14.578: printed quantiles of χ² at 20 %.
+    assert variance_limit(4, 0.8) == pytest.approx(4 / 1.649, rel=1e-3)
+    assert variance_limit(20, 0.8) == pytest.approx(20 / 14.578, rel=1e-3)
+
+
+def test_adjusted_p_values_are_those_of_the_published_example() -> None:
+    # The fifteen p-values of Benjamini and Hochberg (1995), section 3.2: four are rejected at 0.05.
+    published = [
+        0.0001, 0.0004, 0.0019, 0.0095, 0.0201, 0.0278, 0.0298, 0.0344,
+        0.0459, 0.3240, 0.4262, 0.5719, 0.6528, 0.7590, 1.0000,
+    ]  # fmt: skip
+    corrected = adjusted(published)
+    assert (corrected <= 0.05).sum() == 4
+    assert corrected[3] == pytest.approx(0.0095 * 15 / 4)
+    assert (np.diff(corrected) >= 0).all()
+    assert (adjusted(published[::-1]) == corrected[::-1]).all()
+
+
+def test_what_was_not_tested_does_not_count() -> None:
+    corrected = adjusted([0.01, np.nan, 0.04])
+    assert corrected[[0, 2]] == pytest.approx([0.02, 0.04])
+    assert np.isnan(corrected[1])
+    assert adjusted([]).size == 0
+
+
+def steps(generator: np.random.Generator, rows: int = 10, columns: int = 100) -> np.ndarray:
+    return generator.lognormal(10, 0.02, (rows, columns))
+
+
+def test_of_a_hundred_unchanged_kernels_hardly_any_is_called_different() -> None:
+    generator = np.random.default_rng(0)
+    wrong = sum(
+        many_differences(steps(generator), steps(generator))["verdict"].is_in(["faster", "slower"]).any()
+        for _ in range(100)
+    )
+    assert wrong <= 5
+
+
+def test_kernels_that_became_slower_are_found_among_a_hundred() -> None:
+    generator = np.random.default_rng(1)
+    before, after = steps(generator), steps(generator)
+    after[:, 7] *= 1.2
+    after[:, 42] *= 0.8
+    found = many_differences(before, after)
+    assert found.schema == DIFFERENCES.schema
+    assert found["verdict"][7] == "slower"
+    assert found["verdict"][42] == "faster"
+    assert found.filter(found["verdict"].is_in(["faster", "slower"])).height <= 4
+    assert found["difference_ns"].sum() == pytest.approx(after.sum(axis=1).mean() - before.sum(axis=1).mean())
+    assert ((found["low_ns"] <= found["difference_ns"]) & (found["difference_ns"] <= found["high_ns"])).all()
+
+
+def test_kernels_that_never_vary_differ_surely_or_not_at_all() -> None:
+    found = many_differences(np.full((4, 3), 100.0), np.tile([100.0, 130.0, 101.0], (4, 1)))
+    assert found["verdict"].to_list() == ["same", "slower", "same"]
+    assert found["p_value"].to_list() == [1.0, 0.0, 0.0]
+
+
+def test_a_kernel_of_one_side_only_has_no_ratio() -> None:
+    generator = np.random.default_rng(2)
+    before, after = np.zeros((6, 1)), generator.normal(1000, 5, (6, 1))
+    found = many_differences(before, after).row(0, named=True)
+    assert found["ratio"] is None
+    assert found["verdict"] == "slower"
+
+
+def test_one_step_a_side_decides_nothing() -> None:
+    found = many_differences([[100.0, 5.0]], [[300.0, 5.0]])
+    assert found["verdict"].to_list() == ["undecided", "undecided"]
+    assert found["p_value"].null_count() == 2
+
+
+def test_steps_of_one_block_count_as_one() -> None:
+    generator = np.random.default_rng(3)
+    runs = [generator.normal(100, 5, (50, 2)) for _ in range(2)]
+    blocks = np.repeat(np.arange(5), 10)
+    given = many_differences(*runs, baseline_blocks=blocks, variant_blocks=blocks)
+    means = [run.reshape(5, 10, 2).mean(axis=1) for run in runs]
+    alone = many_differences(*means, baseline_blocks=np.arange(5), variant_blocks=np.arange(5))
+    assert given.equals(alone)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "blocks"),
+    [([[1.0, 2.0]], [[1.0]], None), ([], [[1.0]], None), ([[1.0], [2.0]], [[1.0]], [0])],
+)
+def test_matrices_that_do_not_match_are_refused(
+    before: list[list[float]], after: list[list[float]], blocks: list[int] | None
+) -> None:
+    with pytest.raises(UsageError):
+        many_differences(before, after, baseline_blocks=blocks)
+
+
+def comparison(low: float, high: float) -> Comparison:
+    ratio = Interval(low, math.sqrt(low * high) if low and not math.isinf(high) else 1.0, high, 0.05)
+    return Comparison(ratio, "undecided", NoiseFloor(None, 0.0, None, 0, "blocks"), None, 1.0, 1.0, "", ())
+
+
+def test_only_an_interval_wholly_above_the_limit_stops_a_build() -> None:
+    assert regression(comparison(1.06, 1.20), 0.05).exit_code == 1
+    assert regression(comparison(1.04, 1.20), 0.05).exit_code == 0
+    assert regression(comparison(1.01, 1.04), 0.05).exit_code == 0
+
+
+def test_an_interval_across_the_limit_is_undecided_and_says_so() -> None:
+    answer = regression(comparison(1.04, 1.20), 0.05)
+    assert not answer.found
+    assert not answer.excluded
+    assert answer.sentence.startswith("undecided whether slower by more than 5 %: between +4.0 % and +20.0 %")
+
+
+def test_an_interval_below_the_limit_excludes_a_regression() -> None:
+    answer = regression(comparison(0.90, 1.04), 0.05)
+    assert answer.excluded
+    assert answer.sentence == "not slower by more than 5 %: +4.0 % at most"
+
+
+def test_with_a_limit_of_zero_any_sure_slowdown_is_a_regression() -> None:
+    assert regression(comparison(1.001, 1.01), 0.0).found
+
+
+def test_data_without_variation_stop_nothing() -> None:
+    answer = regression(comparison(0.0, math.inf), 0.05)
+    assert answer.exit_code == 0
+    assert "no variation" in answer.sentence
+
+
+@pytest.mark.parametrize("limit", [-0.01, math.nan, math.inf])
+def test_a_limit_that_is_no_share_is_refused(limit: float) -> None:
+    with pytest.raises(UsageError):
+        regression(comparison(1.0, 1.1), limit)
+
+
+@pytest.mark.parametrize("kind", SPLITS)
+def test_real_data_compared_with_themselves_show_no_more_differences_than_the_level(kind: str) -> None:
+    """200 seeded splits each: alternating, contiguous halves (with whatever drift there is), at random, in turns."""
+    found = aa_splits(kind, splits=200, level=0.05)
+    assert found.decided <= 0.05 * found.splits
+    assert found.same > 0
+
+
+@pytest.mark.parametrize("draw", [normal_blocks, skewed_blocks, outlier_blocks])
+@pytest.mark.parametrize("count", [3, 5, 10])
+def test_intervals_from_few_blocks_hold_the_ratio(draw, count: int) -> None:  # type: ignore[no-untyped-def]
+    assert coverage(draw, count, 120)["ours"] >= 0.92
+
+
+@pytest.mark.parametrize(("correlation", "least"), [(0.0, 0.93), (0.5, 0.88), (0.7, 0.85)])
+def test_intervals_from_one_run_hold_the_ratio_though_steps_resemble_each_other(
+    correlation: float, least: float
+) -> None:
+    assert coverage(one_run(correlation), 20, 150)["ours"] >= least
+
+
+@pytest.mark.parametrize(("population", "pilot"), [(lambda _: normal_blocks, 3), (real_rounds, 3)])
+def test_a_slowdown_of_three_per_cent_is_found_with_the_blocks_that_were_asked_for(population, pilot: int) -> None:  # type: ignore[no-untyped-def]
+    found = planted(population, pilot, 20, slowdown=0.03)
+    assert found.asked >= 5
+    assert found.found >= 0.8 * found.asked
+
+
+def test_the_stored_figures_that_the_documentation_shows_keep_the_promises() -> None:
+    stored = json.loads(
+        (Path(comparison_errors.__file__).parent / "results" / "comparison_errors.json").read_text("utf-8")
+    )
+    assert [row["kind"] for row in stored["splits"]] == list(SPLITS)
+    assert all(row["decided"] <= 0.05 * row["splits"] for row in stored["splits"])
+    assert all(row["ours"] >= 0.95 for row in stored["coverage"] if row["data"].startswith("blocks"))
+    assert all(row["ours"] >= 0.9 for row in stored["coverage"])
+    assert all(row["found"] >= 0.8 * row["asked"] for row in stored["planted"])
+    assert all(row["chance share"] <= 0.05 for row in stored["kernels"])
+    text = (Path(comparison_errors.__file__).parent / "results" / "comparison_errors.md").read_text("utf-8")
+    assert text == comparison_errors.tables(stored)
