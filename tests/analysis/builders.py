@@ -6,8 +6,9 @@
         ranges=[nvtx(0, 30, "step")],
     )
 
-Every row function takes the times first and has a default for everything else: device 0, stream 7, process 1, thread 1.
-A table that is not passed to `trace` counts as not recorded; one passed as `[]` was recorded and is empty.
+Every row function takes the times first and has a default for everything else: device 0, stream 7, process 1, thread 1,
+which `place` replaces by the columns' names. A table that is not passed to `trace` counts as not recorded; one passed
+as `[]` was recorded and is empty.
 """
 
 from __future__ import annotations
@@ -31,6 +32,12 @@ Row = dict[str, Any]
 MAIN_THREAD = 1
 AUTOGRAD_THREAD = 2
 
+#: Where work is, unless a test says so: what `**place` of the rows below may name.
+_ON_DEVICE = {"device": 0, "stream": 7, "process": 1, "correlation": None}
+_ON_THREAD = {"process": 1, "thread": MAIN_THREAD}
+#: Tables whose rows lie inside one another.
+_NESTED = ("ranges", "python_functions")
+
 
 def kernel(
     start: int,
@@ -40,16 +47,14 @@ def kernel(
     correlation: int | None = None,
     *,
     full_name: str | None = None,
-    device: int = 0,
-    process: int = 1,
     grid: tuple[int, int, int] = (1, 1, 1),
     block: tuple[int, int, int] = (128, 1, 1),
     registers: int | None = 32,
-    graph_node: int | None = None,
+    **place: int | None,
 ) -> Row:
     """One kernel execution; `full_name` is the short name unless given."""
     return {
-        **_on_device(start, end, stream=stream, correlation=correlation, device=device, process=process),
+        **_on_device(start, end, **{"graph_node": None, "stream": stream, "correlation": correlation, **place}),
         "name": name,
         "full_name": name if full_name is None else full_name,
         **dict(zip(("grid_x", "grid_y", "grid_z"), grid, strict=True)),
@@ -57,7 +62,6 @@ def kernel(
         "registers_per_thread": registers,
         "static_shared_bytes": 0,
         "dynamic_shared_bytes": 0,
-        "graph_node": graph_node,
     }
 
 
@@ -67,160 +71,74 @@ def copy(
     direction: str = "host-to-device",
     size: int = 1024,
     *,
-    stream: int = 7,
-    correlation: int | None = None,
     source: str | None = "pageable",
     destination: str | None = "device",
-    device: int = 0,
-    process: int = 1,
-    graph_node: int | None = None,
+    **place: int | None,
 ) -> Row:
     """One memory copy of `size` bytes."""
     return {
-        **_on_device(start, end, stream=stream, correlation=correlation, device=device, process=process),
+        **_on_device(start, end, **{"graph_node": None, **place}),
         "bytes": size,
         "direction": direction,
         "source_memory": source,
         "destination_memory": destination,
-        "graph_node": graph_node,
     }
 
 
-def memset(
-    start: int,
-    end: int,
-    size: int = 1024,
-    *,
-    stream: int = 7,
-    correlation: int | None = None,
-    memory: str | None = "device",
-    device: int = 0,
-    process: int = 1,
-    graph_node: int | None = None,
-) -> Row:
+def memset(start: int, end: int, size: int = 1024, *, memory: str | None = "device", **place: int | None) -> Row:
     """One memory fill of `size` bytes."""
-    return {
-        **_on_device(start, end, stream=stream, correlation=correlation, device=device, process=process),
-        "bytes": size,
-        "memory": memory,
-        "graph_node": graph_node,
-    }
+    return {**_on_device(start, end, **{"graph_node": None, **place}), "bytes": size, "memory": memory}
 
 
-def graph(
-    start: int,
-    end: int,
-    *,
-    stream: int = 7,
-    correlation: int | None = None,
-    graph_id: int | None = 1,
-    device: int = 0,
-    process: int = 1,
-) -> Row:
+def graph(start: int, end: int, *, graph_id: int | None = 1, **place: int | None) -> Row:
     """One CUDA graph execution that was traced as a whole."""
-    return {
-        **_on_device(start, end, stream=stream, correlation=correlation, device=device, process=process),
-        "graph": graph_id,
-        "graph_exec": graph_id,
-    }
+    return {**_on_device(start, end, **place), "graph": graph_id, "graph_exec": graph_id}
 
 
-def call(
-    start: int,
-    end: int,
-    name: str,
-    correlation: int = 0,
-    *,
-    thread: int = MAIN_THREAD,
-    process: int = 1,
-    return_value: int | None = 0,
-) -> Row:
+def call(start: int, end: int, name: str, correlation: int = 0, *, return_value: int | None = 0, **place: int) -> Row:
     """One CUDA API call of any kind."""
     return {
-        **_on_thread(start, end, thread, process),
+        **_on_thread(start, end, **place),
         "correlation": correlation,
         "name": name,
         "return_value": return_value,
     }
 
 
-def launch(
-    start: int,
-    end: int,
-    correlation: int,
-    name: str = "cudaLaunchKernel",
-    *,
-    thread: int = MAIN_THREAD,
-    process: int = 1,
-) -> Row:
+def launch(start: int, end: int, correlation: int, name: str = "cudaLaunchKernel", **place: int) -> Row:
     """The API call that launches the work with this correlation id."""
-    return call(start, end, name, correlation, thread=thread, process=process)
+    return call(start, end, name, correlation, **place)
 
 
-def sync(
-    start: int,
-    end: int,
-    kind: str = "stream",
-    *,
-    correlation: int | None = None,
-    device: int | None = 0,
-    stream: int | None = 7,
-    process: int = 1,
-) -> Row:
+def sync(start: int, end: int, kind: str = "stream", **place: int | None) -> Row:
     """One wait of the host for the device, or of a stream for an event."""
-    return {
-        "start_ns": start,
-        "end_ns": end,
-        "device": device,
-        "stream": stream,
-        "process": process,
-        "correlation": correlation,
-        "kind": kind,
-    }
+    return {**_on_device(start, end, **place), "kind": kind}
 
 
-def nvtx(
-    start: int,
-    end: int,
-    name: str,
-    *,
-    thread: int = MAIN_THREAD,
-    process: int = 1,
-    kind: str = "push-pop",
-    domain: int = 0,
-) -> Row:
+def nvtx(start: int, end: int, name: str, *, kind: str = "push-pop", domain: int = 0, **place: int) -> Row:
     """One annotated range; its depth and parent follow from the times."""
-    return {**_on_thread(start, end, thread, process), "name": name, "kind": kind, "domain": domain}
+    return {**_on_thread(start, end, **place), "name": name, "kind": kind, "domain": domain}
 
 
-def allocation(
-    time: int,
-    delta: int,
-    address: int | None = None,
-    *,
-    memory: str | None = "device",
-    device: int | None = 0,
-    process: int = 1,
-) -> Row:
+def allocation(time: int, delta: int, address: int | None = None, *, memory: str | None = "device", **at: Any) -> Row:
     """`delta` bytes allocated (positive) or released (negative)."""
-    return {
-        "time_ns": time,
-        "process": process,
-        "device": device,
-        "address": address,
-        "delta_bytes": delta,
-        "memory": memory,
-    }
+    place = {"process": 1, "device": 0, **at}
+    return {"time_ns": time, **place, "address": address, "delta_bytes": delta, "memory": memory}
 
 
-def os_call(start: int, end: int, name: str = "poll", *, thread: int = MAIN_THREAD, process: int = 1) -> Row:
+def os_call(start: int, end: int, name: str = "poll", **place: int) -> Row:
     """One blocking call into the operating system."""
-    return {**_on_thread(start, end, thread, process), "name": name}
+    return {**_on_thread(start, end, **place), "name": name}
 
 
-def overhead(start: int, end: int, name: str = "CUDA profiling", *, thread: int = MAIN_THREAD, process: int = 1) -> Row:
+def overhead(start: int, end: int, name: str = "CUDA profiling", **place: int) -> Row:
     """One interval in which the profiler held a host thread up."""
-    return {**_on_thread(start, end, thread, process), "name": name}
+    return os_call(start, end, name, **place)
+
+
+def python_call(start: int, end: int, name: str, **place: int) -> Row:
+    """One call of a Python function or module."""
+    return os_call(start, end, name, **place)
 
 
 def trace(
@@ -228,16 +146,11 @@ def trace(
     api: Sequence[Row] | None = None,
     ranges: Sequence[Row] | None = None,
     *,
-    copies: Sequence[Row] | None = None,
-    memsets: Sequence[Row] | None = None,
-    graph_launches: Sequence[Row] | None = None,
-    synchronizations: Sequence[Row] | None = None,
-    memory: Sequence[Row] | None = None,
-    os_calls: Sequence[Row] | None = None,
-    profiler_overhead: Sequence[Row] | None = None,
     window_ns: tuple[int, int] | None = None,
     notes: Sequence[Note] = (),
     file_format: str = "nsys-sqlite",
+    devices: Sequence[Device] | None = None,
+    **others: Sequence[Row] | None,
 ) -> Trace:
     """A whole `Trace` of these rows, each table checked against its declaration.
 
@@ -245,25 +158,20 @@ def trace(
         window_ns: the recorded time; from the first begin to the last end of any row unless given.
         notes: what the reader is supposed to have noticed.
         file_format: the format that the trace is supposed to have been read from.
+        devices: the GPUs; those that the rows name unless given.
+        others: further tables of a `Trace` by their names; a column that a row of theirs lacks is null.
     """
-    rows = {
-        "kernels": kernels,
-        "copies": copies,
-        "memsets": memsets,
-        "graph_launches": graph_launches,
-        "api_calls": api,
-        "synchronizations": synchronizations,
-        "ranges": None if ranges is None else _nested(ranges),
-        "memory": memory,
-        "os_calls": os_calls,
-        "profiler_overhead": profiler_overhead,
+    rows = {"kernels": kernels, "api_calls": api, "ranges": ranges, **others}
+    given = {
+        name: _nested(table) if name in _NESTED else list(table) for name, table in rows.items() if table is not None
     }
-    given = {name: list(table) for name, table in rows.items() if table is not None}
+    if devices is None:
+        devices = [Device(ordinal=ordinal, name="Test GPU") for ordinal in _ordinals(given)]
     capture = Capture(
         source="synthetic",
         format=file_format,
         recorder=KINETO if file_format == "kineto-json" else NSYS,
-        devices=tuple(Device(ordinal=ordinal, name="Test GPU") for ordinal in _ordinals(given)),
+        devices=tuple(devices),
         window_ns=_extent(given) if window_ns is None else window_ns,
         recorded=frozenset(given),
         notes=tuple(notes),
@@ -271,19 +179,14 @@ def trace(
     return Trace(capture, **{name: _frame(TABLES[name], table) for name, table in given.items()})
 
 
-def _on_device(start: int, end: int, *, stream: int, correlation: int | None, device: int, process: int) -> Row:
-    return {
-        "start_ns": start,
-        "end_ns": end,
-        "device": device,
-        "stream": stream,
-        "process": process,
-        "correlation": correlation,
-    }
+def _on_device(start: int, end: int, **place: int | None) -> Row:
+    assert place.keys() <= {*_ON_DEVICE, "graph_node"}, place
+    return {"start_ns": start, "end_ns": end, **_ON_DEVICE, **place}
 
 
-def _on_thread(start: int, end: int, thread: int, process: int) -> Row:
-    return {"start_ns": start, "end_ns": end, "process": process, "thread": thread}
+def _on_thread(start: int, end: int, **place: int) -> Row:
+    assert place.keys() <= _ON_THREAD.keys(), place
+    return {"start_ns": start, "end_ns": end, **_ON_THREAD, **place}
 
 
 def _nested(ranges: Sequence[Row]) -> list[Row]:
@@ -308,7 +211,7 @@ def _frame(declared: Table, rows: Sequence[Row]) -> pl.DataFrame:
         [
             pl.Series(column.name, values, dtype=_names(values) if column.dtype is NAME else column.dtype)
             for column in declared.columns
-            for values in [[row[column.name] for row in rows]]
+            for values in [[row.get(column.name) for row in rows]]
         ]
     )
 

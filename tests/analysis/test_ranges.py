@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.analysis.builders import AUTOGRAD_THREAD, call, copy, kernel, launch, nvtx, trace
-from tests.analysis.operators.programs import annotation, operator, program, python_call
+from tests.analysis.builders import AUTOGRAD_THREAD, call, copy, kernel, launch, nvtx, python_call, trace
+from tests.analysis.operators.programs import annotation, operator, program
 from warplens.analysis.code import code_places, is_own_line
 from warplens.analysis.ranges import (
     plain_range_name,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.analysis.operators.programs import annotation, operator, program, python_call
+from tests.analysis.builders import python_call
+from tests.analysis.operators.programs import annotation, operator, program
 from tests.diagnosis import programs
 from tests.diagnosis.machine import Machine
 from warplens.diagnosis import diagnose

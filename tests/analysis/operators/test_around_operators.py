@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tests.analysis.builders import AUTOGRAD_THREAD, kernel, launch
-from tests.analysis.operators.programs import ENGINE, annotation, operator, program, python_call
+from tests.analysis.builders import AUTOGRAD_THREAD, kernel, launch, python_call
+from tests.analysis.operators.programs import ENGINE, annotation, operator, program
 from warplens.analysis.phases import phase_statistics
 from warplens.analysis.quality import quality_notes
 from warplens.analysis.ranges import plain_range_name, range_coverage, range_statistics

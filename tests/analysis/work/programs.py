@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
-
-import polars as pl
 
 from tests.analysis.builders import MAIN_THREAD, Row, kernel, launch, nvtx, trace
 from warplens.analysis.timeline import Timeline
-from warplens.profile import TABLES, Device, Trace
-from warplens.profile.schema import NAME
+from warplens.profile import Device
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -51,14 +47,10 @@ def program(
     **tables: Any,
 ) -> Timeline:
     """A timeline of these operators; kernels and API calls are joined by correlation ids, as everywhere."""
-    plain = [{key: row[key] for key in row if not key.endswith(("shapes", "types", "inputs"))} for row in operators]
-    made = trace(kernels, api, plain, **tables)
-    recorded = {"operators": _table("operators", [_operator(row, place) for place, row in enumerate(operators)])}
-    if allocations is not None:
-        recorded["allocations"] = _table("allocations", allocations)
-    capture = replace(made.capture, devices=(device,), recorded=made.capture.recorded | set(recorded))
-    whole = {name: getattr(made, name) for name in TABLES}
-    return Timeline(Trace(capture, **{**whole, **recorded}))
+    recorded = [{**row, "range": place} for place, row in enumerate(operators)]
+    return Timeline(
+        trace(kernels, api, operators, operators=recorded, allocations=allocations, devices=[device], **tables)
+    )
 
 
 def block(time: int, delta: int, address: int, allocated: int | None, reserved: int | None = 10_000, **at: Any) -> Row:
@@ -79,18 +71,3 @@ def block(time: int, delta: int, address: int, allocated: int | None, reserved: 
 def launched(start: int, end: int, correlation: int, at: int, name: str = "sgemm_tn") -> tuple[Row, Row]:
     """A kernel, and the API call that launches it at this time."""
     return kernel(start, end, name, correlation=correlation), launch(at, at + 1, correlation)
-
-
-def _operator(row: Row, place: int) -> Row:
-    empty = dict.fromkeys(column.name for column in TABLES["operators"].columns)
-    return {**empty, **{key: row[key] for key in row if key in empty}, "range": place}
-
-
-def _table(name: str, rows: Sequence[Row]) -> pl.DataFrame:
-    columns = []
-    for column in TABLES[name].columns:
-        values = [row.get(column.name) for row in rows]
-        named = column.dtype is NAME
-        texts = list(dict.fromkeys(value for value in values if named and value is not None))
-        columns.append(pl.Series(column.name, values, dtype=pl.Enum(texts) if named else column.dtype))
-    return pl.DataFrame(columns)
