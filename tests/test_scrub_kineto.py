@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import warplens.readers.kineto.scrub
-from tests.readers.kineto_traces import annotation, kernel, launch, operator
+from tests.readers.kineto_traces import annotation, event, kernel, launch, operator
 from warplens.errors import UnreadableInputError, UsageError
 from warplens.readers import read
 from warplens.scrub import ScrubError, is_rewriting, scrub
@@ -31,8 +31,7 @@ IDENTIFYING = (USER, HOST, JOB, "Project Zebra", "10.20.30.40", "someone@example
 
 
 def python_frame(name: str) -> dict[str, Any]:
-    args = {"Python id": 1, "Python parent id": None}
-    return {"ph": "X", "cat": "python_function", "name": name, "pid": 100, "tid": 101, "ts": 0, "dur": 90, "args": args}
+    return event("python_function", name, 0, 90, **{"Python id": 1, "Python parent id": None})
 
 
 def naming(what: str, value: str) -> dict[str, Any]:

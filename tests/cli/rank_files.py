@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import gzip
 import json
+from functools import partial
 from typing import TYPE_CHECKING, Any
+
+from tests.readers.kineto_traces import event
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-__all__ = ["SLOW_RANK", "STEPS", "WAIT_US", "write_ranks"]
 
 STEPS = 6
 SLOW_RANK = 1
 #: How much longer the slow rank computes in every step, and so how long each other rank waits for it.
 WAIT_US = 300
 _ZERO_US = 1_700_000_000_000_000
+_ALL_REDUCE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgs)"
 
 
 def write_ranks(folder: Path, ranks: int = 3, name: str = "rank{}.json.gz") -> list[Path]:
@@ -31,36 +33,24 @@ def write_ranks(folder: Path, ranks: int = 3, name: str = "rank{}.json.gz") -> l
 
 def _trace(rank: int, ranks: int) -> dict[str, Any]:
     compute = 500 + (WAIT_US if rank == SLOW_RANK else 0)
+    host = partial(event, process=100 + rank, thread=100 + rank)
     events: list[dict[str, Any]] = []
     for step in range(STEPS):
         begin = _ZERO_US + step * 2_000
-        events.append(_event("user_annotation", f"ProfilerStep#{step}", begin, 1_900, pid=100 + rank, tid=100 + rank))
+        events.append(host("user_annotation", f"ProfilerStep#{step}", begin, 1_900))
         for number, (name, start, length, args) in enumerate(
             (
                 ("gemm", begin + 20, compute, {}),
-                (
-                    "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgs)",
-                    begin + 20 + compute,
-                    880 - compute,
-                    _described(ranks, step),
-                ),
+                (_ALL_REDUCE, begin + 20 + compute, 880 - compute, _described(ranks, step)),
             )
         ):
             correlation = 10 * step + number + 1
             tie = {"correlation": correlation, "External id": correlation}
-            events.append(
-                _event(
-                    "cuda_runtime",
-                    "cudaLaunchKernel",
-                    begin + 2 + 4 * number,
-                    3,
-                    pid=100 + rank,
-                    tid=100 + rank,
-                    args=tie,
-                )
-            )
             place = {"device": 0, "context": 1, "stream": 7 + number, "grid": [8, 1, 1], "block": [128, 1, 1], **tie}
-            events.append(_event("kernel", name, start, length, pid=0, tid=7 + number, args={**place, **args}))
+            events += [
+                host("cuda_runtime", "cudaLaunchKernel", begin + 2 + 4 * number, 3, **tie),
+                event("kernel", name, start, length, process=0, thread=7 + number, **place, **args),
+            ]
     return {
         "schemaVersion": 1,
         "distributedInfo": {"backend": "nccl", "rank": rank, "world_size": ranks},
@@ -79,19 +69,4 @@ def _described(ranks: int, step: int) -> dict[str, Any]:
         "Process Group Name": "0",
         "Process Group Ranks": str(list(range(ranks))),
         "Seq": step + 1,
-    }
-
-
-def _event(
-    category: str, name: str, start: int, length: int, *, pid: int, tid: int, args: dict[str, Any] | None = None
-) -> dict[str, Any]:
-    return {
-        "ph": "X",
-        "cat": category,
-        "name": name,
-        "pid": pid,
-        "tid": tid,
-        "ts": start,
-        "dur": length,
-        "args": args or {},
     }

@@ -8,11 +8,14 @@ from __future__ import annotations
 import csv
 import io
 import json
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+
+from tests.readers.kineto_traces import event, written
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,106 +28,46 @@ PRODUCT_BYTES = 2 * (64 * 128 + 128 * 256 + 64 * 256)
 SUM_FLOPS = 64 * 256
 
 
+_host = partial(event, process=1, thread=1)
+
+
 def _operator(start: float, name: str, number: int, **inputs: Any) -> dict[str, Any]:
-    return {
-        "ph": "X",
-        "cat": "cpu_op",
-        "name": name,
-        "pid": 1,
-        "tid": 1,
-        "ts": start,
-        "dur": 8.0,
-        "args": {"External id": number, **inputs},
-    }
+    return _host("cpu_op", name, start, 8.0, **{"External id": number, **inputs})
 
 
-def _launch(start: float, number: int) -> dict[str, Any]:
-    args = {"correlation": number, "External id": number}
-    return {
-        "ph": "X",
-        "cat": "cuda_runtime",
-        "name": "cudaLaunchKernel",
-        "pid": 1,
-        "tid": 1,
-        "ts": start,
-        "dur": 1.0,
-        "args": args,
-    }
-
-
-def _kernel(start: float, duration: float, name: str, number: int) -> dict[str, Any]:
-    return {
-        "ph": "X",
-        "cat": "kernel",
-        "name": name,
-        "pid": 0,
-        "tid": 7,
-        "ts": start,
-        "dur": duration,
-        "args": {
-            "device": 0,
-            "stream": 7,
-            "correlation": number,
-            "External id": number,
-            "grid": [1, 1, 1],
-            "block": [128, 1, 1],
-        },
-    }
+def _launched(call: float, start: float, length: float, name: str, number: int) -> list[dict[str, Any]]:
+    tie = {"correlation": number, "External id": number}
+    place = {"device": 0, "stream": 7, "grid": [1, 1, 1], "block": [128, 1, 1], **tie}
+    return [
+        _host("cuda_runtime", "cudaLaunchKernel", call, 1.0, **tie),
+        event("kernel", name, start, length, process=0, thread=7, **place),
+    ]
 
 
 def _memory(time: float, size: int, address: int, total: int) -> dict[str, Any]:
-    args = {
-        "Device Type": 1,
-        "Device Id": 0,
-        "Bytes": size,
-        "Addr": address,
-        "Total Allocated": total,
-        "Total Reserved": 4_000_000,
-    }
-    return {
-        "ph": "i",
-        "s": "t",
-        "cat": "cpu_instant_event",
-        "name": "[memory]",
-        "pid": 1,
-        "tid": 1,
-        "ts": time,
-        "args": args,
-    }
+    state = {"Total Allocated": total, "Total Reserved": 4_000_000}
+    args = {"Device Type": 1, "Device Id": 0, "Bytes": size, "Addr": address, **state}
+    return {**_host("cpu_instant_event", "[memory]", time, 0, **args), "ph": "i", "s": "t"}
 
 
 @pytest.fixture(scope="session")
 def torch_trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A trace of three operators and three allocator events, as PyTorch's profiler writes it."""
     matrix = "c10::BFloat16"
+    numbers = {"Input Dims": [[64, 256], [], [], []], "Input type": [matrix, "ScalarList", "Scalar", ""]}
     events = [
         _operator(0, "aten::mm", 1, **{"Input Dims": [[64, 128], [128, 256]], "Input type": [matrix, matrix]}),
         _memory(1, 32_768, 100, 1_032_768),
-        _launch(2, 1),
-        _kernel(20, 1.0, "nvjet_tst_64x64_64x16_1x1_h_bz_NNT", 1),
-        _operator(
-            10,
-            "aten::sum",
-            2,
-            **{
-                "Input Dims": [[64, 256], [], [], []],
-                "Input type": [matrix, "ScalarList", "Scalar", ""],
-                "Concrete Inputs": ["", "[0, 1]", "False", ""],
-            },
-        ),
+        *_launched(2, 20, 1.0, "nvjet_tst_64x64_64x16_1x1_h_bz_NNT", 1),
+        _operator(10, "aten::sum", 2, **numbers, **{"Concrete Inputs": ["", "[0, 1]", "False", ""]}),
         _memory(11, 512, 200, 1_033_280),
-        _launch(12, 2),
-        _kernel(21, 2.0, "reduce_kernel<c10::BFloat16>", 2),
+        *_launched(12, 21, 2.0, "reduce_kernel<c10::BFloat16>", 2),
         _operator(20, "vendor::fused", 3, **{"Input Dims": [[64]], "Input type": [matrix]}),
-        _launch(22, 3),
+        *_launched(22, 30, 1.0, "fused", 3),
         _memory(23, -32_768, 100, 1_000_512),
-        _kernel(30, 1.0, "fused", 3),
     ]
-    path = tmp_path_factory.mktemp("traces") / "small.json"
     device = {"id": 0, "name": "NVIDIA H200", "totalGlobalMem": 1, "numSms": 132}
-    document = {"schemaVersion": 1, "deviceProperties": [device], "traceEvents": events}
-    path.write_text(json.dumps(document), "utf-8")
-    return path
+    return written(tmp_path_factory.mktemp("traces") / "small.json", events, deviceProperties=[device])
 
 
 @pytest.fixture

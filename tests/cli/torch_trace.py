@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import json
+from functools import partial
 from typing import TYPE_CHECKING, Any
+
+from tests.readers.kineto_traces import event, written
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-PROCESS, MAIN, AUTOGRAD = 10, 10, 11
+MAIN, AUTOGRAD = 10, 11
+_host = partial(event, process=10, thread=MAIN)
 STEPS = 2
 
 #: Nanoseconds of GPU time in each step.
@@ -20,8 +23,7 @@ def write_trace(path: Path, *, python: bool = True) -> Path:
     events: list[dict[str, Any]] = []
     for step in range(STEPS):
         events.extend(_step(step, 1000.0 * step, python))
-    path.write_text(json.dumps({"schemaVersion": 1, "traceEvents": events}), "utf-8")
-    return path
+    return written(path, events)
 
 
 def _step(step: int, at: float, python: bool) -> list[dict[str, Any]]:
@@ -47,19 +49,9 @@ def _step(step: int, at: float, python: bool) -> list[dict[str, Any]]:
     return events
 
 
-def _host(kind: str, name: str, start: float, length: float, thread: int = MAIN, **arguments: Any) -> dict[str, Any]:
-    return {
-        "ph": "X", "cat": kind, "name": name, "pid": PROCESS, "tid": thread, "ts": start, "dur": length,
-        "args": arguments,
-    }  # fmt: skip
-
-
-def _launch(
-    call: float, start: float, length_ns: int, correlation: int, thread: int = MAIN
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    issued = _host("cuda_runtime", "cudaLaunchKernel", call, 5, thread, correlation=correlation)
-    kernel = {
-        "ph": "X", "cat": "kernel", "name": f"kernel_{length_ns}", "pid": 0, "tid": 7, "ts": start,
-        "dur": length_ns / 1000, "args": {"device": 0, "stream": 7, "correlation": correlation},
-    }  # fmt: skip
-    return issued, kernel
+def _launch(call: float, start: float, length_ns: int, number: int, thread: int = MAIN) -> list[dict[str, Any]]:
+    place = {"device": 0, "stream": 7, "correlation": number}
+    return [
+        _host("cuda_runtime", "cudaLaunchKernel", call, 5, thread=thread, correlation=number),
+        event("kernel", f"kernel_{length_ns}", start, length_ns / 1000, process=0, thread=7, **place),
+    ]

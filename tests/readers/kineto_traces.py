@@ -26,42 +26,41 @@ def written(path: Path, events: list[dict[str, Any]], **header: Any) -> Path:
     return path
 
 
+def event(
+    category: str, name: str, start: float, length: float, *, process: int = 100, thread: int = 101, **args: Any
+) -> dict[str, Any]:
+    """One event with a begin and a length in microseconds; `args` are those of the event."""
+    place = {"pid": process, "tid": thread}
+    return {"ph": "X", "cat": category, "name": name, **place, "ts": start, "dur": length, "args": args}
+
+
 def kernel(start: float, length: float, correlation: int | None = None, **more: Any) -> dict[str, Any]:
     """A kernel on stream 7 of GPU 0; `more` are arguments of the event."""
     args = {"device": 0, "stream": 7, "grid": [2, 3, 4], "block": [32, 2, 1], "registers per thread": 40}
     args |= {"correlation": correlation} if correlation is not None else {}
-    return _event("kernel", "void ns::gemm<float, 4>(float*)", 0, 7, start, length, {**args, **more})
+    return event("kernel", "void ns::gemm<float, 4>(float*)", start, length, process=0, thread=7, **{**args, **more})
 
 
 def launch(start: float, length: float, correlation: int, process: int = 100, thread: int = 101) -> dict[str, Any]:
     """A call of `cudaLaunchKernel`."""
-    args = {"correlation": correlation, "cbid": 211}
-    return _event("cuda_runtime", "cudaLaunchKernel", process, thread, start, length, args)
+    place = {"process": process, "thread": thread}
+    return event("cuda_runtime", "cudaLaunchKernel", start, length, **place, correlation=correlation, cbid=211)
 
 
 def operator(name: str, start: float, length: float, thread: int = 101, **args: Any) -> dict[str, Any]:
     """An operator of process 100."""
-    return _event("cpu_op", name, 100, thread, start, length, args)
+    return event("cpu_op", name, start, length, thread=thread, **args)
 
 
 def annotation(name: str, start: float, length: float) -> dict[str, Any]:
     """What `record_function` gives."""
-    return _event("user_annotation", name, 100, 101, start, length, {})
+    return event("user_annotation", name, start, length)
 
 
 def arrow(phase: str, number: int, start: float, thread: int = 101) -> dict[str, Any]:
     """One end of an arrow from a forward to a backward operator."""
     name = "fwdbwd"
     return {"ph": phase, "id": number, "pid": 100, "tid": thread, "ts": start, "cat": name, "name": name, "bp": "e"}
-
-
-def _event(
-    category: str, name: str, process: int, thread: int, start: float, length: float, args: dict[str, Any]
-) -> dict[str, Any]:
-    return {
-        "ph": "X", "cat": category, "name": name, "pid": process, "tid": thread, "ts": start, "dur": length,
-        "args": args,
-    }  # fmt: skip
 
 
 def laid_out(value: Any, choice: random.Random) -> str:
