@@ -39,8 +39,8 @@ demo: $(VENV)/.installed ## report on the profiles shipped with the package
 test: $(VENV)/.installed-dev ## run the tests, but for the slow ones
 	@$(BIN)/python -m pytest --numprocesses=auto --maxprocesses=4 --dist=loadfile -m "not slow"
 
-test-all: $(VENV)/.installed-dev ## run all tests
-	@$(BIN)/python -m pytest --numprocesses=auto --maxprocesses=4 --dist=loadfile
+test-all: $(VENV)/.installed-dev ## run all tests, properties on many examples
+	@$(BIN)/python -m pytest --numprocesses=auto --maxprocesses=4 --dist=loadfile --hypothesis-profile=many
 
 test-gpu: $(VENV)/.installed-dev ## what only a GPU can show; PyTorch and Triton must be in the environment
 	@$(BIN)/python -m pytest $(GPU_TESTS) -ra

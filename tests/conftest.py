@@ -1,11 +1,17 @@
-"""How hypothesis runs: without a deadline, as machines may be slow, and in CI with the same examples every time."""
+"""How hypothesis runs, here and nowhere else.
+
+`make test` draws a few examples of each property, `make test-all` many (`--hypothesis-profile=many`). None has a deadline,
+as machines may be slow, and in CI the examples are the same every time.
+"""
 
 from __future__ import annotations
 
 import os
 
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
-settings.register_profile("default", deadline=None)
-settings.register_profile("ci", deadline=None, derandomize=True)
-settings.load_profile("ci" if os.environ.get("CI") else "default")
+# A test that takes a folder writes the same file anew in every example, and structured data takes its time.
+_ANYWHERE = {"deadline": None, "suppress_health_check": list(HealthCheck), "derandomize": bool(os.environ.get("CI"))}
+settings.register_profile("few", max_examples=30, **_ANYWHERE)
+settings.register_profile("many", max_examples=150, **_ANYWHERE)
+settings.load_profile("few")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests import shipped
@@ -314,7 +314,6 @@ _OPERATION = st.one_of(
 )
 
 
-@settings(max_examples=80, deadline=None)
 @given(st.lists(_OPERATION, min_size=1, max_size=12), st.integers(0, 500), st.integers(1, 2000))
 def test_the_parts_sum_to_any_window(operations: list[tuple[Any, ...]], begin: int, length: int) -> None:
     timeline = Timeline(run([("launch", 10 * US), *operations, *END]))

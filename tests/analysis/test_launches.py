@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.analysis.builders import AUTOGRAD_THREAD, copy, graph, kernel, launch, memset, nvtx, trace
@@ -345,7 +345,6 @@ def test_a_kernel_that_begins_as_another_ends_does_not_run_beside_it() -> None:
     assert concurrency(timeline, WINDOW_STREAMS).select("kernels_at_once", "time_ns").rows() == [(1, 100)]
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.tuples(st.integers(-50, 150), st.integers(0, 60), st.integers(0, 1)), max_size=30),
     st.integers(0, 90),

@@ -10,7 +10,7 @@ from statistics import median
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests import shipped as stored
@@ -175,7 +175,6 @@ _OPERATION = st.one_of(
 )
 
 
-@settings(max_examples=120, deadline=None)
 @given(st.lists(_OPERATION, min_size=2, max_size=14))
 def test_no_prediction_beats_the_work_of_the_gpu(operations: list[Operation]) -> None:
     timeline = Timeline(run([("launch", 20 * US), *operations, ("launch", 20 * US), *END], STEPS))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.analysis.builders import AUTOGRAD_THREAD, call, copy, kernel, launch, nvtx, python_call, trace
@@ -186,7 +186,6 @@ def test_a_profile_without_ranges_gives_empty_tables() -> None:
 _SPAN = st.tuples(st.integers(0, 40), st.integers(1, 30), st.sampled_from([1, 2]), st.sampled_from("abc"))
 
 
-@settings(max_examples=150, deadline=None)
 @given(st.lists(_SPAN, max_size=8), st.lists(st.tuples(st.integers(0, 70), st.sampled_from([1, 2])), max_size=8))
 def test_inclusive_time_on_the_launching_thread_is_containment(spans: list, launches: list) -> None:
     ranges = [nvtx(start, start + length, name, thread=thread) for start, length, thread, name in spans]
@@ -205,7 +204,6 @@ def test_inclusive_time_on_the_launching_thread_is_containment(spans: list, laun
         assert row["same_thread_ops"] == len(inside)
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.lists(_SPAN, max_size=8), st.lists(st.tuples(st.integers(0, 70), st.sampled_from([1, 2])), max_size=8))
 def test_each_piece_of_work_is_counted_once_among_exclusive_times(spans: list, launches: list) -> None:
     ranges = [nvtx(start, start + length, name, thread=thread) for start, length, thread, name in spans]

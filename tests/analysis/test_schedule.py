@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.analysis.builders import kernel, launch, nvtx, trace
@@ -41,7 +41,6 @@ _OPERATION = st.one_of(
 )
 
 
-@settings(max_examples=150, deadline=None)
 @given(st.lists(_OPERATION, min_size=1, max_size=12), st.integers(2, 4))
 def test_a_simulated_program_is_replayed_to_the_nanosecond(operations: list[tuple[Any, ...]], steps: int) -> None:
     # Launches at both edges: the latency of an idle GPU and the gap of a busy one are both there to be seen.
@@ -191,7 +190,6 @@ def schedules(draw: st.DrawFn) -> Schedule:
     )
 
 
-@settings(max_examples=400, deadline=None)
 @given(schedules())
 def test_the_replay_gives_every_time_that_stepping_through_gives(schedule: Schedule) -> None:
     found, expected = replay(schedule), step_by_step(schedule)
@@ -199,7 +197,6 @@ def test_the_replay_gives_every_time_that_stepping_through_gives(schedule: Sched
         assert getattr(found, name).tolist() == getattr(expected, name).tolist(), name
 
 
-@settings(max_examples=100, deadline=None)
 @given(schedules())
 def test_a_shorter_pause_never_makes_anything_later(schedule: Schedule) -> None:
     found = replay(schedule)
@@ -208,7 +205,6 @@ def test_a_shorter_pause_never_makes_anything_later(schedule: Schedule) -> None:
     assert (sooner.call_ends <= found.call_ends).all()
 
 
-@settings(max_examples=100, deadline=None)
 @given(schedules())
 def test_work_of_a_stream_keeps_its_order_and_never_overlaps(schedule: Schedule) -> None:
     schedule = replace(schedule, gap_ns=np.abs(schedule.gap_ns))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import polars as pl
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.analysis.builders import AUTOGRAD_THREAD, call, copy, graph, kernel, launch, memset, nvtx, overhead, trace
@@ -206,7 +206,6 @@ def _traces(draw: st.DrawFn) -> Trace:
     return trace(kernels, api, copies=copies, graph_launches=graphs, profiler_overhead=held)
 
 
-@settings(max_examples=200, deadline=None)
 @given(_traces(), st.tuples(_TIME, st.integers(1, 300 * US)))
 def test_the_parts_sum_to_the_window_exactly(profile: Trace, span: tuple[int, int]) -> None:
     timeline = Timeline(profile)
@@ -229,7 +228,6 @@ def test_the_parts_sum_to_the_window_exactly(profile: Trace, span: tuple[int, in
             )
 
 
-@settings(max_examples=100, deadline=None)
 @given(_traces())
 def test_busy_time_is_the_set_of_instants_at_which_anything_runs(profile: Trace) -> None:
     timeline = Timeline(profile)

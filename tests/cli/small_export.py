@@ -23,6 +23,8 @@ COPY_BYTES = 1_000_000
 GEMM = "ampere_sgemm_128x64_tn"
 SOFTMAX = "softmax_warp_forward"
 SOFTMAX_FULL = "void softmax_warp_forward<float, float, float, 8, true>(float *, const float *, int, int, int)"
+
+
 def write_export(path: Path, extra_kernel_name: str | None = None, *, annotated: bool = True) -> Path:
     """Write the export.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.analysis.builders import kernel, launch, trace
@@ -49,7 +49,6 @@ _ACTS = st.one_of(
 
 
 @given(st.lists(st.lists(_ACTS, min_size=1, max_size=12), min_size=1, max_size=4))
-@settings(max_examples=40)
 def test_any_program_is_divided_without_a_nanosecond_counted_twice(steps: list[list[tuple[object, ...]]]) -> None:
     machine = Machine()
     for acts in steps:

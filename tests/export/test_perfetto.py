@@ -8,7 +8,7 @@ import numpy as np
 import orjson
 import polars as pl
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as schema
 
@@ -85,7 +85,6 @@ def test_a_profile_without_anything_is_refused(tmp_path: Path) -> None:
 _SPANS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 30), st.integers(1, 3)), min_size=1, max_size=25)
 
 
-@settings(max_examples=60)
 @given(ranges=_SPANS, kernels=_SPANS)
 def test_every_slice_comes_back_however_they_lie(
     tmp_path_factory: pytest.TempPathFactory, ranges: list[tuple[int, int, int]], kernels: list[tuple[int, int, int]]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import polars as pl
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from polars.testing import assert_frame_equal
 
@@ -25,7 +25,6 @@ def _frame(rows: list[tuple[int | None, int | None, bytes]]) -> pl.DataFrame:
     return pl.DataFrame(rows, schema=SCHEMA, orient="row")
 
 
-@settings(max_examples=150, deadline=None)
 @given(parts=st.lists(st.tuples(_rows, _rows, st.integers(0, 4)), max_size=5), order=st.randoms())
 def test_parts_of_any_size_in_any_order_of_arrival(
     parts: list[tuple[list[tuple[int | None, int | None, bytes]], ...]], order: object

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import zstandard
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.readers.kineto_traces import kernel, launch, operator, written
@@ -142,7 +142,6 @@ def test_a_damaged_event_costs_itself_and_at_most_its_neighbour(tmp_path: Path, 
         assert _has(found, "damaged-events")
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 @given(at=st.integers(0, 3_000), garbage=st.binary(max_size=12), lost=st.integers(0, 40))
 def test_no_damage_ends_in_anything_but_a_trace_or_one_line(
     tmp_path_factory: pytest.TempPathFactory, at: int, garbage: bytes, lost: int

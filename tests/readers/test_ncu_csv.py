@@ -10,7 +10,7 @@ from pathlib import Path
 
 import polars as pl
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from warplens.errors import UnreadableInputError
@@ -510,7 +510,6 @@ _EXAMPLES = (
 )
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     text=st.sampled_from(_EXAMPLES),
     cut=st.integers(0, 700),

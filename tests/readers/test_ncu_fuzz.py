@@ -8,7 +8,7 @@ import tracemalloc
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.readers.ncu_reports import (
@@ -37,13 +37,6 @@ _SECONDS = 10.0
 
 #: Decoding takes some arrays of a batch at a time; what a small file makes it take beyond that would be a defect.
 _BYTES = 64 * 2**20
-
-_FUZZED = settings(
-    max_examples=150,
-    deadline=None,
-    derandomize=True,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
 
 
 def whole_report() -> Report:
@@ -94,7 +87,6 @@ def attempt(path: Path, content: bytes) -> KernelCounters | None:
     return counters
 
 
-@_FUZZED
 @given(size=st.integers(0, _SIZE))
 def test_cut_anywhere(tmp_path: Path, size: int) -> None:
     counters = attempt(tmp_path / "cut.ncu-rep", bytes(_WHOLE.content[:size]))
@@ -102,7 +94,6 @@ def test_cut_anywhere(tmp_path: Path, size: int) -> None:
         assert counters.launches.height <= _LAUNCHES
 
 
-@_FUZZED
 @given(changes=st.lists(st.tuples(st.integers(0, _SIZE - 1), st.integers(0, 255)), min_size=1, max_size=8))
 def test_bytes_changed_anywhere(tmp_path: Path, changes: list[tuple[int, int]]) -> None:
     content = bytearray(_WHOLE.content)
@@ -111,21 +102,18 @@ def test_bytes_changed_anywhere(tmp_path: Path, changes: list[tuple[int, int]]) 
     attempt(tmp_path / "changed.ncu-rep", bytes(content))
 
 
-@_FUZZED
 @given(at=st.integers(0, _SIZE - 1), removed=st.integers(0, 60), inserted=_HARMFUL | st.binary(max_size=20))
 def test_parts_removed_and_inserted_anywhere(tmp_path: Path, at: int, removed: int, inserted: bytes) -> None:
     content = bytes(_WHOLE.content)
     attempt(tmp_path / "spliced.ncu-rep", content[:at] + inserted + content[at + removed :])
 
 
-@_FUZZED
 @given(header=st.binary(max_size=60), body=st.binary(max_size=200))
 def test_a_block_of_anything(tmp_path: Path, header: bytes, body: bytes) -> None:
     content = MAGIC + sized(put(1, 7)) + sized(header) + body
     attempt(tmp_path / "anything.ncu-rep", content)
 
 
-@_FUZZED
 @given(metrics=st.lists(st.binary(max_size=40), max_size=6), extra=st.binary(max_size=60))
 def test_metrics_of_anything(tmp_path: Path, metrics: list[bytes], extra: bytes) -> None:
     report = Report().launch("good", {"count": 1, "per_pc": 2})
@@ -136,7 +124,6 @@ def test_metrics_of_anything(tmp_path: Path, metrics: list[bytes], extra: bytes)
     assert counters.values("count").to_list()[0] == 1
 
 
-@_FUZZED
 @given(value=st.binary(max_size=30), elements=st.lists(st.binary(max_size=30), max_size=4))
 def test_values_and_instances_of_anything(tmp_path: Path, value: bytes, elements: list[bytes]) -> None:
     report = Report().launch("good", {"count": 1, "per_pc": 2})
@@ -184,8 +171,13 @@ def test_launches_that_share_no_metric_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "flood",
-    [put(13, b""), put(13, put(1, 0)), put(17, b""), put(19, b""), put(500, 0)],
-    ids=["empty metrics", "one metric over and over", "empty sections", "empty rules", "unknown fields"],
+    [
+        pytest.param(put(13, b""), id="empty metrics"),
+        pytest.param(put(13, put(1, 0)), id="one metric over and over", marks=pytest.mark.slow),
+        pytest.param(put(17, b""), id="empty sections", marks=pytest.mark.slow),
+        pytest.param(put(19, b""), id="empty rules", marks=pytest.mark.slow),
+        pytest.param(put(500, 0), id="unknown fields"),
+    ],
 )
 def test_a_flood_of_tiny_fields_is_bounded(tmp_path: Path, flood: bytes) -> None:
     report = Report().launch("good", {"count": 1}).launch("flooded", extra=flood * (3_000_000 // len(flood)))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.readers.exports import Export, global_tid
@@ -173,7 +173,6 @@ def _some_ranges(draw: st.DrawFn) -> pl.DataFrame:
     )
 
 
-@settings(max_examples=150, deadline=None)
 @given(_some_ranges())
 def test_crossing_threads_are_found_as_by_comparing_every_pair(ranges: pl.DataFrame) -> None:
     rows = ranges.to_dicts()
@@ -187,7 +186,6 @@ def _cross(a: dict[str, int], b: dict[str, int]) -> bool:
     return a["start_ns"] < b["start_ns"] < a["end_ns"] < b["end_ns"]
 
 
-@settings(max_examples=150, deadline=None)
 @given(_some_ranges())
 def test_whatever_the_ranges_a_parent_encloses_its_child_on_the_same_thread(ranges: pl.DataFrame) -> None:
     rows = with_nesting(ranges).to_dicts()

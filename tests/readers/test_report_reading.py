@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import time
 import tracemalloc
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 import pytest
+from hypothesis import settings
 
 from tests.readers import nsys_reports as made
 from tests.readers.nsys_reports import block, call, event, framed, kernel, message, packed, small_report, varint
@@ -263,10 +263,6 @@ def _mutated_report(random_: random.Random) -> bytes:
     return small_report(**{part: _mutated(bytearray(whole[part]), random_)})
 
 
-#: Examples of the fuzz test; more by the environment variable, for a night.
-_EXAMPLES = int(os.environ.get("WARPLENS_FUZZ", "600"))
-
-
 def test_damage_in_any_layer_ends_in_one_line(tmp_path: Path) -> None:
-    for seed in range(_EXAMPLES):
+    for seed in range(5 * settings().max_examples):
         _check(tmp_path, _mutated_report(random.Random(seed)))

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.readers.exports import Export
@@ -144,7 +144,6 @@ def small_export(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return export.write(tmp_path_factory.mktemp("fuzz") / "profile.sqlite").read_bytes()
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_damage_of_any_kind_gives_a_trace_or_one_clear_error(
     tmp_path: Path, small_export: bytes, data: st.DataObject

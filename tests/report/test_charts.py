@@ -8,7 +8,7 @@ import json
 import numpy as np
 import polars as pl
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.report import sample
@@ -173,7 +173,6 @@ def test_busy_bins_hold_exactly_the_busy_time():
     assert bins["end_ns"][-1] == 100
 
 
-@settings(max_examples=60)
 @given(st.lists(st.tuples(st.integers(0, 400), st.integers(1, 50)), max_size=12), st.integers(1, 40))
 def test_each_busy_bin_agrees_with_counting_nanoseconds(pieces, bins):
     running = np.zeros(1000, dtype=bool)

@@ -16,7 +16,7 @@ from typing import Any
 
 import polars as pl
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from tests.analysis.builders import copy, graph, kernel, launch, memset, nvtx, trace
 from tests.compare.difference.programs import CALL, GEMM, NCCL, SOFTMAX, US, Launch, any_side, program, settled, side
@@ -101,7 +101,6 @@ def test_within_the_margin_there_is_no_difference_to_explain() -> None:
     assert found.change_ns > 0
 
 
-@settings(max_examples=100, deadline=None)
 @given(any_side(), any_side())
 def test_contributions_add_up_to_the_change(baseline: Side, variant: Side) -> None:
     found = explanation(step_difference(baseline, variant))
@@ -111,7 +110,6 @@ def test_contributions_add_up_to_the_change(baseline: Side, variant: Side) -> No
         assert found.share > 0
 
 
-@settings(max_examples=50, deadline=None)
 @given(any_side())
 def test_any_profile_and_itself_have_no_difference(one: Side) -> None:
     found = explanation(step_difference(one, one))
@@ -120,7 +118,6 @@ def test_any_profile_and_itself_have_no_difference(one: Side) -> None:
     assert not found.is_paradox
 
 
-@settings(max_examples=50, deadline=None)
 @given(any_side(), any_side())
 def test_exchanging_the_sides_exchanges_faster_and_slower(baseline: Side, variant: Side) -> None:
     there, back = (explanation(step_difference(*pair)) for pair in ((baseline, variant), (variant, baseline)))
@@ -245,7 +242,6 @@ def test_phases_are_compared_where_names_tell_them() -> None:
     assert not phase_changes(side(program([Launch()])), side(program([Launch()]))).height
 
 
-@settings(max_examples=50, deadline=None)
 @given(any_side(), any_side())
 def test_own_times_add_up_to_all_gpu_work(baseline: Side, variant: Side) -> None:
     table = range_changes(baseline, variant)
@@ -288,7 +284,6 @@ def test_programs_without_transfers_have_none() -> None:
     assert not _table(one, one).height
 
 
-@settings(max_examples=50, deadline=None)
 @given(any_side(), any_side())
 def test_exposed_times_are_those_of_the_wall_split(baseline: Side, variant: Side) -> None:
     split = wall_split(baseline, variant)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from tests.compare.difference.programs import GEMM, SOFTMAX, US, Launch, any_side, program, side
 from warplens.compare.difference import KernelChanges, Side, kernel_changes
@@ -173,7 +173,6 @@ def test_fixed_points_ascend_on_both_sides() -> None:
 # ── any two traces ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@settings(max_examples=100, deadline=None)
 @given(any_side(), any_side())
 def test_every_kernel_of_both_sides_is_in_exactly_one_row(baseline: Side, variant: Side) -> None:
     changes = kernel_changes(baseline, variant)
@@ -186,7 +185,6 @@ def test_every_kernel_of_both_sides_is_in_exactly_one_row(baseline: Side, varian
     assert samples[1].sum() == changes.variant_ns
 
 
-@settings(max_examples=50, deadline=None)
 @given(any_side(), any_side())
 def test_exchanging_the_sides_exchanges_added_and_removed(baseline: Side, variant: Side) -> None:
     there, back = kernel_changes(baseline, variant), kernel_changes(variant, baseline)
@@ -195,7 +193,6 @@ def test_exchanging_the_sides_exchanges_added_and_removed(baseline: Side, varian
     assert there.table["change_ns_per_step"].sum() == pytest.approx(-back.table["change_ns_per_step"].sum())
 
 
-@settings(max_examples=50, deadline=None)
 @given(any_side())
 def test_any_profile_and_itself_change_nothing(one: Side) -> None:
     table = kernel_changes(one, one).table

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fractions import Fraction
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.analysis.builders import kernel, launch, nvtx, trace
@@ -118,7 +118,6 @@ def test_a_profile_and_itself_differ_in_nothing() -> None:
 # ── any two traces ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@settings(max_examples=150, deadline=None)
 @given(any_side(), any_side())
 def test_the_parts_add_up_to_the_difference_exactly(baseline: Side, variant: Side) -> None:
     split = wall_split(baseline, variant)
@@ -130,7 +129,6 @@ def test_the_parts_add_up_to_the_difference_exactly(baseline: Side, variant: Sid
         assert idle == of_side.idle_ns
 
 
-@settings(max_examples=50, deadline=None)
 @given(any_side(), any_side())
 def test_exchanging_the_sides_turns_every_sign(baseline: Side, variant: Side) -> None:
     there, back = wall_split(baseline, variant), wall_split(variant, baseline)
@@ -139,7 +137,6 @@ def test_exchanging_the_sides_turns_every_sign(baseline: Side, variant: Side) ->
     assert back.change_ns == -there.change_ns
 
 
-@settings(max_examples=50, deadline=None)
 @given(any_side(), st.lists(st.integers(0, 400 * US), min_size=2, max_size=9, unique=True))
 def test_the_wall_time_is_the_mean_step_and_the_mean_gap(one: Side, edges: list[int]) -> None:
     edges = sorted(edges)

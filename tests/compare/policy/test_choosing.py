@@ -12,7 +12,7 @@ import sys
 from functools import partial
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.compare.policy.sweeps import BATCHES, EXECUTIONS, SIDES, SIZES, fitted, grid, points, sweep, truth
@@ -274,7 +274,6 @@ def _places(value, path=()):
         yield from _places(inner, (*path, key))
 
 
-@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_whatever_stands_in_a_file_is_read_or_refused_and_a_policy_that_was_read_chooses(policy_files, data):
     document = json.loads(json.dumps(document_of(policy_files)))

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from warplens.compare.statistics import Samples, compare, noise_floor, ratio_interval
@@ -170,7 +170,6 @@ def test_a_smaller_level_makes_the_interval_wider() -> None:
 DURATIONS = st.lists(st.lists(st.floats(1e3, 1e9, allow_nan=False), min_size=1, max_size=6), min_size=1, max_size=12)
 
 
-@settings(max_examples=60)
 @given(DURATIONS, DURATIONS)
 def test_exchanging_the_sides_inverts_the_ratio(one: list[list[float]], other: list[list[float]]) -> None:
     there, back = compare(Samples.of(one), Samples.of(other)), compare(Samples.of(other), Samples.of(one))
@@ -180,7 +179,6 @@ def test_exchanging_the_sides_inverts_the_ratio(one: list[list[float]], other: l
         assert back.verdict == opposite.get(there.verdict, there.verdict)
 
 
-@settings(max_examples=60)
 @given(DURATIONS, DURATIONS, st.sampled_from([1e-3, 7.0, 1e3]))
 def test_the_unit_of_time_does_not_matter(one: list[list[float]], other: list[list[float]], unit: float) -> None:
     plain = compare(Samples.of(one), Samples.of(other))
