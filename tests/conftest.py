@@ -1,7 +1,7 @@
 """How hypothesis runs, here and nowhere else.
 
-`make test` draws a few examples of each property, `make test-all` many (`--hypothesis-profile=many`). None has a deadline,
-as machines may be slow, and in CI the examples are the same every time.
+`make test` draws a few examples of each property, `make test-all` many (`--hypothesis-profile=many`). None has a
+deadline, as machines may be slow, and in CI the examples are the same every time.
 """
 
 from __future__ import annotations
