@@ -239,7 +239,7 @@ def recorded(events=EVENTS, operators=OPERATORS) -> Timeline:
     return program(operators, [kernel(0, 10)], [], allocations=events)
 
 
-def test_the_peak_and_the_edges_of_the_window_allocator() -> None:
+def test_the_peak_and_the_edges_of_the_window_of_the_allocator() -> None:
     assert allocator_use(recorded(), WINDOW) == (
         AllocatorUse(
             process=1,
@@ -266,7 +266,7 @@ def test_what_is_held_but_not_in_use_is_cached_or_fragmented() -> None:
     assert use.known_share == pytest.approx(500 / 1500)
 
 
-def test_where_nothing_grew_the_peak_stood_at_the_begin_allocator() -> None:
+def test_where_nothing_grew_the_peak_stood_at_the_begin_of_the_allocator() -> None:
     (use,) = allocator_use(recorded(), Window(50, 75, "explicit", "")) or ()
 
     assert (use.begin_bytes, use.end_bytes, use.peak_bytes, use.peak_ns) == (1500, 800, 1500, 50)

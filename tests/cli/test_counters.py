@@ -127,7 +127,7 @@ def test_csv_and_markdown_say_what_matched() -> None:
 
 DATA = Path(package.__file__).parent / "data"
 PLANTED = DATA / "counters" / "planted_h200.ncu-rep.xz"
-TRACE_COUNTERS_COMPARED = DATA / "captures" / "deit224_bs1_topk0.1.sqlite.xz"
+TOPK_TRACE = DATA / "captures" / "deit224_bs1_topk0.1.sqlite.xz"
 MODES = Path(__file__).resolve().parents[1] / "readers" / "data" / "counter_modes"
 NODES, NVTX, APPLICATION = (MODES / f"{name}.ncu-rep.xz" for name in ("graph_nodes", "nvtx", "application"))
 
@@ -188,7 +188,7 @@ def test_what_makes_no_comparison_is_refused(warplens) -> None:
         ([NODES, NVTX, "--pair", "a=b"], "add --compare"),
         ([NODES, NVTX, "--compare", "--pair", "a"], "write BEFORE=AFTER"),
         ([NODES, NVTX, "--compare", "--pair", "a=scale"], "there is no kernel 'a'"),
-        ([NODES, NVTX, "--compare", "--trace", TRACE_COUNTERS_COMPARED], "ask for one at a time"),
+        ([NODES, NVTX, "--compare", "--trace", TOPK_TRACE], "ask for one at a time"),
         ([NODES, NVTX, "--compare", "--metric", "no__such"], "no kernel has no__such in both reports"),
     ):
         run = warplens("counters", *arguments)
@@ -217,7 +217,7 @@ def test_json_alone_is_printed(warplens) -> None:
 
 
 def test_a_trace_and_counters_know_of_each_other(warplens, tmp_path: Path) -> None:
-    run = warplens("report", TRACE_COUNTERS_COMPARED, PLANTED, "-o", tmp_path, "--format", "md,json")
+    run = warplens("report", TOPK_TRACE, PLANTED, "-o", tmp_path, "--format", "md,json")
 
     assert [Path(line).name for line in run.out.splitlines()[-4:]] == [
         *("report.md", "report.json", "counters.md", "counters.json"),
@@ -231,7 +231,7 @@ def test_a_trace_and_counters_know_of_each_other(warplens, tmp_path: Path) -> No
 
 
 def test_a_report_without_counters_does_not_speak_of_them(warplens, tmp_path: Path) -> None:
-    warplens("report", TRACE_COUNTERS_COMPARED, "-o", tmp_path, "--format", "md")
+    warplens("report", TOPK_TRACE, "-o", tmp_path, "--format", "md")
 
     assert "## Counters" not in (tmp_path / "report.md").read_text()
 
@@ -248,11 +248,8 @@ def test_counters_that_cannot_be_read_do_not_stop_the_others(warplens, tmp_path:
     assert warplens("report", broken, "-o", tmp_path / "none").code == 2
 
 
-PLANTED_ROOFLINE = Path(package.__file__).parent / "data" / "counters" / "planted_h200.ncu-rep.xz"
-
-
 def test_a_table_for_people_says_the_roofs_and_the_distances(warplens) -> None:
-    run = warplens("roofline", PLANTED_ROOFLINE)
+    run = warplens("roofline", PLANTED)
 
     assert run.code == 0
     assert run.out.startswith("planted_h200.ncu-rep.xz · Nsight Compute 2025.3.1.0 · NVIDIA H200\n")
@@ -263,7 +260,7 @@ def test_a_table_for_people_says_the_roofs_and_the_distances(warplens) -> None:
 
 
 def test_json_holds_points_and_roofs(warplens) -> None:
-    answer = json.loads(warplens("roofline", PLANTED_ROOFLINE, MODES / "products.ncu-rep.xz", "--format", "json").out)
+    answer = json.loads(warplens("roofline", PLANTED, MODES / "products.ncu-rep.xz", "--format", "json").out)
 
     assert answer["schema"] == "warplens.roofline/1"
     assert answer["source"] == ["planted_h200.ncu-rep.xz", "products.ncu-rep.xz"]
@@ -277,13 +274,11 @@ def test_json_holds_points_and_roofs(warplens) -> None:
 
 
 def test_csv_and_markdown(warplens) -> None:
-    rows = list(
-        csv.DictReader(io.StringIO(warplens("roofline", PLANTED_ROOFLINE, "--format", "csv", "--limit", "3").out))
-    )
+    rows = list(csv.DictReader(io.StringIO(warplens("roofline", PLANTED, "--format", "csv", "--limit", "3").out)))
     assert [row["name"] for row in rows] == [
         *("tiny_grid", "nvjet_sm90_tst_320x128_64x3_1x2_h_bz_coopB_NNT", "register_limited"),
     ]
-    text = warplens("roofline", PLANTED_ROOFLINE, "--format", "md").out
+    text = warplens("roofline", PLANTED, "--format", "md").out
     assert "## planted_h200.ncu-rep.xz" in text
     assert "| 5 | multiply_add |" in text
 
@@ -292,16 +287,14 @@ def test_csv_and_markdown(warplens) -> None:
 def test_the_chart_is_written_as_its_suffix_says(warplens, tmp_path: Path, suffix: str, begin: bytes) -> None:
     target = tmp_path / f"roof{suffix}"
 
-    run = warplens("roofline", PLANTED_ROOFLINE, "-o", target)
+    run = warplens("roofline", PLANTED, "-o", target)
 
     assert (run.code, run.out.strip()) == (0, str(target))
     assert target.read_bytes().lower().startswith(begin.lower())
 
 
 def test_a_measured_roof_can_be_stated(warplens) -> None:
-    run = warplens(
-        "roofline", PLANTED_ROOFLINE, "--ceiling", "dram=4.3T", "--ceiling", "fp32=60e12", "--format", "json"
-    )
+    run = warplens("roofline", PLANTED, "--ceiling", "dram=4.3T", "--ceiling", "fp32=60e12", "--format", "json")
 
     roofs = {roof["precision"] or roof["roof"]: roof for roof in json.loads(run.out)["data"]["reports"][0]["roofs"]}
     assert (roofs["dram"]["peak"], roofs["dram"]["source"]) == (4.3e12, "given by the user")
@@ -326,7 +319,7 @@ def test_what_cannot_be_is_refused_before_anything_is_read(warplens, arguments: 
 
 
 def test_a_picture_holds_one_chart(warplens, tmp_path: Path) -> None:
-    run = warplens("roofline", PLANTED_ROOFLINE, PLANTED_ROOFLINE, "-o", tmp_path / "roof.png")
+    run = warplens("roofline", PLANTED, PLANTED, "-o", tmp_path / "roof.png")
 
     assert run.code == 2
     assert "the chart of one report" in run.err

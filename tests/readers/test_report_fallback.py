@@ -11,7 +11,7 @@ from tests.readers.exports import Export
 from tests.readers.nsys_reports import small_report
 from warplens.errors import UnreadableInputError
 from warplens.readers.nsys import conversion
-from warplens.readers.nsys.report_fallback import read_nsys_rep, with_note_on_age
+from warplens.readers.nsys.conversion import read_nsys_rep, with_note_on_age
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -15,7 +15,7 @@ from warplens._version import __version__
 from warplens.analysis.categories import categories_of
 from warplens.analysis.timeline import Timeline
 from warplens.errors import UsageError
-from warplens.export.sharing import shareable
+from warplens.export.tables import shareable
 from warplens.profile.nesting import disjoint_lanes, nested_lanes
 from warplens.profile.schema import name_categories
 from warplens.wire import Bytes, Part, fixed64s, message, messages, padded_varints, scalar, text

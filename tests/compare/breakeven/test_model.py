@@ -270,13 +270,13 @@ def test_frames_have_their_schemas() -> None:
 
 
 @cache
-def fit_measured(attention: str) -> BreakEven:
+def measured_fit(attention: str) -> BreakEven:
     return fit_breakeven(token_reduction(attention), draws=100)
 
 
 @pytest.mark.parametrize("attention", ["explicit", "fused"])
 def test_step_times_of_batches_that_were_left_out_are_predicted_within_a_few_percent(attention: str) -> None:
-    found = fit_measured(attention)
+    found = measured_fit(attention)
     assert found.median_error < 0.03
     assert found.worst_error < 0.2
     assert found.ratio_error < 0.04
@@ -284,13 +284,13 @@ def test_step_times_of_batches_that_were_left_out_are_predicted_within_a_few_per
 
 
 def test_linear_layers_run_at_a_rate_that_the_gpu_can_reach() -> None:
-    rates = fit_measured("explicit").parameters.filter(pl.col("name") == "rate of linear work")
+    rates = measured_fit("explicit").parameters.filter(pl.col("name") == "rate of linear work")
     # Dense fp16 peak of an H200 by its data sheet: 989 TFLOP/s.
     assert 100e12 < rates["value"].item() < 989e12
 
 
 def test_a_launch_costs_the_host_what_the_flat_part_of_the_table_shows() -> None:
-    (launch,) = fit_measured("explicit").parameters.filter(pl.col("name") == "launch, eager")["value"].to_list()
+    (launch,) = measured_fit("explicit").parameters.filter(pl.col("name") == "launch, eager")["value"].to_list()
     # At 224, where the GPU waits at every batch.
     flat = [
         side.time_ns / side.launches
@@ -304,7 +304,7 @@ def test_a_launch_costs_the_host_what_the_flat_part_of_the_table_shows() -> None
 
 
 def test_the_threshold_in_batches_lies_where_the_measured_crossing_does() -> None:
-    thresholds = fit_measured("explicit").thresholds.filter(
+    thresholds = measured_fit("explicit").thresholds.filter(
         (pl.col("execution") == "eager") & (pl.col("along") == "items")
     )
     small, large = thresholds["items"].to_list()
@@ -319,7 +319,7 @@ def test_the_threshold_in_batches_lies_where_the_measured_crossing_does() -> Non
 
 
 def test_a_single_image_needs_far_more_than_300_tokens_before_the_eager_form_pays() -> None:
-    single = fit_measured("explicit").thresholds.filter(
+    single = measured_fit("explicit").thresholds.filter(
         (pl.col("execution") == "eager") & (pl.col("along") == "size") & (pl.col("items") == 1)
     )
     row = single.row(0, named=True)
@@ -329,10 +329,10 @@ def test_a_single_image_needs_far_more_than_300_tokens_before_the_eager_form_pay
 
 
 def test_tokens_times_batch_is_a_range_since_attention_grows_with_the_square() -> None:
-    low, high = fit_measured("explicit").threshold(execution="eager") or (0.0, 0.0)
+    low, high = measured_fit("explicit").threshold(execution="eager") or (0.0, 0.0)
     assert 1500 < low < 2500
     assert 2700 < high < 4300
 
 
 def test_one_input_size_says_little_about_another() -> None:
-    assert any("input_size has two values" in doubt for doubt in fit_measured("explicit").doubts)
+    assert any("input_size has two values" in doubt for doubt in measured_fit("explicit").doubts)

@@ -255,7 +255,7 @@ def _table(baseline: Side, variant: Side) -> pl.DataFrame:
     return transfer_changes(baseline, variant, wall_split(baseline, variant))
 
 
-def _row_transfers(table: pl.DataFrame, part: str) -> dict[str, Any]:
+def _transfer(table: pl.DataFrame, part: str) -> dict[str, Any]:
     return table.row(by_predicate=pl.col("part") == part, named=True)
 
 
@@ -265,16 +265,16 @@ def test_a_copy_hidden_behind_compute_is_there_and_costs_nothing() -> None:
     )
     bare = trace([kernel(0, 10, GEMM)], window_ns=(0, 10))
     table = _table(side(bare, window="all"), side(hidden, window="all"))
-    row = _row_transfers(table, "host-to-device")
+    row = _transfer(table, "host-to-device")
     assert (row["baseline_count_per_step"], row["variant_count_per_step"]) == (0, 1)
     assert (row["baseline_bytes_per_step"], row["variant_bytes_per_step"]) == (0, 600)
     assert (row["change_ns_per_step"], row["exposed_change_ns_per_step"]) == (6, 0)
-    assert _row_transfers(table, "memset")["exposed_change_ns_per_step"] == 3
+    assert _transfer(table, "memset")["exposed_change_ns_per_step"] == 3
 
 
 def test_the_bytes_of_collectives_are_not_known() -> None:
     one = side(program([Launch(gpu=50 * US), Launch(NCCL, gpu=30 * US)]))
-    row = _row_transfers(_table(one, one), "communication")
+    row = _transfer(_table(one, one), "communication")
     assert (row["variant_count_per_step"], row["variant_bytes_per_step"]) == (1, None)
     assert row["variant_exposed_ns_per_step"] == 30 * US
 

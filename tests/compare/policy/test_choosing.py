@@ -158,14 +158,14 @@ def test_asking_a_policy_imports_neither_polars_nor_numpy_nor_torch():
 
 
 @pytest.fixture(scope="module")
-def policy_files():
+def fitted_policy():
     at = grid(input_size=SIZES, batch=BATCHES, execution=EXECUTIONS)
     return fitted(points(at), ("input_size", "batch", "execution"), shared={"model": "deit", "fused": False})
 
 
-def test_what_is_written_is_what_is_read(policy_files, tmp_path):
-    write_policy(policy_files, tmp_path / "policy.json")
-    assert read_policy(tmp_path / "policy.json") == policy_files
+def test_what_is_written_is_what_is_read(fitted_policy, tmp_path):
+    write_policy(fitted_policy, tmp_path / "policy.json")
+    assert read_policy(tmp_path / "policy.json") == fitted_policy
     assert [path.name for path in tmp_path.iterdir()] == ["policy.json"]
 
 
@@ -176,8 +176,8 @@ def test_a_policy_without_a_model_or_with_sides_that_did_not_run_is_read_as_well
     assert read_policy(tmp_path / "policy.json") == found
 
 
-def test_no_folder_is_in_the_file(policy_files):
-    assert "/" not in json.dumps(document_of(policy_files)).replace("warplens.policy/1", "")
+def test_no_folder_is_in_the_file(fitted_policy):
+    assert "/" not in json.dumps(document_of(fitted_policy)).replace("warplens.policy/1", "")
 
 
 @pytest.mark.parametrize(
@@ -192,7 +192,7 @@ def test_no_folder_is_in_the_file(policy_files):
         (b"[]", "does not say that it holds a policy"),
         (b'{"schema": "warplens.policy/2"}', "warplens.policy/1 is read here"),
         (b'{"schema": "warplens.measurements/1", "measurements": []}', "warplens.policy/1 is read here"),
-        (b'{"schema": "warplens.policy/1"}', "the policy_files lacks version"),
+        (b'{"schema": "warplens.policy/1"}', "the policy lacks version"),
         (b"9" * 10_000, "no JSON"),
     ],
 )
@@ -253,8 +253,8 @@ def _set(document, path, value):
         (("regret", "measured", "cells"), 1.5, "number of points"),
     ],
 )
-def test_a_file_that_contradicts_its_schema_is_refused(policy_files, path, value, reason):
-    document = copy.deepcopy(document_of(policy_files))
+def test_a_file_that_contradicts_its_schema_is_refused(fitted_policy, path, value, reason):
+    document = copy.deepcopy(document_of(fitted_policy))
     _set(document, path, value)
     with pytest.raises(UnreadableInputError, match=reason):
         policy_of(document, "policy.json")
@@ -275,8 +275,8 @@ def _places(value, path=()):
 
 
 @given(st.data())
-def test_whatever_stands_in_a_file_is_read_or_refused_and_a_policy_that_was_read_chooses(policy_files, data):
-    document = json.loads(json.dumps(document_of(policy_files)))
+def test_whatever_stands_in_a_file_is_read_or_refused_and_a_policy_that_was_read_chooses(fitted_policy, data):
+    document = json.loads(json.dumps(document_of(fitted_policy)))
     places = [path for path in _places(document) if path]
     _set(document, data.draw(st.sampled_from(places)), data.draw(_JSON))
     try:

@@ -170,7 +170,7 @@ def found(sweep: Sweep, **options) -> list[tuple[str, str | None]]:
 
 
 @pytest.fixture(scope="module")
-def h200_regimes():
+def regimes_of_the_h200():
     with resources.as_file(TOKENS) as path:
         return regimes(matched(sweep_of(read_measurements(path))))
 
@@ -179,25 +179,25 @@ def of(cells, **settings):
     return {item.side: (item.regime, item.evidence) for item in cells if item.settings == settings}
 
 
-def test_a_small_eager_batch_on_the_h200_waits_for_its_host(h200_regimes):
+def test_a_small_eager_batch_on_the_h200_waits_for_its_host(regimes_of_the_h200):
     """Its replay as a graph takes a quarter of the time: 0.858 of 3.18 ms, 0.813 of 3.81 ms."""
-    told = of(h200_regimes, input_size=224, batch=1, execution="eager")
+    told = of(regimes_of_the_h200, input_size=224, batch=1, execution="eager")
     assert told == {"baseline": ("launch-bound", "measured"), "variant": ("launch-bound", "measured")}
 
 
-def test_where_reduction_starts_to_pay_its_baseline_is_bound_by_the_gpu_and_itself_by_the_host(h200_regimes):
+def test_where_reduction_starts_to_pay_its_baseline_is_bound_by_the_gpu_and_itself_by_the_host(regimes_of_the_h200):
     """The regime changes: 448 pixels, batch 4: 4.63 of 5.02 ms, but 2.23 of 4.20 ms."""
-    told = of(h200_regimes, input_size=448, batch=4, execution="eager")
+    told = of(regimes_of_the_h200, input_size=448, batch=4, execution="eager")
     assert told == {"baseline": ("gpu-bound", "measured"), "variant": ("launch-bound", "measured")}
 
 
-def test_the_largest_batch_is_bound_by_the_gpu_on_both_sides(h200_regimes):
-    told = of(h200_regimes, input_size=448, batch=16, execution="eager")
+def test_the_largest_batch_is_bound_by_the_gpu_on_both_sides(regimes_of_the_h200):
+    told = of(regimes_of_the_h200, input_size=448, batch=16, execution="eager")
     assert {regime for regime, _ in told.values()} == {"gpu-bound"}
 
 
-def test_no_replayed_graph_waits_for_the_host(h200_regimes):
-    assert {item.regime for item in h200_regimes if item.settings["execution"] == "graph"} == {"gpu-bound"}
+def test_no_replayed_graph_waits_for_the_host(regimes_of_the_h200):
+    assert {item.regime for item in regimes_of_the_h200 if item.settings["execution"] == "graph"} == {"gpu-bound"}
 
 
 def test_time_that_stands_still_while_the_work_doubles_is_the_hosts():

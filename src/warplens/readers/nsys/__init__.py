@@ -2,9 +2,8 @@
 
 `export` reads an SQLite export into a `Trace` (`tables` the rows, `capture` the facts and notes), `folder` one that is
 a folder of tables. `report` reads a report into the same tables without any software of NVIDIA: `report_container`
-unpacks it, `report_wire` decodes messages in bulk, `report_events` says which field is which column, `report_facts`
-holds what the report says about itself. `report_fallback` asks `conversion`, where a report is of an unknown kind, to
-let the installed `nsys` turn it into an export. `scrub` removes what identifies.
+unpacks it, `report_wire` decodes messages in bulk, `report_events` says which field is which column. Where a report is
+of an unknown kind, `conversion` lets the installed `nsys` turn it into an export. `scrub` removes what identifies.
 """
 
 from __future__ import annotations
@@ -46,8 +45,8 @@ class NsysExport(Reader[Trace]):
         return kind_of_bytes(head) is Kind.SQLITE and b"StringIds" in head
 
     def read(self, file: Input, asked: Asked) -> Trace:
+        from warplens.readers.nsys.conversion import with_note_on_age
         from warplens.readers.nsys.export import read_nsys_sqlite
-        from warplens.readers.nsys.report_fallback import with_note_on_age
 
         trace = read_nsys_sqlite(file.path, file.known_as, file.progress, asked.launch_configuration)
         return with_note_on_age(trace, file.known_as)
@@ -86,7 +85,7 @@ class NsysReport(Reader[Trace]):
         return kind_of_bytes(head) is Kind.NSYS_REP
 
     def read(self, file: Input, asked: Asked) -> Trace:
-        from warplens.readers.nsys.report_fallback import read_nsys_rep, with_note_on_age
+        from warplens.readers.nsys.conversion import read_nsys_rep, with_note_on_age
 
         trace = read_nsys_rep(file.path, file.known_as, file.progress, asked.launch_configuration)
         return with_note_on_age(trace, file.known_as)
