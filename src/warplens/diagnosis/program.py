@@ -186,15 +186,6 @@ class Program:
         threads = self.facts.timeline.work["thread"].cast(pl.Int64).fill_null(-1).to_numpy()
         return np.asarray(threads[self.facts.rows], dtype=np.int64)
 
-    def operator_names(self) -> pl.Series:
-        """The innermost operator that launched each piece; null where none is recorded."""
-        timeline = self.facts.timeline
-        if not timeline.has_operators:
-            return pl.repeat(None, len(self.own_ns), dtype=pl.String, eager=True)
-        rows = timeline.places.operator[self.facts.rows]
-        known = pl.Series(rows).replace(NO_RANGE, None)
-        return timeline.trace.ranges["name"].gather(known).cast(pl.String)
-
     def shapes(self) -> pl.Series:
         """The shapes that the innermost operator around each piece recorded, as JSON; null where there are none."""
         timeline = self.facts.timeline

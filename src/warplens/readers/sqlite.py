@@ -76,12 +76,6 @@ def worker_count() -> int:
     return max(1, min(_MAX_WORKERS, available))
 
 
-def is_nsys_export(path: Path) -> bool:
-    """Whether an SQLite file is an Nsight Systems export, judged by the names of its tables."""
-    with SqliteFile(path) as file:
-        return looks_like_nsys(file.tables)
-
-
 def looks_like_nsys(tables: Mapping[str, object]) -> bool:
     """Whether these are the tables of an Nsight Systems export, however little it recorded: strings, and one other."""
     marks = ("CUPTI_ACTIVITY_KIND_", "TARGET_INFO_", "META_DATA_EXPORT", "EXPORT_META_DATA", "NVTX_EVENTS", "OSRT_API")

@@ -126,11 +126,6 @@ class Headroom:
         return round(time_ns / max(1, self.steps))
 
     @property
-    def above_roof_ns(self) -> int:
-        """Time of the window in which work runs longer than at its practical roof."""
-        return self.after("idle") - self.after("roof")
-
-    @property
     def to_roof_share(self) -> float | None:
         """Share of the measured time that is above the practical roof of the very kernels that run, idle included."""
         return 1 - self.after("roof") / self.duration_ns if self.duration_ns else None

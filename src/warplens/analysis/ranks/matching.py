@@ -120,9 +120,6 @@ METHODS: Final = ("sequence", "order", "time", "order from the end", "alone", "n
 #: cluster keep their clocks (NTP, PTP) well within it, and collectives of one kind are rarely closer to each other.
 _NEAREST_END_NS: Final = 2_000_000
 
-#: Columns of `all_events` beside those of `COLLECTIVES`.
-EVENT_COLUMNS: Final = ("event", "place", "key", "number")
-
 #: Marks an event that no other rank's event belongs to.
 UNMATCHED: Final = -1
 
