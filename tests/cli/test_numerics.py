@@ -1,0 +1,82 @@
+"""`warplens numerics`: files of tensors as people save them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.cli.conftest import Run
+
+VALUES = np.random.default_rng(3).normal(size=(4, 8))
+
+
+@pytest.fixture(autouse=True)
+def _files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    np.save("exact.npy", VALUES)
+    np.save("half.npy", VALUES.astype(np.float16))
+    np.savez("many.npz", out=VALUES.astype(np.float32), grad=VALUES, steps=np.arange(3))
+    wrong = VALUES.astype(np.float32)
+    wrong[0, 0] = np.nan
+    np.savez("wrong.npz", out=wrong, grad=VALUES * 1.01)
+
+
+def test_both_are_held_against_the_exact_values(warplens: Callable[..., Run]) -> None:
+    run = warplens("numerics", "half.npy", "half.npy", "--exact", "exact.npy", "-f", "json")
+
+    same, first, second = json.loads(run.out)["data"]["rows"]
+    assert (same["identical_share"], same["ulp_max"]) == (1.0, 0.0)
+    assert first["max_abs"] == second["max_abs"] == np.abs(VALUES.astype(np.float16) - VALUES).max()
+
+
+def test_tensors_are_paired_by_name_and_a_gate_can_fail(warplens: Callable[..., Run]) -> None:
+    run = warplens("numerics", "wrong.npz", "many.npz", "--fail-on", "0.001")
+
+    assert run.code == 1
+    assert "beyond the limit of 0.001: out, grad" in run.err
+    assert "Elements by their difference in units of the last place" in run.out
+    assert warplens("numerics", "many.npz", "many.npz", "--fail-on", "0").code == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("a.npy", b"no array", "cannot be read as tensors"),
+        ("a.txt", b"1 2 3", "its name ends in .txt"),
+        ("absent.npy", None, "there is no such file"),
+    ],
+)
+def test_other_files_are_refused_in_one_line(
+    name: str, content: bytes | None, said: str, warplens: Callable[..., Run]
+) -> None:
+    if content is not None:
+        Path(name).write_bytes(content)
+    run = warplens("numerics", name, "exact.npy")
+
+    assert run.code == 2
+    assert said in run.err
+    assert len(run.err.splitlines()) == 1
+
+
+def test_nothing_in_a_file_is_executed(warplens: Callable[..., Run]) -> None:
+    np.save("objects.npy", np.asarray([{"a": 1}], dtype=object), allow_pickle=True)
+    assert warplens("numerics", "objects.npy", "exact.npy").code == 2
+
+
+def test_files_of_pytorch_are_read_with_their_nested_names(warplens: Callable[..., Run]) -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    values = torch.tensor(VALUES)
+    torch.save({"layer": [values.bfloat16()], "step": 3}, "a.pt")
+    torch.save({"layer": [values]}, "b.pt")
+
+    run = warplens("numerics", "a.pt", "b.pt", "-f", "json")
+
+    (row,) = json.loads(run.out)["data"]["rows"]
+    assert (row["tensor"], row["ulp_format"], row["ulp_max"]) == ("layer.0", "bfloat16", 0.0)
