@@ -290,3 +290,16 @@ def test_the_page_draws_its_waterfall_in_both_themes(paradox: StepNumbers, tmp_p
         assert page.evaluate("document.documentElement.scrollWidth") == 390
         browser.close()
     assert trouble == []
+
+
+def test_the_first_screen_shows_both_steps_on_one_scale(paradox: StepNumbers) -> None:
+    found = step_document(paradox).answer
+    assert found is not None
+    wall = paradox.difference.wall
+    baseline, variant = found.strips
+    longest = max(wall.baseline.wall_ns, wall.variant.wall_ns)
+    for strip, side in ((baseline, wall.baseline), (variant, wall.variant)):
+        assert strip.scale == pytest.approx(float(side.wall_ns / longest))
+        assert sum(part.time_ns for part in strip.segments) == pytest.approx(float(side.wall_ns))
+        assert sum(part.share for part in strip.segments) == pytest.approx(1.0)
+    assert found.headings[1] == "Why"

@@ -49,16 +49,16 @@ def words(part: Section) -> str:
 
 def test_the_sections_stand_in_the_order_of_the_questions() -> None:
     assert [part.id for part in counters_document([planted()]).sections] == [
-        *("quality", "measured", "kernels", "bounds", "faults", "speed-of-light", "roofline-section", "occupancy"),
-        *("launch", "stalls", "memory", "rules", "next-run", "semantics"),
+        *("measured", "kernels", "bounds", "faults", "speed-of-light", "roofline-section", "occupancy"),
+        *("launch", "stalls", "memory", "rules", "next-run", "semantics", "quality"),
     ]
 
 
 def test_the_answer_says_what_bounds_the_time_and_the_most_expensive_kernel() -> None:
     assert counters_lead(planted()) == (
-        "9 launches of 9 kernels took 10.6 ms: 58.2 % in grids too small to say, 18.4 % bound by compute and healthy, "
-        "11.5 % bound by latency. The most expensive, tiny_grid (58.2 % of that time), is too small to say: 4 blocks "
-        "fill 0.4 % of a wave on 132 SMs."
+        "9 launches of 9 kernels took 10.6 ms: 58.2 % in grids too small to fill the GPU, 18.4 % bound by compute and "
+        "healthy, 11.5 % bound by latency. The most expensive, tiny_grid (58.2 % of that time), is too small to say: 4 "
+        "blocks fill 0.4 % of a wave on 132 SMs."
     )
 
 

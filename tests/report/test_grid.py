@@ -8,9 +8,11 @@ import re
 import polars as pl
 import pytest
 
+import warplens
 from tests import shipped
 from tests.analysis.lm_steps import WHOLE, Program, forward_only
 from warplens.analysis.timeline import Timeline
+from warplens.diagnosis.rules import rule
 from warplens.readers import read
 from warplens.readers.timings import read_timings
 from warplens.report import text as fmt
@@ -58,9 +60,9 @@ def answer(document, name):
     return next(block.text for block in section(document, name).all_blocks() if isinstance(block, Paragraph))
 
 
-def test_there_is_a_section_for_each_question_between_status_and_legend(document):
+def test_there_is_a_section_for_each_question_before_status_and_legend(document):
     titles = [item.id for item in document.sections]
-    assert titles == ["status", "a", "b", "c", "d", "e", "legend", "how-to-run"]
+    assert titles == ["a", "b", "c", "d", "e", "status", "legend", "how-to-run"]
 
 
 def test_every_answer_begins_with_a_sentence_that_holds_numbers(document):
@@ -194,7 +196,7 @@ def test_an_aborted_cell_is_shown_as_invalid_and_in_no_other_table():
     assert "out of memory is suspected" in row["reason"]
     for item in document.tables():
         if (
-            item.id not in ("status-matrix", "to-do", "invalid", "profiles", "forward-matrix")
+            item.id not in ("status-matrix", "to-do", "invalid", "profiles", "forward-matrix", "answer-matrix")
             and "model" in item.rows.columns
         ):
             assert "xl" not in item.rows["model"].to_list(), item.id
@@ -217,3 +219,23 @@ def test_a_grid_of_one_profile_is_described_in_the_singular():
     document = grid_document(answer_grid([program.cell("small", 512, "forward", "one.sqlite")]))
     assert document.lead.startswith("1 profile over 1 model and 1 context length ")
     assert "No times of the program's own clock were given" in answer(document, "a")
+
+
+def test_the_first_screen_says_what_limits_most_cells_and_what_to_do(grid):
+    diagnosed = {name: warplens.diagnose(shipped.capture(name)).diagnosis for name in FILES[:2]}
+    found = grid_document(grid, diagnosed).answer
+    limits = [diagnosed[name].findings[0] for name in FILES[:2]]
+    assert {each.id for each in limits} == {"precision"}
+    assert found.verdict.startswith(f"The limit of all 2 profiles: {rule('precision').limiter}.")
+    low, high = sorted(each.gain for each in limits)
+    assert found.gain == f"{low:.2f}× to {high:.2f}×"
+    assert found.do == limits[0].remedies[0].action
+    gains = found.tables[0].rows["gain"].to_list()
+    assert gains == [f"{each.gain:.2f}×" for each in reversed(limits)]
+    measured = {letter: words for letter, _, words in found.others}
+    assert measured["e"] == "3 of 4 cells"
+
+
+def test_without_a_diagnosis_the_first_screen_has_times_alone(document):
+    assert document.answer.verdict.startswith("A forward pass takes from")
+    assert (document.answer.gain, document.answer.do) == ("", "")

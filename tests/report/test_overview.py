@@ -264,7 +264,7 @@ def test_the_training_step_of_the_h200_capture_adds_up_in_every_format(tmp_path)
     page, text, data = write_report([(timeline, window)], tmp_path)
     profile = json.loads(data.read_bytes())["data"]["profiles"][0]
     assert profile["answer"] in text.read_text("utf-8")
-    assert profile["answer"] in page.read_text("utf-8")
+    assert profile["answer"] in page.read_text("utf-8").replace("\N{NO-BREAK SPACE}", " ")
     assert sum(row["calls"] for row in profile["kernels"]["rows"]) == 3 * 1182
     phases = {row["phase"]: row["gpu_ns"] for row in profile["phases"]["rows"]}
     assert sum(phases.values()) == profile["ranges"]["coverage"]["total_ns"]
@@ -283,7 +283,7 @@ def test_every_capture_makes_a_report_whose_parts_sum_and_whose_answer_is_short(
     assert len(document.sections) >= 7
     for budget in numbers.budgets:
         assert budget.parts["time_ns"].sum() == budget.duration_ns
-    text = render_markdown(document).replace("Gain: None that this profile could show.", "")
+    text = render_markdown(document)
     assert "None" not in text
     assert "nan" not in text
 

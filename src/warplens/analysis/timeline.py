@@ -310,7 +310,7 @@ class Timeline:
         if search.steady:
             return Window(search.steady[0].start_ns, search.steady[-1].end_ns, "steady", search.how, search.steady)
         if not self.work.height:
-            return Window(*self._recorded_span(), kind="all", how="no GPU work was recorded; everything that was")
+            return Window(*self._recorded_span(), kind="all", how="the whole recording, which holds no GPU work")
         start, end = int(self.work["start_ns"][0]), _maximum(self.work["end_ns"])
         return Window(start, end, "device", search.how)
 

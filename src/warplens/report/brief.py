@@ -99,18 +99,23 @@ def limit_sentence(found: Diagnosis | RunDiagnosis) -> str:
 def _gain(found: Diagnosis | RunDiagnosis, verdict: Finding) -> str:
     """What the verdict's best remedy brings: expected, in which range, and at most."""
     if rule(verdict.id).describes or verdict.gain is None:
-        rest = max(
-            (each for each in found.findings[1:] if gain_words(each)), key=lambda each: each.gain or 0.0, default=None
-        )
-        if verdict.id == _INCOMPLETE:
-            return "Unknown: this profile cannot tell."
-        if rest is None:
-            return "None that this profile could show."
-        little = (rest.gain or 0.0) < DEFAULTS.warning_ceiling
-        return f"{'Little' if little else 'Some'}: {rest.id}, {gain_words(rest)}."
+        word, why = _without_gain(found, verdict)
+        return fmt.sentence(f"{word} {why}" if word == "Nothing" else f"{word}: {why}")
     if verdict.expected is None:
         return fmt.sentence(_range(verdict))
     return f"About {factor(verdict.expected)} as fast: {_range(verdict)}."
+
+
+def _without_gain(found: Diagnosis | RunDiagnosis, verdict: Finding) -> tuple[str, str]:
+    """Of a verdict that no remedy goes with: how much there is to gain, in a word, and why."""
+    if verdict.id == _INCOMPLETE:
+        return "Unknown", "this profile cannot tell"
+    with_gain = (each for each in found.findings[1:] if gain_words(each))
+    rest = max(with_gain, key=lambda each: each.gain or 0.0, default=None)
+    if rest is None:
+        return "Nothing", "that this profile could show"
+    word = "Little" if (rest.gain or 0.0) < DEFAULTS.warning_ceiling else "Some"
+    return word, f"most of it from {rest.id}: {gain_words(rest)}"
 
 
 def _rests_on(found: Diagnosis | RunDiagnosis) -> str:
@@ -162,19 +167,26 @@ def answer_block(found: Diagnosis | RunDiagnosis, strips: tuple[Strip, ...], at:
     costing = [each for each in rest if each.id != _INCOMPLETE and not rule(each.id).describes and each.gain]
     known = not rule(verdict.id).describes and verdict.gain is not None
     limiting = _limiting(note for note in found.notes if note.text != verdict.title)
+    gain, unit, reach = factor(verdict.gain), " as fast", _range(verdict)
+    if not known:
+        gain, reach = _without_gain(found, verdict)
+        unit = ""
+    tells = verdict.id != _INCOMPLETE
     return Answer(
         id=f"{at}answer",
         verdict=limit_sentence(found),
         severity=verdict.severity,
-        gain=factor(verdict.gain) if known else "",
-        gain_range=_range(verdict) if known else _gain(found, verdict),
+        gain=gain,
+        unit=unit,
+        gain_range=reach,
         do=remedy.action if remedy else "",
         code="\n".join(ways(remedy.how)) if remedy else "",
-        brings=remedy.expected if remedy else "",
-        sure=f"{fmt.capitalised(verdict.confidence)} confidence; {_rests_on(found)}.",
-        refute=verdict.refute,
+        # A remedy that brings the gain beside it need not say so again.
+        brings=f"Expected: {remedy.expected}" if remedy and tells and remedy.expected != f"about {gain}" else "",
+        sure=f"{fmt.capitalised(verdict.confidence)} confidence; {_rests_on(found)}." if tells else "",
+        refute=verdict.refute if tells else "",
         notes=tuple(limiting),
-        strips=() if verdict.id == _INCOMPLETE else strips,
+        strips=strips if tells else (),
         others=(
             *((f"{at}finding-{each.id}", rule(each.id).limiter, factor(each.gain)) for each in costing),
             *(((f"{at}what-if", "What do they bring together?", ""),) if _pairs(found) else ()),

@@ -90,6 +90,7 @@ class Table:
         depth: column with each row's nesting depth; rows then stand in pre-order, every row after its parent.
         empty: what to say when there are no rows.
         leads: column with the id of the part of the document that a row is about.
+        cards: on a narrow page each row is a card; so is one that leads somewhere.
 
     Raises:
         SchemaError: a displayed column is not in `rows`.
@@ -103,6 +104,7 @@ class Table:
     depth: str | None = None
     empty: str = "No rows."
     leads: str | None = None
+    cards: bool = False
 
     def __post_init__(self) -> None:
         wanted = [column.name for column in self.columns]
@@ -164,30 +166,38 @@ class Strip:
         device: CUDA ordinal of the GPU.
         title: what the whole is, and how long it takes.
         segments: its parts.
+        scale: how long the bar is, of the width of the page; two bars of one scale compare.
     """
 
     what: str
     device: int
     title: str
     segments: tuple[Segment, ...]
+    scale: float = 1.0
 
 
 @dataclass(frozen=True)
 class Answer:
     """The first screen: what limits the program, how much there is to gain, what to do, and how that could be wrong.
 
+    Documents that are not about one program say the same in their own words: a comparison what changed, and why.
+
     Attributes:
         id: unique in the document.
         verdict: what limits it, in a sentence.
         severity: that of the finding; `info` where nothing is lost.
-        gain: the factor that is expected, as text; empty where there is none.
+        gain: the factor that is expected, as text, or a word such as `Little`; empty for no card.
         gain_range: the interval and the bound of it, or why there is none.
         do, code, brings: the first remedy: what to do, how, and what it should bring; empty where there is none.
-        sure: how sure the cause is.
-        refute: the experiment that would show that it is wrong.
+        sure: how sure the cause is; empty where there is no cause.
+        refute: the experiment that would show that it is wrong; empty for none.
         notes: what to know before any number.
         strips: the whole time, split into its parts.
         others: further findings: id of the section, name, gain.
+        unit: stands behind the gain.
+        headings: above the gain and above what to do.
+        also: stands before the others.
+        tables: what the answer is read from, below it.
     """
 
     id: str
@@ -203,6 +213,10 @@ class Answer:
     notes: tuple[Note, ...] = ()
     strips: tuple[Strip, ...] = ()
     others: tuple[tuple[str, str, str], ...] = ()
+    unit: str = ""
+    headings: tuple[str, str] = ("How much there is to gain", "What to do")
+    also: str = "Also found"
+    tables: tuple[Table, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -377,6 +391,8 @@ class Document:
 
     def blocks(self) -> Iterator[Block]:
         """Every block of this document and its parts, in reading order."""
+        if self.answer is not None:
+            yield from self.answer.tables
         for section in self.sections:
             yield from section.all_blocks()
         for part in self.parts:

@@ -190,11 +190,16 @@ def _device_blocks(found: Headroom) -> Iterator[Block]:
     yield groups_table(found)
 
 
-def headroom_strip(found: Headroom) -> Strip:
-    """The limit and what stands above it, from the left: what is needed, then what could go away."""
+def headroom_strip(found: Headroom) -> Strip | None:
+    """The limit and what stands above it, from the left: what is needed, then what could go away.
+
+    None where neither the GPU's roofs nor the work of its kernels is known: it would say no more than the budget.
+    """
+    if found.roofs is None or not found.known_share:
+        return None
     unit, whole = "step" if found.steps else "window", found.duration_ns or 1
     limit = found.after("precision")
-    levels = [("needed for the same mathematics", limit, "gemm", _LEVEL_MEANINGS["limit"])]
+    levels = [("needed for the same work", limit, "gemm", _LEVEL_MEANINGS["limit"])]
     for level, fill in _LEVEL_FILLS.items():
         gone = int(found.parts.filter(pl.col("level") == level)["time_ns"].sum())
         levels.append((_LEVELS[level], gone, fill, _LEVEL_MEANINGS[level]))
@@ -203,7 +208,8 @@ def headroom_strip(found: Headroom) -> Strip:
         for title, time, fill, meaning in levels
         if time / whole >= _WORTH_A_SEGMENT
     )
-    title = f"What this GPU needs for the same {unit}: {fmt.duration(found.per_step(limit))} (modelled)"
+    known = f"modelled; the work of {fmt.share(found.known_share)} of the busy time is known"
+    title = f"What this GPU needs for the same {unit}: {fmt.duration(found.per_step(limit))} ({known})"
     return Strip("headroom", found.device, title, segments)
 
 

@@ -38,6 +38,9 @@ MOST_ROWS = 500
 #: A line may break behind these signs of a kernel's name.
 _BREAKS = re.compile(r"(?<=[_<,:/])(?=[^_<,:/])")
 
+#: Between a number and its unit.
+_UNITS: Final = re.compile(r"(?<=\d) (?=%|[nµm]?s\b|[kMGTP]?i?B\b)")
+
 #: Cells of more characters than this are prose, which needs a wide column.
 _PROSE: Final = 32
 
@@ -56,7 +59,9 @@ def render_html(document: Document) -> str:
     drawn = "".join(asset(f"{kind}.css") for kind in kinds)
     styles = [_theme_css() + asset("report.css").replace("PAGE_FONT", FONT) + drawn, _WITHOUT_SCRIPTS]
     environment = _environment()
-    blocks: Any = environment.get_template("blocks.html.j2").make_module({"view": _table_view, "note_tags": _NOTE_TAGS})
+    blocks: Any = environment.get_template("blocks.html.j2").make_module(
+        {"view": _table_view, "note_tags": _NOTE_TAGS, "missing": fmt.MISSING}
+    )
     return environment.get_template("report.html.j2").render(
         document=document,
         version=__version__,
@@ -86,8 +91,14 @@ def _environment() -> jinja2.Environment:
         "sentence": fmt.sentence,
         "embedded": _embedded_json,
         "percent": _percent,
+        "unbroken": _unbroken,
     }
     return environment
+
+
+def _unbroken(text: str) -> str:
+    """A text whose numbers stay on one line with their units."""
+    return _UNITS.sub("\N{NO-BREAK SPACE}", text)
 
 
 def _percent(share: float) -> str:
@@ -226,7 +237,7 @@ def _table_view(table: Table) -> _TableView:
         rows=rows,
         limit=limit,
         tree=table.depth is not None,
-        leading=table.leads is not None,
+        leading=table.leads is not None or table.cards,
         count=fmt.plural(shown, "row") if shown == len(rows) else f"{shown} of {fmt.plural(len(rows), 'row')}",
         more=shown < len(rows),
         left_out=f"{fmt.plural(left_out, 'more row')} {'is' if left_out == 1 else 'are'} in report.json."

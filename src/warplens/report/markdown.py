@@ -57,9 +57,9 @@ def _answer(answer: Answer) -> Iterator[str]:
         yield _notes(Notes(answer.notes))
     yield f"**{escaped(answer.verdict)}**"
     lines = {
-        "Gain": f"{answer.gain} as fast; {answer.gain_range}" if answer.gain else answer.gain_range,
-        "Do": ": ".join(part for part in (answer.do, answer.code) if part),
-        "Expected": answer.brings,
+        answer.headings[0]: "; ".join(part for part in (f"{answer.gain}{answer.unit}", answer.gain_range) if part),
+        answer.headings[1]: ": ".join(part for part in (answer.do, answer.code) if part),
+        "In short": answer.brings,
         "How sure": answer.sure,
         "To refute it": answer.refute,
         **{

@@ -30,7 +30,8 @@ def strips(budgets: Sequence[TimeBudget], headrooms: Sequence[Headroom], window:
         return
     found = min(budgets, key=lambda budget: budget.busy_ns)
     yield _budget_strip(found, window, one_of_many=len(budgets) > 1)
-    yield from (headroom_strip(one) for one in headrooms if one.device == found.device)
+    needed = (headroom_strip(one) for one in headrooms if one.device == found.device)
+    yield from (strip for strip in needed if strip is not None)
 
 
 def strips_data(budgets: Sequence[TimeBudget], headrooms: Sequence[Headroom], window: Window) -> list[dict[str, Any]]:

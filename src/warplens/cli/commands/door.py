@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from warplens.answers.results import DiagnosisAnswer
     from warplens.diagnosis import Diagnosis
     from warplens.diagnosis.across import RunDiagnosis
+    from warplens.report.overview.numbers import Numbers
 
 #: Two sides make a comparison.
 _SIDES: Final = 2
@@ -227,10 +228,12 @@ def _diagnosed(timelines: Sequence[Timeline], window: Callable[[Timeline], Windo
 def _reports(reading: Reading, folder: Path, found: Sequence[Diagnosis], run: RunDiagnosis | None = None) -> list[Path]:
     """The report on the profiles, on their grid, and on counters, as HTML."""
     written: list[Path] = []
+    numbers: list[Numbers] = []
     if reading.profiles.timelines:
-        written += write_overview(examined(reading, found), folder, ["html"], run)
+        numbers = examined(reading, found)
+        written += write_overview(numbers, folder, ["html"], run)
     if reading.cells is not None:
-        written += write_grid(reading.profiles, reading.cells, GridRequest({}), folder, ["html"])
+        written += write_grid(reading.profiles, reading.cells, GridRequest({}), folder, ["html"], numbers)
     if reading.counters:
         written += write_counter_reports(reading.counters, reading.joined, folder, ["html"])
     return written

@@ -114,12 +114,13 @@ def report(
         print_json(_json(reading, run))
     else:
         written: list[Path] = []
+        numbers: list[Numbers] = []
         if reading.profiles.timelines:
             numbers = examined(reading)
             print_answers(numbers, run)
             written += write_overview(numbers, folder, wanted, run)
         if reading.cells is not None:
-            written += write_grid(reading.profiles, reading.cells, grid, folder, wanted)
+            written += write_grid(reading.profiles, reading.cells, grid, folder, wanted, numbers)
         if reading.counters:
             written += write_counter_reports(reading.counters, reading.joined, folder, wanted)
         print_lines(written)
@@ -384,9 +385,14 @@ def find_cells(paths: Sequence[Path], request: GridRequest) -> Cells | None:
 
 
 def write_grid(
-    profiles: Profiles, cells: Cells, request: GridRequest, folder: Path, formats: Sequence[ReportFormat]
+    profiles: Profiles,
+    cells: Cells,
+    request: GridRequest,
+    folder: Path,
+    formats: Sequence[ReportFormat],
+    numbers: Sequence[Numbers] = (),
 ) -> list[Path]:
-    """The answers about a grid of models × contexts."""
+    """The answers about a grid of models × contexts; `numbers` are those of profiles that were diagnosed already."""
     from warplens.report.jsonout import envelope
     from warplens.studies.grid.answers import GridCell, answer_grid
     from warplens.studies.grid.document import grid_data, grid_document
@@ -408,7 +414,8 @@ def write_grid(
         def data() -> bytes:
             return envelope("grid", [cell.source for cell in grid.cells], grid_data(grid), warnings)
 
-        return write_document(grid_document(grid), folder, formats, "grid", data)
+        diagnosed = {each.capture.source: each.diagnosis for each in numbers if each.diagnosis is not None}
+        return write_document(grid_document(grid, diagnosed), folder, formats, "grid", data)
 
 
 # --- `warplens demo` -------------------------------------------------------------------------------------------------
@@ -458,9 +465,10 @@ def demo(
     models = _selected(shipped, in_grid)
     grid = GridRequest({}, read_timings(_CAPTURES / _TIMINGS), _BATCH)
 
-    written = write_overview(examined(Reading(shown, _steady, (), (), None, ())), folder, wanted)
+    numbers = examined(Reading(shown, _steady, (), (), None, ()))
+    written = write_overview(numbers, folder, wanted)
     if (cells := find_cells(models.paths, grid)) is not None:
-        written += write_grid(models, cells, grid, folder, wanted)
+        written += write_grid(models, cells, grid, folder, wanted, numbers)
     with progress("telling the findings"):
         findings = findings_document(shipped_evidence(), TITLE)
         written += write_document(findings, folder, wanted, name="findings_report")

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from warplens.profile import NoteLevel
 from warplens.report import text as fmt
 from warplens.report.charts import waterfall_chart
 from warplens.report.comparison.causes import (
     forbids_verdict,
     hides_kernels,
+    interval_text,
     launch_sentences,
     needed_text,
+    signed_share,
     step_answer,
     work_sentence,
 )
@@ -21,6 +24,7 @@ from warplens.report.comparison.steps import (
     phase_table,
     place_table,
     range_table,
+    side_strip,
     side_table,
     statistics_table,
     step_tiles,
@@ -29,6 +33,7 @@ from warplens.report.comparison.steps import (
 )
 from warplens.report.counters.beside import SIDE_BY_SIDE, comparison_lines
 from warplens.report.document import (
+    Answer,
     Document,
     Figure,
     KeyFigures,
@@ -57,6 +62,34 @@ def step_document(numbers: StepNumbers) -> Document:
         lead=" ".join(step_answer(numbers)),
         sections=(*sections(_SECTIONS, numbers), *_counter_sections(numbers)),
         meta=tuple(_meta(numbers)),
+        answer=_answer(numbers),
+    )
+
+
+def _answer(numbers: StepNumbers) -> Answer:
+    """The first screen: what changed, whether that is certain, why, and both sides as bars of one scale."""
+    found, wall, per = numbers.comparison, numbers.difference.wall, numbers.difference.per
+    verdict, *why = step_answer(numbers)
+    verdict, because, cause = verdict.partition(", because ")
+    reasons = [*([f"{cause}"] if because else why), *([work] if (work := work_sentence(numbers)) else [])]
+    comparable = forbids_verdict(numbers) is None
+    limiting = tuple(note for note in numbers.notes if note.level is not NoteLevel.INFO)
+    return Answer(
+        id="answer",
+        verdict=f"{verdict}." if because else verdict,
+        severity={"slower": "critical", "undecided": "warning"}.get(found.verdict, "info") if comparable else "warning",
+        gain=signed_share(found.ratio.estimate - 1) if comparable else "",
+        gain_range=fmt.sentence(interval_text(found.ratio).replace(" %:", " % confidence:", 1)),
+        do=fmt.sentence(reasons[0]) if reasons else "",
+        code="",
+        brings=" ".join(map(fmt.sentence, reasons[1:])),
+        sure=needed_text(found) or fmt.sentence(found.how) if comparable else "",
+        refute="",
+        notes=limiting,
+        strips=(side_strip(wall, "baseline", per), side_strip(wall, "variant", per)),
+        others=(("parts-section", "part by part", ""), ("kernels-section", "kernel by kernel", "")),
+        headings=(f"Change of the {per} time", "Why"),
+        also="The difference",
     )
 
 
@@ -175,7 +208,6 @@ def _statistics(numbers: StepNumbers) -> Iterator[Block]:
 
 #: In reading order.
 _SECTIONS: Final[tuple[SectionOf[Any], ...]] = (
-    SectionOf("quality", "Before you read the numbers", limits, lambda numbers: numbers.notes),
     SectionOf("key-figures", "Key figures", _key_figures),
     SectionOf("parts-section", "What the difference is made of", _parts),
     SectionOf("ranges-section", "GPU work by range", _ranges),
@@ -185,6 +217,7 @@ _SECTIONS: Final[tuple[SectionOf[Any], ...]] = (
     SectionOf("launches-section", "Launches and what they cost the host", _launches),
     SectionOf("work-section", "Work against time", _work),
     SectionOf("statistics-section", "How sure it is", _statistics),
+    SectionOf("quality", "What limits these numbers", limits, lambda numbers: numbers.notes),
 )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import polars as pl
 
@@ -20,8 +20,9 @@ from warplens.report.comparison.causes import (
     interval_text,
     signed_share,
 )
-from warplens.report.document import KeyFigure, Table, pick
+from warplens.report.document import KeyFigure, Segment, Strip, Table, pick
 from warplens.report.text import part_title, phase_title
+from warplens.report.theme import part_fill
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -162,6 +163,9 @@ def _frame(rows: Iterator[dict[str, Any]]) -> pl.DataFrame:
 #: Parts that change by less than this share of all changes together are drawn as one.
 _DRAWN_SHARE: Final = 0.01
 
+#: Parts that are below this share of the longer side on both are one segment of a bar.
+_DRAWN_SEGMENT: Final = 0.03
+
 #: From so many times the whole change on, its parts are opposing changes that nearly cancel: shares of it, in hundreds
 #: of percent, would say nothing.
 _OPPOSING: Final = 5.0
@@ -272,6 +276,27 @@ def _most_changed(rows: pl.DataFrame, most: int) -> pl.DataFrame:
         pl.when(pl.col("share").count() > 0).then(pl.col("share").sum()).first(),
     )
     return pl.concat([named, row], how="diagonal")
+
+
+def side_strip(wall: WallSplit, side: Literal["baseline", "variant"], per: str) -> Strip:
+    """One side's wall time as a bar; both have one scale and one order, and what is small on both is one part."""
+    longest = float(max(wall.baseline.wall_ns, wall.variant.wall_ns)) or 1.0
+    own = float((wall.baseline if side == "baseline" else wall.variant).wall_ns) or 1.0
+    title = f"The {side}'s {per}: {fmt.duration(own)}"
+    return Strip(side, 0, title, tuple(_side_segments(wall, side, own, longest)), own / longest)
+
+
+def _side_segments(wall: WallSplit, side: str, own: float, longest: float) -> Iterator[Segment]:
+    parts = sorted(wall.parts, key=lambda part: (part.group == "idle", -(part.baseline_ns + part.variant_ns)))
+    small = 0.0
+    for part in parts:
+        time = float(part.baseline_ns if side == "baseline" else part.variant_ns)
+        if max(part.baseline_ns, part.variant_ns) < _DRAWN_SEGMENT * longest:
+            small += time
+        elif time:
+            yield Segment(part_title(part.group, part.part), time, time / own, part_fill(part.group, part.part))
+    if small:
+        yield Segment("smaller parts", small, small / own, "other")
 
 
 def waterfall_rows(wall: WallSplit) -> pl.DataFrame:

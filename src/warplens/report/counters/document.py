@@ -17,12 +17,15 @@ from warplens.report.counters.beside import SIDE_BY_SIDE, comparison_data, cover
 from warplens.report.counters.numbers import CounterNumbers, compared_with_first, with_names
 from warplens.report.counters.words import BOUND, FAULT_TITLES, REMEDIES, evidence_text, kernel_count, launch_count
 from warplens.report.document import (
+    Answer,
     Document,
     Figure,
     Notes,
     Paragraph,
     Section,
     SectionOf,
+    Segment,
+    Strip,
     Table,
     limits,
     pick,
@@ -179,29 +182,30 @@ _FAULT_COLUMNS: Final = pick(
 
 def faults(numbers: CounterNumbers) -> Iterator[Block]:
     """What is wrong with the kernels, the costliest first, and what to do about it."""
-    found = with_names(numbers, numbers.faults)
-    if found.is_empty():
+    titled = _told_faults(numbers)
+    if titled.is_empty():
         yield quiet(
             "No fault was found that could cost a tenth of a kernel's time, as far as the collected metrics tell."
         )
         return
-    total = numbers.summary["total_ns"].sum()
-    titled = (
-        with_texts(found, evidence=lambda row: evidence_text(row["evidence"]))
-        .with_columns(
-            total_gain_share=pl.col("gain_share") * pl.col("total_ns") / total
-            if total
-            else pl.lit(None, dtype=pl.Float64),
-            fault=pl.col("fault").replace(FAULT_TITLES),
-            remedy=pl.col("fault").replace_strict(REMEDIES, return_dtype=pl.String),
-        )
-        .sort("total_gain_share", descending=True, nulls_last=True, maintain_order=True)
-    )
     yield Table("faults-table", "Faults and remedies", _FAULT_COLUMNS, titled)
     yield quiet(
         "The cost is a ceiling: without this fault the kernel would not get faster by more. Relief of one fault often "
         "uncovers the next."
     )
+
+
+def _told_faults(numbers: CounterNumbers) -> pl.DataFrame:
+    """The faults in words, each with what it costs at most of the profiled time, the costliest first."""
+    found = with_names(numbers, numbers.faults)
+    total = numbers.summary["total_ns"].sum()
+    cost = pl.col("gain_share") * pl.col("total_ns") / total if total else pl.lit(None, dtype=pl.Float64)
+    told = with_texts(found, evidence=lambda row: evidence_text(row["evidence"])).with_columns(
+        total_gain_share=cost,
+        fault=pl.col("fault").replace(FAULT_TITLES),
+        remedy=pl.col("fault").replace_strict(REMEDIES, return_dtype=pl.String),
+    )
+    return told.sort("total_gain_share", descending=True, nulls_last=True, maintain_order=True)
 
 
 _RULE_COLUMNS: Final = pick(
@@ -251,22 +255,23 @@ def next_runs(numbers: CounterNumbers) -> Iterator[Block]:
             )
 
 
-def bound_shares(numbers: CounterNumbers) -> list[tuple[str, float]]:
-    """The share of the profiled time by bound, the largest first; healthy kernels apart."""
+def bound_shares(numbers: CounterNumbers) -> list[tuple[str, float, str]]:
+    """The share of the profiled time by bound and its colour, the largest first; healthy kernels apart."""
     timed = numbers.summary.filter(pl.col("total_ns") > 0)
     total = float(timed["total_ns"].sum())
-    sums: dict[str, float] = {}
+    sums: dict[tuple[str, str], float] = {}
     for row in timed.select("bound", "unit", "healthy", "total_ns").iter_rows(named=True):
         title = _BOUND_PHRASES[row["bound"]] + (" and healthy" if row["healthy"] else "")
-        sums[title] = sums.get(title, 0.0) + row["total_ns"]
-    return sorted(((title, part / total) for title, part in sums.items()), key=lambda item: -item[1])
+        key = title, "attention" if row["healthy"] else _FILLS.get(row["bound"], "other")
+        sums[key] = sums.get(key, 0.0) + row["total_ns"]
+    return sorted(((title, part / total, fill) for (title, fill), part in sums.items()), key=lambda item: -item[1])
 
 
 _BOUND_PHRASES: Final = {
     "memory": "bound by memory",
     "compute": "bound by compute",
     "latency": "bound by latency",
-    "small": "in grids too small to say",
+    "small": "in grids too small to fill the GPU",
     "unknown": "of unknown bound",
 }
 
@@ -279,7 +284,6 @@ _MOST_SHARES: Final = 3
 
 #: In reading order.
 _SECTIONS: Final[tuple[SectionOf[CounterNumbers], ...]] = (
-    SectionOf("quality", "Before you read the numbers", limits, lambda numbers: numbers.warnings),
     SectionOf("measured", "What was measured", measured),
     SectionOf("coverage-section", "Share of the program", coverage_blocks, lambda numbers: numbers.joined),
     SectionOf("kernels", "Kernels", kernels),
@@ -294,6 +298,7 @@ _SECTIONS: Final[tuple[SectionOf[CounterNumbers], ...]] = (
     SectionOf("rules", "What Nsight Compute's own rules say", rules),
     SectionOf("next-run", "The next run", next_runs),
     SectionOf("semantics", "What these numbers mean", semantics),
+    SectionOf("quality", "What limits these numbers", limits, lambda numbers: numbers.warnings),
 )
 
 
@@ -306,7 +311,8 @@ def counters_document(reports: Sequence[CounterNumbers], comparisons: Sequence[C
     """
     if len(reports) == 1:
         only = reports[0]
-        return Document(fmt.printable(only.capture.source), counters_lead(only), sections(_SECTIONS, only), _meta(only))
+        title = fmt.printable(only.capture.source)
+        return Document(title, counters_lead(only), sections(_SECTIONS, only), _meta(only), _answer(only))
     comparisons = compared_with_first(reports) if comparisons is None else comparisons
     each = []
     for position, numbers in enumerate(reports, start=1):
@@ -330,12 +336,50 @@ def counters_lead(numbers: CounterNumbers) -> str:
     if not shares:
         return f"{measured}, none of which has a duration: they failed, or it was not collected."
     total = fmt.duration(float(summary["total_ns"].sum()))
-    split = ", ".join(f"{fmt.share(share)} {title}" for title, share in shares[:_MOST_SHARES])
+    split = ", ".join(f"{fmt.share(share)} {title}" for title, share, _ in shares[:_MOST_SHARES])
     first = summary.row(0, named=True)
     name = fmt.shorten_kernel(first["full_name"])
     return (
         f"{measured} took {total}: {split}. The most expensive, {name} ({fmt.share(first['share'])} of that time), is "
         f"{first['verdict']}: {first['reason']}."
+    )
+
+
+def _answer(numbers: CounterNumbers) -> Answer | None:
+    """The first screen: what bounds the profiled time, the costliest fault with its remedy, else the next run."""
+    shares, costliest = bound_shares(numbers), _told_faults(numbers)
+    if not shares:
+        return None
+    largest, most, _ = shares[0]
+    run = next((item.next_run for item in numbers.joined if item.matches), numbers.next_run)
+    gain, gain_range = "Little", "No fault was found that could cost a tenth of a kernel's time."
+    do, brings, code = fmt.sentence(run.reason), "", run.command or ""
+    if costliest.height:
+        first = costliest.row(0, named=True)
+        name = fmt.shorten_kernel(first["full_name"])
+        if (share := first["total_gain_share"]) is not None:
+            gain, gain_range = f"≤ {fmt.share(share)}", f"{first['fault']}, in {name}"
+        do, brings, code = fmt.sentence(first["remedy"]), f"{name}: {first['evidence']}", ""
+    total = fmt.duration(float(numbers.summary["total_ns"].sum()))
+    segments = tuple(
+        Segment(title, share * float(numbers.summary["total_ns"].sum()), share, fill) for title, share, fill in shares
+    )
+    return Answer(
+        id="answer",
+        verdict=f"{'All' if len(shares) == 1 else fmt.share(most)} of the profiled time is {largest}.",
+        severity="info",
+        gain=gain,
+        unit=" of the profiled time" if gain != "Little" else "",
+        gain_range=gain_range,
+        do=do,
+        code=code,
+        brings=brings,
+        sure="",
+        refute="",
+        notes=numbers.warnings,
+        strips=(Strip("bounds", 0, f"What bounds the profiled time ({total})", segments),),
+        others=(("kernels", "every kernel with its bound", ""), ("next-run", "what to collect next", "")),
+        also="More",
     )
 
 

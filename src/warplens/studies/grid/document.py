@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 import polars as pl
 
+from warplens.diagnosis.rules import rule
 from warplens.profile.columns import column
 from warplens.profile.schema import Column
 from warplens.report import text as fmt
-from warplens.report.document import Document, Figure, Paragraph, Section, Table
+from warplens.report.brief import ways
+from warplens.report.document import Answer, Document, Figure, Paragraph, Section, Table
+from warplens.report.verdict import factor
 from warplens.studies.grid.answers import (
     CELL_STATES,
     QUESTIONS,
@@ -59,6 +63,9 @@ from warplens.studies.grid.tables import (
 from warplens.studies.grid.training import AttentionTime
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from warplens.diagnosis import Diagnosis, Finding
     from warplens.report.document import Block
 
 
@@ -340,19 +347,25 @@ def _time_figure(grid: Grid) -> Figure:
 _ANSWERS: Final = {"a": answer_a, "b": answer_b, "c": answer_c, "d": answer_d, "e": answer_e}
 
 
-def grid_document(grid: Grid) -> Document:
-    """The document about a grid: what is answered, the answers (a) to (e), a legend, and how to record more."""
+def grid_document(grid: Grid, diagnosed: Mapping[str, Diagnosis] | None = None) -> Document:
+    """The document about a grid: what limits its cells, the answers (a) to (e), what is missing, how to record it.
+
+    Args:
+        grid: the answers.
+        diagnosed: what the diagnosis says of a profile, by its file's name; of none, the first screen has times alone.
+    """
     status = grid_status(grid)
     return Document(
         title="Forward passes and training steps over models and contexts",
         lead=_lead(grid, status),
+        answer=_answer(grid, status, diagnosed or {}),
         sections=(
-            _status_section(grid, status),
             forward_section(grid),
             kernel_section(grid),
             other_section(grid),
             training_section(grid),
             attention_section(grid),
+            _status_section(grid, status),
             _legend(),
             _how_to_run(grid),
         ),
@@ -405,6 +418,72 @@ def _lead(grid: Grid, status: pl.DataFrame) -> str:
         f"{profiles} over {fmt.plural(len(grid.models), 'model')} and "
         f"{fmt.plural(len(grid.contexts), 'context length')} {'answers' if total == 1 else 'answer'} "
         f"{majority(answered, status.height, 'question')} of the grid, all by measurement. {first}"
+    )
+
+
+def _answer(grid: Grid, status: pl.DataFrame, diagnosed: Mapping[str, Diagnosis]) -> Answer | None:
+    """The first screen: what limits most of the cells and what to do, or how long a pass takes; then the questions."""
+    cells = [cell for cell in grid.cells if not cell.invalid]
+    verdict = next((sentences[0] for letter in QUESTIONS if (sentences := _ANSWERS[letter](grid))), "")
+    if not verdict:
+        return None
+    found = [(cell, diagnosed[cell.source].findings[0]) for cell in cells if cell.source in diagnosed]
+    limited = [(cell, first) for cell, first in found if first.gain is not None and not rule(first.id).describes]
+    gain = do = code = ""
+    if limited:
+        ids = [first.id for _, first in limited]
+        most = max(dict.fromkeys(ids), key=ids.count)
+        mine = [first for _, first in limited if first.id == most]
+        verdict = f"The limit of {majority(len(mine), len(found), 'profile')}: {rule(most).limiter}. {verdict}"
+        gains = sorted(first.gain or 0.0 for first in mine)
+        gain = " to ".join(dict.fromkeys(map(factor, (gains[0], gains[-1]))))
+        remedies = [first.remedies[0] for first in mine if first.remedies]
+        do, code = (remedies[0].action, "\n".join(ways(remedies[0].how))) if remedies else ("", "")
+    measured = status.filter(pl.col("state") == "measured")["question"].to_list()
+    asked = status["question"].to_list()
+    return Answer(
+        id="answer",
+        verdict=verdict,
+        severity="info",
+        gain=gain,
+        unit=" as fast",
+        gain_range=f"in {fmt.plural(len(mine), 'profile')}, expected without a profiler" if limited else "",
+        do=do,
+        code=code,
+        brings="",
+        sure="",
+        refute="",
+        others=tuple(
+            (letter, f"({letter}) {title}", f"{measured.count(letter)} of {asked.count(letter)} cells")
+            for letter, title in QUESTIONS.items()
+        ),
+        also="The questions",
+        tables=(_limits_table(found) if found else replace(_time_matrix(grid), id="answer-matrix"),),
+    )
+
+
+_LIMITS: Final = (
+    column("cell", dtype=pl.String, help="model, context length, and what a step does"),
+    column("verdict", dtype=pl.String, help="the first finding of the profile", title="What limits it"),
+    column("gain", help="how many times as fast without it is expected to be"),
+    column("remedy", help="its first remedy"),
+)
+
+
+def _limits_table(found: Sequence[tuple[CellAnswers, Finding]]) -> Table:
+    """What limits each cell that was diagnosed."""
+    rows = [
+        {
+            "cell": f"{cell.model} at {cell.context}, {cell.mode}",
+            "verdict": rule(first.id).limiter,
+            "gain": factor(first.gain) if first.gain is not None and not rule(first.id).describes else fmt.MISSING,
+            "remedy": first.remedies[0].action if first.remedies else fmt.MISSING,
+        }
+        for cell, first in found
+    ]
+    schema = {each.name: pl.String for each in _LIMITS}
+    return Table(
+        "limits-table", "What limits each cell", _LIMITS, pl.DataFrame(rows, schema=schema), limit=None, cards=True
     )
 
 
