@@ -156,6 +156,7 @@ def test_the_report_on_another_profile_has_none(warplens: Callable[..., Run], ex
 #: Libraries that are slow to import, and rooms and topics that only some commands need.
 HEAVY = (
     *("polars", "numpy", "scipy", "altair", "jinja2", "vl_convert", "rich.console", "adbc_driver_sqlite", "orjson"),
+    "pydantic",
     *("warplens.studies", "warplens.compare", "warplens.report.overview", "warplens.report.charts", "warplens.secrets"),
     *("warplens.diagnosis", "warplens.analysis.counters", "warplens.analysis.operators", "warplens.analysis.work"),
     *("warplens.analysis.timebudget", "warplens.analysis.allocator", "warplens.readers.nsys.report"),

@@ -47,6 +47,8 @@ def _refused(path: Path) -> str:
         (b"PK\x03\x04zip", "a zip archive"),
         (b"\x89HDF\r\n\x1a\n", "an HDF5 file"),
         (b"PAR1", "a Parquet file"),
+        (b"\n\x02\x40\x01\n\x02\x40", "a trace in Perfetto's format"),
+        (b"\n\x02\x40\x01\x12\x00", "binary data of an unknown kind"),
         (b"SQLite format 3\x00", "within the SQLite header"),
     ],
 )
@@ -54,6 +56,18 @@ def test_a_file_of_another_kind_is_named_for_what_it_is(tmp_path: Path, content:
     path = tmp_path / "profile.sqlite"
     path.write_bytes(content)
     assert said in _refused(path)
+
+
+def test_a_trace_that_perfettos_own_library_wrote_is_named(tmp_path: Path) -> None:
+    from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as schema
+
+    trace = schema.Trace()  # type: ignore[attr-defined]
+    for when in range(1000, 1010):
+        packet = trace.packet.add(timestamp=when, trusted_packet_sequence_id=1)
+        packet.track_event.name = "aten::mm"
+    path = tmp_path / "profile.pftrace"
+    path.write_bytes(trace.SerializeToString())
+    assert "found a trace in Perfetto's format" in _refused(path)
 
 
 def test_a_file_that_does_not_exist(tmp_path: Path) -> None:

@@ -6,18 +6,20 @@ import io
 import os
 import sys
 from contextlib import suppress
+from enum import Enum
 from itertools import groupby
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, get_args
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from warplens._version import __version__
 from warplens.cli.catalogue import COMMANDS, Command
 from warplens.cli.edge import answering, be_quiet, end_in_order, guarded
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 # Typer brings its own copy of Click in some versions and uses the installed one in others; the classes of contexts and
 # commands have no public name that fits both, hence `Any` below.
@@ -42,7 +44,70 @@ def register(app: typer.Typer) -> None:
         app.command(command.name, help=command.summary)(_placeholder)
 
 
-class LazyGroup(TyperGroup):
+class _PlainValues:
+    """A command whose arguments and options take plain values as they are.
+
+    Typer checks values with Pydantic, whose import takes longer than many a question here. It is asked for what is not
+    plain, errors among it. Versions of Typer that do not have this hook work as they always did.
+    """
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Its arguments and options, `--help` included."""
+        params: list[Any] = super().get_params(ctx)  # type: ignore[misc]
+        for param in params:
+            if hasattr(param, "get_runtime_param") and not isinstance(param.get_runtime_param, _Conversion):
+                param.get_runtime_param = _Conversion(param.get_runtime_param)
+        return params
+
+
+class _Conversion:
+    """What the values of one parameter are converted with; `typers` makes Typer's own, when it is needed."""
+
+    def __init__(self, typers: Callable[[], Any]) -> None:
+        self._typers = typers
+
+    def __call__(self) -> _Conversion:
+        return self
+
+    def coerce(self, value: Any, param: Any, ctx: Any) -> Any:
+        several = param.multiple or param.nargs == -1
+        kind = get_args(param.type_descriptor.annotation)[0] if several else param.type_descriptor.annotation
+        if value is None:
+            return () if several else None
+        try:
+            if not several:
+                return _plain(value, kind)
+            if not isinstance(value, str):
+                return [_plain(each, kind) for each in value]
+        except LookupError:
+            pass
+        return self._typers().coerce(value, param=param, ctx=ctx)
+
+
+def _plain(value: Any, kind: Any) -> Any:
+    """The value of a text as this kind, if it can be nothing else.
+
+    Raises:
+        LookupError: it takes more than that, or has a fault.
+    """
+    if kind is str and isinstance(value, str):
+        return value
+    if kind is Path and isinstance(value, (str, Path)) and os.access(value, os.R_OK):
+        return Path(value)
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return value if isinstance(value, kind) else {member.value: member for member in kind}[value]
+    raise LookupError
+
+
+class _PlainCommand(_PlainValues, TyperCommand):
+    pass
+
+
+class _PlainGroup(_PlainValues, TyperGroup):
+    pass
+
+
+class LazyGroup(_PlainGroup):
     """Lists commands from the catalogue, imports the one that is called, and ends every run through `edge.guarded`."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
@@ -113,11 +178,11 @@ def _placeholder() -> None:
 def _load(command: Command) -> Any:
     single = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
     if command.parts:
-        single.callback()(command.function())
+        single.callback(cls=_PlainGroup)(command.function())
         for name, part in command.subcommands().items():
-            single.command(name)(part)
+            single.command(name, cls=_PlainCommand)(part)
     else:
-        single.command(command.name)(command.function())
+        single.command(command.name, cls=_PlainCommand)(command.function())
     return typer.main.get_command(single)
 
 

@@ -57,6 +57,7 @@ _TRACES: Final = Wanted[Trace](
         Kind.NCU_REP: "Ask for its counters instead: warplens counters FILE",
         Kind.ZIP: _ZIP_ADVICE,
         **dict.fromkeys((Kind.HDF5, Kind.ARROW, Kind.EMPTY), EXPORT_ADVICE),
+        Kind.PERFETTO: "Give the trace that the PyTorch profiler wrote (.json), or the report of Nsight Systems",
         Kind.PARQUET: "Give the folder that nsys export --type parquetdir wrote, not one table of it",
     },
 )

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Final, Generic, Protocol, TypeVar, cast
 
@@ -44,6 +45,7 @@ class Kind(Enum):
     HDF5 = "an HDF5 file"
     PARQUET = "a Parquet file"
     ARROW = "an Arrow file"
+    PERFETTO = "a trace in Perfetto's format"
     TEXT = "text"
     EMPTY = "no bytes at all"
     UNKNOWN = "binary data of an unknown kind"
@@ -63,6 +65,10 @@ _MAGIC: Final = (
 )
 
 
+#: Key of a field of number 1 that has a length, as protobuf writes it.
+_PACKET: Final = b"\n"
+
+
 def kind_of_bytes(head: bytes) -> Kind:
     """The kind of a file that begins with these bytes."""
     if not head:
@@ -75,7 +81,26 @@ def kind_of_bytes(head: bytes) -> Kind:
         return Kind.JSON
     if all(byte >= 0x20 or byte in b"\t\r\n\f" for byte in head[:_MAGIC_BYTES]):
         return Kind.TEXT
-    return Kind.UNKNOWN
+    return Kind.PERFETTO if _holds_packets(head) else Kind.UNKNOWN
+
+
+#: Packets that are looked at to tell a trace of Perfetto, which begins with no mark, from other bytes.
+_PACKETS: Final = 3
+
+
+def _holds_packets(head: bytes) -> bool:
+    """Whether the bytes begin as a message of Perfetto: packets, each in a field of number 1 and a message itself."""
+    if not head.startswith(_PACKET):
+        return False
+    from warplens.wire import WireError, fields_of
+
+    seen = 0
+    with suppress(WireError, IndexError):  # the last packet may be cut
+        for number, _, content, _ in islice(fields_of(head), _PACKETS):
+            if number != 1 or not any(True for _ in fields_of(content)):
+                return False
+            seen += 1
+    return seen > 0
 
 
 def head_of(path: Path) -> bytes:
