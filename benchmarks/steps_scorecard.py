@@ -2,6 +2,7 @@
 
     python -m benchmarks.steps_scorecard                  # recordings of the repository, and of shared/data where it is
     python -m benchmarks.steps_scorecard --cases          # one line a recording as well
+    python -m benchmarks.steps_scorecard --held-out       # cut at both ends, and one program behind another, as well
     python -m benchmarks.steps_scorecard --write          # benchmarks/results/steps.md, of the repository's alone
 
 Hidden is what a person marked: all NVTX ranges, and of a torch trace `ProfilerStep` and every annotation but those that
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import random
 import sys
 from collections import Counter
 from dataclasses import dataclass, replace
@@ -180,7 +182,7 @@ def _one_to_one(marked: StepSearch, found: StepSearch) -> bool:
     """Whether each step found is one marked step, and most marked ones are found; start-up may be one more."""
     begins = np.array([step.start_ns for step in marked.steps])
     # A step found begins with GPU work, a marked one on the host: the two may be shifted against each other.
-    for place in (0.25, 0.5, 0.75):
+    for place in (0.0, 0.25, 0.5, 0.75):
         inside = np.array([step.start_ns + place * step.duration_ns for step in found.steps])
         within = np.searchsorted(begins, inside, side="right") - 1
         within = within[within >= 0]
@@ -188,6 +190,114 @@ def _one_to_one(marked: StepSearch, found: StepSearch) -> bool:
         if enough and np.mean(np.diff(within) == 1) >= _ONE_TO_ONE:
             return True
     return False
+
+
+# --- Recordings that no rule was made with ---
+
+
+def altered(paths: Sequence[Path]) -> Iterator[Case]:
+    """Each marked recording cut at both ends; and behind it, and between its own repetition, another program."""
+    chance = random.Random(0)
+    marked = []
+    for path in paths:
+        try:
+            trace = read(path)
+        except WarplensError:
+            continue
+        search = Timeline(trace).steps
+        if (
+            search.source == "range"
+            and trace.kernels.height
+            and len(search.steps) > 2
+            and trace.capture.window_ns[1] > trace.capture.window_ns[0]
+        ):
+            marked.append((path, trace, search))
+    for path, trace, search in marked:
+        begin, end = int(search.steps[0].start_ns), int(search.steps[-1].end_ns)
+        first = int(begin + chance.uniform(0.05, 0.3) * (end - begin))
+        last = int(end - chance.uniform(0.05, 0.3) * (end - begin))
+        steps = tuple(step for step in search.steps if step.end_ns > first and step.start_ns < last)
+        known = replace(search, steps=steps, steady=steps)
+        yield _altered(path, "cut", known, cut(trace, first, last))
+        other = chance.choice(marked)
+        if other[1].capture.format != trace.capture.format:
+            continue
+        yield _altered(path, "then another", search, joined(trace, other[1]), Timeline(other[1]).steps)
+        yield _altered(path, "evaluates", search, joined(trace, other[1], trace), Timeline(other[1]).steps)
+
+
+def _altered(path: Path, how: str, marked: StepSearch, trace: Trace, also: StepSearch | None = None) -> Case:
+    """The answer on an altered recording; steps of either program are right."""
+    found = Timeline(without_marks(trace)).steps
+    same = len(found.steps) > 1 and any(
+        abs(pace_ns(found) / pace_ns(one) - 1) <= _SAME_PACE
+        for one in (marked, also)
+        if one is not None and pace_ns(one)
+    )
+    same = same or (bool(found.steps) and also is None and _one_to_one(marked, found))
+    known = max(len(marked.steps), 2)
+    return Case(path.with_name(f"{path.name} ({how})"), known, pace_ns(marked), found, _answer(known, found, same))
+
+
+_TIMED: Final = (
+    "kernels",
+    "copies",
+    "memsets",
+    "graph_launches",
+    "api_calls",
+    "synchronizations",
+    "ranges",
+    "os_calls",
+)
+
+
+def cut(trace: Trace, first: int, last: int) -> Trace:
+    """What lies wholly in a part of the time."""
+    inside = (pl.col("start_ns") >= first) & (pl.col("end_ns") <= last)
+    parts = {name: getattr(trace, name).filter(inside) for name in _TIMED if name != "ranges"}
+    numbered = trace.ranges.with_row_index("place").filter(inside)
+    place = pl.DataFrame({"parent": numbered["place"].cast(pl.Int64), "new": range(numbered.height)})
+    ranges = numbered.drop("place").with_columns(pl.col("parent").cast(pl.Int64)).join(place, on="parent", how="left")
+    ranges = ranges.with_columns(parent=pl.col("new").cast(trace.ranges.schema["parent"])).drop("new")
+    empty = {"operators": trace.operators.clear(), "autograd_links": trace.autograd_links.clear()}
+    capture = replace(trace.capture, window_ns=(first, last))
+    return replace(
+        trace, capture=capture, ranges=ranges, python_functions=trace.python_functions.clear(), **parts, **empty
+    )
+
+
+def joined(*traces: Trace) -> Trace:
+    """Programs one after another in the process of the first, on its GPU."""
+    first = traces[0]
+    process = int(first.kernels["process"].mode().sort()[0])
+    tables: dict[str, list[pl.DataFrame]] = {name: [] for name in _TIMED}
+    clock, number, rows = 0, 0, 0
+    for trace in traces:
+        begin, end = trace.capture.window_ns
+        for name in _TIMED:
+            table = getattr(trace, name)
+            table = table.with_columns(
+                pl.col("start_ns", "end_ns") + clock - begin,
+                pl.lit(process, dtype=table.schema["process"]).alias("process"),
+                *(pl.col(one) + number for one in ("correlation",) if one in table.columns),
+                *(pl.col(one) + rows for one in ("parent",) if one in table.columns),
+                *(pl.col(one).cast(pl.String) for one, dtype in table.schema.items() if isinstance(dtype, pl.Enum)),
+            )
+            tables[name].append(table)
+        clock += end - begin + 2_000_000
+        number += 1 + int(trace.api_calls["correlation"].max() or 0)  # type: ignore[arg-type]
+        rows += trace.ranges.height
+    whole = {name: _with_names(pl.concat(parts), getattr(first, name)) for name, parts in tables.items()}
+    empty = {"operators": first.operators.clear(), "autograd_links": first.autograd_links.clear()}
+    capture = replace(first.capture, window_ns=(0, clock))
+    return replace(first, capture=capture, python_functions=first.python_functions.clear(), **whole, **empty)
+
+
+def _with_names(table: pl.DataFrame, like: pl.DataFrame) -> pl.DataFrame:
+    names = [name for name, dtype in like.schema.items() if isinstance(dtype, pl.Enum)]
+    return table.with_columns(
+        table[name].cast(pl.Enum(table[name].drop_nulls().unique(maintain_order=True))) for name in names
+    )
 
 
 def scorecard(cases: Sequence[Case]) -> str:
@@ -210,6 +320,8 @@ def misses(cases: Sequence[Case]) -> str:
 
 
 def _kind(case: Case) -> str:
+    if case.path.name.endswith(")"):
+        return "altered: " + case.path.name.rpartition("(")[2].rstrip(")")
     tool = "Nsight Systems" if ".sqlite" in case.path.name else "torch.profiler"
     return f"{tool}, a single step" if case.known < 2 else tool
 
@@ -219,11 +331,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("paths", nargs="*", type=Path)
     parser.add_argument("--cases", action="store_true", help="one line a recording as well")
+    parser.add_argument("--held-out", action="store_true", help="recordings altered so that no rule has seen them")
     parser.add_argument("--write", action="store_true", help="store the scorecard of the repository's recordings")
     given = parser.parse_args(arguments)
     shared = next((at for parent in REPOSITORY.parents if (at := parent / "shared" / "data").is_dir()), None)
     paths = given.paths or recordings(None if given.write else shared)
-    cases = [case for path in paths if (case := judged(path)) is not None]
+    if given.held_out:
+        cases = list(altered(list(paths)))
+    else:
+        cases = [case for path in paths if (case := judged(path)) is not None]
     if given.write:
         RESULTS.write_text(f"{scorecard(cases)}\n{misses(cases)}", "utf-8")
     if given.cases:

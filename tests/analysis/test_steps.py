@@ -204,6 +204,56 @@ def test_what_happens_once_in_several_turns_makes_them_one_step() -> None:
     assert "4 turns in each" in search.how
 
 
+def test_what_repeats_inside_of_a_step_and_beyond_it_is_listed_beside_it() -> None:
+    kernels, calls = _program("ab" * 12)
+    waits = [
+        call(kernels[i]["start_ns"], kernels[i]["start_ns"] + US, "cudaDeviceSynchronize") for i in range(7, 24, 8)
+    ]
+    grouped = _search(kernels=kernels, api=[*calls, *waits]).rhythms
+    assert [(each.count, each.launches, each.chosen) for each in grouped] == [(3, 8, True), (12, 2, False)]
+    kernels, calls = _program(" ".join(["e" + "xyz" * 6 + "h"] * 5))
+    layered = _search(kernels=kernels, api=calls).rhythms
+    assert [(each.count, each.launches, each.confidence) for each in layered] == [(5, 20, "medium"), (30, 3, "low")]
+
+
+def test_of_ranges_that_could_be_steps_all_are_listed_and_the_named_one_is_taken() -> None:
+    kernels, calls = _program("ab ab ab ab")
+    ranges = [
+        nvtx(k["start_ns"] - depth * US, k["start_ns"] + 30 * US, name)
+        for k in kernels[::2]
+        for name, depth in (("step", 7), ("model", 6))
+    ]
+    found = _search(kernels=kernels, api=calls, ranges=ranges)
+    assert [(each.what, each.confidence, each.chosen) for each in found.rhythms] == [
+        ("ranges named 'step'", "high", True),
+        ("ranges named 'model'", "medium", False),
+    ]
+
+
+def test_an_evaluation_ends_the_steady_steps_and_start_and_compilation_are_told_apart() -> None:
+    step = "abcdeO"
+    kernels, calls = _program("ijk" + "abc deO" + step * 7 + "vwxyz" * 6 + step * 3 + "ab")
+    for row in kernels:
+        if row["name"] == "O":
+            row["full_name"] = "adamw_kernel"
+    loading = call(kernels[4]["start_ns"], kernels[4]["start_ns"] + US, "cuModuleLoadData")
+    search = _search(kernels=kernels, api=[*calls, loading])
+    # The ninth step holds the evaluation: launches lie between its end and the last pass of the optimizer.
+    assert (search.steady[-1].index, len(search.steps)) == (8, 11)
+    assert "the longest stretch that no evaluation or other work interrupts" in search.how
+    told = [(each.what, each.launches) for each in search.left_out]
+    assert told == [("start-up", 3), ("compilation", 6), ("interruption", 48), ("rest", 2)]
+
+
+def test_of_two_turns_with_a_wait_each_the_first_is_the_step_whose_length_is_known() -> None:
+    turn = "e" + "xyz" * 6 + "hb"
+    kernels, calls = _program(turn + " " + turn, gap=500 * US)
+    waits = [call(kernels[i]["end_ns"], kernels[i]["end_ns"] + US, "cudaDeviceSynchronize") for i in (20, 41)]
+    search = _search(kernels=kernels, api=[*calls, *waits])
+    assert (search.confidence, [step.index for step in search.steady]) == ("medium", [1])
+    assert [each.what for each in search.left_out] == ["last step"]
+
+
 @pytest.mark.parametrize(("pause", "kept"), [(500 * US, 3), (US // 2, 4)])
 def test_a_last_step_counts_where_the_pause_that_it_lacks_does_not_matter(pause: int, kept: int) -> None:
     kernels, calls = _program(" ".join(["abcdefghij"] * 4), gap=pause)

@@ -287,6 +287,20 @@ def test_copies_at_the_pace_of_the_link_are_the_limit_though_neither_pinning_nor
     assert found.findings[0].remedies[0].action == "Copy less"
 
 
+def test_what_only_a_model_puts_behind_a_wait_is_told_as_a_model() -> None:
+    def step(machine: Machine) -> None:
+        for _ in range(24):
+            machine.launch(7 * US, times=3)
+            machine.item()
+
+    found = verdict(step)
+    assert found.verdict == "host-sync"
+    behind = found.findings[0].evidence["launches_behind_ns"] / found.coverage.wall_ns
+    assert (f"and by a model {100 * behind:.1f} % more in launches that it delays" in found.headline) is (
+        behind > (found.headline_share or 0.0)
+    )
+
+
 def test_where_a_gpu_is_busy_only_without_the_profiler_both_shares_are_told() -> None:
     def step(machine: Machine) -> None:
         machine.launch(21 * US, times=40)

@@ -16,9 +16,9 @@ nothing tells, the turns are given and called a guess.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import polars as pl
@@ -79,6 +79,34 @@ _REPEATS = "the repeating kernel sequence"
 _MIX = 0x9E3779B1
 
 
+#: How sure it is that repetitions are steps: marked as such, or shown by what a program does once a step; built like
+#: steps; or nothing but that they repeat.
+Confidence: TypeAlias = Literal["high", "medium", "low"]
+
+
+@dataclass(frozen=True)
+class Rhythm:
+    """Something that repeats, and may be the step.
+
+    Attributes:
+        what: repeats, for people.
+        count: how often.
+        pace_ns: median time from one begin to the next; None for a single one.
+        launches: median number of launches in each.
+        confidence: how sure it is that these are the steps.
+        why: what says so.
+        chosen: whether they were taken for the steps.
+    """
+
+    what: str
+    count: int
+    pace_ns: int | None
+    launches: int
+    confidence: Confidence
+    why: str
+    chosen: bool = False
+
+
 class Found(NamedTuple):
     """Candidate steps.
 
@@ -89,8 +117,8 @@ class Found(NamedTuple):
         name: of their ranges, numbers replaced by `N`; None where launches showed them.
         work_ends: where the GPU work of each ends, if a step ends where the next one begins: then the last one ends
             with its work, because nothing shows how long its successor would have waited. None if ranges end them.
-        is_sure: whether they surely are steps.
         origin: what showed them, for people, where no range did.
+        rhythms: everything that repeats, the steps among them.
     """
 
     starts: Int64s
@@ -99,8 +127,8 @@ class Found(NamedTuple):
     named_warmup: Bools
     name: str | None
     work_ends: Int64s | None = None
-    is_sure: bool = True
     origin: str = ""
+    rhythms: tuple[Rhythm, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,6 +184,16 @@ class _Turns:
         np.add.at(number, turn[inside], 1)
         return number, np.unique(code, return_inverse=True)[1].reshape(-1).astype(np.int64)
 
+    @cached_property
+    def whole(self) -> _Turns:
+        """The steps that these are parts of, where something shows them; else these."""
+        return _whole_steps(self)
+
+    @cached_property
+    def confidence(self) -> tuple[Confidence, str]:
+        """How sure it is that these are steps, and what says so."""
+        return _confidence(self)
+
     @property
     def marked(self) -> int:
         """How many turns have a wait or a copy."""
@@ -169,24 +207,54 @@ def steps_from_sequence(trace: Trace, work: pl.DataFrame, forest: RangeForest) -
         return None
     passes = _optimizer_ends(trace, calls)
     turns = _repetition(trace, work, forest, calls)
+    repeating = () if turns is None else _turn_rhythms(turns)
     if len(passes):
+        once = "the optimizer runs once in each"
         if turns is not None and turns.calls is calls and (turns.holding(passes) == 1).all():
-            return _found(calls, turns.cuts, trace, forest, _REPEATS)
+            return _found(calls, turns.cuts, trace, forest, _REPEATS, once, "high", repeating)
         cuts = _between(passes)
-        return None if cuts is None else _found(calls, cuts, trace, forest, "the passes of the optimizer")
+        if cuts is None:
+            return None
+        return _found(calls, cuts, trace, forest, "the passes of the optimizer", once, "high", repeating)
     loaded = _batches(trace, calls)
     if len(loaded) > 1:
-        return _found(calls, np.r_[loaded, calls.height], trace, forest, "the requests to the data loader")
+        cuts = np.r_[loaded, calls.height]
+        asked = "a batch is asked for once in each"
+        return _found(calls, cuts, trace, forest, "the requests to the data loader", asked, "high", repeating)
     if turns is None:
         return None
-    whole = turns
-    if not (turns.is_structured and turns.marked >= _MOST_TURNS * turns.repeats):
-        whole = _whole_steps(turns)
+    whole = turns.whole
     if whole.repeats < 2:
         return None
     parts = whole.period // turns.period
     origin = f"{_REPEATS}, {parts} turns in each" if parts > 1 else _REPEATS
-    return _found(whole.calls, whole.cuts, trace, forest, origin, sure=_is_sure(whole))
+    confidence, why = whole.confidence
+    return _found(whole.calls, whole.cuts, trace, forest, origin, why, confidence, repeating)
+
+
+def _turn_rhythms(turns: _Turns) -> tuple[Rhythm, ...]:
+    """The turns, their coarser rhythm where something shows one, and the parts that repeat inside of a turn."""
+    found = []
+    whole = turns.whole
+    for each in (whole, turns) if whole.period > turns.period and whole.repeats > 1 else (turns,):
+        confidence, why = each.confidence
+        parts = each.period // turns.period
+        name = f"{parts} turns of the kernel sequence" if parts > 1 else "turns of the kernel sequence"
+        found.append(_rhythm(each.calls, each.cuts, name, confidence, why))
+    period, begin, stop = longest_repetition(turns.calls["code"].to_numpy()[turns.begin : turns.begin + turns.period])
+    if period and (repeats := (stop - begin) // period) >= MIN_REPEATS:
+        cuts = turns.begin + begin + period * np.arange(repeats + 1)
+        inner = _rhythm(turns.calls, cuts, "parts of a turn, such as layers", "low", "they repeat inside of each turn")
+        found.append(replace(inner, count=repeats * turns.repeats))
+    return tuple(found)
+
+
+def _rhythm(
+    calls: pl.DataFrame, cuts: Int64s, what: str, confidence: Confidence, why: str, *, chosen: bool = False
+) -> Rhythm:
+    firsts = calls["start_ns"].to_numpy()[cuts[:-1]]
+    pace = int(np.median(np.diff(firsts))) if len(firsts) > 1 else None
+    return Rhythm(what, len(firsts), pace, int(np.median(np.diff(cuts))), confidence, why, chosen)
 
 
 # --- Marks of training ---
@@ -306,25 +374,47 @@ def _whole_steps(turns: _Turns) -> _Turns:
     return turns
 
 
-def _is_sure(turns: _Turns) -> bool:
-    """Whether turns without an optimizer are steps."""
+def _confidence(turns: _Turns) -> tuple[Confidence, str]:
+    """How sure it is that turns without an optimizer are steps, and what says so."""
     inside = turns.calls[turns.begin : turns.stop]
     # A graph that is launched again and again is what its program repeats.
     if (inside["launches"] > 1).any() or (inside["kind"] == "graph").any():
-        return True
+        return "high", "CUDA graphs are what a program repeats"
     launched = inside[: turns.period].filter(pl.col("kind") == "kernel")["row"]
-    names = turns.trace.kernels["full_name"].gather(launched).unique().cast(pl.String).to_list()
+    kernels = turns.trace.kernels["full_name"].gather(launched).cast(pl.String).to_list()
+    names = set(kernels)
+    marked, apart = turns.marked >= turns.repeats - 1, _pauses_between(turns)
+    chosen = sum(_CHOOSES.search(name) is not None for name in kernels) if _choose(names) else 0
+    if chosen == 1 or (chosen and turns.marked < turns.repeats):
+        return "low", "each chooses a token: one of a text"
+    if chosen:
+        return "medium", "each is a text of several tokens that the host waits for"
     if turns.repeats < MIN_REPEATS and not any(_BACKWARD.search(name) for name in names):
-        return False
-    if any(_CHOOSES.search(name) for name in names):
-        return False
+        if turns.marked == turns.repeats and apart and turns.period >= LEAST_STRUCTURE:
+            return "medium", "two are all there is, each with a wait or copy, and a pause between them"
+        return "low", "there are only two"
     if turns.is_structured and _share(turns.calls, turns.begin, turns.stop) >= _MOST_OF_IT:
-        return True
-    return turns.period >= LEAST_STRUCTURE and turns.marked >= turns.repeats - 1 and _pauses_between(turns)
+        if marked:
+            return "high", "each has parts that repeat and parts that it has once, and a wait or copy"
+        return "medium", "each has parts that repeat and parts that it has once"
+    if turns.period >= LEAST_STRUCTURE and marked and apart:
+        return "high", "each has a wait or copy, and a pause behind it"
+    return "low", "nothing tells but that they repeat"
+
+
+def _choose(names: set[str]) -> bool:
+    return any(_CHOOSES.search(name) for name in names)
 
 
 def _found(
-    calls: pl.DataFrame, cuts: Int64s, trace: Trace, forest: RangeForest, origin: str, *, sure: bool = True
+    calls: pl.DataFrame,
+    cuts: Int64s,
+    trace: Trace,
+    forest: RangeForest,
+    origin: str,
+    why: str,
+    confidence: Confidence,
+    repeating: tuple[Rhythm, ...],
 ) -> Found | None:
     """Steps that begin with the first GPU work of these stretches of the sequence."""
     part, edges = calls[int(cuts[0]) : int(cuts[-1])], cuts[:-1] - cuts[0]
@@ -334,7 +424,9 @@ def _found(
     lasts = np.maximum.reduceat(part["end_ns"].to_numpy(), edges)
     counts = np.add.reduceat(part["launches"].to_numpy(), edges)
     warm = np.add.reduceat(_launched_in_warmup(part, trace, forest).astype(np.int64), edges) > np.diff(cuts) // 2
-    return Found(firsts, np.r_[firsts[1:], lasts[-1]], counts, warm, None, lasts, sure, origin)
+    taken = _rhythm(calls, cuts, origin.removeprefix("the "), confidence, why, chosen=True)
+    others = (each for each in repeating if (each.count, each.launches) != (taken.count, taken.launches))
+    return Found(firsts, np.r_[firsts[1:], lasts[-1]], counts, warm, None, lasts, origin, (taken, *others))
 
 
 # --- The sequence ---

@@ -13,17 +13,23 @@ and so is a last step whose end the recording does not show.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import polars as pl
 
 from warplens.analysis.attribution import RangeForest, is_operator
 from warplens.analysis.repetition import MIN_REPEATS
-from warplens.analysis.sequence import Found, steps_from_sequence, warmup_labels
+from warplens.analysis.sequence import Confidence, Found, Rhythm, steps_from_sequence, warmup_labels
 from warplens.analysis.trees import NO_RANGE
 from warplens.analysis.window import Step, generic_names, is_framework_name, is_step_name
+from warplens.patterns import lazy_pattern
 from warplens.profile import Trace
-from warplens.profile.schema import Int64s, name_labels
+from warplens.profile.columns import column, table
+from warplens.profile.schema import Column, Int64s, name_categories, name_labels
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 #: A range that is called a step may leave out this much of the GPU work (evaluation, checkpoints); any other repeated
 #: range must hold nearly all of it, or it is only a part of the step (a layer, the forward pass of a training step).
@@ -38,12 +44,52 @@ _STRAYED_SHARE = 0.1
 #: captures are 1.3 to 100 times slower.
 WARMUP_SLOWDOWN = 1.25
 
+#: Work between two steps, or in one of them beside what the others do, interrupts them from this share of a step's
+#: launches on: less is logging, or a step of other lengths.
+_INTERRUPTED = 0.5
+
+#: Calls that load code: they belong to the start of a program, or to compilation.
+LOADS_CODE = lazy_pattern(r"^cu(?:da)?(?:Library|Module)Load|^cuLink|^cuInit")
+
 #: The last step counts if the pause that it lacks is at most this share of a step: less than steps differ anyway.
 _LOST_PAUSE = 0.02
 
 #: Ranges of one name are steps only if most of them launch about the same amount of work.
 _ALIKE_SHARE = 0.5
 _ALIKE_TOLERANCE = 0.1
+
+
+RHYTHMS: Final = table(
+    "rhythms",
+    "Something that repeats and may be the step, the one that was taken for it first. `warplens steps`.",
+    column("what").but(title="What", help="what repeats"),
+    Column("repeats", pl.Int64, "how often"),
+    Column("pace_ns", pl.Int64, "median time from one begin to the next; null for a single one", nullable=True),
+    "launches confidence reason",
+    Column("is_step", pl.Boolean, "whether it was taken for the step", title="Taken"),
+    launches="median number of each",
+    confidence="how sure it is that it is the step: `high`, `medium` or `low`",
+    reason="what says so",
+)
+
+LEFT_OUT: Final = table(
+    "left-out",
+    "A stretch of the recording that is no steady step and has GPU work, in time order. `warplens steps`.",
+    "what start_ns end_ns duration_ns launches",
+    what="`start-up`, `compilation` (code was loaded in it), `warm-up`, `interruption` (an evaluation, a checkpoint), "
+    "`last step` (its end was not recorded) or `rest`",
+    launches="pieces of work that began in it",
+)
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A row of `LEFT_OUT`."""
+
+    what: str
+    start_ns: int
+    end_ns: int
+    launches: int
 
 
 @dataclass(frozen=True)
@@ -56,7 +102,9 @@ class StepSearch:
         source: `range`, `sequence` or `none`.
         name: the range name, with numbers replaced by `N`; None for other sources.
         how: one sentence for people.
-        is_sure: whether what repeats is a step; without ranges it may be a part of one (a layer), or several.
+        rhythms: everything that repeats, from which the steps were chosen; without ranges these may be parts of a step
+            (a layer), or several.
+        left_out: work beside the steady steps, in time order.
     """
 
     steps: tuple[Step, ...]
@@ -64,7 +112,35 @@ class StepSearch:
     source: str
     name: str | None
     how: str
-    is_sure: bool = True
+    rhythms: tuple[Rhythm, ...] = ()
+    left_out: tuple[LeftOut, ...] = ()
+
+    @property
+    def confidence(self) -> Confidence | None:
+        """How sure it is that what was found are steps; None where nothing was."""
+        return next((each.confidence for each in self.rhythms if each.chosen), None)
+
+    @property
+    def is_sure(self) -> bool:
+        """Whether what repeats is a step."""
+        return self.confidence != "low"
+
+
+def rhythm_rows(search: StepSearch) -> pl.DataFrame:
+    """What repeats in a profile, the steps first (`RHYTHMS`)."""
+    rows = [
+        (each.what, each.count, each.pace_ns, each.launches, each.confidence, each.why, each.chosen)
+        for each in search.rhythms
+    ]
+    return pl.DataFrame(rows, schema=RHYTHMS.schema, orient="row")
+
+
+def left_out_rows(search: StepSearch) -> pl.DataFrame:
+    """What lies beside the steady steps (`LEFT_OUT`)."""
+    rows = [
+        (each.what, each.start_ns, each.end_ns, each.end_ns - each.start_ns, each.launches) for each in search.left_out
+    ]
+    return pl.DataFrame(rows, schema=LEFT_OUT.schema, orient="row")
 
 
 def find_steps(trace: Trace, work: pl.DataFrame, forest: RangeForest) -> StepSearch:
@@ -80,21 +156,84 @@ def find_steps(trace: Trace, work: pl.DataFrame, forest: RangeForest) -> StepSea
     steps = tuple(Step(i + 1, int(s), int(e)) for i, (s, e) in enumerate(zip(found.starts, found.ends, strict=True)))
     left_out = _warmup_count(found)
     kept = len(steps) - (len(steps) - left_out > 1 and _ends_unseen(found, left_out))
+    begun = np.sort(work["start_ns"].to_numpy())
+    first, last = _longest_stretch(found, begun, left_out, kept)
     source = "sequence" if found.name is None else "range"
-    how = _describe(len(steps), left_out, kept, found) + ("" if found.is_sure else "; they may be parts of a step")
+    chosen = next(each for each in found.rhythms if each.chosen)
+    how = _describe(len(steps), (left_out, first, last, kept), found)
+    how += "; they may be parts of a step" if chosen.confidence == "low" else ""
     if not work.height:
         how += ", on the host alone: no GPU work was recorded"
-    return StepSearch(steps, steps[left_out:kept], source, found.name, how, found.is_sure)
+    apart = tuple(_left_out(trace, steps, (left_out, first, last, kept), begun))
+    return StepSearch(steps, steps[first:last], source, found.name, how, found.rhythms, apart)
 
 
-def _describe(count: int, left_out: int, kept: int, found: Found) -> str:
+def _describe(count: int, bounds: tuple[int, int, int, int], found: Found) -> str:
+    left_out, first, last, kept = bounds
     origin = f"ranges named {found.name!r}" if found.name is not None else found.origin
-    chosen = f"steps {left_out + 1}–{kept} of {count}" if kept > left_out + 1 else f"step {kept} of {count}"
+    chosen = f"steps {first + 1}–{last} of {count}" if last > first + 1 else f"step {last} of {count}"
     leading = "the first" if left_out == 1 else f"the first {left_out}"
     parts = [f"{chosen}, from {origin}"]
     parts += [f"{leading} left out as warm-up"] if left_out else []
+    parts += (
+        ["the longest stretch that no evaluation or other work interrupts"] if (first, last) != (left_out, kept) else []
+    )
     parts += ["the last left out, whose end was not recorded"] if kept < count else []
     return "; ".join(parts)
+
+
+def _longest_stretch(found: Found, begun: Int64s, first: int, stop: int) -> tuple[int, int]:
+    """The longest row of steps, from `first` to before `stop`, that no other work interrupts; the later of equals.
+
+    An evaluation lies between two steps, or where steps lie side by side in one that runs far more than the others.
+    """
+    usual = float(np.median(found.counts[first:stop]))
+    between = np.searchsorted(begun, found.starts[first + 1 : stop]) - np.searchsorted(
+        begun, found.ends[first : stop - 1]
+    )
+    longer = found.counts[first:stop] > (1 + _INTERRUPTED) * usual
+    cut = (between > _INTERRUPTED * usual) | longer[1:] | longer[:-1]
+    edges = np.r_[first, first + 1 + np.flatnonzero(cut), stop]
+    lengths = np.diff(edges)
+    longest = len(lengths) - 1 - int(np.argmax(lengths[::-1]))
+    if len(lengths) == 1 or lengths[longest] < MIN_REPEATS:
+        return first, stop
+    return int(edges[longest]), int(edges[longest + 1])
+
+
+def _left_out(
+    trace: Trace, steps: tuple[Step, ...], bounds: tuple[int, int, int, int], begun: Int64s
+) -> Iterator[LeftOut]:
+    """What lies beside the steady steps, `bounds` being where warm-up, steady steps and whole steps end."""
+    left_out, first, last, kept = bounds
+    if not len(begun):
+        return
+    begin, end = int(begun[0]), int(begun[-1]) + 1
+    marks = [
+        ("start-up", begin, steps[0].start_ns),
+        ("warm-up", steps[0].start_ns, steps[left_out].start_ns),
+        ("interruption", steps[left_out].start_ns, steps[first].start_ns),
+        ("interruption", steps[last - 1].end_ns, steps[kept - 1].end_ns),
+        ("last step", steps[kept - 1].end_ns, steps[-1].end_ns),
+        ("rest", steps[-1].end_ns, end),
+    ]
+    loads = _loading(trace)
+    warm = trace.ranges["start_ns"].filter(pl.Series(warmup_labels(trace.ranges) > 0, dtype=pl.Boolean))
+    if warm.is_between(begin, steps[0].start_ns, closed="left").any():
+        marks[0] = ("warm-up", *marks[0][1:])
+    for what, start, stop in marks:
+        launches = int(np.searchsorted(begun, stop) - np.searchsorted(begun, start))
+        if launches > 0:
+            compiles = np.searchsorted(loads, stop) > np.searchsorted(loads, start) and what in ("start-up", "warm-up")
+            yield LeftOut("compilation" if compiles else what, start, stop, launches)
+
+
+def _loading(trace: Trace) -> Int64s:
+    """When code was loaded onto the GPU: by a start, or by compilation."""
+    calls = trace.api_calls
+    loads = [LOADS_CODE.search(name) is not None for name in name_categories(calls["name"])]
+    held = np.array(loads, dtype=np.bool_)[calls["name"].to_physical().to_numpy()]
+    return np.sort(calls["start_ns"].to_numpy()[held])
 
 
 def _ends_unseen(found: Found, left_out: int) -> bool:
@@ -114,7 +253,9 @@ def _warmup_count(found: Found) -> int:
     """How many leading steps are still warming up; at least the last step is always kept."""
     durations = found.ends - found.starts
     later = slice(len(durations) // 2, None)
-    usual_duration = float(np.median(durations[later]))
+    # A last step without its pause is no measure of the others.
+    whole = durations[:-1] if len(durations) > 1 and _ends_unseen(found, 0) else durations
+    usual_duration = float(np.median(whole[len(whole) // 2 :]))
     usual_count = np.median(found.counts[later])
     unusual = (durations > WARMUP_SLOWDOWN * usual_duration) | (found.counts != usual_count)
     leading = int(np.argmin(unusual)) if not unusual.all() else 0
@@ -143,6 +284,7 @@ def _steps_from_ranges(trace: Trace, work: pl.DataFrame, forest: RangeForest) ->
     process = work["process"].to_numpy()
     launched = {int(pid): np.sort(begun[process == pid]) for pid in np.unique(process)}
     best: tuple[tuple[int, ...], str, Int64s] | None = None
+    accepted: list[tuple[str, Int64s]] = []
     for name, rows in candidates:
         beside = [other for same, other in candidates if same == name and other is not rows]
         coverage = _coverage(rows, ranges, launched, launches, beside)
@@ -155,11 +297,20 @@ def _steps_from_ranges(trace: Trace, work: pl.DataFrame, forest: RangeForest) ->
         # of the GPU's time, as of two threads that each mark their steps; then the most.
         outermost = -int(forest.level[rows].min())
         rank = (int(named), int(len(rows) >= MIN_REPEATS), outermost, int(busy[rows].sum()), len(rows))
+        accepted.append((name, rows))
         if best is None or rank > best[0]:
             best = (rank, name, rows)
     if best is None:
         return None
-    return _on_analysis_clock(best[2], trace, work, forest, best[1])
+    found = _on_analysis_clock(best[2], trace, work, forest, best[1])
+    if found is None:
+        return None
+    start = ranges["start_ns"].to_numpy()
+    rhythms = tuple(
+        _of_ranges(name, rows, start[rows], launches[rows], chosen=rows is best[2])
+        for name, rows in sorted(accepted, key=lambda each: each[1] is not best[2])
+    )
+    return found._replace(rhythms=rhythms)
 
 
 def _steps_on_host(trace: Trace, forest: RangeForest) -> Found | None:
@@ -170,7 +321,17 @@ def _steps_on_host(trace: Trace, forest: RangeForest) -> Found | None:
     name, rows = max(named, key=lambda item: len(item[1]))
     begin, finish = (trace.ranges[column].to_numpy()[rows] for column in ("start_ns", "end_ns"))
     none = np.zeros(len(rows), dtype=np.int64)
-    return Found(begin, finish, none, none.astype(np.bool_), name)
+    found = Found(begin, finish, none, none.astype(np.bool_), name)
+    return found._replace(rhythms=(_of_ranges(name, rows, begin, none, chosen=True),))
+
+
+def _of_ranges(name: str, rows: Int64s, start: Int64s, launches: Int64s, *, chosen: bool) -> Rhythm:
+    """Ranges of one name as something that repeats: when each of `rows` begins, and what it launches."""
+    pace = int(np.median(np.diff(start))) if len(rows) > 1 else None
+    named = is_step_name(name)
+    why = "their name says so" if named else "they hold nearly all work"
+    what = f"ranges named {name!r}"
+    return Rhythm(what, len(rows), pace, int(np.median(launches)), "high" if named else "medium", why, chosen)
 
 
 def _alike(launches: Int64s) -> bool:

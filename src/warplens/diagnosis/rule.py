@@ -53,10 +53,6 @@ _NS_PER_MS: Final = 1e6
 #: leave the GPU), or the pace of the host.
 Model: TypeAlias = Literal["products", "traffic", "host"]
 
-#: A replay may bring more than the time that its cause is seen to take, because a host that is not held gets ahead; but
-#: more than this many times as much has another reason, such as a second thread that begins later.
-_REPLAYED_BEYOND: Final = 4
-
 #: By what factor a measured gain (less 1) was off the expected one in nine of ten recordings of programs that were
 #: timed before and after, for each kind of model. `python -m benchmarks.pairs_scorecard --spread` computes them anew,
 #: and says how many of the programs that were left out they would have held.
@@ -175,10 +171,11 @@ class Rule:
         limits = facts.thresholds
         saved = claimed_ns * (1 - kept)
         gain = gain_of(facts, int(saved), on_gpu=on_gpu, issuing_ns=int(issuing_ns * (1 - kept)))
-        if replayed is not None and claimed_ns:
+        # What a replay makes of a cause that is hardly seen has another reason, such as a second thread.
+        if replayed is not None and bound_of(facts, claimed_ns, issuing_ns) >= limits.raise_ceiling:
             # Pauses that no host could avoid stay, whatever the replay makes of them.
             avoidable = facts.idle_ns - facts.idle("dependency", "submission", "profiler", "unknown")
-            most = bound_of(facts, min(avoidable + busy_ns, _REPLAYED_BEYOND * claimed_ns, facts.wall_ns))
+            most = bound_of(facts, min(avoidable + busy_ns, facts.wall_ns))
             gain, at_least = min(replayed.expected, most), max(at_least, min(replayed.high, 1 + (most - 1) * NOISE))
         if gain < limits.raise_ceiling:
             return None

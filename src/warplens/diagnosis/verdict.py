@@ -54,6 +54,9 @@ def headline(facts: Facts, verdict: Finding, claims: Claims) -> str:
     lost, share = rule(verdict.id).headline_of(verdict), headline_share(facts, verdict, claims)
     if share is not None:
         said = lost.format(share=_percent(share))
+        behind = verdict.evidence.get("launches_behind_ns", 0) / facts.wall_ns
+        if behind > share:  # what is seen would not explain the gain
+            said += f", and by a model {_percent(behind)} more in launches that it delays"
         return f"{said}; {gain_text(verdict)} as fast without it."
     if verdict.id == "saturated":
         return f"Nothing is wrong that this profile could show: the GPU is busy for {busy} of the time{_at(facts)}."

@@ -413,6 +413,7 @@ class BlockingCopy(Rule):
 
     kept_share = Limit(0.1, "Pinned copies still take a while, and the first of them nothing hides.")
     pageable_share = Limit(0.05, "A few bytes from pageable memory, such as a loss, do not make the copies pageable.")
+    clearly = Limit(2.0, "Pinned memory is one word; a stream of its own is worth its care if it brings twice as much.")
     fewer_bytes = Limit(0.5, "Float32 sent as bfloat16 is half of the bytes, images as uint8 a quarter.")
 
     def claim(self, facts: Facts) -> Floats | None:
@@ -441,6 +442,18 @@ class BlockingCopy(Rule):
             "send uint8 images or token ids and convert on the GPU; bfloat16 in place of float32; keep results there",
             f"{GAIN}; in proportion to the bytes" if link_bound else "in proportion to the bytes",
         )
+        pinned = Remedy(
+            "Copy from pinned memory, without blocking",
+            "DataLoader(…, pin_memory=True) or x = x.pin_memory(); then x = x.to('cuda', non_blocking=True)",
+            modelled(facts, "async-copies"),
+        )
+        ahead = Remedy(
+            "Copy the next batch while this one computes",
+            "side = torch.cuda.Stream(); with torch.cuda.stream(side): next_x = x.pin_memory().to('cuda', "
+            "non_blocking=True); before use: torch.cuda.current_stream().wait_stream(side)",
+            modelled(facts, "overlapped-copies"),
+        )
+        overlaps = predicted(facts, "overlapped-copies") - 1 > self.clearly * (predicted(facts, "async-copies") - 1)
         # Pageable memory says itself what is wrong; a pinned copy that nothing hides may be the program's first need.
         return self.raised(
             facts,
@@ -462,19 +475,7 @@ class BlockingCopy(Rule):
             or range_names(facts, facts.gaps["range"], claims.of_gaps(self.id)),
             remedies=(
                 *((less,) if link_bound else ()),
-                Remedy(
-                    "Copy from pinned memory, without blocking",
-                    "DataLoader(…, pin_memory=True) or x = x.pin_memory(); then x = x.to('cuda', non_blocking=True)",
-                    modelled(facts, "async-copies"),
-                ),
-                Remedy(
-                    "Copy the next batch while this one computes",
-                    "side = torch.cuda.Stream(); with torch.cuda.stream(side): next_x = x.to('cuda', "
-                    "non_blocking=True); "
-                    "before "
-                    "use: torch.cuda.current_stream().wait_stream(side)",
-                    modelled(facts, "async-copies"),
-                ),
+                *((ahead, pinned) if overlaps else (pinned, ahead)),
                 *(() if link_bound else (less,)),
             ),
             on_gpu=True,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, Final
 
 import numpy as np
@@ -436,7 +437,7 @@ class WeightBound(StructureRule):
         mine = claims.of_work(self.id).to_numpy() > 0
         if not mine.any():
             return None
-        return self.seen(
+        found = self.seen(
             facts,
             claims,
             confidence="high" if not facts.program.shapes().is_null().all() else "medium",
@@ -462,6 +463,11 @@ class WeightBound(StructureRule):
                 ),
             ),
         )
+        if found is None or found.expected_interval is None:
+            return found
+        # A batch of so many shares the weights so often, and never more.
+        low, high = found.expected_interval
+        return replace(found, expected_interval=(low, min(high, max(float(self.rows), found.expected or 0.0))))
 
     def _weights(self, facts: Facts) -> dict[str, float | None]:
         products = facts.at_roof.filter(pl.Series(self._narrow(facts)))

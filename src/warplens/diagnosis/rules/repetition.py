@@ -339,7 +339,9 @@ class GrowingCache(StructureRule):
         mine = program.marked("concatenation")
         attention = program.labelled("attention") & ~program.marked("backward")
         others = program.labelled(*PASSES) & ~mine
-        if mine.sum() < self.least_per_step * facts.steps or not attention.any() or not others.any():
+        # Who trains keeps no cache: what is concatenated there are halves of a rotary embedding, and the like.
+        trains = program.marked("backward").any() or program.labelled("optimizer").any()
+        if trains or mine.sum() < self.least_per_step * facts.steps or not attention.any() or not others.any():
             return np.zeros(len(mine))
         # Keys and values of each attention; far longer than what is done with one token.
         long = mine & (program.own_ns >= self.longer * float(np.median(program.own_ns[others])))

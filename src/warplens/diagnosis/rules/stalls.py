@@ -10,6 +10,7 @@ import numpy as np
 import polars as pl
 
 from warplens.analysis.intervals import Intervals, measure_before, union
+from warplens.analysis.steps import LOADS_CODE
 from warplens.analysis.trees import NO_RANGE
 from warplens.diagnosis.facts import range_names
 from warplens.diagnosis.findings import Remedy
@@ -155,9 +156,6 @@ _STEPS_ONLY: Final = (
     ),
 )
 
-#: Calls that load code: they belong to the start of a program, or to compilation.
-_LOADS_CODE: Final = r"^cu(?:da)?(?:Library|Module)Load|^cuLink|^cuInit"
-
 
 class HostStall(Rule):
     """Idle time in which no launching thread was inside a CUDA call for far longer than it takes to issue work."""
@@ -202,9 +200,8 @@ class HostStall(Rule):
         if facts.timeline.steps.source == "range" and facts.window.steps:
             return False
         length = stalls["end_ns"] - stalls["start_ns"]
-        calls = facts.timeline.api_calls_in(facts.window).filter(
-            pl.col("name").cast(pl.String).str.contains(_LOADS_CODE)
-        )
+        calls = facts.timeline.api_calls_in(facts.window)
+        calls = calls.filter(pl.col("name").cast(pl.String).str.contains(LOADS_CODE.pattern))
         loading = union(Intervals(calls["start_ns"].to_numpy(), calls["end_ns"].to_numpy()))
         begins, ends = stalls["start_ns"].to_numpy(), stalls["end_ns"].to_numpy()
         loads = measure_before(loading, ends) > measure_before(loading, begins)

@@ -19,6 +19,7 @@ from warplens.report.document import (
     Document,
     KeyFigure,
     KeyFigures,
+    Paragraph,
     Section,
     SectionOf,
     Table,
@@ -29,6 +30,7 @@ from warplens.report.flame import flame_blocks
 from warplens.report.headroom import headroom_blocks
 from warplens.report.overview import host, time
 from warplens.report.overview.numbers import Numbers, answer, largest_part
+from warplens.report.questions.time import left_out_facts, rhythm_tables
 from warplens.report.ranks import answer as ranks_answer
 from warplens.report.ranks import run_answer, run_rooms
 from warplens.report.ranktimeline import run_timeline
@@ -137,6 +139,12 @@ def _key_figures(numbers: Numbers) -> Iterator[Block]:
     # Without GPU work there is nothing to summarise; what the host did may still be worth a look.
     if numbers.budgets:
         yield KeyFigures(tuple(_tiles(_headline(numbers), numbers)))
+
+
+def _rhythms(numbers: Numbers) -> Iterator[Block]:
+    search = numbers.timeline.steps
+    yield from (Paragraph(fmt.sentence(fmt.capitalised(line))) for line in left_out_facts(search))
+    yield from rhythm_tables(search)
 
 
 def _headline(numbers: Numbers) -> _Headline:
@@ -269,6 +277,7 @@ _ROOMS: Final[tuple[SectionOf[Numbers], ...]] = (
         "Data & method",
         _rooms(
             SectionOf("quality", "What limits these numbers", limits, lambda numbers: numbers.notes),
+            SectionOf("rhythms", "What repeats", _rhythms),
             SectionOf("key-figures", "Key figures", _key_figures),
         ),
     ),

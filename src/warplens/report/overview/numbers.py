@@ -42,7 +42,7 @@ from warplens.report import text as fmt
 from warplens.report.counters.beside import joined_data
 from warplens.report.headroom import headroom_data
 from warplens.report.jsonout import window_data
-from warplens.report.questions.time import budget_data, group_times
+from warplens.report.questions.time import budget_data, group_times, rhythm_data
 from warplens.report.strips import strips_data
 from warplens.report.text import category_title
 from warplens.report.timeline import timeline_data
@@ -375,7 +375,7 @@ def overview_data(numbers: Numbers) -> dict[str, Any]:
         "timeline": timeline_data(
             numbers.timeline, numbers.window, numbers.diagnosis.moments if numbers.diagnosis else ()
         ),
-        "steps": {"rows": numbers.steps},
+        "steps": {"rows": numbers.steps, **rhythm_data(numbers.timeline.steps)},
         "phases": {"rows": numbers.phases},
         "kernels": {"rows": numbers.kernels},
         "categories": {"coverage": numbers.category_coverage, "rows": numbers.categories},

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 import polars as pl
 
 from warplens.analysis.phases import PHASE_TIMES, PHASES_BY_STEP, STEPS, phase_statistics, phase_steps, step_statistics
+from warplens.analysis.steps import RHYTHMS, left_out_rows, rhythm_rows
 from warplens.analysis.timebudget import BUDGET, IDLE_CAUSES, time_budgets
 from warplens.profile.columns import column
 from warplens.report import text as fmt
@@ -14,6 +15,7 @@ from warplens.report.document import Table, pick
 from warplens.report.questions import Found, question
 
 if TYPE_CHECKING:
+    from warplens.analysis.steps import StepSearch
     from warplens.analysis.timebudget import TimeBudget
     from warplens.analysis.timeline import Timeline
     from warplens.analysis.window import Window
@@ -97,11 +99,42 @@ _STEPS: Final = pick(STEPS, "step wall_ns busy_ns busy_share idle_ns kernels gap
 def steps(timeline: Timeline, window: Window) -> Found:
     """Repetitions of the workload: wall, busy and idle time of each.
 
-    Where several GPUs worked, busy and idle are those of the busiest one.
+    Where several GPUs worked, busy and idle are those of the busiest one. Where it is not sure what the step is,
+    everything that repeats follows, with how sure each is.
     """
     rows = step_statistics(timeline, window)
     columns = (*_STEPS, STEPS.column("graph_launches")) if rows["graph_launches"].sum() else _STEPS
-    return Found(rows, (Table("steps", "Steps", columns, rows, empty="No steps were found in the window."),))
+    shown = Table("steps", "Steps", columns, rows, empty="No steps were found in the window.")
+    search = timeline.steps
+    return Found(rows, (shown, *rhythm_tables(search)), left_out_facts(search), rhythm_data(search))
+
+
+def rhythm_tables(search: StepSearch) -> tuple[Table, ...]:
+    """What repeats, where it is not sure which of it is the step."""
+    if search.confidence in (None, "high"):
+        return ()
+    rows = rhythm_rows(search).with_columns(pl.col("is_step").replace_strict({True: "yes", False: "no"}))
+    columns = tuple(each.but(dtype=pl.String) if each.name == "is_step" else each for each in RHYTHMS.columns)
+    return (Table("rhythms", "What repeats, and how sure it is that it is the step", columns, rows, limit=None),)
+
+
+def left_out_facts(search: StepSearch) -> tuple[str, ...]:
+    """What lies beside the steady steps, in a line; nothing where nothing does."""
+    parts = (
+        f"{each.what} {fmt.duration(each.end_ns - each.start_ns)} ({fmt.plural(each.launches, 'launch', 'launches')})"
+        for each in search.left_out
+    )
+    line = ", ".join(parts)
+    return (f"beside the steady steps: {line}",) if line else ()
+
+
+def rhythm_data(search: StepSearch) -> dict[str, Any]:
+    """The same for JSON."""
+    return {
+        "confidence": search.confidence,
+        "rhythms": rhythm_rows(search),
+        "left_out": left_out_rows(search),
+    }
 
 
 _PHASES: Final = pick(PHASE_TIMES, column("title", title="Phase"), "gpu_ns share inferred_ns busy_ns matmul_ns kernels")
