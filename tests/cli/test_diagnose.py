@@ -90,11 +90,6 @@ def test_a_range_is_judged_by_itself(warplens: Callable[..., Run]) -> None:
     assert data["window"]["range"] == "optimizer_step"
 
 
-def test_the_small_profile_can_be_diagnosed(warplens: Callable[..., Run], export: Path) -> None:
-    for form in ("table", "json", "csv", "md"):
-        assert warplens("diagnose", export, "--format", form).code == 0
-
-
 @needs_reports
 def test_counters_are_read_and_their_coverage_is_told(warplens: Callable[..., Run]) -> None:
     report = SHARED / "h200_deit448_bs8.ncu-rep"

@@ -216,23 +216,10 @@ def test_a_diagnosis_needs_no_study_no_chart_and_no_counters(export: Path) -> No
     assert loaded.isdisjoint({"scipy", "altair", "jinja2", "vl_convert", *others})
 
 
-def test_version(warplens: Callable[..., Run]) -> None:
-    assert warplens("--version").out == f"warplens {__version__}\n"
-
-
 def test_the_package_runs_as_a_module() -> None:
     done = subprocess.run([sys.executable, "-m", "warplens", "--version"], capture_output=True, text=True, check=True)
 
     assert done.stdout == f"warplens {__version__}\n"
-
-
-def test_an_unknown_command_suggests_the_closest(warplens: Callable[..., Run]) -> None:
-    run = warplens("kernel", "x.sqlite")
-
-    assert run.code == 2
-    assert run.out == ""
-    assert "'kernels'" in run.err
-    assert run.err.count("\n") == 1
 
 
 @pytest.mark.parametrize(

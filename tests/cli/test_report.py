@@ -130,14 +130,11 @@ def test_output_that_is_a_file_is_refused_before_anything_is_read(tmp_path: Path
 @pytest.mark.parametrize(
     "arguments",
     [
-        ("--format", "pdf"),
         ("--format", "html,html"),
         ("--window", "soon"),
-        ("--cell", "small"),
         ("--cell", "other=small,512"),
         ("--batch", "0"),
         ("--timings", "missing.csv"),
-        ("--batch", "4"),
     ],
     ids=" ".join,
 )

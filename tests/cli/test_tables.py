@@ -29,7 +29,6 @@ from tests.cli.small_export import (
     STEPS,
     write_export,
 )
-from warplens import __version__
 from warplens.report.terminal import wrapped
 
 if TYPE_CHECKING:
@@ -57,17 +56,6 @@ def asked(warplens: Callable[..., Run], export: Path) -> Callable[..., dict[str,
         return json.loads(run.out)
 
     return ask
-
-
-@pytest.mark.parametrize("command", TABLES)
-def test_json_is_one_object_of_the_documented_form(command: str, asked: Callable[..., dict[str, Any]]) -> None:
-    answer = asked(command)
-
-    assert set(answer) == {"schema", "version", "source", "data", "warnings"}
-    assert answer["schema"] == f"warplens.{command}/1"
-    assert answer["version"] == __version__
-    assert answer["source"] == "small.sqlite"
-    assert answer["data"]["rows"]
 
 
 @pytest.mark.parametrize("command", TABLES)
@@ -203,16 +191,6 @@ def test_a_table_for_people_opens_with_source_and_window(
     assert SECRET not in run.out + run.err
 
 
-@pytest.mark.parametrize("command", TABLES)
-def test_markdown_is_a_heading_and_a_pipe_table(command: str, warplens: Callable[..., Run], export: Path) -> None:
-    out = warplens(command, export, "--format", "md").out
-
-    assert out.startswith("## small.sqlite")
-    heading, rule, *rows = [line for line in out.splitlines() if line.startswith("|")]
-    assert rows
-    assert len({line.count("|") for line in (heading, rule)}) == 1
-
-
 def test_people_see_the_first_rows_and_programs_see_all(warplens: Callable[..., Run], export: Path) -> None:
     limited = warplens("kernels", export, "--limit", 1)
 
@@ -266,13 +244,6 @@ def test_a_folder_with_several_profiles_is_wrong_usage(tmp_path: Path, warplens:
     assert run.code == 2
     assert "2 profiles (a.sqlite, b.sqlite)" in run.err
     assert run.err.count("\n") == 1
-
-
-def test_an_unknown_range_is_told_with_similar_names(warplens: Callable[..., Run], export: Path) -> None:
-    run = warplens("kernels", export, "--range", "forward")
-
-    assert run.code == 2
-    assert "'forward_pass'" in run.err
 
 
 def test_a_real_process_prints_json_and_nothing_else(export: Path) -> None:
