@@ -20,7 +20,7 @@ import tests.analysis.builders as b
 import warplens
 from warplens.analysis.categories import classify_names
 from warplens.analysis.headroom import LOSSES, STEPS_DOWN, Headroom, headrooms, loss_column
-from warplens.analysis.headroom.equal import words_of
+from warplens.analysis.headroom.groups import words_of
 from warplens.analysis.roofs import SHORTEST_NS, STATED, Roofs, Task, roofs_of
 from warplens.analysis.timeline import Timeline
 from warplens.analysis.work.catalogue import count_work

@@ -1,17 +1,24 @@
-"""Equal work in one row, with the levels that it goes down: by shapes, by counters, by names, or by another trace."""
+"""Equal work in one row, with the levels that it goes down: by shapes, by counters, by names, or by another trace.
+
+Kernels of the same name, grid and block had equal work, in one profile and in two, whichever tool wrote their names.
+Tools spell names differently (`(int)128`, `128`; `T1`, the type itself), so that the sets of words in function and
+template arguments are compared. What hardware counters measured of kernels, traffic and tensor operations, takes the
+place of models.
+"""
 
 from __future__ import annotations
 
+import re
+from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 import polars as pl
 
 from warplens.analysis.frames import numbered
-from warplens.analysis.headroom.counted import kernels_counted, with_counters
-from warplens.analysis.headroom.equal import KERNEL, words_of
 from warplens.analysis.headroom.levels import LOSSES, Grounds, loss_column, with_chains
 from warplens.analysis.headroom.names import by_names
 from warplens.analysis.headroom.work import SOURCE, by_shapes, pieces_of
+from warplens.analysis.kernel_names import split_name
 from warplens.analysis.roofs import roofs_of
 from warplens.analysis.timebudget import time_budgets
 from warplens.profile.columns import column, table
@@ -22,6 +29,70 @@ if TYPE_CHECKING:
     from warplens.analysis.timeline import Timeline
     from warplens.profile import Device
     from warplens.profile.counters import KernelCounters
+
+#: Kernels of the same work, in one profile as in another.
+KERNEL: Final = ("words", "blocks", "threads")
+
+_WORD: Final = re.compile(r"[A-Za-z_]\w*|\d+")
+#: What one tool writes and another does not: casts of literals, dependent types, namespaces, words of the demangler.
+_DROPPED: Final = re.compile(
+    r"^(int|unsigned|long|bool|char|short|ul|u|l|lambda|instance|const|void|anonymous|namespace|unnamed|operator|at|native|T\d+)$"
+)
+_LITERALS: Final = {"true": "1", "false": "0"}
+
+
+@lru_cache(maxsize=65_536)
+def words_of(full_name: str) -> str:
+    """The words of a kernel's function and template arguments, as a set that tools agree on.
+
+    >>> words_of("void f<(int)4, float>(T1 *)") == words_of("void f<4, float>(float*)")
+    True
+    """
+    parts = split_name(full_name)
+    words = {_LITERALS.get(word, word) for word in _WORD.findall(f"{parts.function} {parts.template}")}
+    return " ".join(sorted(word for word in words if not _DROPPED.match(word)))
+
+
+def kernels_counted(counters: KernelCounters) -> pl.DataFrame:
+    """One row a kernel, grid and block (`equal.KERNEL`): means of `counted_bytes` of device memory and `counted_flops`.
+
+    Tensor operations are null where their metrics were not collected; traffic is what moved, be it needed or not.
+    """
+    from warplens.analysis.counters.roofline import roofline
+    from warplens.analysis.counters.speedoflight import measured, speed_of_light
+
+    launches = counters.launches
+    seconds = speed_of_light(counters).select("launch", pl.col("duration_ns") / 1e9)
+    traffic = measured(counters, "dram__bytes.sum.per_second")
+    blocks, threads = (
+        pl.col(f"{what}_x").cast(pl.Int64) * pl.col(f"{what}_y") * pl.col(f"{what}_z") for what in ("grid", "block")
+    )
+    words = [words_of(str(name)) for name in launches["full_name"]]
+    frame = launches.select(
+        "launch", pl.Series("words", words, dtype=pl.String), blocks.alias("blocks"), threads.alias("threads"),
+        traffic.alias("bytes_per_s"),
+    ).join(seconds, on="launch", how="left")  # fmt: skip
+    tensor = roofline(counters).filter((pl.col("precision") == "tensor") & (pl.col("level") == "dram"))
+    frame = frame.join(tensor.select("launch", "flops_per_s"), on="launch", how="left")
+    return frame.group_by(KERNEL).agg(
+        (pl.col("bytes_per_s") * pl.col("duration_ns")).mean().round().cast(pl.Int64).alias("counted_bytes"),
+        (pl.col("flops_per_s") * pl.col("duration_ns")).mean().round().cast(pl.Int64).alias("counted_flops"),
+    )
+
+
+def with_counters(pieces: pl.DataFrame, counted: pl.DataFrame) -> pl.DataFrame:
+    """The pieces whose kernel was counted with what was measured; of several kernels of one operator none is it."""
+    joined = pieces.join(counted, on=KERNEL, how="left", maintain_order="left", nulls_equal=True)
+    alone = (pl.col("known") != "shapes") | (pl.col("whole_ns") == pl.col("duration_ns"))
+    is_product = pl.col("category").is_in(["gemm", "attention", "convolution"])
+    replaced = pl.col("counted_bytes").is_not_null() & alone
+    return joined.with_columns(
+        # What moved twice need not: the shapes know the least.
+        pl.when(replaced).then(pl.min_horizontal("bytes", "counted_bytes")).otherwise("bytes").alias("bytes"),
+        pl.when(replaced & is_product).then(pl.coalesce("flops", "counted_flops")).otherwise("flops").alias("flops"),
+        pl.when(replaced).then(pl.lit("counters")).otherwise("known").alias("known"),
+    ).drop("counted_bytes", "counted_flops")
+
 
 #: What makes work equal.
 _EQUAL: Final = (
