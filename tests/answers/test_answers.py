@@ -78,7 +78,11 @@ def test_the_ranks_of_a_run_are_those_of_the_command_line_from_files_and_from_tr
 
     assert answer.to_dict() == commands_json("ranks", *paths)["data"]
     assert "rank" in answer.headline
-    assert warplens.ranks([warplens.read(path) for path in paths]).frame.equals(answer.frame)
+    traces = warplens.ranks([warplens.read(path) for path in paths])
+    assert traces.frame.equals(answer.frame)
+    diagnosed = warplens.diagnose(paths)
+    assert answer.findings == traces.findings == diagnosed.findings
+    assert answer.findings[0].id == "straggler"
 
 
 def test_several_profiles_are_judged_as_the_ranks_of_one_run() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import polars as pl
@@ -226,3 +227,36 @@ def test_a_wait_between_ranks_leads_to_its_span_on_the_common_clock(browser, tmp
     assert start <= wanted[0] < wanted[1] <= end
     assert visit.trouble == []
     visit.context.close()
+
+
+def test_the_span_is_saved_for_perfetto_with_the_numbers_of_the_profile(visit, view, numbers):
+    page = visit()
+    start, end = shown(page)
+    with page.expect_download() as saved:
+        page.get_by_role("button", name="Perfetto").click()
+    trace = json.loads(saved.value.path().read_text("utf-8"))
+    drawn = [event for event in trace["traceEvents"] if event["ph"] == "X" and event["cat"] == "stream"]
+    begins, ends = (pl.col(name) - view.origin_ns for name in ("start_ns", "end_ns"))
+    kernels = numbers.timeline.trace.kernels.filter(ends > start, begins < end)
+    work = numbers.timeline.work.filter(ends > start, begins < end)
+    saved_spans = {(event["args"]["start_ns"], event["args"]["duration_ns"]) for event in drawn}
+    assert kernels.height
+    assert saved_spans == set(work.select(begins, pl.col("end_ns") - pl.col("start_ns")).iter_rows())
+    assert all(round(1000 * event["ts"]) == event["args"]["start_ns"] for event in drawn)
+    assert "Perfetto" in page.locator("#timeline-view .said").inner_text()
+
+
+def test_a_drag_on_the_strip_selects_a_span(visit, view):
+    page = visit()
+    box = page.locator("#timeline-view canvas").bounding_box()
+    whole = page.evaluate("() => document.querySelector('#timeline-view canvas').clientWidth - 178")
+    left, right = box["x"] + 178 + 0.7 * whole, box["x"] + 178 + 0.9 * whole
+    page.mouse.move(left, box["y"] + 10)
+    page.mouse.down()
+    page.mouse.move(right, box["y"] + 10, steps=4)
+    page.mouse.up()
+    start, end = shown(page)
+    page.get_by_role("button", name="All", exact=True).click()
+    everything = shown(page)[1]
+    assert start == pytest.approx(0.7 * everything, rel=0.01)
+    assert end == pytest.approx(0.9 * everything, rel=0.01)

@@ -369,7 +369,7 @@ def ranges(profile: Profile, *, by: str = "", window: str = "steady", range_name
 
 
 def ranks(profiles: Profile | Sequence[Profile], *, window: str = "steady", workers: int = 1) -> RanksAnswer:
-    """The ranks of one distributed run: overlap, collectives, stragglers, waits.
+    """The ranks of one distributed run: overlap, collectives, stragglers, waits; `.findings` say what limits the run.
 
     Args:
         profiles: those of one run; a folder stands for all in it, and a file with several GPUs holds several ranks.
@@ -408,6 +408,7 @@ def ranks(profiles: Profile | Sequence[Profile], *, window: str = "steady", work
         data=lambda: ranks_data(result),
         result=result,
         problems=problems,
+        _diagnose=lambda: _diagnose_run(profiles, window),
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -332,6 +333,23 @@ class RanksAnswer(Answer):
 
     result: RanksResult
     problems: tuple[str, ...] = field(default=())
+    _diagnose: Callable[[], RunAnswer] | None = field(default=None)
+
+    @cached_property
+    def run(self) -> RunAnswer | None:
+        """What limits the run, as `warplens.diagnose` says it; None where nothing tells that this is one run.
+
+        Computed when first asked for: each rank is diagnosed for it.
+        """
+        try:
+            return self._diagnose() if self._diagnose is not None else None
+        except UsageError:
+            return None
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """The findings of the run, the verdict first; () where nothing tells that this is one run."""
+        return self.run.findings if self.run is not None else ()
 
     @property
     def headline(self) -> str:

@@ -620,7 +620,41 @@
     tool("Step", "The step it opens on", () => { linked = null; show(...data.opens); });
     tool("Window", "All that was analysed (0)", () => { linked = null; show(...data.window); });
     tool("All", "All that was recorded", () => { linked = null; show(0, data.end); });
-    bar.append(element("span", { class: "keys" }, "W S zoom · A D pan · wheel · shift-drag measures"));
+
+    // The span that is measured, or shown, as a trace of its own: the finest marks, with the numbers of this timeline.
+    const perfetto = () => {
+      const [from, to] = measured ? [...measured].sort((a, b) => a - b) : [Math.max(0, seen.from), Math.min(seen.to, data.end)];
+      const finest = data.levels[0], events = [];
+      const groups = [...new Set(data.tracks.map((track) => track.group))];
+      const named = (name, pid, tid, text) => events.push({ ph: "M", name, pid, ...(tid === null ? {} : { tid }), args: { name: text } });
+      groups.forEach((group, number) => named("process_name", number + 1, null, group));
+      let count = 0;
+      for (const track of data.tracks) {
+        const pid = groups.indexOf(track.group) + 1;
+        for (let row = track.first; row < track.first + track.rows; row++) {
+          const tid = row + 1, before = events.length;
+          for (let i = firstAfter(finest, row, from); i < finest.begin[row + 1] && finest.start[i] < to; i++) {
+            const what = item(finest, row, i), { title, pairs } = facts(what);
+            const args = { start_ns: what.start, duration_ns: what.extent, ...Object.fromEntries(pairs) };
+            events.push({ ph: "X", name: title, cat: track.kind, pid, tid, ts: what.start / 1000, dur: what.extent / 1000, args });
+            count += 1;
+            if (!data.ago[i] || !data.callsRow[i] || finest.more[i]) continue;
+            const flow = { name: "launch", cat: "launch", id: count };
+            const calls = data.callsRow[i] - 1;
+            events.push({ ...flow, ph: "s", pid: groups.indexOf(trackOf(calls).group) + 1, tid: calls + 1, ts: (what.start - data.ago[i] + 1) / 1000 });
+            events.push({ ...flow, ph: "f", bp: "e", pid, tid, ts: what.start / 1000 });
+          }
+          if (events.length > before) named("thread_name", pid, tid, row > track.first ? `${track.label} (${row - track.first + 1})` : track.label);
+        }
+      }
+      const link = element("a", { download: `${figure.dataset.anchor}-${Math.round(from)}-${Math.round(to)}.json` });
+      link.href = URL.createObjectURL(new Blob([JSON.stringify({ displayTimeUnit: "ns", traceEvents: events })], { type: "application/json" }));
+      link.click();
+      setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+      said.textContent = `Saved ${count.toLocaleString("en-US")} events of ${human(to - from)} as ${link.download}: open this file in Perfetto (ui.perfetto.dev).`;
+    };
+    tool("Perfetto", "Save the span that is measured, or shown, as a file for Perfetto", perfetto);
+    bar.append(element("span", { class: "keys" }, "W S zoom · A D pan · wheel · shift-drag measures · drag on the strip selects"));
 
     // --- keys: a press moves at once, a held key goes on until it is released ---
     const SPEEDS = { w: ["zoom", -1], s: ["zoom", 1], a: ["pan", -1], d: ["pan", 1], arrowup: ["zoom", -1], arrowdown: ["zoom", 1], arrowleft: ["pan", -1], arrowright: ["pan", 1] };
@@ -673,9 +707,18 @@
       const box = canvas.getBoundingClientRect();
       return [event.clientX - box.left, event.clientY - box.top];
     };
+    // On the strip a click goes there, what is shown can be dragged along, and a drag beside it selects a span.
+    const mapTime = (x) => ((Math.min(Math.max(x, gutter), width) - gutter) / plotWidth()) * data.end;
     const toMap = (x) => {
-      const middle = ((x - gutter) / plotWidth()) * data.end, half = (seen.to - seen.from) / 2;
-      show(middle - half, middle + half);
+      const half = (seen.to - seen.from) / 2;
+      show(mapTime(x) - half, mapTime(x) + half);
+    };
+    const moveOnMap = (x) => {
+      if (Math.abs(x - grip.x) > 3) grip.moved = true;
+      if (!grip.moved) return;
+      const from = mapTime(grip.x), to = mapTime(x);
+      if (grip.inside) show(grip.from + to - from, grip.to + to - from);
+      else show(Math.min(from, to), Math.max(from, to));
     };
     canvas.addEventListener("pointerdown", (event) => {
       if (event.button) return;
@@ -687,7 +730,7 @@
       if (fingers.size === 2) {
         const [a, b] = [...fingers.values()];
         grip = { kind: "pinch", times: [timeAt(a), timeAt(b)] };
-      } else if (y < MAP) { grip = { kind: "map" }; toMap(x); }
+      } else if (y < MAP) { grip = { kind: "map", x, from: seen.from, to: seen.to, inside: mapTime(x) >= seen.from && mapTime(x) <= seen.to, moved: false }; }
       else if (event.shiftKey) { grip = { kind: "measure" }; measured = [timeAt(x), timeAt(x)]; redraw(); }
       else grip = { kind: "pan", x, y, from: seen.from, to: seen.to, moved: false };
     });
@@ -696,7 +739,7 @@
       pointed = x > gutter ? x : null;
       if (!grip) { hover(x, y, event); return; }
       if (fingers.has(event.pointerId)) fingers.set(event.pointerId, x);
-      if (grip.kind === "map") toMap(x);
+      if (grip.kind === "map") moveOnMap(x);
       else if (grip.kind === "measure") { measured[1] = timeAt(x); tell(); redraw(); }
       else if (grip.kind === "pinch" && fingers.size === 2) {
         const [a, b] = [...fingers.values()];
@@ -710,6 +753,7 @@
       }
     });
     const release = (event) => {
+      if (grip?.kind === "map" && !grip.moved && event.type === "pointerup") toMap(grip.x);
       if (grip?.kind === "pan" && !grip.moved && event.type === "pointerup") choose(at(...place(event)));
       fingers.delete(event.pointerId);
       grip = null;
