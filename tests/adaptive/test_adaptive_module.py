@@ -312,6 +312,26 @@ def test_each_shape_replays_its_own_side() -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("given", ["new", "strided", "half", "in place", "new after in place"])
+def test_a_graph_reads_the_input_of_the_call_however_it_is_laid_out(given: str) -> None:
+    class Echo(Adds):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x) + x
+
+    fitted = policy(torch.cuda.get_device_name())
+    module = AdaptiveModule(Echo(BASELINE), Echo(VARIANT), fitted).eval().cuda()
+    graphed = module.graphed([(8, 3, 32, 32)])
+    own = graphed.recorded[torch.Size((8, 3, 32, 32))].input
+    x = torch.randn(8, 3, 32, 32, device="cuda")
+    if "in place" in given:
+        own.copy_(x)
+        torch.testing.assert_close(graphed(own), x + VARIANT)
+    if given != "in place":
+        x = {"strided": x.transpose(2, 3), "half": x.half()}.get(given, x + 1)
+        torch.testing.assert_close(graphed(x), x.float() + VARIANT)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.usefixtures("_no_traces")
 def test_compiled_for_a_gpu_each_shape_runs_its_own_side() -> None:
     fitted = policy(torch.cuda.get_device_name())

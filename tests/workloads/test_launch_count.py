@@ -39,13 +39,13 @@ def test_without_a_gpu_nothing_is_counted_and_the_step_is_not_run():
 def test_each_node_of_a_graph_is_asked_for_its_kind(monkeypatch):
     kinds = [KERNEL, FILL, KERNEL, COPY, EMPTY, KERNEL]
     monkeypatch.setattr(ctypes, "CDLL", lambda name: Driver(kinds))
-    assert launch_count._node_kinds(4711) == kinds
+    assert [kind for _, kind in launch_count.graph_nodes(4711)] == kinds
 
 
 def test_an_error_of_the_driver_is_no_count(monkeypatch):
     monkeypatch.setattr(ctypes, "CDLL", lambda name: Driver([KERNEL], status=1))
     with pytest.raises(RuntimeError, match="returned 1"):
-        launch_count._node_kinds(4711)
+        launch_count.graph_nodes(4711)
 
 
 def test_a_step_that_cannot_be_captured_has_no_count_and_does_no_harm(monkeypatch):

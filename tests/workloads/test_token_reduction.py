@@ -14,14 +14,16 @@ from warplens.workloads.settings import VIT_SIZES, ViTSize
 from warplens.workloads.token_reduction.choosing import Attended, EViT, RandomChoice, TokenState, TopK
 from warplens.workloads.token_reduction.methods import (
     ATS,
+    CachedTopK,
     DynamicViT,
+    RowTopK,
     ToMe,
     reductions,
 )
 from warplens.workloads.vision import NORM_EPSILON, Attention, VisionTransformer
 
 BATCH, HEADS, D_HEAD, WIDTH = 3, 2, 4, 8
-METHODS = ["random", "topk", "evit", "tome", "dynamicvit", "ats"]
+METHODS = ["random", "topk", "topk-rows", "evit", "tome", "dynamicvit", "ats"]
 
 
 @pytest.fixture(autouse=True)
@@ -53,6 +55,12 @@ class TestChoosing:
         found = TopK(share).between(x, attended, TokenState(tokens - 1))
         for image in range(BATCH):
             _close(found[image], slow.topk(x[image].tolist(), attended.weights[image].tolist(), kept))
+
+    def test_other_layouts_of_topk_hold_the_same_rows(self, tokens, share):
+        x, attended = _inputs(tokens)
+        plain = TopK(share).between(x, attended, TokenState(tokens - 1))
+        for other in (RowTopK(share), CachedTopK(share)):
+            assert torch.equal(other.between(x, attended, TokenState(tokens - 1)), plain)
 
     def test_evit_adds_the_rest_weighted_by_attention_as_one_token(self, tokens, share):
         x, attended = _inputs(tokens)
@@ -244,6 +252,14 @@ def test_ats_leaves_at_most_its_points_and_computes_the_queries_of_those_alone()
     assert counts[1].entering == 26
     assert counts[1].asking == counts[1].leaving <= 16
     assert counts[2].asking == counts[2].leaving <= 9
+
+
+def test_a_cached_choice_takes_the_places_of_the_first_pass():
+    cached, (x, attended), (other, others_attention) = CachedTopK(0.5), _inputs(9), _inputs(9)
+    cached.between(x, attended, TokenState(8))
+    places = attended.weights[:, :, 0, 1:].mean(dim=1).topk(4, dim=1).indices
+    rows = other[:, 1:].gather(1, places.unsqueeze(-1).expand(-1, -1, WIDTH))
+    assert torch.equal(cached.between(other, others_attention, TokenState(8))[:, 1:], rows)
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _STEPS_BEFORE: Final = 2
 
 #: Kinds of graph nodes that are work for the GPU (CUDA driver API, `CUgraphNodeType`).
-_KERNEL, _COPY, _FILL = 0, 1, 2
+_KERNEL, COPY_NODE, _FILL = 0, 1, 2
 
 
 class Launches(NamedTuple):
@@ -72,12 +72,12 @@ def _counted(step: Callable[[], object]) -> Launches:
     graph = torch.cuda.CUDAGraph(keep_graph=True)
     with torch.cuda.graph(graph):
         step()
-    kinds = _node_kinds(graph.raw_cuda_graph())
-    return Launches(kinds.count(_KERNEL), kinds.count(_COPY) + kinds.count(_FILL))
+    kinds = [kind for _, kind in graph_nodes(graph.raw_cuda_graph())]
+    return Launches(kinds.count(_KERNEL), kinds.count(COPY_NODE) + kinds.count(_FILL))
 
 
-def _node_kinds(graph: int) -> list[int]:
-    """Kind of each node of a graph, by its address."""
+def graph_nodes(graph: int) -> list[tuple[int, int]]:
+    """Each node of a graph, by its address: its own address, and its kind (`CUgraphNodeType`)."""
     driver: Any = ctypes.CDLL("libcuda.so.1")
     count = ctypes.c_size_t()
     _check(driver.cuGraphGetNodes(ctypes.c_void_p(graph), None, ctypes.byref(count)))
@@ -87,7 +87,7 @@ def _node_kinds(graph: int) -> list[int]:
     for node in nodes:
         kind = ctypes.c_int()
         _check(driver.cuGraphNodeGetType(ctypes.c_void_p(node), ctypes.byref(kind)))
-        kinds.append(kind.value)
+        kinds.append((int(node or 0), kind.value))
     return kinds
 
 

@@ -133,7 +133,10 @@ OPTIMIZERS: Final = ("reference", "torch", "torch-fused")
 ATTENTIONS: Final = ("explicit", "fused")
 
 #: Token reduction methods; see `warplens.workloads.token_reduction`.
-METHODS: Final = ("none", "random", "topk", "topk-fused", "evit", "evit-fused", "tome", "dynamicvit", "ats")
+METHODS: Final = (
+    "none", "random", "topk", "topk-rows", "topk-cached", "topk-fused", "evit", "evit-fused", "tome", "dynamicvit",
+    "ats",
+)  # fmt: skip
 
 
 def _check(what: str, value: str, known: tuple[str, ...] | list[str]) -> None:

@@ -20,7 +20,7 @@ from warplens.report.measured import doubts_of, measured_document, measured_fact
 from warplens.studies.runner.engine import command_line
 from warplens.workloads.registry import Plan, torch_or_advice
 from warplens.workloads.registry import workload as workload_named
-from warplens.workloads.settings import setting_value
+from warplens.workloads.settings import METHODS, setting_value
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -186,7 +186,7 @@ _SETTINGS: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
         "model": ("NAME,…", "deit-b16, tiny."),
         "input_size": ("N,…", "Pixels of an image's side."),
         "batch": ("N,…", "Images in a step."),
-        "method": ("WORD,…", "none, random, topk, topk-fused, evit, evit-fused, tome, dynamicvit, ats."),
+        "method": ("WORD,…", f"{', '.join(METHODS)}."),
         "keep": ("SHARE,…", "Share of the tokens that each location keeps."),
         "locations": ("BLOCK+BLOCK,…", "Blocks (from 0) that reduce: 3+6+9."),
         "schedule": ("SHARE+SHARE,…", "A share for each location: 0.7+0.5+0.3."),

@@ -14,6 +14,7 @@ from torch import nn
 
 from warplens.errors import UsageError
 from warplens.studies.policies.choosing import Policy
+from warplens.studies.policies.copying import CopyNode, recorded_with_copy
 from warplens.studies.policies.files import read_policy
 
 if TYPE_CHECKING:
@@ -94,12 +95,14 @@ class Recorded:
         input: the tensor that it reads. Who writes inputs into it, and calls with it, saves a copy.
         output: the tensor that it writes, anew with every call.
         graph: the graph.
+        copy: its node that copies the input of a call; None where inputs are copied before the replay.
     """
 
     side: str
     input: torch.Tensor
     output: Any
     graph: torch.cuda.CUDAGraph
+    copy: CopyNode | None = None
 
 
 class GraphedModule:
@@ -144,8 +147,13 @@ class GraphedModule:
         taken = self.recorded.get(x.shape)
         if taken is None:
             return self.module(x)
-        if x is not taken.input:
+        if x is taken.input:
+            if taken.copy is not None:
+                taken.copy.skip()
+        elif taken.copy is None or not taken.copy.read(x):
             taken.input.copy_(x.detach() if x.requires_grad else x)
+            if taken.copy is not None:
+                taken.copy.skip()
         taken.graph.replay()
         return taken.output
 
@@ -164,10 +172,8 @@ def _record(
             for _ in range(_CALLS_BEFORE):
                 chosen(example)
         torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=pool):
-            output = chosen(example)
-    return Recorded(side, example, output, graph)
+        graph, output, copy = recorded_with_copy(chosen, example, pool)
+    return Recorded(side, example, output, graph, copy)
 
 
 # --- One set of weights for all sides, which differ in what they compute and not in what they know -------------------

@@ -13,7 +13,8 @@ What makes it fast:
   the diagonal are never visited;
 * tiles come through the tensor memory accelerator (`TMA`), which also fills rows past the end with zeros;
 * heavy tiles first: with a causal mask the last query rows have the most work, so they start first;
-* small programs, several of which share an SM: while one waits at its barrier, another multiplies.
+* small programs, several of which share an SM: while one waits at its barrier, another multiplies. (Warps with roles of
+  their own, `tl.range(…, warp_specialize=True)`, compile for Hopper with Triton 3.6, and then never end.)
 """
 
 from __future__ import annotations
@@ -198,7 +199,7 @@ def _key_gradients(
     d_out,
     log_sum_exp,
     delta,
-    base,
+    head,
     columns,
     first,
     last,
@@ -206,14 +207,16 @@ def _key_gradients(
     scale,
     BLOCK_M: tl.constexpr,
     D: tl.constexpr,
+    TMA: tl.constexpr,
     CAUSAL: tl.constexpr,
     MASK: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """Adds what the query rows `first` … `last` contribute; scores are held transposed, [keys, queries]."""
+    base = head.to(tl.int64) * seq_len
     for start in tl.range(first, last, BLOCK_M):
         rows = start + tl.arange(0, BLOCK_M)
-        q = _rows_of(queries, base, rows, seq_len, D, MASK)
+        q = _tile(queries, head, start, seq_len, BLOCK_M, D, TMA, MASK)
         if MASK:
             # A row past the end has an infinite log-sum-exp, hence probabilities of zero: it contributes nothing.
             normalizer = tl.load(log_sum_exp + base + rows, mask=rows < seq_len, other=float("inf"))
@@ -226,7 +229,7 @@ def _key_gradients(
         if CAUSAL and MASK:
             exponent = tl.where(rows[None, :] >= columns[:, None], exponent, float("-inf"))
         p = tl.exp2(exponent)
-        d_o = _rows_of(d_out, base, rows, seq_len, D, MASK)
+        d_o = _tile(d_out, head, start, seq_len, BLOCK_M, D, TMA, MASK)
         d_v = tl.dot(p.to(d_o.dtype), d_o, d_v, input_precision=PRECISION)
         d_p = tl.dot(v, d_o.T, input_precision=PRECISION)
         d_s = p * (d_p - row_delta[None, :])
@@ -252,22 +255,24 @@ def key_gradient_kernel(
     D: tl.constexpr,
     CAUSAL: tl.constexpr,
     SKIP: tl.constexpr,
+    TMA: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """DK and dV of `BLOCK_N` keys of one head.
 
     Args:
-        queries, keys, values, d_out, d_keys, d_values: [heads, seq_len, D], contiguous.
+        queries, keys, values, d_out: [heads, seq_len, D], contiguous; pointers, or descriptors if `TMA`.
+        d_keys, d_values: the same shape; pointers.
         log_sum_exp, delta: [heads, seq_len] fp32; the former in powers of two, as the forward kernel writes it.
         scale: softmax scale × log₂e.
         key_scale: softmax scale.
         SKIP: do not visit query blocks that the causal mask hides; and run blocks that no mask touches without one.
     """
     start_n = tl.program_id(0) * BLOCK_N
-    base = tl.program_id(1).to(tl.int64) * seq_len
+    head = tl.program_id(1)
     columns = start_n + tl.arange(0, BLOCK_N)
-    k = _rows_of(keys, base, columns, seq_len, D, True)
-    v = _rows_of(values, base, columns, seq_len, D, True)
+    k = _tile(keys, head, start_n, seq_len, BLOCK_N, D, TMA, True)
+    v = _tile(values, head, start_n, seq_len, BLOCK_N, D, TMA, True)
     d_k = tl.zeros([BLOCK_N, D], tl.float32)
     d_v = tl.zeros([BLOCK_N, D], tl.float32)
 
@@ -283,24 +288,24 @@ def key_gradient_kernel(
         masked_end = tl.minimum(clear, seq_len)
         if CAUSAL:
             d_k, d_v = _key_gradients(
-                d_k, d_v, k, v, queries, d_out, log_sum_exp, delta, base, columns, first, masked_end, seq_len, scale,
-                BLOCK_M, D, CAUSAL, True, PRECISION,
+                d_k, d_v, k, v, queries, d_out, log_sum_exp, delta, head, columns, first, masked_end, seq_len, scale,
+                BLOCK_M, D, TMA, CAUSAL, True, PRECISION,
             )  # fmt: skip
         d_k, d_v = _key_gradients(
-            d_k, d_v, k, v, queries, d_out, log_sum_exp, delta, base, columns, clear, clear_end, seq_len, scale,
-            BLOCK_M, D, CAUSAL, False, PRECISION,
+            d_k, d_v, k, v, queries, d_out, log_sum_exp, delta, head, columns, clear, clear_end, seq_len, scale,
+            BLOCK_M, D, TMA, CAUSAL, False, PRECISION,
         )  # fmt: skip
         d_k, d_v = _key_gradients(
-            d_k, d_v, k, v, queries, d_out, log_sum_exp, delta, base, columns, clear_end, seq_len, seq_len, scale,
-            BLOCK_M, D, CAUSAL, True, PRECISION,
+            d_k, d_v, k, v, queries, d_out, log_sum_exp, delta, head, columns, clear_end, seq_len, seq_len, scale,
+            BLOCK_M, D, TMA, CAUSAL, True, PRECISION,
         )  # fmt: skip
     else:
         d_k, d_v = _key_gradients(
-            d_k, d_v, k, v, queries, d_out, log_sum_exp, delta, base, columns, 0, seq_len, seq_len, scale,
-            BLOCK_M, D, CAUSAL, True, PRECISION,
+            d_k, d_v, k, v, queries, d_out, log_sum_exp, delta, head, columns, 0, seq_len, seq_len, scale,
+            BLOCK_M, D, TMA, CAUSAL, True, PRECISION,
         )  # fmt: skip
 
-    targets = base * D + columns[:, None] * D + tl.arange(0, D)[None, :]
+    targets = head.to(tl.int64) * seq_len * D + columns[:, None] * D + tl.arange(0, D)[None, :]
     inside = columns[:, None] < seq_len
     tl.store(d_keys + targets, (d_k * key_scale).to(d_keys.dtype.element_ty), mask=inside)
     tl.store(d_values + targets, d_v.to(d_values.dtype.element_ty), mask=inside)
@@ -315,7 +320,7 @@ def _query_gradients(
     row_delta,
     keys,
     values,
-    base,
+    head,
     rows,
     first,
     last,
@@ -323,6 +328,7 @@ def _query_gradients(
     scale,
     BLOCK_N: tl.constexpr,
     D: tl.constexpr,
+    TMA: tl.constexpr,
     CAUSAL: tl.constexpr,
     MASK: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -330,8 +336,8 @@ def _query_gradients(
     """Adds what the keys `first` … `last` contribute."""
     for start in tl.range(first, last, BLOCK_N):
         columns = start + tl.arange(0, BLOCK_N)
-        k = _rows_of(keys, base, columns, seq_len, D, MASK)
-        v = _rows_of(values, base, columns, seq_len, D, MASK)
+        k = _tile(keys, head, start, seq_len, BLOCK_N, D, TMA, MASK)
+        v = _tile(values, head, start, seq_len, BLOCK_N, D, TMA, MASK)
         exponent = tl.dot(q, k.T, input_precision=PRECISION) * scale - normalizer[:, None]
         if MASK:
             visible = columns[None, :] < seq_len
@@ -362,6 +368,7 @@ def query_gradient_kernel(
     D: tl.constexpr,
     CAUSAL: tl.constexpr,
     SKIP: tl.constexpr,
+    TMA: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """DQ of `BLOCK_M` query rows of one head; arguments as for `key_gradient_kernel`."""
@@ -369,11 +376,12 @@ def query_gradient_kernel(
     if CAUSAL and SKIP:
         tile = tl.num_programs(0) - 1 - tile
     start_m = tile * BLOCK_M
-    base = tl.program_id(1).to(tl.int64) * seq_len
+    head = tl.program_id(1)
+    base = head.to(tl.int64) * seq_len
     rows = start_m + tl.arange(0, BLOCK_M)
     inside = rows < seq_len
-    q = _rows_of(queries, base, rows, seq_len, D, True)
-    d_o = _rows_of(d_out, base, rows, seq_len, D, True)
+    q = _tile(queries, head, start_m, seq_len, BLOCK_M, D, TMA, True)
+    d_o = _tile(d_out, head, start_m, seq_len, BLOCK_M, D, TMA, True)
     normalizer = tl.load(log_sum_exp + base + rows, mask=inside, other=float("inf"))
     row_delta = tl.load(delta + base + rows, mask=inside, other=0.0)
     d_q = tl.zeros([BLOCK_M, D], tl.float32)
@@ -386,17 +394,17 @@ def query_gradient_kernel(
             clear = seq_len // BLOCK_N * BLOCK_N
             end = seq_len
         d_q = _query_gradients(
-            d_q, q, d_o, normalizer, row_delta, keys, values, base, rows, 0, clear, seq_len, scale,
-            BLOCK_N, D, CAUSAL, False, PRECISION,
+            d_q, q, d_o, normalizer, row_delta, keys, values, head, rows, 0, clear, seq_len, scale,
+            BLOCK_N, D, TMA, CAUSAL, False, PRECISION,
         )  # fmt: skip
         d_q = _query_gradients(
-            d_q, q, d_o, normalizer, row_delta, keys, values, base, rows, clear, end, seq_len, scale,
-            BLOCK_N, D, CAUSAL, True, PRECISION,
+            d_q, q, d_o, normalizer, row_delta, keys, values, head, rows, clear, end, seq_len, scale,
+            BLOCK_N, D, TMA, CAUSAL, True, PRECISION,
         )  # fmt: skip
     else:
         d_q = _query_gradients(
-            d_q, q, d_o, normalizer, row_delta, keys, values, base, rows, 0, seq_len, seq_len, scale,
-            BLOCK_N, D, CAUSAL, True, PRECISION,
+            d_q, q, d_o, normalizer, row_delta, keys, values, head, rows, 0, seq_len, seq_len, scale,
+            BLOCK_N, D, TMA, CAUSAL, True, PRECISION,
         )  # fmt: skip
 
     targets = base * D + rows[:, None] * D + tl.arange(0, D)[None, :]

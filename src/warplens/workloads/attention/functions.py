@@ -79,15 +79,7 @@ def flash_forward(
         tiles = forward_tiles(head_dim, q.element_size(), _capability(q))
     out = torch.empty_like(q)
     log_sum_exp = torch.empty((heads, seq_len), dtype=torch.float32, device=q.device)
-    sources: tuple[Any, Any, Any] = (q, k, v)
-    if tiles.tma:
-        blocks = (tiles.block_m, tiles.block_n, tiles.block_n)
-        sources = tuple(
-            TensorDescriptor(
-                tensor, [heads, seq_len, head_dim], [seq_len * head_dim, head_dim, 1], [1, block, head_dim]
-            )
-            for tensor, block in zip((q, k, v), blocks, strict=True)
-        )
+    sources = _sources(tiles.tma, (q, tiles.block_m), (k, tiles.block_n), (v, tiles.block_n))
     programs = triton.cdiv(seq_len, tiles.block_m)
     flash_forward_kernel[(programs, heads)](
         *sources,
@@ -107,6 +99,16 @@ def flash_forward(
         num_stages=tiles.stages,
     )
     return out, log_sum_exp
+
+
+def _sources(tma: bool, *tensors: tuple[Tensor, int]) -> tuple[Any, ...]:
+    """Packed tensors as a kernel takes them: themselves, or with `tma` descriptors of blocks of so many rows."""
+    if not tma:
+        return tuple(tensor for tensor, _ in tensors)
+    return tuple(
+        TensorDescriptor(tensor, list(tensor.shape), list(tensor.stride()), [1, block, tensor.shape[-1]])
+        for tensor, block in tensors
+    )
 
 
 def flash_backward(
@@ -130,15 +132,20 @@ def flash_backward(
         out, d_out, delta, seq_len, BLOCK=_DELTA_BLOCK, D=head_dim
     )
     d_q, d_k, d_v = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
-    common: dict[str, Any] = {"D": head_dim, "CAUSAL": causal, "SKIP": tiles.skip, "PRECISION": _precision(q)}
-    key_gradient_kernel[(triton.cdiv(seq_len, tiles.key_n), heads)](
-        q, k, v, d_out, log_sum_exp, delta, d_k, d_v, seq_len, scale * _LOG2_E, scale,
-        BLOCK_M=tiles.key_m, BLOCK_N=tiles.key_n, num_warps=tiles.key_warps, num_stages=tiles.key_stages, **common,
+    common: dict[str, Any] = {
+        "D": head_dim, "CAUSAL": causal, "SKIP": tiles.skip, "TMA": tiles.tma, "PRECISION": _precision(q),
+    }  # fmt: skip
+    m, n = tiles.key_m, tiles.key_n
+    key_gradient_kernel[(triton.cdiv(seq_len, n), heads)](
+        *_sources(tiles.tma, (q, m), (k, n), (v, n), (d_out, m)), log_sum_exp, delta, d_k, d_v, seq_len,
+        scale * _LOG2_E, scale, BLOCK_M=m, BLOCK_N=n, num_warps=tiles.key_warps,
+        num_stages=tiles.key_stages, **common,
     )  # fmt: skip
-    query_gradient_kernel[(triton.cdiv(seq_len, tiles.query_m), heads)](
-        q, k, v, d_out, log_sum_exp, delta, d_q, seq_len, scale * _LOG2_E, scale,
-        BLOCK_M=tiles.query_m, BLOCK_N=tiles.query_n, num_warps=tiles.query_warps, num_stages=tiles.query_stages,
-        **common,
+    m, n = tiles.query_m, tiles.query_n
+    query_gradient_kernel[(triton.cdiv(seq_len, m), heads)](
+        *_sources(tiles.tma, (q, m), (k, n), (v, n), (d_out, m)), log_sum_exp, delta, d_q, seq_len,
+        scale * _LOG2_E, scale, BLOCK_M=m, BLOCK_N=n, num_warps=tiles.query_warps,
+        num_stages=tiles.query_stages, **common,
     )  # fmt: skip
     return d_q, d_k, d_v
 

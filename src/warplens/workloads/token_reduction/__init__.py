@@ -5,6 +5,8 @@
 | `none` | – | everything: the control |
 | `random` | between attention and MLP | a random choice: the control for "does the choice matter" |
 | `topk` | between attention and MLP | what the class token attends to most (TopK, Haurum et al. 2023) |
+| `topk-rows` | between attention and MLP | the same tokens, moved as whole rows by one index: another layout |
+| `topk-cached` | between attention and MLP | what the first pass chose, again: for inputs that resemble each other |
 | `evit` | between attention and MLP | the same, and one token fused from the rest (EViT, Liang et al. 2022) |
 | `topk-fused`, `evit-fused` | between attention and MLP | the same tokens, by one kernel: for inference on a GPU |
 | `tome` | between attention and MLP | everything, similar tokens merged (ToMe, Bolya et al. 2023) |

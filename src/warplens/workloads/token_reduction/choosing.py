@@ -198,6 +198,40 @@ class TopK(Reduction):
         return score.topk(tokens_kept(score.shape[1], self.share), dim=1, sorted=True).indices
 
 
+class RowTopK(TopK):
+    """The tokens of `TopK` in the same order, moved as whole rows of one matrix [batch · tokens, width].
+
+    One index holds the class token's row and those of the kept tokens, so that neither a gather of every element nor a
+    concatenation of what it gave is needed.
+    """
+
+    def between(self, x: Tensor, attended: Attended, state: TokenState) -> Tensor:
+        """See the class."""
+        kept = self._chosen(class_attention(attended))
+        if self.visualisation:
+            state.kept.append(_padded(kept, x.shape[1] - 1))
+        return _rows(x, kept)
+
+
+class CachedTopK(TopK):
+    """`TopK` that chooses once for each number of images and tokens, and then takes the same places again.
+
+    Right where inputs resemble each other, such as the frames of a resting camera, and nowhere else. Later passes need
+    neither scores nor a sort.
+    """
+
+    def __init__(self, share: float, visualisation: bool = True) -> None:
+        super().__init__(share, visualisation)
+        self._places: dict[tuple[int, int], Tensor] = {}
+
+    def between(self, x: Tensor, attended: Attended, state: TokenState) -> Tensor:
+        """See the class."""
+        key = (x.shape[0], x.shape[1])
+        if key not in self._places:
+            self._places[key] = self._chosen(class_attention(attended))
+        return _rows(x, self._places[key])
+
+
 class EViT(TopK):
     """TopK, and one more token: the sum of those dropped, each times its score.
 
@@ -228,6 +262,15 @@ class RandomChoice(Reduction):
         draw = torch.rand(x.shape[0], x.shape[1] - 1, device=x.device)
         kept = draw.topk(tokens_kept(draw.shape[1], self.share), dim=1, sorted=True).indices
         return with_class_token(x, gathered(x[:, 1:], kept))
+
+
+def _rows(x: Tensor, kept: Tensor) -> Tensor:
+    """The class token's row and the kept ones of each image, by one index over all rows."""
+    batch, tokens, width = x.shape
+    rows = torch.nn.functional.pad(kept + 1, (1, 0))
+    if batch > 1:
+        rows = rows + torch.arange(0, batch * tokens, tokens, device=x.device).unsqueeze(1)
+    return x.reshape(batch * tokens, width).index_select(0, rows.flatten()).view(batch, -1, width)
 
 
 def _padded(kept: Tensor, patches: int) -> Tensor:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import torch
 from torch import Tensor, nn
 
 from warplens.workloads.token_reduction.choosing import (
     Attended,
+    CachedTopK,
     EViT,
     RandomChoice,
     Reduction,
+    RowTopK,
     TokenState,
     TopK,
     compounded_chain,
@@ -237,6 +239,10 @@ def masked_softmax(scores: Tensor, policy: Tensor) -> Tensor:
 # --- The methods of a cell: one module a location, made from shares --------------------------------------------------
 
 
+#: Methods that choose by the class token's attention, call by call.
+_CHOOSING: Final = {"topk": TopK, "topk-rows": RowTopK, "topk-cached": CachedTopK, "evit": EViT}
+
+
 def reductions(
     method: str,
     size: ViTSize,
@@ -259,10 +265,8 @@ def reductions(
     made: list[Reduction]
     if method == "none":
         return {}
-    if method == "topk":
-        made = [TopK(share, visualisation) for share in shares]
-    elif method == "evit":
-        made = [EViT(share, visualisation) for share in shares]
+    if method in _CHOOSING:
+        made = [_CHOOSING[method](share, visualisation) for share in shares]
     elif method in ("topk-fused", "evit-fused"):
         from warplens.workloads.token_reduction.fused import FusedEViT, FusedTopK
 
