@@ -12,6 +12,9 @@ The public names below are loaded when they are first used, so that `import warp
 
 from __future__ import annotations
 
+from warplens import _start  # noqa: F401  # before all others: from here on Ctrl-C is one line
+
+# isort: split
 import sys
 from importlib import import_module
 from types import ModuleType

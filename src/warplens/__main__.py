@@ -9,6 +9,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NoReturn
 
+from warplens._start import end_at_once, leave
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -23,13 +25,6 @@ _LARGE_BYTES: Final = 32 * 1024**2
 _REUSE: Final = "narenas:1,dirty_decay_ms:-1,oversize_threshold:0"
 
 
-def _leave(*_: object) -> NoReturn:
-    """Ends the process at once: while modules are loaded there is nothing to put in order."""
-    with suppress(OSError):
-        os.write(2, b"error: interrupted\n")
-    os._exit(130)
-
-
 def _reuse_frames(words: Iterable[str]) -> None:
     """Settles how Polars gets memory, where the command line names a large file; a user's own setting stays."""
     for word in words:
@@ -41,18 +36,16 @@ def _reuse_frames(words: Iterable[str]) -> None:
 
 def main() -> NoReturn:
     """Carries out what the command line says, and ends the process."""
-    ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN  # as a shell does for what it starts with &
-    if not ignored:
-        signal.signal(signal.SIGINT, _leave)
+    end_at_once()
     _reuse_frames(sys.argv[1:])
     from warplens.cli.main import script
 
-    if not ignored:
+    if signal.getsignal(signal.SIGINT) is leave:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         script()
     except KeyboardInterrupt:  # before the first command, or after the last
-        _leave()
+        leave()
 
 
 if __name__ == "__main__":

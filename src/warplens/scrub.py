@@ -147,9 +147,13 @@ def _zstd(file: IO[bytes]) -> Any:
 def _unfinished(target: Path, suffix: str) -> Iterator[Path]:
     """A new file beside the target; removed again unless it was renamed."""
     partial = target.resolve().with_name(f".{target.name}.{os.getpid()}{suffix}.partial")
-    partial.open("xb").close()
     try:
+        partial.open("xb").close()
         yield partial
+    except OSError as error:
+        if error.filename is not None and Path(error.filename) == partial:
+            error.filename = str(target)
+        raise
     finally:
         partial.unlink(missing_ok=True)
 

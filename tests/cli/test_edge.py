@@ -314,7 +314,7 @@ def test_a_signal_leaves_nothing_behind(number: str, code: int, said: str, expor
 
 
 @pytest.mark.skipif(os.name != "posix", reason="needs signals")
-@pytest.mark.parametrize("module", ["typer", "warplens.cli.catalogue", "polars", "numpy"])
+@pytest.mark.parametrize("module", ["warplens._version", "typer", "warplens.cli.catalogue", "polars", "numpy"])
 def test_an_interruption_while_modules_are_loaded_is_one_line(module: str, export: Path) -> None:
     script = (
         "import importlib.abc, os, signal, sys\n"
@@ -373,3 +373,58 @@ def test_a_name_in_csv_is_neither_a_formula_nor_obeyed_by_a_terminal(
 
     for text in (printed, exported):
         assert shown in {cell for row in csv.reader(io.StringIO(text)) for cell in row}
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs limits of a process")
+@pytest.mark.parametrize(("limit", "value"), [("AS", 4 * 2**30), ("NOFILE", 10), ("FSIZE", 4096)])
+@pytest.mark.parametrize(
+    "command", ["kernels {export}", "report {export} -o {out} -f html", "scrub {export} {out}.copy"]
+)
+def test_a_process_that_may_have_little_answers_or_says_so(
+    limit: str, value: int, command: str, export: Path, tmp_path: Path
+) -> None:
+    import resource
+
+    number = getattr(resource, f"RLIMIT_{limit}")
+    words = command.format(export=export, out=tmp_path / "out").split()
+    done = subprocess.run(
+        subprocess_arguments(*words, "--quiet"),
+        capture_output=True,
+        text=True,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        preexec_fn=lambda: resource.setrlimit(number, (value, value)),
+        check=False,
+    )
+
+    assert done.returncode in (DONE, UNUSABLE)
+    assert done.stderr.count("\n") == (done.returncode == UNUSABLE)
+    assert "damaged" not in done.stderr  # the file is sound
+    assert [path.name for path in tmp_path.rglob("*") if path.name.endswith((".partial", ".copy"))] == [
+        "out.copy" for _ in range(done.returncode == DONE and "scrub" in command)
+    ]
+
+
+def test_an_answer_on_standard_output_needs_no_folder_to_write_to(
+    export: Path, warplens: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    allowed = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode, **how: not mode & os.W_OK and allowed(path, mode, **how))
+
+    assert warplens("report", export, "-f", "json").code == DONE
+    assert warplens("report", export).code == UNUSABLE
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ImportError("libx.so: failed to map segment from shared object"),
+        RuntimeError("can't start new thread"),
+        MemoryError(),
+    ],
+)
+def test_too_little_memory_is_no_defect(error: Exception, capsys: pytest.CaptureFixture[str]) -> None:
+    def fail() -> None:
+        raise error
+
+    assert guarded(fail, debug=False) == UNUSABLE
+    assert "there is not enough memory" in capsys.readouterr().err

@@ -242,6 +242,10 @@ def check_environment() -> None:
         )
 
 
+#: What the loader of libraries and the starter of threads say where the memory that the process may map is used up.
+_NO_MEMORY: Final = ("failed to map segment from shared object", "cannot allocate memory", "can't start new thread")
+
+
 def _verdict(error: BaseException) -> tuple[int, str]:
     if isinstance(error, _WRONG_USAGE):
         return UNUSABLE, _usage_text(error)
@@ -250,7 +254,7 @@ def _verdict(error: BaseException) -> tuple[int, str]:
     if isinstance(error, OSError) and error.strerror:
         where = f"{os.path.basename(os.fsdecode(error.filename))}: " if error.filename else ""  # noqa: PTH119
         return UNUSABLE, f"{where}{error.strerror}"
-    if isinstance(error, MemoryError):
+    if isinstance(error, MemoryError) or any(said in str(error) for said in _NO_MEMORY):
         return UNUSABLE, "there is not enough memory for this profile. Use a machine with more"
     what = f"{type(error).__name__}: {one_line(error)}" if str(error) else type(error).__name__
     return DEFECT, f"{what}. This is a defect of Warplens: run again with --debug and report what it prints, please"

@@ -107,7 +107,7 @@ def report(
     wanted = cast("list[ReportFormat]", formats.split(","))
     grid = GridRequest(dict(map(parse_cell, cells or ())), read_timings(timings) if timings else None, batch)
     to_stdout = output is None and wanted == ["json"] and not grid.is_explicit
-    folder = checked_folder(output or DEFAULT_FOLDER)
+    folder = DEFAULT_FOLDER if to_stdout else checked_folder(output or DEFAULT_FOLDER)
     reading = read_all(paths, window, range_name, grid)
     run = run_in(reading) if range_name is None else None
     if to_stdout:
