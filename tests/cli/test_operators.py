@@ -1,22 +1,13 @@
-"""`warplens operators`, and the other tables, on a trace of the PyTorch profiler that can be counted by hand.
-
-The program as a whole: what it lists, what it costs to start, and the two ways to call it.
-"""
+"""`warplens operators`, and the other tables, on a trace of the PyTorch profiler that can be counted by hand."""
 
 from __future__ import annotations
 
-import inspect
 import json
-import os
-import subprocess
-import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.cli.torch_trace import BACKWARD_NS, FORWARD_NS, OPTIMIZER_NS, STEPS, write_trace
-from warplens import __version__
-from warplens.cli.catalogue import COMMANDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -151,100 +142,3 @@ def test_the_report_on_another_profile_has_none(warplens: Callable[..., Run], ex
     assert "## Operators" not in (tmp_path / "report" / "report.md").read_text("utf-8")
     data = json.loads((tmp_path / "report" / "report.json").read_text("utf-8"))["data"]
     assert data["profiles"][0]["operators"] is None
-
-
-#: Libraries that are slow to import, and rooms and topics that only some commands need.
-HEAVY = (
-    *("polars", "numpy", "scipy", "altair", "jinja2", "vl_convert", "rich.console", "adbc_driver_sqlite", "orjson"),
-    "pydantic",
-    *("warplens.studies", "warplens.compare", "warplens.report.overview", "warplens.report.charts", "warplens.secrets"),
-    *("warplens.diagnosis", "warplens.analysis.counters", "warplens.analysis.operators", "warplens.analysis.work"),
-    *("warplens.analysis.timebudget", "warplens.analysis.allocator", "warplens.readers.nsys.report"),
-    *("warplens.readers.kineto.trace", "warplens.readers.ncu.report"),
-)
-
-
-def imported_by(*arguments: str) -> set[str]:
-    """Which of these are loaded when the program has ended."""
-    script = (
-        "import atexit, sys\n"
-        f"atexit.register(lambda: print([m for m in {HEAVY!r} if m in sys.modules], file=sys.stderr))\n"
-        f"sys.argv = ['warplens', *{list(arguments)!r}]\n"
-        "from warplens.cli.main import run\n"
-        "run()\n"
-    )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    return set(eval(done.stderr.splitlines()[-1]))
-
-
-def test_help_lists_every_command_with_its_summary(warplens: Callable[..., Run]) -> None:
-    shown = " ".join(warplens("--help").out.split())
-
-    for command in COMMANDS.values():
-        assert f"{command.name} {command.summary}" in shown
-
-
-def test_without_a_command_the_program_shows_its_help(warplens: Callable[..., Run]) -> None:
-    assert warplens() == warplens("--help")
-    assert warplens().code == 0
-
-
-@pytest.mark.parametrize("command", COMMANDS.values(), ids=lambda command: command.name)
-def test_the_list_says_what_the_command_itself_says(command: object, warplens: Callable[..., Run]) -> None:
-    docstring = inspect.getdoc(command.function())
-
-    assert docstring.splitlines()[0] == command.summary
-    assert command.summary in " ".join(warplens(command.name, "--help").out.split())
-
-
-def test_help_imports_nothing_that_is_slow() -> None:
-    assert imported_by("--help") == set()
-
-
-@pytest.mark.parametrize("options", [(), ("--format", "json")], ids=["table", "json"])
-def test_a_table_imports_its_own_topic_and_no_other(options: tuple[str, ...], export: Path) -> None:
-    libraries = {"polars", "numpy", "adbc_driver_sqlite", "orjson"}
-
-    assert imported_by("kernels", str(export), *options) == libraries | (set() if options else {"rich.console"})
-
-
-def test_a_diagnosis_needs_no_study_no_chart_and_no_counters(export: Path) -> None:
-    loaded = imported_by("diagnose", str(export))
-
-    assert "warplens.diagnosis" in loaded
-    others = {"warplens.studies", "warplens.compare", "warplens.report.overview", "warplens.analysis.counters"}
-    assert loaded.isdisjoint({"scipy", "altair", "jinja2", "vl_convert", *others})
-
-
-def test_the_package_runs_as_a_module() -> None:
-    done = subprocess.run([sys.executable, "-m", "warplens", "--version"], capture_output=True, text=True, check=True)
-
-    assert done.stdout == f"warplens {__version__}\n"
-
-
-@pytest.mark.parametrize(
-    ("words", "position", "expected"),
-    [
-        ("warplens ker", 1, {"kernels"}),
-        ("warplens kernels --by cat", 3, {"category"}),
-        ("warplens api --by name,th", 3, {"name,thread"}),
-        ("warplens ranges --window ", 3, {"steady", "all"}),
-    ],
-)
-def test_the_shell_completes_commands_and_values(words: str, position: int, expected: set[str]) -> None:
-    environment = {
-        **os.environ,
-        "_WARPLENS_COMPLETE": "complete_bash",
-        "COMP_WORDS": words,
-        "COMP_CWORD": str(position),
-    }
-
-    done = subprocess.run(
-        [sys.executable, "-c", "from warplens.cli.main import run; run()"],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-    assert set(done.stdout.split()) == expected

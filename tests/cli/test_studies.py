@@ -1,9 +1,4 @@
-"""`warplens sweep`: what it refuses, and a run over commands from its begin to its report.
-
-`warplens study`: its plans, its reports from stored measurements, and what it refuses.
-
-`warplens policy`: fit, show, check, and what it refuses.
-"""
+"""`warplens sweep`, `study` and `policy`: runs, plans and reports from stored measurements, and what they refuse."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`warplens scrub`: the copy holds the same numbers, and nothing of what identifies."""
+"""`warplens scrub` and `warplens export`: the same numbers, nothing of what identifies, and no file written over."""
 
 from __future__ import annotations
 
