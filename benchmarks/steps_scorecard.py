@@ -31,7 +31,7 @@ import polars as pl
 
 from warplens.analysis.attribution import is_operator
 from warplens.analysis.timeline import Timeline
-from warplens.analysis.window import is_framework_name
+from warplens.analysis.window import Step, is_framework_name
 from warplens.errors import WarplensError
 from warplens.profile.schema import name_categories
 from warplens.readers import read
@@ -178,15 +178,15 @@ def _same(marked: StepSearch, found: StepSearch) -> bool:
     return abs(pace_ns(found) / pace_ns(marked) - 1) <= _SAME_PACE or _one_to_one(marked, found)
 
 
-def _one_to_one(marked: StepSearch, found: StepSearch) -> bool:
-    """Whether each step found is one marked step, and most marked ones are found; start-up may be one more."""
+def _one_to_one(marked: StepSearch, found: StepSearch, least: float = 0.5) -> bool:
+    """Whether each step found is one marked step, and this share of those is found; start-up may be one more."""
     begins = np.array([step.start_ns for step in marked.steps])
     # A step found begins with GPU work, a marked one on the host: the two may be shifted against each other.
     for place in (0.0, 0.25, 0.5, 0.75):
         inside = np.array([step.start_ns + place * step.duration_ns for step in found.steps])
         within = np.searchsorted(begins, inside, side="right") - 1
         within = within[within >= 0]
-        enough = len(within) >= max(2, len(begins) / 2)
+        enough = len(within) >= max(2, least * len(begins))
         if enough and np.mean(np.diff(within) == 1) >= _ONE_TO_ONE:
             return True
     return False
@@ -222,23 +222,38 @@ def altered(paths: Sequence[Path]) -> Iterator[Case]:
         other = chance.choice(marked)
         if other[1].capture.format != trace.capture.format:
             continue
-        yield _altered(path, "then another", search, joined(trace, other[1]), Timeline(other[1]).steps)
-        yield _altered(path, "evaluates", search, joined(trace, other[1], trace), Timeline(other[1]).steps)
+        for how, parts in (("then another", (trace, other[1])), ("evaluates", (trace, other[1], trace))):
+            searches = (search, other[2], search)[: len(parts)]
+            moved = [
+                Step(0, step.start_ns + shift, step.end_ns + shift)
+                for each, shift in zip(searches, _shifts(parts), strict=True)
+                for step in each.steps
+            ]
+            yield _altered(path, how, replace(search, steps=tuple(moved)), joined(*parts))
 
 
-def _altered(path: Path, how: str, marked: StepSearch, trace: Trace, also: StepSearch | None = None) -> Case:
-    """The answer on an altered recording; steps of either program are right."""
+def _altered(path: Path, how: str, marked: StepSearch, trace: Trace) -> Case:
+    """The answer on an altered recording; steps of any of its programs are right."""
     found = Timeline(without_marks(trace)).steps
-    same = len(found.steps) > 1 and any(
-        abs(pace_ns(found) / pace_ns(one) - 1) <= _SAME_PACE
-        for one in (marked, also)
-        if one is not None and pace_ns(one)
+    paces = np.array([step.duration_ns for step in marked.steps])
+    same = bool(found.steps) and (
+        bool(np.any(np.abs(pace_ns(found) / paces - 1) <= _SAME_PACE)) or _one_to_one(marked, found, 0.0)
     )
-    same = same or (bool(found.steps) and also is None and _one_to_one(marked, found))
     known = max(len(marked.steps), 2)
     return Case(path.with_name(f"{path.name} ({how})"), known, pace_ns(marked), found, _answer(known, found, same))
 
 
+def _shifts(traces: Sequence[Trace]) -> Iterator[int]:
+    """What is added to each program's clock where they run one after another."""
+    clock = 0
+    for trace in traces:
+        begin, end = trace.capture.window_ns
+        yield clock - begin
+        clock += end - begin + _BETWEEN_NS
+
+
+#: Between one program and the next.
+_BETWEEN_NS: Final = 2_000_000
 _TIMED: Final = (
     "kernels",
     "copies",
@@ -272,19 +287,18 @@ def joined(*traces: Trace) -> Trace:
     process = int(first.kernels["process"].mode().sort()[0])
     tables: dict[str, list[pl.DataFrame]] = {name: [] for name in _TIMED}
     clock, number, rows = 0, 0, 0
-    for trace in traces:
-        begin, end = trace.capture.window_ns
+    for trace, shift in zip(traces, _shifts(traces), strict=True):
         for name in _TIMED:
             table = getattr(trace, name)
             table = table.with_columns(
-                pl.col("start_ns", "end_ns") + clock - begin,
+                pl.col("start_ns", "end_ns") + shift,
                 pl.lit(process, dtype=table.schema["process"]).alias("process"),
                 *(pl.col(one) + number for one in ("correlation",) if one in table.columns),
                 *(pl.col(one) + rows for one in ("parent",) if one in table.columns),
                 *(pl.col(one).cast(pl.String) for one, dtype in table.schema.items() if isinstance(dtype, pl.Enum)),
             )
             tables[name].append(table)
-        clock += end - begin + 2_000_000
+        clock = trace.capture.window_ns[1] + shift
         number += 1 + int(trace.api_calls["correlation"].max() or 0)  # type: ignore[arg-type]
         rows += trace.ranges.height
     whole = {name: _with_names(pl.concat(parts), getattr(first, name)) for name, parts in tables.items()}

@@ -245,6 +245,34 @@ def test_an_evaluation_ends_the_steady_steps_and_start_and_compilation_are_told_
     assert told == [("start-up", 3), ("compilation", 6), ("interruption", 48), ("rest", 2)]
 
 
+def test_what_was_launched_before_the_recording_began_keeps_its_place() -> None:
+    # The host is 400 µs ahead: of the first eight kernels no launch was recorded.
+    step = "abcdeO"
+    kernels, _ = _program("deO" + step * 5)
+    calls = [launch(k["start_ns"] - 400 * US, k["start_ns"] - 398 * US, k["correlation"]) for k in kernels[8:]]
+    for row in kernels:
+        if row["name"] == "O":
+            row["full_name"] = "adamw_kernel"
+    search = _search(kernels=kernels, api=calls)
+    assert [step.duration_ns for step in search.steps[:-1]] == [66 * US] * 4
+    assert search.confidence == "high"
+
+
+def test_two_passes_of_an_optimizer_are_no_sure_steps() -> None:
+    kernels, calls = _program("abcdeO" + "bacdfO" + "ab")
+    for row in kernels:
+        if row["name"] == "O":
+            row["full_name"] = "adamw_kernel"
+    search = _search(kernels=kernels, api=calls)
+    assert (len(search.steps), search.confidence) == (2, "low")
+
+
+@pytest.mark.parametrize(("turns", "confidence"), [(6, "medium"), (16, "low")])
+def test_many_turns_that_take_nothing_in_may_be_those_of_a_sampler(turns: int, confidence: str) -> None:
+    kernels, calls = _program(" ".join(["e" + "xyz" * 6 + "h"] * turns))
+    assert _search(kernels=kernels, api=calls).confidence == confidence
+
+
 def test_of_two_turns_with_a_wait_each_the_first_is_the_step_whose_length_is_known() -> None:
     turn = "e" + "xyz" * 6 + "hb"
     kernels, calls = _program(turn + " " + turn, gap=500 * US)

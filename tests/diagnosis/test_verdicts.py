@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -285,6 +286,16 @@ def test_copies_at_the_pace_of_the_link_are_the_limit_though_neither_pinning_nor
     # Half of the bytes: 5.3 ms become 2.8.
     assert found.findings[0].expected == pytest.approx(5.3 / 2.8, rel=0.02)
     assert found.findings[0].remedies[0].action == "Copy less"
+
+
+def test_chains_that_may_go_on_behind_what_repeats_have_no_bound() -> None:
+    marked = record(programs.elementwise_chain)
+    known, guessed = judged(marked), judged(replace(marked, ranges=marked.ranges.clear()))
+    assert known.finding("memory-bandwidth").bound is not None  # type: ignore[union-attr]
+    (found,) = (each for each in guessed.findings if each.id == "memory-bandwidth")
+    assert (found.bound is None) is (
+        "may be parts of a step" in Timeline(replace(marked, ranges=marked.ranges.clear())).steps.how
+    )
 
 
 def test_what_only_a_model_puts_behind_a_wait_is_told_as_a_model() -> None:

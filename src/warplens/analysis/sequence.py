@@ -57,8 +57,15 @@ _ALL_OF_IT = 0.95
 _ALIKE_SHARE = 0.5
 _ALIKE_TOLERANCE = 0.1
 
+#: Of two steps one may be slow, but not so many times as long as the other.
+_UNLIKE = 3
+
 #: A rhythm of waits and copies must hold for this share of the turns.
 _MOST_TURNS = 0.8
+
+#: More turns than this without any copy or wait may be those of a loop inside of a step, as a sampler's, that works
+#: on its own results; recordings of steps without either hold ten as a rule, or fewer.
+_MOST_ALONE = 10
 
 #: How PyTorch names the passes of its optimizers and the requests to its data loaders.
 _OPTIMIZER = "Optimizer.step#"
@@ -215,7 +222,9 @@ def steps_from_sequence(trace: Trace, work: pl.DataFrame, forest: RangeForest) -
         cuts = _between(passes)
         if cuts is None:
             return None
-        return _found(calls, cuts, trace, forest, "the passes of the optimizer", once, "high", repeating)
+        # Of two passes nothing shows that they are alike: a recording cut at both ends may hold two parts of one.
+        sure: Confidence = "high" if len(passes) > 2 and _even(calls, trace, passes) else "low"
+        return _found(calls, cuts, trace, forest, "the passes of the optimizer", once, sure, repeating)
     loaded = _batches(trace, calls)
     if len(loaded) > 1:
         cuts = np.r_[loaded, calls.height]
@@ -268,18 +277,37 @@ def _optimizer_ends(trace: Trace, calls: pl.DataFrame) -> Int64s:
         rarest = named["name"].value_counts(sort=True)["name"][-1]
         ends = named.filter(pl.col("name") == rarest)["end_ns"].sort().to_numpy()
         return np.unique(np.searchsorted(calls["launch_start_ns"].to_numpy(), ends) - 1).clip(0)
-    kernel = (calls["kind"] == "kernel").to_numpy()
-    optimizing = np.zeros(calls.height, dtype=np.bool_)
-    if trace.kernels.height:
-        by_kernel = (categories_of(trace.kernels["full_name"]) == "optimizer").to_numpy()
-        optimizing[kernel] = by_kernel[calls["row"].to_numpy()[kernel]]
-    places = np.flatnonzero(optimizing)
+    places = np.flatnonzero(_optimizing(trace, calls))
     if not len(places):
         return places
     # Its launches lie close together; forward and backward pass make the distances from one pass to the next.
     distances = np.diff(places)
     last_of_each: Int64s = np.r_[places[:-1][distances > largest_drop(distances)], places[-1]]
     return last_of_each
+
+
+def _optimizing(trace: Trace, calls: pl.DataFrame) -> Bools:
+    """Which calls launch a kernel of an optimizer."""
+    kernel = (calls["kind"] == "kernel").to_numpy()
+    optimizing = np.zeros(calls.height, dtype=np.bool_)
+    if trace.kernels.height:
+        by_kernel = (categories_of(trace.kernels["full_name"]) == "optimizer").to_numpy()
+        optimizing[kernel] = by_kernel[calls["row"].to_numpy()[kernel]]
+    return optimizing
+
+
+def _even(calls: pl.DataFrame, trace: Trace, passes: Int64s) -> bool:
+    """Whether the passes of the optimizer are alike, but for the first and last, which a recording may cut.
+
+    Parts of one pass that lie far apart, such as those for weights and for norms, are not.
+    """
+    apart = np.diff(calls["start_ns"].to_numpy()[passes])
+    if len(apart) < MIN_REPEATS and apart.max() > _UNLIKE * apart.min():
+        return False
+    before = np.r_[0, np.cumsum(_optimizing(trace, calls))]
+    launched = np.diff(before[np.r_[0, passes + 1]])[1:-1]
+    usual = float(np.median(launched)) if len(launched) else 0.0
+    return usual == 0 or float(np.mean(np.abs(launched - usual) <= _ALIKE_TOLERANCE * usual)) >= _MOST_TURNS
 
 
 def _batches(trace: Trace, calls: pl.DataFrame) -> Int64s:
@@ -377,7 +405,9 @@ def _whole_steps(turns: _Turns) -> _Turns:
 def _confidence(turns: _Turns) -> tuple[Confidence, str]:
     """How sure it is that turns without an optimizer are steps, and what says so."""
     inside = turns.calls[turns.begin : turns.stop]
-    # A graph that is launched again and again is what its program repeats.
+    # A graph that is launched again and again is what its program repeats; one among other launches may be a token's.
+    if turns.period == 1 and inside.height < _ALL_OF_IT * turns.calls.height:
+        return "low", "each is a single launch, and there are others beside them"
     if (inside["launches"] > 1).any() or (inside["kind"] == "graph").any():
         return "high", "CUDA graphs are what a program repeats"
     launched = inside[: turns.period].filter(pl.col("kind") == "kernel")["row"]
@@ -396,6 +426,8 @@ def _confidence(turns: _Turns) -> tuple[Confidence, str]:
     if turns.is_structured and _share(turns.calls, turns.begin, turns.stop) >= _MOST_OF_IT:
         if marked:
             return "high", "each has parts that repeat and parts that it has once, and a wait or copy"
+        if turns.repeats > _MOST_ALONE and turns.marked <= 1:
+            return "low", "so many in a row take nothing in and give nothing out, as a sampler's do"
         return "medium", "each has parts that repeat and parts that it has once"
     if turns.period >= LEAST_STRUCTURE and marked and apart:
         return "high", "each has a wait or copy, and a pause behind it"
@@ -453,9 +485,13 @@ def _launch_sequence(trace: Trace, work: pl.DataFrame, kinds: tuple[str, ...]) -
     for kind in kinds:
         mine = (ops["kind"] == kind).to_numpy()
         codes[mine] = code_of[kind][ops["row"].to_numpy()[mine]]
-    # Launch order is the program's order; streams may run it in another one.
+    # Launch order is the program's order; streams may run it in another one. What was launched before the recording
+    # began came before what follows it on its stream; the GPU's own times are far behind those of a host that is ahead.
+    when = pl.col("launch_start_ns")
+    if 0 < ops["launch_start_ns"].null_count() < ops.height:
+        when = when.fill_null(strategy="backward").fill_null(strategy="forward").over("stream", order_by="start_ns")
     return ops.with_columns(pl.Series("code", codes)).sort(
-        pl.coalesce("launch_start_ns", "start_ns"), "start_ns", maintain_order=True
+        pl.coalesce(when, "start_ns"), "start_ns", maintain_order=True
     )
 
 

@@ -180,6 +180,8 @@ class MemoryBandwidth(Rule):
             ),
             on_gpu=True,
             informs=not dominates,
+            # Where steps may be parts of one, chains go on behind their ends.
+            bound_known=not facts.window.steps or facts.timeline.steps.is_sure,
             # What one fused pass still moves may be half as wide.
             bound_ns=claims.busy_ns(self.id) + (time - min(claims.busy_ns(self.id), time)) // 2,
         )
