@@ -366,15 +366,13 @@ def _coverage(
     Launches inside of ranges of the same name on other threads (`beside`) do not count: those are steps of their own.
     `launched` has the times of each process's launches in order.
     """
-    process = int(ranges["process"][int(rows[0])])
-    first, last = int(ranges["start_ns"][int(rows[0])]), int(ranges["end_ns"][int(rows[-1])])
+    processes, starts, ends = (ranges[column].to_numpy() for column in ("process", "start_ns", "end_ns"))
+    process, first, last = int(processes[rows[0]]), int(starts[rows[0]]), int(ends[rows[-1]])
     begun, stop = np.searchsorted(launched.get(process, np.empty(0, dtype=np.int64)), (first, last))
     during = int(stop - begun)
     for others in beside:
-        theirs = ranges[others].select(
-            inside=(pl.col("process") == process) & (pl.col("start_ns") >= first) & (pl.col("end_ns") <= last)
-        )["inside"]
-        during -= int(launches_inside[others[theirs.to_numpy()]].sum())
+        theirs = (processes[others] == process) & (starts[others] >= first) & (ends[others] <= last)
+        during -= int(launches_inside[others[theirs]].sum())
     return min(float(launches_inside[rows].sum() / during), 1.0) if during > 0 else 0.0
 
 

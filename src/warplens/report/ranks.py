@@ -15,7 +15,7 @@ from warplens.diagnosis.rules import rule
 from warplens.profile.columns import column
 from warplens.report import text as fmt
 from warplens.report.brief import answer_block
-from warplens.report.charts.base import Chart, Mark, embedded, layered, tooltip
+from warplens.report.charts.base import Chart, Mark, channels, embedded, layered, tooltip
 from warplens.report.document import (
     Document,
     Figure,
@@ -335,14 +335,16 @@ def rank_chart(rows: pl.DataFrame) -> Chart:
             alt.Chart(embedded(shown))
             .mark_rect(stroke=ink("surface"), strokeWidth=0.5)
             .encode(
-                x=alt.X("x0:Q", axis=None, scale=alt.Scale(domain=[-0.09, 1], nice=False)),
-                x2="x1:Q",
-                y=y,
-                y2="y1:Q",
-                color=alt.Color(
-                    "series:N", scale=scale, legend=alt.Legend(orient="top", title=None, columns=3, labelLimit=320)
-                ),
-                tooltip=tooltip("name", "number"),
+                **channels(
+                    x=alt.X("x0:Q", axis=None, scale=alt.Scale(domain=[-0.09, 1], nice=False)),
+                    x2="x1:Q",
+                    y=y,
+                    y2="y1:Q",
+                    color=alt.Color(
+                        "series:N", scale=scale, legend=alt.Legend(orient="top", title=None, columns=3, labelLimit=320)
+                    ),
+                    tooltip=tooltip("name", "number"),
+                )
             )
         )
         labels = [{"text": mark["rank"], "y": mark["y"]} for mark in marks if mark["x0"] == 0]
@@ -350,9 +352,13 @@ def rank_chart(rows: pl.DataFrame) -> Chart:
             alt.Chart(embedded(labels))
             .mark_text(align="left", baseline="middle", fill=ink("ink"))
             .encode(
-                x=alt.value(0),
-                y=alt.Y("y:Q", axis=None, scale=alt.Scale(domain=[0, height], nice=False, zero=False, reverse=True)),
-                text="text:N",
+                **channels(
+                    x=alt.value(0),
+                    y=alt.Y(
+                        "y:Q", axis=None, scale=alt.Scale(domain=[0, height], nice=False, zero=False, reverse=True)
+                    ),
+                    text="text:N",
+                )
             )
         )
         return layered(bars, named, height=height)

@@ -9,7 +9,7 @@ import altair as alt
 import polars as pl
 
 from warplens.report import text as fmt
-from warplens.report.charts.base import Chart, Mark, embedded, layered, series_colours, short, tooltip
+from warplens.report.charts.base import Chart, Mark, channels, embedded, layered, series_colours, short, tooltip
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -84,12 +84,16 @@ def budget_chart(parts: pl.DataFrame) -> Chart:
         segments = (
             alt.Chart(embedded(_coloured(strip, ink)))
             .mark_rect(stroke=ink("surface"), strokeWidth=1)
-            .encode(x=x_share(), x2="x1:Q", y=y_pixels("y0", height), y2="y1:Q", color=_RAW_FILL, tooltip=_TOOLTIP)
+            .encode(
+                **channels(
+                    x=x_share(), x2="x1:Q", y=y_pixels("y0", height), y2="y1:Q", color=_RAW_FILL, tooltip=_TOOLTIP
+                )
+            )
         )
         titles = [
             alt.Chart(embedded([{"text": text, "y": 8}]))
             .mark_text(align=align, baseline="middle", fontWeight="bold", fill=ink("ink"))
-            .encode(x=alt.value(0 if align == "left" else "width"), y=y_pixels("y", height), text="text:N")
+            .encode(**channels(x=alt.value(0 if align == "left" else "width"), y=y_pixels("y", height), text="text:N"))
             for text, align in heads
         ]
         return layered(segments, *titles, *labelled_bars(marks, ink, height), height=height)
@@ -134,22 +138,24 @@ def labelled_bars(marks: list[Mark], ink: Ink, height: int) -> list[alt.Chart]:
     """Layers of bars with a label and a number above each: track, bar, label, number, and what answers a touch."""
     base = alt.Chart(embedded(_coloured(marks, ink)))
     whole_width = {"x": alt.value(0), "x2": alt.value("width")}
-    track = base.mark_rect(fill=ink("track"), cornerRadius=2).encode(**whole_width, y=y_pixels("y0", height), y2="y1:Q")
+    track = base.mark_rect(fill=ink("track"), cornerRadius=2).encode(
+        **channels(**whole_width, y=y_pixels("y0", height), y2="y1:Q")
+    )
     bar = base.mark_rect(cornerRadius=2).encode(
-        x=x_share(), x2="x1:Q", y=y_pixels("y0", height), y2="y1:Q", color=_RAW_FILL
+        **channels(x=x_share(), x2="x1:Q", y=y_pixels("y0", height), y2="y1:Q", color=_RAW_FILL)
     )
     room = alt.ExprRef(f"max(60, width - {_NUMBER_ROOM})")
     label = base.mark_text(align="left", baseline="middle", limit=room, fill=ink("ink")).encode(
-        x=alt.value(0), y=y_pixels("y", height), text="label:N"
+        **channels(x=alt.value(0), y=y_pixels("y", height), text="label:N")
     )
     number = base.mark_text(align="right", baseline="middle", fill=ink("soft")).encode(
-        x=alt.value("width"), y=y_pixels("y", height), text="number:N"
+        **channels(x=alt.value("width"), y=y_pixels("y", height), text="number:N")
     )
     # An invisible area makes the whole row answer the pointer and the finger, not the thin bar alone.
     touch = (
         base.transform_calculate(touch=f"datum.y0 - {_LABEL}")
         .mark_rect(opacity=0)
-        .encode(**whole_width, y=y_pixels("touch", height), y2="y1:Q", tooltip=_TOOLTIP)
+        .encode(**channels(**whole_width, y=y_pixels("touch", height), y2="y1:Q", tooltip=_TOOLTIP))
     )
     return [track, bar, label, number, touch]
 
@@ -204,7 +210,7 @@ def waterfall_chart(
         link = (
             alt.Chart(embedded(links))
             .mark_rule(stroke=ink("strong-line"), strokeDash=[2, 2])
-            .encode(x=x_share(), y=y_pixels("y0", height), y2="y1:Q")
+            .encode(**channels(x=x_share(), y=y_pixels("y0", height), y2="y1:Q"))
         )
         bars = labelled_bars(marks, ink, height)
         return layered(*bars[:2], link, *bars[2:], height=height)
@@ -288,7 +294,11 @@ def histogram_chart(bins: pl.DataFrame, x_title: str) -> Chart:
             alt.Chart(embedded(marks))
             .transform_calculate(zero="0")
             .mark_rect(opacity=0)
-            .encode(x=x, x2="x1:Q", y=y, y2="zero:Q", tooltip=tooltip("series", duration="range", events="events"))
+            .encode(
+                **channels(
+                    x=x, x2="x1:Q", y=y, y2="zero:Q", tooltip=tooltip("series", duration="range", events="events")
+                )
+            )
         )
         return layered(area, line, touch, height=200)
 
@@ -340,11 +350,13 @@ def bandwidth_chart(cells: pl.DataFrame) -> Chart:
             alt.Chart(embedded(marks))
             .mark_circle(opacity=0.75)
             .encode(
-                x=alt.X("x:Q", title="size of a copy", scale=_log_scale(sizes), axis=_log_axis(sizes)),
-                y=alt.Y("y:Q", title="bytes per second", scale=_log_scale(speeds), axis=_log_axis(speeds)),
-                size=alt.Size("count:Q", scale=alt.Scale(type="log", range=[24, 240]), legend=None),
-                color=series_colours(directions, ink),
-                tooltip=tooltip("series", size="size", bandwidth="speed", copies="copies"),
+                **channels(
+                    x=alt.X("x:Q", title="size of a copy", scale=_log_scale(sizes), axis=_log_axis(sizes)),
+                    y=alt.Y("y:Q", title="bytes per second", scale=_log_scale(speeds), axis=_log_axis(speeds)),
+                    size=alt.Size("count:Q", scale=alt.Scale(type="log", range=[24, 240]), legend=None),
+                    color=series_colours(directions, ink),
+                    tooltip=tooltip("series", size="size", bandwidth="speed", copies="copies"),
+                )
             )
         )
         return layered(dots, height=240)

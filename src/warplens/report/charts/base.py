@@ -108,6 +108,21 @@ def layered(*layers: alt.Chart, height: int) -> alt.LayerChart:
     return alt.LayerChart(layer=list(layers), height=height)
 
 
+def channels(**given: Any) -> dict[str, Any]:
+    """Encodings of a chart, each as an object of its channel.
+
+    Of a text (`"x1:Q"`) or a value Altair makes the same, but compares all classes of its schema with it each time, a
+    third of the time of drawing.
+    """
+    return {name: _channel(name[:1].upper() + name[1:], encoding) for name, encoding in given.items()}
+
+
+def _channel(name: str, encoding: Any) -> Any:
+    if isinstance(encoding, str):
+        return getattr(alt, name)(encoding)
+    return getattr(alt, f"{name}Value")(encoding["value"]) if isinstance(encoding, dict) else encoding
+
+
 def embedded(marks: Iterable[Mark]) -> alt.InlineData:
     """Marks as data of a chart; fields that are None are left out."""
     return alt.InlineData(values=[{key: item for key, item in mark.items() if item is not None} for mark in marks])

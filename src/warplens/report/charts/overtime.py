@@ -11,6 +11,7 @@ from warplens.report.charts.base import (
     Chart,
     Mark,
     byte_unit,
+    channels,
     embedded,
     largest,
     layered,
@@ -80,13 +81,15 @@ def steps_chart(steps: pl.DataFrame) -> Chart:
                 base.transform_calculate(part=f"'{part}'", zero="0")
                 .mark_rect(cornerRadius=1)
                 .encode(
-                    x=alt.X("x0:Q", title="step", scale=x_scale, axis=x_axis),
-                    x2="x1:Q",
-                    y=alt.Y(f"{field}:Q", title=unit, axis=alt.Axis(tickCount=5)),
-                    y2="zero:Q",
-                    color=alt.Color("part:N", scale=colours, legend=legend_above()),
-                    opacity=alt.Opacity("opacity:Q", scale=None),
-                    tooltip=tooltip("name", "state", wall="walltext", busy="busytext"),
+                    **channels(
+                        x=alt.X("x0:Q", title="step", scale=x_scale, axis=x_axis),
+                        x2="x1:Q",
+                        y=alt.Y(f"{field}:Q", title=unit, axis=alt.Axis(tickCount=5)),
+                        y2="zero:Q",
+                        color=alt.Color("part:N", scale=colours, legend=legend_above()),
+                        opacity=alt.Opacity("opacity:Q", scale=None),
+                        tooltip=tooltip("name", "state", wall="walltext", busy="busytext"),
+                    )
                 )
                 for part, field in (("wall time", "wall"), ("GPU busy", "busy"))
             ),
@@ -140,16 +143,16 @@ def timeline_chart(bins: pl.DataFrame, step_starts_ns: Sequence[int] = ()) -> Ch
         titles = alt.Chart(embedded(labels))
         layers = [
             titles.mark_rect(fill=ink("track")).encode(
-                x=alt.value(0), x2=alt.value("width"), y=alt.Y("y0:Q", axis=None, scale=pixels), y2="y1:Q"
+                **channels(x=alt.value(0), x2=alt.value("width"), y=alt.Y("y0:Q", axis=None, scale=pixels), y2="y1:Q")
             ),
             stretches.mark_area(fill=ink("gemm"), interpolate="step-after").encode(
-                x=x, y=place["y"], y2="y1:Q", detail="lane:N"
+                **channels(x=x, y=place["y"], y2="y1:Q", detail="lane:N")
             ),
             stretches.mark_rect(opacity=0).encode(
-                **place, y2="top:Q", tooltip=tooltip("lane", time="time", busy="busy")
+                **channels(**place, y2="top:Q", tooltip=tooltip("lane", time="time", busy="busy"))
             ),
             titles.mark_text(align="left", baseline="middle", fill=ink("ink")).encode(
-                x=alt.value(_LABEL_INDENT), y=alt.Y("y:Q", scale=pixels), text="lane:N"
+                **channels(x=alt.value(_LABEL_INDENT), y=alt.Y("y:Q", scale=pixels), text="lane:N")
             ),
         ]
         if step_starts_ns:
@@ -183,12 +186,16 @@ def memory_chart(levels: pl.DataFrame) -> Chart:
 
     def draw(ink: Ink) -> alt.LayerChart:
         base = alt.Chart(embedded(marks)).encode(
-            x=alt.X("x:Q", title=f"time since the window's begin [{unit}]", axis=alt.Axis(grid=False, tickCount=8)),
-            y=alt.Y("y:Q", title=size_unit, axis=alt.Axis(tickCount=5)),
-            color=series_colours(kinds, ink),
+            **channels(
+                x=alt.X("x:Q", title=f"time since the window's begin [{unit}]", axis=alt.Axis(grid=False, tickCount=8)),
+                y=alt.Y("y:Q", title=size_unit, axis=alt.Axis(tickCount=5)),
+                color=series_colours(kinds, ink),
+            )
         )
         line = base.mark_line(interpolate="step-after", strokeWidth=2)
-        points = base.mark_point(size=60, opacity=0).encode(tooltip=tooltip("series", time="time", level="level"))
+        points = base.mark_point(size=60, opacity=0).encode(
+            **channels(tooltip=tooltip("series", time="time", level="level"))
+        )
         return layered(line, points, height=200)
 
     return Chart(draw, zooms="x")
@@ -242,7 +249,7 @@ def curve_chart(points: pl.DataFrame, *, x_title: str, y_title: str, kind: Kind)
         base = alt.Chart(embedded(marks)).encode(x=x, y=y, color=series_colours(series, ink))
         line = base.mark_line(strokeWidth=1.5)
         dots = base.mark_point(filled=True, size=36, opacity=1).encode(
-            tooltip=tooltip("series", **{x_title: "at", y_title: "value"})
+            **channels(tooltip=tooltip("series", **{x_title: "at", y_title: "value"}))
         )
         return layered(line, dots, height=_HEIGHT)
 

@@ -10,7 +10,7 @@ import polars as pl
 
 from warplens.report import text as fmt
 from warplens.report.charts.bars import x_share, y_pixels
-from warplens.report.charts.base import Chart, Mark, embedded, layered, short, tooltip
+from warplens.report.charts.base import Chart, Mark, channels, embedded, layered, short, tooltip
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -96,51 +96,53 @@ def roofline_chart(points: pl.DataFrame, roofs: pl.DataFrame) -> Chart:
         return layered(
             alt.Chart(embedded(drawn))
             .mark_line(strokeWidth=2, clip=True)
-            .encode(x=x, y=y, detail="line:N", color=fill),
+            .encode(**channels(x=x, y=y, detail="line:N", color=fill)),
             alt.Chart(embedded(ridges))
             .mark_point(shape="diamond", size=60, filled=True, fill=ink("surface"), stroke=ink("soft"), strokeWidth=1.5)
-            .encode(x=x, y=y, tooltip=tooltip("name", ridge="ridge", roof="roof")),
+            .encode(**channels(x=x, y=y, tooltip=tooltip("name", ridge="ridge", roof="roof"))),
             alt.Chart(embedded([mark for mark in ridges if mark.get("label")]))
             .mark_text(align="left", baseline="top", dx=5, dy=4, fontSize=11, fill=ink("soft"))
-            .encode(x=x, y=y, text="label:N"),
+            .encode(**channels(x=x, y=y, text="label:N")),
             alt.Chart(embedded([mark for mark in named if mark["side"] == "left"]))
             .mark_text(
                 align="left", baseline="bottom", dx=10, dy=-3, fontSize=11, angle=_slope_angle(left, right, bottom, top)
             )
-            .encode(x=x, y=y, text="label:N", color=fill),
+            .encode(**channels(x=x, y=y, text="label:N", color=fill)),
             alt.Chart(embedded([mark for mark in named if mark["side"] == "right"]))
             .mark_text(align="right", baseline="bottom", dx=-4, dy=-3, fontSize=11)
-            .encode(x=x, y=y, text="label:N", color=fill),
-            base.mark_line(strokeWidth=1, color=ink("strong-line")).encode(x=x, y=y, detail="number:N"),
+            .encode(**channels(x=x, y=y, text="label:N", color=fill)),
+            base.mark_line(strokeWidth=1, color=ink("strong-line")).encode(**channels(x=x, y=y, detail="number:N")),
             base.mark_point(filled=True, opacity=0.85, stroke=ink("surface"), strokeWidth=1).encode(
-                x=x,
-                y=y,
-                color=colours,
-                size=alt.Size("time:Q", scale=alt.Scale(type="sqrt", range=list(_SIZES)), legend=None),
-                shape=alt.Shape(
-                    "beyond:N",
-                    scale=alt.Scale(domain=["no", "yes"], range=["circle", "triangle-right"]),
-                    legend=None,
-                ),
-                tooltip=tooltip(
-                    "name",
-                    "kernel",
-                    **{
-                        "FLOP/s": "rate",
-                        "FLOP/byte": "intensity",
-                        "of this roof": "share",
-                        "of its nearest roof": "reached",
-                        "time": "took",
-                        "bound": "bound",
-                    },
-                ),
+                **channels(
+                    x=x,
+                    y=y,
+                    color=colours,
+                    size=alt.Size("time:Q", scale=alt.Scale(type="sqrt", range=list(_SIZES)), legend=None),
+                    shape=alt.Shape(
+                        "beyond:N",
+                        scale=alt.Scale(domain=["no", "yes"], range=["circle", "triangle-right"]),
+                        legend=None,
+                    ),
+                    tooltip=tooltip(
+                        "name",
+                        "kernel",
+                        **{
+                            "FLOP/s": "rate",
+                            "FLOP/byte": "intensity",
+                            "of this roof": "share",
+                            "of its nearest roof": "reached",
+                            "time": "took",
+                            "bound": "bound",
+                        },
+                    ),
+                )
             ),
             alt.Chart(embedded([mark for mark in marks if mark.get("label") and not mark["last"]]))
             .mark_text(align="left", baseline="middle", dx=11, fontSize=11, fill=ink("ink"))
-            .encode(x=x, y=y, text="label:N"),
+            .encode(**channels(x=x, y=y, text="label:N")),
             alt.Chart(embedded([mark for mark in marks if mark.get("label") and mark["last"]]))
             .mark_text(align="right", baseline="top", dx=6, dy=9, fontSize=11, fill=ink("ink"))
-            .encode(x=x, y=y, text="label:N"),
+            .encode(**channels(x=x, y=y, text="label:N")),
             height=_HEIGHT,
         )
 
@@ -430,26 +432,28 @@ def _grid(marks: list[Mark], cells: pl.DataFrame, axis: str) -> Chart:
         base = alt.Chart(embedded(coloured))
         middle = alt.X("x:Q", axis=None, scale=share)
         area = base.mark_rect(cornerRadius=2).encode(
-            x=x_share(),
-            x2="x1:Q",
-            y=y_pixels("y0", height),
-            y2="y1:Q",
-            color=alt.Color("fill:N", scale=None),
-            opacity=alt.Opacity("opacity:Q", scale=None),
-            tooltip=tooltip("name", "text", "detail"),
+            **channels(
+                x=x_share(),
+                x2="x1:Q",
+                y=y_pixels("y0", height),
+                y2="y1:Q",
+                color=alt.Color("fill:N", scale=None),
+                opacity=alt.Opacity("opacity:Q", scale=None),
+                tooltip=tooltip("name", "text", "detail"),
+            )
         )
         text = base.mark_text(baseline="middle", fontSize=11, fill=ink("ink")).encode(
-            x=middle, y=y_pixels("middle", height), text="text:N"
+            **channels(x=middle, y=y_pixels("middle", height), text="text:N")
         )
         head = (
             alt.Chart(embedded(heads))
             .mark_text(baseline="middle", fontSize=11, fill=ink("soft"))
-            .encode(x=middle, y=y_pixels("y", height), text="text:N")
+            .encode(**channels(x=middle, y=y_pixels("y", height), text="text:N"))
         )
         label = (
             alt.Chart(embedded(labels))
             .mark_text(align="left", baseline="middle", fill=ink("ink"))
-            .encode(x=alt.value(0), y=y_pixels("y", height), text="text:N")
+            .encode(**channels(x=alt.value(0), y=y_pixels("y", height), text="text:N"))
         )
         return layered(area, text, head, label, height=height)
 
