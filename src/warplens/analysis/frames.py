@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from warplens.analysis.timeline import Timeline
     from warplens.analysis.window import Window
-    from warplens.profile.schema import Int64s
+    from warplens.profile.schema import Bools, Int64s
 
 
 #: A standard deviation is a sum of floats, which each number of threads adds up in an order of its own: what differs
@@ -80,6 +80,14 @@ def ratio(part: pl.Expr, whole: pl.Expr) -> pl.Expr:
 def number(value: object) -> float | None:
     """What a Polars reduction over numbers returned, as a float; None for an empty column."""
     return float(value) if isinstance(value, (int, float)) else None
+
+
+def chosen(rows: pl.DataFrame, which: Bools | pl.Series) -> pl.DataFrame:
+    """The rows for which this holds. Where they lie together, as those of a window mostly do, none is copied."""
+    mask = which.to_numpy() if isinstance(which, pl.Series) else which
+    count = int(np.count_nonzero(mask))
+    first = int(np.argmax(mask)) if count else 0
+    return rows.slice(first, count) if mask[first : first + count].all() else rows.filter(pl.Series(mask))
 
 
 # --- Groups of millions of rows by columns of a few values ---

@@ -108,8 +108,11 @@ class HostCalls:
         What no interval covers is the ordinary cost of issuing work: a launching call, or a short pause between calls.
         """
         own = np.flatnonzero(self.thread == thread)
-        mine = owned_union(self.starts[own], self.ends[own])
-        mine = Owned(mine.starts, mine.ends, own[mine.owner])
+        if len(own) == len(self.starts):
+            mine = self.outermost
+        else:
+            mine = owned_union(self.starts[own], self.ends[own])
+            mine = Owned(mine.starts, mine.ends, own[mine.owner])
         pieces = [self._holding_part(mine)]
         if len(own) < len(self.starts):
             pieces.append(subtract(self._holding_part(self.outermost), Intervals(mine.starts, mine.ends)))

@@ -14,7 +14,7 @@ import numpy as np
 import polars as pl
 
 from warplens.analysis.api import api_kinds
-from warplens.analysis.frames import duration_ns, numbered, once, ratio, spread
+from warplens.analysis.frames import chosen, duration_ns, numbered, once, ratio, spread
 from warplens.analysis.intervals import Intervals, Owned, clip, subtract, total, union
 from warplens.analysis.timeline import WORK_KINDS
 from warplens.profile.columns import SPREAD, column, table
@@ -65,13 +65,8 @@ def work_inside(timeline: Timeline, window: Window) -> pl.DataFrame:
     work = timeline.work.select("kind", "row", "start_ns", "end_ns", "device", "stream", "process", "api_row")
     if window.range_name is not None:
         work = work.filter(pl.Series(timeline.in_range(window.range_name)))
-    inside = ((work["start_ns"] < window.end_ns) & (work["end_ns"] > window.start_ns)).to_numpy()
-    rows = np.flatnonzero(inside)
-    if len(rows) and rows[-1] - rows[0] + 1 == len(rows):
-        work = work.slice(int(rows[0]), len(rows))  # nearly always: no row is copied
-    else:
-        work = work.filter(pl.Series(inside))
-    # Of a slice in order of time few rows reach beyond an edge, mostly none.
+    work = chosen(work, (work["start_ns"] < window.end_ns) & (work["end_ns"] > window.start_ns))
+    # Few rows reach beyond an edge, mostly none.
     cut = [
         column
         for column, beyond in (

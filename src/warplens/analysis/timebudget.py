@@ -29,6 +29,7 @@ import polars as pl
 
 from warplens.analysis.api import api_kinds
 from warplens.analysis.categories import categories_of
+from warplens.analysis.frames import chosen, numbered
 from warplens.analysis.hostpace import HostCalls
 from warplens.analysis.intervals import (
     Intervals,
@@ -100,10 +101,11 @@ def idle_gaps(timeline: Timeline, device: int, gaps: Intervals) -> IdleGaps:
     ended_by = np.searchsorted(work["start_ns"].to_numpy(), gaps.ends, side="left")
     # After the last work nobody is known to have had to issue more; the last launching thread is watched instead.
     position = np.minimum(ended_by, max(work.height - 1, 0))
-    call = work["api_row"].fill_null(-1).to_numpy()[position] if work.height else np.empty(0, np.int64)
+    call = work["api_row"].gather(position).fill_null(-1).to_numpy() if work.height else np.empty(0, np.int64)
     known = call >= 0
     parts = _IdleParts(len(gaps.starts))
-    parts.add("unknown", np.flatnonzero(~known), (gaps.ends - gaps.starts)[~known])
+    unknown = np.flatnonzero(~known)
+    parts.add("unknown", unknown, gaps.ends[unknown] - gaps.starts[unknown])
     rows = slice(None) if known.all() else np.flatnonzero(known)
     begins, ends, call, position = gaps.starts[rows], gaps.ends[rows], call[rows], position[rows]
     numbers = np.arange(len(known))[rows]
@@ -127,21 +129,23 @@ def idle_gaps(timeline: Timeline, device: int, gaps: Intervals) -> IdleGaps:
     before = issued - begins
     refilling, lost = np.zeros_like(before), np.zeros_like(before)
     late = np.flatnonzero(before > 0)
-    process, thread = calls["process"].to_numpy()[call[late]], calls["thread"].to_numpy()[call[late]]
-    for pid in pl.Series(process).unique().sort().to_list():
-        host = HostCalls.of(timeline, pid)
-        for tid in pl.Series(thread[process == pid]).unique().sort().to_list():
-            mine = late[(process == pid) & (thread == tid)]
-            states = host.states(tid)
-            since, lost[mine] = _drains(timeline, device, states["synchronization"], begins[mine], issued[mine])
-            refilling[mine] = issued[mine] - since
-            for cause, intervals in states.items():
-                touched = np.flatnonzero(_touches(intervals, begins[mine], issued[mine]))
-                rows, until = mine[touched], measure_before(intervals, issued[mine[touched]])
-                spent = until - measure_before(intervals, begins[rows])
-                parts.add(cause, numbers[rows], spent)
-                before[rows] -= spent
-                refilling[rows] -= until - measure_before(intervals, since[touched])
+    issuers, issuer = numbered(calls.select("process", "thread")[call[late]], ("process", "thread"))
+    hosts = {pid: HostCalls.of(timeline, pid) for pid in issuers["process"].unique().sort()}
+    for number, (pid, tid) in enumerate(issuers.iter_rows()):
+        mine = late[issuer == number] if issuers.height > 1 else late
+        states = hosts[pid].states(tid)
+        until = issued[mine]
+        since, lost[mine] = _drains(timeline, device, states["synchronization"], begins[mine], until)
+        refilling[mine] = until - since
+        for cause, intervals in states.items():
+            touched = np.flatnonzero(_touches(intervals, begins[mine], until))
+            if not len(touched):
+                continue
+            rows, reached = mine[touched], measure_before(intervals, until[touched])
+            spent = reached - measure_before(intervals, begins[rows])
+            parts.add(cause, numbers[rows], spent)
+            before[rows] -= spent
+            refilling[rows] -= reached - measure_before(intervals, since[touched])
     if behind_all:
         lost[-1] = 0
     _add_issuing(parts, numbers, _is_graph_launch(calls, call), before, refilling, returned - issued, queued, lost)
@@ -169,15 +173,22 @@ def _add_issuing(
         queued: time from the call's return until the GPU began.
         lost: what the host lost by waiting in the synchronisation; 0 where none let the GPU run dry.
     """
-    claimed_before = np.minimum(lost, refilling)
+    issuing = before + inside
+    drained = np.flatnonzero(lost)
+    left = lost[drained]
+    claimed_before = np.minimum(left, refilling[drained])
     # A graph's launching call says itself what it is.
-    claimed_inside = np.where(graph, 0, np.minimum(lost - claimed_before, inside))
-    claimed_queued = np.minimum(lost - claimed_before - claimed_inside, queued)
-    parts.add("refill", numbers, claimed_before + claimed_inside + claimed_queued)
-    parts.add("start-latency", numbers, queued - claimed_queued)
-    issuing = before - claimed_before + inside - claimed_inside
-    parts.add("launch", numbers[~graph], issuing[~graph])
-    parts.add("graph-launch", numbers[graph], issuing[graph])
+    claimed_inside = np.where(graph[drained], 0, np.minimum(left - claimed_before, inside[drained]))
+    claimed_queued = np.minimum(left - claimed_before - claimed_inside, queued[drained])
+    parts.add("refill", numbers[drained], claimed_before + claimed_inside + claimed_queued)
+    queued[drained] -= claimed_queued
+    issuing[drained] -= claimed_before + claimed_inside
+    parts.add("start-latency", numbers, queued)
+    for cause, which in (("launch", ~graph), ("graph-launch", graph)):
+        if which.all():
+            parts.add(cause, numbers, issuing)
+        else:
+            parts.add(cause, numbers[which], issuing[which])
 
 
 def _drains(timeline: Timeline, device: int, waits: Intervals, begins: Int64s, issued: Int64s) -> tuple[Int64s, Int64s]:
@@ -200,10 +211,13 @@ def _drains(timeline: Timeline, device: int, waits: Intervals, begins: Int64s, i
     ran_dry = np.where(worked >= 0, np.minimum(busy.ends[worked], begins), begins)
     wait = np.searchsorted(waits.starts, ran_dry, side="right") - 1
     entered, returned = waits.starts[wait], waits.ends[wait]
-    drained = (wait >= 0) & (worked >= 0) & (ran_dry < returned) & (returned <= issued)
-    lost = measure_before(busy, ran_dry) - measure_before(busy, entered) - np.maximum(begins - returned, 0)
-    lost = np.where(drained, np.maximum(lost, 0), 0)
-    return np.where(lost > 0, np.maximum(returned, begins), issued), lost
+    drained = np.flatnonzero((wait >= 0) & (worked >= 0) & (ran_dry < returned) & (returned <= issued))
+    since, lost = issued.copy(), np.zeros_like(begins)
+    begun, back = begins[drained], returned[drained]
+    waited = measure_before(busy, ran_dry[drained]) - measure_before(busy, entered[drained])
+    lost[drained] = np.maximum(waited - np.maximum(begun - back, 0), 0)
+    since[drained] = np.where(lost[drained] > 0, np.maximum(back, begun), since[drained])
+    return since, lost
 
 
 def _is_graph_launch(calls: pl.DataFrame, rows: Int64s) -> Bools:
@@ -219,8 +233,11 @@ class _IdleParts:
         self._spent: dict[str, Int64s] = {}
 
     def add(self, cause: str, rows: Int64s, spent: Int64s) -> None:
-        """Adds time to some gaps, each named at most once."""
+        """Adds time to some gaps, in their order; what is added belongs to the parts from then on."""
         if not len(rows):
+            return
+        if len(rows) == self._count and cause not in self._spent:
+            self._spent[cause] = spent
             return
         if cause not in self._spent:
             self._spent[cause] = np.zeros(self._count, dtype=np.int64)
@@ -234,9 +251,18 @@ class _IdleParts:
 
 
 def _touches(intervals: Intervals, begins: Int64s, ends: Int64s) -> Bools:
-    """Whether any of the disjoint intervals reaches into each `[begin, end)`."""
-    touches: Bools = np.searchsorted(intervals.starts, ends) > np.searchsorted(intervals.ends, begins, side="right")
-    return touches
+    """Whether any of the disjoint intervals reaches into each `[begin, end)`, which are disjoint and in order."""
+    if len(intervals.starts) > len(begins):
+        touches: Bools = np.searchsorted(intervals.starts, ends) > np.searchsorted(intervals.ends, begins, side="right")
+        return touches
+    # Few intervals are looked up among the spans, which are in order.
+    first = np.searchsorted(ends, intervals.starts, side="right")
+    stop = np.maximum(np.searchsorted(begins, intervals.ends, side="left"), first)
+    open_now = np.zeros(len(begins) + 1, dtype=np.int64)
+    np.add.at(open_now, first, 1)
+    np.add.at(open_now, stop, -1)
+    found: Bools = np.cumsum(open_now[:-1]) > 0
+    return found
 
 
 def _may_depend(timeline: Timeline, device: int, ended_by: Int64s, begins: Int64s, ends: Int64s) -> Bools:
@@ -337,11 +363,9 @@ def budgets_within(timeline: Timeline, window: Window, segments: Intervals) -> t
 def _budget(timeline: Timeline, window: Window, device: int, segments: Intervals) -> TimeBudget:
     work = timeline.work_on(device)
     owned = np.zeros(work.height, dtype=np.int64)
-    touching = np.flatnonzero(
-        (work["end_ns"].to_numpy() > window.start_ns) & (work["start_ns"].to_numpy() < window.end_ns)
-    )
-    if len(touching) < work.height:
-        work = work[touching]
+    touches = (work["end_ns"].to_numpy() > window.start_ns) & (work["start_ns"].to_numpy() < window.end_ns)
+    touching = np.flatnonzero(touches)
+    work = chosen(work, touches)
     labels, names = _labels(timeline, work)
     starts, ends = work["start_ns"].to_numpy(), work["end_ns"].to_numpy()
     outside = complement(segments, *_hull(starts, ends, segments))

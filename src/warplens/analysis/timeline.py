@@ -12,6 +12,7 @@ import numpy.typing as npt
 import polars as pl
 
 from warplens.analysis.attribution import RangeForest, is_operator, range_forest
+from warplens.analysis.frames import chosen
 from warplens.analysis.intervals import Intervals, union
 from warplens.analysis.steps import StepSearch, find_steps
 from warplens.analysis.trees import NO_RANGE
@@ -288,7 +289,7 @@ class Timeline:
 
     def _host_rows_in(self, window: Window, calls: pl.DataFrame) -> pl.DataFrame:
         if window.kind != "all":
-            calls = calls.filter(_begins_in(window))
+            calls = chosen(calls, (calls["start_ns"] >= window.start_ns) & (calls["start_ns"] < window.end_ns))
         if window.range_name is None or not calls.height:
             return calls
         return self._inside_range(window.range_name, calls, calls["thread"])

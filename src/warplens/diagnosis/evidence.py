@@ -11,6 +11,7 @@ import polars as pl
 
 from warplens.analysis.api import api_kinds, blocks_host
 from warplens.analysis.categories import categories_of
+from warplens.analysis.frames import numbered
 from warplens.analysis.intervals import Intervals, Owned, clip, complement, measure_before, subtract, total, union
 from warplens.analysis.kernel_names import PRODUCTS
 from warplens.analysis.launches import LaunchSummary, launch_summary
@@ -115,13 +116,15 @@ def needed_ns(host: HostLoad, work: pl.DataFrame, parts: Int64s) -> int:
         work: columns `device`, `process`, `launch_start_ns`, `launch_end_ns`; nulls where the launch is not known.
         parts: shape (rows,), what is counted from a first to a last launch of its own: a step of a phase, or 0 for all.
     """
-    spans = (
-        work.select("device", "process", "launch_start_ns", "launch_end_ns")
-        .with_columns(part=pl.Series(parts))
-        .drop_nulls(["launch_start_ns", "launch_end_ns"])
-        .group_by("device", "process", "part")
-        .agg(pl.col("launch_start_ns").min().alias("begin"), pl.col("launch_end_ns").max().alias("end"))
-    )
+    keys, times = ["device", "process", "part"], ["launch_start_ns", "launch_end_ns"]
+    launched = work.select(*keys[:2], *times).with_columns(part=pl.Series(parts))
+    if launched["launch_start_ns"].null_count() or launched["launch_end_ns"].null_count():
+        launched = launched.drop_nulls(times)
+    spans, number = numbered(launched, keys)
+    first, last = np.full(spans.height, np.iinfo(np.int64).max), np.full(spans.height, np.iinfo(np.int64).min)
+    np.minimum.at(first, number, launched["launch_start_ns"].to_numpy())
+    np.maximum.at(last, number, launched["launch_end_ns"].to_numpy())
+    spans = spans.with_columns(begin=pl.Series(first), end=pl.Series(last))
     needed = 0
     for process in spans["process"].unique().sort():
         mine = spans.filter(pl.col("process") == process)
