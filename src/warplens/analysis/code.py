@@ -121,8 +121,8 @@ def _named(timeline: Timeline, held: Int64s, modules: Int64s, functions: Int64s)
     operator = is_operator(ranges)
     parent, own = timeline.forest.parent, np.arange(ranges.height)
     columns = {
-        "operator": _gathered(ranges["name"], np.r_[nearest(parent, operator, own), NO_RANGE][held]),
-        "range": _gathered(ranges["name"], np.r_[nearest(parent, ~operator, own), NO_RANGE][held], unnumbered_name),
+        "operator": _gathered(ranges["name"], nearest(parent, operator, own), held),
+        "range": _gathered(ranges["name"], nearest(parent, ~operator, own), held, unnumbered_name),
     }
     if not functions_table.height:
         nothing = pl.Series([None], dtype=pl.Categorical()).new_from_index(0, len(held))
@@ -132,7 +132,10 @@ def _named(timeline: Timeline, held: Int64s, modules: Int64s, functions: Int64s)
     own_line = nearest(frames.parent, is_own[names.to_physical().to_numpy()], np.arange(functions_table.height))
     inner = np.r_[frames.enclosing_module, NO_RANGE][modules]
     outer = np.r_[frames.module_parent, NO_RANGE][inner]
-    pair = pl.DataFrame({"outer": _gathered(names, outer, _class_name), "inner": _gathered(names, inner, _class_name)})
+    every = np.arange(functions_table.height)
+    pair = pl.DataFrame({
+        "outer": _gathered(names, every, outer, _class_name), "inner": _gathered(names, every, inner, _class_name)
+    })  # fmt: skip
     path = pl.concat_str(pl.col("outer", "inner").cast(pl.String), separator=".", ignore_nulls=True)
     known = pl.when(pl.col("inner").is_not_null()).then(path).cast(pl.Categorical())
     return pl.DataFrame({
@@ -140,7 +143,7 @@ def _named(timeline: Timeline, held: Int64s, modules: Int64s, functions: Int64s)
         "module": pair.unique().with_columns(known.alias("module")).join(
             pair, on=["outer", "inner"], how="right", nulls_equal=True, maintain_order="right"
         )["module"],
-        "line": _gathered(names, np.r_[own_line, NO_RANGE][functions]),
+        "line": _gathered(names, own_line, functions),
     })  # fmt: skip
 
 
@@ -149,15 +152,15 @@ def _class_name(name: str) -> str:
     return _INSTANCE.sub("", module_name(name) or name)
 
 
-def _gathered(names: pl.Series, rows: Int64s, shown: Callable[[str], str] = str) -> pl.Series:
-    """`names[rows]` as shown, null for `NO_RANGE`; each distinct name that occurs is looked at once."""
-    known = rows != NO_RANGE
-    codes = names.to_physical().to_numpy()[rows[known]].astype(np.int64)
-    distinct, place = np.unique(codes, return_inverse=True)
-    found = pl.Series([shown(text) for text in name_categories(names).gather(distinct)], dtype=pl.String)
-    position = np.full(len(rows), NO_RANGE, dtype=np.int64)
-    position[known] = place
-    return found.cast(pl.Categorical()).gather(pl.Series(position).replace(NO_RANGE, None))
+def _gathered(names: pl.Series, named: Int64s, rows: Int64s, shown: Callable[[str], str] = str) -> pl.Series:
+    """`names[named[rows]]` as shown, null for `NO_RANGE`; each distinct name, and each row, is looked at once."""
+    texts = pl.Series([shown(text) for text in name_categories(names)], dtype=pl.String).cast(pl.Categorical())
+    if not len(rows) or not (named != NO_RANGE).any():
+        return pl.Series([None], dtype=pl.Categorical()).new_from_index(0, len(rows))
+    codes = np.r_[names.to_physical().to_numpy().astype(np.int64)[named], 0]
+    codes[:-1][named == NO_RANGE] = texts.len()
+    codes[-1] = texts.len()  # for a row that is `NO_RANGE`
+    return pl.concat([texts, pl.Series([None], dtype=pl.Categorical())]).gather(codes[rows])
 
 
 def is_own_line(name: str) -> bool:

@@ -123,6 +123,9 @@ def nearest(parent: Int64s, wanted: Bools, start: Int64s) -> Int64s:
         wanted: shape (n,), which nodes may be found.
         start: shape (m,), the nodes to begin with; `NO_RANGE` stays what it is.
     """
+    if len(start) > len(parent):
+        every: Int64s = np.r_[nearest(parent, wanted, np.arange(len(parent))), NO_RANGE]
+        return every[start]
     found = start.copy()
     pending = np.flatnonzero(found != NO_RANGE)
     while len(pending):

@@ -115,22 +115,36 @@ class Program:
         """Which kernels have a name that matches one of `MARKS`."""
         if ("mark", mark) not in self._asked:
             if self._whole is not None:
-                self._asked["mark", mark] = _fixed(self._whole.marked(mark)[self.facts.part])
-                return self._asked["mark", mark]
+                whole = self._whole.marked(mark)
+                mine = self._none if whole is self._whole._none else _fixed(whole[self.facts.part])
+                self._asked["mark", mark] = mine
+                return mine
             texts, codes = self._names_and_codes
             if not texts:
                 return np.zeros(len(self.own_ns), dtype=np.bool_)
             found = np.array([_pattern(mark).search(text) is not None for text in texts], dtype=np.bool_)
-            self._asked["mark", mark] = _fixed(found[codes] & self.is_kernel)
+            self._asked["mark", mark] = _fixed(found[codes] & self.is_kernel) if found.any() else self._none
         return self._asked["mark", mark]
 
     def labelled(self, *labels: str) -> Bools:
         """Which pieces are kernels of these categories."""
         if labels not in self._asked:
             label = self.facts.work["label"]
-            found = name_categories(label).is_in(labels).to_numpy()
-            self._asked[labels] = _fixed(found[label.to_physical().to_numpy()] & self.is_kernel)
+            found = name_categories(label).is_in(labels).to_numpy() & self._labels_that_occur
+            codes = label.to_physical().to_numpy()
+            self._asked[labels] = _fixed(found[codes] & self.is_kernel) if found.any() else self._none
         return self._asked[labels]
+
+    @cached_property
+    def _none(self) -> Bools:
+        """No piece: what most names mark is not there."""
+        return _fixed(np.zeros(len(self.own_ns), dtype=np.bool_))
+
+    @cached_property
+    def _labels_that_occur(self) -> Bools:
+        label = self.facts.work["label"]
+        occurs: Bools = np.bincount(label.to_physical().to_numpy(), minlength=name_categories(label).len()) > 0
+        return occurs
 
     @cached_property
     def blocks(self) -> Floats:
@@ -157,11 +171,13 @@ class Program:
     @cached_property
     def breaks(self) -> Bools:
         """In `order`: whether a piece is of another stream, device or step than the one before it."""
-        work = self.facts.work
-        lane = work["device"].to_numpy().astype(np.int64) << 32 | work["stream"].to_numpy()
-        lane, step = lane[self.order], self.step[self.order]
-        new = (lane[1:] != lane[:-1]) | (step[1:] != step[:-1])
-        return np.concatenate((np.ones(min(1, len(lane)), dtype=np.bool_), new))
+        step = self.step[self.order]
+        new = np.ones(len(step), dtype=np.bool_)
+        np.not_equal(step[1:], step[:-1], out=new[1:])
+        for lane in ("device", "stream"):
+            number = self.facts.work[lane].to_numpy()[self.order]
+            new[1:] |= number[1:] != number[:-1]
+        return new
 
     def names(self) -> Int64s:
         """A number for each piece, the same for kernels of the same short name; of other work its label's."""

@@ -187,10 +187,12 @@ def _headroom(
     roofs = roofs_of(device)
     pieces = pieces_of(timeline, budget)
     steps = len(window.steps)
-    alone = pieces.filter(~pl.col("link")) if pieces["link"].any() else pieces
-    held, launched = groups_of(timeline, alone, roofs, device, steps=steps, told=told, counters=counters)
+    idle = [*_idle(timeline, budget, pieces)]
+    if pieces["link"].any():
+        pieces = pieces.filter(~pl.col("link"))
+    held, launched = groups_of(timeline, pieces, roofs, device, steps=steps, told=told, counters=counters)
     held = held.sort(pl.col("measured_ns") - pl.col("limit_ns"), "measured_ns", "name", descending=[True, True, False])
-    parts = _parts([*_idle(timeline, budget, pieces), *_losses(held), *_limit(held)], budget.duration_ns, steps)
+    parts = _parts([*idle, *_losses(held), *_limit(held)], budget.duration_ns, steps)
     products = held.filter(pl.col("category").is_in(PRODUCTS))
     flops, again = (int(products[name].sum()) for name in ("flops", "flops_again"))
     groups = GROUPS.conform(held)

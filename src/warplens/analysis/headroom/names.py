@@ -87,7 +87,7 @@ def by_names(timeline: Timeline, pieces: pl.DataFrame) -> pl.DataFrame:
     # What a kernel's name and grid imply is worked out once for all launches of it.
     kinds, number = numbered(pieces, ("code", "blocks", "threads", "item", "backward"))
     kinds = kinds.join(_told(timeline), on="code", how="left", maintain_order="left")
-    size, a_block = pl.coalesce("opaque", "item"), pl.col("blocks") * pl.col("threads")
+    size, a_block = pl.coalesce("opaque", "item").cast(pl.Int64), pl.col("blocks") * pl.col("threads")
     moved = pl.when("cast").then(6).otherwise(size * pl.col("operands") - 2 * (pl.col("loads_cast") & (size == 4)))
     own = a_block * pl.col("each")
     kinds = kinds.with_columns(
@@ -147,7 +147,7 @@ def _told(timeline: Timeline) -> pl.DataFrame:
     for pattern, count in _OPTIMIZERS:
         accesses = pl.when(text.str.contains(pattern)).then(count).otherwise(accesses)
     return pl.DataFrame({"text": names}).with_row_index("code").select(
-        pl.col("code").cast(pl.Int64), each.alias("each"),
+        pl.col("code").cast(pl.UInt32), each.alias("each"),
         # The two-operand form is the least that a plain kernel has, whose name does not tell.
         pl.coalesce(_number(text, _OPERANDS), pl.lit(2)).alias("operands"),
         text.str.contains(_CAST).alias("cast"), text.str.contains(_LOADS_CAST).alias("loads_cast"),

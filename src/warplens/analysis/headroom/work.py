@@ -68,7 +68,7 @@ def pieces_of(timeline: Timeline, budget: TimeBudget) -> pl.DataFrame:
     work = timeline.work.select("kind", "row", "stream", "start_ns", "end_ns")[rows]
     pieces: pl.DataFrame = work.select(
         pl.Series("work", rows), "kind", "row", "stream", pl.Series("owned_ns", budget.owned_ns[mine]),
-        (pl.col("end_ns") - pl.col("start_ns")).alias("duration_ns"), "start_ns",
+        (pl.col("end_ns") - pl.col("start_ns")).alias("duration_ns"),
     )  # fmt: skip
     pieces = pieces.with_columns(_told_by_names(timeline, pieces["kind"], pieces["row"]).get_columns())
     levels = levels_of_work(timeline, timeline.places)
@@ -96,9 +96,9 @@ def _told_by_names(timeline: Timeline, kind: pl.Series, row: pl.Series) -> pl.Da
     classes = class_table(kernels["full_name"])
     items = [ITEM.get(text) for text in classes["precision"].cast(pl.String)]
     of_kernels = pairs.select(
-        pl.Series("name", short, dtype=names).gather(pairs["name"].to_physical()), full.cast(pl.Int64).alias("code"),
+        pl.Series("name", short, dtype=names).gather(pairs["name"].to_physical()), full.cast(pl.UInt32).alias("code"),
         short.str.contains("(?i)backward|grad").gather(pairs["name"].to_physical()).alias("backward"),
-        pl.Series("item", items, dtype=pl.Int64).gather(full),
+        pl.Series("item", items, dtype=pl.Int8).gather(full),
         *(classes[name].gather(full) for name in ("category", "precision", "tensor_cores")),
         (classes["category"] == "communication").gather(full).alias("link"),
     )  # fmt: skip

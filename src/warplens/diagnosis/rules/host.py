@@ -659,9 +659,11 @@ class ExposedCommunication(Rule):
     def _beside(self, facts: Facts, exposed_ns: int) -> int:
         """How much of the exposed time could hide: compute beside which no collective runs yet, on the same GPUs."""
         compute, hidden = 0, -exposed_ns
-        for _, work in facts.work.group_by("device"):
-            collective = work["label"] == "communication"
-            spans = work.filter(collective)
+        every = facts.work.select("device", "kind", "label", "start_ns", "end_ns", "own_ns")
+        for device in every["device"].unique():
+            mine = every["device"] == device
+            collective = mine & (every["label"] == "communication")
+            spans = every.filter(collective)
             hidden += total(union(Intervals(spans["start_ns"].to_numpy(), spans["end_ns"].to_numpy())))
-            compute += int(work.filter(~collective & (work["kind"] != "copy"))["own_ns"].sum())
+            compute += int(every["own_ns"].filter(mine & ~collective & (every["kind"] != "copy")).sum())
         return min(max(compute - hidden, 0), exposed_ns)

@@ -409,15 +409,15 @@ def filled_share(facts: Facts) -> Floats:
     counts = [device.sm_count for device in facts.devices if device.sm_count]
     lasting = (facts.work["end_ns"] - facts.work["start_ns"]).to_numpy()
     short = lasting < facts.thresholds.bandwidth_kernel_ns
-    if not counts or not short.any():
+    grids = facts.timeline.trace.kernels["grid_x"]
+    if not counts or not short.any() or grids.null_count() == grids.len():
         return filled
     passing = program.labelled(*PASSES) & short
-    held = program.threads / (min(counts) * _THREADS)
-    filled[passing] = np.fmin(filled, held)[passing]
+    filled[passing] = np.fmin(filled[passing], program.threads[passing] / (min(counts) * _THREADS))
     products = program.labelled("gemm") & short & (program.blocks <= min(counts))
     texts = [_TILES.search(text) for text in program.full_names()]
     areas = np.array([int(found[1]) * int(found[2]) / _TILE if found else 1.0 for found in texts] or [1.0])
-    filled[products] = (filled * np.minimum(areas, 1.0)[program.name_codes])[products]
+    filled[products] *= np.minimum(areas, 1.0)[program.name_codes[products]]
     return filled
 
 
