@@ -33,7 +33,7 @@ from warplens.diagnosis.thresholds import DEFAULTS, Thresholds
 from warplens.patterns import lazy_pattern
 from warplens.profile import Device
 from warplens.profile.columns import column, table
-from warplens.profile.schema import Column, name_categories
+from warplens.profile.schema import Column, Table, name_categories
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -405,12 +405,8 @@ def gather(
     """Everything that the rules need to know of the window."""
     budgets = time_budgets(timeline, window) if budgets is None else budgets
     phases = _phases(timeline, window)
-    # In one piece, so that rules see its columns as arrays without a copy.
-    work = pl.concat(
-        [WORK.empty(), *(_work(timeline, budget, phases, counted) for budget in budgets)],
-        rechunk=True,
-    )
-    gaps = pl.concat([GAPS.empty(), *(_gaps(timeline, budget, phases) for budget in budgets)], rechunk=True)
+    work = _in_one_piece([_work(timeline, budget, phases, counted) for budget in budgets], WORK)
+    gaps = _in_one_piece([_gaps(timeline, budget, phases) for budget in budgets], GAPS)
     idle = sum(budget.idle_ns for budget in budgets)
     unknown = sum(budget.gaps.totals["unknown"] for budget in budgets)
     ordinals = work["device"].unique().sort().to_list()
@@ -430,6 +426,11 @@ def gather(
         headrooms=headrooms,
         budgets=tuple(budgets),
     )
+
+
+def _in_one_piece(parts: list[pl.DataFrame], declared: Table) -> pl.DataFrame:
+    """The rows of all parts, such that rules see their columns as arrays without a copy."""
+    return parts[0].rechunk() if len(parts) == 1 else pl.concat([declared.empty(), *parts], rechunk=True)
 
 
 def _phases(timeline: Timeline, window: Window) -> pl.Series:
@@ -462,7 +463,10 @@ def _work(timeline: Timeline, budget: TimeBudget, phases: pl.Series, counted: Co
     phase = phases.slice(int(rows[0]), len(rows)) if whole else phases.gather(rows)
     own = pl.Series("own_ns", budget.owned_ns[budget.owned_ns > 0])
     work = work.with_columns(phase.alias("phase"), _labels(timeline, work), own)
-    return WORK.conform(work.with_columns(_described(timeline, work, counted).get_columns()))
+    # What the profile does not tell of any piece is one null, and takes no room.
+    absent = [pl.lit(None, dtype=WORK.schema[name]).alias(name) for name in ("fill_share", *COUNTED.names)]
+    told = _described(timeline, work, counted).get_columns()
+    return WORK.conform(work.with_columns(absent).with_columns(told))
 
 
 def _nullable(rows: Int64s) -> pl.Series:
@@ -507,12 +511,7 @@ def _described(timeline: Timeline, work: pl.DataFrame, counted: Counted | None) 
     copies = trace.copies.select("bytes", pageable=pageable.fill_null(value=False))
     columns = [series.gather(of_kernel) for series in (*classes, *fills)]
     columns += [series.gather(of_copy) for series in copies]
-    if counted is None:
-        columns += [
-            pl.Series(name, [None], dtype=dtype).new_from_index(0, work.height)
-            for name, dtype in COUNTED.schema.items()
-        ]
-    else:
+    if counted is not None:
         columns += [series.gather(of_kernel) for series in counted.of(trace.kernels)]
     return pl.DataFrame(columns)
 
@@ -531,8 +530,8 @@ def _fills(device: Device | None, kernels: pl.DataFrame) -> list[pl.Series]:
     """The share of the multiprocessors that the grid of each kernel can reach: one block a multiprocessor at least."""
     count = device.sm_count if device is not None else None
     blocks = pl.col("grid_x").cast(pl.Int64) * pl.col("grid_y") * pl.col("grid_z")
-    if not count:
-        return [pl.Series("fill_share", [None], dtype=pl.Float64).new_from_index(0, kernels.height)]
+    if not count or kernels["grid_x"].null_count() == kernels.height:
+        return []
     return [kernels.select((blocks / count).clip(0.0, 1.0).alias("fill_share")).to_series()]
 
 
