@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import polars as pl
 
-from warplens.analysis.frames import ratio
+from warplens.analysis.frames import numbered, ratio
 from warplens.analysis.phases import forward_pass
 from warplens.analysis.trees import NO_RANGE
 from warplens.analysis.window import NO_PHASE, PHASES, phase_of_name
@@ -279,19 +279,26 @@ def _events(timeline: Timeline) -> pl.DataFrame | None:
     summed = delta.cum_sum().over(_HOME)
     # Before the first event stood what it says less its own amount; unless it says nothing, then what must have stood
     # there for no address to fall below zero.
-    lowest = pl.col("delta_bytes").cum_sum().min().clip(upper_bound=0).neg()
-    unseen = (
-        events.group_by([*_HOME, "address"], maintain_order=True)
-        .agg(lowest.alias("unseen"))
-        .group_by(_HOME)
-        .agg(pl.col("unseen").sum())
-    )
+    unseen = _unseen_blocks(events).group_by(_HOME).agg(pl.col("unseen").sum())
     events = events.join(unseen, on=_HOME, how="left", nulls_equal=True, maintain_order="left")
     before = pl.coalesce((recorded - delta).first().over(_HOME), pl.col("unseen"))
     return events.with_columns((summed + before).alias("summed")).with_columns(
         (recorded.is_not_null() & (recorded != pl.col("summed"))).alias("differs"),
         pl.coalesce(recorded, pl.col("summed")).alias("allocated_bytes"),
     )
+
+
+def _unseen_blocks(events: pl.DataFrame) -> pl.DataFrame:
+    """For each address of each home what stood there before the first event, at least."""
+    blocks, number = numbered(events, [*_HOME, "address"])
+    if not events.height:
+        return blocks.with_columns(unseen=pl.lit(0, dtype=pl.Int64))
+    order = np.argsort(number, kind="stable")
+    delta = events["delta_bytes"].to_numpy()[order]
+    firsts = np.flatnonzero(np.r_[True, np.diff(number[order]) > 0])
+    sums = np.cumsum(delta)
+    held = sums - np.repeat(sums[firsts] - delta[firsts], np.diff(np.r_[firsts, events.height]))
+    return blocks.with_columns(unseen=pl.Series(np.maximum(-np.minimum.reduceat(held, firsts), 0)))
 
 
 def _alive(events: pl.DataFrame, position: int) -> Bools:

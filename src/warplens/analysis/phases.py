@@ -16,6 +16,7 @@ import numpy as np
 import polars as pl
 
 from warplens.analysis.categories import categories_of
+from warplens.analysis.frames import numbered
 from warplens.analysis.intervals import Intervals, clip, measure_before, total, union
 from warplens.analysis.timeline import Timeline
 from warplens.analysis.trees import NO_RANGE
@@ -230,10 +231,12 @@ def forward_pass(timeline: Timeline) -> Bools:
     start, end = ranges["start_ns"].to_numpy(), ranges["end_ns"].to_numpy()
     process, thread = (ranges[column].to_numpy().astype(np.int64) for column in ("process", "thread"))
     outermost = tree.forest.outermost_match(np.where(tree.is_operator, np.arange(1, len(start) + 1), 0)) - 1
-    places = np.unique(np.stack((process[forward], thread[forward])), axis=1).T
-    for pid, tid in places.tolist():
-        mine = (process[forward] == pid) & (thread[forward] == tid)
-        roots = np.unique(outermost[forward[mine]])
+    places, place = numbered(ranges.select("process", "thread")[forward], ("process", "thread"))
+    for number, (pid, tid) in enumerate(places.iter_rows()):
+        mine = place == number
+        leads = np.zeros(len(start), dtype=np.bool_)
+        leads[outermost[forward[mine]]] = True
+        roots = np.flatnonzero(leads)
         begins = np.sort(start[backward[mine]])
         roots = roots[np.argsort(start[roots], kind="stable")]
         # Forward operators with the same number of backward ones before them belong to one pass.

@@ -206,7 +206,7 @@ def depth_first(table: pl.DataFrame, most: str, then: str, last: str) -> pl.Data
         most, then: columns, the largest value first.
         last: column, the smallest value first.
     """
-    ranked = table.sort([most, then, last], descending=[True, True, False])
+    ranked = table.sort([most, then, last], descending=[True, True, False], maintain_order=True)
     below: dict[int | None, list[int]] = {}
     for row, above in zip(ranked["id"].to_list(), ranked["parent"].to_list(), strict=True):
         below.setdefault(above, []).append(row)
