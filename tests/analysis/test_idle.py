@@ -262,6 +262,20 @@ def test_the_time_of_the_thread_is_split_without_remainder() -> None:
     assert per_step["stalled"] == 2 * MS
 
 
+def test_a_pause_is_long_against_the_pace_of_launches_and_not_of_questions_to_the_driver() -> None:
+    kernels, calls, now = [], [], 0
+    for number in range(100):
+        for _ in range(4):
+            calls.append(call(now, now + US, "cudaStreamIsCapturing_v10000"))
+            now += 5 * US
+        calls.append(launch(now, now + 5 * US, number + 1))
+        kernels.append(kernel(now + 6 * US, now + 8 * US, "gemm", correlation=number + 1))
+        now += 200 * US
+    found = pace(trace(kernels, calls), "all").thread_ns
+    assert found["stalled"] == 3 * US, "from the last call to the end of the window"
+    assert found["outside"] > 90 * 200 * US
+
+
 def test_a_host_that_is_behind_finds_the_gpu_waiting() -> None:
     found = pace(run([*[("launch", 2 * US), ("pause", 30 * US)] * 10, *END]))
     assert found.behind_share == 1

@@ -355,6 +355,17 @@ def test_a_cause_below_two_per_cent_is_not_raised() -> None:
     assert verdict(step).finding("blocking-copy") is None
 
 
+def test_what_only_a_replay_of_another_cause_shows_is_not_raised() -> None:
+    def step(machine: Machine) -> None:
+        machine.launch(2 * MS)
+        machine.allocate(20 * MS)
+
+    found = verdict(step)
+    assert found.verdict == "allocator-churn"
+    # A CUDA graph would take the allocations away, too: no pause is the launches' own.
+    assert found.finding("launch-overhead") is None
+
+
 @pytest.mark.parametrize(("stall_ms", "severity"), [(1, "info"), (2, "warning"), (8, "critical")])
 def test_severity_follows_from_the_ceiling(stall_ms: int, severity: str) -> None:
     def step(machine: Machine) -> None:
@@ -429,6 +440,13 @@ def test_a_profile_without_api_calls_cannot_say_why_the_gpu_waited() -> None:
     found = judged(trace(kernels, [], [nvtx(0, 10 * MS, "step")]))
     assert found.verdict == "incomplete-profile"
     assert found.findings[0].evidence["idle_attributed_share"] == 0
+
+
+def test_collectives_alone_are_no_program_that_could_be_judged() -> None:
+    found = verdict(lambda machine: machine.launch(MS, NCCL, times=4))
+    assert [finding.id for finding in found.findings] == ["incomplete-profile"]
+    assert "nothing that computes" in found.headline
+    assert found.predictions == ()
 
 
 def test_pauses_of_two_streams_that_wait_for_each_other_are_not_blamed_on_the_host() -> None:

@@ -11,6 +11,7 @@ import warplens
 from tests.diagnosis.machine import MS, US
 from tests.diagnosis.programs import verdict
 from tests.shipped import capture
+from warplens.diagnosis.rules.stalls import HostStall
 
 if TYPE_CHECKING:
     from tests.diagnosis.machine import Machine
@@ -90,7 +91,9 @@ def test_two_causes_together_bring_what_the_program_without_both_takes() -> None
     neither = verdict(lambda machine: step(machine, stalled=False, drained=False)).coverage.wall_ns / 6
     both = of(found, "host-sync", "host-stall")
 
-    assert both.step_ns == pytest.approx(neither, rel=0.08)
+    # Of what the host does elsewhere, a part stays: it has to be handed over.
+    handed_over = HostStall.kept_share * (6 * MS + 12 * 304 * US)
+    assert both.step_ns == pytest.approx(neither + handed_over, rel=0.02)
     assert both.step_ns < min(alone.values())
     assert both.idle_ns < found.what_if.idle_ns
 

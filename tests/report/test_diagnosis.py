@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tests.diagnosis import programs
@@ -79,6 +81,29 @@ def test_numbers_are_written_with_their_units() -> None:
         "idle 1.50 ms, idle 25.0 %, waits 12 a step, copied 40.0 MB a step, bandwidth 10.0 GB/s, "
         "host needed 2.00 ms a step, launches per tensor 14×"
     )
+
+
+def test_without_steps_counts_are_those_of_the_window() -> None:
+    assert evidence_text({"waits_per_step": 12.0, "held_ns_per_step": 2e6}, steps=0) == "waits 12, held 2.00 ms"
+
+
+@pytest.mark.parametrize(
+    ("expected", "bound", "said"),
+    [
+        (2.0, 3.0, "about 2.00× (1.50× to 2.50×), at most 3.00×"),
+        (2.0, None, "about 2.00× (1.50× to 2.50×)"),
+        (100.0, None, "many times"),
+        (None, 3.0, "at most 3.00×"),
+    ],
+)
+def test_what_is_not_known_leaves_no_comma_behind(expected: float | None, bound: float | None, said: str) -> None:
+    finding = replace(
+        programs.verdict(programs.launch_bound).findings[0],
+        expected=expected,
+        expected_interval=None if expected is None else (1.5, 2.5),
+        bound=bound,
+    )
+    assert standing(finding).endswith(f", {said} as fast without it")
 
 
 def test_ceilings_beyond_reason_are_not_written_out() -> None:

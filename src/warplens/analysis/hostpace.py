@@ -68,6 +68,7 @@ class HostCalls:
         starts, ends, thread: each call's interval and thread; a wait by asking again and again is one interval.
         cause: the position from 1 in `HOLDING_CAUSES` of what the call holds its thread up with; 0 for calls that issue
             work.
+        issues: whether GPU work came of the call.
         outermost: the calls of all threads as disjoint pieces, each owned by the call that began first.
         profiler: per thread, when the profiler held it up.
     """
@@ -77,6 +78,7 @@ class HostCalls:
     ends: Int64s
     thread: Int64s
     cause: npt.NDArray[np.int8]
+    issues: Bools
     outermost: Owned
     profiler: dict[int, Intervals]
 
@@ -100,7 +102,9 @@ class HostCalls:
             ends, cause = _polling_as_waits(starts, ends, threads, cause, polls)
         rows = np.flatnonzero(selected)
         profiler = {thread: _profiler(timeline, process, thread) for thread in launching.to_list()}
-        return cls(rows, starts, ends, threads, cause, owned_union(starts, ends), profiler)
+        issues = np.zeros(len(calls), dtype=np.bool_)
+        issues[timeline.work.filter(pl.col("process") == process)["api_row"].drop_nulls().to_numpy()] = True
+        return cls(rows, starts, ends, threads, cause, issues[rows], owned_union(starts, ends), profiler)
 
     def states(self, thread: int) -> dict[str, Intervals]:
         """When this thread was held up, as disjoint intervals per cause (`warplens.analysis.timebudget.IDLE_CAUSES`).
@@ -118,7 +122,7 @@ class HostCalls:
             pieces.append(subtract(self._holding_part(self.outermost), Intervals(mine.starts, mine.ends)))
         held = self.profiler.get(thread, Intervals.none())
         pieces = [subtract(piece, held) for piece in pieces]
-        states = {"profiler": held, "host": self._stalls(self.starts[own], held)}
+        states = {"profiler": held, "host": self._stalls(own, held)}
         for number, cause in enumerate(HOLDING_CAUSES, start=1):
             chosen = [(piece, self.cause[piece.owner] == number) for piece in pieces]
             starts = np.concatenate([piece.starts[mask] for piece, mask in chosen])
@@ -130,9 +134,17 @@ class HostCalls:
         kept = np.flatnonzero(self.cause[pieces.owner])
         return Owned(pieces.starts[kept], pieces.ends[kept], pieces.owner[kept])
 
-    def _stalls(self, own_starts: Int64s, held: Intervals) -> Intervals:
-        """Pauses of all threads that are far longer than the usual one between calls of this thread."""
-        usual = float(np.median(np.diff(own_starts))) if len(own_starts) > 1 else 0.0
+    def _stalls(self, own: Int64s, held: Intervals) -> Intervals:
+        """Pauses of all threads that are far longer than the usual one from launch to launch of this thread.
+
+        Calls that ask for the state of a stream or an event come several to a launch and say nothing about its pace;
+        nor does a launch after a call that held the host.
+        """
+        own = own[np.argsort(self.starts[own], kind="stable")]
+        issuing = np.flatnonzero(self.issues[own] & (self.cause[own] == 0))
+        held_before = np.cumsum(self.cause[own] != 0)[issuing]
+        free = np.diff(held_before) == 0
+        usual = float(np.median(np.diff(self.starts[own[issuing]])[free])) if free.any() else 0.0
         starts, ends = self.outermost.ends[:-1], self.outermost.starts[1:]
         long = ends - starts >= min(max(STALL_MIN_NS, _STALL_FACTOR * usual), STALL_MAX_NS)
         # Before the first and after the last call the host does something else by definition.

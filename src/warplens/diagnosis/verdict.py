@@ -160,7 +160,7 @@ def diagnose(
         headline=headline(facts, verdict, claims),
         findings=ranked,
         per_phase=() if decides else tuple(found for phase in PHASES if (found := _of_phase(facts, phase)) is not None),
-        predictions=tuple(modelled),
+        predictions=() if decides else tuple(modelled),
         coverage=_coverage(facts, claims, ranked, report.source if report is not None else None),
         notes=tuple(notes),
         moments=() if decides else worst_moments(facts, claims, ranked),

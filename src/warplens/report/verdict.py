@@ -103,6 +103,8 @@ _ENDINGS: Final = (
     ("_ns", fmt.duration),
 )
 
+_A_STEP: Final = " a step"
+
 _CHANGES: Final = {
     "free-launches": "launches cost nothing",
     "cuda-graph": "one CUDA graph a step",
@@ -120,19 +122,21 @@ def factor(gain: float | None) -> str:
     """A factor: `1.23×`; `–` where it is not known."""
     if gain is None:
         return fmt.MISSING
-    return f">{_MANY:.0f}×" if gain > _MANY else f"{gain:.2f}×"
+    return f">{_MANY:.0f}×" if gain >= _MANY else f"{gain:.2f}×"
 
 
 def gain_words(finding: Finding) -> str:
     """What the best remedy brings: `about 2.75× (2.34× to 3.20×), at most 3.41×`; empty where nothing is known."""
     if rule(finding.id).describes:
         return ""
-    most = "" if finding.bound is None else f"at most {factor(finding.bound)}"
-    if finding.expected is None or finding.expected_interval is None:
-        return most
-    low, high = finding.expected_interval
-    about = f"about {factor(finding.expected)} ({factor(low)} to {factor(high)})"
-    return f"{about}, {most}" if most else about
+    said = []
+    if finding.expected is not None and finding.expected_interval is not None:
+        low, high = finding.expected_interval
+        many = finding.expected >= _MANY
+        said.append("many times" if many else f"about {factor(finding.expected)} ({factor(low)} to {factor(high)})")
+    if finding.bound is not None:
+        said.append(f"at most {factor(finding.bound)}")
+    return ", ".join(said)
 
 
 def standing(finding: Finding) -> str:
@@ -142,12 +146,18 @@ def standing(finding: Finding) -> str:
     return f"{finding.severity}, confidence {finding.confidence}{rest}"
 
 
-def evidence_text(evidence: Mapping[str, float]) -> str:
-    """What each number is, in words, and the number with its unit, in one line."""
+def evidence_text(evidence: Mapping[str, float], *, steps: int = 1) -> str:
+    """What each number is, in words, and the number with its unit, in one line.
+
+    Args:
+        evidence: of a finding.
+        steps: of the window; without any, what is counted for each step is that of the window.
+    """
     parts = []
     for name, value in evidence.items():
         ending, write = next(((end, write) for end, write in _ENDINGS if name.endswith(end)), ("", fmt.number))
-        parts.append(f"{name.removesuffix(ending).replace('_', ' ')} {write(value)}")
+        told = write(value) if steps else write(value).removesuffix(_A_STEP)
+        parts.append(f"{name.removesuffix(ending).replace('_', ' ')} {told}")
     return ", ".join(parts)
 
 
@@ -230,6 +240,12 @@ _PREDICTIONS: Final = (
 )
 
 
+def steps_judged(diagnosis: Diagnosis | RunDiagnosis) -> int:
+    """Steps of the window; of several ranks, there is always at least one."""
+    coverage = getattr(diagnosis, "coverage", None)
+    return 1 if coverage is None else coverage.steps
+
+
 def findings_frame(diagnosis: Diagnosis | RunDiagnosis) -> pl.DataFrame:
     """One row a finding, the worst first; evidence as text, the first remedy for all."""
     rows = []
@@ -241,7 +257,7 @@ def findings_frame(diagnosis: Diagnosis | RunDiagnosis) -> pl.DataFrame:
             "expected_high": high,
             "where": ", ".join(found.where),
             "places": "; ".join(place_lines(found)),
-            "evidence": evidence_text(found.evidence),
+            "evidence": evidence_text(found.evidence, steps=steps_judged(diagnosis)),
             "remedy": found.remedies[0].action if found.remedies else None,
             "gain": factor(found.expected),
             "at_most": factor(found.bound),
@@ -294,13 +310,14 @@ def finding_blocks(diagnosis: Diagnosis) -> Iterator[Block | Section]:
         yield quiet(fmt.sentence(line))
     for rank, finding in enumerate(diagnosis.findings):
         title = f"{finding.id}: {rule(finding.id).limiter}"
-        yield Section(f"finding-{finding.id}", title, tuple(one_finding(finding)), folded=rank > 0)
+        told = tuple(one_finding(finding, diagnosis.coverage.steps))
+        yield Section(f"finding-{finding.id}", title, told, folded=rank > 0)
 
 
-def one_finding(finding: Finding) -> Iterator[Block]:
-    """A finding with its evidence, remedies and the experiment that would refute it."""
+def one_finding(finding: Finding, steps: int = 1) -> Iterator[Block]:
+    """A finding of a window of so many steps with its evidence, remedies and the experiment that would refute it."""
     yield Paragraph(f"{finding.title} ({standing(finding)}).")
-    yield Paragraph(f"Evidence: {evidence_text(finding.evidence)}.")
+    yield Paragraph(f"Evidence: {evidence_text(finding.evidence, steps=steps)}.")
     for label, told in (("Mostly in", places(finding)), ("In the program", "; ".join(place_lines(finding)))):
         if told:
             yield Paragraph(f"{label}: {told}.")

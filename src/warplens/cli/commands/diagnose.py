@@ -14,7 +14,7 @@ from warplens.cli.options import Format, FormatOption, RangeOption, WindowOption
 from warplens.errors import UsageError
 from warplens.readers import discover, read_counters
 from warplens.readers.shipped import located
-from warplens.report.verdict import evidence_text, place_lines, places, standing
+from warplens.report.verdict import evidence_text, place_lines, places, standing, steps_judged
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -101,16 +101,17 @@ def _entries(found: VerdictAnswer) -> Iterator[tuple[str, str]]:
 
     verdict = f"verdict: {found.verdict}"
     yield f"{verdict}\n{one_line(found.headline)}", f"**{escaped(verdict)}** {escaped(found.headline)}"
-    yield from (_entry(rank, finding) for rank, finding in enumerate(found.findings, start=1))
+    steps = steps_judged(found.diagnosis)
+    yield from (_entry(rank, finding, steps) for rank, finding in enumerate(found.findings, start=1))
 
 
-def _entry(rank: int, finding: Finding) -> tuple[str, str]:
-    """A finding for a terminal and as Markdown."""
+def _entry(rank: int, finding: Finding, steps: int) -> tuple[str, str]:
+    """A finding of a window of so many steps for a terminal and as Markdown."""
     from warplens.report.markdown import escaped
 
     text = [f"{rank}. {finding.id}: {standing(finding)}", f"   {one_line(finding.title)}"]
     markdown = [f"{rank}. **{escaped(finding.id)}**: {escaped(standing(finding))}", f"   {escaped(finding.title)}"]
-    facts = {"evidence": evidence_text(finding.evidence), "mostly in": places(finding)}
+    facts = {"evidence": evidence_text(finding.evidence, steps=steps), "mostly in": places(finding)}
     facts["in the program"] = "; ".join(place_lines(finding))
     for label, fact in facts.items():
         if fact or label == "evidence":

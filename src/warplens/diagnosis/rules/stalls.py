@@ -74,8 +74,7 @@ _ACTIVITIES: Final = (
         ),
     ),
     (
-        r"(?<![a-z])mpi_|barrier|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|all2all|rendezvous|nccl|c10d|"
-        r"distributeddataparallel",
+        r"(?<![a-z])mpi_|barrier|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|all2all|rendezvous|nccl|c10d",
         (
             Remedy(
                 "Find the rank that is late",
@@ -91,6 +90,17 @@ _ACTIVITIES: Final = (
                 "Do less on the host in the backward pass",
                 "fewer hooks and custom autograd functions; checkpoint larger parts, or none; torch.compile(model) "
                 "issues the whole pass from one call",
+                "{gain}",
+            ),
+        ),
+    ),
+    (
+        r"distributeddataparallel|(?<![a-z])forward(?![a-z])|fullyshardeddataparallel",
+        (
+            Remedy(
+                "Do less on the host in the forward pass",
+                "torch.compile(model) issues the whole pass from one call; no Python loops over items, no hooks, no "
+                "checks of values inside the model",
                 "{gain}",
             ),
         ),

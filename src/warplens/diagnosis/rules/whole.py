@@ -148,10 +148,13 @@ class IncompleteProfile(Rule):
         unattributed = facts.attributed_share is not None and facts.attributed_share < limits.attributed_share
         # Where next to nothing is idle, it does not matter that its cause is unknown.
         unknown = unattributed and ceiling(facts.wall_ns, facts.idle_ns) >= limits.warning_ceiling
-        if not missing and facts.wall_ns and not unknown:
+        talking = _only_communication(facts)
+        if not missing and facts.wall_ns and not unknown and not talking:
             return None
         text = (
-            missing[0].text
+            "The window holds communication between GPUs and nothing that computes."
+            if talking
+            else missing[0].text
             if missing
             else "The profile does not record who launched the work, so that pauses have no cause."
             if facts.wall_ns
@@ -174,7 +177,7 @@ class IncompleteProfile(Rule):
             },
             remedies=remedies or (Remedy("Record again", _RECAPTURE, "a profile that can answer"),),
         )
-        decides = bool(blocking) or not facts.wall_ns or unknown or aborted >= limits.aborted_share * facts.steps > 0
+        decides = bool(blocking) or not facts.wall_ns or unknown or talking or aborted >= limits.aborted_share * facts.steps > 0
         return Incomplete(finding, decides)
 
     def unexplained(self, facts: Facts, claims: Claims) -> Finding:
@@ -207,6 +210,12 @@ class IncompleteProfile(Rule):
         )
         refute = "Run on a single stream, with the GPU to yourself: if the pauses stay, the host makes them."
         return replace(found, refute=refute)
+
+
+def _only_communication(facts: Facts) -> bool:
+    """Whether collectives are all that the GPU did: a test of the links, or a slice of a trace."""
+    talks = facts.own_ns(pl.col("label") == "communication")
+    return bool(talks) and not facts.own_ns(pl.col("kind").is_in(["kernel", "graph"]) & (pl.col("label") != "communication"))
 
 
 #: Sections of Nsight Compute that tell why kernels of a category are below their roof; all others: `_OTHERS`.
