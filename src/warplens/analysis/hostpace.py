@@ -138,13 +138,13 @@ class HostCalls:
         """Pauses of all threads that are far longer than the usual one from launch to launch of this thread.
 
         Calls that ask for the state of a stream or an event come several to a launch and say nothing about its pace;
-        nor does a launch after a call that held the host.
+        nor does a launch after a call that held the host, unless they all are.
         """
         own = own[np.argsort(self.starts[own], kind="stable")]
         issuing = np.flatnonzero(self.issues[own] & (self.cause[own] == 0))
         held_before = np.cumsum(self.cause[own] != 0)[issuing]
-        free = np.diff(held_before) == 0
-        usual = float(np.median(np.diff(self.starts[own[issuing]])[free])) if free.any() else 0.0
+        intervals, free = np.diff(self.starts[own[issuing]]), np.diff(held_before) == 0
+        usual = float(np.median(intervals[free] if free.any() else intervals)) if len(intervals) else 0.0
         starts, ends = self.outermost.ends[:-1], self.outermost.starts[1:]
         long = ends - starts >= min(max(STALL_MIN_NS, _STALL_FACTOR * usual), STALL_MAX_NS)
         # Before the first and after the last call the host does something else by definition.

@@ -13,7 +13,7 @@ from warplens.analysis.hostpace import SMALL_COPY_BYTES
 from warplens.analysis.intervals import Intervals, total, union
 from warplens.analysis.kernel_names import PRODUCTS
 from warplens.diagnosis.facts import kernel_names, range_names
-from warplens.diagnosis.findings import PASSES, Remedy, ceiling
+from warplens.diagnosis.findings import PASSES, Remedy
 from warplens.diagnosis.pace import Gain
 from warplens.diagnosis.rule import (
     GAIN,
@@ -123,9 +123,6 @@ class LaunchOverhead(Rule):
     def find(self, facts: Facts, claims: Claims) -> Finding | None:
         """The finding, if the window has it."""
         claimed = claims.idle_ns(self.id)
-        if ceiling(facts.wall_ns, claimed) < facts.thresholds.raise_ceiling:
-            # A graph would also take away what other causes claim: where issuing costs nothing, that is theirs.
-            return None
         launches = facts.host.launches
         whole = facts.phase is None
         passes = passes_of_step(facts) if claimed else 1

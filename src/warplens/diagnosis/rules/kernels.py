@@ -320,7 +320,7 @@ class Precision(Rule):
     raised_when = "it costs 2 %, and the GPU has tensor cores"
     claimed = "of fp32 products on vector units, what 0.55 of the ratio of the peaks saves; passes between them stay"
     headline = (
-        "Matrix products beside the tensor cores limit this: {share} of the time could go away in a narrower format"
+        "Matrix products beside the tensor cores limit this: {share} of the time could go away in TF32 or bfloat16"
     )
     older_headline = "Matrix products beside the tensor cores limit this: {share} of the time could go away in fp16"
     title = "Matrix products run in fp32 beside the tensor cores"
@@ -334,7 +334,7 @@ class Precision(Rule):
         **GPU_BUSY_SHARE,
     }
     refutation = (
-        "Run a few steps in the narrower format: if the products do not get faster, they are limited by memory or by "
+        "Allow TF32 and run again: if the products do not get faster, they are limited by memory or by "
         "their size. If results get worse than you can accept, the precision was needed."
     )
     thresholds = ("dominant_share",)

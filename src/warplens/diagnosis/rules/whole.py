@@ -177,7 +177,13 @@ class IncompleteProfile(Rule):
             },
             remedies=remedies or (Remedy("Record again", _RECAPTURE, "a profile that can answer"),),
         )
-        decides = bool(blocking) or not facts.wall_ns or unknown or talking or aborted >= limits.aborted_share * facts.steps > 0
+        decides = (
+            bool(blocking)
+            or not facts.wall_ns
+            or unknown
+            or talking
+            or aborted >= limits.aborted_share * facts.steps > 0
+        )
         return Incomplete(finding, decides)
 
     def unexplained(self, facts: Facts, claims: Claims) -> Finding:
@@ -215,7 +221,9 @@ class IncompleteProfile(Rule):
 def _only_communication(facts: Facts) -> bool:
     """Whether collectives are all that the GPU did: a test of the links, or a slice of a trace."""
     talks = facts.own_ns(pl.col("label") == "communication")
-    return bool(talks) and not facts.own_ns(pl.col("kind").is_in(["kernel", "graph"]) & (pl.col("label") != "communication"))
+    return bool(talks) and not facts.own_ns(
+        pl.col("kind").is_in(["kernel", "graph"]) & (pl.col("label") != "communication")
+    )
 
 
 #: Sections of Nsight Compute that tell why kernels of a category are below their roof; all others: `_OTHERS`.
