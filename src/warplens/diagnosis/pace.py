@@ -42,7 +42,7 @@ _LARGEST_ERROR: Final = 0.25
 
 #: Step times that the host decides differ from one run of the same program to the next, and so does what a remedy
 #: saves: by about this factor.
-NOISE: Final = 1.5
+NOISE: Final = 1.7
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from warplens.analysis.trees import NO_RANGE
 from warplens.diagnosis.facts import range_names
 from warplens.diagnosis.findings import Remedy
 from warplens.diagnosis.rule import (
+    GAIN,
     GPU_BUSY_SHARE,
     IDLE_NS,
     IDLE_SHARE,
@@ -27,6 +28,7 @@ from warplens.diagnosis.rule import (
 )
 
 if TYPE_CHECKING:
+    from warplens.analysis.prediction import Change
     from warplens.diagnosis.claims import Claims
     from warplens.diagnosis.facts import Facts
     from warplens.diagnosis.findings import Finding
@@ -149,6 +151,15 @@ _UNKNOWN_ACTIVITY: Final = (
     ),
 )
 
+#: Where the host works on data that it then sends, or that it has just fetched.
+_ON_DATA: Final = Remedy(
+    "Do on the GPU what the host does with these data",
+    "send images as uint8 and token ids as they are, and convert, normalise and augment them there; count, compare and "
+    "choose there (torch.bincount, argmax), and fetch the result alone. Or prepare them in other processes: "
+    "DataLoader(…, num_workers=8, pin_memory=True)",
+    GAIN,
+)
+
 _SEE: Final = Remedy(
     "See what the host does there",
     "py-spy record --gil -- python train.py, or nsys profile --trace=cuda,nvtx,osrt --python-sampling=true; ranges: "
@@ -199,6 +210,7 @@ class HostStall(Rule):
     waiting = Limit(0.5, "A host that waits in most steps starts each of them with an idle GPU.")
     mostly = Limit(0.5, "A remedy is for what the host does in most of the time of its pauses, or for none of it.")
     kept_share = Limit(0.1, "What is done elsewhere still has to be handed over, and copied.")
+    large_bytes = Limit(1 << 20, "A copy of less takes a fraction of a stall, and is no batch of data.")
 
     starting_title: ClassVar = (
         "The window holds long pauses of the host that belong to no step: a start, or compilation"
@@ -220,6 +232,27 @@ class HostStall(Rule):
             (length > self.steps_long * float(np.median(steps))).to_numpy() if steps else np.zeros(len(loads), np.bool_)
         )
         return int(length.filter(pl.Series(loads | long, dtype=pl.Boolean)).sum()) > claimed_ns / 2
+
+    def _on_data(self, facts: Facts, claims: Claims) -> bool:
+        """Whether most of these pauses end with a large blocking copy to the GPU, or follow one from it.
+
+        What the host prepares, it sends; what it fetches, it looks at. Whoever moves such work to the GPU, or to other
+        processes that pin what they prepare, gets rid of the copies as well.
+        """
+        if not claims.busy_ns("blocking-copy"):
+            return False
+        work = facts.work.select("kind", "label", "start_ns", "end_ns", "bytes", "pageable").filter(
+            (pl.col("kind") == "copy") & pl.col("pageable") & (pl.col("bytes") >= self.large_bytes)
+        )
+        label = work["label"].cast(pl.String)
+        sent = np.sort(work.filter(label == "host-to-device")["start_ns"].to_numpy())
+        if len(sent) and sent[0] == facts.window.start_ns:
+            sent = np.r_[sent, facts.window.end_ns]  # steps begin with such a copy: the next one, too
+        fetched = np.sort(work.filter(label == "device-to-host")["end_ns"].to_numpy())
+        spent = claims.of_gaps(self.id).to_numpy()
+        begins, ends = (facts.gaps[name].to_numpy() for name in ("start_ns", "end_ns"))
+        beside = np.isin(ends, sent) | np.isin(begins, fetched)
+        return bool(spent[beside].sum() >= self.mostly * spent.sum())
 
     def _hidden(self, facts: Facts, claimed_ns: int) -> bool:
         """Whether a host that never waits for the GPU would hide these pauses behind its work without the profiler."""
@@ -249,6 +282,9 @@ class HostStall(Rule):
         waiting = _in_os_calls(facts, stalls)
         within, spent_in = _open_ranges(facts, stalls), spent.filter(spent > 0)
         starting = self._starting(facts, stalls, claimed)
+        on_data = bool(claimed) and not starting and self._on_data(facts, claims)
+        copies = claims.busy_ns("blocking-copy") if on_data else 0
+        changes: tuple[Change, ...] = ("no-host-stall", "overlapped-copies") if on_data else ("no-host-stall",)
         return self.raised(
             facts,
             claimed,
@@ -262,13 +298,18 @@ class HostStall(Rule):
                 "in_os_calls_share": waiting,
             },
             where=range_names(facts, within, spent_in),
-            remedies=(*(_STEPS_ONLY if starting else ()), *self._instead(facts, within, spent_in)),
+            remedies=(
+                *(_STEPS_ONLY if starting else ()),
+                *((_ON_DATA,) if on_data else ()),
+                *self._instead(facts, within, spent_in),
+            ),
             issuing_ns=claims.issuing_ns.get(self.id, 0),
             informs=starting or self._hidden(facts, claimed),
             kept=self.kept_share,
-            replayed=facts.replayed("no-host-stall", kept=self.kept_share) if claimed else None,
+            replayed=facts.replayed(*changes, kept=self.kept_share) if claimed else None,
+            busy_ns=copies,
             # A host that does not stop can be ahead of the GPU, and hide all other pauses, too.
-            bound_ns=facts.idle_ns,
+            bound_ns=facts.idle_ns + copies,
             at_least=predicted(facts, "no-host-stall"),
         )
 
