@@ -51,6 +51,20 @@ def test_packing_a_part_of_a_half_keeps_the_other_programs() -> None:
     assert [(entry["name"], entry.get("ratio")) for entry in found] == [("a", 1), ("b", 2), ("c", 1), ("d", None)]
 
 
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("name", ["frames_normalised_on_host", "confusion_on_host", "own_cache_by_cat"])
+def test_the_measured_gain_lies_in_the_interval_and_under_the_bound(name: str, source: str) -> None:
+    """Work of the host on data goes away with the copies of these data; a cache that is not copied is hardly paid."""
+    pair = next(each for each in pairs("fourth") if each.name == name)
+    path, measured = pair.path(source), pair.ratio
+    assert path is not None
+    assert measured is not None
+    first = diagnose([path]).to_dict()["findings"][0]
+    assert first["id"] == pair.habit
+    low, high = first["expected_interval"]
+    assert low <= measured.median <= high <= first["bound"]
+
+
 @pytest.mark.parametrize(
     ("name", "source"),
     [("gradients_one_by_one", "torch"), ("pipeline_of_one", "torch"), ("pipeline_of_one", "nsys")],

@@ -252,10 +252,6 @@ def _ends_unseen(found: Found, left_out: int) -> bool:
 def _warmup_count(found: Found) -> int:
     """How many leading steps are still warming up; at least the last step is always kept."""
     durations = found.ends - found.starts
-    if found.work_ends is not None and len(durations) > 1:
-        # The recording does not show the pause after the last step: it has the usual one, to be compared with others.
-        durations = durations.copy()
-        durations[-1] += int(np.median(found.starts[1:] - found.work_ends[:-1]).clip(0))
     later = slice(len(durations) // 2, None)
     # A last step without its pause is no measure of the others.
     whole = durations[:-1] if len(durations) > 1 and _ends_unseen(found, 0) else durations

@@ -41,7 +41,7 @@ _USUAL, _LESS, _MORE = 1.0, 0.4, 1.8
 _LARGEST_ERROR: Final = 0.25
 
 #: Step times that the host decides differ from one run of the same program to the next, and so does what a remedy
-#: saves: by about this factor.
+#: saves: by up to this factor between the recording and the timing of the programs in `data/pairs`.
 NOISE: Final = 1.7
 
 

@@ -239,7 +239,7 @@ class HostStall(Rule):
         What the host prepares, it sends; what it fetches, it looks at. Whoever moves such work to the GPU, or to other
         processes that pin what they prepare, gets rid of the copies as well.
         """
-        if not claims.busy_ns("blocking-copy"):
+        if "blocking-copy" not in claims.causes or not claims.busy_ns("blocking-copy"):
             return False
         work = facts.work.select("kind", "label", "start_ns", "end_ns", "bytes", "pageable").filter(
             (pl.col("kind") == "copy") & pl.col("pageable") & (pl.col("bytes") >= self.large_bytes)
