@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.diagnosis.ours import Foretold, Profiled, claims_of, foretold, profiled
+from benchmarks.diagnosis.ours import CHANGES, Foretold, Profiled, claims_of, foretold, profiled
 from benchmarks.diagnosis.peers import FAILED, RESULTS, claims_of_nsys, claims_of_nsys_ai
 from benchmarks.diagnosis.refit import candidates, left_out, verdicts
 from benchmarks.diagnosis.suite import FORMATS, HELD_OUT, Case, cases
@@ -29,6 +29,20 @@ TARGET = Path(__file__).resolve().parents[1] / "results" / "diagnosis.md"
 GRAPH_ERROR, ERROR = 0.15, 0.20
 #: Of remedies whose effect is smaller than this, an error says nothing.
 LEAST_EFFECT = 0.05
+
+#: The finding whose remedy each change is; only that one is held against what the remedy brought.
+FINDINGS = {
+    "cuda-graph": "launch-overhead",
+    "no-synchronization": "host-sync",
+    "no-host-stall": "host-stall",
+    "cached-allocation": "allocator-churn",
+    "overlapped-copies": "blocking-copy",
+    "async-copies": "blocking-copy",
+    "fused": "unfused-optimizer",
+    "tf32": "precision",
+    "bf16": "precision",
+    "fused-norm": "unfused-chain",
+}
 
 
 @dataclass(frozen=True)
@@ -195,6 +209,84 @@ def _text(quick: bool) -> Iterator[str]:
         yield from _section(held_out, _profiles_of(held_out))
 
 
+@dataclass(frozen=True)
+class Expected:
+    """What a finding expects of the remedy that was timed.
+
+    Attributes:
+        measured: how many times as fast a step without a profiler became: mean, and by the quartiles of both.
+        expected: the same, as the finding has it; `interval` of 90 %, and `bound`; None where it cannot be told.
+    """
+
+    case: str
+    source: str
+    remedy: str
+    finding: str
+    measured: tuple[float, float, float]
+    expected: float
+    interval: tuple[float, float]
+    bound: float | None
+
+    @property
+    def holds(self) -> bool:
+        """Whether the interval reaches what was measured."""
+        return self.interval[0] <= self.measured[2] and self.measured[1] <= self.interval[1]
+
+    @property
+    def exceeds(self) -> bool:
+        """Whether more was measured than the bound allows."""
+        return self.bound is not None and self.measured[1] > self.bound
+
+
+def _expected(profile: Profiled, found: Diagnosis) -> Iterator[Expected]:
+    case = profile.case
+    times = {name: told.get("unprofiled_ns") for name, told in case.entry["variants"].items()}
+    before = times["baseline"]
+    for remedy in case.entry.get("remedies", ()):
+        after = times.get(remedy)
+        change = CHANGES.get((case.name, remedy), CHANGES.get(remedy, remedy))
+        finding = found.finding(FINDINGS.get(change, ""))
+        if not before or not after or finding is None or finding.expected is None or finding.expected_interval is None:
+            continue
+        mean = before["wall_mean_ns"] / after["wall_mean_ns"]
+        if 1 - 1 / mean < LEAST_EFFECT:
+            continue
+        ends = (before["q1_ns"] / after["q3_ns"], before["q3_ns"] / after["q1_ns"])
+        measured = (mean, min(mean, *ends), max(mean, *ends))
+        yield Expected(
+            case.name, profile.source, remedy, finding.id, measured, finding.expected, finding.expected_interval,
+            finding.bound,
+        )  # fmt: skip
+
+
+def _gains(profiles: Sequence[Profiled]) -> Iterator[str]:
+    """What findings expect of the remedies that were timed: the profile is all that they know."""
+    told = [each for profile in profiles for each in _expected(profile, profile.diagnosis())]
+    near = sum(abs(each.measured[0] / each.expected - 1) <= ERROR for each in told)
+    yield "### Expected and measured gains\n"
+    yield (
+        "What the finding expects whose remedy was timed, from the profile alone, without a profiler. Remedies that no "
+        "finding proposes, such as half of the bytes, are held against none.\n"
+    )
+    yield (
+        f"Within {100 * ERROR:.0f} %: {_share(near, len(told))}; in the interval: "
+        f"{_share(sum(each.holds for each in told), len(told))}; above the bound: "
+        f"{_share(sum(each.exceeds for each in told), len(told))}.\n"
+    )
+    missed = [each for each in told if not each.holds or each.exceeds]
+    if missed:
+        yield _row("not in the interval", "profile", "remedy", "finding", "measured", "expected", "bound")
+        yield _row("---", "---", "---", "---", "---:", "---:", "---:")
+        for each in missed:
+            low, high = each.interval
+            bound = "–" if each.bound is None else f"{each.bound:.2f}" + (" ⚠" if each.exceeds else "")
+            yield _row(
+                each.case, each.source, each.remedy, each.finding, f"{each.measured[0]:.2f}",
+                f"{each.expected:.2f} ({low:.2f}–{high:.2f})", bound,
+            )  # fmt: skip
+        yield ""
+
+
 def _profiles_of(all_cases: Sequence[Case]) -> list[Profiled]:
     return [found for case in all_cases for source in FORMATS if (found := profiled(case, source)) is not None]
 
@@ -220,6 +312,7 @@ def _section(all_cases: Sequence[Case], profiles: Sequence[Profiled]) -> Iterato
     )
     yield "\n".join(_case_table(all_cases, answers)) + "\n"
     yield from _judged(all_cases)
+    yield from _gains(profiles)
     yield from _predictions(profiles)
 
 
