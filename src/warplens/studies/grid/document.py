@@ -446,7 +446,7 @@ def _answer(grid: Grid, status: pl.DataFrame, diagnosed: Mapping[str, Diagnosis]
         verdict=verdict,
         severity="info",
         gain=gain,
-        unit=" as fast",
+        unit=" as fast" if gain else "",
         gain_range=f"in {fmt.plural(len(mine), 'profile')}, expected without a profiler" if limited else "",
         do=do,
         code=code,

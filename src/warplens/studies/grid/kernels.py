@@ -19,6 +19,7 @@ import numpy.typing as npt
 import polars as pl
 
 from warplens.analysis.api import blocks_host
+from warplens.analysis.attribution import is_operator
 from warplens.analysis.categories import categories_of
 from warplens.analysis.intervals import owned_union
 from warplens.analysis.phases import PHASE
@@ -26,7 +27,7 @@ from warplens.analysis.ranges import plain_range_name
 from warplens.analysis.sequence import warmup_labels
 from warplens.analysis.steps import WARMUP_SLOWDOWN
 from warplens.analysis.timeline import Timeline
-from warplens.analysis.trees import NO_RANGE
+from warplens.analysis.trees import NO_RANGE, nearest
 from warplens.analysis.window import NO_PHASE, PHASES, Step, phase_of_name
 from warplens.profile.columns import KERNEL_NAME, column, table
 from warplens.profile.schema import Column, name_categories, name_labels
@@ -647,8 +648,13 @@ def top_label(timeline: Timeline, work: pl.DataFrame, repetition: str = "pass") 
 def model_parts(timeline: Timeline, work: pl.DataFrame) -> tuple[ModelPart, ...]:
     """The innermost ranges that hold these launches, by name, with their shares of the GPU time.
 
-    Launches that only the range of the phase itself holds are told apart from those in a range inside it.
+    Launches that only the range of the phase itself holds are told apart from those in a range inside it. An operator
+    of a framework is no part of the model: its launches belong to the range around it.
     """
+    annotated = ~is_operator(timeline.trace.ranges)
+    if not annotated.all():
+        held = nearest(timeline.forest.parent, annotated, work["range"].fill_null(NO_RANGE).to_numpy())
+        work = work.with_columns(pl.Series("range", held).replace(NO_RANGE, None))
     total = int(work["duration_ns"].sum())
     names = timeline.trace.ranges["name"].cast(pl.String)
     innermost = pl.Series(

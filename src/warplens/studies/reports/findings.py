@@ -144,7 +144,7 @@ def findings_document(evidence: Evidence, title: str) -> Document:
         sections.append(predicted)
     if evidence.policy is not None:
         sections.append(_policy(evidence))
-    sections.append(_limits(evidence))
+    sections += [_limits(evidence), _files(evidence)]
     return Document(
         title=title,
         lead=_lead(evidence),
@@ -302,6 +302,36 @@ def _limits(evidence: Evidence) -> Section:
         )
     )
     return Section("limits", "Limits", tuple(blocks))
+
+
+FILES: Final = table(
+    "findings: files",
+    "A file that the findings rest on. The findings of a token-reduction study.",
+    "source",
+    Column("what", pl.String, "what it holds", title="Holds"),
+    Column("command", pl.String, "that made it, where the file says so; else null", title="Made by"),
+)
+
+
+def _files(evidence: Evidence) -> Section:
+    """The appendix: every file, what it holds, and the command that it names."""
+    measured = [
+        (evidence.measurements, "the grid of both sides"),
+        (evidence.remedies, "what was tried"),
+        (evidence.grid, "several ways to run both sides"),
+    ]
+    rows = [
+        (item.source, f"measurements: {what}, {fmt.plural(item.cells.height, 'cell')}", item.command)
+        for item, what in measured
+        if item is not None
+    ]
+    for pair in evidence.pairs:
+        for side in (pair.numbers.baseline, pair.numbers.variant):
+            rows += [(source, f"profile of {side.name} at {pair.title}", None) for source in side.sources]
+    if evidence.policy is not None:
+        rows.append((evidence.policy.source, "measurements that the policy was fitted to", None))
+    frame = pl.DataFrame(rows, schema=FILES.schema, orient="row").unique(maintain_order=True)
+    return Section("files", "Files", (Table("files-table", "What this rests on", FILES.columns, frame, limit=None),))
 
 
 def _told_once(common: str, groups: Sequence[tuple[str, Sequence[Note]]]) -> Iterator[tuple[str, tuple[Note, ...]]]:
