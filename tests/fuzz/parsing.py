@@ -14,8 +14,6 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from warplens.readers.nsys.report_facts import Facts
-
 from tests.fuzz.mutators import mutated
 from tests.fuzz.reading import bounded, place
 from tests.fuzz.seeds import Seed, seeds
@@ -26,6 +24,7 @@ from warplens.readers.kineto.scan import Piece, scan
 from warplens.readers.kineto.values import words_of
 from warplens.readers.ncu.container import Container, launch_of, rules_of
 from warplens.readers.ncu.csv_text import Table, looks_like_ncu_csv
+from warplens.readers.nsys.report import Facts
 from warplens.readers.nsys.report_container import opened
 from warplens.readers.nsys.report_wire import Bytes, runs
 from warplens.readers.nsys.tables import SOURCES, range_kinds

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation
 from typing import Any
 
 import orjson
@@ -25,7 +25,14 @@ _LOW_64_BITS = 2**64 - 1
 _HIGHEST = 2**63 - 1
 
 
-EXACT = json.JSONDecoder(parse_float=Decimal, strict=False)
+def _exact(digits: str) -> Decimal:
+    try:
+        return Decimal(digits)
+    except InvalidOperation:  # its exponent has more than eighteen digits
+        return Decimal("NaN")
+
+
+EXACT = json.JSONDecoder(parse_float=_exact, strict=False)
 
 #: Whole numbers of more digits may not fit 64 bits.
 _SAFE_DIGITS = 18
