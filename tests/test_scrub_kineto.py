@@ -20,7 +20,7 @@ from tests.readers.kineto_traces import annotation, event, kernel, launch, opera
 from warplens.errors import UnreadableInputError, UsageError
 from warplens.readers import read
 from warplens.scrub import ScrubError, is_rewriting, scrub
-from warplens.secrets import FORBIDDEN, Cleaner, Secrets
+from warplens.secrets import FORBIDDEN, Cleaner, Secrets, has_other_values
 
 OTHERS = Path(
     os.environ.get("WARPLENS_KINETO_TRACES", Path(__file__).resolve().parents[2] / "shared" / "data" / "kineto")
@@ -340,3 +340,11 @@ def test_random_traces_lose_no_event(tmp_path: Path) -> None:
     source.write_text(json.dumps({"traceEvents": events}, indent=rng.choice([None, 1])))
     scrub(source, target)
     assert [event["ts"] for event in events_of(target)] == [event["ts"] for event in events]
+
+
+@pytest.mark.parametrize(
+    "text", ["1" * 5_000 + "x", "1.1." * 300 + "!", "1e5" * 300 + "!", "[" + "12, " * 300 + "s3://b]"]
+)
+def test_inputs_of_many_digits_are_looked_at_once(text: str) -> None:
+    """A pattern that tried all ways to split the digits would not end in a lifetime."""
+    assert has_other_values(text)

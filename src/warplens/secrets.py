@@ -207,8 +207,9 @@ def without_folders(name: str) -> str:
 
 
 #: A value that an operator was given: a number, a truth value, None, a dtype or layout, or a list of such.
+#: A number begins where none ends: digits that could be split in many ways would be tried in all of them.
 _PLAIN_VALUE = lazy_pattern(
-    r"(?:[\s\[\](),+:-]|\d[\d.]*(?:e[-+]?\d+)?j?|\b(?:True|False|None|nan|inf|e|torch\.\w+|int|float|cuda|cpu)\b)*"
+    r"(?:[\s\[\](),+:-]|(?<![\d.])\d[\d.]*(?:e[-+]?\d+)?j?|\b(?:True|False|None|nan|inf|e|torch\.\w+|int|float|cuda|cpu)\b)*"
 )
 
 
