@@ -48,7 +48,7 @@ class Remedy:
 
     Attributes:
         action: what, in a few words.
-        how: the code, option or command.
+        how: the code, option or command, line by line; what is not code is a comment (`#`).
         expected: what it should bring, and how that is known.
     """
 

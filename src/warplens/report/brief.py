@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
@@ -30,9 +29,6 @@ if TYPE_CHECKING:
 
 #: How bad or good what a line says is; outputs choose a colour by it.
 Tone: TypeAlias = Literal["critical", "warning", "good", "plain", "quiet"]
-
-#: Where another way begins in the text of a remedy.
-_WAYS: Final = re.compile(r"; (?=or |in [a-z]+ )")
 
 #: Cautions that are told in full; of more it is said how many there are.
 _CAUTIONS: Final = 2
@@ -87,8 +83,8 @@ def _lines(found: Diagnosis | RunDiagnosis, commands: Sequence[str]) -> Iterator
 
 
 def ways(how: str) -> tuple[str, ...]:
-    """A remedy's code, each way on a line of its own: `…`, `or by hand: …`, `in transformers …`."""
-    return tuple(_WAYS.split(how))
+    """A remedy's code, line by line; what is not code is a comment."""
+    return tuple(how.split("\n"))
 
 
 def limit_sentence(found: Diagnosis | RunDiagnosis) -> str:

@@ -272,6 +272,8 @@ def _cell(row: dict[str, Any], column: Column, table: Table) -> _Cell:
     item = row[column.name]
     full = row[column.full] if column.full else None
     text, full = fmt.name_and_full(item, full, column.kind, table.kernel_labels)
+    if column.kind == "text" and isinstance(item, str) and "\n" in item:  # the code of a remedy
+        text = "\n".join(map(fmt.printable, item.split("\n")))
     if not fmt.is_numeric(column.kind):
         return _Cell(text, numeric=False, full=full)
     known = text != fmt.MISSING

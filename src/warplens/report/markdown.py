@@ -58,7 +58,7 @@ def _answer(answer: Answer) -> Iterator[str]:
     yield f"**{escaped(answer.verdict)}**"
     lines = {
         answer.headings[0]: "; ".join(part for part in (f"{answer.gain}{answer.unit}", answer.gain_range) if part),
-        answer.headings[1]: ": ".join(part for part in (answer.do, answer.code) if part),
+        answer.headings[1]: ": ".join(part for part in (answer.do, answer.code.replace("\n", "; ")) if part),
         "In short": answer.brings,
         "How sure": answer.sure,
         "To refute it": answer.refute,

@@ -14,6 +14,7 @@ from warplens.cli.options import Format, FormatOption, RangeOption, WindowOption
 from warplens.errors import UsageError
 from warplens.readers import discover, read_counters
 from warplens.readers.shipped import located
+from warplens.report.brief import ways
 from warplens.report.verdict import evidence_text, place_lines, places, standing, steps_judged
 
 if TYPE_CHECKING:
@@ -118,8 +119,11 @@ def _entry(rank: int, finding: Finding, steps: int) -> tuple[str, str]:
             text.append(f"   {label}: {one_line(fact)}")
             markdown.append(f"   - {label}: {escaped(fact)}")
     for item in finding.remedies:
-        text += [f"   do: {one_line(item.action)} [{one_line(item.expected)}]", f"       {one_line(item.how)}"]
-        markdown.append(f"   - do: {escaped(item.action)} ({escaped(item.expected)}): {escaped(item.how)}")
+        text.append(f"   do: {one_line(item.action)} [{one_line(item.expected)}]")
+        text += [f"       {one_line(line)}" for line in ways(item.how)]
+        markdown.append(
+            f"   - do: {escaped(item.action)} ({escaped(item.expected)}): {escaped('; '.join(ways(item.how)))}"
+        )
     text.append(f"   refuted if: {one_line(finding.refute)}")
     markdown.append(f"   - refuted if: {escaped(finding.refute)}")
     return "\n".join(text), "\n".join(markdown)

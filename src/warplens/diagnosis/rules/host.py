@@ -60,12 +60,12 @@ def _all_of(facts: Facts, which: pl.Expr) -> Floats:
 _FROM_GRAPHS: Final = (
     Remedy(
         "Launch the next graph before this one is done",
-        "do not wait for the GPU between replays: g.replay() returns at once; read results back one replay later",
+        "# g.replay() returns at once: do not wait between replays, read results one replay later",
         "the pauses between replays go away",
     ),
     Remedy(
         "Put more into one graph",
-        "capture several steps, or the whole step where parts are launched one by one",
+        "# capture several steps, or the whole step where parts are launched one by one",
         "fewer launches for the same work",
     ),
 )
@@ -170,21 +170,23 @@ class LaunchOverhead(Rule):
                 *((_as_one_batch(passes),) if merged is not None else ()),
                 Remedy(
                     "Replay the step from a CUDA graph",
-                    "model = torch.compile(model, mode='reduce-overhead'); or by hand: g = torch.cuda.CUDAGraph(); "
-                    "with torch.cuda.graph(g): y = model(static_x); then static_x.copy_(x); g.replay()",
+                    "model = torch.compile(model, mode='reduce-overhead')\n"
+                    "# or by hand:\n"
+                    "g = torch.cuda.CUDAGraph()\n"
+                    "with torch.cuda.graph(g): y = model(static_x)\n"
+                    "static_x.copy_(x); g.replay()",
                     modelled(facts, "cuda-graph"),
                 ),
                 Remedy(
                     "Launch fewer kernels",
-                    "model = torch.compile(model) fuses elementwise work; "
-                    "torch.nn.functional.scaled_dot_product_attention "
-                    "replaces written-out attention; torch.optim.AdamW(…, fused=True) the optimizer's kernels",
+                    "model = torch.compile(model)  # fuses elementwise work\n"
+                    "# F.scaled_dot_product_attention for written-out attention\n"
+                    "# torch.optim.AdamW(model.parameters(), fused=True) for the optimizer's kernels",
                     "in proportion to the launches that go away",
                 ),
                 Remedy(
                     "Give each launch more work",
-                    "raise the batch size (DataLoader(…, batch_size=…)) until kernels run longer than the launch "
-                    "interval",
+                    "DataLoader(dataset, batch_size=larger)  # until kernels run longer than the launch interval",
                     "the same step time for more samples, until the GPU is busy",
                 ),
             ),
@@ -206,8 +208,9 @@ def _as_one_batch(passes: int) -> Remedy:
     """For a step of equal passes, each over an input of its own."""
     return Remedy(
         "Run the passes of a step as one batch",
-        f"a step runs {passes} equal passes over inputs that are sent one by one: encode(…, batch_size=…), a larger "
-        "micro-batch in place of accumulation, or torch.cat of the inputs in front of the loop",
+        f"# a step runs {passes} equal passes over inputs that are sent one by one:\n"
+        "# encode(inputs, batch_size=n), a larger micro-batch in place of accumulation,\n"
+        "# or torch.cat of the inputs before the loop",
         GAIN,
     )
 
@@ -216,8 +219,9 @@ def _as_one_batch(passes: int) -> Remedy:
 _AT_ONCE: Final = (
     Remedy(
         "Do it for all items at once",
-        "torch.stack(values).tolist() once, behind the loop; weights or torch.where over the whole batch in place of "
-        "x[i][mask[i]] for each i; torch._foreach_norm for norms of many tensors",
+        "losses = torch.stack(values).tolist()  # once, behind the loop\n"
+        "# weights or torch.where over the whole batch in place of x[i][mask[i]] for each i\n"
+        "# torch._foreach_norm for norms of many tensors",
         GAIN,
     ),
 )
@@ -352,23 +356,22 @@ class HostSync(Rule):
                 *(_AT_ONCE if self._loops(facts).any() else ()),
                 Remedy(
                     "Read results back less often, or not inside the step",
-                    "keep the value on the GPU (loss_sum += loss.detach()) and call .item() once every N steps; "
-                    "replace "
-                    "`if tensor:`, .item(), .cpu(), .tolist(), nonzero() and boolean masks inside the model "
-                    "(torch.where, index_select with fixed sizes)",
+                    "loss_sum += loss.detach()  # stays on the GPU; .item() once every N steps\n"
+                    "# inside the model no `if tensor:`, .item(), .cpu(), .tolist(), nonzero() and boolean masks:\n"
+                    "# torch.where, index_select with fixed sizes",
                     modelled(facts, "no-synchronization"),
                 ),
                 Remedy(
                     "Find every one of them",
-                    "torch.cuda.set_sync_debug_mode('warn') prints a traceback at each synchronising operation; remove "
-                    "torch.cuda.synchronize() that is left from timing",
+                    "torch.cuda.set_sync_debug_mode('warn')  # a traceback at each synchronising operation\n"
+                    "# remove torch.cuda.synchronize() that is left from timing",
                     "a list of the lines to change",
                 ),
                 Remedy(
                     "Read back one step late",
-                    "out = torch.empty(…, pin_memory=True); out.copy_(loss, non_blocking=True); event.record(); read "
-                    "`out` "
-                    "after event.synchronize() in the next step",
+                    "out = torch.empty(loss.shape, pin_memory=True)\n"
+                    "out.copy_(loss, non_blocking=True); event.record()\n"
+                    "# read `out` after event.synchronize() in the next step",
                     "the wait then finds the copy done",
                 ),
             ),
@@ -439,18 +442,20 @@ class BlockingCopy(Rule):
         link_bound = replayed is not None and halved > replayed.high
         less = Remedy(
             "Copy less",
-            "send uint8 images or token ids and convert on the GPU; bfloat16 in place of float32; keep results there",
+            "# send uint8 images or token ids and convert on the GPU; keep results there",
             f"{GAIN}; in proportion to the bytes" if link_bound else "in proportion to the bytes",
         )
         pinned = Remedy(
             "Copy from pinned memory, without blocking",
-            "DataLoader(…, pin_memory=True) or x = x.pin_memory(); then x = x.to('cuda', non_blocking=True)",
+            "loader = DataLoader(dataset, pin_memory=True)  # or x = x.pin_memory()\n"
+            "x = x.to('cuda', non_blocking=True)",
             modelled(facts, "async-copies"),
         )
         ahead = Remedy(
             "Copy the next batch while this one computes",
-            "side = torch.cuda.Stream(); with torch.cuda.stream(side): next_x = x.pin_memory().to('cuda', "
-            "non_blocking=True); before use: torch.cuda.current_stream().wait_stream(side)",
+            "side = torch.cuda.Stream()\n"
+            "with torch.cuda.stream(side): next_x = x.to('cuda', non_blocking=True)\n"
+            "torch.cuda.current_stream().wait_stream(side)  # before use",
             modelled(facts, "overlapped-copies"),
         )
         overlaps = predicted(facts, "overlapped-copies") - 1 > self.clearly * (predicted(facts, "async-copies") - 1)
@@ -544,22 +549,20 @@ class AllocatorChurn(Rule):
             remedies=(
                 Remedy(
                     "Let the caching allocator keep its memory",
-                    "remove torch.cuda.empty_cache() from the loop, unset PYTORCH_NO_CUDA_MEMORY_CACHING; outside of "
-                    "PyTorch use "
-                    "cudaMallocAsync with a pool whose release threshold is raised",
+                    "# remove torch.cuda.empty_cache() from the loop, unset PYTORCH_NO_CUDA_MEMORY_CACHING\n"
+                    "# outside of PyTorch: cudaMallocAsync, with the release threshold of its pool raised",
                     modelled(facts, "cached-allocation"),
                 ),
                 Remedy(
                     "Stop it from running out and retrying",
-                    "PYTORCH_ALLOC_CONF=expandable_segments:True, or a smaller batch: an allocator at its limit "
-                    "frees its "
-                    "cache "
-                    "and synchronises (torch.cuda.memory_stats()['num_alloc_retries'])",
+                    "export PYTORCH_ALLOC_CONF=expandable_segments:True\n"
+                    "# or a smaller batch: an allocator at its limit frees its cache and synchronises\n"
+                    "# (torch.cuda.memory_stats()['num_alloc_retries'])",
                     modelled(facts, "cached-allocation"),
                 ),
                 Remedy(
                     "Reuse buffers",
-                    "allocate outputs once and pass them on (out=, copy_); pad inputs to few distinct shapes",
+                    "# allocate outputs once and pass them on (out=, copy_); pad inputs to few distinct shapes",
                     modelled(facts, "cached-allocation"),
                 ),
             ),
@@ -619,14 +622,15 @@ class ExposedCommunication(Rule):
         hideable = self._beside(facts, claimed) / claimed
         overlapping = Remedy(
             "Overlap it with the backward pass",
-            "DistributedDataParallel(model, bucket_cap_mb=…, gradient_as_bucket_view=True, static_graph=True); FSDP: "
-            "backward_prefetch=BackwardPrefetch.BACKWARD_PRE, forward_prefetch=True",
+            "model = DistributedDataParallel(model, gradient_as_bucket_view=True, static_graph=True)\n"
+            "# FSDP: backward_prefetch=BackwardPrefetch.BACKWARD_PRE, forward_prefetch=True",
             GAIN if hideable >= self.fewer_bytes else "no more than there is to compute beside it, which is less",
         )
         less = Remedy(
             "Communicate less",
-            "reduce gradients in bfloat16 (model.register_comm_hook(dist.group.WORLD, "
-            "default_hooks.bf16_compress_hook)), or accumulate them (with model.no_sync():)",
+            "with model.no_sync(): loss.backward()  # all but the last micro-batch\n"
+            "# or in bfloat16:\n"
+            "model.register_comm_hook(dist.group.WORLD, default_hooks.bf16_compress_hook)",
             "in proportion to the bytes" if hideable >= self.fewer_bytes else f"{GAIN}; in proportion to the bytes",
         )
         return self.raised(
@@ -646,8 +650,7 @@ class ExposedCommunication(Rule):
                 *((overlapping, less) if hideable >= self.fewer_bytes else (less, overlapping)),
                 Remedy(
                     "Look for a straggler",
-                    "compare the ranks (warplens report RANK0 RANK1): a collective lasts until the slowest rank "
-                    "arrives",
+                    "warplens report RANK0 RANK1  # a collective lasts until the slowest rank arrives",
                     "the waiting part of the collectives goes away with its cause",
                 ),
             ),

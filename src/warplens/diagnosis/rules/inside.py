@@ -99,13 +99,13 @@ class Occupancy(CounterRule):
     remedies = (
         Remedy(
             "Use fewer registers, or less shared memory, a block",
-            "__launch_bounds__(threads, blocks), -maxrregcount; in Triton a smaller BLOCK size, num_stages or "
-            "num_warps",
+            "# __launch_bounds__(threads, blocks) or -maxrregcount\n"
+            "# Triton: a smaller BLOCK size, num_stages or num_warps",
             GAIN,
         ),
         Remedy(
             "Choose another block size",
-            "one that divides the warps of a multiprocessor, 128 to 256 threads",
+            "# one that divides the warps of a multiprocessor: 128 to 256 threads",
             GAIN,
         ),
     )
@@ -136,9 +136,8 @@ class Uncoalesced(CounterRule):
     remedies = (
         Remedy(
             "Let neighbouring threads read neighbouring numbers",
-            "store structures of arrays, transpose once (x.t().contiguous()) rather than in every access; in "
-            "Triton let "
-            "the fastest index of tl.arange run along the contiguous dimension",
+            "# structures of arrays; transpose once (x.t().contiguous()), not in every access\n"
+            "# Triton: the fastest index of tl.arange along the contiguous dimension",
             GAIN,
         ),
         Remedy("Load vectors", "float4 or half8 loads from addresses aligned to 16 bytes", GAIN),
@@ -186,12 +185,12 @@ class Divergence(CounterRule):
     remedies = (
         Remedy(
             "Group work alike",
-            "sort or bucket items by the branch that they take, one kernel for each case",
+            "# sort or bucket items by the branch that they take, one kernel for each case",
             GAIN,
         ),
         Remedy(
             "Use whole warps",
-            "block sizes in multiples of 32; loop bounds that do not depend on the thread",
+            "# block sizes in multiples of 32; loop bounds that do not depend on the thread",
             GAIN,
         ),
     )

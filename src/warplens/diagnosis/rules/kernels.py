@@ -166,15 +166,15 @@ class MemoryBandwidth(Rule):
             remedies=(
                 Remedy(
                     "Fuse chains of elementwise work",
-                    "model = torch.compile(model); fused operators: torch.nn.functional.scaled_dot_product_attention, "
-                    "rms_norm, layer_norm, gelu(approximate='tanh'), cross_entropy",
+                    "model = torch.compile(model)\n"
+                    "# or fused operators: F.scaled_dot_product_attention, F.rms_norm, F.layer_norm,\n"
+                    "# F.gelu(x, approximate='tanh'), F.cross_entropy",
                     f"{GAIN}: one pass over the data where there are several",
                 ),
                 Remedy(
                     "Move fewer bytes",
-                    "bfloat16 instead of fp32 activations (torch.autocast('cuda', dtype=torch.bfloat16)); in-place "
-                    "operations; "
-                    "no .contiguous() or .float() that nothing needs",
+                    "with torch.autocast('cuda', dtype=torch.bfloat16): loss = model(x)\n"
+                    "# in-place operations; no .contiguous() or .float() that nothing needs",
                     "half of the time of these kernels with numbers half as wide",
                 ),
             ),
@@ -244,15 +244,13 @@ class TensorCompute(Rule):
             remedies=(
                 Remedy(
                     "Do fewer floating-point operations, or narrower ones",
-                    "fp8 products (transformer_engine.pytorch.fp8_autocast, torchao.float8), 2:4 sparsity, a smaller "
-                    "model, fewer "
-                    "tokens",
+                    "with transformer_engine.pytorch.fp8_autocast(): y = model(x)\n"
+                    "# or torchao.float8, 2:4 sparsity, a smaller model, fewer tokens",
                     "in proportion to the operations, or the formats' peak rates",
                 ),
                 Remedy(
                     "Choose shapes that fill the tiles",
-                    "dimensions in multiples of 64 (128 on compute capability 9.0 and later), vocabulary padded "
-                    "likewise",
+                    "# dimensions in multiples of 64 (128 from compute capability 9.0 on), the vocabulary too",
                     "up to a last partial wave of blocks per product",
                 ),
             ),
@@ -274,23 +272,22 @@ _NARROWER_REMEDIES: Final = {
     "newer": (
         Remedy(
             "Compute in bfloat16",
-            "with torch.autocast('cuda', dtype=torch.bfloat16): loss = model(x); model.to(torch.bfloat16) for "
-            "inference; "
-            "Fabric or Trainer(precision='bf16-mixed')",
+            "with torch.autocast('cuda', dtype=torch.bfloat16): loss = model(x)\n"
+            "# inference: model.to(torch.bfloat16)\n"
+            "# Lightning: Trainer(precision='bf16-mixed')",
             "products on tensor cores, and half of the memory traffic between them",
         ),
         Remedy(
             "Allow TF32",
-            "torch.set_float32_matmul_precision('high'), or torch.backends.cuda.matmul.allow_tf32 = True; for "
-            "convolutions "
-            "torch.backends.cudnn.allow_tf32 = True",
+            "torch.set_float32_matmul_precision('high')\ntorch.backends.cudnn.allow_tf32 = True  # convolutions",
             "products at half of the rate of bfloat16; inputs are rounded to 10 bits of mantissa, traffic stays",
         ),
     ),
     "older": (
         Remedy(
             "Compute in fp16",
-            "with torch.autocast('cuda', dtype=torch.float16): loss = model(x), with torch.amp.GradScaler in training",
+            "with torch.autocast('cuda', dtype=torch.float16): loss = model(x)\n"
+            "# in training with torch.amp.GradScaler",
             "products on tensor cores, and half of the memory traffic between them",
         ),
     ),
@@ -510,22 +507,19 @@ class SmallKernels(Rule):
             remedies=(
                 Remedy(
                     "Put more work into each launch",
-                    "raise the batch size, or stack independent problems (torch.bmm, torch.vmap, torch._foreach_*)",
+                    "# a larger batch, or independent problems stacked: torch.bmm, torch.vmap, torch._foreach_*",
                     f"{GAIN}, as throughput: the step hardly gets longer",
                 ),
                 Remedy(
                     "Split the work finer",
-                    "kernels that reduce long rows: split them over several blocks (split-K products, flash-decoding "
-                    "for "
-                    "attention, a reduction in two stages)",
+                    "# kernels that reduce long rows: several blocks a row (split-K products, flash-decoding,\n"
+                    "# a reduction in two stages)",
                     GAIN,
                 ),
                 Remedy(
                     "Run independent kernels at once",
-                    "with torch.cuda.stream(torch.cuda.Stream()): … for branches that do not depend on one another, "
-                    "or one "
-                    "CUDA "
-                    "graph with parallel branches",
+                    "with torch.cuda.stream(torch.cuda.Stream()): y = branch(x)  # a branch that others do not need\n"
+                    "# or one CUDA graph with parallel branches",
                     GAIN,
                 ),
             ),
@@ -627,13 +621,13 @@ class UnfusedOptimizer(Rule):
             remedies=(
                 Remedy(
                     "Use the fused optimizer",
-                    "torch.optim.AdamW(model.parameters(), lr=…, fused=True)",
+                    "torch.optim.AdamW(model.parameters(), fused=True)",
                     f"{GAIN}: one pass over the parameters in a handful of launches",
                 ),
                 Remedy(
                     "Let it work on all tensors at once",
-                    "torch.optim.AdamW(…, foreach=True), or in an own optimizer the torch._foreach_* functions; or "
-                    "torch.compile(optimizer.step)",
+                    "torch.optim.AdamW(model.parameters(), foreach=True)\n"
+                    "# own optimizers: torch._foreach_* functions, or torch.compile(optimizer.step)",
                     "launches fall from several a tensor to a few in all; memory traffic stays",
                 ),
             ),

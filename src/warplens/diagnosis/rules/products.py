@@ -137,14 +137,15 @@ class UnfusedAttention(StructureRule):
             remedies=(
                 Remedy(
                     "Use fused attention",
-                    "torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True); in transformers "
-                    "attn_implementation='sdpa' or 'flash_attention_2'; in timm fused_attn is on by default",
+                    "y = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)\n"
+                    "# transformers: attn_implementation='sdpa' or 'flash_attention_2'\n"
+                    "# timm: fused_attn is on by default",
                     "the passes over the scores go away, forward and backward, and so does the memory that they take",
                 ),
                 Remedy(
                     "Keep the mask from switching it off",
-                    "is_causal=True instead of a dense mask; flex_attention for biases of one's own; "
-                    "torch.nn.attention.sdpa_kernel says why a kernel cannot be used",
+                    "# is_causal=True instead of a dense mask; flex_attention for other biases\n"
+                    "# torch.nn.attention.sdpa_kernel says why a kernel cannot be used",
                     "the same",
                 ),
             ),
@@ -247,14 +248,14 @@ class MisalignedShape(StructureRule):
             remedies=(
                 Remedy(
                     f"Pad that size to {padded:,}" if padded else "Pad the odd size to a multiple of 64",
-                    "vocab_size and output layers: nn.Linear(width, 64 * math.ceil(classes / 64)) with the extra "
-                    "columns "
-                    "masked; transformers: model.resize_token_embeddings(pad_to_multiple_of=64)",
+                    "nn.Linear(width, 64 * math.ceil(classes / 64))  # extra columns masked\n"
+                    "# transformers: model.resize_token_embeddings(pad_to_multiple_of=64)",
                     "these products at the rate of well-shaped ones",
                 ),
                 Remedy(
                     "Let the compiler pad",
-                    "torch.compile with torch._inductor.config.shape_padding = True (on by default in recent versions)",
+                    "torch._inductor.config.shape_padding = True  # the default in recent versions\n"
+                    "# and torch.compile",
                     "the same, less a copy where operands are padded in each step",
                 ),
             ),
@@ -360,13 +361,13 @@ class MemoryFormat(StructureRule):
             remedies=(
                 Remedy(
                     "Use channels last for model and images",
-                    "model = model.to(memory_format=torch.channels_last); "
+                    "model = model.to(memory_format=torch.channels_last)\n"
                     "x = x.to(device, memory_format=torch.channels_last, non_blocking=True)",
                     "no conversions, and norms and activations at a higher bandwidth",
                 ),
                 Remedy(
                     "Compile the model",
-                    "torch.compile(model) chooses layouts for the whole graph, and fuses norms and activations",
+                    "model = torch.compile(model)  # chooses layouts for the whole graph, fuses norms and activations",
                     "the same, and fewer passes",
                 ),
             ),
@@ -447,18 +448,18 @@ class WeightBound(StructureRule):
             remedies=(
                 Remedy(
                     "Serve more sequences at a time",
-                    "continuous batching (vllm, text-generation-inference), or generate() on a batch",
+                    "# continuous batching (vllm, text-generation-inference), or generate() on a batch",
                     "as many times the tokens as sequences, until products compute as long as they read; "
                     f"{GAIN} a token with {self.rows:.0f}",
                 ),
                 Remedy(
                     "Read fewer bytes",
-                    "weights in 8 or 4 bits (torchao.quantization.quantize_, bitsandbytes, AWQ)",
+                    "# weights in 8 or 4 bits: torchao.quantization.quantize_, bitsandbytes, AWQ",
                     "half or a quarter of the time of these products",
                 ),
                 Remedy(
                     "Guess ahead",
-                    "speculative decoding with a small draft model: generate(assistant_model=…)",
+                    "model.generate(assistant_model=draft)  # speculative decoding with a small draft model",
                     "two to three tokens for each pass over the weights",
                 ),
             ),

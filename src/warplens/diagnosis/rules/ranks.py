@@ -234,20 +234,21 @@ class UnbucketedCommunication(RanksRule):
             remedies=(
                 Remedy(
                     "Let the gradients be reduced in buckets, beside the backward pass",
-                    "model = DistributedDataParallel(model, bucket_cap_mb=25, gradient_as_bucket_view=True) instead of "
-                    "an all_reduce for each parameter; where it is used already, a larger bucket_cap_mb",
+                    "model = DistributedDataParallel(model, bucket_cap_mb=25, gradient_as_bucket_view=True)\n"
+                    "# in place of an all_reduce for each parameter; where it is used already: a larger bucket_cap_mb",
                     GAIN,
                 ),
                 Remedy(
                     "Reduce what belongs together in one call",
-                    "flat = torch.cat([p.grad.flatten() for p in parameters]); dist.all_reduce(flat); "
-                    "torch._foreach_copy_(grads, views); or dist.all_reduce_coalesced(grads); scale with "
-                    "torch._foreach_div_",
+                    "flat = torch.cat([p.grad.flatten() for p in parameters])\n"
+                    "dist.all_reduce(flat)\n"
+                    "torch._foreach_copy_(grads, views)\n"
+                    "# or dist.all_reduce_coalesced(grads); scale with torch._foreach_div_",
                     GAIN,
                 ),
                 Remedy(
                     "Communicate less often",
-                    "accumulate gradients: with model.no_sync(): for all but the last micro-batch",
+                    "with model.no_sync(): loss.backward()  # all but the last micro-batch",
                     "in proportion to the collectives that go away",
                 ),
             ),
@@ -407,19 +408,19 @@ class PipelineBubble(RanksRule):
             remedies=(
                 Remedy(
                     "Cut the batch into more micro-batches",
-                    f"twice as many, {2 * micro}: torch.distributed.pipelining.ScheduleGPipe(stage, "
-                    f"n_microbatches={2 * micro}); Megatron: a smaller --micro-batch-size",
+                    f"torch.distributed.pipelining.ScheduleGPipe(stage, n_microbatches={2 * micro})  # twice as many\n"
+                    "# Megatron: a smaller --micro-batch-size",
                     f"{GAIN}: the bubble halves while the micro-batches still fill the GPU",
                 ),
                 Remedy(
                     "Give each rank several smaller stages, or split the backward pass",
-                    "torch.distributed.pipelining.ScheduleInterleaved1F1B or ScheduleZBVZeroBubble; Megatron: "
-                    "--num-layers-per-virtual-pipeline-stage",
+                    "# torch.distributed.pipelining: ScheduleInterleaved1F1B or ScheduleZBVZeroBubble\n"
+                    "# Megatron: --num-layers-per-virtual-pipeline-stage",
                     "v stages a rank make the bubble v times shorter, for v times the transfers",
                 ),
                 Remedy(
                     "Even the stages out",
-                    "move layers from the stage that computes longest; embedding and output layer count as layers",
+                    "# move layers from the stage that computes longest; embedding and output layer count as layers",
                     "every stage waits for the longest one",
                 ),
             ),
@@ -436,9 +437,9 @@ _CAUSES: Final[dict[str, tuple[str, tuple[Remedy, ...]]]] = {
         (
             Remedy(
                 "Give every rank the same work",
-                "as many tokens, and not only as many samples: batches by length (a sampler that sums lengths); "
-                "evaluation, logging, checkpoints and extra losses on all ranks or outside of the step; experts and "
-                "embedding tables spread by their load",
+                "# as many tokens, not only as many samples: a sampler that sums lengths\n"
+                "# evaluation, logging, checkpoints, extra losses: on all ranks, or outside of the step\n"
+                "# experts and embedding tables spread by their load",
                 GAIN,
             ),
         ),
@@ -448,11 +449,11 @@ _CAUSES: Final[dict[str, tuple[str, tuple[Remedy, ...]]]] = {
         (
             Remedy(
                 "Find what holds that GPU down",
-                "nvidia-smi -q -d PERFORMANCE,CLOCK,POWER,TEMPERATURE on its host during the run, and "
-                "nvidia-smi --query-compute-apps=pid,used_memory --format=csv for other programs on it",
+                "nvidia-smi -q -d PERFORMANCE,CLOCK,POWER,TEMPERATURE  # on its host, during the run\n"
+                "nvidia-smi --query-compute-apps=pid,used_memory --format=csv  # other programs on it",
                 GAIN,
             ),
-            Remedy("Leave it out", "run on other GPUs of the host, or drain the node, and compare", GAIN),
+            Remedy("Leave it out", "# run on other GPUs of the host, or drain the node, and compare", GAIN),
         ),
     ),
     "host": (
@@ -460,8 +461,8 @@ _CAUSES: Final[dict[str, tuple[str, tuple[Remedy, ...]]]] = {
         (
             Remedy(
                 "Move that work off the step",
-                "input: DataLoader(…, num_workers=8, pin_memory=True), sharded evenly over the ranks; logs and "
-                "checkpoints that only this rank writes: another thread, or torch.distributed.checkpoint.async_save",
+                "DataLoader(dataset, num_workers=8, pin_memory=True)  # input sharded evenly over the ranks\n"
+                "# logs and checkpoints of this rank: another thread, torch.distributed.checkpoint.async_save",
                 GAIN,
             ),
         ),
@@ -471,11 +472,15 @@ _CAUSES: Final[dict[str, tuple[str, tuple[Remedy, ...]]]] = {
         (
             Remedy(
                 "Give its process cores of its own",
-                "numactl --cpunodebind=N --membind=N beside its GPU (nvidia-smi topo -m), OMP_NUM_THREADS, no other "
-                "program on these cores; check the CPU's frequency",
+                "numactl --cpunodebind=N --membind=N python train.py  # beside its GPU: nvidia-smi topo -m\n"
+                "# OMP_NUM_THREADS, no other program on these cores, the CPU's frequency",
                 GAIN,
             ),
-            Remedy("Issue less", "torch.compile(model, mode='reduce-overhead'), or CUDA graphs, on every rank", GAIN),
+            Remedy(
+                "Issue less",
+                "model = torch.compile(model, mode='reduce-overhead')  # or CUDA graphs, on every rank",
+                GAIN,
+            ),
         ),
     ),
     "synchronization": (
@@ -483,7 +488,7 @@ _CAUSES: Final[dict[str, tuple[str, tuple[Remedy, ...]]]] = {
         (
             Remedy(
                 "Take the waits out of that rank's step",
-                "read losses and metrics back on one rank every N steps; no .item() or print under if rank == 0",
+                "# read losses and metrics back every N steps; no .item() or print under `if rank == 0`",
                 GAIN,
             ),
         ),
@@ -493,7 +498,7 @@ _CAUSES: Final[dict[str, tuple[str, tuple[Remedy, ...]]]] = {
         (
             Remedy(
                 "Keep its memory",
-                "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True; equal shapes on all ranks",
+                "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True\n# equal shapes on all ranks",
                 GAIN,
             ),
         ),
@@ -503,8 +508,8 @@ _CAUSES: Final[dict[str, tuple[str, tuple[Remedy, ...]]]] = {
         (
             Remedy(
                 "Copy beside the work",
-                "pinned memory and non_blocking=True; check that the rank's GPU hangs on the socket of its memory "
-                "(nvidia-smi topo -m)",
+                "x = x.to('cuda', non_blocking=True)  # from pinned memory\n"
+                "# is the rank's GPU on the socket of its memory? nvidia-smi topo -m",
                 GAIN,
             ),
         ),
@@ -658,7 +663,8 @@ class Straggler(RanksRule):
                 *remedies,
                 Remedy(
                     "Compare it with another rank",
-                    "warplens compare PROFILE_OF_ANOTHER PROFILE_OF_THIS_RANK, or warplens ranks for all collectives",
+                    "warplens compare PROFILE_OF_ANOTHER PROFILE_OF_THIS_RANK\n"
+                    "warplens ranks FOLDER  # all collectives",
                     "every kernel and pause that differs",
                 ),
             ),

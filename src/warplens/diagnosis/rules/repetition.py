@@ -169,13 +169,14 @@ class Recomputation(StructureRule):
             remedies=(
                 Remedy(
                     "Switch checkpointing off while memory is free",
-                    "model.gradient_checkpointing_disable(), or no torch.utils.checkpoint around the blocks",
+                    "model.gradient_checkpointing_disable()\n# or no torch.utils.checkpoint around the blocks",
                     "the second forward pass goes away; its activations stay in memory",
                 ),
                 Remedy(
                     "Checkpoint less",
-                    "every second block, or selectively: checkpoint(…, context_fn=functools.partial("
-                    "create_selective_checkpoint_contexts, policy)) that keeps products and attention",
+                    "# every second block, or selectively, keeping products and attention:\n"
+                    "context_fn = functools.partial(create_selective_checkpoint_contexts, policy)\n"
+                    "y = checkpoint(block, x, use_reentrant=False, context_fn=context_fn)",
                     "in proportion to what is not run again",
                 ),
             ),
@@ -292,13 +293,15 @@ class PerExpertLoop(StructureRule):
             remedies=(
                 Remedy(
                     "Group the products",
-                    "sort rows by expert (torch.argsort), then torch._grouped_mm, or pad to equal bins and torch.bmm; "
-                    "transformers: experts_implementation='grouped_mm'; megablocks or vllm's fused_moe",
+                    "order = torch.argsort(expert)  # rows sorted by expert, then torch._grouped_mm,\n"
+                    "# or padded to equal bins and torch.bmm\n"
+                    "# transformers: experts_implementation='grouped_mm'; megablocks; vllm's fused_moe",
                     "a handful of kernels in place of the loop, and no wait for counts",
                 ),
                 Remedy(
                     "Replay the loop from a CUDA graph",
-                    "fixed capacities for each part, then torch.cuda.graph or torch.compile(mode='reduce-overhead')",
+                    "# fixed capacities for each part, then\n"
+                    "model = torch.compile(model, mode='reduce-overhead')  # or torch.cuda.graph",
                     "the launches go away, the small products stay",
                 ),
             ),
@@ -395,14 +398,14 @@ class GrowingCache(StructureRule):
             remedies=(
                 Remedy(
                     "Write into a cache of fixed size",
-                    "transformers: cache_implementation='static' or past_key_values=StaticCache(config, "
-                    "max_cache_len=…); "
-                    "by hand: cache[:, :, position] = key, with a mask by length",
+                    "cache[:, :, position] = key  # with a mask by length\n"
+                    "# transformers: cache_implementation='static',\n"
+                    "# or past_key_values=StaticCache(config, max_cache_len=n)",
                     "one token is written; it can then be replayed from a CUDA graph, too",
                 ),
                 Remedy(
                     "Use a paged cache",
-                    "vllm, or flash_attn_with_kvcache with a block table",
+                    "# vllm, or flash_attn_with_kvcache with a block table",
                     "the same, without memory for the longest sequence",
                 ),
             ),

@@ -229,15 +229,16 @@ class ScatteredAccess(StructureRule):
                 *(_SPARSE if dense is not None else ()),
                 Remedy(
                     "Add up rows where they are read",
-                    "nn.EmbeddingBag instead of nn.Embedding and a mean; a sparse matrix (CSR) times the rows "
-                    "instead of "
-                    "gather and scatter_add over edges; torch.segment_reduce over sorted indices",
+                    "# nn.EmbeddingBag instead of nn.Embedding and a mean\n"
+                    "# a sparse matrix (CSR) times the rows instead of gather and scatter_add over edges\n"
+                    "# torch.segment_reduce over sorted indices",
                     "no copy of each row is written and read again",
                 ),
                 Remedy(
                     "Sort or dedupe the indices once",
-                    "unique(return_inverse=True), sorted edges; x.index_select(0, index) in place of x[index], whose "
-                    "gradient sorts; smaller or narrower tables",
+                    "rows, inverse = index.unique(return_inverse=True)  # sorted edges\n"
+                    "x.index_select(0, index)  # in place of x[index], whose gradient sorts\n"
+                    "# smaller or narrower tables",
                     "fewer rows, and neighbouring ones together",
                 ),
             ),
@@ -258,8 +259,8 @@ def _elements(facts: Facts) -> Floats:
 _SPARSE: Final = (
     Remedy(
         "Keep gradients of the used rows alone",
-        "nn.Embedding(…, sparse=True) or nn.EmbeddingBag(…, sparse=True) with torch.optim.SGD, Adagrad or SparseAdam; "
-        "torchrec or fbgemm apply them in the backward pass",
+        "nn.Embedding(rows, width, sparse=True)  # or nn.EmbeddingBag, with SGD, Adagrad or SparseAdam\n"
+        "# torchrec or fbgemm apply them in the backward pass",
         "writing, reading and applying a gradient in proportion to the rows used, not to the table",
     ),
 )

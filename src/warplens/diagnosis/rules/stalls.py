@@ -41,14 +41,14 @@ _ACTIVITIES: Final = (
         (
             Remedy(
                 "Prepare the input while the GPU works",
-                "DataLoader(dataset, num_workers=8, prefetch_factor=4, persistent_workers=True, pin_memory=True), and "
+                "DataLoader(dataset, num_workers=8, prefetch_factor=4, persistent_workers=True, pin_memory=True)\n"
                 "x = x.to('cuda', non_blocking=True)",
                 "{gain}",
             ),
             Remedy(
                 "Prepare it once, or on the GPU",
-                "decode, augment and tokenise once and store the result, or torchvision.transforms.v2 on CUDA tensors, "
-                "NVIDIA DALI",
+                "# decode, augment and tokenise once and store the result\n"
+                "# or torchvision.transforms.v2 on CUDA tensors, NVIDIA DALI",
                 "{gain}",
             ),
         ),
@@ -58,8 +58,8 @@ _ACTIVITIES: Final = (
         (
             Remedy(
                 "Compile before the loop",
-                "warm up with each shape; torch._dynamo.mark_dynamic, or pad inputs to few shapes; "
-                "TORCH_LOGS=recompiles names the reason",
+                "# warm up with each shape; torch._dynamo.mark_dynamic, or inputs padded to few shapes\n"
+                "TORCH_LOGS=recompiles python train.py  # names the reason",
                 "{gain}",
             ),
         ),
@@ -69,8 +69,9 @@ _ACTIVITIES: Final = (
         (
             Remedy(
                 "Let one kernel do what the host does for each parameter",
-                "torch.optim.AdamW(…, fused=True); torch.nn.utils.clip_grad_norm_(…, foreach=True); "
-                "zero_grad(set_to_none=True); torch.compile(optimizer.step)",
+                "torch.optim.AdamW(model.parameters(), fused=True)\n"
+                "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=True)\n"
+                "# zero_grad(set_to_none=True); torch.compile(optimizer.step)",
                 "{gain}",
             ),
         ),
@@ -80,7 +81,7 @@ _ACTIVITIES: Final = (
         (
             Remedy(
                 "Find the rank that is late",
-                "warplens ranks RANK0 RANK1 …; move collectives off the host (NCCL instead of MPI or gloo)",
+                "warplens ranks RANK0 RANK1\n# move collectives off the host: NCCL instead of MPI or gloo",
                 "{gain}",
             ),
         ),
@@ -90,8 +91,8 @@ _ACTIVITIES: Final = (
         (
             Remedy(
                 "Do less on the host in the backward pass",
-                "fewer hooks and custom autograd functions; checkpoint larger parts, or none; torch.compile(model) "
-                "issues the whole pass from one call",
+                "model = torch.compile(model)  # issues the whole pass from one call\n"
+                "# fewer hooks and custom autograd functions; checkpoint larger parts, or none",
                 "{gain}",
             ),
         ),
@@ -113,8 +114,8 @@ _ACTIVITIES: Final = (
         (
             Remedy(
                 "Do less on the host between tokens",
-                "choose tokens and test for the end on the GPU, and look at the result every few tokens; a cache of "
-                "fixed size and model.forward = torch.compile(model.forward, mode='reduce-overhead')",
+                "model.forward = torch.compile(model.forward, mode='reduce-overhead')  # with a static cache\n"
+                "# choose tokens and test for the end on the GPU; look at the result every few tokens",
                 "{gain}",
             ),
         ),
@@ -124,7 +125,7 @@ _ACTIVITIES: Final = (
         (
             Remedy(
                 "Collect garbage when no step waits for it",
-                "gc.freeze() after set-up and gc.disable(); gc.collect() between epochs or every thousand steps",
+                "gc.freeze(); gc.disable()  # after set-up\ngc.collect()  # between epochs, or every thousand steps",
                 "{gain}",
             ),
         ),
@@ -135,7 +136,8 @@ _ACTIVITIES: Final = (
         (
             Remedy(
                 "Log and save from another thread, and less often",
-                "every N steps; torch.distributed.checkpoint.async_save; queue values and write them elsewhere",
+                "torch.distributed.checkpoint.async_save(state, checkpoint_id=path)  # every N steps\n"
+                "# queue values and write them in another thread",
                 "{gain}",
             ),
         ),
@@ -146,7 +148,7 @@ _ACTIVITIES: Final = (
 _UNKNOWN_ACTIVITY: Final = (
     Remedy(
         "Take the work that the host does there off the step",
-        "onto another thread or process, or ahead of time; what it is, the profile does not say",
+        "# onto another thread or process, or ahead of time; what it is, the profile does not say",
         "{gain}",
     ),
 )
@@ -162,8 +164,9 @@ _ON_DATA: Final = Remedy(
 
 _SEE: Final = Remedy(
     "See what the host does there",
-    "py-spy record --gil -- python train.py, or nsys profile --trace=cuda,nvtx,osrt --python-sampling=true; ranges: "
-    "with torch.cuda.nvtx.range('data'): …",
+    "py-spy record --gil -- python train.py\n"
+    "nsys profile --trace=cuda,nvtx,osrt --python-sampling=true python train.py\n"
+    "# ranges: with torch.cuda.nvtx.range('data'): ...",
     "the function that takes the time",
 )
 
@@ -171,8 +174,9 @@ _SEE: Final = Remedy(
 _STEPS_ONLY: Final = (
     Remedy(
         "Look at steps alone",
-        "record after warm-up (nsys profile --capture-range=cudaProfilerApi, torch.profiler.schedule(wait=…, "
-        "warmup=…)), or put torch.cuda.nvtx.range('step') around each step, or choose --window",
+        "nsys profile --capture-range=cudaProfilerApi python train.py  # started after warm-up\n"
+        "# or torch.profiler.schedule(wait=5, warmup=2, active=3), or torch.cuda.nvtx.range('step')\n"
+        "# around each step, or --window",
         "numbers of the workload, and not of its start",
     ),
 )

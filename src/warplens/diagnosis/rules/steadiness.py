@@ -99,12 +99,12 @@ class SlowingGpu(StructureRule):
             remedies=(
                 Remedy(
                     "Find what holds the clock down",
-                    "nvidia-smi -q -d PERFORMANCE,CLOCK,POWER during the run: power cap, temperature, other programs",
+                    "nvidia-smi -q -d PERFORMANCE,CLOCK,POWER  # during the run: power cap, temperature, others",
                     "the time of the first steps",
                 ),
                 Remedy(
                     "Measure at a steady clock",
-                    "warm up for half a minute before comparing; nvidia-smi --lock-gpu-clocks where one may",
+                    "nvidia-smi --lock-gpu-clocks=MHZ  # where permitted; warm up for half a minute",
                     "times that can be compared",
                 ),
             ),
@@ -162,8 +162,8 @@ class ProfilerOverhead(Rule):
             remedies=(
                 Remedy(
                     "Record less",
-                    "torch.profiler.profile(with_stack=False, record_shapes=False, profile_memory=False); frames in a "
-                    "recording of their own",
+                    "torch.profiler.profile(with_stack=False, record_shapes=False, profile_memory=False)\n"
+                    "# frames in a recording of their own",
                     "times that are nearer to those without a profiler",
                 ),
             ),

@@ -127,20 +127,19 @@ class UnfusedChain(StructureRule):
             remedies=(
                 Remedy(
                     "Compile the blocks",
-                    "for block in model.layers: block.compile(), or model = torch.compile(model)",
+                    "for block in model.layers: block.compile()\n# or model = torch.compile(model)",
                     "one pass for each chain",
                 ),
                 Remedy(
                     "Use the fused operator where there is one",
-                    "torch.nn.functional.rms_norm, layer_norm, gelu(approximate='tanh'), "
-                    "cross_entropy(label_smoothing=…) "
-                    "in place of what is written out; liger-kernel or flash-attn for rotary embeddings and losses",
+                    "# torch.nn.functional.rms_norm, layer_norm, gelu(approximate='tanh'),\n"
+                    "# cross_entropy(label_smoothing=0.1) in place of what is written out\n"
+                    "# liger-kernel or flash-attn for rotary embeddings and losses",
                     "one pass for each of them",
                 ),
                 Remedy(
                     "Keep numbers narrow",
-                    "no .float() before norms and losses that accumulate in fp32 anyway (layer_norm and "
-                    "cross_entropy do)",
+                    "# no .float() before norms and losses: layer_norm and cross_entropy accumulate in fp32 anyway",
                     "half of the traffic of the passes that it widens",
                 ),
             ),

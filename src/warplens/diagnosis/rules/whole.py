@@ -65,7 +65,7 @@ class GraphOpaque(Rule):
             remedies=(
                 Remedy(
                     "Record the graphs' nodes",
-                    "nsys profile --cuda-graph-trace=node --trace=cuda,nvtx …",
+                    "nsys profile --cuda-graph-trace=node --trace=cuda,nvtx python train.py",
                     "kernels, grids and pauses inside the graphs; each replay gets a little slower while it is "
                     "recorded",
                 ),
@@ -77,9 +77,8 @@ class GraphOpaque(Rule):
 _MISSING: Final = ("no-api-calls", "unknown-launches", "dropped-events", "lost-gpu-work", "aborted-step")
 
 _RECAPTURE: Final = (
-    "nsys profile --trace=cuda,nvtx,osrt --cuda-graph-trace=node --output profile python train.py, with an nsys as new "
-    "as "
-    "the program's CUDA"
+    "nsys profile --trace=cuda,nvtx,osrt --cuda-graph-trace=node --output profile python train.py\n"
+    "# with an nsys as new as the program's CUDA"
 )
 
 #: Idle causes that are not the host's, in words.
@@ -203,13 +202,13 @@ class IncompleteProfile(Rule):
             remedies=(
                 Remedy(
                     "Record which event each stream waits for",
-                    f"{_RECAPTURE}; add --gpu-metrics-devices=0 to see other programs on the GPU",
+                    f"{_RECAPTURE}\n# --gpu-metrics-devices=0 shows other programs on the GPU",
                     "the waits by name",
                 ),
                 Remedy(
                     "Put dependent work on one stream",
-                    "remove torch.cuda.Stream() contexts around work that waits for the other stream anyway; close "
-                    "other programs that use the GPU",
+                    "# no torch.cuda.Stream() around work that waits for the other stream anyway\n"
+                    "# close other programs that use the GPU",
                     f"at most {ceiling(facts.wall_ns, idle):.2f}×",
                 ),
             ),
@@ -301,8 +300,8 @@ class BelowRoof(Rule):
                 *(() if known else (_SHAPES,)),
                 Remedy(
                     "Take counters of the kernels with the most time above their roof",
-                    f"ncu --set roofline {_sections(facts, above)} -k 'regex:{pattern}' -c 20 …; then "
-                    "warplens diagnose --counters",
+                    f"ncu --set roofline {_sections(facts, above)} -k 'regex:{pattern}' -c 20 python train.py\n"
+                    "warplens diagnose PATH --counters REPORT",
                     "which roof each of them is under, and what keeps it there",
                 ),
             ),
@@ -311,7 +310,7 @@ class BelowRoof(Rule):
 
 _SHAPES: Final = Remedy(
     "Record the shapes of the same program",
-    "torch.profiler.profile(record_shapes=True) over a few steps (warplens collect --tool torch); then "
+    "with torch.profiler.profile(record_shapes=True): step()  # or warplens collect --tool torch\n"
     "warplens headroom PATH --with TRACE",
     "how far each product is from its roof: names and grids do not tell the inner size of products",
 )
@@ -377,8 +376,7 @@ class Saturated(Rule):
             remedies=(
                 Remedy(
                     "Stop optimising the host",
-                    "look at the kernels: warplens kernels PATH --by category, then counters of the largest (ncu --set "
-                    "full)",
+                    "warplens kernels PATH --by category  # then counters of the largest: ncu --set full",
                     "launches, waits and input cannot bring more than the idle time",
                 ),
             ),
