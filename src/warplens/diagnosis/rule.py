@@ -304,7 +304,7 @@ def modelled(facts: Facts, change: str) -> str:
         return GAIN
     unit = "a step" if facts.window.steps else "for the window"
     return (
-        f"replayed with the profiler's cost still in it: {found.measured_ns / _NS_PER_MS:.2f} → "
+        f"replayed with the profiler's overhead: {found.measured_ns / _NS_PER_MS:.2f} → "
         f"{found.predicted_ns / _NS_PER_MS:.2f} ms {unit} ({found.speedup:.2f}×)"
     )
 

@@ -79,7 +79,7 @@ def headline(facts: Facts, verdict: Finding, claims: Claims) -> str:
             f"Nothing is wrong: the GPU is busy for {busy} of the time{_at(facts)}, near the peak of its tensor cores."
         )
     if verdict.id == "graph-opaque":
-        return f"The GPU is busy for {busy} of the time, inside CUDA graphs that hide with what."
+        return f"The GPU is busy for {busy} of the time, inside CUDA graphs whose kernels were not recorded."
     if not facts.wall_ns:
         return f"The profile cannot answer: {verdict.title[:1].lower()}{verdict.title[1:]}"
     return (

@@ -185,7 +185,7 @@ def answer_block(found: Diagnosis | RunDiagnosis, strips: tuple[Strip, ...], at:
         strips=strips if tells else (),
         others=(
             *((f"{at}finding-{each.id}", rule(each.id).limiter, factor(each.gain)) for each in costing),
-            *(((f"{at}what-if", "What do they bring together?", ""),) if _pairs(found) else ()),
+            *(((f"{at}what-if", "What do they gain together?", ""),) if _pairs(found) else ()),
         ),
     )
 
@@ -198,7 +198,7 @@ def _pairs(found: Diagnosis | RunDiagnosis) -> bool:
 def _range(finding: Finding) -> str:
     """How far the gain may be off: `1.22× to 1.87× nine times in ten, at most 2.36×`."""
     bounded = finding.bound is not None and finding.bound < MANY
-    most = f"at most {factor(finding.bound)}, a bound that no remedy beats" if bounded else ""
+    most = f"at most {factor(finding.bound)}" if bounded else ""
     if finding.expected is None or finding.expected_interval is None:
         return most
     low, high = map(factor, finding.expected_interval)

@@ -184,7 +184,7 @@ def coverage_lines(diagnosis: Diagnosis) -> Iterator[str]:
         steps = "one step" if covered.steps == 1 else f"{fmt.count(covered.steps)} steps"
         line = (
             f"rests on: {steps if covered.steps else 'a window without steps'}; findings account for "
-            f"{fmt.share(covered.claimed_ns / covered.wall_ns)} of the time, none of it twice"
+            f"{fmt.share(covered.claimed_ns / covered.wall_ns)} of the time, without overlap"
         )
         if covered.idle_attributed_share is not None:
             line += f"; the cause is known of {fmt.share(covered.idle_attributed_share)} of the idle time"

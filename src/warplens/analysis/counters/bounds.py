@@ -231,7 +231,7 @@ def kernel_bounds(counters: KernelCounters) -> pl.DataFrame:
     """What each launch is limited by.
 
     A unit at 60 % or more of its peak is the bound: memory or compute, whichever is higher; a load/store pipe counts as
-    memory (L1). With both below, the kernel waits: if its grid is less than one wave it is too small to say more
+    memory (L1). With both below, the kernel waits: if its grid is less than one wave it is too small for the GPU more
     (`small`), else it is bound by latency, for which the costliest fault and the longest warp stall are named. The
     limits are those of Nsight Compute's rule SOLBottleneck.
 

@@ -236,8 +236,8 @@ class HostSync(Rule):
     id = "host-sync"
     model = "host"
     located = "waits"
-    question = "Does the host let the GPU run dry by waiting for it, and then have to refill it?"
-    limiter = "the host waits for the GPU to run dry, then refills it"
+    question = "Does the host wait until the GPU's queue is empty, and then have to refill it?"
+    limiter = "the host waits until the GPU's queue is empty, then refills it"
     cause = (
         "waiting: the host lets the GPU run dry (`.item()`, `cudaStreamSynchronize`, a copy of a few "
         "bytes to the host), then refills it"
@@ -247,8 +247,8 @@ class HostSync(Rule):
         f"pauses that began in a wait, until the next work; read-backs of up to {_SMALL_COPIES}, and loops around them "
         "without a product; of the launch pauses, what the host would have run ahead by without its waits"
     )
-    headline = "Waiting for the GPU limits this: {share} of the time goes into letting it run dry and refilling it"
-    title = "The host waits for the GPU to run dry, and then has to refill it"
+    headline = "Synchronization limits this: {share} of the time goes into draining the GPU's queue and refilling it"
+    title = "The host waits until the GPU's queue is empty, and then has to refill it"
     evidence: ClassVar = {
         **IDLE_NS,
         **IDLE_SHARE,
@@ -270,7 +270,7 @@ class HostSync(Rule):
 
     looped_title: ClassVar = "A loop reads something back for each item, and the GPU runs dry each time"
     looped_headline: ClassVar = (
-        "Waiting for the GPU limits this: {share} of the time goes into loops that read something back for each item, "
+        "Synchronization limits this: {share} of the time goes into loops that read something back for each item, "
         "and into refilling the GPU"
     )
     in_a_row = Limit(8, "Fewer read-backs with next to nothing between them are no loop.")
@@ -394,7 +394,7 @@ class BlockingCopy(Rule):
     model = "host"
     located = "copies"
     question = "Do copies between host and GPU run while nothing computes?"
-    limiter = "copies between host and GPU hold the work up"
+    limiter = "copies between host and GPU delay the work"
     cause = "copies between host and GPU"
     raised_when = "it costs 2 %"
     claimed = "time in which such a copy ran and nothing else; pauses in which the host was held in one"
@@ -463,7 +463,7 @@ class BlockingCopy(Rule):
         return self.raised(
             facts,
             claimed,
-            title="Copies from pageable memory hold the work up"
+            title="Copies from pageable memory delay the work"
             if unpinned
             else "Copies between host and GPU run while nothing computes",
             confidence="high" if unpinned and facts.sure else "medium",
@@ -524,7 +524,7 @@ class AllocatorChurn(Rule):
     }
     refutation = (
         "Count cudaMalloc and cudaFree in a step after the change (warplens api): with none left and the "
-        "same step time, something else held the GPU up."
+        "same step time, something else delayed the GPU."
     )
     thresholds = ("allocations_per_step",)
 

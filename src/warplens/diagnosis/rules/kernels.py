@@ -311,16 +311,14 @@ class Precision(Rule):
 
     id = "precision"
     model = "products"
-    question = "Are matrix products in a format that the tensor cores do not take?"
-    limiter = "matrix products in a format that the tensor cores do not take"
+    question = "Are matrix products in a format that bypasses the tensor cores?"
+    limiter = "matrix products in a format that bypasses the tensor cores"
     cause = "matrix products beside the tensor cores"
     raised_when = "it costs 2 %, and the GPU has tensor cores"
     claimed = "of fp32 products on vector units, what 0.55 of the ratio of the peaks saves; passes between them stay"
-    headline = (
-        "Matrix products beside the tensor cores limit this: {share} of the time could go away in TF32 or bfloat16"
-    )
-    older_headline = "Matrix products beside the tensor cores limit this: {share} of the time could go away in fp16"
-    title = "Matrix products run in fp32 beside the tensor cores"
+    headline = "Matrix products off the tensor cores limit this: {share} of the time could go away in TF32 or bfloat16"
+    older_headline = "Matrix products off the tensor cores limit this: {share} of the time could go away in fp16"
+    title = "Matrix products run in fp32, off the tensor cores"
     evidence: ClassVar = {
         "claimed_share": "all that it claims, of the window",
         "off_tensor_cores_ns": "products beside the tensor cores",
@@ -455,7 +453,7 @@ class SmallKernels(Rule):
         "of kernels with fewer blocks than the GPU has multiprocessors, and of short ones with few threads or small "
         "tiles, the share that these leave empty; the same of the GPU's own pauses before them"
     )
-    headline = "Small grids limit this: the GPU is busy, but what its kernels leave empty is worth {share} of the time"
+    headline = "Small grids limit this: the multiprocessors that its kernels leave empty are worth {share} of the time"
     title = "The GPU is busy with grids that leave most of its multiprocessors empty"
     evidence: ClassVar = {
         "empty_ns": "what small grids leave empty, as time of the whole GPU",

@@ -165,7 +165,7 @@ class MisalignedShape(StructureRule):
         "of these products, what well-shaped ones of as many operations do not need; passes that widen operands for "
         "attention"
     )
-    headline = "Sizes that tensor cores do not take limit this: {share} of the time could go away with padding"
+    headline = "Sizes that the tensor cores cannot use limit this: {share} of the time could go away with padding"
     evidence: ClassVar = {
         **AFFECTED_NS,
         **AFFECTED_SHARE,
@@ -236,7 +236,7 @@ class MisalignedShape(StructureRule):
         return self.seen(
             facts,
             claims,
-            title=f"Products have sizes that tensor cores do not take{named}",
+            title=f"Products have sizes that the tensor cores cannot use{named}",
             confidence="high",
             evidence={
                 "misaligned_per_step": int(mine.sum()) / facts.steps,
@@ -282,7 +282,7 @@ class MemoryFormat(StructureRule):
 
     id = "memory-format"
     model = "products"
-    question = "Are images in a memory format that the convolutions do not like?"
+    question = "Are images in a memory format that makes convolutions slow?"
     limiter = "conversions of memory format around convolutions"
     cause = "layouts: convolutions and norms in the slow format (NCHW), conversions between formats"
     raised_when = (
@@ -302,8 +302,8 @@ class MemoryFormat(StructureRule):
         **GPU_BUSY_SHARE,
     }
     refutation = (
-        "Run with model.to(memory_format=torch.channels_last) and inputs alike: if it is not faster, cuDNN had "
-        "chosen NCHW for good reasons."
+        "Run with model.to(memory_format=torch.channels_last) and inputs alike: if it is not faster, the "
+        "format is not the limit."
     )
     least_conversions_share = Limit(
         0.02, "Less of the time in conversions or slow convolutions is the first layer's, or an output's."
@@ -380,13 +380,11 @@ class WeightBound(StructureRule):
     id = "weight-bound"
     model = "products"
     question = "Are products so narrow that they only read their weights?"
-    limiter = "products of few rows, which only read their weights"
+    limiter = "products of few rows, dominated by reading their weights"
     cause = "small-batch products that only read weights"
     raised_when = "products of at most 16 rows take 40 % of the time of a GPU that is busy for 70 %"
     claimed = "of all kernels, what a batch of 16 would share: their time for each unit of work"
-    headline = (
-        "Reading the weights limits this: {share} of the time, per unit of work, would be shared in a batch of 16"
-    )
+    headline = "Reading the weights limits this: a batch of 16 would save {share} of the time per unit of work"
     title = "Products have so few rows that they do little but read their weights"
     evidence: ClassVar = {
         **AFFECTED_NS,

@@ -565,7 +565,7 @@ class Straggler(RanksRule):
     }
     refutation = (
         "Swap the late rank's data with another's, then its GPU: what the lateness moves with is its cause. If the "
-        "step takes as long with the rank's extra work left out, something else held the others up."
+        "step takes as long with the rank's extra work left out, something else delayed the others."
     )
     explained_share = Limit(0.5, "A cause that explains less than half of the waiting is not the one.")
 

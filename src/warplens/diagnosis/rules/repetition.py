@@ -313,11 +313,11 @@ class GrowingCache(StructureRule):
 
     id = "growing-cache"
     question = "Is a cache copied whole to add a little to it?"
-    limiter = "a cache that is copied whole to grow"
+    limiter = "a growing cache that is copied in each step"
     cause = "concatenated key/value caches"
     raised_when = "concatenations grow from step to step, or come with each attention of a decoder, and it costs 2 %"
     claimed = "the concatenations"
-    headline = "A cache that is copied whole to grow limits this: {share} of the time goes into copying it"
+    headline = "A growing cache limits this: {share} of the time goes into copying it whole"
     title = "A cache is concatenated, so that all of it is copied in each step"
     evidence: ClassVar = {
         **AFFECTED_NS,

@@ -189,14 +189,14 @@ class HostStall(Rule):
     model = "host"
     located = "pauses"
     question = "Is the host busy or asleep for long with no CUDA call in flight, while the GPU runs out of work?"
-    limiter = "the host does something else for long, with no CUDA call in flight"
+    limiter = "long pauses of the host between CUDA calls"
     cause = "host code with no CUDA call in flight (input pipeline, Python, garbage collection)"
     raised_when = "it costs 2 %. Where a host that never waits hides it without the profiler it informs only"
     claimed = (
         "pauses in which no launching thread made a CUDA call for ten times its usual interval, and at least 0.1 ms"
     )
     headline = "The host limits this: for {share} of the time the GPU had no work, while the host did something else"
-    title = "The host does something else for long, and the GPU runs out of work"
+    title = "The host is busy with something else, and the GPU runs out of work"
     evidence: ClassVar = {
         **IDLE_NS,
         **IDLE_SHARE,

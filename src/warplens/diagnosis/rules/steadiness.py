@@ -115,8 +115,8 @@ class ProfilerOverhead(Rule):
     """A recording with Python frames or shapes that costs more than what it records."""
 
     id = "profiler-overhead"
-    question = "Does the recording itself dominate?"
-    limiter = "the recording itself"
+    question = "Does the overhead of the profiler dominate?"
+    limiter = "the overhead of the profiler"
     cause = "the recording itself: stacks, shapes, memory"
     raised_when = "recorded Python calls and operators cost the host a fifth of the window or more. Informs"
     evidence: ClassVar = {
@@ -149,7 +149,7 @@ class ProfilerOverhead(Rule):
         if share < self.least_share or not facts.idle_ns:
             return None
         return self.described(
-            title="The recording itself takes a large part of the host's time",
+            title="The profiler takes a large part of the host's time",
             confidence="medium",
             gain=None,
             evidence={

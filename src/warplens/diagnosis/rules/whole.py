@@ -37,7 +37,7 @@ class GraphOpaque(Rule):
         "nothing else is wrong"
     )
     claimed = "nothing"
-    title = "The GPU is busy inside CUDA graphs that were traced as a whole: with what, the profile does not tell"
+    title = "The GPU is busy inside CUDA graphs that were traced as a whole: their kernels were not recorded"
     evidence: ClassVar = {
         "hidden_ns": "time inside CUDA graphs traced as a whole",
         "hidden_share": "of the window",
@@ -129,7 +129,7 @@ class IncompleteProfile(Rule):
         "profiler_share": _BY_CAUSE,
         "unknown_share": _BY_CAUSE,
     }
-    refutation = "Record again as said: if the new profile shows the same, nothing had been missing."
+    refutation = "Record again as described: if the new profile shows the same, nothing was missing."
     thresholds = ("attributed_share", "aborted_share")
     describes = True
 

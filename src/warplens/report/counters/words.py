@@ -77,7 +77,7 @@ def bound_title(row: Mapping[str, Any]) -> str:
     """The bound of a row, with its level or pipe: `memory (DRAM), healthy`."""
     bound, unit = row["bound"], row["unit"]
     if bound == "small":
-        return "too small to say"
+        return "too small for the GPU"
     if bound not in ("memory", "compute"):
         return str(bound)
     named = f"{bound} ({LEVELS.get(unit, unit)})" if unit else str(bound)

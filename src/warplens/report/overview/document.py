@@ -367,7 +367,7 @@ def _comparison_lead(profiles: Sequence[Numbers]) -> str:
     if not known:
         of = " that stands for the program" if apart else ""
         return f"None of these profiles holds GPU work{of}."
-    return _busy_range(known) + (f" {fmt.count(apart)} with a caution left out." if apart else "")
+    return _busy_range(known) + (f" Profiles with a caution are left out: {fmt.count(apart)}." if apart else "")
 
 
 def _busy_range(known: Sequence[tuple[float, str]]) -> str:
