@@ -428,3 +428,15 @@ def test_too_little_memory_is_no_defect(error: Exception, capsys: pytest.Capture
 
     assert guarded(fail, debug=False) == UNUSABLE
     assert "there is not enough memory" in capsys.readouterr().err
+
+
+def test_a_termination_between_two_steps_is_one_line() -> None:
+    script = (
+        "import warplens.cli.main as program\n"
+        "def run(): raise program.TerminatedError\n"
+        "program.run = run\n"
+        "program.script()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+
+    assert (done.returncode, done.stdout, done.stderr) == (TERMINATED, "", "error: terminated\n")

@@ -16,7 +16,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from warplens._version import __version__
 from warplens.cli.catalogue import COMMANDS, Command
-from warplens.cli.edge import answering, be_quiet, end_in_order, guarded
+from warplens.cli.edge import TERMINATED, TerminatedError, answering, be_quiet, complain, end_in_order, guarded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -302,6 +302,9 @@ def script() -> NoReturn:
         run()
     except SystemExit as leaving:
         code = leaving.code
+    except TerminatedError:  # between two of the steps that see to it themselves
+        complain("terminated")
+        code = TERMINATED
     for stream in (sys.stdout, sys.stderr):
         with suppress(AttributeError, OSError, ValueError):  # a stream may be closed, or absent
             stream.flush()
