@@ -80,3 +80,16 @@ def test_files_of_pytorch_are_read_with_their_nested_names(warplens: Callable[..
 
     (row,) = json.loads(run.out)["data"]["rows"]
     assert (row["tensor"], row["ulp_format"], row["ulp_max"]) == ("layer.0", "bfloat16", 0.0)
+
+
+def test_safetensors_are_read_by_their_names_and_compared_in_their_formats(warplens: Callable[..., Run]) -> None:
+    pytest.importorskip("torch", reason="torch is not installed")
+    saving = pytest.importorskip("safetensors.numpy", reason="safetensors is not installed")
+    half = VALUES.astype(np.float16)
+    saving.save_file({"out": half, "grad": VALUES}, "a.safetensors")
+    saving.save_file({"out": np.nextafter(half, np.float16(np.inf)), "grad": VALUES}, "b.safetensors")
+
+    run = warplens("numerics", "a.safetensors", "b.safetensors", "-f", "json")
+
+    rows = {row["tensor"]: row for row in json.loads(run.out)["data"]["rows"]}
+    assert (rows["out"]["ulp_format"], rows["out"]["ulp_max"], rows["grad"]["ulp_max"]) == ("float16", 1.0, 0.0)
