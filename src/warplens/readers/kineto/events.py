@@ -468,10 +468,14 @@ def _texts(found: _Parts, dictionary: Dictionary) -> pl.Series:
     nulls = np.array([text is None for text in dictionary.texts], np.bool_)
     if nulls.any():
         known = ~nulls.take(codes) if known is None else known & ~nulls.take(codes)
-    used = np.zeros(len(dictionary.texts), np.bool_)
-    used[codes if known is None else codes[known]] = True
-    texts = [dictionary.texts[number] or "" for number in np.flatnonzero(used).tolist()]
-    numbers = np.maximum(np.cumsum(used, dtype=np.uint32), 1) - np.uint32(1)
+    # Parts are read side by side, and number texts as they come; here they stand in the order of the events.
+    there = np.flatnonzero(known) if known is not None else np.arange(len(codes))
+    first = np.full(len(dictionary.texts), len(codes), np.int64)
+    first[codes[there[::-1]]] = there[::-1]
+    used = np.argsort(first, kind="stable")[: np.count_nonzero(first < len(codes))]
+    texts = [dictionary.texts[number] or "" for number in used.tolist()]
+    numbers = np.zeros(len(dictionary.texts), np.uint32)
+    numbers[used] = np.arange(len(used), dtype=np.uint32)
     places = pl.Series(numbers.take(codes))
     if known is not None:
         places = places.zip_with(pl.Series(known), pl.Series([None], dtype=pl.UInt32))
