@@ -41,7 +41,7 @@ def _table(document, identity):
 
 def test_the_story_is_told_from_the_problem_to_its_limits(document) -> None:
     assert [section.id for section in document.sections] == [
-        "answer", "problem", "evidence", "hypotheses", "cause", "remedies", "best", "predictions", "policy", "limits",
+        "answer", "problem", "evidence", "hypotheses", "cause", "remedies", "best", "predictions", "policy", "limits", "files",
     ]  # fmt: skip
 
 
@@ -153,9 +153,9 @@ def test_no_id_stands_twice_in_the_page(document) -> None:
 )
 def test_what_there_is_no_evidence_for_is_left_out(evidence, without, lacking) -> None:
     found = {section.id for section in findings_document(replace(evidence, **without), TITLE).sections}
-    assert {"answer", "problem", "cause", "limits"} <= found
+    assert {"answer", "problem", "cause", "limits", "files"} <= found
     if lacking is None:
-        assert found == {"answer", "problem", "cause", "limits"}
+        assert found == {"answer", "problem", "cause", "limits", "files"}
     else:
         assert not found & lacking
 

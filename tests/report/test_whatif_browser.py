@@ -14,7 +14,7 @@ from tests.report.test_browser import Visit, browser, pytestmark  # noqa: F401 -
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
     folder = tmp_path_factory.mktemp("whatif")
-    report = warplens.report(shipped.capture("lm_small_ctx256_train.sqlite.xz"))
+    report = warplens.report(shipped.capture("deit448_bs8_topk0.1.sqlite.xz"))
     return report.save(folder / "report.html"), json.loads(report.to_json())["data"]["profiles"][0]["diagnosis"]
 
 
@@ -64,4 +64,4 @@ def test_remedies_are_checked_with_the_keyboard_and_a_third_waits(visit, saved):
     assert boxes.nth(2).is_disabled()
     code = page.locator("#what-if-view pre").inner_text()
     assert all(diagnosis["findings"][place]["remedies"][0]["action"] in code for place in (0, 1))
-    assert code.endswith("warplens compare lm_small_ctx256_train.sqlite.xz AFTER")
+    assert code.endswith("warplens compare deit448_bs8_topk0.1.sqlite.xz AFTER")

@@ -81,7 +81,9 @@ def headline(facts: Facts, verdict: Finding, claims: Claims) -> str:
     if verdict.id == "graph-opaque":
         return f"The GPU is busy for {busy} of the time, inside CUDA graphs whose kernels were not recorded."
     if not facts.wall_ns:
-        return f"The profile cannot answer: {verdict.title[:1].lower()}{verdict.title[1:]}"
+        # A name such as CUDA keeps its capitals.
+        first = verdict.title[:1].lower() if verdict.title[1:2].islower() else verdict.title[:1]
+        return f"The profile cannot answer: {first}{verdict.title[1:]}"
     return (
         f"This profile cannot say what limits the program. {verdict.title}{'' if verdict.title.endswith('.') else '.'}"
     )

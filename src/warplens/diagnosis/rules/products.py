@@ -156,7 +156,7 @@ class MisalignedShape(StructureRule):
     """Products in 16-bit formats whose kernels read operands that are not aligned to 16 bytes."""
 
     id = "misaligned-shape"
-    model = "products"
+    model = "layout"
     question = "Do sizes keep products off the fast kernels?"
     limiter = "products whose sizes keep them off the fast kernels"
     cause = "products or attention whose sizes keep them off the fast kernels"
@@ -281,7 +281,7 @@ class MemoryFormat(StructureRule):
     """Convolutions between conversions of layout, and norms in the format that convolutions do not like."""
 
     id = "memory-format"
-    model = "products"
+    model = "layout"
     question = "Are images in a memory format that makes convolutions slow?"
     limiter = "conversions of memory format around convolutions"
     cause = "layouts: convolutions and norms in the slow format (NCHW), conversions between formats"

@@ -187,7 +187,7 @@ class PerExpertLoop(StructureRule):
     """The same short chain of picking rows, products and adding rows, many times in a row."""
 
     id = "per-expert-loop"
-    model = "host"
+    model = "code"
     question = "Is the same small chain repeated for parts of the data?"
     limiter = "a loop over parts of the data, each with small products of its own"
     cause = "the same small chain of kernels repeated for parts of the data, such as experts"

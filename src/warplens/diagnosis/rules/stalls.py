@@ -186,7 +186,7 @@ class HostStall(Rule):
     """Idle time in which no launching thread was inside a CUDA call for far longer than it takes to issue work."""
 
     id = "host-stall"
-    model = "host"
+    model = "code"
     located = "pauses"
     question = "Is the host busy or asleep for long with no CUDA call in flight, while the GPU runs out of work?"
     limiter = "long pauses of the host between CUDA calls"
