@@ -13,6 +13,7 @@ sheet's peaks times the stated factors of `STATED`, which that table gives for t
 from __future__ import annotations
 
 import json
+import lzma
 import math
 import re
 from dataclasses import dataclass, field
@@ -337,6 +338,7 @@ def _tables() -> tuple[tuple[re.Pattern[str], Mapping[str, Any]], ...]:
     folder = files("warplens").joinpath("data", "roofs")
     if not folder.is_dir():
         return ()
-    tables = [json.loads(item.read_text("utf-8")) for item in folder.iterdir() if item.name.endswith(".json")]
+    stored = [item for item in folder.iterdir() if item.name.endswith(".json.xz")]
+    tables = [json.loads(lzma.decompress(item.read_bytes())) for item in stored]
     # An NVL card of the same chip has other clocks and bandwidth: the table holds for the very name.
     return tuple((re.compile(rf"^{re.escape(table['gpu'])}$"), table) for table in tables)
