@@ -267,6 +267,8 @@ def _of_tables(data: Mapping[str, Any], steps: int) -> Iterator[str]:
     yield fmt.share(unknown / work_ns if work_ns else 0.0)
     for totals in (data["categories"]["coverage"], data["precisions"]["tensor_cores"], data["ranges"]["coverage"]):
         yield from _ratios([value for value in (totals or {}).values() if is_number(value)])
+    if ranges := data["ranges"]["coverage"]:
+        yield fmt.share((ranges["same_thread_ns"] + ranges["inferred_ns"]) / max(ranges["total_ns"], 1))
     yield from _of_operators(data["operators"])
     yield from _of_work(data["work"], data["window"]["duration_ns"], steps)
     for use in (data["allocator"] or {}).get("rows", ()):

@@ -41,7 +41,8 @@ def _table(document, identity):
 
 def test_the_story_is_told_from_the_problem_to_its_limits(document) -> None:
     assert [section.id for section in document.sections] == [
-        "answer", "problem", "evidence", "hypotheses", "cause", "remedies", "best", "predictions", "policy", "limits", "files",
+        "answer", "problem", "evidence", "hypotheses", "cause", "remedies", "best", "predictions", "policy",
+        "limits", "files",
     ]  # fmt: skip
 
 

@@ -135,16 +135,20 @@ class HostCalls:
         return Owned(pieces.starts[kept], pieces.ends[kept], pieces.owner[kept])
 
     def _stalls(self, own: Int64s, held: Intervals) -> Intervals:
-        """Pauses of all threads that are far longer than the usual one from launch to launch of this thread.
+        """Pauses of all threads that are far longer than what this thread usually spends outside of calls for a launch.
 
         Calls that ask for the state of a stream or an event come several to a launch and say nothing about its pace;
-        nor does a launch after a call that held the host, unless they all are.
+        nor does a launch after a call that held the host. Where no other is left, all calls have to do.
         """
         own = own[np.argsort(self.starts[own], kind="stable")]
         issuing = np.flatnonzero(self.issues[own] & (self.cause[own] == 0))
         held_before = np.cumsum(self.cause[own] != 0)[issuing]
-        intervals, free = np.diff(self.starts[own[issuing]]), np.diff(held_before) == 0
-        usual = float(np.median(intervals[free] if free.any() else intervals)) if len(intervals) else 0.0
+        inside = np.cumsum(self.ends[own] - self.starts[own])
+        pauses = np.diff((self.starts[own] - inside)[issuing] + (self.ends[own] - self.starts[own])[issuing])
+        pauses = pauses[np.diff(held_before) == 0]
+        if not len(pauses):
+            pauses = self.starts[own[1:]] - self.ends[own[:-1]]
+        usual = float(np.median(pauses)) if len(pauses) else 0.0
         starts, ends = self.outermost.ends[:-1], self.outermost.starts[1:]
         long = ends - starts >= min(max(STALL_MIN_NS, _STALL_FACTOR * usual), STALL_MAX_NS)
         # Before the first and after the last call the host does something else by definition.

@@ -262,7 +262,7 @@ def _rhythm(
     calls: pl.DataFrame, cuts: Int64s, what: str, confidence: Confidence, why: str, *, chosen: bool = False
 ) -> Rhythm:
     firsts = calls["start_ns"].to_numpy()[cuts[:-1]]
-    pace = int(np.median(np.diff(firsts))) if len(firsts) > 1 else None
+    pace = int(np.median(np.diff(np.sort(firsts)))) if len(firsts) > 1 else None
     return Rhythm(what, len(firsts), pace, int(np.median(np.diff(cuts))), confidence, why, chosen)
 
 

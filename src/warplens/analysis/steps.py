@@ -327,7 +327,7 @@ def _steps_on_host(trace: Trace, forest: RangeForest) -> Found | None:
 
 def _of_ranges(name: str, rows: Int64s, start: Int64s, launches: Int64s, *, chosen: bool) -> Rhythm:
     """Ranges of one name as something that repeats: when each of `rows` begins, and what it launches."""
-    pace = int(np.median(np.diff(start))) if len(rows) > 1 else None
+    pace = int(np.median(np.diff(np.sort(start)))) if len(rows) > 1 else None
     named = is_step_name(name)
     why = "their name says so" if named else "they hold nearly all work"
     what = f"ranges named {name!r}"

@@ -308,7 +308,7 @@ FILES: Final = table(
     "findings: files",
     "A file that the findings rest on. The findings of a token-reduction study.",
     "source",
-    Column("what", pl.String, "what it holds", title="Holds"),
+    column("what").but(help="what it holds", title="Holds"),
     Column("command", pl.String, "that made it, where the file says so; else null", title="Made by"),
 )
 
