@@ -255,7 +255,8 @@ sys.addaudithook(_listen)  # for good: hooks cannot be removed
 @pytest.mark.parametrize(
     ("write", "lines"),
     [
-        (nsys, OF_TRACES), (torch, OF_TRACES), (nsys_report, OF_TRACES), (counters, OF_COUNTERS),
+        (nsys, OF_TRACES), pytest.param(torch, OF_TRACES, marks=pytest.mark.slow),
+        pytest.param(nsys_report, OF_TRACES, marks=pytest.mark.slow), (counters, OF_COUNTERS),
         (ncu_report, OF_COUNTERS), (measurements, OF_MEASUREMENTS),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
@@ -278,7 +279,7 @@ def test_a_connection_would_be_noticed() -> None:
         assert len(found_online) == 1
 
 
-@pytest.mark.parametrize("write", [nsys, torch], ids=lambda write: write.__name__)
+@pytest.mark.parametrize("write", [pytest.param(nsys, marks=pytest.mark.slow), torch], ids=lambda write: write.__name__)
 def test_no_planted_word_is_in_what_is_said_of_a_scrubbed_copy_nor_in_an_export_of_the_original(
     write: Callable[[Path], Path], tmp_path: Path, warplens: Callable[..., Run]
 ) -> None:

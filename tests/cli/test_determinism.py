@@ -17,7 +17,9 @@ def _printed(seed: int, threads: int, *arguments: str) -> bytes:
     return subprocess.run(command, env=environment, check=True, capture_output=True).stdout
 
 
-@pytest.mark.parametrize("name", ["lm_small_ctx256_train", "item_per_layer__baseline"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("lm_small_ctx256_train", marks=pytest.mark.slow), "item_per_layer__baseline"]
+)
 def test_reports_do_not_differ_between_runs(name: str) -> None:
     found = next(path for kind in ("captures", "planted") for path in shipped.files(kind, f"{name}.*"))
     first, *others = (

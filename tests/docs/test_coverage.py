@@ -54,7 +54,13 @@ def test_the_rows_are_those_of_the_documents():
     assert len(ROWS) == 127
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.id)
+#: Rows whose command takes seconds, and is run by tests of its own as well.
+SLOW = {"A14", "C3", "C13", "M10", "W2", "W15"}
+
+
+@pytest.mark.parametrize(
+    "row", [pytest.param(row, id=row.id, marks=[pytest.mark.slow] if row.id in SLOW else []) for row in ROWS]
+)
 def test_the_row_is_shown(row: Row, outputs):
     assert row.shows, "a row that shows nothing proves nothing"
     assert row.page or row.run

@@ -43,6 +43,7 @@ def test_what_was_wrong_once_is_right_now(path: Path) -> None:
     assert [result for command in commands if (result := ended(seed, path.read_bytes(), command)).wrong] == []
 
 
+@pytest.mark.slow
 def test_every_seed_is_read_by_its_commands() -> None:
     refused = {
         f"{seed.name}: {command}"

@@ -76,6 +76,7 @@ _PLANTED_ALONE: Final = (
 
 #: What adds least to the other cases for the time that it takes.
 _SLOW: Final = (
+    "answer/ranks-json", "answer/two-files", "report/counters", "report/grid", "study/findings",
     "report/grid-markdown", "report/counters-markdown", "counters/planted-csv", "counters/planted-md", "counters/trace",
     "tables/[aflmopr]*-graph-json",
     "bench/show-token_reduction_methods-*", "compare/measurements-csv", "compare/measurements-md",
