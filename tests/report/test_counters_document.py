@@ -50,7 +50,7 @@ def words(part: Section) -> str:
 def test_the_sections_stand_in_the_order_of_the_questions() -> None:
     assert [part.id for part in counters_document([planted()]).sections] == [
         *("measured", "kernels", "bounds", "faults", "speed-of-light", "roofline-section", "occupancy"),
-        *("launch", "stalls", "memory", "rules", "next-run", "semantics", "quality"),
+        *("launch", "stalls", "memory", "rules", "checklist", "next-run", "semantics", "quality"),
     ]
 
 

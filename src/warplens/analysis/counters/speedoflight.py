@@ -247,7 +247,8 @@ INSTRUCTION_MIX: Final = table(
     column("share", help="of all instructions of the launch"),
 )
 
-_OPCODES: Final = "sass__inst_executed_per_opcode"
+#: The metric whose instances `instruction_mix` reads.
+OPCODES: Final = "sass__inst_executed_per_opcode"
 _WARP: Final = 32
 _ELAPSED = ".avg.pct_of_peak_sustained_elapsed"
 
@@ -295,7 +296,7 @@ def instruction_mix(counters: KernelCounters) -> pl.DataFrame:
     Returns:
         `INSTRUCTION_MIX`; empty unless the report was read with the instances of `sass__inst_executed_per_opcode`.
     """
-    instances = counters.instances.get(_OPCODES)
+    instances = counters.instances.get(OPCODES)
     if instances is None or "key" not in instances.columns:
         return INSTRUCTION_MIX.empty()
     mix = instances.select(

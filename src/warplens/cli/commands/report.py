@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, cast
 import typer
 
 import warplens
+from warplens.analysis.counters.speedoflight import OPCODES
 from warplens.analysis.timeline import Timeline
 from warplens.cli.answer import (
     checked_folder,
@@ -277,7 +278,7 @@ def _read_counter_reports(paths: Sequence[Path]) -> tuple[list[KernelCounters], 
     for path in paths:
         with progress(f"reading {path.name}") as tell:
             try:
-                reports.append(read_counters(path, progress=tell))
+                reports.append(read_counters(path, instances=(OPCODES,), progress=tell))
             except UnreadableInputError as error:
                 unreadable.append(error)
     return reports, unreadable

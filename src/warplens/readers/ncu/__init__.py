@@ -6,11 +6,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from warplens.profile import Note, NoteLevel, Recorder
+from warplens.profile import Recorder
 from warplens.profile.counters import KernelCounters
 from warplens.readers.opening import Asked, Input, Kind, Reader, kind_of_bytes
 
@@ -60,12 +59,7 @@ class NcuCsv(Reader[KernelCounters]):
     def read(self, file: Input, asked: Asked) -> KernelCounters:
         from warplens.readers.ncu.csv import read_ncu_csv
 
-        counters = read_ncu_csv(file.path, file.known_as, asked.metrics)
-        if not asked.instances:
-            return counters
-        text = f"A CSV export has no instances of metrics, so that those of {', '.join(asked.instances)} are missing."
-        note = Note("no-instances", NoteLevel.INFO, text, "Give the .ncu-rep file that the export was made from")
-        return replace(counters, capture=replace(counters.capture, notes=(*counters.capture.notes, note)))
+        return read_ncu_csv(file.path, file.known_as, asked.metrics)
 
     def scrub(self, file: Input, copy: Path) -> Removed:
         from warplens.readers.ncu.scrub import copy_ncu_csv

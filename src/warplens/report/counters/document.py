@@ -12,6 +12,7 @@ from warplens.profile.columns import column
 from warplens.profile.counters import RULES
 from warplens.profile.schema import Column
 from warplens.report import text as fmt
+from warplens.report.checklist import checklist_blocks
 from warplens.report.counters import hardware
 from warplens.report.counters.beside import SIDE_BY_SIDE, comparison_data, coverage_blocks, joined_data
 from warplens.report.counters.numbers import CounterNumbers, compared_with_first, with_names
@@ -296,6 +297,7 @@ _SECTIONS: Final[tuple[SectionOf[CounterNumbers], ...]] = (
     SectionOf("stalls", "Warp stalls", hardware.stalls),
     SectionOf("memory", "Memory access", hardware.memory),
     SectionOf("rules", "What Nsight Compute's own rules say", rules),
+    SectionOf("checklist", "Checklist", checklist_blocks, lambda numbers: numbers.checklist),
     SectionOf("next-run", "The next run", next_runs),
     SectionOf("semantics", "What these numbers mean", semantics),
     SectionOf("quality", "What limits these numbers", limits, lambda numbers: numbers.warnings),
@@ -441,6 +443,7 @@ def _report(numbers: CounterNumbers) -> dict[str, Any]:
         "memory_access": {"rows": numbers.memory},
         "instructions": {"rows": numbers.instructions},
         "rules": {"rows": counters.rules},
+        "checklist": {"rows": numbers.checklist},
         "next_run": numbers.next_run,
         "traces": joined_data(numbers.joined) if numbers.joined else None,
     }

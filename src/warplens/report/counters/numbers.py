@@ -18,6 +18,7 @@ from warplens.analysis.counters.roofline import Roofline, roofline_points
 from warplens.analysis.counters.speedoflight import instruction_use, throughput_breakdown
 from warplens.profile import NoteLevel
 from warplens.report import text as fmt
+from warplens.report.checklist import checklist_frame
 from warplens.report.counters.words import kernel_count, launch_count, with_words
 
 if TYPE_CHECKING:
@@ -70,6 +71,7 @@ class CounterNumbers:
         memory: `MEMORY_ACCESS`.
         instructions: `INSTRUCTIONS`.
         roofline: groups under their roofs.
+        checklist: the optimisation checklist, as far as counters alone tell.
         next_run: what to collect next, as far as the report alone tells.
         joined: the same report beside traces, if any were given.
 
@@ -86,6 +88,7 @@ class CounterNumbers:
     memory: pl.DataFrame
     instructions: pl.DataFrame
     roofline: Roofline
+    checklist: pl.DataFrame
     next_run: NextRun
     joined: tuple[Joined, ...] = ()
 
@@ -140,6 +143,7 @@ def examine_counters(counters: KernelCounters, joined: Sequence[Joined] = ()) ->
         memory=by_first(memory_access(taken.counters)),
         instructions=by_first(instruction_use(taken.counters)),
         roofline=roofline_points(counters),
+        checklist=checklist_frame(counters=counters),
         next_run=next_sections(counters),
         joined=tuple(joined),
     )

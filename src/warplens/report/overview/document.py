@@ -14,6 +14,7 @@ from warplens.profile.columns import column
 from warplens.profile.schema import Column
 from warplens.report import text as fmt
 from warplens.report.brief import answer_block, limit_sentence
+from warplens.report.checklist import checklist_blocks
 from warplens.report.counters.beside import joined_blocks
 from warplens.report.document import (
     Document,
@@ -277,6 +278,7 @@ _ROOMS: Final[tuple[SectionOf[Numbers], ...]] = (
         "Data & method",
         _rooms(
             SectionOf("quality", "What limits these numbers", limits, lambda numbers: numbers.notes),
+            SectionOf("checklist", "Checklist", checklist_blocks, lambda numbers: numbers.checklist),
             SectionOf("rhythms", "What repeats", _rhythms),
             SectionOf("key-figures", "Key figures", _key_figures),
         ),

@@ -37,8 +37,10 @@ from warplens.analysis.streams import (
 from warplens.analysis.timebudget import TimeBudget, time_budgets
 from warplens.analysis.work import ModelledWork, operator_work, work_statistics
 from warplens.diagnosis import diagnose
+from warplens.diagnosis.checklist import CHECKLIST
 from warplens.profile import NoteLevel
 from warplens.report import text as fmt
+from warplens.report.checklist import checklist_frame
 from warplens.report.counters.beside import joined_data
 from warplens.report.headroom import headroom_data
 from warplens.report.jsonout import window_data
@@ -109,6 +111,7 @@ class Numbers:
     allocations: Allocations | None = None
     headroom: tuple[Headroom, ...] = ()
     code: pl.DataFrame = field(default_factory=pl.DataFrame)
+    checklist: pl.DataFrame = field(default_factory=CHECKLIST.empty)
 
     @property
     def capture(self) -> Capture:
@@ -181,6 +184,7 @@ def examine(
             work=operator_work(timeline, window) if timeline.has_operators else None,
             allocations=allocations(timeline, window),
             code=code_places(timeline, window),
+            checklist=checklist_frame(timeline, window, verdict.result(), counters),
             launch_summary=launch_summary(timeline, window),
             launches=launch_statistics(timeline, window, ("name", "full_name", "api")),
             streams=stream_statistics(timeline, window),
@@ -393,6 +397,7 @@ def overview_data(numbers: Numbers) -> dict[str, Any]:
         "operators": _operator_data(numbers.operators),
         "work": _work_data(numbers.work),
         "code": {"rows": numbers.code},
+        "checklist": {"rows": numbers.checklist},
         "memory": None if numbers.memory is None else {"rows": list(numbers.memory)},
         "allocator": _allocator_data(numbers.allocations),
         "counters": joined_data(numbers.joined) if numbers.joined else None,
