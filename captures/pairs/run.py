@@ -6,7 +6,7 @@
     python -m pairs.run nsys NAME --records FILE [--lock FILE] --variant before
 
 NAME is `module.program`. A finished run adds one line of JSON to the records, a failed one a line with its `error`. Who
-holds the lock has the GPU; models are made before, and traces written afterwards.
+holds the lock has the GPU; libraries are loaded before, and traces written afterwards.
 """
 
 from __future__ import annotations
@@ -218,11 +218,10 @@ def run(how: str, program: Program, options: argparse.Namespace) -> dict[str, An
     variants = (options.variant,) if how == "nsys" else program.variants
     with torch.inference_mode() if program.inference else contextlib.nullcontext():
         try:
-            steps = built(program, variants, peak)
-            if how == "nsys":
-                with held(options.lock):
-                    return under_nsys(program, steps[options.variant])
             with held(options.lock):
+                steps = built(program, variants, peak)
+                if how == "nsys":
+                    return under_nsys(program, steps[options.variant])
                 if how == "try":
                     took = {variant: ns / 1e6 for variant, ns in warm(steps, peak).items()}
                     return {"median_ms": took, "peak_memory_bytes": peak.peaks}
