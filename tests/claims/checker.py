@@ -226,7 +226,7 @@ def _severities(id_: str, gain: float, sure: bool) -> set[str]:
     words = f"{rule.raised_when} {rule.claimed}"
     known = {"critical" if gain >= CRITICAL and sure else "warning" if gain >= WARNING else "info"}
     least = max([float(factor) for factor in _WARNS_FROM.findall(words)], default=WARNING)
-    return known | ({"info"} if gain < least or "informs" in words else set())
+    return known | ({"info"} if gain < least or "nformational" in words else set())
 
 
 def _check_finding(reading: Reading, finding: Mapping[str, Any], steps: int, sure: bool) -> None:
@@ -298,7 +298,7 @@ def _check_headline(reading: Reading, diagnosis: Mapping[str, Any], parts: Mappi
     if shares and known_share is not None:
         fits = _near(shares[0] * 100, known_share * 100, 1)
         reading.expect(fits, "the headline has its own share", "headline", headline, known_share)
-    looped = "for each item" in headline  # what a loop runs is work, not idle time
+    looped = "for every item" in headline  # what a loop runs is work, not idle time
     if own and shares and parts and "modelled" not in headline and not looped:
         known = _own_share(parts, own)
         fits = shares[0] <= known + 0.0006
@@ -308,7 +308,7 @@ def _check_headline(reading: Reading, diagnosis: Mapping[str, Any], parts: Mappi
     if "GPU had no work" in headline and shares and parts:
         idle = sum(share for part, share in parts.items() if part.startswith("idle/"))
         reading.expect(shares[0] <= idle + 0.0006, "idle is at most the idle time", "headline", headline, f"{idle:.1%}")
-    if "Nothing is wrong" in headline:
+    if "othing to fix" in headline:
         for finding in findings:
             gain = _gain(finding) or 0.0
             small = gain < WARNING or finding["id"] in _DESCRIBES or finding["severity"] == "info"

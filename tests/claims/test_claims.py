@@ -115,7 +115,7 @@ FALSEHOODS = (
     ("the headline has the first finding's number", "diagnose", "headline", "Waits limit this; about 9.99× as fast."),
     ("the headline has its own share", "diagnose", "headline_share", 0.5),
     ("idle is at most the idle time", "diagnose", "headline", "For 84.0 % of the time the GPU had no work."),
-    ("nothing is wrong only if nothing is to be gained", "diagnose", "headline", "Nothing is wrong."),
+    ("nothing is wrong only if nothing is to be gained", "diagnose", "headline", "Nothing to fix."),
     ("no remedy promises more than the bound", "diagnose", "findings.0.remedies.0.expected", "about 45.00×"),
     ("no prediction beyond a bound", "diagnose", "predictions.1.speedup", 45.0),
     ("evidence names its unit", "diagnose", "findings.0.evidence.waits", 3),

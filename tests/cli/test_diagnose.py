@@ -64,8 +64,8 @@ def test_text_names_the_verdict_first_and_then_what_to_do(warplens: Callable[...
         "torch.cuda.CUDAGraph()",
         "refuted if: ",
         "Predictions (modelled)",
-        "rests on: 10 steps",
-        "it is behind the GPU",
+        "based on: 10 steps",
+        "the host is behind the GPU",
         "between calls (framework, Python)",
     ):
         assert expected in body
@@ -131,10 +131,10 @@ def test_where_the_host_costs_more_the_late_rank_is_told_all_the_same(
     warplens: Callable[..., Run], tmp_path: Path
 ) -> None:
     write_ranks(tmp_path, 3)
-    late = f"Rank {SLOW_RANK} is late and the others wait for it, {WAIT_US / 1000} ms a step: the same kernels take"
+    late = f"Rank {SLOW_RANK} is late and the others wait for it, {WAIT_US / 1000} ms per step: the same kernels take"
     text = warplens("diagnose", tmp_path).out
     assert late in text.split("\n\n")[1]
-    assert text.index("2. straggler: ") < text.index("Each rank by itself")
+    assert text.index("2. straggler: ") < text.index("Each rank separately")
     found = _asked(warplens, tmp_path)
     assert found["source"] == [f"rank{rank}.json.gz" for rank in range(3)]
     data = found["data"]

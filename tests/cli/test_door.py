@@ -89,7 +89,7 @@ def test_a_folder_of_ranks_is_answered_by_what_its_ranks_cost_each_other(
     assert "Rank 1 is late and the others wait for it" in run.out
     assert "[straggler]" in run.out
     page = (tmp_path / "out" / "report.html").read_text("utf-8")
-    assert page.index("Rank 1 is late") < page.index("Each rank by itself")
+    assert page.index("Rank 1 is late") < page.index("Each rank separately")
     told = warplens(folder, "--format", "json").out
     assert told == warplens("diagnose", folder, "--format", "json").out
     assert json.loads(told)["data"]["verdict"] == "straggler"

@@ -31,9 +31,9 @@ def training(fleet: Fleet, late: int | None = None, extra: str = "", buckets: in
 @pytest.mark.parametrize(
     ("extra", "waited_us", "says", "where"),
     [
-        ("more", 800, "its GPU has 0.8 ms a step more work", "extra_work"),
-        ("slower", 800, "the same kernels take 0.8 ms a step longer", "layers"),
-        ("host", 7200, "its host does something else for", "load_batch"),
+        ("more", 800, "its GPU has 0.8 ms more work per step", "extra_work"),
+        ("slower", 800, "the same kernels take 0.8 ms longer per step", "layers"),
+        ("host", 7200, "its host spends", "load_batch"),
     ],
 )
 def test_the_late_rank_is_named_with_what_makes_it_late(extra: str, waited_us: int, says: str, where: str) -> None:
@@ -42,7 +42,7 @@ def test_the_late_rank_is_named_with_what_makes_it_late(extra: str, waited_us: i
         assert finding is not None
         waited = finding.evidence["waited_ns_per_step"]
         assert waited == pytest.approx(waited_us * US, rel=0.1)
-        told = f"Rank 1 is late and the others wait for it, {waited / 1e6:.1f} ms a step: {says}"
+        told = f"Rank 1 is late and the others wait for it, {waited / 1e6:.1f} ms per step: {says}"
         assert finding.title.startswith(told)
         assert finding.where[:2] == ("rank 1", where)
         assert finding.evidence["last_share"] == pytest.approx(1, abs=0.01)

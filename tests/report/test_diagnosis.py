@@ -78,8 +78,8 @@ def test_numbers_are_written_with_their_units() -> None:
         "launches_per_tensor_factor": 14.0,
     }
     assert evidence_text(evidence) == (
-        "idle 1.50 ms, idle 25.0 %, waits 12 a step, copied 40.0 MB a step, bandwidth 10.0 GB/s, "
-        "host needed 2.00 ms a step, launches per tensor 14×"
+        "idle 1.50 ms (25.0 %), waits 12 per step, copied 40.0 MB per step, bandwidth 10.0 GB/s, "
+        "host needed 2.00 ms per step, launches per tensor 14×"
     )
 
 

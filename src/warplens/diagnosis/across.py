@@ -78,7 +78,7 @@ def diagnose_run(run: Run, ranks: Mapping[int, Diagnosis], thresholds: Threshold
         of = "every rank" if count == len(ranks) else f"{count} of {len(ranks)} ranks"
         example = next(diagnosis for diagnosis in ranks.values() if diagnosis.findings[0] is own)
         share = example.headline_share
-        sentences.append(f"Of {of} by itself: {example.headline[:1].lower()}{example.headline[1:]}")
+        sentences.append(f"On {of}: {example.headline[:1].lower()}{example.headline[1:]}")
     return RunDiagnosis(
         verdict=between[0].id if leads else usual,
         headline=" ".join(sentences),

@@ -100,8 +100,8 @@ class Finding:
         confidence: how sure the cause is, given what the profile records.
         expected: how many times as fast the program gets without a profiler by the best of the remedies; None where the
             profile cannot tell.
-        expected_interval: the range in which that lies nine times in ten; None with `expected`.
-        bound: a factor that none of the remedies can beat, from the physics of the same mathematics; None where the
+        expected_interval: the range 90 % interval of the gain; None with `expected`.
+        bound: speed-up that no remedy can exceed, from the physics of the same mathematics; None where the
             profile cannot tell.
         evidence: named numbers; the end of a name is the unit (`EVIDENCE_UNITS`).
         where: names of the ranges or kernels that have the most of it, the first the most.

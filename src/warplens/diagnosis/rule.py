@@ -35,10 +35,12 @@ PRECEDENCES: Final[tuple[Precedence, ...]] = ("inferred", "structure", "measured
 
 #: What several findings give as evidence.
 GPU_BUSY_SHARE: Final = {"gpu_busy_share": "of the window, over its GPUs"}
-IDLE_NS: Final = {"idle_ns": "pauses that the finding claims"}
-IDLE_SHARE: Final = {"idle_share": "those pauses, of the window"}
-LAUNCHES_BEHIND_NS: Final = {"launches_behind_ns": "modelled: launch pauses that the host would have hidden without it"}
-LAUNCHES_PER_STEP: Final = {"launches_per_step": "kernels of a step; of an optimizer, its own"}
+IDLE_NS: Final = {"idle_ns": "idle time that the finding claims"}
+IDLE_SHARE: Final = {"idle_share": "that idle time, of the window"}
+LAUNCHES_BEHIND_NS: Final = {
+    "launches_behind_ns": "modelled: launch pauses that the host would hide without this cause"
+}
+LAUNCHES_PER_STEP: Final = {"launches_per_step": "kernels; for the optimizer, its own"}
 
 #: Stands in what a remedy should bring for the gain that is expected of its finding: the same number everywhere.
 GAIN: Final = "{gain}"

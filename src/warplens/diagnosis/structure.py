@@ -24,9 +24,9 @@ Bools = npt.NDArray[np.bool_]
 Int64s = npt.NDArray[np.int64]
 
 #: What several of these rules give as evidence.
-AFFECTED_NS: Final = {"affected_ns": "time of the kernels concerned"}
+AFFECTED_NS: Final = {"affected_ns": "time of the affected kernels"}
 AFFECTED_SHARE: Final = {"affected_share": "of the window"}
-SAVED_NS: Final = {"saved_ns": "of that time, what is expected to go away"}
+SAVED_NS: Final = {"saved_ns": "part of that time that is expected to go away"}
 
 
 class StructureRule(Rule):

@@ -22,19 +22,20 @@ class Thresholds:
 
     raise_ceiling: float = _limit(
         1.02,
-        "A cause that could not make the window 2 % faster cannot be told from the spread of its steps.",
+        "A cause worth less than 2 % of the window cannot be distinguished from the spread of its steps.",
     )
     warning_ceiling: float = _limit(
         1.10,
-        "From a tenth on, a gain is worth a change of code: it is several times what repeated measurements differ by.",
+        "A gain of a tenth or more is worth a change of code: it is several times the difference between repeated "
+        "measurements.",
     )
     critical_ceiling: float = _limit(
         1.50,
-        "From half as fast again on, nothing else about the program matters more.",
+        "At a gain of half or more, nothing else about the program matters more.",
     )
     busy_share: float = _limit(
         0.90,
-        "A GPU that works this much of the time is saturated as far as a trace can tell: gaps of 1–2 µs between "
+        "A GPU that works this much of the time is saturated as far as a trace can show: gaps of 1–2 µs between "
         "kernels of one stream alone cost programs with kernels of 20 µs as much as the rest.",
     )
     quiet_busy_share: float = _limit(
@@ -49,23 +50,23 @@ class Thresholds:
     )
     known_work_share: float = _limit(
         0.80,
-        "Of the busy time. What is unknown is taken as it is: of less than this much of the work, a small distance "
-        "from the roof shows nothing.",
+        "Share of the busy time. Unknown work is assumed to be at its roof: if less than this much is known, a "
+        "small distance from the roof shows nothing.",
     )
     dominant_share: float = _limit(
         0.50,
-        "What a busy GPU spends more than this on is what it does.",
+        "Work that takes more than this share of a busy GPU's time is its main work.",
     )
     bandwidth_share: float = _limit(
         2 / 3,
         "Kernels that move data take up to half of the time of healthy networks run operator by operator. Only "
         "beyond two thirds are they what limits the program.",
     )
-    python_overhead_ns: float = _limit(250.0, "What recording a Python call adds, its begin and its end.")
+    python_overhead_ns: float = _limit(250.0, "What recording the start and end of a Python call adds.")
     least_unprofiled_share: float = _limit(
-        0.4, "Programs that were timed with and without spent at most some three fifths on being recorded."
+        0.4, "Programs timed with and without a profiler spent at most about three fifths of the time on recording."
     )
-    most_unprofiled_share: float = _limit(0.95, "Nothing is recorded for free.")
+    most_unprofiled_share: float = _limit(0.95, "Recording always takes time.")
     small_kernels_busy_share: float = _limit(
         0.70,
         "Kernels are called small in a window where the GPU is busy this much of the time; below, what keeps it "
@@ -88,7 +89,7 @@ class Thresholds:
     )
     readback_bytes: int = _limit(
         SMALL_COPY_BYTES,
-        "A read-back of so few bytes costs the wait, not the transfer: 64 KiB take 3–7 µs over PCIe. The time budget "
+        "A read-back of this few bytes costs the wait, not the transfer: 64 KiB take 3–7 µs over PCIe. The time budget "
         "counts the same copies as waits.",
     )
     bandwidth_kernel_ns: int = _limit(
@@ -98,12 +99,12 @@ class Thresholds:
     )
     optimizer_launches_per_step: float = _limit(
         100.0,
-        "An optimizer that launches fewer kernels a step is fused, or has few parameters.",
+        "An optimizer that launches fewer kernels per step is fused, or has few parameters.",
     )
     optimizer_single_tensor_share: float = _limit(
         0.5,
         "Launches of foreach and fused optimizers are multi-tensor kernels. Where more than half of the launches "
-        "are not, the optimizer goes from tensor to tensor.",
+        "are not, the optimizer updates one tensor at a time.",
     )
     optimizer_saved_share: float = _limit(
         1 - 7 / 33,
@@ -112,20 +113,20 @@ class Thresholds:
     )
     allocations_per_step: float = _limit(
         1.0,
-        "Fewer allocations a step are the rare growth of a cache, not churn.",
+        "Fewer allocations per step are the rare growth of a cache, not churn.",
     )
     attributed_share: float = _limit(
         0.5,
-        "A trace of which less was launched by recorded calls cannot say why the GPU waited.",
+        "A trace in which less of the work was launched by recorded calls cannot say why the GPU waited.",
     )
     unexplained_factor: float = _limit(
         2.0,
-        "A named cause stands behind pauses that nothing explains where those cost this many times as much.",
+        "A named cause ranks below unexplained pauses where those cost this many times as much.",
     )
     specific_share: float = _limit(
         0.25,
-        "Of what a host that issues its work at once would save: from this part on, what slows the host is named "
-        "before its pace.",
+        "Share of what a host that launches instantly would save: from here on, what slows the host down is named "
+        "before its launch rate.",
     )
     aborted_share: float = _limit(
         0.5,
@@ -133,11 +134,11 @@ class Thresholds:
     )
     counters_share: float = _limit(
         0.3,
-        "Counters that stand for less of the kernel time say little about the window.",
+        "Counters that cover less of the kernel time say little about the window.",
     )
     counters_complete_share: float = _limit(
         0.8,
-        "Counters that stand for this much of it speak for the window.",
+        "Counters that cover this much of it represent the window.",
     )
     roof_share: float = _limit(
         0.6,

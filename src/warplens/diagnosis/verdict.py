@@ -56,28 +56,27 @@ def headline(facts: Facts, verdict: Finding, claims: Claims) -> str:
         said = lost.format(share=_percent(share))
         behind = verdict.evidence.get("launches_behind_ns", 0) / facts.wall_ns
         if behind > share:  # what is seen would not explain the gain
-            said += f", and by a model {_percent(behind)} more in launches that it delays"
+            said += f", and by a model another {_percent(behind)} in launches that it delays"
         return f"{said}; {gain_text(verdict)} as fast without it."
     if verdict.id == "saturated":
-        return f"Nothing is wrong that this profile could show: the GPU is busy for {busy} of the time{_at(facts)}."
+        return f"This profile shows nothing to fix: the GPU is busy for {busy} of the time{_at(facts)}, near the "
+        "roofs of its kernels."
     if verdict.id == "below-roof":
         time = "the time"
         if facts.busy_share < facts.thresholds.quiet_busy_share:
             unprofiled = _percent(verdict.evidence["unprofiled_busy_share"])
-            time += f" (by estimate {unprofiled} without what the profiler adds)"
+            time += f" (an estimated {unprofiled} without the profiler's overhead)"
         if not roof_known(facts):
             return (
-                f"The GPU is busy for {busy} of {time}{_at(facts)}; how near its kernels are to what it can do, this "
-                f"profile does not tell: the work of {_percent(facts.known_work_share)} of that time is known."
+                f"The GPU is busy for {busy} of {time}{_at(facts)}; how near its kernels are to their roofs is "
+                f"unknown: FLOPs and bytes are known for {_percent(facts.known_work_share)} of that time."
             )
         return (
-            f"The GPU is busy for {busy} of {time}{_at(facts)}, but not near what it can do: the practical roof of "
-            f"its kernels is {_percent(facts.to_roof_share)} below the measured time."
+            f"The GPU is busy for {busy} of {time}{_at(facts)}, but not near its roofs: without idle time and at "
+            f"the practical roof of its kernels it would take {_percent(facts.to_roof_share)} less time."
         )
     if verdict.id == "tensor-compute":
-        return (
-            f"Nothing is wrong: the GPU is busy for {busy} of the time{_at(facts)}, near the peak of its tensor cores."
-        )
+        return f"Nothing to fix: the GPU is busy for {busy} of the time{_at(facts)}, near the peak of its tensor cores."
     if verdict.id == "graph-opaque":
         return f"The GPU is busy for {busy} of the time, inside CUDA graphs whose kernels were not recorded."
     if not facts.wall_ns:
@@ -294,16 +293,16 @@ def _unavailable(facts: Facts, has_counters: bool, source: str | None) -> Iterat
     fills = facts.work["fill_share"].filter(facts.work["kind"] == "kernel")
     if not has_counters and source is not None:
         yield (
-            f"what happens inside kernels: {source} holds none of the window's kernels with the same grid and block; "
-            "warplens counters with --trace says which to collect"
+            f"what happens inside kernels: {source} holds none of the window's kernels with the same grid and "
+            "block; warplens counters --trace shows which to collect"
         )
     elif not has_counters:
         yield (
             "what happens inside kernels (occupancy, coalescing, bank conflicts, divergence, measured bandwidth): "
-            "give a report of Nsight Compute with --counters"
+            "give an Nsight Compute report with --counters"
         )
     if fills.len() and fills.null_count() == fills.len():
-        unread = "grids are not recorded, or were not read of a large file (warplens diagnose reads them)"
+        unread = "grids are not recorded, or were skipped in a large file (warplens diagnose reads them)"
         known = trace.kernels["grid_x"].is_not_null().any()
         why = "the profile does not record the number of multiprocessors" if known else unread
         yield f"whether grids fill the GPU (small-kernels): {why}"

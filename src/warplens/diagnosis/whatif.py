@@ -52,7 +52,7 @@ class WhatIf:
     Attributes:
         findings: ids, one or two.
         expected: how many times as fast, without a profiler.
-        expected_interval: the range in which that lies nine times in ten.
+        expected_interval: the range 90 % interval of the gain.
         step_ns: the time of a step that follows from `expected`.
         step_interval_ns: the same of `expected_interval`, from the shortest to the longest.
         busy_ns: GPU time by category of work that is left.

@@ -69,13 +69,14 @@ def _lines(found: Diagnosis | RunDiagnosis, commands: Sequence[str]) -> Iterator
     verdict = found.findings[0]
     tone: Tone = "warning" if verdict.id == _INCOMPLETE else _SEVERITY_TONES[verdict.severity]
     names_limit = not rule(verdict.id).describes
-    yield Line("limited by" if names_limit else "verdict", f"{limit_sentence(found)} [{verdict.id}]", tone)
+    limit = fmt.capitalised(limit_sentence(found).removeprefix("Limited by ")) if names_limit else limit_sentence(found)
+    yield Line("limited by" if names_limit else "verdict", f"{limit} [{verdict.id}]", tone)
     yield Line("gain", _gain(found, verdict), tone)
     if verdict.remedies:
         first = verdict.remedies[0]
         yield Line("do", f"{fmt.sentence(first.action)} {fmt.sentence(first.expected)}", code=ways(first.how))
     else:
-        yield Line("do", "Nothing: no change is worth its effort by what this profile shows.", "good")
+        yield Line("do", "Nothing: this profile shows no change worth its effort.", "good")
     yield Line("sure", f"{fmt.capitalised(verdict.confidence)} confidence; {_rests_on(found)}.")
     yield from _cautions(note for note in found.notes if note.text != verdict.title)
     if commands:
@@ -105,11 +106,11 @@ def _gain(found: Diagnosis | RunDiagnosis, verdict: Finding) -> str:
 def _without_gain(found: Diagnosis | RunDiagnosis, verdict: Finding) -> tuple[str, str]:
     """Of a verdict that no remedy goes with: how much there is to gain, in a word, and why."""
     if verdict.id == _INCOMPLETE:
-        return "Unknown", "this profile cannot tell"
+        return "Unknown", "this profile cannot show it"
     with_gain = (each for each in found.findings[1:] if gain_words(each))
     rest = max(with_gain, key=lambda each: each.gain or 0.0, default=None)
     if rest is None:
-        return "Nothing", "that this profile could show"
+        return "Nothing", "that this profile shows"
     word = "Little" if (rest.gain or 0.0) < DEFAULTS.warning_ceiling else "Some"
     return word, f"most of it from {rest.id}: {gain_words(rest)}"
 
@@ -117,18 +118,18 @@ def _without_gain(found: Diagnosis | RunDiagnosis, verdict: Finding) -> tuple[st
 def _rests_on(found: Diagnosis | RunDiagnosis) -> str:
     """How much stands behind it: of a profile the first line of its coverage, of a run its ranks and their clocks."""
     if not isinstance(found, Diagnosis):
-        return f"rests on {_ranks_behind(found.run.result)}"
+        return f"based on {_ranks_behind(found.run.result)}"
     line = next(iter(coverage_lines(found)), "")
     label, _, rest = line.partition(": ")
-    return f"rests on {rest}" if label == "rests on" else "the window holds no time"
+    return f"based on {rest}" if label == "based on" else "the window is empty"
 
 
 def _ranks_behind(result: RanksResult) -> str:
     size, apart = result.placing.world_size, result.alignment.residual_median_ns
     kernels, matched = int(result.matching["kernels"].sum()), int(result.matching["matched"].sum())
     ranks = fmt.plural(len(result.ranks), "rank") + (f" of {fmt.count(size)}" if size is not None else "")
-    found = f"{ranks}; {fmt.share(matched / kernels if kernels else 0.0)} of their collectives found on several ranks"
-    return found if apart is None else f"{found}; their clocks agree to {fmt.duration(apart)} (median)"
+    found = f"{ranks}; {fmt.share(matched / kernels if kernels else 0.0)} of their collectives matched across ranks"
+    return found if apart is None else f"{found}; clocks agree to {fmt.duration(apart)} (median)"
 
 
 def _limiting(notes: Iterable[Note]) -> list[Note]:
@@ -202,7 +203,7 @@ def _range(finding: Finding) -> str:
     if finding.expected is None or finding.expected_interval is None:
         return most
     low, high = map(factor, finding.expected_interval)
-    between = f"{low} to {high} nine times in ten, without a profiler"
+    between = f"{low} to {high} (90 % interval), without a profiler"
     return f"{between}; {most}" if most else between
 
 
@@ -214,7 +215,7 @@ _COLUMNS: Final = (
     column("verdict", help="", title="Limited by"),
     column("severity", help=""),
     column("gain"),
-    column("range", help="in which that lies nine times in ten", kind="text"),
+    column("range", help="90 % interval of the gain", kind="text"),
     column("bound", help="", title="At most"),
     column("remedy", help=""),
 )

@@ -534,7 +534,7 @@ def by_itself_table(found: RunDiagnosis) -> Table:
             }
         )
     schema = {column.name: column.dtype for column in _BY_ITSELF}
-    return Table("by-itself", "Each rank by itself", _BY_ITSELF, pl.DataFrame(rows, schema=schema), limit=None)
+    return Table("by-itself", "Each rank separately", _BY_ITSELF, pl.DataFrame(rows, schema=schema), limit=None)
 
 
 def run_frame(found: RunDiagnosis) -> pl.DataFrame:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Final
 
@@ -67,23 +68,25 @@ def pace_lines(pace: HostPace | None) -> Iterator[str]:
     """Two or three sentences about the thread that launches the most; none where no launching call was recorded."""
     if pace is None:
         return
-    cost = "" if pace.host_ns_per_launch is None else f", one costs the host {fmt.duration(pace.host_ns_per_launch[1])}"
+    cost = "" if pace.host_ns_per_launch is None else f", each taking {fmt.duration(pace.host_ns_per_launch[1])} "
+    "of the host's time"
     standing = (
-        f"ahead of the GPU: {fmt.share(1 - pace.behind_share)} of the work found it busy"
+        f"ahead of the GPU: {fmt.share(1 - pace.behind_share)} of the work was queued while the GPU was busy"
         if pace.is_ahead
         else f"behind the GPU: {fmt.share(pace.behind_share)} of the work started as soon as it was launched"
     )
-    yield f"host: {fmt.count(pace.launches)} launches, {fmt.rate(pace.per_second)}{cost}; it is {standing}"
+    yield f"host: {fmt.count(pace.launches)} launches, {fmt.rate(pace.per_second)}{cost}; the host is {standing}"
     if pace.layer is not None:
         layer = pace.layer
         yield (
-            f"a step repeats {fmt.count(layer.launches)} launches {fmt.count(layer.layers)} times; a repetition takes "
-            f"the host {fmt.duration(layer.host_ns)}, its kernels the GPU {fmt.duration(layer.gpu_ns)}"
+            f"a step repeats a sequence of {fmt.count(layer.launches)} launches {fmt.count(layer.layers)} times; "
+            f"each repetition takes {fmt.duration(layer.host_ns)} on the host and {fmt.duration(layer.gpu_ns)} on "
+            "the GPU"
         )
     whole = sum(pace.thread_ns.values())
     parts = sorted(((spent, name) for name, spent in pace.thread_ns.items() if spent >= _SMALL * whole), reverse=True)
     shares = (f"{fmt.share(spent / whole)} {_PARTS.get(name, name.replace('-', ' '))}" for spent, name in parts)
-    yield f"time of the launching thread: {', '.join(shares)}"
+    yield f"the launching thread's time: {', '.join(shares)}"
 
 
 # --- Evidence, ceilings and places of findings as text ---------------------------------------------------------------
@@ -92,10 +95,10 @@ def pace_lines(pace: HostPace | None) -> Iterator[str]:
 #: Endings of evidence names, longest first, with what they are written as.
 _ENDINGS: Final = (
     ("_bytes_per_s", fmt.bandwidth),
-    ("_bytes_per_step", lambda value: f"{fmt.data_size(value)} a step"),
-    ("_ns_per_step", lambda value: f"{fmt.duration(value)} a step"),
-    ("_ns_per_wait", lambda value: f"{fmt.duration(value)} a wait"),
-    ("_per_step", lambda value: f"{fmt.number(value)} a step"),
+    ("_bytes_per_step", lambda value: f"{fmt.data_size(value)} per step"),
+    ("_ns_per_step", lambda value: f"{fmt.duration(value)} per step"),
+    ("_ns_per_wait", lambda value: f"{fmt.duration(value)} per wait"),
+    ("_per_step", lambda value: f"{fmt.number(value)} per step"),
     ("_share", fmt.share),
     ("_bytes", fmt.data_size),
     ("_count", fmt.number),
@@ -103,15 +106,15 @@ _ENDINGS: Final = (
     ("_ns", fmt.duration),
 )
 
-_A_STEP: Final = " a step"
+_A_STEP: Final = " per step"
 
 _CHANGES: Final = {
     "free-launches": "launches cost nothing",
-    "cuda-graph": "one CUDA graph a step",
+    "cuda-graph": "one CUDA graph per step",
     "no-synchronization": "no waits inside the step",
     "async-copies": "pinned, asynchronous copies",
     "cached-allocation": "no allocations inside the step",
-    "no-host-stall": "no pauses of the host",
+    "no-host-stall": "no long host pauses",
 }
 
 #: A factor beyond this says no more than that hardly anything would be left.
@@ -146,19 +149,76 @@ def standing(finding: Finding) -> str:
     return f"{finding.severity}, confidence {finding.confidence}{rest}"
 
 
+#: What evidence is called where the name that programs read says too little to people.
+_EVIDENCE_WORDS: Final = {
+    "above_roof": "kernels above their roof",
+    "affected": "affected kernels",
+    "at_peak": "at data-sheet peak",
+    "between": "between collectives",
+    "caused": "delay caused by it alone",
+    "channels_first": "channels-first work",
+    "chains": "fusible chains",
+    "claimed": "total cost",
+    "counters_of_kernel_time": "kernel time with counters",
+    "dependency": "idle, waiting for other GPU work",
+    "empty": "lost to empty multiprocessors",
+    "explained": "explained by its excess",
+    "exposed": "exposed communication",
+    "exposed_of_their_time": "exposed part of communication",
+    "floor": "shortest collectives",
+    "hidden": "hidden inside CUDA graphs",
+    "host_held_idle": "idle during blocking copies",
+    "host_needed_of_window": "host busy issuing work",
+    "last": "arrived last",
+    "last_to_first": "last steps over first steps",
+    "launches_behind": "launch pauses (modelled)",
+    "lost": "cost",
+    "lost_of_their_time": "cost in affected kernels",
+    "misaligned": "misaligned products",
+    "of_forward": "part of forward pass repeated",
+    "of_products": "of all products",
+    "profiler": "idle, held up by profiler",
+    "readback": "exposed read-backs",
+    "recording": "recording",
+    "repeated": "recomputed kernels",
+    "rows": "rows per product",
+    "saved": "expected saving",
+    "scattered": "gathers and scatters",
+    "single_tensor_launches": "launches for a single tensor",
+    "size": "misaligned size",
+    "padded_size": "padded to",
+    "submission": "idle, work held back by driver",
+    "to_roof": "headroom to roof",
+    "unknown": "idle, cause unknown",
+    "unprofiled_busy": "GPU busy without profiler (estimate)",
+    "used_rows": "table rows used",
+    "known_work": "work known for",
+    "waited": "waiting of other ranks",
+}
+
+
 def evidence_text(evidence: Mapping[str, float], *, steps: int = 1) -> str:
-    """What each number is, in words, and the number with its unit, in one line.
+    """What each number is, in words, and the number with its unit, in one line; a share stands behind its time.
 
     Args:
         evidence: of a finding.
         steps: of the window; without any, what is counted for each step is that of the window.
     """
-    parts = []
+    told: dict[str, list[str]] = {}
     for name, value in evidence.items():
         ending, write = next(((end, write) for end, write in _ENDINGS if name.endswith(end)), ("", fmt.number))
-        told = write(value) if steps else write(value).removesuffix(_A_STEP)
-        parts.append(f"{name.removesuffix(ending).replace('_', ' ')} {told}")
-    return ", ".join(parts)
+        text = write(value) if steps else write(value).removesuffix(_A_STEP)
+        told.setdefault(name.removesuffix(ending), []).append(text)
+    return ", ".join(
+        f"{_EVIDENCE_WORDS.get(name, _acronyms(name.replace('_', ' ')))} {first}"
+        + "".join(f" ({each})" for each in rest)
+        for name, (first, *rest) in told.items()
+    )
+
+
+def _acronyms(words: str) -> str:
+    """With the capitals of what is written in capitals."""
+    return re.sub(r"\b(gpu|os|api|flops)\b", lambda found: found[0].upper().replace("FLOPS", "FLOPs"), words)
 
 
 def places(finding: Finding) -> str:
@@ -173,7 +233,7 @@ def place_lines(finding: Finding) -> Iterator[str]:
         source = place.file and f"{place.file}:{place.line} ({place.function})"
         names = [name for name in (place.operator, place.module, place.range, source) if name]
         counted = f"{fmt.count(place.count)} of {fmt.count(place.of_count)} {place.kind}"
-        where = f"in {', '.join(names)}" if names else "outside of all operators and ranges"
+        where = f"in {', '.join(names)}" if names else "outside all operators and ranges"
         yield f"{counted} ({fmt.share(place.share)} of the time) {where}"
 
 
@@ -183,16 +243,16 @@ def coverage_lines(diagnosis: Diagnosis) -> Iterator[str]:
     if covered.wall_ns:
         steps = "one step" if covered.steps == 1 else f"{fmt.count(covered.steps)} steps"
         line = (
-            f"rests on: {steps if covered.steps else 'a window without steps'}; findings account for "
-            f"{fmt.share(covered.claimed_ns / covered.wall_ns)} of the time, without overlap"
+            f"based on: {steps if covered.steps else 'a window without steps'}; findings explain "
+            f"{fmt.share(covered.claimed_ns / covered.wall_ns)} of the time"
         )
         if covered.idle_attributed_share is not None:
-            line += f"; the cause is known of {fmt.share(covered.idle_attributed_share)} of the idle time"
+            line += f"; the cause is known for {fmt.share(covered.idle_attributed_share)} of the idle time"
         if covered.counters_share:
-            line += f"; counters stand for {fmt.share(covered.counters_share)} of the kernel time"
+            line += f"; counters cover {fmt.share(covered.counters_share)} of the kernel time"
         yield line
     for reason in covered.unavailable:
-        yield f"not asked: {reason}"
+        yield f"not checked: {reason}"
 
 
 # --- A diagnosis as tables: findings, remedies, phases and predictions, each with exact values -----------------------
@@ -205,7 +265,7 @@ _FINDINGS: Final = {
         column("rank", help=""),
         column("id", dtype=pl.String, help="", title="Finding"),
         column("severity"),
-        column("confidence", help="how sure the cause is, given what was recorded", title="Confidence"),
+        column("confidence", help="how sure the cause is, given what the profile records", title="Confidence"),
         column("expected", dtype=pl.Float64, kind="number"),
         Column("expected_low", pl.Float64),
         Column("expected_high", pl.Float64),
@@ -218,25 +278,25 @@ _FINDINGS: Final = {
         column("remedy", help="", title="First remedy"),
         Column("refute"),
         _GAIN,
-        Column("at_most", help="a factor that none of the remedies can beat"),
+        Column("at_most", help="speed-up that no remedy can exceed"),
     )
 }
 _REMEDIES: Final = (Column("action", title="Do"), column("how", help=""), column("expected"))
 _PHASES: Final = (
     column("phase", help=""),
     column("verdict", help="", title="Limited by"),
-    _GAIN.but(help="time of the phase over its time with the best remedy"),
-    column("wall_ns", help="GPU work of the phase and the pauses that it ended", title="Time"),
+    _GAIN.but(help="speed-up of the phase by the best remedy"),
+    column("wall_ns", help="GPU work of the phase and the pauses before that work", title="Time"),
     column("busy_share", help="of that time"),
     column("share", help="of the window"),
 )
 _PREDICTIONS: Final = (
     column("change", help=""),
     column("what", title="If"),
-    column("measured_ns", help="wall time of a step, or of the window without steps"),
+    column("measured_ns", help="wall time per step, or of the window where it has no steps"),
     column("predicted_ns"),
     column("speedup", dtype=pl.String, help="", kind="text"),
-    Column("model_error", pl.Float64, "how far the model is from the unchanged measurement", kind="share"),
+    Column("model_error", pl.Float64, "how far the model is off for the unchanged program", kind="share"),
 )
 
 
@@ -269,7 +329,7 @@ def findings_frame(diagnosis: Diagnosis | RunDiagnosis) -> pl.DataFrame:
 def diagnosis_tables(diagnosis: Diagnosis) -> tuple[Table, ...]:
     """The findings, and what is known of phases and of changes."""
     shown = tuple(_FINDINGS[name] for name in ("id", "severity", "gain", "at_most", "confidence", "title", "remedy"))
-    tables = [Table("findings", "Findings, the worst first", shown, findings_frame(diagnosis), limit=None)]
+    tables = [Table("findings", "Findings, worst first", shown, findings_frame(diagnosis), limit=None)]
     if diagnosis.per_phase:
         phases = (
             {
@@ -280,7 +340,7 @@ def diagnosis_tables(diagnosis: Diagnosis) -> tuple[Table, ...]:
             }
             for part in diagnosis.per_phase
         )
-        tables.append(Table("phase-verdicts", "Each phase by itself", _PHASES, _frame(_PHASES, phases), limit=None))
+        tables.append(Table("phase-verdicts", "Each phase separately", _PHASES, _frame(_PHASES, phases), limit=None))
     if diagnosis.predictions:
         changes = (
             {

@@ -14,6 +14,7 @@ from warplens.cli.options import Format, FormatOption, RangeOption, WindowOption
 from warplens.errors import UsageError
 from warplens.readers import discover, read_counters
 from warplens.readers.shipped import located
+from warplens.report import text as fmt
 from warplens.report.brief import ways
 from warplens.report.verdict import evidence_text, place_lines, places, standing, steps_judged
 
@@ -77,7 +78,7 @@ def diagnose(
 def _diagnose_run(paths: list[Path], window: str, form: Format) -> None:
     from warplens.ranks import diagnose_ranks
 
-    with progress(f"reading {len(paths)} profiles") as tell:
+    with progress(f"reading {fmt.plural(len(paths), 'profile')}") as tell:
         run = diagnose_ranks(paths, window, progress=tell)
     found = run_answer(run.diagnosis, run.sources, run.problems)
     *head, closing = found.facts

@@ -227,7 +227,7 @@ def ranks(
     """
     folder = checked_folder(output) if output else None
     found = discover(paths)
-    with progress(f"reading {len(found)} profiles") as tell:
+    with progress(f"reading {fmt.plural(len(found), 'profile')}") as tell:
         run = analyse_ranks(found, window, workers=workers, scheduler=scheduler, progress=tell)
     result, notes, most = run.result, _notes(run), most_rows(form, limit)
     part = Part(

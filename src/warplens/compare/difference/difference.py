@@ -277,7 +277,7 @@ CAUSES: Final = {
     "no-difference": "the wall times per step are the same within the margin",
     "host-issue-bound": "the host's issue rate limits the step: what changed is how long it takes to issue the work",
     "gpu-work": "the GPU's own work takes another time",
-    "communication": "communication that no compute hides",
+    "communication": "communication that is not overlapped with compute",
     "copies": "copies and fills that neither compute nor communication hides",
     "idle: …": "the GPU waits for another time, for this cause",
 }

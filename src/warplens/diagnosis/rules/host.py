@@ -59,7 +59,7 @@ def _all_of(facts: Facts, which: pl.Expr) -> Floats:
 #: Where CUDA graphs are what the GPU waits for.
 _FROM_GRAPHS: Final = (
     Remedy(
-        "Launch the next graph before this one is done",
+        "Launch the next graph before this one has finished",
         "# g.replay() returns at once: do not wait between replays, read results one replay later",
         "the pauses between replays go away",
     ),
@@ -84,14 +84,14 @@ class LaunchOverhead(Rule):
     question = "Does the GPU wait for work that the host is still issuing?"
     limiter = "the host cannot issue work as fast as the GPU finishes it"
     cause = "the host's issue rate: the GPU is idle because the next kernel, or CUDA graph, was not launched yet"
-    raised_when = "it costs 2 %. Where the host is well ahead of the GPU without the profiler it informs only"
+    raised_when = "it costs 2 %. Informational where the host is well ahead of the GPU without the profiler"
     claimed = (
-        "pauses while the host was between or inside launching calls, with the GPU's own latency behind "
-        "them. A warning from 1.25× where the host may be ahead of the GPU without the profiler"
+        "idle time while the host was between or inside launching calls, the GPU's own latency included. A warning "
+        "from 1.25× where the host may be ahead of the GPU without the profiler"
     )
     headline = (
-        "The host's pace limits this: for {share} of the time the GPU had no work, because the next "
-        "kernel was not launched yet"
+        "Limited by the host's launch rate: for {share} of the time the GPU had no work, because the next kernel "
+        "was not launched yet"
     )
     title = "The GPU waits because the host cannot issue work as fast as the GPU finishes it"
     evidence: ClassVar = {
@@ -99,26 +99,27 @@ class LaunchOverhead(Rule):
         **IDLE_SHARE,
         **GPU_BUSY_SHARE,
         **LAUNCHES_PER_STEP,
-        "passes_per_step": "equal passes over inputs of their own, which could be one batch",
+        "passes_per_step": "equal passes over different inputs, which could be one batch",
         "launch_interval_median_ns": "from one launch to the next on the thread that launches most",
-        "launch_call_median_ns": "inside the call",
-        "kernel_median_ns": "length of the kernels",
-        "kernels_shorter_than_interval_share": "how many are shorter than that interval",
+        "launch_call_median_ns": "duration of the launching call",
+        "kernel_median_ns": "duration of the kernels",
+        "kernels_shorter_than_interval_share": "kernels shorter than that interval",
         "launched_onto_idle_gpu_share": (
-            "kernels that began less than 5 µs after their launch: the GPU had been waiting"
+            "kernels that started less than 5 µs after their launch: the GPU had been waiting for them"
         ),
         "host_needed_ns_per_step": (
-            "host time to issue the work: from the first launch to the last, without its waits for a busy GPU"
+            "host time to issue the work: from the first launch to the last, without waits for a busy GPU"
         ),
     }
     refutation = (
-        "Double the batch: if the step takes about twice as long, the GPU and not the host's pace was the "
-        "limit. Time the step without a profiler (torch.cuda.Event): tracing itself makes each launch "
-        "slower."
+        "Double the batch: if the step takes about twice as long, the GPU was the limit, not the host. Time the "
+        "step without a profiler (torch.cuda.Event): tracing makes every launch slower."
     )
     thresholds = ("unsure_warning_ceiling",)
 
-    ahead_share = Limit(0.8, "A host that needs four fifths of the GPU's time is ahead of it without the profiler.")
+    ahead_share = Limit(
+        0.8, "A host that needs at most four fifths of the GPU's time is ahead of it without the profiler."
+    )
 
     def find(self, facts: Facts, claims: Claims) -> Finding | None:
         """The finding, if the window has it."""
@@ -182,7 +183,7 @@ class LaunchOverhead(Rule):
                     "model = torch.compile(model)  # fuses elementwise work\n"
                     "# F.scaled_dot_product_attention for written-out attention\n"
                     "# torch.optim.AdamW(model.parameters(), fused=True) for the optimizer's kernels",
-                    "in proportion to the launches that go away",
+                    "in proportion to the launches saved",
                 ),
                 Remedy(
                     "Give each launch more work",
@@ -218,8 +219,8 @@ def _as_one_batch(passes: int) -> Remedy:
 #: Where a loop reads back item by item.
 _AT_ONCE: Final = (
     Remedy(
-        "Do it for all items at once",
-        "losses = torch.stack(values).tolist()  # once, behind the loop\n"
+        "Process all items at once",
+        "losses = torch.stack(values).tolist()  # once, after the loop\n"
         "# weights or torch.where over the whole batch in place of x[i][mask[i]] for each i\n"
         "# torch._foreach_norm for norms of many tensors",
         GAIN,
@@ -236,44 +237,44 @@ class HostSync(Rule):
     id = "host-sync"
     model = "host"
     located = "waits"
-    question = "Does the host wait until the GPU's queue is empty, and then have to refill it?"
-    limiter = "the host waits until the GPU's queue is empty, then refills it"
+    question = "Does the host wait until the GPU's queue is empty and then have to refill it?"
+    limiter = "the host waits until the GPU's queue is empty, then has to refill it"
     cause = (
-        "waiting: the host lets the GPU run dry (`.item()`, `cudaStreamSynchronize`, a copy of a few "
-        "bytes to the host), then refills it"
+        "synchronization: the host lets the GPU run dry (`.item()`, `cudaStreamSynchronize`, a copy of a few bytes "
+        "to the host), then refills its queue"
     )
-    raised_when = "it costs 2 %. With 1.5 waits or fewer in a step that a range names it informs only"
+    raised_when = "it costs 2 %. Informational with 1.5 waits or fewer per step, where ranges mark the steps"
     claimed = (
-        f"pauses that began in a wait, until the next work; read-backs of up to {_SMALL_COPIES}, and loops around them "
-        "without a product; of the launch pauses, what the host would have run ahead by without its waits"
+        f"idle time from a wait to the next work; read-backs of up to {_SMALL_COPIES}, and loops around them that "
+        "hold no matrix product; the part of the launch pauses that a host without these waits would hide"
     )
-    headline = "Synchronization limits this: {share} of the time goes into draining the GPU's queue and refilling it"
-    title = "The host waits until the GPU's queue is empty, and then has to refill it"
+    headline = "Limited by synchronization: {share} of the time goes into draining the GPU's queue and refilling it"
+    title = "The host waits until the GPU's queue is empty and then has to refill it"
     evidence: ClassVar = {
         **IDLE_NS,
         **IDLE_SHARE,
         **LAUNCHES_BEHIND_NS,
         "readback_ns": "exposed time of those copies",
-        "looped_kernels_per_step": "work of loops that read something back for each item",
+        "looped_kernels_per_step": "work launched by loops that read a value back for every item",
         **GPU_BUSY_SHARE,
-        "waits_per_step": "calls that hold the host until the GPU is done",
+        "waits_per_step": "calls that block the host until the GPU is done",
         "readbacks_per_step": f"copies of up to {_SMALL_COPIES} to the host",
-        "idle_ns_per_wait": "cost of a wait",
+        "idle_ns_per_wait": "idle time per wait",
         "host_waiting_share": "share of the window in which the host waited for a busy GPU",
     }
     refutation = (
-        "Remove the waits (or keep the read values on the GPU): if the step takes as long as before, the "
-        "host's pace was the limit, and this is launch-overhead."
+        "Remove the waits (or keep the values on the GPU): if the step takes as long as before, the host's launch "
+        "rate was the limit, and this is launch-overhead."
     )
     thresholds = ("normal_waits_per_step", "launches_behind_wait", "readback_bytes")
     precedence = "certain"
 
-    looped_title: ClassVar = "A loop reads something back for each item, and the GPU runs dry each time"
+    looped_title: ClassVar = "A loop reads a value back for every item, and the GPU runs dry each time"
     looped_headline: ClassVar = (
-        "Synchronization limits this: {share} of the time goes into loops that read something back for each item, "
-        "and into refilling the GPU"
+        "Limited by synchronization: {share} of the time goes into loops that read a value back for every item, "
+        "and into refilling the GPU's queue"
     )
-    in_a_row = Limit(8, "Fewer read-backs with next to nothing between them are no loop.")
+    in_a_row = Limit(8, "Fewer read-backs with next to nothing between them are not a loop.")
     picking = Limit(3, "A loop picks rows by a mask where one read-back in so many follows a selection.")
     between = Limit(16, "What is launched for one item of such a loop; layers of a network have products between.")
 
@@ -362,17 +363,17 @@ class HostSync(Rule):
                     modelled(facts, "no-synchronization"),
                 ),
                 Remedy(
-                    "Find every one of them",
-                    "torch.cuda.set_sync_debug_mode('warn')  # a traceback at each synchronising operation\n"
-                    "# remove torch.cuda.synchronize() that is left from timing",
+                    "Find all synchronizing operations",
+                    "torch.cuda.set_sync_debug_mode('warn')  # a traceback at each synchronizing operation\n"
+                    "# remove torch.cuda.synchronize() calls left over from timing",
                     "a list of the lines to change",
                 ),
                 Remedy(
-                    "Read back one step late",
+                    "Read the values back one step later",
                     "out = torch.empty(loss.shape, pin_memory=True)\n"
                     "out.copy_(loss, non_blocking=True); event.record()\n"
                     "# read `out` after event.synchronize() in the next step",
-                    "the wait then finds the copy done",
+                    "the copy is then finished before the host waits for it",
                 ),
             ),
             informs=not inside,
@@ -397,26 +398,28 @@ class BlockingCopy(Rule):
     limiter = "copies between host and GPU delay the work"
     cause = "copies between host and GPU"
     raised_when = "it costs 2 %"
-    claimed = "time in which such a copy ran and nothing else; pauses in which the host was held in one"
-    headline = "Copies between host and GPU limit this: for {share} of the time nothing computes because of them"
+    claimed = "time in which only such a copy ran; pauses while one blocked the host"
+    headline = "Limited by copies between host and GPU: for {share} of the time nothing computes because of them"
     evidence: ClassVar = {
         "exposed_copy_ns": "copies that nothing hides",
-        "host_held_idle_ns": "pauses in which the host was held in a copy",
-        "claimed_share": "all that it claims, of the window",
+        "host_held_idle_ns": "pauses while a copy blocked the host",
+        "claimed_share": "everything that it claims, of the window",
         "copied_bytes_per_step": "copies between host and GPU",
         "copies_per_step": "the share of the bytes from or to pageable memory",
         "bandwidth_bytes_per_s": "the share of the bytes from or to pageable memory",
         "pageable_share": "the share of the bytes from or to pageable memory",
     }
     refutation = (
-        "Keep one batch on the GPU and use it in every step: if the step takes as long as before, the "
-        "copies were not what it waited for."
+        "Keep one batch on the GPU and use it in every step: if the step takes as long as before, the copies were "
+        "not the limit."
     )
     precedence = "certain"
 
-    kept_share = Limit(0.1, "Pinned copies still take a while, and the first of them nothing hides.")
+    kept_share = Limit(0.1, "Pinned copies still take time, and nothing hides the first of them.")
     pageable_share = Limit(0.05, "A few bytes from pageable memory, such as a loss, do not make the copies pageable.")
-    clearly = Limit(2.0, "Pinned memory is one word; a stream of its own is worth its care if it brings twice as much.")
+    clearly = Limit(
+        2.0, "Pinned memory is one argument; a separate stream is worth the effort only if it gains twice as much."
+    )
     fewer_bytes = Limit(0.5, "Float32 sent as bfloat16 is half of the bytes, images as uint8 a quarter.")
 
     def claim(self, facts: Facts) -> Floats | None:
@@ -452,7 +455,7 @@ class BlockingCopy(Rule):
             modelled(facts, "async-copies"),
         )
         ahead = Remedy(
-            "Copy the next batch while this one computes",
+            "Copy the next batch while this one is computed",
             "side = torch.cuda.Stream()\n"
             "with torch.cuda.stream(side): next_x = x.to('cuda', non_blocking=True)\n"
             "torch.cuda.current_stream().wait_stream(side)  # before use",
@@ -507,24 +510,24 @@ class AllocatorChurn(Rule):
     id = "allocator-churn"
     model = "host"
     located = "allocations"
-    question = "Is device memory allocated and released inside the steps?"
+    question = "Is device memory allocated and freed inside the steps?"
     limiter = "memory is allocated and freed inside the steps"
-    cause = "cudaMalloc, cudaFree and their kin inside the steps"
-    raised_when = "there is one a step, and it costs 2 %"
-    claimed = "pauses in which the host was inside of one"
-    headline = "Memory allocation limits this: for {share} of the time the GPU waits for cudaMalloc or cudaFree"
+    cause = "cudaMalloc, cudaFree and similar calls inside the steps"
+    raised_when = "there is one per step, and it costs 2 %"
+    claimed = "idle time while the host was inside one"
+    headline = "Limited by memory allocation: for {share} of the time the GPU waits for cudaMalloc or cudaFree"
     title = "Memory is allocated and freed inside the steps, and the GPU waits for it"
     evidence: ClassVar = {
         **IDLE_NS,
         **IDLE_SHARE,
         **LAUNCHES_BEHIND_NS,
-        "allocation_calls_per_step": "calls that obtain or release memory, and their time",
-        "allocation_call_ns_per_step": "calls that obtain or release memory, and their time",
+        "allocation_calls_per_step": "calls that allocate or free memory, and their time",
+        "allocation_call_ns_per_step": "calls that allocate or free memory, and their time",
         **GPU_BUSY_SHARE,
     }
     refutation = (
-        "Count cudaMalloc and cudaFree in a step after the change (warplens api): with none left and the "
-        "same step time, something else delayed the GPU."
+        "Count cudaMalloc and cudaFree per step after the change (warplens api): if none is left and the step "
+        "takes as long, something else delayed the GPU."
     )
     thresholds = ("allocations_per_step",)
 
@@ -554,7 +557,7 @@ class AllocatorChurn(Rule):
                     modelled(facts, "cached-allocation"),
                 ),
                 Remedy(
-                    "Stop it from running out and retrying",
+                    "Keep the allocator from running out of memory and retrying",
                     "export PYTORCH_ALLOC_CONF=expandable_segments:True\n"
                     "# or a smaller batch: an allocator at its limit frees its cache and synchronises\n"
                     "# (torch.cuda.memory_stats()['num_alloc_retries'])",
@@ -578,21 +581,22 @@ class ExposedCommunication(Rule):
 
     id = "exposed-communication"
     question = "Do collectives run while nothing computes?"
-    limiter = "communication that no compute hides"
-    cause = "collectives that no compute hides"
+    limiter = "communication that is not overlapped with compute"
+    cause = "collectives that are not overlapped with compute"
     raised_when = "it costs 2 %"
-    claimed = "time in which a collective ran and nothing else"
-    headline = "Communication limits this: for {share} of the time it runs while nothing computes"
+    claimed = "time in which only a collective ran"
+    headline = "Limited by communication: for {share} of the time it runs while nothing computes"
     title = "Collectives run while nothing computes"
     evidence: ClassVar = {
-        "exposed_ns": "collectives alone on the GPU",
+        "exposed_ns": "collectives with nothing else on the GPU",
         "exposed_share": "of the window",
         "exposed_of_their_time_share": "of their own time",
-        "collectives_per_step": "how many show",
-        "most_exposed_gpu_share": "of the window, on the GPU on which they show most",
-        "most_to_least_exposed_gpu_factor": "how unevenly they show on the GPUs",
+        "collectives_per_step": "exposed collectives",
+        "most_exposed_gpu_share": "of the window, on the GPU with the most of it",
+        "most_to_least_exposed_gpu_factor": "ratio of the most to the least exposed GPU",
     }
-    refutation = "Run one step inside model.no_sync(): it must get faster by the exposed time."
+    refutation = "Run one step inside model.no_sync(): if it does not get faster by the exposed time, something "
+    "else is the limit."
     precedence = "certain"
 
     fewer_bytes = Limit(
@@ -624,7 +628,9 @@ class ExposedCommunication(Rule):
             "Overlap it with the backward pass",
             "model = DistributedDataParallel(model, gradient_as_bucket_view=True, static_graph=True)\n"
             "# FSDP: backward_prefetch=BackwardPrefetch.BACKWARD_PRE, forward_prefetch=True",
-            GAIN if hideable >= self.fewer_bytes else "no more than there is to compute beside it, which is less",
+            GAIN
+            if hideable >= self.fewer_bytes
+            else "limited by the compute that can run beside it, which takes less time",
         )
         less = Remedy(
             "Communicate less",
@@ -651,7 +657,7 @@ class ExposedCommunication(Rule):
                 Remedy(
                     "Look for a straggler",
                     "warplens report RANK0 RANK1  # a collective lasts until the slowest rank arrives",
-                    "the waiting part of the collectives goes away with its cause",
+                    "the waiting inside the collectives goes away",
                 ),
             ),
             on_gpu=True,

@@ -33,7 +33,7 @@ class CounterRule(Rule):
     thresholds = ("counters_share", "counters_complete_share")
     evidence: ClassVar = {
         "lost_ns": "what a fault costs",
-        "lost_of_their_time_share": "of the kernels that have it",
+        "lost_of_their_time_share": "of the time of the kernels that have it",
         "kernels_share": "their share of the window",
         "counters_of_kernel_time_share": "of the kernel time, with counters",
     }
@@ -85,20 +85,20 @@ class Occupancy(CounterRule):
     """Kernels far from every roof whose occupancy is low and limited by registers, shared memory or block size."""
 
     id = "occupancy"
-    question = "Do kernels wait, with too few warps resident to hide it?"
+    question = "Do kernels wait because too few warps are resident to hide latency?"
     limiter = "kernels with too few warps to hide latency"
-    cause = "kernels that wait with too few warps; the limiter is named"
+    cause = "kernels with too few resident warps to hide latency; the limiter is named"
     raised_when = "counters only"
     claimed = "the fault's share of the kernel's time"
-    headline = "Low occupancy limits this: its kernels lose {share} of the time"
+    headline = "Limited by low occupancy: it costs {share} of the time"
     refutation = (
-        "Launch the kernel with fewer registers: if it is as fast as before, instructions within a warp "
-        "hide the latency already."
+        "Build the kernel with fewer registers per thread: if it is as fast as before, independent instructions "
+        "within a warp already hide the latency."
     )
     faults = ("occupancy",)
     remedies = (
         Remedy(
-            "Use fewer registers, or less shared memory, a block",
+            "Use fewer registers per thread, or less shared memory per block",
             "# __launch_bounds__(threads, blocks) or -maxrregcount\n"
             "# Triton: a smaller BLOCK size, num_stages or num_warps",
             GAIN,
@@ -114,28 +114,28 @@ class Occupancy(CounterRule):
         """The title, with what limits occupancy in most of the kernels."""
         limiters = facts.work.filter(claims.of_work(self.id) > 0)["limiter"].drop_nulls()
         named = str(limiters.mode().sort().first()) if limiters.len() else None
-        return "Kernels wait with too few warps to hide it" + (f" (limited by {named})" if named else "")
+        return "Kernels have too few resident warps to hide latency" + (f" (limited by {named})" if named else "")
 
 
 class Uncoalesced(CounterRule):
     """Kernels that move more sectors than their threads use."""
 
     id = "uncoalesced"
-    question = "Is a part of every memory transaction not needed?"
-    limiter = "memory transactions of which a part is wasted"
-    cause = "memory transactions wasted"
+    question = "Is part of every memory transaction unused?"
+    limiter = "uncoalesced memory accesses: part of each transaction is unused"
+    cause = "uncoalesced memory accesses"
     raised_when = "counters only"
     claimed = "the fault's share of the kernel's time"
-    headline = "Wasted memory transactions limit this: they are worth {share} of the time"
-    title = "Kernels move memory sectors of which a part is not used"
+    headline = "Limited by uncoalesced memory accesses: they cost {share} of the time"
+    title = "Kernels move memory sectors of which they use only a part"
     refutation = (
-        "Count sectors per request after the change (ncu --section MemoryWorkloadAnalysis_Tables): fewer "
-        "sectors at the same time mean that the traffic was not the limit."
+        "Count sectors per request after the change (ncu --section MemoryWorkloadAnalysis_Tables): if there are "
+        "fewer and the kernel is as slow, the traffic was not the limit."
     )
     faults = ("uncoalesced",)
     remedies = (
         Remedy(
-            "Let neighbouring threads read neighbouring numbers",
+            "Let neighbouring threads access neighbouring addresses",
             "# structures of arrays; transpose once (x.t().contiguous()), not in every access\n"
             "# Triton: the fastest index of tl.arange along the contiguous dimension",
             GAIN,
@@ -148,16 +148,16 @@ class BankConflicts(CounterRule):
     """Kernels whose shared-memory requests take more cycles than they need to."""
 
     id = "bank-conflicts"
-    question = "Do threads of a warp queue for the same bank of shared memory?"
+    question = "Do threads of a warp access the same shared-memory bank?"
     limiter = "conflicts in shared memory"
     cause = "conflicts in shared memory"
     raised_when = "counters only"
     claimed = "the fault's share of the kernel's time"
-    headline = "Conflicts in shared memory limit this: they are worth {share} of the time"
-    title = "Threads of a warp queue for the same banks of shared memory"
+    headline = "Limited by shared-memory bank conflicts: they cost {share} of the time"
+    title = "Threads of a warp conflict on shared-memory banks"
     refutation = (
-        "Count conflicts after the change (ncu --section MemoryWorkloadAnalysis_Tables): none, at the "
-        "same time, mean that shared memory was not the limit."
+        "Count conflicts after the change (ncu --section MemoryWorkloadAnalysis_Tables): if there are none and the "
+        "kernel is as slow, shared memory was not the limit."
     )
     faults = ("bank-conflicts",)
     remedies = (
@@ -170,21 +170,21 @@ class Divergence(CounterRule):
     """Kernels whose instructions serve few threads each: branches that differ inside a warp, or blocks of odd sizes."""
 
     id = "divergence"
-    question = "Do warps run with only a part of their threads active?"
-    limiter = "warps that run with few active threads"
+    question = "Do warps run with only some of their threads active?"
+    limiter = "divergent warps: few active threads"
     cause = "few active threads in a warp"
     raised_when = "counters only"
     claimed = "the fault's share of the kernel's time"
-    headline = "Divergent warps limit this: they are worth {share} of the time"
-    title = "Instructions serve only a part of each warp's threads"
+    headline = "Limited by warp divergence: it costs {share} of the time"
+    title = "Instructions execute for only some of each warp's threads"
     refutation = (
-        "Count active threads per instruction after the change (ncu --section WarpStateStats): more of "
-        "them, at the same time, mean that issuing was not the limit."
+        "Count active threads per instruction after the change (ncu --section WarpStateStats): if there are more "
+        "and the kernel is as slow, instruction issue was not the limit."
     )
     faults = ("divergence", "partial-warps")
     remedies = (
         Remedy(
-            "Group work alike",
+            "Group similar work",
             "# sort or bucket items by the branch that they take, one kernel for each case",
             GAIN,
         ),

@@ -109,26 +109,27 @@ class MemoryBandwidth(Rule):
     """
 
     id = "memory-bandwidth"
-    question = "Is the GPU busy moving data rather than computing?"
+    question = "Does the GPU spend its time moving data rather than computing?"
     limiter = "kernels that move data rather than compute"
     cause = "memory traffic of kernels"
-    raised_when = "it costs 2 %. Unless such kernels take two thirds of the time it informs only"
-    claimed = "of an unbroken chain of kernels that move data, all but the longest: what one fused pass would save"
-    headline = "Memory traffic limits this: {share} of the time could go away if chains of kernels became one pass"
+    raised_when = "it costs 2 %. Informational unless such kernels take two thirds of the time"
+    claimed = "all but the longest kernel of every unbroken chain of kernels that move data: what one fused pass "
+    "could save"
+    headline = "Limited by memory traffic: fusing chains of kernels into single passes could save {share} of the time"
     evidence: ClassVar = {
         "memory_kernels_ns": "kernels that move data",
         "memory_kernels_share": "of the window",
-        "fusible_ns": "what fusing chains of them would save",
+        "fusible_ns": "what fusing chains of them could save",
         **GPU_BUSY_SHARE,
         "measured_of_kernel_time_share": "of the kernel time, with counters",
-        "memory_roof_median_share": "how near those kernels are to the memory's roof",
+        "memory_roof_median_share": "how close those kernels are to the memory roof",
     }
     refutation = (
-        "Collect counters for the largest of them (ncu --set roofline -k NAME, then warplens diagnose "
-        "--counters): far below the memory's roof, they wait for something else."
+        "Collect counters for the largest of them (ncu --set roofline -k NAME, then warplens diagnose --counters): "
+        "if they are far below the memory roof, they wait for something else."
     )
     thresholds = ("bandwidth_share", "bandwidth_kernel_ns", "counters_share")
-    least_products_share = Limit(0.05, "A program without products is one that moves data.")
+    least_products_share = Limit(0.05, "A program without matrix products is one that moves data.")
 
     def claim(self, facts: Facts) -> Floats | None:
         """Of chains of kernels that move data, all but the longest; between products that is `unfused-chain`'s."""
@@ -169,13 +170,13 @@ class MemoryBandwidth(Rule):
                     "model = torch.compile(model)\n"
                     "# or fused operators: F.scaled_dot_product_attention, F.rms_norm, F.layer_norm,\n"
                     "# F.gelu(x, approximate='tanh'), F.cross_entropy",
-                    f"{GAIN}: one pass over the data where there are several",
+                    f"{GAIN}: one pass over the data instead of several",
                 ),
                 Remedy(
                     "Move fewer bytes",
                     "with torch.autocast('cuda', dtype=torch.bfloat16): loss = model(x)\n"
                     "# in-place operations; no .contiguous() or .float() that nothing needs",
-                    "half of the time of these kernels with numbers half as wide",
+                    "half of these kernels' time with 16-bit instead of 32-bit numbers",
                 ),
             ),
             on_gpu=True,
@@ -191,21 +192,21 @@ class TensorCompute(Rule):
     """Products on tensor cores that take most of a busy GPU's time. It informs: such a program does what it is for."""
 
     id = "tensor-compute"
-    question = "Is the GPU busy multiplying matrices?"
+    question = "Does the GPU spend its time on matrix products?"
     limiter = "matrix products"
     cause = "matrix products"
-    raised_when = "they take half of the time of a GPU that is busy for 90 %. Informs"
-    claimed = "nothing: this is what the program is for"
+    raised_when = "they take half of the time of a GPU that is busy for 90 %. Informational"
+    claimed = "nothing: this is the work that the program exists for"
     evidence: ClassVar = {
         "products_ns": "matrix products",
         "products_share": "of the window",
-        "on_tensor_cores_share": "those surely on tensor cores",
+        "on_tensor_cores_share": "products known to run on tensor cores",
         **GPU_BUSY_SHARE,
         "at_tensor_roof_share": "of the counted products' time, at 60 % or more of the tensor pipe's peak",
     }
     refutation = (
-        "Compare the rate that the products reach with the GPU's peak (2·M·N·K over their time; ncu "
-        "--section ComputeWorkloadAnalysis): far below it, their shapes or their operands are the limit."
+        "Compare the rate of the products with the GPU's peak (2·M·N·K over their time; ncu --section "
+        "ComputeWorkloadAnalysis): if it is far below, their shapes or operands are the limit."
     )
     thresholds = ("busy_share", "dominant_share", "roof_share")
     describes = True
@@ -243,15 +244,15 @@ class TensorCompute(Rule):
             where=kernel_names(facts, facts.work["own_ns"] * mine),
             remedies=(
                 Remedy(
-                    "Do fewer floating-point operations, or narrower ones",
+                    "Do fewer FLOPs, or use a narrower format",
                     "with transformer_engine.pytorch.fp8_autocast(): y = model(x)\n"
                     "# or torchao.float8, 2:4 sparsity, a smaller model, fewer tokens",
-                    "in proportion to the operations, or the formats' peak rates",
+                    "in proportion to the FLOPs, or to the formats' peak rates",
                 ),
                 Remedy(
-                    "Choose shapes that fill the tiles",
+                    "Choose shapes that fill whole tiles",
                     "# dimensions in multiples of 64 (128 from compute capability 9.0 on), the vocabulary too",
-                    "up to a last partial wave of blocks per product",
+                    "up to one partial wave of blocks per product",
                 ),
             ),
         )
@@ -275,12 +276,12 @@ _NARROWER_REMEDIES: Final = {
             "with torch.autocast('cuda', dtype=torch.bfloat16): loss = model(x)\n"
             "# inference: model.to(torch.bfloat16)\n"
             "# Lightning: Trainer(precision='bf16-mixed')",
-            "products on tensor cores, and half of the memory traffic between them",
+            "products on tensor cores, and half the memory traffic between them",
         ),
         Remedy(
             "Allow TF32",
             "torch.set_float32_matmul_precision('high')\ntorch.backends.cudnn.allow_tf32 = True  # convolutions",
-            "products at half of the rate of bfloat16; inputs are rounded to 10 bits of mantissa, traffic stays",
+            "products at half the rate of bfloat16; inputs are rounded to 10 mantissa bits; memory traffic stays",
         ),
     ),
     "older": (
@@ -288,7 +289,7 @@ _NARROWER_REMEDIES: Final = {
             "Compute in fp16",
             "with torch.autocast('cuda', dtype=torch.float16): loss = model(x)\n"
             "# in training with torch.amp.GradScaler",
-            "products on tensor cores, and half of the memory traffic between them",
+            "products on tensor cores, and half the memory traffic between them",
         ),
     ),
 }
@@ -311,17 +312,18 @@ class Precision(Rule):
 
     id = "precision"
     model = "products"
-    question = "Are matrix products in a format that bypasses the tensor cores?"
+    question = "Do matrix products use a format that the tensor cores do not support?"
     limiter = "matrix products in a format that bypasses the tensor cores"
-    cause = "matrix products beside the tensor cores"
+    cause = "matrix products off the tensor cores"
     raised_when = "it costs 2 %, and the GPU has tensor cores"
-    claimed = "of fp32 products on vector units, what 0.55 of the ratio of the peaks saves; passes between them stay"
-    headline = "Matrix products off the tensor cores limit this: {share} of the time could go away in TF32 or bfloat16"
-    older_headline = "Matrix products off the tensor cores limit this: {share} of the time could go away in fp16"
+    claimed = "the time that fp32 products on vector units would save at 0.55 of the ratio of the peaks; the "
+    "passes between them stay"
+    headline = "Limited by matrix products off the tensor cores: TF32 or bfloat16 could save {share} of the time"
+    older_headline = "Limited by matrix products off the tensor cores: fp16 could save {share} of the time"
     title = "Matrix products run in fp32, off the tensor cores"
     evidence: ClassVar = {
-        "claimed_share": "all that it claims, of the window",
-        "off_tensor_cores_ns": "products beside the tensor cores",
+        "claimed_share": "everything that it claims, of the window",
+        "off_tensor_cores_ns": "products off the tensor cores",
         "off_tensor_cores_share": "of the window",
         "of_products_share": "of all products",
         "products_share": "of the window",
@@ -329,8 +331,8 @@ class Precision(Rule):
         **GPU_BUSY_SHARE,
     }
     refutation = (
-        "Allow TF32 and run again: if the products do not get faster, they are limited by memory or by "
-        "their size. If results get worse than you can accept, the precision was needed."
+        "Allow TF32 and run again: if the products do not get faster, memory or their size is the limit. If the "
+        "results are no longer accurate enough, fp32 was needed."
     )
     thresholds = ("dominant_share",)
     reached_share = Limit(
@@ -445,28 +447,25 @@ class SmallKernels(Rule):
     """Time of kernels with fewer blocks than the GPU has multiprocessors, while the GPU is busy."""
 
     id = "small-kernels"
-    question = "Is the GPU busy with grids that leave most of it empty?"
+    question = "Does the GPU spend its time on grids that leave most of it empty?"
     limiter = "grids that cannot fill the GPU"
-    cause = "grids that cannot fill the GPU, while it is busy (70 %)"
+    cause = "grids that cannot fill the GPU, where the GPU is busy for at least 70 % of the time"
     raised_when = "it costs 2 %; a warning from 1.25×"
     claimed = (
-        "of kernels with fewer blocks than the GPU has multiprocessors, and of short ones with few threads or small "
-        "tiles, the share that these leave empty; the same of the GPU's own pauses before them"
+        "the share of the GPU that is left empty by kernels with fewer blocks than multiprocessors, and by short "
+        "kernels with few threads or small tiles; the same share of the GPU's own pauses before them"
     )
-    headline = "Small grids limit this: the multiprocessors that its kernels leave empty are worth {share} of the time"
+    headline = "Limited by small grids: the multiprocessors that they leave empty cost {share} of the time"
     title = "The GPU is busy with grids that leave most of its multiprocessors empty"
     evidence: ClassVar = {
-        "empty_ns": "what small grids leave empty, as time of the whole GPU",
+        "empty_ns": "time lost to multiprocessors that small grids leave empty",
         "small_kernels_share": "time, number and length of such kernels",
         "multiprocessors_reached_share": "blocks over multiprocessors, at most 1, weighted by time",
         "small_kernel_median_ns": "time, number and length of such kernels",
         "small_kernels_per_step": "time, number and length of such kernels",
         **GPU_BUSY_SHARE,
     }
-    refutation = (
-        "Double the batch: small kernels then take hardly longer. If the step takes twice as long, the "
-        "grids were large enough."
-    )
+    refutation = "Double the batch: if the step takes twice as long, the grids were large enough."
     thresholds = ("small_kernels_busy_share", "unsure_warning_ceiling")
 
     def claim(self, facts: Facts) -> Floats | None:
@@ -506,16 +505,16 @@ class SmallKernels(Rule):
                 Remedy(
                     "Put more work into each launch",
                     "# a larger batch, or independent problems stacked: torch.bmm, torch.vmap, torch._foreach_*",
-                    f"{GAIN}, as throughput: the step hardly gets longer",
+                    f"{GAIN} in throughput: the step hardly gets longer",
                 ),
                 Remedy(
-                    "Split the work finer",
-                    "# kernels that reduce long rows: several blocks a row (split-K products, flash-decoding,\n"
+                    "Split the work into more blocks",
+                    "# kernels that reduce long rows: several blocks per row (split-K products, flash-decoding,\n"
                     "# a reduction in two stages)",
                     GAIN,
                 ),
                 Remedy(
-                    "Run independent kernels at once",
+                    "Run independent kernels concurrently",
                     "with torch.cuda.stream(torch.cuda.Stream()): y = branch(x)  # a branch that others do not need\n"
                     "# or one CUDA graph with parallel branches",
                     GAIN,
@@ -533,34 +532,38 @@ class UnfusedOptimizer(Rule):
     id = "unfused-optimizer"
     question = "Does the optimizer launch several kernels for each parameter tensor?"
     limiter = "an optimizer that launches kernels for each parameter tensor"
-    cause = "an optimizer that goes from tensor to tensor"
-    raised_when = "it launches 100 kernels a step, more than half of them on one tensor each, and costs 2 %"
+    cause = "an optimizer that updates one tensor at a time"
+    raised_when = "it launches 100 kernels per step, more than half of them for a single tensor, and costs 2 %"
     claimed = "launch pauses of the optimizer, and 26/33 of its kernels' time"
-    headline = "The optimizer limits this: going from tensor to tensor costs {share} of the time"
-    title = "The optimizer goes from tensor to tensor, with several kernels for each"
+    headline = "Limited by the optimizer: updating one tensor at a time costs {share} of the time"
+    title = "The optimizer updates one tensor at a time, with several kernels for each"
     evidence: ClassVar = {
-        "claimed_share": "of the time, what going from tensor to tensor costs",
-        "optimizer_share": "time of the optimizer: its work, and the pauses that it ended",
-        "optimizer_ns_per_step": "time of the optimizer: its work, and the pauses that it ended",
+        "claimed_share": "of the window, what updating one tensor at a time costs",
+        "optimizer_share": "time of the optimizer: its work, and the pauses before that work",
+        "optimizer_ns_per_step": "time of the optimizer: its work, and the pauses before that work",
         **LAUNCHES_PER_STEP,
-        "single_tensor_launches_share": "of its launches, on one tensor each",
-        "parameter_tensors_count": "tensors that are updated in a step, where kernels tell",
-        "launches_per_tensor_factor": "launches for each",
+        "single_tensor_launches_share": "launches that update a single tensor",
+        "parameter_tensors_count": "parameter tensors updated per step, where the kernels show it",
+        "launches_per_tensor_factor": "launches per tensor",
         **IDLE_NS,
-        "saved_kernel_ns": "what a fused optimizer saves of the kernels' time",
+        "saved_kernel_ns": "kernel time that a fused optimizer saves",
     }
-    refutation = "Skip optimizer.step() in a test run: the step must get faster by the optimizer's share."
+    refutation = "Skip optimizer.step() in a test run: if the step does not get faster by the optimizer's share, "
+    "something else is the limit."
     precedence = "structure"
     thresholds = ("optimizer_launches_per_step", "optimizer_single_tensor_share", "optimizer_saved_share")
 
     lead_share = Limit(
-        0.5, "Forward and backward pass keep pauses of their own, which a lead in the optimizer hides in part."
+        0.5,
+        "The forward and backward passes keep their own pauses; work queued ahead in the optimizer hides part of them.",
     )
     lists_saved_share = Limit(
-        0.6, "AdamW by lists makes some 20 accesses a number, fused 7; a few lists are too short to be bound by memory."
+        0.6,
+        "AdamW with foreach makes about 20 memory accesses per parameter, fused AdamW 7; short lists are not "
+        "memory-bound.",
     )
-    least_lists = Limit(8, "Clipping gradients and scaling losses take a few operations on lists; AdamW a dozen.")
-    least_operations = Limit(5, "An optimizer by lists runs several operations, clipping two or three.")
+    least_lists = Limit(8, "Gradient clipping and loss scaling take a few foreach operations, AdamW a dozen.")
+    least_operations = Limit(5, "A foreach optimizer runs several operations, clipping two or three.")
 
     def claim(self, facts: Facts) -> Floats | None:
         """Of the optimizer's kernels, the accesses that a fused one does not make."""
@@ -600,9 +603,7 @@ class UnfusedOptimizer(Rule):
         return self.raised(
             facts,
             claimed,
-            title="The optimizer runs each of its operations over all tensors, one after the other (foreach)"
-            if foreach
-            else "",
+            title="The optimizer runs its operations over all tensors one after the other (foreach)" if foreach else "",
             confidence="high" if facts.sure else "medium",
             evidence={
                 "claimed_share": claims.seen_ns(self.id) / facts.wall_ns if facts.wall_ns else None,
@@ -620,13 +621,13 @@ class UnfusedOptimizer(Rule):
                 Remedy(
                     "Use the fused optimizer",
                     "torch.optim.AdamW(model.parameters(), fused=True)",
-                    f"{GAIN}: one pass over the parameters in a handful of launches",
+                    f"{GAIN}: one pass over the parameters in a few launches",
                 ),
                 Remedy(
-                    "Let it work on all tensors at once",
+                    "Update all tensors at once",
                     "torch.optim.AdamW(model.parameters(), foreach=True)\n"
                     "# own optimizers: torch._foreach_* functions, or torch.compile(optimizer.step)",
-                    "launches fall from several a tensor to a few in all; memory traffic stays",
+                    "a few launches in all instead of several per tensor; memory traffic stays",
                 ),
             ),
             issuing_ns=claims.issuing_ns[self.id],

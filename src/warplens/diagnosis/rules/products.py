@@ -37,37 +37,37 @@ class UnfusedAttention(StructureRule):
 
     id = "unfused-attention"
     model = "products"
-    question = "Do the scores of attention go through memory?"
+    question = "Are the scores of attention written to memory?"
     limiter = "attention that writes its scores to memory"
-    cause = "attention written out: its scores (queries × keys) go through memory between two products"
-    raised_when = (
-        "a softmax stands between two products with nothing but passes over memory around it, and it costs 2 %"
-    )
-    claimed = "these passes, and of the products that write and read the scores what fused attention needs less"
-    headline = "Attention that writes its scores to memory limits this: {share} of the time could go away"
-    title = "Attention is written out: its scores go through memory several times"
+    cause = "unfused attention: its scores (queries × keys) go through memory between two products"
+    raised_when = "a softmax lies between two matrix products with only passes over memory around it, and it costs 2 %"
+    claimed = "these passes, and the part of the products that write and read the scores that fused attention saves"
+    headline = "Limited by attention that writes its scores to memory: fused attention could save {share} of the time"
+    title = "Attention is not fused: its scores go through memory several times"
     evidence: ClassVar = {
         **AFFECTED_NS,
         **AFFECTED_SHARE,
         **SAVED_NS,
         "attentions_per_step": "softmaxes between two products, forward and backward",
-        "passes_per_attention_factor": "passes over the scores for each of them",
+        "passes_per_attention_factor": "passes over the scores per attention",
         **GPU_BUSY_SHARE,
     }
     refutation = (
-        "Time one layer with torch.nn.functional.scaled_dot_product_attention in place of the product, softmax and "
-        "product: if it is not faster, the sequences are too short for the scores to matter."
+        "Time one layer with torch.nn.functional.scaled_dot_product_attention in place of the two products and the "
+        "softmax: if it is not faster, the sequences are too short for the scores to matter."
     )
-    least_share = Limit(0.02, "Less of the time in passes over scores is a router, a classifier or a short sequence.")
+    least_share = Limit(
+        0.02, "Below this share, the softmax is a router's, a classifier's or that of a short sequence."
+    )
     farthest = Limit(
-        16, "Scale, mask, bias, casts and dropout are no more passes than this on either side of a softmax."
+        16, "Scale, mask, bias, casts and dropout make at most this many passes on either side of a softmax."
     )
     product_saved_share = Limit(
         0.5,
-        "Fused attention keeps scores on the chip: of products that are bound by writing them, half of the time stays.",
+        "Fused attention keeps the scores on chip: products that are bound by writing them take half the time.",
     )
     misaligned_saved_share = Limit(
-        0.9, "Sequence lengths that are no multiple of eight slow the products down; fused attention takes any length."
+        0.9, "Sequence lengths that are not a multiple of 8 slow the products down; fused attention takes any length."
     )
     pass_to_softmax_share = Limit(0.03, "A pass over the scores takes at least this much of the softmax over them.")
 
@@ -140,12 +140,12 @@ class UnfusedAttention(StructureRule):
                     "y = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)\n"
                     "# transformers: attn_implementation='sdpa' or 'flash_attention_2'\n"
                     "# timm: fused_attn is on by default",
-                    "the passes over the scores go away, forward and backward, and so does the memory that they take",
+                    "the passes over the scores go away, forward and backward, with the memory that they take",
                 ),
                 Remedy(
-                    "Keep the mask from switching it off",
+                    "Use a mask that the fused kernels support",
                     "# is_causal=True instead of a dense mask; flex_attention for other biases\n"
-                    "# torch.nn.attention.sdpa_kernel says why a kernel cannot be used",
+                    "# torch.nn.attention.sdpa_kernel warns why a kernel cannot be used",
                     "the same",
                 ),
             ),
@@ -157,32 +157,30 @@ class MisalignedShape(StructureRule):
 
     id = "misaligned-shape"
     model = "layout"
-    question = "Do sizes keep products off the fast kernels?"
-    limiter = "products whose sizes keep them off the fast kernels"
-    cause = "products or attention whose sizes keep them off the fast kernels"
+    question = "Do sizes keep matrix products off the fast kernels?"
+    limiter = "matrix products whose sizes rule out the fast kernels"
+    cause = "matrix products or attention whose sizes rule out the fast kernels"
     raised_when = "16-bit products run in kernels for operands that are not aligned to 16 bytes, and it costs 2 %"
-    claimed = (
-        "of these products, what well-shaped ones of as many operations do not need; passes that widen operands for "
-        "attention"
-    )
-    headline = "Sizes that the tensor cores cannot use limit this: {share} of the time could go away with padding"
+    claimed = "the time that well-shaped products with as many FLOPs would save; passes that pad operands for attention"
+    headline = "Limited by sizes that the tensor cores cannot use: padding could save {share} of the time"
     evidence: ClassVar = {
         **AFFECTED_NS,
         **AFFECTED_SHARE,
         **SAVED_NS,
-        "misaligned_per_step": "such products of a step",
-        "size_count": "the size that is no multiple of eight; only where shapes are recorded",
-        "padded_size_count": "the next that is one of 64",
-        "flops_of_peak_share": "rate of these products over the data sheet's; only where shapes are recorded",
+        "misaligned_per_step": "such products",
+        "size_count": "the size that is not a multiple of 8; only where shapes are recorded",
+        "padded_size_count": "the next multiple of 64",
+        "flops_of_peak_share": "rate of these products, of the data sheet's peak; only where shapes are recorded",
         **GPU_BUSY_SHARE,
     }
     refutation = (
-        "Pad that size to the next multiple of 64 in a test of the product alone: if it is not faster, the kernel "
-        "is not at fault."
+        "Pad that size to the next multiple of 64 in a test of the product alone: if it is not faster, the size is "
+        "not the cause."
     )
     saved_share = Limit(
         0.8,
-        "Products for operands aligned to 2 bytes reach a fifth of what aligned ones do on Hopper; a third on Ampere.",
+        "Kernels for operands aligned to 2 bytes reach a fifth of the rate of aligned ones on Hopper, a third on "
+        "Ampere.",
     )
 
     def share(self, facts: Facts) -> Floats:
@@ -236,7 +234,7 @@ class MisalignedShape(StructureRule):
         return self.seen(
             facts,
             claims,
-            title=f"Products have sizes that the tensor cores cannot use{named}",
+            title=f"Matrix products have sizes that the tensor cores cannot use{named}",
             confidence="high",
             evidence={
                 "misaligned_per_step": int(mine.sum()) / facts.steps,
@@ -250,13 +248,13 @@ class MisalignedShape(StructureRule):
                     f"Pad that size to {padded:,}" if padded else "Pad the odd size to a multiple of 64",
                     "nn.Linear(width, 64 * math.ceil(classes / 64))  # extra columns masked\n"
                     "# transformers: model.resize_token_embeddings(pad_to_multiple_of=64)",
-                    "these products at the rate of well-shaped ones",
+                    "these products run at the rate of well-shaped ones",
                 ),
                 Remedy(
                     "Let the compiler pad",
                     "torch._inductor.config.shape_padding = True  # the default in recent versions\n"
                     "# and torch.compile",
-                    "the same, less a copy where operands are padded in each step",
+                    "the same, minus one copy where operands are padded in every step",
                 ),
             ),
         )
@@ -282,35 +280,34 @@ class MemoryFormat(StructureRule):
 
     id = "memory-format"
     model = "layout"
-    question = "Are images in a memory format that makes convolutions slow?"
+    question = "Does the memory format of images make convolutions slow?"
     limiter = "conversions of memory format around convolutions"
-    cause = "layouts: convolutions and norms in the slow format (NCHW), conversions between formats"
+    cause = "memory format: convolutions and norms in the slow format (NCHW), conversions between formats"
     raised_when = (
-        "there are convolutions on a GPU with tensor cores, conversions between formats or depthwise convolutions on "
-        "channels first take 2 %, and it costs 2 %"
+        "there are convolutions on a GPU with tensor cores, conversions between formats or channels-first "
+        "depthwise convolutions take 2 % of the time, and it costs 2 %"
     )
-    claimed = "the conversions whole, and of norms and depthwise convolutions on channels first two thirds"
-    headline = "The memory format limits this: {share} of the time goes into converting it and working on the slow one"
-    title = "Images are in channels-first format (NCHW), which convolutions on tensor cores do not take"
+    claimed = "all of the conversions, and two thirds of channels-first norms and depthwise convolutions"
+    headline = "Limited by the memory format: {share} of the time goes into converting it and into kernels for the "
+    "slow one"
+    title = "Images are in channels-first format (NCHW), which convolutions on tensor cores do not support"
     evidence: ClassVar = {
         **AFFECTED_NS,
         **AFFECTED_SHARE,
         **SAVED_NS,
         "conversions_per_step": "kernels that change the layout",
         "conversions_share": "of the window",
-        "channels_first_share": "of the window, norms and depthwise convolutions on channels first",
+        "channels_first_share": "of the window, norms and depthwise convolutions on channels-first data",
         **GPU_BUSY_SHARE,
     }
     refutation = (
-        "Run with model.to(memory_format=torch.channels_last) and inputs alike: if it is not faster, the "
-        "format is not the limit."
+        "Run with model.to(memory_format=torch.channels_last) and convert the inputs, too: if it is not faster, "
+        "the format is not the limit."
     )
-    least_conversions_share = Limit(
-        0.02, "Less of the time in conversions or slow convolutions is the first layer's, or an output's."
-    )
+    least_conversions_share = Limit(0.02, "Below this share, they belong to the first layer or to an output.")
     norm_saved_share = Limit(
         0.65,
-        "Batch norms on channels first run one block a channel; on channels last they reach three times the bandwidth.",
+        "Channels-first batch norms run one block per channel; channels-last ones reach three times the bandwidth.",
     )
 
     def share(self, facts: Facts) -> Floats:
@@ -363,7 +360,7 @@ class MemoryFormat(StructureRule):
                     "Use channels last for model and images",
                     "model = model.to(memory_format=torch.channels_last)\n"
                     "x = x.to(device, memory_format=torch.channels_last, non_blocking=True)",
-                    "no conversions, and norms and activations at a higher bandwidth",
+                    "no conversions, and higher bandwidth in norms and activations",
                 ),
                 Remedy(
                     "Compile the model",
@@ -379,25 +376,25 @@ class WeightBound(StructureRule):
 
     id = "weight-bound"
     model = "products"
-    question = "Are products so narrow that they only read their weights?"
+    question = "Do products have so few rows that they are bound by reading their weights?"
     limiter = "products of few rows, dominated by reading their weights"
-    cause = "small-batch products that only read weights"
-    raised_when = "products of at most 16 rows take 40 % of the time of a GPU that is busy for 70 %"
-    claimed = "of all kernels, what a batch of 16 would share: their time for each unit of work"
-    headline = "Reading the weights limits this: a batch of 16 would save {share} of the time per unit of work"
-    title = "Products have so few rows that they do little but read their weights"
+    cause = "small-batch products that are bound by reading their weights"
+    raised_when = "products of at most 16 rows take 40 % of the time, and the GPU is busy for at least 70 % of it"
+    claimed = "the part of all kernels' time per unit of work that a batch of 16 would save"
+    headline = "Limited by reading the weights: a batch of 16 would save {share} of the time per unit of work"
+    title = "Products have so few rows that they are bound by reading their weights"
     evidence: ClassVar = {
         **AFFECTED_NS,
         **AFFECTED_SHARE,
         **SAVED_NS,
         "rows_count": "rows of such a product; only where shapes are recorded",
         "weights_bytes_per_step": "bytes of weights that they read; only where shapes are recorded",
-        "at_peak_share": "of their time, what they take at the data sheet's peaks; only where shapes are recorded",
+        "at_peak_share": "of their time, what the data sheet's peaks would take; only where shapes are recorded",
         **GPU_BUSY_SHARE,
     }
     refutation = "Double the batch: if the step takes about twice as long, the products did more than read weights."
-    fewest_share = Limit(0.4, "Products that take less of the time do not set the pace.")
-    least_busy_share = Limit(0.7, "A GPU that waits for its host reads no weights meanwhile.")
+    fewest_share = Limit(0.4, "Products that take less of the time are not the limit.")
+    least_busy_share = Limit(0.7, "While a GPU waits for its host, it reads no weights.")
     rows = Limit(
         16, "Up to 16 rows the time of a product hardly depends on them: a quarter of a tile of the tensor cores."
     )
@@ -445,20 +442,20 @@ class WeightBound(StructureRule):
             bound_ns=facts.wall_ns - facts.wall_ns // 128,
             remedies=(
                 Remedy(
-                    "Serve more sequences at a time",
+                    "Process more sequences at a time",
                     "# continuous batching (vllm, text-generation-inference), or generate() on a batch",
                     "as many times the tokens as sequences, until products compute as long as they read; "
                     f"{GAIN} a token with {self.rows:.0f}",
                 ),
                 Remedy(
-                    "Read fewer bytes",
+                    "Quantize the weights",
                     "# weights in 8 or 4 bits: torchao.quantization.quantize_, bitsandbytes, AWQ",
-                    "half or a quarter of the time of these products",
+                    "half or a quarter of these products' time",
                 ),
                 Remedy(
-                    "Guess ahead",
-                    "model.generate(assistant_model=draft)  # speculative decoding with a small draft model",
-                    "two to three tokens for each pass over the weights",
+                    "Use speculative decoding",
+                    "model.generate(assistant_model=draft) # a small draft model proposes tokens",
+                    "two to three tokens per pass over the weights",
                 ),
             ),
         )

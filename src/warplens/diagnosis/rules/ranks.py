@@ -120,36 +120,36 @@ class UnbucketedCommunication(RanksRule):
     """Collectives so small that their latency and not their bytes is what they take, where one could do for many."""
 
     id = "unbucketed-communication"
-    question = "Are gradients reduced one by one, in collectives that take no longer than their latency?"
+    question = "Are gradients reduced one by one, in collectives dominated by latency?"
     limiter = "many small collectives"
-    cause = "many small collectives in a step, where one could carry what many do"
+    cause = "many small collectives per step, which could be merged into a few"
     raised_when = (
-        "a step has 32 collectives of up to 1 MiB (without sizes: of up to 50 µs) that nothing but small work stands "
-        "between, or beside which the GPU computes, and it costs 2 %"
+        "a step has 32 collectives of up to 1 MiB (where sizes are not recorded, of up to 50 µs) with only small "
+        "work between them, or overlapped with compute, and it costs 2 %"
     )
-    claimed = "the exposed part of collectives that could be one with a neighbour"
-    headline = "Small collectives limit this: for {share} of the time one runs while nothing computes"
+    claimed = "the exposed part of collectives that could be merged with a neighbour"
+    headline = "Limited by small collectives: for {share} of the time one runs while nothing computes"
     evidence: ClassVar = {
-        "small_collectives_per_step": "of the joinable ones, those that are small; of a rank",
-        "joinable_collectives_per_step": "collectives of a rank that could be one with a neighbour",
-        "collectives_per_step": "all collectives of a rank",
-        "joinable_bytes_per_step": "what the joinable ones of a rank carry",
-        "floor_ns": "what the shortest twentieth of the small ones takes",
-        "small_median_ns": "what half of the small ones take at most",
-        "between_ns": "from one joinable to the next, with nothing but small work; mean of a rank",
-        "exposed_ns": "joinable ones alone on the GPU; mean of a rank",
+        "small_collectives_per_step": "mergeable collectives that are small; per rank",
+        "joinable_collectives_per_step": "collectives that could be merged with the one before or after; per rank",
+        "collectives_per_step": "all collectives; per rank",
+        "joinable_bytes_per_step": "bytes that the mergeable ones carry; per rank",
+        "floor_ns": "5th percentile of the duration of the small ones",
+        "small_median_ns": "median duration of the small ones",
+        "between_ns": "from one mergeable collective to the next, with only small work between; mean over the ranks",
+        "exposed_ns": "mergeable collectives with nothing else on the GPU; mean over the ranks",
         "exposed_share": "the same, of the window",
-        "most_exposed_rank_share": "the same on the rank that has most",
-        "saved_of_exposed_share": "of the joinable ones' time, what is latency and not bytes (Hockney's model)",
+        "most_exposed_rank_share": "the same on the rank with the most",
+        "saved_of_exposed_share": "share of the mergeable ones' time that is latency, not bytes (Hockney's model)",
     }
     refutation = (
-        "Reduce all gradients in one flat tensor: if the step takes as long as before, latency was not what the "
-        "collectives cost."
+        "Reduce all gradients in one flat tensor: if the step takes as long as before, latency was not the cost of "
+        "the collectives."
     )
-    least_per_step = Limit(32, "A network of a few layers, or FSDP by layers, has fewer; buckets of 25 MB as well.")
+    least_per_step = Limit(32, "A network of a few layers, FSDP by layers, or buckets of 25 MB have fewer.")
     small_bytes = Limit(1 << 20, "Up to 1 MiB, collectives reach a fifth of the bus bandwidth or less (nccl-tests).")
     small_ns = Limit(50_000, "Where sizes are not recorded: an all-reduce of 1 MiB within a host takes 20 to 50 µs.")
-    link_bytes_per_s = Limit(900e9, "NVLink 5 moves this in each direction; no link between GPUs is faster.")
+    link_bytes_per_s = Limit(900e9, "The rate of NVLink 5 in each direction, the fastest link between GPUs.")
 
     def _joinable(self, run: Run) -> dict[int, pl.DataFrame]:
         """Of each rank the collectives that could be one with a neighbour, and which are `small`; {} if too few are."""
@@ -233,13 +233,13 @@ class UnbucketedCommunication(RanksRule):
             where=tuple(kinds[:3]),
             remedies=(
                 Remedy(
-                    "Let the gradients be reduced in buckets, beside the backward pass",
+                    "Reduce the gradients in buckets, overlapped with the backward pass",
                     "model = DistributedDataParallel(model, bucket_cap_mb=25, gradient_as_bucket_view=True)\n"
                     "# in place of an all_reduce for each parameter; where it is used already: a larger bucket_cap_mb",
                     GAIN,
                 ),
                 Remedy(
-                    "Reduce what belongs together in one call",
+                    "Merge small collectives into one call",
                     "flat = torch.cat([p.grad.flatten() for p in parameters])\n"
                     "dist.all_reduce(flat)\n"
                     "torch._foreach_copy_(grads, views)\n"
@@ -249,7 +249,7 @@ class UnbucketedCommunication(RanksRule):
                 Remedy(
                     "Communicate less often",
                     "with model.no_sync(): loss.backward()  # all but the last micro-batch",
-                    "in proportion to the collectives that go away",
+                    "in proportion to the collectives saved",
                 ),
             ),
         )
@@ -287,29 +287,36 @@ class PipelineBubble(RanksRule):
     limiter = "stages of a pipeline that wait while it fills and drains"
     cause = "stages of a pipeline waiting: too few micro-batches for its depth"
     raised_when = (
-        "every rank waits in sends and receives for 5 % of the time or more, in long waits of equal length in each "
-        "step, and the ranks at different times of it"
+        "every rank waits in sends and receives for 5 % of the time or more, in long waits that are equally long "
+        "in each step, and the ranks wait at different times of the step"
     )
-    claimed = "sends and receives during which nothing else ran"
-    headline = "The pipeline's bubble limits this: for {share} of the time a stage waits for another"
+    claimed = "sends and receives with nothing else running"
+    headline = "Limited by the pipeline bubble: for {share} of the time a stage waits for another"
     evidence: ClassVar = {
         "stages_count": "ranks that send and receive",
-        "micro_batches_per_step": "half of the transfers of the rank that has fewest: an end of the pipeline",
-        "bubble_ns_per_step": "time of a rank in sends and receives beyond their transfer, with nothing computed; mean",
+        "micro_batches_per_step": "half of the transfers of the rank with the fewest, an end of the pipeline",
+        "bubble_ns_per_step": "time in sends and receives beyond the transfer itself, with nothing computed; mean "
+        "over the ranks",
         "bubble_share": "the same, of the window",
-        "most_bubble_rank_share": "the same on the rank that has most",
+        "most_bubble_rank_share": "the same on the rank with the most",
         "reference_bubble_share": "(p − 1) / (m + p − 1) of even stages, p stages and m micro-batches (GPipe)",
-        "most_to_mean_compute_factor": "compute time of the longest stage by that of all",
+        "most_to_mean_compute_factor": "compute time of the longest stage over the mean",
     }
     refutation = (
-        "Run the step with twice the micro-batches of half the size: if it takes as long as before, the stages did not "
-        "wait for the pipeline to fill."
+        "Run the step with twice as many micro-batches of half the size: if it takes as long as before, the stages "
+        "did not wait for the pipeline to fill."
     )
-    least_share = Limit(0.05, "Less is the transfer itself, and the jitter of its partners.")
+    least_share = Limit(0.05, "Less than this is the transfer itself and the jitter between partners.")
     longest_share = Limit(0.4, "A pipeline fills and drains once in a step; rings wait in every exchange alike.")
-    even_share = Limit(0.25, "Every stage waits; where one hardly does, it is late, and the others wait for it.")
-    regular_share = Limit(0.25, "Deviation of a step's waiting by the mean: what a schedule costs, each step pays.")
-    apart_share = Limit(0.1, "Of the step, between the longest waits of two stages: one fills while the other drains.")
+    even_share = Limit(
+        0.25, "In a pipeline every stage waits; a stage that hardly waits is late, and the others wait for it."
+    )
+    regular_share = Limit(
+        0.25, "Deviation of the waiting per step over its mean: a schedule costs the same in every step."
+    )
+    apart_share = Limit(
+        0.1, "Share of the step between the longest waits of two stages: one fills while the other drains."
+    )
     kept_share = Limit(0.5, "Twice the micro-batches halve the time in which a pipeline fills and drains.")
 
     def _waits(self, run: Run) -> dict[int, pl.DataFrame]:
@@ -407,7 +414,7 @@ class PipelineBubble(RanksRule):
             where=tuple(f"rank {rank}" for rank in sorted(waited, key=lambda rank: -waited[rank])[:3]),
             remedies=(
                 Remedy(
-                    "Cut the batch into more micro-batches",
+                    "Split the batch into more micro-batches",
                     f"torch.distributed.pipelining.ScheduleGPipe(stage, n_microbatches={2 * micro})  # twice as many\n"
                     "# Megatron: a smaller --micro-batch-size",
                     f"{GAIN}: the bubble halves while the micro-batches still fill the GPU",
@@ -416,12 +423,12 @@ class PipelineBubble(RanksRule):
                     "Give each rank several smaller stages, or split the backward pass",
                     "# torch.distributed.pipelining: ScheduleInterleaved1F1B or ScheduleZBVZeroBubble\n"
                     "# Megatron: --num-layers-per-virtual-pipeline-stage",
-                    "v stages a rank make the bubble v times shorter, for v times the transfers",
+                    "v stages per rank make the bubble v times shorter, for v times the transfers",
                 ),
                 Remedy(
-                    "Even the stages out",
+                    "Balance the stages",
                     "# move layers from the stage that computes longest; embedding and output layer count as layers",
-                    "every stage waits for the longest one",
+                    "every stage waits for the slowest one",
                 ),
             ),
         )
@@ -433,34 +440,34 @@ class PipelineBubble(RanksRule):
 #: What makes a rank late → what it does, in a title, and what to do about it.
 _CAUSES: Final[dict[str, tuple[str, tuple[Remedy, ...]]]] = {
     "more-work": (
-        "its GPU has {excess} a step more work",
+        "its GPU has {excess} more work per step",
         (
             Remedy(
                 "Give every rank the same work",
-                "# as many tokens, not only as many samples: a sampler that sums lengths\n"
-                "# evaluation, logging, checkpoints, extra losses: on all ranks, or outside of the step\n"
-                "# experts and embedding tables spread by their load",
+                "# equally many tokens, not only samples: batch by total length\n"
+                "# evaluation, logging, checkpoints, extra losses: on all ranks, or outside the step\n"
+                "# experts and embedding tables distributed by their load",
                 GAIN,
             ),
         ),
     ),
     "slower-kernels": (
-        "the same kernels take {excess} a step longer",
+        "the same kernels take {excess} longer per step",
         (
             Remedy(
-                "Find what holds that GPU down",
+                "Find out what slows that GPU down",
                 "nvidia-smi -q -d PERFORMANCE,CLOCK,POWER,TEMPERATURE  # on its host, during the run\n"
                 "nvidia-smi --query-compute-apps=pid,used_memory --format=csv  # other programs on it",
                 GAIN,
             ),
-            Remedy("Leave it out", "# run on other GPUs of the host, or drain the node, and compare", GAIN),
+            Remedy("Replace that GPU", "# run on other GPUs of the host, or drain the node, and compare", GAIN),
         ),
     ),
     "host": (
-        "its host does something else for {excess} a step longer",
+        "its host spends {excess} more per step on other work",
         (
             Remedy(
-                "Move that work off the step",
+                "Move that work out of the step",
                 "DataLoader(dataset, num_workers=8, pin_memory=True)  # input sharded evenly over the ranks\n"
                 "# logs and checkpoints of this rank: another thread, torch.distributed.checkpoint.async_save",
                 GAIN,
@@ -468,59 +475,59 @@ _CAUSES: Final[dict[str, tuple[str, tuple[Remedy, ...]]]] = {
         ),
     ),
     "launch": (
-        "its host takes {excess} a step longer to issue the same work",
+        "its host takes {excess} longer per step to issue the same work",
         (
             Remedy(
-                "Give its process cores of its own",
+                "Pin its process to its own cores",
                 "numactl --cpunodebind=N --membind=N python train.py  # beside its GPU: nvidia-smi topo -m\n"
                 "# OMP_NUM_THREADS, no other program on these cores, the CPU's frequency",
                 GAIN,
             ),
             Remedy(
-                "Issue less",
+                "Launch fewer kernels",
                 "model = torch.compile(model, mode='reduce-overhead')  # or CUDA graphs, on every rank",
                 GAIN,
             ),
         ),
     ),
     "synchronization": (
-        "it waits for its own GPU for {excess} a step longer",
+        "it waits {excess} longer per step for its own GPU",
         (
             Remedy(
-                "Take the waits out of that rank's step",
+                "Remove the waits from that rank's step",
                 "# read losses and metrics back every N steps; no .item() or print under `if rank == 0`",
                 GAIN,
             ),
         ),
     ),
     "allocation": (
-        "it obtains and frees memory for {excess} a step longer",
+        "it spends {excess} more per step on allocating and freeing memory",
         (
             Remedy(
-                "Keep its memory",
+                "Keep its memory allocated",
                 "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True\n# equal shapes on all ranks",
                 GAIN,
             ),
         ),
     ),
     "copies": (
-        "it copies for {excess} a step longer",
+        "it spends {excess} more per step on copies",
         (
             Remedy(
-                "Copy beside the work",
+                "Overlap its copies with compute",
                 "x = x.to('cuda', non_blocking=True)  # from pinned memory\n"
-                "# is the rank's GPU on the socket of its memory? nvidia-smi topo -m",
+                "# is the rank's memory on the socket of its GPU? nvidia-smi topo -m",
                 GAIN,
             ),
         ),
     ),
     "unknown": (
-        "its profile does not show what it does longer",
+        "its profile does not show what takes longer",
         (
             Remedy(
                 "Look at this rank alone",
                 "warplens compare PROFILE_OF_ANOTHER PROFILE_OF_THIS_RANK",
-                "names the kernels and pauses that differ",
+                "shows the kernels and pauses that differ",
             ),
         ),
     ),
@@ -541,33 +548,34 @@ class Straggler(RanksRule):
     id = "straggler"
     question = "Is one rank later than the others, so that they wait for it in collectives?"
     limiter = "one rank that is late"
-    cause = "one rank that is late: the others wait for it in their collectives"
+    cause = "one late rank, for which the others wait in their collectives"
     raised_when = (
-        "one rank arrives last more often than its turn and alone causes twice its share of all delay (of two ranks "
-        "three quarters), and the others' waiting costs 2 %"
+        "one rank arrives last more often than its share and alone causes twice its share of all delay (of two "
+        "ranks, three quarters), and the waiting of the others costs 2 %"
     )
-    claimed = "collectives of which the waiting for the last rank is more than half: that part of them"
-    headline = "A late rank limits this: for {share} of the time the GPUs of the others wait for it"
+    claimed = "the waiting in collectives that are more than half waiting for the last rank"
+    headline = "Limited by a late rank: for {share} of the time the GPUs of the others wait for it"
     evidence: ClassVar = {
         "collectives_per_step": "collectives that were found on several ranks",
-        "last_share": "of these, in which the rank arrived last",
-        "caused_share": "of all delay, what it alone caused",
-        "waited_ns_per_step": "what each other rank waits for the last one with nothing computed; mean",
+        "last_share": "share of these in which this rank arrived last",
+        "caused_share": "share of all delay that this rank alone caused",
+        "waited_ns_per_step": "time for which each other rank waits for the last one with nothing computed; mean",
         "waited_share": "the same, of the window",
-        "most_waiting_rank_share": "the same on the rank that waits most",
+        "most_waiting_rank_share": "the same on the rank that waits the longest",
         "excess_compute_ns_per_step": "compute time of the late rank beyond the median of the others",
         "excess_kernels_per_step": "kernels of the late rank beyond the mean of the others",
-        "excess_longer_ns_per_step": "what kernels of the same name and grid take longer on the late rank",
+        "excess_longer_ns_per_step": "extra time of kernels of the same name and grid on the late rank",
         "excess_idle_ns_per_step": "idle time of the late rank beyond the median of the others",
-        "explained_share": "of that waiting, less what the hosts need anyway, what the late rank's excess accounts for",
+        "explained_share": "share of that waiting, less what the hosts need anyway, that the late rank's excess "
+        "explains",
         "host_needed_of_window_share": "host time of the waiting ranks, as recorded: waiting that the host "
         "needs anyway costs nothing",
     }
     refutation = (
-        "Swap the late rank's data with another's, then its GPU: what the lateness moves with is its cause. If the "
-        "step takes as long with the rank's extra work left out, something else delayed the others."
+        "Swap the late rank's data with another rank's, then its GPU: if the delay moves with neither, its host is "
+        "the cause. If the step takes as long without the rank's extra work, something else delayed the others."
     )
-    explained_share = Limit(0.5, "A cause that explains less than half of the waiting is not the one.")
+    explained_share = Limit(0.5, "A cause that explains less than half of the waiting is not the main one.")
 
     def _waiting(self, run: Run) -> tuple[int, dict[int, float]] | None:
         """The late rank, and what each other one waited for it."""
@@ -631,7 +639,7 @@ class Straggler(RanksRule):
         most = given_back if cause != "unknown" else float(own.wall_ns)
         gains = _gains(run.ranks, {rank: min(spent, most) for rank, spent in held.items()})
         if sorted(gains)[1] < limits.raise_ceiling:
-            doing += "; without it the hosts would set the same pace"
+            doing += "; without it the hosts would limit the step just as much"
         compute = {rank: run.summary(rank).times["compute_ns"] for rank in (late, *held)}
         idle = {rank: run.summary(rank).times["idle_ns"] for rank in (late, *held)}
         waits = run.result.waits.ranks.filter(pl.col("rank").is_in(list(held)))
@@ -641,7 +649,7 @@ class Straggler(RanksRule):
             limits,
             gains,
             bound=max(_most(run.ranks[rank], exposed[rank]) for rank in held),
-            title=f"Rank {late} is late and the others wait for it, {mean / run.steps / 1e6:.1f} ms a step: {doing}",
+            title=f"Rank {late} is late and the others wait for it, {mean / run.steps / 1e6:.1f} ms per step: {doing}",
             confidence="high" if run.sure and cause != "unknown" else "medium" if run.sure else "low",
             evidence={
                 "collectives_per_step": row["matched"] / run.steps,
@@ -665,7 +673,7 @@ class Straggler(RanksRule):
                     "Compare it with another rank",
                     "warplens compare PROFILE_OF_ANOTHER PROFILE_OF_THIS_RANK\n"
                     "warplens ranks FOLDER  # all collectives",
-                    "every kernel and pause that differs",
+                    "shows every kernel and pause that differs",
                 ),
             ),
         )

@@ -52,30 +52,32 @@ class Recomputation(StructureRule):
 
     id = "recomputation"
     model = "products"
-    question = "Is forward work run again in the backward pass?"
+    question = "Does the backward pass run forward work again?"
     limiter = "forward work that is run again in the backward pass"
     cause = "forward work run again in the backward pass (activation checkpointing)"
-    raised_when = "sequences of the forward pass's kernels come again in the backward pass, and it costs 2 %"
-    claimed = "these kernels, and the pauses in which the host issues them"
-    headline = "Work that is done twice limits this: {share} of the time goes into running the forward pass again"
-    title = "The forward pass is run again inside the backward pass"
+    raised_when = "sequences of the forward pass's kernels recur in the backward pass, and it costs 2 %"
+    claimed = "these kernels, and the pauses while the host issues them"
+    headline = "Limited by recomputation: {share} of the time goes into running the forward pass again"
+    title = "The backward pass runs the forward pass again"
     evidence: ClassVar = {
         **AFFECTED_NS,
         **AFFECTED_SHARE,
         **SAVED_NS,
-        "repeated_per_step": "kernels that are run a second time",
+        "repeated_per_step": "kernels that run a second time",
         "of_forward_share": "of the kernels of the forward pass",
         **GPU_BUSY_SHARE,
     }
     refutation = (
-        "Run without checkpointing (a smaller batch, if memory asks for it): if the time per sample stays, "
-        "nothing was run twice."
+        "Run without checkpointing (with a smaller batch if memory requires it): if the time per sample stays the "
+        "same, nothing ran twice."
     )
-    sequence = Limit(6, "As many kernels in the same order, a product among them, are no coincidence.")
-    distinct = Limit(3, "A sequence of the same kernel over and over occurs anywhere.")
-    most_share = Limit(0.6, "A backward pass takes twice its forward pass: more of it is no repetition.")
+    sequence = Limit(6, "This many kernels in the same order, a matrix product among them, are not a coincidence.")
+    distinct = Limit(3, "A sequence that only repeats one kernel occurs anywhere.")
+    most_share = Limit(
+        0.6, "A backward pass takes about twice as long as its forward pass: a larger part of it is not recomputation."
+    )
     between = Limit(12, "Casts of weights and copies between two such sequences belong to them.")
-    least_share = Limit(0.1, "Less of the forward pass again is an operator that is shared, not a checkpoint.")
+    least_share = Limit(0.1, "A smaller part of the forward pass is a shared operator, not a checkpoint.")
 
     def share(self, facts: Facts) -> Floats:
         """The repeated kernels."""
@@ -168,7 +170,7 @@ class Recomputation(StructureRule):
             bound_ns=claims.total_ns(self.id) + facts.idle_ns - claims.idle_ns(self.id),
             remedies=(
                 Remedy(
-                    "Switch checkpointing off while memory is free",
+                    "Turn checkpointing off while memory is free",
                     "model.gradient_checkpointing_disable()\n# or no torch.utils.checkpoint around the blocks",
                     "the second forward pass goes away; its activations stay in memory",
                 ),
@@ -177,7 +179,7 @@ class Recomputation(StructureRule):
                     "# every second block, or selectively, keeping products and attention:\n"
                     "context_fn = functools.partial(create_selective_checkpoint_contexts, policy)\n"
                     "y = checkpoint(block, x, use_reentrant=False, context_fn=context_fn)",
-                    "in proportion to what is not run again",
+                    "in proportion to the recomputation saved",
                 ),
             ),
         )
@@ -188,40 +190,40 @@ class PerExpertLoop(StructureRule):
 
     id = "per-expert-loop"
     model = "code"
-    question = "Is the same small chain repeated for parts of the data?"
+    question = "Is the same short chain of kernels repeated for parts of the data?"
     limiter = "a loop over parts of the data, each with small products of its own"
-    cause = "the same small chain of kernels repeated for parts of the data, such as experts"
-    raised_when = "small products between picking rows and adding them repeat twenty times in a step, and it costs 2 %"
-    claimed = "the pauses before these kernels, and half of their time; nearly all of that of passes over the whole"
-    headline = (
-        "A loop over parts of the data limits this: {share} of the time goes into what grouped products would not need"
-    )
-    title = "The same small chain of kernels is launched for each part of the data, one after the other"
+    cause = "the same short chain of kernels repeated for parts of the data, such as experts"
+    raised_when = "small matrix products between a gather and a scatter of rows repeat twenty times per step, and "
+    "it costs 2 %"
+    claimed = "the pauses before these kernels, and half of their time; nearly all of the time of passes over the "
+    "whole tensor"
+    headline = "Limited by a loop over parts of the data: grouped products could save {share} of the time"
+    title = "The same short chain of kernels is launched for each part of the data, one after the other"
     evidence: ClassVar = {
         **AFFECTED_NS,
         **AFFECTED_SHARE,
         **SAVED_NS,
-        "repetitions_per_step": "how often the chain comes",
-        "kernels_per_repetition_factor": "kernels of each",
-        "waits_per_step": "calls that hold the host until the GPU is done, for counts of what each part gets",
+        "repetitions_per_step": "repetitions of the chain",
+        "kernels_per_repetition_factor": "kernels per repetition",
+        "waits_per_step": "calls that block the host until the GPU is done, for counts of what each part gets",
         **GPU_BUSY_SHARE,
     }
     refutation = (
-        "Sort the rows by part and run one batched product on equal bins: if it is not faster, the parts were "
+        "Sort the rows by part and run one batched product over equal bins: if it is not faster, the parts were "
         "large enough."
     )
-    in_a_row = Limit(6, "Mixtures have eight experts or more, of which a few may get nothing.")
-    repetitions = Limit(20, "Fewer repetitions in a step may be the layers of a network that picks rows in each.")
-    small_ns = Limit(40_000, "Products that take longer fill the GPU by themselves; grouping them brings little.")
+    in_a_row = Limit(6, "Mixture-of-experts layers have eight experts or more, of which a few may get no rows.")
+    repetitions = Limit(20, "Fewer repetitions per step may be the layers of a network that gathers rows in each.")
+    small_ns = Limit(40_000, "Matrix products that take longer fill the GPU by themselves; grouping them gains little.")
     longest = Limit(80, "The chain of one expert, forward or backward, is shorter than this.")
     kept_share = Limit(0.5, "Grouped products still do the work, in fewer and fuller kernels.")
-    empty_ns = Limit(1_000, "A kernel that does nothing takes as long: of many, grouped products leave one.")
+    empty_ns = Limit(1_000, "An empty kernel takes this long; grouped products leave one of many.")
     longer = Limit(
         3,
-        "A pass that takes so many times as long as the products of a part goes over the whole: a gradient of stacked "
-        "weights, which each part fills with zeros and adds to the sum.",
+        "A pass that takes this many times as long as the products of a part covers the whole tensor: a gradient "
+        "of stacked weights, which each part fills with zeros and adds to the sum.",
     )
-    whole_saved_share = Limit(0.95, "Grouped products write that gradient once, and not for each of twenty parts.")
+    whole_saved_share = Limit(0.95, "Grouped products write that gradient once instead of for each of twenty parts.")
 
     def share(self, facts: Facts) -> Floats:
         """A part of the chain's time."""
@@ -296,7 +298,7 @@ class PerExpertLoop(StructureRule):
                     "order = torch.argsort(expert)  # rows sorted by expert, then torch._grouped_mm,\n"
                     "# or padded to equal bins and torch.bmm\n"
                     "# transformers: experts_implementation='grouped_mm'; megablocks; vllm's fused_moe",
-                    "a handful of kernels in place of the loop, and no wait for counts",
+                    "a few kernels instead of the loop, and no wait for the row counts",
                 ),
                 Remedy(
                     "Replay the loop from a CUDA graph",
@@ -312,35 +314,37 @@ class GrowingCache(StructureRule):
     """Concatenations that grow from step to step: keys and values copied whole for each token."""
 
     id = "growing-cache"
-    question = "Is a cache copied whole to add a little to it?"
-    limiter = "a growing cache that is copied in each step"
+    question = "Is a whole cache copied in order to append to it?"
+    limiter = "a growing cache that is copied in every step"
     cause = "concatenated key/value caches"
-    raised_when = "concatenations grow from step to step, or come with each attention of a decoder, and it costs 2 %"
+    raised_when = "concatenations grow from step to step, or occur with each attention of a decoder, and it costs 2 %"
     claimed = "the concatenations"
-    headline = "A growing cache limits this: {share} of the time goes into copying it whole"
-    title = "A cache is concatenated, so that all of it is copied in each step"
+    headline = "Limited by a growing cache: {share} of the time goes into copying all of it"
+    title = "A cache is extended by concatenation, which copies all of it in every step"
     evidence: ClassVar = {
         **AFFECTED_NS,
         **AFFECTED_SHARE,
         **SAVED_NS,
-        "concatenations_per_step": "copies of a whole tensor to add to it",
-        "growth_per_step": "how much longer they take from one step to the next, of their time",
+        "concatenations_per_step": "copies of a whole tensor in order to append to it",
+        "growth_per_step": "how much longer they take from one step to the next, as a share of their time",
         **GPU_BUSY_SHARE,
     }
     refutation = (
-        "Decode with a cache of fixed size (StaticCache): if a token takes as long, the copies were not what it "
-        "waited for."
+        "Decode with a cache of fixed size (StaticCache): if a token takes as long, the copies were not the limit."
     )
-    least_per_step = Limit(4, "A network with a few layers concatenates keys and values of each.")
+    least_per_step = Limit(4, "A network with a few layers concatenates the keys and values of each.")
     longer = Limit(
-        10, "A cache of a thousand tokens is a thousand times what one token adds; passes over that are short."
+        10,
+        "A cache of a thousand tokens is a thousand times as large as what one token adds; passes over the "
+        "addition are short.",
     )
     saved_share = Limit(
         0.92,
-        "One token is written where all were copied, a thousandth; but a cache of fixed size is attended to in its "
-        "whole length, or as a view. Programs timed with and without saved 0.87 of the copies, and all of them.",
+        "One token is written instead of copying all of them, a thousandth; but attention reads a cache of fixed "
+        "size in its full length, or through a view. Programs timed with and without it saved between 0.87 of the "
+        "copies and all of them.",
     )
-    least_growth = Limit(0.0005, "From noise on: a cache of 2,000 tokens grows by this in a step.")
+    least_growth = Limit(0.0005, "Above noise: a cache of 2,000 tokens grows by this much per step.")
 
     def share(self, facts: Facts) -> Floats:
         """The concatenations, if they grow."""
@@ -401,12 +405,12 @@ class GrowingCache(StructureRule):
                     "cache[:, :, position] = key  # with a mask by length\n"
                     "# transformers: cache_implementation='static',\n"
                     "# or past_key_values=StaticCache(config, max_cache_len=n)",
-                    "one token is written; it can then be replayed from a CUDA graph, too",
+                    "one token is written per step, which can also be replayed from a CUDA graph",
                 ),
                 Remedy(
                     "Use a paged cache",
                     "# vllm, or flash_attn_with_kvcache with a block table",
-                    "the same, without memory for the longest sequence",
+                    "the same, without reserving memory for the longest sequence",
                 ),
             ),
         )

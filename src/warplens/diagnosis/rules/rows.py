@@ -54,52 +54,59 @@ class ScatteredAccess(StructureRule):
     """Gathers, scatters, index operations and gradients of embeddings."""
 
     id = "scattered-access"
-    question = "Does the time go into picking rows and adding to them, or into gradients of rows that were not used?"
+    question = "Does the time go into gathering and scattering rows, or into gradients of unused rows?"
     limiter = "gathers, scatters and gradients of embeddings"
-    cause = "gather, scatter, index, embedding gradients, the sorts that they need, and dense gradients of large tables"
+    cause = "gather, scatter, indexing, embedding gradients with the sorts that they need, and dense gradients of "
+    "large tables"
     raised_when = (
-        "they take a quarter of the time, or gradients of whole tables are written and applied though a step uses few "
-        "of their rows; and it costs 2 %"
+        "they take a quarter of the time, or gradients of whole tables are written and applied although a step "
+        "uses few of their rows; and it costs 2 %"
     )
     claimed = (
-        "of rows that are picked and added without a product in between, all but one access; of the passes over what "
-        "they write; sorts of indices; of dense gradients and their optimizer, the share of rows that were not used"
+        "all but one access of rows that are gathered and scattered without a matrix product in between, the "
+        "passes over them, and sorts of indices; of dense gradients and their optimizer, the share of unused rows"
     )
     headline = (
-        "Scattered access limits this: {share} of the time could go away if rows were not copied out or added one "
-        "by one"
+        "Limited by scattered memory access: {share} of the time could be saved if rows were not copied out or "
+        "added one by one"
     )
-    title = "Rows are picked and added one by one through memory"
-    dense_title: ClassVar = "Gradients of whole embedding tables are written and applied, of which a step uses few rows"
+    title = "Rows are gathered and scattered one by one through memory"
+    dense_title: ClassVar = "Gradients of whole embedding tables are written and applied, although a step uses few rows"
     evidence: ClassVar = {
         **AFFECTED_NS,
         **AFFECTED_SHARE,
         **SAVED_NS,
         "scattered_per_step": "gathers, scatters and sorts of a step",
-        "used_rows_share": "of the rows of the tables whose gradients are dense, those used in a step, at most",
+        "used_rows_share": "rows used per step, of the rows of the tables with dense gradients; at most",
         **GPU_BUSY_SHARE,
     }
     refutation = (
-        "Replace the indices with 0, 1, 2, … in a test: if the kernels are as slow, it is the bytes and not their "
-        "order. With sparse gradients (sparse=True) the optimizer must get faster."
+        "Replace the indices with 0, 1, 2, … in a test: if the kernels are as slow, the number of bytes is the "
+        "limit, not their order. If the optimizer is not faster with sparse gradients (sparse=True), dense "
+        "gradients were not the limit."
     )
     thresholds = ("bandwidth_kernel_ns",)
-    least_share = Limit(0.25, "Every network looks up embeddings; less than a quarter of its time is no limit.")
+    least_share = Limit(0.25, "Every network looks up embeddings; below a quarter of its time they are not the limit.")
     saved_share = Limit(
-        0.66, "A bag that reads rows and adds them up makes one access where copies of rows are written and read again."
+        0.66,
+        "An embedding bag reads and sums rows in one access instead of writing copies of rows and reading them again.",
     )
     added_saved_share = Limit(
-        0.8, "Picked, written, read, added to what is read and written: of five accesses a sparse product makes one."
+        0.8,
+        "Rows are read, written, read again, and added to what is read and written: a sparse product makes "
+        "one of these five accesses.",
     )
     needed_share = Limit(
         1 / 16,
-        "A product that takes or makes the rows itself moves them once, at most at the memory's rate; in less than "
-        "this of the time of picking them it cannot.",
+        "A matrix product that gathers or scatters the rows itself still moves them once, at the rate of the "
+        "memory at best; it cannot take less than this share of the time of the gather.",
     )
-    reach = Limit(4, "Products of a backward pass come in twos, with sums of parts and fills between them.")
-    most_used_share = Limit(0.5, "Where half of the rows are used, a sparse gradient moves as much as a dense one.")
-    near = Limit(24, "Launches between the fill of a dense gradient and the kernels that add rows to it, at most.")
-    freed_calls_share = Limit(0.75, "Of the calls of a dense gradient: sorts, scans and fills go, the rows' own stay.")
+    reach = Limit(4, "Matrix products of a backward pass come in pairs, with partial sums and fills between them.")
+    most_used_share = Limit(0.5, "If half of the rows are used, a sparse gradient moves as many bytes as a dense one.")
+    near = Limit(
+        24, "At most this many launches between the fill of a dense gradient and the kernels that add rows to it."
+    )
+    freed_calls_share = Limit(0.75, "Share of the launches of a dense gradient that go away: sorts, scans and fills.")
 
     def share(self, facts: Facts) -> Floats:
         """Of rows that need not be copied, all but one access; of dense gradients, what was not used."""
@@ -228,18 +235,18 @@ class ScatteredAccess(StructureRule):
             remedies=(
                 *(_SPARSE if dense is not None else ()),
                 Remedy(
-                    "Add up rows where they are read",
+                    "Sum rows where they are read",
                     "# nn.EmbeddingBag instead of nn.Embedding and a mean\n"
                     "# a sparse matrix (CSR) times the rows instead of gather and scatter_add over edges\n"
                     "# torch.segment_reduce over sorted indices",
-                    "no copy of each row is written and read again",
+                    "no row is copied and read again",
                 ),
                 Remedy(
-                    "Sort or dedupe the indices once",
+                    "Sort or deduplicate the indices once",
                     "rows, inverse = index.unique(return_inverse=True)  # sorted edges\n"
                     "x.index_select(0, index)  # in place of x[index], whose gradient sorts\n"
                     "# smaller or narrower tables",
-                    "fewer rows, and neighbouring ones together",
+                    "fewer rows, and neighbouring ones next to each other",
                 ),
             ),
         )
@@ -258,9 +265,9 @@ def _elements(facts: Facts) -> Floats:
 #: Where gradients of whole tables are written.
 _SPARSE: Final = (
     Remedy(
-        "Keep gradients of the used rows alone",
+        "Keep gradients of used rows only",
         "nn.Embedding(rows, width, sparse=True)  # or nn.EmbeddingBag, with SGD, Adagrad or SparseAdam\n"
         "# torchrec or fbgemm apply them in the backward pass",
-        "writing, reading and applying a gradient in proportion to the rows used, not to the table",
+        "gradient traffic in proportion to the rows used, not to the table",
     ),
 )

@@ -40,7 +40,7 @@ _ACTIVITIES: Final = (
         r"augment|tokeni[sz]e|tokeni[sz]er|preprocess|preprocessing|collate|dataset|get_batch|load_batch)(?![a-z])",
         (
             Remedy(
-                "Prepare the input while the GPU works",
+                "Prepare the input while the GPU computes",
                 "DataLoader(dataset, num_workers=8, prefetch_factor=4, persistent_workers=True, pin_memory=True)\n"
                 "x = x.to('cuda', non_blocking=True)",
                 "{gain}",
@@ -68,7 +68,7 @@ _ACTIVITIES: Final = (
         r"optimi[sz]er|zero_grad|clip_grad|grad_norm|_foreach_|_fused_adam|gradscaler",
         (
             Remedy(
-                "Let one kernel do what the host does for each parameter",
+                "Replace host work per parameter with one kernel",
                 "torch.optim.AdamW(model.parameters(), fused=True)\n"
                 "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=True)\n"
                 "# zero_grad(set_to_none=True); torch.compile(optimizer.step)",
@@ -90,7 +90,7 @@ _ACTIVITIES: Final = (
         r"backward|autograd|checkpointfunction",
         (
             Remedy(
-                "Do less on the host in the backward pass",
+                "Reduce host work in the backward pass",
                 "model = torch.compile(model)  # issues the whole pass from one call\n"
                 "# fewer hooks and custom autograd functions; checkpoint larger parts, or none",
                 "{gain}",
@@ -101,7 +101,7 @@ _ACTIVITIES: Final = (
         r"distributeddataparallel|(?<![a-z])forward(?![a-z])|fullyshardeddataparallel",
         (
             Remedy(
-                "Do less on the host in the forward pass",
+                "Reduce host work in the forward pass",
                 "torch.compile(model) issues the whole pass from one call; no Python loops over items, no hooks, no "
                 "checks of values inside the model",
                 "{gain}",
@@ -113,7 +113,7 @@ _ACTIVITIES: Final = (
         r"decoding|scheduler|execute_context\w*)(?![a-z])",
         (
             Remedy(
-                "Do less on the host between tokens",
+                "Reduce host work between tokens",
                 "model.forward = torch.compile(model.forward, mode='reduce-overhead')  # with a static cache\n"
                 "# choose tokens and test for the end on the GPU; look at the result every few tokens",
                 "{gain}",
@@ -124,7 +124,7 @@ _ACTIVITIES: Final = (
         r"(?<![a-z])gc(?![a-z])|garbage",
         (
             Remedy(
-                "Collect garbage when no step waits for it",
+                "Run garbage collection outside the steps",
                 "gc.freeze(); gc.disable()  # after set-up\ngc.collect()  # between epochs, or every thousand steps",
                 "{gain}",
             ),
@@ -147,7 +147,7 @@ _ACTIVITIES: Final = (
 #: Where no name says what the host does.
 _UNKNOWN_ACTIVITY: Final = (
     Remedy(
-        "Take the work that the host does there off the step",
+        "Move that host work out of the step",
         "# onto another thread or process, or ahead of time; what it is, the profile does not say",
         "{gain}",
     ),
@@ -155,29 +155,29 @@ _UNKNOWN_ACTIVITY: Final = (
 
 #: Where the host works on data that it then sends, or that it has just fetched.
 _ON_DATA: Final = Remedy(
-    "Do on the GPU what the host does with these data",
-    "send images as uint8 and token ids as they are, and convert, normalise and augment them there; count, compare and "
-    "choose there (torch.bincount, argmax), and fetch the result alone. Or prepare them in other processes: "
-    "DataLoader(…, num_workers=8, pin_memory=True)",
+    "Process these data on the GPU",
+    "send images as uint8 and token ids as they are, and convert, normalize and augment them there; count, "
+    "compare and select there (torch.bincount, argmax), and copy only the result back. Or prepare them in other "
+    "processes: DataLoader(…, num_workers=8, pin_memory=True)",
     GAIN,
 )
 
 _SEE: Final = Remedy(
-    "See what the host does there",
+    "Find out what the host does there",
     "py-spy record --gil -- python train.py\n"
     "nsys profile --trace=cuda,nvtx,osrt --python-sampling=true python train.py\n"
     "# ranges: with torch.cuda.nvtx.range('data'): ...",
-    "the function that takes the time",
+    "shows the function that takes the time",
 )
 
 #: Where the window is no row of steps alone.
 _STEPS_ONLY: Final = (
     Remedy(
-        "Look at steps alone",
+        "Record steps only",
         "nsys profile --capture-range=cudaProfilerApi python train.py  # started after warm-up\n"
         "# or torch.profiler.schedule(wait=5, warmup=2, active=3), or torch.cuda.nvtx.range('step')\n"
         "# around each step, or --window",
-        "numbers of the workload, and not of its start",
+        "numbers of the steady workload, without its start-up",
     ),
 )
 
@@ -188,38 +188,38 @@ class HostStall(Rule):
     id = "host-stall"
     model = "code"
     located = "pauses"
-    question = "Is the host busy or asleep for long with no CUDA call in flight, while the GPU runs out of work?"
+    question = "Is the host busy or asleep for long outside CUDA calls while the GPU runs out of work?"
     limiter = "long pauses of the host between CUDA calls"
     cause = "host code with no CUDA call in flight (input pipeline, Python, garbage collection)"
-    raised_when = "it costs 2 %. Where a host that never waits hides it without the profiler it informs only"
+    raised_when = "it costs 2 %. Informational where a host that never waits would hide it without the profiler"
     claimed = (
-        "pauses in which no launching thread made a CUDA call for ten times its usual interval, and at least 0.1 ms"
+        "idle time while no launching thread made a CUDA call for ten times its usual interval, and at least 0.1 ms"
     )
-    headline = "The host limits this: for {share} of the time the GPU had no work, while the host did something else"
-    title = "The host is busy with something else, and the GPU runs out of work"
+    headline = "Limited by the host: for {share} of the time the GPU had no work while the host did other work"
+    title = "The host is busy with other work, and the GPU runs out of work"
     evidence: ClassVar = {
         **IDLE_NS,
         **IDLE_SHARE,
         **LAUNCHES_BEHIND_NS,
         **GPU_BUSY_SHARE,
-        "stalls_per_step": "pauses of the GPU while the host did something else",
-        "longest_stall_ns": "pauses of the GPU while the host did something else",
-        "in_os_calls_share": "of those pauses, with the launching thread blocked in the operating system",
+        "stalls_per_step": "pauses of the GPU while the host did other work",
+        "longest_stall_ns": "pauses of the GPU while the host did other work",
+        "in_os_calls_share": "of those pauses, with the launching thread blocked in operating-system calls",
     }
     refutation = (
-        "Leave that work out of a test run (the same batch in every step, no logging, gc.disable()): if the step takes "
-        "as long as before, the GPU did not wait for it."
+        "Leave that work out of a test run (the same batch in every step, no logging, gc.disable()): if the step "
+        "takes as long as before, that work was not the limit."
     )
 
-    waiting = Limit(0.5, "A host that waits in most steps starts each of them with an idle GPU.")
-    mostly = Limit(0.5, "A remedy is for what the host does in most of the time of its pauses, or for none of it.")
-    kept_share = Limit(0.1, "What is done elsewhere still has to be handed over, and copied.")
-    large_bytes = Limit(1 << 20, "A copy of less takes a fraction of a stall, and is no batch of data.")
+    waiting = Limit(0.5, "A host that waits in most steps starts each step with an idle GPU.")
+    mostly = Limit(0.5, "A remedy is named only for what the host does in most of the time of its pauses.")
+    kept_share = Limit(0.1, "Work done elsewhere still has to be handed over and copied.")
+    large_bytes = Limit(1 << 20, "A smaller copy takes a fraction of a stall, and is not a batch of data.")
 
     starting_title: ClassVar = (
-        "The window holds long pauses of the host that belong to no step: a start, or compilation"
+        "The window holds long pauses of the host that belong to no step, such as start-up or compilation"
     )
-    steps_long = Limit(5, "A pause of several steps is none of a step: a start, a compilation, an evaluation.")
+    steps_long = Limit(5, "A pause as long as several steps is start-up, compilation or evaluation.")
 
     def _starting(self, facts: Facts, stalls: pl.DataFrame, claimed_ns: int) -> bool:
         """Whether most of it are pauses that no step has, where no range says what a step is."""

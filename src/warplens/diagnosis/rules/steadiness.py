@@ -32,8 +32,8 @@ class SlowingGpu(StructureRule):
     limiter = "a GPU whose clock falls"
     cause = "clocks: the same kernels take longer in later steps"
     raised_when = "products of the same name and grid take 8 % longer in the last third of the steps than in the first"
-    claimed = "what they take beyond the first steps"
-    headline = "The GPU gets slower: {share} of the time is what the same kernels take beyond the first steps"
+    claimed = "time beyond that of the first steps"
+    headline = "The GPU gets slower: {share} of the time is what the same kernels take longer than in the first steps"
     title = "The same kernels take longer in later steps"
     evidence: ClassVar = {
         **AFFECTED_NS,
@@ -43,10 +43,13 @@ class SlowingGpu(StructureRule):
         **GPU_BUSY_SHARE,
     }
     refutation = (
-        "Record clocks and power beside it (nvidia-smi dmon -s pc): at a steady clock, the kernels do more work."
+        "Record clocks and power during the run (nvidia-smi dmon -s pc): if the clock is steady, the kernels do "
+        "more work instead."
     )
-    least_factor = Limit(1.08, "Clocks fall by some percent in the first steps of any recording; these differ by more.")
-    least_steps = Limit(9, "Thirds of fewer steps are one or two steps, as a GPU that has just got warm shows.")
+    least_factor = Limit(
+        1.08, "Clocks fall by a few percent in the first steps of any recording; these differ by more."
+    )
+    least_steps = Limit(9, "With fewer steps, a third is one or two steps, in which any GPU that warms up gets slower.")
 
     def share(self, facts: Facts) -> Floats:
         """What each kernel takes beyond the median of its kind in the first steps."""
@@ -98,14 +101,14 @@ class SlowingGpu(StructureRule):
             bound_ns=2 * claims.busy_ns(self.id),
             remedies=(
                 Remedy(
-                    "Find what holds the clock down",
+                    "Find out what lowers the clock",
                     "nvidia-smi -q -d PERFORMANCE,CLOCK,POWER  # during the run: power cap, temperature, others",
-                    "the time of the first steps",
+                    "the step time of the first steps",
                 ),
                 Remedy(
                     "Measure at a steady clock",
                     "nvidia-smi --lock-gpu-clocks=MHZ  # where permitted; warm up for half a minute",
-                    "times that can be compared",
+                    "comparable times",
                 ),
             ),
         )
@@ -115,22 +118,22 @@ class ProfilerOverhead(Rule):
     """A recording with Python frames or shapes that costs more than what it records."""
 
     id = "profiler-overhead"
-    question = "Does the overhead of the profiler dominate?"
+    question = "Does the profiler's overhead dominate?"
     limiter = "the overhead of the profiler"
-    cause = "the recording itself: stacks, shapes, memory"
-    raised_when = "recorded Python calls and operators cost the host a fifth of the window or more. Informs"
+    cause = "profiler overhead: recording stacks, shapes, memory"
+    raised_when = "recording Python calls and operators costs the host a fifth of the window or more. Informational"
     evidence: ClassVar = {
         "python_calls_per_step": "recorded calls of Python functions",
         "operators_per_step": "recorded operators",
-        "recording_ns": "what recording them takes, at the least cost of each",
+        "recording_ns": "least time that recording them takes",
         "recording_share": "of the window",
         **GPU_BUSY_SHARE,
     }
-    refutation = "Record without stacks and shapes: if the step takes as long, they were not what it cost."
+    refutation = "Record without stacks and shapes: if the step takes as long, they were not the cost."
     describes = True
-    call_ns = Limit(300, "Recording a Python call takes 0.3 µs at least, its begin and its end.")
-    operator_ns = Limit(1_000, "Recording an operator takes 1 µs at least, with its inputs' shapes.")
-    least_share = Limit(0.2, "Less slows the program as any profiler does.")
+    call_ns = Limit(300, "Recording the start and end of a Python call takes at least 0.3 µs.")
+    operator_ns = Limit(1_000, "Recording an operator with its input shapes takes at least 1 µs.")
+    least_share = Limit(0.2, "Below this, the program is slowed as by any profiler.")
 
     def find(self, facts: Facts, claims: Claims) -> Finding | None:
         """The finding, if the window has it."""
@@ -164,7 +167,7 @@ class ProfilerOverhead(Rule):
                     "Record less",
                     "torch.profiler.profile(with_stack=False, record_shapes=False, profile_memory=False)\n"
                     "# frames in a recording of their own",
-                    "times that are nearer to those without a profiler",
+                    "times closer to those without a profiler",
                 ),
             ),
         )

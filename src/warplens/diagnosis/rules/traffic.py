@@ -31,12 +31,12 @@ class UnfusedChain(StructureRule):
     """Chains of passes over memory between the products of a network, of which one fused pass would do."""
 
     id = "unfused-chain"
-    question = "Do norms, activations, casts and losses take a pass over memory for each operation?"
-    limiter = "chains of passes over memory where one would do"
+    question = "Do norms, activations, casts and losses make a separate pass over memory for each operation?"
+    limiter = "chains of passes over memory that could be one"
     cause = "norms, rotary embeddings, activations, losses and casts in separate passes"
-    raised_when = "passes over memory stand in chains between products, and it costs 2 %. A warning from 1.10×"
-    claimed = "of each chain of kernels that move data, all but what a fused pass would take: less of it in training"
-    headline = "Chains of passes over memory limit this: {share} of the time could go away if each became one"
+    raised_when = "chains of passes over memory lie between matrix products, and it costs 2 %. A warning from 1.10×"
+    claimed = "each chain of kernels that move data, less the time of one fused pass; a smaller part in training"
+    headline = "Limited by chains of passes over memory: fusing each into one pass could save {share} of the time"
     evidence: ClassVar = {
         **AFFECTED_NS,
         **AFFECTED_SHARE,
@@ -46,28 +46,30 @@ class UnfusedChain(StructureRule):
         "casts_share": "of their time, in copies and casts between formats",
         **GPU_BUSY_SHARE,
     }
-    refutation = (
-        "Compile one block (torch.compile(block)): if it is not faster, the passes wait for something else than memory."
-    )
+    refutation = "Compile one block (torch.compile(block)): if it is not faster, memory passes are not its limit."
     thresholds = ("bandwidth_kernel_ns",)
     least_products_share = Limit(
-        0.05, "A program without products is one that moves data (memory-bandwidth); chains are found between products."
+        0.05,
+        "Chains are looked for between matrix products; a program without products is one that moves data "
+        "(memory-bandwidth).",
     )
-    least_passes = Limit(4, "Activation, residual and norm between two products are three passes of any network.")
+    least_passes = Limit(
+        4, "Activation, residual and norm between two matrix products are three passes in any network."
+    )
     least_share = Limit(
         0.45,
-        "Networks that run operator by operator under autocast spend up to two fifths of their time in such chains.",
+        "Eager networks under autocast spend up to two fifths of their time in such chains.",
     )
     longest_saved_share = Limit(
-        0.4, "The pass that stays reads and writes in 16 bits what it had in 32, or rides on a product."
+        0.4, "The remaining pass reads and writes 16 bits instead of 32, or becomes the epilogue of a matrix product."
     )
     saved_share = Limit(
         0.75,
-        "Of a chain's time beyond its longest pass: fused kernels still read inputs and write results of each product, "
-        "and what the backward pass needs.",
+        "Share of a chain's time beyond its longest pass that is saved: fused kernels still read the inputs, "
+        "write the results of each product, and write what the backward pass needs.",
     )
     inference_saved_share = Limit(
-        0.9, "The same without a backward pass, for which nothing in the middle of a chain is written."
+        0.9, "The same without a backward pass: nothing in the middle of a chain has to be written."
     )
 
     def share(self, facts: Facts) -> Floats:
@@ -116,7 +118,7 @@ class UnfusedChain(StructureRule):
         return self.seen(
             facts,
             claims,
-            title=f"{kinds} take a pass over memory for each operation",
+            title=f"{kinds} make a separate pass over memory for each operation",
             confidence="medium",
             evidence={
                 "chains_per_step": len(chains) / facts.steps,
@@ -128,19 +130,19 @@ class UnfusedChain(StructureRule):
                 Remedy(
                     "Compile the blocks",
                     "for block in model.layers: block.compile()\n# or model = torch.compile(model)",
-                    "one pass for each chain",
+                    "one pass per chain",
                 ),
                 Remedy(
                     "Use the fused operator where there is one",
                     "# torch.nn.functional.rms_norm, layer_norm, gelu(approximate='tanh'),\n"
                     "# cross_entropy(label_smoothing=0.1) in place of what is written out\n"
                     "# liger-kernel or flash-attn for rotary embeddings and losses",
-                    "one pass for each of them",
+                    "one pass for each",
                 ),
                 Remedy(
-                    "Keep numbers narrow",
+                    "Keep tensors in 16 bits",
                     "# no .float() before norms and losses: layer_norm and cross_entropy accumulate in fp32 anyway",
-                    "half of the traffic of the passes that it widens",
+                    "half the memory traffic of the passes that are widened now",
                 ),
             ),
         )

@@ -29,12 +29,12 @@ class GraphOpaque(Rule):
     """Busy time inside CUDA graphs of which no node was recorded. It informs."""
 
     id = "graph-opaque"
-    question = "Do CUDA graphs traced as a whole hide what the GPU was busy with?"
+    question = "Is the GPU busy inside CUDA graphs that were traced as a whole, so that their kernels are not recorded?"
     limiter = "work inside CUDA graphs that were traced as a whole"
     cause = "work inside CUDA graphs that were traced as a whole"
     raised_when = (
-        "2 % of the time is hidden. Informs; the verdict where more than half of the time is hidden and "
-        "nothing else is wrong"
+        "2 % of the time is hidden. Informational; it is the verdict where more than half of the time is hidden "
+        "and nothing else is wrong"
     )
     claimed = "nothing"
     title = "The GPU is busy inside CUDA graphs that were traced as a whole: their kernels were not recorded"
@@ -44,7 +44,7 @@ class GraphOpaque(Rule):
         "graph_launches_per_step": "how many",
         **GPU_BUSY_SHARE,
     }
-    refutation = "Record with node tracing: pauses and small grids inside the graphs show, or there are none."
+    refutation = "Record with node tracing: if the graphs hold no pauses or small grids, nothing was hidden."
     describes = True
 
     def find(self, facts: Facts, claims: Claims) -> Finding | None:
@@ -66,8 +66,7 @@ class GraphOpaque(Rule):
                 Remedy(
                     "Record the graphs' nodes",
                     "nsys profile --cuda-graph-trace=node --trace=cuda,nvtx python train.py",
-                    "kernels, grids and pauses inside the graphs; each replay gets a little slower while it is "
-                    "recorded",
+                    "shows kernels, grids and pauses inside the graphs; each replay is a little slower while recorded",
                 ),
             ),
         )
@@ -83,9 +82,9 @@ _RECAPTURE: Final = (
 
 #: Idle causes that are not the host's, in words.
 _NOT_THE_HOST: Final = {
-    "dependency": "queued work that waits for work of another stream or GPU",
-    "submission": "queued work that the driver or another program keeps from the GPU",
-    "profiler": "the profiler holding the host up",
+    "dependency": "waiting for work of another stream or GPU",
+    "submission": "work held back by the driver or another program",
+    "profiler": "the profiler blocking the host",
     "unknown": "work whose launch was not recorded",
 }
 
@@ -110,20 +109,20 @@ class IncompleteProfile(Rule):
     """Whether anything was lost, aborted or never recorded that the diagnosis needs; None if not."""
 
     id = "incomplete-profile"
-    question = "Can the profile answer at all, and what is missing?"
+    question = "Can the profile answer at all, and if not, what is missing?"
     limiter = "the profile cannot answer"
     cause = (
-        "the profile cannot answer: nothing recorded, events lost, a step aborted; or pauses that the "
-        "causes above do not explain"
+        "the profile cannot answer: nothing recorded, events lost, a step aborted, or pauses that no cause above "
+        "explains"
     )
-    raised_when = "something is missing. Informs; the verdict where the rest would be an artefact"
+    raised_when = "something is missing. Informational; it is the verdict where any other finding would be an artefact"
     claimed = "nothing"
     evidence: ClassVar = {
         **GPU_BUSY_SHARE,
         **IDLE_SHARE,
         "aborted_steps_count": "steps that did not finish",
         "idle_attributed_share": "of the idle time, with a recorded cause",
-        "unexplained_idle_ns": "pauses that no finding claims",
+        "unexplained_idle_ns": "idle time that no finding claims",
         "dependency_share": _BY_CAUSE,
         "submission_share": _BY_CAUSE,
         "profiler_share": _BY_CAUSE,
@@ -151,11 +150,11 @@ class IncompleteProfile(Rule):
         if not missing and facts.wall_ns and not unknown and not talking:
             return None
         text = (
-            "The window holds communication between GPUs and nothing that computes."
+            "The window holds communication between GPUs but no compute."
             if talking
             else missing[0].text
             if missing
-            else "The profile does not record who launched the work, so that pauses have no cause."
+            else "The profile does not record which calls launched the work, so the causes of idle time are unknown."
             if facts.wall_ns
             else "No GPU work lies in the window."
         )
@@ -194,7 +193,7 @@ class IncompleteProfile(Rule):
         share = {f"{cause}_share": facts.idle(cause) / facts.wall_ns for cause in _NOT_THE_HOST}
         worst = max(_NOT_THE_HOST, key=facts.idle)
         found = self.described(
-            title="The GPU pauses for reasons that the profile names but cannot explain: mostly "
+            title="The GPU is idle for reasons that the profile names but cannot explain: mostly "
             f"{_NOT_THE_HOST[worst]}",
             confidence="low",
             gain=ceiling(facts.wall_ns, idle),
@@ -203,17 +202,17 @@ class IncompleteProfile(Rule):
                 Remedy(
                     "Record which event each stream waits for",
                     f"{_RECAPTURE}\n# --gpu-metrics-devices=0 shows other programs on the GPU",
-                    "the waits by name",
+                    "shows what each wait is for",
                 ),
                 Remedy(
-                    "Put dependent work on one stream",
+                    "Put dependent work on the same stream",
                     "# no torch.cuda.Stream() around work that waits for the other stream anyway\n"
                     "# close other programs that use the GPU",
                     f"at most {ceiling(facts.wall_ns, idle):.2f}×",
                 ),
             ),
         )
-        refute = "Run on a single stream, with the GPU to yourself: if the pauses stay, the host makes them."
+        refute = "Run on a single stream with no other program on the GPU: if the pauses stay, the host causes them."
         return replace(found, refute=refute)
 
 
@@ -242,26 +241,25 @@ class BelowRoof(Rule):
     """A GPU that is busy with kernels far from what it can do, for reasons that no other rule names. It informs."""
 
     id = "below-roof"
-    question = "Are busy kernels far from what the GPU can do, without a known cause?"
+    question = "Are busy kernels far from their roofs without a known cause?"
     limiter = "kernels that are not shown to be near their roof"
     cause = "not shown to be near the roof, cause unknown"
     raised_when = (
-        "the GPU is busy for 80 % of the time, nothing is worth a warning, and it is not shown to be `saturated`: "
-        "the headroom to the practical roof is 15 % or more, or the work of less than four fifths of the busy time is "
-        "known. Informs"
+        "the GPU is busy for 80 % of the time, no finding is a warning, and it is not shown to be `saturated`: the "
+        "headroom to the practical roof is 15 % or more, or the work of less than four fifths of the busy time is "
+        "known. Informational"
     )
     evidence: ClassVar = {
         **GPU_BUSY_SHARE,
         "above_roof_share": (
-            "of the window, what kernels take above their practical roof: the headroom's figure. That of unknown work "
-            "counts as none"
+            "of the window, kernel time above the practical roof, as in headroom; unknown work counts as none"
         ),
-        "to_roof_share": "the same and idle time: the headroom to the practical roof",
-        "known_work_share": "of the busy time, whose operations and bytes are known",
-        "unprofiled_busy_share": "the GPU's busy share without what the profiler adds to launches, an estimate",
+        "to_roof_share": "the same plus idle time: the headroom to the practical roof",
+        "known_work_share": "of the busy time, with known FLOPs and bytes",
+        "unprofiled_busy_share": "estimated busy share without what the profiler adds to launches",
         "idle_ns_per_step": "pauses of a step",
     }
-    refutation = "Collect counters of the kernels named here: at 85 % of a roof each, nothing is left to gain."
+    refutation = "Collect counters of the kernels named here: if each is at 85 % of a roof, nothing is left to gain."
     thresholds = ("quiet_busy_share", "roof_headroom_share", "known_work_share")
     describes = True
 
@@ -282,9 +280,9 @@ class BelowRoof(Rule):
         names = kernel_names(facts, above)
         pattern = "|".join(re.escape(name.rpartition("::")[2][:40]) for name in names)
         return self.described(
-            title="The GPU is busy, but not near what it can do, and no single cause stands out"
+            title="The GPU is busy but not near its roofs, and no single cause stands out"
             if known
-            else "The GPU is busy; how near its kernels are to what it can do, this profile does not tell",
+            else "The GPU is busy; this profile does not show how near its kernels are to their roofs",
             confidence="medium",
             gain=None,
             evidence={
@@ -299,20 +297,20 @@ class BelowRoof(Rule):
             remedies=(
                 *(() if known else (_SHAPES,)),
                 Remedy(
-                    "Take counters of the kernels with the most time above their roof",
+                    "Collect counters of the kernels with the most time above their roof",
                     f"ncu --set roofline {_sections(facts, above)} -k 'regex:{pattern}' -c 20 python train.py\n"
                     "warplens diagnose PATH --counters REPORT",
-                    "which roof each of them is under, and what keeps it there",
+                    "shows which roof limits each of them, and why",
                 ),
             ),
         )
 
 
 _SHAPES: Final = Remedy(
-    "Record the shapes of the same program",
+    "Record the shapes of the operators",
     "with torch.profiler.profile(record_shapes=True): step()  # or warplens collect --tool torch\n"
     "warplens headroom PATH --with TRACE",
-    "how far each product is from its roof: names and grids do not tell the inner size of products",
+    "shows how far each matrix product is from its roof, for which its inner dimension has to be known",
 )
 
 
@@ -333,25 +331,23 @@ class Saturated(Rule):
     """
 
     id = "saturated"
-    question = "Is the GPU busy nearly all of the time?"
+    question = "Is the GPU busy nearly all of the time, and near its roofs?"
     limiter = "nothing: the GPU is busy"
     cause = "nothing: the GPU is busy"
     raised_when = (
-        "it is busy for 90 % of the time, the work of four fifths of that is known, the headroom to the practical roof "
-        "is under 15 %, and nothing is worth a warning. Informs"
+        "it is busy for 90 % of the time, the work of four fifths of that is known, the headroom to the practical "
+        "roof is under 15 %, and no finding is a warning. Informational"
     )
     claimed = "nothing"
     title = "The GPU is busy nearly all of the time: the host is not the limit"
     evidence: ClassVar = {
         **GPU_BUSY_SHARE,
-        "to_roof_share": "the headroom to the practical roof of the kernels, idle time included",
-        "between_queued_kernels_share": (
-            "of the window: the GPU's own microsecond between kernels that wait in its queue"
-        ),
-        "idle_ns_per_step": "pauses and kernels of a step",
-        "kernels_per_step": "pauses and kernels of a step",
+        "to_roof_share": "headroom to the practical roof of the kernels, idle time included",
+        "between_queued_kernels_share": ("of the window, gaps of about 1 µs between kernels that are already queued"),
+        "idle_ns_per_step": "idle time and kernels",
+        "kernels_per_step": "idle time and kernels",
     }
-    refutation = "Time the step without a profiler: if it is much faster, the profiler kept the GPU from idling."
+    refutation = "Time the step without a profiler: if it is much faster, the profile does not show the real program."
     thresholds = ("busy_share", "roof_headroom_share", "known_work_share")
     describes = True
 
@@ -375,9 +371,9 @@ class Saturated(Rule):
             },
             remedies=(
                 Remedy(
-                    "Stop optimising the host",
+                    "Stop optimizing the host",
                     "warplens kernels PATH --by category  # then counters of the largest: ncu --set full",
-                    "launches, waits and input cannot bring more than the idle time",
+                    "launches, waits and input cannot gain more than the idle time",
                 ),
             ),
         )

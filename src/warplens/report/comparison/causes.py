@@ -327,7 +327,7 @@ def cause_sentence(difference: StepDifference, why: Explanation) -> str:
     change = fmt.duration(abs(_main_change(why)))
     grew = f"{'more' if why.change_ns > 0 else 'less'} a {difference.per}"
     if why.cause == "communication":
-        main = f"communication that no compute hides takes {change} {grew}"
+        main = f"communication that is not overlapped with compute takes {change} {grew}"
     elif why.cause == "copies":
         main = f"copies that nothing hides take {change} {grew}"
     else:

@@ -357,7 +357,7 @@ def _most_to_gain(profiles: Sequence[Numbers]) -> str:
     if not rows:
         return ""
     gain, title, action = max(rows)
-    return f"Most to gain: {fmt.printable(title)}, about {factor(gain)} as fast: {action[:1].lower()}{action[1:]}. "
+    return f"Largest gain: {fmt.printable(title)}, about {factor(gain)} as fast: {action[:1].lower()}{action[1:]}. "
 
 
 def _comparison_lead(profiles: Sequence[Numbers]) -> str:

@@ -245,7 +245,7 @@ def _at(row: Mapping[str, Any], names: Sequence[str]) -> str:
 
 
 def predicted_times(evidence: Evidence) -> pl.DataFrame:
-    """What the profiles predicted for one CUDA graph a step, and what was measured (`PREDICTED`)."""
+    """What the profiles predicted for one CUDA graph per step, and what was measured (`PREDICTED`)."""
     rows = []
     for pair in evidence.pairs:
         sides = (("baseline", evidence.baseline), ("variant", evidence.variant))
@@ -256,7 +256,7 @@ def predicted_times(evidence: Evidence) -> pl.DataFrame:
             )
             rows += [
                 {
-                    "point": pair.title, "side": side, "change": "one CUDA graph a step", "before_ns": before,
+                    "point": pair.title, "side": side, "change": "one CUDA graph per step", "before_ns": before,
                     "predicted_ns": float(item.predicted_ns), "measured_ns": after,
                     "error": item.predicted_ns / after - 1,
                 }
