@@ -29,7 +29,8 @@ from warplens.studies.grid.answers import (
 )
 from warplens.studies.grid.cells import Unplaced, recognise_cell
 from warplens.studies.grid.document import answer_a
-from warplens.studies.grid.kernels import Spread, model_size
+from warplens.studies.grid.models import model_size
+from warplens.studies.grid.passes import Spread
 
 
 def steps(count=3, phases=None, **how):

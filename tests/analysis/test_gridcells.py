@@ -9,7 +9,7 @@ import pytest
 
 from warplens.errors import UsageError
 from warplens.studies.grid.cells import CellName, Unplaced, assign_cells, mode_of_text, parse_cell, recognise_cell
-from warplens.studies.grid.kernels import (
+from warplens.studies.grid.models import (
     MODEL_SIZES,
     attention_matmul_flops,
     canonical_model,

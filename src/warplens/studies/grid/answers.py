@@ -35,21 +35,14 @@ from warplens.studies.grid.cells import (
 from warplens.studies.grid.kernels import (
     KERNEL_USES,
     LABEL_USES,
-    MODEL_SIZES,
-    ModelSize,
-    PhasedWork,
-    Spread,
     TopKernel,
-    canonical_model,
-    host_passes,
     kernel_use,
     label_use,
-    model_rank,
-    model_size,
-    phased_work,
     top_kernel,
     top_label,
 )
+from warplens.studies.grid.models import MODEL_SIZES, ModelSize, canonical_model, model_rank, model_size
+from warplens.studies.grid.passes import PhasedWork, Spread, host_passes, phased_work
 from warplens.studies.grid.training import (
     AttentionTime,
     OptimizerCost,
@@ -75,7 +68,7 @@ class GridCell:
     """One profile and the cell it is of.
 
     Attributes:
-        model: name; layers and FLOPs are known of those in `warplens.studies.grid.kernels.MODEL_SIZES`.
+        model: name; layers and FLOPs are known of those in `warplens.studies.grid.models.MODEL_SIZES`.
         context: context length in tokens.
         mode: what one step does (`warplens.studies.grid.cells.MODES`); None to tell it from the profile's ranges.
         source: the profile's file name.

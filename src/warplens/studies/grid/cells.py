@@ -17,7 +17,8 @@ from warplens.analysis.timeline import Timeline
 from warplens.analysis.window import NO_PHASE, PHASES
 from warplens.errors import UsageError
 from warplens.profile.schema import name_categories
-from warplens.studies.grid.kernels import MODEL_SIZES, ModelSize, PhasedWork, Spread, canonical_model
+from warplens.studies.grid.models import MODEL_SIZES, ModelSize, canonical_model
+from warplens.studies.grid.passes import PhasedWork, Spread
 
 #: What one step of a profiled program does, from the least to the most.
 MODES: Final = ("forward", "forward+backward", "train")

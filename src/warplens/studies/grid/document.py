@@ -23,7 +23,7 @@ from warplens.studies.grid.answers import (
     host_bound,
     record_command,
 )
-from warplens.studies.grid.kernels import attention_matmul_flops, flop_ratio, softmax_flops
+from warplens.studies.grid.models import attention_matmul_flops, flop_ratio, softmax_flops
 from warplens.studies.grid.sections import (
     answer_b,
     answer_c,

@@ -13,7 +13,7 @@ from warplens.report import text as fmt
 from warplens.report.document import Figure, Paragraph, Section, Table
 from warplens.report.theme import category_fill
 from warplens.studies.grid.answers import CellAnswers, Grid
-from warplens.studies.grid.kernels import MATMUL
+from warplens.studies.grid.passes import MATMUL
 from warplens.studies.grid.tables import (
     CELL,
     CELL_TYPES,

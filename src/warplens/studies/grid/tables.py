@@ -19,7 +19,7 @@ from warplens.report import document as page
 from warplens.report import text as fmt
 from warplens.report.document import Paragraph, Section
 from warplens.studies.grid.answers import CellAnswers, Grid
-from warplens.studies.grid.kernels import MATMUL, Spread
+from warplens.studies.grid.passes import MATMUL, Spread
 
 
 @dataclass(frozen=True)

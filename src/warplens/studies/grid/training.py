@@ -19,18 +19,15 @@ from warplens.analysis.trees import NO_RANGE
 from warplens.analysis.window import NO_PHASE, PHASES
 from warplens.profile.columns import column, table
 from warplens.profile.schema import Column, name_categories
-from warplens.studies.grid.kernels import (
-    MATMUL,
+from warplens.studies.grid.models import (
     REFERENCE_ADAMW_BYTES_PER_PARAMETER,
     REFERENCE_ADAMW_LAUNCHES_PER_TENSOR,
     ModelSize,
-    PhasedWork,
-    Spread,
     attention_matmul_flops,
-    busy_by_group,
     flop_ratio,
     softmax_flops,
 )
+from warplens.studies.grid.passes import MATMUL, PhasedWork, Spread, busy_by_group
 
 # --- Softmax against the two matrix products inside self-attention ---------------------------------------------------
 

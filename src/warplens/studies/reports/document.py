@@ -13,7 +13,7 @@ from warplens.report import text as fmt
 from warplens.report.document import Document, Figure, Paragraph, Section, Table
 from warplens.report.measured import doubts_of, measured_document, measured_facts
 from warplens.studies.columns import axis_columns
-from warplens.studies.grid.kernels import model_rank, model_size
+from warplens.studies.grid.models import model_rank, model_size
 from warplens.studies.reports.token_reduction import token_sections, token_tables
 
 if TYPE_CHECKING:

@@ -1,0 +1,400 @@
+"""Forward passes and training steps of a profile, from its ranges: which work belongs to which phase of which step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from warplens.analysis.api import blocks_host
+from warplens.analysis.categories import categories_of
+from warplens.analysis.intervals import owned_union
+from warplens.analysis.phases import PHASE
+from warplens.analysis.sequence import warmup_labels
+from warplens.analysis.steps import WARMUP_SLOWDOWN
+from warplens.analysis.timeline import Timeline
+from warplens.analysis.trees import NO_RANGE
+from warplens.analysis.window import NO_PHASE, PHASES, Step, phase_of_name
+from warplens.profile.columns import column, table
+from warplens.profile.schema import Column, name_categories, name_labels
+
+Int64s = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class PhaseInstances:
+    """The outermost ranges that are named after a phase, in the order of their begin.
+
+    Attributes:
+        rows: rows of `Trace.ranges`.
+        phase: of each, its position in `(NO_PHASE, *PHASES)`.
+        outermost: for every range of the profile, and a last entry for "no range", the row of its outermost phase, or
+            `NO_RANGE`.
+        phase_of_range: for every range, and a last entry, the phase of that row.
+        seen: the phases that occur.
+    """
+
+    rows: Int64s
+    phase: Int64s
+    outermost: Int64s
+    phase_of_range: Int64s
+    seen: frozenset[str]
+
+
+def phase_instances(timeline: Timeline) -> PhaseInstances:
+    """The outermost ranges of a profile that are named after a phase."""
+    ranges = timeline.trace.ranges
+    numbers = {phase: number for number, phase in enumerate((NO_PHASE, *PHASES))}
+    own_phase = name_labels(ranges["name"], lambda name: numbers[phase_of_name(name)])
+    row = np.arange(ranges.height, dtype=np.int64)
+    outermost = timeline.forest.outermost_match(np.where(own_phase > 0, row + 1, 0)) - 1
+    held = outermost != NO_RANGE
+    phase = np.where(held, own_phase[np.maximum(outermost, 0)], 0) if ranges.height else own_phase
+    rows = np.flatnonzero(outermost == row)
+    rows = rows[np.argsort(ranges["start_ns"].to_numpy()[rows], kind="stable")]
+    seen = frozenset(PHASES[number - 1] for number in set(own_phase[rows].tolist()))
+    return PhaseInstances(rows, own_phase[rows], np.r_[outermost, NO_RANGE], np.r_[phase, 0], seen)
+
+
+def repeated_steps(timeline: Timeline, instances: PhaseInstances) -> tuple[tuple[Step, ...], str]:
+    """The steady steps of a profile, and one sentence on how they were found; none where nothing repeats."""
+    search = timeline.steps
+    if search.source == "range" and search.steady:
+        return search.steady, search.how
+    # Without step ranges the phases are better evidence than a repeating kernel sequence: in a profile of one single
+    # step that sequence is the layers.
+    grouped = _steps_from_phases(timeline, instances)
+    if grouped:
+        return grouped, "steps from the ranges of the phases, from a forward pass to the next one after an optimizer"
+    return (search.steady, search.how) if search.steady else ((), search.how)
+
+
+def _steps_from_phases(timeline: Timeline, instances: PhaseInstances) -> tuple[Step, ...]:
+    settled = timeline.forest.outermost_match(warmup_labels(timeline.trace.ranges))[instances.rows] == 0
+    rows, phase = instances.rows[settled], instances.phase[settled]
+    forward, last = PHASES.index("forward") + 1, int(phase.max(initial=0))
+    # A step ends with the last kind of phase that the program has: with accumulated gradients several forward and
+    # backward passes belong to one optimizer step.
+    begins = (phase == forward) & np.r_[True, phase[:-1] == last]
+    if not begins.any():
+        return ()
+    group = np.full(timeline.trace.ranges.height + 1, NO_RANGE, dtype=np.int64)
+    group[rows] = np.cumsum(begins) - 1
+    work = timeline.work
+    owner = instances.outermost[work["range"].fill_null(NO_RANGE).to_numpy()]
+    step = group[owner]  # the last entry answers for NO_RANGE
+    count = int(begins.sum())
+    launched = step != NO_RANGE
+    first = np.full(count, np.iinfo(np.int64).max)
+    reach = np.full(count, np.iinfo(np.int64).min)
+    np.minimum.at(first, step[launched], work["start_ns"].to_numpy()[launched])
+    np.maximum.at(reach, step[launched], work["end_ns"].to_numpy()[launched])
+    used = np.flatnonzero(reach > first)
+    if not len(used) or np.any(np.diff(first[used]) <= 0):
+        return ()
+    first, reach = first[used], reach[used]
+    kept = _leading_warmup(reach - first)
+    ends = np.r_[first[1:], reach[-1]]
+    steps = [Step(number + 1, int(first[number]), int(ends[number])) for number in range(len(first))]
+    return tuple(steps[kept:])
+
+
+def _leading_warmup(durations: Int64s) -> int:
+    """How many leading steps are much slower than the later half; never more than half of them."""
+    usual = float(np.median(durations[len(durations) // 2 :]))
+    slow = durations > WARMUP_SLOWDOWN * usual
+    leading = int(np.argmin(slow)) if not slow.all() else 0
+    return leading if leading <= len(durations) // 2 else 0
+
+
+# --- Forward passes and training steps of a profile ------------------------------------------------------------------
+# A forward pass is an outermost range that is named after one (`warplens.analysis.phases`), with all GPU work that was
+# launched inside it. A step is one repetition of the workload: a range that is called a step, or, where the program has
+# none, the phases from one forward pass to the next optimizer.
+
+
+#: Category of matrix products.
+MATMUL: Final = "gemm"
+
+#: What stands in the place of a category for GPU work that is no kernel.
+WORK_LABELS: Final = {"copy": "memory copies", "memset": "memory fills", "graph": "hidden inside CUDA graphs"}
+
+PASSES: Final = table(
+    "forward passes",
+    "One forward pass of the steady steps. The grid document.",
+    "pass step",
+    column(
+        "range",
+        dtype=pl.Int64,
+        help="row of its range in `Trace.ranges`; null where the whole step is the pass",
+        kind="count",
+    ),
+    "host_ns",
+    Column(
+        "synchronised", pl.Boolean, "the host waited inside the range until its GPU work was done", title="Waits inside"
+    ),
+    Column("drained", pl.Boolean, "the GPU had nothing left to do when the range began"),
+    Column(
+        "elapsed_ns",
+        pl.Int64,
+        "from the range's begin on the host to the end of its GPU work (to its own end if synchronised); null"
+        " unless drained",
+    ),
+    "gpu_ns busy_ns span_ns kernels ops",
+    Column("hidden_ns", pl.Int64, "part of `gpu_ns` in CUDA graphs traced as a whole"),
+)
+
+PHASE_TIMES: Final = table(
+    "phases of each step, in full",
+    "One step and phase, also where the phase did nothing. The grid document.",
+    "step wall_ns phase gpu_ns busy_ns span_ns matmul_ns inferred_ns kernels ops",
+)
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Median, least and greatest of repeated measurements, and how many there were."""
+
+    median: float
+    minimum: float
+    maximum: float
+    count: int
+
+    @classmethod
+    def of(cls, values: pl.Series) -> Spread | None:
+        """The spread of the values that are not null; None where there are none."""
+        found = values.drop_nulls().to_numpy()
+        if not len(found):
+            return None
+        return cls(float(np.median(found)), float(found.min()), float(found.max()), len(found))
+
+    def scaled(self, divisor: float) -> Spread:
+        """Each value divided by the same number."""
+        return Spread(self.median / divisor, self.minimum / divisor, self.maximum / divisor, self.count)
+
+
+@dataclass(frozen=True, eq=False)
+class PhasedWork:
+    """The GPU work of a profile's steady steps, told apart by step, phase and forward pass.
+
+    Attributes:
+        steps: in time order; empty where the profile shows none.
+        how: one sentence on how they were found.
+        work: rows of `Timeline.work` in the steps, with `duration_ns`, `step`, `phase`, `pass` (null outside of forward
+            passes), `label` (category of a kernel, `WORK_LABELS` otherwise) and `outermost` (row of the phase's range).
+        passes: `PASSES`.
+        phases: `PHASE_TIMES`.
+        pass_is_step: there are no forward ranges, and the whole step was taken as the pass, as the user said.
+        phases_seen: phases that any range of the profile names, warm-up included.
+    """
+
+    steps: tuple[Step, ...]
+    how: str
+    work: pl.DataFrame
+    passes: pl.DataFrame
+    phases: pl.DataFrame
+    pass_is_step: bool
+    phases_seen: frozenset[str]
+
+    @property
+    def pass_work(self) -> pl.DataFrame:
+        """The GPU work of forward passes."""
+        return self.work.filter(pl.col("pass").is_not_null())
+
+
+def phased_work(timeline: Timeline, *, step_is_forward: bool = False) -> PhasedWork:
+    """The steady steps of a profile by phase.
+
+    Args:
+        step_is_forward: the program does nothing but forward passes; without forward ranges, a step is one.
+    """
+    instances = phase_instances(timeline)
+    steps, how = repeated_steps(timeline, instances)
+    work = _labelled_work(timeline, instances, steps)
+    pass_is_step = step_is_forward and not instances.seen and bool(steps)
+    numbered = work.filter(pl.col("phase") == "forward")["outermost"].unique(maintain_order=True)
+    if pass_is_step:
+        work = work.with_columns(pl.lit("forward").cast(PHASE).alias("phase"), pl.col("step").alias("pass"))
+    else:
+        number = {row: position + 1 for position, row in enumerate(numbered.to_list())}
+        work = work.with_columns(
+            pl.when(pl.col("phase") == "forward")
+            .then(pl.col("outermost").replace_strict(number, default=None, return_dtype=pl.Int64))
+            .alias("pass")
+        )
+    passes = _passes(timeline, work, None if pass_is_step else numbered)
+    return PhasedWork(steps, how, work, passes, _phase_times(work, steps), pass_is_step, instances.seen)
+
+
+# ── work ──────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _labelled_work(timeline: Timeline, instances: PhaseInstances, steps: tuple[Step, ...]) -> pl.DataFrame:
+    work = timeline.work
+    owner = work["range"].fill_null(NO_RANGE).to_numpy()
+    begun = work["start_ns"].to_numpy()
+    starts = np.array([step.start_ns for step in steps], dtype=np.int64)
+    ends = np.array([step.end_ns for step in steps], dtype=np.int64)
+    place = np.searchsorted(starts, begun, side="right") - 1
+    inside = place >= 0
+    inside[inside] = begun[inside] < ends[place[inside]]
+    index = np.array([step.index for step in steps], dtype=np.int64)
+    selected = np.flatnonzero(inside)
+    phases = pl.Series("phase", [NO_PHASE, *PHASES], dtype=PHASE)
+    return (
+        work[selected]
+        .with_columns(
+            (pl.col("end_ns") - pl.col("start_ns")).alias("duration_ns"),
+            pl.Series("step", index[place[selected]], dtype=pl.Int64),
+            phases.gather(instances.phase_of_range[owner[selected]]),
+            pl.Series("outermost", instances.outermost[owner[selected]]),
+            _labels(timeline, work[selected]),
+        )
+        .sort("start_ns", maintain_order=True)
+    )
+
+
+def _labels(timeline: Timeline, work: pl.DataFrame) -> pl.Series:
+    category = categories_of(timeline.trace.kernels["full_name"])
+    categories = name_categories(category).to_list()
+    texts = list(dict.fromkeys([*categories, *WORK_LABELS.values()]))
+    code = np.array([texts.index(WORK_LABELS.get(kind, texts[0])) for kind in name_categories(work["kind"])])
+    codes = code[work["kind"].to_physical().to_numpy()]
+    is_kernel = (work["kind"] == "kernel").to_numpy()
+    codes[is_kernel] = category.to_physical().to_numpy()[work["row"].to_numpy()[is_kernel]]
+    return pl.Series("label", texts, dtype=pl.Enum(texts)).gather(codes)
+
+
+def busy_by_group(group: Int64s, starts: Int64s, ends: Int64s, count: int) -> Int64s:
+    """The time that the intervals of each group cover, overlaps counted once."""
+    covered = np.zeros(count, dtype=np.int64)
+    if len(starts):
+        # Groups are moved apart on the time axis, so that one union serves them all.
+        reach = int(ends.max() - starts.min()) + 1
+        shift = group * reach - starts.min()
+        pieces = owned_union(starts + shift, ends + shift)
+        np.add.at(covered, group[pieces.owner], pieces.ends - pieces.starts)
+    return covered
+
+
+def _phase_times(work: pl.DataFrame, steps: tuple[Step, ...]) -> pl.DataFrame:
+    if not steps:
+        return PHASE_TIMES.empty()
+    order = (*PHASES, NO_PHASE)
+    grid = pl.DataFrame(
+        [(step.index, step.duration_ns, phase) for step in steps for phase in order],
+        schema={"step": pl.Int64, "wall_ns": pl.Int64, "phase": pl.String},
+        orient="row",
+    ).with_row_index("group")
+    placed = work.with_columns(pl.col("phase").cast(pl.String)).join(grid, on=["step", "phase"], maintain_order="left")
+    busy = busy_by_group(
+        placed["group"].cast(pl.Int64).to_numpy(),
+        placed["start_ns"].to_numpy(),
+        placed["end_ns"].to_numpy(),
+        grid.height,
+    )
+    sums = placed.group_by("group").agg(
+        pl.col("duration_ns").sum().alias("gpu_ns"),
+        (pl.col("end_ns").max() - pl.col("start_ns").min()).alias("span_ns"),
+        pl.col("duration_ns").filter(pl.col("label") == MATMUL).sum().alias("matmul_ns"),
+        pl.col("duration_ns").filter("inferred").sum().alias("inferred_ns"),
+        (pl.col("kind") == "kernel").sum().cast(pl.Int64).alias("kernels"),
+        pl.len().cast(pl.Int64).alias("ops"),
+    )
+    return (
+        grid.with_columns(pl.Series("busy_ns", busy))
+        .join(sums, on="group", how="left", maintain_order="left")
+        .with_columns(pl.col("gpu_ns", "span_ns", "matmul_ns", "inferred_ns", "kernels", "ops").fill_null(0))
+        .select(PHASE_TIMES.names)
+    )
+
+
+# ── forward passes ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _passes(timeline: Timeline, work: pl.DataFrame, rows: pl.Series | None) -> pl.DataFrame:
+    """One row a forward pass; `rows` are their ranges, None where a pass is a whole step."""
+    mine = work.filter(pl.col("pass").is_not_null())
+    if not mine.height:
+        return PASSES.empty()
+    sums = (
+        mine.group_by("pass", maintain_order=True)
+        .agg(
+            pl.col("step").first(),
+            pl.col("duration_ns").sum().alias("gpu_ns"),
+            pl.col("start_ns").min().alias("first_ns"),
+            pl.col("end_ns").max().alias("last_ns"),
+            (pl.col("kind") == "kernel").sum().cast(pl.Int64).alias("kernels"),
+            pl.len().cast(pl.Int64).alias("ops"),
+            pl.col("duration_ns").filter(pl.col("kind") == "graph").sum().alias("hidden_ns"),
+        )
+        .sort("first_ns")
+    )
+    position = {number: place for place, number in enumerate(sums["pass"].to_list())}
+    group = mine["pass"].replace_strict(position, return_dtype=pl.Int64).to_numpy()
+    busy = busy_by_group(group, mine["start_ns"].to_numpy(), mine["end_ns"].to_numpy(), sums.height)
+    sums = sums.with_columns(pl.Series("busy_ns", busy), (pl.col("last_ns") - pl.col("first_ns")).alias("span_ns"))
+    if rows is None:
+        nothing = [pl.lit(None, dtype=PASSES.schema[name]).alias(name) for name in _HOST_COLUMNS]
+        return sums.with_columns(nothing).select(PASSES.names)
+    of_range = rows.gather(sums["pass"] - 1).alias("range")
+    ranges = timeline.trace.ranges[of_range]
+    begin, end = ranges["start_ns"], ranges["end_ns"]
+    synchronised = _waits_inside(timeline, ranges) & (sums["last_ns"] <= end)
+    drained = pl.Series(_reach_of_earlier_work(timeline, begin.to_numpy()) <= begin.to_numpy())
+    finish = pl.select(pl.when(synchronised).then(end).otherwise(sums["last_ns"])).to_series()
+    return sums.with_columns(
+        of_range,
+        (end - begin).alias("host_ns"),
+        synchronised.alias("synchronised"),
+        drained.alias("drained"),
+        pl.select(pl.when(drained).then(finish - begin)).to_series().alias("elapsed_ns"),
+    ).select(PASSES.names)
+
+
+def host_passes(timeline: Timeline) -> pl.DataFrame:
+    """Forward passes by their ranges on the host alone: `host_ns`, and whether the host `synchronised` inside.
+
+    Warm-up is left out: ranges inside one that is named after it, and leading passes that are much slower than the
+    later half.
+    """
+    instances = phase_instances(timeline)
+    ranges = timeline.trace.ranges
+    inside = timeline.forest.outermost_match(warmup_labels(ranges))
+    rows = instances.rows[instances.phase == PHASES.index("forward") + 1]
+    rows = rows[inside[rows] == 0]
+    mine: pl.DataFrame = ranges[rows.tolist()]
+    if not mine.height:
+        return mine.select(host_ns=pl.lit(0, dtype=pl.Int64), synchronised=pl.lit(value=False)).clear()
+    spent = mine.select(host_ns=pl.col("end_ns") - pl.col("start_ns"), synchronised=_waits_inside(timeline, mine))
+    return spent.slice(_leading_warmup(spent["host_ns"].to_numpy()))
+
+
+_HOST_COLUMNS = ("range", "host_ns", "synchronised", "drained", "elapsed_ns")
+
+
+def _waits_inside(timeline: Timeline, ranges: pl.DataFrame) -> pl.Series:
+    """Whether a call that makes the host wait for the GPU lies inside each range, on its thread."""
+    calls = timeline.trace.api_calls
+    waiting = [name for name in name_categories(calls["name"]) if blocks_host(name)]
+    waits = calls.filter(pl.col("name").cast(pl.String).is_in(waiting)).sort("start_ns")
+    found = np.zeros(ranges.height, dtype=np.bool_)
+    for process, thread in ranges.select("process", "thread").unique().rows():
+        here = (pl.col("process") == process) & (pl.col("thread") == thread)
+        when = waits.filter(here)["start_ns"].to_numpy()
+        mine = np.flatnonzero(ranges.select(here).to_series().to_numpy())
+        edges = (np.searchsorted(when, ranges[column].to_numpy()[mine]) for column in ("start_ns", "end_ns"))
+        before, until = edges
+        found[mine] = until > before
+    return pl.Series(found)
+
+
+def _reach_of_earlier_work(timeline: Timeline, when: Int64s) -> Int64s:
+    """The latest end of all GPU work that was launched before each time."""
+    launched = timeline.work.select(pl.coalesce("launch_start_ns", "start_ns").alias("at"), "end_ns").sort("at")
+    reach = np.maximum.accumulate(launched["end_ns"].to_numpy())
+    before = np.searchsorted(launched["at"].to_numpy(), when)
+    return np.where(before > 0, reach[np.maximum(before - 1, 0)], np.iinfo(np.int64).min)
