@@ -36,11 +36,11 @@ __all__ = ["ScrubError", "ScrubReport", "check", "scrub"]
 _GZIP_LEVEL, _XZ_PRESET, _ZSTD_LEVEL = 6, 6, 10
 
 #: Notes about the original file, not about what was recorded: lines around a table, how a report was opened, files
-#: beside it.
-_OF_THE_FILE: Final = frozenset({"foreign-lines", "converted-report", "older-export"})
+#: beside it, bytes that are no text, which a copy holds as the � that is shown.
+_OF_THE_FILE: Final = frozenset({"foreign-lines", "converted-report", "older-export", "undecodable-names"})
 
 #: What a trace lacks that was cut off is lacking for another reason in a copy of what was whole.
-_CUT: Final = frozenset({"truncated-trace", "damaged-events"})
+_CUT: Final = frozenset({"truncated-trace", "damaged-events", "incomplete-report"})
 
 
 @dataclass(frozen=True)

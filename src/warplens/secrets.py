@@ -221,7 +221,7 @@ def without_values(inputs: str) -> str:
     """
     try:
         values = json.loads(inputs)
-    except ValueError:
+    except (ValueError, RecursionError):
         return REMOVED.decode()
     if not any(has_other_values(text) for text in texts_in(values)):
         return inputs

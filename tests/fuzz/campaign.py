@@ -40,14 +40,17 @@ class Ledger:
     tier: str = "command"
     cases: int = 0
     codes: Counter[str] = field(default_factory=Counter)
+    formats: Counter[str] = field(default_factory=Counter)
     found: dict[str, list[int]] = field(default_factory=dict)
 
     def add(self, campaign: int, number: int, result: Ended) -> None:
         """Counts a case, and stores the file of the first one of each defect."""
         self.cases += 1
         self.codes[str(result.code)] += 1
+        self.formats[result.format] += 1
         if self.cases % _CASES_OF_A_LINE == 0:  # a campaign that is killed is known up to here
-            self._write({"campaign": campaign, "tier": self.tier, "so far": self.cases, "codes": dict(self.codes)})
+            self._write({"campaign": campaign, "tier": self.tier, "so far": self.cases, "codes": dict(self.codes),
+                         "formats": dict(self.formats)})  # fmt: skip
         if not result.wrong:
             return
         self.found.setdefault(result.wrong, []).append(number)
@@ -64,7 +67,8 @@ class Ledger:
         """The line that sums the campaign up."""
         counts = {wrong: len(numbers) for wrong, numbers in self.found.items()}
         self._write({"campaign": campaign, "tier": self.tier, "first": first, "cases": self.cases,
-                     "seconds": round(seconds), "codes": dict(self.codes), "found": counts})  # fmt: skip
+                     "seconds": round(seconds), "codes": dict(self.codes),
+                     "formats": dict(self.formats), "found": counts})  # fmt: skip
 
     def _write(self, line: dict[str, object]) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -125,9 +129,9 @@ def _work(campaign: int, start: int, stop: int, step: int, nice: int, end: float
             if word == "begin":
                 at, cpu = int(rest), _cpu_seconds(process.pid)
             else:
-                number, code, wrong, detail = json.loads(rest)
+                number, *told = json.loads(rest)
                 with lock:  # type: ignore[attr-defined]
-                    ledger.add(campaign, number, Ended(code, wrong, detail))
+                    ledger.add(campaign, number, Ended(*told))
                 at = number + step
                 if time.monotonic() > end:
                     process.kill()
@@ -136,10 +140,10 @@ def _work(campaign: int, start: int, stop: int, step: int, nice: int, end: float
         if process.wait() and at < until:
             code = process.returncode
             how = "hang" if killed else f"died of {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
-            told = (ledger.folder / f"process-{start % step}.log").read_text("utf-8", "replace")[-1_500:]
-            command = Case(campaign, at, ledger.tier).made()[2].split()[0]
+            tail = (ledger.folder / f"process-{start % step}.log").read_text("utf-8", "replace")[-1_500:]
+            seed, _, command = Case(campaign, at, ledger.tier).made()
             with lock:  # type: ignore[attr-defined]
-                ledger.add(campaign, at, Ended(None, f"{how}: {command}", told))
+                ledger.add(campaign, at, Ended(None, f"{how}: {command.split()[0]}", tail, seed.format))
             at += step
         start = max(at, start + step) if at < until else until
 

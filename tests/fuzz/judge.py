@@ -15,7 +15,7 @@ import sys
 import tempfile
 import zipfile
 from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from random import Random
 
@@ -80,19 +80,19 @@ class Ended:
     code: int | None
     wrong: str = ""
     detail: str = ""
+    format: str = ""
 
 
 def judged(case: Case) -> Ended:
     """Runs a case and says what is wrong with it."""
+    seed, content, how = case.made()
     if case.tier == "reader":
-        from tests.fuzz.reading import read_ended
-
-        return read_ended(*case.made())
-    if case.tier == "parser":
-        from tests.fuzz.parsing import parse_ended
-
-        return parse_ended(*case.made())
-    return ended(*case.made())
+        from tests.fuzz.reading import read_ended as run
+    elif case.tier == "parser":
+        from tests.fuzz.parsing import parse_ended as run
+    else:
+        run = ended
+    return replace(run(seed, content, how), format=seed.format)
 
 
 def placed(seed: Seed, content: bytes, path: Path) -> Path:
@@ -273,7 +273,7 @@ def serve() -> None:
     for number in range(start, last, step):
         sink.write(f"begin {number}\n")
         result = judged(Case(campaign, number, tier))
-        sink.write("end " + json.dumps([number, result.code, result.wrong, result.detail]) + "\n")
+        sink.write("end " + json.dumps([number, *astuple(result)]) + "\n")
 
 
 if __name__ == "__main__":

@@ -9,19 +9,23 @@ from __future__ import annotations
 
 import json
 import re
+import zlib
 from contextlib import suppress
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tests.fuzz.mutators import mutated
 from tests.fuzz.reading import bounded, place
-from tests.fuzz.seeds import Seed, seeds
+from tests.fuzz.seeds import Seed, one_of, seeds
+from warplens.readers import measurements
 from warplens.readers.kernel_names import short_kernel_name
 from warplens.readers.kineto import json_text
 from warplens.readers.kineto.document import walk
 from warplens.readers.kineto.scan import Piece, scan
 from warplens.readers.kineto.values import words_of
+from warplens.readers.measurements import read_measurements
 from warplens.readers.ncu.container import Container, launch_of, rules_of
 from warplens.readers.ncu.csv_text import Table, looks_like_ncu_csv
 from warplens.readers.nsys.report import Facts
@@ -29,9 +33,12 @@ from warplens.readers.nsys.report_container import opened
 from warplens.readers.nsys.report_wire import Bytes, runs
 from warplens.readers.nsys.tables import SOURCES, range_kinds
 from warplens.readers.opening import UNPACKERS, compression_of, content_head, head_of, kind_of, unpacked
+from warplens.readers.published import read_published
 from warplens.readers.sqlite import SqliteFile, looks_like_nsys
+from warplens.readers.timings import read_timings
 from warplens.secrets import Cleaner, Secrets, has_other_values, without_values
 from warplens.studies.policies.files import read_policy
+from warplens.studies.runner.engine import Ledger
 from warplens.wire import Message, WireError
 
 if TYPE_CHECKING:
@@ -48,7 +55,7 @@ _MOST = 20
 
 def made(random: Random) -> tuple[Seed, bytes, str]:
     """A seed and what became of it."""
-    seed = random.choice(parsed())
+    seed = one_of(parsed(), random)
     return seed, mutated(seed.kind, seed.content, random), "damaged"
 
 
@@ -61,8 +68,8 @@ def parse_ended(seed: Seed, content: bytes, state: str) -> Ended:
         kind_of(path), content_head(path)
         if (packing := compression_of(head_of(path))) is not None:
             with unpacked(path, UNPACKERS[packing]) as plain:
-                return _PARSERS[seed.kind](plain) or ""
-        return _PARSERS[seed.kind](path) or ""
+                return _parser(seed)(plain) or ""
+        return _parser(seed)(path) or ""
 
     return bounded(parse, "parse", seed)
 
@@ -148,15 +155,56 @@ def _policy(path: Path) -> None:
     read_policy(path)
 
 
+def _measurements(path: Path) -> None:
+    """The checks in front of the tables; of every hundredth file the tables as well."""
+    if zlib.crc32(path.read_bytes()) % 100 == 0:
+        read_measurements(path)
+    document = measurements._document(path, path)
+    records = document.get("measurements") if isinstance(document, dict) else None
+    for number, record in enumerate(records if isinstance(records, list) else ()):
+        with suppress(KeyError, TypeError, AttributeError, ValueError, OverflowError):  # as the reader takes them
+            measurements._check(path, number, record)
+
+
+def _timings(path: Path) -> None:
+    read_timings(path)
+
+
+def _published(path: Path) -> None:
+    read_published(path)
+
+
+def _is_json(plan: object) -> bool:
+    """Whether it holds no infinite numbers, as no plan of a run does."""
+    with suppress(ValueError):
+        return bool(json.dumps(plan, allow_nan=False))
+    return False
+
+
+def _ledger(path: Path) -> None:
+    """Opens it as a run that goes on does: with the plan that stands in it, or with another."""
+    plan: object = None
+    with suppress(ValueError, RecursionError, UnicodeDecodeError, AttributeError):
+        plan = json.loads(path.read_bytes().partition(b"\n")[0]).get("plan")
+    with Ledger(path, plan if isinstance(plan, dict) and _is_json(plan) else {}):
+        pass
+
+
 def _names(path: Path) -> str | None:
     cleaner = Cleaner(_secrets())
-    for line in path.read_bytes().split(b"\n"):
+    for line in set(path.read_bytes().split(b"\n")) - _whole_names():
         text = line.decode("utf-8", "replace")
         cleaner.function("f", line), cleaner.python("p", line), without_values(text), has_other_values(text)
         short_kernel_name(text), json_text.whole(text), json_text.number_in(text), json_text.canonical(text)
         if b"/home/ada/" in cleaner.written("w", line):
             return "a home folder was left in a text"
     return None
+
+
+@cache
+def _whole_names() -> frozenset[bytes]:
+    """What was not changed would only be tried over and over."""
+    return frozenset(_NAMES.split(b"\n"))
 
 
 @cache
@@ -173,9 +221,19 @@ _PARSERS: dict[str, Callable[[Path], str | None]] = {
     "nsys-rep": _report,
     "ncu-rep": _counters,
     "csv": _table,
-    "document": _policy,
+    "document": _measurements,
+    "ledger": _ledger,
     "names": _names,
+    # Seeds that another parser reads than the others of their kind.
+    "policy": _policy,
+    "timings": _timings,
+    "published": _published,
 }
+
+
+def _parser(seed: Seed) -> Callable[[Path], str | None]:
+    return _PARSERS.get(seed.name) or _PARSERS[seed.kind]
+
 
 _NAMES = b"""void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>>(int, float)
 void cutlass::Kernel2<cutlass_80_tensorop_bf16_s16816gemm_relu_bf16_128x128_32x5_tn_align8>(T1::Params)
@@ -187,5 +245,13 @@ step 3 of run on node17.cluster.example.org 10.0.0.17 ada@example.org
 
 @cache
 def parsed() -> tuple[Seed, ...]:
-    fitting = [seed for seed in seeds() if seed.kind in _PARSERS and seed.name not in ("measured", "grid")]
+    fitting = [_short(seed) if seed.kind == "document" else seed for seed in seeds() if seed.kind in _PARSERS]
     return (*fitting, Seed("names", "names", _NAMES, ()))
+
+
+def _short(seed: Seed) -> Seed:
+    """With two measurements at most: each is checked like every other, and changing a long document takes long."""
+    document = json.loads(seed.content)
+    if "measurements" in document:
+        document["measurements"] = document["measurements"][:2]
+    return replace(seed, content=json.dumps(document).encode())

@@ -32,7 +32,7 @@ from tests.fuzz.judge import (
 )
 from tests.fuzz.mutators import database, mutated
 from tests.fuzz.reference import changed_trace, of_database, of_trace, tables_of
-from tests.fuzz.seeds import Seed, seeds
+from tests.fuzz.seeds import Seed, one_of, seeds
 from warplens.cli import edge
 from warplens.profile import Trace
 from warplens.profile.counters import KernelCounters
@@ -50,7 +50,7 @@ _VALID = {"sqlite": 0.3, "trace": 0.3}
 
 def made(random: Random) -> tuple[Seed, bytes, str]:
     """A seed, what became of it, and whether it stayed `valid` or may be `damaged`."""
-    seed = random.choice(read_by_readers())
+    seed = one_of(read_by_readers(), random)
     if random.random() < _VALID.get(seed.kind, 0):
         if seed.kind == "sqlite":
             return seed, database(seed.content, random, valid=True), "valid"

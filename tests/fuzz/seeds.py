@@ -11,10 +11,14 @@ from dataclasses import dataclass
 from functools import cache
 from io import StringIO
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tests import shipped
 from tests.cli.small_export import write_export
 from tests.cli.torch_trace import write_trace
+
+if TYPE_CHECKING:
+    from random import Random
 
 CORPUS = Path(__file__).parent / "corpus"
 INPUTS = Path(__file__).parents[1] / "golden" / "inputs"
@@ -65,6 +69,11 @@ class Seed:
     content: bytes
     commands: tuple[str, ...]
 
+    @property
+    def format(self) -> str:
+        """What is counted together: a kind of file, or of document."""
+        return {"policy": "policy", "text": "ncu-csv"}.get(self.name, self.kind)
+
 
 @cache
 def seeds() -> tuple[Seed, ...]:
@@ -105,6 +114,12 @@ def seeds() -> tuple[Seed, ...]:
 def by_name(name: str) -> Seed:
     """The seed of this name."""
     return next(seed for seed in seeds() if seed.name == name)
+
+
+def one_of(fitting: tuple[Seed, ...], random: Random) -> Seed:
+    """A seed, every format as likely as every other, however many seeds it has."""
+    chosen = random.choice(sorted({seed.format for seed in fitting}))
+    return random.choice([seed for seed in fitting if seed.format == chosen])
 
 
 _GRID = (

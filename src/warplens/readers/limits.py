@@ -92,6 +92,10 @@ HEADER_BYTES: Final = 64 * 2**20
 #: No event is longer than this; one that does not end until then is damaged, and reading goes on after it.
 EVENT_BYTES: Final = 4 * 2**20
 
+#: Lists of tensors, each a list of sizes, are the deepest argument that a profiler writes. What is nested deeper than
+#: this is no argument, and would be one too many for programs that read values by recursion.
+NESTED_LEVELS: Final = 32
+
 # --- Reports of Nsight Systems ----------------------------------------------------------------------------------------
 
 #: The largest block of events seen has 0.7 MB; nsys begins a new one after some ten thousand events.

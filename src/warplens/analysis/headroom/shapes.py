@@ -83,7 +83,12 @@ def bytes_of_all(shapes: str | None, types: str | None) -> int | None:
     listed = json.loads(types) if types else []
     total = 0
     for shape, type_ in zip(json.loads(shapes) if shapes else [], listed, strict=False):
-        if isinstance(shape, list) and type_ in ITEM_BYTES and all(isinstance(size, int) for size in shape):
+        if (
+            isinstance(shape, list)
+            and isinstance(type_, str)
+            and type_ in ITEM_BYTES
+            and all(isinstance(size, int) for size in shape)
+        ):
             total += math.prod(shape) * ITEM_BYTES[type_]
     return total or None
 

@@ -22,6 +22,7 @@ from warplens.readers.kineto.scan import MEMBERS, Piece, Scan, scan
 from warplens.readers.kineto.values import (
     ARGUMENTS,
     KINDS,
+    LISTED,
     Argument,
     Bytes,
     Dictionary,
@@ -387,7 +388,7 @@ class Frames:
         for name, dictionary in kinds:
             found = list(zip(heights, (part.pop(name, None) for part in parts), strict=True))
             if name in texts:
-                series = _texts(found, dictionary or Dictionary())
+                series = _texts(found, dictionary or Dictionary(), inputs_only=name in LISTED)
             else:
                 series = _numbers(found, pl.UInt8 if name == "phase" else pl.Int64)
             columns.append(series.alias(name))
@@ -460,21 +461,22 @@ def _numbers(found: _Parts, dtype: type[pl.DataType]) -> pl.Series:
     return series if known is None else series.zip_with(pl.Series(known), pl.Series([None], dtype=dtype))
 
 
-def _texts(found: _Parts, dictionary: Dictionary) -> pl.Series:
+def _texts(found: _Parts, dictionary: Dictionary, *, inputs_only: bool) -> pl.Series:
     """Dictionary-encoded texts, of which the dictionary holds those that occur here and others."""
-    if not dictionary.texts or all(column is None for _, column in found):
+    known_texts = [json_text.inputs_of(text) for text in dictionary.texts] if inputs_only else dictionary.texts
+    if not known_texts or all(column is None for _, column in found):
         return pl.repeat(None, sum(rows for rows, _ in found), dtype=pl.Enum([]), eager=True)
     codes, known = _joined(found, np.int32)
-    nulls = np.array([text is None for text in dictionary.texts], np.bool_)
+    nulls = np.array([text is None for text in known_texts], np.bool_)
     if nulls.any():
         known = ~nulls.take(codes) if known is None else known & ~nulls.take(codes)
     # Parts are read side by side, and number texts as they come; here they stand in the order of the events.
     there = np.flatnonzero(known) if known is not None else np.arange(len(codes))
-    first = np.full(len(dictionary.texts), len(codes), np.int64)
+    first = np.full(len(known_texts), len(codes), np.int64)
     first[codes[there[::-1]]] = there[::-1]
     used = np.argsort(first, kind="stable")[: np.count_nonzero(first < len(codes))]
-    texts = [dictionary.texts[number] or "" for number in used.tolist()]
-    numbers = np.zeros(len(dictionary.texts), np.uint32)
+    texts = [known_texts[number] or "" for number in used.tolist()]
+    numbers = np.zeros(len(known_texts), np.uint32)
     numbers[used] = np.arange(len(used), dtype=np.uint32)
     places = pl.Series(numbers.take(codes))
     if known is not None:

@@ -13,6 +13,8 @@ from typing import Any
 
 import orjson
 
+from warplens.readers.limits import NESTED_LEVELS
+
 #: A string, or a comma that nothing follows.
 _STRING = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 _STRING_OR_STRAY_COMMA = re.compile(_STRING.pattern + r"|,(?=\s*[\]}])", re.DOTALL)
@@ -44,7 +46,7 @@ def _as_written(digits: str) -> int | orjson.Fragment:
 
 #: For copies: numbers keep the digits that they had; a time of 19 digits does not fit a double.
 AS_WRITTEN = json.JSONDecoder(
-    parse_float=orjson.Fragment, parse_int=_as_written, parse_constant=lambda _: None, strict=False
+    parse_float=orjson.Fragment, parse_int=_as_written, parse_constant=orjson.Fragment, strict=False
 )
 
 
@@ -84,17 +86,51 @@ def canonical(text: str) -> str | None:
     try:
         value = lenient(text)
     except ValueError:
-        return text
+        return None if text.count("[") + text.count("{") > NESTED_LEVELS else text
     return text_of(value)
 
 
 def text_of(value: Any) -> str | None:
-    """A JSON value as text: a string itself, anything else as one line with Kineto's own spacing; None for null."""
-    if value is None:
+    """A JSON value as text: a string itself, anything else as one line with Kineto's own spacing.
+
+    None for null, and for what no profiler writes: objects, and lists that are nested too deeply.
+    """
+    if value is None or not is_plain(value):
         return None
     if isinstance(value, str):
         return value.encode("utf-8", "replace").decode("utf-8")  # half of a surrogate pair is no text
     return json.dumps(value, default=float, ensure_ascii=False).encode("utf-8", "replace").decode("utf-8")
+
+
+def is_plain(value: Any, levels: int = NESTED_LEVELS) -> bool:
+    """Whether a JSON value holds no objects, and lists within lists no deeper than so many levels."""
+    if isinstance(value, list):
+        return levels > 0 and all(is_plain(inner, levels - 1) for inner in value)
+    return not isinstance(value, dict)
+
+
+def is_shallow(value: Any, levels: int = NESTED_LEVELS) -> bool:
+    """Whether lists and objects stand in each other no deeper than so many levels."""
+    if not isinstance(value, (list, dict)):
+        return True
+    return levels > 0 and all(
+        is_shallow(one, levels - 1) for one in (value.values() if isinstance(value, dict) else value)
+    )
+
+
+def inputs_of(text: str | None) -> str | None:
+    """What an operator was given, a JSON list as text; None for what is no such list, or has gaps: it tells nothing."""
+    try:
+        value = orjson.loads(text or "")
+    except orjson.JSONDecodeError:
+        return None
+    return text if isinstance(value, list) and _is_whole(value) else None
+
+
+def _is_whole(value: Any, levels: int = NESTED_LEVELS) -> bool:
+    if isinstance(value, list):
+        return levels > 0 and all(_is_whole(inner, levels - 1) for inner in value)
+    return not isinstance(value, dict) and value is not None
 
 
 def whole(value: Any) -> int | None:

@@ -8,7 +8,6 @@ was found to identify. Numbers are written with the digits that they had.
 
 from __future__ import annotations
 
-import math
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -20,9 +19,10 @@ import orjson
 
 from warplens.errors import UnreadableInputError
 from warplens.readers.kineto.document import Document, walk
-from warplens.readers.kineto.json_text import AS_WRITTEN, lenient
+from warplens.readers.kineto.json_text import AS_WRITTEN, is_shallow, lenient
 from warplens.readers.kineto.scan import Piece, scan
 from warplens.readers.kineto.values import Bytes, words_of
+from warplens.readers.limits import NESTED_LEVELS
 from warplens.readers.opening import Input
 from warplens.readers.scrubbing import Removed, search_copy
 from warplens.secrets import IDENTIFYING, REMOVED, Cleaner, Secrets, has_other_values, texts_in
@@ -88,6 +88,7 @@ def copy_kineto(file: Input, partial: Path) -> Removed:
     """Fills the empty file `partial` with a copy of a trace without what identifies; of a cut one its whole events."""
     secrets = Secrets()
     document = each_event(file, lambda event: _search_event(secrets, event))
+    _refuse_depth(file, document.header)
     for name, value in document.header.items():
         if not _HEADER.fullmatch(name):
             _search_member(secrets, name.encode(), value)
@@ -143,6 +144,8 @@ class _Events:
                 if isinstance(value, dict) and any(isinstance(value.get(name), _NO_MEMBER) for name in _READ):
                     found = "an event in it has a list, an object or a truth value where a name or a number belongs"
                     raise UnreadableInputError(self._file.known_as, found, _ADVICE)
+                if raw.count(b"[") + raw.count(b"{") > NESTED_LEVELS:
+                    _refuse_depth(self._file, value)
                 (piece.odd if _is_odd(value, irregular=bool(scanned.irregular[row])) else piece.values).append(value)
             except ValueError:
                 if not scanned.irregular[row]:  # the reader takes of it what it can, nobody knows what
@@ -156,6 +159,12 @@ class _Events:
         for value in piece.values:
             self._take(value)
         self.odd += piece.odd
+
+
+def _refuse_depth(file: Input, value: Any) -> None:
+    if not is_shallow(value):
+        found = f"something in it is nested deeper than {NESTED_LEVELS} levels, as nothing is that a profiler writes"
+        raise UnreadableInputError(file.known_as, found, _ADVICE)
 
 
 def _is_odd(event: Any, *, irregular: bool) -> bool:
@@ -276,7 +285,7 @@ class _Copy:
                 text = self._text("event", value)  # of ids the digits count: those of a mark would be others
                 kept[key] = REMOVED.decode() if text != value and key in ("pid", "tid") else text
             elif not isinstance(value, (dict, list)):
-                kept[key] = _written(value)
+                kept[key] = value
         return kept
 
     def _naming(self, event: dict[str, Any]) -> dict[str, Any] | None:
@@ -303,7 +312,7 @@ class _Copy:
             elif isinstance(value, (str, list, dict)):
                 kept[key] = self._argument(key, value)
             else:
-                kept[key] = _written(value)
+                kept[key] = value
         return kept
 
     def _argument(self, key: str, value: Any) -> Any:
@@ -332,13 +341,6 @@ class _Copy:
 
     def _text(self, place: str, text: str) -> str:
         return self.cleaner.written(place, _bytes(text)).decode()
-
-
-def _written(value: Any) -> Any:
-    """A plain value; what Python's `json` writes of numbers that are none stays, though it is no JSON."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return orjson.Fragment("NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity")
-    return value
 
 
 def _dumped(value: Mapping[str, Any] | Any) -> bytes:

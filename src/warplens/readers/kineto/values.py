@@ -119,6 +119,10 @@ ARGUMENTS: tuple[Argument, ...] = (
 )
 
 
+#: Those that hold a JSON list, one item for each input of an operator.
+LISTED = frozenset({"input_shapes", "input_types", "input_strides", "concrete_inputs"})
+
+
 def arguments_of(kind: str) -> tuple[Argument, ...]:
     """The arguments that are read of events of this kind."""
     return tuple(argument for argument in ARGUMENTS if kind in argument.kinds)

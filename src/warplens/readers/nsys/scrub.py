@@ -127,6 +127,9 @@ _WRITTEN_TEXTS = (
     ("ANALYSIS_FILE", "filename"),
 )
 
+#: Bytes, among the kinds of values: 0 for numbers and nothing, 1 for texts.
+_BYTES = 2
+
 #: What is left out, in words.
 _WORDS = ("rows of whole tables", "rows of others")
 
@@ -185,6 +188,7 @@ class _Copy:
 
     def __init__(self, connection: sqlite3.Connection, file: SqliteFile, *, rewrites: bool = True) -> None:
         self._rewrites = rewrites
+        self._file = file
         self.secrets = _secrets_of(file)
         self.cleaner = Cleaner(self.secrets)
         self.left_tables: dict[str, int] = {}
@@ -289,7 +293,7 @@ class _Copy:
         if table == "TARGET_INFO_SYSTEM_ENV" and column == "value":
             release = f"CAST(release(CAST({name} AS BLOB)) AS TEXT)"
             cleaned = f"iif(name = 'SoftwareReleaseVersion', {release}, {cleaned})"
-        return f"CASE typeof({name}) WHEN 'text' THEN {cleaned} WHEN 'blob' THEN x'' ELSE {name} END"
+        return f"CASE typeof({name}) WHEN 'text' THEN {cleaned} ELSE {name} END"
 
     def _fill_strings(self) -> None:
         if "StringIds" not in self._kept:
@@ -324,9 +328,11 @@ class _Copy:
     def _text_columns(self, schema: str, table: str) -> list[str]:
         """The columns that hold text or bytes anywhere, whatever type they are declared with."""
         columns = self._columns[table]
-        flags = ", ".join(f"max(typeof({quoted(column)}) IN ('text', 'blob'))" for column in columns)
-        (found,) = self._rows(f"SELECT {flags} FROM {schema}.{quoted(table)}")  # noqa: S608
-        return [column for column, holds_text in zip(columns, found, strict=True) if holds_text]
+        kinds = ", ".join(f"max(instr('tb', substr(typeof({quoted(column)}), 1, 1)))" for column in columns)
+        (found,) = self._rows(f"SELECT {kinds} FROM {schema}.{quoted(table)}")  # noqa: S608
+        if any(kind == _BYTES and column not in _EMPTIED_COLUMNS for column, kind in zip(columns, found, strict=True)):
+            raise self._file.unreadable(f"its table {table} holds bytes where a number or a text belongs")
+        return [column for column, kind in zip(columns, found, strict=True) if kind]
 
     def _count(self, schema: str, table: str) -> int:
         ((count,),) = self._rows(f"SELECT count(*) FROM {schema}.{quoted(table)}")  # noqa: S608
