@@ -19,8 +19,18 @@ from warplens.profile.schema import encode_names
 from warplens.profile.tables import TABLES
 from warplens.readers.nsys import NSYS
 from warplens.readers.nsys.capture import Findings, devices_of, notes_of, session_of
-from warplens.readers.nsys.tables import SOURCES, Field, Source, Strings, Tables, distinct_ids, range_kinds, ranges_of
-from warplens.readers.sqlite import ColumnBuffers, SqliteFile, looks_like_nsys, quoted, worker_count
+from warplens.readers.nsys.tables import (
+    ALL_ROWS,
+    SOURCES,
+    Field,
+    Source,
+    Strings,
+    Tables,
+    distinct_ids,
+    range_kinds,
+    ranges_of,
+)
+from warplens.readers.sqlite import ColumnBuffers, Part, SqliteFile, looks_like_nsys, quoted, worker_count
 
 # --- Loading the declared tables of an nsys export --------------------------------------------------------------------
 # parts of all of them in one pool of threads, shrunk as they arrive. A part is read as 64-bit integers, cast at once to
@@ -50,6 +60,7 @@ class Plan:
     Attributes:
         source: what is read.
         query: it, without the condition on its row range.
+        columns: of the export, in the order of the query; none where some hold texts.
         texts: columns of the result that hold raw bytes.
         shape: what becomes of the result.
         absent: what stands for the columns that the export lacks.
@@ -57,6 +68,7 @@ class Plan:
 
     source: Source
     query: str
+    columns: tuple[str, ...]
     texts: tuple[str, ...]
     shape: tuple[pl.Expr, ...]
     absent: tuple[pl.Expr, ...]
@@ -93,15 +105,28 @@ def _submit(pool: ThreadPoolExecutor, file: SqliteFile, plan: Plan) -> tuple[Col
     buffers = ColumnBuffers(shaped(file, plan, _nothing(plan))[0].schema, [part.capacity for part in parts])
 
     def fill(number: int) -> int:
-        raw = file.frame(f"{plan.query} AND {parts[number].condition}", plan.texts)
-        frame, dropped = shaped(file, plan, raw)
+        frame, dropped = shaped(file, plan, rows_of(file, plan, parts[number]))
         if frame.height > parts[number].capacity:
             raise file.unreadable(f"its table {plan.source.table} is damaged: it holds more rows than it says")
-        file.refuse_damage_in(plan.source.table, parts[number])
         buffers.put(number, frame)
         return dropped
 
     return buffers, [pool.submit(fill, number) for number in range(len(parts))]
+
+
+def rows_of(file: SqliteFile, plan: Plan, part: Part) -> pl.DataFrame:
+    """The rows of a part, as its columns stand in the export; text as bytes.
+
+    Raises:
+        UnreadableInputError: they cannot be read, or the table is damaged.
+    """
+    if plan.columns and plan.source.where == ALL_ROWS:
+        raw = file.numbers(plan.source.table, plan.columns, part)
+        if raw is not None:
+            return raw
+    raw = file.frame(f"{plan.query} AND {part.condition}", plan.texts)
+    file.refuse_damage_in(plan.source.table, part)
+    return raw
 
 
 def plan_of(file: Tables, source: Source) -> Plan:
@@ -126,7 +151,7 @@ def plan_of(file: Tables, source: Source) -> Plan:
         else:
             absent.append(field.absent.alias(field.name))
     query = f"SELECT {', '.join(selected.values())} FROM {quoted(source.table)} WHERE {source.where}"  # noqa: S608
-    return Plan(source, query, tuple(texts), tuple(shape), tuple(absent))
+    return Plan(source, query, () if texts else tuple(selected), tuple(texts), tuple(shape), tuple(absent))
 
 
 def _expected(field: Field) -> str:

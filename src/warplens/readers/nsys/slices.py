@@ -19,7 +19,7 @@ from warplens.errors import UsageError
 from warplens.profile import Capture, Note, NoteLevel, Trace
 from warplens.readers.nsys import NSYS
 from warplens.readers.nsys.capture import devices_of, session_of
-from warplens.readers.nsys.export import REWRITES, load, not_nsys, plan_of, put_together, shaped, sources_of
+from warplens.readers.nsys.export import REWRITES, load, not_nsys, plan_of, put_together, rows_of, shaped, sources_of
 from warplens.readers.nsys.tables import SOURCES, Source, Strings, distinct_ids, range_kinds
 from warplens.readers.sqlite import Part, SqliteFile, looks_like_nsys, quoted, worker_count
 
@@ -116,9 +116,7 @@ class Slices:
             raise self._whole("its names stand in the rows themselves")
 
         def reduced(part: Part) -> pl.DataFrame:
-            raw = self._file.frame(f"{plan.query} AND {part.condition}")
-            self._file.refuse_damage_in(source.table, part)
-            frame, _ = shaped(self._file, plan, raw)
+            frame, _ = shaped(self._file, plan, rows_of(self._file, plan, part))
             duration = (pl.col("end_ns") - pl.col("start_ns")).alias("duration_ns")
             frame = frame.with_columns(plan.absent).select(*columns, duration)
             return frame.group_by(*columns, "duration_ns").agg(pl.len().cast(pl.Int64).alias("calls"))

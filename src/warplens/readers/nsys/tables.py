@@ -73,6 +73,10 @@ def _device_or_null(column: str) -> pl.Expr:
     return _stream_or_null(column).cast(pl.Int32)
 
 
+#: No condition on the rows of a table.
+ALL_ROWS = "TRUE"
+
+
 @dataclass(frozen=True)
 class Field:
     """One column of a trace's table.
@@ -113,7 +117,7 @@ class Source:
     table: str
     trace_table: str
     fields: tuple[Field, ...]
-    where: str = "TRUE"
+    where: str = ALL_ROWS
 
 
 def _string(name: str, *columns: str, required: bool = True) -> Field:

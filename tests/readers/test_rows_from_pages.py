@@ -1,0 +1,147 @@
+"""Whole numbers decoded from the pages of an SQLite file are those that SQLite itself reads, or are left to it."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from warplens.errors import UnreadableInputError
+from warplens.readers.sqlite import Part, SqliteFile
+
+#: Both sides of every width that SQLite stores numbers in: 1, 2, 3, 4, 6 and 8 bytes, and none at all for 0 and 1.
+_EDGES = [
+    0,
+    1,
+    -1,
+    *(sign * 2**bits + less for bits in (7, 15, 23, 31, 47, 62) for sign in (1, -1) for less in (0, -1)),
+]
+_VALUES = st.one_of(st.none(), st.sampled_from(_EDGES), st.integers(-(2**63), 2**63 - 1))
+
+
+def write(
+    path: Path, rows: list[tuple[object, ...]], declared: str = "a INTEGER, b INT NOT NULL, c INTEGER", page: int = 4096
+) -> None:
+    path.unlink(missing_ok=True)
+    connection = sqlite3.connect(path)
+    connection.execute(f"PRAGMA page_size = {page}")
+    connection.execute(f"CREATE TABLE t ({declared})")
+    marks = ",".join("?" * len(rows[0]))
+    connection.executemany(f"INSERT INTO t VALUES ({marks})", rows)
+    connection.commit()
+    connection.close()
+
+
+def decoded(path: Path, columns: tuple[str, ...] = ("a", "b", "c")) -> list[list[tuple[object, ...]] | None]:
+    with SqliteFile(path) as file:
+        frames = [file.numbers("t", columns, part) for part in file.parts("t")]
+    return [None if frame is None else frame.rows() for frame in frames]
+
+
+def by_sqlite(path: Path, columns: str = "a, b, c") -> list[tuple[object, ...]]:
+    connection = sqlite3.connect(path)
+    try:
+        return connection.execute(f"SELECT {columns} FROM t ORDER BY rowid").fetchall()
+    finally:
+        connection.close()
+
+
+@given(
+    rows=st.lists(st.tuples(_VALUES, _VALUES.map(lambda value: value or 0), _VALUES), min_size=1, max_size=60),
+    page=st.sampled_from([512, 1024, 65536]),
+)
+def test_every_width_of_number_comes_out_as_it_went_in(tmp_path_factory, rows, page):
+    path = tmp_path_factory.mktemp("pages") / "t.sqlite"
+    write(path, rows, page=page)
+    assert decoded(path) == [rows]
+    assert decoded(path, ("c", "a")) == [[(c, a) for a, _, c in rows]]
+
+
+@pytest.mark.parametrize("page", [512, 4096])
+def test_tables_of_several_levels_are_read_part_by_part(tmp_path, page):
+    generator = np.random.default_rng(7)
+    numbers = generator.integers(-(2**40), 2**40, (30_000, 2)) >> generator.integers(0, 41, (30_000, 2))
+    rows = [(int(a), int(b), None if a % 3 else 1) for a, b in numbers]
+    path = tmp_path / "t.sqlite"
+    write(path, rows, page=page)
+    with SqliteFile(path) as file:
+        for first, count in ((1, 30_000), (1, 1), (30_000, 1), (777, 12_345)):
+            frame = file.numbers("t", ("a", "b", "c"), Part("", count, first, numbered=True))
+            assert frame is not None
+            assert frame.rows() == rows[first - 1 : first - 1 + count]
+        assert file.numbers("t", ("a",), Part("", 2, 30_000, numbered=True)) is None
+
+
+ROWS: list[tuple[object, ...]] = [(1, 2, 3), (4, 5, 6), (7, 8, 9)]
+
+
+@pytest.mark.parametrize(
+    ("change", "columns"),
+    [
+        ("UPDATE t SET b = 1.5 WHERE a = 4", "a, b, c"),
+        ("UPDATE t SET c = 'text' WHERE a = 4", "a, b, c"),
+        (f"UPDATE t SET c = '{'long' * 40}' WHERE a = 4", "a, b"),
+        (f"UPDATE t SET c = '{'long' * 4000}' WHERE a = 4", "a, b"),
+        ("DELETE FROM t WHERE a = 4", "a, b, c"),
+        ("ALTER TABLE t ADD COLUMN d INTEGER DEFAULT 5", "a, d"),
+    ],
+)
+def test_what_is_stored_in_another_way_is_left_to_sqlite(tmp_path, change, columns):
+    path = tmp_path / "t.sqlite"
+    write(path, ROWS)
+    connection = sqlite3.connect(path)
+    connection.execute(change)
+    connection.commit()
+    connection.close()
+    assert decoded(path, tuple(columns.split(", "))) == [None]
+
+
+@pytest.mark.parametrize(
+    "declared",
+    [
+        "a INTEGER PRIMARY KEY, b INT, c INT)",
+        "a REAL, b INT, c INT)",
+        "a INT PRIMARY KEY, b INT, c INT) WITHOUT ROWID",
+    ],
+)
+def test_tables_whose_rows_hold_something_else_are_left_to_sqlite(tmp_path, declared):
+    path = tmp_path / "t.sqlite"
+    connection = sqlite3.connect(path)
+    connection.execute(f"CREATE TABLE t ({declared}")
+    connection.executemany("INSERT INTO t VALUES (?, ?, ?)", ROWS)
+    connection.commit()
+    connection.close()
+    with SqliteFile(path) as file:
+        assert file.numbers("t", ("a", "b", "c"), Part("", 3, 1, numbered=True)) is None
+
+
+def test_a_short_text_beside_the_numbers_does_no_harm(tmp_path):
+    path = tmp_path / "t.sqlite"
+    write(path, [(i, i * i, "x" * (i % 50)) for i in range(500)], "a INT, b INT, c TEXT")
+    assert decoded(path, ("b", "a")) == [by_sqlite(path, "b, a")]
+
+
+def test_a_damaged_page_gives_what_sqlite_reads_or_nothing(tmp_path):
+    path = tmp_path / "t.sqlite"
+    write(path, [(i, i * 1_000, None if i % 7 else i << 20) for i in range(1, 1_500)], page=512)
+    sound = path.read_bytes()
+    generator = np.random.default_rng(14)
+    outcomes = {"left to SQLite": 0, "as SQLite": 0}
+    for place in generator.integers(512 + 8, len(sound), 400).tolist():
+        damaged = bytearray(sound)
+        damaged[place] ^= 1 << int(generator.integers(8))
+        path.write_bytes(damaged)
+        try:
+            found = decoded(path)
+        except UnreadableInputError:
+            continue
+        if found == [None]:
+            outcomes["left to SQLite"] += 1
+        else:
+            assert found == [by_sqlite(path)]
+            outcomes["as SQLite"] += 1
+    assert min(outcomes.values()) > 20
