@@ -23,8 +23,10 @@ from warplens.workloads.attention.flash import (
 from warplens.workloads.attention.kernels import (
     BackwardTiles,
     ForwardTiles,
+    HopperTiles,
     backward_tiles,
     forward_tiles,
+    hopper_tiles,
     matmul_kernel,
     softmax_gradient_kernel,
     softmax_kernel,
@@ -71,12 +73,18 @@ def _packed(tensor: Tensor) -> Tensor:
 
 
 def flash_forward(
-    q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float, tiles: ForwardTiles | None = None
+    q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float, tiles: ForwardTiles | HopperTiles | None = None
 ) -> tuple[Tensor, Tensor]:
     """Output and log₂-sum-exp of packed [heads, seq_len, head_dim] inputs; `tiles` overrides the table's choice."""
     heads, seq_len, head_dim = q.shape
     if tiles is None:
-        tiles = forward_tiles(head_dim, q.element_size(), _capability(q))
+        size, capability = q.element_size(), _capability(q)
+        tiles = hopper_tiles(head_dim, size, capability, causal) or forward_tiles(head_dim, size, capability)
+    if isinstance(tiles, HopperTiles):
+        # Not every triton has what it imports.
+        from warplens.workloads.attention.hopper import flash_forward_hopper
+
+        return flash_forward_hopper(q, k, v, causal=causal, scale=scale * _LOG2_E, tiles=tiles)
     out = torch.empty_like(q)
     log_sum_exp = torch.empty((heads, seq_len), dtype=torch.float32, device=q.device)
     sources = _sources(tiles.tma, (q, tiles.block_m), (k, tiles.block_n), (v, tiles.block_n))
@@ -161,7 +169,7 @@ class _Flash(torch.autograd.Function):
         v: Tensor,
         causal: bool,
         scale: float,
-        tiles: ForwardTiles | None,
+        tiles: ForwardTiles | HopperTiles | None,
         gradient_tiles: BackwardTiles | None,
     ) -> Tensor:
         out, log_sum_exp = flash_forward(q, k, v, causal=causal, scale=scale, tiles=tiles)
@@ -184,7 +192,7 @@ def flash_attention(
     v: Tensor,
     causal: bool,
     *,
-    tiles: ForwardTiles | None = None,
+    tiles: ForwardTiles | HopperTiles | None = None,
     gradient_tiles: BackwardTiles | None = None,
 ) -> Tensor:
     """Flash attention of [batch, heads, seq_len, head_dim] inputs."""

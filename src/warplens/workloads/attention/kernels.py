@@ -14,6 +14,10 @@ import triton.language as tl
 #: First compute capability with the tensor memory accelerator and warp-group matrix instructions.
 HOPPER: Final = (9, 0)
 
+#: Releases of Triton with which the kernel for Hopper was run. Gluon is experimental: 3.5 has other signatures, 3.7 was
+#: only compiled with, and 3.9 has renamed what the kernel calls.
+GLUON_OF: Final = ("3.6",)
+
 
 @dataclass(frozen=True)
 class ForwardTiles:
@@ -65,6 +69,37 @@ class BackwardTiles:
         key = f"{self.key_m}x{self.key_n}/w{self.key_warps}/s{self.key_stages}"
         query = f"{self.query_m}x{self.query_n}/w{self.query_warps}/s{self.query_stages}"
         return f"dkdv {key} dq {query}{' tma' * self.tma}"
+
+
+@dataclass(frozen=True)
+class HopperTiles:
+    """How the flash forward kernel of Hopper (`attention.hopper`) is launched.
+
+    Attributes:
+        attenders: warp groups that multiply, 64 query rows each.
+        slots: tiles of keys or values that shared memory holds.
+        block_n: keys per step.
+    """
+
+    attenders: int
+    slots: int
+    block_n: int = 128
+
+    def __str__(self) -> str:
+        return f"{64 * self.attenders}x{self.block_n}/slots{self.slots}"
+
+
+def hopper_tiles(head_dim: int, element_bytes: int, capability: tuple[int, int], causal: bool) -> HopperTiles | None:
+    """The tiles of the kernel for Hopper; None where it does not apply, and `forward_tiles` do."""
+    known = ".".join(triton.__version__.split(".")[:2]) in GLUON_OF
+    if not known or triton.knobs.runtime.interpret or capability != HOPPER or element_bytes != 2:
+        return None
+    if head_dim == 128:
+        return HopperTiles(2, 4)
+    if head_dim == 64:
+        # Three groups hide more of the exponentials; with a mask, their 192 rows end in the middle of a key block.
+        return HopperTiles(2 if causal else 3, 8)
+    return None
 
 
 def forward_tiles(head_dim: int, element_bytes: int, capability: tuple[int, int]) -> ForwardTiles:
