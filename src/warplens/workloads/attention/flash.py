@@ -13,8 +13,9 @@ What makes it fast:
   the diagonal are never visited;
 * tiles come through the tensor memory accelerator (`TMA`), which also fills rows past the end with zeros;
 * heavy tiles first: with a causal mask the last query rows have the most work, so they start first;
-* small programs, several of which share an SM: while one waits at its barrier, another multiplies. (Warps with roles of
-  their own, `tl.range(…, warp_specialize=True)`, compile for Hopper with Triton 3.6, and then never end.)
+* small programs, several of which share an SM: while one waits at its barrier, another multiplies.
+
+The forward pass on Hopper has a kernel of its own, `hopper`.
 """
 
 from __future__ import annotations
