@@ -1,8 +1,8 @@
 """Attention kernels: naive, tiled and flash in Triton, torch's own as baselines, each checked before it is timed.
 
-`problem` (sizes, inputs, the float64 reference, the gate), `kernels` and `flash` (Triton), `hopper` (Gluon), `functions`
-(differentiable, round them), `registry` (every kernel by name; torch's backends), `measurement` (timing). A new kernel
-becomes an entry of `registry.KERNELS`. torch and triton are imported when a kernel first runs.
+`problem` (sizes, inputs, the float64 reference, the gate), `kernels` and `flash` (Triton), `hopper` (Gluon),
+`functions` (differentiable, round them), `registry` (every kernel by name; torch's backends), `measurement` (timing).
+A new kernel becomes an entry of `registry.KERNELS`. torch and triton are imported when a kernel first runs.
 """
 
 from warplens.workloads.attention.measurement import AttentionMeasurement, Timing, TimingPlan, measure
