@@ -124,7 +124,7 @@ def _sdpa(backend: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causa
 _OWN: Final = {
     "naive": "one kernel per formula; scores and probabilities are written to memory",
     "tiled": "online softmax in small tiles; no scores in memory, every block computed and masked",
-    "flash": "one normalisation, masks only where they cut, log-sum-exp saved; on Hopper, warps with roles of their own",
+    "flash": "one normalisation, masks only where they cut, log-sum-exp saved; on Hopper, warps have roles",
 }
 _TORCH: Final = {
     "flash": "torch SDPA, FlashAttention-2 kernels",
