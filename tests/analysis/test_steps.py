@@ -273,6 +273,25 @@ def test_many_turns_that_take_nothing_in_may_be_those_of_a_sampler(turns: int, c
     assert _search(kernels=kernels, api=calls).confidence == confidence
 
 
+@pytest.mark.parametrize(("launch", "confidence"), [(20, "high"), (9, "low")], ids=["behind each", "inside of each"])
+def test_waits_tell_steps_only_where_they_lie_between_the_turns(launch: int, confidence: str) -> None:
+    kernels, calls = _program(" ".join(["e" + "xyz" * 6 + "h"] * 6))
+    lasts = kernels[launch - 1 :: 20]
+    waits = [call(row["start_ns"] + US, row["start_ns"] + 2 * US, "cudaStreamSynchronize") for row in lasts]
+    assert _search(kernels=kernels, api=[*calls, *waits]).confidence == confidence
+
+
+@pytest.mark.parametrize("beside", ["forward", "loss"])
+def test_an_optimizer_of_many_launches_is_a_part_of_the_step_where_another_phase_lies_beside(beside: str) -> None:
+    kernels, calls = _program(" ".join(["f" + "xyz" * 10] * 4))
+    firsts = kernels[::31]
+    ranges = [nvtx(row["start_ns"] - 6 * US, row["start_ns"], beside) for row in firsts]
+    ranges += [nvtx(row["start_ns"] + US, row["start_ns"] + 350 * US, "optimizer") for row in firsts]
+    search = _search(kernels=kernels, api=calls, ranges=ranges)
+    assert len(search.steps) == 4
+    assert (search.source, search.name) == (("sequence", None) if beside == "forward" else ("range", "optimizer"))
+
+
 def test_of_two_turns_with_a_wait_each_the_first_is_the_step_whose_length_is_known() -> None:
     turn = "e" + "xyz" * 6 + "hb"
     kernels, calls = _program(turn + " " + turn, gap=500 * US)

@@ -174,22 +174,25 @@ class _Turns:
         return is_structured(_told_apart(self.trace, first), self.period)
 
     @cached_property
-    def marks(self) -> tuple[Int64s, Int64s]:
-        """How many waits of the host and copies each turn has, and a code of what else but launches it calls."""
-        number, code = np.zeros(self.repeats, dtype=np.int64), np.zeros(self.repeats, dtype=np.int64)
+    def marks(self) -> tuple[Int64s, Int64s, Int64s]:
+        """How many waits and copies each turn has, a code of what else but launches it calls, and waits at its end."""
+        number, code, behind = np.zeros((3, self.repeats), dtype=np.int64)
         if self.calls["launch_start_ns"].null_count() or not self.trace.api_calls.height:
-            return number, code
+            return number, code, behind
         names = name_categories(self.trace.api_calls["name"])
         waits = np.array([_WAITS.search(text) is not None for text in names], dtype=np.bool_)
         others = np.array([_ALLOCATES.search(text) is not None for text in names], dtype=np.bool_)
         api = self.trace.api_calls.filter(pl.col("process") == self.calls["process"][0])
         kind, when = api["name"].to_physical().to_numpy().astype(np.int64), api["start_ns"].to_numpy()
-        turn = np.searchsorted(self.calls["launch_start_ns"].to_numpy()[self.cuts[:-1]], when, side="right") - 1
+        launches = self.calls["launch_start_ns"].to_numpy()[self.begin : self.stop]
+        place = np.searchsorted(launches, when, side="right") - 1
+        turn = place // self.period
         inside = (turn >= 0) & (waits | others)[kind]
         np.add.at(code, turn[inside], (kind[inside] + 1) * _MIX)
         inside &= waits[kind]
         np.add.at(number, turn[inside], 1)
-        return number, np.unique(code, return_inverse=True)[1].reshape(-1).astype(np.int64)
+        np.add.at(behind, turn[inside & (place % self.period == self.period - 1)], 1)
+        return number, np.unique(code, return_inverse=True)[1].reshape(-1).astype(np.int64), behind
 
     @cached_property
     def whole(self) -> _Turns:
@@ -205,6 +208,11 @@ class _Turns:
     def marked(self) -> int:
         """How many turns have a wait or a copy."""
         return int((self.marks[0] > 0).sum())
+
+    @property
+    def ended(self) -> int:
+        """How many turns have one behind their last launch."""
+        return int((self.marks[2] > 0).sum())
 
 
 def steps_from_sequence(trace: Trace, work: pl.DataFrame, forest: RangeForest) -> Found | None:
@@ -390,7 +398,7 @@ def _told_apart(trace: Trace, calls: pl.DataFrame) -> Int64s:
 
 def _whole_steps(turns: _Turns) -> _Turns:
     """The steps of which the turns are parts (layers, tokens, micro-batches), where something shows them."""
-    number, code = turns.marks
+    number, code, _ = turns.marks
     length, first, stop = longest_repetition(code)
     if length > 1 and stop - first >= max(_MOST_TURNS * turns.repeats, 2 * length):
         # What happens once in several parts (a wait, a read-back) ends the last of them.
@@ -424,8 +432,10 @@ def _confidence(turns: _Turns) -> tuple[Confidence, str]:
             return "medium", "two are all there is, each with a wait or copy, and a pause between them"
         return "low", "there are only two"
     if turns.is_structured and _share(turns.calls, turns.begin, turns.stop) >= _MOST_OF_IT:
-        if marked:
-            return "high", "each has parts that repeat and parts that it has once, and a wait or copy"
+        if turns.ended >= turns.repeats - 1:
+            return "high", "each has parts that repeat and parts that it has once, and a wait or copy behind them"
+        if turns.marked > 1:  # as passes over parts of a batch do, whose results the step hands on at its end
+            return "low", "waits and copies lie inside of each, and none between them"
         if turns.repeats > _MOST_ALONE and turns.marked <= 1:
             return "low", "so many in a row take nothing in and give nothing out, as a sampler's do"
         return "medium", "each has parts that repeat and parts that it has once"

@@ -22,7 +22,7 @@ from warplens.analysis.attribution import RangeForest, is_operator
 from warplens.analysis.repetition import MIN_REPEATS
 from warplens.analysis.sequence import Confidence, Found, Rhythm, steps_from_sequence, warmup_labels
 from warplens.analysis.trees import NO_RANGE
-from warplens.analysis.window import Step, generic_names, is_framework_name, is_step_name
+from warplens.analysis.window import NO_PHASE, Step, generic_names, is_framework_name, is_step_name, phase_of_name
 from warplens.patterns import lazy_pattern
 from warplens.profile import Trace
 from warplens.profile.columns import column, table
@@ -272,7 +272,7 @@ def _steps_from_ranges(trace: Trace, work: pl.DataFrame, forest: RangeForest) ->
     ranges = trace.ranges
     if not ranges.height:
         return None
-    candidates = _repeated_ranges(ranges, forest)
+    candidates = _without_parts(_repeated_ranges(ranges, forest), ranges)
     if not candidates:
         return None
     innermost = work["range"].fill_null(NO_RANGE).to_numpy() + 1
@@ -311,6 +311,33 @@ def _steps_from_ranges(trace: Trace, work: pl.DataFrame, forest: RangeForest) ->
         for name, rows in sorted(accepted, key=lambda each: each[1] is not best[2])
     )
     return found._replace(rhythms=rhythms)
+
+
+def _without_parts(candidates: list[tuple[str, Int64s]], ranges: pl.DataFrame) -> list[tuple[str, Int64s]]:
+    """The candidates but for those called after a phase that another one called after another phase lies beside.
+
+    An optimizer that launches parameter by parameter holds nearly all launches of its step, and is a part of it.
+    """
+    start, end, process = (ranges[name].to_numpy() for name in ("start_ns", "end_ns", "process"))
+    phases = [phase_of_name(name) for name, _ in candidates]
+
+    def lies_beside(one: Int64s, other: Int64s) -> bool:
+        """Whether the others follow each of the one without lying in any."""
+        before = np.searchsorted(start[one], start[other], side="right") - 1
+        outside = (before >= 0) & (start[other] >= end[one][np.maximum(before, 0)])
+        alike = process[one[0]] == process[other[0]] and len(np.unique(before[outside])) >= len(one) - 1
+        return bool(alike and outside.sum() >= len(other) - 1)
+
+    return [
+        (name, rows)
+        for (name, rows), phase in zip(candidates, phases, strict=True)
+        if phase == NO_PHASE
+        or is_step_name(name)
+        or not any(
+            beside not in (NO_PHASE, phase) and lies_beside(rows, others)
+            for (_, others), beside in zip(candidates, phases, strict=True)
+        )
+    ]
 
 
 def _steps_on_host(trace: Trace, forest: RangeForest) -> Found | None:

@@ -265,15 +265,16 @@ def _times(
     source: Path, line: int, fields: dict[str, str], columns: dict[str, str], times: list[_TimeColumn]
 ) -> list[dict[str, Any]]:
     def whole(what: str) -> int | None:
-        text = fields.get(columns.get(what, ""), "").lower()
-        if text in _NO_MEASUREMENT:
+        title = columns.get(what)
+        text = fields.get(title, "").lower() if title is not None else ""
+        if title is None or text in _NO_MEASUREMENT:
             return None
-        return int(_number(source, line, columns[what], re.sub(r"^(?:ctx|seq|bs)_?", "", text)))
+        return int(_number(source, line, title, re.sub(r"^(?:ctx|seq|bs)_?", "", text)))
 
     context = whole("context")
     if context is None:
         raise UnreadableInputError(source, f"line {line} has no context length", _ADVICE)
-    mode = fields.get(columns.get("mode", ""), "") or None
+    mode = fields.get(columns["mode"], "") or None if "mode" in columns else None
     timed = _timed(mode)
     if timed not in ("forward", "step"):  # the row is of a phase of any kind of step
         mode = None
