@@ -6,7 +6,20 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["AFTER", "BEFORE", "FIFTH", "FOURTH", "HALVES", "PROGRAMS", "Build", "Program", "Step", "healthy", "pair"]
+__all__ = [
+    "AFTER",
+    "BEFORE",
+    "FIFTH",
+    "FOURTH",
+    "HALVES",
+    "PROGRAMS",
+    "SIXTH",
+    "Build",
+    "Program",
+    "Step",
+    "healthy",
+    "pair",
+]
 
 Step = Callable[[], object]
 Build = Callable[[str], Step]
@@ -15,7 +28,9 @@ BEFORE, AFTER = "before", "after"
 #: What is held out was written apart from the rules of the diagnosis, and published when they stood. The third part was
 #: recorded when the rules had been mended with the second in view, and each later one when they had been with its
 #: predecessor.
-DEVELOPMENT, HELD_OUT, THIRD, FOURTH, FIFTH = HALVES = ("development", "held_out", "third", "fourth", "fifth")
+DEVELOPMENT, HELD_OUT, THIRD, FOURTH, FIFTH, SIXTH = HALVES = (
+    "development", "held_out", "third", "fourth", "fifth", "sixth",
+)  # fmt: skip
 
 PROGRAMS: dict[str, Program] = {}
 
