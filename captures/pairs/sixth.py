@@ -1,4 +1,4 @@
-"""The sixth set, a small one: written without a look at the rules, and read when they had been mended with the fifth."""
+"""The sixth set, a small one: written without a look at the rules, read when they had been mended with the fifth."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch.nn.utils import parametrizations, parametrize
 
 from pairs.language import llama
 from pairs.parts import CUDA, DEVICE, HALF, adamw, compiled, images, on_device, size, tokens, training
-from pairs.registry import AFTER, BEFORE, SIXTH, Step, healthy, pair
+from pairs.registry import AFTER, SIXTH, Step, healthy, pair
 
 
 @pair(
@@ -189,7 +189,7 @@ def weight_norm_in_inference(variant: str) -> Step:
     accept=("small-kernels", "per-expert-loop", "unfused-chain"), library="timm", steps=(3, 2),
 )  # fmt: skip
 def loss_class_by_class(variant: str) -> Step:
-    """A ResNet-26 learns 80 attributes of 64 images in bf16; the loss is a sum over attributes, each with its weight."""
+    """A ResNet-26 learns 80 attributes of 64 images in bf16; the loss is a sum of one weighted term each."""
     classes = size(80, 4)
     model = on_device(lambda: timm.create_model("resnet26", num_classes=classes)).train()
     model = model.to(memory_format=torch.channels_last)
