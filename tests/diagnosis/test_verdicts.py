@@ -75,6 +75,12 @@ def test_what_slows_the_host_is_named_before_its_pace() -> None:
 
     def averaging(machine: Machine) -> None:
         machine.launch(20 * US, times=100)
+        for _ in range(50):  # a weight and a bias
+            machine.launch(2 * US, ADD, times=2)
+            machine.launch(2 * US, ADD, (1, 1, 1), times=2)
+
+    def loss_by_class(machine: Machine) -> None:
+        machine.launch(20 * US, times=100)
         machine.launch(2 * US, ADD, times=200)
 
     def reading(machine: Machine) -> None:
@@ -87,6 +93,8 @@ def test_what_slows_the_host_is_named_before_its_pace() -> None:
     slow = 26 * US
     assert verdict(allocating, Machine(python_ns=slow)).verdict == "allocator-churn"
     assert verdict(averaging, Machine(python_ns=slow)).verdict == "unfused-optimizer"
+    # Tensors of one size are no parameters.
+    assert verdict(loss_by_class, Machine(python_ns=slow)).verdict == "launch-overhead"
     found = verdict(reading, Machine(python_ns=slow))
     assert found.verdict == "host-sync"
     assert "all items at once" in found.findings[0].remedies[0].action

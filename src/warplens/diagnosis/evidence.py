@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
+from functools import reduce
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -225,11 +227,16 @@ _SINGLE_TENSOR: Final = ("elementwise", "copy-cast", "reduction")
 #: lies between two layers is a tenth of that.
 _LEAST_LOOP: Final = 100
 
+#: Parameters come in several sizes. Of a network with batch norms two in three are vectors, of one with narrow
+#: convolutions three in four launches have the commonest size; a loop over classes or samples has hardly another.
+_MOST_ALIKE: Final = 0.85
+
 
 def mark_loops(timeline: Timeline, window: Window) -> npt.NDArray[np.bool_]:
     """For each row of `Timeline.work` whether it is of a loop over parameters, such as a moving average of weights.
 
-    Programs without products have no parameters to speak of.
+    Programs without products have no parameters to speak of. Loops over classes or samples, in a loss for example, work
+    on tensors of one size.
     """
     work = timeline.work
     marked = np.zeros(work.height, dtype=np.bool_)
@@ -246,9 +253,22 @@ def mark_loops(timeline: Timeline, window: Window) -> npt.NDArray[np.bool_]:
     steps = np.array([step.start_ns for step in window.steps], dtype=np.int64)
     step = np.searchsorted(steps, begun[rows], side="right")
     edges = np.flatnonzero(np.r_[True, (of_one[1:] != of_one[:-1]) | (step[1:] != step[:-1])])
-    long = of_one[edges] & (np.diff(np.r_[edges, len(rows)]) >= _LEAST_LOOP)
-    marked[rows] = np.repeat(long, np.diff(np.r_[edges, len(rows)]))
+    lengths = np.diff(np.r_[edges, len(rows)])
+    long = of_one[edges] & (lengths >= _LEAST_LOOP)
+    threads = _threads(timeline.trace.kernels)
+    for run in np.flatnonzero(long):
+        sizes = threads[place[edges[run] : edges[run] + lengths[run]]]
+        long[run] = not sizes.any() or np.unique(sizes, return_counts=True)[1].max() <= _MOST_ALIKE * len(sizes)
+    marked[rows] = np.repeat(long, lengths)
     return marked
+
+
+def _threads(kernels: pl.DataFrame) -> Int64s:
+    """Threads of each launch: in elementwise work they follow the size of the tensor. 0 where the grid is unknown."""
+    sides = [pl.col(f"{of}_{axis}").cast(pl.Int64) for of in ("grid", "block") for axis in "xyz"]
+    product: pl.Expr = reduce(operator.mul, sides)
+    counted: Int64s = kernels.select(product.fill_null(0)).to_series().to_numpy()
+    return counted
 
 
 # --- Whether the optimizer of a window goes from parameter tensor to parameter tensor --------------------------------

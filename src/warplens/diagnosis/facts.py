@@ -436,11 +436,12 @@ def _in_one_piece(parts: list[pl.DataFrame], declared: Table) -> pl.DataFrame:
 def _phases(timeline: Timeline, window: Window) -> pl.Series:
     """The phase of each row of `Timeline.work`.
 
-    An optimizer that no range names is known by its kernels, as are other loops over the parameters.
+    An optimizer that no range names is known by its kernels, as are other loops over the parameters. What a range or
+    the gradients' operators place in a forward or backward pass is neither.
     """
     phases = phase_of_work(timeline).cast(_PHASE)
     named = (phases == "optimizer").any()
-    marked = mark_loops(timeline, window)
+    marked = mark_loops(timeline, window) & ~phases.is_in(["forward", "backward"]).to_numpy()
     if not named:
         marked |= mark_optimizers(timeline, window)
     return constant("optimizer", len(phases), _PHASE).zip_with(pl.Series(marked), phases) if marked.any() else phases
