@@ -42,7 +42,7 @@ class Pair:
 
     @property
     def name(self) -> str:
-        """What it is called."""
+        """Meaning called."""
         return str(self.entry["name"])
 
     @property

@@ -127,7 +127,7 @@ def spreads(given: list[Answer]) -> Iterator[str]:
     """By kind of model, the factor by which gains (less 1) are off in nine of ten recordings, as a Markdown table.
 
     The rank of the factor is that of split conformal prediction, ⌈0.9·(n + 1)⌉ of n errors (V. Vovk et al.,
-    "Algorithmic Learning in a Random World", 2005, ch. 4). What it is worth is asked by leaving out each program, with
+    "Algorithmic Learning in a Random World", 2005, ch. 4). Meaning worth is asked by leaving out each program, with
     both of its recordings: does the factor of the others hold its gain.
     """
     yield "| model | recordings | in use | nine of ten within | held when left out |"

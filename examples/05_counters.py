@@ -1,4 +1,4 @@
-"""What bounds each kernel, from the hardware counters of an Nsight Compute report."""
+"""What limits each kernel, from the hardware counters of an Nsight Compute report."""
 
 from pathlib import Path
 

@@ -30,7 +30,7 @@ class Case:
 
     @property
     def name(self) -> str:
-        """What it is called."""
+        """Meaning called."""
         return str(self.entry["name"])
 
     @property

@@ -264,7 +264,7 @@ def _unless_bad(path: str, reduced: Callable[[str], FileSummary]) -> FileSummary
         return FileSummary(source, problem=f"{source}: {error.strerror or type(error).__name__}")
     except Exception as error:  # a defect of ours in one file must not cost the answer on a hundred others
         what = f"{type(error).__name__}: {error}"
-        return FileSummary(source, problem=f"{source}: {what}. This is a defect of Warplens: report it, please")
+        return FileSummary(source, problem=f"{source}: {what}. This is a bug in Warplens: please report it")
 
 
 # --- Files over an existing Dask cluster ------------------------------------------------------------------------------

@@ -59,7 +59,9 @@ class Message:
         try:
             self._scan(start, end, gather << 3 | BYTES if gather else -1)
         except (IndexError, KeyError):
-            raise WireError(f"the message at byte {start} goes beyond the file or holds what is no field") from None
+            raise WireError(
+                f"the message at byte {start} goes beyond the file or holds something that is not a field"
+            ) from None
 
     def _scan(self, start: int, end: int, gather_key: int) -> None:
         data, at = self._data, start

@@ -349,7 +349,7 @@ def test_the_first_input_may_be_given_by_name() -> None:
 
 @pytest.mark.parametrize("wrong", [(), ([1, 2],), ("text",)])
 def test_an_input_without_a_shape_is_refused(wrong) -> None:
-    with pytest.raises(UsageError, match="it is no tensor"):
+    with pytest.raises(UsageError, match="it is not a tensor"):
         adaptive()(*wrong)
 
 

@@ -121,7 +121,7 @@ def nvtx(start: int, end: int, name: str, *, kind: str = "push-pop", domain: int
 
 
 def allocation(time: int, delta: int, address: int | None = None, *, memory: str | None = "device", **at: Any) -> Row:
-    """`delta` bytes allocated (positive) or released (negative)."""
+    """`delta` bytes allocated (positive) or freed (negative)."""
     place = {"process": 1, "device": 0, **at}
     return {"time_ns": time, **place, "address": address, "delta_bytes": delta, "memory": memory}
 
@@ -155,7 +155,7 @@ def trace(
     """A whole `Trace` of these rows, each table checked against its declaration.
 
     Args:
-        window_ns: the recorded time; from the first begin to the last end of any row unless given.
+        window_ns: the recorded time; from the first start to the last end of any row unless given.
         notes: what the reader is supposed to have noticed.
         file_format: the format that the trace is supposed to have been read from.
         devices: the GPUs; those that the rows name unless given.

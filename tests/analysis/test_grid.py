@@ -57,7 +57,7 @@ def test_without_a_wait_the_pass_lasts_until_its_last_gpu_work():
     assert not forward.synchronised
     assert forward.host.median == 25  # two launches of 10 ns and the end: says nothing about the pass
     assert forward.time == Spread(410, 410, 410, 3)
-    assert forward.time_is == "host begin to last GPU end"
+    assert forward.time_is == "host start to last GPU end"
     assert (forward.span.median, forward.gpu.median, forward.busy.median) == (400, 400, 400)
     assert forward.busy_share == 400 / 410
 

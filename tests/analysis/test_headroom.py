@@ -334,7 +334,7 @@ def test_a_misaligned_output_layer_is_told_by_its_size() -> None:
     lacks = (
         torch_of("attention_eager").groups.filter(pl.col("input_shapes").str.contains("50257"))["lacks"].drop_nulls()
     )
-    assert any("50,257 is no multiple of 8" in text for text in lacks)
+    assert any("50,257 is not a multiple of 8" in text for text in lacks)
 
 
 H200 = Device(0, "NVIDIA H200", sm_count=132)

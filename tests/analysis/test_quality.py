@@ -265,7 +265,7 @@ def test_profiler_overhead_counts_as_time_not_as_a_sum_over_threads() -> None:
 
     assert (note.code, note.text) == (
         "profiler-overhead",
-        "The profiler itself held host threads up during 10.0 % of the window.",
+        "The profiler itself blocked host threads during 10.0 % of the window.",
     )
 
 

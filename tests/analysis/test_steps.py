@@ -240,7 +240,7 @@ def test_an_evaluation_ends_the_steady_steps_and_start_and_compilation_are_told_
     search = _search(kernels=kernels, api=[*calls, loading])
     # The ninth step holds the evaluation: launches lie between its end and the last pass of the optimizer.
     assert (search.steady[-1].index, len(search.steps)) == (8, 11)
-    assert "the longest stretch that no evaluation or other work interrupts" in search.how
+    assert "the longest stretch without interruption by evaluation or other work" in search.how
     told = [(each.what, each.launches) for each in search.left_out]
     assert told == [("start-up", 3), ("compilation", 6), ("interruption", 48), ("rest", 2)]
 
@@ -306,7 +306,7 @@ def test_a_last_step_counts_where_the_pause_that_it_lacks_does_not_matter(pause:
     kernels, calls = _program(" ".join(["abcdefghij"] * 4), gap=pause)
     search = _search(kernels=kernels, api=calls)
     assert (len(search.steps), len(search.steady)) == (4, kept)
-    assert ("the last left out, whose end was not recorded" in search.how) == (kept == 3)
+    assert ("the last left out, because its end was not recorded" in search.how) == (kept == 3)
 
 
 def test_two_turns_are_a_repetition_only_if_nothing_else_was_recorded() -> None:

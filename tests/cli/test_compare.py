@@ -107,7 +107,7 @@ def test_kernels_by_name_sum_to_those_by_place(paradox: dict[str, Any]) -> None:
 def test_the_terminal_shows_verdict_parts_and_kernels(warplens: Callable[..., Run]) -> None:
     out = warplens("compare", BASELINE, TOPK).out
     for expected in (
-        "GPU work fell 9.6 %, but the step is bounded by the host's issue rate",
+        "GPU work fell 9.6 %, but the step is limited by the host's launch rate",
         "The wall time of a step, part by part",
         "idle: waiting for a launch",
         "smaller parts",
@@ -239,15 +239,15 @@ def test_the_document_has_every_part_in_its_order(warplens: Callable[..., Run], 
     headings = [line.removeprefix("## ") for line in text.splitlines() if line.startswith("## ")]
     assert headings == [
         "Key figures",
-        "What the difference is made of",
+        "Where the difference comes from",
         "GPU work by range",
         "GPU time by part of the program",
         "Kernels",
         "Copies and communication",
         "Launches and what they cost the host",
         "Work against time",
-        "How sure it is",
-        "What limits these numbers",
+        "How certain it is",
+        "Limits of these numbers",
     ]
     assert (tmp_path / "out" / "images" / "compare-waterfall.svg").read_text().startswith("<svg")
     assert "leave 0 ns" in text
@@ -311,10 +311,10 @@ def test_counters_stand_beside_the_traces(warplens: Callable[..., Run], tmp_path
         (["--window", "nonsense"], "START:END"),
         (["--range", "nowhere"], "deit224_bs1_baseline.sqlite.xz: "),
         (["--flops", "1e9"], "write 35.1e9,11.1e9"),
-        (["--fail-on", "abc"], "'abc' is no percentage"),
-        (["--fail-on", "-5%"], "'-5%' is no percentage"),
+        (["--fail-on", "abc"], "'abc' is not a percentage"),
+        (["--fail-on", "-5%"], "'-5%' is not a percentage"),
         (["--fail-on", "1e300%"], "write at most 10000%"),
-        (["--margin", "100%"], "'100%' is no margin"),
+        (["--margin", "100%"], "'100%' is not a margin"),
         (["--level", "99.99999999%"], "write a percentage from 50% to 99.9999%"),
         (["--counters-baseline", "none.ncu-rep", "--counters-variant", "none.ncu-rep"], "none.ncu-rep"),
     ],

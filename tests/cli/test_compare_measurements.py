@@ -277,9 +277,9 @@ def _empty(folder: Path) -> Path:
 @pytest.mark.parametrize(
     ("arguments", "found"),
     [
-        (["--fail-on", "0.05"], "write 5% for five in a hundred"),
-        (["--fail-on", "-3%"], "is no percentage"),
-        (["--margin", "two"], "is no percentage"),
+        (["--fail-on", "0.05"], "write it as 5%"),
+        (["--fail-on", "-3%"], "is not a percentage"),
+        (["--margin", "two"], "is not a percentage"),
         (["--level", "5%"], "from 50% to 99.9999%"),
         (["--window", "all"], "--window and --range choose a part of a trace"),
         (["--counters-baseline", TRACE, "--counters-variant", TRACE], "stand beside traces"),

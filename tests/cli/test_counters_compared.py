@@ -194,9 +194,9 @@ def test_a_measured_roof_can_be_stated(warplens) -> None:
 @pytest.mark.parametrize(
     ("arguments", "found"),
     [
-        (["--ceiling", "hbm=4T"], "is no roof"),
-        (["--ceiling", "dram=fast"], "is no roof"),
-        (["--ceiling", "dram=-1"], "is no roof"),
+        (["--ceiling", "hbm=4T"], "is not a roof"),
+        (["--ceiling", "dram=fast"], "is not a roof"),
+        (["--ceiling", "dram=-1"], "is not a roof"),
         (["-o", "roof.pdf"], "a chart is written as .html, .png, .svg"),
         (["-o", "absent/roof.png"], "there is no folder absent"),
     ],

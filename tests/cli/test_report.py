@@ -206,7 +206,7 @@ def test_the_demo_answers_in_two_sentences_and_says_where_the_documents_are(
     assert names(tmp_path) == documents
     for name in documents:
         assert f"  {tmp_path / name}\n" in run.out
-    assert "the step is bounded by the host's issue rate" in " ".join(run.out.split())
+    assert "the step is limited by the host's launch rate" in " ".join(run.out.split())
     (shown,) = json.loads((tmp_path / "report.json").read_text("utf-8"))["data"]["profiles"]
     assert shown["source"] == "deit224_bs1_baseline.sqlite.xz"
     assert shown["answer"] in " ".join(run.out.split())

@@ -243,7 +243,7 @@ def test_the_gate_closes_on_a_choice_that_costs_too_much(warplens, policy_file, 
     ("arguments", "reason"),
     [
         (("show", "POLICY", "POLICY"), "takes one file"),
-        (("fit", STORED, *SIDES, "--fail-on", "2%"), "--fail-on is no option of policy fit"),
+        (("fit", STORED, *SIDES, "--fail-on", "2%"), "--fail-on is not an option of policy fit"),
         (("check", "POLICY", STORED, *SIDES, "--fail-on", "2"), "percentage"),
         (("fit", STORED, *SIDES, "--margin", "200%"), "percentage"),
         (("fit", STORED, "--baseline", "method", "--variant", "method=topk"), "has no '='"),

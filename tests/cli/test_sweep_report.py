@@ -113,7 +113,7 @@ def test_the_grid_tells_where_reduction_pays(h200):
 def test_the_document_has_all_its_parts(h200):
     text = (h200 / "sweep.md").read_text()
     for title in (
-        "Before you read the numbers", "Speedup", "What bounds each cell", "Where the variant starts to pay",
+        "Cautions", "Speedup", "What limits each cell", "Where the variant starts to pay",
         "Break-even model", "Anomalies", "What the grid can tell",
     ):  # fmt: skip
         assert f"\n## {title}\n" in text
@@ -207,7 +207,7 @@ def _stored(*, ambiguous):
 @pytest.mark.parametrize("name", _stored(ambiguous=False))
 def test_every_stored_file_with_two_sides_is_reported_on(asked, name):
     def refuse(text):
-        raise AssertionError(f"{text} is no JSON")
+        raise AssertionError(f"{text} is not valid JSON")
 
     out, _ = asked(shipped.files("measurements", f"{name}.json.xz")[0], form=Format.JSON)
     assert json.loads(out, parse_constant=refuse)["data"]["rows"]

@@ -219,7 +219,7 @@ def _verdict(error: BaseException) -> tuple[int, str]:
 
 
 def _no_json(word: str) -> None:
-    raise ValueError(f"{word} is no JSON")
+    raise ValueError(f"{word} is not valid JSON")
 
 
 def _content(stream: io.TextIOWrapper) -> str:

@@ -44,7 +44,7 @@ _HTA_DELAY_NS = 30_000
 
 #: HTA drops GPU work whose launching call was not recorded, if the trace has profiler steps.
 DROPS_UNLAUNCHED = {"hta_negative_queue_rank0", "hta_trace_diff_test"}
-#: HTA counts the profiler's records of synchronisation (category cuda_sync) as GPU work.
+#: HTA counts the profiler's records of synchronization (category cuda_sync) as GPU work.
 COUNTS_WAITING = {"hta_alexnet"}
 #: HTA counts a CPU operator as GPU work because one of its arguments is called "stream".
 COUNTS_OPERATOR = {"tracelens_b200_eager_trace"}
@@ -140,7 +140,7 @@ def test_kernel_types(name: str) -> None:
     """HTA cuts fractions of a microsecond off every piece; the sum may lack one for each."""
     told, trace = ANSWERS[name]["kernel_types"], ours(name)
     if name in COUNTS_WAITING:
-        pytest.skip("HTA counts synchronisation as compute here")
+        pytest.skip("HTA counts synchronization as compute here")
     for label, kind, others in (
         ("COMPUTATION", "compute", ("communication", "memory")),
         ("COMMUNICATION", "communication", ("compute", "memory")),

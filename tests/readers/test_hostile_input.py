@@ -163,7 +163,7 @@ def _fifo(folder: Path) -> Path:
 def test_what_never_ends_is_not_read(
     reader: Callable[[Path], object], make: Callable[[Path], Path], tmp_path: Path
 ) -> None:
-    with pytest.raises(UnreadableInputError, match="this is no regular file"):
+    with pytest.raises(UnreadableInputError, match="this is not a regular file"):
         reader(make(tmp_path))
 
 

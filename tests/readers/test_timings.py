@@ -78,8 +78,8 @@ def test_other_columns_a_byte_order_mark_and_empty_lines_do_no_harm(written):
         ("model,forward_s\nsmall,1\n", "no context"),
         ("model,ctx,tokens\nsmall,8,1\n", "no time with a unit"),
         ("model,ctx,forward_mean\nsmall,8,1\n", "'forward_mean' is a time without a unit"),
-        ("model,ctx,forward_s\nsmall,8,fast\n", "line 2, column 'forward_s': 'fast' is no number"),
-        ("model,ctx,forward_s\nsmall,8,-1\n", "'-1' is no number"),
+        ("model,ctx,forward_s\nsmall,8,fast\n", "line 2, column 'forward_s': 'fast' is not a number"),
+        ("model,ctx,forward_s\nsmall,8,-1\n", "'-1' is not a number"),
         ("model,ctx,forward_s\nsmall,,1\n", "line 2 has no context length"),
     ],
 )

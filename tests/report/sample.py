@@ -74,7 +74,7 @@ def budget_parts() -> pl.DataFrame:
         ("copies", "busy", 900_000, "transfer"),
         ("communication", "busy", 1_500_000, "communication"),
         ("waiting for a launch", "idle", 16_000_000, "idle-1"),
-        ("synchronisation", "idle", 5_200_000, "idle-3"),
+        ("synchronization", "idle", 5_200_000, "idle-3"),
         ("host busy outside of CUDA", "idle", 2_000_000, "idle-2"),
         ("unknown", "idle", 300_000, "idle-6"),
     ]
@@ -196,7 +196,7 @@ def document() -> Document:
         title=f"train {HOSTILE}.sqlite",
         lead=f"The GPU is busy for 67.4 % of each step. {HOSTILE} dominates.",
         sections=(
-            Section("quality", "Before you read the numbers", (notes,)),
+            Section("quality", "Cautions", (notes,)),
             Section("key", "Key figures", (figures, Paragraph("How it was got.", quiet=True))),
             Section("charts", "Charts", drawn),
             Section("kernels", "Kernels", (Paragraph(f"Top: {HOSTILE}."), kernel_table())),

@@ -278,7 +278,7 @@ def test_the_data_of_a_chart_are_saved_with_the_numbers_that_it_plots(visit, tmp
         heading, *rows = csv.reader(file)
     spec = sample.all_charts()["memory"].spec(lambda token: token, "")
     (marks,) = spec["datasets"].values()
-    assert heading[0].startswith("time since the window's begin")
+    assert heading[0].startswith("time since the window's start")
     assert [float(row[0]) for row in rows] == [mark["x"] for mark in marks]
     assert [float(row[1]) for row in rows] == [mark["y"] for mark in marks]
 

@@ -166,7 +166,7 @@ def test_every_section_is_there_even_when_its_data_is_not():
         "Program": ["GPU time by part of the program", "Ranges"],
         "Host": ["Launches", "CUDA API", "Streams", "CUDA graphs"],
         "Memory": ["Copies", "Memory"],
-        "Data & method": ["What limits these numbers", "Checklist", "Key figures"],
+        "Data & method": ["Limits of these numbers", "Checklist", "Key figures"],
     }
     for title in ("Phases", "Ranges", "Copies", "CUDA API", "Memory"):
         assert re.search(rf"## {title}\n\nNot recorded in this profile\.\n", text), title

@@ -270,14 +270,14 @@ def test_a_second_run_at_the_same_time_is_refused(path):
 def test_an_entry_of_another_form_is_refused_with_its_line(path, entry):
     _begun(path)
     path.write_text(path.read_text() + entry + "\n")
-    with pytest.raises(UnreadableInputError, match="line 2 is no entry of a ledger"):
+    with pytest.raises(UnreadableInputError, match="line 2 is not an entry of a ledger"):
         Ledger(path, PLAN)
 
 
 @pytest.mark.parametrize("text", ["3\n", "[1, 2]\n", "notes without an end of line", "[" * 100_000 + "\n"])
 def test_what_is_no_ledger_is_not_overwritten(path, text):
     path.write_text(text)
-    with pytest.raises(UnreadableInputError, match="line 1 is no entry of a ledger"):
+    with pytest.raises(UnreadableInputError, match="line 1 is not an entry of a ledger"):
         Ledger(path, PLAN)
     assert path.read_text() == text
 

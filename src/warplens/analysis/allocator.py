@@ -41,9 +41,9 @@ ALIVE: Final = table(
     Column(
         "from_before",
         pl.Boolean,
-        "whether it was allocated before the recording began, so that whose it is cannot be known",
+        "whether it was allocated before the recording began, so that its owner is unknown",
     ),
-    Column("blocks", pl.Int64, "how many; null for what stood there before"),
+    Column("blocks", pl.Int64, "number of blocks; null for what was allocated before the recording"),
     "bytes share",
     device="ordinal of the GPU; null for host memory",
     phase="`backward`, `optimizer`, `forward` or `none`",
@@ -78,7 +78,7 @@ class AllocatorUse:
         process: process id.
         device: ordinal of the GPU; None for host memory.
         begin_bytes, end_bytes: in use at the window's edges.
-        peak_bytes: the most that was in use at once.
+        peak_bytes: peak in use.
         peak_ns: when that was first reached.
         reserved_bytes: what the allocator held at the peak; None where it was not recorded.
         most_reserved_bytes: the most that it held in the window.

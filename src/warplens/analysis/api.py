@@ -240,7 +240,7 @@ def synchronization_statistics(timeline: Timeline, window: Window, by: Sequence[
 def blocking_calls(timeline: Timeline, window: Window) -> pl.DataFrame:
     """The API calls that held the host until the GPU was done, by reason, function and thread, the most time first.
 
-    Three kinds do so: synchronisations; copies that do not say `Async`; and asynchronous copies of pageable memory,
+    Three kinds do so: synchronizations; copies that do not say `Async`; and asynchronous copies of pageable memory,
     which the driver has to stage (CUDA Runtime API, "API synchronization behavior").
 
     Returns:

@@ -308,7 +308,7 @@ _ROW_WISE = (
 
 _GEMM = (
     Rule(
-        "persistent-rnn", "other", words=r"^rnn block persist", why="products, gates and synchronisation in one kernel"
+        "persistent-rnn", "other", words=r"^rnn block persist", why="products, gates and synchronization in one kernel"
     ),
     Rule("repack", "copy-cast", words=r"\brepack\b"),
     Rule("tensile", "gemm", function=r"^(Custom_)?Cijk_"),

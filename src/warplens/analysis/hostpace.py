@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 
 # --- What the launching threads of a process were held up by, instant by instant ---
 #
-# A thread is inside of at most one outermost CUDA call at a time; that call says what holds it: a synchronisation, an
+# A thread is inside of at most one outermost CUDA call at a time; that call says what holds it: a synchronization, an
 # allocation, a blocking copy, or nothing but the issuing of work. A copy of a few bytes that holds the host is a
-# synchronisation (`.item()`): what takes the time is waiting for the work before it. A thread that asks again and
+# synchronization (`.item()`): what takes the time is waiting for the work before it. A thread that asks again and
 # again whether an event has come is waiting, too. While the thread is outside of CUDA, the calls of the process's
-# other launching threads count: autograd's thread does not launch while the main one waits in a synchronisation. A
+# other launching threads count: autograd's thread does not launch while the main one waits in a synchronization. A
 # pause without any call is the ordinary cost of issuing work if it is short, and the host doing something else if it
 # is long.
 
@@ -218,7 +218,7 @@ THREAD_PARTS: Final = (
     "launching",  # inside calls that issue work
     *HOLDING_CAUSES,  # inside calls that hold the thread
     "other-cuda",  # inside other calls
-    "profiler",  # held up by the profiler
+    "profiler",  # blocked by the profiler
     "outside",  # short pauses between calls: the framework, Python
     "stalled",  # long ones
 )

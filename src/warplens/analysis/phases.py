@@ -153,7 +153,7 @@ STEPS: Final = table(
     "step start_ns wall_ns busy_ns idle_ns busy_share gpu_ns kernels copies",
     Column("graph_launches", pl.Int64, "CUDA graph launches traced as a whole", title="Graphs"),
     Column(
-        "gap_ns", pl.Int64, "from the step's end to the next step's begin; null for the last step", title="Gap after"
+        "gap_ns", pl.Int64, "from the step's end to the next step's start; null for the last step", title="Gap after"
     ),
     idle_ns="`wall_ns` less `busy_ns`",
     gpu_ns="summed duration of all work that began in the step, of all GPUs",

@@ -216,7 +216,7 @@ def _cached_allocation(recorded: RecordedSchedule, _: Sequence[Device]) -> Chang
         waits_for=np.where(allocates, -1, schedule.waits_for),
         return_ns=np.where(allocates, 0, schedule.return_ns),
     )
-    return Changed(changed, (_WORK_STAYS, "the memory needed fits into the cache"))
+    return Changed(changed, (_WORK_STAYS, "the memory needed fits in the cache"))
 
 
 def _no_host_stall(recorded: RecordedSchedule, _: Sequence[Device]) -> Changed | None:

@@ -154,7 +154,7 @@ _COMPLETE_LAUNCH_SHARE: Final = 0.99
 #: No work begins before its launch: a few that seem to are the last digit of a clock, more are two clocks.
 _EARLY_SHARE: Final = 0.01
 
-#: Work outside of all ranges is normal around a loop; beyond this share of the GPU time, tables by range mislead.
+#: Work outside all ranges is normal around a loop; beyond this share of the GPU time, tables by range mislead.
 _OUTSIDE_RANGES_SHARE: Final = 0.05
 
 #: Ranges that leave out more than this say little about the program.
@@ -220,7 +220,7 @@ def _aborted(timeline: Timeline, window: Window) -> Iterator[Note]:
     yield Note(
         "aborted-step",
         NoteLevel.BLOCKING if every else NoteLevel.WARNING,
-        f"{which} did not finish ({reasons}): such times are not those of a training step.",
+        f"{which} did not finish ({reasons}): their times are not those of a training step.",
         "Look for an out-of-memory error in the program's output, and repeat with a smaller batch or context",
     )
 
@@ -233,7 +233,7 @@ def _out_of_memory(timeline: Timeline, window: Window) -> Iterator[Note]:
             "failed-allocations",
             NoteLevel.WARNING,
             f"Memory allocations that failed for lack of memory: {failed:,}.",
-            "Check that the program got through; PyTorch frees its cache and tries again, which costs time",
+            "Check that the program finished; PyTorch frees its cache and retries, which costs time",
         )
 
 
@@ -245,7 +245,7 @@ def _hidden_graphs(timeline: Timeline, window: Window) -> Iterator[Note]:
             NoteLevel.WARNING if graphs.hidden_share > _HIDDEN_SHARE else NoteLevel.INFO,
             f"{100 * graphs.hidden_share:.1f} % of the GPU's busy time lies inside "
             f"{graphs.whole_launches:,} CUDA graph "
-            "executions traced as a whole: busy, but with unknown kernels.",
+            "executions traced as a whole: the GPU is busy, but its kernels are unknown.",
             "Record the nodes of the graphs: add --cuda-graph-trace=node to nsys profile",
         )
 
@@ -258,7 +258,7 @@ def _unknown_launches(timeline: Timeline, window: Window) -> Iterator[Note]:
         yield Note(
             "no-api-calls",
             NoteLevel.WARNING,
-            "No CUDA API calls were recorded: who launched the work, and why the GPU was idle, is unknown.",
+            "No CUDA API calls were recorded: what launched the work, and why the GPU was idle, is unknown.",
             timeline.trace.capture.recorder.remedies.get("no-api-calls"),
         )
         return
@@ -267,8 +267,8 @@ def _unknown_launches(timeline: Timeline, window: Window) -> Iterator[Note]:
         yield Note(
             "unknown-launches",
             NoteLevel.WARNING,
-            f"The launching API call is known for {100 * known:.1f} % of the GPU work only, "
-            "and so are ranges and idle causes.",
+            f"The launching API call, and with it range and idle cause, is known for only {100 * known:.1f} % of "
+            "the GPU work.",
             "Record from the program's start, and look for dropped events in the profiler's messages",
         )
 
@@ -283,9 +283,9 @@ def _clocks(timeline: Timeline, window: Window) -> Iterator[Note]:
             "clocks-apart",
             NoteLevel.WARNING,
             f"{100 * before.len() / early.len():.1f} % of the GPU work begins before the call that launched it, by up "
-            f"to {most / 1e3:,.1f} µs: the clocks of host and GPU are apart, and queueing, waits and the causes of "
-            "idle time are off by as much.",
-            "Record again, and for a shorter time; let the machine's clock not be set meanwhile",
+            f"to {most / 1e3:,.1f} µs: the clocks of host and GPU disagree, and queue times, waits and idle "
+            "causes are wrong by as much.",
+            "Record again, for a shorter time, and do not change the machine's clock meanwhile",
         )
 
 
@@ -320,7 +320,7 @@ def _ranges(timeline: Timeline, window: Window) -> Iterator[Note]:
             "inferred-ranges",
             NoteLevel.INFO,
             f"{100 * coverage.inferred_share:.1f} % of the GPU time was launched by threads without a range of their "
-            "own (autograd's, for one) and is counted in the range that another thread of the process held open.",
+            "own (autograd's, for one) and is attributed to the range that another thread of the process had open.",
         )
 
 
@@ -349,7 +349,7 @@ def _steps(timeline: Timeline, window: Window) -> Iterator[Note]:
         yield Note(
             "no-steps",
             NoteLevel.INFO if asked_for else NoteLevel.WARNING,
-            "The window has no repeating steps: warm-up may be part of the numbers, and none of them is per step.",
+            "The window has no repeating steps: the numbers may include warm-up, and none is per step.",
             None if asked_for else timeline.trace.capture.recorder.remedies.get("no-steps"),
         )
         return
@@ -357,7 +357,7 @@ def _steps(timeline: Timeline, window: Window) -> Iterator[Note]:
         yield Note(
             "few-steps",
             NoteLevel.INFO,
-            f"The window has {'one step' if count == 1 else f'{count} steps'}: how much steps vary cannot be known.",
+            f"The window has {'one step' if count == 1 else f'{count} steps'}: how much steps vary is unknown.",
             f"Record at least {_STEPS_FOR_SPREAD} steps after warm-up",
         )
     work = timeline.work_in(window).select("kind", "process", "start_ns", "end_ns")
@@ -366,7 +366,7 @@ def _steps(timeline: Timeline, window: Window) -> Iterator[Note]:
         yield Note(
             "unequal-steps",
             NoteLevel.WARNING,
-            f"The steps run between {kernels.min:,} and {kernels.max:,} kernels: they do not repeat the same work.",
+            f"The steps run between {kernels.min:,} and {kernels.max:,} kernels: they do not do the same work.",
             "Choose a window of equal steps",
         )
 
@@ -380,7 +380,7 @@ def _profiler(timeline: Timeline, window: Window) -> Iterator[Note]:
         yield Note(
             "profiler-overhead",
             NoteLevel.WARNING,
-            f"The profiler itself held host threads up during {100 * share:.1f} % of the window.",
+            f"The profiler itself blocked host threads during {100 * share:.1f} % of the window.",
             timeline.trace.capture.recorder.remedies.get("profiler-overhead"),
         )
 
@@ -396,7 +396,7 @@ def _categories(timeline: Timeline, window: Window) -> Iterator[Note]:
         yield Note(
             "unclassified-kernels",
             NoteLevel.INFO,
-            f"{100 * share:.1f} % of the GPU time is spent in kernels whose names fit no category.",
+            f"{100 * share:.1f} % of the GPU time is in kernels of unknown category.",
         )
 
 
@@ -407,6 +407,6 @@ def _devices(timeline: Timeline, window: Window) -> Iterator[Note]:
         yield Note(
             "several-devices" if devices > 1 else "several-processes",
             NoteLevel.INFO,
-            f"GPUs that worked in the window: {devices}; processes: {processes}. "
-            "Tables add them up, time budgets are per GPU.",
+            f"GPUs used in the window: {devices}; processes: {processes}. Tables sum over them, time budgets are "
+            "per GPU.",
         )

@@ -2,7 +2,7 @@
 
 A range's own duration on the host says when work was *launched*, not when or how long it ran. Here each piece of GPU
 work belongs to the innermost range of `warplens.analysis.attribution`; a range's inclusive time adds that of everything
-inside it, its exclusive time does not. Both are sums of the work's durations; `span_ns` is from the first begin to the
+inside it, its exclusive time does not. Both are sums of the work's durations; `span_ns` is from the first start to the
 last end (NVIDIA's "projected" time, idle time included).
 """
 
@@ -29,14 +29,14 @@ INSTANCES = table(
     "One range that launched work in the window, or began in it. `warplens.analysis.ranges.range_instances`.",
     column("row", help="row in `Trace.ranges`"),
     "parent host_ns gpu_ns gpu_exclusive_ns inferred_ns",
-    Column("first_ns", pl.Int64, "first begin of that work on the GPU; 0 without work"),
+    Column("first_ns", pl.Int64, "first start of that work on the GPU; 0 without work"),
     Column("last_ns", pl.Int64, "last end of that work on the GPU; 0 without work"),
     "span_ns ops kernels",
     Column("same_thread_ops", pl.Int64, "pieces of work launched on the range's own thread while it was open"),
     Column(
         "same_thread_span_ns",
         pl.Int64,
-        "from the first begin to the last end of that work, as `nsys stats` projects ranges",
+        "from the first start to the last end of that work, as `nsys stats` projects ranges",
     ),
     parent="row of the enclosing range, across threads; −1 for none",
     gpu_ns="summed duration of the GPU work launched inside, inner ranges included",
@@ -53,7 +53,7 @@ RANGES = table(
     name="name of the range",
     host_ns="summed duration of the ranges on the host",
     gpu_ns="summed duration of the GPU work launched inside, inner ranges included",
-    span_ns="summed over instances: from the first begin to the last end of the work on the GPU",
+    span_ns="summed over instances: from the first start to the last end of the work on the GPU",
     share="`gpu_ns` of all GPU work of the window",
 )
 

@@ -2,7 +2,7 @@
 
 The profile records begins and ends, not reasons. The reasons are inferred from the times and the functions' meaning:
 
-* a synchronisation waits for the last work that ended before it returned; so does a release of memory that left
+* a synchronization waits for the last work that ended before it returned; so does a release of memory that left
   nothing on the GPU, and a launching call that was stuck behind a full queue. A copy that holds the host waits for
   itself;
 * work that starts late although it had arrived and its stream was free waited for the work of another stream that

@@ -86,7 +86,7 @@ _REPEATS = "the repeating kernel sequence"
 _MIX = 0x9E3779B1
 
 
-#: How sure it is that repetitions are steps: marked as such, or shown by what a program does once a step; built like
+#: How certain it is that repetitions are steps: marked as such, or shown by what a program does once a step; built like
 #: steps; or nothing but that they repeat.
 Confidence: TypeAlias = Literal["high", "medium", "low"]
 
@@ -98,7 +98,7 @@ class Rhythm:
     Attributes:
         what: repeats, for people.
         count: how often.
-        pace_ns: median time from one begin to the next; None for a single one.
+        pace_ns: median time from one start to the next; None for a single one.
         launches: median number of launches in each.
         confidence: how sure it is that these are the steps.
         why: what says so.
@@ -201,7 +201,7 @@ class _Turns:
 
     @cached_property
     def confidence(self) -> tuple[Confidence, str]:
-        """How sure it is that these are steps, and what says so."""
+        """How certain it is that these are steps, and what says so."""
         return _confidence(self)
 
     @property
@@ -411,7 +411,7 @@ def _whole_steps(turns: _Turns) -> _Turns:
 
 
 def _confidence(turns: _Turns) -> tuple[Confidence, str]:
-    """How sure it is that turns without an optimizer are steps, and what says so."""
+    """How certain it is that turns without an optimizer are steps, and what says so."""
     inside = turns.calls[turns.begin : turns.stop]
     # A graph that is launched again and again is what its program repeats; one among other launches may be a token's.
     if turns.period == 1 and inside.height < _ALL_OF_IT * turns.calls.height:
@@ -440,8 +440,8 @@ def _confidence(turns: _Turns) -> tuple[Confidence, str]:
             return "low", "so many in a row take nothing in and give nothing out, as a sampler's do"
         return "medium", "each has parts that repeat and parts that it has once"
     if turns.period >= LEAST_STRUCTURE and marked and apart:
-        return "high", "each has a wait or copy, and a pause behind it"
-    return "low", "nothing tells but that they repeat"
+        return "high", "each has a wait or copy, followed by a pause"
+    return "low", "the only sign is that they repeat"
 
 
 def _choose(names: set[str]) -> bool:

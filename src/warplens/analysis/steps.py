@@ -64,7 +64,7 @@ RHYTHMS: Final = table(
     "Something that repeats and may be the step, the one that was taken for it first. `warplens steps`.",
     column("what").but(title="What", help="what repeats"),
     Column("repeats", pl.Int64, "how often"),
-    Column("pace_ns", pl.Int64, "median time from one begin to the next; null for a single one", nullable=True),
+    Column("pace_ns", pl.Int64, "median time from one start to the next; null for a single one", nullable=True),
     "launches confidence reason",
     Column("is_step", pl.Boolean, "whether it was taken for the step", title="Taken"),
     launches="median number of each",
@@ -117,7 +117,7 @@ class StepSearch:
 
     @property
     def confidence(self) -> Confidence | None:
-        """How sure it is that what was found are steps; None where nothing was."""
+        """How certain it is that what was found are steps; None where nothing was."""
         return next((each.confidence for each in self.rhythms if each.chosen), None)
 
     @property
@@ -147,11 +147,11 @@ def find_steps(trace: Trace, work: pl.DataFrame, forest: RangeForest) -> StepSea
     """The steps of a profile. `work` and `forest` are those of the `Timeline`."""
     found = _steps_from_ranges(trace, work, forest) if work.height else _steps_on_host(trace, forest)
     if found is None and not work.height:
-        return StepSearch((), (), "none", None, "no GPU work was recorded, and no range is called a step: no steps")
+        return StepSearch((), (), "none", None, "no GPU work and no step ranges were recorded")
     if found is None:
         found = steps_from_sequence(trace, work, forest)
     if found is None:
-        how = "from the first to the last GPU work (neither ranges nor the kernel sequence show a repeating step)"
+        how = "from the first to the last GPU work (no repeating steps in ranges or kernel sequence)"
         return StepSearch((), (), "none", None, how)
     steps = tuple(Step(i + 1, int(s), int(e)) for i, (s, e) in enumerate(zip(found.starts, found.ends, strict=True)))
     left_out = _warmup_count(found)
@@ -176,9 +176,11 @@ def _describe(count: int, bounds: tuple[int, int, int, int], found: Found) -> st
     parts = [f"{chosen}, from {origin}"]
     parts += [f"{leading} left out as warm-up"] if left_out else []
     parts += (
-        ["the longest stretch that no evaluation or other work interrupts"] if (first, last) != (left_out, kept) else []
+        ["the longest stretch without interruption by evaluation or other work"]
+        if (first, last) != (left_out, kept)
+        else []
     )
-    parts += ["the last left out, whose end was not recorded"] if kept < count else []
+    parts += ["the last left out, because its end was not recorded"] if kept < count else []
     return "; ".join(parts)
 
 

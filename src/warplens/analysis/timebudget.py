@@ -3,7 +3,7 @@
 The work that ends a gap tells which thread had to issue it and when. That splits the gap in two:
 
 * *before the launching call began*, the host had not issued the work. What its thread was inside of at each instant
-  names the cause: a synchronisation, an allocation, a blocking copy, the profiler, another CUDA call. Outside of CUDA
+  names the cause: a synchronization, an allocation, a blocking copy, the profiler, another CUDA call. Outside of CUDA
   calls, a short pause between two calls is the ordinary cost of issuing work (`launch`), a long one is the host doing
   something else (`host`). Where the launching thread is outside of CUDA, the other launching threads of the process are
   asked;
@@ -11,7 +11,7 @@ The work that ends a gap tells which thread had to issue it and when. That split
   device's `start-latency`; a long one is a `dependency` where the work before it ran on another stream or other devices
   were at work meanwhile, and otherwise `submission` (batched submission under Windows, another program on the GPU).
 
-Where the GPU ran dry while the host waited in a synchronisation, the time from that call's return until the next work
+Where the GPU ran dry while the host waited in a synchronization, the time from that call's return until the next work
 begins is `refill`: what a drained pipeline pays. Only as much counts as the host lost by waiting: without the wait it
 would have been at the same place earlier by the time that it waited for a busy GPU. What the next work would have come
 late by anyhow stays `launch`. Where a CUDA graph is what the GPU waited for, issuing it is `graph-launch`.
@@ -50,18 +50,18 @@ from warplens.profile.schema import Bools, Int64s, name_categories
 
 #: Cause → what it means, in the order of presentation.
 IDLE_CAUSES = {
-    "launch": "the host had not issued the next work yet (the cost of issuing it)",
-    "graph-launch": "the host had not issued the next CUDA graph yet",
-    "synchronization": "the host was waiting for the GPU in a synchronisation call, and so could not issue more work",
-    "refill": "a synchronisation had let the GPU run dry, and the host was issuing the first work after it",
+    "launch": "the host had not launched the next work yet (launch cost)",
+    "graph-launch": "the host had not launched the next CUDA graph yet",
+    "synchronization": "the host was waiting for the GPU in a synchronization call and could not launch more work",
+    "refill": "a synchronization had let the GPU run dry, and the host was launching the first work after it",
     "allocation": "the host was inside a memory allocation or release",
-    "blocking-copy": "the host was inside a copy that blocks it (pageable memory, or a synchronous call)",
-    "host": "the host was busy or asleep outside of CUDA for long (input pipeline, Python, garbage collection)",
-    "dependency": "the work was queued, but waited for work of another stream or another device",
-    "submission": "the work was queued, but the driver or another program kept it from the GPU",
+    "blocking-copy": "the host was blocked in a copy (pageable memory, or a synchronous call)",
+    "host": "the host was busy or asleep outside CUDA for long (input pipeline, Python, garbage collection)",
+    "dependency": "the work was queued, but waited for work on another stream or device",
+    "submission": "the work was queued, but held back by the driver or another program",
     "start-latency": "the work was queued, and the GPU was about to start it",
-    "profiler": "the profiler held the host up",
-    "unknown": "the profile does not record who issued the next work",
+    "profiler": "the profiler blocked the host",
+    "unknown": "the profile does not record what launched the next work",
 }
 
 #: Queued work that has not started after this time is waiting for something: an idle GPU starts a kernel 2–8 µs after
@@ -168,10 +168,10 @@ def _add_issuing(
         parts: where to add.
         numbers: shape (n,), the gaps.
         graph: whether the work is a CUDA graph's.
-        before: time before the launching call; `refilling` the part of it after the synchronisation's return.
+        before: time before the launching call; `refilling` the part of it after the synchronization's return.
         inside: time inside the launching call.
         queued: time from the call's return until the GPU began.
-        lost: what the host lost by waiting in the synchronisation; 0 where none let the GPU run dry.
+        lost: what the host lost by waiting in the synchronization; 0 where none let the GPU run dry.
     """
     issuing = before + inside
     drained = np.flatnonzero(lost)
@@ -192,11 +192,11 @@ def _add_issuing(
 
 
 def _drains(timeline: Timeline, device: int, waits: Intervals, begins: Int64s, issued: Int64s) -> tuple[Int64s, Int64s]:
-    """Which gaps began while the host waited in a synchronisation that returned before the next work was issued.
+    """Which gaps began while the host waited in a synchronization that returned before the next work was issued.
 
     Args:
         device: the gaps' device.
-        waits: when the host was inside synchronisations, disjoint.
+        waits: when the host was inside synchronizations, disjoint.
         begins, issued: shape (n,), the begin of each gap and of the call that issued the work that ends it.
 
     Returns:
@@ -287,7 +287,7 @@ def _may_depend(timeline: Timeline, device: int, ended_by: Int64s, begins: Int64
 # At every instant the device is doing one of these, asked in this order: 1. compute: a kernel that is not
 # communication runs. Where several run at once, the instant belongs to the one that began first, so that categories
 # add up; 2. a CUDA graph traced as a whole runs: busy, but its inside is hidden; 3. communication that no compute
-# hides ("exposed"); 4. copies and fills that neither compute nor communication hides; 5. nothing: idle, by cause
+# hides ("exposed"); 4. exposed copies and fills; 5. nothing: idle, by cause
 # (`warplens.analysis.idle`). Everything is an interval union in integer nanoseconds: durations that overlap are never
 # added up, and the residual is zero by construction.
 

@@ -185,7 +185,7 @@ class Timeline:
         if len(rows):
             return rows
         if not categories:
-            raise UsageError(f"there is no range {name!r}: the profile holds no annotated ranges at all")
+            raise UsageError(f"there is no range {name!r}: the profile holds no annotated ranges")
         close = get_close_matches(name, categories, n=3, cutoff=0.4) or sorted(categories)[:3]
         raise UsageError(f"there is no range {name!r}; ranges with similar names: {', '.join(map(repr, close))}")
 
@@ -254,7 +254,7 @@ class Timeline:
         return self._host_rows_in(window, self.trace.api_calls)
 
     def synchronizations_in(self, window: Window) -> pl.DataFrame:
-        """The synchronisations that begin in the window; with a range, those whose API call was made inside it."""
+        """The synchronizations that begin in the window; with a range, those whose API call was made inside it."""
         waits = self.trace.synchronizations
         if window.kind != "all":
             waits = waits.filter(_begins_in(window))

@@ -250,7 +250,7 @@ def compare(
     level: float = 0.05,
     fail_on: float | None = None,
 ) -> ComparisonAnswer:
-    """Why a variant is slower or faster than its baseline, and whether that is decided.
+    """Why a variant is slower or faster than its baseline, and how certain that is.
 
     Args:
         baseline, variant: a profile each; a folder or a sequence stands for repeats, which alone are independent.
@@ -303,7 +303,7 @@ def headroom(
     program: Profile | None = None,
     counters: Counters | None = None,
 ) -> HeadroomAnswer:
-    """From the measured step down to this machine's limit, in parts that add up exactly.
+    """From the measured step time down to this GPU's limit, in parts that add up exactly.
 
     Args:
         profile, window, range_name: as of `diagnose`.
@@ -348,7 +348,7 @@ def budget(profile: Profile, *, window: str = "steady", range_name: str | None =
 
 
 def kernels(profile: Profile, *, by: str = "", window: str = "steady", range_name: str | None = None) -> TableAnswer:
-    """GPU kernels: how often, how long, share of the GPU time. `by` as of `warplens kernels --by`."""
+    """GPU kernels: launches, duration, share of the kernel time. `by` as of `warplens kernels --by`."""
     from warplens.report.questions.gpu import kernels as question
 
     return _table_answer(question, profile, window, range_name, by)
@@ -413,7 +413,7 @@ def ranks(profiles: Profile | Sequence[Profile], *, window: str = "steady", work
 
 
 def counters(report: Counters, *, by: str = "group", metrics: Sequence[str] = ()) -> TableAnswer:
-    """What bounds each kernel, and why: from the counters of Nsight Compute.
+    """What limits each kernel, and why: from Nsight Compute counters.
 
     Args:
         report: a `.ncu-rep` file, its CSV, `demo:NAME`, or `KernelCounters`.

@@ -51,7 +51,7 @@ def trace_side(name: str, timelines: Iterable[Timeline], window: str, range_name
 def both_sides(baseline: TraceFiles, variant: TraceFiles, *, same_file: bool = False) -> tuple[TraceFiles, TraceFiles]:
     """The sides, with a note where both hold the same recording."""
     if same_file or any(_same_recording(before, after) for before in baseline.files for after in variant.files):
-        text = "both sides hold the same file: its times are compared with themselves"
+        text = "both sides are the same file"
         note = Note("same-file", NoteLevel.WARNING, text, "Record the two sides separately")
         variant = replace(variant, notes=((*variant.notes[0], note), *variant.notes[1:]))
     return baseline, variant

@@ -55,28 +55,31 @@ _SHARE: Final = "Before you share a profile"
 COMMANDS: Final = {
     command.name: command
     for command in (
-        Command("answer", "door", _REPORT, "What the profiles say, in a few lines; `warplens PATH…` is the same."),
+        Command("answer", "door", _REPORT, "The answer in a few lines; `warplens PATH…` does the same."),
         Command("demo", "report", _REPORT, "Report on the profiles that come with Warplens; no GPU needed."),
         Command("report", "report", _REPORT, "Report on your profiles: where the GPU time went, and why."),
         Command(
-            "diagnose", "diagnose", _REPORT, "What limits the program, what to do about it, and how to check that."
+            "diagnose",
+            "diagnose",
+            _REPORT,
+            "What limits the program, what to do about it, and how to verify the change.",
         ),
         Command(
             "compare",
             "compare",
             _REPORT,
-            "Why a variant is slower or faster than its baseline, and whether that is decided.",
+            "Why a variant is slower or faster than its baseline, and how certain that is.",
         ),
         Command("budget", "questions.time", _TABLE, "Where the time went, in parts that add up to it exactly."),
         Command(
             "headroom",
             "headroom",
             _TABLE,
-            "From the measured step down to this machine's limit, in parts that add up exactly.",
+            "From the measured step time down to this GPU's limit, in parts that add up exactly.",
         ),
-        Command("steps", "questions.time", _TABLE, "Repetitions of the workload: wall, busy and idle time of each."),
+        Command("steps", "questions.time", _TABLE, "Steps of the workload: wall, busy and idle time of each."),
         Command("phases", "questions.time", _TABLE, "GPU time of forward, backward and optimizer."),
-        Command("kernels", "questions.gpu", _TABLE, "GPU kernels: how often, how long, share of the GPU time."),
+        Command("kernels", "questions.gpu", _TABLE, "GPU kernels: launches, duration, share of the kernel time."),
         Command(
             "ranges",
             "questions.gpu",
@@ -89,20 +92,25 @@ COMMANDS: Final = {
             _TABLE,
             "PyTorch operators and modules: host time, GPU time, backward pass.",
         ),
-        Command("launches", "questions.host", _TABLE, "Kernel launches: time in the call, queued, and on the GPU."),
-        Command("flops", "questions.operators", _TABLE, "FLOPs and bytes that operators need, against their time."),
-        Command("memory", "questions.memory", _TABLE, "Memory over time, its peak, and what was alive then."),
+        Command(
+            "launches", "questions.host", _TABLE, "Kernel launches: time in the API call, in the queue, and on the GPU."
+        ),
+        Command(
+            "flops",
+            "questions.operators",
+            _TABLE,
+            "FLOPs and bytes of operators (modelled) against their measured time.",
+        ),
+        Command(
+            "memory", "questions.memory", _TABLE, "Memory over time, its peak, and what was allocated at the peak."
+        ),
         Command("copies", "questions.gpu", _TABLE, "Memory copies and fills: time, size and bandwidth."),
-        Command("api", "questions.host", _TABLE, "CUDA API calls on the host: how often, how long."),
+        Command("api", "questions.host", _TABLE, "CUDA API calls on the host: calls, duration."),
         Command(
             "code", "questions.host", _TABLE, "Where in the program waits, copies, allocations and launches come from."
         ),
-        Command(
-            "counters", "counters", _COUNTERS, "What bounds each kernel, and why: from the counters of Nsight Compute."
-        ),
-        Command(
-            "roofline", "counters", _COUNTERS, "Kernels under the roofs of their GPU: how far from what it could do."
-        ),
+        Command("counters", "counters", _COUNTERS, "What limits each kernel, and why: from Nsight Compute counters."),
+        Command("roofline", "counters", _COUNTERS, "Roofline: how far each kernel is from the peaks of its GPU."),
         Command("ranks", "handing", _RANKS, "Ranks of a distributed run: overlap, collectives, stragglers, waits."),
         Command(
             "bench",
@@ -115,20 +123,20 @@ COMMANDS: Final = {
             "sweep",
             "sweep",
             _MEASURE,
-            "Measure a baseline and a variant over a grid, or read what such a sweep says.",
+            "Measure a baseline and a variant over a grid, or report on such a sweep.",
             ("run", "report"),
         ),
         Command(
             "study",
             "study",
             _MEASURE,
-            "Run a study of token reduction, the language model or attention to its end, and report on it.",
+            "Run a whole study of token reduction, the language model or attention, and report on it.",
         ),
         Command(
             "numerics",
             "numerics",
             _MEASURE,
-            "How far the tensors of two implementations are apart: absolute, relative, in units of the last place.",
+            "Differences between the tensors of two implementations: absolute, relative, in ULPs.",
         ),
         Command("policy", "study", _MEASURE, "Fit, show and check policies: which variant to run for which shape."),
         Command(
@@ -137,9 +145,9 @@ COMMANDS: Final = {
             _MEASURE,
             "Run a program under nsys, ncu or PyTorch's profiler, with the right options.",
         ),
-        Command("doctor", "collect", _MEASURE, "What this machine can record, and how to mend what it cannot."),
-        Command("export", "handing", _HANDED_ON, "Hand a profile on to other programs: Perfetto, Parquet, CSV."),
-        Command("scrub", "handing", _SHARE, "Copy a profile without what tells of people and machines."),
-        Command("cache", "handing", _SHARE, "Conversions of Nsight Systems reports that are kept: show or clear them."),
+        Command("doctor", "collect", _MEASURE, "What this machine can record, and how to fix what it cannot."),
+        Command("export", "handing", _HANDED_ON, "Export a profile to other programs: Perfetto, Parquet, CSV."),
+        Command("scrub", "handing", _SHARE, "Copy a profile without anything that identifies people or machines."),
+        Command("cache", "handing", _SHARE, "Show or clear the cache of converted Nsight Systems reports."),
     )
 }

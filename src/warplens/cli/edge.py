@@ -257,7 +257,7 @@ def _verdict(error: BaseException) -> tuple[int, str]:
     if isinstance(error, MemoryError) or any(said in str(error) for said in _NO_MEMORY):
         return UNUSABLE, "there is not enough memory for this profile. Use a machine with more"
     what = f"{type(error).__name__}: {one_line(error)}" if str(error) else type(error).__name__
-    return DEFECT, f"{what}. This is a defect of Warplens: run again with --debug and report what it prints, please"
+    return DEFECT, f"{what}. This is a bug in Warplens: please run again with --debug and report the output"
 
 
 def _usage_text(error: Any) -> str:

@@ -215,7 +215,7 @@ Begin with:  warplens demo
              warplens kernels profile.sqlite --by category
 A command:   warplens help kernels
 \b
-Exit codes:  0 done · 1 a gate failed · 2 wrong usage or unusable file · 70 a defect of Warplens
+Exit codes: 0 done · 1 a gate failed · 2 wrong usage or unusable file · 70 a bug in Warplens
 """
 
 app = typer.Typer(
@@ -254,12 +254,10 @@ def warplens(
     quiet: Annotated[
         bool,
         typer.Option(
-            "--quiet", "-q", callback=be_quiet, expose_value=False, help="No progress and no notes on stderr."
+            "--quiet", "-q", callback=be_quiet, expose_value=False, help="Print neither progress nor notes to stderr."
         ),
     ] = False,
-    debug: Annotated[
-        bool, typer.Option("--debug", expose_value=False, help="Print the traceback when something fails.")
-    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", expose_value=False, help="Print the traceback on failure.")] = False,
     memory: Annotated[
         str | None,
         typer.Option(
@@ -267,7 +265,7 @@ def warplens(
             metavar="SIZE",
             callback=_limit_memory,
             expose_value=False,
-            help="Memory to use at most, such as 2GB; half of what is free unless given.",
+            help="Most memory to use, such as 2GB; half of the free memory by default.",
         ),
     ] = None,
 ) -> None:

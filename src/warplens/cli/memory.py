@@ -28,7 +28,7 @@ def parse_size(text: str) -> int:
     """
     found = _SIZE.fullmatch(text)
     if found is None or not float(found[1]):
-        raise UsageError(f"{text!r} is no amount of memory: write it as 2GB or 500MB")
+        raise UsageError(f"{text!r} is not an amount of memory: write it as 2GB or 500MB")
     unit = found[2].upper()
     binary = 1024 ** "KMGT".find(unit) * 1024 if unit else 1
     return int(float(found[1]) * (binary if found[3] else _UNITS[unit]))

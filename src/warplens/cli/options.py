@@ -49,13 +49,13 @@ ProfileArgument = Annotated[
     typer.Argument(
         metavar="PATH",
         show_default=False,
-        help="A profile of Nsight Systems (.sqlite, .nsys-rep) or of PyTorch's profiler (.json), also compressed.",
+        help="A profile from Nsight Systems (.sqlite, .nsys-rep) or the PyTorch profiler (.json), also compressed.",
     ),
 ]
 
 FormatOption = Annotated[
     Format,
-    typer.Option("--format", "-f", help="For people (table, md), or with exact numbers for programs (json, csv)."),
+    typer.Option("--format", "-f", help="Output for people (table, md), or exact numbers for programs (json, csv)."),
 ]
 
 WindowOption = Annotated[
@@ -76,7 +76,7 @@ RangeOption = Annotated[
         "--range",
         "-r",
         metavar="NAME",
-        help="Only what was launched inside ranges (NVTX, record_function) of this name.",
+        help="Only work launched inside ranges (NVTX, record_function) of this name.",
     ),
 ]
 
@@ -88,7 +88,7 @@ LimitOption = Annotated[
         metavar="N",
         min=0,
         show_default=False,
-        help=f"Rows to print, 0 for all. By default {TABLE_ROWS} in table and md, all in json and csv.",
+        help=f"Rows to print, 0 for all; by default {TABLE_ROWS} in table and md, all in json and csv.",
     ),
 ]
 
@@ -130,7 +130,7 @@ def words_option(*names: str, words: Sequence[str], meaning: str, several: bool 
 def group_by(*keys: str, several: bool = False) -> Any:
     """The `--by` option of a table that can be grouped by these keys, or by several of them at once."""
     joined = f"; several may be joined: {keys[0]},{keys[1]}" if several else ""
-    return words_option("--by", words=keys, meaning=f"What makes a row{joined}.", several=several)
+    return words_option("--by", words=keys, meaning=f"What a row stands for{joined}.", several=several)
 
 
 def _only(words: Sequence[str], several: bool) -> Callable[[str], str]:

@@ -351,7 +351,7 @@ def _distribution(checked: Checked) -> Answer:
     return _by_fault(checked, ["tail"], ["waves"], "occupancy", then, last_wave_share="tail_share")
 
 
-def _synchronisation(checked: Checked) -> Answer:
+def _synchronization(checked: Checked) -> Answer:
     if checked.diagnosis is None or checked.timeline is None or checked.window is None:
         return Answer("cannot tell", then=_RUN_NSYS)
     waits = checked.timeline.synchronizations_in(checked.window)
@@ -492,7 +492,7 @@ _ITEMS: Final[Mapping[str, tuple[str, str, Callable[[Checked], Answer]]]] = {
     "unrolled loops": ("arithmetic", "critical loops are unrolled", _unrolled),
     "fusion": ("algorithm", "kernels are fused where that pays", _fusion),
     "distribution": ("algorithm", "work is spread evenly", _distribution),
-    "synchronisation": ("algorithm", "the host waits as little as it can", _synchronisation),
+    "synchronization": ("algorithm", "the host waits as little as it can", _synchronization),
     "reuse": ("algorithm", "data is used often once it is read", _reuse),
     "block size": ("configuration", "blocks are whole warps", _whole_warps),
     "grid": ("configuration", "the grid fills the GPU", _filled),

@@ -44,7 +44,7 @@ class HostLoad:
 
     Attributes:
         launches: how the kernels were launched.
-        waits: calls that held a thread until the GPU was done: synchronisations and synchronous copies.
+        waits: calls that held a thread until the GPU was done: synchronizations and synchronous copies.
         waited_ns: time of the window in which a thread was inside of a call that waits, and a GPU worked.
         waiting: per process, when that was so, in the whole profile. A call that waits for a GPU without work does
             something else, such as loading code.

@@ -27,7 +27,7 @@ CELLS = table(
     column("launch", dtype=pl.String, help="how the step reached the GPU: `eager`, `compile` or `graph`"),
     column("unit", help="what a step processes"),
     "items samples",
-    Column("rounds", pl.Int64, "turns into which they fall in equal parts; 1 if they were taken at one stretch"),
+    Column("rounds", pl.Int64, "number of turns of equal length; 1 if all were measured in one stretch"),
     "latency_ns",
     Column("latency_low_ns", pl.Int64, "lower end of that median's confidence interval; null with too few repetitions"),
     Column("latency_high_ns", pl.Int64, "upper end of it"),
@@ -35,7 +35,7 @@ CELLS = table(
     Column("latency_p95_ns", pl.Float64, "95th percentile"),
     Column("latency_p99_ns", pl.Float64, "99th percentile", title="p99"),
     column("gpu_ns").but(
-        dtype=pl.Float64, help="median time between two CUDA events round the step; null without a GPU"
+        dtype=pl.Float64, help="median time between two CUDA events around the step; null without a GPU"
     ),
     Column("gpu_low_ns", pl.Int64, "lower end of its confidence interval"),
     Column("gpu_high_ns", pl.Int64, "upper end of it"),
@@ -49,15 +49,15 @@ CELLS = table(
         "most memory that tensors held; null in turns and without a GPU",
         title="Peak memory",
     ),
-    Column("peak_reserved_bytes", pl.Int64, "most memory that PyTorch held of the device"),
+    Column("peak_reserved_bytes", pl.Int64, "most device memory that PyTorch reserved"),
     Column(
         "outliers",
         pl.Int64,
-        "repetitions more than three interquartile ranges outside the quartiles; they are in all figures",
+        "repetitions more than three interquartile ranges outside the quartiles; they stay in all figures",
     ),
     Column("drift_share", pl.Float64, "change of the median from the first third of the repetitions to the last"),
     Column("stopped", pl.String, "why there are not more repetitions: `precision`, `most repetitions` or `time`"),
-    Column("doubts", pl.List(pl.String()), "why the figures might not mean what they seem to"),
+    Column("doubts", pl.List(pl.String()), "why the figures may be misleading"),
     reason="why it is not `measured`; null if it is",
     flops="twice that",
     flops_per_s="`flops` / `gpu_ns`, or / `latency_ns` without a GPU",

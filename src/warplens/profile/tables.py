@@ -11,17 +11,17 @@ from warplens.profile.columns import column, optional, table
 from warplens.profile.schema import NAME, Column, Table
 
 _SPAN = "start_ns end_ns"
-_CORRELATION = optional(pl.Int64, correlation="joins the work to the API call that issued it, within the process")
+_CORRELATION = optional(pl.Int64, correlation="joins the work to the API call that launched it, within the process")
 _ON_DEVICE = (
     *(column(name) for name in ("start_ns", "end_ns", "device", "stream")),
-    column("process", help="process id that issued the work"),
+    column("process", help="id of the process that launched the work"),
     *_CORRELATION,
 )
 _GRAPH_NODE = optional(pl.Int64, graph_node="CUDA graph node, where the work was replayed from a graph")
 _ON_THREAD = f"{_SPAN} process thread"
 _KINDS_OF_MEMORY = "pageable, pinned, device, managed, …"
 _DEVICE = optional(pl.Int32, device="CUDA ordinal of the GPU")
-_ADDRESS = optional(pl.Int64, address="address, to match a release with its allocation")
+_ADDRESS = optional(pl.Int64, address="address, to match a free with its allocation")
 
 
 def _name(meaning: str, name: str = "name") -> Column:
@@ -43,7 +43,7 @@ TABLES: Final[Mapping[str, Table]] = {
                 pl.Int32,
                 registers_per_thread="registers that each thread uses",
                 static_shared_bytes="shared memory of a block, fixed at compile time",
-                dynamic_shared_bytes="shared memory of a block, asked for at launch",
+                dynamic_shared_bytes="shared memory of a block, requested at launch",
             ),
             _GRAPH_NODE,
         ),
@@ -58,7 +58,7 @@ TABLES: Final[Mapping[str, Table]] = {
         ),
         table(
             "memsets",
-            "one memory fill",
+            "one memory fill (memset)",
             _ON_DEVICE,
             column("bytes", help="bytes filled"),
             optional(NAME, memory=_KINDS_OF_MEMORY),
@@ -102,7 +102,7 @@ TABLES: Final[Mapping[str, Table]] = {
         ),
         table(
             "memory",
-            "one allocation or release of memory that the source recorded",
+            "one recorded allocation or free of device memory",
             "time_ns process",
             _DEVICE,
             _ADDRESS,
@@ -111,7 +111,7 @@ TABLES: Final[Mapping[str, Table]] = {
         ),
         table(
             "allocations",
-            "one allocation or release by the framework's own allocator (PyTorch's caching allocator)",
+            "one allocation or free by the framework's own allocator (PyTorch's caching allocator)",
             "time_ns process thread",
             optional(pl.Int32, device="ordinal of the GPU; null for host memory"),
             _ADDRESS,
@@ -119,7 +119,7 @@ TABLES: Final[Mapping[str, Table]] = {
             optional(
                 pl.Int64,
                 allocated_bytes=("bytes in use after it, as the allocator counts", "Allocated"),
-                reserved_bytes=("bytes that the allocator holds after it", "Reserved"),
+                reserved_bytes=("bytes reserved by the allocator after it", "Reserved"),
             ),
         ),
         table(
@@ -134,7 +134,7 @@ TABLES: Final[Mapping[str, Table]] = {
             optional(
                 pl.Int64,
                 external_id="the profiler's number of the operator",
-                sequence="autograd sequence number; a backward operator bears the one of its forward operator",
+                sequence="autograd sequence number; a backward operator has that of its forward operator",
                 forward_thread="number of the thread that ran the forward operator; 0 or null in the forward pass",
             ),
             optional(
@@ -170,8 +170,8 @@ TABLES: Final[Mapping[str, Table]] = {
             optional(pl.Int32, group_size="ranks of the group"),
             optional(
                 pl.Int64,
-                in_elements="elements that each rank puts in",
-                out_elements="elements that each rank gets out",
+                in_elements="input elements per rank",
+                out_elements="output elements per rank",
             ),
             optional(NAME, dtype="type of the elements"),
             optional(pl.Int64, sequence="number of the collective in its group"),
@@ -179,7 +179,7 @@ TABLES: Final[Mapping[str, Table]] = {
         table("os_calls", "one blocking call into the operating system", _ON_THREAD, _name("function")),
         table(
             "profiler_overhead",
-            "one interval in which the profiler itself held a host thread up",
+            "one interval in which the profiler itself blocked a host thread",
             _ON_THREAD,
             _name("what the profiler was doing"),
         ),

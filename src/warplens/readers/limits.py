@@ -126,7 +126,7 @@ def document_bytes(path: Path, known_as: Path) -> bytes:
         UnreadableInputError: it is larger than such a file may be, or no file that ends.
     """
     if path.exists() and not (path.is_file() or path.is_dir()):
-        raise UnreadableInputError(known_as, "this is no regular file", "Copy what it gives into a file first")
+        raise UnreadableInputError(known_as, "this is not a regular file", "Save its output to a file first")
     limit = DOCUMENT_BYTES.value
     with path.open("rb") as file:
         content = file.read(limit + 1)

@@ -69,7 +69,7 @@ def _document(path: Path, known_as: Path) -> Any:
     try:
         return orjson.loads(document_bytes(path, known_as))
     except orjson.JSONDecodeError as error:
-        raise UnreadableInputError(known_as, f"it is no JSON ({error})", _ADVICE) from None
+        raise UnreadableInputError(known_as, f"it is not valid JSON ({error})", _ADVICE) from None
 
 
 def measurements_of(document: Any, source: Path | str) -> Measurements:
@@ -190,10 +190,10 @@ def _check(path: Path, number: int, record: Mapping[str, Any]) -> None:  # noqa:
         return UnreadableInputError(path, f"measurement {number}: {found}", _WRONG)
 
     if not isinstance(record.get("details") or {}, dict):
-        raise refuse("its details are no object")
+        raise refuse("its details are not an object")
     for name, setting in record["cell"].items():
         if not _is_setting(setting):
-            raise refuse(f"its setting {name!r} is no number, word or list of these")
+            raise refuse(f"its setting {name!r} is not a number, word or list of these")
     status = record["status"]
     if status not in STATUSES:
         raise refuse(f"its status is {status!r}, none of {', '.join(STATUSES)}")
@@ -202,7 +202,7 @@ def _check(path: Path, number: int, record: Mapping[str, Any]) -> None:  # noqa:
     for name in ("latency_ns", "gpu_ns"):
         spread = record.get(name)
         if spread and not _is_ordered(spread):
-            raise refuse(f"the figures of {name} are not in the order that their names say")
+            raise refuse(f"the figures of {name} are not in ascending order")
     timed = record.get("samples") or {}
     if any(time_ns <= 0 for name in ("wall_ns", "gpu_ns") for time_ns in timed.get(name) or ()):
         raise refuse("a repetition took no time, or less")

@@ -111,7 +111,7 @@ def head_of(path: Path) -> bytes:
     """
     try:
         if path.exists() and not (path.is_file() or path.is_dir()):
-            raise UnreadableInputError(path, "this is no regular file", "Copy what it gives into a file first")
+            raise UnreadableInputError(path, "this is not a regular file", "Save its output to a file first")
         with path.open("rb") as file:
             return file.read(HEAD_BYTES)
     except FileNotFoundError:

@@ -81,14 +81,14 @@ def read_published(path: Path | str) -> Measurements:
     try:
         text = document_bytes(source, source).decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        found = (error.strerror or "it cannot be read") if isinstance(error, OSError) else "it is no text in UTF-8"
+        found = (error.strerror or "it cannot be read") if isinstance(error, OSError) else "it is not a text in UTF-8"
         advice = _ADVICE if isinstance(error, OSError) else "Save it as CSV in UTF-8"
         raise UnreadableInputError(source, found, advice) from None
     if text.lstrip().startswith(("{", "[")):
         try:
             return published_of(orjson.loads(text), source)
         except orjson.JSONDecodeError as error:
-            raise UnreadableInputError(source, f"it is no JSON ({error})", _ADVICE) from None
+            raise UnreadableInputError(source, f"it is not valid JSON ({error})", _ADVICE) from None
     facts, rows = _csv_rows(source, text)
     return _measurements(source, facts, rows)
 
@@ -106,7 +106,7 @@ def published_of(document: Any, source: Path | str) -> Measurements:
     if any(not isinstance(item, dict) for item in _sweep_parts(facts.get("sweep"))):
         raise UnreadableInputError(path, "its sweep has no settings as baseline and variant", _ADVICE)
     if schema != PUBLISHED_SCHEMA_NAME or not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise UnreadableInputError(path, "it is no list of rows", _ADVICE)
+        raise UnreadableInputError(path, "it is not a list of rows", _ADVICE)
     return _measurements(path, facts, rows)
 
 
@@ -136,10 +136,12 @@ def _csv_rows(path: Path, text: str) -> tuple[dict[str, str], list[dict[str, Any
                 raise UnreadableInputError(path, f"row {number} has not as many fields as the header", _ADVICE)
             # The library's own limit is one of the process, which the reader of counters has to raise.
             if max(map(len, row.values())) > _LONGEST_FIELD:
-                raise UnreadableInputError(path, f"it is no CSV of results (a field of row {number} is huge)", _ADVICE)
+                raise UnreadableInputError(
+                    path, f"it is not valid CSV of results (a field of row {number} is huge)", _ADVICE
+                )
             rows.append({name.strip(): _value(item.strip()) for name, item in row.items()})
     except csv.Error as error:
-        raise UnreadableInputError(path, f"it is no CSV ({error})", _ADVICE) from None
+        raise UnreadableInputError(path, f"it is not valid CSV ({error})", _ADVICE) from None
     return facts, rows
 
 
@@ -277,7 +279,7 @@ def _figure(refuse: Any, name: str, value: Any) -> float:
     """A figure that is one; a text in its place (`2.5 ms`, `1,234`) would otherwise be lost without a word."""
     number = _number(value)
     if number is None:
-        raise refuse(f"its {name} is {str(value)[:_SHOWN]!r}, which is no number")
+        raise refuse(f"its {name} is {str(value)[:_SHOWN]!r}, which is not a number")
     if abs(number) >= _GREATEST:
         raise refuse(f"its {name} is {number:g}, which is too much to be one")
     if number < 0:

@@ -52,9 +52,9 @@ EXPORT_ADVICE = "Export the capture again: nsys export --type sqlite --output pr
 
 #: What SQLite says where the system is at fault, and what is to be done.
 _OF_THE_SYSTEM = {
-    "database or disk is full": ("there is no room for what is made of it", "Free some, or write to another disk"),
-    "disk I/O error": ("the system cannot read it, or write what is made of it", "Look at the room on the disk"),
-    "unable to open": ("the system does not open it again", "Allow more open files (ulimit -n), and reading it"),
+    "database or disk is full": ("the disk is full", "Free some space, or write to another disk"),
+    "disk I/O error": ("the system cannot read it, or cannot write the result", "Check the free disk space"),
+    "unable to open": ("too many files are open", "Allow more open files (ulimit -n), and read access to it"),
     "out of memory": ("there is not enough memory for it", "Use a machine with more"),
 }
 

@@ -127,7 +127,7 @@ def read_timings(path: Path | str) -> pl.DataFrame:
         try:
             document = orjson.loads(document_bytes(content, source))
         except orjson.JSONDecodeError as error:
-            raise UnreadableInputError(source, f"it is no JSON ({error})", _ADVICE) from None
+            raise UnreadableInputError(source, f"it is not valid JSON ({error})", _ADVICE) from None
     if isinstance(document, dict) and document.get("schema") == MEASUREMENTS_SCHEMA_NAME:
         return _measured(measurements_of(document, source), source)
     rows = flattened(document)
@@ -313,7 +313,7 @@ def _number(source: Path, line: int, title: str, text: str, limit: int = _GREATE
         number = Decimal("NaN")
     if not number.is_finite() or not 0 <= number < limit:
         raise UnreadableInputError(
-            source, f"line {line}, column {title!r}: {text!r} is no number", "Correct it, or leave the field empty"
+            source, f"line {line}, column {title!r}: {text!r} is not a number", "Correct it, or leave the field empty"
         )
     return number
 

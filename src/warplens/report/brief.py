@@ -186,7 +186,7 @@ def answer_block(found: Diagnosis | RunDiagnosis, strips: tuple[Strip, ...], at:
         strips=strips if tells else (),
         others=(
             *((f"{at}finding-{each.id}", rule(each.id).limiter, factor(each.gain)) for each in costing),
-            *(((f"{at}what-if", "What do they gain together?", ""),) if _pairs(found) else ()),
+            *(((f"{at}what-if", "What would they gain together?", ""),) if _pairs(found) else ()),
         ),
     )
 

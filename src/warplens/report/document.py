@@ -364,7 +364,7 @@ def quiet(text: str) -> Paragraph:
 
 def limits(notes: Sequence[Note]) -> Iterator[Block]:
     """What to know before the numbers are read."""
-    yield Notes(tuple(notes)) if notes else quiet("Nothing was found that limits these numbers.")
+    yield Notes(tuple(notes)) if notes else quiet("No limits of these numbers were found.")
 
 
 @dataclass(frozen=True)

@@ -44,10 +44,10 @@ _FILLS: Final = {"module": "softmax", "range": "reduction", "operator": "gather-
 
 #: Where work stands that belongs to nothing in a view.
 _OUTSIDE: Final = {
-    "program": "outside of all operators",
-    "operators": "outside of all operators",
-    "ranges": "outside of all ranges",
-    "python": "outside of all functions",
+    "program": "outside all operators",
+    "operators": "outside all operators",
+    "ranges": "outside all ranges",
+    "python": "outside all functions",
 }
 
 
@@ -380,7 +380,7 @@ def flame_blocks(numbers: Numbers) -> Iterator[Block]:
         yield View(
             id="flame-view",
             kind="flame",
-            caption="GPU time from the program's parts down to kernels",
+            caption="GPU time by part of the program, down to kernels",
             alt=_in_words(found),
             data={"views": [_data(flame) for flame in found]},
         )

@@ -29,14 +29,14 @@ _LEVELS: Final = {
 _LEVEL_MEANINGS: Final = {
     "idle": "the GPU computes nothing",
     "roof": "time above the practical roof of the same work",
-    "avoidable": "work that need not be done",
-    "precision": "time above the format that the tensor cores are made for",
+    "avoidable": "avoidable work",
+    "precision": "cost of a format other than the tensor cores' own",
     "limit": "what is left",
 }
 _PARTS: Final = {
-    "exposed-communication": "communication that nothing hides",
-    "exposed-copies": "copies over links that nothing hides",
-    "recomputation": "forward work run again",
+    "exposed-communication": "exposed communication",
+    "exposed-copies": "exposed copies over links",
+    "recomputation": "recomputed forward work",
     "unfused-attention": "attention scores in memory",
     "explicit-mask": "masks that attention reads",
     "conversion": "conversions of layout and format",
@@ -64,7 +64,7 @@ def facts(found: Headroom) -> Iterator[str]:
     down = " → ".join(f"{fmt.duration(found.per_step(found.after(step)))} {words}" for step, words in _DOWN)
     yield f"GPU {found.device}, one {unit}: {fmt.duration(found.per_step(found.duration_ns))} measured → {down}"
     if found.roofs is None:
-        yield "roofs: nothing is known about this GPU, so that all kernels are taken as they are"
+        yield "roofs: unknown for this GPU; kernels count as measured"
     else:
         yield f"roofs: {found.roofs.source}"
     if found.known_share is not None:
@@ -87,7 +87,7 @@ def _rates(found: Headroom) -> Iterator[str]:
         yield f"throughput as recorded: {', '.join(said)}"
     if rates.weight_bytes and rates.weights_ns:
         size, time = fmt.data_size(found.per_step(rates.weight_bytes)), fmt.duration(found.per_step(rates.weights_ns))
-        yield f"products of few rows read {size} of weights a {'step' if found.steps else 'window'}: at least {time}"
+        yield f"products of few rows read {size} of weights per {'step' if found.steps else 'window'}: at least {time}"
 
 
 _DOWN: Final = (
@@ -131,7 +131,7 @@ def parts_table(found: Headroom) -> Table:
 def groups_table(found: Headroom) -> Table:
     """The groups of work that are furthest above the limit."""
     rows = found.groups.with_columns(pl.col("calls").round().cast(pl.Int64))
-    caption = f"GPU {found.device}: operators and kernels, the furthest above their limit first"
+    caption = f"GPU {found.device}: operators and kernels, largest excess over their limit first"
     return Table(f"headroom-groups-{found.device}", caption, _GROUP_COLUMNS, rows, empty="No GPU work.")
 
 
@@ -222,7 +222,7 @@ def _figure(found: Headroom) -> Figure:
     alt = ", ".join(f"{fmt.duration(found.per_step(found.after(step)))} {words}" for step, words in _DOWN)
     return Figure(
         f"headroom-chart-{found.device}",
-        f"GPU {found.device}: from the measured {unit} to what this GPU needs for the same mathematics",
+        f"GPU {found.device}: from the measured {unit} to the least time that this GPU needs for the same computation",
         waterfall_chart((f"measured {unit}", measured), bars, ("limit", limit)),
         f"measured {fmt.duration(measured)}; {alt}",
     )

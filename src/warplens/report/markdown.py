@@ -143,7 +143,7 @@ def _key_figures(block: KeyFigures) -> str:
         _pipes((escaped(entry.label), f"**{escaped(fmt.value(entry.value, entry.kind))}**", escaped(entry.explanation)))
         for entry in block.figures
     )
-    return "\n".join((_pipes(("Figure", "Value", "What it is")), _pipes((":---", "---:", ":---")), *rows))
+    return "\n".join((_pipes(("Figure", "Value", "Meaning")), _pipes((":---", "---:", ":---")), *rows))
 
 
 def _full_names(table: Table) -> str:

@@ -121,7 +121,7 @@ def _straggler(result: RanksResult) -> str | None:
         worst = waits.ranks.row(by_predicate=pl.col("rank") == late, named=True)
         return (
             f"Rank {worst['rank']} is the straggler: it arrived last in {fmt.share(worst['last_share'])} of "
-            f"{fmt.plural(worst['matched'], 'collective')} and alone held them up for "
+            f"{fmt.plural(worst['matched'], 'collective')} and alone delayed them by "
             f"{fmt.duration(worst['delay_ns'])}; {cost}."
         )
     return f"No rank stands out as late over {fmt.plural(total, 'collective')}; {cost}."
@@ -177,7 +177,7 @@ _INSTANCES: Final = pick(
     COLLECTIVE_INSTANCES,
     "collective kind group ranks size_bytes last_rank delay_ns arrival_ns wait_ns exposed_wait_ns transfer_ns",
     kind="Collective",
-    delay_ns="It alone held up",
+    delay_ns="Delay it caused",
     wait_ns="All waited",
     exposed_wait_ns="exposed",
 )
@@ -375,7 +375,7 @@ def ranks_document(result: RanksResult, notes: Sequence[Note]) -> Document:
         title=f"{fmt.count(len(result.ranks))} ranks" if len(result.ranks) != 1 else "One rank",
         lead=answer(result),
         sections=(
-            Section("quality", "Before you read the numbers", tuple(limits(notes))),
+            Section("quality", "Cautions", tuple(limits(notes))),
             *sections(_SECTIONS, result),
         ),
         meta=(("Run", run_line(result)), ("Window", window_line(result).removeprefix("window: "))),
@@ -421,15 +421,15 @@ def _time(result: RanksResult) -> Iterator[Block]:
 
 def _waits(result: RanksResult) -> Iterator[Block]:
     yield Paragraph(
-        "A communication kernel that finds its peers absent spins until they come. On the common clock of all ranks, a "
-        "rank waits from its own begin to the last rank's; the rest of its kernel is transfer. The last rank holds the "
-        "collective up by as much as it is behind the last but one. Only collectives count that lie in the window of "
-        "every rank that takes part."
+        "A communication kernel spins until its peers arrive. On the common clock of all ranks, a rank waits from "
+        "its own start to the last rank's; the rest of its kernel is transfer. The last rank delays the collective "
+        "by its distance to the second-to-last. Only collectives inside the window of every participating rank "
+        "count."
     )
     yield wait_table(result)
     rows = result.waits.collectives.sort(["wait_ns", "collective"], descending=[True, False])
     empty = "No collective was found on several ranks."
-    yield Table("worst", "Collectives with most waiting", _INSTANCES, rows, empty=empty)
+    yield Table("worst", "Collectives with the most waiting", _INSTANCES, rows, empty=empty)
 
 
 def _collectives(result: RanksResult) -> Iterator[Block]:
@@ -453,12 +453,12 @@ def _clock_blocks(result: RanksResult) -> Iterator[Block]:
     alignment = result.alignment
     yield Paragraph(f"{fmt.capitalised(alignment.method)}.")
     if alignment.residual_median_ns is None or alignment.residual_max_ns is None:
-        yield Paragraph("No collective that ends together was found on two ranks, so that no residual can be given.")
+        yield Paragraph("No collective that ends at the same time was found on two ranks, so the residual is unknown.")
     else:
         yield Paragraph(
             "The ends of the same collective differ from their median by "
             f"{fmt.duration(alignment.residual_median_ns)} (median), at most "
-            f"{fmt.duration(alignment.residual_max_ns)}: waits shorter than that mean nothing."
+            f"{fmt.duration(alignment.residual_max_ns)}: shorter waits are not significant."
         )
     yield clock_table(result)
 

@@ -69,8 +69,8 @@ def _blocks(found: RunDiagnosis, profiles: Sequence[Numbers]) -> Iterator[Block]
     result = found.run.result
     view = run_view(found, profiles)
     yield Paragraph(
-        "What every GPU of the run did when. A rank that waits for another spins inside its communication kernel, so "
-        "that a long one beside a short one is a wait; idle time is coloured by its cause."
+        "What every GPU of the run did, and when. A rank that waits for another spins inside its communication "
+        "kernel, so a long kernel next to a short one is a wait; idle time is coloured by its cause."
     )
     yield View(
         id=f"{RUN}timeline-view",
@@ -188,7 +188,7 @@ def _framed(
     details: Details,
     names: tuple[tuple[str, str, str | None], ...],
 ) -> TimelineView:
-    """The view with its span: from the first begin to the last end of all, opened on a step of the first file."""
+    """The view with its span: from the first start to the last end of all, opened on a step of the first file."""
     first, shift = views[0], shifts[0]
     steps = tuple(
         replace(step, start_ns=shift.one(step.start_ns), end_ns=shift.one(step.end_ns)) for step in first.steps

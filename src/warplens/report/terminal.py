@@ -121,7 +121,7 @@ def _print_for_people(table: Table, stream: TextIO) -> None:
         shown_of = f"{fmt.count(shown.height)} of {fmt.count(table.rows.height)} rows; --limit 0 shows all"
         screen.print(text.Text(shown_of, style="dim"))
     if absent := [column.title for column in table.columns[len(columns) :]]:
-        screen.print(text.Text(f"too wide for {screen.width} columns: {', '.join(absent)}", style="dim"))
+        screen.print(text.Text(f"not shown in {screen.width} columns: {', '.join(absent)}", style="dim"))
 
 
 def _fitting(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int) -> Sequence[Column]:

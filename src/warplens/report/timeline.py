@@ -120,7 +120,7 @@ class Marks:
     Attributes:
         width_ns: what is shorter was merged where several lie in one cell of this width; 0 where nothing was.
         row: row that it is drawn on.
-        start_ns, end_ns: from the first begin to the last end of its events, in the profile's clock.
+        start_ns, end_ns: from the first start to the last end of its events, in the profile's clock.
         name: number of the name of its longest event.
         longest_ns: duration of that.
         count: events that it stands for.
@@ -780,7 +780,7 @@ def timeline_blocks(numbers: Numbers) -> Iterator[Block]:
     """What happened when, to zoom into, and the worst moments in words."""
     view = timeline_view(numbers.timeline, numbers.window, numbers.diagnosis, numbers.budgets)
     if not len(view.levels[0].row):
-        yield quiet("The profile holds nothing that lasts.")
+        yield quiet("The profile holds no events with a duration.")
         return
     yield Paragraph(_opening(view))
     yield View(
@@ -818,7 +818,7 @@ def _moment_words(moment: Moment, origin: int) -> str:
 
 
 def _opening(view: TimelineView) -> str:
-    marked = " The worst moments of each finding are marked; follow a link to go there." if view.moments else ""
+    marked = " The worst moments of each finding are marked; follow a link to jump there." if view.moments else ""
     if view.opens_step is None:
         return f"It opens on the analysed window, {fmt.duration(view.window.duration_ns)}.{marked}"
     step = view.opens_step

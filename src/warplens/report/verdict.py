@@ -55,7 +55,7 @@ _PARTS: Final = {
     "blocking-copy": "in copies that block",
     "allocation": "in allocator calls",
     "other-cuda": "in other CUDA calls",
-    "profiler": "held up by the profiler",
+    "profiler": "blocked by the profiler",
     "outside": "between calls (framework, Python)",
     "stalled": "in long pauses without a call",
 }

@@ -38,10 +38,11 @@ def what_if_blocks(numbers: Numbers) -> Iterator[Block]:
     yield View(
         id="what-if-view",
         kind="whatif",
-        caption=f"What if? One {unit} after one remedy, or two",
-        alt=f"{_now(what_if, unit)} Each row of the table below is a choice; with scripts, check boxes show the rest.",
+        caption=f"What if: the {unit} after one or two remedies",
+        alt=f"{_now(what_if, unit)} Each row of the table is one choice; with scripts enabled, check boxes show "
+        "the rest.",
         data=panel(found, what_if, numbers.capture.source, unit),
-        heading=("With", "As fast", "Nine times in ten", f"Then one {unit}"),
+        heading=("With", "As fast", "90 % interval", f"{unit} after"),
         rows=tuple(
             ViewRow(
                 _name(each),
@@ -56,9 +57,9 @@ def what_if_blocks(numbers: Numbers) -> Iterator[Block]:
         ),
     )
     yield quiet(
-        "Modelled, not measured: the host is as fast as it is expected to be without a profiler, work that no remedy "
-        "touches takes as long as recorded. One remedy brings what its finding expects. Two are replayed together, and "
-        "what either is expected to leave is left. Make one change, record again, and compare."
+        "Modelled, not measured: the host is as fast as expected without a profiler, and work that no remedy "
+        "affects takes as long as recorded. One remedy gains what its finding expects; two are replayed together. "
+        "Make one change, record again, and compare."
     )
 
 
@@ -88,7 +89,7 @@ def panel(found: Diagnosis, what_if: WhatIfs, source: str, unit: str) -> dict[st
             _name(each): {
                 "step_ns": each.step_ns,
                 "gain": factor(each.expected),
-                "text": f"{fmt.duration(each.step_ns)} a {unit} without a profiler, {_range(each)} nine times in ten",
+                "text": f"{fmt.duration(each.step_ns)} per {unit} without a profiler, {_range(each)} (90 % interval)",
                 "parts": _parts(each.busy_ns, each.idle_ns, kinds, longest),
                 "step": fmt.duration(each.step_ns),
             }

@@ -141,7 +141,7 @@ METHODS: Final = (
 
 def _check(what: str, value: str, known: tuple[str, ...] | list[str]) -> None:
     if value not in known:
-        raise UsageError(f"{value!r} is no {what}; known are {', '.join(known)}")
+        raise UsageError(f"{value!r} is not a {what}; known are {', '.join(known)}")
 
 
 def _check_positive(what: str, value: int) -> None:
@@ -240,7 +240,7 @@ class TokenReductionCell:
             raise UsageError(f"the schedule has {len(self.schedule)} shares for {len(self.locations)} locations")
         for share in self.shares:
             if not 0 < share <= 1:
-                raise UsageError(f"{share} is no share of the tokens to keep: it must be above 0 and at most 1")
+                raise UsageError(f"{share} is not a share of the tokens to keep: it must be above 0 and at most 1")
         if self.method == "ats" and self.execution == "graph":
             raise UsageError("ATS decides from the data how many tokens go on, which a CUDA graph cannot replay")
 

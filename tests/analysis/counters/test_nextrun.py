@@ -184,7 +184,7 @@ def test_the_command_is_for_the_version_stated_or_that_of_the_report() -> None:
     old = ask(counters(), steps(), "2020.3.1")
     assert old.ncu_version == "2021.1.1"
     assert "2020.3.1 is too old" in old.reason
-    with pytest.raises(UsageError, match="'latest' is no version"):
+    with pytest.raises(UsageError, match="'latest' is not a version"):
         ask(counters(), steps(), "latest")
 
 

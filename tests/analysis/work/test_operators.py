@@ -88,7 +88,7 @@ def test_what_has_no_model_is_listed_with_its_reason_and_its_share() -> None:
         ("vendor::fused", "there is no formula for it", 1, 300, 300 / 800),
         (None, "replayed from a CUDA graph", 0, 200, 200 / 800),
         (None, "its launching call is not in the profile", 0, 100, 100 / 800),
-        (None, "launched outside of every operator", 0, 100, 100 / 800),
+        (None, "launched outside all operators", 0, 100, 100 / 800),
     ]
 
 

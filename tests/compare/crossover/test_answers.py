@@ -210,7 +210,7 @@ def test_an_axis_of_words_and_an_unknown_axis_are_refused() -> None:
     words = Sweep("s.json", "s", ("mode",), {}, {}, {}, points, {}, True)
     with pytest.raises(UsageError, match="a crossover needs numbers above zero, and 'mode' has other values"):
         crossovers(words, "mode")
-    with pytest.raises(UsageError, match=r"s\.json: 'batch' is no axis of the sweep; there are: mode"):
+    with pytest.raises(UsageError, match=r"s\.json: 'batch' is not an axis of the sweep; there are: mode"):
         crossovers(words, "batch")
     with pytest.raises(UsageError, match="makes no interval"):
         crossovers(of_ratios([1.0] * 5), "batch", level=1.0)

@@ -187,7 +187,7 @@ def test_no_folder_is_in_the_file(fitted_policy):
         (b"\xff\xfe\x00", "no text"),
         (b'{"schema": "warplens.policy/1"', "no JSON"),
         (b"[" * 100_000, "no JSON"),
-        (b'{"schema": NaN}', "NaN is no number"),
+        (b'{"schema": NaN}', "NaN is not a number"),
         (b'{"schema": 1, "schema": 2}', "names a key twice"),
         (b"[]", "does not say that it holds a policy"),
         (b'{"schema": "warplens.policy/2"}', "warplens.policy/1 is read here"),

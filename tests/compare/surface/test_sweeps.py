@@ -1,6 +1,6 @@
 """Sweeps read from measurements: sides, axes, rounds, and what is refused.
 
-What bounds each cell, by measurements alone and by profiles.
+What limits each cell, by measurements alone and by profiles.
 
 What a grid cannot tell apart.
 

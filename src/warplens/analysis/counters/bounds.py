@@ -52,7 +52,7 @@ FAULTS: Final = table(
 
 @dataclass(frozen=True)
 class _Fault:
-    """A fault: when it is one, what it costs at most, which numbers say so."""
+    """A fault: when it is one, most that it can cost, which numbers say so."""
 
     name: str
     when: pl.Expr

@@ -170,7 +170,7 @@ METRIC_CHANGES: Final = table(
     "before",
     Column("after", pl.Float64, "median over the launches", title="after"),
     optional(
-        points="after − before in percentage points; null for what is no percentage",
+        points="after − before in percentage points; null for what is not a percentage",
         ratio="after / before; null for percentages, and where it was 0 before",
     ),
 )

@@ -144,7 +144,7 @@ def _valid_version(stated: str) -> tuple[str, str]:
     """The version that the command is for, and what to say if the stated one is too old for it."""
     numbers = re.match(r"\s*(\d{4})\.(\d+)(?:\.(\d+))?", stated)
     if numbers is None:
-        raise UsageError(f"{stated!r} is no version of Nsight Compute; one is written like {_READ_VERSION}")
+        raise UsageError(f"{stated!r} is not a version of Nsight Compute; one is written like {_READ_VERSION}")
     version = tuple(int(number or 0) for number in numbers.groups())
     if version >= _OLDEST:
         return ".".join(map(str, version)), ""

@@ -156,7 +156,7 @@ ROOFLINE: Final = table(
     "level",
     column("flops_per_s", help="measured", title="Achieved"),
     "bytes_per_s",
-    optional(intensity="FLOPs for each byte"),
+    optional(intensity="FLOPs per byte"),
     "peak_flops_per_s",
     column("peak_bytes_per_s", help="the slope of the other, at the clock of the measurement"),
     "ridge",
@@ -321,7 +321,7 @@ _AT_LEVELS: Final = tuple(
         Column(
             f"{level}_intensity",
             pl.Float64,
-            f"FLOPs for each byte through {level}; null: no bytes",
+            f"FLOPs per byte through {level}; null: no bytes",
             nullable=True,
             title=f"FLOP/B {level.upper()}",
         ),
@@ -339,7 +339,7 @@ POINTS: Final = table(
     ROOFLINE.only("format sparse").columns,
     optional(
         flops_per_s=("achieved, of that arithmetic", "Achieved"),
-        peak_flops_per_s="the flat roof, at the clock of the measurement",
+        peak_flops_per_s="the flat roof at the measured clock",
         compute_share="of that roof",
     ),
     _AT_LEVELS,

@@ -56,7 +56,7 @@ GROUPS: Final = table(
     Column("limit_ns", pl.Int64, "without what is avoidable, in the format that the tensor cores are made for"),
     *(Column(loss_column(loss), pl.Int64, help_) for loss, help_ in LOSSES.items()),
     column("roof_share", help="`roof_ns` over `measured_ns`", title="Of measured"),
-    Column("lacks", pl.String, "why it is above its roof; null where it is near it", title="What it lacks"),
+    Column("lacks", pl.String, "why it is above its roof; null where it is close", title="Why above roof"),
     column("known", help=f"how its work is known: {', '.join(f'`{source}`' for source in KNOWN)}"),
     flops="operations of all calls; null where not known",
     bytes="bytes that all calls have to move at least; null where not known",
@@ -75,7 +75,7 @@ _MOST: Final = 0.5
 #: Owners that a part names.
 _OWNERS: Final = 3
 #: The part of the limit about which no model says anything.
-NO_MODEL: Final = "no model: taken as it is"
+NO_MODEL: Final = "no model: counts as measured"
 COMMUNICATION: Final = "exposed-communication"
 LINKS: Final = "exposed-copies"
 

@@ -107,7 +107,7 @@ PIECES: Final = table(
     column("kind", help="which table of the trace it stands in"),
     "row",
     Column("work", pl.Int64, "row of `Timeline.work`"),
-    Column("owned_ns", pl.Int64, "time that it owns, each instant counted once"),
+    Column("owned_ns", pl.Int64, "time attributed to it, each instant counted once"),
     column(
         "roof_ns", dtype=pl.Float64, help="of that time, what it takes at the practical roof of such work", title="Roof"
     ),

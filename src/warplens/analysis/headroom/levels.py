@@ -26,13 +26,13 @@ Floats = npt.NDArray[np.float64]
 #: What keeps a group above its limit, in the order in which it is taken away, and what each is.
 LOSSES: Final = {
     "roof": "above its practical roof",
-    "recomputation": "forward work that the backward pass runs again",
-    "unfused-attention": "scores of attention that go through memory",
+    "recomputation": "forward work that the backward pass recomputes",
+    "unfused-attention": "attention scores written to memory",
     "explicit-mask": "attention that reads a mask or bias from memory",
-    "conversion": "copies between layouts and formats, and concatenations",
-    "fusion": "traffic between passes that one kernel could make",
-    "small-work": "above what the work would take as a part of larger kernels",
-    "precision": "above the format that the tensor cores are made for",
+    "conversion": "copies between layouts and formats, concatenations",
+    "fusion": "memory traffic between passes that one kernel could do",
+    "small-work": "excess over the same work in larger kernels",
+    "precision": "cost of a format other than the tensor cores' own",
 }
 
 
@@ -331,23 +331,23 @@ class Grounds:
         if task is not None and (found := misaligned(row["category"], row["dtype"], dict(task.sizes))):
             return f"misaligned: {found}"
         if row["misaligned"]:
-            return "misaligned: a kernel for operands that are not aligned to 16 bytes"
+            return "misaligned: a kernel for operands not aligned to 16 bytes"
         if task is not None and task.sizes.get("mask"):
-            return "an explicit mask: the fastest kernels take none"
+            return "an explicit mask, which the fastest kernels do not support"
         if row["nchw"] and row["category"] in ("convolution", "normalization", "reduction"):
-            return "memory format: a kernel for channels first (NCHW)"
+            return "memory format: a kernel for channels-first data (NCHW)"
         if row["median_ns"] < _SHORT_NS:
             return "short kernels: filling and draining the GPU takes as long as the work"
         blocks = row["blocks"]
         if blocks is not None and self.multiprocessors and blocks < self.multiprocessors:
             return f"small grid: {blocks:,} blocks for {self.multiprocessors} multiprocessors"
         if row["kernel"] == "elementwise_kernel":
-            return "strided access: the kernel for tensors that are not contiguous, or of mixed types"
+            return "strided access: a kernel for non-contiguous tensors or mixed types"
         if row["kernels"] > 1.5 * max(calls_of(row), 1.0):
-            return f"{row['kernels'] / max(calls_of(row), 1.0):.0f} kernels for what one pass could do"
+            return f"{row['kernels'] / max(calls_of(row), 1.0):.0f} kernels instead of one pass"
         if row["category"] == "gather-scatter":
             return "scattered access"
-        return "not known from the trace: take counters"
+        return "unknown from the trace: collect counters"
 
 
 def calls_of(row: Mapping[str, Any]) -> float:

@@ -116,5 +116,5 @@ def misaligned(family: str, dtype: str | None, sizes: dict[str, float]) -> str |
         size = int(sizes.get(name, 0))
         # Few rows are a vector's, not a matrix's.
         if size % multiple and size > multiple:
-            return f"{name} = {size:,} is no multiple of {multiple}"
+            return f"{name} = {size:,} is not a multiple of {multiple}"
     return None

@@ -346,7 +346,7 @@ def _nowhere(timeline: Timeline, window: Window, levels: Levels) -> pl.DataFrame
     lost = levels.level[rows] == LEVELS.index("none")
     row = {
         "id": 0,
-        "name": "outside of all operators",
+        "name": "outside all operators",
         "gpu_ns": int(found.duration_ns[lost].sum()),
         "gpu_self_ns": int(found.duration_ns[lost].sum()),
         "backward_ns": 0,

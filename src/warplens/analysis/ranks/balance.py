@@ -59,8 +59,8 @@ PARTS: Final = table(
     "One part of the time budget, over all ranks. A rank without the part counts as 0.",
     "group part time_ns share",
     Column("mean_ns", pl.Float64, "mean of a rank"),
-    Column("min_ns", pl.Int64, "least of a rank", title="Least"),
-    Column("max_ns", pl.Int64, "most of a rank", title="Longest"),
+    Column("min_ns", pl.Int64, "minimum over the ranks", title="Min"),
+    Column("max_ns", pl.Int64, "maximum over the ranks", title="Max"),
     Column("max_rank", pl.Int64, "the rank that has most", title="Most in rank"),
     time_ns="summed over ranks",
     share="share of the summed windows",
@@ -74,7 +74,7 @@ STEP_BALANCE: Final = table(
     "steps across ranks",
     "One step that every rank has.",
     "step in_window",
-    Column("wall_max_ns", pl.Int64, "longest wall time of a rank", title="Longest"),
+    Column("wall_max_ns", pl.Int64, "longest wall time of any rank", title="Max"),
     Column("compute_mean_ns", pl.Float64, "mean compute time", title="Compute, mean"),
     Column("compute_max_ns", pl.Int64, "most compute time of a rank", title="Compute, most"),
     Column("compute_max_rank", pl.Int64, "the rank that has it", title="in rank"),
@@ -213,7 +213,7 @@ MEMBERS: Final = table(
     "members of a collective",
     "One rank in one collective.",
     "collective rank start_ns end_ns wait_ns exposed_wait_ns transfer_ns",
-    start_ns="begin of the rank's kernel, on the common clock",
+    start_ns="start of the rank's kernel, on the common clock",
     end_ns="its end",
 )
 
@@ -229,12 +229,12 @@ COLLECTIVE_INSTANCES: Final = table(
     Column("first_rank", pl.Int64, "the rank that arrived first"),
     Column("last_rank", pl.Int64, "the rank that arrived last", title="Last"),
     "start_ns",
-    Column("arrival_ns", pl.Int64, "from the first begin to the last", title="First to last"),
+    Column("arrival_ns", pl.Int64, "from the first start to the last", title="First to last"),
     "delay_ns",
-    column("transfer_ns", help="from the last begin to the last end"),
+    column("transfer_ns", help="from the last start to the last end"),
     column("wait_ns", help="summed over ranks"),
     column("exposed_wait_ns", help="the part of it in which the waiting rank computed nothing"),
-    start_ns="first begin, on the common clock",
+    start_ns="first start, on the common clock",
 )
 
 RANK_WAITS: Final = table(
@@ -242,7 +242,9 @@ RANK_WAITS: Final = table(
     "One rank, over the collectives that lie in the window of every rank that takes part.",
     "rank collectives",
     column("matched", help="those of them that were found on other ranks"),
-    Column("last", pl.Int64, "in how many of these it arrived last, by more than `tolerance_ns`", title="Arrived last"),
+    Column(
+        "last", pl.Int64, "number of these in which it arrived last, by more than `tolerance_ns`", title="Arrived last"
+    ),
     Column("last_share", pl.Float64, "last of matched", title="of them"),
     column("delay_ns", help="by which it alone held those up: from the last arrival but one to its own"),
     "communication_ns",

@@ -116,8 +116,8 @@ def size_bytes(kind: str, in_elements: int | None, out_elements: int | None, dty
 
     Args:
         kind: one of `KINDS`.
-        in_elements: elements that each rank puts in.
-        out_elements: elements that each rank gets out.
+        in_elements: input elements per rank.
+        out_elements: output elements per rank.
         dtype: type of an element as PyTorch calls it.
     """
     each = bytes_per_element(dtype)
@@ -306,7 +306,7 @@ COLLECTIVE_GROUPS: Final = table(
     "kernels",
     column("collectives", help="collectives that were found on several ranks"),
     column("total_ns", help="summed durations of the kernels"),
-    column("exposed_ns", help="the part of it that no compute hid"),
+    column("exposed_ns", help="the part of it not overlapped with compute"),
     "median_ns",
     Column(
         "transfer_median_ns",

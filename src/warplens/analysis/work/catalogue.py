@@ -385,7 +385,7 @@ def _unmodelled(timeline: Timeline, rest: pl.DataFrame, models: pl.DataFrame, to
         .then(pl.lit("replayed from a CUDA graph"))
         .when(pl.col("api_row").is_null())
         .then(pl.lit("its launching call is not in the profile"))
-        .otherwise(pl.lit("launched outside of every operator"))
+        .otherwise(pl.lit("launched outside all operators"))
     )
     names = ranges["name"].gather(pl.Series(rest["launcher"].to_numpy()).replace(NO_RANGE, None))
     named = rest.with_columns(names.cast(pl.String).alias("name")).join(

@@ -220,7 +220,7 @@ def bench_show(
     report: _ReportOption = None,
     form: FormatOption = Format.TABLE,
 ) -> None:
-    """Show a file of measurements. Measures nothing, and needs no PyTorch."""
+    """Show a file of measurements. Measures nothing and needs no PyTorch."""
     if report is not None:
         checked_folder(report)
     _tell(read_sweep(file), report, form)
@@ -229,15 +229,15 @@ def bench_show(
 def _measure(
     workload: str,
     given: Mapping[str, str | None],
-    warmup: Annotated[int, option("N", "Steps before the first that counts, at least.", min=0, show_default=True)] = 5,
+    warmup: Annotated[int, option("N", "At least this many warm-up steps.", min=0, show_default=True)] = 5,
     repetitions: Annotated[
-        int | None, option("N", "Exactly so many steps, rather than until the median is known.", min=1)
+        int | None, option("N", "Exactly this many steps, instead of as many as the precision needs.", min=1)
     ] = None,
     rounds: Annotated[
         int | None,
         option(
             "N",
-            f"Measure the cells in turns, so many, {REPETITIONS_PER_TURN} steps in each: for comparing them.",
+            f"Measure the cells in this many turns of {REPETITIONS_PER_TURN} steps each, in order to compare them.",
             min=1,
         ),
     ] = None,
@@ -245,7 +245,7 @@ def _measure(
         float,
         option("SHARE", "Stop when half the 95 % interval is this share of the median.", min=0, show_default=True),
     ] = 0.02,
-    seconds: Annotated[float, option("S", "Most time for the steps of one cell.", min=0, show_default=True)] = 20.0,
+    seconds: Annotated[float, option("S", "Time limit for the steps of one cell.", min=0, show_default=True)] = 20.0,
     flush_l2: Annotated[bool, flag("--flush-l2", "Overwrite the GPU's L2 cache before each step.")] = False,
     device: Annotated[str | None, option("NAME", "As PyTorch names it; the GPU if there is one.")] = None,
     ranges: Annotated[bool, flag("--ranges", "Annotate for a profiler; see the docs.")] = False,
@@ -303,7 +303,7 @@ def _command(workload: str) -> Callable[..., None]:
     command.__doc__ = f"""{workload_named(workload).summary}
 
     Several values of an option, joined by commas, make a grid. A cell that runs out of memory is recorded as such, and
-    the others follow. Needs PyTorch.
+    the others continue. Needs PyTorch.
     """
     return command
 

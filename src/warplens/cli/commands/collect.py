@@ -137,7 +137,7 @@ _MOST_CHOSEN = 50
 
 
 class Profiler(str, Enum):
-    """What to record with."""
+    """The profiler to use."""
 
     NSYS = "nsys"
     NCU = "ncu"
@@ -174,16 +174,16 @@ class Clocks(str, Enum):
 
 
 def collect(
-    profiler: Annotated[Profiler, argument("nsys|ncu|torch", "What to record with.")],
+    profiler: Annotated[Profiler, argument("nsys|ncu|torch", "The profiler to use.")],
     program: Annotated[list[str], argument("-- CMD…", "The program and its arguments.")],
     output: Annotated[
-        Path, option("DIR", "The folder for profiles and their manifest.json.", "--output", "-o", show_default=True)
+        Path, option("DIR", "Folder for the profiles and manifest.json.", "--output", "-o", show_default=True)
     ] = Path("collected"),
-    name: Annotated[str | None, option("NAME", "Of the files; else that of the program.")] = None,
-    dry_run: Annotated[bool, flag("--dry-run", "Print the commands; run nothing.")] = False,
-    report: Annotated[bool, flag("--report", "Write the report at once, to DIR/report.")] = False,
+    name: Annotated[str | None, option("NAME", "Name of the files; by default the program's name.")] = None,
+    dry_run: Annotated[bool, flag("--dry-run", "Print the commands without running them.")] = False,
+    report: Annotated[bool, flag("--report", "Also write the report, to DIR/report.")] = False,
     force: Annotated[bool, flag("--force", "Replace files of the same name.")] = False,
-    tool: Annotated[str | None, option("PROGRAM", "The nsys or ncu to use; else it is looked for.")] = None,
+    tool: Annotated[str | None, option("PROGRAM", "The nsys or ncu to use; found automatically by default.")] = None,
     capture: Annotated[
         str,
         option(
@@ -193,17 +193,21 @@ def collect(
         ),
     ] = "all",
     graphs: Annotated[
-        Graphs, typer.Option(help="nsys: CUDA graphs kernel by kernel (node), or as a whole, which disturbs less.")
+        Graphs, typer.Option(help="nsys: trace CUDA graphs kernel by kernel (node), or as a whole, which costs less.")
     ] = Graphs.NODE,
-    memory: Annotated[bool, flag("--memory", "nsys, torch: record allocations, too; slower.")] = False,
+    memory: Annotated[bool, flag("--memory", "nsys, torch: also record allocations; slower.")] = False,
     also: Annotated[
-        str | None, option("WORD,…", f"nsys: record more, at a price in time: {', '.join(ADDITIONS)}.")
+        str | None, option("WORD,…", f"nsys: record more, which takes longer: {', '.join(ADDITIONS)}.")
     ] = None,
     phase: Annotated[
-        Phase, typer.Option(help="ncu: little on every launch, then much on the kernels that matter; or one of them.")
+        Phase,
+        typer.Option(
+            help="ncu: a light pass over every launch, then a detailed one over the kernels that "
+            "matter; or one of the two."
+        ),
     ] = Phase.BOTH,
     trace: Annotated[
-        Path | None, option("FILE", "ncu: a trace of the same program, which tells what is worth profiling.")
+        Path | None, option("FILE", "ncu: a trace of the same program, which shows what is worth profiling.")
     ] = None,
     launches: Annotated[
         int | None,
@@ -215,7 +219,7 @@ def collect(
     ] = None,
     preset: Annotated[
         list[str] | None,
-        option("NAME", f"ncu: counters of one kind: {', '.join(PRESETS)}. May be repeated, a run for each."),
+        option("NAME", f"ncu: counters of one kind: {', '.join(PRESETS)}. May be repeated; one run each."),
     ] = None,
     set_name: Annotated[
         str | None, option("NAME", "ncu: a set of sections, such as basic, detailed, full, roofline.", "--set")
@@ -224,7 +228,7 @@ def collect(
     metrics: Annotated[list[str] | None, option("NAME,…", "ncu: single metrics. May be repeated.")] = None,
     kernel: Annotated[
         list[str] | None,
-        option("REGEX", "ncu: only kernels whose name holds this, whatever share they have. May be repeated."),
+        option("REGEX", "ncu: only kernels whose name matches this, whatever their share. May be repeated."),
     ] = None,
     target: Annotated[list[str] | None, option("WORD,…", f"ncu: only kernels of a kind: {', '.join(TARGETS)}.")] = None,
     replay: Annotated[
@@ -238,19 +242,20 @@ def collect(
         str | None,
         option(
             "WAIT,WARMUP,ACTIVE",
-            "torch: record steps, such as 2,1,3; the program calls warplens.step() after each. Else all of it.",
+            "torch: wait, warm up and record so many steps, such as 2,1,3; the program calls warplens.step() "
+            "after each. By default everything is recorded.",
         ),
     ] = None,
     shapes: Annotated[
         bool, typer.Option("--shapes/--no-shapes", help="torch: record the shapes of operators' inputs.")
     ] = True,
-    stacks: Annotated[bool, flag("--stacks", "torch: record Python's frames; slower.")] = False,
+    stacks: Annotated[bool, flag("--stacks", "torch: record Python stacks; slower.")] = False,
     modules: Annotated[bool, flag("--modules", "torch: record the modules of scripted models.")] = False,
 ) -> None:
     """Run a program under nsys, ncu or PyTorch's profiler, with the right options.
 
-    Finds the tool where it hides, uses the options that its version has, exports what was recorded, and says how to go
-    on. Output of the program goes to standard error.
+    Finds the tool, uses the options of its version, exports what was recorded, and says what to run next. Output of the
+    program goes to standard error.
     """
     stem = name or _stem(program)
     if Path(stem).name != stem or stem.startswith("-"):
@@ -517,13 +522,13 @@ def doctor(
     ] = (DoctorFormat.TABLE),
     require: Annotated[
         str | None,
-        option("WHAT[,WHAT]", "Exit with 1 unless these can be recorded with here: gpu, torch, nsys, ncu."),
+        option("WHAT[,WHAT]", "Exit with 1 unless these work here: gpu, torch, nsys, ncu."),
     ] = None,
     python: Annotated[
-        str | None, option("PROGRAM", "The Python of your programs; else the first on the search path.")
+        str | None, option("PROGRAM", "The Python of your programs; by default the first on the search path.")
     ] = None,
 ) -> None:
-    """What this machine can record, and how to mend what it cannot.
+    """What this machine can record, and how to fix what it cannot.
 
     Looks at the driver and its GPUs, the CUDA toolkit, PyTorch, nsys and ncu, the permission to read counters, WSL2,
     containers, MIG, memory, other programs on the GPUs, and disk space. It changes nothing.

@@ -171,7 +171,7 @@ def _timelines(paths: Iterable[Path]) -> Iterator[Timeline]:
 def _passed_over(name: str, found: Found) -> Iterator[Note]:
     if found.passed_over:
         first, more = found.passed_over[0].name, len(found.passed_over) - 1
-        text = f"the folder holds files that are no traces and were passed over: {first}"
+        text = f"the folder holds files that are not traces; they were skipped: {first}"
         text += f" and {more} more" if more else ""
         yield Note("passed-over", NoteLevel.WARNING, text, "If a run failed, record it again")
 
@@ -438,13 +438,13 @@ _MOST_CONFIDENCE: Final = 0.999999
 def _limit(text: str | None) -> str | None:
     """Refuse now, not after two large profiles were read."""
     if text is not None and _share(text) > _MOST_LIMIT:
-        raise typer.BadParameter(f"{text!r} is no limit: write at most {100 * _MOST_LIMIT:.0f}%")
+        raise typer.BadParameter(f"{text!r} is not a limit: write at most {100 * _MOST_LIMIT:.0f}%")
     return text
 
 
 def _margin(text: str) -> str:
     if _share(text) >= 1:
-        raise typer.BadParameter(f"{text!r} is no margin: within 100% and more all that is faster is the same")
+        raise typer.BadParameter(f"{text!r} is not a margin: it must be below 100%")
     return text
 
 
@@ -455,14 +455,14 @@ def _share(text: str) -> float:
     except ValueError:
         share = -1.0
     if not sign or rest.strip() or not 0 <= share < float("inf"):
-        raise typer.BadParameter(f"{text!r} is no percentage: write 5% for five in a hundred")
+        raise typer.BadParameter(f"{text!r} is not a percentage: write it as 5%")
     return share
 
 
 def _confidence(text: str) -> str:
     if not 0.5 <= _share(text) <= _MOST_CONFIDENCE:
         most = f"{100 * _MOST_CONFIDENCE:g}%"
-        raise typer.BadParameter(f"{text!r} is no confidence: write a percentage from 50% to {most}, such as 95%")
+        raise typer.BadParameter(f"{text!r} is not a confidence: write a percentage from 50% to {most}, such as 95%")
     return text
 
 
@@ -478,22 +478,24 @@ def _both_flops(text: str) -> tuple[float, float]:
     except ValueError:
         before = after = -1.0
     if not (0 < before < float("inf") and 0 < after < float("inf")):
-        raise typer.BadParameter(f"{text!r} is no pair of numbers above zero: write 35.1e9,11.1e9")
+        raise typer.BadParameter(f"{text!r} is not a pair of numbers above zero: write 35.1e9,11.1e9")
     return before, after
 
 
 def compare(
     baseline: Annotated[
         Path,
-        argument("BASELINE", "A trace, a folder of repeats, a measurements file, or a report of Nsight Compute."),
+        argument(
+            "BASELINE", "The baseline: a trace, a folder of repeats, a measurements file, or an Nsight Compute report."
+        ),
     ],
-    variant: Annotated[Path, argument("VARIANT", "The same of what is held against it.")],
+    variant: Annotated[Path, argument("VARIANT", "The variant, of the same kind.")],
     fail_on: Annotated[
         str | None,
-        option("PERCENT", "Exit with 1 if the variant is slower by more than this, decided: 5%.", callback=_limit),
+        option("PERCENT", "Exit with 1 if the variant is certainly slower by more than this: 5%.", callback=_limit),
     ] = None,
     margin: Annotated[
-        str, option("PERCENT", "Differences within this do not matter.", callback=_margin, show_default=True)
+        str, option("PERCENT", "Differences within this count as the same.", callback=_margin, show_default=True)
     ] = "2%",
     level: Annotated[
         str, option("PERCENT", "Confidence of the intervals.", callback=_confidence, show_default=True)
@@ -505,14 +507,14 @@ def compare(
     ] = None,
     variant_where: Annotated[str | None, option("SETTING=VALUE,…", "The same of the other side.")] = None,
     counters_baseline: Annotated[
-        Path | None, option("FILE", "A report of Nsight Compute on the baseline (.ncu-rep or CSV), beside traces.")
+        Path | None, option("FILE", "With traces: an Nsight Compute report on the baseline (.ncu-rep or CSV).")
     ] = None,
     counters_variant: Annotated[Path | None, option("FILE", "The same of the variant.")] = None,
     flops: Annotated[
         str | None,
         option(
             "BASELINE,VARIANT",
-            "FLOPs of a step of each side, where the traces do not tell: 35.1e9,11.1e9.",
+            "FLOPs per step of each side, where the traces do not show them: 35.1e9,11.1e9.",
             callback=_flops,
         ),
     ] = None,
@@ -528,10 +530,10 @@ def compare(
     form: FormatOption = Format.TABLE,
     limit: LimitOption = None,
 ) -> None:
-    """Why a variant is slower or faster than its baseline, and whether that is decided.
+    """Why a variant is slower or faster than its baseline, and how certain that is.
 
-    The difference of a step's wall time is split into parts that add up to it exactly. Steps are samples, files of a
-    folder are repeats: only repeats are independent of each other. Undecided is an answer, and does not fail the gate.
+    The difference in wall time per step is split into parts that add up exactly. Steps are samples, files of a folder
+    are repeats: only repeats are independent of each other. "Undecided" is an answer and does not fail the gate.
     """
     folder = checked_folder(output) if output else None
     asked = Asked(

@@ -45,25 +45,32 @@ _REPORTS: Final = argument("PATH…", "Reports of Nsight Compute: .ncu-rep, or t
 def counters(
     paths: Annotated[list[Path], _REPORTS],
     by: Annotated[str, group_by(*SUMMARY_KEYS)] = "group",
-    metric: Annotated[list[str] | None, option("NAME", "Show this metric, too. Repeatable.", "--metric", "-m")] = None,
+    metric: Annotated[
+        list[str] | None, option("NAME", "Show this metric, too. May be repeated.", "--metric", "-m")
+    ] = None,
     trace: Annotated[
-        Path | None, option("FILE", "A trace of the same program: what was covered?", "--trace", "-t")
+        Path | None,
+        option(
+            "FILE", "A trace of the same program, to show how much of its time the counters cover.", "--trace", "-t"
+        ),
     ] = None,
     window: WindowOption = "steady",
-    ncu_version: Annotated[str | None, option("VERSION", "Of the ncu for the next run; else the report's.")] = None,
-    compare: Annotated[bool, flag("--compare", "Put the reports side by side, each against the first.")] = False,
+    ncu_version: Annotated[
+        str | None, option("VERSION", "Version of ncu for the next run; by default the report's.")
+    ] = None,
+    compare: Annotated[bool, flag("--compare", "Compare the reports with the first one.")] = False,
     pair: Annotated[
-        list[str] | None, option("BEFORE=AFTER", "Compare these kernels, though their names differ. Repeatable.")
+        list[str] | None, option("BEFORE=AFTER", "Compare these kernels although their names differ. May be repeated.")
     ] = None,
     form: FormatOption = Format.TABLE,
     limit: LimitOption = None,
 ) -> None:
-    """What bounds each kernel, and why: from the counters of Nsight Compute.
+    """What limits each kernel, and why: from Nsight Compute counters.
 
     A row is a group of launches of the same kernel with the same grid and block, with medians over them. Shares are of
-    the peak, inside the kernel: they say nothing about the time between kernels. With a trace of the same program,
-    the kernels are found in its window again: how much of the time they stand for, which promises most, and the command
-    that would show the rest. With --compare, what changed from the first report to each of the others.
+    the peak, inside the kernel: they say nothing about the time between kernels. With a trace of the same program, the
+    kernels are found again in its window: how much of the time they cover, which has the most to gain, and the command
+    that collects the rest. With --compare, what changed from the first report to each of the others.
     """
     metrics, most = metric or [], most_rows(form, limit)
     _check_comparison(len(paths), compare, pair or [], trace is not None)
@@ -229,13 +236,13 @@ def roofline(
         list[str] | None,
         option(
             "ROOF=RATE",
-            "Use this roof, a measured one for instance: dram=4.2T (bytes/s), fp32=60T (FLOP/s). Repeatable.",
+            "Use this roof, such as a measured one: dram=4.2T (bytes/s), fp32=60T (FLOP/s). May be repeated.",
         ),
     ] = None,
     form: FormatOption = Format.TABLE,
     limit: LimitOption = None,
 ) -> None:
-    """Kernels under the roofs of their GPU: how far from what it could do.
+    """Roofline: how far each kernel is from the peaks of its GPU.
 
     A row is a group of launches of the same kernel with the same grid and block. Operations and bytes are counted, at
     each level of memory (DRAM, L2, L1); roofs are the peaks in the report unless you state others.
@@ -286,7 +293,7 @@ def _parse_ceiling(text: str) -> tuple[str, float]:
     except ValueError:
         value = 0.0
     if roof not in _ROOFS or not 0 < value < float("inf"):
-        raise UsageError(f"{text!r} is no roof: write one of {', '.join(_ROOFS)}, =, and a rate such as 4.2T")
+        raise UsageError(f"{text!r} is not a roof: write one of {', '.join(_ROOFS)}, =, and a rate such as 4.2T")
     return roof, value
 
 

@@ -31,29 +31,27 @@ def diagnose(
         list[Path],
         argument(
             "PATH…",
-            "A profile of Nsight Systems (.sqlite, .nsys-rep) or of PyTorch's profiler (.json), also compressed; or "
-            "those of the ranks of one run, or a folder with them.",
+            "A profile from Nsight Systems (.sqlite, .nsys-rep) or the PyTorch profiler (.json), also compressed; "
+            "or several of the ranks of one run, or a folder of them.",
         ),
     ],
     counters: Annotated[
         Path | None,
-        option(
-            "FILE", "A report of Nsight Compute on the same program (.ncu-rep or CSV): what happens inside kernels."
-        ),
+        option("FILE", "An Nsight Compute report on the same program (.ncu-rep or CSV): what happens inside kernels."),
     ] = None,
     changes: Annotated[
         str | None,
-        option("CHANGE,…", "Predict these changes made together: names of predictions, such as cuda-graph.", "--if"),
+        option("CHANGE,…", "Predict these changes together: names of predictions, such as cuda-graph.", "--if"),
     ] = None,
     window: WindowOption = "steady",
     range_name: RangeOption = None,
     form: FormatOption = Format.TABLE,
 ) -> None:
-    """What limits the program, what to do about it, and how to check that.
+    """What limits the program, what to do about it, and how to verify the change.
 
-    Findings stand worst first, each with the most that it could bring, its evidence, remedies, and the experiment that
-    would refute it. Predictions are modelled. Of several profiles, which must be the ranks of one run, what they cost
-    each other comes first: a late rank, small collectives, a pipeline's bubble; then each rank by itself.
+    Findings are listed worst first, each with its gain, evidence, remedies, and the experiment that would refute it.
+    Predictions are modelled. Of several profiles, which must be the ranks of one run, what they cost each other comes
+    first: a late rank, small collectives, a pipeline's bubble; then each rank separately.
     """
     found_paths = discover([located(path) for path in paths])
     if len(found_paths) > 1:

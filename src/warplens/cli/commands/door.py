@@ -49,22 +49,22 @@ _SIDES: Final = 2
 def answer(
     paths: Annotated[
         list[Path],
-        argument("PATH…", "A profile, several, or folders of them; demo:NAME for one that comes with Warplens."),
+        argument("PATH…", "One or more profiles, or folders of profiles; demo:NAME for one that comes with Warplens."),
     ],
     output: Annotated[
-        Path | None, option("DIR", f"Folder of the report, ./{DEFAULT_FOLDER} unless named.", "--output", "-o")
+        Path | None, option("DIR", f"Folder for the report; ./{DEFAULT_FOLDER} by default.", "--output", "-o")
     ] = None,
     opened: Annotated[bool, typer.Option("--open", help="Open the report in the browser.")] = False,
     window: WindowOption = "steady",
     range_name: RangeOption = None,
     form: FormatOption = Format.TABLE,
 ) -> None:
-    """What the profiles say, in a few lines; `warplens PATH…` is the same.
+    """The answer in a few lines; `warplens PATH…` does the same.
 
-    One profile: what limits it, what there is to gain, what to do, how sure that is, what next. Two: their comparison.
-    The ranks of one run: what they cost each other. Names of models and context lengths: the grid. Reports of Nsight
-    Compute are joined with the profiles beside them. Other formats than table print the JSON, CSV or Markdown of
-    diagnose, compare or counters, and write no report.
+    One profile: what limits it, how much there is to gain, what to do, how sure that is, and what to run next. Two:
+    their comparison. Ranks of one run: what they cost each other. Profiles named after models and context lengths: the
+    grid. Nsight Compute reports are joined with the profiles given with them. Formats other than table print the JSON,
+    CSV or Markdown of diagnose, compare or counters, and write no report.
     """
     if [str(path) for path in paths] == [PREFIX]:
         print_lines(_shipped_lines())

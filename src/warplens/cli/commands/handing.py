@@ -46,10 +46,10 @@ def export(
         ),
     ] = None,
 ) -> None:
-    """Hand a profile on to other programs: Perfetto, Parquet, CSV.
+    """Export a profile to other programs: Perfetto, Parquet, CSV.
 
-    The whole profile is written, warm-up included, with exact numbers. Nothing of the machine goes along: no
-    environment, hosts, users, paths or command lines. What is written is replaced if it exists.
+    The whole profile is written, warm-up included, with exact numbers. Nothing that identifies the machine is exported:
+    no environment, hosts, users, paths or command lines. Existing output is replaced.
     """
     (profile, *others) = discover([path])
     if others:
@@ -126,10 +126,10 @@ def scrub(
         ),
     ] = None,
     check: Annotated[
-        bool, flag("--check", "Write nothing; say what a copy would lack. Exits with 1 if there is anything.")
+        bool, flag("--check", "Write nothing; list what a copy would leave out. Exits with 1 if there is anything.")
     ] = False,
 ) -> None:
-    """Copy a profile without what tells of people and machines.
+    """Copy a profile without anything that identifies people or machines.
 
     Left out are the environment, hosts, users, command lines, paths, the program's output and other processes. Every
     analysis of the copy gives the same numbers: both files are read and compared before the copy gets its name.
@@ -181,12 +181,12 @@ class CacheAction(str, Enum):
 
 
 def cache(
-    action: Annotated[CacheAction, argument("show|clear", "Show what is kept, or remove it all.")] = CacheAction.SHOW,
+    action: Annotated[CacheAction, argument("show|clear", "Show the cache, or clear it.")] = CacheAction.SHOW,
 ) -> None:
-    """Conversions of Nsight Systems reports that are kept: show or clear them.
+    """Show or clear the cache of converted Nsight Systems reports.
 
-    They hold what Warplens reads, and nothing of the environment, hosts, users or command lines. Those used longest ago
-    go first when there are more than 4 GB of them (WARPLENS_MAX_CACHE_BYTES).
+    The converted files hold no environment, hosts, users or command lines. The least recently used are removed when
+    there are more than 4 GB of them (WARPLENS_MAX_CACHE_BYTES).
     """
     from warplens.readers.nsys.conversion import cache_folder, cached, clear_cache
 
@@ -213,7 +213,7 @@ def ranks(
             "DIR", "Write ranks.html, ranks.md and ranks.json to this folder instead of printing.", "--output", "-o"
         ),
     ] = None,
-    workers: Annotated[int | None, option("N", "Processes that read profiles; one a core at most.", min=1)] = None,
+    workers: Annotated[int | None, option("N", "Processes that read profiles; at most one per core.", min=1)] = None,
     scheduler: Annotated[
         str | None,
         option("ADDRESS", "Read the profiles on an existing Dask cluster (tcp://host:8786) instead."),
@@ -223,7 +223,7 @@ def ranks(
     """Ranks of a distributed run: overlap, collectives, stragglers, waits.
 
     Each profile is reduced to a small summary in a process of its own; a file with several processes or GPUs holds
-    several ranks. The rank is what the file records, else its name (rank3, _r3), else its place in the order given.
+    several ranks. The rank is taken from the file, else from its name (rank3, _r3), else from the order given.
     """
     folder = checked_folder(output) if output else None
     found = discover(paths)

@@ -21,7 +21,8 @@ WithOption = Annotated[
         "--with",
         metavar="TRACE",
         show_default=False,
-        help="A PyTorch trace of the same program with shapes; equal kernels tell the work of this profile's.",
+        help="A PyTorch trace of the same program with shapes, from which the FLOPs and bytes of equal kernels "
+        "are known.",
     ),
 ]
 CountersOption = Annotated[
@@ -30,7 +31,7 @@ CountersOption = Annotated[
         "--counters",
         metavar="REPORT",
         show_default=False,
-        help="A report of Nsight Compute on the same program; its measurements replace models.",
+        help="An Nsight Compute report on the same program; its measurements replace models.",
     ),
 ]
 
@@ -44,10 +45,10 @@ def headroom(
     form: FormatOption = Format.TABLE,
     limit: LimitOption = None,
 ) -> None:
-    """From the measured step down to this machine's limit, in parts that add up exactly.
+    """From the measured step time down to this GPU's limit, in parts that add up exactly.
 
-    Without idle time, with every kernel at its practical roof, without avoidable work, in the precision that the
-    hardware is made for. Roofs and what is avoidable are modelled; idle time is measured.
+    The steps down: no idle time, every kernel at its practical roof, no avoidable work, the precision that the hardware
+    is built for. Roofs and avoidable work are modelled; idle time is measured.
     """
     selection = select(path, window, range_name, launch_configuration=True)
     program = None if with_trace is None else Timeline(read(with_trace, launch_configuration=True))

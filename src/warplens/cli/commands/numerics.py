@@ -20,16 +20,24 @@ def numerics(
     a: Annotated[Path, argument("A", "Tensors that one implementation computed: .npy, .npz, .pt, .safetensors.")],
     b: Annotated[Path, argument("B", "The same of the other.")],
     exact: Annotated[
-        Path | None, option("FILE", "The same in float64: both are held against it, too, which tells who is nearer.")
+        Path | None,
+        option(
+            "FILE",
+            "The same tensors in float64: both sides are compared with it, too, which shows which one is closer.",
+        ),
     ] = None,
     fail_on: Annotated[
         float | None,
-        option("RATIO", "Exit with 1 if ‖a − b‖ / ‖b‖ of a tensor is greater, or one alone is not finite.", min=0),
+        option(
+            "RATIO",
+            "Exit with 1 if ‖a − b‖ / ‖b‖ of any tensor is greater, or if only one of the two is not finite.",
+            min=0,
+        ),
     ] = None,
     form: FormatOption = Format.TABLE,
     limit: LimitOption = None,
 ) -> None:
-    """How far the tensors of two implementations are apart: absolute, relative, in units of the last place.
+    """Differences between the tensors of two implementations: absolute, relative, in ULPs.
 
     Tensors are paired by name. Elements that are not finite are counted and left out of the differences.
     """

@@ -71,7 +71,7 @@ def report(
         Path | None,
         option(
             "DIR",
-            f"Folder to write to, ./{DEFAULT_FOLDER} unless named. Without it, json alone is printed instead.",
+            f"Folder to write to; ./{DEFAULT_FOLDER} by default. Without it, --format json prints to stdout.",
             "--output",
             "-o",
         ),
@@ -86,21 +86,23 @@ def report(
         list[str] | None,
         option(
             "NAME=MODEL,CONTEXT[,MODE]",
-            "Cell of the grid that a profile is of, where its name does not tell. May be repeated.",
+            "Grid cell of a profile, where its name does not show it. May be repeated.",
             "--cell",
         ),
     ] = None,
     timings: Annotated[
         Path | None, option("FILE", "Times that the programs measured themselves, CSV or JSON, for the grid.")
     ] = None,
-    batch: Annotated[int | None, option("N", "Sequences in a batch, for the grid; FLOP rates need it.", min=1)] = None,
+    batch: Annotated[
+        int | None, option("N", "Sequences per batch, for the grid; needed for FLOP rates.", min=1)
+    ] = None,
 ) -> None:
     """Report on your profiles: where the GPU time went, and why.
 
     Profiles whose names tell a model and a context length (small_ctx512.sqlite) form a grid; from two cells on, a
-    second document answers questions about models and contexts. Reports of Nsight Compute get a document of their own,
-    and what they say of the kernels of a profile stands in its report as well. Of the ranks of one run, the report
-    begins with what they cost each other.
+    second document answers questions about models and contexts. Nsight Compute reports get a document of their own, and
+    their counters also appear in the report of the profile. For the ranks of one run, the report begins with what they
+    cost each other.
     """
     from warplens.readers.timings import read_timings
     from warplens.studies.grid.cells import parse_cell
@@ -439,7 +441,7 @@ _INDENT: Final = "  "
 
 def demo(
     output: Annotated[
-        Path, option("DIR", "Folder to write to; made if need be.", "--output", "-o", show_default=True)
+        Path, option("DIR", "Folder to write to; created if needed.", "--output", "-o", show_default=True)
     ] = DEFAULT_FOLDER,
     formats: Annotated[
         str,

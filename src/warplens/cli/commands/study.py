@@ -52,10 +52,10 @@ def study(
             "|".join(PROCESSES), "A process for each point, or one for all, which starts sooner.", show_default=True
         ),
     ] = PROCESSES[0],
-    timeout: Annotated[float | None, option("S", "Most time for a point.", min=0)] = None,
-    fresh: Annotated[bool, flag("--fresh", "Forget what an interrupted run has done.")] = False,
-    retry: Annotated[bool, flag("--retry", "Measure once more what has failed.")] = False,
-    dry_run: Annotated[bool, flag("--dry-run", "Say what would be measured; measure nothing.")] = False,
+    timeout: Annotated[float | None, option("S", "Time limit per point.", min=0)] = None,
+    fresh: Annotated[bool, flag("--fresh", "Discard what an interrupted run has done.")] = False,
+    retry: Annotated[bool, flag("--retry", "Repeat what failed.")] = False,
+    dry_run: Annotated[bool, flag("--dry-run", "Print what would be measured without measuring.")] = False,
     profiles: Annotated[
         Path | None,
         option(
@@ -65,13 +65,13 @@ def study(
     ] = None,
     policy: Annotated[Path | None, option("FILE", "With --profiles: a policy to be judged in the findings.")] = None,
 ) -> None:
-    """Run a study of token reduction, the language model or attention to its end, and report on it.
+    """Run a whole study of token reduction, the language model or attention, and report on it.
 
-    A run that was interrupted goes on when the same command is given again. Measuring needs PyTorch, reporting does
+    An interrupted run continues when the same command is given again. Measuring needs PyTorch, reporting does
     not.
     """
     if name not in STUDIES:
-        raise UsageError(f"{name!r} is no study; known are {', '.join(STUDIES)}")
+        raise UsageError(f"{name!r} is not a study; known are {', '.join(STUDIES)}")
     if (profiles or policy) and name != "token-reduction":
         raise UsageError(f"--profiles and --policy are for the findings of token-reduction, not for {name}")
     if policy and not profiles:
@@ -129,7 +129,7 @@ class Doing(str, Enum):
 
 
 def policy(
-    doing: Annotated[Doing, argument("fit|show|check", "Fit a policy, read one, or hold one against a sweep.")],
+    doing: Annotated[Doing, argument("fit|show|check", "Fit a policy, show one, or check one against a sweep.")],
     file: Annotated[Path, argument("FILE", "fit: the sweep. show, check: the policy.")],
     against: Annotated[
         Path | None, argument("[SWEEP]", "check: other measurements, best of points left out of the fit.")
@@ -204,7 +204,7 @@ def _check_arguments(
     }
     for name, (value, allowed) in of.items():
         if value is not None and doing not in allowed:
-            raise UsageError(f"{name} is no option of policy {doing.value}")
+            raise UsageError(f"{name} is not an option of policy {doing.value}")
 
 
 def _share(option: str, text: str) -> float:
@@ -255,7 +255,7 @@ def _check(
         reason: summary(cell for cell in cells if cell.reason == reason)
         for reason in dict.fromkeys(cell.reason for cell in cells)
     }
-    facts = [f"{file.name} (fitted to {found.source}), held against {sweeps[0].source}"]
+    facts = [f"{file.name} (fitted to {found.source}), checked against {sweeps[0].source}"]
     facts += [f"{reason}: {regret_sentence(one, axes)}" for reason, one in by_reason.items()]
     failed = limit is not None and (whole.not_run > 0 or whole.worst is None or whole.worst > limit)
     data = {"regret": _plain(whole), "by_reason": {reason: _plain(one) for reason, one in by_reason.items()}}

@@ -132,14 +132,16 @@ def _profiled(sweep: Sweep, folder: Path, tell: Any) -> tuple[dict[Any, tuple[Re
 def listed_profiles(folder: Path) -> Iterator[tuple[Path, dict[str, str]]]:
     """Profiles with the settings that the index, or their names, give them."""
     if not folder.is_dir():
-        raise UnreadableInputError(folder, "it is no folder", "Give the folder with profiles of the cells")
+        raise UnreadableInputError(folder, "it is not a folder", "Give the folder with profiles of the cells")
     index = folder / _INDEX
     if index.is_file():
         try:
             listed = orjson.loads(index.read_bytes())
             pairs = {str(name): {key: str(item) for key, item in cell.items()} for name, cell in listed.items()}
         except (orjson.JSONDecodeError, AttributeError):
-            raise UnreadableInputError(index, "it is no object of file names and settings", "See sweep.md") from None
+            raise UnreadableInputError(
+                index, "it is not an object of file names and settings", "See sweep.md"
+            ) from None
     else:
         names = [file.name for file in sorted(folder.iterdir()) if "=" in file.name]
         pairs = {name: side_of(_SUFFIXES.sub("", name)) for name in names}
@@ -199,22 +201,24 @@ def _answer(numbers: SweepNumbers) -> Answer:
 
 
 def sweep() -> None:
-    """Measure a baseline and a variant over a grid, or read what such a sweep says."""
+    """Measure a baseline and a variant over a grid, or report on such a sweep."""
 
 
 def sweep_report(
     file: Annotated[Path, argument("FILE", "Measurements, or a published table (CSV).")],
-    baseline: Annotated[str | None, option("NAME=VALUE,…", "Settings of the baseline, if the file has none.")] = None,
-    variant: Annotated[str | None, option("NAME=VALUE,…", "Settings of the variant, if the file has none.")] = None,
+    baseline: Annotated[
+        str | None, option("NAME=VALUE,…", "Settings of the baseline, where the file has none.")
+    ] = None,
+    variant: Annotated[str | None, option("NAME=VALUE,…", "Settings of the variant, where the file has none.")] = None,
     level: Annotated[float, option("SHARE", "Confidence of the intervals, together.", show_default=True)] = 0.95,
     margin: Annotated[float, option("SHARE", "Differences that do not matter.", show_default=True)] = 0.02,
-    profiles: Annotated[Path | None, option("DIR", "Profiles of cells, which tell what bounds each of them.")] = None,
+    profiles: Annotated[Path | None, option("DIR", "Profiles of cells, which show what limits each of them.")] = None,
     output: Annotated[
         Path | None, option("DIR", "Folder to write; without it, the answer is printed.", "--output", "-o")
     ] = None,
     form: FormatOption = Format.TABLE,
 ) -> None:
-    """Read what a sweep says: speed-ups, what bounds each cell, crossovers, break-even, anomalies."""
+    """Report on a sweep: speed-ups, what limits each cell, crossovers, break-even, anomalies."""
     report_sweep(file, baseline, variant, output, form, level, margin, profiles)
 
 
@@ -259,15 +263,15 @@ def sweep_run(
     items: Annotated[
         str | None, option("AXIS", "commands: the axis that says how many items a step processes.")
     ] = None,
-    timeout: Annotated[float | None, option("S", "Most time for a point, or for a command.", min=0)] = None,
-    fresh: Annotated[bool, flag("--fresh", "Forget what an interrupted run has done.")] = False,
-    retry: Annotated[bool, flag("--retry", "Measure once more what has failed.")] = False,
-    dry_run: Annotated[bool, flag("--dry-run", "Say what would be measured; measure nothing.")] = False,
+    timeout: Annotated[float | None, option("S", "Time limit per point, or per command.", min=0)] = None,
+    fresh: Annotated[bool, flag("--fresh", "Discard what an interrupted run has done.")] = False,
+    retry: Annotated[bool, flag("--retry", "Repeat what failed.")] = False,
+    dry_run: Annotated[bool, flag("--dry-run", "Print what would be measured without measuring.")] = False,
     output: Annotated[Path | None, option("FILE", "The measurements file to write.", "--output", "-o")] = None,
 ) -> None:
     """Measure a baseline and a variant at every point of a grid, in turns.
 
-    A run that was interrupted goes on when the same command is given again.
+    An interrupted run continues when the same command is given again.
     """
     of_workloads = {
         "--rounds": rounds, "--repetitions": repetitions, "--warmup": warmup, "--device": device,

@@ -118,7 +118,7 @@ class WallSplit:
     def gpu_change_share(self) -> float | None:
         """Change of the time in which the GPU computed, over the baseline's; None where that computed nothing.
 
-        Kernels that run at once count once, and the inside of CUDA graphs counts as a whole.
+        Concurrent kernels count once, and the inside of CUDA graphs counts as a whole.
         """
         before = sum((part.baseline_ns for part in self.parts if part.group in _COMPUTING), _ZERO)
         change = sum((part.change_ns for part in self.parts if part.group in _COMPUTING), _ZERO)
@@ -269,17 +269,17 @@ def step_difference(baseline: Side, variant: Side, *, flops: tuple[float, float]
 # finishes it,
 # a GPU with less work waits for the same launches, and what work saves comes back as idle time. Where that is so,
 # the two
-# are one contribution, the host's issue rate; what is left of the two is what the host takes longer, or shorter.
+# are one contribution, the host's launch rate; what is left of the two is what the host takes longer, or shorter.
 
 
 #: Cause → what it means. `idle: …` names one cause of `analysis.idle.IDLE_CAUSES`.
 CAUSES: Final = {
     "no-difference": "the wall times per step are the same within the margin",
-    "host-issue-bound": "the host's issue rate limits the step: what changed is how long it takes to issue the work",
-    "gpu-work": "the GPU's own work takes another time",
-    "communication": "communication that is not overlapped with compute",
-    "copies": "copies and fills that neither compute nor communication hides",
-    "idle: …": "the GPU waits for another time, for this cause",
+    "host-issue-bound": "the host's launch rate limits the step: the time to launch the work changed",
+    "gpu-work": "the GPU's own work takes a different time",
+    "communication": "exposed communication",
+    "copies": "exposed copies and fills",
+    "idle: …": "the GPU is idle for a different time, for this cause",
 }
 
 #: Idle causes that are told as one: what a drained GPU costs beyond the wait itself is the wait's cost, too.

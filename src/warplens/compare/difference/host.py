@@ -225,7 +225,7 @@ def _bound(has_work: bool, shares: list[float]) -> str:
 # A launch's cost ends with the end of its call and begins with the end of the call before it that launched something:
 # the program's own work for this launch (Python, the framework's dispatch) and the call. Where threads take turns, as
 # the backward pass does with the rest of a step, that is the call before it of any thread of the process: while one
-# launches, the other waits for it. Time in a synchronisation, an allocation, a blocking copy, the profiler or a long
+# launches, the other waits for it. Time in a synchronization, an allocation, a blocking copy, the profiler or a long
 # pause is no cost of launching, nor is what the program did before the part that counts.
 
 

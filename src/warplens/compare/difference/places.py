@@ -46,7 +46,7 @@ class RangePaths:
     """The places of one profile.
 
     Attributes:
-        paths: the distinct paths; the first is the empty one, of work outside of all ranges but the step's.
+        paths: the distinct paths; the first is the empty one, of work outside all ranges but the step's.
         number: for each row of `Trace.ranges` the position of its path; the last entry answers for "no range".
     """
 

@@ -90,7 +90,7 @@ def check_level(level: float) -> None:
         UsageError: it is not between 0 and 1.
     """
     if not 0 < level < 1:
-        raise UsageError(f"a level of {level:g} is no probability: 0.05 asks for intervals of 95 % confidence")
+        raise UsageError(f"a level of {level:g} is not a probability: 0.05 asks for intervals of 95 % confidence")
 
 
 # --- Many kernels at once: of a hundred, five differ at the 5 % level although nothing was changed -------------------

@@ -83,7 +83,7 @@ class LaunchOverhead(Rule):
     model = "host"
     question = "Does the GPU wait for work that the host is still issuing?"
     limiter = "the host cannot issue work as fast as the GPU finishes it"
-    cause = "the host's issue rate: the GPU is idle because the next kernel, or CUDA graph, was not launched yet"
+    cause = "the host's launch rate: the GPU is idle because the next kernel, or CUDA graph, was not launched yet"
     raised_when = "it costs 2 %. Informational where the host is well ahead of the GPU without the profiler"
     claimed = (
         "idle time while the host was between or inside launching calls, the GPU's own latency included. A warning "
@@ -401,7 +401,7 @@ class BlockingCopy(Rule):
     claimed = "time in which only such a copy ran; pauses while one blocked the host"
     headline = "Limited by copies between host and GPU: for {share} of the time nothing computes because of them"
     evidence: ClassVar = {
-        "exposed_copy_ns": "copies that nothing hides",
+        "exposed_copy_ns": "exposed copies",
         "host_held_idle_ns": "pauses while a copy blocked the host",
         "claimed_share": "everything that it claims, of the window",
         "copied_bytes_per_step": "copies between host and GPU",
@@ -581,7 +581,7 @@ class ExposedCommunication(Rule):
 
     id = "exposed-communication"
     question = "Do collectives run while nothing computes?"
-    limiter = "communication that is not overlapped with compute"
+    limiter = "exposed communication"
     cause = "collectives that are not overlapped with compute"
     raised_when = "it costs 2 %"
     claimed = "time in which only a collective ran"

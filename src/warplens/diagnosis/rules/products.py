@@ -33,7 +33,7 @@ _NARROW: Final = ("bf16", "fp16")
 
 
 class UnfusedAttention(StructureRule):
-    """A product, passes with a softmax among them, and a product again: scores of attention that go through memory."""
+    """A product, passes with a softmax among them, and a product again: attention scores written to memory."""
 
     id = "unfused-attention"
     model = "products"
@@ -225,7 +225,7 @@ class MisalignedShape(StructureRule):
         at_peak = facts.at_roof["theoretical_ns"].filter(pl.Series(mine))
         known = at_peak.is_not_null().all()
         padded = -(-size // 64) * 64 if size else None
-        named = f": {size:,} is no multiple of 8" if size else ""
+        named = f": {size:,} is not a multiple of 8" if size else ""
         own = facts.program.own_ns
         # What stands beside such a product has rows of the same odd length, and moves them faster when padded.
         beside = int(time_beside(facts.program, mine).sum()) + time_of(

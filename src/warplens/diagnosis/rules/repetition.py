@@ -54,7 +54,7 @@ class Recomputation(StructureRule):
     model = "products"
     question = "Does the backward pass run forward work again?"
     limiter = "forward work that is run again in the backward pass"
-    cause = "forward work run again in the backward pass (activation checkpointing)"
+    cause = "recomputed forward work in the backward pass (activation checkpointing)"
     raised_when = "sequences of the forward pass's kernels recur in the backward pass, and it costs 2 %"
     claimed = "these kernels, and the pauses while the host issues them"
     headline = "Limited by recomputation: {share} of the time goes into running the forward pass again"

@@ -144,7 +144,7 @@ def _missing_work(findings: Findings) -> list[Note]:
     if _work(findings):
         if findings.tables["api_calls"].height:
             return []
-        text = "No calls of CUDA or HIP were recorded: launches, queueing and the operators around them are unknown."
+        text = "No CUDA or HIP calls were recorded: launches, queue times and the operators around them are unknown."
         return [Note("no-api-calls", NoteLevel.WARNING, text, f"Record again with {RECAPTURE}")]
     if "cuda_profiler_range" in findings.document.categories:
         text = (
@@ -153,10 +153,10 @@ def _missing_work(findings: Findings) -> list[Note]:
         remedy = f"Record again without experimental_config: {RECAPTURE}"
         return [Note("no-gpu-work", NoteLevel.BLOCKING, text, remedy)]
     if findings.document.cut_off_bytes is not None:
-        text = "The part of the trace that is left holds no GPU activity, which profilers write after the operators."
+        text = "The trace is truncated before the GPU activity, which profilers write after the operators."
         return [Note("no-gpu-work", NoteLevel.BLOCKING, text, _WRITE_AGAIN)]
     if findings.tables["api_calls"].height:
-        text = "Calls of CUDA or HIP were recorded, but no work on any GPU: no kernels, no copies, no memsets."
+        text = "CUDA or HIP calls were recorded, but no GPU work: no kernels, copies or memsets."
         remedy = f"Record again, and end the profiler after torch.cuda.synchronize(): {RECAPTURE}"
         return [Note("no-gpu-work", NoteLevel.BLOCKING, text, remedy)]
     text = "The trace holds no GPU activity: the profiler was told to record the CPU only, or this process used no GPU."
@@ -177,7 +177,7 @@ def _lost_work(findings: Findings) -> list[Note]:
         lost += unmatched.height - int(still_queued(unmatched, own, ran).sum())
     if not lost:
         return []
-    text = f"{lost:,} of {launches.height:,} kernel launches have no kernel in the trace: work was lost."
+    text = f"{lost:,} of {launches.height:,} kernel launches have no kernel in the trace: events were lost."
     level = lost_level(lost / launches.height)
     remedy = f"Record fewer steps, and end the profiler after torch.cuda.synchronize(): {RECAPTURE}"
     return [Note("lost-gpu-work", level, text, remedy)]
@@ -191,7 +191,7 @@ def _missing_host(findings: Findings) -> list[Note]:
         text = "No operators and no annotations were recorded: GPU time cannot be attributed to parts of the program."
         return [Note("no-ranges", NoteLevel.WARNING, text, f"Record again with {RECAPTURE}")]
     if operators.height and operators["input_shapes"].null_count() == operators.height:
-        text = "Operators were recorded without the shapes of their inputs: their FLOPs and bytes are unknown."
+        text = "Operators were recorded without input shapes: their FLOPs and bytes are unknown."
         return [Note("no-shapes", NoteLevel.INFO, text, f"Record again with {RECAPTURE}")]
     return []
 
@@ -242,15 +242,16 @@ def _damage(findings: Findings) -> list[Note]:
         text = f"{document.damaged:,} places in the trace could not be read; the events there are missing."
         notes.append(Note("damaged-events", NoteLevel.WARNING, text, _WRITE_AGAIN))
     if spans.invalid:
-        text = f"{spans.invalid:,} events were left out: they have no begin or no duration, or end before they begin."
+        text = f"{spans.invalid:,} events were left out: they have no start or duration, or end before they start."
         notes.append(Note("invalid-times", NoteLevel.WARNING, text, f"If many are missing, record again: {RECAPTURE}"))
     if spans.still_open:
         text = (
-            f"{spans.still_open:,} host events were still open when the recording ended; they are taken to end there."
+            f"{spans.still_open:,} host events were still open when the recording ended; their end is taken to be "
+            "the end of the recording."
         )
         notes.append(Note("open-ranges", NoteLevel.INFO, text, None))
     if spans.repeated:
-        text = f"{spans.repeated:,} events stand in the trace more than once; they are counted once."
+        text = f"{spans.repeated:,} events occur in the trace more than once; they are counted once."
         notes.append(Note("repeated-events", NoteLevel.INFO, text, None))
     return notes
 

@@ -78,7 +78,7 @@ def string(inside: bytes) -> str:
         decoded = str(json.loads(f'"{text}"', strict=False))
     except ValueError:
         decoded = str(json.loads(_escaped(f'"{text}"'), strict=False))
-    return decoded.encode("utf-8", "replace").decode("utf-8")  # half of a surrogate pair is no text
+    return decoded.encode("utf-8", "replace").decode("utf-8")  # half of a surrogate pair is not a text
 
 
 def canonical(text: str) -> str | None:
@@ -98,7 +98,7 @@ def text_of(value: Any) -> str | None:
     if value is None or not is_plain(value):
         return None
     if isinstance(value, str):
-        return value.encode("utf-8", "replace").decode("utf-8")  # half of a surrogate pair is no text
+        return value.encode("utf-8", "replace").decode("utf-8")  # half of a surrogate pair is not a text
     return json.dumps(value, default=float, ensure_ascii=False).encode("utf-8", "replace").decode("utf-8")
 
 

@@ -149,7 +149,7 @@ class _Events:
                 (piece.odd if _is_odd(value, irregular=bool(scanned.irregular[row])) else piece.values).append(value)
             except ValueError:
                 if not scanned.irregular[row]:  # the reader takes of it what it can, nobody knows what
-                    found = "a part of it is no JSON, so that nobody can say what it tells"
+                    found = "part of it is not valid JSON, so its content is unknown"
                     raise UnreadableInputError(self._file.known_as, found, _ADVICE) from None
                 piece.add_damage(row, raw)
         return piece

@@ -373,5 +373,5 @@ class _Reading:
         if self._details:
             yield _ROUNDED
         if self._table.passed_over:
-            text = f"{self._table.passed_over} lines are no lines of ncu's table and were passed over."
+            text = f"{self._table.passed_over} lines do not belong to ncu's table and were skipped."
             yield Note("foreign-lines", NoteLevel.INFO, text)

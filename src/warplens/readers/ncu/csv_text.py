@@ -345,7 +345,7 @@ class Cells:
         self._flush_table()
         cells = len(self._columns) * launches
         if len(self._columns) > MOST_METRICS or cells > FREE_CELLS + CELLS_PER_VALUE * self._values:
-            found = f"{launches:,} launches with {len(self._columns):,} metrics, of which hardly any was collected"
+            found = f"{launches:,} launches with {len(self._columns):,} metrics, almost none of them collected"
             raise UnreadableInputError(known_as, found, "Ask for single metrics, or export the report again")
         singles = self._sorted_singles()
         return pl.DataFrame([self._series(name, at, launches, singles) for name, at in self._columns.items()])

@@ -259,7 +259,7 @@ class MetricColumns:
             column_of[number] = positions.setdefault(self._names[number], len(positions))
         cells = len(positions) * launches
         if len(positions) > MOST_METRICS or cells > FREE_CELLS + CELLS_PER_VALUE * ids.size:
-            found = f"{launches:,} launches and {len(positions):,} metrics, of which hardly any has a value: no report"
+            found = f"{launches:,} launches and {len(positions):,} metrics, almost none with a value"
             raise UnreadableInputError(known_as, found, "Ask for single metrics, or record the report again")
 
         table = Values.nothing(cells)

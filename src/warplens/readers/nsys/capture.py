@@ -309,12 +309,12 @@ def _gpu_work(findings: Findings) -> list[pl.DataFrame]:
 def _missing_cuda(findings: Findings) -> list[Note]:
     if any(frame.height for frame in _gpu_work(findings)):
         if not findings.tables["api_calls"].height:
-            text = "No CUDA API calls were recorded: launches, their queueing and the ranges around them are unknown."
+            text = "No CUDA API calls were recorded: launches, queue times and the ranges around them are unknown."
             return [Note("no-api-calls", NoteLevel.WARNING, text, f"Record again: {RECAPTURE}")]
         return []
     session = findings.session
     if findings.tables["api_calls"].height:
-        text = "CUDA API calls were recorded, but no work on any GPU: no kernels, no copies, no memsets."
+        text = "CUDA API calls were recorded, but no GPU work: no kernels, copies or memsets."
         remedy = f"Record again with an nsys at least as new as the program's CUDA: {RECAPTURE}"
         return [Note("no-gpu-work", NoteLevel.BLOCKING, text, remedy)]
     if session.is_wsl:
@@ -343,7 +343,8 @@ def _lost_work(findings: Findings) -> list[Note]:
         level = NoteLevel.BLOCKING
     elif lost:
         text = (
-            f"{lost:,} of {launches:,} launches have no kernel, copy or graph execution in the capture: work was lost."
+            f"{lost:,} of {launches:,} launches have no kernel, copy or graph execution in the capture: events "
+            "were lost."
         )
         level = lost_level(lost / launches)
     else:
@@ -476,7 +477,7 @@ def _devices(findings: Findings) -> list[Note]:
         remedy = "Export the original report again with a current nsys: nsys export --type sqlite profile.nsys-rep"
         return [Note("no-device-info", NoteLevel.WARNING, text, remedy)]
     if findings.ambiguous_devices:
-        text = "Processes use different GPU models under the same number: the limits shown are those of the first one."
+        text = "Processes use different GPU models under the same number: the limits shown are those of the first."
         return [Note("ambiguous-devices", NoteLevel.WARNING, text, "Record one process at a time")]
     return []
 
@@ -484,10 +485,11 @@ def _devices(findings: Findings) -> list[Note]:
 def _repairs(findings: Findings) -> list[Note]:
     notes = []
     if findings.dropped_rows:
-        text = f"{findings.dropped_rows:,} events were left out: they have no begin, or end before they begin."
+        text = f"{findings.dropped_rows:,} events were left out: they have no start, or end before they start."
         notes.append(Note("invalid-times", NoteLevel.WARNING, text, f"If many are missing, record again: {RECAPTURE}"))
     if findings.open_ranges:
-        text = f"{findings.open_ranges:,} ranges were still open when the capture ended; they are taken to end there."
+        text = f"{findings.open_ranges:,} ranges were still open when the capture ended; their end is taken to be "
+        "the end of the recording."
         notes.append(Note("open-ranges", NoteLevel.INFO, text, None))
     if findings.repeated_calls:
         text = f"{findings.repeated_calls:,} API calls are recorded a second time with their backtrace; counted once."

@@ -46,7 +46,7 @@ class Loaded:
 
     Attributes:
         frame: the fields of the source as columns; strings as ids or raw bytes, codes as numbers.
-        dropped: how many rows were left out because they have no begin, or end before they begin.
+        dropped: how many rows were left out because they have no start, or end before they start.
     """
 
     frame: pl.DataFrame

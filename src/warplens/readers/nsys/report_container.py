@@ -302,7 +302,7 @@ def opened(path: Path, known_as: Path) -> Iterator[Report]:
         with path.open("rb") as file:
             size = path.stat().st_size
             if file.read(len(_MAGIC)) != _MAGIC:
-                raise UnreadableInputError(known_as, "this is no Nsight Systems report", "Give a .nsys-rep file")
+                raise UnreadableInputError(known_as, "this is not an Nsight Systems report", "Give a .nsys-rep file")
             yield Report(file, size, known_as)
     except OSError as error:
         found = f"the system cannot read it ({error.strerror or type(error).__name__})"

@@ -134,7 +134,7 @@ def timeline_chart(bins: pl.DataFrame, step_starts_ns: Sequence[int] = ()) -> Ch
         pixels = alt.Scale(domain=[0, height], nice=False, zero=False, reverse=True)
         x = alt.X(
             "x0:Q",
-            title=f"time since the window's begin [{unit}]",
+            title=f"time since the window's start [{unit}]",
             scale=alt.Scale(domain=[0, end_ns / factor or 1], nice=False),
             axis=alt.Axis(grid=False, tickCount=8),
         )
@@ -187,7 +187,7 @@ def memory_chart(levels: pl.DataFrame) -> Chart:
     def draw(ink: Ink) -> alt.LayerChart:
         base = alt.Chart(embedded(marks)).encode(
             **channels(
-                x=alt.X("x:Q", title=f"time since the window's begin [{unit}]", axis=alt.Axis(grid=False, tickCount=8)),
+                x=alt.X("x:Q", title=f"time since the window's start [{unit}]", axis=alt.Axis(grid=False, tickCount=8)),
                 y=alt.Y("y:Q", title=size_unit, axis=alt.Axis(tickCount=5)),
                 color=series_colours(kinds, ink),
             )

@@ -348,7 +348,7 @@ def speedup_chart(cells: pl.DataFrame, axis: str) -> Chart:
 
 
 def regime_chart(cells: pl.DataFrame, axis: str) -> Chart:
-    """What bounds each cell: the baseline above, the variant below.
+    """What limits each cell: the baseline above, the variant below.
 
     Args:
         cells: `row`, `column` as for `speedup_chart`; `baseline`, `variant` (regimes, or null), `baseline_detail`,

@@ -72,7 +72,7 @@ def interval_text(interval: Interval, *, times: bool = False) -> str:
     """
     confidence = fmt.number(round(100 * (1 - interval.level), 4))
     if not (math.isfinite(interval.high) and math.isfinite(interval.low)):
-        return "no interval: one duration a side shows no variation"
+        return "no interval: a single duration per side"
     if times:
         return f"{confidence} %: {fmt.number(interval.low)} to {fmt.number(interval.high)} times"
     return f"{confidence} %: {signed_share(interval.low - 1)} to {signed_share(interval.high - 1)}"
@@ -106,10 +106,10 @@ def needed_text(found: Comparison) -> str | None:
     if found.verdict != "undecided":
         return None
     if not math.isfinite(found.ratio.high):
-        return "Nothing shows how much the times vary: record several steps, or better several runs, of each side."
+        return "The variation of the times is unknown: record several steps, or better several runs, of each side."
     if found.needed_blocks is None:
-        return "No number of repeats within reach would decide it: the sides are too close for their noise."
-    what = "runs (a file each, in one folder a side)" if found.unit == "blocks" else "steps"
+        return "No feasible number of repeats would decide it: the sides are too close for their noise."
+    what = "runs (one file each, one folder per side)" if found.unit == "blocks" else "steps"
     return f"About {fmt.count(found.needed_blocks)} {what} of each side would decide it."
 
 
@@ -123,7 +123,7 @@ def gate_line(found: Regression, comparison: Comparison) -> str:
         return f"gate passed: not slower by more than {limit} ({interval})"
     needed = needed_text(comparison)
     tail = f". {needed}" if needed else ". More repeats of each side would decide it."
-    return f"gate undecided, which does not fail: whether it is slower by more than {limit} is open ({interval}){tail}"
+    return f"gate undecided (not a failure): it may or may not be slower by more than {limit} ({interval}){tail}"
 
 
 # --- Kernels of a comparison by name: what was launched more or less often, and which differences are decided --------
@@ -239,9 +239,9 @@ def _over_files(
 #: What limits a side (`warplens.compare.difference.BOUNDS`), for people.
 BOUND_TITLES: Final = {
     "gpu": "its GPU",
-    "host-issue": "the host's issue rate",
-    "host": "the host, busy with other things than launching",
-    "waiting": "waits for other work, or for reasons unknown",
+    "host-issue": "the host's launch rate",
+    "host": "host work other than launching",
+    "waiting": "waits for other work, or unknown reasons",
     "none": "nothing: it has no GPU work",
 }
 
@@ -249,8 +249,8 @@ BOUND_TITLES: Final = {
 _THINGS: Final = {
     "host-issue-bound": "waiting for launches",
     "gpu-work": "GPU work",
-    "communication": "communication that nothing hides",
-    "copies": "copies that nothing hides",
+    "communication": "exposed communication",
+    "copies": "exposed copies",
 }
 
 #: Below this many, a difference in launches per step is a rounding of means.
@@ -283,7 +283,7 @@ def step_answer(numbers: StepNumbers) -> list[str]:
     cause = cause_sentence(numbers.difference, numbers.why)
     blocking = forbids_verdict(numbers)
     if blocking is not None:
-        refused = f"No verdict, for the sides do not compare: {blocking.text.rstrip('.')}."
+        refused = f"No verdict: the sides cannot be compared: {blocking.text.rstrip('.')}."
         if blocking.code == "steps-on-one-side":
             return [refused]  # what a window takes more than a step says nothing
         ratio = signed_share(numbers.comparison.ratio.estimate - 1)
@@ -319,7 +319,7 @@ def cause_sentence(difference: StepDifference, why: Explanation) -> str:
     if why.cause == "host-issue-bound":
         both = {why.baseline_bound, why.variant_bound} == {"host-issue"}
         side = "step" if both else "baseline" if why.baseline_bound == "host-issue" else "variant"
-        bounded = f"the {side} is bounded by the host's issue rate: {_launches(difference)}"
+        bounded = f"the {side} is limited by the host's launch rate: {_launches(difference)}"
         return f"{work}, but {bounded}" if _leads_with_work(why) else f"{bounded}; {work}"
     if why.cause == "gpu-work":
         more = "" if hides_kernels(difference) else f", {_largest_work(difference, why)}"
@@ -327,9 +327,9 @@ def cause_sentence(difference: StepDifference, why: Explanation) -> str:
     change = fmt.duration(abs(_main_change(why)))
     grew = f"{'more' if why.change_ns > 0 else 'less'} a {difference.per}"
     if why.cause == "communication":
-        main = f"communication that is not overlapped with compute takes {change} {grew}"
+        main = f"exposed communication takes {change} {grew}"
     elif why.cause == "copies":
-        main = f"copies that nothing hides take {change} {grew}"
+        main = f"exposed copies take {change} {grew}"
     else:
         main = f"the GPU is idle for {change} {grew} ({cause_title(why.cause.removeprefix('idle: '))})"
     return f"{main}{_rest(why)}, and {work}{_given_back(why)}"
@@ -490,7 +490,7 @@ def launch_sentences(numbers: StepNumbers) -> list[str]:
     if launches.added_cost_ns is not None and launches.pace_cost_ns is not None:
         lines.append(
             f"On the host, kernels that only one side launches cost {_signed(launches.added_cost_ns)} a step, and the "
-            f"other launches take {_signed(launches.pace_cost_ns)}. Where the host's issue rate limits both sides, a "
+            f"other launches take {_signed(launches.pace_cost_ns)}. Where the host's launch rate limits both sides, a "
             "step changes by the two together; otherwise the queue hides some of it."
         )
     return lines

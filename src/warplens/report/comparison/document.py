@@ -131,7 +131,7 @@ def _parts(numbers: StepNumbers) -> Iterator[Block]:
     )
     yield part_table(wall, per=per)
     yield quiet(
-        f"At every instant a GPU does exactly one thing, so that the parts add up: they sum to the change of "
+        f"At every instant a GPU does exactly one thing, so the parts add up: they sum to the change of "
         f"{fmt.duration(float(wall.change_ns))} and leave {fmt.duration(float(wall.residual_ns))}. These are means "
         f"over the {per}s of the two files, and may differ a little from the medians that the verdict is from."
     )
@@ -142,12 +142,12 @@ def _ranges(numbers: StepNumbers) -> Iterator[Block]:
     if difference.phases.height:
         yield phase_table(difference.phases)
     if difference.ranges.height <= 1:
-        yield quiet("No range is annotated on either side, so that the work has no places.")
+        yield quiet("Neither side has annotated ranges, so kernels have no place in the program.")
         return
     merged = difference.merged_ranges.height < difference.ranges.height
     yield range_table(difference.merged_ranges if merged else difference.ranges)
     if merged:
-        yield quiet("Ranges whose names differ in their numbers only stand in one row; the JSON has each by itself.")
+        yield quiet("Ranges whose names differ only in numbers share a row; the JSON lists each.")
 
 
 def _kernels(numbers: StepNumbers) -> Iterator[Block]:
@@ -162,13 +162,17 @@ def _kernels(numbers: StepNumbers) -> Iterator[Block]:
     )
     yield kernel_table(numbers.kernels)
     over = "files" if numbers.repeated and min(len(numbers.baseline.files), len(numbers.variant.files)) > 1 else "steps"
-    alone = "what only one side launches differs for certain"
+    alone = "what only one side launches differs with certainty"
     if hides_kernels(numbers.difference):
-        alone = "of what only one side shows nothing is decided, for it may be inside the other's CUDA graphs"
+        alone = "kernels that only one side shows are undecided: they may be inside the other side's CUDA graphs"
     yield quiet(
-        f"A difference is decided if it is more than chance over {over}, the number of kernels taken into account "
+        f"A difference is certain if it is more than chance over {over}, the number of kernels taken into account "
         f"(Benjamini and Hochberg, {fmt.share(numbers.comparison.ratio.level)}); {alone}."
-        + ("" if over == "files" else " Steps of one file share what happened to that run; record several for more.")
+        + (
+            ""
+            if over == "files"
+            else " Steps of one file are not independent runs; record several files for more certainty."
+        )
     )
     yield place_table(kernels.table)
 
@@ -209,15 +213,15 @@ def _statistics(numbers: StepNumbers) -> Iterator[Block]:
 #: In reading order.
 _SECTIONS: Final[tuple[SectionOf[Any], ...]] = (
     SectionOf("key-figures", "Key figures", _key_figures),
-    SectionOf("parts-section", "What the difference is made of", _parts),
+    SectionOf("parts-section", "Where the difference comes from", _parts),
     SectionOf("ranges-section", "GPU work by range", _ranges),
     SectionOf("flame", "GPU time by part of the program", _flame),
     SectionOf("kernels-section", "Kernels", _kernels),
     SectionOf("transfers-section", "Copies and communication", _transfers),
     SectionOf("launches-section", "Launches and what they cost the host", _launches),
     SectionOf("work-section", "Work against time", _work),
-    SectionOf("statistics-section", "How sure it is", _statistics),
-    SectionOf("quality", "What limits these numbers", limits, lambda numbers: numbers.notes),
+    SectionOf("statistics-section", "How certain it is", _statistics),
+    SectionOf("quality", "Limits of these numbers", limits, lambda numbers: numbers.notes),
 )
 
 

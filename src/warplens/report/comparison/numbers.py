@@ -51,7 +51,7 @@ class TraceFiles:
 
     @classmethod
     def of(cls, name: str, files: Sequence[Side], notes: Sequence[tuple[Note, ...]]) -> TraceFiles:
-        """A side of these files. A copy of a file is no repeat, and would make the verdict surer than it is."""
+        """A side of these files. A copy of a file is not a repeat, and would make the verdict surer than it is."""
         kept: list[tuple[Side, tuple[Note, ...]]] = []
         seen: list[bytes] = []
         copies = []
@@ -188,7 +188,7 @@ def _typical_notes(*sides: TraceFiles) -> Iterator[Note]:
                 f"{side.name}: {', '.join(side.copies)} {'holds' if len(side.copies) == 1 else 'hold'} the same step "
                 "times as another of its files: a copy is no "
             )
-            text += "repeat, and is left out"
+            text += "repeat, and was left out"
             yield Note("copied-repeat", NoteLevel.WARNING, text, "Run the program again for each repeat")
         if len(side.files) > 1:
             text = f"{side.name}: of {len(side.files)} files, tables and parts are those of "
@@ -201,7 +201,7 @@ def _typical_notes(*sides: TraceFiles) -> Iterator[Note]:
                 text = (
                     f"{side.name}: a step of its files launches {min(counts):.0f} to {max(counts):.0f} pieces of work: "
                 )
-                text += "they are no repeats of one program, so that the verdict speaks of none"
+                text += "they are not repeats of one program, so there is no verdict"
                 yield Note("unlike-repeats", NoteLevel.WARNING, text, "Put repeats of one program alone in the folder")
 
 

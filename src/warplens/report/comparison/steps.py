@@ -61,7 +61,7 @@ def step_tiles(numbers: StepNumbers) -> tuple[KeyFigure, ...]:
         KeyFigure(f"Change per {per}", float(difference.wall.change_ns), "duration_ns", "Variant minus baseline."),
         KeyFigure("GPU work", _change_of(why.gpu_change_share), "text", "Change of the GPU's computing time."),
         KeyFigure("Idle", idle, "duration_ns", f"Change of the GPU's idle time per {per}."),
-        KeyFigure("Launches", round(why.calls_change, 1), "count", f"More calls per {per} that issue GPU work."),
+        KeyFigure("Launches", round(why.calls_change, 1), "count", f"More launching calls per {per}."),
         KeyFigure("Cost of one", why.host_ns_per_launch, "duration_ns", "Host time per launch on the slower side."),
     ]
     if why.flops_ratio is not None:

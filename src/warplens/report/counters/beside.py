@@ -92,7 +92,7 @@ def joined_blocks(joined: Sequence[Joined]) -> Iterator[Block]:
         yield from _sampled(item, item.source)
         ranking = _with_reasons(item)
         if not ranking.is_empty():
-            caption = "Profiled kernels of the window by what they could save at most"
+            caption = "Profiled kernels of the window by the most that they could save"
             yield Table(f"counters-{number}", caption, _IN_REPORT, ranking)
         missing = item.coverage.groups.filter(pl.col("matched") != "exact")
         if item.matches and not missing.is_empty():

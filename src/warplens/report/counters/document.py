@@ -197,7 +197,7 @@ def faults(numbers: CounterNumbers) -> Iterator[Block]:
 
 
 def _told_faults(numbers: CounterNumbers) -> pl.DataFrame:
-    """The faults in words, each with what it costs at most of the profiled time, the costliest first."""
+    """The faults in words, each with most that it can cost of the profiled time, the costliest first."""
     found = with_names(numbers, numbers.faults)
     total = numbers.summary["total_ns"].sum()
     cost = pl.col("gain_share") * pl.col("total_ns") / total if total else pl.lit(None, dtype=pl.Float64)
@@ -300,7 +300,7 @@ _SECTIONS: Final[tuple[SectionOf[CounterNumbers], ...]] = (
     SectionOf("checklist", "Checklist", checklist_blocks, lambda numbers: numbers.checklist),
     SectionOf("next-run", "The next run", next_runs),
     SectionOf("semantics", "What these numbers mean", semantics),
-    SectionOf("quality", "What limits these numbers", limits, lambda numbers: numbers.warnings),
+    SectionOf("quality", "Limits of these numbers", limits, lambda numbers: numbers.warnings),
 )
 
 

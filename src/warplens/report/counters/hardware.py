@@ -84,7 +84,9 @@ def occupancy(numbers: CounterNumbers) -> Iterator[Block]:
     if rows["cluster_blocks"].is_not_null().any():
         columns = (*columns[:2], *pick(SUMMARY, "cluster_blocks cluster_share"), *columns[2:])
     yield Table("occupancy-table", "Warps on a multiprocessor", columns, rows)
-    yield quiet("High occupancy is no aim in itself: it helps where warps wait and others could work meanwhile.")
+    yield quiet(
+        "High occupancy is not a goal in itself: it helps where warps wait and other warps could run meanwhile."
+    )
 
 
 _LAUNCH_COLUMNS: Final = (

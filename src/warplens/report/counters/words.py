@@ -151,7 +151,7 @@ def _evidence(row: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _uncoalesced(_: Mapping[str, Any], shown: Mapping[str, float]) -> str:
-    return f"uncoalesced: {fmt.share(shown['global_wasted_share'])} of the sectors that it touches are not needed"
+    return f"uncoalesced: {fmt.share(shown['global_wasted_share'])} of the sectors that it moves are unused"
 
 
 def _bank_conflicts(_: Mapping[str, Any], shown: Mapping[str, float]) -> str:
@@ -160,7 +160,7 @@ def _bank_conflicts(_: Mapping[str, Any], shown: Mapping[str, float]) -> str:
 
 
 def _divergence(_: Mapping[str, Any], shown: Mapping[str, float]) -> str:
-    return f"divergent: {fmt.number(shown['threads_per_instruction'])} of 32 threads active for each instruction"
+    return f"divergent: {fmt.number(shown['threads_per_instruction'])} of 32 threads active per instruction"
 
 
 def _partial_warps(_: Mapping[str, Any], shown: Mapping[str, float]) -> str:
@@ -183,15 +183,15 @@ def _next_step(row: Mapping[str, Any]) -> str:
 
 
 _STEPS: Final = {
-    "next_registers_per_thread": "{} registers a thread",
-    "next_shared_bytes_per_block": "{} B of shared memory a block",
-    "next_barriers": "{} barriers a block",
+    "next_registers_per_thread": "{} registers per thread",
+    "next_shared_bytes_per_block": "{} B of shared memory per block",
+    "next_barriers": "{} barriers per block",
     "next_threads_per_block": "blocks of {} threads",
 }
 
 
 def _tail(_: Mapping[str, Any], shown: Mapping[str, float]) -> str:
-    return f"{fmt.number(shown['waves'])} waves: the last is mostly empty, but takes as long as a full one"
+    return f"{fmt.number(shown['waves'])} waves: the last is mostly empty but takes as long as a full one"
 
 
 def _spills(_: Mapping[str, Any], shown: Mapping[str, float]) -> str:
@@ -223,15 +223,17 @@ FAULT_TITLES: Final = {
 }
 
 REMEDIES: Final = {
-    "small-grid": "Give it more blocks: split the work finer, batch more of it, or run it beside other kernels.",
-    "uncoalesced": "Let neighbouring threads touch neighbouring addresses: structures of arrays, or a tile in shared "
-    "memory.",
-    "bank-conflicts": "Pad or swizzle the tile in shared memory, so that the threads of a warp meet different banks.",
-    "divergence": "Sort or group the work, so that the threads of a warp take the same way and as many steps.",
+    "small-grid": "Give it more blocks: split the work into smaller parts, batch more of it, or run it "
+    "concurrently with other kernels.",
+    "uncoalesced": "Let neighbouring threads access neighbouring addresses: structure of arrays, or a tile in "
+    "shared memory.",
+    "bank-conflicts": "Pad or swizzle the tile in shared memory, so that the threads of a warp access different banks.",
+    "divergence": "Sort or group the work, so that the threads of a warp take the same branches and loop equally "
+    "often.",
     "partial-warps": "Use blocks of a multiple of 32 threads.",
-    "occupancy": "Relieve the limiter as far as the next step says, or give each thread more independent work.",
-    "tail": "Fit the grid to whole waves, use smaller blocks, or a persistent kernel that shares out the rest.",
-    "spills": "Use fewer live values a thread, a smaller unroll, or a looser limit on registers (launch bounds).",
+    "occupancy": "Relax the limiter as far as the next step says, or give each thread more independent work.",
+    "tail": "Fit the grid to whole waves, use smaller blocks, or use a persistent kernel.",
+    "spills": "Use fewer live values per thread, less unrolling, or a looser register limit (launch bounds).",
 }
 
 #: What a number of the evidence is, and how it is written.
@@ -244,9 +246,9 @@ _EVIDENCE: Final[dict[str, tuple[str, Kind]]] = {
     "next_share": ("{} after the next step", "share"),
     "grid_blocks": ("{} blocks", "count"),
     "sm_count": ("{} multiprocessors", "count"),
-    "global_wasted_share": ("{} of the sectors not needed", "share"),
-    "global_load_sectors_per_request": ("{} sectors a load", "number"),
-    "global_store_sectors_per_request": ("{} sectors a store", "number"),
+    "global_wasted_share": ("{} of the sectors unused", "share"),
+    "global_load_sectors_per_request": ("{} sectors per load", "number"),
+    "global_store_sectors_per_request": ("{} sectors per store", "number"),
     "global_load_bytes_per_sector": ("{} of 32 B used of a loaded sector", "number"),
     "global_store_bytes_per_sector": ("{} of 32 B used of a stored sector", "number"),
     "shared_conflict_share": ("{} of shared-memory passes are conflicts", "share"),

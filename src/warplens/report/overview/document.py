@@ -277,7 +277,7 @@ _ROOMS: Final[tuple[SectionOf[Numbers], ...]] = (
         "method-room",
         "Data & method",
         _rooms(
-            SectionOf("quality", "What limits these numbers", limits, lambda numbers: numbers.notes),
+            SectionOf("quality", "Limits of these numbers", limits, lambda numbers: numbers.notes),
             SectionOf("checklist", "Checklist", checklist_blocks, lambda numbers: numbers.checklist),
             SectionOf("rhythms", "What repeats", _rhythms),
             SectionOf("key-figures", "Key figures", _key_figures),

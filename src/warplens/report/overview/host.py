@@ -52,7 +52,7 @@ def launches(numbers: Numbers) -> Iterator[Block]:
     if summary.coverage_share is not None:
         yield quiet(
             f"The launching call is recorded for {fmt.share(summary.coverage_share)} of "
-            f"{fmt.count(summary.launches)} launches; calls and queue times speak of those."
+            f"{fmt.count(summary.launches)} launches; calls and queue times cover those."
         )
     if summary.matched:
         yield _launch_durations(numbers)
@@ -80,8 +80,8 @@ def _launch_figures(numbers: Numbers) -> Iterator[KeyFigure]:
     yield KeyFigure("In one call", summary.api_median_ns, "duration_ns", "median duration of a launching call")
     yield KeyFigure("Queue delay", summary.queue_median_ns, "duration_ns", "median from a call's return to its kernel")
     short = summary.shorter_than_interval_share
-    yield KeyFigure("Short kernels", short, "share", "end before the next can be launched")
-    yield KeyFigure("Prompt starts", summary.prompt_share, "share", "launches that the GPU had been waiting for")
+    yield KeyFigure("Short kernels", short, "share", "shorter than the launch interval")
+    yield KeyFigure("Prompt starts", summary.prompt_share, "share", "launches for which the GPU had been waiting")
 
 
 def _launch_durations(numbers: Numbers) -> Figure:
@@ -93,9 +93,7 @@ def _launch_durations(numbers: Numbers) -> Figure:
     }
     bins = pl.concat([chart_data.log_bins(durations, name, _SHORTEST_NS) for name, durations in series.items()])
     early = int((series["queue delay"] < _SHORTEST_NS).sum())
-    note = (
-        f"; {fmt.count(early)} queue delays below {fmt.duration(_SHORTEST_NS)} stand in the first bin" if early else ""
-    )
+    note = f"; {fmt.count(early)} queue delays below {fmt.duration(_SHORTEST_NS)} are in the first bin" if early else ""
     medians = ", ".join(f"{name} {fmt.duration(values.median())}" for name, values in series.items())  # type: ignore[arg-type]
     return Figure(
         "launches-chart",
@@ -114,7 +112,7 @@ def copies(numbers: Numbers) -> Iterator[Block]:
         yield Paragraph(
             f"GPU {overlap['device']} copied or filled memory for {fmt.duration(overlap['copy_ns'])}; "
             f"{fmt.share(overlap['overlapped_share'])} of that while kernels ran, "
-            f"{fmt.duration(overlap['exposed_ns'])} with no kernel running."
+            f"{fmt.duration(overlap['exposed_ns'])} without a running kernel."
         )
     cells = chart_data.bandwidth_cells(numbers.timeline.copies_in(numbers.window))
     if not cells.is_empty():
@@ -142,11 +140,11 @@ def api(numbers: Numbers) -> Iterator[Block]:
         return
     yield Table("api-table", "CUDA API calls", pick(API_CALLS, "name kind", DURATIONS, name="Function"), numbers.api)
     if numbers.blocking.is_empty():
-        yield quiet("No call held the host until the GPU was done.")
+        yield quiet("No call blocked the host until the GPU was done.")
         return
     shown = ("name reason thread", DURATIONS.removeprefix("share "))
     columns = pick(BLOCKING_CALLS, *shown, name="Function", reason="Why it blocks")
-    caption = "Calls that hold the host until the GPU is done"
+    caption = "Calls that block the host until the GPU is done"
     yield Table("blocking-table", caption, columns, numbers.blocking, limit=10)
 
 
@@ -160,7 +158,7 @@ def streams(numbers: Numbers) -> Iterator[Block]:
     )
     yield Table("streams-table", "Streams", columns, numbers.streams)
     columns = pick(CONCURRENCY, "kernels_at_once device share time_ns at_least_ns")
-    yield Table("concurrency-table", "Kernels that run at once", columns, numbers.concurrency)
+    yield Table("concurrency-table", "Concurrent kernels", columns, numbers.concurrency)
 
 
 def graphs(numbers: Numbers) -> Iterator[Block]:
@@ -211,7 +209,7 @@ def memory(numbers: Numbers) -> Iterator[Block]:
             f"Peak of {_home_title(homes[0])}: {fmt.data_size(homes[0].peak_bytes)}.",
         )
     shown = "peak_bytes begin_bytes end_bytes allocations releases unseen_bytes"
-    columns = pick(MEMORY_USE, _MEMORY_TITLE, shown, begin_bytes="At the begin", end_bytes="At the end")
+    columns = pick(MEMORY_USE, _MEMORY_TITLE, shown, begin_bytes="At the start", end_bytes="At the end")
     rows = pl.DataFrame([{**vars(home), "title": _home_title(home)} for home in homes])
     yield Table("memory-table", "Allocated memory", columns, rows)
 
@@ -245,9 +243,9 @@ def allocator(numbers: Numbers) -> Iterator[Block]:
         MEMORY_USE,
         _MEMORY_TITLE,
         "peak_bytes",
-        Column("peak_time_ns", pl.Int64, "since the window's begin", title="At"),
+        Column("peak_time_ns", pl.Int64, "since the window's start", title="At"),
         "reserved_bytes idle_bytes begin_bytes end_bytes allocations allocated_bytes unseen_bytes",
-        begin_bytes="At the begin",
+        begin_bytes="At the start",
         end_bytes="At the end",
     )
     yield Table("allocator-table", "Memory of the framework's allocator", columns, rows, limit=None)
@@ -268,7 +266,7 @@ def _device_memory(numbers: Numbers, use: AllocatorUse, found: Allocations) -> I
         for title, column in (("in use", "allocated_bytes"), ("held", "reserved_bytes"))
     )
     peak = (
-        f"Peak {fmt.data_size(use.peak_bytes)}, {fmt.duration(use.peak_ns - numbers.window.start_ns)} after the begin."
+        f"Peak {fmt.data_size(use.peak_bytes)}, {fmt.duration(use.peak_ns - numbers.window.start_ns)} after the start."
     )
     if not drawn.is_empty():
         lines = charts.memory_chart(chart_data.thinned_levels(drawn))
@@ -282,9 +280,9 @@ def _allocator_sentence(use: AllocatorUse) -> str:
     held = "" if use.reserved_bytes is None else f", of {fmt.data_size(use.reserved_bytes)} that the allocator held"
     text = f"{_title(use)} had {fmt.data_size(use.peak_bytes)} in use at its peak{held}."
     if use.known_share is not None:
-        text += f" {fmt.share(use.known_share)} of it was allocated in the recording; whose the rest is, is not known."
+        text += f" {fmt.share(use.known_share)} of it was allocated during the recording; the rest is unattributed."
     if use.mismatches:
-        text += f" {fmt.count(use.mismatches)} events state another total than their sum: the profile lacks events."
+        text += f" {fmt.count(use.mismatches)} events state a total other than their sum: events are missing."
     return text
 
 
@@ -366,7 +364,7 @@ def _ranking(found: OperatorNumbers) -> Figure:
     )
     return Figure(
         "operators-chart",
-        "Parts of the program by the GPU time that they cause themselves, forward and backward",
+        "Parts of the program by their own GPU time, forward and backward",
         charts.ranked_chart(drawn),
         largest_three(drawn),
     )
@@ -380,9 +378,9 @@ def work(numbers: Numbers) -> Iterator[Block]:
     sources = "; ".join(modelled.peak_sources)
     roofs = f" Roofs: {sources}, dense matrices at the boost clock." if sources else ""
     yield Paragraph(
-        "FLOPs and bytes follow from the recorded shapes; nothing of them is measured, only the time is. "
-        f"{fmt.share(modelled.coverage_share)} of {fmt.duration(modelled.total_ns)} of GPU time has an operator whose "
-        f"work is modelled.{roofs}"
+        "FLOPs and bytes are modelled from the recorded shapes; only the time is measured. "
+        f"{fmt.share(modelled.coverage_share)} of {fmt.duration(modelled.total_ns)} of GPU time belongs to "
+        f"operators with modelled work.{roofs}"
     )
     count, duration = len(numbers.window.steps), numbers.window.duration_ns
     rate = modelled.flops * 1e9 / modelled.modelled_ns if modelled.modelled_ns else None

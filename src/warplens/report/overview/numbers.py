@@ -244,17 +244,17 @@ _IN: Final = {
 
 #: What the GPU's idle time is said to be, after its share.
 _WHILE: Final = {
-    "launch": "passed while the host was still issuing the next work",
-    "graph-launch": "passed while the host was still issuing the next CUDA graph",
-    "synchronization": "passed while the host was inside a synchronisation call",
-    "refill": "passed while the host issued the first work after a synchronisation",
+    "launch": "passed while the host was still launching the next work",
+    "graph-launch": "passed while the host was still launching the next CUDA graph",
+    "synchronization": "passed while the host was in a synchronization call",
+    "refill": "passed while the host launched the first work after a synchronization",
     "allocation": "passed while the host was allocating or freeing memory",
-    "blocking-copy": "passed while the host was held in a blocking copy",
-    "host": "passed while the host was busy or asleep outside of CUDA",
+    "blocking-copy": "passed while the host was blocked in a copy",
+    "host": "passed while the host was busy or asleep outside CUDA",
     "dependency": "passed while queued work waited for other GPU work",
     "submission": "passed while queued work was held back by the driver or another program",
     "start-latency": "is the latency of starting queued work",
-    "profiler": "passed while the profiler held the host up",
+    "profiler": "passed while the profiler blocked the host",
     "unknown": "has no recorded cause",
 }
 

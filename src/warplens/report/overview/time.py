@@ -63,7 +63,7 @@ def budget(numbers: Numbers) -> Iterator[Block | Section]:
         return
     yield Paragraph(
         "At every instant a GPU does exactly one of these; the parts sum to the whole without a remainder. "
-        "Kernels that run at once share an instant by who began first; copies and communication count only where no "
+        "Concurrent kernels share an instant by who began first; copies and communication count only where no "
         "other work hides them."
     )
     for position, found in enumerate(numbers.budgets):
@@ -112,7 +112,7 @@ def devices(numbers: Numbers) -> Iterator[Block]:
         column("busy_share", help="of the window", title="Busy"),
         *(Column(name, pl.Int64, title=fmt.capitalised(name.removesuffix("_ns"))) for name in names),
     )
-    yield Paragraph("The averages of several GPUs hide the one that the others wait for.")
+    yield Paragraph("Averages over GPUs hide the one that the others wait for.")
     yield Table("devices-table", "What each GPU did", columns, frame, limit=None)
 
 
@@ -136,7 +136,7 @@ def steps(numbers: Numbers) -> Iterator[Block]:
     if found.height:
         rows = found.with_columns(pl.col("in_window").replace_strict({True: "yes", False: "no"}))
         counts = column(
-            "in_window", dtype=pl.String, help="whether all other numbers speak of the step", title="Counted"
+            "in_window", dtype=pl.String, help="whether the step is in the analysed window", title="Counted"
         )
         shown = "step wall_ns busy_ns busy_share idle_ns kernels copies graph_launches gap_ns"
         yield Table("steps-table", "Steps", pick(STEPS, shown, counts, busy_share="Busy"), rows, limit=10)
@@ -161,7 +161,7 @@ def _timeline(numbers: Numbers) -> Figure:
     drawn = begins if len(begins) <= _MOST_STEP_LINES else []
     return Figure(
         "timeline-chart",
-        "GPU activity over the window" + ("; dotted lines are begins of steps" if drawn else ""),
+        "GPU activity over the window" + ("; dotted lines are starts of steps" if drawn else ""),
         charts.timeline_chart(pl.concat(lanes), drawn),
         f"Share of each short stretch of the window in which the GPU works. Over all: {', '.join(shares)}.",
     )
@@ -186,14 +186,14 @@ def phases(numbers: Numbers) -> Iterator[Block]:
         *((PER_STEP,) if count else ()),
         "busy_ns",
         column("matmul_share"),
-        Column("inferred_share", pl.Float64, "attributed through the waiting thread, not the launching one"),
+        Column("inferred_share", pl.Float64, "attributed through the waiting thread instead of the launching one"),
         "kernels",
     )
     yield Table("phases-table", "GPU time of each phase", columns, rows, limit=None)
     text = (
         "GPU work belongs to the outermost enclosing range that is named after a phase. Work launched by another "
-        "thread (autograd's, in the backward pass) goes to the range that the waiting thread holds open, and counts as "
-        "inferred."
+        "thread (autograd's, in the backward pass) goes to the range that the waiting thread has open, and counts "
+        "as inferred."
     )
     if numbers.operators is not None:
         text += (
@@ -228,7 +228,7 @@ def kernels(numbers: Numbers) -> Iterator[Block]:
         charts.ranked_chart(ranked),
         largest_three(ranked),
     )
-    name = KERNELS.column("full_name").but(full="full_name", help="the function that ran; unfold for its full name")
+    name = KERNELS.column("full_name").but(full="full_name", help="kernel function; unfold for the full name")
     columns = pick(KERNELS, name, "category", DURATIONS)
     yield Table("kernels-table", "Kernels by GPU time", columns, _titled_categories(found, short=True))
 
@@ -258,7 +258,7 @@ def categories(numbers: Numbers) -> Iterator[Block]:
 def _what_names_tell(numbers: Numbers) -> str:
     coverage, use = numbers.category_coverage, numbers.tensor_core_use
     told = (
-        f"All this is read from kernel names. A category is known for {fmt.value(coverage.category_share, 'share')} of "
+        f"Read from kernel names. A category is known for {fmt.value(coverage.category_share, 'share')} of "
         f"the kernel time, a number format for {fmt.value(coverage.precision_share, 'share')}."
     )
     if not use.product_ns:

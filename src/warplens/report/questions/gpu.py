@@ -50,10 +50,10 @@ def _kernels_of_counts(counts: pl.DataFrame, by: str) -> Found:
 
 @question(*GROUPINGS, default="full_name", counted=Counted("kernels", _kernel_columns, _kernels_of_counts))
 def kernels(timeline: Timeline, window: Window, by: str) -> Found:
-    """GPU kernels: how often, how long, share of the GPU time.
+    """GPU kernels: launches, duration, share of the kernel time.
 
-    A kernel belongs to the window in which it begins. Its share is of the summed time of all kernels there. By name,
-    all instances of a template are one row; by full_name, each is its own.
+    A kernel belongs to the window in which it starts. Its share is of the summed time of all kernels in the window. By
+    name, all instances of a template share a row; by full_name, each has its own.
     """
     return _kernels(kernel_statistics(timeline, window, by), category_coverage(timeline, window), by)
 
@@ -84,8 +84,8 @@ _RANGES: Final = pick(
 def ranges(timeline: Timeline, window: Window, by: str, *, operators: bool) -> Found:
     """Annotated ranges (NVTX, record_function): GPU time of the work launched inside.
 
-    Own time leaves out that of ranges inside it. Inferred is work that another thread launched (autograd's backward
-    thread) while the range was held open. The span is from the first begin to the last end of the work.
+    Own time excludes inner ranges. Inferred is work that another thread launched (autograd's backward thread) while the
+    range was open. The span is from the first start to the last end of the work.
     """
     rows = range_statistics(timeline, window, by, operators=operators)
     known = range_coverage(timeline, window, operators=operators)
@@ -122,7 +122,7 @@ _COPIES: Final = pick(
 def copies(timeline: Timeline, window: Window, by: str) -> Found:
     """Memory copies and fills: time, size and bandwidth.
 
-    Bandwidth is bytes over the time in which at least one of the row's operations ran.
+    Bandwidth is bytes over the time in which at least one of the row's copies ran.
     """
     rows = copy_statistics(timeline, window, cast("CopyGrouping", by))
     columns = tuple(column for column in _COPIES if by != "direction" or not column.name.endswith("_memory"))

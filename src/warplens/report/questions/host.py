@@ -36,9 +36,9 @@ def _api_of_counts(counts: pl.DataFrame, by: str) -> Found:
     counted=Counted("api_calls", _api_columns, _api_of_counts),
 )
 def api(timeline: Timeline, window: Window, by: str) -> Found:
-    """CUDA API calls on the host: how often, how long.
+    """CUDA API calls on the host: calls, duration.
 
-    Times are the host's; a call belongs to the window in which it begins.
+    Times are host times; a call belongs to the window in which it starts.
     """
     return _api(api_statistics(timeline, window, by.split(",")), by)
 
@@ -58,9 +58,9 @@ _LAUNCHES: Final = {
 
 @question(*LAUNCHES.keys, default="full_name,api", several=True)
 def launches(timeline: Timeline, window: Window, by: str) -> Found:
-    """Kernel launches: time in the call, queued, and on the GPU.
+    """Kernel launches: time in the API call, in the queue, and on the GPU.
 
-    Queued is the time from the end of the launching call to the begin of the kernel; a kernel that begins before its
+    Queued is the time from the end of the launching call to the start of the kernel; a kernel that starts before its
     call returns has none.
     """
     keys = by.split(",")

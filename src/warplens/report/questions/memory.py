@@ -35,15 +35,15 @@ MEMORY_USE: Final = table(
     "memory",
     "One process, device and kind of memory. `warplens memory`.",
     "memory process device",
-    Column("begin_bytes", pl.Int64, "in use at the window's begin"),
-    Column("end_bytes", pl.Int64, "in use at its end"),
-    column("peak_bytes", help="the most that was in use at once in the window"),
+    Column("begin_bytes", pl.Int64, "in use at the start of the window"),
+    Column("end_bytes", pl.Int64, "in use at the end of the window"),
+    column("peak_bytes", help="peak in use in the window"),
     Column("peak_ns", pl.Int64, "when that was first reached", title="At"),
     column("reserved_bytes", help="what the allocator had from CUDA at the peak"),
     Column("idle_bytes", pl.Int64, "held at the peak, but not in use: cached or fragmented", title="Unused"),
     "allocations releases",
     column("allocated_bytes", help="sum of all allocations in the window"),
-    Column("unseen_bytes", pl.Int64, "part of the peak that stood there before the recording", title="From before"),
+    Column("unseen_bytes", pl.Int64, "part of the peak that was allocated before the recording", title="From before"),
     Column("mismatches", pl.Int64, "events that state another total than the sum of the events before them"),
 )
 
@@ -78,11 +78,11 @@ _NO_ALLOCATIONS: Final = (
 
 @question(*_MEMORY)
 def memory(timeline: Timeline, window: Window, by: str) -> Found:
-    """Memory over time, its peak, and what was alive then.
+    """Memory over time, its peak, and what was allocated at the peak.
 
-    Held is what the allocator had from CUDA at the peak, unused the part of it that was cached or fragmented. Churn
-    sums all allocations. From before is what was allocated before the recording began. Operators, steps and what is
-    held are known to PyTorch's profiler only; Nsight Systems records cudaMalloc and the like.
+    Held is what the allocator had reserved from CUDA at the peak, unused the part of it that was cached or fragmented.
+    Churn is the sum of all allocations. "From before" was allocated before the recording began. Only the PyTorch
+    profiler knows operators, steps and reserved memory; Nsight Systems records cudaMalloc and similar calls.
     """
     found = {by: _memory_rows(timeline, window, by)}
     recorded = {"allocations", "memory"} & timeline.trace.capture.recorded
@@ -106,7 +106,7 @@ def memory(timeline: Timeline, window: Window, by: str) -> Found:
 
 def with_owners(alive: pl.DataFrame) -> pl.DataFrame:
     """What was alive at the peak, with `owner`: the operator that allocated it, or what is known instead."""
-    outside = pl.col("operator").fill_null("outside of every operator")
+    outside = pl.col("operator").fill_null("outside all operators")
     return alive.with_columns(
         pl.when("from_before").then(pl.lit("allocated before the recording")).otherwise(outside).alias("owner")
     )
@@ -142,11 +142,11 @@ def _memory_facts(uses: tuple[AllocatorUse, ...]) -> Iterator[str]:
             continue
         peak = fmt.data_size(use.peak_bytes)
         yield (
-            f"coverage: {fmt.share(use.known_share)} of the {peak} at the peak of GPU {use.device} was allocated in "
-            "the recording; the rest stood there before"
+            f"coverage: {fmt.share(use.known_share)} of the {peak} at the peak of GPU {use.device} was allocated "
+            "during the recording; the rest was there before"
         )
         if use.mismatches:
             yield (
-                f"{fmt.count(use.mismatches)} events of GPU {use.device} state another total than their sum: events "
-                "are missing in this profile"
+                f"{fmt.count(use.mismatches)} events of GPU {use.device} state a total other than their sum: "
+                "events are missing in this profile"
             )

@@ -40,8 +40,8 @@ _OPERATORS: Final = {
 def operators(timeline: Timeline, window: Window, by: str) -> Found:
     """PyTorch operators and modules: host time, GPU time, backward pass.
 
-    Launched is the GPU time of what was launched inside, Backward that of the backward operators which compute its
-    gradient; in all, each piece of work counts once. Framework is host time in neither CUDA calls nor operators inside.
+    Launched is the GPU time of work launched inside, Backward that of the backward operators that compute its gradient;
+    in the total, each piece of work counts once. Framework is host time outside CUDA calls and inner operators.
     """
     rows = operators_by(timeline, window, by)
     known = operator_coverage(timeline, window)
@@ -87,10 +87,11 @@ _NO_MODEL: Final = (
 
 @question(*WORK_GROUPINGS, default="name")
 def flops(timeline: Timeline, window: Window, by: str) -> Found:
-    """FLOPs and bytes that operators need, against their time.
+    """FLOPs and bytes of operators (modelled) against their measured time.
 
     Work is modelled from the recorded shapes (a multiply-add is two FLOPs, every tensor moves once), time is measured.
-    What a causal mask leaves out is not counted; flops_full has it. The side is that of the roofline's ridge.
+    Work that a causal mask leaves out is not counted; flops_full includes it. The side is relative to the ridge of the
+    roofline.
     """
     modelled = operator_work(timeline, window)
     rows = work_statistics(modelled, by)

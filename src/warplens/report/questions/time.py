@@ -30,7 +30,7 @@ _BUDGET: Final = pick(BUDGET, "group", _PART, "time_ns share", _MEANING)
 def budget(timeline: Timeline, window: Window) -> Found:
     """Where the time went, in parts that add up to it exactly.
 
-    At every instant the device does one thing: it computes, runs a CUDA graph, communicates, copies, or is idle for one
+    At every instant a GPU does one thing: it computes, runs a CUDA graph, communicates, copies, or is idle for one
     cause. With --range, the time is the summed spans of that range on the GPU.
     """
     budgets = time_budgets(timeline, window)
@@ -97,10 +97,10 @@ _STEPS: Final = pick(STEPS, "step wall_ns busy_ns busy_share idle_ns kernels gap
 
 @question()
 def steps(timeline: Timeline, window: Window) -> Found:
-    """Repetitions of the workload: wall, busy and idle time of each.
+    """Steps of the workload: wall, busy and idle time of each.
 
-    Where several GPUs worked, busy and idle are those of the busiest one. Where it is not sure what the step is,
-    everything that repeats follows, with how sure each is.
+    With several GPUs, busy and idle are those of the busiest one. Where it is uncertain what the step is, everything
+    that repeats follows, with how sure each is.
     """
     rows = step_statistics(timeline, window)
     columns = (*_STEPS, STEPS.column("graph_launches")) if rows["graph_launches"].sum() else _STEPS

@@ -92,7 +92,7 @@ class ForwardTime:
         host: duration of the forward range on the host; None where the profile has no forward ranges.
         synchronised: in every pass the host waited inside the range until the GPU work was done, so that `host` is the
             time of the pass and not of its launching.
-        elapsed: from the range's begin on the host to the end of its GPU work; None where the GPU was not always idle
+        elapsed: from the range's start on the host to the end of its GPU work; None where the GPU was not always idle
             when the range began, so that no such time exists.
         span: from the begin of the first to the end of the last GPU work.
         gpu: summed durations of the GPU work.
@@ -125,7 +125,7 @@ class ForwardTime:
             return f"host range, GPU not recorded, {waits}"
         if self.elapsed is None:
             return "device span"
-        return "host range, waits inside" if self.synchronised else "host begin to last GPU end"
+        return "host range, waits inside" if self.synchronised else "host start to last GPU end"
 
     @property
     def per_layer(self) -> Spread | None:

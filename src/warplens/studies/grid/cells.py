@@ -111,7 +111,7 @@ def parse_cell(text: str) -> tuple[str, CellName]:
     if len(parts) == 3:
         mode = mode_of_text(parts[2])
         if mode is None:
-            raise UsageError(f"cell {text!r}: {parts[2]!r} is no kind of step; use {', '.join(MODES)}")
+            raise UsageError(f"cell {text!r}: {parts[2]!r} is not a kind of step; use {', '.join(MODES)}")
     return name.strip(), CellName(canonical_model(parts[0]) or parts[0], int(number[1]), mode)
 
 

@@ -275,9 +275,9 @@ def forward_section(grid: Grid) -> Section:
         ),
         Paragraph(
             "The time is that of a clock around the pass, as nearly as the profile tells: the host range where the "
-            "host waits inside it for the GPU; else from the range's begin on the host to the end of its last GPU "
-            "work; else, without such a range or with the GPU still at earlier work, from the first begin to the last "
-            "end on the GPU. GPU time sums the durations of all work launched inside the pass.",
+            "host waits inside it for the GPU; else from the range's start on the host to the end of its last GPU "
+            "work; else, without such a range or with the GPU still at earlier work, from the first start to the "
+            "last end on the GPU. GPU time sums the durations of all work launched inside the pass.",
             quiet=True,
         ),
     ]
@@ -563,9 +563,9 @@ def _legend() -> Section:
         "measured unless its heading, its explanation or the sentence says modelled. Nothing is estimated.",
         "Modelled: follows from the shapes of the model alone (FLOPs, bytes, layers where no attention range shows "
         "them). A rate is modelled work over measured time.",
-        "GPU time: summed durations of kernels, copies and fills. Busy: time in which any of them runs. Span: from the "
-        "first begin to the last end. GPU work belongs to the range in which it was launched, not to the time at which "
-        "it ran.",
+        "GPU time: summed durations of kernels, copies and fills. Busy: time in which any of them runs. Span: "
+        "from the first start to the last end. GPU work belongs to the range in which it was launched, not to the "
+        "time at which it ran.",
         "Categories come from kernel names; gemm are matrix products, the reductions of split-k products included.",
         "Spreads are over forward passes or steps after warm-up: median, least and greatest, and how many.",
         "–: not recorded, or not defined.",

@@ -304,7 +304,7 @@ def training_section(grid: Grid) -> Section:
     mix = category_mix(grid, "step")
     unequal = int(split.filter(pl.col("residual_ns") != 0).height)
     step_mix = "GPU time of a training step by category; every row sums to 100 % (measured)"
-    spans = "The same phases from first begin to last end on the GPU (measured)"
+    spans = "The same phases from first start to last end on the GPU (measured)"
     products = "Share of GPU time in matrix products (measured)"
     phases = " ".join(f"{phase}_ns {phase}_share" for phase in PHASES)
     ranges = " ".join(f"{phase}_span_ns" for phase in PHASES)

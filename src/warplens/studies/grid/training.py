@@ -270,7 +270,7 @@ class OptimizerCost:
     Attributes:
         launches: pieces of GPU work in one step, on average.
         gpu_ns: their GPU time in one step, on average.
-        span_ns: from the first begin to the last end, on average.
+        span_ns: from the first start to the last end, on average.
         busy_share: share of the span in which the GPU works.
         starved_share: share of the span in which it has run dry: the call that launches its next work had not returned
             when the work before ended.

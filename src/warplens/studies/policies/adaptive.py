@@ -337,7 +337,7 @@ class AdaptiveModule(nn.Module):
         x = args[0] if args else next(iter(kwargs.values()), None)
         if not isinstance(x, torch.Tensor):
             raise UsageError(
-                f"the shape of the first input decides which side runs, and it is no tensor: {type(x).__name__}"
+                f"the shape of the first input decides which side runs, but it is not a tensor: {type(x).__name__}"
             )
         if torch.compiler.is_compiling():
             return getattr(self, self._child_traced(x))(*args, **kwargs)

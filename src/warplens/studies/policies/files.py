@@ -112,7 +112,7 @@ def read_policy(path: Path | str) -> Policy:
     """
     source = Path(path)
     if source.exists() and not (source.is_file() or source.is_dir()):
-        raise UnreadableInputError(source, "this is no regular file", _ADVICE)
+        raise UnreadableInputError(source, "this is not a regular file", _ADVICE)
     try:
         with source.open("rb") as file:
             content = file.read(_MOST_BYTES + 1)
@@ -122,11 +122,13 @@ def read_policy(path: Path | str) -> Policy:
     except OSError as error:
         raise UnreadableInputError(source, f"it cannot be read ({error.strerror})", _ADVICE) from None
     except UnicodeDecodeError:
-        raise UnreadableInputError(source, "it is no text", _ADVICE) from None
+        raise UnreadableInputError(source, "it is not text", _ADVICE) from None
     try:
         document = json.loads(text, object_pairs_hook=_object, parse_constant=_constant)
     except (ValueError, RecursionError) as error:
-        raise UnreadableInputError(source, f"it is no JSON ({str(error) or 'nested too deep'})", _ADVICE) from None
+        raise UnreadableInputError(
+            source, f"it is not valid JSON ({str(error) or 'nested too deep'})", _ADVICE
+        ) from None
     return policy_of(document, source)
 
 
@@ -138,7 +140,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _constant(text: str) -> Any:
-    raise ValueError(f"{text} is no number of JSON")
+    raise ValueError(f"{text} is not a number of JSON")
 
 
 def policy_of(document: Any, source: Path | str) -> Policy:
@@ -237,7 +239,7 @@ def _place(entry: Any, where: str, axes: Sequence[Axis]) -> Place:
     _keys(entry, [axis.name for axis in axes], where)
     for axis in axes:
         known = any(entry[axis.name] == value and type(entry[axis.name]) is type(value) for value in axis.values)
-        _demand(known, f"{where}.{axis.name}", "is no value of that axis")
+        _demand(known, f"{where}.{axis.name}", "is not a value of that axis")
     return tuple(entry[axis.name] for axis in axes)
 
 

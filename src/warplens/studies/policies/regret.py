@@ -316,7 +316,7 @@ def regrets_on(policy: Policy, sweeps: Sweep | Sequence[Sweep]) -> list[CellRegr
 
 def _setting(settings: Mapping[str, Any], name: str, source: str) -> Value:
     if name not in settings:
-        raise UsageError(f"{source}: the policy chooses by {name}, which is no setting that both sides share there")
+        raise UsageError(f"{source}: the policy chooses by {name}, which is not a setting that both sides share there")
     found: Value = settings[name]
     return found
 

@@ -331,7 +331,7 @@ def _files(evidence: Evidence) -> Section:
     if evidence.policy is not None:
         rows.append((evidence.policy.source, "measurements that the policy was fitted to", None))
     frame = pl.DataFrame(rows, schema=FILES.schema, orient="row").unique(maintain_order=True)
-    return Section("files", "Files", (Table("files-table", "What this rests on", FILES.columns, frame, limit=None),))
+    return Section("files", "Files", (Table("files-table", "Sources", FILES.columns, frame, limit=None),))
 
 
 def _told_once(common: str, groups: Sequence[tuple[str, Sequence[Note]]]) -> Iterator[tuple[str, tuple[Note, ...]]]:

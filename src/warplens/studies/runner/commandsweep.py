@@ -184,7 +184,7 @@ class CommandSweep:
         try:
             groups = re.compile(self.time_from or "()").groups
         except re.error as error:
-            raise UsageError(f"--time-from {self.time_from!r} is no regular expression: {error}") from error
+            raise UsageError(f"--time-from {self.time_from!r} is not a regular expression: {error}") from error
         if groups != 1:
             raise UsageError(f"--time-from {self.time_from!r} must have one group, the time: 'step_ms=([0-9.]+)'")
         axes = pairs_from("--axis", self.axes)
@@ -196,7 +196,7 @@ class CommandSweep:
         if self.items is not None and not all(
             isinstance(value, int) and value > 0 for value in self.points_of(self.items)
         ):
-            raise UsageError(f"--items {self.items} is no axis of whole numbers above zero")
+            raise UsageError(f"--items {self.items} is not an axis of whole numbers above zero")
 
     def grid(self) -> dict[str, list[Any]]:
         """The axes; values are numbers where all of an axis are."""
@@ -334,10 +334,10 @@ class CommandRunner:
         try:
             numbers = [float(text) for text in re.findall(pattern, said)]
         except ValueError as error:
-            return {"status": "failed", "reason": f"what {pattern} finds is no number: {error}"}
+            return {"status": "failed", "reason": f"what {pattern} matches is not a number: {error}"}
         spent = [number * TIME_UNITS[self.sweep.time_unit] for number in numbers]
         if not spent:
-            return {"status": "failed", "reason": f"what it printed holds no match for {pattern}"}
+            return {"status": "failed", "reason": f"its output has no match for {pattern}"}
         # Of `nan`, too, it is false that it lies between.
         if not all(1 <= time_ns < _MOST_NS for time_ns in spent):
             shown = next(number for number, time_ns in zip(numbers, spent, strict=True) if not 1 <= time_ns < _MOST_NS)

@@ -249,7 +249,7 @@ class Ledger:
         complete = [line for line in lines[:-1] if line]
         if not complete:
             if not _may_begin_a_ledger(lines[-1]):
-                raise UnreadableInputError(self.path, "line 1 is no entry of a ledger", _ADVICE)
+                raise UnreadableInputError(self.path, "line 1 is not an entry of a ledger", _ADVICE)
             self._file.truncate(0)
             self._append({"schema": LEDGER_SCHEMA, "version": __version__, "plan": self._plan})
             return
@@ -272,11 +272,11 @@ class Ledger:
         try:
             entry = json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise UnreadableInputError(self.path, f"line {number} is no entry of a ledger", _ADVICE) from error
+            raise UnreadableInputError(self.path, f"line {number} is not an entry of a ledger", _ADVICE) from error
         if not (
             _is_entry(entry) if number > 1 else isinstance(entry, dict) and isinstance(entry.get("plan", {}), dict)
         ):
-            raise UnreadableInputError(self.path, f"line {number} is no entry of a ledger", _ADVICE)
+            raise UnreadableInputError(self.path, f"line {number} is not an entry of a ledger", _ADVICE)
         return dict(entry)
 
     def _note(self, entry: Mapping[str, Any]) -> None:

@@ -163,7 +163,7 @@ def doubts_of(noise_known: bool, errors: pl.DataFrame, known: Known) -> Iterator
 def refusal(folds: Sequence[Fold], worst: float, ratio_error: float) -> str | None:
     """Why the thresholds are not to be used; None if they are."""
     if not folds:
-        return "no axis has two values: there is nothing to test the model against"
+        return "no axis has two values: the model cannot be tested"
     if ratio_error > RATIO_ERROR_LIMIT:
         return f"held-out ratios are {ratio_error:.0%} wrong in the median, more than {RATIO_ERROR_LIMIT:.0%}"
     if worst > WORST_ERROR_LIMIT:

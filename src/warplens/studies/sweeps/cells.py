@@ -54,7 +54,7 @@ _FIGURES: Final = re.compile(r"\d[\d.,]*")
 _BROKEN: Final = ("out-of-memory", "failed", "incorrect")
 
 #: Why two measured sides cannot be compared.
-_NO_REPETITIONS: Final = "no repetitions are in the file, so that nobody knows how sure the figures are"
+_NO_REPETITIONS: Final = "the file holds no repetitions, so the uncertainty of the figures is unknown"
 
 #: Cells of only one side that a note names before it says how many more there are.
 _NAMED: Final = 4
@@ -325,7 +325,7 @@ def cell_document(numbers: CellNumbers) -> Document:
         title=f"Comparison: {sweep.source}",
         lead=cell_answer(numbers),
         sections=(
-            Section("quality", "Before you read the numbers", tuple(limits(numbers.notes))),
+            Section("quality", "Cautions", tuple(limits(numbers.notes))),
             Section("key-figures", "Key figures", (KeyFigures(figures),)),
             Section("cells-section", "Cell by cell", (cell_table(numbers), how)),
         ),

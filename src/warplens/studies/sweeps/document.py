@@ -106,7 +106,7 @@ def answer(numbers: SweepNumbers) -> str:
             f"{speedup_text(_speedup(best))} as fast ({settings_text(best.point.settings)})."
         )
     axes = numbers.confounding.confounded_axes
-    third = f" {_joined(axes)} changed together, so that nobody can tell which made the difference." if axes else ""
+    third = f" {_joined(axes)} changed together, so their effects cannot be separated." if axes else ""
     return f"{first} {second}{third}"
 
 
@@ -183,7 +183,7 @@ def point_table(numbers: SweepNumbers) -> Table:
     )
     work = "MACs" if rows["baseline_macs"].null_count() < rows.height else "FLOPs"
     repeated = any(item.comparison for item in numbers.points)
-    interval = column("interval", help="of the speedup; holds for all rows together")
+    interval = column("interval", help="of the speedup; simultaneous over all rows")
     known = (
         POINTS.column("work_saved_share").but(title=f"{work} saved"),
         column("regime"),
@@ -204,7 +204,7 @@ def _regime_table(numbers: SweepNumbers) -> Table:
     """One row a measured cell: what bounds it, and how that is known."""
     rows = regime_frame(numbers.regimes, numbers.sweep.axes)
     columns = columns_of(CELL_REGIMES, rows, numbers.sweep.axes, *CELL_REGIMES.columns)
-    return Table("regimes", "What bounds each cell", columns, rows, empty="No cell was measured.")
+    return Table("regimes", "What limits each cell", columns, rows, empty="No cell was measured.")
 
 
 def anomaly_table(numbers: SweepNumbers) -> Table:
@@ -366,7 +366,7 @@ def sweep_document(numbers: SweepNumbers) -> Document:
     """The report on a sweep: answer, limits, surface, regimes, crossovers, model, anomalies, the grid."""
     sweep = numbers.sweep
     sections = [
-        Section("quality", "Before you read the numbers", tuple(limits(numbers.notes))),
+        Section("quality", "Cautions", tuple(limits(numbers.notes))),
         Section("key-figures", "Key figures", (_key_figures(numbers),)),
         _surface(numbers),
     ]
@@ -478,11 +478,11 @@ def _regimes(numbers: SweepNumbers) -> Section:
     legend = "; ".join(f"{name}: {meaning}" for name, meaning in REGIMES.items() if name in found)
     figure = Figure(
         "regimes-chart",
-        "What bounds each cell: the baseline above, the variant below.",
+        "What limits each cell: the baseline above, the variant below.",
         regime_chart(cells, axis),
         "A grid of cells, each with what bounds the baseline and what bounds the variant; the table has the same.",
     )
-    return Section("regimes", "What bounds each cell", (Paragraph(f"{legend}."), figure, _regime_table(numbers)))
+    return Section("regimes", "What limits each cell", (Paragraph(f"{legend}."), figure, _regime_table(numbers)))
 
 
 # --- further sections -------------------------------------------------------------------------------------------------

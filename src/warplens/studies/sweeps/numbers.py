@@ -61,10 +61,10 @@ POINTS: Final = table(
         "what bounds the baseline: `launch-bound`, `gpu-bound`, `memory-bound`, `compute-bound`, `unknown`",
     ),
     Column("variant_regime", pl.String, "what bounds the variant"),
-    Column("baseline_status", pl.String, "what became of the baseline: see the status of measured cells"),
+    Column("baseline_status", pl.String, "what became of the baseline: see the column `status` of measured cells"),
     Column("variant_status", pl.String, "what became of the variant"),
     "remark",
-    low="lower end of its interval; all intervals hold together; null without repetitions",
+    low="lower end of its interval; intervals are simultaneous; null without repetitions",
     verdict="`faster`, `slower`, `same` or `undecided`; null without repetitions",
 )
 
@@ -199,7 +199,7 @@ def _crossovers(
         try:
             found[axis] = pays_off(sweep, axis, level=level, seed=seed)
         except WarplensError:
-            none[axis] = "its values are no numbers above zero"
+            none[axis] = "its values are not numbers above zero"
     return found, none
 
 

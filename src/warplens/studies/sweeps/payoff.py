@@ -282,7 +282,7 @@ def crossovers(
     """
     if axis not in sweep.axes:
         known = ", ".join(sweep.axes) or "none"
-        raise UsageError(f"{sweep.source}: {axis!r} is no axis of the sweep; there are: {known}")
+        raise UsageError(f"{sweep.source}: {axis!r} is not an axis of the sweep; there are: {known}")
     values = [point.settings[axis] for point in sweep.points]
     if not all(is_number(value) and value > 0 for value in values):
         raise UsageError(f"{sweep.source}: a crossover needs numbers above zero, and {axis!r} has other values")
@@ -482,7 +482,9 @@ def _by_policy(policy: Policy, axis: str) -> Iterator[PaysOff]:
     """Where the chosen side changes between neighbouring points, with the points as its bracket."""
     names = [each.name for each in policy.axes]
     if axis not in names or not policy.axes[names.index(axis)].numeric:
-        raise UsageError(f"{policy.source}: {axis!r} is no axis of numbers; the policy chooses by {', '.join(names)}")
+        raise UsageError(
+            f"{policy.source}: {axis!r} is not an axis of numbers; the policy chooses by {', '.join(names)}"
+        )
     at = names.index(axis)
     lines: dict[tuple[Any, ...], list[tuple[float, bool]]] = {}
     for point in policy.points:

@@ -1,4 +1,4 @@
-"""What bounds each cell of a sweep, and which axes changed together so that nobody can tell their effects apart."""
+"""What limits each cell of a sweep, and which axes changed together so that nobody can tell their effects apart."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ def _shown(value: Any) -> str:
     return "–" if value in ("", None) else str(value)
 
 
-# --- What bounds each cell of a sweep: the host that launches, the GPU's arithmetic, or its memory -------------------
+# --- What limits each cell of a sweep: the host that launches, the GPU's arithmetic, or its memory -------------------
 # A profile decides where there is one. Without, measurements can tell host from GPU in three ways, in this order: the
 # same cell replayed as a CUDA graph needs no host between its kernels, so that a much shorter replay is the GPU's own
 # time and the rest the host's; wall time that stands still while the work doubles is not the work's; and wall time that
@@ -228,7 +228,7 @@ _NEAR_ROOF: Final = 0.6
 _EVENT_SHARE: Final = 0.7
 
 CELL_REGIMES: Final = table(
-    "sweep: what bounds each cell",
+    "sweep: what limits each cell",
     "A measured cell of a sweep. `warplens sweep report`; the axes stand before these columns.",
     "side",
     column("regime", help="`launch-bound`, `gpu-bound`, `memory-bound`, `compute-bound` or `unknown`"),

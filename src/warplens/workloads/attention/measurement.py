@@ -304,7 +304,7 @@ def run_cell(cell: AttentionCell, plan: Plan, setting: Setting) -> dict[str, Any
         UsageError: there is no such kernel.
     """
     if cell.kernel not in KERNELS:
-        raise UsageError(f"{cell.kernel!r} is no attention kernel; known are {', '.join(KERNELS)}")
+        raise UsageError(f"{cell.kernel!r} is not an attention kernel; known are {', '.join(KERNELS)}")
     shape = AttentionShape(cell.batch, cell.heads, cell.seq_len, cell.head_dim)
     timing_plan = TimingPlan(
         fewest=plan.least,
