@@ -342,7 +342,7 @@ def test_without_any_repetition_the_window_reaches_over_all_gpu_work_and_says_so
     timeline = Timeline(trace([kernel(10, 20, "a"), kernel(30, 44, "b")], window_ns=(0, 100)))
     window = timeline.window()
     assert (window.kind, window.start_ns, window.end_ns, window.steps) == ("device", 10, 44, ())
-    assert "neither ranges nor the kernel sequence" in window.how
+    assert "no repeating steps in ranges or kernel sequence" in window.how
 
 
 def test_step_statistics_count_wall_and_busy_time_of_each_step() -> None:

@@ -133,7 +133,7 @@ def test_flops_that_are_given_stand_against_the_time(warplens: Callable[..., Run
 def test_the_same_file_twice_has_no_decided_difference_and_passes(warplens: Callable[..., Run]) -> None:
     run = warplens("compare", BASELINE, BASELINE, "--fail-on", "0%")
     assert run.code == 0
-    assert "both sides hold the same file" in run.err
+    assert "both sides are the same file" in run.err
     data = _asked(warplens, BASELINE, BASELINE)["data"]
     assert data["verdict"]["verdict"] in ("same", "undecided")
     assert not any(row["decided"] for row in data["kernels"]["rows"])
@@ -180,7 +180,7 @@ def test_noise_is_no_regression(warplens: Callable[..., Run], repeated: dict[str
 def test_what_is_open_does_not_fail_but_says_what_would_decide(warplens: Callable[..., Run]) -> None:
     run = warplens("compare", BASELINE, TOPK, "--fail-on", "5%")
     assert run.code == 0
-    assert "gate undecided, which does not fail" in run.err
+    assert "gate undecided (not a failure)" in run.err
     assert "steps of each side would decide it" in run.err
 
 
@@ -197,7 +197,7 @@ def test_copies_of_one_run_are_no_repeats(warplens: Callable[..., Run], tmp_path
 
 def test_a_copy_on_the_other_side_is_the_same_file(warplens: Callable[..., Run], tmp_path: Path) -> None:
     shutil.copy(BASELINE, tmp_path / "other.sqlite.xz")
-    assert "both sides hold the same file" in warplens("compare", BASELINE, tmp_path / "other.sqlite.xz").err
+    assert "both sides are the same file" in warplens("compare", BASELINE, tmp_path / "other.sqlite.xz").err
 
 
 def test_a_repeat_that_left_an_empty_file_is_told(warplens: Callable[..., Run], tmp_path: Path) -> None:
@@ -205,7 +205,7 @@ def test_a_repeat_that_left_an_empty_file_is_told(warplens: Callable[..., Run], 
     (tmp_path / "run2.sqlite").touch()
     run = warplens("compare", tmp_path, TOPK)
     assert run.code == 0
-    assert "the folder holds files that are no traces and were passed over: run2.sqlite" in run.err
+    assert "the folder holds files that are not traces; they were skipped: run2.sqlite" in run.err
 
 
 def test_files_of_several_programs_are_no_repeats(warplens: Callable[..., Run], tmp_path: Path) -> None:

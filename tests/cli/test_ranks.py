@@ -111,7 +111,7 @@ def test_a_defect_in_one_file_is_named_and_does_not_stop_the_others(
     run = warplens("ranks", run_folder, "--format", "json")
     assert run.code == 2
     assert [row["rank"] for row in json.loads(run.out)["data"]["rows"]] == [0, 2]
-    assert "rank1.json.gz: KeyError: 'stream'. This is a defect of Warplens" in run.err
+    assert "rank1.json.gz: KeyError: 'stream'. This is a bug in Warplens" in run.err
 
 
 def _answer(paths: list[Path], **how: Any) -> bytes:

@@ -128,7 +128,7 @@ def test_a_head_of_another_form_is_refused_by_the_name_of_the_key(read, change):
 @pytest.mark.parametrize(
     ("change", "found"),
     [({"samples": {"wall_ns": [5, 0]}}, "took no time"), ({"samples": {"gpu_ns": [-3]}}, "took no time"),
-     ({"details": [1]}, "details are no object")],
+     ({"details": [1]}, "details are not an object")],
 )  # fmt: skip
 def test_repetitions_that_took_no_time_and_details_that_are_none_are_refused(read, change, found):
     document = copy.deepcopy(DOCUMENT)

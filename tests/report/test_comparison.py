@@ -97,7 +97,7 @@ def test_each_verdict_has_its_sentence() -> None:
 def test_a_single_duration_has_no_interval_and_says_so() -> None:
     found = compare(Samples.of([[1e6]]), Samples.of([[2e6]]))
     assert interval_text(found.ratio) == "no interval: a single duration per side"
-    assert str(needed_text(found)).startswith("Nothing shows how much the times vary")
+    assert str(needed_text(found)).startswith("The variation of the times is unknown")
 
 
 def test_the_gate_has_three_ends() -> None:
@@ -105,7 +105,7 @@ def test_the_gate_has_three_ends() -> None:
     slower, noise = compare(calm, noisy(1.2e6, 0.005, 2)), compare(noisy(1e6, 0.2, 5), noisy(1.01e6, 0.2, 6))
     assert gate_line(regression(slower, 0.05), slower).startswith("gate failed: slower by more than 5.0 %")
     assert gate_line(regression(slower, 0.5), slower).startswith("gate passed: not slower by more than 50.0 %")
-    assert gate_line(regression(noise, 0.05), noise).startswith("gate undecided, which does not fail")
+    assert gate_line(regression(noise, 0.05), noise).startswith("gate undecided (not a failure)")
 
 
 def test_less_work_and_more_launches_read_as_the_paradox(paradox: StepNumbers) -> None:
@@ -256,7 +256,7 @@ def test_what_a_graph_hides_is_not_called_removed_for_certain(baseline: TraceFil
     assert removed.height > 0
     assert not removed["decided"].any()
     assert "hidden-graphs" in [item.code for item in whole.notes]
-    assert "it may be inside the other's CUDA graphs" in render_markdown(step_document(whole))
+    assert "they may be inside the other side's CUDA graphs" in render_markdown(step_document(whole))
 
 
 # ---- the document

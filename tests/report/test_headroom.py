@@ -41,7 +41,7 @@ def test_sentences_name_the_levels_the_roofs_and_what_is_known() -> None:
 
 def test_a_launch_bound_decoder_is_told_what_reading_its_weights_takes() -> None:
     said = list(facts(found("lm_decode_one_token__baseline.json.xz")[0]))
-    assert any("of weights a step: at least" in sentence for sentence in said)
+    assert any("of weights per step: at least" in sentence for sentence in said)
 
 
 def test_the_chart_names_what_is_worth_a_bar() -> None:

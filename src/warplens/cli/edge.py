@@ -143,7 +143,7 @@ def _write(text: str) -> None:
 # | 0 | done |
 # | 1 | a gate failed (for example a comparison above its limit) |
 # | 2 | wrong usage, or an input or output file that cannot be used |
-# | 70 | a defect of Warplens (`EX_SOFTWARE` of BSD's sysexits.h) |
+# | 70 | a bug in Warplens (`EX_SOFTWARE` of BSD's sysexits.h) |
 # | 130 | interrupted (Ctrl-C), as a shell reports it: 128 + SIGINT |
 # | 143 | terminated (`kill`, a scheduler's time limit): 128 + SIGTERM |
 #

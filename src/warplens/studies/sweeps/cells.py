@@ -269,7 +269,7 @@ def cell_gate_lines(numbers: CellNumbers, fail_on: float) -> list[str]:
     pending = sum(cell.regression is None or not cell.regression.excluded for cell in numbers.cells)
     if pending:
         return [
-            f"gate undecided, which does not fail: no cell is slower by more than {limit} for certain, but for "
+            f"gate undecided (not a failure): no cell is slower by more than {limit} for certain, but for "
             f"{fmt.count(pending)} of {fmt.count(len(numbers.cells))} it is open"
         ]
     return [f"gate passed: no cell is slower by more than {limit}"]
