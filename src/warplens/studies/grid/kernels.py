@@ -151,7 +151,7 @@ def model_parts(timeline: Timeline, work: pl.DataFrame) -> tuple[ModelPart, ...]
         "part", [plain_range_name(text) for text in names.gather(work["range"].unique()).drop_nulls()]
     )
     by_row = dict(zip(work["range"].unique().drop_nulls().to_list(), innermost, strict=True))
-    named = work["range"].replace_strict(by_row, default="outside of all ranges", return_dtype=pl.String)
+    named = work["range"].replace_strict(by_row, default="outside all ranges", return_dtype=pl.String)
     sums = (
         work.select(
             "duration_ns",

@@ -140,7 +140,7 @@ PASSES: Final = table(
     Column(
         "elapsed_ns",
         pl.Int64,
-        "from the range's begin on the host to the end of its GPU work (to its own end if synchronised); null"
+        "from the range's start on the host to the end of its GPU work (to its own end if synchronised); null"
         " unless drained",
     ),
     "gpu_ns busy_ns span_ns kernels ops",
