@@ -59,8 +59,10 @@ def headline(facts: Facts, verdict: Finding, claims: Claims) -> str:
             said += f", and by a model another {_percent(behind)} in launches that it delays"
         return f"{said}; {gain_text(verdict)} as fast without it."
     if verdict.id == "saturated":
-        return f"This profile shows nothing to fix: the GPU is busy for {busy} of the time{_at(facts)}, near the "
-        "roofs of its kernels."
+        return (
+            f"This profile shows nothing to fix: the GPU is busy for {busy} of the time{_at(facts)}, near the "
+            "roofs of its kernels."
+        )
     if verdict.id == "below-roof":
         time = "the time"
         if facts.busy_share < facts.thresholds.quiet_busy_share:

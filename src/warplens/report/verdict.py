@@ -68,8 +68,11 @@ def pace_lines(pace: HostPace | None) -> Iterator[str]:
     """Two or three sentences about the thread that launches the most; none where no launching call was recorded."""
     if pace is None:
         return
-    cost = "" if pace.host_ns_per_launch is None else f", each taking {fmt.duration(pace.host_ns_per_launch[1])} "
-    "of the host's time"
+    cost = (
+        ""
+        if pace.host_ns_per_launch is None
+        else f", each taking {fmt.duration(pace.host_ns_per_launch[1])} of the host's time"
+    )
     standing = (
         f"ahead of the GPU: {fmt.share(1 - pace.behind_share)} of the work was queued while the GPU was busy"
         if pace.is_ahead

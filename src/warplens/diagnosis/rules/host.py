@@ -595,8 +595,10 @@ class ExposedCommunication(Rule):
         "most_exposed_gpu_share": "of the window, on the GPU with the most of it",
         "most_to_least_exposed_gpu_factor": "ratio of the most to the least exposed GPU",
     }
-    refutation = "Run one step inside model.no_sync(): if it does not get faster by the exposed time, something "
-    "else is the limit."
+    refutation = (
+        "Run one step inside model.no_sync(): if it does not get faster by the exposed time, something "
+        "else is the limit."
+    )
     precedence = "certain"
 
     fewer_bytes = Limit(

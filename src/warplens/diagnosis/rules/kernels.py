@@ -113,8 +113,9 @@ class MemoryBandwidth(Rule):
     limiter = "kernels that move data rather than compute"
     cause = "memory traffic of kernels"
     raised_when = "it costs 2 %. Informational unless such kernels take two thirds of the time"
-    claimed = "all but the longest kernel of every unbroken chain of kernels that move data: what one fused pass "
-    "could save"
+    claimed = (
+        "all but the longest kernel of every unbroken chain of kernels that move data: what one fused pass could save"
+    )
     headline = "Limited by memory traffic: fusing chains of kernels into single passes could save {share} of the time"
     evidence: ClassVar = {
         "memory_kernels_ns": "kernels that move data",
@@ -316,8 +317,10 @@ class Precision(Rule):
     limiter = "matrix products in a format that bypasses the tensor cores"
     cause = "matrix products off the tensor cores"
     raised_when = "it costs 2 %, and the GPU has tensor cores"
-    claimed = "the time that fp32 products on vector units would save at 0.55 of the ratio of the peaks; the "
-    "passes between them stay"
+    claimed = (
+        "the time that fp32 products on vector units would save at 0.55 of the ratio of the peaks; the "
+        "passes between them stay"
+    )
     headline = "Limited by matrix products off the tensor cores: TF32 or bfloat16 could save {share} of the time"
     older_headline = "Limited by matrix products off the tensor cores: fp16 could save {share} of the time"
     title = "Matrix products run in fp32, off the tensor cores"
@@ -548,8 +551,10 @@ class UnfusedOptimizer(Rule):
         **IDLE_NS,
         "saved_kernel_ns": "kernel time that a fused optimizer saves",
     }
-    refutation = "Skip optimizer.step() in a test run: if the step does not get faster by the optimizer's share, "
-    "something else is the limit."
+    refutation = (
+        "Skip optimizer.step() in a test run: if the step does not get faster by the optimizer's share, "
+        "something else is the limit."
+    )
     precedence = "structure"
     thresholds = ("optimizer_launches_per_step", "optimizer_single_tensor_share", "optimizer_saved_share")
 

@@ -288,8 +288,9 @@ class MemoryFormat(StructureRule):
         "depthwise convolutions take 2 % of the time, and it costs 2 %"
     )
     claimed = "all of the conversions, and two thirds of channels-first norms and depthwise convolutions"
-    headline = "Limited by the memory format: {share} of the time goes into converting it and into kernels for the "
-    "slow one"
+    headline = (
+        "Limited by the memory format: {share} of the time goes into converting it and into kernels for the slow one"
+    )
     title = "Images are in channels-first format (NCHW), which convolutions on tensor cores do not support"
     evidence: ClassVar = {
         **AFFECTED_NS,

@@ -193,10 +193,13 @@ class PerExpertLoop(StructureRule):
     question = "Is the same short chain of kernels repeated for parts of the data?"
     limiter = "a loop over parts of the data, each with small products of its own"
     cause = "the same short chain of kernels repeated for parts of the data, such as experts"
-    raised_when = "small matrix products between a gather and a scatter of rows repeat twenty times per step, and "
-    "it costs 2 %"
-    claimed = "the pauses before these kernels, and half of their time; nearly all of the time of passes over the "
-    "whole tensor"
+    raised_when = (
+        "small matrix products between a gather and a scatter of rows repeat twenty times per step, and it costs 2 %"
+    )
+    claimed = (
+        "the pauses before these kernels, and half of their time; nearly all of the time of passes over the "
+        "whole tensor"
+    )
     headline = "Limited by a loop over parts of the data: grouped products could save {share} of the time"
     title = "The same short chain of kernels is launched for each part of the data, one after the other"
     evidence: ClassVar = {

@@ -56,8 +56,10 @@ class ScatteredAccess(StructureRule):
     id = "scattered-access"
     question = "Does the time go into gathering and scattering rows, or into gradients of unused rows?"
     limiter = "gathers, scatters and gradients of embeddings"
-    cause = "gather, scatter, indexing, embedding gradients with the sorts that they need, and dense gradients of "
-    "large tables"
+    cause = (
+        "gather, scatter, indexing, embedding gradients with the sorts that they need, and dense gradients of "
+        "large tables"
+    )
     raised_when = (
         "they take a quarter of the time, or gradients of whole tables are written and applied although a step "
         "uses few of their rows; and it costs 2 %"

@@ -488,8 +488,10 @@ def _repairs(findings: Findings) -> list[Note]:
         text = f"{findings.dropped_rows:,} events were left out: they have no start, or end before they start."
         notes.append(Note("invalid-times", NoteLevel.WARNING, text, f"If many are missing, record again: {RECAPTURE}"))
     if findings.open_ranges:
-        text = f"{findings.open_ranges:,} ranges were still open when the capture ended; their end is taken to be "
-        "the end of the recording."
+        text = (
+            f"{findings.open_ranges:,} ranges were still open when the capture ended; their end is taken to be "
+            "the end of the recording."
+        )
         notes.append(Note("open-ranges", NoteLevel.INFO, text, None))
     if findings.repeated_calls:
         text = f"{findings.repeated_calls:,} API calls are recorded a second time with their backtrace; counted once."
