@@ -122,7 +122,7 @@ class HostCalls:
             pieces.append(subtract(self._holding_part(self.outermost), Intervals(mine.starts, mine.ends)))
         held = self.profiler.get(thread, Intervals.none())
         pieces = [subtract(piece, held) for piece in pieces]
-        states = {"profiler": held, "host": self._stalls(own, held)}
+        states = {"profiler": held, "host": self.stalls(thread)}
         for number, cause in enumerate(HOLDING_CAUSES, start=1):
             chosen = [(piece, self.cause[piece.owner] == number) for piece in pieces]
             starts = np.concatenate([piece.starts[mask] for piece, mask in chosen])
@@ -134,17 +134,20 @@ class HostCalls:
         kept = np.flatnonzero(self.cause[pieces.owner])
         return Owned(pieces.starts[kept], pieces.ends[kept], pieces.owner[kept])
 
-    def _stalls(self, own: Int64s, held: Intervals) -> Intervals:
+    def stalls(self, thread: int) -> Intervals:
         """Pauses of all threads that are far longer than what this thread usually spends outside of calls for a launch.
 
         Calls that ask for the state of a stream or an event come several to a launch and say nothing about its pace;
         nor does a launch after a call that held the host. Where no other is left, all calls have to do.
         """
-        own = own[np.argsort(self.starts[own], kind="stable")]
+        own = np.flatnonzero(self.thread == thread)
+        if (self.starts[own[1:]] < self.starts[own[:-1]]).any():
+            own = own[np.argsort(self.starts[own], kind="stable")]
         issuing = np.flatnonzero(self.issues[own] & (self.cause[own] == 0))
         held_before = np.cumsum(self.cause[own] != 0)[issuing]
-        inside = np.cumsum(self.ends[own] - self.starts[own])
-        pauses = np.diff((self.starts[own] - inside)[issuing] + (self.ends[own] - self.starts[own])[issuing])
+        starts = self.starts[own]
+        spent = self.ends[own] - starts
+        pauses = np.diff((starts - np.cumsum(spent) + spent)[issuing])
         pauses = pauses[np.diff(held_before) == 0]
         if not len(pauses):
             pauses = self.starts[own[1:]] - self.ends[own[:-1]]
@@ -155,6 +158,7 @@ class HostCalls:
         far = np.iinfo(np.int64).max // 4
         starts = np.r_[np.int64(-far), starts[long], self.outermost.ends[-1:]]
         ends = np.r_[self.outermost.starts[:1], ends[long], np.int64(far)]
+        held = self.profiler.get(thread, Intervals.none())
         stalls = subtract(Owned(starts, ends, np.arange(len(starts))), held)
         return Intervals(stalls.starts, stalls.ends)
 

@@ -23,6 +23,7 @@ import numpy as np
 import polars as pl
 
 from warplens.analysis.api import api_kinds
+from warplens.analysis.frames import once
 from warplens.analysis.hostpace import STALL_MIN_NS, HostCalls
 from warplens.analysis.intervals import measure_before
 from warplens.analysis.replay import ALLOCATION, BLOCKING_COPY, SYNCHRONIZATION, RecordedSchedule, Schedule, replay
@@ -60,6 +61,7 @@ _STUCK_FACTOR, _STUCK_NS, _FULL_QUEUE = 10, 50_000, 500
 _MIN_KNOWN_SHARE: Final = 0.95
 
 
+@once
 def recorded_schedule(timeline: Timeline, window: Window) -> RecordedSchedule | None:
     """The window's schedule, of the process and device with the most work; None where the profile does not tell.
 
@@ -114,7 +116,7 @@ class _Recorder:
         self.names = timeline.trace.api_calls["name"].gather(host.row[owner])
         self.kind = api_kinds(self.names).to_physical().to_numpy().astype(np.int8)
         threads, counts = np.unique(host.thread[owner], return_counts=True)
-        self.stalls = host.states(int(threads[counts.argmax()]))["host"]
+        self.stalls = host.stalls(int(threads[counts.argmax()]))
         self.by_graph = (api_kinds(self.names) == "graph-launch").to_numpy()[self.call]
 
     def schedule(self) -> RecordedSchedule:

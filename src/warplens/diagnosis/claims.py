@@ -105,10 +105,10 @@ def _with_structure(
 ) -> tuple[dict[str, Int64s], dict[str, int]]:
     """The pauses of work that should not be there at all go to what put it there, whatever the host did in them."""
     for id_, share in shares.items():
-        taken = {name: (spent * share).astype(np.int64) for name, spent in gaps.items()}
-        gone = {name: float(part.sum()) / max(int(gaps[name].sum()), 1) for name, part in taken.items()}
-        moved = {name: int(issuing.get(name, 0) * gone[name]) for name in taken}
-        gaps = {name: spent - taken[name] for name, spent in gaps.items()}
+        taken = {name: (spent * share).astype(np.int64) for name, spent in gaps.items() if spent.any()}
+        gone = {name: float(part.sum()) / int(gaps[name].sum()) for name, part in taken.items()}
+        moved = {name: int(issuing.get(name, 0) * part) for name, part in gone.items()}
+        gaps = {name: spent - taken[name] if name in taken else spent for name, spent in gaps.items()}
         issuing = {name: issuing.get(name, 0) - moved.get(name, 0) for name in gaps}
         gaps[id_] = gaps.get(id_, np.zeros(facts.gaps.height, dtype=np.int64)) + sum(taken.values())
         issuing[id_] = issuing.get(id_, 0) + sum(moved.values())
@@ -136,32 +136,29 @@ def _work_claims(facts: Facts, rules: Sequence[Rule]) -> tuple[Codes, Floats]:
 def _gap_claims(facts: Facts, unfused: bool) -> tuple[dict[str, Int64s], dict[str, int], dict[str, int]]:
     """The time of each pause by cause, how much of it is that of issuing work, and how much of it is modelled."""
     gaps = facts.gaps
-    cause = {
-        name: gaps[name].to_numpy() for name in gaps.columns if name not in ("start_ns", "end_ns", "range", "phase")
-    }
-    nothing = np.zeros(gaps.height, dtype=np.int64)
+    nothing = np.zeros(gaps.height, dtype=np.int64)  # one array for all causes that did not occur: most never do
 
     def spent(*names: str) -> Int64s:
-        total: Int64s = sum((cause[name] for name in names if name in cause), nothing)
-        return total
+        found = [gaps[name].to_numpy() for name in names if name in gaps.columns and facts.idle(name)]
+        return sum(found[1:], found[0]) if found else nothing
 
-    launch = spent(*_LAUNCH)
+    launch, copying = spent(*_LAUNCH), spent("blocking-copy")
     optimizer = (gaps["phase"] == "optimizer").to_numpy() & unfused
-    copying = spent("blocking-copy")
-    reading_back = np.minimum(copying, _inside(facts, gaps))
+    reading_back = nothing if copying is nothing else np.minimum(copying, _inside(facts, gaps))
+    waiting = spent("synchronization", "refill")
     own = {
-        "host-sync": spent("synchronization", "refill") + reading_back,
-        "blocking-copy": copying - reading_back,
+        "host-sync": waiting if copying is nothing else waiting + reading_back,
+        "blocking-copy": copying if copying is nothing else copying - reading_back,
         "allocator-churn": spent("allocation"),
         "host-stall": spent("host"),
     }
     moved = _launches_behind(facts, {name: int(values.sum()) for name, values in own.items()}, launch)
-    launch = launch - sum(moved.values(), nothing)
+    launch = launch - sum(moved.values(), nothing) if moved else launch
     issuing = {name: int(values.sum()) for name, values in moved.items()}
-    issuing["host-sync"] = issuing.get("host-sync", 0) + int(spent("refill").sum())
-    claimed = {name: values + moved.get(name, nothing) for name, values in own.items()}
+    issuing["host-sync"] = issuing.get("host-sync", 0) + facts.idle("refill")
+    claimed = {name: values + moved[name] if name in moved else values for name, values in own.items()}
     for name, mine in (("unfused-optimizer", optimizer), ("launch-overhead", ~optimizer)):
-        claimed[name] = np.where(mine, launch, 0)
+        claimed[name] = launch if mine.all() else np.where(mine, launch, 0) if mine.any() else nothing
         issuing[name] = int(claimed[name].sum())
     return claimed, issuing, {name: int(values.sum()) for name, values in moved.items()}
 

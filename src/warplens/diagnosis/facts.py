@@ -384,7 +384,7 @@ class Facts:
             work=self.work[part],
             rows=self.rows[part],
             part=part,
-            gaps=self.gaps.filter(pl.col("phase") == phase).rechunk(),
+            gaps=self.gaps[np.flatnonzero((self.gaps["phase"] == phase).to_numpy())],
             phase=phase,
             whole=self,
             predictions={},
@@ -543,18 +543,19 @@ def _gaps(timeline: Timeline, budget: TimeBudget, phases: pl.Series) -> pl.DataF
     after = np.searchsorted(timeline.work["start_ns"].to_numpy()[places], gaps.ends, side="left")
     at = places[np.minimum(after, len(places) - 1)] if len(gaps.starts) else np.empty(0, np.int64)
     parts = _with_latency(budget.gaps.parts)
-    nothing = np.zeros(len(gaps.starts), dtype=np.int64)
-    return pl.DataFrame(
+    occurred = {cause: spent for cause, spent in parts.items() if cause in IDLE_CAUSES and spent.any()}
+    found = pl.DataFrame(
         {
             "start_ns": gaps.starts,
             "end_ns": gaps.ends,
-            "device": np.full(len(gaps.starts), budget.device, dtype=np.int32),
             "range": timeline.work["range"].gather(at),
             "phase": phases.gather(at),
-            **{cause: parts.get(cause, nothing) for cause in IDLE_CAUSES},
-        },
-        schema=GAPS.schema,
+            **occurred,
+        }
     )
+    # A cause that did not occur is one zero, and takes no room; neither does the one device.
+    absent = [pl.lit(0, dtype=pl.Int64).alias(cause) for cause in IDLE_CAUSES if cause not in occurred]
+    return GAPS.conform(found.with_columns(pl.lit(budget.device, dtype=pl.Int32).alias("device"), *absent))
 
 
 def _with_latency(parts: dict[str, Int64s]) -> dict[str, Int64s]:
@@ -562,12 +563,13 @@ def _with_latency(parts: dict[str, Int64s]) -> dict[str, Int64s]:
     late = [cause for cause in _LATE if cause in parts and parts[cause].any()]
     if not late or _START_LATENCY not in parts:
         return parts
-    most, main = np.zeros_like(parts[late[0]]), np.full(len(parts[late[0]]), -1)
+    most, main = np.zeros_like(parts[late[0]]), np.full(len(parts[late[0]]), -1, dtype=np.int8)
     for place, cause in enumerate(late):
         more = parts[cause] > most
         most, main = np.where(more, parts[cause], most), np.where(more, place, main)
     latency = np.where(main >= 0, parts[_START_LATENCY], 0)
-    moved = {cause: parts[cause] + np.where(main == place, latency, 0) for place, cause in enumerate(late)}
+    whose = {cause: main == place for place, cause in enumerate(late)}
+    moved = {cause: parts[cause] + np.where(mine, latency, 0) for cause, mine in whose.items() if mine.any()}
     return {**parts, **moved, _START_LATENCY: parts[_START_LATENCY] - latency}
 
 
