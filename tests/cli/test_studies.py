@@ -16,7 +16,8 @@ import pytest
 
 from tests import shipped
 from warplens.studies.policies.files import read_policy
-from warplens.studies.runner.studies import STUDIES
+from warplens.studies.runner.phases import Collection, recorded_cells
+from warplens.studies.runner.studies import STUDIES, StudyOptions
 
 
 def printing(time):
@@ -294,3 +295,128 @@ def test_a_number_of_points_that_no_sweep_has_is_refused(warplens, policy_file):
     run = warplens("policy", "show", policy_file, "--format", "json")
     assert (run.code, run.out) == (2, "")
     assert "must be a number of points" in run.err
+
+
+# --- study token-reduction --collect ----------------------------------------------------------------------------------
+
+DATA = Path(str(files("warplens") / "data"))
+COUNTERS = Path(__file__).parents[2] / "data" / "counters"
+
+#: What stands in for the tools: each leaves what was recorded of the cell that the name of its output tells.
+_NSYS = """
+import lzma, pathlib, sys
+words = sys.argv[1:]
+if words == ["--version"]:
+    print("NVIDIA Nsight Systems version 2025.3.2.474-253236389321v0")
+    raise SystemExit
+output = next(word for word in words if word.startswith("--output=")).removeprefix("--output=")
+if words[0] == "export":
+    side = "topk0.1" if "method=topk" in output else "baseline"
+    size = "448_bs8" if "448" in output else "224_bs1"
+    source = pathlib.Path({captures!r}) / f"deit{{size}}_{{side}}.sqlite.xz"
+    pathlib.Path(output).write_bytes(lzma.decompress(source.read_bytes()))
+elif not ({fails!r} and {fails!r} in output):
+    pathlib.Path(output + ".nsys-rep").write_bytes(b"report")
+else:
+    raise SystemExit(1)
+"""
+_NCU = """
+import lzma, pathlib, sys
+words = sys.argv[1:]
+if words == ["--version"]:
+    print("NVIDIA (R) Nsight Compute Command Line Profiler\\nVersion 2025.3.1.0 (build 36398880) (public-release)")
+    raise SystemExit
+report = words[words.index("--export") + 1]
+side = "topk0.1" if "method=topk" in report else "baseline"
+size = "448_bs8" if "448" in report else "224_bs1"
+source = pathlib.Path({counters!r}) / f"deit{{size}}_{{side}}.ncu-rep.xz"
+pathlib.Path(report + ".ncu-rep").write_bytes(lzma.decompress(source.read_bytes()))
+"""
+
+
+def stand_ins(folder: Path, fails: str = "") -> dict[str, str]:
+    """An nsys and an ncu that leave recordings of an H200; the recording whose name holds `fails` fails."""
+    made = {}
+    for name, body in (("nsys", _NSYS), ("ncu", _NCU)):
+        text = body.format(captures=str(DATA / "captures"), counters=str(COUNTERS), fails=fails)
+        made[name] = str(folder / name)
+        Path(made[name]).write_text(f"#!{sys.executable}\n{text}")
+        Path(made[name]).chmod(0o755)
+    return made
+
+
+def grid_run():
+    """The study with its measured corners alone."""
+    axes = ("input_size=224,448", "batch=1,8", "execution=eager", "keep=1.0,0.1", "attention=explicit")
+    return STUDIES["token-reduction"].run(StudyOptions(axes))
+
+
+def test_the_corners_of_the_grid_are_what_is_recorded():
+    assert [cell.name for cell in recorded_cells(grid_run())] == [
+        "input_size=224,batch=1,method=none",
+        "input_size=224,batch=1,method=topk,keep=0.1",
+        "input_size=448,batch=8,method=none",
+        "input_size=448,batch=8,method=topk,keep=0.1",
+    ]
+
+
+def test_timelines_and_counters_are_recorded_unattended_and_told_of_in_the_findings(warplens, tmp_path):
+    profiles = tmp_path / "profiles"
+    assert Collection(profiles, **stand_ins(tmp_path)).record(grid_run()) == []
+    assert len(list(profiles.glob("*.sqlite"))) == len(list(profiles.glob("*.ncu-rep"))) == 4
+    measured = lzma.decompress((DATA / "measurements" / "token_reduction.json.xz").read_bytes())
+    (tmp_path / "measurements.json").write_bytes(measured)
+
+    run = warplens("study", "token-reduction", "report", "-o", tmp_path, "--profiles", profiles)
+
+    assert run.code == 0, run.err
+    text = (tmp_path / "findings_report.md").read_text()
+    assert "At input size 224, batch 1: H1, H2" in text
+    assert "H4c" in text
+    assert "input size 448, batch 8" in text
+
+
+def test_a_phase_that_fails_is_told_and_the_others_follow(tmp_path):
+    profiles, told = tmp_path / "profiles", []
+    tools = stand_ins(tmp_path, fails="448,batch=8,method=none")
+    failed = Collection(profiles, **tools, launches=10, tell=told.append).record(grid_run())
+
+    assert failed == ["timeline of input_size=448,batch=8,method=none"]
+    index = json.loads((profiles / "profiles.json").read_text())
+    assert len(index) == 7
+    assert index["input_size=448,batch=8,method=none.ncu-rep"]["batch"] == "8"
+    assert any("or the program that it ran ended with code 1" in line for line in told)
+
+
+def test_what_is_recorded_already_is_kept(tmp_path, monkeypatch):
+    profiles = tmp_path / "profiles"
+    collection = Collection(profiles, **stand_ins(tmp_path))
+    collection.record(grid_run())
+    monkeypatch.setattr("warplens.studies.runner.phases.run_command", lambda *_: pytest.fail("recorded again"))
+
+    assert collection.record(grid_run()) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (("lm-grid", "--collect"), "--collect are for the findings of token-reduction"),
+        (("token-reduction", "report", "--collect"), "to report on those that are there, give --profiles"),
+        (("token-reduction", "--launches", "5"), "say how to --collect"),
+    ],
+)
+def test_requests_to_collect_that_make_no_sense_are_refused(warplens, tmp_path, words, reason):
+    run = warplens("study", *words, "-o", tmp_path / "out")
+    assert run.code == 2
+    assert reason in run.err
+
+
+def test_the_whole_study_runs_by_itself(warplens, tmp_path, monkeypatch):
+    pytest.importorskip("torch", reason="measuring needs PyTorch")
+    tools = stand_ins(tmp_path)
+    options = [word for name, path in tools.items() for word in (f"--{name}", path)]
+    run = warplens("study", "token-reduction", "--quick", "--collect", "-o", tmp_path / "study", *options)
+
+    assert run.code == 0, run.err
+    assert len(list((tmp_path / "study" / "profiles").glob("*.ncu-rep"))) == 4
+    assert (tmp_path / "study" / "findings_report.html").is_file()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from warplens.analysis.counters.nextrun import OPTIONS
 from warplens.collect import nvidia
 from warplens.collect.choices import ADDITIONS, PRESETS, SETS, TARGETS, kernel_pattern
 from warplens.collect.machine import Tool
@@ -102,7 +103,7 @@ def test_every_option_of_nsys_is_in_its_help() -> None:
 def test_every_option_of_ncu_is_in_its_help() -> None:
     used = set().union(*(options_of(own(command)) for command in ncu_commands()))
 
-    assert used == set(nvidia.OPTIONS)
+    assert used == {*OPTIONS, *nvidia.FURTHER_OPTIONS}
     assert used <= NCU_HELP
 
 
@@ -125,7 +126,7 @@ def test_the_installed_ncu_has_every_option_and_section() -> None:
     words = {word for pair in there for word in pair if word}
     sections = subprocess.run([REAL_NCU, "--list-sections"], capture_output=True, text=True, check=False).stdout
 
-    assert set(nvidia.OPTIONS) <= words
+    assert {*OPTIONS, *nvidia.FURTHER_OPTIONS} <= words
     assert words >= NCU_HELP
     used = {section for preset in PRESETS.values() for section in preset.sections}
     assert {*nvidia.LIGHT, *nvidia.TARGETED, *used} <= {line.split(" ")[0] for line in sections.splitlines()}
@@ -304,3 +305,7 @@ def test_a_python_program_runs_under_the_wrapper_in_its_own_interpreter() -> Non
 def test_what_is_no_python_script_cannot_run_under_the_wrapper(program: list[str]) -> None:
     with pytest.raises(UsageError, match="collect torch"):
         wrapped_command(program, "t.json")
+
+
+def test_the_oldest_ncu_is_that_of_the_youngest_option() -> None:
+    assert max(since for since, _ in OPTIONS.values()) == nvidia.OLDEST

@@ -11,31 +11,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-import polars as pl
-
-from warplens.analysis.counters.nextrun import OPTIONS as KNOWN_OPTIONS
 from warplens.collect.choices import SETS, added_words
 from warplens.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import polars as pl
+
     from warplens.analysis.timeline import Timeline
     from warplens.analysis.window import Window
     from warplens.collect.machine import System, Tool
 
 
-#: Version from which each option means what is meant here; those of `analysis.counters.nextrun`, and four more that
-#: `--help` of 2024.1 has and every version since the first knows.
-OPTIONS: Final = {
-    **{name: since for name, (since, _) in KNOWN_OPTIONS.items()},
-    "--target-processes": (2019, 1),
-    "--force-overwrite": (2019, 1),
-    "--set": (2019, 1),
-    "--metrics": (2019, 1),
-}
+#: Options of the commands here beside those of `analysis.counters.nextrun.OPTIONS`: `--help` of 2024.1 has them, and
+#: every version since the first knows them.
+FURTHER_OPTIONS: Final = ("--target-processes", "--force-overwrite", "--set", "--metrics")
 
-OLDEST: Final = max(OPTIONS.values())
+#: From which version of Nsight Compute all options mean what is meant here: that of `-k regex:` (`nextrun.OPTIONS`).
+OLDEST: Final = (2021, 1, 1)
 
 #: Enough to say of every kernel what bounds it.
 LIGHT: Final = ("SpeedOfLight", "LaunchStats", "Occupancy")
@@ -212,6 +206,8 @@ def select_from_trace(timeline: Timeline, window: Window, pattern: str | None = 
     Raises:
         UsageError: the window holds no kernels, or none that are meant.
     """
+    import polars as pl  # the studies of a machine without Polars import this module, too
+
     kernels = timeline.work.filter(pl.col("kind") == "kernel")
     names = timeline.trace.kernels["name"].cast(pl.String).gather(kernels["row"])
     kernels = kernels.select(
@@ -239,6 +235,8 @@ def select_from_trace(timeline: Timeline, window: Window, pattern: str | None = 
 
 def _meant(step: pl.DataFrame, pattern: str, source: str) -> Selection:
     """The kernels of a step whose names hold the pattern."""
+    import polars as pl  # the studies of a machine without Polars import this module, too
+
     found = re.compile(pattern)
     sums = step.group_by("name").agg(pl.col("duration_ns").sum()).sort("duration_ns", "name", descending=[True, False])
     names = tuple(name for name in sums["name"] if found.search(name))
@@ -256,6 +254,8 @@ def kernels_that_matter(names: Sequence[str], durations_ns: Sequence[int]) -> Se
         names: of each launch.
         durations_ns: of each launch.
     """
+    import polars as pl  # the studies of a machine without Polars import this module, too
+
     sums = (
         pl.DataFrame({"name": names, "ns": durations_ns}, schema={"name": pl.String, "ns": pl.Int64})
         .group_by("name")
@@ -283,6 +283,8 @@ def select_kernels(names: Sequence[str], durations_ns: Sequence[int]) -> Selecti
 
 def _until_each(names: Sequence[str]) -> int:
     """Launches until each name has come twice, or as often as it does."""
+    import polars as pl  # the studies of a machine without Polars import this module, too
+
     frame = pl.DataFrame({"name": names}, schema={"name": pl.String}).with_row_index("at")
     wanted = frame.filter(pl.int_range(pl.len()).over("name") < _EACH)["at"]
     return int(wanted[-1]) + 1 if wanted.len() else 0

@@ -9,13 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import polars as pl
+import typer
 
 from warplens.cli.answer import Answer, Part, checked_file, checked_folder, emit
-from warplens.cli.edge import note, progress
+from warplens.cli.edge import GATE_FAILED, note, progress
 from warplens.cli.options import Format, FormatOption, argument, flag, option
 from warplens.errors import UsageError
 from warplens.readers.measurements import measurements_of
 from warplens.readers.published import read_sweep
+from warplens.report.jsonout import envelope
 from warplens.report.measured import doubts_of, measured_document, measured_facts, measured_table
 from warplens.studies.runner.engine import command_line
 from warplens.workloads.registry import Plan, torch_or_advice
@@ -283,12 +285,54 @@ def _measure(
     _tell(measurements_of(content, output or Path("measurements")), report, form)
 
 
+_CheckOption = Annotated[
+    bool, flag("--check", "Hold what each kernel computes against float64, and time nothing; exit 1 if one is too far.")
+]
+
+
+def _check(
+    given: Mapping[str, str | None], device: str | None, output: Path | None, report: Path | None, form: Format
+) -> None:
+    """How exact the kernels are: a table and, with `report`, a page with a chart."""
+    from warplens.report.measured import errors_document, errors_tables
+    from warplens.workloads.cells import cell_grid, default_device
+
+    path, folder = None if output is None else checked_file(output), None if report is None else checked_folder(report)
+    cells, _ = cell_grid(workload_named("attention").cell, axes_of("attention", given))
+    torch_or_advice()
+    from warplens.workloads.attention.errors import attention_errors
+    from warplens.workloads.environment import environment
+
+    where = device or default_device()
+    with progress(f"comparing {len(cells)} cells with float64"):
+        rows = attention_errors(cells, where)
+    data = {"environment": environment(where), "rows": rows}
+    part = Part(head=["differences from float64, on the first and the last head; nothing is timed"],
+                tables=errors_tables(rows))  # fmt: skip
+    answer = Answer("attention-errors", "attention", [part], rows, lambda: data)
+    emit(answer, form)
+    if path is not None:
+        path.write_bytes(envelope("attention-errors", "attention", data))
+        note(path)
+    if folder is not None:
+        from warplens.report.write import write_document
+
+        for written in write_document(errors_document(rows), folder, name="errors"):
+            note(written)
+    if rows.filter(~pl.col("near_enough")).height:
+        raise typer.Exit(GATE_FAILED)
+
+
 def _command(workload: str) -> Callable[..., None]:
     """The command of a workload: its settings as options, then those of `_measure`."""
     settings = _SETTINGS[workload]
 
     def command(**asked: Any) -> None:
-        _measure(workload, {name: asked.pop(name) for name in settings}, **asked)
+        given = {name: asked.pop(name) for name in settings}
+        if asked.pop("check", False):
+            _check(given, **{name: asked[name] for name in ("device", "output", "report", "form")})
+        else:
+            _measure(workload, given, **asked)
 
     own = [
         inspect.Parameter(
@@ -296,6 +340,8 @@ def _command(workload: str) -> Callable[..., None]:
         )
         for name, told in settings.items()
     ]
+    if workload == "attention":
+        own.append(inspect.Parameter("check", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=_CheckOption))
     shared = list(inspect.signature(_measure, eval_str=True).parameters.values())[2:]
     parameters = [*own, *(each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in shared)]
     command.__annotations__ = {each.name: each.annotation for each in parameters}

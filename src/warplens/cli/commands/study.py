@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from warplens.cli.answer import Answer, Part, checked_file, checked_folder, emit, print_lines
-from warplens.cli.edge import GATE_FAILED, note, progress
+from warplens.cli.edge import GATE_FAILED, complain, note, progress
 from warplens.cli.options import Format, FormatOption, RunOrReport, argument, flag, option
 from warplens.errors import UsageError
 from warplens.readers.measurements import read_measurements
@@ -18,6 +18,7 @@ from warplens.readers.published import read_sweep
 from warplens.studies.policies.files import document_of, read_policy, write_policy
 from warplens.studies.runner.commandsweep import PROCESSES, one_process
 from warplens.studies.runner.engine import RunOptions, measure, preview
+from warplens.studies.runner.phases import INDEX, PROFILES, Collection
 from warplens.studies.runner.studies import MEASUREMENTS, STUDIES, StudyOptions
 from warplens.studies.sweeps.reading import side_of, sweep_of
 
@@ -63,7 +64,17 @@ def study(
             "token-reduction: also tell the findings, with profiles named method=topk,batch=1.sqlite, and so on.",
         ),
     ] = None,
-    policy: Annotated[Path | None, option("FILE", "With --profiles: a policy to be judged in the findings.")] = None,
+    policy: Annotated[
+        Path | None, option("FILE", "With --profiles or --collect: a policy to be judged in the findings.")
+    ] = None,
+    collect: Annotated[
+        bool, flag("--collect", "token-reduction: after the times also record timelines (nsys) and counters (ncu).")
+    ] = False,
+    launches: Annotated[
+        int | None, option("N", "With --collect: launches of each cell that ncu profiles, 0 for all.", min=0)
+    ] = None,
+    nsys: Annotated[str | None, option("PROGRAM", "With --collect: the nsys to use; else it is looked for.")] = None,
+    ncu: Annotated[str | None, option("PROGRAM", "With --collect: the ncu to use; else it is looked for.")] = None,
 ) -> None:
     """Run a whole study of token reduction, the language model or attention, and report on it.
 
@@ -72,24 +83,37 @@ def study(
     """
     if name not in STUDIES:
         raise UsageError(f"{name!r} is not a study; known are {', '.join(STUDIES)}")
-    if (profiles or policy) and name != "token-reduction":
-        raise UsageError(f"--profiles and --policy are for the findings of token-reduction, not for {name}")
-    if policy and not profiles:
-        raise UsageError("--policy is judged in the findings, which need --profiles")
+    if (profiles or policy or collect) and name != "token-reduction":
+        raise UsageError(f"--profiles, --policy and --collect are for the findings of token-reduction, not for {name}")
+    if policy and not (profiles or collect):
+        raise UsageError("--policy is judged in the findings, which need --profiles or --collect")
+    if collect and (profiles or part is RunOrReport.REPORT):
+        raise UsageError("--collect records profiles; to report on those that are there, give --profiles")
+    if not collect and (launches is not None or nsys or ncu):
+        raise UsageError("--launches, --nsys and --ncu say how to --collect")
     folder = output or Path(f"study-{name}")
+    failed: list[str] = []
     if part is not RunOrReport.REPORT:
         run = STUDIES[name].run(StudyOptions(tuple(axis or ()), rounds, device, quick))
         run_options = RunOptions(one_process(processes), timeout, fresh, retry)
+        collection = Collection(folder / PROFILES, nsys, ncu, launches, fresh, note)
         if dry_run:
             print_lines(preview(run, folder / MEASUREMENTS, run_options))
+            print_lines(collection.commands(run) if collect else ())
             return
         checked_folder(folder)
         folder.mkdir(parents=True, exist_ok=True)
         measure(run, folder / MEASUREMENTS, run_options, note)
+        if collect:
+            failed = collection.record(run)
+            profiles = folder / PROFILES if (folder / PROFILES / INDEX).is_file() else None
     if part is RunOrReport.RUN:
         print_lines([str(folder / MEASUREMENTS)])
-        return
-    _report(folder, profiles, policy)
+    else:
+        _report(folder, profiles, policy)
+    if failed:
+        complain(f"not recorded: {', '.join(failed)}")
+        raise typer.Exit(GATE_FAILED)
 
 
 def _report(folder: Path, profiles: Path | None, policy: Path | None) -> None:

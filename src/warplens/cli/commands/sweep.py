@@ -27,6 +27,7 @@ from warplens.studies.runner.commandsweep import (
     one_process,
 )
 from warplens.studies.runner.engine import RunOptions, measure, preview
+from warplens.studies.runner.phases import INDEX
 from warplens.studies.sweeps.reading import same, side_of, sweep_of
 from warplens.studies.sweeps.regimes import cell_key
 
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
 
 
 #: Which profile in a folder is of which cell: file name → settings. Without it, names of files say so.
-_INDEX: Final = "profiles.json"
 
 #: Suffixes of profiles, which are no part of a setting.
 #: How reports of hardware counters are called beside traces of the same cells.
@@ -133,7 +133,7 @@ def listed_profiles(folder: Path) -> Iterator[tuple[Path, dict[str, str]]]:
     """Profiles with the settings that the index, or their names, give them."""
     if not folder.is_dir():
         raise UnreadableInputError(folder, "it is not a folder", "Give the folder with profiles of the cells")
-    index = folder / _INDEX
+    index = folder / INDEX
     if index.is_file():
         try:
             listed = orjson.loads(index.read_bytes())
@@ -147,7 +147,7 @@ def listed_profiles(folder: Path) -> Iterator[tuple[Path, dict[str, str]]]:
         pairs = {name: side_of(_SUFFIXES.sub("", name)) for name in names}
     if not pairs:
         raise UnreadableInputError(
-            folder, "no file in it is named after a cell", f"Name them method=topk,batch=1.nsys-rep, or add {_INDEX}"
+            folder, "no file in it is named after a cell", f"Name them method=topk,batch=1.nsys-rep, or add {INDEX}"
         )
     for name, settings in pairs.items():
         yield folder / Path(name).name, settings

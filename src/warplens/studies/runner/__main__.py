@@ -77,7 +77,19 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("--rounds", type=int)
         command.add_argument("--quick", action="store_true", help="few tiny cells on the CPU")
         _add_common(command)
+        if study.name == "token-reduction":
+            command.add_argument("--collect", action="store_true", help="after the times record timelines and counters")
+            command.add_argument("--launches", type=int, metavar="N", help="that ncu profiles of each cell, 0 for all")
+            command.add_argument("--nsys", metavar="PROGRAM")
+            command.add_argument("--ncu", metavar="PROGRAM")
         command.set_defaults(command=_study, study=study)
+    cell = commands.add_parser("cell", help="a few steps of one cell with ranges, for a profiler")
+    cell.add_argument("workload")
+    cell.add_argument("settings", help="as JSON")
+    cell.add_argument("--warmup", type=int, default=3)
+    cell.add_argument("--steps", type=int, default=5)
+    cell.add_argument("--device")
+    cell.set_defaults(command=_cell)
     return parser
 
 
@@ -103,6 +115,26 @@ def _study(options: argparse.Namespace) -> None:
     if not options.dry_run:
         options.output.mkdir(parents=True, exist_ok=True)
     _measure(run, options.output / MEASUREMENTS, options)
+    if not getattr(options, "collect", False):
+        return
+    from warplens.studies.runner.phases import PROFILES, Collection
+
+    folder = options.output / PROFILES
+    collection = Collection(folder, options.nsys, options.ncu, options.launches, options.fresh, _log)
+    if options.dry_run:
+        sys.stdout.write("".join(f"{line}\n" for line in collection.commands(run)))
+    elif failed := collection.record(run):
+        raise WarplensError(f"not recorded: {', '.join(failed)}")
+
+
+def _cell(options: argparse.Namespace) -> None:
+    from warplens.workloads.cells import run_cells
+    from warplens.workloads.ranges import Ranges
+
+    cell = cell_of(workload(options.workload).cell, json.loads(options.settings))
+    plan = Plan.exactly(options.steps, warmup_steps=options.warmup)
+    for record in run_cells(options.workload, [cell], plan=plan, device=options.device, ranges=Ranges(on=True)):
+        _log(f"{record['status']}: {record.get('reason', '')}".rstrip(": "))
 
 
 def _measure(run: CellRun, output: Path, options: argparse.Namespace) -> None:

@@ -234,13 +234,18 @@ def measure(
             if not found.passed:
                 return result("incorrect", found.summary, found)
         timing, peak = _timed(kernel, shape, dtype, causal, mode, device, plan)
-    except BackendRefusedError as error:
-        return result("unsupported", str(error), found)
     except Exception as error:  # a kernel may fail in any way; its row says how, and the table goes on
-        if type(error).__name__ in {"OutOfMemoryError", "MemoryError"}:
-            return result("out-of-memory", _first_line(error), found)
-        return result("failed", f"{type(error).__name__}: {_first_line(error)}", found)
+        return result(*outcome_of(error), found)
     return result("ok", "", found, timing, peak)
+
+
+def outcome_of(error: Exception) -> tuple[Status, str]:
+    """What a kernel that raised this did, and why."""
+    if isinstance(error, BackendRefusedError):
+        return "unsupported", str(error)
+    if type(error).__name__ in {"OutOfMemoryError", "MemoryError"}:
+        return "out-of-memory", _first_line(error)
+    return "failed", f"{type(error).__name__}: {_first_line(error)}"
 
 
 def _timed(

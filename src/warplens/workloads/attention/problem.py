@@ -214,6 +214,23 @@ class Check:
         return text if worst.finite else f"{worst.tensor} holds NaN or infinity"
 
 
+@dataclass(frozen=True)
+class Comparison:
+    """What a kernel computed on the compared heads, and what the formula gives, in its format and in float64.
+
+    Attributes:
+        names: of the tensors: "out", and with gradients "d_q", "d_k", "d_v".
+        computed, trusted, exact: each tensor, [heads, seq_len, head_dim]; the last in float64.
+        errors: of each tensor.
+    """
+
+    names: tuple[str, ...]
+    computed: tuple[torch.Tensor, ...]
+    trusted: tuple[torch.Tensor, ...]
+    exact: tuple[torch.Tensor, ...]
+    errors: tuple[TensorError, ...]
+
+
 def check(
     kernel: AttentionKernel,
     shape: AttentionShape,
@@ -225,7 +242,26 @@ def check(
     reference_device: str | None = None,
     seed: int = 1,
 ) -> Check:
-    """Runs the kernel on fresh random inputs and compares it with float64.
+    """Runs the kernel on fresh random inputs and compares it with float64; arguments as of `compared`."""
+    found = compared(
+        kernel, shape, dtype, causal=causal, mode=mode, device=device, reference_device=reference_device, seed=seed
+    )
+    heads, passed = len(found.computed[0]), all(error.passed for error in found.errors)
+    return Check(passed, found.errors, heads, reference_device or device)
+
+
+def compared(
+    kernel: AttentionKernel,
+    shape: AttentionShape,
+    dtype: str,
+    *,
+    causal: bool,
+    mode: Mode = "both",
+    device: str = "cuda",
+    reference_device: str | None = None,
+    seed: int = 1,
+) -> Comparison:
+    """Runs the kernel on fresh random inputs, and the formula in its format and in float64 on the same heads.
 
     Args:
         kernel: what to check.
@@ -258,15 +294,14 @@ def check(
         scale=shape.scale,
         d_out=few_d_out.to(exact_device) if few_d_out is not None else None,
     )
-    exact_tensors = [tensor for tensor in (exact.out, exact.d_q, exact.d_k, exact.d_v) if tensor is not None]
-    trusted = _trusted(few, causal, few_d_out)
+    exact_tensors = tuple(tensor for tensor in (exact.out, exact.d_q, exact.d_k, exact.d_v) if tensor is not None)
+    trusted, computed = _trusted(few, causal, few_d_out), tuple(_heads(tensor, picked) for tensor in results)
+    names = ("out", "d_q", "d_k", "d_v")[: len(computed)]
     errors = tuple(
-        _compare(name, _heads(tensor, picked), close, target, is_finite, ERROR_FLOORS[dtype])
-        for name, tensor, close, target, is_finite in zip(
-            ("out", "d_q", "d_k", "d_v"), results, trusted, exact_tensors, finite, strict=False
-        )
+        _compare(*tensors, ERROR_FLOORS[dtype])
+        for tensors in zip(names, computed, trusted, exact_tensors, finite, strict=True)
     )
-    return Check(all(error.passed for error in errors), errors, len(picked), exact_device)
+    return Comparison(names, computed, tuple(trusted), exact_tensors, errors)
 
 
 def _heads(tensor: torch.Tensor, picked: list[int]) -> torch.Tensor:
