@@ -179,3 +179,16 @@ def test_a_cluster_that_is_lost_is_one_line(
     said = {"workers": "has had no worker", "scheduler": f"the Dask scheduler at {address} was lost"}[lost]
     assert said in run.err
     assert len(run.err.splitlines()) == 1
+
+
+def test_of_more_ranks_than_a_page_holds_the_late_one_and_the_first_are_told_in_full(
+    warplens: Callable[..., Run], run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("warplens.cli.commands.report._IN_FULL", 2)
+    told = warplens("report", run_folder, "-f", "json")
+    data = json.loads(told.out)["data"]
+    assert [profile["source"] for profile in data["profiles"]] == ["rank0.json.gz", f"rank{SLOW_RANK}.json.gz"]
+    assert len(data["run"]["ranks"]) == RANKS
+    assert "2 of 3 files are told one by one" in told.err
+    warplens("report", run_folder, "-o", tmp_path, "-f", "md")
+    assert "Of 3 ranks 2 stand here" in (tmp_path / "report.md").read_text("utf-8")

@@ -34,7 +34,7 @@ class RunDiagnosis:
         findings: what ranks cost each other, the worst first; led by the verdict of most ranks where that costs more.
         ranks: the diagnosis of each rank by itself.
         run: the ranks side by side.
-        origin: for each rank the number of its file, in the order given, and its place among the ranks of that.
+        origin: for each rank whose file is told by itself the number of that, and its place among the ranks of it.
     """
 
     verdict: str

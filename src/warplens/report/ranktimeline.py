@@ -82,7 +82,7 @@ def _blocks(found: RunDiagnosis, profiles: Sequence[Numbers]) -> Iterator[Block]
         rows=tuple(_worst_waits(result, view)),
     )
     left_out = len(found.ranks) - _DRAWN
-    more = f" Of {len(found.ranks)} ranks the first {_DRAWN} are drawn." if left_out > 0 else ""
+    more = f" Of {len(found.ranks)} ranks {_DRAWN} are drawn." if left_out > 0 else ""
     yield quiet(
         f"Clocks: {clock_sentence(result)}.{more} Host threads are in the timeline of each rank. Times count from the "
         "first event of all."
@@ -126,7 +126,8 @@ def _shifts(found: RunDiagnosis) -> dict[int, _Shift]:
         common = result.alignment.start[first : first + len(own)]
         first += len(own)
         at, place = np.unique(own, return_index=True)
-        shifts.setdefault(found.origin[rank][0], _Shift(at, (common - own)[place]))
+        if rank in found.origin:
+            shifts.setdefault(found.origin[rank][0], _Shift(at, (common - own)[place]))
     return shifts
 
 

@@ -20,6 +20,7 @@ from warplens.cli.commands.report import (
     examined,
     read_all,
     run_in,
+    told_in_full,
     write_counter_reports,
     write_grid,
     write_overview,
@@ -229,6 +230,7 @@ def _reports(reading: Reading, folder: Path, found: Sequence[Diagnosis], run: Ru
     """The report on the profiles, on their grid, and on counters, as HTML."""
     written: list[Path] = []
     numbers: list[Numbers] = []
+    reading, run = told_in_full(reading, run)
     if reading.profiles.timelines:
         numbers = examined(reading, found)
         written += write_overview(numbers, folder, ["html"], run)

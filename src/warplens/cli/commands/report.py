@@ -20,7 +20,7 @@ from warplens.cli.answer import (
     print_json,
     print_lines,
 )
-from warplens.cli.edge import UNUSABLE, answering, complain, one_line, progress, reuse_freed_memory
+from warplens.cli.edge import UNUSABLE, answering, complain, note, one_line, progress, reuse_freed_memory
 from warplens.cli.memory import REPORT_BYTES, refuse_too_large
 from warplens.cli.options import (
     RangeOption,
@@ -113,6 +113,7 @@ def report(
     folder = DEFAULT_FOLDER if to_stdout else checked_folder(output or DEFAULT_FOLDER)
     reading = read_all(paths, window, range_name, grid)
     run = run_in(reading) if range_name is None else None
+    reading, run = told_in_full(reading, run)
     if to_stdout:
         print_json(_json(reading, run))
     else:
@@ -325,6 +326,39 @@ def run_in(reading: Reading) -> RunDiagnosis | None:
 
     with progress("looking for ranks of one run"):
         return one_run(reading.profiles.timelines, reading.window)
+
+
+#: Files of a run that are reported on one by one. Analysing and drawing one takes some tenths of a second, and a page
+#: that holds more can hardly be opened.
+_IN_FULL: Final = 32
+
+
+def told_in_full(reading: Reading, run: RunDiagnosis | None) -> tuple[Reading, RunDiagnosis | None]:
+    """Of a run of very many files those that are told one by one: the late rank, and those of the lowest numbers.
+
+    What the ranks cost each other, and the row of each, rests on all of them; a note says which are left out.
+    """
+    if run is None or len(reading.profiles.timelines) <= _IN_FULL:
+        return reading, run
+    from warplens.analysis.ranks.balance import straggler
+
+    late = straggler(run.run.result.waits)
+    ranks = sorted(run.origin, key=lambda rank: (rank != late, rank))
+    kept = sorted(dict.fromkeys(run.origin[rank][0] for rank in ranks[:_IN_FULL]))
+    places = {file: place for place, file in enumerate(kept)}
+    profiles = reading.profiles
+    note(
+        f"{len(kept)} of {len(profiles.timelines)} files are told one by one: the late rank's and those of the lowest "
+        "ranks; what is said of the run rests on all. Report on fewer files for others."
+    )
+    shown = replace(
+        profiles,
+        paths=tuple(profiles.paths[file] for file in kept),
+        timelines=tuple(profiles.timelines[file] for file in kept),
+    )
+    origin = {rank: (places[file], place) for rank, (file, place) in run.origin.items() if file in places}
+    joined = tuple(reading.joined[file] for file in kept) if reading.joined else ()
+    return replace(reading, profiles=shown, joined=joined), replace(run, origin=origin)
 
 
 def _json(reading: Reading, run: RunDiagnosis | None) -> bytes:

@@ -304,7 +304,7 @@ def report_document(profiles: Sequence[Numbers], run: RunDiagnosis | None = None
             Section(
                 "comparison",
                 "All profiles",
-                (comparison_table(profiles),),
+                (*(() if run is None else _not_told(run)), comparison_table(profiles)),
                 (Section("figures", "Key figures of each", (figures_table(profiles),), folded=True),),
             ),
         ),
@@ -325,6 +325,14 @@ def overview_document(numbers: Numbers, part: str = "") -> Document:
     return Document(
         numbers.capture.source, answer(numbers), sections(_ROOMS, numbers, at), _meta(numbers), shown, id=part
     )
+
+
+def _not_told(run: RunDiagnosis) -> Iterator[Block]:
+    if left := len(run.ranks) - len(run.origin):
+        yield Paragraph(
+            f"Of {len(run.ranks):,} ranks {len(run.origin)} stand here, the late one and those of the lowest numbers; "
+            f"{left:,} have their rows above only. A report on fewer files tells others in full."
+        )
 
 
 def _run_rooms(run: RunDiagnosis, profiles: Sequence[Numbers]) -> Iterator[Section]:
