@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -49,6 +49,23 @@ def unfinished(target: Path) -> Iterator[Path]:
         raise
     finally:
         partial.unlink(missing_ok=True)
+
+
+@contextmanager
+def made(*folders: Path) -> Iterator[None]:
+    """Makes folders, with those above them; whatever fails meanwhile, of those that it made no empty one is left."""
+    new: list[Path] = []
+    for folder in folders:
+        missing = [each for each in (folder, *folder.parents) if not each.exists()]
+        folder.mkdir(parents=True, exist_ok=True)
+        new = [*missing, *new]
+    try:
+        yield
+    except BaseException:
+        for folder in new:
+            with suppress(OSError):  # there is something in it
+                folder.rmdir()
+        raise
 
 
 def write_whole(target: Path, content: str | bytes) -> None:

@@ -398,6 +398,7 @@ def test_a_process_that_may_have_little_answers_or_says_so(
 
     assert done.returncode in (DONE, UNUSABLE)
     assert done.stderr.count("\n") == (done.returncode == UNUSABLE)
+    assert done.returncode == DONE or not (tmp_path / "out").exists()  # nothing half-done is left
     assert "damaged" not in done.stderr  # the file is sound
     assert [path.name for path in tmp_path.rglob("*") if path.name.endswith((".partial", ".copy"))] == [
         "out.copy" for _ in range(done.returncode == DONE and "scrub" in command)

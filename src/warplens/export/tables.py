@@ -25,7 +25,7 @@ from warplens.profile.schema import name_categories
 from warplens.profile.tables import TABLES
 from warplens.profile.trace import Capture, Trace
 from warplens.secrets import Cleaner, Secrets, without_values
-from warplens.writing import harmless, unfinished, write_whole
+from warplens.writing import harmless, made, unfinished, write_whole
 
 #: Columns of names that compilers wrote; in tables of other things, people may have.
 _COMPILED: Final = frozenset(
@@ -138,21 +138,21 @@ def write_tables(tables: Mapping[str, pl.DataFrame], capture: Capture | None, fo
         folder: where to; it is created, and files of these names are replaced.
         form: one of `TABLE_FORMATS`.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    written = []
-    for name, frame in tables.items():
-        path = folder / f"{name}.{form}"
-        with unfinished(path) as partial:
-            TABLE_FORMATS[form](_plain(frame), partial)
-        written.append(path)
-    if capture is not None:
-        path = folder / "capture.json"
-        known = asdict(capture) | {"recorder": capture.tool, "recorded": sorted(capture.recorded)}
-        facts = {"tool" if name == "recorder" else name: fact for name, fact in known.items()}
-        facts["warplens"] = __version__
-        write_whole(path, orjson.dumps(facts, option=orjson.OPT_INDENT_2) + b"\n")
-        written.append(path)
-    return written
+    with made(folder):
+        written = []
+        for name, frame in tables.items():
+            path = folder / f"{name}.{form}"
+            with unfinished(path) as partial:
+                TABLE_FORMATS[form](_plain(frame), partial)
+            written.append(path)
+        if capture is not None:
+            path = folder / "capture.json"
+            known = asdict(capture) | {"recorder": capture.tool, "recorded": sorted(capture.recorded)}
+            facts = {"tool" if name == "recorder" else name: fact for name, fact in known.items()}
+            facts["warplens"] = __version__
+            write_whole(path, orjson.dumps(facts, option=orjson.OPT_INDENT_2) + b"\n")
+            written.append(path)
+        return written
 
 
 def _plain(frame: pl.DataFrame) -> pl.DataFrame:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 from warplens.errors import UsageError
 from warplens.report.jsonout import envelope
 from warplens.report.overview.numbers import examine, overview_data
-from warplens.writing import write_whole
+from warplens.writing import made, write_whole
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
     from pathlib import Path
 
     from warplens.analysis.timeline import Timeline
@@ -120,27 +120,31 @@ def write_document(
     Returns:
         The files to open.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    written = []
+    folders = (folder, folder / "images") if document is not None and "md" in formats else (folder,)
+    with made(*folders):
+        return list(_written(document, folder, formats, name, data))
+
+
+def _written(
+    document: Document | None, folder: Path, formats: Collection[str], name: str, data: Callable[[], bytes] | None
+) -> Iterator[Path]:
     if document is not None and "html" in formats:
         from warplens.report.html import render_html
 
         page = folder / f"{name}.html"
         write_whole(page, render_html(document))
-        written.append(page)
+        yield page
     if document is not None and "md" in formats:
         from warplens.report.markdown import render_markdown
 
-        (folder / "images").mkdir(exist_ok=True)
         # Two documents in one folder share the folder of images; their figures may have the same ids.
         addresses = {figure.id: f"images/{name}-{figure.id}.svg" for figure in document.figures()}
         for figure in document.figures():
             write_whole(folder / addresses[figure.id], figure.chart.svg(figure.alt))
         text = folder / f"{name}.md"
         write_whole(text, render_markdown(document, lambda figure: addresses[figure.id]))
-        written.append(text)
+        yield text
     if "json" in formats and data is not None:
         path = folder / f"{name}.json"
         write_whole(path, data())
-        written.append(path)
-    return written
+        yield path

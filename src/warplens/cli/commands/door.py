@@ -32,6 +32,7 @@ from warplens.readers import holds_measurements
 from warplens.readers.shipped import PREFIX, shipped
 from warplens.report.brief import Line, brief, brief_table
 from warplens.report.terminal import print_brief, print_table
+from warplens.writing import made
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -191,7 +192,10 @@ def _on_two(profiles: Profiles, window: str, range_name: str | None, folder: Pat
     command = f"warplens compare {' '.join(map(typed, profiles.paths))}"
     lines.append(Line("next", "", "quiet", (f"{command}  # the difference, part by part and kernel by kernel",)))
     print_brief_lines(lines)
-    return [found.save(_made(folder) / "compare.html")] if folder is not None else []
+    if folder is None:
+        return []
+    with made(folder):
+        return [found.save(folder / "compare.html")]
 
 
 def _on_run(run: RunDiagnosis, paths: Sequence[Path]) -> None:
@@ -239,11 +243,6 @@ def _reports(reading: Reading, folder: Path, found: Sequence[Diagnosis], run: Ru
     if reading.counters:
         written += write_counter_reports(reading.counters, reading.joined, folder, ["html"])
     return written
-
-
-def _made(folder: Path) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
 
 
 def _for_programs(paths: Sequence[Path], window: str, range_name: str | None, form: Format) -> None:
