@@ -44,6 +44,9 @@ MARKS: Final = {
     "adding-rows": r"indexFunc|index_add|index_put|index_copy|scatter|indexing_backward",
     "embedding-gradient": r"(?i)embedding\w*(?:backward|grad)|compute_grad_weight|sum_and_scatter",
     "filling": r"FillFunctor",
+    "choosing": r"where_kernel_impl",
+    # From 32 bits to 16: what autocast does with weights and inputs.
+    "narrowing": r"(?<!\w)b?float16_copy_kernel",
     "selecting": r"DeviceSelect|nonzero|flagged_select",
     "generated": r"^triton_",
     "vector-product": r"(?i)gemv|split_?kreduce|dot_kernel|nvjet_\w+?_(?:\d+x(?:8|16)|(?:8|16)x\d+)_|gemmSN|gemmk1",

@@ -259,15 +259,29 @@ class TensorCompute(Rule):
         )
 
 
-def tensor_core_factor(device: Device | None) -> float:
-    """How much faster a product can get on this GPU's tensor cores than in fp32 beside them, at most: by its peaks."""
+def tensor_core_factor(device: Device | None, wide: str = "fp32") -> float:
+    """How much faster a product can get in narrower formats on this GPU's tensor cores, at most: by its peaks.
+
+    Args:
+        device: the GPU.
+        wide: what it is in: `fp32` beside the tensor cores, or `fp64-tensor`, which is that of the vector units where
+            there are no such tensor cores.
+    """
     peaks = peaks_of(device)
-    vector = peaks.flops_per_s.get("fp32") if peaks is not None else None
+    rates = peaks.flops_per_s if peaks is not None else {}
+    vector = rates.get(wide) or rates.get("fp64" if wide == "fp64-tensor" else wide)
     if peaks is None or not vector:
         return _LEAST_FACTOR
     narrower = [peaks.flops_per_s[name] for name in _NARROWER if name in peaks.flops_per_s]
     return max([rate / vector for rate in narrower], default=_LEAST_FACTOR)
 
+
+_NO_DOUBLES: Final = Remedy(
+    "Compute in float32 or less",
+    "model.float(); x = torch.from_numpy(array).float()  # NumPy's floats are float64\n"
+    "torch.set_float32_matmul_precision('high')",
+    "half of the traffic, and products on tensor cores in TF32",
+)
 
 #: What to compute in: TF32 and bfloat16 came with compute capability 8.0, fp16 on tensor cores with 7.0.
 _NARROWER_REMEDIES: Final = {
@@ -297,9 +311,28 @@ _NARROWER_REMEDIES: Final = {
 
 
 def _off_tensor_cores(facts: Facts) -> npt.NDArray[np.bool_]:
-    """Products in fp32 on vector units that tensor cores could do; no depthwise convolutions, which have no product."""
+    """Products in fp32 on vector units that tensor cores could do; no depthwise convolutions, which have no product.
+
+    Those of a network in float64 as well.
+    """
     off: npt.NDArray[np.bool_] = facts.work.select(OFF_TENSOR_CORES).to_series().to_numpy()
-    return off & ~facts.program.marked("depthwise") if has_tensor_cores(facts) else np.zeros_like(off)
+    if not has_tensor_cores(facts):
+        return np.zeros_like(off)
+    return (off | _doubles(facts)) & ~facts.program.marked("depthwise")
+
+
+def _doubles(facts: Facts) -> npt.NDArray[np.bool_]:
+    """Products in float64 of a neural network, which hardly ever needs it: of what has an optimizer, or softmax or norms.
+
+    Solvers and simulations multiply matrices in float64 because they have to: theirs are left alone.
+    """
+    work = (facts.whole or facts).work
+    products = (facts.work["label"].is_in(PRODUCTS) & (facts.work["precision"] == "fp64")).fill_null(value=False)
+    of_network = pl.col("label").is_in(["normalization", "softmax"]) & (pl.col("precision") == "fp64")
+    of_network = of_network | (pl.col("label") == "optimizer") | (pl.col("phase") == "optimizer")
+    is_network = work.select(of_network.any()).item()
+    found: npt.NDArray[np.bool_] = (products & bool(is_network)).to_numpy()
+    return found
 
 
 def _capability(facts: Facts) -> tuple[int, int]:
@@ -318,19 +351,20 @@ class Precision(Rule):
     cause = "matrix products off the tensor cores"
     raised_when = "it costs 2 %, and the GPU has tensor cores"
     claimed = (
-        "the time that fp32 products on vector units would save at 0.55 of the ratio of the peaks; the "
-        "passes between them stay"
+        "the time that fp32 products on vector units, and float64 products of a program with norms, softmax or an "
+        "optimizer, would save at 0.55 of the ratio of the peaks; the passes between them stay"
     )
     headline = "Limited by matrix products off the tensor cores: TF32 or bfloat16 could save {share} of the time"
     older_headline = "Limited by matrix products off the tensor cores: fp16 could save {share} of the time"
     title = "Matrix products run in fp32, off the tensor cores"
+    doubles_title: ClassVar = "A network computes in float64"
     evidence: ClassVar = {
         "claimed_share": "everything that it claims, of the window",
         "off_tensor_cores_ns": "products off the tensor cores",
         "off_tensor_cores_share": "of the window",
         "of_products_share": "of all products",
         "products_share": "of the window",
-        "peak_ratio_factor": "peak of the fastest narrower format over that of fp32",
+        "peak_ratio_factor": "peak of the fastest narrower format over that of fp32, or of float64",
         **GPU_BUSY_SHARE,
     }
     refutation = (
@@ -346,13 +380,17 @@ class Precision(Rule):
 
     def headline_of(self, finding: Finding) -> str:
         """Before compute capability 8.0, tensor cores take fp16 alone."""
-        return self.older_headline if finding.remedies == _NARROWER_REMEDIES["older"] else self.headline
+        return self.older_headline if finding.remedies[-1:] == _NARROWER_REMEDIES["older"] else self.headline
 
     def claim(self, facts: Facts) -> Floats | None:
         """Of products on vector units, what the fastest narrower format could save."""
         off = _off_tensor_cores(facts)
-        factor = min((tensor_core_factor(device) for device in facts.devices), default=_LEAST_FACTOR)
-        return np.where(off, 1 - 1 / max(self.reached_share * factor, 1.0), 0.0)
+        doubles = _doubles(facts)
+        share = np.zeros(len(off))
+        for which, wide in ((off & ~doubles, "fp32"), (off & doubles, "fp64-tensor")):
+            factor = min((tensor_core_factor(device, wide) for device in facts.devices), default=_LEAST_FACTOR)
+            share[which] = 1 - 1 / max(self.reached_share * factor, 1.0)
+        return share
 
     def find(self, facts: Facts, claims: Claims) -> Finding | None:
         """The finding, if the window has it."""
@@ -364,10 +402,14 @@ class Precision(Rule):
         wide = int(facts.program.own_ns[off].sum())
         passes = facts.own_ns(pl.col("label").is_in(PASSES))
         newer = _capability(facts) >= (8, 0)
-        factor = min((tensor_core_factor(device) for device in facts.devices), default=None)
+        doubles = _doubles(facts) & off
+        mostly = int(facts.program.own_ns[doubles].sum()) > wide / 2
+        peak = "fp64-tensor" if mostly else "fp32"
+        factor = min((tensor_core_factor(device, peak) for device in facts.devices), default=None)
         return self.raised(
             facts,
             claimed,
+            title=self.doubles_title if mostly else "",
             confidence="high" if factor is not None and wide > facts.thresholds.dominant_share * products else "medium",
             evidence={
                 "claimed_share": claimed / facts.wall_ns if facts.wall_ns else None,
@@ -379,8 +421,12 @@ class Precision(Rule):
                 "gpu_busy_share": facts.busy_share,
             },
             where=kernel_names(facts, claims.of_work(self.id)),
-            remedies=(*_NARROWER_REMEDIES["newer" if newer else "older"],),
-            bound_ns=int(wide * (1 - 0.75 / (factor or _LEAST_FACTOR))) + int(0.6 * passes),
+            remedies=(
+                *((_NO_DOUBLES,) if mostly else ()),
+                *_NARROWER_REMEDIES["newer" if newer else "older"],
+            ),
+            # Passes move two bytes a number where they moved four, or eight.
+            bound_ns=int(wide * (1 - 0.75 / (factor or _LEAST_FACTOR))) + int((0.8 if mostly else 0.6) * passes),
             on_gpu=True,
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, Final
 
@@ -40,16 +41,27 @@ class UnfusedAttention(StructureRule):
     question = "Are the scores of attention written to memory?"
     limiter = "attention that writes its scores to memory"
     cause = "unfused attention: its scores (queries × keys) go through memory between two products"
-    raised_when = "a softmax lies between two matrix products with only passes over memory around it, and it costs 2 %"
-    claimed = "these passes, and the part of the products that write and read the scores that fused attention saves"
+    raised_when = (
+        "a softmax lies between two matrix products with only passes over memory around it, or fused attention gets one "
+        "mask of queries × keys for all sequences and heads; and it costs 2 %"
+    )
+    claimed = (
+        "these passes, and the part of the products that write and read the scores that fused attention saves; of fused "
+        "attention with such a mask, the masked half of the scores and the cost of slower kernels"
+    )
     headline = "Limited by attention that writes its scores to memory: fused attention could save {share} of the time"
+    masked_headline: ClassVar = (
+        "Limited by attention with an explicit mask: skipping the masked scores could save {share} of the time"
+    )
     title = "Attention is not fused: its scores go through memory several times"
+    masked_title: ClassVar = "Fused attention gets an explicit mask: masked scores are computed, in slower kernels"
     evidence: ClassVar = {
         **AFFECTED_NS,
         **AFFECTED_SHARE,
         **SAVED_NS,
         "attentions_per_step": "softmaxes between two products, forward and backward",
         "passes_per_attention_factor": "passes over the scores per attention",
+        "masked_per_step": "kernels of fused attention with one mask of all scores",
         **GPU_BUSY_SHARE,
     }
     refutation = (
@@ -70,9 +82,19 @@ class UnfusedAttention(StructureRule):
         0.9, "Sequence lengths that are not a multiple of 8 slow the products down; fused attention takes any length."
     )
     pass_to_softmax_share = Limit(0.03, "A pass over the scores takes at least this much of the softmax over them.")
+    masked_saved_share = Limit(
+        0.6,
+        "Half of the scores need not be computed where later tokens are hidden, and kernels that read no mask reach "
+        "more of their roof: with a mask 314 TFLOP/s were measured on an H200, by is_causal 480.",
+    )
+    least_mask = Limit(512, "A mask of fewer tokens costs little, and may be anything.")
+
+    def headline_of(self, finding: Finding) -> str:
+        """Whether scores go through memory, or a mask does."""
+        return self.masked_headline if finding.title == self.masked_title else self.headline
 
     def share(self, facts: Facts) -> Floats:
-        """Passes go away whole, products in part."""
+        """Passes go away whole, products in part; of fused attention with a mask of all scores, what that costs."""
         passes, products, _ = self._found(facts)
         share = np.zeros(facts.work.height)
         share[passes] = 1.0
@@ -80,7 +102,39 @@ class UnfusedAttention(StructureRule):
         share[products & facts.program.marked("misaligned")] = self.misaligned_saved_share
         if time_of(facts.program, passes) < self.least_share * facts.wall_ns:
             share[:] = 0.0
+        attention, masks = self._masked(facts)
+        share[attention], share[masks] = self.masked_saved_share, 1.0
         return share
+
+    def _masked(self, facts: Facts) -> tuple[Bools, Bools]:
+        """Fused attention with one mask of all scores for every sequence and head, and passes that make numbers of it.
+
+        Such a mask hides later or far tokens: what belongs to one sequence differs between sequences, and what belongs
+        to one head is a bias. Shapes tell, else the pass over booleans right before the kernel, by its size.
+        """
+        program = facts.program
+        attention = program.labelled("attention")
+        nothing = np.zeros_like(attention)
+        order, least = program.order, int(self.least_mask)
+        at = np.flatnonzero(attention[order])
+        at = at[(at > 1) & ~program.breaks[at]]
+        # A short fill may stand in front of the kernel.
+        before = order[np.where(program.is_kernel[order[at - 1]], at - 1, at - 2)]
+        making = program.marked("choosing")[before] & program.labelled(*PASSES)[before]
+        shapes = program.shapes()
+        if shapes.null_count() == shapes.len():
+            # Four numbers a thread; a square of them is one mask.
+            sides = np.sqrt(np.nan_to_num(program.threads[before]) * 4)
+            told = making & (sides >= least) & (sides == np.round(sides))
+        else:
+            texts = shapes.filter(pl.Series(attention)).drop_nulls().unique().to_list()
+            masked = {text for text in texts if _mask_of_all(text) >= least}
+            told = shapes.is_in(list(masked)).fill_null(value=False).to_numpy()[order[at]]
+        if told.sum() < len(at) / 2 or not told.any():
+            return nothing, nothing
+        masks = nothing.copy()
+        masks[before[told & making]] = True
+        return attention, masks
 
     def _found(self, facts: Facts) -> tuple[Bools, Bools, int]:
         """Which pieces are passes over scores, which products write or read them, and how many softmaxes there are."""
@@ -123,6 +177,18 @@ class UnfusedAttention(StructureRule):
         if not claims.busy_ns(self.id):
             return None
         passes, products, count = self._found(facts)
+        attention, masks = self._masked(facts)
+        if attention.any() and not count:
+            return self.seen(
+                facts,
+                claims,
+                title=self.masked_title,
+                confidence="medium",
+                evidence={"masked_per_step": int(attention.sum()) / facts.steps},
+                # Sparse masks (a window) leave less than half of the scores.
+                bound_ns=int(0.9 * time_of(facts.program, attention)) + time_of(facts.program, masks),
+                remedies=_UNMASKED,
+            )
         return self.seen(
             facts,
             claims,
@@ -150,6 +216,33 @@ class UnfusedAttention(StructureRule):
                 ),
             ),
         )
+
+
+#: Where fused attention is told by a mask what is hidden.
+_UNMASKED: Final = (
+    Remedy(
+        "Say what is hidden instead of passing a mask",
+        "y = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)  # attn_mask=None\n"
+        "# transformers: no attention_mask where no text is padded",
+        "hidden scores are not computed, and the fastest kernels can be used",
+    ),
+    Remedy(
+        "Describe another pattern as blocks",
+        "mask = create_block_mask(lambda b, h, q, k: (q >= k) & (q - k < 1024), None, None, S, S)\n"
+        "y = torch.compile(flex_attention)(q, k, v, block_mask=mask)  # torch.nn.attention.flex_attention\n"
+        "# several texts in one row: flash_attn_varlen_func",
+        "hidden blocks are skipped",
+    ),
+)
+
+
+def _mask_of_all(shapes: str) -> int:
+    """Tokens on a side of a mask that all sequences and heads share, among the inputs of an attention; 0 for none."""
+    tensors = [shape for shape in json.loads(shapes) if isinstance(shape, list) and len(shape) >= 2]
+    tensors = [shape for shape in tensors if all(isinstance(size, int) for size in shape)]
+    square = [shape[-1] for shape in tensors if shape[-1] == shape[-2] and math.prod(shape[:-2]) == 1]
+    # The operators of the backward pass, and of some kernels, give it as they expand it.
+    return max(square, default=0)
 
 
 class MisalignedShape(StructureRule):
@@ -480,9 +573,12 @@ class WeightBound(StructureRule):
 
 def _rows(shapes: str) -> int:
     """Rows of a product's left operand, by the shapes of its inputs; 0 where they do not tell."""
-    matrices = [shape for shape in json.loads(shapes) if isinstance(shape, list) and len(shape) >= 2]
-    matrices = [shape for shape in matrices if all(isinstance(size, int) for size in shape)]
+    tensors = [shape for shape in json.loads(shapes) if isinstance(shape, list) and shape]
+    tensors = [shape for shape in tensors if all(isinstance(size, int) for size in shape)]
+    matrices = [shape for shape in tensors if len(shape) >= 2]
     if len(matrices) < 2:
-        return 0
+        vectors = [shape for shape in tensors if len(shape) == 1]
+        # A matrix and a vector as long as its rows.
+        return int(len(matrices) == 1 and any(vector[0] == matrices[0][-1] for vector in vectors))
     left, right = matrices[-2:]
     return int(min(np.prod(left[:-1]), np.prod(right[:-1]), right[-1])) if len(left) == len(right) == 2 else 0

@@ -34,8 +34,18 @@ class UnfusedChain(StructureRule):
     question = "Do norms, activations, casts and losses make a separate pass over memory for each operation?"
     limiter = "chains of passes over memory that could be one"
     cause = "norms, rotary embeddings, activations, losses and casts in separate passes"
-    raised_when = "chains of passes over memory lie between matrix products, and it costs 2 %. A warning from 1.10×"
-    claimed = "each chain of kernels that move data, less the time of one fused pass; a smaller part in training"
+    raised_when = (
+        "chains of passes over memory lie between matrix products, or weights are cast to 16 bits before products "
+        "without training; and it costs 2 %. A warning from 1.10×"
+    )
+    claimed = (
+        "each chain of kernels that move data, less the time of one fused pass; a smaller part in training; casts before "
+        "products whole"
+    )
+    casts_title: ClassVar = "Weights are cast to 16 bits before each product, every time"
+    casts_headline: ClassVar = (
+        "Limited by casts of weights: keeping them in 16 bits could save {share} of the time"
+    )
     headline = "Limited by chains of passes over memory: fusing each into one pass could save {share} of the time"
     evidence: ClassVar = {
         **AFFECTED_NS,
@@ -68,14 +78,22 @@ class UnfusedChain(StructureRule):
         "Share of a chain's time beyond its longest pass that is saved: fused kernels still read the inputs, "
         "write the results of each product, and write what the backward pass needs.",
     )
+    least_casts_share = Limit(
+        0.1, "Inputs are cast in a few percent of the time; weights that are cast each time are read and written anew."
+    )
+    cast_operands = Limit(3, "A product has two operands and a bias.")
     inference_saved_share = Limit(
         0.9, "The same without a backward pass: nothing in the middle of a chain has to be written."
     )
 
+    def headline_of(self, finding: Finding) -> str:
+        """Whether most are casts."""
+        return self.casts_headline if finding.title == self.casts_title else self.headline
+
     def share(self, facts: Facts) -> Floats:
         """Of each chain, all but its longest pass, to the part that is expected."""
         program = facts.program
-        share = np.zeros(facts.work.height)
+        share = self._casts(facts).astype(np.float64)
         if time_of(program, program.labelled(*PRODUCTS)) < self.least_products_share * facts.wall_ns:
             return share
         passes = self._passes(facts)
@@ -88,14 +106,37 @@ class UnfusedChain(StructureRule):
         if int((before[ends] - before[begins])[long].sum()) < self.least_share * facts.busy_ns:
             return share
         trains = program.marked("backward").any() or (facts.work["phase"] == "backward").any()
-        share[passes] = self.saved_share if trains else self.inference_saved_share
+        share[passes] = np.maximum(share[passes], self.saved_share if trains else self.inference_saved_share)
         # Of each chain the longest pass, the first of equals.
         inside = np.flatnonzero(passes[program.order])
         chain = np.repeat(np.arange(len(begins)), ends - begins)
         order = np.lexsort((-own[inside], chain))
         firsts = np.r_[True, chain[1:] != chain[:-1]]
-        share[program.order[inside[order[firsts]]]] = self.longest_saved_share
+        longest = program.order[inside[order[firsts]]]
+        longest = longest[~self._casts(facts)[longest]]
+        share[longest] = self.longest_saved_share
         return share
+
+    def _casts(self, facts: Facts) -> Bools:
+        """Casts to 16 bits right before products, in a program that does not train: autocast makes them every time."""
+        if "casts-before-products" in facts.cache:
+            known: Bools = facts.cache["casts-before-products"]
+            return known
+        program, whole = facts.program, facts.whole or facts
+        found = np.zeros(facts.work.height, dtype=np.bool_)
+        phases = whole.work["phase"].is_in(["backward", "optimizer"]).any()
+        if not (phases or whole.program.marked("backward").any() or whole.program.labelled("optimizer").any()):
+            casts = program.marked("narrowing")
+            order, products = program.order, program.labelled(*PRODUCTS)
+            begins, ends = program.edges(casts)
+            inside = np.minimum(ends, len(order) - 1)
+            before = (ends < len(order)) & products[order[inside]] & ~program.breaks[inside]
+            for begin, end in zip(begins[before].tolist(), ends[before].tolist(), strict=True):
+                found[order[max(begin, end - int(self.cast_operands)) : end]] = True
+            if time_of(program, found) < self.least_casts_share * facts.busy_ns:
+                found[:] = False
+        facts.cache["casts-before-products"] = found
+        return found
 
     def _passes(self, facts: Facts) -> Bools:
         program = facts.program
@@ -110,23 +151,29 @@ class UnfusedChain(StructureRule):
             return None
         program = facts.program
         least = int(self.least_passes)
-        chains = [chain for chain in program.runs(self._passes(facts), (mine, 1)) if len(chain) >= least]
-        members = np.zeros(len(mine), dtype=np.bool_)
-        members[np.concatenate(chains)] = True
+        cast = self._casts(facts)
+        casting = time_of(program, mine & cast) > time_of(program, mine) / 2
+        chains = [chain for chain in program.runs(self._passes(facts), (mine & ~cast, 1)) if len(chain) >= least]
+        members = mine.copy()
+        if chains:
+            members[np.concatenate(chains)] = True
         casts = time_of(program, members & program.labelled("copy-cast")) / max(time_of(program, members), 1)
         kinds = _kinds(facts, members)
         return self.seen(
             facts,
             claims,
-            title=f"{kinds} make a separate pass over memory for each operation",
+            title=self.casts_title if casting else f"{kinds} make a separate pass over memory for each operation",
             confidence="medium",
             evidence={
                 "chains_per_step": len(chains) / facts.steps,
-                "passes_per_chain_factor": int(members.sum()) / len(chains),
+                "passes_per_chain_factor": int(members.sum()) / len(chains) if chains else None,
                 "casts_share": casts,
             },
             bound_ns=int(0.95 * time_of(program, program.labelled(*PASSES))),
+            # Casts that are not made are not launched either.
+            replayed=facts.replayed(time=self.share(facts), calls=cast.astype(np.float64)) if casting else None,
             remedies=(
+                *(_NARROW_WEIGHTS if cast.any() else ()),
                 Remedy(
                     "Compile the blocks",
                     "for block in model.layers: block.compile()\n# or model = torch.compile(model)",
@@ -147,6 +194,16 @@ class UnfusedChain(StructureRule):
             ),
         )
 
+
+#: Where weights are kept in 32 bits and used in 16.
+_NARROW_WEIGHTS: Final = (
+    Remedy(
+        "Keep the weights as they are used",
+        "model = model.to(torch.bfloat16)  # inference needs no autocast then\n"
+        "# transformers: from_pretrained(…, dtype=torch.bfloat16)",
+        "no weight is read in 32 bits, written in 16 and read again for each product",
+    ),
+)
 
 #: What kernels of these names are parts of, in words; the first that holds.
 _KINDS: Final = (
