@@ -42,6 +42,11 @@ MARKS: Final = {
     "fused-optimizer": r"FusedOptimizer|FusedAdam|FusedSgd|fused_adam|fused_sgd",
     "depthwise": r"(?i)depthwise|dgrad2d_grouped|grouped_direct|conv2d_c1_k1|dw_conv",
     "adding-rows": r"indexFunc|index_add|index_put|index_copy|scatter|indexing_backward",
+    # Whether any number of a tensor is what one looks for.
+    "any-of": r"or_kernel_cuda",
+    # Rows that are added in the order of their sorted indices, and what prepares these: checks, sorts, arithmetic.
+    "sorted-adding": r"indexing_backward_kernel",
+    "on-indices": r"RadixSort|DeviceScan|_assert_async|arange_cuda_out|[<(, ]long(?: long)?[>,]",
     "embedding-gradient": r"(?i)embedding\w*(?:backward|grad)|compute_grad_weight|sum_and_scatter",
     "filling": r"FillFunctor",
     "choosing": r"where_kernel_impl",

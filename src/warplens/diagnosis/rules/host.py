@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, Final
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 
 from warplens.analysis.frames import number
@@ -228,6 +229,18 @@ _AT_ONCE: Final = (
 )
 
 
+#: Where each gradient is looked at.
+_NO_CHECKS: Final = (
+    Remedy(
+        "Turn the detection of anomalies off",
+        "torch.autograd.set_detect_anomaly(False)  # Lightning: Trainer(detect_anomaly=False)\n"
+        "# on again for the few steps in which a NaN is looked for\n"
+        "# checks of one's own: look at the loss, or at torch.nn.utils.get_total_norm of all, once a step",
+        GAIN,
+    ),
+)
+
+
 class HostSync(Rule):
     """Pauses that began while the host waited for the GPU, until it had issued the next work.
 
@@ -274,6 +287,8 @@ class HostSync(Rule):
         "Limited by synchronization: {share} of the time goes into loops that read a value back for every item, "
         "and into refilling the GPU's queue"
     )
+    checks_title: ClassVar = "The host reads back whether each tensor holds a NaN, as anomaly detection does"
+    faster_percent = Limit(25, "A quarter of the launches belongs to operators that record no traceback.")
     in_a_row = Limit(8, "Fewer read-backs with next to nothing between them are not a loop.")
     picking = Limit(3, "A loop picks rows by a mask where one read-back in so many follows a selection.")
     between = Limit(16, "What is launched for one item of such a loop; layers of a network have products between.")
@@ -293,14 +308,44 @@ class HostSync(Rule):
             return None
         return np.where(facts.program.gap_next >= 0, loop[facts.program.gap_next], 0.0)
 
+    def _checks(self, facts: Facts) -> npt.NDArray[np.bool_]:
+        """Comparisons of whole tensors whose outcome the host reads: most read-backs, and many a step.
+
+        That is how autograd's detection of anomalies looks for NaN in each gradient. It also notes a traceback for each
+        operator of the forward pass, which no call shows.
+        """
+        program, order = facts.program, facts.program.order
+        found = np.zeros(facts.work.height, dtype=np.bool_)
+        reads = (_all_of(facts, _OVER_LINK & _is_readback(facts)) > 0)[order]
+        at = np.flatnonzero(reads & np.r_[False, program.marked("any-of")[order][:-1]])
+        if len(at) >= self.in_a_row * facts.steps and 2 * len(at) > reads.sum():
+            for before in range(3):
+                found[order[np.maximum(at - before, 0)]] = True
+        return found
+
+    def _undetected(self, facts: Facts, checks: npt.NDArray[np.bool_]) -> Gain | None:
+        """Without these checks and tracebacks: the host issues the rest at the pace of the faster quarter of it."""
+        order = facts.program.order
+        starts = facts.work["launch_start_ns"].fill_null(0).to_numpy()[order]
+        interval = np.r_[0, np.diff(starts)]
+        rest = ~checks[order] & (interval > 0)
+        if not rest.any():
+            return None
+        pace = float(np.percentile(interval[rest], self.faster_percent / 2))
+        calls = checks.astype(np.float64)
+        calls[order[rest]] = np.maximum(1 - pace / interval[rest], 0.0)
+        return facts.replayed("no-synchronization", time=checks.astype(np.float64), calls=calls)
+
     def _loops(self, facts: Facts) -> Floats:
         """Of each piece of work, the share that goes away where a loop reads back once, and not for each item."""
         known: Floats | None = facts.cache.get("read-back-loops")
         if known is not None:
             return known
         program = facts.program
-        found = np.zeros(facts.work.height)
+        found = self._checks(facts).astype(np.float64)
         facts.cache["read-back-loops"] = found
+        if found.any():
+            return found
         order = program.order
         reads = (_all_of(facts, _OVER_LINK & _is_readback(facts)) > 0)[order]
         places = np.flatnonzero(reads)
@@ -319,6 +364,8 @@ class HostSync(Rule):
 
     def _replayed(self, facts: Facts) -> Gain | None:
         """Without waits and copies; and without what only finds out how many there are of something."""
+        if (checks := self._checks(facts)).any():
+            return self._undetected(facts, checks)
         loops = self._loops(facts)
         looped = loops > 0
         reads = np.where(facts.program.is_kernel, 0.0, loops)
@@ -336,11 +383,11 @@ class HostSync(Rule):
         claimed = claims.total_ns(self.id)
         waits = facts.host.waits / facts.steps
         whole = facts.phase is None
-        inside = facts.waits_inside
+        inside, checked = facts.waits_inside, bool(self._checks(facts).any())
         return self.raised(
             facts,
             claimed,
-            title=self.looped_title if self._loops(facts).any() else "",
+            title=self.checks_title if checked else self.looped_title if self._loops(facts).any() else "",
             confidence="high" if facts.sure and inside else "medium",
             evidence={
                 **seen_idle(facts, claims, self.id),
@@ -354,7 +401,7 @@ class HostSync(Rule):
             },
             where=range_names(facts, facts.gaps["range"], claims.of_gaps(self.id)),
             remedies=(
-                *(_AT_ONCE if self._loops(facts).any() else ()),
+                *(_NO_CHECKS if checked else _AT_ONCE if self._loops(facts).any() else ()),
                 Remedy(
                     "Read results back less often, or not inside the step",
                     "loss_sum += loss.detach()  # stays on the GPU; .item() once every N steps\n"

@@ -115,10 +115,24 @@ class ScatteredAccess(StructureRule):
         program = facts.program
         mine = program.labelled("gather-scatter", "sort-topk")
         share = np.zeros(facts.work.height)
-        if time_of(program, mine) >= self.least_share * facts.wall_ns:
+        if time_of(program, mine) >= self.least_share * min(facts.wall_ns, facts.unprofiled_ns()):
             share = self._copied(facts, mine)
+            share[self._preparing(facts)] = 1.0
         dense = self._dense(facts)
         return share if dense is None else np.maximum(share, dense.share)
+
+    def _preparing(self, facts: Facts) -> Bools:
+        """What checks and sorts the indices of rows right before these are added in their order: atomics need none."""
+        program, order = facts.program, facts.program.order
+        found = np.zeros(facts.work.height, dtype=np.bool_)
+        helping = (program.marked("on-indices") & ~program.marked("sorted-adding")) | ~program.is_kernel
+        begins, ends = program.edges(helping)
+        follows = np.append(program.marked("sorted-adding")[order], False)[ends]
+        sorts = np.r_[0, np.cumsum(program.labelled("sort-topk")[order])]
+        for begin, end in zip(begins[follows].tolist(), ends[follows].tolist(), strict=True):
+            if sorts[end] > sorts[begin]:
+                found[order[begin:end]] = True
+        return found
 
     def _copied(self, facts: Facts, mine: Bools) -> Floats:
         """Of gathers and scatters what goes away: nothing of rows that a product takes or makes as they are."""
@@ -222,6 +236,9 @@ class ScatteredAccess(StructureRule):
             return None
         mine = claims.of_work(self.id).to_numpy() > 0
         program, dense = facts.program, self._dense(facts)
+        preparing = self._preparing(facts) & mine
+        # What is not done is not launched either.
+        calls = dense.calls if dense is not None else preparing.astype(np.float64)
         scattered = program.labelled("gather-scatter", "sort-topk")
         return self.seen(
             facts,
@@ -233,9 +250,10 @@ class ScatteredAccess(StructureRule):
                 "used_rows_share": None if dense is None else dense.used_share,
             },
             bound_ns=int(0.97 * time_of(program, mine | scattered | program.labelled(*PASSES))),
-            replayed=None if dense is None else facts.replayed(time=self.share(facts), calls=dense.calls),
+            replayed=facts.replayed(time=self.share(facts), calls=calls) if calls.any() else None,
             remedies=(
                 *(_SPARSE if dense is not None else ()),
+                *(_UNSORTED if preparing.any() else ()),
                 Remedy(
                     "Sum rows where they are read",
                     "# nn.EmbeddingBag instead of nn.Embedding and a mean\n"
@@ -263,6 +281,16 @@ def _elements(facts: Facts) -> Floats:
     twice = 2 * written * _FP32_BYTES <= max(rates) / 1e9 * facts.program.own_ns
     return np.where(twice, 2 * written, written)
 
+
+#: Where indices are sorted so that rows are added in their order.
+_UNSORTED: Final = (
+    Remedy(
+        "Add rows without sorting their indices",
+        "torch.use_deterministic_algorithms(False)  # scatter_add and index_add use atomics then\n"
+        "x.index_select(0, index)  # in place of x[index], whose gradient sorts",
+        "no checks, sorts and scans of the indices, nor their launches; sums then differ in their last bits",
+    ),
+)
 
 #: Where gradients of whole tables are written.
 _SPARSE: Final = (

@@ -289,6 +289,7 @@ class HostStall(Rule):
         on_data = bool(claimed) and not starting and self._on_data(facts, claims)
         copies = claims.busy_ns("blocking-copy") if on_data else 0
         changes: tuple[Change, ...] = ("no-host-stall", "overlapped-copies") if on_data else ("no-host-stall",)
+        instead = self._instead(facts, within, spent_in)
         return self.raised(
             facts,
             claimed,
@@ -305,7 +306,7 @@ class HostStall(Rule):
             remedies=(
                 *(_STEPS_ONLY if starting else ()),
                 *((_ON_DATA,) if on_data else ()),
-                *self._instead(facts, within, spent_in),
+                *instead,
             ),
             issuing_ns=claims.issuing_ns.get(self.id, 0),
             informs=starting or self._hidden(facts, claimed),
@@ -315,6 +316,8 @@ class HostStall(Rule):
             # A host that does not stop can be ahead of the GPU, and hide all other pauses, too.
             bound_ns=facts.idle_ns + copies,
             at_least=predicted(facts, "no-host-stall"),
+            # What the host does there may take many times as long in another run, as collecting garbage does.
+            bound_known=on_data or instead[0].action != _UNKNOWN_ACTIVITY[0].action,
         )
 
 
