@@ -52,10 +52,16 @@ def test_packing_a_part_of_a_half_keeps_the_other_programs() -> None:
 
 
 @pytest.mark.parametrize("source", SOURCES)
-@pytest.mark.parametrize("name", ["frames_normalised_on_host", "confusion_on_host", "own_cache_by_cat"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("frames_normalised_on_host", "confusion_on_host", "own_cache_by_cat", "forecast_anomaly_mode"),
+        *("decoding_under_autocast", "mask_instead_of_is_causal", "doubles_from_numpy", "boxes_class_by_class"),
+    ],
+)
 def test_the_measured_gain_lies_in_the_interval_and_under_the_bound(name: str, source: str) -> None:
-    """Work of the host on data goes away with the copies of these data; a cache that is not copied is hardly paid."""
-    pair = next(each for each in pairs("fourth") if each.name == name)
+    """Each by its own physics: work of the host on data, a cache that is copied, checks, casts, a mask, float64."""
+    pair = next(each for each in pairs() if each.name == name)
     path, measured = pair.path(source), pair.ratio
     assert path is not None
     assert measured is not None

@@ -19,6 +19,12 @@ CAT = "void at::native::CatArrayBatchedCopy_vectorized<at::native::OpaqueType<2u
 FLASH = "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7_64x128x64_4x1x1_cga1x1x1_kernel0_0"
 PICK = "void at::native::vectorized_gather_kernel<16, long>(char*, char*, long*)"
 PUT = "void at::native::indexFuncLargeIndex<c10::BFloat16, long, unsigned int, 2, 2, -2, true>(int)"
+CAST = "void at::native::vectorized_elementwise_kernel<8, at::native::bfloat16_copy_kernel_cuda(int)>(int)"
+WHERE = "void at::native::elementwise_kernel<128, 4, at::native::gpu_kernel_impl_nocast<where_kernel_impl>>(int)"
+DOUBLE_GEMM = "sm90_xmma_gemm_f64f64_f64f64_f64_nt_n_tilesize64x64x16_stage3_warpsize2x2x1_tensor16x8x16_kernel"
+DOUBLE_NORM = "void at::native::vectorized_layer_norm_kernel<double, double>(int)"
+ISNAN = "void at::native::vectorized_elementwise_kernel<4, at::native::CompareEqFunctor<float>>(int)"
+ANY = "void at::native::reduce_kernel<512, 1, at::native::ReduceOp<bool, at::native::or_kernel_cuda>>(int)"
 LISTS = "void at::native::multi_tensor_apply_kernel<at::native::TensorListMetadata<{}>, at::native::Op{}>(int)"
 
 
@@ -88,6 +94,68 @@ def test_long_chains_between_products_are_unfused_and_short_ones_are_any_network
 
     assert verdict(written_out).verdict == "unfused-chain"
     assert verdict(usual).finding("unfused-chain") is None
+
+
+@pytest.mark.parametrize("trains", [False, True])
+def test_casts_before_products_are_needed_where_weights_change(trains: bool) -> None:
+    def step(machine: Machine) -> None:
+        for _ in range(8):
+            machine.launch(200 * US, CAST)
+            machine.launch(100 * US)
+            machine.launch(20 * US, GELU)
+        if trains:
+            machine.launch(20 * US, "at::native::layer_norm_backward_kernel<float>")
+
+    found = verdict(step)
+    assert (found.verdict == "unfused-chain") is not trains
+    if not trains:
+        assert found.findings[0].expected == pytest.approx(320 / 120, rel=0.05), "casts go away, and nothing else"
+
+
+@pytest.mark.parametrize(
+    ("mask", "is_one"),
+    [
+        (2048 * 2048 // 512, True),  # a square
+        (8 * 2048 * 2048 // 512, False),  # one for each of eight sequences
+        (2048 * 1024 // 512, False),
+    ],
+)
+def test_one_mask_for_all_keeps_fused_attention_at_work_on_hidden_scores(mask: int, is_one: bool) -> None:
+    def step(machine: Machine) -> None:
+        for _ in range(8):
+            machine.launch(100 * US)
+            machine.launch(20 * US, WHERE, grid=(mask, 1, 1))
+            machine.launch(400 * US, FLASH)
+
+    found = verdict(step).finding("unfused-attention")
+    assert (found is not None) is is_one
+    if found is not None:
+        assert found.expected == pytest.approx(520 / (100 + 0.4 * 400), rel=0.05)
+
+
+@pytest.mark.parametrize("is_network", [True, False])
+def test_float64_is_a_habit_in_networks_and_a_need_in_solvers(is_network: bool) -> None:
+    def step(machine: Machine) -> None:
+        for _ in range(8):
+            machine.launch(400 * US, DOUBLE_GEMM)
+            machine.launch(20 * US, DOUBLE_NORM if is_network else ADD)
+
+    found = verdict(step).finding("precision")
+    assert (found is not None) is is_network
+
+
+@pytest.mark.parametrize("checks", [True, False])
+def test_a_read_back_for_each_tensor_is_a_check_where_numbers_are_compared_before_it(checks: bool) -> None:
+    def step(machine: Machine) -> None:
+        for _ in range(24):
+            machine.launch(8 * US, GELU)
+            machine.launch(4 * US, ISNAN if checks else ADD)
+            machine.launch(4 * US, ANY if checks else ADD)
+            machine.item()
+
+    found = verdict(step).finding("host-sync")
+    assert found is not None
+    assert ("NaN" in found.title) is checks
 
 
 def layers(machine: Machine, count: int = 6) -> None:

@@ -261,8 +261,7 @@ def test_the_ceiling_of_a_stall_is_the_step_over_the_step_without_it() -> None:
     stall = verdict(programs.stalled_input).findings[0]
     # 5 ms of 10 ms, of which a tenth stays: the rest is 50 kernels of 100 µs, a microsecond apart.
     assert stall.expected == pytest.approx(10 / 5.5, rel=0.02)
-    assert stall.bound is not None
-    assert stall.bound >= 2.0
+    assert stall.bound is None, "no name says what the host does, which may take longer in another run"
     assert stall.severity == "critical"
 
 
