@@ -322,7 +322,7 @@ def _off_tensor_cores(facts: Facts) -> npt.NDArray[np.bool_]:
 
 
 def _doubles(facts: Facts) -> npt.NDArray[np.bool_]:
-    """Products in float64 of a neural network, which hardly ever needs it: of what has an optimizer, or softmax or norms.
+    """Products in float64 of a network, which hardly ever needs it: of what has an optimizer, or softmax or norms.
 
     Solvers and simulations multiply matrices in float64 because they have to: theirs are left alone.
     """

@@ -42,12 +42,12 @@ class UnfusedAttention(StructureRule):
     limiter = "attention that writes its scores to memory"
     cause = "unfused attention: its scores (queries × keys) go through memory between two products"
     raised_when = (
-        "a softmax lies between two matrix products with only passes over memory around it, or fused attention gets one "
-        "mask of queries × keys for all sequences and heads; and it costs 2 %"
+        "a softmax lies between two matrix products with only passes over memory around it, or fused attention gets "
+        "one mask of queries × keys for all sequences and heads; and it costs 2 %"
     )
     claimed = (
-        "these passes, and the part of the products that write and read the scores that fused attention saves; of fused "
-        "attention with such a mask, the masked half of the scores and the cost of slower kernels"
+        "these passes, and the part of the products that write and read the scores that fused attention saves; of "
+        "fused attention with such a mask, the masked half of the scores and the cost of slower kernels"
     )
     headline = "Limited by attention that writes its scores to memory: fused attention could save {share} of the time"
     masked_headline: ClassVar = (

@@ -39,13 +39,11 @@ class UnfusedChain(StructureRule):
         "without training; and it costs 2 %. A warning from 1.10×"
     )
     claimed = (
-        "each chain of kernels that move data, less the time of one fused pass; a smaller part in training; casts before "
-        "products whole"
+        "each chain of kernels that move data, less the time of one fused pass; a smaller part in training; all "
+        "of the casts before products"
     )
     casts_title: ClassVar = "Weights are cast to 16 bits before each product, every time"
-    casts_headline: ClassVar = (
-        "Limited by casts of weights: keeping them in 16 bits could save {share} of the time"
-    )
+    casts_headline: ClassVar = "Limited by casts of weights: keeping them in 16 bits could save {share} of the time"
     headline = "Limited by chains of passes over memory: fusing each into one pass could save {share} of the time"
     evidence: ClassVar = {
         **AFFECTED_NS,
