@@ -48,9 +48,10 @@ class NotOneRunError(UsageError):
 
     def __init__(self, sources: Sequence[str]) -> None:
         super().__init__(
-            f"{len(sources)} profiles ({', '.join(sources[:_NAMED])}{', …' if len(sources) > _NAMED else ''}) that are "
-            "not told to be the ranks of one run: they must communicate, and record their ranks or be named after them "
-            "(…rank0…, …rank1…). Name one of them, or use `warplens report` for all of them"
+            f"{len(sources)} profiles ({', '.join(sources[:_NAMED])}{', …' if len(sources) > _NAMED else ''}) that "
+            "are not the ranks of one run: ranks communicate, and record their rank or have it in their name "
+            "(…rank0…, …rank1…). Name one profile, compare two with `warplens compare A B`, or use `warplens "
+            "report` for all"
         )
 
 

@@ -95,7 +95,7 @@ def test_several_profiles_are_judged_as_the_ranks_of_one_run() -> None:
     report = warplens.report(paths)
     assert report.to_dict() == commands_json("report", *paths)["data"]
     assert report.run.headline == answer.headline
-    with pytest.raises(warplens.UsageError, match="not told to be the ranks of one run"):
+    with pytest.raises(warplens.UsageError, match="not the ranks of one run"):
         warplens.diagnose(["demo:deit224_bs1_baseline", "demo:deit224_bs1_topk0.1"])
 
 

@@ -161,5 +161,5 @@ def test_a_report_on_the_ranks_of_a_run_begins_with_the_run(warplens: Callable[.
 def test_several_profiles_that_are_no_ranks_are_refused_in_one_line(warplens: Callable[..., Run]) -> None:
     run = warplens("diagnose", LAUNCH_BOUND, TRAINING)
     assert run.code == 2
-    assert "not told to be the ranks of one run" in run.err
+    assert "not the ranks of one run" in run.err
     assert run.err.count("\n") == 1

@@ -53,7 +53,11 @@ def test_one_profile_is_answered_in_five_lines_and_a_report(warplens: Callable[.
 @pytest.mark.parametrize(
     ("paths", "shown", "documents"),
     [
-        ((BASELINE, VARIANT), ["compared", "verdict", "because", "sure", "next", "report"], {"compare", "report"}),
+        (
+            (BASELINE, VARIANT),
+            ["baseline", "variant", "verdict", "because", "sure", "next", "report"],
+            {"compare", "report"},
+        ),
         (tuple(map(str, RANKS)), ["limited by", "gain", "do", "sure", "next", "report"], {"report"}),
         (("demo:lm_small_ctx128_forward", "demo:lm_small_ctx256_train"), ["report"], {"grid", "report"}),
         (("demo:deit448_bs8_baseline", "demo:planted_h200"), ["limited by", "sure", "report"], {"counters", "report"}),
@@ -190,3 +194,17 @@ def test_every_shipped_profile_is_listed(warplens: Callable[..., Run]) -> None:
 
     assert {BASELINE, VARIANT, "demo:planted_h200", "demo:policies/token_reduction"} <= listed
     assert all(with_shipped_profiles(["budget", name])[1] != name for name in listed)
+
+
+def test_a_folder_of_two_runs_is_compared_and_says_which_is_the_baseline(
+    warplens: Callable[..., Run], tmp_path: Path
+) -> None:
+    for name, file in (("fewer_tokens", "deit224_bs1_topk0.1"), ("tokens_before", "deit224_bs1_baseline")):
+        (tmp_path / f"{name}.sqlite.xz").symlink_to(capture(file))
+    lines = warplens(tmp_path).out.splitlines()
+    assert [line.split()[1] for line in lines if line.startswith(("baseline", "variant"))] == [
+        "tokens_before.sqlite.xz",
+        "fewer_tokens.sqlite.xz",
+    ]
+    assert any("not the ranks of one run" in line for line in lines)
+    assert any(line.strip().endswith("# the other way round") for line in lines)

@@ -178,7 +178,7 @@ def test_nothing_is_most_of_a_change_that_others_oppose(paradox: StepNumbers) ->
     )  # fmt: skip
     text = cause_sentence(replace(paradox.difference, wall=replace(wall, parts=opposed)), grown)
     assert "most of it" not in text
-    assert "above all in matrix products (GEMM) (+3.00 ms a step), against −1.00 ms in elementwise" in text
+    assert "above all in matrix products (GEMM) (+3.00 ms per step), against −1.00 ms in elementwise" in text
 
 
 def test_what_cannot_be_compared_has_no_verdict(paradox: StepNumbers) -> None:

@@ -120,7 +120,7 @@ def _cuda_graph(recorded: RecordedSchedule, _: Sequence[Device]) -> Changed | No
     schedule, launches, graphs = found
     steps = len(recorded.window.steps)
     if steps:
-        scope = f"{launches / steps:,.0f} launches a step become {_count(graphs / steps)}"
+        scope = f"{launches / steps:,.0f} launches per step become {_count(graphs / steps)}"
     else:
         scope = f"{launches:,} launches become {_count(graphs)} (no steps were found)"
     return Changed(

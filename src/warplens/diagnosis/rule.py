@@ -305,7 +305,7 @@ def modelled(facts: Facts, change: str) -> str:
     found = facts.predictions.get(change)
     if found is None:
         return GAIN
-    unit = "a step" if facts.window.steps else "for the window"
+    unit = "per step" if facts.window.steps else "for the window"
     return (
         f"replayed with the profiler's overhead: {found.measured_ns / _NS_PER_MS:.2f} → "
         f"{found.predicted_ns / _NS_PER_MS:.2f} ms {unit} ({found.speedup:.2f}×)"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
@@ -65,11 +66,18 @@ def brief(found: Diagnosis | RunDiagnosis, *, commands: Sequence[str] = ()) -> t
     return tuple(_lines(found, commands))
 
 
+#: A headline that names the limit, behind the ranks that have it.
+_LIMIT: Final = re.compile(r"(?:(?P<ranks>On [^:]+): l|L)imited by (?P<limit>.*)\.")
+
+
 def _lines(found: Diagnosis | RunDiagnosis, commands: Sequence[str]) -> Iterator[Line]:
     verdict = found.findings[0]
     tone: Tone = "warning" if verdict.id == _INCOMPLETE else _SEVERITY_TONES[verdict.severity]
     names_limit = not rule(verdict.id).describes
-    limit = fmt.capitalised(limit_sentence(found).removeprefix("Limited by ")) if names_limit else limit_sentence(found)
+    limit = limit_sentence(found)
+    if names_limit and (named := _LIMIT.fullmatch(limit)):
+        ranks = f" ({named['ranks'].lower()})" if named["ranks"] else ""
+        limit = f"{fmt.capitalised(named['limit'])}{ranks}."
     yield Line("limited by" if names_limit else "verdict", f"{limit} [{verdict.id}]", tone)
     yield Line("gain", _gain(found, verdict), tone)
     if verdict.remedies:

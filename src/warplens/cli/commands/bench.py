@@ -178,7 +178,7 @@ _SETTINGS: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
     "lm": {
         "size": ("NAME,…", "tiny, small, medium, large, xl, 2.7B, xl-2026, 10B."),
         "context": ("N,…", "Tokens of a sequence."),
-        "batch": ("N,…", "Sequences in a step."),
+        "batch": ("N,…", "Sequences per step."),
         "mode": ("WORD,…", "forward, forward-backward, train."),
         "precision": ("WORD,…", "fp32, tf32, bf16 (autocast)."),
         "execution": ("WORD,…", "eager, compile (torch.compile), graph."),
@@ -187,7 +187,7 @@ _SETTINGS: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
     "token-reduction": {
         "model": ("NAME,…", "deit-b16, tiny."),
         "input_size": ("N,…", "Pixels of an image's side."),
-        "batch": ("N,…", "Images in a step."),
+        "batch": ("N,…", "Images per step."),
         "method": ("WORD,…", f"{', '.join(METHODS)}."),
         "keep": ("SHARE,…", "Share of the tokens that each location keeps."),
         "locations": ("BLOCK+BLOCK,…", "Blocks (from 0) that reduce: 3+6+9."),
@@ -200,7 +200,7 @@ _SETTINGS: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
         "kernel": ("NAME,…", "naive, tiled, flash, sdpa-flash, sdpa-efficient, sdpa-cudnn, sdpa-math."),
         "seq_len": ("N,…", "Tokens of a sequence."),
         "head_dim": ("N,…", "Width of a head."),
-        "batch": ("N,…", "Sequences in a step."),
+        "batch": ("N,…", "Sequences per step."),
         "heads": ("N,…", "Heads."),
         "dtype": ("WORD,…", "float16, bfloat16, float32."),
         "causal": ("yes,no", "With the causal mask?"),

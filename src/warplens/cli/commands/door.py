@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import webbrowser
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -39,7 +41,7 @@ if TYPE_CHECKING:
 
     from warplens.analysis.timeline import Timeline
     from warplens.analysis.window import Window
-    from warplens.answers.results import DiagnosisAnswer
+    from warplens.answers.results import ComparisonAnswer, DiagnosisAnswer
     from warplens.diagnosis import Diagnosis
     from warplens.diagnosis.across import RunDiagnosis
     from warplens.report.overview.numbers import Numbers
@@ -91,8 +93,14 @@ def answer(
         found = [_on_one(reading, paths)]
     elif run is not None:
         _on_run(run, paths)
-    elif len(profiles.timelines) == _SIDES and reading.cells is None and not are_ranks(profiles.timelines):
-        written = _on_two(profiles, window, range_name, folder)
+    elif (
+        len(profiles.timelines) == _SIDES
+        and reading.cells is None
+        and not are_ranks(profiles.timelines)
+        and (compared := _two(_sides(profiles, paths), window, range_name, from_folder=len(paths) < _SIDES)) is not None
+    ):
+        _on_two(compared, _sides(profiles, paths), from_folder=len(paths) < _SIDES)
+        written = _compare_page(compared, folder)
     else:
         found = _diagnosed(profiles.timelines, reading.window)
         print_several(found)
@@ -174,24 +182,51 @@ def _explained(commands: Mapping[str, str]) -> Iterator[str]:
     yield from (f"{command:<{width}}  # {why}" for command, why in commands.items())
 
 
-def _on_two(profiles: Profiles, window: str, range_name: str | None, folder: Path | None) -> list[Path]:
-    """Two profiles: what differs, whether it is certain, and what would decide it."""
+#: In the name of a file, what says that it is the baseline.
+_BASELINE: Final = re.compile(r"before|baseline|reference|old", re.IGNORECASE)
+
+
+def _sides(profiles: Profiles, paths: Sequence[Path]) -> Profiles:
+    """Two profiles as baseline and variant: in the order given; of a folder the one first whose name says baseline."""
+    first, second = (bool(_BASELINE.search(path.name)) for path in profiles.paths)
+    if len(paths) >= _SIDES or first or not second:
+        return profiles
+    return replace(profiles, timelines=profiles.timelines[::-1], paths=profiles.paths[::-1])
+
+
+def _two(profiles: Profiles, window: str, range_name: str | None, *, from_folder: bool) -> ComparisonAnswer | None:
+    """The comparison of two profiles; None where they only share a folder, and are not of the same program."""
     from warplens.answers import compare
-    from warplens.report.comparison.causes import needed_text, step_answer, work_sentence
 
     with progress("comparing"):
         found = compare(*profiles.timelines, window=window, range_name=range_name)
+    return None if from_folder and any(note.code == "few-matches" for note in found.notes) else found
+
+
+def _on_two(found: ComparisonAnswer, profiles: Profiles, *, from_folder: bool) -> None:
+    """Two profiles: what differs, whether it is certain, what would decide it; of a folder, which is taken for what."""
+    from warplens.report.comparison.causes import needed_text, step_answer, work_sentence
+
     numbers = found.numbers
     verdict, *why = step_answer(numbers)
-    lines = [Line("compared", f"{found.sources[0]} with {found.sources[1]}")]
+    lines = [Line("baseline", found.sources[0]), Line("variant", found.sources[1])]
     tone = {"faster": "good", "slower": "critical"}.get(found.verdict, "warning")
     lines.append(Line("verdict", verdict, tone))  # type: ignore[arg-type]
     lines += [Line("because", sentence) for sentence in (*why, work_sentence(numbers)) if sentence]
     if (needed := needed_text(numbers.comparison)) is not None:
         lines.append(Line("sure", needed))
-    command = f"warplens compare {' '.join(map(typed, profiles.paths))}"
-    lines.append(Line("next", "", "quiet", (f"{command}  # the difference, part by part and kernel by kernel",)))
+    given = list(map(typed, profiles.paths))
+    commands = {f"warplens compare {' '.join(given)}": "the difference, part by part and kernel by kernel"}
+    if from_folder:
+        how = "Two profiles of a folder that are not the ranks of one run: baseline and variant by their names."
+        lines.append(Line("taken as", how))
+        commands[f"warplens compare {' '.join(reversed(given))}"] = "the other way round"
+    lines.append(Line("next", "", "quiet", tuple(_explained(commands))))
     print_brief_lines(lines)
+
+
+def _compare_page(found: ComparisonAnswer, folder: Path | None) -> list[Path]:
+    """The report on the comparison; nothing where no folder can be written to."""
     if folder is None:
         return []
     with made(folder):

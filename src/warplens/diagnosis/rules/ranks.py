@@ -215,7 +215,7 @@ class UnbucketedCommunication(RanksRule):
             limits,
             _gains(run.ranks, whole, 1 - saved_share),
             bound=bound,
-            title=f"Collectives are many and small: {per_step:,.0f} in a step where a few could carry the same",
+            title=f"There are {per_step:,.0f} small collectives per step, which could be merged into a few",
             confidence="high" if known and run.sure else "medium" if run.sure else "low",
             evidence={
                 "small_collectives_per_step": per_step,

@@ -105,6 +105,23 @@ class Incomplete:
 _BY_CAUSE: Final = "those pauses by [idle cause](../explanation/time-budget.md#why-the-gpu-was-idle), of the window"
 
 
+#: What a new recording is for.
+_ANSWERS: Final = "a profile that shows what limits the program"
+
+#: A command at the end of a sentence of advice.
+_COMMAND: Final = re.compile(
+    r"(?P<words>.*?):? (?P<command>(?:nsys (?:profile|export) |ncu -|warplens |torch\.profiler\.profile\().*)"
+)
+
+
+def _as_code(advice: str) -> str:
+    """Advice as a remedy's code: its words as a comment, and the command that it ends with on a line of its own."""
+    found = _COMMAND.fullmatch(advice)
+    if found is None:
+        return f"# {advice}"
+    return f"# {found['words']}:\n{found['command']}"
+
+
 class IncompleteProfile(Rule):
     """Whether anything was lost, aborted or never recorded that the diagnosis needs; None if not."""
 
@@ -158,11 +175,7 @@ class IncompleteProfile(Rule):
             if facts.wall_ns
             else "No GPU work lies in the window."
         )
-        remedies = tuple(
-            Remedy("Record what is missing", note.remedy, "a profile that can answer")
-            for note in missing
-            if note.remedy
-        )
+        remedies = tuple(Remedy("Record again", _as_code(note.remedy), _ANSWERS) for note in missing if note.remedy)
         finding = self.described(
             title=text,
             confidence="high" if blocking or not facts.wall_ns else "medium",
@@ -173,7 +186,7 @@ class IncompleteProfile(Rule):
                 "aborted_steps_count": aborted,
                 "idle_attributed_share": facts.attributed_share,
             },
-            remedies=remedies or (Remedy("Record again", _RECAPTURE, "a profile that can answer"),),
+            remedies=remedies or (Remedy("Record again", _RECAPTURE, _ANSWERS),),
         )
         decides = (
             bool(blocking)

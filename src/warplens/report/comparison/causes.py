@@ -325,7 +325,7 @@ def cause_sentence(difference: StepDifference, why: Explanation) -> str:
         more = "" if hides_kernels(difference) else f", {_largest_work(difference, why)}"
         return f"{work}{_rest(why)}{more}{_given_back(why)}"
     change = fmt.duration(abs(_main_change(why)))
-    grew = f"{'more' if why.change_ns > 0 else 'less'} a {difference.per}"
+    grew = f"{'more' if why.change_ns > 0 else 'less'} per {difference.per}"
     if why.cause == "communication":
         main = f"exposed communication takes {change} {grew}"
     elif why.cause == "copies":
@@ -399,7 +399,7 @@ def _launches(difference: StepDifference) -> str:
     )
     if abs(change) < _A_LAUNCH:
         return f"as many launches{',' if each else ''}{each}"
-    text = f"{_counted(abs(change), 'more' if change > 0 else 'fewer')} a {difference.per}"
+    text = f"{_counted(abs(change), 'more' if change > 0 else 'fewer')} per {difference.per}"
     if change * difference.wall.change_ns < 0:
         # Their number would have changed the time the other way: what they cost is the cause.
         return f"{text}, but{each}" if each else text
@@ -432,7 +432,7 @@ def _largest_work(difference: StepDifference, why: Explanation) -> str:
     change = float(largest.change_ns)
     least, most = _MOST
     how = "most of it in" if net and least <= change / net <= most else "above all in"
-    told = f"{how} {title} ({_signed(change)} a {difference.per})"
+    told = f"{how} {title} ({_signed(change)} per {difference.per})"
     against = min(parts, key=lambda part: part.change_ns if growing else -part.change_ns)
     if net and change / net > most and against.group == "compute":
         told += f", against {_signed(float(against.change_ns))} in {category_title(against.part)}"
@@ -489,9 +489,9 @@ def launch_sentences(numbers: StepNumbers) -> list[str]:
     ]
     if launches.added_cost_ns is not None and launches.pace_cost_ns is not None:
         lines.append(
-            f"On the host, kernels that only one side launches cost {_signed(launches.added_cost_ns)} a step, and the "
-            f"other launches take {_signed(launches.pace_cost_ns)}. Where the host's launch rate limits both sides, a "
-            "step changes by the two together; otherwise the queue hides some of it."
+            f"On the host, kernels that only one side launches cost {_signed(launches.added_cost_ns)} per step, and "
+            f"the other launches take {_signed(launches.pace_cost_ns)}. Where the host's launch rate limits both, "
+            "a step changes by the two together; otherwise the queue hides some of it."
         )
     return lines
 

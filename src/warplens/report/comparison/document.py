@@ -157,7 +157,7 @@ def _kernels(numbers: StepNumbers) -> Iterator[Block]:
         f"{fmt.count(round(kernels.count(change), 1))} {change}" for change in ("kept", "changed", "added", "removed")
     )
     yield Paragraph(
-        f"{fmt.plural(round(before, 1), 'kernel')} a {numbers.difference.per} before, "
+        f"{fmt.plural(round(before, 1), 'kernel')} per {numbers.difference.per} before, "
         f"{fmt.count(round(after, 1))} after: {counts}."
     )
     yield kernel_table(numbers.kernels)

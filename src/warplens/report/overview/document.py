@@ -190,7 +190,7 @@ def _tiles(headline: _Headline, numbers: Numbers) -> Iterator[KeyFigure]:
     yield KeyFigure("GPU busy", headline.busy_share, "share", f"of the window{f', {gpus} GPUs' if gpus > 1 else ''}")
     if headline.largest is not None:
         yield KeyFigure("Largest part", headline.largest_share, "share", f"of the busy time: {headline.largest}")
-    each = "" if headline.kernels_per_step is None else f", {fmt.count(headline.kernels_per_step)} a step"
+    each = "" if headline.kernels_per_step is None else f", {fmt.count(headline.kernels_per_step)} per step"
     yield KeyFigure("Kernels", headline.kernels, "count", f"in the window{each}")
     yield KeyFigure("Launches", headline.launches_per_s, "rate", "kernels launched one by one")
     if numbers.memory:
