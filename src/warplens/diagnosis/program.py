@@ -50,6 +50,8 @@ MARKS: Final = {
     "embedding-gradient": r"(?i)embedding\w*(?:backward|grad)|compute_grad_weight|sum_and_scatter",
     "filling": r"FillFunctor",
     "choosing": r"where_kernel_impl",
+    # Rows of scores of which a mask leaves nothing.
+    "unseen-rows": r"isneginf",
     # From 32 bits to 16: what autocast does with weights and inputs.
     "narrowing": r"(?<!\w)b?float16_copy_kernel",
     "selecting": r"DeviceSelect|nonzero|flagged_select",

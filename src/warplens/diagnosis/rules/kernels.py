@@ -310,7 +310,7 @@ _NARROWER_REMEDIES: Final = {
 }
 
 
-def _off_tensor_cores(facts: Facts) -> npt.NDArray[np.bool_]:
+def off_tensor_cores(facts: Facts) -> npt.NDArray[np.bool_]:
     """Products in fp32 on vector units that tensor cores could do; no depthwise convolutions, which have no product.
 
     Those of a network in float64 as well.
@@ -384,7 +384,7 @@ class Precision(Rule):
 
     def claim(self, facts: Facts) -> Floats | None:
         """Of products on vector units, what the fastest narrower format could save."""
-        off = _off_tensor_cores(facts)
+        off = off_tensor_cores(facts)
         doubles = _doubles(facts)
         share = np.zeros(len(off))
         for which, wide in ((off & ~doubles, "fp32"), (off & doubles, "fp64-tensor")):
@@ -398,7 +398,7 @@ class Precision(Rule):
         if not claimed or not has_tensor_cores(facts):
             return None
         products = facts.own_ns(pl.col("label").is_in(PRODUCTS))
-        off = _off_tensor_cores(facts)
+        off = off_tensor_cores(facts)
         wide = int(facts.program.own_ns[off].sum())
         passes = facts.own_ns(pl.col("label").is_in(PASSES))
         newer = _capability(facts) >= (8, 0)

@@ -12,7 +12,7 @@ import polars as pl
 
 from warplens.diagnosis.findings import PASSES, Remedy
 from warplens.diagnosis.rule import GAIN, GPU_BUSY_SHARE, Limit
-from warplens.diagnosis.rules.kernels import has_tensor_cores
+from warplens.diagnosis.rules.kernels import has_tensor_cores, off_tensor_cores, tensor_core_factor
 from warplens.diagnosis.structure import (
     AFFECTED_NS,
     AFFECTED_SHARE,
@@ -54,6 +54,9 @@ class UnfusedAttention(StructureRule):
         "Limited by attention with an explicit mask: skipping the masked scores could save {share} of the time"
     )
     title = "Attention is not fused: its scores go through memory several times"
+    fallback_title: ClassVar = (
+        "scaled_dot_product_attention falls back to its written-out form: scores go through memory"
+    )
     masked_title: ClassVar = "Fused attention gets an explicit mask: masked scores are computed, in slower kernels"
     evidence: ClassVar = {
         **AFFECTED_NS,
@@ -88,6 +91,11 @@ class UnfusedAttention(StructureRule):
         "more of their roof: with a mask 314 TFLOP/s were measured on an H200, by is_causal 480.",
     )
     least_mask = Limit(512, "A mask of fewer tokens costs little, and may be anything.")
+    narrowed_share = Limit(
+        0.6,
+        "Fused kernels take 16 bits. Products gain more of the ratio of the peaks than by `precision`: no weight is "
+        "cast, and hidden scores are not computed.",
+    )
 
     def headline_of(self, finding: Finding) -> str:
         """Whether scores go through memory, or a mask does."""
@@ -100,11 +108,25 @@ class UnfusedAttention(StructureRule):
         share[passes] = 1.0
         share[products] = self.product_saved_share
         share[products & facts.program.marked("misaligned")] = self.misaligned_saved_share
+        if self._falls_back(facts):
+            factor = min((tensor_core_factor(device) for device in facts.devices), default=1.0)
+            wide = products & off_tensor_cores(facts)
+            share[wide] = np.maximum(share[wide], 1 - 1 / max(self.narrowed_share * factor, 1.0))
         if time_of(facts.program, passes) < self.least_share * facts.wall_ns:
             share[:] = 0.0
         attention, masks = self._masked(facts)
         share[attention], share[masks] = self.masked_saved_share, 1.0
         return share
+
+    def _falls_back(self, facts: Facts) -> bool:
+        """Whether PyTorch's own function writes the scores, as it does with what none of its fused kernels takes.
+
+        The operator tells; without operators the check for rows that see nothing, which only that function makes.
+        """
+        if (facts.timeline.trace.ranges["name"] == "aten::_scaled_dot_product_attention_math").any():
+            return True
+        passes, _, _ = self._found(facts)
+        return bool((passes & facts.program.marked("unseen-rows")).any())
 
     def _masked(self, facts: Facts) -> tuple[Bools, Bools]:
         """Fused attention with one mask of all scores for every sequence and head, and passes that make numbers of it.
@@ -189,9 +211,11 @@ class UnfusedAttention(StructureRule):
                 bound_ns=int(0.9 * time_of(facts.program, attention)) + time_of(facts.program, masks),
                 remedies=_UNMASKED,
             )
+        falls_back = self._falls_back(facts)
         return self.seen(
             facts,
             claims,
+            title=self.fallback_title if falls_back else "",
             confidence="high",
             evidence={
                 "attentions_per_step": count / facts.steps,
@@ -200,23 +224,38 @@ class UnfusedAttention(StructureRule):
             # The mathematics of fused attention takes some time; how much, its products do not tell.
             bound_ns=int(1.04 * time_of(facts.program, passes | products))
             + int(0.9 * time_beside(facts.program, products, reach=24)[~passes].sum()),
-            remedies=(
-                Remedy(
-                    "Use fused attention",
-                    "y = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)\n"
-                    "# transformers: attn_implementation='sdpa' or 'flash_attention_2'\n"
-                    "# timm: fused_attn is on by default",
-                    "the passes over the scores go away, forward and backward, with the memory that they take",
-                ),
-                Remedy(
-                    "Use a mask that the fused kernels support",
-                    "# is_causal=True instead of a dense mask; flex_attention for other biases\n"
-                    "# torch.nn.attention.sdpa_kernel warns why a kernel cannot be used",
-                    "the same",
-                ),
-            ),
+            remedies=_ACCEPTED if falls_back else _FUSED,
         )
 
+
+#: Where attention is written out by hand.
+_FUSED: Final = (
+    Remedy(
+        "Use fused attention",
+        "y = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)\n"
+        "# transformers: attn_implementation='sdpa' or 'flash_attention_2'\n"
+        "# timm: fused_attn is on by default",
+        "the passes over the scores go away, forward and backward, with the memory that they take",
+    ),
+    Remedy(
+        "Use a mask that the fused kernels support",
+        "# is_causal=True instead of a dense mask; flex_attention for other biases\n"
+        "# torch.nn.attention.sdpa_kernel warns why a kernel cannot be used",
+        "the same",
+    ),
+)
+
+#: Where the fused function is called, and no fused kernel takes what it is given.
+_ACCEPTED: Final = (
+    Remedy(
+        "Give scaled_dot_product_attention what its fused kernels take",
+        "q, k, v = (t.to(torch.bfloat16) for t in (q, k, v))  # one 16-bit format: norms of queries and keys\n"
+        "# and rotary embeddings in fp32 leave fp32; head size a multiple of 8; a mask without a gradient\n"
+        "with torch.nn.attention.sdpa_kernel(SDPBackend.FLASH_ATTENTION): y = model(x)  # warns what it cannot take",
+        "the passes over the scores go away; products in fp32 reach tensor cores",
+    ),
+    _FUSED[1],
+)
 
 #: Where fused attention is told by a mask what is hidden.
 _UNMASKED: Final = (
