@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 State: TypeAlias = Literal["in order", "to mend", "not applicable", "cannot tell"]
 STATES: Final[tuple[State, ...]] = ("in order", "to mend", "not applicable", "cannot tell")
 
+#: A number that an answer rests on.
+EVIDENCE: Final = pl.Struct({"name": pl.String, "value": pl.Float64})
+
 CHECKLIST: Final = table(
     "checklist",
     "One item of the optimisation checklist. `warplens report`.",
@@ -47,6 +50,12 @@ CHECKLIST: Final = table(
     Column("rests_on", pl.String, "findings, launches, counters", nullable=True, title="Rests on"),
     Column("seen_share", pl.Float64, "of the kernel time, what the answer rests on", nullable=True, title="Seen"),
     Column("numbers", pl.String, "the numbers that say so", nullable=True, title="Evidence"),
+    Column(
+        "evidence",
+        pl.List(EVIDENCE),
+        "the same as numbers, by name; the unit ends the name",
+        title="Evidence as numbers",
+    ),
     Column("then", pl.String, "what to do next: what to mend first, or the command that would tell", nullable=True),
 )
 

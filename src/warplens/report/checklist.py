@@ -38,6 +38,11 @@ def checklist_frame(
             "rests_on": found.rests_on,
             "seen_share": found.seen_share,
             "numbers": evidence_text(found.evidence) or None,
+            "evidence": [
+                {"name": name, "value": float(value)}
+                for name, value in found.evidence.items()
+                if isinstance(value, (int, float))
+            ],
             "then": found.then,
         }
         for name, (group, asked, found) in checklist(timeline, window, diagnosis, counters).items()
