@@ -267,6 +267,12 @@ def _distinct(rows: pl.Series) -> Int64s:
     return np.flatnonzero(seen)
 
 
+@once
+def launching_threads(timeline: Timeline, window: Window) -> pl.DataFrame:
+    """`process` and `thread` of each thread that launched work of the window."""
+    return timeline.work_in(window).select("process", "thread").unique().drop_nulls()
+
+
 def _busiest_thread(calls: pl.DataFrame) -> tuple[tuple[int, int] | None, float | None]:
     """The thread with the most launching calls, and the median time between the begins of two of them."""
     if not calls.height:

@@ -18,7 +18,7 @@ from warplens.analysis.frames import chosen, duration_ns, numbered, once, ratio,
 from warplens.analysis.intervals import Intervals, Owned, clip, subtract, total, union
 from warplens.analysis.timeline import WORK_KINDS
 from warplens.profile.columns import SPREAD, column, table
-from warplens.profile.schema import Column
+from warplens.profile.schema import Column, name_categories
 
 if TYPE_CHECKING:
     from warplens.analysis.timeline import Timeline
@@ -94,6 +94,10 @@ def busy_by(work: pl.DataFrame, keys: list[str]) -> pl.DataFrame:
     return heads.with_columns(pl.Series("busy_ns", spent, pl.Int64))
 
 
+#: By kind of work the column that counts it.
+_COUNT_OF: Final = {"kernel": "kernels", "copy": "copies", "memset": "memsets", "graph": "graphs"}
+
+
 def stream_statistics(timeline: Timeline, window: Window) -> pl.DataFrame:
     """What each stream did inside the window and how much of it the stream was busy, the busiest first.
 
@@ -102,12 +106,13 @@ def stream_statistics(timeline: Timeline, window: Window) -> pl.DataFrame:
     """
     keys = ["device", "process", "stream"]
     work = work_inside(timeline, window)
-    counts = work.group_by(keys).agg(
-        (pl.col("kind") == kind).sum().cast(pl.Int64).alias(column)
-        for kind, column in (("kernel", "kernels"), ("copy", "copies"), ("memset", "memsets"), ("graph", "graphs"))
-    )
-    statistics = counts.join(busy_by(work, keys), on=keys).with_columns(
-        ratio(pl.col("busy_ns"), pl.lit(window.duration_ns)).alias("share")
+    heads, number = numbered(work, keys)
+    kinds = name_categories(work["kind"])
+    rows = number * kinds.len() + work["kind"].to_physical().to_numpy()
+    counts = np.bincount(rows, minlength=heads.height * kinds.len()).reshape(heads.height, kinds.len())
+    statistics = busy_by(work, keys).with_columns(
+        *(pl.Series(_COUNT_OF[kind], counts[:, code], dtype=pl.Int64) for code, kind in enumerate(kinds)),
+        ratio(pl.col("busy_ns"), pl.lit(window.duration_ns)).alias("share"),
     )
     return STREAMS.conform(statistics).sort(["busy_ns", *keys], descending=[True, False, False, False])
 

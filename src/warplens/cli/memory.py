@@ -5,16 +5,38 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from warplens.cli import edge
 from warplens.errors import UsageError
 from warplens.report.text import data_size
 
-#: Bytes that a table, and that a verdict or a report, takes at its peak for each event of the profile: kernels, copies,
-#: API calls and ranges alike. Measured on exports of 1 M and 10 M kernels (docs/explanation/speed.md), rounded up.
-TABLE_BYTES: Final = 260
-REPORT_BYTES: Final = 900
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+class Peak(NamedTuple):
+    """What a kind of answer takes at its peak: bytes for each event of the profile, besides `_FIXED_BYTES`."""
+
+    work: int
+    ranges: int
+    others: int
+
+    def bytes_of(self, events: Mapping[str, int]) -> int:
+        """Of a profile with so many rows in each table of the trace."""
+        each = dict.fromkeys(_WORK, self.work) | {"ranges": self.ranges}
+        return _FIXED_BYTES + sum(rows * each.get(table, self.others) for table, rows in events.items())
+
+
+#: Of a table, and of a verdict or a report. Measured on exports of 0.1, 0.4, 1 and 10 M kernels, that of 0.4 M also
+#: without its calls, ranges or kernels (docs/explanation/speed.md). Of a report they say 4 % less to 14 % more than was
+#: taken, of a table up to 20 % less where that is below 0.4 GB, else up to 28 % more.
+TABLE: Final = Peak(work=300, ranges=300, others=130)
+REPORT: Final = Peak(work=900, ranges=800, others=300)
+
+#: Of Python, its libraries and our own modules.
+_FIXED_BYTES: Final = 150_000_000
+_WORK: Final = ("kernels", "copies", "memsets", "graph_launches")
 
 _UNITS: Final = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 _SIZE: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(I?)B?\s*", re.IGNORECASE)
@@ -64,7 +86,7 @@ def _free_bytes() -> int | None:
     return min(found, default=None)
 
 
-def needed_beyond_limit(profile: Path, bytes_per_event: int) -> int | None:
+def needed_beyond_limit(profile: Path, peak: Peak) -> int | None:
     """The bytes that reading this profile whole may take, if that is more than is allowed; None if it is not.
 
     Only SQLite exports can tell; others are read as they are.
@@ -73,18 +95,19 @@ def needed_beyond_limit(profile: Path, bytes_per_event: int) -> int | None:
 
     limit = limit_bytes()
     events = None if limit is None or not profile.is_file() else events_in(profile)
-    if events is None or limit is None or events * bytes_per_event <= limit:
+    if events is None or limit is None:
         return None
-    return events * bytes_per_event
+    needed = peak.bytes_of(events)
+    return needed if needed > limit else None
 
 
-def refuse_too_large(profile: Path, bytes_per_event: int) -> None:
+def refuse_too_large(profile: Path, peak: Peak) -> None:
     """Refuse a profile that may take more memory than is allowed.
 
     Raises:
         UsageError: it may; says how much, and what can be done.
     """
-    needed = needed_beyond_limit(profile, bytes_per_event)
+    needed = needed_beyond_limit(profile, peak)
     if needed is not None:
         raise UsageError(
             f"{profile.name}: needs about {data_size(needed)} of memory, and {data_size(limit_bytes() or 0)} are "

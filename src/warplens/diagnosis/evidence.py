@@ -16,7 +16,7 @@ from warplens.analysis.categories import categories_of
 from warplens.analysis.frames import numbered
 from warplens.analysis.intervals import Intervals, Owned, clip, complement, measure_before, subtract, total, union
 from warplens.analysis.kernel_names import PRODUCTS
-from warplens.analysis.launches import LaunchSummary, launch_summary
+from warplens.analysis.launches import LaunchSummary, launch_summary, launching_threads
 from warplens.profile.columns import optional, table
 from warplens.profile.schema import name_categories
 
@@ -75,7 +75,7 @@ def host_load(timeline: Timeline, window: Window, readback_bytes: int) -> HostLo
         readback_bytes: up to this size, a copy to the host is a read-back.
     """
     work = timeline.work_in(window)
-    threads = work.select("process", "thread").drop_nulls().unique()
+    threads = launching_threads(timeline, window)
     calls = timeline.api_calls_in(window).select("start_ns", "end_ns", "process", "thread", "correlation", "name")
     kind = api_kinds(calls["name"])
     allocating = calls.filter(kind == "allocation").join(threads, on=["process", "thread"], how="semi")

@@ -16,6 +16,7 @@ import polars as pl
 from warplens.analysis.api import api_kinds, blocks_host
 from warplens.analysis.code import PLACE, places_of_calls, places_of_work
 from warplens.analysis.intervals import Intervals, measure_before, union
+from warplens.analysis.launches import launching_threads
 from warplens.diagnosis.findings import Place
 from warplens.diagnosis.rules import rule
 from warplens.diagnosis.rules.host import HOST_COPIES
@@ -80,12 +81,11 @@ def _pauses(facts: Facts, gaps: Int64s) -> tuple[pl.DataFrame, Int64s]:
 def _calls(facts: Facts, by: Located) -> pl.DataFrame:
     """The calls of the window's launching threads that do this, by their begin."""
     timeline, window = facts.timeline, facts.window
-    work = timeline.work_in(window)
+    threads = launching_threads(timeline, window)
     if by == "copies" and window.kind != "all":
         # A step begins on the GPU: what it copies first was asked for before.
-        launched = int(work["launch_start_ns"].fill_null(window.start_ns).to_numpy().min(initial=window.start_ns))
-        window = replace(window, start_ns=launched)
-    threads = work.select("process", "thread").drop_nulls().unique()
+        launched = timeline.work_in(window)["launch_start_ns"].drop_nulls().to_numpy()
+        window = replace(window, start_ns=int(launched.min(initial=window.start_ns)))
     calls = timeline.api_calls_in(window)
     if by == "waits":
         blocking = pl.Series([blocks_host(name) for name in name_categories(calls["name"])], dtype=pl.Boolean)

@@ -135,8 +135,8 @@ def read_counters(
         return reader.read(file, Asked(metrics=metrics, instances=instances))
 
 
-def events_in(path: Path) -> int | None:
-    """How many events a profile holds, about and at most, without reading them; None where that cannot be told."""
+def events_in(path: Path) -> dict[str, int] | None:
+    """By table of the trace how many events a profile holds, about and at most, unread; None where it does not tell."""
     if path.is_dir() or kind_of(path) is not Kind.SQLITE:
         return None
     from warplens.readers.nsys.slices import rows_in

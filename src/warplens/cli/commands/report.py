@@ -21,7 +21,7 @@ from warplens.cli.answer import (
     print_lines,
 )
 from warplens.cli.edge import UNUSABLE, answering, complain, note, one_line, progress, reuse_freed_memory
-from warplens.cli.memory import REPORT_BYTES, refuse_too_large
+from warplens.cli.memory import REPORT, refuse_too_large
 from warplens.cli.options import (
     RangeOption,
     WindowOption,
@@ -261,7 +261,7 @@ def read_profiles(paths: Sequence[Path], *, launch_configuration: bool = False) 
             in reports of counters.
     """
     for path in paths:
-        refuse_too_large(path, REPORT_BYTES)
+        refuse_too_large(path, REPORT)
     reuse_freed_memory(paths)
     read_paths, timelines, unreadable = [], [], []
     with progress("reading") as tell:

@@ -10,7 +10,7 @@ from warplens.analysis.timeline import Timeline
 from warplens.answers.given import Selection, only_profile
 from warplens.cli.answer import Answer, Part, emit, head, limited, most_rows, note_lines, select
 from warplens.cli.edge import progress
-from warplens.cli.memory import TABLE_BYTES, needed_beyond_limit, refuse_too_large
+from warplens.cli.memory import TABLE, needed_beyond_limit, refuse_too_large
 from warplens.cli.options import (
     Format,
     FormatOption,
@@ -40,7 +40,7 @@ def command_of(question: Question) -> Callable[..., None]:
 
     def command(path: Path, window: str, range_name: str | None, form: Format, limit: int | None, **asked: Any) -> None:
         profile = only_profile(path)
-        if (question.counted or question.alone) and needed_beyond_limit(profile, TABLE_BYTES):
+        if (question.counted or question.alone) and needed_beyond_limit(profile, TABLE):
             capture, limits, found = in_slices(question, profile, window, range_name, **asked)
             selection = Selection(Timeline(Trace(capture)), limits, capture.notes)
         else:
@@ -83,7 +83,7 @@ def in_slices(
     from warplens.readers.nsys.slices import Slices
 
     if window == "steady" or range_name is not None:
-        refuse_too_large(profile, TABLE_BYTES)
+        refuse_too_large(profile, TABLE)
     with progress(f"reading {profile.name} in slices"), Slices(profile) as slices:
         if question.counted is None:
             timeline = Timeline(slices.tables(*question.alone))

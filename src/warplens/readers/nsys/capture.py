@@ -359,14 +359,15 @@ def _launches_without_work(findings: Findings) -> tuple[int, int]:
     Copies and fills count only where kernels are lost as well: those of no byte never reach the GPU, and the calls do
     not tell how many bytes were asked for.
     """
-    calls = findings.tables["api_calls"].filter(pl.col("return_value").fill_null(0) == 0)
-    launches = calls.filter(_called(calls, _LAUNCHES))
-    launches = launches.select(
-        "process", "thread", "start_ns", "correlation", is_kernel=~_called(launches, _COPIES_AND_FILLS)
-    )
+    calls = findings.tables["api_calls"]
+    failed = calls["return_value"].fill_null(0) != 0
+    calls = calls.filter(~failed) if failed.any() else calls
+    launches = calls.select("process", "thread", "start_ns", "correlation", "name").filter(_called(calls, _LAUNCHES))
+    launches = launches.with_columns(is_kernel=~_called(launches, _COPIES_AND_FILLS)).drop("name")
     lost = 0
-    for process in launches["process"].unique().to_list():
-        own = launches.filter(pl.col("process") == process)
+    processes = launches["process"].unique().to_list()
+    for process in processes:
+        own = launches.filter(pl.col("process") == process) if len(processes) > 1 else launches
         work = pl.concat(
             frame.filter(pl.col("process") == process).select("correlation", "start_ns", "end_ns")
             for frame in _gpu_work(findings)

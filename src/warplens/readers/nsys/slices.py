@@ -6,7 +6,7 @@ whole trace.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
@@ -136,13 +136,16 @@ class Slices:
         )
 
 
-def rows_in(path: Path) -> int | None:
-    """How many events an SQLite export holds, about and at most; None where it is no such export."""
+def rows_in(path: Path) -> dict[str, int] | None:
+    """By table of the trace how many rows of an export go there, about and at most; None where it is no export."""
     with SqliteFile(path) as file:
         if not looks_like_nsys(file.tables):
             return None
-        tables = [source.table for source in SOURCES if source.table in file.tables]
-        return sum(part.capacity for table in tables for part in file.parts(table))
+        rows: Counter[str] = Counter()
+        for source in SOURCES:
+            if source.table in file.tables:
+                rows[source.trace_table] += sum(part.capacity for part in file.parts(source.table))
+        return dict(rows)
 
 
 def _in_turn(reduce: Callable[[Part], pl.DataFrame], parts: Sequence[Part]) -> Iterator[pl.DataFrame]:
