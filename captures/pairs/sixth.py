@@ -19,7 +19,7 @@ from pairs.registry import AFTER, SIXTH, Step, healthy, pair
 
 @pair(
     "blocking-copy", "prefill", "all layers stay on the GPU, where they fit", SIXTH,
-    library="transformers", accept=("exposed-copy", "memory-copies"), inference=True, steps=(2, 1),
+    library="transformers", inference=True, steps=(2, 1),
 )  # fmt: skip
 def layers_fetched_one_by_one(variant: str) -> Step:
     """A Llama of 8 × 2,048 reads 4 × 512 tokens; each layer is sent to the GPU before its turn and dropped after it."""

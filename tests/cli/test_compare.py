@@ -84,7 +84,7 @@ def test_less_work_in_more_launches_is_bounded_by_the_host(paradox: dict[str, An
     assert why["cause"] == "host-issue-bound"
     assert why["calls_change"] == 32
     assert why["gpu_change_share"] < 0 < why["change_ns"]
-    assert "32 more launches a step" in paradox["data"]["answer"]
+    assert "32 more launches per step" in paradox["data"]["answer"]
 
 
 def test_token_reduction_adds_a_selection_to_three_blocks(paradox: dict[str, Any]) -> None:

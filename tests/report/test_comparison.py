@@ -111,7 +111,7 @@ def test_the_gate_has_three_ends() -> None:
 def test_less_work_and_more_launches_read_as_the_paradox(paradox: StepNumbers) -> None:
     answer = " ".join(step_answer(paradox))
     assert (
-        "GPU work fell 9.6 %, but the step is limited by the host's launch rate: 32 more launches a step × " in answer
+        "GPU work fell 9.6 %, but the step is limited by the host's launch rate: 32 more launches per step × " in answer
     )
 
 
