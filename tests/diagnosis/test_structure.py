@@ -24,7 +24,11 @@ ISNEGINF = "void at::native::vectorized_elementwise_kernel<4, at::native::isnegi
 WHERE = "void at::native::elementwise_kernel<128, 4, at::native::gpu_kernel_impl_nocast<where_kernel_impl>>(int)"
 DOUBLE_GEMM = "sm90_xmma_gemm_f64f64_f64f64_f64_nt_n_tilesize64x64x16_stage3_warpsize2x2x1_tensor16x8x16_kernel"
 DOUBLE_NORM = "void at::native::vectorized_layer_norm_kernel<double, double>(int)"
-ISNAN = "void at::native::vectorized_elementwise_kernel<4, at::native::CompareEqFunctor<float>>(int)"
+ISNAN = (
+    "void at::native::vectorized_elementwise_kernel<4, at::native::BinaryFunctor<float, float, bool, "
+    "at::native::CompareEqFunctor<float>>>(int)"
+)
+IS_END = ISNAN.replace("BinaryFunctor<float, float", "BUnaryFunctor<long, long").replace("<float>", "<long>")
 ANY = "void at::native::reduce_kernel<512, 1, at::native::ReduceOp<bool, at::native::or_kernel_cuda>>(int)"
 LISTS = "void at::native::multi_tensor_apply_kernel<at::native::TensorListMetadata<{}>, at::native::Op{}>(int)"
 
@@ -163,13 +167,15 @@ def test_float64_is_a_habit_in_networks_and_a_need_in_solvers(is_network: bool) 
     assert (found is not None) is is_network
 
 
-@pytest.mark.parametrize("checks", [True, False])
-def test_a_read_back_for_each_tensor_is_a_check_where_numbers_are_compared_before_it(checks: bool) -> None:
+@pytest.mark.parametrize(("compared", "checks"), [(ISNAN, True), (IS_END, False), (ADD, False)])
+def test_a_read_back_for_each_tensor_is_a_check_where_numbers_are_compared_with_themselves(
+    compared: str, checks: bool
+) -> None:
     def step(machine: Machine) -> None:
         for _ in range(24):
             machine.launch(8 * US, GELU)
-            machine.launch(4 * US, ISNAN if checks else ADD)
-            machine.launch(4 * US, ANY if checks else ADD)
+            machine.launch(4 * US, compared)
+            machine.launch(4 * US, ANY)
             machine.item()
 
     found = verdict(step).finding("host-sync")

@@ -42,8 +42,9 @@ MARKS: Final = {
     "fused-optimizer": r"FusedOptimizer|FusedAdam|FusedSgd|fused_adam|fused_sgd",
     "depthwise": r"(?i)depthwise|dgrad2d_grouped|grouped_direct|conv2d_c1_k1|dw_conv",
     "adding-rows": r"indexFunc|index_add|index_put|index_copy|scatter|indexing_backward",
-    # Whether any number of a tensor is what one looks for.
+    # Whether any number of a tensor is none: it differs from itself. Tokens are compared with one number.
     "any-of": r"or_kernel_cuda",
+    "of-itself": r"BinaryFunctor<(?:float|double|c10::BFloat16|c10::Half), .*CompareEqFunctor",
     # Rows that are added in the order of their sorted indices, and what prepares these: checks, sorts, arithmetic.
     "sorted-adding": r"indexing_backward_kernel",
     "on-indices": r"RadixSort|DeviceScan|_assert_async|arange_cuda_out|[<(, ]long(?: long)?[>,]",

@@ -317,10 +317,16 @@ class HostSync(Rule):
         program, order = facts.program, facts.program.order
         found = np.zeros(facts.work.height, dtype=np.bool_)
         reads = (_all_of(facts, _OVER_LINK & _is_readback(facts)) > 0)[order]
-        at = np.flatnonzero(reads & np.r_[False, program.marked("any-of")[order][:-1]])
+        # The kernel before each piece; fills of what a reduction needs may stand between them.
+        kernels = np.where(program.is_kernel[order], np.arange(len(order)), 0)
+        before = np.r_[0, np.maximum.accumulate(kernels)[:-1]] if len(order) else kernels
+        tests, compares = (program.marked(mark)[order] for mark in ("any-of", "of-itself"))
+        at = np.flatnonzero(reads & tests[before] & compares[before[before]])
         if len(at) >= self.in_a_row * facts.steps and 2 * len(at) > reads.sum():
-            for before in range(3):
-                found[order[np.maximum(at - before, 0)]] = True
+            edges = np.zeros(len(order) + 1, dtype=np.int64)
+            np.add.at(edges, before[before[at]], 1)
+            np.add.at(edges, at + 1, -1)
+            found[order] = np.cumsum(edges[:-1]) > 0
         return found
 
     def _undetected(self, facts: Facts, checks: npt.NDArray[np.bool_]) -> Gain | None:
