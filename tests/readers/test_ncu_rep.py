@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import math
+import os
 import re
 from functools import cache
 from pathlib import Path
@@ -32,6 +33,7 @@ from warplens.errors import MissingDataError, UnreadableInputError
 from warplens.profile import NoteLevel
 from warplens.profile.counters import KernelCounters
 from warplens.readers import read_counters
+from warplens.readers.ncu.container import content_of
 from warplens.readers.ncu.metrics import unit_of
 from warplens.readers.ncu.report import read_ncu_rep
 
@@ -646,3 +648,12 @@ def _assert_equal(counters: KernelCounters, actions: Collection[Any]) -> None:
         for said in action.rule_results_as_dicts()
     ]
     assert counters.rules.select("launch", "rule", "name", "section").rows() == rules
+
+
+def test_a_report_that_becomes_shorter_while_it_is_read_is_read_as_it_was(tmp_path: Path) -> None:
+    """Touching mapped memory behind the new end would end the process by a signal."""
+    report = tmp_path / "report.ncu-rep"
+    report.write_bytes(b"NVR\0" + b"x" * 100_000)
+    with content_of(report, report) as content:
+        os.truncate(report, 10)
+        assert content[-1] == ord("x")

@@ -159,12 +159,19 @@ class Container:
         raise WireError(f"the file ends at byte {self._size}, inside a message that begins at byte {at}")
 
 
+#: Memory that stands for a file ends the process when it is touched after the file became shorter. Reports have some
+#: megabytes and are read whole; of one with gigabytes that would take too much.
+_READ_WHOLE_BYTES = 2**28
+
+
 @contextmanager
-def mapped(path: Path, known_as: Path) -> Iterator[mmap.mmap]:
-    """The file's content as memory that the system reads when it is touched."""
+def content_of(path: Path, known_as: Path) -> Iterator[Data]:
+    """The file's content; that of a large one as memory that the system reads when it is touched."""
+    data: Data
     try:
         with path.open("rb") as file:
-            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            small = 0 < path.stat().st_size <= _READ_WHOLE_BYTES
+            data = file.read() if small else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except ValueError:
         raise UnreadableInputError(known_as, "the file is empty", _ADVICE) from None
     except OSError as error:
@@ -173,8 +180,9 @@ def mapped(path: Path, known_as: Path) -> Iterator[mmap.mmap]:
     try:
         yield data
     finally:
-        with suppress(BufferError):  # an error's traceback may still hold a view of it
-            data.close()
+        if isinstance(data, mmap.mmap):
+            with suppress(BufferError):  # an error's traceback may still hold a view of it
+                data.close()
 
 
 # --- What the result messages of an Nsight Compute report say besides metrics -----------------------------------------

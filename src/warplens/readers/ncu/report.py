@@ -30,8 +30,8 @@ from warplens.readers.ncu.container import (
     Launch,
     Result,
     Rule,
+    content_of,
     launch_of,
-    mapped,
     rules_of,
     value_of,
 )
@@ -242,7 +242,7 @@ def read_ncu_rep(
     path: Path, known_as: Path, metrics: Collection[str] | None = None, instances: Collection[str] = ()
 ) -> KernelCounters:
     """The counters in a report, as far as it is intact."""
-    with mapped(path, known_as) as data:
+    with content_of(path, known_as) as data:
         return _Reading(data, known_as, metrics, instances).counters()
 
 

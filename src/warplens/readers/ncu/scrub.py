@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from warplens.errors import UnreadableInputError
-from warplens.readers.ncu.container import MAGIC, Block, Container, mapped
+from warplens.readers.ncu.container import MAGIC, Block, Container, content_of
 from warplens.readers.ncu.csv_text import HEADER, HEADER_START, LONGEST_FIELD, encoding_of
 from warplens.readers.scrubbing import Removed, search_copy
 from warplens.secrets import Cleaner, Secrets
@@ -87,7 +87,7 @@ _ADVICE = "Copy or download the report again, or record it again"
 
 def copy_ncu_rep(source: Path, known_as: Path, partial: Path) -> Removed:
     """Fills the empty file `partial` with a copy of an Nsight Compute report without what identifies."""
-    with mapped(source, known_as) as data:
+    with content_of(source, known_as) as data:
         secrets = _secrets_of(data, known_as)
         copy = _Copy(data, known_as, Cleaner(secrets))
         with partial.open("wb") as file:
