@@ -113,7 +113,7 @@ def test_a_file_against_itself_is_the_same_everywhere_and_passes_the_gate(warple
     run = warplens("compare", TOKEN_REDUCTION, TOKEN_REDUCTION, "--fail-on", "0%")
     assert run.code == 0
     assert "The variant is the same in 60 of 60 cells." in run.out
-    assert "both sides hold the same cells" in run.err
+    assert "Both sides hold the same cells" in run.err
     assert "gate passed" in run.err
 
 
@@ -124,7 +124,7 @@ def test_other_gpus_are_told(
     other = tmp_path / "other.json"
     other.write_text(json.dumps({**measured, "environment": {**measured["environment"], "device": device}}))
     run = warplens("compare", halves[0], other, "--variant-where", "method=topk")
-    assert "the GPUs differ: NVIDIA H200 and NVIDIA H100" in run.err
+    assert "The GPUs differ: NVIDIA H200 and NVIDIA H100" in run.err
 
 
 def test_files_without_a_common_cell_are_named(

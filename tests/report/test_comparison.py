@@ -118,7 +118,7 @@ def test_less_work_and_more_launches_read_as_the_paradox(paradox: StepNumbers) -
 def test_a_graph_reads_as_launches_that_went_away(graph: StepNumbers) -> None:
     (answer,) = step_answer(graph)
     assert "times as fast" in answer
-    assert "because the baseline is limited by the host's launch rate: 178 fewer launches a step" in answer
+    assert "because the baseline is limited by the host's launch rate: 178 fewer launches per step" in answer
 
 
 def test_a_cause_is_no_reason_where_the_verdict_is_open(paradox: StepNumbers) -> None:
@@ -154,13 +154,13 @@ def test_launches_that_became_fewer_are_no_reason_to_be_slower(paradox: StepNumb
     fewer = replace(after, calls=before.calls - 20, issue_ns=2 * float(after.issue_ns or 0))
     launches = replace(paradox.difference.launches, variant=fewer)
     text = cause_sentence(replace(paradox.difference, launches=launches), paradox.why)
-    assert re.search(r"20 fewer launches a step, but at \S+ µs each instead of \S+ µs", text)
+    assert re.search(r"20 fewer launches per step, but at \S+ µs each instead of \S+ µs", text)
 
 
 def test_only_launches_of_added_kernels_are_priced_by_them(graph: StepNumbers, baseline: TraceFiles) -> None:
     """The kernels of the top-k selection are not in the graph; the others are, and their launches are spared."""
     found = compare_steps(side("deit224_bs1_topk0.1"), graph.variant, margin=0.02, level=0.05)
-    assert re.search(r"210 fewer launches a step at 2\d\.\d µs each", " ".join(step_answer(found)))
+    assert re.search(r"210 fewer launches per step at 2\d\.\d µs each", " ".join(step_answer(found)))
 
 
 def test_nothing_is_most_of_a_change_that_others_oppose(paradox: StepNumbers) -> None:

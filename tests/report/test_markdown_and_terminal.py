@@ -8,10 +8,12 @@ import io
 import re
 
 import polars as pl
+import pytest
 
 from tests.report import sample
+from warplens.report.brief import Line
 from warplens.report.markdown import escaped, markdown_table, render_markdown
-from warplens.report.terminal import csv_table, print_table
+from warplens.report.terminal import brief_text, csv_table, print_table
 
 
 def terminal(table) -> str:
@@ -90,3 +92,12 @@ def test_a_table_without_rows_says_so():
     table = dataclasses.replace(sample.kernel_table(), rows=sample.kernel_table().rows.clear(), empty="No kernels.")
     assert "No kernels." in terminal(table)
     assert markdown_table(table) == "No kernels."
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_commands_stay_whole_and_what_they_answer_fits_the_width(width: int) -> None:
+    command, why = "warplens diagnose profile.sqlite", "every finding, with its evidence and what would refute it"
+    rows = brief_text([Line("next", "", "quiet", (f"{command}  # {why}",))], width).splitlines()
+    assert all(len(row) <= width for row in rows)
+    assert rows[0].startswith(f"next        {command}")
+    assert " ".join(part.strip() for row in rows for part in row.split("# ")[1:]) == why

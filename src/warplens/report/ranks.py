@@ -141,7 +141,7 @@ def _exposed(result: RanksResult) -> str | None:
         return None
     window = int(ranks["duration_ns"].sum())
     return (
-        f"Communication that nothing hides takes {fmt.share(exposed / window)} of the time; "
+        f"Exposed communication takes {fmt.share(exposed / window)} of the time; "
         f"{fmt.share(1 - exposed / communication)} of all communication is overlapped by compute."
     )
 

@@ -199,6 +199,10 @@ def _styled(shown: str, line: str) -> Text:
 # --- The answer in five lines ----------------------------------------------------------------------------------------
 
 
+#: What stands between a command and what it answers.
+_COMMENT: Final = "  # "
+
+
 def print_brief(lines: Iterable[Line], stream: TextIO) -> None:
     """The answer: labels on the left, what they tell on the right, code on lines of its own, ready to be copied."""
     width = width_of(stream)
@@ -222,9 +226,22 @@ def brief_text(lines: Iterable[Line], width: int | None = None) -> str:
     return "".join(f"{row}\n" for line in lines for row in _rows(line, width))
 
 
+def _commands(code: Iterable[str], width: int | None) -> Iterator[str]:
+    """Commands with what each answers behind it; below it where one of them would not fit into a row."""
+    given = list(code)
+    if width is None or all(_LABEL + len(each) <= width for each in given):
+        yield from given
+        return
+    for each in given:
+        command, mark, why = each.partition(_COMMENT)
+        yield command.rstrip()
+        if mark:
+            yield from (_COMMENT + piece.strip() for piece in wrapped(why, width - _LABEL - len(_COMMENT)))
+
+
 def _rows(line: Line, width: int | None) -> Iterator[str]:
     """A line as rows: its text, then its code. What is to be copied whole, a command, is never broken."""
-    code = list(line.code)
+    code = list(line.code if line.text else _commands(line.code, width))
     margin = " " * _LABEL
     text = line.text or (code.pop(0) if code else "")
     first = f"{line.label:<{_LABEL}}{text}"

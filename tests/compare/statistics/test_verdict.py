@@ -82,7 +82,7 @@ def test_a_single_run_is_taken_to_vary_as_much_as_the_runs_of_the_other_side() -
     comparison = compare(runs(8, spread=0.05), alone)
     assert comparison.verdict == "undecided"
     assert comparison.unit == "blocks"
-    assert any("the variant is a single run" in doubt for doubt in comparison.doubts)
+    assert any("The variant is a single run" in doubt for doubt in comparison.doubts)
 
 
 def test_turns_cancel_what_both_sides_share() -> None:
@@ -130,8 +130,8 @@ def test_a_drift_is_named_in_the_noise_floor_and_in_the_doubts() -> None:
     assert floor.significance is not None
     assert floor.significance < 1e-6
     comparison = compare(Samples.of([steps]), Samples.of([steps[::-1] * 1.02]))
-    assert any("times of the baseline rise by" in doubt for doubt in comparison.doubts)
-    assert any("times of the variant fall by" in doubt for doubt in comparison.doubts)
+    assert any("Times of the baseline rise by" in doubt for doubt in comparison.doubts)
+    assert any("Times of the variant fall by" in doubt for doubt in comparison.doubts)
 
 
 def test_the_noise_floor_is_what_two_sides_of_that_length_differ_by() -> None:

@@ -214,11 +214,11 @@ def load_measurements(
 def _of_files(baseline: Measurements, variant: Measurements, *, same_file: bool) -> Iterator[Note]:
     """What makes two measurements files hard to compare."""
     if same_file:
-        text = "both sides hold the same cells: their times are compared with themselves"
+        text = "Both sides hold the same cells: their times are compared with themselves"
         yield Note("same-file", NoteLevel.WARNING, text, "Choose cells: --baseline-where, --variant-where")
     names = [str((file.environment.get("device") or {}).get("name") or "") for file in (baseline, variant)]
     if all(names) and names[0] != names[1]:
-        text = f"the GPUs differ: {names[0]} and {names[1]}"
+        text = f"The GPUs differ: {names[0]} and {names[1]}"
         yield Note("different-gpu", NoteLevel.WARNING, text, "Measure both sides on the same GPU")
 
 

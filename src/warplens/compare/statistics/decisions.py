@@ -522,22 +522,22 @@ def _doubts(baseline: Samples, variant: Samples, shift: Shift, ratio: Interval) 
     single = [name for name, side in (("baseline", baseline), ("variant", variant)) if len(side.blocks) == 1]
     if len(single) == 2:
         doubts.append(
-            "each side is a single run: steps of one run cannot show how much runs differ from each other, "
+            "Each side is a single run: steps of one run cannot show how much runs differ from each other, "
             "so that another pair of runs may differ by more than the interval says"
         )
     elif single:
         doubts.append(
-            f"the {single[0]} is a single run: it is taken to vary from run to run as much as the other side does"
+            f"The {single[0]} is a single run: it is taken to vary from run to run as much as the other side does"
         )
     elif not shift.paired:
         doubts.append(
-            "the sides were not taken in turns: what changed on the machine in between looks like a difference"
+            "The sides were not taken in turns: what changed on the machine in between looks like a difference"
         )
     if not shift.freedom:
-        doubts.append("a side has a single duration: nothing shows how much it varies")
+        doubts.append("A side has a single duration: nothing shows how much it varies")
     names = "the baseline", "the variant", "both sides"
     doubts.extend(
-        f"times of {name} {'rise' if seen.shift > 0 else 'fall'} by {100 * abs(math.expm1(seen.shift)):.2g} % "
+        f"Times of {name} {'rise' if seen.shift > 0 else 'fall'} by {100 * abs(math.expm1(seen.shift)):.2g} % "
         "in the order in which they were taken: the interval reaches as much further, for that may go on"
         for name, seen in zip(names, shift.trends, strict=True)
         if seen and seen.matters and (name != "both sides" or not any(s and s.matters for s in shift.trends[:2]))
@@ -546,10 +546,10 @@ def _doubts(baseline: Samples, variant: Samples, shift: Shift, ratio: Interval) 
         units = "turns" if shift.paired else "steps" if single else "blocks"
         alone = round(max(shift.count / shift.dependence, 1))
         doubts.append(
-            f"successive {units} resemble each other: {shift.count} of them tell as much as "
+            f"Successive {units} resemble each other: {shift.count} of them tell as much as "
             f"{alone} independent {'one' if alone == 1 else 'ones'}"
         )
     means = float(variant.values.mean() / baseline.values.mean())
     if shift.freedom and not ratio.low <= means <= ratio.high:
-        doubts.append(f"the ratio of the means is {means:.3g}, outside the interval: a few steps are far from typical")
+        doubts.append(f"The ratio of the means is {means:.3g}, outside the interval: a few steps are far from typical")
     return doubts

@@ -79,7 +79,7 @@ def _answer(numbers: StepNumbers) -> Answer:
         verdict=f"{verdict}." if because else verdict,
         severity={"slower": "critical", "undecided": "warning"}.get(found.verdict, "info") if comparable else "warning",
         gain=signed_share(found.ratio.estimate - 1) if comparable else "",
-        gain_range=fmt.sentence(interval_text(found.ratio).replace(" %:", " % confidence:", 1)),
+        gain_range=fmt.sentence(interval_text(found.ratio).replace(" %:", " % interval:", 1)),
         do=fmt.sentence(reasons[0]) if reasons else "",
         code="",
         brings=" ".join(map(fmt.sentence, reasons[1:])),
