@@ -108,9 +108,9 @@ def test_numbers_and_texts_in_one_setting_are_texts(read):
         ("method,batch,latency_ms,throughput_per_s\nnone,8,10,100\n", "throughput × latency is 1, but a step has 8"),
         ("method,latency_ms,status\nnone,1,lost\n", "its status is 'lost'"),
         ("method,latency_ms,macs,gmacs\nnone,1,5,5\n", "states its macs twice"),
-        ("{}", "no list of rows"),
-        ('{"schema": "other/1", "rows": []}', "no list of rows"),
-        ("[1", "no JSON"),
+        ("{}", "not a list of rows"),
+        ('{"schema": "other/1", "rows": []}', "not a list of rows"),
+        ("[1", "not valid JSON"),
     ],
 )
 def test_what_cannot_be_understood_is_refused(tmp_path, text, message):
@@ -137,8 +137,8 @@ def test_a_missing_file_is_said_to_be_missing(tmp_path):
         ("method,launch,latency_ms\nnone,a,3\n", "cannot be named 'launch'"),
         ("method,latency_ms\nnone,2.5 ms\n", "'2.5 ms', which is not a number"),
         ('method,batch,throughput_per_s\nnone,1,"1,234.5"\n', "'1,234.5', which is not a number"),
-        ("method,latency_ms\nnone,1e400\n", "no number"),
-        ("method,latency_ms\nnone,1e99999999\n", "no number"),
+        ("method,latency_ms\nnone,1e400\n", "not a number"),
+        ("method,latency_ms\nnone,1e99999999\n", "not a number"),
         ("method,latency_ms\nnone,1e30\n", "too much to be one"),
         ("method,latency_ms\nnone,1e-30\n", "close to zero"),
         ("method,latency_ms,gmacs\nnone,1,-3\n", "not above zero"),
@@ -159,7 +159,7 @@ def test_what_spreadsheets_and_misprints_make_of_a_table_is_refused_in_one_line(
 def test_a_table_in_another_encoding_says_which_one_is_read(tmp_path):
     path = tmp_path / "table.csv"
     path.write_bytes(TABLE.encode("utf-16"))
-    with pytest.raises(UnreadableInputError, match="no text in UTF-8"):
+    with pytest.raises(UnreadableInputError, match="not a text in UTF-8"):
         read_sweep(path)
 
 
