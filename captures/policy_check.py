@@ -33,7 +33,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
 import torch
 
-from warplens.compare.statistics import Samples
 from warplens.studies.policies.adaptive import AdaptiveModule, shared_names, tie
 from warplens.studies.policies.choosing import Policy, Side
 from warplens.studies.policies.files import read_policy, write_policy
@@ -50,6 +49,8 @@ from warplens.workloads.vision import VisionTransformer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from warplens.compare.statistics import Samples
 
 KEEP = 0.1
 SIDES = (Side("method=none", {"method": "none"}), Side("method=topk", {"method": "topk", "keep": KEEP}))
@@ -247,24 +248,23 @@ def fitted_policy(
     """The policy for these shapes."""
     points = []
     for shape in shapes:
-        samples = tuple(
-            Samples.of([own[start : start + PER_ROUND] for start in range(0, len(own), PER_ROUND)], paired=True)
-            for own in (times[shape, method] for method in METHODS)
-        )
-        points.append(PointTimes(shape.settings, tuple(one.median_ns for one in samples), comparable(samples)))
+        own = tuple(times[shape, method] for method in METHODS)
+        points.append(PointTimes(shape.settings, tuple(median(one) for one in own), comparable(own)))
     return fit_points(
         points, sides=SIDES, axes=AXES, source="policy_fit.json", workload="token-reduction",
         shared={name: shared[name] for name in ("model", "precision", "attention")}, environment=facts,
     )  # fmt: skip
 
 
-def comparable(samples: tuple[Samples, ...]) -> tuple[Samples, ...]:
-    """The samples, unless what decides between them is missing here: then their medians alone decide."""
+def comparable(times: Sequence[Sequence[int]]) -> tuple[Samples, ...]:
+    """The samples of both sides, unless what decides between them is missing here: then their medians alone decide."""
     try:
-        import warplens.compare.statistics  # noqa: F401
+        from warplens.compare.statistics import Samples
     except ImportError:
         return ()
-    return samples
+    starts = [range(0, len(own), PER_ROUND) for own in times]
+    blocks = ([own[at : at + PER_ROUND] for at in places] for own, places in zip(times, starts, strict=True))
+    return tuple(Samples.of(each, paired=True) for each in blocks)
 
 
 def summarise(
