@@ -159,3 +159,31 @@ def test_attention_kernels_are_checked_and_timed(warplens):
     # causal: half of 4 · S² · D · heads
     assert found["rows"][0]["flops"] == 2 * 16 * 16 * 8 * 2
     assert found["details"][0]["check"]["passed"] is True
+
+
+@pytest.mark.usefixtures("_torch")
+def test_kernels_are_held_against_float64_without_being_timed(warplens, tmp_path):
+    words = ("--kernel", "sdpa-math", "--seq-len", "16,32", "--head-dim", "16", "--heads", "2", "--device", "cpu")
+    run = warplens(
+        "bench", "attention", "--check", *words, "--dtype", "float16", "--report", tmp_path / "page", "-f", "json"
+    )
+
+    assert run.code == 0, run.err
+    rows = json.loads(run.out)["data"]["rows"]
+    assert [row["tokens"] for row in rows] == [16, 32]
+    assert all(0 < row["relative"] <= 2 * row["formula_relative"] for row in rows)
+    assert (tmp_path / "page" / "errors.html").is_file()
+
+
+@pytest.mark.usefixtures("_torch")
+def test_a_kernel_that_computes_something_else_fails_the_check(warplens, monkeypatch):
+    from warplens.workloads.attention import errors
+    from warplens.workloads.attention.registry import AttentionKernel
+
+    wrong = AttentionKernel("wrong", "torch", "", lambda q, k, v, causal: q + 0 * k * v)
+    monkeypatch.setattr(errors, "KERNELS", {"wrong": wrong})
+    words = ("--kernel", "wrong", "--seq-len", "16", "--head-dim", "16", "--heads", "1", "--device", "cpu")
+    run = warplens("bench", "attention", "--check", *words, "--dtype", "float32", "-f", "json")
+
+    assert run.code == 1
+    assert [row["near_enough"] for row in json.loads(run.out)["data"]["rows"]] == [False]

@@ -99,6 +99,25 @@ def test_one_stream_has_nothing_to_run_at_once() -> None:
     assert found["streams"].state == "not applicable"
 
 
+@pytest.mark.parametrize(
+    ("case", "state", "turns"),
+    [
+        ("overlapped", "in order", {}),
+        ("full", "in order", {}),
+        ("default-stream", "to mend", {"turns_by_default_stream_count": 75}),
+        ("events", "cannot tell", {"turns_by_event_count": 75}),
+    ],
+)
+def test_streams_that_take_turns_are_told_with_what_orders_them(case: str, state: str, turns: dict) -> None:
+    """Planted on an H200 (`captures/streams.py`): 15 of 16 kernels of a step follow another stream's."""
+    timeline = Timeline(read(DATA.parents[2] / "data" / "recordings" / f"streams_{case}.sqlite.xz"))
+    found = checklist(timeline, timeline.window())["streams"][2]
+
+    assert found.state == state
+    assert {name: count for name, count in found.evidence.items() if name.startswith("turns_")} == turns
+    assert (found.evidence["kernels_at_once_ns"] > 0) == (case in ("overlapped", "full"))
+
+
 def test_calls_of_functions_are_what_an_allocation_inside_a_kernel_needs(planted) -> None:
     """Device-side `malloc` is a call of a function of the driver: a kernel without calls cannot allocate."""
     healthy = KERNELS[-1][0]

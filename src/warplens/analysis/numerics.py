@@ -52,6 +52,20 @@ NUMERICS: Final = table(
 )
 
 
+ATTENTION_ERRORS: Final = table(
+    "attention errors",
+    "A tensor that an attention kernel computed, held against float64. `warplens bench attention --check`.",
+    Column("implementation", pl.String, "of `warplens.workloads.attention.KERNELS`", kind="name"),
+    Column("shapes", pl.String, title="Problem", help="batch × heads × tokens × width of a head, type, mask, mode"),
+    Column("tokens", pl.Int64, "of a sequence", kind="count"),
+    column("status", help="`compared`, `unsupported`, `out-of-memory`, `failed`"),
+    column("reason", help="why it was not compared", nullable=True),
+    Column("formula_relative", pl.Float64, "the same of the formula in that format", title="Formula's", nullable=True),
+    Column("near_enough", pl.Boolean, "finite, and at most twice as far as the formula", nullable=True),
+    (each.but(nullable=True) for each in NUMERICS.columns if each.name != "pair"),
+)
+
+
 @dataclass(frozen=True, eq=False)
 class Tensor:
     """Numbers as a program saved them.

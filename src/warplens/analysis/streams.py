@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 
 from warplens.analysis.api import api_kinds
@@ -325,3 +326,99 @@ def _nodes(timeline: Timeline, work: pl.DataFrame) -> pl.DataFrame:
     )
     started = launching.gather(by_kind["api_row"]).fill_null(value=False)
     return by_kind.filter(started | pl.col("node").is_not_null())
+
+
+# --- Streams that take turns ---
+#
+# A kernel that was queued, whose stream had nothing left to do, and that began only when a kernel of another stream
+# ended, waited for it. Why is recorded for event waits alone; that a kernel left no room follows from its grid, and the
+# legacy default stream's turns with blocking streams (CUDA C++ Programming Guide, "Default Stream") from the kinds of
+# both. What is left over may be one hardware queue (CUDA_DEVICE_MAX_CONNECTIONS), registers or shared memory that were
+# used up, or a kernel that another kernel launched: the profile does not tell.
+
+#: A kernel that begins this soon after the end of another can have waited for it: the latency of a start, and of an
+#: event between streams.
+_NEXT_NS: Final = 10_000
+
+#: Why a kernel waited for one of another stream.
+TURNS: Final = {
+    "event": "the stream was told to wait for an event",
+    "full": "the kernel before filled the GPU",
+    "default-stream": "one of both is the legacy default stream, which blocking streams take turns with",
+    "unknown": "nothing recorded orders them",
+}
+
+STREAM_TURNS: Final = table(
+    "streams that take turns",
+    "One reason for which kernels waited for kernels of other streams. `warplens.analysis.streams.stream_turns`.",
+    Column("why", pl.String, "; ".join(f"`{why}`: {meaning}" for why, meaning in TURNS.items())),
+    Column("turns", pl.Int64, "kernels that waited so"),
+    Column("at_once_ns", pl.Int64, "time that they could have run beside what they waited for, at most"),
+)
+
+
+def stream_turns(timeline: Timeline, window: Window) -> pl.DataFrame:
+    """How often, and why, queued kernels of a stream began only when a kernel of another stream ended.
+
+    Returns:
+        `STREAM_TURNS`; no rows where streams ran at once, or there is one.
+    """
+    work = timeline.work_in(window).filter(_is_compute() & pl.col("launch_end_ns").is_not_null())
+    found = [pl.DataFrame(schema=_TURN)]
+    for (device, process), part in work.group_by("device", "process", maintain_order=True):
+        if part["stream"].n_unique() > 1:
+            found.append(_turns_of(timeline, part.sort("start_ns"), int(str(device)), int(str(process))))
+    grouped = pl.concat(found).group_by("why").agg(pl.len().cast(pl.Int64).alias("turns"), pl.col("at_once_ns").sum())
+    return STREAM_TURNS.conform(grouped).sort("at_once_ns", "why", descending=[True, False])
+
+
+_TURN: Final = {"why": pl.String, "at_once_ns": pl.Int64}
+
+
+def _turns_of(timeline: Timeline, work: pl.DataFrame, device: int, process: int) -> pl.DataFrame:
+    """Why each kernel of a process on a GPU waited for another stream's, and how much of both could overlap."""
+    starts, ends = work["start_ns"].to_numpy(), work["end_ns"].to_numpy()
+    stream, launched = work["stream"].to_numpy(), work["launch_start_ns"].to_numpy()
+    ready = work["launch_end_ns"].to_numpy().copy()
+    last = np.full(len(starts), -1)  # the kernel of another stream that ended last before each began
+    told_to_wait = np.zeros(len(starts), dtype=np.bool_)
+    waits = timeline.trace.synchronizations.filter(
+        (pl.col("kind").cast(pl.String) == "stream-wait-event") & (pl.col("process") == process)
+    ).sort("start_ns")
+    for own in np.unique(stream):
+        mine = np.flatnonzero(stream == own)
+        ready[mine[1:]] = np.maximum(ready[mine[1:]], ends[mine[:-1]])
+        told = waits["start_ns"].filter(waits["stream"] == own).to_numpy()
+        before_each = np.r_[0, np.searchsorted(told, launched[mine])]
+        told_to_wait[mine] = np.diff(before_each) > 0
+        others = np.flatnonzero(stream != own)
+        others = others[np.argsort(ends[others], kind="stable")]
+        place = np.searchsorted(ends[others], starts[mine], side="right") - 1
+        last[mine] = np.where(place >= 0, others[np.maximum(place, 0)], -1)
+    behind = np.flatnonzero(last >= 0)
+    before = last[behind]
+    held = ends[before] - np.maximum(ready[behind], starts[before])
+    # What ran beside a kernel for half of its time or more was no turn: it began at once.
+    turn = (starts[behind] - ends[before] <= _NEXT_NS) & (2 * held >= ends[before] - starts[before]) & (held > 0)
+    behind, before, held = behind[turn], before[turn], held[turn]
+    at_once = np.minimum(held, ends[behind] - starts[behind])
+    kinds = timeline.trace.capture.stream_kinds
+    legacy, blocking = (
+        np.isin(stream, [number for owner, number, kind in kinds if owner == process and kind == wanted])
+        for wanted in ("legacy-default", "blocking")
+    )
+    by_default = (legacy[behind] & blocking[before]) | (blocking[behind] & legacy[before])
+    full = _fills_gpu(timeline, work, device)[before]
+    why = np.select([told_to_wait[behind], full, by_default], ["event", "full", "default-stream"], "unknown")
+    return pl.DataFrame({"why": why.astype(str), "at_once_ns": at_once}, schema=_TURN)
+
+
+def _fills_gpu(timeline: Timeline, work: pl.DataFrame, device: int) -> npt.NDArray[np.bool_]:
+    """Whether each kernel had a block for every multiprocessor; where grids are not known, as if it had."""
+    known = timeline.trace.capture.device(device)
+    count = known.sm_count if known is not None else None
+    kernels = timeline.trace.kernels
+    blocks = kernels["grid_x"].cast(pl.Int64) * kernels["grid_y"] * kernels["grid_z"]
+    rows = pl.select(pl.when(work["kind"] == "kernel").then(work["row"])).to_series()
+    filled = (blocks.gather(rows) >= (count or 1)).fill_null(value=True)
+    return filled.to_numpy()

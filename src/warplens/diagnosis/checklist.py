@@ -18,7 +18,7 @@ from warplens.analysis.counters.bounds import LOW_SHARE, kernel_facts, kernel_fa
 from warplens.analysis.counters.groups import group_launches
 from warplens.analysis.counters.occupancy import WARP_SIZE
 from warplens.analysis.counters.speedoflight import instruction_mix
-from warplens.analysis.streams import concurrency, stream_statistics
+from warplens.analysis.streams import concurrency, stream_statistics, stream_turns
 from warplens.diagnosis.thresholds import DEFAULTS
 from warplens.profile.columns import column, table
 from warplens.profile.schema import Column
@@ -45,7 +45,7 @@ CHECKLIST: Final = table(
     column("group", dtype=pl.String, help="what it is about", title="About"),
     Column("asked", pl.String, "what should hold", title="What should hold"),
     Column(
-        "state", pl.String, "`in order`, `to mend`: checked; `not applicable`; `cannot tell`: `then` says what would"
+        "found", pl.String, "`in order`, `to mend`: checked; `not applicable`; `cannot tell`: `then` says what would"
     ),
     Column("rests_on", pl.String, "findings, launches, counters", nullable=True, title="Rests on"),
     Column("seen_share", pl.Float64, "of the kernel time, what the answer rests on", nullable=True, title="Seen"),
@@ -443,6 +443,14 @@ def _flags(checked: Checked) -> Answer:
     )
 
 
+#: What to do about streams that take turns, by why they do.
+_TURNS_THEN: Final = {
+    "default-stream": "use non-blocking streams: torch.cuda.Stream(), cudaStreamNonBlocking, nvcc --default-stream "
+    "per-thread",
+    "event": "leave out event waits that pass no data; record again",
+    "unknown": "launch breadth-first, with CUDA_DEVICE_MAX_CONNECTIONS=8 or more; see which resource runs out (ncu)",
+}
+
 # --- Faults ----------------------------------------------------------------------------------------------------------
 
 
@@ -466,8 +474,21 @@ def _at_once(checked: Checked) -> Answer:
     if streams.height < 2:
         return Answer("not applicable", {"streams_with_kernels_count": streams.height}, "launches", 1.0)
     together = concurrency(checked.timeline, checked.window).filter(pl.col("kernels_at_once") > 1)["time_ns"].sum()
-    evidence = {"streams_with_kernels_count": streams.height, "kernels_at_once_ns": int(together)}
-    return Answer("cannot tell", evidence, "launches", 1.0, _RUN_NSYS)
+    evidence = {"streams_with_kernels_count": float(streams.height), "kernels_at_once_ns": float(int(together))}
+    turns = stream_turns(checked.timeline, checked.window)
+    evidence |= {f"turns_by_{row['why'].replace('-', '_')}_count": row["turns"] for row in turns.to_dicts()}
+    # However streams take turns, the busiest of them alone takes as long as it does.
+    busy = [int(busy_ns) for busy_ns in streams["busy_ns"]]
+    most = sum(busy) - max(busy)
+    lost = {row["why"]: min(row["at_once_ns"], most) / checked.window.duration_ns for row in turns.to_dicts()}
+    if (share := lost.get("default-stream", 0.0)) >= _LEAST_SHARE:
+        evidence["lost_at_most_share"] = share
+        return Answer("to mend", evidence, "launches", 1.0, _TURNS_THEN["default-stream"])
+    for why in ("event", "unknown"):
+        # Whether the data that passes between them needs the wait, or a resource ran out, is not recorded.
+        if lost.get(why, 0.0) >= _LEAST_SHARE:
+            return Answer("cannot tell", evidence, "launches", 1.0, _TURNS_THEN[why])
+    return Answer("in order", evidence, "launches", 1.0)
 
 
 def _allocation(checked: Checked) -> Answer:

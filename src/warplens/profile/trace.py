@@ -103,6 +103,7 @@ class Capture:
         world_size: number of processes of the distributed run; None where the file does not say.
         recorded: which of the schema's tables the file held, empty or not.
         notes: what the reader noticed.
+        stream_kinds: process, stream, and `legacy-default`, `blocking` (takes turns with that) or `non-blocking`.
     """
 
     source: str
@@ -117,6 +118,7 @@ class Capture:
     world_size: int | None = None
     recorded: frozenset[str] = frozenset()
     notes: tuple[Note, ...] = field(default=())
+    stream_kinds: tuple[tuple[int, int, str], ...] = ()
 
     @property
     def tool(self) -> str:

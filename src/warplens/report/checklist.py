@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from warplens.profile.counters import KernelCounters
     from warplens.report.document import Block
 
-_SHOWN: Final = pick(CHECKLIST, "asked", "state", "numbers", "rests_on", "seen_share", "then")
+_SHOWN: Final = pick(CHECKLIST, "asked", "found", "numbers", "rests_on", "seen_share", "then")
 
 
 def checklist_frame(
@@ -34,7 +34,7 @@ def checklist_frame(
             "item": name,
             "group": group,
             "asked": asked,
-            "state": found.state,
+            "found": found.state,
             "rests_on": found.rests_on,
             "seen_share": found.seen_share,
             "numbers": evidence_text(found.evidence) or None,
@@ -52,7 +52,7 @@ def checklist_frame(
 
 def checklist_blocks(rows: pl.DataFrame) -> Iterator[Block]:
     """The list, with how many of its items were checked."""
-    counts = {state: int((rows["state"] == state).sum()) for state in STATES}
+    counts = {state: int((rows["found"] == state).sum()) for state in STATES}
     checked = counts["in order"] + counts["to mend"]
     yield quiet(
         f"{checked} of {rows.height} items were checked: {counts['in order']} in order, {counts['to mend']} to mend; "

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import polars as pl
 
-from warplens.analysis.numerics import NUMERICS, ULP_CLASSES
+from warplens.analysis.numerics import ATTENTION_ERRORS, ULP_CLASSES
 from warplens.profile.measurements import CELLS, PLAN
 from warplens.profile.schema import Column
 from warplens.report import text as fmt
@@ -190,35 +190,25 @@ def errors_tables(rows: pl.DataFrame) -> tuple[Table, ...]:
     """Errors against float64 and, apart, how many elements are off by how many units of the last place.
 
     Args:
-        rows: as `warplens.workloads.attention.errors.ATTENTION_ERRORS`, which is not known here: it needs PyTorch.
+        rows: `ATTENTION_ERRORS`.
     """
-    gate = (
-        Column("kernel", kind="name"),
-        Column("cell", title="Problem"),
-        Column("formula_relative", pl.Float64, "of the formula in that format", title="Formula's"),
-        Column("near_enough", pl.Boolean, "finite, and at most twice as far as the formula", title="Near enough"),
-    )
-    kernel, cell, formula, near = gate
+    head = pick(ATTENTION_ERRORS, "implementation shapes tensor")
+    near = ATTENTION_ERRORS.column("near_enough").but(dtype=pl.String)
     compared = rows.with_columns(
         pl.when("near_enough").then(pl.lit("yes")).when(~pl.col("near_enough")).then(pl.lit("no")).alias("near_enough")
     )
     known = compared.filter(pl.col("status") == "compared")
+    errors = pick(ATTENTION_ERRORS, "not_finite max_abs mean_abs relative formula_relative")
+    ulps = pick(ATTENTION_ERRORS, "ulp_median ulp_max", *(f"ulp_{least}" for least in ULP_CLASSES))
+    empty = "No kernel could be compared."
     tables = [
+        Table("errors", "Distance from float64", (*head, *errors, near), known, limit=None, empty=empty),
         Table(
-            "errors",
-            "Distance from float64",
-            (kernel, cell, *pick(NUMERICS, "tensor not_finite max_abs mean_abs relative"), formula,
-             near.but(dtype=pl.String)),
-            known,
-            limit=None,
-            empty="No kernel could be compared.",
+            "ulps", "Elements by their difference in units of the last place", (*head, *ulps), known, None, empty=empty
         ),
-        Table("ulps", "Elements by their difference in units of the last place of the coarser format",
-              (kernel, cell, *pick(NUMERICS, "tensor ulp_median ulp_max", *(f"ulp_{least}" for least in ULP_CLASSES))),
-              known, limit=None, empty="No kernel could be compared."),
-    ]  # fmt: skip
+    ]
     if (lost := rows.filter(pl.col("status") != "compared")).height:
-        why = (kernel, cell, Column("status"), Column("reason"))
+        why = pick(ATTENTION_ERRORS, "implementation shapes status reason")
         tables.append(Table("not-compared", "Not compared", why, lost, limit=None))
     return tuple(tables)
 
@@ -227,9 +217,9 @@ def errors_document(rows: pl.DataFrame) -> Document:
     """The same as a page, with a chart of the errors of each kernel over the sequence length."""
     from warplens.report.charts.overtime import curve_chart
 
-    known = rows.filter(pl.col("relative").is_not_null()).sort("seq_len", maintain_order=True)
-    series = pl.concat_str("kernel", pl.col("cell").str.extract(r", (.*)$"), "tensor", separator=", ")
-    points = known.select(series=series, x="seq_len", y="relative")
+    known = rows.filter(pl.col("relative").is_not_null()).sort("tokens", maintain_order=True)
+    series = pl.concat_str("implementation", pl.col("shapes").str.extract(r", (.*)$"), "tensor", separator=", ")
+    points = known.select(series=series, x="tokens", y="relative")
     figures: tuple[Figure, ...] = ()
     if points.height:
         errors = sorted(points["y"].to_list())

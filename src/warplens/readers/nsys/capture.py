@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -508,3 +508,15 @@ def _repairs(findings: Findings) -> list[Note]:
 
 
 _CHECKS = (_missing_cuda, _lost_work, _hidden_graphs, _missing_ranges, _session, _devices, _repairs)
+
+
+#: CUPTI's `CUpti_ActivityStreamFlag`, which no version of nsys has numbered otherwise.
+_STREAM_KINDS: Final = {1: "blocking", 2: "non-blocking", 3: "legacy-default"}
+
+
+def stream_kinds(file: Tables) -> tuple[tuple[int, int, str], ...]:
+    """How each stream of a process was made; nothing for exports that do not say."""
+    if not _has(file, "TARGET_INFO_CUDA_STREAM", "streamId", "processId", "flag"):
+        return ()
+    rows = file.rows("SELECT processId, streamId, flag FROM TARGET_INFO_CUDA_STREAM")
+    return tuple((process, stream, _STREAM_KINDS[flag]) for process, stream, flag in rows if flag in _STREAM_KINDS)

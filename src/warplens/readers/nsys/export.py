@@ -18,7 +18,7 @@ from warplens.profile import Capture, Trace
 from warplens.profile.schema import encode_names
 from warplens.profile.tables import TABLES
 from warplens.readers.nsys import NSYS
-from warplens.readers.nsys.capture import Findings, devices_of, notes_of, session_of
+from warplens.readers.nsys.capture import Findings, devices_of, notes_of, session_of, stream_kinds
 from warplens.readers.nsys.tables import (
     ALL_ROWS,
     SOURCES,
@@ -421,6 +421,7 @@ def put_together(
         window_ns=window,
         recorded=recorded,
         notes=notes,
+        stream_kinds=stream_kinds(file),
     )
     return Trace(capture, **tables)
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from warplens.analysis.numerics import NUMERICS, Tensor, numeric_differences
+from warplens.analysis.numerics import ATTENTION_ERRORS, Tensor, numeric_differences
 from warplens.errors import UsageError
-from warplens.profile.columns import table
-from warplens.profile.schema import Column
 from warplens.workloads.attention.measurement import outcome_of
 from warplens.workloads.attention.problem import AttentionShape, Comparison, compared
 from warplens.workloads.attention.registry import KERNELS
@@ -21,19 +19,6 @@ if TYPE_CHECKING:
     import torch
 
     from warplens.workloads.settings import AttentionCell
-
-ATTENTION_ERRORS: Final = table(
-    "attention errors",
-    "A tensor that an attention kernel computed, held against float64. `warplens bench attention --check`.",
-    Column("kernel", pl.String, "of `warplens.workloads.attention.KERNELS`", kind="name"),
-    Column("cell", pl.String, "batch × heads × tokens × width of a head, type, mask, mode", title="Problem"),
-    Column("seq_len", pl.Int64, "tokens of a sequence", title="Tokens"),
-    "status",
-    Column("reason", pl.String, "why it was not compared", nullable=True),
-    Column("formula_relative", pl.Float64, "‖a − b‖ / ‖b‖ of the formula in that format", nullable=True),
-    Column("near_enough", pl.Boolean, "finite, and at most twice as far as the formula", nullable=True),
-    (column.but(nullable=True) for column in NUMERICS.columns if column.name != "pair"),
-)
 
 
 def attention_errors(cells: Sequence[AttentionCell], device: str) -> pl.DataFrame:
@@ -56,9 +41,9 @@ def attention_errors(cells: Sequence[AttentionCell], device: str) -> pl.DataFram
         kernel, shape = KERNELS[cell.kernel], AttentionShape(cell.batch, cell.heads, cell.seq_len, cell.head_dim)
         mask = "causal" if cell.causal else "no mask"
         head = {
-            "kernel": cell.kernel,
-            "cell": f"{shape}, {cell.dtype}, {mask}, {cell.mode}",
-            "seq_len": cell.seq_len,
+            "implementation": cell.kernel,
+            "shapes": f"{shape}, {cell.dtype}, {mask}, {cell.mode}",
+            "tokens": cell.seq_len,
         }
         if (refusal := kernel.refusal(shape, cell.dtype, device)) is not None:
             rows.append({**head, "status": "unsupported", "reason": refusal})
