@@ -98,7 +98,7 @@ def test_figures_that_contradict_one_another_are_refused(read, change, found):
 @pytest.mark.parametrize(
     ("document", "found"),
     [
-        ("{", "no JSON"),
+        ("{", "not valid JSON"),
         ([], "does not say that it holds measurements"),
         ({**DOCUMENT, "schema": "warplens.measurements/2"}, "'warplens.measurements/2'"),
         ({"schema": "warplens.measurements/1"}, "lacks"),
