@@ -123,6 +123,13 @@ def test_a_loop_of_large_products_has_no_headroom() -> None:
     assert found.mfu == pytest.approx(0.797, abs=0.01)
 
 
+def test_utilisation_is_of_the_peak_of_the_narrowest_format_that_products_are_in() -> None:
+    found = headroom(DEVELOPMENT / "fifth" / "healthy_eight_bits__before.pt.trace.json.xz")
+    assert (found.peak_format, found.peak_flops_per_s) == ("fp8", 1978.9e12)
+    # 16 products of 8,192³ take most of two steps of 6.82 ms.
+    assert found.mfu == pytest.approx(16 * 2 * 8192**3 / 13.64e-3 / 1978.9e12, rel=0.02)
+
+
 def test_decoding_cannot_be_faster_than_reading_its_weights() -> None:
     found = planted("lm_decode_one_token")
     assert found.rates.weight_bytes is not None

@@ -73,7 +73,7 @@ def facts(found: Headroom) -> Iterator[str]:
             known += f", FLOPs for {fmt.share(found.product_known_share)} of the products' time"
         yield known
     if found.mfu is not None and found.hfu is not None and found.roofs is not None:
-        peak = f"{fmt.flop_rate(found.peak_flops_per_s or 0)} ({found.roofs.narrow or 'fp32'}, dense)"
+        peak = f"{fmt.flop_rate(found.peak_flops_per_s or 0)} ({found.peak_format}, dense)"
         model, hardware = fmt.share(found.mfu), fmt.share(found.hfu)
         yield f"utilisation of {peak}: model FLOPs (MFU) {model}, hardware FLOPs (HFU) {hardware}"
     yield from _rates(found)

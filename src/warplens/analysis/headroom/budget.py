@@ -131,11 +131,21 @@ class Headroom:
         return 1 - self.after("roof") / self.duration_ns if self.duration_ns else None
 
     @property
-    def peak_flops_per_s(self) -> float | None:
-        """The peak that utilisation is of: dense products in the format that the tensor cores are made for."""
+    def peak_format(self) -> str:
+        """The format whose peak utilisation is of: the tensor cores' own, or a narrower one that a product is in."""
         if self.roofs is None:
-            return None
-        return self.roofs.peaks.flops_per_s.get(self.roofs.narrow or "fp32")
+            return "fp32"
+        peaks = self.roofs.peaks.flops_per_s
+        used: list[str] = (
+            self.groups.filter(pl.col("category").is_in(PRODUCTS))["dtype"].drop_nulls().unique().to_list()
+        )
+        usual: str = self.roofs.narrow or "fp32"
+        return max((usual, *sorted(used)), key=lambda name: (peaks.get(name) or 0.0, name == usual))
+
+    @property
+    def peak_flops_per_s(self) -> float | None:
+        """The peak that utilisation is of: dense products in `peak_format`."""
+        return None if self.roofs is None else self.roofs.peaks.flops_per_s.get(self.peak_format)
 
     @property
     def hfu(self) -> float | None:
