@@ -105,14 +105,14 @@ def test_a_graph_is_one_launch_and_no_python() -> None:
     graph: list[Operation] = [("pause", 12 * US), ("launch_graph", [3 * US] * 60, GRAPH_LAUNCH_NS, GRAPH_GAP_NS)]
     found = predicted(run(eager, STEPS))["cuda-graph"]
     assert found.predicted_ns == pytest.approx(step_ns([*graph, ("pause", 12 * US), *END]), rel=0.001)
-    assert "60 launches a step become 1 graph" in found.assumptions
+    assert "60 launches per step become 1 graph" in found.assumptions
 
 
 def test_waits_inside_a_step_part_the_graph() -> None:
     wait: list[Operation] = [("synchronize", "cudaStreamSynchronize")]
     eager = [*([("launch", 3 * US), ("pause", 12 * US)] * 20 + wait) * 3, *END]
     found = predicted(run(eager, STEPS))["cuda-graph"]
-    assert "60 launches a step become 3 graphs" in found.assumptions
+    assert "60 launches per step become 3 graphs" in found.assumptions
 
 
 def test_a_program_that_launches_graphs_already_has_nothing_to_capture() -> None:

@@ -63,7 +63,7 @@ def test_a_trace_cut_off_before_its_gpu_work_is_not_called_one_of_the_cpu(tmp_pa
     path.write_bytes(whole.read_bytes()[:-200])
     found = read(path)
     assert _has(found, "truncated-trace")
-    assert "the part of the trace that is left" in _note(found, "no-gpu-work").lower()
+    assert "truncated before the gpu activity" in _note(found, "no-gpu-work").lower()
     assert not _has(found, "no-cuda-data")
 
 

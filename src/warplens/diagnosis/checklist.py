@@ -50,12 +50,7 @@ CHECKLIST: Final = table(
     Column("rests_on", pl.String, "findings, launches, counters", nullable=True, title="Rests on"),
     Column("seen_share", pl.Float64, "of the kernel time, what the answer rests on", nullable=True, title="Seen"),
     Column("numbers", pl.String, "the numbers that say so", nullable=True, title="Evidence"),
-    Column(
-        "evidence",
-        pl.List(EVIDENCE),
-        "the same as numbers, by name; the unit ends the name",
-        title="Evidence as numbers",
-    ),
+    column("evidence", dtype=pl.List(EVIDENCE), help="`numbers` by name; the unit ends the name"),
     Column("then", pl.String, "what to do next: what to mend first, or the command that would tell", nullable=True),
 )
 
