@@ -102,6 +102,23 @@ def test_what_slows_the_host_is_named_before_its_pace() -> None:
     assert found.findings[0].expected == pytest.approx(3.0, rel=0.15)
 
 
+def test_what_the_host_does_with_each_value_it_read_is_not_the_wait_for_it() -> None:
+    def step(machine: Machine) -> None:
+        machine.launch(20 * US, times=20)
+        for _ in range(20):
+            machine.launch(2 * US, ADD, times=3)
+            machine.item()
+            machine.think(3 * MS)
+
+    found = verdict(step)
+    assert found.verdict == "host-stall"
+    stalled = found.findings[0].evidence["idle_share"]
+    assert stalled is not None
+    assert stalled > 0.9
+    waiting = found.finding("host-sync")
+    assert waiting is None or waiting.evidence["idle_share"] < 0.05
+
+
 def test_nobody_is_told_to_do_what_the_program_does_already() -> None:
     triton = "triton_poi_fused_add_mul_0"
 

@@ -302,11 +302,17 @@ class HostSync(Rule):
         return np.maximum(_all_of(facts, _OVER_LINK & _is_readback(facts)), self._loops(facts))
 
     def claim_gaps(self, facts: Facts) -> Floats | None:
-        """The pauses in loops that read something back for each item: read at once, nothing is issued one by one."""
+        """The pauses in loops that read something back for each item: read at once, nothing is issued one by one.
+
+        Where the host works for long on what it read, that stays, and is `host-stall`'s.
+        """
         loop = self._loops(facts)
         if not loop.any():
             return None
-        return np.where(facts.program.gap_next >= 0, loop[facts.program.gap_next], 0.0)
+        gaps = facts.gaps
+        length = (gaps["end_ns"] - gaps["start_ns"]).to_numpy()
+        short = 1 - np.minimum(gaps["host"].to_numpy() / np.maximum(length, 1), 1.0) if "host" in gaps.columns else 1.0
+        return np.where(facts.program.gap_next >= 0, loop[facts.program.gap_next] * short, 0.0)
 
     def _checks(self, facts: Facts) -> npt.NDArray[np.bool_]:
         """Comparisons of whole tensors whose outcome the host reads: most read-backs, and many a step.
