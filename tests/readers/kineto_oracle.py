@@ -10,7 +10,7 @@ import re
 from decimal import Decimal
 from typing import Any
 
-from warplens.readers.kineto.values import KINDS, arguments_of, kind_of_category
+from warplens.readers.kineto.values import KINDS, LISTED, arguments_of, kind_of_category
 
 PHASES = {"allocation": "iIX", "flow": "stf"}
 
@@ -42,10 +42,25 @@ def _identity(value: Any) -> int | None:
     return _whole(value)
 
 
+def _holds(value: Any, kinds: type | tuple[type, ...]) -> bool:
+    return isinstance(value, kinds) or (isinstance(value, list) and any(_holds(one, kinds) for one in value))
+
+
 def _text(value: Any) -> str | None:
     if value is None or isinstance(value, str):
         return value
+    if _holds(value, dict):  # no profiler writes objects where texts and lists belong
+        return None
     return json.dumps(value, default=float, ensure_ascii=False)
+
+
+def _is_whole_list(value: Any) -> bool:
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except ValueError:
+            return False
+    return isinstance(value, list) and not _holds(value, (dict, type(None)))
 
 
 def rows_of(document: str) -> dict[str, list[dict[str, Any]]]:
@@ -71,6 +86,8 @@ def rows_of(document: str) -> dict[str, list[dict[str, Any]]]:
             holder = event if argument.is_member else args if isinstance(args, dict) else {}
             written = [key for key in holder if key in argument.keys]
             value = holder[written[-1]] if written else None
+            if argument.column in LISTED and not _is_whole_list(value):
+                value = None  # inputs with gaps tell nothing
             row[argument.column] = _text(value) if argument.is_text else _whole(value)
         rows[kind].append(row)
     return rows
