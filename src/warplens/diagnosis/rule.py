@@ -9,7 +9,8 @@ add one, in a module of `warplens.diagnosis.rules`.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar, Final, Literal, TypeAlias
+from functools import wraps
+from typing import TYPE_CHECKING, ClassVar, Final, Literal, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +19,7 @@ from warplens.diagnosis.findings import ISSUING, Finding, ceiling
 from warplens.diagnosis.pace import NOISE
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from warplens.diagnosis.claims import Claims
     from warplens.diagnosis.facts import Facts
@@ -41,6 +42,23 @@ LAUNCHES_BEHIND_NS: Final = {
     "launches_behind_ns": "modelled: launch pauses that the host would hide without this cause"
 }
 LAUNCHES_PER_STEP: Final = {"launches_per_step": "kernels; for the optimizer, its own"}
+
+_Asked = TypeVar("_Asked", bound="Rule")
+_Found = TypeVar("_Found")
+
+
+def remembered(ask: Callable[[_Asked, Facts], _Found]) -> Callable[[_Asked, Facts], _Found]:
+    """A pattern that several parts of a rule ask for, looked for once in each window (`Facts.cache`)."""
+
+    @wraps(ask)
+    def known(rule: _Asked, facts: Facts) -> _Found:
+        if ask.__qualname__ not in facts.cache:
+            facts.cache[ask.__qualname__] = ask(rule, facts)
+        found: _Found = facts.cache[ask.__qualname__]
+        return found
+
+    return known
+
 
 #: Stands in what a remedy should bring for the gain that is expected of its finding: the same number everywhere.
 GAIN: Final = "{gain}"

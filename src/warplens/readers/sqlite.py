@@ -103,7 +103,7 @@ class SqliteFile:
     def __init__(self, path: Path, known_as: Path | None = None) -> None:
         self.known_as, self._path = known_as or path, path.resolve()
         self._sound: set[str] = set()
-        self._stored: dict[str, Stored | None] = {}
+        self._stored: dict[str, tuple[Stored | None, dict[str, int]]] = {}
         self._checking = Lock()
         self._temporary: Path | None = None
         self._check_header(path)
@@ -195,15 +195,16 @@ class SqliteFile:
         if not part.numbered:
             return None
         with self._checking:
-            declared = self.rows(f"PRAGMA table_xinfo({quoted(table)})")
             if table not in self._stored:
+                declared = self.rows(f"PRAGMA table_xinfo({quoted(table)})")
                 name = table.replace("'", "''")
                 ((root,),) = self.rows(f"SELECT rootpage FROM sqlite_master WHERE type = 'table' AND name = '{name}'")  # noqa: S608
-                self._stored[table] = stored(self._file, *self._pages, root, len(declared))
-        where = self._stored[table]
-        places = {
-            row[1].decode("utf-8", "replace"): row[0] for row in declared if b"INT" in row[2].upper() and not row[5]
-        }
+                whole = (row for row in declared if b"INT" in row[2].upper() and not row[5])
+                self._stored[table] = (
+                    stored(self._file, *self._pages, root, len(declared)),
+                    {row[1].decode("utf-8", "replace"): row[0] for row in whole},
+                )
+        where, places = self._stored[table]
         if where is None or not all(name in places for name in columns):
             return None
         return whole_numbers(where, {name: places[name] for name in columns}, part.first, part.capacity)

@@ -29,6 +29,7 @@ from warplens.diagnosis.rule import (
     gain_of,
     modelled,
     predicted,
+    remembered,
     seen_idle,
 )
 from warplens.diagnosis.rules.kernels import filled_share
@@ -314,6 +315,7 @@ class HostSync(Rule):
         short = 1 - np.minimum(gaps["host"].to_numpy() / np.maximum(length, 1), 1.0) if "host" in gaps.columns else 1.0
         return np.where(facts.program.gap_next >= 0, loop[facts.program.gap_next] * short, 0.0)
 
+    @remembered
     def _checks(self, facts: Facts) -> npt.NDArray[np.bool_]:
         """Comparisons of whole tensors whose outcome the host reads: most read-backs, and many a step.
 
@@ -348,14 +350,11 @@ class HostSync(Rule):
         calls[order[rest]] = np.maximum(1 - pace / interval[rest], 0.0)
         return facts.replayed("no-synchronization", time=checks.astype(np.float64), calls=calls)
 
+    @remembered
     def _loops(self, facts: Facts) -> Floats:
         """Of each piece of work, the share that goes away where a loop reads back once, and not for each item."""
-        known: Floats | None = facts.cache.get("read-back-loops")
-        if known is not None:
-            return known
         program = facts.program
         found = self._checks(facts).astype(np.float64)
-        facts.cache["read-back-loops"] = found
         if found.any():
             return found
         order = program.order

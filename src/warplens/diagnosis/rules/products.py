@@ -11,7 +11,7 @@ import numpy as np
 import polars as pl
 
 from warplens.diagnosis.findings import PASSES, Remedy
-from warplens.diagnosis.rule import GAIN, GPU_BUSY_SHARE, Limit
+from warplens.diagnosis.rule import GAIN, GPU_BUSY_SHARE, Limit, remembered
 from warplens.diagnosis.rules.kernels import has_tensor_cores, off_tensor_cores, tensor_core_factor
 from warplens.diagnosis.structure import (
     AFFECTED_NS,
@@ -118,6 +118,7 @@ class UnfusedAttention(StructureRule):
         share[attention], share[masks] = self.masked_saved_share, 1.0
         return share
 
+    @remembered
     def _falls_back(self, facts: Facts) -> bool:
         """Whether PyTorch's own function writes the scores, as it does with what none of its fused kernels takes.
 
@@ -128,6 +129,7 @@ class UnfusedAttention(StructureRule):
         passes, _, _ = self._found(facts)
         return bool((passes & facts.program.marked("unseen-rows")).any())
 
+    @remembered
     def _masked(self, facts: Facts) -> tuple[Bools, Bools]:
         """Fused attention with one mask of all scores for every sequence and head, and passes that make numbers of it.
 
@@ -158,11 +160,9 @@ class UnfusedAttention(StructureRule):
         masks[before[told & making]] = True
         return attention, masks
 
+    @remembered
     def _found(self, facts: Facts) -> tuple[Bools, Bools, int]:
         """Which pieces are passes over scores, which products write or read them, and how many softmaxes there are."""
-        known: tuple[Bools, Bools, int] | None = facts.cache.get("written-scores")
-        if known is not None:
-            return known
         program = facts.program
         order = program.order
         is_pass = (program.labelled(*PASSES) | ~program.is_kernel)[order]
@@ -190,9 +190,7 @@ class UnfusedAttention(StructureRule):
         passes, products = np.zeros(count, dtype=np.bool_), np.zeros(count, dtype=np.bool_)
         passes[order[inside[over]]] = True
         products[order[np.concatenate((left - 1, right + 1, further))]] = True
-        count = len(at)
-        facts.cache["written-scores"] = passes, products, count
-        return passes, products, count
+        return passes, products, len(at)
 
     def find(self, facts: Facts, claims: Claims) -> Finding | None:
         """The finding, if the window has it."""
@@ -275,10 +273,15 @@ _UNMASKED: Final = (
 )
 
 
+def _tensors(shapes: str) -> list[list[int]]:
+    """Shapes of the tensors among the inputs of an operator, but for numbers and lists of tensors."""
+    lists = [shape for shape in json.loads(shapes) if isinstance(shape, list) and shape]
+    return [shape for shape in lists if all(isinstance(size, int) for size in shape)]
+
+
 def _mask_of_all(shapes: str) -> int:
     """Tokens on a side of a mask that all sequences and heads share, among the inputs of an attention; 0 for none."""
-    tensors = [shape for shape in json.loads(shapes) if isinstance(shape, list) and len(shape) >= 2]
-    tensors = [shape for shape in tensors if all(isinstance(size, int) for size in shape)]
+    tensors = [shape for shape in _tensors(shapes) if len(shape) >= 2]
     square = [shape[-1] for shape in tensors if shape[-1] == shape[-2] and math.prod(shape[:-2]) == 1]
     # The operators of the backward pass, and of some kernels, give it as they expand it.
     return max(square, default=0)
@@ -612,12 +615,11 @@ class WeightBound(StructureRule):
 
 def _rows(shapes: str) -> int:
     """Rows of a product's left operand, by the shapes of its inputs; 0 where they do not tell."""
-    tensors = [shape for shape in json.loads(shapes) if isinstance(shape, list) and shape]
-    tensors = [shape for shape in tensors if all(isinstance(size, int) for size in shape)]
+    tensors = _tensors(shapes)
     matrices = [shape for shape in tensors if len(shape) >= 2]
     if len(matrices) < 2:
         vectors = [shape for shape in tensors if len(shape) == 1]
         # A matrix and a vector as long as its rows.
         return int(len(matrices) == 1 and any(vector[0] == matrices[0][-1] for vector in vectors))
     left, right = matrices[-2:]
-    return int(min(np.prod(left[:-1]), np.prod(right[:-1]), right[-1])) if len(left) == len(right) == 2 else 0
+    return min(math.prod(left[:-1]), math.prod(right[:-1]), right[-1]) if len(left) == len(right) == 2 else 0

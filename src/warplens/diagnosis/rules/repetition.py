@@ -10,7 +10,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from warplens.analysis.kernel_names import PRODUCTS
 from warplens.diagnosis.findings import PASSES, Remedy
-from warplens.diagnosis.rule import GPU_BUSY_SHARE, Limit, ahead_without
+from warplens.diagnosis.rule import GPU_BUSY_SHARE, Limit, ahead_without, remembered
 from warplens.diagnosis.structure import (
     AFFECTED_NS,
     AFFECTED_SHARE,
@@ -91,13 +91,10 @@ class Recomputation(StructureRule):
         before = np.where(facts.program.gap_next >= 0, again[facts.program.gap_next], False)
         return np.maximum(before.astype(np.float64), ahead_without(facts, again), dtype=np.float64)
 
+    @remembered
     def _again(self, facts: Facts) -> Bools:
         program = facts.program
         again = np.zeros(facts.work.height, dtype=np.bool_)
-        known: Bools | None = facts.cache.get("recomputed")
-        if known is not None:
-            return known
-        facts.cache["recomputed"] = again
         backward = self._backward(facts)
         if not backward.any() or backward.all():
             return again
@@ -247,11 +244,9 @@ class PerExpertLoop(StructureRule):
             return None
         return np.where(facts.program.gap_next >= 0, mine[facts.program.gap_next], False).astype(np.float64)
 
+    @remembered
     def _loop(self, facts: Facts) -> tuple[Bools, int]:
         """Which kernels belong to such a loop, and how many repetitions there are."""
-        known: tuple[Bools, int] | None = facts.cache.get("expert-loop")
-        if known is not None:
-            return known
         program = facts.program
         mine = np.zeros(facts.work.height, dtype=np.bool_)
         product = program.labelled("gemm")
@@ -276,7 +271,6 @@ class PerExpertLoop(StructureRule):
                 mine[inside] = True
         if count < self.repetitions * facts.steps:
             mine[:], count = False, 0
-        facts.cache["expert-loop"] = (mine, count)
         return mine, count
 
     def find(self, facts: Facts, claims: Claims) -> Finding | None:

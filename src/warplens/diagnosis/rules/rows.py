@@ -10,7 +10,7 @@ import polars as pl
 
 from warplens.analysis.kernel_names import PRODUCTS
 from warplens.diagnosis.findings import PASSES, Remedy
-from warplens.diagnosis.rule import GPU_BUSY_SHARE, Limit
+from warplens.diagnosis.rule import GPU_BUSY_SHARE, Limit, remembered
 from warplens.diagnosis.structure import (
     AFFECTED_NS,
     AFFECTED_SHARE,
@@ -121,6 +121,7 @@ class ScatteredAccess(StructureRule):
         dense = self._dense(facts)
         return share if dense is None else np.maximum(share, dense.share)
 
+    @remembered
     def _preparing(self, facts: Facts) -> Bools:
         """What checks and sorts the indices of rows right before these are added in their order: atomics need none."""
         program, order = facts.program, facts.program.order
@@ -173,12 +174,9 @@ class ScatteredAccess(StructureRule):
         share[beside] = self.saved_share
         return share
 
+    @remembered
     def _dense(self, facts: Facts) -> Dense | None:
         """Fills of whole gradients beside kernels that add a few rows, and the optimizer's work on these tables."""
-        if "dense-gradients" in facts.cache:
-            known: Dense | None = facts.cache["dense-gradients"]
-            return known
-        facts.cache["dense-gradients"] = None
         program = facts.program
         adding = program.marked("embedding-gradient")
         if not adding.any():
@@ -209,8 +207,7 @@ class ScatteredAccess(StructureRule):
         share = np.maximum(share, self._applied(facts, elements, written / facts.steps) * (1 - kept))
         beside = (adding | program.labelled("sort-topk")) & ~gradient
         calls = np.where(share > 0, 0.0, np.where(beside, float(self.freed_calls_share), 0.0))
-        facts.cache["dense-gradients"] = found = Dense(share, calls, kept)
-        return found
+        return Dense(share, calls, kept)
 
     def _applied(self, facts: Facts, elements: Floats, tables: float) -> Floats:
         """Of the optimizer's kernels, the share of numbers that belong to tables of so many numbers a step."""

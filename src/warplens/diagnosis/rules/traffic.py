@@ -9,7 +9,7 @@ import polars as pl
 
 from warplens.analysis.kernel_names import PRODUCTS
 from warplens.diagnosis.findings import PASSES, Remedy
-from warplens.diagnosis.rule import GPU_BUSY_SHARE, Limit
+from warplens.diagnosis.rule import GPU_BUSY_SHARE, Limit, remembered
 from warplens.diagnosis.rules.repetition import GrowingCache
 from warplens.diagnosis.structure import (
     AFFECTED_NS,
@@ -115,11 +115,9 @@ class UnfusedChain(StructureRule):
         share[longest] = self.longest_saved_share
         return share
 
+    @remembered
     def _casts(self, facts: Facts) -> Bools:
         """Casts to 16 bits right before products, in a program that does not train: autocast makes them every time."""
-        if "casts-before-products" in facts.cache:
-            known: Bools = facts.cache["casts-before-products"]
-            return known
         program, whole = facts.program, facts.whole or facts
         found = np.zeros(facts.work.height, dtype=np.bool_)
         phases = whole.work["phase"].is_in(["backward", "optimizer"]).any()
@@ -133,7 +131,6 @@ class UnfusedChain(StructureRule):
                 found[order[max(begin, end - int(self.cast_operands)) : end]] = True
             if time_of(program, found) < self.least_casts_share * facts.busy_ns:
                 found[:] = False
-        facts.cache["casts-before-products"] = found
         return found
 
     def _passes(self, facts: Facts) -> Bools:
