@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="the workloads compute with PyTorch")
 
 
-from warplens.workloads.attention.problem import AttentionShape, check
+from warplens.workloads.attention.problem import AttentionShape, compared
 from warplens.workloads.attention.registry import KERNELS
 from warplens.workloads.ranges import OFF
 from warplens.workloads.registry import Setting
@@ -73,7 +73,7 @@ def test_the_fused_kernel_gives_the_scores_of_the_eager_sequence():
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_own_attention_is_as_exact_as_pytorchs(name, dtype, causal, head_dim):
     shape = AttentionShape(2, 4, 333, head_dim)
-    outcome = check(KERNELS[name], shape, dtype, causal=causal, mode="both", device="cuda")
+    outcome = compared(KERNELS[name], shape, dtype, causal=causal, mode="both", device="cuda").check
     assert outcome.passed, outcome
 
 

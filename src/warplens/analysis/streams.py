@@ -20,6 +20,7 @@ from warplens.analysis.intervals import Intervals, Owned, clip, subtract, total,
 from warplens.analysis.timeline import WORK_KINDS
 from warplens.profile.columns import SPREAD, column, table
 from warplens.profile.schema import Column, name_categories
+from warplens.profile.tables import GRID_BLOCKS
 
 if TYPE_CHECKING:
     from warplens.analysis.timeline import Timeline
@@ -417,8 +418,7 @@ def _fills_gpu(timeline: Timeline, work: pl.DataFrame, device: int) -> npt.NDArr
     """Whether each kernel had a block for every multiprocessor; where grids are not known, as if it had."""
     known = timeline.trace.capture.device(device)
     count = known.sm_count if known is not None else None
-    kernels = timeline.trace.kernels
-    blocks = kernels["grid_x"].cast(pl.Int64) * kernels["grid_y"] * kernels["grid_z"]
+    blocks = timeline.trace.kernels.select(GRID_BLOCKS).to_series()
     rows = pl.select(pl.when(work["kind"] == "kernel").then(work["row"])).to_series()
     filled = (blocks.gather(rows) >= (count or 1)).fill_null(value=True)
     return filled.to_numpy()

@@ -22,6 +22,7 @@ from warplens.analysis.streams import concurrency, stream_statistics, stream_tur
 from warplens.diagnosis.thresholds import DEFAULTS
 from warplens.profile.columns import column, table
 from warplens.profile.schema import Column
+from warplens.profile.tables import BLOCK_THREADS, GRID_BLOCKS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -73,8 +74,6 @@ _WARP_OPCODES: Final = ("SHFL", "REDUX", "VOTE", "VOTEU", "MATCH", "MOVM", "CRED
 #: Kernels that combine values of several threads.
 _REDUCING: Final = ("reduction", "softmax", "normalization")
 
-_THREADS: Final = (pl.col("block_x") * pl.col("block_y") * pl.col("block_z")).alias("threads")
-
 _NCU: Final = "warplens collect ncu --preset {} -- python your_program.py"
 _RUN_NSYS: Final = "warplens collect nsys -- python your_program.py"
 
@@ -107,7 +106,7 @@ class Checked:
         if self.counters is None:
             return pl.DataFrame({"total_ns": []}, schema={"total_ns": pl.Float64})
         taken = group_launches(self.counters)
-        launched = taken.counters.launches.select("launch", pl.col("name").cast(pl.String), _THREADS)
+        launched = taken.counters.launches.select("launch", pl.col("name").cast(pl.String), BLOCK_THREADS)
         frame = kernel_facts(taken.counters).with_columns(taken.groups["total_ns"]).join(launched, "launch", "left")
         faults = kernel_faults(taken.counters).select("launch", "fault", "gain_share")
         wide = faults.pivot("fault", index="launch", values="gain_share", aggregate_function="max")
@@ -135,8 +134,8 @@ class Checked:
         counts = {ordinal: device.sm_count for ordinal, device in self.devices.items()}
         return kernels.select(
             (pl.col("end_ns") - pl.col("start_ns")).alias("ns"),
-            _THREADS,
-            (pl.col("grid_x").cast(pl.Int64) * pl.col("grid_y") * pl.col("grid_z")).alias("blocks"),
+            BLOCK_THREADS,
+            GRID_BLOCKS,
             (pl.col("static_shared_bytes") + pl.col("dynamic_shared_bytes")).alias("shared_bytes"),
             pl.col("device").replace_strict(counts, default=None, return_dtype=pl.Int64).alias("sm_count"),
             categories_of(kernels["full_name"]).cast(pl.String).alias("category"),

@@ -34,6 +34,7 @@ from warplens.patterns import lazy_pattern
 from warplens.profile import Device
 from warplens.profile.columns import column, table
 from warplens.profile.schema import Column, Table, name_categories
+from warplens.profile.tables import GRID_BLOCKS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -530,10 +531,9 @@ def _classes(kernels: pl.DataFrame) -> list[pl.Series]:
 def _fills(device: Device | None, kernels: pl.DataFrame) -> list[pl.Series]:
     """The share of the multiprocessors that the grid of each kernel can reach: one block a multiprocessor at least."""
     count = device.sm_count if device is not None else None
-    blocks = pl.col("grid_x").cast(pl.Int64) * pl.col("grid_y") * pl.col("grid_z")
     if not count or kernels["grid_x"].null_count() == kernels.height:
         return []
-    return [kernels.select((blocks / count).clip(0.0, 1.0).alias("fill_share")).to_series()]
+    return [kernels.select((GRID_BLOCKS / count).clip(0.0, 1.0).alias("fill_share")).to_series()]
 
 
 def _gaps(timeline: Timeline, budget: TimeBudget, phases: pl.Series) -> pl.DataFrame:

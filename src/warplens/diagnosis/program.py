@@ -18,6 +18,7 @@ from warplens.analysis.headroom import names
 from warplens.analysis.operators.program import LEVELS, levels_of_work
 from warplens.analysis.trees import NO_RANGE
 from warplens.profile.schema import name_categories
+from warplens.profile.tables import BLOCK_THREADS, GRID_BLOCKS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -160,24 +161,20 @@ class Program:
     @cached_property
     def blocks(self) -> Floats:
         """Blocks of the grid of each kernel; nan where not recorded."""
-        kernels = self.facts.timeline.trace.kernels
-        grid = kernels.select(
-            (pl.col("grid_x").cast(pl.Float64) * pl.col("grid_y") * pl.col("grid_z")).fill_null(float("nan"))
-        ).to_series()
-        if not kernels.height:
-            return np.full(len(self.own_ns), np.nan)
-        return np.where(self.is_kernel, grid.to_numpy()[self._kernel_row], np.nan)
+        return self._of_kernels(GRID_BLOCKS)
 
     @cached_property
     def threads(self) -> Floats:
         """Threads of the grid of each kernel; nan where not recorded."""
+        return self._of_kernels(GRID_BLOCKS * BLOCK_THREADS)
+
+    def _of_kernels(self, size: pl.Expr) -> Floats:
+        """An expression of the kernel table for each piece of work; nan where it is no kernel or is not recorded."""
         kernels = self.facts.timeline.trace.kernels
         if not kernels.height:
             return np.full(len(self.own_ns), np.nan)
-        block = kernels.select(
-            (pl.col("block_x").cast(pl.Float64) * pl.col("block_y") * pl.col("block_z")).fill_null(float("nan"))
-        ).to_series()
-        return np.asarray(self.blocks * block.to_numpy()[self._kernel_row], dtype=np.float64)
+        found = kernels.select(size.cast(pl.Float64).fill_null(float("nan"))).to_series().to_numpy()
+        return np.where(self.is_kernel, found[self._kernel_row], np.nan)
 
     @cached_property
     def breaks(self) -> Bools:

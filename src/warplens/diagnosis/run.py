@@ -18,6 +18,7 @@ from warplens.diagnosis.claims import divide
 from warplens.diagnosis.facts import Facts, gather
 from warplens.diagnosis.findings import ISSUING
 from warplens.diagnosis.rules.stalls import HostStall
+from warplens.profile.tables import GRID_BLOCKS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -204,8 +205,7 @@ def _before_communication(facts: Facts) -> int:
 def _kernels(facts: Facts) -> pl.DataFrame:
     kernels = facts.timeline.trace.kernels
     mine = facts.work.filter((pl.col("kind") == "kernel") & (pl.col("label") != "communication"))
-    blocks = pl.col("grid_x").cast(pl.Int64) * pl.col("grid_y") * pl.col("grid_z")
-    named = kernels.select("name", blocks.alias("blocks"), time_ns=pl.col("end_ns") - pl.col("start_ns"))
+    named = kernels.select("name", GRID_BLOCKS, time_ns=pl.col("end_ns") - pl.col("start_ns"))
     return (
         named[mine["row"]]
         .with_columns(pl.col("name").cast(pl.String))

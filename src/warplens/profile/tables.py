@@ -17,6 +17,11 @@ _ON_DEVICE = (
     column("process", help="id of the process that launched the work"),
     *_CORRELATION,
 )
+#: Blocks of a kernel's grid and threads of one block: expressions on `kernels`, and on the launches of counters.
+#: Null where one of the sizes is.
+GRID_BLOCKS: Final = (pl.col("grid_x").cast(pl.Int64) * pl.col("grid_y") * pl.col("grid_z")).alias("blocks")
+BLOCK_THREADS: Final = (pl.col("block_x").cast(pl.Int64) * pl.col("block_y") * pl.col("block_z")).alias("threads")
+
 _GRAPH_NODE = optional(pl.Int64, graph_node="CUDA graph node, where the work was replayed from a graph")
 _ON_THREAD = f"{_SPAN} process thread"
 _KINDS_OF_MEMORY = "pageable, pinned, device, managed, …"

@@ -6,7 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
-from warplens.workloads.attention import KERNELS, AttentionKernel, AttentionShape, TimingPlan, check, measure
+from warplens.workloads.attention import KERNELS, AttentionKernel, AttentionShape, TimingPlan, compared, measure
 from warplens.workloads.attention.problem import (
     attention_inputs,
     reference,
@@ -88,7 +88,7 @@ def test_an_element_that_nobody_writes_does_not_pass():
         out[..., :-1, :] = _attention(q, k, v, causal)[..., :-1, :]
         return out
 
-    outcome = check(_kernel(leaves_a_row_out), SHAPE, "float32", causal=True, mode="forward", device="cpu")
+    outcome = compared(_kernel(leaves_a_row_out), SHAPE, "float32", causal=True, mode="forward", device="cpu").check
     assert not outcome.passed
 
 

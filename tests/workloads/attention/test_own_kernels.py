@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
-from warplens.workloads.attention import DTYPES, HEAD_DIMS, KERNELS, AttentionShape, check
+from warplens.workloads.attention import DTYPES, HEAD_DIMS, KERNELS, AttentionShape, compared
 from warplens.workloads.attention.kernels import BackwardTiles, ForwardTiles
 
 pytestmark = pytest.mark.usefixtures("interpreter")
@@ -60,14 +60,14 @@ def test_output_and_gradients_in_fp32_are_those_of_float64_autograd(name, causal
 @pytest.mark.parametrize("name", OWN)
 def test_any_length_passes_the_gate_in_half_precision(name, seq_len):
     shape = AttentionShape(2, 1, seq_len, 32)
-    outcome = check(KERNELS[name], shape, "float16", causal=True, device="cpu")
+    outcome = compared(KERNELS[name], shape, "float16", causal=True, device="cpu").check
     assert outcome.passed, outcome.errors
 
 
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
 @pytest.mark.parametrize("name", OWN)
 def test_every_head_dimension_passes_the_gate(name, head_dim):
-    outcome = check(KERNELS[name], AttentionShape(1, 1, 21, head_dim), "float32", causal=False, device="cpu")
+    outcome = compared(KERNELS[name], AttentionShape(1, 1, 21, head_dim), "float32", causal=False, device="cpu").check
     assert outcome.passed, outcome.errors
 
 

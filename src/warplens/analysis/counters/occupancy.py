@@ -14,6 +14,7 @@ from warplens.analysis.counters.speedoflight import LAUNCH, measured, share, wit
 from warplens.errors import UsageError
 from warplens.profile.columns import column, optional, table
 from warplens.profile.schema import Column
+from warplens.profile.tables import BLOCK_THREADS, GRID_BLOCKS
 
 if TYPE_CHECKING:
     from warplens.profile.counters import KernelCounters
@@ -344,9 +345,7 @@ def launch_configurations(counters: KernelCounters) -> pl.DataFrame:
 
 def _with_block_sizes(counters: KernelCounters, configured: pl.DataFrame) -> pl.DataFrame:
     """The threads of a block are part of every launch's identity, whether or not launch statistics were collected."""
-    of_launch = counters.launches.select(
-        pl.col("block_x").cast(pl.Float64) * pl.col("block_y") * pl.col("block_z")
-    ).to_series()
+    of_launch = counters.launches.select(BLOCK_THREADS.cast(pl.Float64)).to_series()
     capability = next((device.compute_capability for device in counters.capture.devices), None)
     return configured.with_columns(
         threads_per_block=pl.coalesce("threads_per_block", of_launch),
@@ -370,12 +369,11 @@ def launch_occupancy(counters: KernelCounters) -> pl.DataFrame:
         [known.select("launch"), theoretical_occupancy(known.select(c.name for c in CONFIGURATIONS.columns))],
         how="horizontal",
     )
-    grid = pl.col("grid_x").cast(pl.Int64) * pl.col("grid_y") * pl.col("grid_z")
     frame = with_launch(
         counters,
         reported_share=share(counters, "sm__maximum_warps_per_active_cycle_pct"),
         achieved_share=share(counters, "sm__warps_active.avg.pct_of_peak_sustained_active"),
-        grid_blocks=counters.launches.select(grid).to_series(),
+        grid_blocks=counters.launches.select(GRID_BLOCKS).to_series(),
         sm_count=measured(counters, "launch__sm_count", "device__attribute_multiprocessor_count").cast(
             pl.Int64, strict=False
         ),

@@ -8,6 +8,7 @@ import polars as pl
 
 from warplens.profile.columns import column, optional, table
 from warplens.profile.schema import Column
+from warplens.profile.tables import BLOCK_THREADS
 
 if TYPE_CHECKING:
     from warplens.profile.counters import KernelCounters
@@ -260,7 +261,7 @@ def instruction_use(counters: KernelCounters) -> pl.DataFrame:
         `INSTRUCTIONS`, a row a launch.
     """
     launches = counters.launches
-    threads = launches.select(pl.col("block_x").cast(pl.Float64) * pl.col("block_y") * pl.col("block_z")).to_series()
+    threads = launches.select(BLOCK_THREADS).to_series()
     warps = (threads / _WARP).ceil()
     issue_active = measured(counters, "smsp__issue_active.avg.per_cycle_active")
     executed = measured(counters, "inst_executed", "smsp__inst_executed.sum", "sm__inst_executed.sum")

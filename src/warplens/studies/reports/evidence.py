@@ -24,6 +24,7 @@ from warplens.analysis.quality import quality_notes
 from warplens.analysis.timeline import Timeline
 from warplens.compare.difference import Side
 from warplens.errors import MissingDataError
+from warplens.profile.tables import GRID_BLOCKS
 from warplens.report.comparison.numbers import TraceFiles, compare_steps
 from warplens.studies.policies.regret import regrets_on
 from warplens.studies.reports.inside import inside_kernels
@@ -161,8 +162,7 @@ def _empty_share(side: Side) -> float | None:
     trace = side.timeline.trace
     counts = {device.ordinal: device.sm_count for device in trace.capture.devices if device.sm_count}
     rows = side.work.filter(pl.col("kind") == "kernel").select("row", "device", "start_ns", "end_ns")
-    grids = trace.kernels.select("grid_x", "grid_y", "grid_z")[rows["row"]]
-    blocks = grids.select(pl.col("grid_x").cast(pl.Int64) * pl.col("grid_y") * pl.col("grid_z")).to_series()
+    blocks = trace.kernels.select(GRID_BLOCKS)[rows["row"]].to_series()
     known = rows.select(
         time=pl.col("end_ns") - pl.col("start_ns"),
         fill=(blocks / pl.col("device").replace_strict(counts, default=None, return_dtype=pl.Int64)).clip(0, 1),

@@ -15,7 +15,7 @@ from warplens.workloads.attention.problem import (
     Mode,
     TensorError,
     attention_flops,
-    check,
+    compared,
 )
 from warplens.workloads.attention.registry import KERNELS, AttentionKernel
 
@@ -33,6 +33,6 @@ __all__ = [
     "Timing",
     "TimingPlan",
     "attention_flops",
-    "check",
+    "compared",
     "measure",
 ]

@@ -13,7 +13,14 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from warplens.errors import UsageError
-from warplens.workloads.attention.problem import AttentionShape, Check, Mode, attention_flops, attention_inputs, check
+from warplens.workloads.attention.problem import (
+    AttentionShape,
+    Check,
+    Mode,
+    attention_flops,
+    attention_inputs,
+    compared,
+)
 from warplens.workloads.attention.registry import KERNELS, BackendRefusedError
 from warplens.workloads.samples import Drift, Summary, drift, median_interval, summary
 
@@ -230,7 +237,7 @@ def measure(
     found: Check | None = None
     try:
         if gate:
-            found = check(kernel, shape, dtype, causal=causal, mode=mode, device=device)
+            found = compared(kernel, shape, dtype, causal=causal, mode=mode, device=device).check
             if not found.passed:
                 return result("incorrect", found.summary, found)
         timing, peak = _timed(kernel, shape, dtype, causal, mode, device, plan)
