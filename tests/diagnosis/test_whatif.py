@@ -5,12 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import polars as pl
 import pytest
 
 import warplens
 from tests.diagnosis.machine import MS, US
 from tests.diagnosis.programs import verdict
 from tests.shipped import capture
+from warplens.analysis.timeline import Timeline
 from warplens.diagnosis.rules.stalls import HostStall
 
 if TYPE_CHECKING:
@@ -99,3 +101,23 @@ def test_two_causes_together_bring_what_the_program_without_both_takes() -> None
 
 def test_what_cannot_be_replayed_has_no_panel() -> None:
     assert warplens.diagnose(capture("deit224_bs1_graph_whole.sqlite.xz")).diagnosis.what_if is None
+
+
+def test_a_step_is_pictured_as_recorded_and_the_gpu_works_as_long_without_a_profiler() -> None:
+    """What is drawn as recorded is what the tables hold of that step; no remedy of the host touches the GPU's work."""
+    found = warplens.diagnose(capture("deit224_bs1_baseline.sqlite.xz")).diagnosis
+    pictures = found.what_if.pictures
+    timeline = Timeline(warplens.read(capture("deit224_bs1_baseline.sqlite.xz")))
+    start, end = (step.start_ns for step in timeline.window().steps if step.index - pictures.step in (0, 1))
+    work = timeline.work.filter(pl.col("start_ns").is_between(start, end, closed="left"))
+    host, *streams = pictures.recorded.lanes
+    assert pictures.recorded.length_ns == end - start
+    assert host.stream is None
+    assert sum(lane.pieces for lane in streams) == work.height
+    assert streams[0].start_ns[0] == work["start_ns"].min() - start
+
+    after = pictures.after["launch-overhead"]
+    assert after.length_ns == of(found, "launch-overhead").step_ns
+    assert [lane.pieces for lane in after.lanes[1:]] == [lane.pieces for lane in streams]
+    busy = int((work["end_ns"] - work["start_ns"]).sum())
+    assert sum(int((lane.end_ns - lane.start_ns).sum()) for lane in after.lanes[1:]) >= 0.99 * busy

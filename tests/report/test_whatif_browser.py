@@ -65,3 +65,44 @@ def test_remedies_are_checked_with_the_keyboard_and_a_third_waits(visit, saved):
     code = page.locator("#what-if-view pre").inner_text()
     assert all(diagnosis["findings"][place]["remedies"][0]["action"] in code for place in (0, 1))
     assert code.endswith("warplens compare deit448_bs8_topk0.1.sqlite.xz AFTER")
+
+
+def test_the_step_is_drawn_as_recorded_above_as_predicted_in_one_scale(visit, saved):
+    """The predicted step is as long as the JSON says; a pair is told by its numbers alone."""
+    page, (path, diagnosis) = visit.page, saved
+    what_if = diagnosis["what_if"]
+    assert "pictures" not in what_if, "the picture is for the page alone"
+    for change in what_if["changes"]:
+        ids = "+".join(change["findings"])
+        page.goto(f"{path.as_uri()}#what-if/{ids}")
+        page.wait_for_selector(f"#what-if-view[data-chosen='{ids}']")
+        steps = page.locator("#what-if-view .step")
+        lengths = steps.evaluate_all("each => each.map(step => [step.dataset.step, Number(step.dataset.lengthNs)])")
+        assert lengths[0][0] == "recorded"
+        if len(change["findings"]) > 1:
+            assert len(lengths) == 1
+            assert "single" in page.locator("#what-if-view .drawn").inner_text()
+            continue
+        assert lengths[1] == [ids, change["step_ns"]]
+        widths = steps.evaluate_all(
+            "each => each.map(step => [...step.querySelectorAll('.lane rect')].map(rect => rect.getAttribute('width')))"
+        )
+        assert len(widths[0]) == len(widths[1]) > 1, "the host and at least a stream, in both"
+        measured, predicted = (float(each[0]) for each in widths)
+        assert predicted / measured == pytest.approx(change["step_ns"] / lengths[0][1], rel=2e-3)
+        right = steps.nth(1).locator("path").evaluate_all("each => each.map(path => path.getBBox()).map(box => box.x + box.width)")
+        assert right, "something ran"
+        assert max(right) <= predicted + 1
+
+
+def test_steps_drawn_for_nine_profiles_take_little_of_the_page():
+    """A page of the whole demo has as many as any."""
+    from warplens.report.whatif import panel
+
+    sizes = []
+    for path in shipped.files("captures", "*.sqlite.xz"):
+        found = warplens.diagnose(path).diagnosis
+        if found.what_if is not None:
+            sizes.append(len(json.dumps(panel(found, found.what_if, path.name, "step").get("drawn"))))
+    assert sizes
+    assert sum(sizes) < 150_000

@@ -183,6 +183,8 @@ class _Recorder:
             tail_ns=self._tail_ns,
             overrun_ns=overrun,
             stalls=self.stalls,
+            called_ns=self.called,
+            returned_ns=self.returned,
             work_row=self.work["at"].cast(pl.Int64).to_numpy(),
         )
 

@@ -246,6 +246,7 @@ class RecordedSchedule:
         tail_ns: from the return of the last call to the window's end; None where the window ends with its work.
         overrun_ns: by how much its work outlasts the window.
         stalls: when the host did something else for long.
+        called_ns, returned_ns: shape (calls,), when each call began and returned, as recorded.
         work_row: shape (work,), the row of each piece of work in `Timeline.work`.
     """
 
@@ -267,6 +268,8 @@ class RecordedSchedule:
     tail_ns: int | None
     overrun_ns: int
     stalls: Intervals
+    called_ns: Int64s
+    returned_ns: Int64s
     work_row: Int64s
 
     def duration_ns(self, replayed: Replayed) -> int:
@@ -277,8 +280,11 @@ class RecordedSchedule:
             end = int(replayed.ends.max()) - self.overrun_ns
             if self.tail_ns is not None:
                 end = max(end, int(replayed.call_ends[-1]) + self.tail_ns)
-        begin = self.window.start_ns if self.first_work < 0 else int(replayed.starts[self.first_work])
-        return end - begin
+        return end - self.begin_ns(replayed)
+
+    def begin_ns(self, replayed: Replayed) -> int:
+        """When the window begins in a replay."""
+        return self.window.start_ns if self.first_work < 0 else int(replayed.starts[self.first_work])
 
     def is_kind(self, *kinds: str) -> Bools:
         """Which calls are of one of these kinds."""

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from warplens.analysis.prediction import Change
-    from warplens.analysis.replay import RecordedSchedule
+    from warplens.analysis.replay import RecordedSchedule, Replayed
     from warplens.analysis.timeline import Timeline
     from warplens.analysis.window import Window
     from warplens.profile import Device
@@ -123,13 +123,19 @@ class Pace:
 
     def duration_ns(self, place: int, *changes: Change, less: Less | None = None) -> int:
         """What was replayed takes so long: as `usual` (0), `slow` (1) or `fast` (2), with changes as of `gain`."""
-        recorded = (self.usual, self.slow, self.fast)[place]
         if changes or less is not None:
-            changed = _changed(recorded, changes, less, self.devices)
-            return self.duration_ns(place) if changed is None else _duration(changed)
+            found = self.replayed(place, *changes, less=less)
+            return self.duration_ns(place) if found is None else found[0].duration_ns(found[1])
         if place not in self._before:
-            self._before[place] = _duration(recorded)
+            self._before[place] = _duration((self.usual, self.slow, self.fast)[place])
         return self._before[place]
+
+    def replayed(
+        self, place: int, *changes: Change, less: Less | None = None
+    ) -> tuple[RecordedSchedule, Replayed] | None:
+        """The schedule with these changes, and the times that follow from it; None where they alter nothing."""
+        changed = _changed((self.usual, self.slow, self.fast)[place], changes, less, self.devices)
+        return None if changed is None else (changed, replay(changed.schedule))
 
     def gain(self, *changes: Change, less: Less | None = None, kept: float = 0.0) -> Gain | None:
         """What these changes bring together; None where they alter nothing.

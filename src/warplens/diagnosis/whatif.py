@@ -7,7 +7,7 @@ gone; what a finding expects to stay beyond the replay of its own cause stays th
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import combinations
 from typing import TYPE_CHECKING, Final
 
@@ -16,6 +16,7 @@ import polars as pl
 
 from warplens.diagnosis.pace import Less
 from warplens.diagnosis.rule import MANY
+from warplens.diagnosis.steptimes import StepReplays
 from warplens.profile.schema import name_categories
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from warplens.diagnosis.claims import Claims
     from warplens.diagnosis.facts import Facts
     from warplens.diagnosis.findings import Finding
+    from warplens.diagnosis.steptimes import StepPictures
     from warplens.profile.schema import Int64s
 
 #: Findings of the host → the change that their first remedy makes to the schedule. Others take away the GPU work that
@@ -77,6 +79,7 @@ class WhatIfs:
         step_interval_ns: the same with more and with less of the host's time taken for the profiler's.
         busy_ns, idle_ns: where that time goes.
         changes: single findings in their order, then pairs of them. A pair of which a replay shows neither is left out.
+        pictures: what runs when in one step, as recorded, and by the replays now and after each single remedy.
     """
 
     step_ns: int
@@ -84,6 +87,7 @@ class WhatIfs:
     busy_ns: Mapping[str, int]
     idle_ns: int
     changes: tuple[WhatIf, ...]
+    pictures: StepPictures | None = field(default=None, repr=False, compare=False)
 
 
 def what_ifs(facts: Facts, claims: Claims, findings: Sequence[Finding]) -> WhatIfs | None:
@@ -100,6 +104,7 @@ def what_ifs(facts: Facts, claims: Claims, findings: Sequence[Finding]) -> WhatI
     base = _Base(facts, claims)
     replayed = {found.id: base.replayed_ns((found.id,)) for found in worth}
     changes = [base.changed((found,), _interval(found)) for found in worth]
+    pictures = base.pictures(changes)
     for one, other in combinations(worth, 2):
         if min(replayed[one.id], replayed[other.id]) >= base.step_ns:
             continue  # neither shows in a replay
@@ -111,7 +116,7 @@ def what_ifs(facts: Facts, claims: Claims, findings: Sequence[Finding]) -> WhatI
             )
         )
         changes.append(base.changed((one, other), (expected, min(low, expected), max(high, expected))))
-    return WhatIfs(base.step_ns, base.step_interval_ns, base.busy_ns, base.idle_ns, tuple(changes))
+    return WhatIfs(base.step_ns, base.step_interval_ns, base.busy_ns, base.idle_ns, tuple(changes), pictures)
 
 
 def _interval(found: Finding) -> tuple[float, float, float]:
@@ -159,8 +164,8 @@ class _Base:
             self._rows[id_] = np.flatnonzero(mine & (self._claims.work_ns > 0))
         return self._rows[id_]
 
-    def replayed_ns(self, ids: Sequence[str]) -> float:
-        """The step without these causes, by a replay; all of it where they alter nothing."""
+    def _without(self, ids: Sequence[str]) -> tuple[list[Change], Less | None]:
+        """What the remedies of these causes change in the schedule."""
         changes: list[Change] = [_CHANGES[id_] for id_ in ids if id_ in _CHANGES]
         at = self._facts.replayed_rows
         claimant, share = self._claims.work[at], self._claims.work_ns[at] / np.maximum(self._own[at], 1)
@@ -170,9 +175,25 @@ class _Base:
             time = np.maximum(time, claimed)
             if id_ not in _CHANGES and self._claims.idle_ns(id_):
                 calls = np.maximum(calls, claimed)
-        after = self._pace.duration_ns(0, *changes, less=Less(time, calls) if time.any() else None)
+        return changes, Less(time, calls) if time.any() else None
+
+    def replayed_ns(self, ids: Sequence[str]) -> float:
+        """The step without these causes, by a replay; all of it where they alter nothing."""
+        changes, less = self._without(ids)
+        after = self._pace.duration_ns(0, *changes, less=less)
         before = max(self._pace.duration_ns(0), 1)
         return self.step_ns * min(after / before, 1.0)
+
+    def pictures(self, changes: Sequence[WhatIf]) -> StepPictures | None:
+        """One step as recorded, and as replayed without each of the causes."""
+        before = self._pace.replayed(0)
+        if before is None:
+            return None
+        steps = StepReplays(self._facts, *before)
+        for change in changes:
+            kinds, less = self._without(change.findings)
+            steps.add(change.findings[0], *(self._pace.replayed(0, *kinds, less=less) or before), change.step_ns)
+        return steps.pictures(self.step_ns)
 
     def together(self, replayed_ns: float, each: Sequence[tuple[float, float]], at_best: bool) -> float:
         """The gain of remedies together: what their replay gives, but for what each is expected to leave by itself.

@@ -120,6 +120,22 @@ def part_fill(group: str, part: str) -> str:
     return _GROUP_FILLS.get(group) or category_fill(part)
 
 
+#: What the host's CUDA calls are coloured like: the idle time that a GPU has while they hold its thread.
+_CALL_FILLS: Final = {
+    "launch": "idle-1",
+    "graph-launch": "idle-1",
+    "sync": "idle-3",
+    "allocation": "idle-5",
+    "copy": "transfer",
+    "memset": "transfer",
+}
+
+
+def call_fill(kind: str) -> str:
+    """The colour token of a kind of CUDA call (`warplens.analysis.api`)."""
+    return _CALL_FILLS.get(kind, "other")
+
+
 def chart_config(ink: Ink) -> dict[str, Any]:
     """Vega-Lite configuration: quiet axes, no frame, the page's type."""
     text = {"labelColor": ink("soft"), "titleColor": ink("soft"), "labelFontSize": 11, "titleFontSize": 11}

@@ -27,7 +27,7 @@ from warplens.profile.schema import name_categories
 from warplens.report import text as fmt
 from warplens.report.document import Jumps, Paragraph, Section, View, ViewRow, quiet
 from warplens.report.jsonout import dumps
-from warplens.report.theme import category_fill, part_fill
+from warplens.report.theme import call_fill, category_fill, part_fill
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -65,16 +65,6 @@ _LONGEST_NAME: Final = 600
 #: Nested rows that a track shows until it is unfolded; those of threads beyond the busiest ones show fewer.
 _PEEK: Final = {"ranges": 5, "calls": 1, "python": 1, "os": 1, "profiler": 1}
 _BUSIEST_THREADS: Final = 2
-
-#: What the host's CUDA calls are coloured like: the idle time that a GPU has while they hold its thread.
-_CALL_FILLS: Final = {
-    "launch": "idle-1",
-    "graph-launch": "idle-1",
-    "sync": "idle-3",
-    "allocation": "idle-5",
-    "copy": "transfer",
-    "memset": "transfer",
-}
 
 #: Muted fills of ranges and operators, of which neighbours of different names rarely share one.
 _RANGE_FILLS: Final = ("reduction", "gather-scatter", "softmax", "sort-topk", "graph", "random")
@@ -371,7 +361,7 @@ def _plain_names(names: pl.Series) -> tuple[list[str], Int64s]:
 
 def _host_fill(kind: str, name: str) -> str:
     if kind == "calls":
-        return _CALL_FILLS.get(api_kind(name), "other")
+        return call_fill(api_kind(name))
     if kind == "profiler":
         return part_fill("idle", "profiler")
     if kind == "os":

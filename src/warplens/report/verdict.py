@@ -33,8 +33,15 @@ def diagnosis_data(diagnosis: Diagnosis) -> dict[str, Any]:
         "per_phase": diagnosis.per_phase,
         "predictions": diagnosis.predictions,
         "coverage": diagnosis.coverage,
-        "what_if": diagnosis.what_if,
+        "what_if": _what_if_data(diagnosis),
     }
+
+
+def _what_if_data(diagnosis: Diagnosis) -> dict[str, Any] | None:
+    """The numbers of the what-if panel; the pictures of a step are for the page alone."""
+    if diagnosis.what_if is None:
+        return None
+    return {name: value for name, value in vars(diagnosis.what_if).items() if name != "pictures"}
 
 
 def finding_data(finding: Finding) -> dict[str, Any]:

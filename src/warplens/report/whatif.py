@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import shlex
+import zlib
 from typing import TYPE_CHECKING, Any, Final
 
 from warplens.analysis.categories import CATEGORIES
@@ -10,13 +12,15 @@ from warplens.diagnosis.rules import rule
 from warplens.report import text as fmt
 from warplens.report.brief import ways
 from warplens.report.document import View, ViewRow, quiet
-from warplens.report.theme import category_fill, part_fill
+from warplens.report.jsonout import dumps
+from warplens.report.theme import call_fill, category_fill, part_fill
 from warplens.report.verdict import factor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from warplens.diagnosis import Diagnosis
+    from warplens.diagnosis.steptimes import Lane, StepPictures, StepTimes
     from warplens.diagnosis.whatif import WhatIf, WhatIfs
     from warplens.report.document import Block
     from warplens.report.overview.numbers import Numbers
@@ -25,6 +29,19 @@ if TYPE_CHECKING:
 _SMALL: Final = 0.03
 
 _IDLE: Final = "idle"
+
+#: What the colours of the host's calls mean, where they are not those of GPU work.
+_CALLS: Final = {
+    call_fill("launch"): "host: launches",
+    call_fill("sync"): "host: waits for the GPU",
+    call_fill("allocation"): "host: allocates memory",
+}
+
+#: Parts that the longest step is divided into; a mark is as wide as one, or wider.
+_PARTS: Final = 4_000
+
+#: A step that is drawn this much longer or shorter than its replay gives is said to be.
+_STRETCHED: Final = 0.05
 
 
 def what_if_blocks(numbers: Numbers) -> Iterator[Block]:
@@ -42,7 +59,7 @@ def what_if_blocks(numbers: Numbers) -> Iterator[Block]:
         alt=f"{_now(what_if, unit)} Each row of the table is one choice; with scripts enabled, check boxes show "
         "the rest.",
         data=panel(found, what_if, numbers.capture.source, unit),
-        heading=("With", "As fast", "90 % interval", f"{unit} after"),
+        heading=("With", "As fast", "90 % interval", f"{fmt.capitalised(unit)} after"),
         rows=tuple(
             ViewRow(
                 _name(each),
@@ -96,7 +113,68 @@ def panel(found: Diagnosis, what_if: WhatIfs, source: str, unit: str) -> dict[st
             for each in what_if.changes
         },
         "check": f"warplens compare {shlex.quote(source)} AFTER",
+        **({} if what_if.pictures is None else {"drawn": _packed(what_if.pictures, unit)}),
     }
+
+
+# --- The step, drawn --------------------------------------------------------------------------------------------------
+
+
+def _packed(found: StepPictures, unit: str) -> dict[str, Any]:
+    """What is said of the drawn steps, and the steps: the base64 form of zlib of JSON.
+
+    A lane is its name and numbers in threes: parts since the mark before, parts wide, and the number of its fill.
+    """
+    steps = {"recorded": found.recorded, "now": found.now, **found.after}
+    fills = sorted({_fill(lane, label) for step in steps.values() for lane in step.lanes for label in lane.label})
+    used = {call_fill(label) for step in steps.values() for label in step.lanes[0].label}
+    part = max(step.length_ns for step in steps.values()) / _PARTS
+    drawn = {
+        name: {"width": round(step.length_ns / part), "lanes": [_lane(lane, fills, part) for lane in step.lanes]}
+        for name, step in steps.items()
+    }
+    which, until = (f"Step {found.step}", ", to the begin of the next") if found.step is not None else ("Window", "")
+    least = fmt.duration(found.cell_ns)
+    left_out = fmt.plural(found.streams_left_out, "stream")
+    return {
+        "parts": _PARTS,
+        "recorded": f"{which} as recorded, with the profiler: {fmt.duration(found.recorded.length_ns)} (measured{until})",
+        "now": f"The same without a profiler, nothing changed: {fmt.duration(found.now.length_ns)} (modelled)",
+        "after": {
+            id_: f"With this remedy, without a profiler: {fmt.duration(step.length_ns)} (modelled){_stretched(step)}"
+            for id_, step in found.after.items()
+        },
+        "lengths": {name: step.length_ns for name, step in steps.items()},
+        "thinned": f"Calls of the host (its top lane) and GPU work in one {unit}, in one scale. Neighbours "
+        f"shorter than {least} are one mark, coloured like the longest."
+        + (f" {left_out} with less work left out." if found.streams_left_out else ""),
+        "pair": f"Two remedies together are told by their numbers; a {unit} is drawn for single ones only.",
+        "fills": fills,
+        "calls": [(title, fill) for fill, title in _CALLS.items() if fill in used],
+        "steps": base64.b64encode(zlib.compress(dumps(drawn), 9)).decode(),
+    }
+
+
+def _stretched(step: StepTimes) -> str:
+    if abs(step.stretched - 1) <= _STRETCHED:
+        return ""
+    return f"; drawn {step.stretched:.2f} times as long as the replay gives, to agree with the finding"
+
+
+def _fill(lane: Lane, label: str) -> str:
+    return call_fill(label) if lane.stream is None else _kind(label)[1]
+
+
+def _lane(lane: Lane, fills: list[str], part: float) -> tuple[str, int, list[int]]:
+    """Its name, how many calls or pieces of work it shows, and its marks."""
+    numbers: list[int] = []
+    at = 0
+    for start, end, label in zip(lane.start_ns.tolist(), lane.end_ns.tolist(), lane.label, strict=True):
+        first = max(round(start / part), at)
+        width = max(round(end / part) - first, 1)
+        numbers += (first - at, width, fills.index(_fill(lane, label)))
+        at = first + width
+    return "host" if lane.stream is None else f"stream {lane.stream}", lane.pieces, numbers
 
 
 def _name(change: WhatIf) -> str:

@@ -26,15 +26,47 @@
     }
     return element("div", { class: "bar" }, element("span", {}, name), svg, element("b", {}, state.step));
   };
+  const swatch = (title, fill) => element("li", {},
+    drawing("svg", { width: 10, height: 10, "aria-hidden": "true" }, drawing("rect", { width: 10, height: 10, rx: 2, fill: `var(--${fill})` })), title);
   const legend = (before, after) => {
     const times = new Map((after ?? before).parts.map(([title, , , time]) => [title, time]));
-    return element("ul", { class: "parts" }, ...before.parts.map(([title, fill, , time]) => element("li", {},
-      drawing("svg", { width: 10, height: 10, "aria-hidden": "true" }, drawing("rect", { width: 10, height: 10, rx: 2, fill: `var(--${fill})` })),
-      `${title} ${time}`, ...(after && times.get(title) !== time ? [` → ${times.get(title) ?? "none"}`] : []))));
+    return element("ul", { class: "parts" }, ...before.parts.map(([title, fill, , time]) => swatch(
+      `${title} ${time}${after && times.get(title) !== time ? ` → ${times.get(title) ?? "none"}` : ""}`, fill)));
   };
 
-  const start = (figure) => {
+  // --- one step, drawn: what was recorded above what the replay predicts, in one scale -----------------------------------
+  const unpack = async (text) => {
+    const packed = Uint8Array.from(atob(text), (sign) => sign.charCodeAt(0));
+    return new Response(new Blob([packed]).stream().pipeThrough(new DecompressionStream("deflate"))).json();
+  };
+  const lanes = (drawn, name, words, step) => element("div", { class: "step", "data-step": name, "data-length-ns": drawn.lengths[name] },
+    element("p", {}, words),
+    ...step.lanes.map(([lane, pieces, numbers]) => {
+      const paths = drawn.fills.map(() => "");
+      let at = 0;
+      for (let i = 0; i < numbers.length; i += 3) {
+        at += numbers[i];
+        paths[numbers[i + 2]] += `M${at} 0h${numbers[i + 1]}v12h-${numbers[i + 1]}z`;
+        at += numbers[i + 1];
+      }
+      const svg = drawing("svg", { viewBox: `0 0 ${drawn.parts} 12`, preserveAspectRatio: "none", height: 14, role: "img", "aria-label": `${lane}: ${pieces} ${lane === "host" ? "calls" : "pieces of work"}` },
+        drawing("rect", { width: step.width, height: 12, fill: "var(--track)" }));
+      paths.forEach((d, number) => { if (d) svg.append(drawing("path", { d, fill: `var(--${drawn.fills[number]})` })); });
+      return element("div", { class: "lane" }, element("span", {}, lane), svg);
+    }));
+  const picture = (drawn, steps, ids) => {
+    const id = ids.length ? ids[0] : "now";
+    return element("div", { class: "drawn" },
+      lanes(drawn, "recorded", drawn.recorded, steps.recorded),
+      ids.length > 1 ? element("p", {}, drawn.pair) : lanes(drawn, id, ids.length ? drawn.after[id] : drawn.now, steps[id]),
+      element("ul", { class: "parts" }, ...drawn.calls.map(([title, fill]) => swatch(title, fill))),
+      element("p", { class: "thinned" }, drawn.thinned));
+  };
+
+  const start = async (figure) => {
     const data = JSON.parse(document.getElementById(`${figure.id}-data`).textContent);
+    const steps = data.drawn && await unpack(data.drawn.steps);
+    const timeline = (ids) => steps ? [picture(data.drawn, steps, ids)] : [];
     const stage = figure.querySelector(".stage");
     const boxes = data.remedies.map(({ id, title, action }) => {
       const box = element("input", { type: "checkbox", value: id });
@@ -52,7 +84,7 @@
         box.disabled = !box.checked && (ids.length >= MOST || (ids.length > 0 && !data.changes[with_]));
       }
       if (!change) {
-        then.replaceChildren(element("p", { class: "then" }, data.now.text), bar("now", data.now), legend(data.now));
+        then.replaceChildren(element("p", { class: "then" }, data.now.text), bar("now", data.now), legend(data.now), ...timeline(ids));
         figure.removeAttribute("data-chosen");
         return;
       }
@@ -70,7 +102,7 @@
       });
       then.replaceChildren(
         element("p", { class: "then" }, element("b", {}, `${change.gain} as fast: `), change.text),
-        bar("now", data.now), bar("then", change), legend(data.now, change), pre, copy,
+        bar("now", data.now), bar("then", change), legend(data.now, change), ...timeline(ids), pre, copy,
       );
     };
     const fieldset = element("fieldset", {}, element("legend", {}, data.remedies.length > 1 ? "Check one remedy, or two." : "Check it."), ...boxes.map(([, label]) => label));

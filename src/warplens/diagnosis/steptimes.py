@@ -1,0 +1,222 @@
+"""One step as it was recorded, and as the replay predicts it without a profiler and with one remedy: what ran when.
+
+The times are those of the replays from which the what-if numbers come (`Pace`); there is no second model. A finding may
+expect a part of what its replay saves to stay: then each time lies between those of the two replays, by the same share
+(`Gain`). What is left to the number that was told, because steps differ or a finding expects more than a replay shows,
+stretches the whole step evenly, and `stretched` says how much.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import polars as pl
+
+from warplens.analysis.api import API_KIND
+from warplens.profile.schema import name_categories
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from warplens.analysis.replay import RecordedSchedule, Replayed
+    from warplens.diagnosis.facts import Facts
+    from warplens.profile.schema import Int64s
+
+#: Neighbours on a lane that are shorter than this share of the longest step become one mark: two pixels of a wide page.
+_CELL: Final = 1 / 500
+
+#: So many streams are drawn, those with the most work in the step.
+MOST_STREAMS: Final = 4
+
+
+@dataclass(frozen=True, eq=False)
+class Lane:
+    """What the host, or one stream, did in a step. Arrays have one entry a mark.
+
+    Attributes:
+        stream: its number; None for the host's calls.
+        start_ns, end_ns: from the begin of the step.
+        label: kind of call (`API_KIND`) or label of work (`facts.WORK`) of the longest piece of each mark.
+        pieces: calls or pieces of work that the marks stand for, together.
+    """
+
+    stream: int | None
+    start_ns: Int64s
+    end_ns: Int64s
+    label: tuple[str, ...]
+    pieces: int
+
+
+@dataclass(frozen=True, eq=False)
+class StepTimes:
+    """One step.
+
+    Attributes:
+        length_ns: how long it is.
+        share: how much of what its replay saves is taken, from 0 to 1; 0 without a remedy.
+        stretched: by what factor all times are longer than that, to fill `length_ns`.
+        lanes: the host, then the streams.
+    """
+
+    length_ns: int
+    share: float
+    stretched: float
+    lanes: tuple[Lane, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class StepPictures:
+    """The same step in several circumstances.
+
+    Attributes:
+        step: its number in the profile; None where the whole window is one.
+        recorded: measured, with the profiler; a step lasts until the next one begins.
+        now: without a profiler. Modelled.
+        after: by finding, with its remedy. Modelled.
+        cell_ns: neighbours shorter than this were merged.
+        streams_left_out: those with the least work.
+    """
+
+    step: int | None
+    recorded: StepTimes
+    now: StepTimes
+    after: dict[str, StepTimes]
+    cell_ns: int
+    streams_left_out: int
+
+
+@dataclass(frozen=True, eq=False)
+class _Times:
+    """Begins and ends of all calls and work of the schedule, and the bounds of its steps."""
+
+    call_starts: Int64s
+    call_ends: Int64s
+    starts: Int64s
+    ends: Int64s
+    bounds: Int64s
+
+    def since(self, step: int, calls: slice, work: slice) -> list[Int64s]:
+        origin = self.bounds[step]
+        times = (self.call_starts[calls], self.call_ends[calls], self.starts[work], self.ends[work])
+        return [each - origin for each in times]
+
+
+class StepReplays:
+    """Replays of one schedule, of which the same step is drawn.
+
+    Args:
+        facts: the window.
+        recorded: the schedule without what the profiler added.
+        replayed: its times.
+    """
+
+    def __init__(self, facts: Facts, recorded: RecordedSchedule, replayed: Replayed) -> None:
+        self._schedule, window = recorded, recorded.window
+        work = facts.timeline.work[recorded.work_row]
+        self._begun, self._stream = work["start_ns"].to_numpy(), work["stream"].cast(pl.Int64).to_numpy()
+        rows, labels = facts.replayed_rows, facts.work["label"]
+        self._labels: list[str] = [*API_KIND.categories, *name_categories(labels), "other"]
+        codes = labels.to_physical().to_numpy()[np.maximum(rows, 0)].astype(np.int64) + len(API_KIND.categories)
+        self._code = np.where(rows >= 0, codes, len(self._labels) - 1)
+        steps = window.steps
+        inner = [step.start_ns for step in steps[1:]]
+        self._inner = np.array(inner, dtype=np.int64)
+        self._seen = _Times(
+            recorded.called_ns,
+            recorded.returned_ns,
+            self._begun,
+            work["end_ns"].to_numpy(),
+            np.array([window.start_ns, *inner, window.end_ns], dtype=np.int64),
+        )
+        self._before = self._times(recorded, replayed)
+        lengths = np.diff(self._before.bounds)
+        # One like the others; the first and the last of several may hold what the recording cut.
+        candidates = np.arange(len(lengths))[1:-1] if len(lengths) > 2 else np.arange(len(lengths))
+        usual = np.median(lengths[candidates])
+        self._step = int(candidates[np.abs(lengths[candidates] - usual).argmin()])
+        self._index = steps[self._step].index if steps else None
+        self._after: dict[str, tuple[_Times, int]] = {}
+
+    def add(self, finding: str, recorded: RecordedSchedule, replayed: Replayed, length_ns: int) -> None:
+        """The replay with the remedy of a finding, and how long a step is told to take then."""
+        self._after[finding] = self._times(recorded, replayed), length_ns
+
+    def _times(self, recorded: RecordedSchedule, replayed: Replayed) -> _Times:
+        begin = recorded.begin_ns(replayed)
+        inner = np.interp(self._inner, *_host_times(recorded, replayed)).round().astype(np.int64)
+        if len(inner) and not recorded.marked:  # steps that begin with a piece of work
+            at = np.searchsorted(self._begun, self._inner, sorter=np.argsort(self._begun, kind="stable"))
+            first = np.argsort(self._begun, kind="stable")[np.minimum(at, len(self._begun) - 1)]
+            inner = np.where(self._begun[first] == self._inner, replayed.starts[first], inner)
+        bounds = np.r_[begin, inner, begin + recorded.duration_ns(replayed)]
+        return _Times(replayed.call_starts, replayed.call_ends, replayed.starts, replayed.ends, bounds)
+
+    def pictures(self, now_ns: int) -> StepPictures | None:
+        """The step in all circumstances; None where the replay does not show one. `now_ns`: without a profiler."""
+        measured = int(np.diff(self._seen.bounds)[self._step])
+        if min(measured, int(np.diff(self._before.bounds)[self._step])) <= 0:
+            return None
+        cell = max(round(max(measured, now_ns, *(length for _, length in self._after.values())) * _CELL), 1)
+        first, last = self._seen.bounds[self._step], self._seen.bounds[self._step + 1]
+        mine = (self._begun < last) & (self._seen.ends > first)
+        streams, which = np.unique(self._stream[mine], return_inverse=True)
+        spent = np.bincount(which.reshape(-1), (self._seen.ends - self._begun)[mine], minlength=len(streams))
+        shown = streams[np.sort(np.argsort(-spent, kind="stable")[:MOST_STREAMS])].tolist()
+        return StepPictures(
+            self._index,
+            self._drawn(self._seen, None, measured, cell, shown),
+            self._drawn(self._before, None, now_ns, cell, shown),
+            {
+                id_: self._drawn(self._before, after, length, cell, shown)
+                for id_, (after, length) in self._after.items()
+            },
+            cell,
+            len(streams) - len(shown),
+        )
+
+    def _drawn(
+        self, times: _Times, after: _Times | None, length_ns: int, cell_ns: int, streams: Sequence[int]
+    ) -> StepTimes:
+        everything = slice(None)
+        drawn = [each.astype(np.float64) for each in times.since(self._step, everything, everything)]
+        length, share = float(np.diff(times.bounds)[self._step]), 0.0
+        if after is not None:
+            changed = float(np.diff(after.bounds)[self._step])
+            share = min(max((length - length_ns) / (length - changed), 0.0), 1.0) if changed < length else 1.0
+            later = after.since(self._step, everything, everything)
+            drawn = [(1 - share) * one + share * other for one, other in zip(drawn, later, strict=True)]
+            length += share * (changed - length)
+        stretched = length_ns / max(length, 1.0)
+        called, returned, starts, ends = (np.round(each * stretched).astype(np.int64) for each in drawn)
+        kinds = self._schedule.kind.astype(np.int64)
+        lanes = [self._lane(None, called, returned, kinds, length_ns, cell_ns)]
+        for stream in streams:
+            mine = self._stream == stream
+            lanes.append(self._lane(stream, starts[mine], ends[mine], self._code[mine], length_ns, cell_ns))
+        return StepTimes(length_ns, share, stretched, tuple(lanes))
+
+    def _lane(
+        self, stream: int | None, start: Int64s, end: Int64s, code: Int64s, length_ns: int, cell_ns: int
+    ) -> Lane:
+        """What lies in the step, neighbours that are too short to be seen as one."""
+        start, end = np.maximum(start, 0), np.minimum(end, length_ns)
+        kept = np.flatnonzero(end > start)
+        kept = kept[np.argsort(start[kept], kind="stable")]
+        start, end, code = start[kept], end[kept], code[kept]
+        short, cell = end - start < cell_ns, start // cell_ns
+        joins = short[1:] & short[:-1] & (cell[1:] == cell[:-1])
+        begins = np.flatnonzero(np.r_[np.ones(min(len(start), 1), dtype=np.bool_), ~joins])
+        if not len(begins):
+            return Lane(stream, start, end, (), 0)
+        longest = np.maximum.reduceat((end - start) * len(self._labels) + code, begins) % len(self._labels)
+        labels = tuple(self._labels[number] for number in longest.tolist())
+        return Lane(stream, start[begins], np.maximum.reduceat(end, begins), labels, len(start))
+
+
+def _host_times(recorded: RecordedSchedule, replayed: Replayed) -> tuple[Int64s, Int64s]:
+    """Instants of the host as recorded, and the same in the replay: begin and return of each call."""
+    seen = np.column_stack([recorded.called_ns, recorded.returned_ns]).reshape(-1)
+    then = np.column_stack([replayed.call_starts, replayed.call_ends]).reshape(-1)
+    return seen, then
