@@ -90,7 +90,11 @@ def test_the_step_is_drawn_as_recorded_above_as_predicted_in_one_scale(visit, sa
         assert len(widths[0]) == len(widths[1]) > 1, "the host and at least a stream, in both"
         measured, predicted = (float(each[0]) for each in widths)
         assert predicted / measured == pytest.approx(change["step_ns"] / lengths[0][1], rel=2e-3)
-        right = steps.nth(1).locator("path").evaluate_all("each => each.map(path => path.getBBox()).map(box => box.x + box.width)")
+        right = (
+            steps.nth(1)
+            .locator("path")
+            .evaluate_all("each => each.map(path => path.getBBox()).map(box => box.x + box.width)")
+        )
         assert right, "something ran"
         assert max(right) <= predicted + 1
 

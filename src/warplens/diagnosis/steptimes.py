@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from warplens.analysis.replay import RecordedSchedule, Replayed
     from warplens.diagnosis.facts import Facts
-    from warplens.profile.schema import Int64s
+    from warplens.profile.schema import Bools, Int64s
 
 #: Neighbours on a lane that are shorter than this share of the longest step become one mark: two pixels of a wide page.
 _CELL: Final = 1 / 500
@@ -97,10 +97,23 @@ class _Times:
     ends: Int64s
     bounds: Int64s
 
-    def since(self, step: int, calls: slice, work: slice) -> list[Int64s]:
+    def of_step(self, step: int) -> tuple[Bools, Bools]:
+        """Which calls and which work touch a step."""
+        begin, end = self.bounds[step], self.bounds[step + 1]
+        return (
+            (self.call_ends > begin) & (self.call_starts < end),
+            (self.ends > begin) & (self.starts < end),
+        )
+
+    def since(self, step: int, calls: Int64s, work: Int64s) -> list[Int64s]:
+        """Begins and ends of these calls and of this work from the begin of a step."""
         origin = self.bounds[step]
-        times = (self.call_starts[calls], self.call_ends[calls], self.starts[work], self.ends[work])
-        return [each - origin for each in times]
+        return [
+            self.call_starts[calls] - origin,
+            self.call_ends[calls] - origin,
+            self.starts[work] - origin,
+            self.ends[work] - origin,
+        ]
 
 
 class StepReplays:
@@ -113,7 +126,7 @@ class StepReplays:
     """
 
     def __init__(self, facts: Facts, recorded: RecordedSchedule, replayed: Replayed) -> None:
-        self._schedule, window = recorded, recorded.window
+        self._kinds, window = recorded.kind, recorded.window
         work = facts.timeline.work[recorded.work_row]
         self._begun, self._stream = work["start_ns"].to_numpy(), work["stream"].cast(pl.Int64).to_numpy()
         rows, labels = facts.replayed_rows, facts.work["label"]
@@ -179,27 +192,26 @@ class StepReplays:
     def _drawn(
         self, times: _Times, after: _Times | None, length_ns: int, cell_ns: int, streams: Sequence[int]
     ) -> StepTimes:
-        everything = slice(None)
-        drawn = [each.astype(np.float64) for each in times.since(self._step, everything, everything)]
+        touching = [times.of_step(self._step), *(() if after is None else (after.of_step(self._step),))]
+        calls, work = (np.flatnonzero(np.logical_or.reduce(masks)) for masks in zip(*touching, strict=True))
+        drawn = [each.astype(np.float64) for each in times.since(self._step, calls, work)]
         length, share = float(np.diff(times.bounds)[self._step]), 0.0
         if after is not None:
             changed = float(np.diff(after.bounds)[self._step])
             share = min(max((length - length_ns) / (length - changed), 0.0), 1.0) if changed < length else 1.0
-            later = after.since(self._step, everything, everything)
+            later = after.since(self._step, calls, work)
             drawn = [(1 - share) * one + share * other for one, other in zip(drawn, later, strict=True)]
             length += share * (changed - length)
         stretched = length_ns / max(length, 1.0)
         called, returned, starts, ends = (np.round(each * stretched).astype(np.int64) for each in drawn)
-        kinds = self._schedule.kind.astype(np.int64)
+        kinds, code, on = self._kinds[calls].astype(np.int64), self._code[work], self._stream[work]
         lanes = [self._lane(None, called, returned, kinds, length_ns, cell_ns)]
         for stream in streams:
-            mine = self._stream == stream
-            lanes.append(self._lane(stream, starts[mine], ends[mine], self._code[mine], length_ns, cell_ns))
+            mine = on == stream
+            lanes.append(self._lane(stream, starts[mine], ends[mine], code[mine], length_ns, cell_ns))
         return StepTimes(length_ns, share, stretched, tuple(lanes))
 
-    def _lane(
-        self, stream: int | None, start: Int64s, end: Int64s, code: Int64s, length_ns: int, cell_ns: int
-    ) -> Lane:
+    def _lane(self, stream: int | None, start: Int64s, end: Int64s, code: Int64s, length_ns: int, cell_ns: int) -> Lane:
         """What lies in the step, neighbours that are too short to be seen as one."""
         start, end = np.maximum(start, 0), np.minimum(end, length_ns)
         kept = np.flatnonzero(end > start)

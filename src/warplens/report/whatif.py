@@ -138,7 +138,8 @@ def _packed(found: StepPictures, unit: str) -> dict[str, Any]:
     left_out = fmt.plural(found.streams_left_out, "stream")
     return {
         "parts": _PARTS,
-        "recorded": f"{which} as recorded, with the profiler: {fmt.duration(found.recorded.length_ns)} (measured{until})",
+        "recorded": f"{which} as recorded, with the profiler: "
+        f"{fmt.duration(found.recorded.length_ns)} (measured{until})",
         "now": f"The same without a profiler, nothing changed: {fmt.duration(found.now.length_ns)} (modelled)",
         "after": {
             id_: f"With this remedy, without a profiler: {fmt.duration(step.length_ns)} (modelled){_stretched(step)}"
