@@ -56,6 +56,7 @@ class Machine:
     """The clocks of host and GPU, and what happened so far."""
 
     python_ns: int = PYTHON_NS
+    between_ns: int = BETWEEN_NS
     device: Device | None = H200
     host: int = 0
     gpu: int = 0
@@ -149,7 +150,7 @@ class Machine:
         self.host += CALL_NS
 
     def _run(self, duration: int) -> tuple[int, int]:
-        start = max(self.gpu + BETWEEN_NS, self.host + START_NS)
+        start = max(self.gpu + self.between_ns, self.host + START_NS)
         self.gpu = start + duration
         return start, self.gpu
 

@@ -436,6 +436,23 @@ def test_small_grids_are_not_claimed_where_grids_or_multiprocessors_are_unknown(
     assert any("small-kernels" in line for line in found.coverage.unavailable)
 
 
+def test_pauses_before_queued_kernels_are_neither_busy_time_nor_the_profilers() -> None:
+    def chained(machine: Machine) -> None:
+        """Kernels of one block in streams that wait for one another: 6 µs to start, 2 µs to run, the host ahead."""
+        machine.launch(2 * US, ADD, grid=(1, 1, 1), times=200)
+
+    found = verdict(chained, Machine(python_ns=0, between_ns=6 * US))
+    small = found.finding("small-kernels")
+    assert small is not None
+    assert found.verdict == "small-kernels"
+    assert "longer to start them than to run them" in found.headline
+    assert small.evidence["gpu_busy_share"] == pytest.approx(0.25, abs=0.02)
+    of_one_block = (1 - 1 / 132) * STEPS * 200 * US
+    assert small.evidence["empty_ns"] == pytest.approx(2 * of_one_block, rel=0.03)
+    assert small.evidence["starting_ns"] == pytest.approx(6 * of_one_block, rel=0.03)
+    assert small.remedies[0].action == "Make the pauses between the kernels shorter or fewer"
+
+
 def test_without_counters_nothing_is_said_about_the_inside_of_kernels() -> None:
     for program in (*PLANTED.values(), *HEALTHY):
         found = verdict(program)

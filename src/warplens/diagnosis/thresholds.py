@@ -69,8 +69,8 @@ class Thresholds:
     most_unprofiled_share: float = _limit(0.95, "Recording always takes time.")
     small_kernels_busy_share: float = _limit(
         0.70,
-        "Kernels are called small in a window where the GPU is busy this much of the time; below, what keeps it "
-        "idle comes first, whatever the size of the kernels.",
+        "Kernels are called small in a window where the GPU is busy, or about to start queued work, this much of the "
+        "time; below, what keeps it idle comes first, whatever the size of the kernels.",
     )
     unsure_warning_ceiling: float = _limit(
         1.25,

@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 _INCOMPLETE: Final = IncompleteProfile()
 _SATURATED: Final = Saturated()
 _BELOW_ROOF: Final = BelowRoof()
+#: A smaller share of the window is not worth a clause of the headline.
+_WORTH_SAYING: Final = 0.01
 
 
 def headline(facts: Facts, verdict: Finding, claims: Claims) -> str:
@@ -64,18 +66,22 @@ def headline(facts: Facts, verdict: Finding, claims: Claims) -> str:
             "roofs of its kernels."
         )
     if verdict.id == "below-roof":
-        time = "the time"
+        works = f"The GPU is busy for {busy} of the time"
         if facts.busy_share < facts.thresholds.quiet_busy_share:
-            unprofiled = _percent(verdict.evidence["unprofiled_busy_share"])
-            time += f" (an estimated {unprofiled} without the profiler's overhead)"
+            unprofiled = verdict.evidence["unprofiled_busy_share"]
+            if unprofiled - facts.busy_share >= _WORTH_SAYING:
+                works += f" (an estimated {_percent(unprofiled)} without the profiler's overhead)"
+            if verdict.evidence["starting_share"] >= _WORTH_SAYING:
+                works += f" and starts queued work in another {_percent(verdict.evidence['starting_share'])}"
+        works += _at(facts)
         if not roof_known(facts):
             return (
-                f"The GPU is busy for {busy} of {time}{_at(facts)}; how near its kernels are to their roofs is "
-                f"unknown: FLOPs and bytes are known for {_percent(facts.known_work_share)} of that time."
+                f"{works}; how near its kernels are to their roofs is unknown: FLOPs and bytes are known for "
+                f"{_percent(facts.known_work_share)} of its busy time."
             )
         return (
-            f"The GPU is busy for {busy} of {time}{_at(facts)}, but not near its roofs: without idle time and at "
-            f"the practical roof of its kernels it would take {_percent(facts.to_roof_share)} less time."
+            f"{works}, but not near its roofs: without idle time and at the practical roof of its kernels it would "
+            f"take {_percent(facts.to_roof_share)} less time."
         )
     if verdict.id == "tensor-compute":
         return f"Nothing to fix: the GPU is busy for {busy} of the time{_at(facts)}, near the peak of its tensor cores."

@@ -197,6 +197,7 @@ _EVIDENCE_WORDS: Final = {
     "single_tensor_launches": "launches for a single tensor",
     "size": "misaligned size",
     "padded_size": "padded to",
+    "starting": "starting queued kernels",
     "submission": "idle, work held back by driver",
     "to_roof": "headroom to roof",
     "unknown": "idle, cause unknown",

@@ -474,7 +474,8 @@ def _empty(facts: Facts) -> Floats:
         return known
     empty = np.zeros(facts.work.height)
     facts.cache["empty"] = empty
-    if facts.busy_share < facts.thresholds.small_kernels_busy_share:
+    # Between queued kernels the GPU waits for itself: that the kernels are short is what makes it wait.
+    if facts.busy_ns + facts.idle("start-latency") < facts.thresholds.small_kernels_busy_share * facts.wall_ns:
         return empty
     is_kernel = (pl.col("kind") == "kernel") & (pl.col("label") != "communication")
     duration = pl.col("end_ns") - pl.col("start_ns")
@@ -492,13 +493,23 @@ def _empty(facts: Facts) -> Floats:
     return empty
 
 
+#: Where starting the kernels takes longer than running them.
+_STARTED_SOONER: Final = Remedy(
+    "Make the pauses between the kernels shorter or fewer",
+    "with torch.cuda.graph(g): y = model(static_x)  # nodes of a graph start sooner after one another\n"
+    "# one kernel instead of several in a row; one stream instead of events between streams\n"
+    "# own kernels: programmatic dependent launch (cudaLaunchAttributeProgrammaticStreamSerialization)",
+    "a part of these pauses",
+)
+
+
 class SmallKernels(Rule):
     """Time of kernels with fewer blocks than the GPU has multiprocessors, while the GPU is busy."""
 
     id = "small-kernels"
     question = "Does the GPU spend its time on grids that leave most of it empty?"
     limiter = "grids that cannot fill the GPU"
-    cause = "grids that cannot fill the GPU, where the GPU is busy for at least 70 % of the time"
+    cause = "grids that cannot fill the GPU, where the GPU is busy, or starts queued work, for at least 70 % of the time"
     raised_when = "it costs 2 %; a warning from 1.25×"
     claimed = (
         "the share of the GPU that is left empty by kernels with fewer blocks than multiprocessors, and by short "
@@ -508,6 +519,7 @@ class SmallKernels(Rule):
     title = "The GPU is busy with grids that leave most of its multiprocessors empty"
     evidence: ClassVar = {
         "empty_ns": "time lost to multiprocessors that small grids leave empty",
+        "starting_ns": "pauses of the GPU before such kernels, although they were queued",
         "small_kernels_share": "time, number and length of such kernels",
         "multiprocessors_reached_share": "blocks over multiprocessors, at most 1, weighted by time",
         "small_kernel_median_ns": "time, number and length of such kernels",
@@ -516,6 +528,12 @@ class SmallKernels(Rule):
     }
     refutation = "Double the batch: if the step takes twice as long, the grids were large enough."
     thresholds = ("small_kernels_busy_share", "unsure_warning_ceiling")
+
+    def headline_of(self, finding: Finding) -> str:
+        """Where starting the kernels takes the most, this and not what they leave empty."""
+        if finding.evidence["starting_ns"] > finding.evidence["empty_ns"]:
+            return "Limited by short kernels: the GPU takes longer to start them than to run them"
+        return self.headline
 
     def claim(self, facts: Facts) -> Floats | None:
         """Of small grids, the share of the GPU that they leave empty, or what counters measured of it."""
@@ -537,12 +555,14 @@ class SmallKernels(Rule):
         lengths, of_small = small["length"], int(small["own_ns"].sum())
         filled = float((kernels["own_ns"] * kernels["fill_share"]).sum()) / time if time else None
         measured = bool(facts.work["bound"].is_not_null().any())
+        starting = int(pauses.sum())
         return self.raised(
             facts,
-            claimed + int(pauses.sum()),
+            claimed + starting,
             confidence="high" if measured else "medium",
             evidence={
                 "empty_ns": claimed,
+                "starting_ns": starting,
                 "small_kernels_share": of_small / facts.wall_ns if facts.wall_ns else None,
                 "multiprocessors_reached_share": filled,
                 "small_kernel_median_ns": number(lengths.median()),
@@ -550,7 +570,9 @@ class SmallKernels(Rule):
                 "gpu_busy_share": facts.busy_share,
             },
             where=kernel_names(facts, claims.of_work(self.id)),
+            title="The GPU takes longer to start short kernels than to run them" if starting > claimed else "",
             remedies=(
+                *((_STARTED_SOONER,) if starting > claimed else ()),
                 Remedy(
                     "Put more work into each launch",
                     "# a larger batch, or independent problems stacked: torch.bmm, torch.vmap, torch._foreach_*",

@@ -258,7 +258,7 @@ class BelowRoof(Rule):
     limiter = "kernels that are not shown to be near their roof"
     cause = "not shown to be near the roof, cause unknown"
     raised_when = (
-        "the GPU is busy for 80 % of the time, no finding is a warning, and it is not shown to be `saturated`: the "
+        "the GPU is busy, or starts queued work, for 80 % of the time, no finding is a warning, and it is not shown to be `saturated`: the "
         "headroom to the practical roof is 15 % or more, or the work of less than four fifths of the busy time is "
         "known. Informational"
     )
@@ -270,6 +270,7 @@ class BelowRoof(Rule):
         "to_roof_share": "the same plus idle time: the headroom to the practical roof",
         "known_work_share": "of the busy time, with known FLOPs and bytes",
         "unprofiled_busy_share": "estimated busy share without what the profiler adds to launches",
+        "starting_share": "of the window, pauses in which queued work was about to start",
         "idle_ns_per_step": "pauses of a step",
     }
     refutation = "Collect counters of the kernels named here: if each is at 85 % of a roof, nothing is left to gain."
@@ -303,7 +304,8 @@ class BelowRoof(Rule):
                 "above_roof_share": facts.above_roof_share,
                 "to_roof_share": facts.to_roof_share,
                 "known_work_share": facts.known_work_share,
-                "unprofiled_busy_share": min(occupied / max(wall, 1), 1.0),
+                "unprofiled_busy_share": min(facts.busy_ns / max(wall, 1), 1.0),
+                "starting_share": facts.idle("start-latency") / facts.wall_ns,
                 "idle_ns_per_step": facts.idle_ns / facts.steps,
             },
             where=names,
