@@ -509,7 +509,9 @@ class SmallKernels(Rule):
     id = "small-kernels"
     question = "Does the GPU spend its time on grids that leave most of it empty?"
     limiter = "grids that cannot fill the GPU"
-    cause = "grids that cannot fill the GPU, where the GPU is busy, or starts queued work, for at least 70 % of the time"
+    cause = (
+        "grids that cannot fill the GPU, where the GPU is busy, or starts queued work, for at least 70 % of the time"
+    )
     raised_when = "it costs 2 %; a warning from 1.25×"
     claimed = (
         "the share of the GPU that is left empty by kernels with fewer blocks than multiprocessors, and by short "

@@ -258,9 +258,9 @@ class BelowRoof(Rule):
     limiter = "kernels that are not shown to be near their roof"
     cause = "not shown to be near the roof, cause unknown"
     raised_when = (
-        "the GPU is busy, or starts queued work, for 80 % of the time, no finding is a warning, and it is not shown to be `saturated`: the "
-        "headroom to the practical roof is 15 % or more, or the work of less than four fifths of the busy time is "
-        "known. Informational"
+        "the GPU is busy, or starts queued work, for 80 % of the time, no finding is a warning, and it is not shown to "
+        "be `saturated`: the headroom to the practical roof is 15 % or more, or the work of less than four fifths of "
+        "the busy time is known. Informational"
     )
     evidence: ClassVar = {
         **GPU_BUSY_SHARE,
