@@ -27,7 +27,7 @@ from tests.fuzz.seeds import Seed
 #: interrupted from Python), or after ten times as long whatever it did: it waits for itself.
 SILENT_SECONDS, SILENT_CPU_SECONDS = 60.0, 30.0
 #: Cases after which a process is replaced by a fresh one, so that its memory tells something about the case at hand.
-CASES_OF_A_PROCESS = {"command": 400, "reader": 5_000, "parser": 50_000}
+CASES_OF_A_PROCESS = {"command": 400, "reader": 5_000, "parser": 50_000, "rows": 50_000}
 #: After so many cases the ledger says how many they are.
 _CASES_OF_A_LINE = 1_000
 
@@ -109,7 +109,8 @@ def _work(campaign: int, start: int, stop: int, step: int, nice: int, end: float
         words = [sys.executable, "-m", "tests.fuzz.judge", *map(str, (campaign, start, until, step, nice)), ledger.tier]
         ledger.folder.mkdir(parents=True, exist_ok=True)
         with (ledger.folder / f"process-{start % step}.log").open("wb") as log:
-            process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=log, text=True)
+            environment = os.environ | {"FUZZ_RUN": str(os.getpid())}
+            process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=log, text=True, env=environment)
         lines: queue.Queue[str | None] = queue.Queue()
         threading.Thread(target=_pump, args=(process, lines), daemon=True).start()
         at, killed, waited, cpu = start, False, 0, 0.0

@@ -16,6 +16,7 @@ import tempfile
 import zipfile
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import astuple, dataclass, replace
+from importlib import import_module
 from pathlib import Path
 from random import Random
 
@@ -38,6 +39,16 @@ LONGEST_ERROR = 600
 #: What the output of one case may hold: the files have some dozens of rows.
 LONGEST_OUTPUT = 64 * 2**20
 
+#: Where cases of a tier other than that of commands are made and judged: modules that need this one.
+_TIERS = {
+    "reader": ("tests.fuzz.reading", "read_ended"),
+    "parser": ("tests.fuzz.parsing", "parse_ended"),
+    "rows": ("tests.fuzz.rows", "rows_ended"),
+}
+
+#: How the temporary folders of a campaign begin, so that it removes its own and no other's.
+OWN = f"fuzz-{os.environ.get('FUZZ_RUN') or os.getpid()}-"
+
 _ALLOWED_CODES = (0, 1, 2)
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
@@ -50,8 +61,8 @@ class TooLongError(BaseException):
 class Case:
     """A case by its numbers alone: the same always gives the same file and the same command line.
 
-    Its tier is that of the `command`s, that of the `reader`s alone (`tests.fuzz.reading`), or that of the
-    `parser`s (`tests.fuzz.parsing`).
+    Its tier is that of the `command`s, that of the `reader`s alone (`tests.fuzz.reading`), that of the `parser`s
+    (`tests.fuzz.parsing`), or that of the `rows` of databases (`tests.fuzz.rows`).
     """
 
     campaign: int
@@ -61,14 +72,8 @@ class Case:
     def made(self) -> tuple[Seed, bytes, str]:
         """The seed, the mutated file, the command line."""
         random = Random(f"{self.campaign}:{self.number}")
-        if self.tier == "reader":
-            from tests.fuzz.reading import made
-
-            return made(random)
-        if self.tier == "parser":
-            from tests.fuzz.parsing import made as parsed
-
-            return parsed(random)
+        if self.tier in _TIERS:
+            return import_module(_TIERS[self.tier][0]).made(random)  # type: ignore[no-any-return]
         seed = random.choice(seeds())
         return seed, mutated(seed.kind, seed.content, random), random.choice(seed.commands)
 
@@ -86,12 +91,7 @@ class Ended:
 def judged(case: Case) -> Ended:
     """Runs a case and says what is wrong with it."""
     seed, content, how = case.made()
-    if case.tier == "reader":
-        from tests.fuzz.reading import read_ended as run
-    elif case.tier == "parser":
-        from tests.fuzz.parsing import parse_ended as run
-    else:
-        run = ended
+    run = getattr(import_module(_TIERS[case.tier][0]), _TIERS[case.tier][1]) if case.tier in _TIERS else ended
     return replace(run(seed, content, how), format=seed.format)
 
 
@@ -108,7 +108,7 @@ def placed(seed: Seed, content: bytes, path: Path) -> Path:
 
 def ended(seed: Seed, content: bytes, command: str) -> Ended:
     """Runs a command line over a file."""
-    with tempfile.TemporaryDirectory(prefix="fuzz-") as name:
+    with tempfile.TemporaryDirectory(prefix=OWN) as name:
         folder = Path(name)
         given, scratch = folder / "in", folder / "tmp"
         given.mkdir()
@@ -256,10 +256,16 @@ def warm_up() -> None:
             ended(seed, seed.content, command)
 
 
-def remove_left() -> None:
-    """Removes what killed cases left in the temporary folder."""
-    for path in Path(tempfile.gettempdir()).glob("fuzz-*"):
-        shutil.rmtree(path, ignore_errors=True)
+def memory_folder() -> str | None:
+    """A folder in memory where there is one; None stands for the temporary folder."""
+    return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+
+
+def remove_left(own: str = OWN) -> None:
+    """Removes what the killed cases of this campaign left in the temporary folder and in memory."""
+    for folder in filter(None, (tempfile.gettempdir(), memory_folder())):
+        for path in Path(folder).glob(f"{own}*"):
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def serve() -> None:

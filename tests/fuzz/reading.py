@@ -24,8 +24,10 @@ import polars as pl
 from tests.fuzz.judge import (
     CPU_SECONDS,
     MEMORY_BYTES,
+    OWN,
     Ended,
     TooLongError,
+    memory_folder,
     place_of,
     placed,
     stop,
@@ -140,4 +142,4 @@ def read_by_readers() -> tuple[Seed, ...]:
 @cache
 def place() -> Path:
     """A folder in memory where there is one."""
-    return Path(tempfile.mkdtemp(prefix="fuzz-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None))
+    return Path(tempfile.mkdtemp(prefix=OWN, dir=memory_folder()))

@@ -32,6 +32,23 @@ def test_whatever_the_damage_a_run_ends_in_an_answer_or_in_one_line(part: int) -
     assert codes[2] > len(results) // 5
 
 
+def test_rows_of_tables_of_any_making_are_those_of_sqlite_or_refused() -> None:
+    results = {number: judged(Case(CAMPAIGN, number, "rows")) for number in range(CASES // 2)}
+
+    assert {number: result for number, result in results.items() if result.wrong} == {}
+    codes = Counter(result.code for result in results.values())
+    assert min(codes[0], codes[1], codes[2]) > CASES // 20  # decoded from pages, left to SQLite, refused
+
+
+def test_a_campaign_removes_its_own_folders_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    for name in (f"{judge.OWN}x", "fuzz-0-x", "fuzz-x"):
+        (tmp_path / name).mkdir()
+    judge.remove_left()
+
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["fuzz-0-x", "fuzz-x"]
+
+
 @pytest.mark.parametrize("path", sorted(CORPUS.glob("*.*")), ids=lambda path: path.name)
 def test_what_was_wrong_once_is_right_now(path: Path) -> None:
     """Files are named `SEED.COMMAND.WHAT`; the commands are those of the seed that begin with the word."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sqlite3
 from contextlib import closing
 from typing import TYPE_CHECKING
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 _PAGE = 4096
 _ROWS = 4_000
 #: How a page of rows begins, and where it says how many.
-_LEAF, _COUNT = 13, slice(3, 5)
+_LEAF, _INTERIOR = 13, 5
 
 
 @pytest.fixture(params=["small", "large"])
@@ -67,13 +68,55 @@ def _another_number_of_a_row(content: bytearray) -> None:
     content[cell + 1] |= 0x40
 
 
-@pytest.mark.parametrize("damage", [_fewer_rows, _one_page_twice, _one_row_twice, _another_number_of_a_row])
+def _an_earlier_page_at_the_end(content: bytearray) -> None:
+    """The last child of the page above the leaves: the last row is an earlier one, and all before it are numbered."""
+    pages = [at for at in range(0, len(content), _PAGE) if content[at] == _INTERIOR and content[at + 4] > 20]
+    content[pages[0] + 8 : pages[0] + 12] = (_leaves(content)[3] // _PAGE + 1).to_bytes(4, "big")
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [_fewer_rows, _one_page_twice, _one_row_twice, _another_number_of_a_row, _an_earlier_page_at_the_end],
+)
 def test_damage_that_sqlite_reads_over_is_refused(export: Path, damage: Callable[[bytearray], None]) -> None:
     content = bytearray(export.read_bytes())
     damage(content)
     export.write_bytes(content)
 
     with pytest.raises(UnreadableInputError, match="the SQLite database is damaged: its pages contradict each other"):
+        read(export)
+
+
+def _updated(export: Path) -> None:
+    with closing(sqlite3.connect(export)) as file:
+        file.execute('UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET start = start + 1, "end" = "end" + 1')
+        file.commit()
+
+
+def _replaced(export: Path) -> None:
+    shutil.copy2(export, export.with_suffix(".new"))  # of the same time and size
+    export.with_suffix(".new").replace(export)
+
+
+def _shortened(export: Path) -> None:
+    with export.open("r+b") as file:
+        file.truncate(_PAGE * 10)
+
+
+@pytest.mark.parametrize("change", [_updated, _replaced, _shortened])
+def test_an_export_that_is_written_to_while_it_is_read_is_refused(
+    export: Path, change: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half of the tables would be of one time, and half of another."""
+    unchanged = sqlite.SqliteFile.parts
+
+    def parts(file: sqlite.SqliteFile, table: str) -> list[sqlite.Part]:
+        if table == "CUPTI_ACTIVITY_KIND_KERNEL":
+            change(export)
+        return unchanged(file, table)
+
+    monkeypatch.setattr(sqlite.SqliteFile, "parts", parts)
+    with pytest.raises(UnreadableInputError, match=r"it was written to while it was read\. Wait"):
         read(export)
 
 

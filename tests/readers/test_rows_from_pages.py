@@ -76,6 +76,31 @@ def test_tables_of_several_levels_are_read_part_by_part(tmp_path, page):
         assert file.numbers("t", ("a",), Part("", 2, 30_000, numbered=True)) is None
 
 
+@pytest.mark.parametrize("name", ["rowid", "OID", "_rowid_"])
+def test_columns_called_like_the_number_of_a_row_hold_their_values(tmp_path, name):
+    """Where such a column exists, its name stands for it and no longer for the number of the row."""
+    path = tmp_path / "t.sqlite"
+    rows = [(i % 3, None if i % 5 else i, 7) for i in range(400)]
+    write(path, rows, f"{name} INT, b INT, c INT")
+    assert decoded(path, (name, "b")) == [[row[:2] for row in rows]]
+
+
+def test_a_table_with_all_names_of_the_number_of_a_row_is_refused(tmp_path):
+    path = tmp_path / "t.sqlite"
+    write(path, ROWS, "rowid INT, _rowid_ INT, oid INT")
+    with pytest.raises(UnreadableInputError, match="table t has columns with all names of the numbers of its rows"):
+        decoded(path, ("oid",))
+
+
+@pytest.mark.parametrize("columns", [125, 126, 127, 128, 129, 130])
+def test_rows_whose_head_is_longer_than_a_byte_tells_are_not_misread(tmp_path, columns):
+    """With 128 columns the first of two bytes that hold the length looks like a length of one byte."""
+    path = tmp_path / "t.sqlite"
+    rows = [tuple(5 if place == columns - 1 else 300 + row for place in range(columns)) for row in range(9)]
+    write(path, rows, ", ".join(f"c{place} INT" for place in range(columns)))
+    assert decoded(path, ("c0", "c7")) in ([None], [[(row[0], row[7]) for row in rows]])
+
+
 ROWS: list[tuple[object, ...]] = [(1, 2, 3), (4, 5, 6), (7, 8, 9)]
 
 

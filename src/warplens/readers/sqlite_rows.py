@@ -37,6 +37,12 @@ _MAX_KINDS = 400
 
 _LAST_ROW = 2**63 - 1
 
+#: With more the head of a row is longer than its first byte can say.
+_MAX_COLUMNS = 126
+
+#: SQLite locks a file by bytes of the page at this place, which holds nothing.
+_LOCKED_BYTE = 2**30
+
 #: Bytes that a value takes, by its serial type; from 12 on texts and blobs.
 _SIZES = np.array([0, 1, 2, 3, 4, 6, 8, 8, 0, 0, 0, 0, *((kind - 12) // 2 for kind in range(12, 128))], np.int64)
 _NULL, _ZERO, _ONE = 0, 8, 9
@@ -69,12 +75,19 @@ class Stored:
     leaves: Int64s
     last: Int64s
 
+    def spans(self, first: int | None, last: int | None) -> bool:
+        """Whether rows with these numbers would stand on the first and on the last page: none stands outside."""
+        if first is None or last is None:
+            return False
+        return bool(first <= self.last[0]) and (len(self.last) == 1 or bool(last > self.last[-2]))
 
-def stored(path: Path, page_bytes: int, usable_bytes: int, root: int, columns: int) -> Stored | None:
+
+def stored(path: Path, page_bytes: int, usable_bytes: int, pages: int, root: int, columns: int) -> Stored | None:
     """Where the rows of the table stand whose b-tree begins on page `root`; None where it is not decoded here."""
+    if columns > _MAX_COLUMNS:
+        return None
     try:
         with path.open("rb", buffering=0) as file:
-            pages = path.stat().st_size // page_bytes
             leaves, last = _leaves(file, page_bytes, usable_bytes, root, pages)
     except (_OtherwiseStored, OSError):
         return None
@@ -102,7 +115,7 @@ def whole_numbers(table: Stored, places: dict[str, int], first: int, count: int)
     try:
         with table.path.open("rb", buffering=0) as file:
             for begin in range(low, high + 1, _PAGES):
-                pages = _Pages(table, file, table.leaves[begin : min(begin + _PAGES, high + 1)])
+                pages = _Pages(table, file, begin, min(begin + _PAGES, high + 1))
                 rows = pages.between(first, first + count)
                 if rows.stop > rows.start and pages.rows[rows.start] != first + done:
                     return None
@@ -128,6 +141,8 @@ def _leaves(file: BinaryIO, page_bytes: int, usable: int, root: int, pages: int)
     level, last = np.array([root]), np.array([_LAST_ROW])
     for _ in range(_MAX_LEVELS):
         if len(level) > pages or level.min() < 2 or level.max() > pages:  # page 1 holds the schema
+            break
+        if (level == _LOCKED_BYTE // page_bytes + 1).any():
             break
         file.seek((int(level[0]) - 1) * page_bytes)
         if file.read(1) == bytes([_LEAF]):  # all leaves are on one level; each is looked at when it is decoded
@@ -184,20 +199,20 @@ class _Pages:
         rows: the numbers of the rows, ascending without gaps.
     """
 
-    def __init__(self, table: Stored, file: BinaryIO, leaves: Int64s) -> None:
-        size, usable = table.page_bytes, table.usable_bytes
+    def __init__(self, table: Stored, file: BinaryIO, begin: int, end: int) -> None:
+        size, usable, leaves = table.page_bytes, table.usable_bytes, table.leaves[begin:end]
         self._head, self._words = table.columns + 1, -(-(table.columns + 1) // 8)
         # Room on both sides, so that a value can be read as part of a wider one, and a head as whole words, anywhere.
         self._data = data = np.zeros(8 + len(leaves) * size + 8 * self._words, np.uint8)
         runs = [0, *(np.flatnonzero(np.diff(leaves) != 1) + 1).tolist(), len(leaves)]
-        for begin, end in pairwise(runs):
-            file.seek((int(leaves[begin]) - 1) * size)
-            room = data.data[8 + begin * size : 8 + end * size]
+        for first, after in pairwise(runs):
+            file.seek((int(leaves[first]) - 1) * size)
+            room = data.data[8 + first * size : 8 + after * size]
             if file.readinto(room) != len(room):  # type: ignore[attr-defined]
                 raise _OtherwiseStored
         pages = 8 + np.arange(len(leaves)) * size
         counts = data[pages + 3].astype(np.int64) << 8 | data[pages + 4]
-        if (data[pages] != _LEAF).any() or (_LEAF_HEAD + 2 * counts > usable).any():
+        if (data[pages] != _LEAF).any() or (counts == 0).any() or (_LEAF_HEAD + 2 * counts > usable).any():
             raise _OtherwiseStored
         page = np.repeat(pages, counts)
         place = np.arange(len(page)) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -212,6 +227,12 @@ class _Pages:
         if (self._bytes > usable - 35).any() or (self._starts + self._bytes > page + usable).any():
             raise _OtherwiseStored
         if (self.rows[1:] - self.rows[:-1] != 1).any() or (data[self._starts] != self._head).any():
+            raise _OtherwiseStored
+        # A page that stands in place of another holds rows that the pages above say are elsewhere.
+        highest = self.rows[np.cumsum(counts) - 1]
+        if (highest > table.last[begin:end]).any() or (begin and self.rows[0] <= table.last[begin - 1]):
+            raise _OtherwiseStored
+        if (highest[:-1] + 1 <= table.last[begin : end - 1]).any():
             raise _OtherwiseStored
 
     def between(self, first: int, end: int) -> slice:

@@ -125,7 +125,7 @@ def rows_of(file: SqliteFile, plan: Plan, part: Part) -> pl.DataFrame:
         if raw is not None:
             return raw
     raw = file.frame(f"{plan.query} AND {part.condition}", plan.texts)
-    file.refuse_damage_in(plan.source.table, part)
+    file.refuse_damage_in(plan.source.table, part, raw.height if plan.source.where == ALL_ROWS else None)
     return raw
 
 
