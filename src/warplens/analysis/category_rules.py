@@ -331,7 +331,7 @@ _GEMM = (
         "gemm",
         words=_any(
             r"ge(mm|mv)|mat ?mul|mul ?mat|\b[a-z]?[bm]mm\b|\b(add|badd|scaled|grouped?) ?mm\b|\bwg?mma\b",
-            r"\bmarlin\b|\bmachete\b|\beinsum\b|\bwv split k\b|\b[aw] \d+ [aw] \d+\b(?!.*quant)",
+            r"\bmarlin\b|\bmachete\b|\beinsum\b|\bwv split k\b|\b[aw] \d+ [aw] \d+\b(?!.*quant)|\b[bs]gmv\b",
         ),
     ),
     Rule("product-of-experts", "gemm", words=r"^fused moe (kernel|gptq)|\bmoe mm\b|\bfused experts\b"),
@@ -461,7 +461,7 @@ _BY_WORD = (
         "scan-and-reduce",
         "reduction",
         words=_any(
-            r"\breduc(e|tion)\b|\bsums?\b|\bmean\b|\barg ?(max|min)\b|\ba(bs)?max\b|\blogsumexp\b|\bnll loss",
+            r"\breduc(e|tion)\b|\bsums?\b|\bmean\b|\barg ?(max|min)\b|\ba(bs)?max\b|\blogsumexp\b|\bnll (loss|criterion)",
             r"\bcum(sum|prod)\b|(?<!selective )(?<!chunk )\bscan\b|histogram|\bbincount\b|\bdevice run length",
         ),
         why="a selective scan is a state-space model's recurrence, no prefix sum",
