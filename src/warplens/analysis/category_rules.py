@@ -462,7 +462,8 @@ _BY_WORD = (
         "reduction",
         words=_any(
             r"\breduc(e|tion)\b|\bsums?\b|\bmean\b|\barg ?(max|min)\b|\ba(bs)?max\b|\blogsumexp\b",
-            r"\bnll (loss|criterion)|\bcum(sum|prod)\b|(?<!selective )(?<!chunk )\bscan\b|histogram|\bbincount\b|\bdevice run length",
+            r"\bnll (loss|criterion)",
+            r"\bcum(sum|prod)\b|(?<!selective )(?<!chunk )\bscan\b|histogram|\bbincount\b|\bdevice run length",
         ),
         why="a selective scan is a state-space model's recurrence, no prefix sum",
     ),
