@@ -13,6 +13,7 @@ __all__ = [
     "FOURTH",
     "HALVES",
     "PROGRAMS",
+    "SEVENTH",
     "SIXTH",
     "Build",
     "Program",
@@ -28,8 +29,8 @@ BEFORE, AFTER = "before", "after"
 #: What is held out was written apart from the rules of the diagnosis, and published when they stood. The third part was
 #: recorded when the rules had been mended with the second in view, and each later one when they had been with its
 #: predecessor.
-DEVELOPMENT, HELD_OUT, THIRD, FOURTH, FIFTH, SIXTH = HALVES = (
-    "development", "held_out", "third", "fourth", "fifth", "sixth",
+DEVELOPMENT, HELD_OUT, THIRD, FOURTH, FIFTH, SIXTH, SEVENTH = HALVES = (
+    "development", "held_out", "third", "fourth", "fifth", "sixth", "seventh",
 )  # fmt: skip
 
 PROGRAMS: dict[str, Program] = {}
