@@ -12,6 +12,6 @@ from hypothesis import HealthCheck, settings
 
 # A test that takes a folder writes the same file anew in every example, and structured data takes its time.
 _ANYWHERE = {"deadline": None, "suppress_health_check": list(HealthCheck), "derandomize": bool(os.environ.get("CI"))}
-settings.register_profile("few", max_examples=30, **_ANYWHERE)
+settings.register_profile("few", max_examples=15, **_ANYWHERE)
 settings.register_profile("many", max_examples=150, **_ANYWHERE)
 settings.load_profile("few")

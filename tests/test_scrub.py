@@ -18,6 +18,7 @@ import warplens
 import warplens.readers.nsys.scrub
 import warplens.secrets
 from tests.shipped import FOLDERS
+from tests.tiers import thinned
 from warplens.errors import UnreadableInputError, UsageError
 from warplens.readers import read
 from warplens.scrub import ScrubError, ScrubReport, scrub
@@ -383,7 +384,11 @@ def test_a_long_text_takes_time_in_proportion(unit: bytes) -> None:
     assert time.perf_counter() - begin < 5  # a quadratic search takes hours
 
 
-@pytest.mark.parametrize("capture", sorted(OTHERS.glob("*.sqlite")) or [None], ids=lambda path: path and path.stem)
+@pytest.mark.parametrize(
+    "capture",
+    thinned(sorted(OTHERS.glob("*.sqlite")) or [None], slow=("h100x2_before", "h100x2_after", "a100_lm2p7b_nvtx")),
+    ids=lambda path: path and path.stem,
+)
 def test_analyses_of_a_scrubbed_capture_are_the_same(capture: Path | None, target: Path) -> None:
     if capture is None:
         pytest.skip(f"no captures of others in {OTHERS.name}; set WARPLENS_NSYS_CAPTURES")

@@ -373,13 +373,16 @@ def _from_kineto(path: Path) -> pl.DataFrame:
     )
 
 
+_LARGE = ("hta_negative_queue_rank0.json.gz", "hta_trace_diff_control.json.gz", "hta_trace_diff_test.json.gz")
+
+
 def _profiles() -> list[Any]:
     sources: tuple[tuple[str, str, Callable[[Path], pl.DataFrame]], ...] = (
         ("nsys", "*.sqlite", _from_nsys),
         ("kineto", "*.json*", _from_kineto),
     )
     found = [
-        pytest.param(path, read, id=path.name)
+        pytest.param(path, read, id=path.name, marks=[pytest.mark.slow] * (path.name in _LARGE))
         for folder, pattern, read in sources
         for path in sorted((_THIRD_PARTY / folder).glob(pattern))
         if path.name.partition(".")[0] not in _HAND_WRITTEN and not path.name.startswith("not_a")

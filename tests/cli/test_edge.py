@@ -6,6 +6,7 @@ import csv
 import errno
 import gzip
 import io
+import itertools
 import os
 import re
 import shlex
@@ -19,6 +20,7 @@ import pytest
 import typer
 
 from tests.cli.small_export import write_export
+from tests.tiers import thinned
 from warplens.cli.edge import DEFECT, DONE, GATE_FAILED, INTERRUPTED, TERMINATED, UNUSABLE, guarded
 from warplens.errors import UsageError
 
@@ -375,17 +377,30 @@ def test_a_name_in_csv_is_neither_a_formula_nor_obeyed_by_a_terminal(
         assert shown in {cell for row in csv.reader(io.StringIO(text)) for cell in row}
 
 
+#: What a process may have little of: address space, open files, and bytes of a file.
+LIMITS = {"AS": 4 * 2**30, "NOFILE": 10, "FSIZE": 4096}
+
+
 @pytest.mark.skipif(os.name != "posix", reason="needs limits of a process")
-@pytest.mark.parametrize(("limit", "value"), [("AS", 4 * 2**30), ("NOFILE", 10), ("FSIZE", 4096)])
 @pytest.mark.parametrize(
-    "command", ["kernels {export}", "report {export} -o {out} -f html", "scrub {export} {out}.copy"]
+    ("limit", "command"),
+    thinned(
+        itertools.product(
+            LIMITS, ("kernels {export}", "report {export} -o {out} -f html", "scrub {export} {out}.copy")
+        ),
+        quick=(
+            ("NOFILE", "kernels {export}"),
+            ("AS", "report {export} -o {out} -f html"),
+            ("FSIZE", "scrub {export} {out}.copy"),
+        ),
+    ),
 )
 def test_a_process_that_may_have_little_answers_or_says_so(
-    limit: str, value: int, command: str, export: Path, tmp_path: Path
+    limit: str, command: str, export: Path, tmp_path: Path
 ) -> None:
     import resource
 
-    number = getattr(resource, f"RLIMIT_{limit}")
+    number, value = getattr(resource, f"RLIMIT_{limit}"), LIMITS[limit]
     words = command.format(export=export, out=tmp_path / "out").split()
     done = subprocess.run(
         subprocess_arguments(*words, "--quiet"),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.oracle.captures import THIRD_PARTY
+from tests.tiers import thinned
 from warplens.cli.catalogue import COMMANDS
 
 if TYPE_CHECKING:
@@ -30,6 +31,13 @@ READABLE = (
     "a100_tiny_2021.sqlite",
     "minimal_schema.sqlite",
 )
+#: Whole programs, of which the shipped captures are others.
+LARGE = (
+    "h100x2_before.sqlite",
+    "h200_lm_small_train.sqlite",
+    "a100_lm2p7b_nvtx.sqlite",
+    "rtx5000_lm_small_windows.sqlite",
+)
 #: Without any work of a GPU, or with hardly any that was recorded.
 HOLLOW = ("h200_lm_small_lost_kernels.sqlite", "wsl2_no_cuda_tables.sqlite", "empty_capture_old.sqlite")
 TABLES = [command.name for command in COMMANDS.values() if command.section.startswith("One table")]
@@ -41,7 +49,7 @@ def _profiles_are_here() -> None:
         pytest.skip("the profiles of other people are not here")
 
 
-@pytest.mark.parametrize("name", READABLE)
+@pytest.mark.parametrize("name", thinned(READABLE, slow=LARGE))
 def test_every_table_of_every_profile(name: str, warplens: Callable[..., Run]) -> None:
     for command in TABLES:
         run = warplens(command, THIRD_PARTY / name, "--format", "json")

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests import shipped
+from tests.tiers import thinned
 from warplens.studies.policies.files import read_policy
 from warplens.studies.runner.phases import Collection, recorded_cells
 from warplens.studies.runner.studies import STUDIES, StudyOptions
@@ -104,7 +105,7 @@ def test_options_may_stand_before_the_subcommand_as_they_once_did(warplens, tmp_
     assert "n=1 baseline: a 1" in run.out
 
 
-@pytest.fixture(params=["lm_grid", "token_reduction"])
+@pytest.fixture(params=thinned(["lm_grid", "token_reduction"], quick=["lm_grid"]))
 def folder(request, tmp_path):
     """A study's folder with the measurements that come with Warplens."""
     (stored,) = shipped.files("measurements", f"{request.param}.json.xz")
@@ -160,6 +161,7 @@ def test_a_report_on_another_workload_is_refused(warplens, tmp_path):
     assert "it measures 'command'" in run.err
 
 
+@pytest.mark.slow  # recording unattended tells the same, and the document has tests of its own
 def test_with_profiles_the_findings_are_told(warplens, tmp_path):
     data = Path(str(files("warplens") / "data"))
     folder, profiles = tmp_path / "study", tmp_path / "profiles"

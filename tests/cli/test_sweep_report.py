@@ -12,6 +12,7 @@ import pytest
 from tests import shipped
 from tests.compare.surface.sweeps import record
 from tests.readers.test_published import TABLE
+from tests.tiers import thinned
 from warplens.cli.commands.sweep import report_sweep
 from warplens.cli.options import Format
 from warplens.errors import UnreadableInputError, UsageError
@@ -204,7 +205,7 @@ def _stored(*, ambiguous):
     return sorted(names - clear if ambiguous else clear)
 
 
-@pytest.mark.parametrize("name", _stored(ambiguous=False))
+@pytest.mark.parametrize("name", thinned(_stored(ambiguous=False), quick=("token_reduction_policy_fit", "lm_grid")))
 def test_every_stored_file_with_two_sides_is_reported_on(asked, name):
     def refuse(text):
         raise AssertionError(f"{text} is not valid JSON")

@@ -55,7 +55,7 @@ def test_the_rows_are_those_of_the_documents():
 
 
 #: Rows whose command takes seconds, and is run by tests of its own as well.
-SLOW = {"A14", "C3", "C13", "M10", "W2", "W15"}
+SLOW = {"A10", "A14", "C3", "C13", "I5", "M10", "P8", "W2", "W3", "W15"}
 
 
 @pytest.mark.parametrize(

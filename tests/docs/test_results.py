@@ -15,12 +15,13 @@ sys.path.insert(0, str(DOCS))
 from generate_results import NAMES, PAGES, page_of
 
 from tests import shipped
+from tests.tiers import thinned
 from warplens.readers.measurements import read_measurements
 
 STORED = shipped.files("measurements", "*.json.xz")
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", thinned(NAMES, slow=("lm-profiles", "findings-report")))
 def test_the_page_is_what_the_stored_measurements_give(name):
     assert (PAGES / f"{name}.md").read_text("utf-8") == page_of(name), "run `python docs/generate_results.py`"
 

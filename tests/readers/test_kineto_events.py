@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from tests.readers.kineto_oracle import rows_of
 from tests.readers.kineto_traces import Raw, laid_out
+from tests.tiers import thinned
 from warplens.readers.kineto import document as kineto_document
 from warplens.readers.kineto import json_text as kineto_json
 from warplens.readers.kineto.events import Recorded as Document
@@ -52,7 +53,14 @@ REAL_TRACES = (
 )
 
 #: Take seconds each; `make test` reads the others.
-LARGE = ("hta_negative_queue_rank0.json.gz", "hta_trace_diff_control.json.gz", "hta_trace_diff_test.json.gz")
+LARGE = (
+    "hta_negative_queue_rank0.json.gz",
+    "hta_ns_resolution_rank0.json.gz",
+    "hta_trace_diff_control.json.gz",
+    "hta_trace_diff_test.json.gz",
+    "h200_lm_small_train.json.gz",
+    "tracelens_b200_eager_trace.json.gz",
+)
 
 
 def _document(path: Path, compression: str | None = None) -> Document:
@@ -67,9 +75,7 @@ def _assert_same(document: Document, expected: dict[str, list[dict[str, Any]]]) 
             assert frame[column].to_list() == [row[column] for row in rows], (kind, column)
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow) if name in LARGE else name for name in REAL_TRACES]
-)
+@pytest.mark.parametrize("name", thinned(REAL_TRACES, slow=LARGE))
 def test_every_value_of_a_real_trace(captured: Callable[[str], Path], name: str) -> None:
     path = captured(f"kineto/{name}")
     is_packed = name.endswith(".gz")

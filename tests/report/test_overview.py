@@ -14,6 +14,7 @@ import pytest
 import warplens
 from tests.analysis import builders as b
 from tests.report.sample import HOSTILE
+from tests.tiers import thinned
 from warplens.analysis.kernels import category_coverage, tensor_core_use
 from warplens.analysis.timeline import Timeline
 from warplens.errors import UsageError
@@ -272,7 +273,11 @@ def test_the_training_step_of_the_h200_capture_adds_up_in_every_format(tmp_path)
 
 
 @pytest.mark.skipif(not CAPTURES.is_dir(), reason=f"there are no captures in {CAPTURES}")
-@pytest.mark.parametrize("path", sorted(CAPTURES.glob("*.sqlite")), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path",
+    thinned(sorted(CAPTURES.glob("*.sqlite")), slow=("h100x2_before", "h100x2_after")),
+    ids=lambda path: path.stem,
+)
 def test_every_capture_makes_a_report_whose_parts_sum_and_whose_answer_is_short(path):
     if path.stem == "not_an_nsys_file":
         pytest.skip("it is not a profile")

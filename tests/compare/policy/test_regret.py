@@ -23,6 +23,7 @@ from tests.compare.policy.sweeps import (
     sweep,
     truth,
 )
+from tests.tiers import thinned
 from warplens.errors import UsageError
 from warplens.readers.measurements import read_measurements
 from warplens.studies.policies.fitting import PointTimes, fit_policy
@@ -61,12 +62,13 @@ def test_no_choice_costs_more_than_promised_at_shapes_that_were_measured(machine
     assert policy.regret["measured"].worst <= PROMISED
 
 
-def test_choices_between_measured_shapes_cost_no_more_than_promised():
-    """Thirty machines, 60 shapes between those that were measured: 1,800 choices."""
-    rng = np.random.default_rng(7)
+@pytest.mark.parametrize("part", thinned(range(5), quick=(0,)))
+def test_choices_between_measured_shapes_cost_no_more_than_promised(part):
+    """Six machines of thirty, 60 shapes between those that were measured: 360 choices of 1,800."""
+    rng = np.random.default_rng([7, part])
     seen = grid(input_size=(224, 320, 448), batch=(1, 2, 4, 8, 16, 32), execution=EXECUTIONS)
     unseen = grid(input_size=(256, 288, 352, 384, 416), batch=(1, 3, 6, 12, 24, 32), execution=EXECUTIONS)
-    for _ in range(30):
+    for _ in range(6):
         none = Machine(*rng.uniform((0.3e6, 0.05e6, 0.02e6, 1.5), (6e6, 1.5e6, 0.6e6, 3.2)))
         dearer, slower, cheaper, flatter = rng.uniform((1.05, 0.9, 0.2, 0.9), (1.8, 1.4, 0.9, 1.05))
         variant = Machine(none.host * dearer, none.fixed * slower, none.work * cheaper, none.power * flatter)

@@ -1,0 +1,24 @@
+"""What `make test` takes of cases that are many: the others have the marker `slow` and are run by `make test-all`."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from typing import Any
+
+import pytest
+
+
+def thinned(cases: Iterable[Any], *, quick: Collection[Any] = (), slow: Collection[Any] = ()) -> list[Any]:
+    """The cases, of which `make test` takes those in `quick`, or all but those in `slow`.
+
+    A case is known by its stem as well, where it is a path.
+    """
+
+    def is_slow(case: Any) -> bool:
+        names = {case, getattr(case, "stem", case)}
+        return bool(names & set(slow)) if slow else not names & set(quick)
+
+    def values(case: Any) -> tuple[Any, ...]:
+        return case if isinstance(case, tuple) else (case,)
+
+    return [pytest.param(*values(case), marks=[pytest.mark.slow] * is_slow(case)) for case in cases]
