@@ -22,6 +22,7 @@ from warplens.analysis.categories import classify_names
 from warplens.analysis.headroom import LOSSES, STEPS_DOWN, Headroom, headrooms, loss_column
 from warplens.analysis.headroom.groups import words_of
 from warplens.analysis.roofs import SHORTEST_NS, STATED, Roofs, Task, roofs_of
+from warplens.analysis.timebudget import time_budgets
 from warplens.analysis.timeline import Timeline
 from warplens.analysis.work.catalogue import count_work
 from warplens.profile import Device
@@ -239,12 +240,14 @@ def test_names_tell_what_the_shapes_of_the_same_launches_say(name: str) -> None:
         pytest.skip("the pairs are not here")
     shaped = timeline(DEVELOPMENT / entry["files"]["torch_before"]["path"])
     bare = Timeline(replace(shaped.trace, operators=shaped.trace.operators.clear()))
+    (budget,) = time_budgets(shaped, shaped.window())
     by_shapes, by_names = (headrooms(each, shaped.window())[0].pieces for each in (shaped, bare))
-    alone = shaped.work.select(pl.col("kind").cast(pl.String), "row", pl.Series("op", count_work(shaped).counted_at))
+    work = shaped.work.select("kind", "row", op=pl.Series(count_work(shaped).counted_at))
+    alone = work.with_columns(alone=pl.len().over("op") == 1)[shaped.rows_on(budget.device, budget.owned_ns > 0)]
     both = (
-        by_shapes.filter((pl.col("known") == "shapes") & (pl.col("kind") == "kernel"))
-        .join(by_names.filter(pl.col("known") == "names"), on=["kind", "row"], suffix="_by_names")
-        .join(alone.filter(pl.len().over("op") == 1), on=["kind", "row"])
+        pl.concat([by_shapes, by_names.select(pl.all().name.suffix("_by_names")), alone], how="horizontal")
+        .filter((pl.col("known") == "shapes") & (pl.col("known_by_names") == "names"))
+        .filter((pl.col("kind") == "kernel") & pl.col("alone"))
     )
     categories = classify_names(shaped.trace.kernels)["category"].gather(both["row"]).cast(pl.String)
     sums = both.group_by(categories).agg(pl.col("bytes", "bytes_by_names", "owned_ns").sum())

@@ -174,3 +174,16 @@ def once(question: Callable[[Timeline, Window], Answer]) -> Callable[[Timeline, 
         return answer
 
     return remembered
+
+
+def once_a_profile(question: Callable[[Timeline], Answer]) -> Callable[[Timeline], Answer]:
+    """The same for a question of a timeline alone."""
+
+    @wraps(question)
+    def remembered(timeline: Timeline) -> Answer:
+        if (question, None) not in timeline.answers:
+            timeline.answers[question, None] = question(timeline)
+        answer: Answer = timeline.answers[question, None]
+        return answer
+
+    return remembered

@@ -62,7 +62,7 @@ def kernel_statistics(timeline: Timeline, window: Window, by: str = "name") -> p
     Raises:
         UsageError: kernels cannot be grouped by that.
     """
-    return statistics_of(timeline.kernels_in(window), by)
+    return statistics_of(timeline.kernels_in(window, launches=False), by)
 
 
 def statistics_of(kernels: pl.DataFrame, by: str = "name") -> pl.DataFrame:
@@ -190,7 +190,7 @@ def tensor_core_use_of(classed: pl.DataFrame) -> TensorCoreUse:
 
 def _time_by_class(timeline: Timeline, window: Window) -> pl.DataFrame:
     """Summed duration and class of each distinct kernel of the window."""
-    kernels = timeline.kernels_in(window)
+    kernels = timeline.kernels_in(window, launches=False)
     variants = kernels.group_by("full_name").agg(duration_ns().sum().alias("total_ns"))
     return variants.with_columns(classify_names(variants).get_columns())
 

@@ -270,7 +270,10 @@ def _distinct(rows: pl.Series) -> Int64s:
 @once
 def launching_threads(timeline: Timeline, window: Window) -> pl.DataFrame:
     """`process` and `thread` of each thread that launched work of the window."""
-    return timeline.work_in(window).select("process", "thread").unique().drop_nulls()
+    work = timeline.work_in(window).select("process", "thread")
+    # A thread mostly launches many pieces in a row.
+    begins = pl.any_horizontal(pl.all().ne_missing(pl.all().shift(1)) | (pl.int_range(pl.len()) == 0))
+    return work.filter(begins).unique().drop_nulls()
 
 
 def _busiest_thread(calls: pl.DataFrame) -> tuple[tuple[int, int] | None, float | None]:

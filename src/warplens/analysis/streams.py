@@ -100,6 +100,7 @@ def busy_by(work: pl.DataFrame, keys: list[str]) -> pl.DataFrame:
 _COUNT_OF: Final = {"kernel": "kernels", "copy": "copies", "memset": "memsets", "graph": "graphs"}
 
 
+@once
 def stream_statistics(timeline: Timeline, window: Window) -> pl.DataFrame:
     """What each stream did inside the window and how much of it the stream was busy, the busiest first.
 
@@ -119,6 +120,7 @@ def stream_statistics(timeline: Timeline, window: Window) -> pl.DataFrame:
     return STREAMS.conform(statistics).sort(["busy_ns", *keys], descending=[True, False, False, False])
 
 
+@once
 def concurrency(timeline: Timeline, window: Window) -> pl.DataFrame:
     """For how long none, one, two, … kernels ran at once on each device that did any work in the window.
 
@@ -364,20 +366,33 @@ def stream_turns(timeline: Timeline, window: Window) -> pl.DataFrame:
     Returns:
         `STREAM_TURNS`; no rows where streams ran at once, or there is one.
     """
-    work = timeline.work_in(window).filter(_is_compute() & pl.col("launch_end_ns").is_not_null())
+    work = timeline.work_in(window).select(_OF_TURNS)
+    work = chosen(work, work.select(_is_compute() & pl.col("launch_end_ns").is_not_null()).to_series())
     found = [pl.DataFrame(schema=_TURN)]
-    for (device, process), part in work.group_by("device", "process", maintain_order=True):
+    keys, number = numbered(work, ("device", "process"))
+    for place, (device, process) in enumerate(keys.iter_rows()):
+        part = work if keys.height == 1 else work.filter(pl.Series(number == place))
         if part["stream"].n_unique() > 1:
-            found.append(_turns_of(timeline, part.sort("start_ns"), int(str(device)), int(str(process))))
+            found.append(_turns_of(timeline, part, device, process))
     grouped = pl.concat(found).group_by("why").agg(pl.len().cast(pl.Int64).alias("turns"), pl.col("at_once_ns").sum())
     return STREAM_TURNS.conform(grouped).sort("at_once_ns", "why", descending=[True, False])
 
 
 _TURN: Final = {"why": pl.String, "at_once_ns": pl.Int64}
+_OF_TURNS: Final = (
+    *("kind", "row", "start_ns", "end_ns", "device", "process", "stream"),
+    *("launch_start_ns", "launch_end_ns"),
+)
 
 
 def _turns_of(timeline: Timeline, work: pl.DataFrame, device: int, process: int) -> pl.DataFrame:
-    """Why each kernel of a process on a GPU waited for another stream's, and how much of both could overlap."""
+    """Why each kernel of a process on a GPU waited for another stream's, and how much of both could overlap.
+
+    Args:
+        timeline: the profile.
+        work: the kernels in order of their begins, as `Timeline.work` has them.
+        device, process: whose they are.
+    """
     starts, ends = work["start_ns"].to_numpy(), work["end_ns"].to_numpy()
     stream, launched = work["stream"].to_numpy(), work["launch_start_ns"].to_numpy()
     ready = work["launch_end_ns"].to_numpy().copy()
@@ -390,8 +405,8 @@ def _turns_of(timeline: Timeline, work: pl.DataFrame, device: int, process: int)
         mine = np.flatnonzero(stream == own)
         ready[mine[1:]] = np.maximum(ready[mine[1:]], ends[mine[:-1]])
         told = waits["start_ns"].filter(waits["stream"] == own).to_numpy()
-        before_each = np.r_[0, np.searchsorted(told, launched[mine])]
-        told_to_wait[mine] = np.diff(before_each) > 0
+        if len(told):
+            told_to_wait[mine] = np.diff(np.searchsorted(told, launched[mine]), prepend=0) > 0
         others = np.flatnonzero(stream != own)
         others = others[np.argsort(ends[others], kind="stable")]
         place = np.searchsorted(ends[others], starts[mine], side="right") - 1
@@ -409,7 +424,7 @@ def _turns_of(timeline: Timeline, work: pl.DataFrame, device: int, process: int)
         for wanted in ("legacy-default", "blocking")
     )
     by_default = (legacy[behind] & blocking[before]) | (blocking[behind] & legacy[before])
-    full = _fills_gpu(timeline, work, device)[before]
+    full = _fills_gpu(timeline, work.select("kind", "row")[before], device)
     why = np.select([told_to_wait[behind], full, by_default], ["event", "full", "default-stream"], "unknown")
     return pl.DataFrame({"why": why.astype(str), "at_once_ns": at_once}, schema=_TURN)
 

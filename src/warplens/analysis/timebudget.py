@@ -76,10 +76,13 @@ class IdleGaps:
     Attributes:
         gaps: the idle intervals, disjoint.
         parts: for each cause of `IDLE_CAUSES` the nanoseconds of each gap, shape (n,); they sum to the gaps' lengths.
+        ended_by: shape (n,), the first row of `Timeline.work_on(device)` that begins at the gap's end or later; as many
+            as there are rows for none.
     """
 
     gaps: Intervals
     parts: dict[str, Int64s]
+    ended_by: Int64s
 
     @cached_property
     def totals(self) -> dict[str, int]:
@@ -110,7 +113,7 @@ def idle_gaps(timeline: Timeline, device: int, gaps: Intervals) -> IdleGaps:
     begins, ends, call, position = gaps.starts[rows], gaps.ends[rows], call[rows], position[rows]
     numbers = np.arange(len(known))[rows]
     if not len(numbers):
-        return IdleGaps(gaps, parts.columns)
+        return IdleGaps(gaps, parts.columns, ended_by)
 
     calls = timeline.trace.api_calls
     issued = np.minimum(np.maximum(calls["start_ns"].to_numpy()[call], begins), ends)
@@ -149,7 +152,7 @@ def idle_gaps(timeline: Timeline, device: int, gaps: Intervals) -> IdleGaps:
     if behind_all:
         lost[-1] = 0
     _add_issuing(parts, numbers, _is_graph_launch(calls, call), before, refilling, returned - issued, queued, lost)
-    return IdleGaps(gaps, parts.columns)
+    return IdleGaps(gaps, parts.columns, ended_by)
 
 
 def _add_issuing(
@@ -246,7 +249,7 @@ class _IdleParts:
     @property
     def columns(self) -> dict[str, Int64s]:
         """For each cause of `IDLE_CAUSES` the nanoseconds of each gap."""
-        nothing = np.zeros(self._count, dtype=np.int64)
+        nothing = np.broadcast_to(np.int64(0), self._count)  # takes no room
         return {cause: self._spent.get(cause, nothing) for cause in IDLE_CAUSES}
 
 

@@ -50,7 +50,7 @@ class Timeline:
         if not isinstance(trace, Trace):
             raise TypeError(f"Timeline takes a Trace (warplens.read gives one), not {type(trace).__name__}")
         self.trace = trace
-        self.answers: dict[tuple[Callable[..., Any], Window], Any] = {}  # of questions asked `once`
+        self.answers: dict[tuple[Callable[..., Any], Window | None], Any] = {}  # of questions asked `once`
         self._busy: dict[int, Intervals] = {}
         self._work_on: dict[int, pl.DataFrame] = {}
         self._inside_name: dict[str, Bools] = {}
@@ -226,6 +226,13 @@ class Timeline:
             self._work_on[device] = work if one else work.filter(pl.col("device") == device)
         return self._work_on[device]
 
+    def rows_on(self, device: int, which: Bools | None = None) -> Int64s:
+        """The positions in `work` of the rows of `work_on(device)`, or of those of them for which this holds."""
+        if self.work_on(device).height == self.work.height:
+            return np.arange(self.work.height) if which is None else np.flatnonzero(which)
+        mine = np.flatnonzero((self.work["device"] == device).to_numpy())
+        return mine if which is None else mine[which]
+
     def busy(self, device: int) -> Intervals:
         """When the device was doing anything, over the whole profile, as disjoint intervals."""
         if device not in self._busy:
@@ -233,8 +240,12 @@ class Timeline:
             self._busy[device] = union(Intervals(work["start_ns"].to_numpy(), work["end_ns"].to_numpy()))
         return self._busy[device]
 
-    def kernels_in(self, window: Window) -> pl.DataFrame:
-        """The kernels of the window: all columns of the table, and the launch columns of `work`."""
+    def kernels_in(self, window: Window, *, launches: bool = True) -> pl.DataFrame:
+        """The kernels of the window: all columns of the table, and with `launches` the launch columns of `work`."""
+        begun = self.trace.kernels["start_ns"]
+        if not launches and window.range_name is None and begun.is_sorted():
+            start, end = begun.search_sorted(pl.Series([window.start_ns, window.end_ns]))
+            return self.trace.kernels if window.kind == "all" else self.trace.kernels.slice(start, end - start)
         return self._table_in(window, "kernel")
 
     def copies_in(self, window: Window) -> pl.DataFrame:

@@ -130,7 +130,7 @@ class Checked:
         """The kernels of the window, with `ns`, `threads`, `blocks`, `shared_bytes`, `sm_count` and `category`."""
         if self.timeline is None or self.window is None:
             return pl.DataFrame()
-        kernels = self.timeline.kernels_in(self.window)
+        kernels = self.timeline.kernels_in(self.window, launches=False)
         counts = {ordinal: device.sm_count for ordinal, device in self.devices.items()}
         return kernels.select(
             (pl.col("end_ns") - pl.col("start_ns")).alias("ns"),
@@ -138,7 +138,7 @@ class Checked:
             GRID_BLOCKS,
             (pl.col("static_shared_bytes") + pl.col("dynamic_shared_bytes")).alias("shared_bytes"),
             pl.col("device").replace_strict(counts, default=None, return_dtype=pl.Int64).alias("sm_count"),
-            categories_of(kernels["full_name"]).cast(pl.String).alias("category"),
+            categories_of(kernels["full_name"]).alias("category"),
         )
 
     @cached_property

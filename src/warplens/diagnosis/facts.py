@@ -183,15 +183,8 @@ class Facts:
         if self.whole is not None:
             return self.whole.at_roof[self.part]
         pieces = [each.pieces for each in self.headrooms()]
-        held = pl.concat([PIECES.empty(), *pieces], rechunk=len(pieces) > 1).drop("kind", "row")
-        place = np.full(self.timeline.work.height, -1, dtype=np.int64)
-        place[held["work"].to_numpy()] = np.arange(held.height)
-        at = place[self.rows]
-        if len(at) == held.height and bool((at[1:] - at[:-1] == 1).all()) and (not len(at) or at[0] == 0):
-            found = held  # one stream, and no link: already in this order
-        else:
-            rows = _nullable(at)
-            found = pl.DataFrame([series.gather(rows) for series in held.get_columns()])
+        unknown = PIECES.empty().clear(self.work.height)
+        found = pl.concat(pieces, rechunk=len(pieces) > 1) if pieces else unknown
         near = self.work["bound_share"] >= self.thresholds.roof_share
         if not near.any():
             return found
@@ -377,6 +370,12 @@ class Facts:
         """Wall time owned by the work for which this holds."""
         return int(self.work.select(pl.col("own_ns").filter(which).sum()).item())
 
+    def forget(self) -> None:
+        """Gives back the memory of what rules found in the window; asked again, they would look again."""
+        self.cache.clear()
+        for name in ("pace", "replayed_rows"):
+            vars(self).pop(name, None)
+
     def of_phase(self, phase: str) -> Facts:
         """The work of one phase, and the pauses that it ended."""
         part = np.flatnonzero((self.work["phase"] == phase).to_numpy())
@@ -479,7 +478,7 @@ def _nullable(rows: Int64s) -> pl.Series:
 
 def _rows(timeline: Timeline, budget: TimeBudget) -> Int64s:
     """The rows of `Timeline.work` that own time of a budget."""
-    return np.flatnonzero((timeline.work["device"] == budget.device).to_numpy())[budget.owned_ns > 0]
+    return timeline.rows_on(budget.device, budget.owned_ns > 0)
 
 
 def _labels(timeline: Timeline, work: pl.DataFrame) -> pl.Series:
@@ -538,10 +537,9 @@ def _fills(device: Device | None, kernels: pl.DataFrame) -> list[pl.Series]:
 
 def _gaps(timeline: Timeline, budget: TimeBudget, phases: pl.Series) -> pl.DataFrame:
     """The pauses of one device, each with the causes of its time and what its next work belongs to."""
-    places = np.flatnonzero((timeline.work["device"] == budget.device).to_numpy())
+    places = timeline.rows_on(budget.device)
     gaps = budget.gaps.gaps
-    after = np.searchsorted(timeline.work["start_ns"].to_numpy()[places], gaps.ends, side="left")
-    at = places[np.minimum(after, len(places) - 1)] if len(gaps.starts) else np.empty(0, np.int64)
+    at = places[np.minimum(budget.gaps.ended_by, len(places) - 1)] if len(gaps.starts) else np.empty(0, np.int64)
     parts = _with_latency(budget.gaps.parts)
     occurred = {cause: spent for cause, spent in parts.items() if cause in IDLE_CAUSES and spent.any()}
     found = pl.DataFrame(
@@ -610,8 +608,9 @@ def kernel_names(facts: Facts, amounts: pl.Series, most: int = 3) -> tuple[str, 
     """
     chosen = ((facts.work["kind"] == "kernel") & (amounts > 0)).arg_true()
     names = facts.timeline.trace.kernels["name"]
-    codes = names.to_physical().gather(facts.work["row"].gather(chosen))
-    sums = pl.DataFrame({"code": codes, "amount": amounts.gather(chosen)}).group_by("code").agg(pl.col("amount").sum())
+    codes = names.to_physical().gather(facts.work["row"].gather(chosen)).to_numpy()
     texts = name_categories(names)
-    ordered = sorted(sums.iter_rows(), key=lambda row: (-row[1], texts[row[0]]))
-    return tuple(texts[code] for code, _ in ordered[:most])
+    # Whole nanoseconds far below 2⁵³, which floating point adds up exactly.
+    sums = np.bincount(codes, weights=amounts.gather(chosen).to_numpy(), minlength=texts.len())
+    ordered = sorted(np.flatnonzero(sums).tolist(), key=lambda code: (-sums[code], texts[code]))
+    return tuple(texts[code] for code in ordered[:most])

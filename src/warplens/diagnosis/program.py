@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from warplens.diagnosis.facts import Facts
 
 Bools = npt.NDArray[np.bool_]
+Int32s = npt.NDArray[np.int32]
 Int64s = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
@@ -91,8 +92,7 @@ class Program:
         self.own_ns: Int64s = work["own_ns"].to_numpy()
         self.is_kernel: Bools = (work["kind"] == "kernel").to_numpy()
         steps = np.array([step.start_ns for step in facts.window.steps], dtype=np.int64)
-        self.step: Int64s = np.searchsorted(steps, starts, side="right")
-        self._kernel_row = np.where(self.is_kernel, work["row"].to_numpy(), 0)
+        self.step: Int32s = np.searchsorted(steps, starts, side="right").astype(np.int32)
         self._asked: dict[tuple[str, ...], Bools] = {}  # answers of `marked` and `labelled`
 
     def _ordered(self) -> Int64s:
@@ -107,19 +107,27 @@ class Program:
             return np.arange(len(stream))  # work is gathered in order of time, device by device
         return np.lexsort((stream, device))
 
+    @property
+    def _kernel_row(self) -> Int64s:
+        """The row of `Trace.kernels` of each piece; 0 for what is no kernel."""
+        return np.where(self.is_kernel, self.facts.work["row"].to_numpy(), 0)
+
     @cached_property
-    def _names_and_codes(self) -> tuple[list[str], Int64s]:
+    def _names_and_codes(self) -> tuple[list[str], Int32s]:
+        if self._whole is not None:
+            texts, codes = self._whole._names_and_codes
+            return texts, codes[self.facts.part]
         names = self.facts.timeline.trace.kernels["full_name"]
         if not names.len():
-            return [], np.zeros(len(self.own_ns), dtype=np.int64)
-        return name_categories(names).to_list(), names.to_physical().to_numpy()[self._kernel_row].astype(np.int64)
+            return [], np.zeros(len(self.own_ns), dtype=np.int32)
+        return name_categories(names).to_list(), names.to_physical().to_numpy()[self._kernel_row].astype(np.int32)
 
     def full_names(self) -> list[str]:
         """Full names of all kernels of the file."""
         return self._names_and_codes[0]
 
     @property
-    def name_codes(self) -> Int64s:
+    def name_codes(self) -> Int32s:
         """For each piece the place of its kernel's name among them."""
         return self._names_and_codes[1]
 
@@ -161,11 +169,13 @@ class Program:
     @cached_property
     def blocks(self) -> Floats:
         """Blocks of the grid of each kernel; nan where not recorded."""
-        return self._of_kernels(GRID_BLOCKS)
+        return self._whole.blocks[self.facts.part] if self._whole is not None else self._of_kernels(GRID_BLOCKS)
 
     @cached_property
     def threads(self) -> Floats:
         """Threads of the grid of each kernel; nan where not recorded."""
+        if self._whole is not None:
+            return self._whole.threads[self.facts.part]
         return self._of_kernels(GRID_BLOCKS * BLOCK_THREADS)
 
     def _of_kernels(self, size: pl.Expr) -> Floats:
@@ -199,16 +209,19 @@ class Program:
     @cached_property
     def launched_as(self) -> Int64s:
         """A number for each piece, the same for kernels of the same full name and grid."""
-        _, codes = self._names_and_codes
-        grids = np.nan_to_num(self.blocks).astype(np.int64)
-        keys = codes * 1_000_003 + grids
+        if self._whole is not None:
+            return self._whole.launched_as[self.facts.part]
+        keys = self.name_codes.astype(np.int64) * 1_000_003
+        keys += np.nan_to_num(self.blocks).astype(np.int64)
         return np.where(self.is_kernel, keys, -1)
 
     @cached_property
-    def thread(self) -> Int64s:
+    def thread(self) -> Int32s:
         """The thread that launched each piece; −1 where that is not known."""
-        threads = self.facts.timeline.work["thread"].cast(pl.Int64).fill_null(-1).to_numpy()
-        return np.asarray(threads[self.facts.rows], dtype=np.int64)
+        if self._whole is not None:
+            return self._whole.thread[self.facts.part]
+        threads = self.facts.timeline.work["thread"].fill_null(-1).to_numpy()
+        return np.asarray(threads[self.facts.rows], dtype=np.int32)
 
     def shapes(self) -> pl.Series:
         """The shapes that the innermost operator around each piece recorded, as JSON; null where there are none."""
@@ -237,16 +250,14 @@ class Program:
     @cached_property
     def gap_next(self) -> Int64s:
         """For each pause the row of `Facts.work` that ended it; −1 for none."""
-        work, gaps = self.facts.work, self.facts.gaps
+        work, gaps = self.facts.work, self.facts.gaps  # both in order of time, device by device
         found = np.full(gaps.height, -1, dtype=np.int64)
         for device in gaps["device"].unique():
             mine = np.flatnonzero((work["device"] == device).to_numpy())
             pauses = np.flatnonzero((gaps["device"] == device).to_numpy())
             starts = work["start_ns"].to_numpy()[mine]
-            order = np.argsort(starts, kind="stable")
-            at = np.searchsorted(starts[order], gaps["end_ns"].to_numpy()[pauses], side="left")
-            inside = at < len(mine)
-            found[pauses[inside]] = mine[order[at[inside]]]
+            at = np.searchsorted(starts, gaps["end_ns"].to_numpy()[pauses], side="left")
+            found[pauses] = np.append(mine, -1)[at]
         return found
 
     def runs(self, inside: Bools, *holding: tuple[Bools, int]) -> Iterator[Int64s]:

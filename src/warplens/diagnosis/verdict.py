@@ -164,17 +164,25 @@ def diagnose(
             raised.append(rest)
     ranked = (verdict, *_ranked(finding for finding in raised if finding.id != verdict.id))
     ranked = tuple(located(facts, claims, finding) for finding in ranked)
-    return Diagnosis(
+    diagnosis = Diagnosis(
         verdict=verdict.id,
         headline=headline(facts, verdict, claims),
         findings=ranked,
-        per_phase=() if decides else tuple(found for phase in PHASES if (found := _of_phase(facts, phase)) is not None),
+        per_phase=(),
         predictions=() if decides else tuple(modelled),
         coverage=_coverage(facts, claims, ranked, report.source if report is not None else None),
         notes=tuple(notes),
         moments=() if decides else worst_moments(facts, claims, ranked),
         what_if=None if decides else what_ifs(facts, claims, [found for found in ranked if not _describes(found)]),
         headline_share=headline_share(facts, verdict, claims),
+    )
+    if decides:
+        return diagnosis
+    # Phases come last: what was found of the whole window, tens of megabytes at a million kernels, is gone by then.
+    del claims
+    facts.forget()
+    return replace(
+        diagnosis, per_phase=tuple(part for phase in PHASES if (part := _of_phase(facts, phase)) is not None)
     )
 
 

@@ -213,7 +213,7 @@ def _headroom(
         duration_ns=budget.duration_ns,
         parts=parts,
         groups=groups,
-        pieces=launched,
+        pieces=_in_order(timeline, budget, launched),
         known_share=_share(groups, pl.col("known") != "none"),
         product_known_share=_share(products, pl.col("flops") > 0),
         flops=flops,
@@ -221,6 +221,18 @@ def _headroom(
         roofs=roofs,
         rates=rates_of(timeline, window, groups, roofs),
     )
+
+
+def _in_order(timeline: Timeline, budget: TimeBudget, launched: pl.DataFrame) -> pl.DataFrame:
+    """`PIECES` from those of them that have a roof, which are named by their row of `Timeline.work` (`work`)."""
+    place = np.full(timeline.work.height, -1, dtype=np.int64)
+    place[launched["work"].to_numpy()] = np.arange(launched.height)
+    at = place[timeline.rows_on(budget.device, budget.owned_ns > 0)]
+    found = launched.drop("work")
+    if len(at) == launched.height and (at == np.arange(len(at))).all():  # one stream, and no link
+        return found
+    rows = pl.Series(at).set(pl.Series(at < 0), None) if (at < 0).any() else pl.Series(at)
+    return found.select(pl.all().gather(rows))
 
 
 def _share(table: pl.DataFrame, condition: pl.Expr) -> float | None:
@@ -244,15 +256,11 @@ def _idle(timeline: Timeline, budget: TimeBudget, pieces: pl.DataFrame) -> Itera
 
     A pause belongs to the part of the program that issued the work which ends it.
     """
-    ended_by = timeline.work_on(budget.device)["start_ns"].search_sorted(budget.gaps.gaps.ends)
-    mine = np.flatnonzero((timeline.work["device"] == budget.device).to_numpy())
-    # The piece of each row of work; the last stands for none.
-    piece = np.full(timeline.work.height + 1, pieces.height, dtype=np.int64)
-    piece[pieces["work"].to_numpy()] = np.arange(pieces.height)
-    issued = piece[np.r_[mine, -1][np.minimum(ended_by.to_numpy(), len(mine))]]
     names = name_categories(pieces["owner"]).to_list()
-    owner = np.r_[pieces["owner"].to_physical().cast(pl.Int64).fill_null(len(names)).to_numpy(), len(names)]
-    issuer = owner[issued]
+    # The part of the program that each row of work belongs to; the last stands for none.
+    owner = np.full(timeline.work.height + 1, len(names), dtype=np.int64)
+    owner[pieces["work"].to_numpy()] = pieces["owner"].to_physical().cast(pl.Int64).fill_null(len(names)).to_numpy()
+    issuer = owner[np.r_[timeline.rows_on(budget.device), -1][budget.gaps.ended_by]]
     for cause, spent in budget.gaps.parts.items():
         if whole := int(spent.sum()):
             # Whole numbers far below 2⁵³, which floating point adds up exactly.

@@ -9,6 +9,7 @@ place of models.
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
@@ -100,14 +101,12 @@ _EQUAL: Final = (
     "recomputed", "known", "misaligned", "legacy", "nchw", "apart",
 )  # fmt: skip
 
-#: One row a piece of work of one GPU that owns time, links left out.
+#: One row a piece of work of one GPU that owns time, in the order of `Timeline.work`.
 PIECES: Final = table(
     "work at its roofs",
-    "One piece of work (kernel, copy, fill or graph) that owns time. `Headroom.pieces`.",
-    column("kind", help="which table of the trace it stands in"),
-    "row",
-    Column("work", pl.Int64, "row of `Timeline.work`"),
-    Column("owned_ns", pl.Int64, "time attributed to it, each instant counted once"),
+    "One piece of work (kernel, copy, fill or graph) that owns time; null for links, which have no roof."
+    " `Headroom.pieces`.",
+    Column("owned_ns", pl.Int64, "time attributed to it, each instant counted once", nullable=True),
     column(
         "roof_ns", dtype=pl.Float64, help="of that time, what it takes at the practical roof of such work", title="Roof"
     ),
@@ -121,6 +120,7 @@ PIECES: Final = table(
     column("bytes", dtype=pl.Float64, help="bytes that it has to move at least; null where not known"),
     column("known", dtype=SOURCE),
 )
+_OF_WORK: Final = replace(PIECES, columns=(Column("work", pl.Int64, "row of `Timeline.work`"), *PIECES.columns))
 
 #: What is left of a group after each loss, the measured time first.
 _LEFT: Final = tuple(f"left_{place}" for place in range(len(LOSSES) + 1))
@@ -138,7 +138,7 @@ def groups_of(
 ) -> tuple[pl.DataFrame, pl.DataFrame]:
     """The groups of these pieces with all columns of `budget.GROUPS`, and `flops_again`, those run a second time.
 
-    Beside them the pieces themselves (`PIECES`), each with its part of what its group takes at its roofs.
+    Beside them the pieces themselves (`PIECES` with `work`), each with its part of what its group takes at its roofs.
 
     Args:
         timeline: the profile.
@@ -157,7 +157,7 @@ def groups_of(
     is_told = pl.col("per_left_0").is_not_null() & ~pl.col("known").is_in(["counters", "shapes"])
     members, own = _grouped(joined.filter(~is_told).select(pieces.columns), roofs, device, steps)
     launches, others = _told(joined.filter(is_told))
-    found = pl.concat([_shared_out(members, own), PIECES.conform(launches)])
+    found = pl.concat([_shared_out(members, own), _OF_WORK.conform(launches)])
     return _finished(pl.concat([own, others], how="diagonal_relaxed")), found
 
 
@@ -250,24 +250,29 @@ def _in_texts(groups: pl.DataFrame) -> pl.DataFrame:
 
 
 def _shared_out(members: pl.DataFrame, groups: pl.DataFrame) -> pl.DataFrame:
-    """`PIECES`: to each piece its part of its group, by time."""
-    whole = pl.col("owned_ns")
+    """`_OF_WORK`: to each piece its part of its group, by time."""
+    group = members["group"]
+    told = pl.when("modelled").then("known").otherwise(pl.lit("none")).cast(SOURCE).alias("known")
     held = groups.select(
-        "modelled", (pl.col(_LEFT[1])).alias("roof_ns"), "theoretical_ns", whole.alias("owned_ns_of_group")
+        pl.col(_LEFT[1]).alias("roof_ns"), "theoretical_ns", "flops", "bytes", pl.col("owned_ns"), told
     )
-    part = pl.col("owned_ns") / pl.col("owned_ns_of_group")
-    return PIECES.conform(
-        members.with_columns(held[members["group"]].get_columns()).with_columns(
-            pl.col("roof_ns") * part,
-            pl.col("theoretical_ns") * part,
-            pl.when("modelled").then("known").otherwise(pl.lit("none", dtype=SOURCE)).alias("known"),
-            *(pl.col(name) * pl.col("calls") for name in ("flops", "bytes")),
-        )
+    part = members["owned_ns"] / held["owned_ns"].gather(group)
+    shared = {"roof_ns": part, "theoretical_ns": part, "flops": members["calls"], "bytes": members["calls"]}
+    return members.select(
+        "work",
+        "owned_ns",
+        *(
+            pl.lit(None, dtype=pl.Float64).alias(name)
+            if held[name].null_count() == held.height
+            else (held[name].gather(group) * of_group).cast(pl.Float64).alias(name)
+            for name, of_group in shared.items()
+        ),
+        held["known"].gather(group),
     )
 
 
 def _told(pieces: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """Pieces whose kernels another trace tells the work of (as `PIECES`), and their groups.
+    """Pieces whose kernels another trace tells the work of (as `_OF_WORK`), and their groups.
 
     Launches of one kernel may have differed in their work, which only their sum tells: its levels, at most its time,
     are shared out by time.

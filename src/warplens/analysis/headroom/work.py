@@ -59,12 +59,12 @@ def pieces_of(timeline: Timeline, budget: TimeBudget) -> pl.DataFrame:
     name), `blocks`, `threads`, `link` (bound by a link, or exposed communication), `phase`, `recomputed`, `owner`,
     `line`.
     """
-    timeline_rows = np.flatnonzero((timeline.work["device"] == budget.device).to_numpy())
     mine = np.flatnonzero(budget.owned_ns > 0)
-    # Neighbours on a stream are neighbours in the frame: sorted here, where there are few columns.
-    placed = timeline.work.select("stream", "start_ns")[timeline_rows[mine]]
-    mine = mine[placed.select(pl.arg_sort_by("stream", "start_ns", maintain_order=True)).to_series().to_numpy()]
-    rows = timeline_rows[mine]
+    # Neighbours on a stream are neighbours in the frame; work is in order of time.
+    stream = timeline.work_on(budget.device)["stream"].to_numpy()[mine]
+    if (stream[1:] < stream[:-1]).any():
+        mine = mine[np.argsort(stream, kind="stable")]
+    rows = timeline.rows_on(budget.device)[mine]
     work = timeline.work.select("kind", "row", "stream", "start_ns", "end_ns")[rows]
     pieces: pl.DataFrame = work.select(
         pl.Series("work", rows), "kind", "row", "stream", pl.Series("owned_ns", budget.owned_ns[mine]),
@@ -167,7 +167,7 @@ def recomputed(timeline: Timeline) -> Bools:
     return found if int(spent[found].sum()) <= _MOST_RECOMPUTED * backward else nothing
 
 
-def _owners(timeline: Timeline, level: Int64s, row: Int64s) -> pl.Series:
+def _owners(timeline: Timeline, level: npt.NDArray[np.int8], row: Int64s) -> pl.Series:
     """The finest part of the program that each piece is known to come from: module, annotation or operator."""
     in_module = level == LEVELS.index("module")
     texts: list[str] = []

@@ -82,12 +82,16 @@ class Places:
 def places(trace: Trace, work: pl.DataFrame, tree: OperatorTree, links: AutogradLinks, frames: PythonFrames) -> Places:
     """Where all GPU work of a profile (`Timeline.work`) comes from."""
     held = work["range"].fill_null(NO_RANGE).to_numpy()
-    operator = tree.of(held)
-    backward = np.r_[links.in_backward, False][operator]
-    forwards = tuple(links.forward_chain(np.where(backward, operator, NO_RANGE)))
+    nowhere = np.broadcast_to(np.int64(NO_RANGE), work.height)  # takes no room
+    operator: Int64s = nowhere
+    backward: Bools = np.broadcast_to(np.False_, work.height)
+    forwards: tuple[Int64s, ...] = ()
+    if tree.is_operator.any():
+        operator = tree.of(held)
+        backward = np.r_[links.in_backward, False][operator]
+        forwards = tuple(links.forward_chain(np.where(backward, operator, NO_RANGE)))
 
-    module = np.full(work.height, NO_RANGE, dtype=np.int64)
-    function = module.copy()
+    module = function = nowhere
     if trace.python_functions.height:
         known = np.flatnonzero(work["launch_start_ns"].is_not_null().to_numpy())
         process = work["process"].to_numpy().astype(np.int64)[known]

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 
 from warplens.analysis.operators.places import module_name
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from warplens.analysis.timeline import Timeline
     from warplens.analysis.window import Window
     from warplens.profile.schema import Bools, Int64s
+
+Codes = npt.NDArray[np.int8]
 
 # --- Sums over operators, modules or Python calls of one name or path ---
 
@@ -253,19 +256,28 @@ class Levels:
             `NO_RANGE` for `none`.
     """
 
-    level: Int64s
+    level: Codes
     row: Int64s
+
+
+_ANNOTATION, _NONE = (np.int8(LEVELS.index(name)) for name in ("annotation", "none"))
 
 
 def levels_of_work(timeline: Timeline, found: Places) -> Levels:
     """Module, else annotation, else outermost operator, of each piece of work."""
+    if not timeline.has_operators and not timeline.trace.python_functions.height:
+        # The range that it was launched in tells all: asked of each range instead of each piece.
+        rows = np.arange(timeline.trace.ranges.height)
+        nearest_telling = nearest(timeline.forest.parent, _telling(timeline), rows)
+        row = np.r_[nearest_telling, NO_RANGE][found.range]
+        return Levels(np.where(row != NO_RANGE, _ANNOTATION, _NONE), row)
     origin = found.origin
     # Backward work without a known forward operator stays where it was launched.
     operator = np.where(origin != NO_RANGE, origin, found.operator)
     held = np.where(found.linked, operator, found.range)
     annotation = nearest(timeline.forest.parent, _telling(timeline), held)
     outermost = _outermost(timeline, operator)
-    level = np.full(len(held), LEVELS.index("none"), dtype=np.int64)
+    level = np.full(len(held), _NONE, dtype=np.int8)
     row = np.full(len(held), NO_RANGE, dtype=np.int64)
     for name, rows in (("operator", outermost), ("annotation", annotation), ("module", found.module)):
         known = rows != NO_RANGE

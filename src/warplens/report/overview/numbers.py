@@ -209,7 +209,7 @@ def _operators(timeline: Timeline, window: Window) -> OperatorNumbers | None:
 
 def _kernel_tables(timeline: Timeline, window: Window) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame]:
     """Kernels by full name, category and precision, from one selection, which is large and gone on return."""
-    kernels = timeline.kernels_in(window)
+    kernels = timeline.kernels_in(window, launches=False)
     return statistics_of(kernels, "full_name"), statistics_of(kernels, "category"), statistics_of(kernels, "precision")
 
 
