@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import polars as pl
 
+from warplens.analysis.frames import give_back
 from warplens.analysis.headroom import headrooms as headrooms_of
 from warplens.analysis.kernel_names import PRODUCTS
 from warplens.analysis.prediction import predictions
@@ -149,6 +150,7 @@ def diagnose(
     modelled = predictions(timeline, window) if timeline.trace.has_device_work else ()
     report = counted(counters) if counters is not None else None
     facts = gather(timeline, window, report, modelled, thresholds, budgets, notes, headrooms)
+    give_back(timeline.work.height)
     claims = divide(facts, RULES)
     incomplete = _INCOMPLETE.missing(facts)
     decides = incomplete is not None and incomplete.decides
@@ -176,14 +178,15 @@ def diagnose(
         what_if=None if decides else what_ifs(facts, claims, [found for found in ranked if not _describes(found)]),
         headline_share=headline_share(facts, verdict, claims),
     )
-    if decides:
-        return diagnosis
     # Phases come last: what was found of the whole window, tens of megabytes at a million kernels, is gone by then.
     del claims
     facts.forget()
-    return replace(
-        diagnosis, per_phase=tuple(part for phase in PHASES if (part := _of_phase(facts, phase)) is not None)
-    )
+    give_back(timeline.work.height)
+    phases = () if decides else tuple(part for phase in PHASES if (part := _of_phase(facts, phase)) is not None)
+    vars(facts).pop("program", None)  # facts and program hold each other
+    del facts
+    give_back(timeline.work.height)
+    return replace(diagnosis, per_phase=phases)
 
 
 def _describes(finding: Finding) -> bool:
