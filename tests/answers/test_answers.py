@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -197,6 +198,25 @@ def test_the_card_of_a_notebook_shows_the_whole_budget_and_loads_nothing() -> No
     assert not {"script", "link", "img", "iframe", "object"} & set(card.tags)
     assert "http" not in text
     assert "torch.compile" in text
+
+
+def test_the_card_draws_the_step_of_median_length_as_recorded() -> None:
+    """The lane of the stream shows each kernel where the table has it, to a part of six hundred of the step."""
+    answer = warplens.diagnose(BASELINE)
+    text = answer._repr_html_()
+    step = sorted(answer.window.steps, key=lambda each: each.duration_ns)[(len(answer.window.steps) - 1) // 2]
+    work = answer.timeline.work.filter((pl.col("end_ns") > step.start_ns) & (pl.col("start_ns") < step.end_ns))
+
+    assert f"Step {step.index}, of median length, as recorded" in text
+    lane = re.search(r"aria-label='stream 7: (\d+) events'.*?</svg>", text)
+    assert lane is not None
+    assert int(lane[1]) == work.height
+    part = step.duration_ns / 600
+    begins = [float(at) for at in re.findall(r"M([\d.e-]+) 0h", lane[0])]
+    assert min(begins) == pytest.approx((work["start_ns"].min() - step.start_ns) / part, abs=0.1)  # type: ignore[operator]
+    drawn = sum(float(wide) for wide in re.findall(r"0h([\d.e-]+)v", lane[0]))
+    busy = (work["end_ns"] - work["start_ns"]).sum() / part
+    assert busy * 0.99 <= drawn <= busy * 1.25, "merged neighbours hide pauses shorter than a part of the step"
 
 
 def test_names_of_a_profile_become_no_markup_on_a_card(tmp_path: Path) -> None:

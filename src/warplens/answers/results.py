@@ -229,8 +229,11 @@ class DiagnosisAnswer(VerdictAnswer):
     def _repr_html_(self) -> str:
         from warplens.analysis.timebudget import time_budgets
         from warplens.report.card import verdict_card
+        from warplens.report.timeline import timeline_view
 
-        return verdict_card(self.sources[0], self.lines, time_budgets(self.timeline, self.window))
+        budgets = time_budgets(self.timeline, self.window)
+        view = timeline_view(self.timeline, self.window, budgets=budgets)
+        return verdict_card(self.sources[0], self.lines, budgets, view)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
