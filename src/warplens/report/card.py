@@ -1,4 +1,4 @@
-"""Answers as HTML for a notebook: the answer, the time budget as a bar, one step as a timeline; no script, nothing loaded.
+"""Answers as HTML for a notebook: the answer, the time budget as a bar, one step as a timeline; nothing is loaded.
 
 The words are those of `brief`, the parts and colours those of the report, the marks those of its timeline. A notebook's
 page has a style of its own, so that everything here is styled in place, on a ground of its own. Where the notebook says
@@ -106,10 +106,8 @@ def timeline_strip(view: TimelineView) -> str:
     return f"<div style='margin-top:.8em'>{_text(told)}</div>{''.join(rows)}"
 
 
-def _lane(
-    label: str, events: str, part: float, start: Int64s, width: Int64s, names: Sequence[tuple[str, str]]
-) -> str:
-    """A track; its marks are shapes of one colour each, and where they are few, they say their names when pointed at."""
+def _lane(label: str, events: str, part: float, start: Int64s, width: Int64s, names: Sequence[tuple[str, str]]) -> str:
+    """A track; its marks are shapes of one colour each, and where they are few, they tell their names."""
     paths: dict[tuple[str, str], str] = {}
     for at, long, (name, fill) in zip(start.tolist(), width.tolist(), names, strict=True):
         wide = f"{max(long / part, 0.5):.4g}"
@@ -122,8 +120,8 @@ def _lane(
     return (
         "<div style='display:grid;grid-template-columns:12.5em minmax(0,1fr);gap:.6em;align-items:center;"
         f"font-size:.85em;margin-top:.15em'><span style='color:{_ink('soft')}'>{_text(label)}</span>"
-        f"<svg role='img' aria-label='{_text(f'{label}: {events}')}' viewBox='0 0 {_CELL} 10' preserveAspectRatio='none'"
-        f" style='display:block;width:100%;height:1.1em;background:{_ink('track')}'>{drawn}</svg></div>"
+        f"<svg role='img' aria-label='{_text(f'{label}: {events}')}' viewBox='0 0 {_CELL} 10' "
+        f"preserveAspectRatio='none' style='display:block;width:100%;height:1.1em;background:{_ink('track')}'>{drawn}</svg></div>"
     )
 
 
@@ -140,7 +138,8 @@ def _card(title: str, inside: str) -> str:
     )
     dark = "".join(f"--wl-{token}:{pair[1]};" for token, pair in {**PAGE, **FILLS}.items())
     sheet = f"<style>{','.join(f'{theme} .wl-card' for theme in _DARK)}{{{dark}}}</style>"
-    return f"{sheet}<div class='wl-card' style='{style}'><div style='color:{_ink('soft')}'>{_text(title)}</div>{inside}</div>"
+    head = f"<div style='color:{_ink('soft')}'>{_text(title)}</div>"
+    return f"{sheet}<div class='wl-card' style='{style}'>{head}{inside}</div>"
 
 
 def _ink(token: str) -> str:
