@@ -121,7 +121,8 @@ def _lane(label: str, events: str, part: float, start: Int64s, width: Int64s, na
         "<div style='display:grid;grid-template-columns:12.5em minmax(0,1fr);gap:.6em;align-items:center;"
         f"font-size:.85em;margin-top:.15em'><span style='color:{_ink('soft')}'>{_text(label)}</span>"
         f"<svg role='img' aria-label='{_text(f'{label}: {events}')}' viewBox='0 0 {_CELL} 10' "
-        f"preserveAspectRatio='none' style='display:block;width:100%;height:1.1em;background:{_ink('track')}'>{drawn}</svg></div>"
+        f"preserveAspectRatio='none' style='display:block;width:100%;height:1.1em;background:{_ink('track')}'>"
+        f"{drawn}</svg></div>"
     )
 
 
