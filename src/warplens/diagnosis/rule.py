@@ -318,6 +318,10 @@ def predicted(facts: Facts, *changes: str) -> float:
     return max(found, default=1.0)
 
 
+#: How the prediction of a change begins where a remedy tells it: of the program as recorded, with the profiler.
+REPLAYED: Final = "replayed with the profiler's overhead"
+
+
 def modelled(facts: Facts, change: str) -> str:
     """What a change is predicted to bring in the window as recorded; the gain where nothing was predicted."""
     found = facts.predictions.get(change)
@@ -325,7 +329,7 @@ def modelled(facts: Facts, change: str) -> str:
         return GAIN
     unit = "per step" if facts.window.steps else "for the window"
     return (
-        f"replayed with the profiler's overhead: {found.measured_ns / _NS_PER_MS:.2f} → "
+        f"{REPLAYED}: {found.measured_ns / _NS_PER_MS:.2f} → "
         f"{found.predicted_ns / _NS_PER_MS:.2f} ms {unit} ({found.speedup:.2f}×)"
     )
 

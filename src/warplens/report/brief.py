@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 import polars as pl
 
 from warplens.diagnosis.findings import Diagnosis
-from warplens.diagnosis.rule import MANY
+from warplens.diagnosis.rule import MANY, REPLAYED
 from warplens.diagnosis.rules import rule
 from warplens.diagnosis.thresholds import DEFAULTS
 from warplens.diagnosis.verdict import gain_text
@@ -82,7 +82,8 @@ def _lines(found: Diagnosis | RunDiagnosis, commands: Sequence[str]) -> Iterator
     yield Line("gain", _gain(found, verdict), tone)
     if verdict.remedies:
         first = verdict.remedies[0]
-        yield Line("do", f"{fmt.sentence(first.action)} {fmt.sentence(first.expected)}", code=ways(first.how))
+        told = filter(None, (first.action, _brings(verdict)))
+        yield Line("do", " ".join(map(fmt.sentence, told)), code=ways(first.how))
     else:
         yield Line("do", "Nothing: this profile shows no change worth its effort.", "good")
     yield Line("sure", f"{fmt.capitalised(verdict.confidence)} confidence; {_rests_on(found)}.")
@@ -186,8 +187,7 @@ def answer_block(found: Diagnosis | RunDiagnosis, strips: tuple[Strip, ...], at:
         gain_range=reach,
         do=remedy.action if remedy else "",
         code="\n".join(ways(remedy.how)) if remedy else "",
-        # A remedy that brings the gain beside it need not say so again.
-        brings=f"Expected: {remedy.expected}" if remedy and tells and remedy.expected != f"about {gain}" else "",
+        brings=f"Expected: {brings}" if tells and (brings := _brings(verdict)) else "",
         sure=f"{fmt.capitalised(verdict.confidence)} confidence; {_rests_on(found)}." if tells else "",
         refute=verdict.refute if tells else "",
         notes=tuple(limiting),
@@ -197,6 +197,17 @@ def answer_block(found: Diagnosis | RunDiagnosis, strips: tuple[Strip, ...], at:
             *(((f"{at}what-if", "What would they gain together?", ""),) if _pairs(found) else ()),
         ),
     )
+
+
+def _brings(finding: Finding) -> str:
+    """What the first remedy is told to bring, but for the gain that stands beside it.
+
+    The gain is of the program without a profiler; the prediction of the program as recorded, another number, is the
+    finding's to tell.
+    """
+    if not finding.remedies or finding.remedies[0].expected.startswith(REPLAYED):
+        return ""
+    return finding.remedies[0].expected.removeprefix(f"about {factor(finding.gain)}").lstrip(": ")
 
 
 def _pairs(found: Diagnosis | RunDiagnosis) -> bool:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 import polars as pl
 
 from warplens.analysis.headroom import GROUPS, PARTS, STEPS_DOWN
+from warplens.analysis.headroom.budget import NO_MODEL
 from warplens.profile.columns import column
 from warplens.report import text as fmt
 from warplens.report.document import Figure, Section, Segment, Strip, Table, pick, quiet
@@ -199,7 +200,11 @@ def headroom_strip(found: Headroom) -> Strip | None:
         return None
     unit, whole = "step" if found.steps else "window", found.duration_ns or 1
     limit = found.after("precision")
-    levels = [("needed for the same work", limit, "gemm", _LEVEL_MEANINGS["limit"])]
+    unknown = int(found.parts.filter(pl.col("part") == NO_MODEL)["time_ns"].sum())
+    levels = [
+        ("needed for the same work", limit - unknown, "gemm", _LEVEL_MEANINGS["limit"]),
+        ("work not known, as measured", unknown, "other", "no model says what this work needs"),
+    ]
     for level, fill in _LEVEL_FILLS.items():
         gone = int(found.parts.filter(pl.col("level") == level)["time_ns"].sum())
         levels.append((_LEVELS[level], gone, fill, _LEVEL_MEANINGS[level]))
@@ -209,7 +214,8 @@ def headroom_strip(found: Headroom) -> Strip | None:
         if time / whole >= _WORTH_A_SEGMENT
     )
     known = f"modelled; the work of {fmt.share(found.known_share)} of the busy time is known"
-    title = f"What this GPU needs for the same {unit}: {fmt.duration(found.per_step(limit))} ({known})"
+    most = "at most " if unknown else ""
+    title = f"What this GPU needs for the same {unit}: {most}{fmt.duration(found.per_step(limit))} ({known})"
     return Strip("headroom", found.device, title, segments)
 
 

@@ -298,7 +298,7 @@ def report_document(profiles: Sequence[Numbers], run: RunDiagnosis | None = None
     titles = distinct_sources(profiles)
     return Document(
         title=f"{len(profiles)} profiles" if run is None else f"{len(run.ranks)} ranks of one run",
-        lead=f"{_most_to_gain(profiles)}{_comparison_lead(profiles)}" if run is None else ranks_answer(run.run.result),
+        lead=_most_to_gain(profiles) or _comparison_lead(profiles) if run is None else ranks_answer(run.run.result),
         sections=(
             *(() if run is None else _run_rooms(run, profiles)),
             Section(
@@ -365,7 +365,7 @@ def _most_to_gain(profiles: Sequence[Numbers]) -> str:
     if not rows:
         return ""
     gain, title, action = max(rows)
-    return f"Largest gain: {fmt.printable(title)}, about {factor(gain)} as fast: {action[:1].lower()}{action[1:]}. "
+    return f"Largest gain: {fmt.printable(title)}, about {factor(gain)} as fast: {action[:1].lower()}{action[1:]}."
 
 
 def _comparison_lead(profiles: Sequence[Numbers]) -> str:
