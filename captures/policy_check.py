@@ -7,12 +7,15 @@ them. Needs python3 with torch and numpy, and nothing else of Warplens' dependen
     policy.json              the policy
     policy_fit.json          measurements that it was fitted to (`warplens.measurements/1`)
     policy_check.json        measurements of both sides and of the adaptive module; `method` is `adaptive` (through
-                             `AdaptiveModule`) or `adaptive-in-place` (graphs whose input is written to directly)
+                             `AdaptiveModule`), `adaptive-in-place` (graphs whose input is written to directly) or
+                             `recaptured` (the plain graph of the chosen side once more: what another capture of the
+                             same work alone changes, for its tensors lie elsewhere)
     policy_check_summary.json  for each shape what was chosen, and how much slower than the best side that was
 
     python3 captures/policy_check.py OUT                       about four minutes
     python3 captures/policy_check.py OUT --rounds 10           quicker
     python3 captures/policy_check.py OUT --policy policy.json  a policy that was fitted before, on such a machine
+    python3 captures/policy_check.py OUT --policy policy.json --executions graph    the graphs alone
     python3 captures/policy_check.py OUT --device cpu --rounds 2 --model tiny --precision fp32 --locations 1 2 \
         --sizes 16 32 --other-sizes 24 --batches 1 2 4 --other-batches 3    whether it runs, without a GPU
 """
@@ -64,9 +67,14 @@ FIGURES = (
     "choice_regret",
     "adaptive_regret",
     "adaptive_in_place_regret",
+    "recaptured_regret",
     "adaptive_overhead",
     "adaptive_in_place_overhead",
+    "recaptured_overhead",
 )
+
+#: What runs the chosen side, beside the two sides themselves.
+CHOSEN = ("adaptive", "adaptive-in-place", "recaptured")
 
 
 @dataclass(frozen=True)
@@ -150,6 +158,7 @@ def main() -> None:
     parser.add_argument("--other-sizes", type=int, nargs="*", default=[320, 384], help="that only the check has")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 2, 4, 8, 16], help="of the fit")
     parser.add_argument("--other-batches", type=int, nargs="*", default=[3, 6, 12], help="that only the check has")
+    parser.add_argument("--executions", nargs="+", default=["eager", "graph"], choices=["eager", "graph"])
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     device = options.device or default_device()
@@ -158,7 +167,7 @@ def main() -> None:
     shared = {"model": options.model, "keep": KEEP, "precision": options.precision, "attention": "explicit"}
     run = Run(models, shared, facts, options.rounds, options.out)
     sizes, batches = sorted(options.sizes + options.other_sizes), sorted(options.batches + options.other_batches)
-    executions = ("eager", "graph") if device.startswith("cuda") else ("eager",)
+    executions = tuple(options.executions) if device.startswith("cuda") else ("eager",)
     shapes = [
         Shape(size, batch, execution, size in options.other_sizes or batch in options.other_batches)
         for size, batch, execution in product(sizes, batches, executions)
@@ -207,6 +216,8 @@ def adaptive_tasks(models: Models, policy: Policy, shapes: Sequence[Shape]) -> l
                 own_input = graphed.recorded[images.shape].input
                 tasks.append(Task(shape, "adaptive", partial(graphed, images), details))
                 tasks.append(Task(shape, "adaptive-in-place", partial(graphed, own_input), details))
+                again = models.step(sides[explained.side.removeprefix("method=")], images, graph=True)
+                tasks.append(Task(shape, "recaptured", as_graph(again, models.device), details))
     return tasks
 
 
@@ -286,7 +297,7 @@ def summarise(
             "best": best,
             "choice_regret": sides[chosen] / sides[best] - 1,
         }
-        for method in ("adaptive", "adaptive-in-place"):
+        for method in CHOSEN:
             if (shape, method) in times:
                 own, key = medians(times[shape, method]), method.replace("-", "_")
                 row[f"{key}_ns"] = median(own)
@@ -330,7 +341,7 @@ def line(row: dict[str, Any]) -> str:
     """A shape in a line."""
     times = " ".join(
         f"{name} {row[f'{name}_ns'] / 1e6:.3f}"
-        for name in (*METHODS, "adaptive", "adaptive_in_place")
+        for name in (*METHODS, *(method.replace("-", "_") for method in CHOSEN))
         if f"{name}_ns" in row
     )
     held_out = " (held out)" if row["held_out"] else ""

@@ -284,7 +284,7 @@ def test_every_key_of_the_file_and_of_the_output_is_explained(warplens, policy_f
 
 def test_a_policy_is_checked_by_its_own_sides_in_a_file_with_more_of_them(warplens):
     policy = STORED.parents[1] / "policies" / "token_reduction.json"
-    checked = STORED.with_name("token_reduction_policy_check.json.xz")
+    (checked,) = shipped.files("measurements", "token_reduction_policy_check.json.xz")
     run = warplens("policy", "check", policy, checked, "--fail-on", "2%", "--format", "json")
     assert run.code == 0, run.err
     assert {row["chosen"] for row in json.loads(run.out)["data"]["rows"]} == {"method=none", "method=topk"}

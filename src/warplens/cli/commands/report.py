@@ -577,7 +577,7 @@ def shipped_evidence(counters: Path | None = None) -> Evidence:
     data = Path(str(files("warplens") / "data"))
     measured = [
         read_measurements(data / "measurements" / f"token_reduction{part}.json.xz")
-        for part in ("", "_remedies", "_study", "_policy_check")
+        for part in ("", "_remedies", "_study")
     ]
     profiles = [
         (
@@ -598,9 +598,8 @@ def shipped_evidence(counters: Path | None = None) -> Evidence:
         if counters is not None
     ]
     return study_evidence(
-        measured[0], profiles, counters=counted, remedies=measured[1], grid=measured[2], policy=policy,
-        checked=measured[3],
-    )  # fmt: skip
+        measured[0], profiles, counters=counted, remedies=measured[1], grid=measured[2], policy=policy
+    )
 
 
 def own_evidence(measurements: Measurements, profiles: Path, policy: Path | None) -> Evidence:

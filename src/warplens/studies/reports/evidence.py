@@ -331,7 +331,6 @@ def study_evidence(
     remedies: Measurements | None = None,
     grid: Measurements | None = None,
     policy: Policy | None = None,
-    checked: Measurements | None = None,
 ) -> Evidence:
     """Puts together what the findings of a token-reduction study rest on.
 
@@ -341,8 +340,7 @@ def study_evidence(
         counters: reports of Nsight Compute with the settings of their cells.
         remedies: measurements of what was tried, where they are not the study's own.
         grid: measurements of several ways to run both sides, where they are not the study's own.
-        policy: to be judged, too.
-        checked: measurements that it is judged by, where they are not the study's own.
+        policy: to be judged by the grid, too.
 
     Raises:
         MissingDataError: the measurements hold no variant.
@@ -353,7 +351,7 @@ def study_evidence(
         execution: swept(measurements, {**baseline, "execution": execution}, {**variant, "execution": execution})
         for execution in executions
     }
-    asked = checked if checked is not None else measurements
+    grid = grid if grid is not None else measurements
     return Evidence(
         baseline=baseline,
         variant=variant,
@@ -361,9 +359,9 @@ def study_evidence(
         sweeps=sweeps,
         pairs=tuple(_pairs(measurements, profiles, counters, baseline, variant)),
         remedies=remedies if remedies is not None else measurements,
-        grid=grid if grid is not None else measurements,
+        grid=grid,
         policy=policy,
-        regrets=regrets_on(policy, [sweep_of(asked, baseline, variant)]) if policy is not None else (),
+        regrets=regrets_on(policy, [sweep_of(grid, baseline, variant)]) if policy is not None else (),
     )
 
 

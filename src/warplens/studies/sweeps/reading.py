@@ -341,6 +341,7 @@ def _cell(record: Settings, details: Settings, times: Mapping[str, Any]) -> Cell
         reason=record["reason"],
         time_ns=spent,
         gpu=gpu,
+        gpu_ns=gpu.median_ns if gpu is not None else record["gpu_ns"] if measured else None,
         items=record["items"],
         unit=record["unit"],
         macs=record["macs"],
@@ -372,7 +373,9 @@ def _joined(one: Cell, other: Cell) -> Cell:
     if other.status != "measured" or one.status != "measured":
         return one if one.status == "measured" else other
     wall, gpu = _more(one.wall, other.wall), _more(one.gpu, other.gpu)
-    return replace(one, wall=wall, gpu=gpu, time_ns=wall.median_ns if wall is not None else one.time_ns)
+    time_ns = wall.median_ns if wall is not None else one.time_ns
+    gpu_ns = gpu.median_ns if gpu is not None else one.gpu_ns
+    return replace(one, wall=wall, gpu=gpu, time_ns=time_ns, gpu_ns=gpu_ns)
 
 
 def _more(one: Samples | None, other: Samples | None) -> Samples | None:

@@ -346,7 +346,7 @@ class _Asked:
 
     def as_replay(self) -> Iterator[Told]:
         """A CUDA graph that takes most of the wall time; flat times are then those of kernels too small for the GPU."""
-        share = self.cell.gpu.median_ns / self.time_ns if self.cell.gpu is not None else 0.0
+        share = self.cell.gpu_ns / self.time_ns if self.cell.gpu_ns is not None else 0.0
         if share >= _GPU_SHARE:
             text = f"a replayed CUDA graph needs no host between its kernels, and takes {share:.0%} of the wall time"
             yield "gpu-bound", "measured", text
@@ -372,9 +372,9 @@ class _Asked:
 
     def by_events(self) -> Iterator[Told]:
         """Events that are much closer to each other than the wall time."""
-        if self.cell.gpu is None or self.cell.wall is self.cell.gpu:
+        if self.cell.gpu_ns is None or (self.cell.wall is not None and self.cell.wall is self.cell.gpu):
             return
-        share = self.cell.gpu.median_ns / self.time_ns
+        share = self.cell.gpu_ns / self.time_ns
         if share <= _EVENT_SHARE:
             text = f"from its first to its last GPU event, a step takes {share:.0%} of its wall time"
             yield "launch-bound", "measured", text

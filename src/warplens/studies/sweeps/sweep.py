@@ -37,6 +37,7 @@ class Cell:
         reason: of any status but `measured`.
         time_ns: median wall time of a step; from a published rate where there are no samples. None if not measured.
         gpu: times between events round a step, where known.
+        gpu_ns: their median, or what the file states where it holds no single times.
         items: what a step processes (its batch).
         unit: what one of those is.
         macs, flops: arithmetic of a step, modelled, where known.
@@ -50,6 +51,7 @@ class Cell:
     reason: str | None = None
     time_ns: float | None = None
     gpu: Samples | None = None
+    gpu_ns: float | None = None
     items: int | None = None
     unit: str | None = None
     macs: int | None = None

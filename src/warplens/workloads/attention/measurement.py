@@ -1,9 +1,9 @@
-"""How long the GPU works on one call: events round each, issued back to back, so that the host's pace stays outside.
+"""How long the GPU works on one call: events round each, issued ahead of the GPU, so that the host's pace stays outside.
 
 `warplens.workloads.measurement` times a step as its caller sees it: issued, and waited for. A kernel is judged by its
-own time, and one that takes 20 µs would drown in the cost of its launch. So the calls here are not waited for: between
-two of them the L2 cache is overwritten, which keeps the GPU busy while the host issues the next. Without a GPU the wall
-clock is taken.
+own time, and one that takes 20 µs would drown in the cost of its launch. So the calls here are not waited for, and
+before each the GPU is kept busy for longer than the host takes to issue it: all of its work is queued when its clock
+starts. Without a GPU the wall clock is taken.
 """
 
 from __future__ import annotations
@@ -41,6 +41,13 @@ if TYPE_CHECKING:
 _FLUSH_BYTES: Final = 256 * 2**20
 
 _NS_PER_MS: Final = 1_000_000
+
+#: How much longer the GPU is kept busy than the slowest of some calls took to issue: the host's pace varies.
+_HEAD_START: Final = 2.0
+_ISSUED: Final = 5
+
+#: GPU cycles in a nanosecond, no fewer than any GPU has: at a lower clock the head start is longer.
+_CYCLES_PER_NS: Final = 2.0
 
 
 @dataclass(frozen=True)
@@ -97,14 +104,18 @@ def time_calls(call: Callable[[], object], device: str, plan: TimingPlan | None 
     """
     plan = plan or TimingPlan()
     on_gpu = device.startswith("cuda")
-    take = _event_samples if on_gpu else _wall_samples
     flush = plan.flush_l2 and on_gpu
     warmup_calls = _warm_up(call, plan.warmup_s, on_gpu)
+    head_start = _issue_ns(call) * _HEAD_START if on_gpu else 0.0
+
+    def take(count: int) -> list[int]:
+        return _event_samples(call, count, flush, head_start) if on_gpu else _wall_samples(call, count)
+
     began = time.perf_counter()
-    samples = take(call, plan.fewest, flush)
+    samples = take(plan.fewest)
     while len(samples) < plan.most and time.perf_counter() - began < plan.budget_s and not _known(samples, plan):
         # Looking after each sample would stop at the first lucky moment; looks grow apart instead.
-        samples += take(call, min(len(samples), plan.most - len(samples)), flush)
+        samples += take(min(len(samples), plan.most - len(samples)))
     return Timing(
         samples_ns=tuple(samples),
         summary=summary(samples, plan.confidence),
@@ -134,7 +145,22 @@ def _warm_up(call: Callable[[], object], seconds: float, on_gpu: bool) -> int:
     return calls
 
 
-def _event_samples(call: Callable[[], object], count: int, flush_l2: bool) -> list[int]:
+def _issue_ns(call: Callable[[], object]) -> int:
+    """How long the host takes to issue the call at most, of a few."""
+    import torch
+
+    longest = 0
+    for _ in range(_ISSUED):
+        torch.cuda.synchronize()
+        began = time.perf_counter_ns()
+        call()
+        longest = max(longest, time.perf_counter_ns() - began)
+    torch.cuda.synchronize()
+    return longest
+
+
+def _event_samples(call: Callable[[], object], count: int, flush_l2: bool, head_start_ns: float) -> list[int]:
+    """Durations by events; the GPU spins for `head_start_ns` before each, while the host issues the call."""
     import torch
 
     events = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(count)]
@@ -142,6 +168,7 @@ def _event_samples(call: Callable[[], object], count: int, flush_l2: bool) -> li
     for before, after in events:
         if flush_l2:
             scratch.zero_()
+        torch.cuda._sleep(int(head_start_ns * _CYCLES_PER_NS))  # no public call waits on the GPU
         before.record()
         call()
         after.record()
@@ -149,8 +176,7 @@ def _event_samples(call: Callable[[], object], count: int, flush_l2: bool) -> li
     return [round(before.elapsed_time(after) * _NS_PER_MS) for before, after in events]
 
 
-def _wall_samples(call: Callable[[], object], count: int, flush_l2: bool) -> list[int]:
-    del flush_l2
+def _wall_samples(call: Callable[[], object], count: int) -> list[int]:
     samples = []
     for _ in range(count):
         began = time.perf_counter_ns()
@@ -309,7 +335,7 @@ _SECOND_NS = 1e9
 def run_cell(cell: AttentionCell, plan: Plan, setting: Setting) -> dict[str, Any]:
     """The record of a cell, as the measurements file holds it.
 
-    On a GPU calls are issued back to back, for a kernel is judged by its own time: there is no latency that a caller
+    On a GPU calls are issued ahead of it, for a kernel is judged by its own time: there is no latency that a caller
     would see, and so no throughput.
 
     Raises:
