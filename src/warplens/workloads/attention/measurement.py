@@ -1,4 +1,4 @@
-"""How long the GPU works on one call: events round each, issued ahead of the GPU, so that the host's pace stays outside.
+"""How long the GPU works on one call: events round each, issued ahead of the GPU, whatever the pace of the host.
 
 `warplens.workloads.measurement` times a step as its caller sees it: issued, and waited for. A kernel is judged by its
 own time, and one that takes 20 µs would drown in the cost of its launch. So the calls here are not waited for, and
