@@ -1,4 +1,4 @@
-"""How hypothesis runs, unless a test says why it needs more or less.
+"""How hypothesis runs, unless a test says why it needs more or less; shipped files are read once.
 
 `make test` draws a few examples of each property, `make test-all` many (`--hypothesis-profile=many`). None has a
 deadline, as machines may be slow, and in CI the examples are the same every time.
@@ -7,11 +7,67 @@ deadline, as machines may be slow, and in CI the examples are the same every tim
 from __future__ import annotations
 
 import os
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, settings
+
+from tests.shipped import FOLDERS
+from warplens import readers
 
 # A test that takes a folder writes the same file anew in every example, and structured data takes its time.
 _ANYWHERE = {"deadline": None, "suppress_health_check": list(HealthCheck), "derandomize": bool(os.environ.get("CI"))}
 settings.register_profile("few", max_examples=15, **_ANYWHERE)
 settings.register_profile("many", max_examples=150, **_ANYWHERE)
 settings.load_profile("few")
+
+#: Profiles in memory at a time; the largest takes some 30 MB.
+_KEPT = 8
+
+
+@dataclass(frozen=True)
+class _Once:
+    """In place of a reader: what reading this file gave is kept."""
+
+    read_anew: Callable[[Any], Any]
+    path: Path
+    kept: OrderedDict[tuple[Path, str], Any]
+
+    def read(self, _: object, asked: object) -> Any:
+        key = (self.path, repr(asked))
+        if key not in self.kept:
+            self.kept[key] = self.read_anew(asked)
+        self.kept.move_to_end(key)
+        if len(self.kept) > _KEPT:
+            self.kept.popitem(last=False)
+        return self.kept[key]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _shipped_files_are_read_once() -> Iterator[None]:
+    """Files of this repository do not change while tests run, nor do frames: a tenth of the time was reading anew."""
+    kinds = (readers._TRACES, readers._COUNTERS)
+    opened = type(readers._TRACES).opened
+    kept: OrderedDict[tuple[Path, str], Any] = OrderedDict()
+
+    @contextmanager
+    def of_either(self: Any, path: Path, progress: Any) -> Iterator[Any]:
+        if self not in kinds or not any(folder in path.parents for folder in FOLDERS):
+            with opened(self, path, progress) as found:
+                yield found
+            return
+
+        def read_anew(asked: Any) -> Any:
+            with opened(self, path, progress) as (reader, file):
+                return reader.read(file, asked)
+
+        yield _Once(read_anew, path, kept), None
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(readers._TRACES), "opened", of_either)
+        yield

@@ -12,6 +12,7 @@ import pytest
 from benchmarks.diagnosis.peers import claims_of_nsys, claims_of_nsys_ai
 from benchmarks.diagnosis.suite import HELD_OUT, Case, cases
 
+from tests.tiers import thinned
 from warplens.diagnosis import FINDING_IDS
 from warplens.readers import read
 from warplens.secrets import FORBIDDEN
@@ -21,6 +22,9 @@ INDEX: dict[str, Any] = json.loads((SHIPPED / "INDEX.json").read_text(encoding="
 FILES = sorted(SHIPPED.glob("*.xz"))
 ALL = [*cases(), *cases(HELD_OUT)]
 CASES = pytest.mark.parametrize("case", ALL, ids=lambda case: case.name)
+PUBLISHED = [*FILES, *sorted(HELD_OUT.glob("*.xz"))]
+#: Files change seldom: `make test` opens one of six.
+EVERY = 6
 
 
 def test_the_index_names_every_file_and_no_other() -> None:
@@ -62,7 +66,7 @@ def test_the_suite_is_small_enough_to_be_shipped() -> None:
     assert sum(path.stat().st_size for path in SHIPPED.iterdir()) < 6_000_000
 
 
-@pytest.mark.parametrize("path", [*FILES, *sorted(HELD_OUT.glob("*.xz"))], ids=lambda path: path.name)
+@pytest.mark.parametrize("path", thinned(PUBLISHED, quick=PUBLISHED[::EVERY]), ids=lambda path: path.name)
 def test_no_profile_tells_of_people_or_machines(path: Path) -> None:
     content = lzma.decompress(path.read_bytes())
     assert not FORBIDDEN.search(content)
@@ -72,7 +76,7 @@ def test_no_profile_tells_of_people_or_machines(path: Path) -> None:
     assert not re.search(rb"traceName|trace_id|stdout\.log|ARGUMENT_\d", content)
 
 
-@CASES
+@pytest.mark.parametrize("case", thinned(ALL, quick=ALL[::EVERY]), ids=lambda case: case.name)
 def test_every_profile_can_be_read_and_shows_work_on_the_gpu(case: Case) -> None:
     for source in ("nsys", "torch"):
         if (path := case.path(source)) is not None:

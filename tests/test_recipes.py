@@ -85,6 +85,7 @@ def test_a_table_command_is_two_files_and_fifteen_lines(copy: Copy) -> None:
     assert "how-to/waits.md" in (copy.root / "mkdocs.yml").read_text("utf-8")
 
 
+@pytest.mark.slow
 def test_a_finding_is_one_file(copy: Copy) -> None:
     made = copy.make("new-finding", "huge-kernels")
     assert made.returncode == 0, made.stderr
@@ -95,6 +96,7 @@ def test_a_finding_is_one_file(copy: Copy) -> None:
     assert "`huge-kernels`" in (copy.root / "docs/reference/findings.md").read_text("utf-8")
 
 
+@pytest.mark.slow
 def test_a_format_is_two_files(copy: Copy) -> None:
     made = copy.make("new-format", "handwritten")
     assert made.returncode == 0, made.stderr

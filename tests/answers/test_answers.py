@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from warplens.answers.results import RunAnswer
+
 BASELINE, VARIANT, TRAINING = "demo:deit224_bs1_baseline", "demo:deit224_bs1_topk0.1", "demo:lm_small_ctx256_train"
 COUNTERS = "demo:planted_h200"
 
@@ -73,29 +75,34 @@ def test_python_and_the_command_line_give_the_same_json(ask: Callable[[], Any], 
     assert answer.to_dict() == said["data"]
 
 
-def test_the_ranks_of_a_run_are_those_of_the_command_line_from_files_and_from_traces() -> None:
-    paths = files("planted", "ddp_straggler-gpu_rank*.json.xz")
-    answer = warplens.ranks(paths)
+RANKS = files("planted", "ddp_straggler-gpu_rank*.json.xz")
 
-    assert answer.to_dict() == commands_json("ranks", *paths)["data"]
+
+@pytest.fixture(scope="module")
+def diagnosed() -> RunAnswer:
+    return warplens.diagnose(RANKS)
+
+
+def test_the_ranks_of_a_run_are_those_of_the_command_line_from_files_and_from_traces(
+    diagnosed: RunAnswer,
+) -> None:
+    answer = warplens.ranks(RANKS)
+
+    assert answer.to_dict() == commands_json("ranks", *RANKS)["data"]
     assert "rank" in answer.headline
-    traces = warplens.ranks([warplens.read(path) for path in paths])
+    traces = warplens.ranks([warplens.read(path) for path in RANKS])
     assert traces.frame.equals(answer.frame)
-    diagnosed = warplens.diagnose(paths)
     assert answer.findings == traces.findings == diagnosed.findings
     assert answer.findings[0].id == "straggler"
 
 
-def test_several_profiles_are_judged_as_the_ranks_of_one_run() -> None:
-    paths = files("planted", "ddp_straggler-gpu_rank*.json.xz")
-    answer = warplens.diagnose(paths)
-
-    assert answer.to_dict() == commands_json("diagnose", *paths)["data"]
-    assert (answer.verdict, list(answer.ranks)) == ("straggler", [0, 1])
-    assert warplens.diagnose([warplens.read(path) for path in paths]).frame.equals(answer.frame)
-    report = warplens.report(paths)
-    assert report.to_dict() == commands_json("report", *paths)["data"]
-    assert report.run.headline == answer.headline
+def test_several_profiles_are_judged_as_the_ranks_of_one_run(diagnosed: RunAnswer) -> None:
+    assert diagnosed.to_dict() == commands_json("diagnose", *RANKS)["data"]
+    assert (diagnosed.verdict, list(diagnosed.ranks)) == ("straggler", [0, 1])
+    assert warplens.diagnose([warplens.read(path) for path in RANKS]).frame.equals(diagnosed.frame)
+    report = warplens.report(RANKS)
+    assert report.to_dict() == commands_json("report", *RANKS)["data"]
+    assert report.run.headline == diagnosed.headline
     with pytest.raises(warplens.UsageError, match="not the ranks of one run"):
         warplens.diagnose(["demo:deit224_bs1_baseline", "demo:deit224_bs1_topk0.1"])
 

@@ -52,8 +52,8 @@ USER = "kanari9"
 #: Words in places that nothing reads.
 UNREAD = ("kanari-env", "kanari-default", "kanari_column", "kanari-comment", "KANARI_KIND", "kanari-row", "kanari-diag")
 
-#: What prints, with all forms that it prints in.
-FORMS = ("table", "json", "csv", "md")
+#: The forms of what prints, all that there are.
+FORMS = [("table", "json"), pytest.param(("csv", "md"), marks=pytest.mark.slow)]
 TABLES = tuple(name for name, command in COMMANDS.items() if command.module.startswith("questions."))
 OF_TRACES = tuple(f"{name} {{0}}" for name in (*TABLES, "diagnose", "headroom", "ranks --workers 1", "compare {0}"))
 OF_COUNTERS = ("counters {0}", "counters --by launch {0}", "roofline {0}", "compare {0} {0}")
@@ -199,11 +199,13 @@ def test_what_others_would_see_is_told_in_kinds_and_counts(
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([source.name, "copy"])
 
 
-def everything_said(source: Path, lines: tuple[str, ...], folder: Path, warplens: Callable[..., Run]) -> bytes:
-    """All that these commands print of a file in all forms, and all files that others write."""
+def everything_said(
+    source: Path, lines: tuple[str, ...], folder: Path, warplens: Callable[..., Run], forms: tuple[str, ...]
+) -> bytes:
+    """All that these commands print of a file in these forms, and all files that others write."""
     said = ""
     for line in lines:
-        for form in FORMS:
+        for form in forms:
             run = warplens(*line.format(source).split(), "-f", form)
             assert run.code in (0, 1, 2), run.err
             said += run.out + run.err
@@ -261,13 +263,18 @@ sys.addaudithook(_listen)  # for good: hooks cannot be removed
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )  # fmt: skip
+@pytest.mark.parametrize("forms", FORMS, ids="-".join)
 def test_nothing_that_is_said_of_an_original_holds_what_nothing_reads_and_nobody_is_contacted(
-    write: Callable[[Path], Path], lines: tuple[str, ...], tmp_path: Path, warplens: Callable[..., Run]
+    write: Callable[[Path], Path],
+    lines: tuple[str, ...],
+    forms: tuple[str, ...],
+    tmp_path: Path,
+    warplens: Callable[..., Run],
 ) -> None:
     source = write(tmp_path)
 
     with contacts() as found_online:
-        said = everything_said(source, lines, tmp_path / "written", warplens)
+        said = everything_said(source, lines, tmp_path / "written", warplens, forms)
 
     assert len(said) > 5_000
     assert found(said, UNREAD) == []
@@ -280,12 +287,13 @@ def test_a_connection_would_be_noticed() -> None:
 
 
 @pytest.mark.parametrize("write", [pytest.param(nsys, marks=pytest.mark.slow), torch], ids=lambda write: write.__name__)
+@pytest.mark.parametrize("forms", FORMS, ids="-".join)
 def test_no_planted_word_is_in_what_is_said_of_a_scrubbed_copy_nor_in_an_export_of_the_original(
-    write: Callable[[Path], Path], tmp_path: Path, warplens: Callable[..., Run]
+    write: Callable[[Path], Path], forms: tuple[str, ...], tmp_path: Path, warplens: Callable[..., Run]
 ) -> None:
     source, copy = write(tmp_path), tmp_path / "copy"
     assert warplens("scrub", source, copy).code == 0
-    said = everything_said(copy, OF_TRACES, tmp_path / "written", warplens)
+    said = everything_said(copy, OF_TRACES, tmp_path / "written", warplens, forms)
     assert warplens("export", source, "--to", "csv", "-o", tmp_path / "csv").code == 0
     assert warplens("export", source, "--to", "perfetto", "-o", tmp_path / "trace").code == 0
     said += b"".join(path.read_bytes() for path in (*(tmp_path / "csv").iterdir(), tmp_path / "trace"))

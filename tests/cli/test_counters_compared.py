@@ -106,6 +106,7 @@ def test_json_alone_is_printed(warplens) -> None:
     assert len(answer["data"]["comparisons"]) == 1
 
 
+@pytest.mark.slow  # `report/test_counters_document.py` tests what either document says of the other
 def test_a_trace_and_counters_know_of_each_other(warplens, tmp_path: Path) -> None:
     run = warplens("report", TRACE, PLANTED, "-o", tmp_path, "--format", "md,json")
 

@@ -133,6 +133,7 @@ def test_without_dask_the_message_says_what_to_install(
     assert "pip install 'warplens[cluster]'" in run.err
 
 
+@pytest.mark.slow  # a scheduler and two workers start; that a lost one is one line is tested each time
 @pytest.mark.filterwarnings("ignore")
 def test_a_dask_cluster_gives_what_this_machine_gives(run_folder: Path) -> None:
     distributed = pytest.importorskip("distributed", reason="Dask's distributed is not installed")

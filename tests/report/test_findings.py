@@ -145,9 +145,9 @@ def test_no_id_stands_twice_in_the_page(document) -> None:
 @pytest.mark.parametrize(
     ("without", "lacking"),
     [
-        ({"pairs": ()}, {"evidence", "hypotheses", "predictions"}),
-        ({"policy": None, "regrets": ()}, {"policy"}),
-        ({"remedies": None}, {"remedies"}),
+        pytest.param({"pairs": ()}, {"evidence", "hypotheses", "predictions"}, marks=pytest.mark.slow),
+        pytest.param({"policy": None, "regrets": ()}, {"policy"}, marks=pytest.mark.slow),
+        pytest.param({"remedies": None}, {"remedies"}, marks=pytest.mark.slow),
         ({"grid": None}, {"best"}),
         ({"pairs": (), "policy": None, "regrets": (), "remedies": None, "grid": None}, None),
     ],
