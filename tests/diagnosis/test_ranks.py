@@ -139,6 +139,26 @@ def test_the_bubble_of_a_pipeline_is_that_of_the_formula(stages: int, micro: int
         assert finding.expected == pytest.approx(fleet.machines[0].gpu / mended.machines[0].gpu, rel=0.05)
 
 
+@pytest.mark.parametrize("extra_us", [0, 300])
+def test_a_stage_that_comes_last_by_the_schedule_is_not_late_without_more_to_do(extra_us: int) -> None:
+    """In lockstep, inner stages come last at most exchanges of even work: two of them, and two in each."""
+
+    def step(fleet: Fleet, stages: int = 4, micro: int = 4) -> None:
+        for ways in (range(stages), range(stages - 1, -1, -1)):
+            for turn in range(micro + stages - 1):
+                busy = [rank for place, rank in enumerate(ways) if 0 <= turn - place < micro]
+                for rank in busy:
+                    fleet.machines[rank].launch((400 + extra_us * (rank == 1)) * US, times=2)
+                for rank in busy:
+                    if rank != ways[-1]:
+                        fleet.meet(30 * US, SEND_RECV, members=(rank, rank + ways.step))
+
+    diagnosis = judged(Fleet(4).run(step).one_file())
+    assert diagnosis.verdict == ("straggler" if extra_us else "pipeline-bubble")
+    late = diagnosis.finding("straggler")
+    assert (late is not None) is bool(extra_us)
+
+
 def test_a_ring_whose_exchanges_wait_alike_is_no_pipeline() -> None:
     def ring(fleet: Fleet) -> None:
         for turn in range(8):

@@ -19,6 +19,7 @@ CAT = "void at::native::CatArrayBatchedCopy_vectorized<at::native::OpaqueType<2u
 FLASH = "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7_64x128x64_4x1x1_cga1x1x1_kernel0_0"
 PICK = "void at::native::vectorized_gather_kernel<16, long>(char*, char*, long*)"
 PUT = "void at::native::indexFuncLargeIndex<c10::BFloat16, long, unsigned int, 2, 2, -2, true>(int)"
+DIRECT_COPY = "void at::native::elementwise_kernel<128, 4, gpu_kernel_impl_nocast<direct_copy_kernel_cuda>>(int)"
 CAST = "void at::native::vectorized_elementwise_kernel<8, at::native::bfloat16_copy_kernel_cuda(int)>(int)"
 ISNEGINF = "void at::native::vectorized_elementwise_kernel<4, at::native::isneginf_kernel_impl(int)>(int)"
 WHERE = "void at::native::elementwise_kernel<128, 4, at::native::gpu_kernel_impl_nocast<where_kernel_impl>>(int)"
@@ -117,6 +118,22 @@ def test_long_chains_between_products_are_unfused_and_short_ones_are_any_network
 
     assert verdict(written_out).verdict == "unfused-chain"
     assert verdict(usual).finding("unfused-chain") is None
+
+
+@pytest.mark.parametrize(("copied_us", "found"), [(250, True), (60, False)])
+def test_copies_that_only_rearrange_are_told_however_short_their_chains(copied_us: int, found: bool) -> None:
+    def step(machine: Machine) -> None:
+        for _ in range(10):
+            machine.launch(copied_us * US, DIRECT_COPY, times=2)
+            machine.launch(300 * US)
+
+    diagnosis = verdict(step)
+    assert (diagnosis.verdict == "unfused-chain") is found
+    if found:
+        assert "between products" in diagnosis.headline
+        low, high = diagnosis.findings[0].expected_interval or (0, 0)
+        assert low < 800 / 500 < high  # of two copies one may be needed; without either it would be 800 / 300
+        assert (diagnosis.findings[0].bound or 0) < 800 / 300
 
 
 @pytest.mark.parametrize("trains", [False, True])
@@ -254,15 +271,17 @@ def test_an_optimizer_by_lists_can_be_fused() -> None:
     assert "foreach" in found.findings[0].title
 
 
-def test_products_that_take_longer_in_each_step_show_a_falling_clock() -> None:
+@pytest.mark.parametrize(("kinds", "confidence"), [(1, "low"), (2, "medium")])
+def test_products_that_take_longer_in_each_step_show_a_falling_clock(kinds: int, confidence: str) -> None:
     machine = Machine()
     for number in range(12):
         with machine.step():
             machine.launch((200 + 12 * number) * US, times=5)
-            machine.launch((300 + 18 * number) * US, FLASH, times=5)
+            machine.launch((300 + 18 * number) * US, [BF16_GEMM, FLASH][kinds - 1], times=5 * (kinds - 1))
     found = judged(machine.trace()).finding("slowing-gpu")
     assert found is not None
     assert found.evidence["last_to_first_factor"] > 1.3
+    assert found.confidence == confidence
 
 
 def test_nothing_is_critical_without_steps() -> None:

@@ -583,7 +583,26 @@ class Straggler(RanksRule):
         if late is None:
             return None
         held = dict(held_up(run.result.waits, late).select("rank", pl.col("held_ns").cast(pl.Float64)).iter_rows())
+        # Of two stages of a pipeline one always comes last, by the schedule: only with more to do it is a late rank.
+        caused = run.result.waits.collectives.filter(pl.col("last_rank") == late)
+        exchanged = caused.filter(pl.col("kind").cast(pl.String) == "send_recv")["delay_ns"].sum()
+        if held and 2 * exchanged > caused["delay_ns"].sum() and self._why(run, late, held)[0] == "unknown":
+            return None
         return (late, held) if held else None
+
+    def _why(self, run: Run, late: int, held: Mapping[int, float]) -> tuple[str, dict[str, float], float]:
+        """What makes the rank late, its excess by cause, and the share of the others' waiting that it explains."""
+        others = [run.ranks[rank] for rank in held]
+        excess = _excess(run.ranks[late], others)
+        cause = max(excess, key=lambda name: excess[name])
+        # Waiting in which the hosts issue what comes next costs nothing, and needs no explanation.
+        costs = sum(
+            own.unprofiled_ns(1.0) - own.unprofiled_ns(1.0, held[rank]) for rank, own in zip(held, others, strict=True)
+        )
+        explained = min(sum(max(spent, 0.0) for spent in excess.values()) * len(held) / max(costs, 1.0), 1.0)
+        if excess[cause] <= 0 or explained < self.explained_share:
+            cause = "unknown"
+        return cause, excess, explained
 
     def claim(self, facts: Facts) -> Floats | None:
         """Of collectives that mostly wait for the late rank, the waiting."""
@@ -616,15 +635,7 @@ class Straggler(RanksRule):
         shares = {rank: spent / max(run.ranks[rank].wall_ns, 1) for rank, spent in held.items()}
         row = run.result.waits.ranks.row(by_predicate=pl.col("rank") == late, named=True)
         others = [run.ranks[rank] for rank in held]
-        excess = _excess(run.ranks[late], others)
-        cause = max(excess, key=lambda name: excess[name])
-        # Waiting in which the hosts issue what comes next costs nothing, and needs no explanation.
-        costs = sum(
-            own.unprofiled_ns(1.0) - own.unprofiled_ns(1.0, held[rank]) for rank, own in zip(held, others, strict=True)
-        )
-        explained = min(sum(max(spent, 0.0) for spent in excess.values()) * len(held) / max(costs, 1.0), 1.0)
-        if excess[cause] <= 0 or explained < self.explained_share:
-            cause = "unknown"
+        cause, excess, explained = self._why(run, late, held)
         doing, remedies = _CAUSES[cause]
         stall = run.ranks[late].stall
         if cause == "host" and stall is not None:

@@ -35,8 +35,8 @@ class UnfusedChain(StructureRule):
     limiter = "chains of passes over memory that could be one"
     cause = "norms, rotary embeddings, activations, losses and casts in separate passes"
     raised_when = (
-        "chains of passes over memory lie between matrix products, or weights are cast to 16 bits before products "
-        "without training; and it costs 2 %. A warning from 1.10×"
+        "chains of passes over memory, or copies that only move values, lie between matrix products, or weights are "
+        "cast to 16 bits before products without training; and it costs 2 %. A warning from 1.10×"
     )
     claimed = (
         "each chain of kernels that move data, less the time of one fused pass; a smaller part in training; all "
@@ -44,6 +44,10 @@ class UnfusedChain(StructureRule):
     )
     casts_title: ClassVar = "Weights are cast to 16 bits before each product, every time"
     casts_headline: ClassVar = "Limited by casts of weights: keeping them in 16 bits could save {share} of the time"
+    copies_title: ClassVar = "Copies to other layouts or formats stand between the matrix products"
+    copies_headline: ClassVar = (
+        "Limited by copies to other layouts or formats between products: doing without could save {share} of the time"
+    )
     headline = "Limited by chains of passes over memory: fusing each into one pass could save {share} of the time"
     evidence: ClassVar = {
         **AFFECTED_NS,
@@ -85,8 +89,9 @@ class UnfusedChain(StructureRule):
     )
 
     def headline_of(self, finding: Finding) -> str:
-        """Whether most are casts."""
-        return self.casts_headline if finding.title == self.casts_title else self.headline
+        """Whether most are casts of weights, or copies alone."""
+        others = {self.casts_title: self.casts_headline, self.copies_title: self.copies_headline}
+        return others.get(finding.title, self.headline)
 
     def share(self, facts: Facts) -> Floats:
         """Of each chain, all but its longest pass, to the part that is expected."""
@@ -100,8 +105,13 @@ class UnfusedChain(StructureRule):
             return share
         own = program.own_ns[program.order]
         before = np.r_[0, np.cumsum(own)]
-        long = ends - begins >= self.least_passes
-        if int((before[ends] - before[begins])[long].sum()) < self.least_share * facts.busy_ns:
+        spent = before[ends] - before[begins]
+        enough = self.least_share * facts.busy_ns
+        # However short: what only moves values computes nothing. Weights that change are narrowed in each step.
+        moves = program.labelled("copy-cast") & ~program.marked("narrowing")
+        others = np.r_[0, np.cumsum(~moves[program.order])]
+        moving = others[ends] == others[begins]
+        if max(spent[ends - begins >= self.least_passes].sum(), spent[moving].sum()) < enough:
             return share
         trains = program.marked("backward").any() or (facts.work["phase"] == "backward").any()
         share[passes] = np.maximum(share[passes], self.saved_share if trains else self.inference_saved_share)
@@ -154,10 +164,11 @@ class UnfusedChain(StructureRule):
             members[np.concatenate(chains)] = True
         casts = time_of(program, members & program.labelled("copy-cast")) / max(time_of(program, members), 1)
         kinds = _kinds(facts, members)
+        title = self.copies_title if not chains else f"{kinds} make a separate pass over memory for each operation"
         return self.seen(
             facts,
             claims,
-            title=self.casts_title if casting else f"{kinds} make a separate pass over memory for each operation",
+            title=self.casts_title if casting else title,
             confidence="medium",
             evidence={
                 "chains_per_step": len(chains) / facts.steps,
@@ -168,7 +179,7 @@ class UnfusedChain(StructureRule):
             # Casts that are not made are not launched either.
             replayed=facts.replayed(time=self.share(facts), calls=cast.astype(np.float64)) if casting else None,
             remedies=(
-                *(_NARROW_WEIGHTS if cast.any() else ()),
+                *(_NARROW_WEIGHTS if cast.any() else () if chains else _KEEP_LAYOUT),
                 Remedy(
                     "Compile the blocks",
                     "for block in model.layers: block.compile()\n# or model = torch.compile(model)",
@@ -197,6 +208,16 @@ _NARROW_WEIGHTS: Final = (
         "model = model.to(torch.bfloat16)  # inference needs no autocast then\n"
         "# transformers: from_pretrained(…, dtype=torch.bfloat16)",
         "no weight is read in 32 bits, written in 16 and read again for each product",
+    ),
+)
+
+#: Where tensors are moved between the products, and little else is done to them there.
+_KEEP_LAYOUT: Final = (
+    Remedy(
+        "Keep one layout and one format",
+        "# no .contiguous() behind transpose, permute or a slice: products, reductions and norms take strides\n"
+        "# no .to(dtype) back and forth: one format from the input of the block to its output",
+        "no pass that computes nothing",
     ),
 )
 
