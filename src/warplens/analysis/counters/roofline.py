@@ -316,7 +316,9 @@ _SIZES: Final = ("grid", "block")
 
 _AT_LEVELS: Final = tuple(
     column
-    for level, name in zip(LEVELS, ("dram", "l2, in the busier direction; of its busiest part in `counters`", "l1"), strict=True)
+    for level, name in zip(
+        LEVELS, ("dram", "l2, in the busier direction; of its busiest part in `counters`", "l1"), strict=True
+    )
     for column in (
         Column(
             f"{level}_intensity",
