@@ -6,12 +6,15 @@ import csv
 import dataclasses
 import io
 import re
+import shutil
 
 import polars as pl
 import pytest
 
 from tests.report import sample
+from warplens.profile.columns import column
 from warplens.report.brief import Line
+from warplens.report.document import Table
 from warplens.report.markdown import escaped, markdown_table, render_markdown
 from warplens.report.terminal import brief_text, csv_table, print_table
 
@@ -101,3 +104,41 @@ def test_commands_stay_whole_and_what_they_answer_fits_the_width(width: int) -> 
     assert all(len(row) <= width for row in rows)
     assert rows[0].startswith(f"next        {command}")
     assert " ".join(part.strip() for row in rows for part in row.split("# ")[1:]) == why
+
+
+def narrow(monkeypatch, columns, rows, width):
+    """The heading of a table on a terminal of this width."""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", str(width))
+    assert shutil.get_terminal_size().columns == width
+    declared = tuple(column(name, dtype=dtype, help="") for name, dtype in columns)
+    frame = pl.DataFrame(rows, schema=dict(columns), orient="row")
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", terminal(Table("narrow-table", "Narrow", declared, frame))).splitlines()
+    assert all(len(line) <= width for line in lines)
+    return lines[2].split()
+
+
+def test_what_a_table_is_about_goes_last_where_the_terminal_is_narrow(monkeypatch):
+    columns = [("name", pl.String), ("category", pl.String), ("calls", pl.Int64), ("total_ns", pl.Int64)]
+    columns.append(("share", pl.Float64))
+    rows = [("a_kernel_of_a_long_name_that_is_folded", "elementwise", 1, 5_000, 0.5), ("b", "gemm", 2, 5_000, 0.5)]
+    assert narrow(monkeypatch, columns, rows, 100) == ["Name", "Category", "Calls", "Time", "Share"]
+    assert narrow(monkeypatch, columns, rows, 62) == ["Name", "Category", "Time", "Share"]
+    assert narrow(monkeypatch, columns, rows, 48) == ["Name", "Time", "Share"]
+
+
+def test_a_column_that_tells_rows_apart_stays_where_the_first_says_the_same(monkeypatch):
+    columns = [("part", pl.String), ("name", pl.String), ("total_ns", pl.Int64), ("share", pl.Float64)]
+    rows = [("idle", "waiting for a launch", 5_000, 0.5), ("idle", "synchronization", 5_000, 0.5)]
+    assert narrow(monkeypatch, columns, rows, 44)[1:] == ["Name", "Time"]
+
+
+def test_a_reader_who_stops_is_the_commands_to_handle():
+    """Rich would end the process with 1, which a gate reads as failed."""
+
+    class Closed(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+    with pytest.raises(BrokenPipeError):
+        print_table(sample.kernel_table(), "table", Closed())

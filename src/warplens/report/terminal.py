@@ -1,8 +1,8 @@
 """What a terminal or a pipe gets: tables, sentences and the answer in five lines, fitted to the width that there is.
 
 A terminal gets colour (unless `NO_COLOR` is set) and lines that end where its width ends: sentences are wrapped between
-words, and of a table that is too wide the columns furthest to the right stay away, which is said. A file or a program
-gets everything, in lines as long as they are.
+words, and of a table that is too wide columns stay away, which is said: those that it is not about, from the right. A
+file or a program gets everything, in lines as long as they are.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from warplens.report.markdown import markdown_table
 from warplens.writing import harmless
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from typing import TextIO
 
     from rich.console import Console
@@ -37,6 +37,16 @@ _NO_TERMINAL_WIDTH: Final = 1000
 
 #: A column of text may be folded to this width, but not to less: names in narrower ones cannot be read.
 _LEAST_TEXT: Final = 24
+
+#: Columns that a table is about: what changed, where the time went, and how much of the whole that is.
+_ABOUT: Final[tuple[Callable[[Column], bool], ...]] = (
+    lambda column: column.title == "Change",
+    lambda column: column.kind == "duration_ns",
+    lambda column: column.name == "share",
+)
+
+#: Up to so many columns of text after the first stay as well, where the first says the same in several rows.
+_TELLING: Final = 1
 
 #: What stands between two columns, and at the edges.
 _GAP: Final = 3
@@ -90,7 +100,11 @@ def csv_table(table: Table) -> str:
 def _console(stream: TextIO) -> Console:
     from rich import console
 
-    screen = console.Console(file=stream, highlight=False, markup=False, emoji=False)
+    class Screen(console.Console):
+        def on_broken_pipe(self) -> None:
+            raise BrokenPipeError  # the command line ends quietly then; Rich would end the process with 1
+
+    screen = Screen(file=stream, highlight=False, markup=False, emoji=False)
     screen.width = width_of(stream) or _NO_TERMINAL_WIDTH
     return screen
 
@@ -106,7 +120,8 @@ def _print_for_people(table: Table, stream: TextIO) -> None:
         screen.print(text.Text(table.empty))
         return
     rows = [_cells(row, table) for row in shown.iter_rows(named=True)]
-    columns = _fitting(table.columns, rows, screen.width)
+    kept = _fitting(table.columns, rows, screen.width)
+    columns = [table.columns[place] for place in kept]
     grid = Grid(box=box.SIMPLE_HEAD, pad_edge=False, header_style=style.Style(dim=True))
     for column in columns:
         numeric = fmt.is_numeric(column.kind)
@@ -115,26 +130,43 @@ def _print_for_people(table: Table, stream: TextIO) -> None:
         )
     for row in rows:
         # Text objects, not strings: brackets in a name are no markup.
-        grid.add_row(*(text.Text(cell, style=_style(cell, column)) for cell, column in zip(row, columns, strict=False)))
+        cells = ((row[place], table.columns[place]) for place in kept)
+        grid.add_row(*(text.Text(cell, style=_style(cell, column)) for cell, column in cells))
     screen.print(grid)
     if shown.height < table.rows.height:
         shown_of = f"{fmt.count(shown.height)} of {fmt.count(table.rows.height)} rows; --limit 0 shows all"
         screen.print(text.Text(shown_of, style="dim"))
-    if absent := [column.title for column in table.columns[len(columns) :]]:
+    if absent := [column.title for place, column in enumerate(table.columns) if place not in kept]:
         screen.print(text.Text(f"not shown in {screen.width} columns: {', '.join(absent)}", style="dim"))
 
 
-def _fitting(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int) -> Sequence[Column]:
-    """The columns that fit the width, from the left: text may be folded, numbers may not; the first always stays."""
+def _fitting(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int) -> list[int]:
+    """The places of the columns that fit the width; text may be folded, numbers may not; the first always stays.
+
+    What a table is about goes last: the columns that tell its rows apart, its change, its first time, and its share.
+    """
     from rich.cells import cell_len
 
-    reached = 0
-    for place, column in enumerate(columns):
+    def needed(place: int) -> int:
+        column = columns[place]
         natural = max(cell_len(column.title), *(cell_len(row[place]) for row in rows))
-        reached += (natural if fmt.is_numeric(column.kind) else min(natural, _LEAST_TEXT)) + _GAP
-        if place and reached > width:
-            return columns[:place]
-    return columns
+        return (natural if fmt.is_numeric(column.kind) else min(natural, _LEAST_TEXT)) + _GAP
+
+    telling = 0
+    while telling < min(_TELLING, len(columns) - 1) and len({row[: telling + 1] for row in map(tuple, rows)}) < len(
+        rows
+    ):
+        telling += 1
+    names = [place for place in range(1, telling + 1) if not fmt.is_numeric(columns[place].kind)]
+    about = [next((place for place, column in enumerate(columns) if is_it(column)), 0) for is_it in _ABOUT]
+    left = width - needed(0)
+    kept = [0]
+    for place in dict.fromkeys([*names, *about, *range(len(columns))]):
+        if place and (left := left - needed(place)) < 0:
+            break
+        if place:
+            kept.append(place)
+    return sorted(kept)
 
 
 def _style(cell: str, column: Column) -> str:
