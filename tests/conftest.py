@@ -1,4 +1,4 @@
-"""How hypothesis runs, unless a test says why it needs more or less; shipped files are read once.
+"""How hypothesis runs, unless a test says why it needs more or less; shipped files are read once, by one process.
 
 `make test` draws a few examples of each property, `make test-all` many (`--hypothesis-profile=many`). None has a
 deadline, as machines may be slow, and in CI the examples are the same every time.
@@ -46,6 +46,14 @@ class _Once:
         if len(self.kept) > _KEPT:
             self.kept.popitem(last=False)
         return self.kept[key]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_process() -> Iterator[None]:
+    """Starting interpreters takes longer than reading a few small files; what needs several processes asks for them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("warplens.ranks.default_workers", lambda: 1)
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

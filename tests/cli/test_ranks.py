@@ -13,7 +13,6 @@ import pytest
 
 from tests.cli.rank_files import SLOW_RANK, STEPS, WAIT_US, write_ranks
 from warplens import ranks as files
-from warplens import ranks as local
 from warplens.ranks import analyse_ranks
 from warplens.report.jsonout import envelope
 from warplens.report.ranks import ranks_data
@@ -33,12 +32,6 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("run")
     write_ranks(folder, RANKS)
     return folder
-
-
-@pytest.fixture(autouse=True)
-def one_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Starting interpreters takes longer than these files; what needs several processes asks for them."""
-    monkeypatch.setattr(local, "default_workers", lambda: 1)
 
 
 @pytest.fixture

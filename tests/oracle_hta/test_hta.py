@@ -18,6 +18,7 @@ import numpy as np
 import polars as pl
 import pytest
 
+from tests.tiers import thinned
 from warplens.analysis.intervals import Intervals, Owned, subtract, total, union
 from warplens.analysis.ranks.measures import busy_time, times_between
 from warplens.analysis.timeline import Timeline
@@ -61,7 +62,10 @@ def _answers() -> dict[str, dict]:
 
 
 ANSWERS = _answers()
-named = pytest.mark.parametrize("name", ANSWERS)
+#: Large ones, which no rule of their own has to explain.
+LARGE = ("h200_lm_small_train", "hta_nccl_data", "hta_ns_resolution_rank0", "hta_trace_diff_control",
+         "hta_trace_diff_test", "tracelens_h100_qwen0p5b", "tracelens_mi300_qwen0p5b")  # fmt: skip
+named = pytest.mark.parametrize("name", thinned(ANSWERS, slow=LARGE))
 
 
 @dataclass(frozen=True, eq=False)
