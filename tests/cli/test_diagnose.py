@@ -37,7 +37,8 @@ def test_the_json_has_the_documented_layout(warplens: Callable[..., Run]) -> Non
     assert found["schema"] == "warplens.diagnose/1"
     assert found["source"] == LAUNCH_BOUND.name
     data = found["data"]
-    judged = {"verdict", "headline", "headline_share", "findings", "per_phase", "predictions", "coverage", "what_if"}
+    told = {"verdict", "verdict_known", "headline", "headline_share"}
+    judged = {*told, "findings", "per_phase", "predictions", "coverage", "what_if"}
     assert set(data) == {"window", "pace", *judged}
     assert data["verdict"] == data["findings"][0]["id"] == "launch-overhead"
     assert data["window"]["kind"] == "steady"

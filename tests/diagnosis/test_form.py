@@ -102,7 +102,8 @@ def test_findings_stand_worst_first_behind_the_verdict(diagnoses: list[Diagnosis
 def test_the_json_holds_the_documented_keys_and_only_plain_values() -> None:
     data = json.loads(dumps(diagnosis_data(verdict(programs.unfused_optimizer))))
     assert set(data) == {
-        "verdict", "headline", "headline_share", "findings", "per_phase", "predictions", "coverage", "what_if",
+        "verdict", "verdict_known", "headline", "headline_share", "findings", "per_phase", "predictions", "coverage",
+        "what_if",
     }  # fmt: skip
     for finding in data["findings"]:
         assert list(finding) == [

@@ -152,6 +152,36 @@ def test_casts_before_products_are_needed_where_weights_change(trains: bool) -> 
         assert found.findings[0].expected == pytest.approx(320 / 120, rel=0.05), "casts go away, and nothing else"
 
 
+COPY = "void at::native::elementwise_kernel<128, 4, gpu_kernel_impl_nocast<direct_copy_kernel_cuda(int)>>(int)"
+
+
+@pytest.mark.parametrize(
+    ("passes", "product", "us", "expected"),
+    [
+        ((COPY, ADD), BF16_GEMM, 60, 420 / 80),  # weights made of others: no more copies, the product stays
+        ((COPY, COPY), FLASH, 120, 480 / 50),  # keys and values of each head: a quarter of attention stays
+        ((COPY, COPY), FLASH, 600, None),  # copies of activations are shorter than what reads them
+        ((ADD, ADD), BF16_GEMM, 60, None),  # no copy
+    ],
+)
+def test_operands_that_are_made_anew_are_told_where_making_them_takes_longer(
+    passes: tuple[str, ...], product: str, us: int, expected: float | None
+) -> None:
+    def step(machine: Machine) -> None:
+        for _ in range(8):
+            machine.launch(20 * US)
+            machine.launch(170 * US, passes[0])
+            machine.launch(170 * US, passes[1])
+            machine.launch(us * US, product)
+
+    finding = verdict(step).finding("unfused-chain")
+    if expected is None:
+        assert finding is None
+    else:
+        assert finding is not None
+        assert finding.expected == pytest.approx(expected, rel=0.05)
+
+
 @pytest.mark.parametrize(
     ("mask", "is_one"),
     [

@@ -196,6 +196,8 @@ class Diagnosis:
         notes: what the profile cannot tell.
         moments: the worst instances of the findings, in their order, up to three of each.
         what_if: what the remedies bring, one by one and in pairs; None where that cannot be modelled.
+        verdict_known: whether the profile shows what the verdict says; else it shows no cause, and too little of the
+            work to say how near the GPU is to its roofs.
     """
 
     verdict: str
@@ -208,6 +210,7 @@ class Diagnosis:
     moments: tuple[Moment, ...] = ()
     what_if: WhatIfs | None = None
     headline_share: float | None = None
+    verdict_known: bool = True
 
     def finding(self, id_: str) -> Finding | None:
         """The finding with this id, if it was raised."""

@@ -50,6 +50,8 @@ MARKS: Final = {
     # Rows that are added in the order of their sorted indices, and what prepares these: checks, sorts, arithmetic.
     "sorted-adding": r"indexing_backward_kernel",
     "on-indices": r"RadixSort|DeviceScan|_assert_async|arange_cuda_out|[<(, ]long(?: long)?[>,]",
+    # The keys of a sort: its first type that is no number of a template.
+    "sorting-values": r"(?i)sort\w*<(?:(?:\(int\))?-?\d+, |[\w:]*policy_hub<)*(?:float|double|c10::(?:BF|H)\w+)\b",
     "embedding-gradient": r"(?i)embedding\w*(?:backward|grad)|compute_grad_weight|sum_and_scatter",
     "filling": r"FillFunctor",
     "choosing": r"where_kernel_impl",

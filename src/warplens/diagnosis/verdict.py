@@ -24,7 +24,8 @@ from warplens.diagnosis.moments import worst_moments
 from warplens.diagnosis.places import located
 from warplens.diagnosis.rule import MANY, weight
 from warplens.diagnosis.rules import RULES, rule
-from warplens.diagnosis.rules.whole import BelowRoof, IncompleteProfile, Saturated, roof_known
+from warplens.diagnosis.rules.rows import UNSORTED
+from warplens.diagnosis.rules.whole import BelowRoof, IncompleteProfile, Saturated, is_known, roof_known
 from warplens.diagnosis.thresholds import DEFAULTS, Thresholds
 from warplens.diagnosis.whatif import what_ifs
 
@@ -177,6 +178,7 @@ def diagnose(
         moments=() if decides else worst_moments(facts, claims, ranked),
         what_if=None if decides else what_ifs(facts, claims, [found for found in ranked if not _describes(found)]),
         headline_share=headline_share(facts, verdict, claims),
+        verdict_known=is_known(verdict),
     )
     # Phases come last: what was found of the whole window, tens of megabytes at a million kernels, is gone by then.
     del claims
@@ -253,7 +255,7 @@ def _behind_it(facts: Facts, costliest: Finding, lost: Sequence[Finding]) -> Fin
     """
     if costliest.id != "launch-overhead":
         return costliest
-    causes = [found for found in lost if found.id in _MAKES_LAUNCHES]
+    causes = [found for found in lost if found.id in _MAKES_LAUNCHES or UNSORTED in found.remedies]
     specific = max(causes, key=weight, default=None)
     least = facts.thresholds.specific_share * _lost_share(weight(costliest))
     return specific if specific is not None and _lost_share(weight(specific)) >= least else costliest

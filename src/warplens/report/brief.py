@@ -17,7 +17,7 @@ from warplens.profile import NoteLevel
 from warplens.profile.columns import column
 from warplens.report import text as fmt
 from warplens.report.document import Answer, Table
-from warplens.report.verdict import coverage_lines, factor, gain_words
+from warplens.report.verdict import coverage_lines, factor, gain_words, verdict_words
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -78,7 +78,7 @@ def _lines(found: Diagnosis | RunDiagnosis, commands: Sequence[str]) -> Iterator
     if names_limit and (named := _LIMIT.fullmatch(limit)):
         ranks = f" ({named['ranks'].lower()})" if named["ranks"] else ""
         limit = f"{fmt.capitalised(named['limit'])}{ranks}."
-    yield Line("limited by" if names_limit else "verdict", f"{limit} [{verdict.id}]", tone)
+    yield Line("limited by" if names_limit else "verdict", f"{limit} [{verdict_words(verdict)}]", tone)
     yield Line("gain", _gain(found, verdict), tone)
     if verdict.remedies:
         first = verdict.remedies[0]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import polars as pl
 
 from warplens.diagnosis.rules import rule
+from warplens.diagnosis.rules.whole import is_known
 from warplens.profile.columns import column
 from warplens.profile.schema import Column
 from warplens.report import text as fmt
@@ -27,6 +28,7 @@ def diagnosis_data(diagnosis: Diagnosis) -> dict[str, Any]:
     """Verdict, findings, phases, predictions and coverage, with exact numbers."""
     return {
         "verdict": diagnosis.verdict,
+        "verdict_known": diagnosis.verdict_known,
         "headline": diagnosis.headline,
         "headline_share": diagnosis.headline_share,
         "findings": [finding_data(finding) for finding in diagnosis.findings],
@@ -42,6 +44,11 @@ def _what_if_data(diagnosis: Diagnosis) -> dict[str, Any] | None:
     if diagnosis.what_if is None:
         return None
     return {name: value for name, value in vars(diagnosis.what_if).items() if name != "pictures"}
+
+
+def verdict_words(finding: Finding) -> str:
+    """The id of a verdict, behind the words that it is none where the profile does not show what it says."""
+    return finding.id if is_known(finding) else f"not known; {finding.id} is not ruled out"
 
 
 def finding_data(finding: Finding) -> dict[str, Any]:

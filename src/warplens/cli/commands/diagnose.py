@@ -16,7 +16,7 @@ from warplens.readers import discover, read_counters
 from warplens.readers.shipped import located
 from warplens.report import text as fmt
 from warplens.report.brief import ways
-from warplens.report.verdict import evidence_text, place_lines, places, standing, steps_judged
+from warplens.report.verdict import evidence_text, place_lines, places, standing, steps_judged, verdict_words
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -99,7 +99,7 @@ def _entries(found: VerdictAnswer) -> Iterator[tuple[str, str]]:
     """The verdict and each finding for a terminal and as Markdown."""
     from warplens.report.markdown import escaped
 
-    verdict = f"verdict: {found.verdict}"
+    verdict = f"verdict: {verdict_words(found.findings[0])}"
     yield f"{verdict}\n{one_line(found.headline)}", f"**{escaped(verdict)}** {escaped(found.headline)}"
     steps = steps_judged(found.diagnosis)
     yield from (_entry(rank, finding, steps) for rank, finding in enumerate(found.findings, start=1))

@@ -478,6 +478,10 @@ class BlockingCopy(Rule):
     clearly = Limit(
         2.0, "Pinned memory is one argument; a separate stream is worth the effort only if it gains twice as much."
     )
+    least_inside = Limit(
+        4, "Copies of a step behind its first matrix product: an input has a few parts, each layer has its own weights."
+    )
+    inside_share = Limit(0.5, "Of the bytes sent to the GPU: below this, most are the step's input.")
     fewer_bytes = Limit(0.5, "Float32 sent as bfloat16 is half of the bytes, images as uint8 a quarter.")
 
     def claim(self, facts: Facts) -> Floats | None:
@@ -498,8 +502,10 @@ class BlockingCopy(Rule):
         pageable = copies.filter("pageable")
         from_pageable = int(pageable["bytes"].sum()) / moved if moved else None
         unpinned = (from_pageable or 0.0) >= self.pageable_share
-        replayed = self._replayed(facts)
-        halved = gain_of(facts, int(claims.busy_ns(self.id) * self.fewer_bytes), on_gpu=True)
+        staying = self._staying(facts)
+        stays = bool(staying.any())
+        replayed = self._replayed(facts, staying)
+        halved = 1.0 if stays else gain_of(facts, int(claims.busy_ns(self.id) * self.fewer_bytes), on_gpu=True)
         link_bound = replayed is not None and halved > replayed.high
         less = Remedy(
             "Copy less",
@@ -524,7 +530,9 @@ class BlockingCopy(Rule):
         return self.raised(
             facts,
             claimed,
-            title="Copies from pageable memory delay the work"
+            title="Data are sent to the GPU in the middle of a step, layer by layer, and delay the work"
+            if stays
+            else "Copies from pageable memory delay the work"
             if unpinned
             else "Copies between host and GPU run while nothing computes",
             confidence="high" if unpinned and facts.sure else "medium",
@@ -540,12 +548,13 @@ class BlockingCopy(Rule):
             where=range_names(facts, facts.work["range"], exposed)
             or range_names(facts, facts.gaps["range"], claims.of_gaps(self.id)),
             remedies=(
+                *((_STAYING,) if stays else ()),
                 *((less,) if link_bound else ()),
                 *((ahead, pinned) if overlaps else (pinned, ahead)),
                 *(() if link_bound else (less,)),
             ),
             on_gpu=True,
-            kept=self.kept_share,
+            kept=0.0 if stays else self.kept_share,
             replayed=replace(replayed, expected=halved, high=max(halved, replayed.high))
             if link_bound and replayed is not None
             else replayed,
@@ -554,12 +563,53 @@ class BlockingCopy(Rule):
             bound_ns=facts.idle_ns + claims.busy_ns(self.id),
         )
 
-    def _replayed(self, facts: Facts) -> Gain | None:
-        """From pinned memory in order, and at best beside the kernels."""
+    @remembered
+    def _staying(self, facts: Facts) -> Floats:
+        """1 for copies behind the first product of a step, which bring no input: weights, constants, activations.
+
+        What went to the host in the same step and comes back need not have gone there.
+        """
+        none = np.zeros(facts.work.height)
+        if not facts.window.steps:
+            return none
+        work, program = facts.work.select("label", "bytes", "start_ns"), facts.program
+        products = program.labelled(*PRODUCTS)
+        firsts = np.full(int(program.step.max(initial=0)) + 1, np.iinfo(np.int64).max)
+        starts = work["start_ns"].to_numpy()
+        np.minimum.at(firsts, program.step[products], starts[products])
+        label = work["label"].cast(pl.String).to_numpy()
+        sent, bytes_ = label == "host-to-device", work["bytes"].fill_null(0).to_numpy()
+        large = bytes_ > SMALL_COPY_BYTES
+        inside = sent & large & (starts > firsts[program.step])
+        if inside.sum() < self.least_inside * facts.steps:
+            return none
+        if bytes_[inside].sum() < self.inside_share * bytes_[sent].sum():
+            return none
+        # Equal parts of a step that each begin with a copy may be layers, or passes over inputs.
+        if passes_of_step(facts) > 1 and (sent & large & ~inside).any():
+            return none
+        fetched = (label == "device-to-host") & large
+        there_and_back = bytes_[fetched].sum() >= self.inside_share * bytes_[inside].sum()
+        return np.where(inside | (fetched & there_and_back), 1.0, 0.0)
+
+    def _replayed(self, facts: Facts, staying: Floats) -> Gain | None:
+        """From pinned memory in order, at best beside the kernels, and without the copies that need not be made."""
         pinned, beside = facts.replayed("async-copies"), facts.replayed("overlapped-copies")
-        if pinned is None or beside is None:
-            return pinned or beside
-        return Gain(max(pinned.expected, beside.expected), pinned.low, max(pinned.high, beside.high))
+        gains = [gain for gain in (pinned, beside) if gain is not None]
+        if staying.any() and (without := facts.replayed(time=staying, calls=staying)) is not None:
+            gains.append(without)
+        if not gains:
+            return None
+        return Gain(max(gain.expected for gain in gains), gains[0].low, max(gain.high for gain in gains))
+
+
+#: Where what is sent to the GPU is no input of the step.
+_STAYING: Final = Remedy(
+    "Keep on the GPU what is used in every step",
+    "self.register_buffer('bias', bias)  # constants and tables; then model.to('cuda')\n"
+    "# where memory allows: no offloading of layers (cpu_offload, device_map), no save_on_cpu()",
+    f"{GAIN}: these copies are not made",
+)
 
 
 class AllocatorChurn(Rule):

@@ -98,6 +98,11 @@ class ScatteredAccess(StructureRule):
         "Rows are read, written, read again, and added to what is read and written: a sparse product makes "
         "one of these five accesses.",
     )
+    sorted_saved_share = Limit(
+        1 / 3,
+        "A selection of the largest few (topk) reads all numbers once for each digit, as the sort does; what the sort "
+        "writes in between is saved.",
+    )
     needed_share = Limit(
         1 / 16,
         "A matrix product that gathers or scatters the rows itself still moves them once, at the rate of the "
@@ -141,7 +146,7 @@ class ScatteredAccess(StructureRule):
         order = program.order
         share = np.zeros(facts.work.height)
         product, adds, sorts = program.labelled(*PRODUCTS), program.marked("adding-rows"), program.labelled("sort-topk")
-        sums = program.labelled("reduction") | adds
+        sums, values = program.labelled("reduction") | adds, program.marked("sorting-values")
         begins, ends = program.edges(~product)
         own, reach = program.own_ns, int(self.reach)
         for begin, end in zip(begins.tolist(), ends.tolist(), strict=True):
@@ -155,7 +160,7 @@ class ScatteredAccess(StructureRule):
                 piece = run[place]
                 least = self.needed_share * own[piece]
                 if sorts[piece]:
-                    share[piece] = self.saved_share
+                    share[piece] = self.sorted_saved_share if values[piece] else self.saved_share
                 elif adds[piece]:
                     picked = (mine & ~adds & ~sorts)[run[:place]] & (own[run[:place]] >= least)
                     if picked.any():
@@ -250,7 +255,8 @@ class ScatteredAccess(StructureRule):
             replayed=facts.replayed(time=self.share(facts), calls=calls) if calls.any() else None,
             remedies=(
                 *(_SPARSE if dense is not None else ()),
-                *(_UNSORTED if preparing.any() else ()),
+                *((UNSORTED,) if preparing.any() else ()),
+                *((_SELECTED,) if (mine & program.marked("sorting-values")).any() else ()),
                 Remedy(
                     "Sum rows where they are read",
                     "# nn.EmbeddingBag instead of nn.Embedding and a mean\n"
@@ -280,13 +286,18 @@ def _elements(facts: Facts) -> Floats:
 
 
 #: Where indices are sorted so that rows are added in their order.
-_UNSORTED: Final = (
-    Remedy(
-        "Add rows without sorting their indices",
-        "torch.use_deterministic_algorithms(False)  # scatter_add and index_add use atomics then\n"
-        "x.index_select(0, index)  # in place of x[index], whose gradient sorts",
-        "no checks, sorts and scans of the indices, nor their launches; sums then differ in their last bits",
-    ),
+UNSORTED: Final = Remedy(
+    "Add rows without sorting their indices",
+    "torch.use_deterministic_algorithms(False)  # scatter_add and index_add use atomics then\n"
+    "x.index_select(0, index)  # in place of x[index], whose gradient sorts",
+    "no checks, sorts and scans of the indices, nor their launches; sums then differ in their last bits",
+)
+
+#: Where numbers are sorted, and not indices.
+_SELECTED: Final = Remedy(
+    "Select the largest instead of sorting all",
+    "values, index = x.topk(20)  # in place of x.argsort(descending=True)[..., :20]",
+    "no sort of what is not used; a selection still reads all numbers",
 )
 
 #: Where gradients of whole tables are written.

@@ -16,11 +16,14 @@ from warplens.diagnosis.structure import (
     AFFECTED_SHARE,
     SAVED_NS,
     Bools,
+    Int64s,
     StructureRule,
     time_of,
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from warplens.diagnosis.claims import Claims
     from warplens.diagnosis.facts import Facts
     from warplens.diagnosis.findings import Finding
@@ -35,18 +38,22 @@ class UnfusedChain(StructureRule):
     limiter = "chains of passes over memory that could be one"
     cause = "norms, rotary embeddings, activations, losses and casts in separate passes"
     raised_when = (
-        "chains of passes over memory, or copies that only move values, lie between matrix products, or weights are "
-        "cast to 16 bits before products without training; and it costs 2 %. A warning from 1.10×"
+        "chains of passes over memory, or copies that only move values, lie between matrix products, or operands are "
+        "cast to 16 bits or copied anew before products without training; and it costs 2 %. A warning from 1.10×"
     )
     claimed = (
         "each chain of kernels that move data, less the time of one fused pass; a smaller part in training; all "
-        "of the casts before products"
+        "of the casts and copies that make operands of products"
     )
     casts_title: ClassVar = "Weights are cast to 16 bits before each product, every time"
     casts_headline: ClassVar = "Limited by casts of weights: keeping them in 16 bits could save {share} of the time"
     copies_title: ClassVar = "Copies to other layouts or formats stand between the matrix products"
     copies_headline: ClassVar = (
         "Limited by copies to other layouts or formats between products: doing without could save {share} of the time"
+    )
+    operands_title: ClassVar = "Operands of products are made anew each time, which takes longer than the products"
+    operands_headline: ClassVar = (
+        "Limited by copies of what products read: making them once, or not at all, could save {share} of the time"
     )
     headline = "Limited by chains of passes over memory: fusing each into one pass could save {share} of the time"
     evidence: ClassVar = {
@@ -84,19 +91,27 @@ class UnfusedChain(StructureRule):
         0.1, "Inputs are cast in a few percent of the time; weights that are cast each time are read and written anew."
     )
     cast_operands = Limit(3, "A product has two operands and a bias.")
+    repeated_heads_share = Limit(
+        0.75, "Models that share keys between heads do so between four or more: attention reads a quarter of the bytes."
+    )
     inference_saved_share = Limit(
         0.9, "The same without a backward pass: nothing in the middle of a chain has to be written."
     )
 
     def headline_of(self, finding: Finding) -> str:
-        """Whether most are casts of weights, or copies alone."""
-        others = {self.casts_title: self.casts_headline, self.copies_title: self.copies_headline}
+        """Whether most are casts of weights, copies alone, or operands that are made anew."""
+        others = {
+            self.casts_title: self.casts_headline,
+            self.copies_title: self.copies_headline,
+            self.operands_title: self.operands_headline,
+        }
         return others.get(finding.title, self.headline)
 
     def share(self, facts: Facts) -> Floats:
         """Of each chain, all but its longest pass, to the part that is expected."""
         program = facts.program
-        share = self._casts(facts).astype(np.float64)
+        share = np.maximum(self._casts(facts), self._copies(facts))
+        operands = share > 0
         if time_of(program, program.labelled(*PRODUCTS)) < self.least_products_share * facts.wall_ns:
             return share
         passes = self._passes(facts)
@@ -121,27 +136,59 @@ class UnfusedChain(StructureRule):
         order = np.lexsort((-own[inside], chain))
         firsts = np.r_[True, chain[1:] != chain[:-1]]
         longest = program.order[inside[order[firsts]]]
-        longest = longest[~self._casts(facts)[longest]]
+        longest = longest[~operands[longest]]
         share[longest] = self.longest_saved_share
         return share
 
     @remembered
     def _casts(self, facts: Facts) -> Bools:
         """Casts to 16 bits right before products, in a program that does not train: autocast makes them every time."""
-        program, whole = facts.program, facts.whole or facts
+        program = facts.program
         found = np.zeros(facts.work.height, dtype=np.bool_)
+        for run, _ in self._before_products(facts, program.marked("narrowing")):
+            found[run] = True
+        return self._many(facts, found)
+
+    @remembered
+    def _copies(self, facts: Facts) -> Floats:
+        """Copies right before products that take longer than these, and the passes over what was copied.
+
+        A product reads what the copy wrote, and more: it is shorter where the copy reads or writes another size, such
+        as weights in eight bits, or keys that many heads share. Copies of activations are shorter than the product
+        whose operand they are. Attention whose keys and values are copied reads those of other heads once more.
+        """
+        program = facts.program
+        found = np.zeros(facts.work.height)
+        own, copies = program.own_ns, program.labelled("copy-cast") & ~self._casts(facts)
+        long = own >= facts.thresholds.bandwidth_kernel_ns
+        attention = program.labelled("attention")
+        for run, product in self._before_products(facts, self._passes(facts)):
+            firsts = np.flatnonzero((copies & long)[run])
+            mine = run[firsts[0] :] if len(firsts) else run[:0]
+            mine = mine[long[mine]]
+            if own[mine].sum() > own[product]:
+                found[mine] = 1.0
+                if attention[product] and copies[mine].all():
+                    found[product] = self.repeated_heads_share
+        return found if self._many(facts, found > 0).any() else np.zeros_like(found)
+
+    def _before_products(self, facts: Facts, which: Bools) -> Iterator[tuple[Int64s, int]]:
+        """Of these pieces the last few before each product, with the product; none where the program trains."""
+        program, whole = facts.program, facts.whole or facts
         phases = whole.work["phase"].is_in(["backward", "optimizer"]).any()
-        if not (phases or whole.program.marked("backward").any() or whole.program.labelled("optimizer").any()):
-            casts = program.marked("narrowing")
-            order, products = program.order, program.labelled(*PRODUCTS)
-            begins, ends = program.edges(casts)
-            inside = np.minimum(ends, len(order) - 1)
-            before = (ends < len(order)) & products[order[inside]] & ~program.breaks[inside]
-            for begin, end in zip(begins[before].tolist(), ends[before].tolist(), strict=True):
-                found[order[max(begin, end - int(self.cast_operands)) : end]] = True
-            if time_of(program, found) < self.least_casts_share * facts.busy_ns:
-                found[:] = False
-        return found
+        if phases or whole.program.marked("backward").any() or whole.program.labelled("optimizer").any():
+            return
+        order, products = program.order, program.labelled(*PRODUCTS)
+        begins, ends = program.edges(which)
+        inside = np.minimum(ends, len(order) - 1)
+        before = (ends < len(order)) & products[order[inside]] & ~program.breaks[inside]
+        for begin, end in zip(begins[before].tolist(), ends[before].tolist(), strict=True):
+            yield order[max(begin, end - int(self.cast_operands)) : end], order[end]
+
+    def _many(self, facts: Facts, found: Bools) -> Bools:
+        """These, if they take enough time; else none."""
+        enough = time_of(facts.program, found) >= self.least_casts_share * facts.busy_ns
+        return found if enough else np.zeros_like(found)
 
     def _passes(self, facts: Facts) -> Bools:
         program = facts.program
@@ -156,9 +203,11 @@ class UnfusedChain(StructureRule):
             return None
         program = facts.program
         least = int(self.least_passes)
-        cast = self._casts(facts)
-        casting = time_of(program, mine & cast) > time_of(program, mine) / 2
-        chains = [chain for chain in program.runs(self._passes(facts), (mine & ~cast, 1)) if len(chain) >= least]
+        cast, copied = self._casts(facts), self._copies(facts)
+        made = cast | (copied == 1)
+        making = time_of(program, mine & made) > time_of(program, mine) / 2
+        casting = making and time_of(program, mine & cast) >= time_of(program, mine & ~cast)
+        chains = [chain for chain in program.runs(self._passes(facts), (mine & ~made, 1)) if len(chain) >= least]
         members = mine.copy()
         if chains:
             members[np.concatenate(chains)] = True
@@ -168,18 +217,21 @@ class UnfusedChain(StructureRule):
         return self.seen(
             facts,
             claims,
-            title=self.casts_title if casting else title,
+            title=self.casts_title if casting else self.operands_title if making else title,
             confidence="medium",
             evidence={
                 "chains_per_step": len(chains) / facts.steps,
                 "passes_per_chain_factor": int(members.sum()) / len(chains) if chains else None,
                 "casts_share": casts,
             },
-            bound_ns=int(0.95 * time_of(program, program.labelled(*PASSES))),
-            # Casts that are not made are not launched either.
-            replayed=facts.replayed(time=self.share(facts), calls=cast.astype(np.float64)) if casting else None,
+            # A product that reads an operand as it was before the copy may read far less.
+            bound_ns=int(0.95 * time_of(program, program.labelled(*PASSES, *(PRODUCTS if copied.any() else ())))),
+            # Operands that are not made are not launched either.
+            replayed=facts.replayed(time=self.share(facts), calls=made.astype(np.float64)) if making else None,
             remedies=(
-                *(_NARROW_WEIGHTS if cast.any() else () if chains else _KEEP_LAYOUT),
+                *(_NARROW_WEIGHTS if cast.any() else ()),
+                *((_AS_THEY_ARE,) if copied.any() else ()),
+                *(() if chains or made.any() else _KEEP_LAYOUT),
                 Remedy(
                     "Compile the blocks",
                     "for block in model.layers: block.compile()\n# or model = torch.compile(model)",
@@ -219,6 +271,15 @@ _KEEP_LAYOUT: Final = (
         "# no .to(dtype) back and forth: one format from the input of the block to its output",
         "no pass that computes nothing",
     ),
+)
+
+#: Where operands of products are copied, cast or computed before each.
+_AS_THEY_ARE: Final = Remedy(
+    "Give products their operands as they are kept",
+    "F.scaled_dot_product_attention(q, k, v, enable_gqa=True)  # no repeat_interleave of keys and values\n"
+    "# weights that are made of others (from 8 bits, from a norm, merged): once, before the loop, where there is\n"
+    "# memory, or by a product that reads them as they are (torchao, bitsandbytes)",
+    "no operand is written and read again for each product",
 )
 
 #: What kernels of these names are parts of, in words; the first that holds.

@@ -250,6 +250,11 @@ def roof_known(facts: Facts) -> bool:
     return facts.known_work_share >= facts.thresholds.known_work_share
 
 
+def is_known(finding: Finding) -> bool:
+    """Whether a finding is more than the absence of others: not where the work of a busy GPU is not known."""
+    return finding.id != BelowRoof.id or "to_roof_share" in finding.evidence
+
+
 class BelowRoof(Rule):
     """A GPU that is busy with kernels far from what it can do, for reasons that no other rule names. It informs."""
 
@@ -265,9 +270,9 @@ class BelowRoof(Rule):
     evidence: ClassVar = {
         **GPU_BUSY_SHARE,
         "above_roof_share": (
-            "of the window, kernel time above the practical roof, as in headroom; unknown work counts as none"
+            "of the window, kernel time above the practical roof, as in headroom; null where too little work is known"
         ),
-        "to_roof_share": "the same plus idle time: the headroom to the practical roof",
+        "to_roof_share": "the same plus idle time: the headroom to the practical roof; null likewise",
         "known_work_share": "of the busy time, with known FLOPs and bytes",
         "unprofiled_busy_share": "estimated busy share without what the profiler adds to launches",
         "starting_share": "of the window, pauses in which queued work was about to start",
@@ -301,8 +306,9 @@ class BelowRoof(Rule):
             gain=None,
             evidence={
                 "gpu_busy_share": facts.busy_share,
-                "above_roof_share": facts.above_roof_share,
-                "to_roof_share": facts.to_roof_share,
+                # Shares of what is known would read as those of all.
+                "above_roof_share": facts.above_roof_share if known else None,
+                "to_roof_share": facts.to_roof_share if known else None,
                 "known_work_share": facts.known_work_share,
                 "unprofiled_busy_share": min(facts.busy_ns / max(wall, 1), 1.0),
                 "starting_share": facts.idle("start-latency") / facts.wall_ns,
