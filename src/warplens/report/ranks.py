@@ -12,6 +12,7 @@ from warplens.analysis.ranks.balance import COLLECTIVE_INSTANCES, PARTS, RANK_WA
 from warplens.analysis.ranks.clocks import CLOCKS
 from warplens.analysis.ranks.collectives import COLLECTIVE_GROUPS
 from warplens.diagnosis.rules import rule
+from warplens.diagnosis.rules.whole import is_known
 from warplens.profile.columns import column
 from warplens.report import text as fmt
 from warplens.report.brief import answer_block
@@ -552,6 +553,7 @@ def run_data(found: RunDiagnosis) -> dict[str, Any]:
     return {
         "window": None,
         "verdict": found.verdict,
+        "verdict_known": is_known(found.findings[0]),
         "headline": found.headline,
         "findings": [finding_data(finding) for finding in found.findings],
         "headline_share": found.headline_share,
