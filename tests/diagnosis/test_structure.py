@@ -152,15 +152,17 @@ def test_casts_before_products_are_needed_where_weights_change(trains: bool) -> 
         assert found.findings[0].expected == pytest.approx(320 / 120, rel=0.05), "casts go away, and nothing else"
 
 
-COPY = "void at::native::elementwise_kernel<128, 4, gpu_kernel_impl_nocast<direct_copy_kernel_cuda(int)>>(int)"
-
-
 @pytest.mark.parametrize(
     ("passes", "product", "us", "expected"),
     [
-        ((COPY, ADD), BF16_GEMM, 60, 420 / 80),  # weights made of others: no more copies, the product stays
-        ((COPY, COPY), FLASH, 120, 480 / 50),  # keys and values of each head: a quarter of attention stays
-        ((COPY, COPY), FLASH, 600, None),  # copies of activations are shorter than what reads them
+        ((DIRECT_COPY, ADD), BF16_GEMM, 60, 420 / 80),  # weights made of others: no more copies, the product stays
+        (
+            (DIRECT_COPY, DIRECT_COPY),
+            FLASH,
+            120,
+            480 / 50,
+        ),  # keys and values of each head: a quarter of attention stays
+        ((DIRECT_COPY, DIRECT_COPY), FLASH, 600, None),  # copies of activations are shorter than what reads them
         ((ADD, ADD), BF16_GEMM, 60, None),  # no copy
     ],
 )

@@ -151,7 +151,7 @@ class UnfusedChain(StructureRule):
 
     @remembered
     def _copies(self, facts: Facts) -> Floats:
-        """Copies right before products that take longer than these, and the passes over what was copied.
+        """Right before products what one copy, or a pass over what was copied, takes longer for than the product.
 
         A product reads what the copy wrote, and more: it is shorter where the copy reads or writes another size, such
         as weights in eight bits, or keys that many heads share. Copies of activations are shorter than the product
@@ -166,7 +166,7 @@ class UnfusedChain(StructureRule):
             firsts = np.flatnonzero((copies & long)[run])
             mine = run[firsts[0] :] if len(firsts) else run[:0]
             mine = mine[long[mine]]
-            if own[mine].sum() > own[product]:
+            if (own[mine] > own[product]).any():
                 found[mine] = 1.0
                 if attention[product] and copies[mine].all():
                     found[product] = self.repeated_heads_share
