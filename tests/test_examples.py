@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.tiers import thinned
+
 EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("[0-9]*.py"))
 
 
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", thinned(EXAMPLES, quick=EXAMPLES[:2]), ids=lambda path: path.stem)
 def test_an_example_runs_as_it_is(path, tmp_path):
     run = subprocess.run(
         [sys.executable, "-W", "error", path], cwd=tmp_path, capture_output=True, text=True, check=False

@@ -94,14 +94,20 @@ def analyse_ranks(
         files = summarize_on_cluster(paths, window, scheduler, progress)
     else:
         files = summarize_locally(paths, window, workers, progress)
+    sources, problems = _used(files)
+    progress("putting the ranks together")
+    summaries = [(summary, number) for number, file in enumerate(files) for summary in file.ranks]
+    result = across_ranks([summary for summary, _ in summaries], [number for _, number in summaries])
+    return RanksRun(result, sources, problems)
+
+
+def _used(files: Sequence[FileSummary]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The files that could be used, and why others could not; an error where none could."""
     problems = tuple(file.problem for file in files if file.problem is not None)
     if len(problems) == len(files):
         others = f" ({len(problems)} files in all)" if len(problems) > 1 else ""
         raise UsageError(f"no profile could be used{others}: {problems[0]}")
-    progress("putting the ranks together")
-    summaries = [(summary, number) for number, file in enumerate(files) for summary in file.ranks]
-    result = across_ranks([summary for summary, _ in summaries], [number for _, number in summaries])
-    return RanksRun(result, tuple(file.source for file in files if file.problem is None), problems)
+    return tuple(file.source for file in files if file.problem is None), problems
 
 
 # --- The diagnosis of a run: of each rank by itself, and of what they cost each other ---------------------------------
@@ -148,14 +154,12 @@ def diagnose_ranks(
     if not _may_be_a_rank(paths[0]):
         raise apart  # before many others are read
     files = summarize_locally(paths, window, workers, progress, diagnose_file)
-    problems = tuple(file.problem for file in files if file.problem is not None)
-    if len(problems) == len(files):
-        raise UsageError(f"no profile could be used: {problems[0]}")
+    sources, problems = _used(files)
     progress("putting the ranks together")
     found = run_diagnosis([file.diagnosed for file in files])
     if found is None:
         raise apart
-    return DiagnosedRun(found, tuple(file.source for file in files if file.problem is None), problems)
+    return DiagnosedRun(found, sources, problems)
 
 
 def _may_be_a_rank(path: Path) -> bool:

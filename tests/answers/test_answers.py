@@ -157,7 +157,7 @@ def test_a_diagnosis_has_its_verdict_findings_and_five_lines() -> None:
         lambda: warplens.diagnose(BASELINE),
         lambda: warplens.budget(BASELINE),
         lambda: warplens.counters(COUNTERS),
-        lambda: warplens.report([BASELINE, VARIANT]),
+        pytest.param(lambda: warplens.report([BASELINE, VARIANT]), marks=pytest.mark.slow),
     ],
 )
 def test_an_answer_has_a_repr_of_one_line_and_is_saved_as_what_the_suffix_says(
@@ -234,7 +234,11 @@ def test_names_of_a_profile_become_no_markup_on_a_card(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "before", ["", "import warplens.report.text, warplens.compare, warplens.ranks, warplens.cli.main"]
+    "before",
+    [
+        pytest.param("", marks=pytest.mark.slow),
+        "import warplens.report.text, warplens.compare, warplens.ranks, warplens.cli.main",
+    ],
 )
 def test_packages_with_the_name_of_a_question_answer_it_whoever_loaded_them_first(before: str) -> None:
     program = f"{before}\nimport warplens\nimport warplens.report.text as text\nassert text.duration(1500)\n"

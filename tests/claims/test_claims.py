@@ -33,14 +33,12 @@ def _profiles() -> Iterator[Path]:
         yield from (path for path in sorted(folder.rglob("*")) if path.name.endswith(_PROFILES))
 
 
-#: One of each kind: launch-bound, training with phases, copies and waits, aborted, graphs, operators, allocations,
-#: counted precision, a healthy one, two GPUs, no GPU work.
+#: One of each kind: training with phases, copies and waits, graphs, operators, allocations, precision, aborted, two
+#: GPUs.
 REPRESENTATIVE = frozenset(
-    ("deit224_bs1_topk0.1.sqlite.xz", "lm_small_ctx128_train.sqlite.xz", "copies_and_syncs.sqlite.xz",
-     "lm_large_ctx1024_train.sqlite.xz", "deit224_bs1_graph_whole.sqlite.xz", "item_per_layer__baseline.json.xz",
-     "no_caching_allocator__baseline.json.xz", "fp32_products__baseline.sqlite.xz",
-     "healthy_vit_batch__baseline.json.xz", "ddp_exposed.sqlite.xz", "aborted_step__baseline.json.xz",
-     "sleeping_input__baseline.sqlite.xz")
+    ("lm_small_ctx128_train.sqlite.xz", "copies_and_syncs.sqlite.xz", "deit224_bs1_graph_whole.sqlite.xz",
+     "item_per_layer__baseline.json.xz", "no_caching_allocator__baseline.json.xz", "fp32_products__baseline.sqlite.xz",
+     "aborted_step__baseline.json.xz", "ddp_exposed.sqlite.xz")
 )  # fmt: skip
 _SHIPPED = "src/warplens/data/captures"
 #: Baseline, variant.

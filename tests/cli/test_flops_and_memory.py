@@ -185,7 +185,7 @@ def test_the_report_of_a_profile_without_operators_has_neither(
     assert "Allocated memory" not in text
 
 
-@pytest.mark.parametrize("command", ["flops", "memory"])
+@pytest.mark.parametrize("command", ["flops", pytest.param("memory", marks=pytest.mark.slow)])
 def test_the_big_trace_answers_in_every_format(command: str, warplens: Callable[..., Run]) -> None:
     path = Path(__file__).parents[3] / "shared" / "data" / "kineto" / "h200_lm_small_train.json.gz"
     if not path.exists():

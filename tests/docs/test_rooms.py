@@ -58,7 +58,7 @@ def test_no_modules_import_each_other_in_a_circle():
     assert circle(grimp.build_graph("warplens", exclude_type_checking_imports=True, cache_dir=None)) == []
 
 
-@pytest.mark.parametrize(("command", "most"), [("kernels", 8), ("report", 14)])
+@pytest.mark.parametrize(("command", "most"), [("kernels", 8), pytest.param("report", 14, marks=pytest.mark.slow)])
 def test_a_walk_names_modules_that_are_asked_by_one_before(command, most, tmp_path):
     walk = _walk(command)
     assert walk[0] == "cli.main"

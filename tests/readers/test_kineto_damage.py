@@ -77,7 +77,9 @@ def test_a_real_trace_cut_anywhere_keeps_every_complete_event(captured: Callable
 
 
 @pytest.mark.parametrize(
-    "pack", [gzip.compress, lzma.compress, zstandard.ZstdCompressor().compress], ids=["gzip", "xz", "zstd"]
+    "pack",
+    [gzip.compress, pytest.param(lzma.compress, marks=pytest.mark.slow), zstandard.ZstdCompressor().compress],
+    ids=["gzip", "xz", "zstd"],
 )
 def test_what_a_damaged_compressed_file_gives_is_kept(tmp_path: Path, pack: Callable[[bytes], bytes]) -> None:
     many = [kernel(at * 1.37, (at * 7919) % 1_000 / 10, at) for at in range(40_000)]

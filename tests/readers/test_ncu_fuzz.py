@@ -176,7 +176,7 @@ def test_launches_that_share_no_metric_are_refused(tmp_path: Path) -> None:
         pytest.param(put(13, put(1, 0)), id="one metric over and over", marks=pytest.mark.slow),
         pytest.param(put(17, b""), id="empty sections", marks=pytest.mark.slow),
         pytest.param(put(19, b""), id="empty rules", marks=pytest.mark.slow),
-        pytest.param(put(500, 0), id="unknown fields"),
+        pytest.param(put(500, 0), id="unknown fields", marks=pytest.mark.slow),
     ],
 )
 def test_a_flood_of_tiny_fields_is_bounded(tmp_path: Path, flood: bytes) -> None:

@@ -65,7 +65,7 @@ def test_the_parameters_of_the_machine_are_found(name: str, value: float) -> Non
     assert found["identified"]
 
 
-@pytest.mark.parametrize("misfit", [0.0, 0.03])
+@pytest.mark.parametrize("misfit", [pytest.param(0.0, marks=pytest.mark.slow), 0.03])
 @pytest.mark.parametrize("tokens", [197, 785])
 def test_the_threshold_holds_that_of_the_machine(tokens: int, misfit: float) -> None:
     rows = fit(misfit).thresholds.filter(
@@ -274,7 +274,7 @@ def measured_fit(attention: str) -> BreakEven:
     return fit_breakeven(token_reduction(attention), draws=100)
 
 
-@pytest.mark.parametrize("attention", ["explicit", "fused"])
+@pytest.mark.parametrize("attention", ["explicit", pytest.param("fused", marks=pytest.mark.slow)])
 def test_step_times_of_batches_that_were_left_out_are_predicted_within_a_few_percent(attention: str) -> None:
     found = measured_fit(attention)
     assert found.median_error < 0.03

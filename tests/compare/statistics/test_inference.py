@@ -28,6 +28,7 @@ from benchmarks.comparison_errors import (
 )
 from scipy import stats
 
+from tests.tiers import thinned
 from warplens.compare.statistics import (
     DIFFERENCES,
     Comparison,
@@ -232,7 +233,7 @@ def test_a_limit_that_is_no_share_is_refused(limit: float) -> None:
         regression(comparison(1.0, 1.1), limit)
 
 
-@pytest.mark.parametrize("kind", SPLITS)
+@pytest.mark.parametrize("kind", thinned(SPLITS, quick=list(SPLITS)[::3]))
 def test_real_data_compared_with_themselves_show_no_more_differences_than_the_level(kind: str) -> None:
     """200 seeded splits each: alternating, contiguous halves (with whatever drift there is), at random, in turns."""
     found = aa_splits(kind, splits=200, level=0.05)

@@ -331,7 +331,15 @@ def told(found):
     return [(row["side"], row["input_size"], row["batch"]) for row in found.found.iter_rows(named=True)]
 
 
-@pytest.mark.parametrize("curves", [KINKED, FLAT, WORKING, (soft(3.0, 0.7), soft(3.6, 0.3, sharpness=3))])
+@pytest.mark.parametrize(
+    "curves",
+    [
+        KINKED,
+        pytest.param(FLAT, marks=pytest.mark.slow),
+        pytest.param(WORKING, marks=pytest.mark.slow),
+        (soft(3.0, 0.7), soft(3.6, 0.3, sharpness=3)),
+    ],
+)
 def test_without_an_anomaly_fewer_than_one_sweep_in_twenty_shows_one(curves):
     seeds = 40
     false = sum(

@@ -10,7 +10,7 @@ import polars as pl
 
 from warplens.analysis.headroom.groups import groups_of, kernels_of_program
 from warplens.analysis.headroom.levels import LOSSES, PRODUCTS, loss_column
-from warplens.analysis.headroom.rates import Rates, rates_of
+from warplens.analysis.headroom.shapes import Rates, rates_of
 from warplens.analysis.headroom.work import KNOWN, pieces_of
 from warplens.analysis.roofs import roofs_of
 from warplens.analysis.timebudget import time_budgets
