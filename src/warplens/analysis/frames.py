@@ -111,9 +111,14 @@ def numbered(pieces: pl.DataFrame, columns: Sequence[str]) -> tuple[pl.DataFrame
                 number, count = _close_together(number)
             if count * distinct > _FEW:
                 mine, distinct = _close_together(mine)
-            number *= distinct
-            number += mine
+            if count == 1:
+                number = mine
+            else:
+                number *= distinct
+                number += mine
             count *= distinct
+    if count == 1:
+        return pieces.select(columns).head(1), number
     if count > _FEW:
         number, count = _close_together(number)
     first = np.full(count, pieces.height, dtype=np.int64)
@@ -126,9 +131,10 @@ def numbered(pieces: pl.DataFrame, columns: Sequence[str]) -> tuple[pl.DataFrame
 
 
 def _codes(column: pl.Series) -> tuple[Int64s, int]:
-    """A number for each value, equal for equal ones and for nulls, and an upper bound of the numbers."""
+    """A number for each value, equal for equal ones and for nulls, and an upper bound of the numbers; made anew."""
+    nothing = np.broadcast_to(np.int64(0), column.len())  # takes no room
     if column.null_count() == column.len():
-        return np.zeros(column.len(), dtype=np.int64), 1
+        return nothing, 1
     if column.dtype == pl.String:
         column = column.cast(pl.Categorical())
     if not (column.dtype == pl.Boolean or column.dtype.is_integer()):
@@ -141,6 +147,8 @@ def _codes(column: pl.Series) -> tuple[Int64s, int]:
     assert isinstance(low, int)
     assert isinstance(high, int)
     absent = column.is_null().to_numpy() if column.null_count() else None
+    if low == high and absent is None:
+        return nothing, 1
     values = column.fill_null(low).to_numpy().astype(np.int64)
     values, count = _close_together(values) if high - low >= _FEW else (values - low, high - low + 1)
     if absent is None:

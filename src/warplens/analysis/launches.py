@@ -133,7 +133,8 @@ def launch_statistics(timeline: Timeline, window: Window, by: Sequence[str] = ("
     """
     declared = LAUNCHES.by(*by)
     queue = pl.col("start_ns") - pl.col("launch_end_ns")
-    launches = _kernel_launches(timeline, window, by).with_columns(
+    launches = _kernel_launches(timeline, window, by).select(
+        *by,
         (pl.col("launch_end_ns") - pl.col("launch_start_ns")).alias("api_ns"),
         pl.when(queue >= 0).then(queue).alias("queue_ns"),
         duration_ns().alias("kernel_ns"),

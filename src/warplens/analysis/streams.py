@@ -131,13 +131,10 @@ def concurrency(timeline: Timeline, window: Window) -> pl.DataFrame:
     parts = []
     for device in work["device"].unique().sort():
         kernels = _intervals(work, (pl.col("device") == device) & _is_compute())
-        level, length = _levels(kernels, window)
+        spent = _levels(kernels, window)
         parts.append(
-            pl.DataFrame({"kernels_at_once": level, "time_ns": length})
+            pl.DataFrame({"kernels_at_once": np.arange(len(spent)), "time_ns": spent})
             .filter(pl.col("time_ns") > 0)
-            .group_by("kernels_at_once")
-            .agg(pl.col("time_ns").sum())
-            .sort("kernels_at_once")
             .with_columns(
                 pl.lit(device).alias("device"),
                 pl.col("time_ns").reverse().cum_sum().reverse().alias("at_least_ns"),
@@ -178,17 +175,19 @@ def _intervals(work: pl.DataFrame, which: pl.Expr | None = None) -> Intervals:
     return Intervals(starts[chosen], ends[chosen])
 
 
-def _levels(running: Intervals, window: Window) -> tuple[Int64s, Int64s]:
-    """How many of the intervals are open between every two successive edges, and for how long; spans the window."""
+def _levels(running: Intervals, window: Window) -> Int64s:
+    """For how long none, one, two, … of the intervals were open, inside the window."""
     if not np.any(running.starts[1:] < running.ends[:-1]):  # one after the other: no edge needs a place among others
         alone = total(clip(running, window.start_ns, window.end_ns))
-        return np.array([0, 1]), np.array([window.duration_ns - alone, alone])
+        return np.array([window.duration_ns - alone, alone])
     edges = np.concatenate((running.starts, running.ends, np.array([window.start_ns, window.end_ns])))
-    change = np.zeros(len(edges), dtype=np.int64)
+    change = np.zeros(len(edges), dtype=np.int8)
     change[: len(running.starts)] = 1
     change[len(running.starts) : -2] = -1
     order = np.argsort(edges, kind="stable")
-    return np.cumsum(change[order])[:-1], np.diff(edges[order])
+    level = np.cumsum(change[order], dtype=np.int32)[:-1]
+    # Whole nanoseconds far below 2⁵³, which floating point adds up exactly.
+    return np.bincount(level, weights=np.diff(edges[order])).astype(np.int64)
 
 
 # --- CUDA graphs ---

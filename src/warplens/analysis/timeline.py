@@ -343,14 +343,20 @@ class Timeline:
         return rows
 
     @cached_property
-    def _calls_by_process(self) -> dict[int, tuple[Int64s, Int64s]]:
-        """Correlation ids of each process in ascending order, with the row of the call that began first."""
+    def _calls_by_process(self) -> dict[int, tuple[Int64s, Int64s | None]]:
+        """Correlation ids of each process in ascending order, with the row of the call that began first.
+
+        None stands for rows that are the places of the ids, as in most profiles of one process.
+        """
         calls = self.trace.api_calls
         process = calls["process"].to_numpy()
         correlation = calls["correlation"].to_numpy()
         begun = calls["start_ns"].to_numpy()
-        result = {}
-        for pid in calls["process"].unique().sort().to_list():
+        result: dict[int, tuple[Int64s, Int64s | None]] = {}
+        pids = calls["process"].unique().sort().to_list()
+        if len(pids) == 1 and _strictly_ascending(correlation):
+            return {int(pids[0]): (correlation, None)}
+        for pid in pids:
             rows = np.flatnonzero(process == pid)
             ids = correlation[rows]
             if not _strictly_ascending(ids):
@@ -362,8 +368,9 @@ class Timeline:
         return result
 
 
-def _look_up(ids: Int64s, rows: Int64s, wanted: Int64s) -> Int64s:
-    """`rows[i]` where `ids[i]` equals the wanted id, else −1; `ids` ascend strictly."""
+def _look_up(ids: Int64s, rows: Int64s | None, wanted: Int64s) -> Int64s:
+    """`rows[i]`, or `i` without rows, where `ids[i]` equals the wanted id, else −1; `ids` ascend strictly."""
+    rows = np.arange(len(ids)) if rows is None else rows
     if not len(ids) or not len(wanted):
         return np.full(len(wanted), -1, dtype=np.int64)
     low, high = int(ids[0]), int(ids[-1])

@@ -28,11 +28,11 @@ class Peak(NamedTuple):
         return _FIXED_BYTES + sum(rows * each.get(table, self.others) for table, rows in events.items())
 
 
-#: Of a table, and of a verdict or a report. Measured on exports of 0.1, 0.4, 1 and 10 M kernels, that of 0.4 M also
-#: without its calls, ranges or kernels (docs/explanation/speed.md). Of a report they say 4 % less to 14 % more than was
-#: taken, of a table up to 20 % less where that is below 0.4 GB, else up to 28 % more.
-TABLE: Final = Peak(work=300, ranges=300, others=130)
-REPORT: Final = Peak(work=900, ranges=800, others=300)
+#: Of a table, and of a verdict or a report. Measured on exports of 0.1, 1 and 10 M kernels, that of 1 M also without its
+#: calls, ranges or kernels (docs/explanation/speed.md). Of a verdict they say 6 % less to 11 % more than was taken. Of a
+#: table they say up to 11 % less, and up to half as much again: without calls or ranges, steps are sought in the kernels.
+TABLE: Final = Peak(work=400, ranges=200, others=60)
+REPORT: Final = Peak(work=800, ranges=500, others=180)
 
 #: Of Python, its libraries and our own modules.
 _FIXED_BYTES: Final = 150_000_000

@@ -54,7 +54,7 @@ _DTYPES: Final = {
 def pieces_of(timeline: Timeline, budget: TimeBudget) -> pl.DataFrame:
     """The work of one device that owns time of a budget, by stream and begin, with what its launch and its name tell.
 
-    Columns: `work` (row of `Timeline.work`), `kind`, `row`, `owned_ns`, `duration_ns`, `category`, `precision`, `item`
+    Columns: `work` (row of `Timeline.work`), `kind`, `stream`, `owned_ns`, `duration_ns`, `category`, `precision`, `item`
     (bytes of a number of that precision), `tensor_cores`, `name`, `backward` (by that name), `code` (of the full
     name), `blocks`, `threads`, `link` (bound by a link, or exposed communication), `phase`, `recomputed`, `owner`,
     `line`.
@@ -67,10 +67,10 @@ def pieces_of(timeline: Timeline, budget: TimeBudget) -> pl.DataFrame:
     rows = timeline.rows_on(budget.device)[mine]
     work = timeline.work.select("kind", "row", "stream", "start_ns", "end_ns")[rows]
     pieces: pl.DataFrame = work.select(
-        pl.Series("work", rows), "kind", "row", "stream", pl.Series("owned_ns", budget.owned_ns[mine]),
+        pl.Series("work", rows), "kind", "stream", pl.Series("owned_ns", budget.owned_ns[mine]),
         (pl.col("end_ns") - pl.col("start_ns")).alias("duration_ns"),
     )  # fmt: skip
-    pieces = pieces.with_columns(_told_by_names(timeline, pieces["kind"], pieces["row"]).get_columns())
+    pieces = pieces.with_columns(_told_by_names(timeline, work["kind"], work["row"]).get_columns())
     levels = levels_of_work(timeline, timeline.places)
     return pieces.with_columns(
         pl.col("link").fill_null(value=False),

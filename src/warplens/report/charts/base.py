@@ -123,9 +123,16 @@ def _channel(name: str, encoding: Any) -> Any:
     return getattr(alt, f"{name}Value")(encoding["value"]) if isinstance(encoding, dict) else encoding
 
 
+class _Marks(alt.InlineData):
+    """Marks of which Altair makes no copy for each layer and chart around them: nothing changes them."""
+
+    def __deepcopy__(self, *_: object) -> _Marks:
+        return self
+
+
 def embedded(marks: Iterable[Mark]) -> alt.InlineData:
     """Marks as data of a chart; fields that are None are left out."""
-    return alt.InlineData(values=[{key: item for key, item in mark.items() if item is not None} for mark in marks])
+    return _Marks(values=[{key: item for key, item in mark.items() if item is not None} for mark in marks])
 
 
 def tooltip(*fields: str, **titled: str) -> list[alt.Tooltip]:
