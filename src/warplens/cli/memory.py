@@ -28,9 +28,10 @@ class Peak(NamedTuple):
         return _FIXED_BYTES + sum(rows * each.get(table, self.others) for table, rows in events.items())
 
 
-#: Of a table, and of a verdict or a report. Measured on exports of 0.1, 1 and 10 M kernels, that of 1 M also without its
-#: calls, ranges or kernels (docs/explanation/speed.md). Of a verdict they say 6 % less to 11 % more than was taken. Of a
-#: table they say up to 11 % less, and up to half as much again: without calls or ranges, steps are sought in the kernels.
+#: Of a table, and of a verdict or a report. Measured on exports of 0.1, 1 and 10 M kernels, that of 1 M also without
+#: its calls, ranges or kernels (docs/explanation/speed.md). Of a verdict they say 6 % less to 11 % more than was taken.
+#: Of a table they say up to 11 % less, and up to half as much again: without calls or ranges, steps are sought in the
+#: kernels.
 TABLE: Final = Peak(work=400, ranges=200, others=60)
 REPORT: Final = Peak(work=800, ranges=500, others=180)
 

@@ -54,8 +54,8 @@ _DTYPES: Final = {
 def pieces_of(timeline: Timeline, budget: TimeBudget) -> pl.DataFrame:
     """The work of one device that owns time of a budget, by stream and begin, with what its launch and its name tell.
 
-    Columns: `work` (row of `Timeline.work`), `kind`, `stream`, `owned_ns`, `duration_ns`, `category`, `precision`, `item`
-    (bytes of a number of that precision), `tensor_cores`, `name`, `backward` (by that name), `code` (of the full
+    Columns: `work` (row of `Timeline.work`), `kind`, `stream`, `owned_ns`, `duration_ns`, `category`, `precision`,
+    `item` (bytes of a number of that precision), `tensor_cores`, `name`, `backward` (by that name), `code` (of the full
     name), `blocks`, `threads`, `link` (bound by a link, or exposed communication), `phase`, `recomputed`, `owner`,
     `line`.
     """
