@@ -308,9 +308,18 @@ def _wrong(path: Path, how: str, random: Random, decoded: list[int]) -> str:
 
 def _asked(file: SqliteFile, random: Random) -> list[tuple[str, ...]]:
     columns = file.rows("PRAGMA table_xinfo(t)")
-    whole = [row[1].decode("utf-8", "replace") for row in columns if b"INT" in row[2].upper()]
+    # A name that is no UTF-8 can be asked for by no query: SQLite takes what is put there for a text.
+    whole = [row[1].decode() for row in columns if b"INT" in row[2].upper() and _is_text(row[1])]
     some = tuple(name for name in whole if random.random() < 0.6)
-    return [names for names in (tuple(whole), some, (random.choice(file.tables["t"]),)) if names]
+    return [
+        names
+        for names in (tuple(whole), some, (random.choice(file.tables["t"]),))
+        if names and "\ufffd" not in "".join(names)
+    ]
+
+
+def _is_text(name: bytes) -> bool:
+    return "\ufffd" not in name.decode("utf-8", "replace")
 
 
 def _found(

@@ -99,9 +99,11 @@ def published_of(document: Any, source: Path | str) -> Measurements:
     facts = {name: item for name, item in document.items() if name != "rows"} if isinstance(document, dict) else {}
     schema = facts.pop("schema", PUBLISHED_SCHEMA_NAME)
     rows = document.get("rows") if isinstance(document, dict) else document
-    if schema == PUBLISHED_SCHEMA_NAME and (rows is None or not all(isinstance(row, dict) for row in rows)):
+    if schema == PUBLISHED_SCHEMA_NAME and not (isinstance(rows, list) and all(isinstance(row, dict) for row in rows)):
         rows = flattened(document)
-    elif isinstance(rows, list) and any(isinstance(item, dict) for row in rows if row for item in row.values()):
+    elif isinstance(rows, list) and any(
+        isinstance(item, dict) for row in rows if isinstance(row, dict) for item in row.values()
+    ):
         rows = flattened(rows)
     if any(not isinstance(item, dict) for item in _sweep_parts(facts.get("sweep"))):
         raise UnreadableInputError(path, "its sweep has no settings as baseline and variant", _ADVICE)
