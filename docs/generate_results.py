@@ -106,20 +106,22 @@ def _doubts(measurements: Measurements) -> list[str]:
 def _findings() -> str:
     """The token-reduction study told end to end."""
     counters = Path(__file__).resolve().parents[1] / "data" / "counters"
-    return _rendered(findings_document(shipped_evidence(counters), TITLE))
+    document = findings_document(shipped_evidence(counters), TITLE)
+    return _rendered(replace(document, sections=tuple(map(_without_charts, document.sections))))
 
 
 def _attention() -> str:
     """The attention study: kernels over sequence length."""
     measurements = _needed("attention")
     document = study_document(measurements)
-    sections = tuple(
-        replace(section, blocks=tuple(block for block in section.blocks if not isinstance(block, Figure)))
-        for section in document.sections
-        if section.id not in ("cells", "doubts")
-    )
+    sections = tuple(map(_without_charts, (s for s in document.sections if s.id not in ("cells", "doubts"))))
     how = Section("how", "How it was measured", tuple(Paragraph(line) for line in _setup(measurements)))
     return _rendered(replace(document, title="Attention kernels: the study", sections=(*sections, how)))
+
+
+def _without_charts(section: Section) -> Section:
+    """The section as a page holds it that has no pictures beside it."""
+    return replace(section, blocks=tuple(block for block in section.blocks if not isinstance(block, Figure)))
 
 
 def _rendered(document: Document) -> str:

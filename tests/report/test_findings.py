@@ -41,7 +41,7 @@ def _table(document, identity):
 
 def test_the_story_is_told_from_the_problem_to_its_limits(document) -> None:
     assert [section.id for section in document.sections] == [
-        "answer", "problem", "evidence", "hypotheses", "cause", "remedies", "best", "predictions", "policy",
+        "answer", "problem", "evidence", "hypotheses", "cause", "growth", "remedies", "best", "predictions", "policy",
         "limits", "files",
     ]  # fmt: skip
 
@@ -156,7 +156,7 @@ def test_what_there_is_no_evidence_for_is_left_out(evidence, without, lacking) -
     found = {section.id for section in findings_document(replace(evidence, **without), TITLE).sections}
     assert {"answer", "problem", "cause", "limits", "files"} <= found
     if lacking is None:
-        assert found == {"answer", "problem", "cause", "limits", "files"}
+        assert found == {"answer", "problem", "cause", "growth", "limits", "files"}
     else:
         assert not found & lacking
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import lzma
+from copy import deepcopy
 from statistics import median
 
 import polars as pl
@@ -85,8 +86,10 @@ def test_the_report_tells_the_study_from_answer_to_cells(token_file):
         "With keep 0.10, the variant is slower at 7 and faster at 13 of 20 points, run the way of the baseline. "
         "Each in its best mode, it is slower at 7 and faster at 3 of 10 points."
     )
-    assert [section.id for section in document.sections] == ["paradox", "best-modes", "sweep", "cells", "doubts"]
-    assert "crossovers" in [part.id for part in document.sections[2].subsections]
+    assert [section.id for section in document.sections] == [
+        "paradox", "best-modes", "growth", "sweep", "cells", "doubts",
+    ]  # fmt: skip
+    assert "crossovers" in [part.id for part in document.sections[3].subsections]
 
 
 def test_a_study_of_which_little_was_measured_still_has_a_report(token_file):
@@ -99,6 +102,33 @@ def test_a_study_of_which_little_was_measured_still_has_a_report(token_file):
         missing = next(section for section in study_document(measurements).sections if section.id == "missing")
         assert missing.blocks[1].rows.height == 60 - kept
         assert study_data(measurements)["rows"].height == 60
+
+
+def test_planted_exponents_are_told_with_the_range_over_which_they_hold(token_file):
+    """A host that takes 3 ms, and a GPU that takes 1 ms an image and, without the reduction, 0.5 ms: no floor there."""
+    records = [r for r in deepcopy(token_file["measurements"]) if r["cell"]["attention"] == "explicit"]
+    for record in (one for one in records if one["status"] == "measured"):
+        cell = record["cell"]
+        graph, whole = cell["execution"] == "graph", cell["method"] == "none"
+        work = (1e6 if whole else 5e5) * cell["batch"]
+        time = work if graph else max(work, 3e6)
+        _rescale(record, time)
+        record["latency_ns"] |= {"low": round(time), "high": round(time)}
+    rows = token_tables(measurements_of({**token_file, "measurements": records}, "x"))["growth"]
+    assert set(rows.get_column("axis")) == {"batch"}
+    for row in rows.iter_rows(named=True):
+        assert row["holds"] == (row["execution"] == "graph")
+        if row["holds"]:
+            assert (row["exponent"], row["smallest"], row["largest"]) == (pytest.approx(1, abs=0.01), 1, 16)
+            assert row["low"] <= 1.0001
+            assert row["high"] >= 0.9999
+        else:
+            assert row["first_exponent"] == pytest.approx(0, abs=0.01)
+            assert row["last_exponent"] > 0.5
+    document = study_document(measurements_of({**token_file, "measurements": records}, "x"))
+    (section,) = (section for section in document.sections if section.id == "growth")
+    figures = [block.id for block in section.blocks if hasattr(block, "chart")]
+    assert figures == [f"{what}-batch-{how}" for how in ("eager", "graph") for what in ("latency", "throughput")]
 
 
 # ── language model ────────────────────────────────────────────────────────────────────────────────────────────────────

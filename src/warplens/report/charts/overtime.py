@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import altair as alt
@@ -206,6 +207,9 @@ def memory_chart(levels: pl.DataFrame) -> Chart:
 
 _HEIGHT = 240
 
+#: By what factor a logarithmic axis goes beyond the points.
+_MARGIN = 1.2
+
 #: Numbers on the y axis, by kind: what they are divided by, and their unit.
 _UNITS: dict[Kind, tuple[tuple[float, str], ...]] = {
     "flops": ((1e12, "TFLOP/s"), (1e9, "GFLOP/s"), (1e6, "MFLOP/s")),
@@ -214,13 +218,23 @@ _UNITS: dict[Kind, tuple[tuple[float, str], ...]] = {
 }
 
 
-def curve_chart(points: pl.DataFrame, *, x_title: str, y_title: str, kind: Kind) -> Chart:
+def _round(low: float, high: float) -> list[float]:
+    """1, 2, 5, 10, … from low to high: where a logarithmic axis has its lines."""
+    tens = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    return [digit * 10.0**ten for ten in tens for digit in (1, 2, 5) if low <= digit * 10.0**ten <= high]
+
+
+def curve_chart(
+    points: pl.DataFrame, *, x_title: str, y_title: str, kind: Kind, laws: pl.DataFrame | None = None
+) -> Chart:
     """A line with dots for each series; the x axis is logarithmic to base 2, with a tick at every value that occurs.
 
     Args:
         points: `series` (title), `x` (above zero), `y`; sorted by x.
         x_title, y_title: what they are.
         kind: of `y`: `flops`, `duration_ns` or `number`.
+        laws: with them the y axis is logarithmic, too, and a dashed line joins the rows of each series: `series`, `x`,
+            `y`.
     """
     series = points.get_column("series").unique(maintain_order=True).to_list()
     top = max(points.get_column("y").to_list())
@@ -237,6 +251,11 @@ def curve_chart(points: pl.DataFrame, *, x_title: str, y_title: str, kind: Kind)
         for row in points.iter_rows(named=True)
     ]
     ticks = sorted(set(points.get_column("x").to_list()))
+    heights = [mark["y"] for mark in marks]
+    low, high = min(heights) / _MARGIN, max(heights) * _MARGIN
+    fitted: list[Mark] = []
+    for row in laws.iter_rows(named=True) if laws is not None else ():
+        fitted.append({"series": row["series"], "x": row["x"], "y": short(row["y"] / factor)})
 
     def draw(ink: Ink) -> alt.LayerChart:
         x = alt.X(
@@ -245,12 +264,20 @@ def curve_chart(points: pl.DataFrame, *, x_title: str, y_title: str, kind: Kind)
             scale=alt.Scale(type="log", base=2, nice=False),
             axis=alt.Axis(grid=False, values=ticks, format=",d", labelOverlap="greedy"),
         )
-        y = alt.Y("y:Q", title=f"{y_title}, {unit}" if unit else y_title, axis=alt.Axis(tickCount=4))
-        base = alt.Chart(embedded(marks)).encode(x=x, y=y, color=series_colours(series, ink))
-        line = base.mark_line(strokeWidth=1.5)
+        title = f"{y_title}, {unit}" if unit else y_title
+        y = alt.Y("y:Q", title=title, axis=alt.Axis(tickCount=4))
+        if laws is not None:
+            scale = alt.Scale(type="log", domain=[low, high], nice=False)
+            y = alt.Y("y:Q", title=title, axis=alt.Axis(values=_round(low, high), format="~r"), scale=scale)
+        colour = series_colours(series, ink)
+        base = alt.Chart(embedded(marks)).encode(x=x, y=y, color=colour)
+        line = base.mark_line(strokeWidth=1.5, opacity=0.4 if fitted else 1)
         dots = base.mark_point(filled=True, size=36, opacity=1).encode(
             **channels(tooltip=tooltip("series", **{x_title: "at", y_title: "value"}))
         )
-        return layered(line, dots, height=_HEIGHT)
+        if not fitted:
+            return layered(line, dots, height=_HEIGHT)
+        law = alt.Chart(embedded(fitted)).encode(x=x, y=y, color=colour).mark_line(strokeDash=[5, 3], strokeWidth=1.5)
+        return layered(line, law, dots, height=_HEIGHT)
 
     return Chart(draw)

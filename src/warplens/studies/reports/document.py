@@ -14,6 +14,7 @@ from warplens.report.document import Document, Figure, Paragraph, Section, Table
 from warplens.report.measured import doubts_of, measured_document, measured_facts
 from warplens.studies.columns import axis_columns
 from warplens.studies.grid.models import model_rank, model_size
+from warplens.studies.reports.growth import growth, growth_section, measured_times
 from warplens.studies.reports.token_reduction import token_sections, token_tables
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ _BACKEND: Final = "sdpa-"
 _LONG: Final = 2048
 
 _PROBLEM: Final = ("mode", "dtype", "head_dim", "causal", "heads")
+_KERNELS: Final = (*_PROBLEM, "kernel")
 
 
 def attention_sections(measurements: Measurements) -> tuple[str, tuple[Section, ...]]:
@@ -64,13 +66,29 @@ def attention_sections(measurements: Measurements) -> tuple[str, tuple[Section, 
         "kernel that failed its check against float64 is not timed."
     )
     how = Section("reading", "How to read this", (Paragraph(words, quiet=True),))
-    return " ".join(_answers(rates, against)), (*sections, how)
+    grown = growth_section(_lengths(measurements), ["seq_len"], _KERNELS, _tokens_sentence(rates))
+    return " ".join(_answers(rates, against)), (*sections, *filter(None, [grown]), how)
+
+
+def _lengths(measurements: Measurements) -> pl.DataFrame:
+    return measured_times(measurements.cells.with_columns(throughput_per_s=None))
+
+
+def _tokens_sentence(rates: pl.DataFrame) -> str:
+    tokens = rates.select(pl.col("batch") * pl.col("seq_len")).to_series()
+    if tokens.n_unique() > 1:
+        return "FLOPs grow with the square of the length."
+    return f"All problems are of {tokens[0]:,} tokens, so that FLOPs grow in proportion to the length."
 
 
 def attention_tables(measurements: Measurements) -> dict[str, pl.DataFrame]:
     """The tables of the report, with exact values."""
     rates = _rates(measurements)
-    return {"rates": rates, "flash_against_best": flash_against_best(rates)}
+    return {
+        "rates": rates,
+        "flash_against_best": flash_against_best(rates),
+        "growth": growth(_lengths(measurements), ["seq_len"], _KERNELS),
+    }
 
 
 def _rates(measurements: Measurements) -> pl.DataFrame:
@@ -147,11 +165,14 @@ def _answers(rates: pl.DataFrame, against: pl.DataFrame) -> list[str]:
     sentences = [f"{fmt.count(measured.height)} of {fmt.plural(rates.height, 'cell')} were measured."]
     longer = against.filter(pl.col("seq_len") >= _LONG)
     shown, where = (longer, f"From {_LONG:,} tokens on") if longer.height else (against, "At the lengths measured")
-    if shown.height:
-        shares = shown.get_column("of_best_share").to_list()
+    reached = []
+    for (mode,), rows in shown.group_by("mode", maintain_order=True):
+        shares = rows.get_column("of_best_share").to_list()
+        of = f" ({mode})" if shown.get_column("mode").n_unique() > 1 else ""
+        reached.append(f"{fmt.share(min(shares))} to {fmt.share(max(shares))}{of}")
+    if reached:
         sentences.append(
-            f"{where}, own flash attention reaches {fmt.share(min(shares))} to {fmt.share(max(shares))} of the best of "
-            "PyTorch's backends."
+            f"{where}, own flash attention reaches {' and '.join(reached)} of the best of PyTorch's backends."
         )
     sentences.append(_order_sentence(measured.filter(pl.col("seq_len") >= _LONG)))
     return [sentence for sentence in sentences if sentence]
@@ -188,6 +209,7 @@ _MODES: Final = {"forward": "Forward pass", "forward-backward": "Forward and bac
 
 #: Settings that make a grid of their own, beside mode.
 _APART: Final = ("precision", "execution", "optimizer", "batch")
+_STEPS: Final = ("mode", "size", *_APART)
 
 
 def lm_sections(measurements: Measurements) -> tuple[str, tuple[Section, ...]]:
@@ -217,13 +239,19 @@ def lm_sections(measurements: Measurements) -> tuple[str, tuple[Section, ...]]:
         words = "Where the host issues launches more slowly than the GPU works, a layer takes as long at every width."
         blocks: tuple[Block, ...] = (table, *(Paragraph(text) for text in sentences), Paragraph(words, quiet=True))
         sections.append(Section("layers", "Who decides the pace", blocks))
-    return " ".join([_answer(steps), *sentences[:1]]).strip(), tuple(sections)
+    grown = growth_section(measured_times(measurements.cells), ["context"], _STEPS)
+    return " ".join([_answer(steps), *sentences[:1]]).strip(), (*sections, *filter(None, [grown]))
 
 
 def lm_tables(measurements: Measurements) -> dict[str, pl.DataFrame]:
     """The tables of the report, with exact values."""
     steps = _steps(measurements)
-    return {"steps": steps, "training_ratios": training_ratios(steps), "layer_times": layer_times(steps)}
+    return {
+        "steps": steps,
+        "training_ratios": training_ratios(steps),
+        "layer_times": layer_times(steps),
+        "growth": growth(measured_times(measurements.cells), ["context"], _STEPS),
+    }
 
 
 def _steps(measurements: Measurements) -> pl.DataFrame:

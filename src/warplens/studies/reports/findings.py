@@ -25,6 +25,7 @@ from warplens.studies.reports.remedies import (
     predicted_section,
     remedies_section,
 )
+from warplens.studies.reports.token_reduction import speedup_figures, token_growth
 from warplens.studies.sweeps.document import (
     answer,
     breakeven_lines,
@@ -136,6 +137,8 @@ def findings_document(evidence: Evidence, title: str) -> Document:
             hypotheses_section(evidence.pairs),
         ]
     sections.append(_cause(evidence))
+    if (grown := token_growth(evidence.grid or evidence.measurements)) is not None:
+        sections.append(replace(grown, blocks=(*speedup_figures(evidence.measurements), *grown.blocks)))
     if evidence.remedies is not None:
         sections.append(remedies_section(evidence))
     if (best := best_ways_section(evidence)) is not None:

@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Any, Final
 import polars as pl
 
 from warplens.compare.statistics import compare
-from warplens.errors import UsageError
+from warplens.errors import MissingDataError, UsageError
 from warplens.profile.columns import column, table
 from warplens.profile.schema import Column
 from warplens.report import text as fmt
 from warplens.report.document import Figure, Paragraph, Section, Table
 from warplens.studies.columns import columns_of
+from warplens.studies.reports.evidence import study_sides
+from warplens.studies.reports.growth import growth, growth_section, measured_times, told_apart
 from warplens.studies.sweeps.numbers import speedup_of
 from warplens.studies.sweeps.reading import sweep_of, wall_samples
 
@@ -59,13 +61,38 @@ def token_sections(measurements: Measurements) -> tuple[str, tuple[Section, ...]
         sections.append(Section("paradox", "Every keep against the baseline", _paradox_blocks(pairs, axes, modes)))
     if best.height:
         sections.append(Section("best-modes", "Each in its best mode", _best_blocks(best, axes)))
+    if (grown := token_growth(measurements)) is not None and pairs.height:
+        sections.append(grown)
     sections += _swept(measurements)
     return " ".join(_answers(pairs, best)), tuple(sections)
 
 
 def token_tables(measurements: Measurements) -> dict[str, pl.DataFrame]:
     """The tables of the report, with exact values."""
-    return {"speedups": speedups(measurements), "best_modes": best_modes(measurements)}
+    return {
+        "speedups": speedups(measurements),
+        "best_modes": best_modes(measurements),
+        "growth": growth(measured_times(measurements.cells), *_followed(measurements)),
+    }
+
+
+def token_growth(measurements: Measurements) -> Section | None:
+    """How time grows with batch and input size, of the two sides that the study's report holds against each other."""
+    try:
+        sides = study_sides(measurements)
+    except MissingDataError:  # it holds no variant
+        return None
+    chosen = [pl.all_horizontal(pl.col(name) == value for name, value in side.items()) for side in sides]
+    cells = measured_times(measurements.cells).filter(pl.any_horizontal(chosen))
+    return growth_section(cells, *_followed(measurements))
+
+
+def _followed(measurements: Measurements) -> tuple[list[str], list[str]]:
+    """The axes along which time is followed, and the settings that are the same meanwhile."""
+    cells = measurements.cells
+    axes = [name for name in _axes(measurements) if cells.schema[name].is_numeric()]
+    keys = [name for name in measurements.settings if name not in axes and not cells.schema[name].is_nested()]
+    return axes, told_apart(cells, keys)
 
 
 def _axes(measurements: Measurements) -> list[str]:
@@ -188,6 +215,13 @@ def _paradox_blocks(pairs: pl.DataFrame, axes: list[str], modes: list[str]) -> t
     )
     table = Table("speedups", "Variant against the baseline of the same execution", columns, pairs, limit=None)
     return (*_curves(pairs, axes, modes), table, Paragraph(words, quiet=True))
+
+
+def speedup_figures(measurements: Measurements) -> tuple[Figure, ...]:
+    """A chart for each method and share kept: its speed-up over batch."""
+    pairs = speedups(measurements)
+    modes = [name for name in _modes(measurements) if name in pairs.columns and pairs.get_column(name).n_unique() > 1]
+    return _curves(pairs, _axes(measurements), modes) if pairs.height else ()
 
 
 #: Lines that a chart can tell apart.
