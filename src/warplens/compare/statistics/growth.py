@@ -2,8 +2,8 @@
 
     time = factor · size ^ exponent, times an error
 
-is a straight line between logarithms. It is fitted by least squares; the interval of the exponent is Student's, with the
-scatter of the points round the line as the error (Montgomery, Peck, Vining, "Introduction to Linear Regression
+is a straight line between logarithms. It is fitted by least squares; the interval of the exponent is Student's, with
+the scatter of the points round the line as the error (Montgomery, Peck, Vining, "Introduction to Linear Regression
 Analysis", chapter 2). Real programs keep to such a law over a part of the sizes only: below, the host or a fixed cost
 decides, and the line is bent. So the widest range is looked for over which no point is far off, and what happens at
 both ends of all sizes is told as well.

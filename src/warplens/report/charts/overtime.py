@@ -253,9 +253,10 @@ def curve_chart(
     ticks = sorted(set(points.get_column("x").to_list()))
     heights = [mark["y"] for mark in marks]
     low, high = min(heights) / _MARGIN, max(heights) * _MARGIN
-    fitted: list[Mark] = []
-    for row in laws.iter_rows(named=True) if laws is not None else ():
-        fitted.append({"series": row["series"], "x": row["x"], "y": short(row["y"] / factor)})
+    fitted: list[Mark] = [
+        {"series": row["series"], "x": row["x"], "y": short(row["y"] / factor)}
+        for row in (laws.iter_rows(named=True) if laws is not None else ())
+    ]
 
     def draw(ink: Ink) -> alt.LayerChart:
         x = alt.X(
