@@ -52,8 +52,8 @@ _CHARTS: Final = ("execution", "mode")
 _HOW: Final = (
     "Time ~ size to the power of the exponent: 0 where it does not grow, 1 where twice the size takes twice as long. "
     "The law is fitted to the widest range of four sizes or more over which every median is within 5 % of it, or to "
-    "all sizes where there is none (law: no): then the exponents at both ends tell how the curve bends. Dashed lines are "
-    "laws that hold."
+    "all sizes where there is none (law: no): then the exponents at both ends tell how the curve bends. Dashed lines "
+    "are laws that hold."
 )
 
 
