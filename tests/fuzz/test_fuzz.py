@@ -43,6 +43,7 @@ def test_rows_of_tables_of_any_making_are_those_of_sqlite_or_refused() -> None:
 
 def test_a_campaign_removes_its_own_folders_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(judge, "memory_folder", lambda: None)  # other tests of this process keep a folder there
     for name in (f"{judge.OWN}x", "fuzz-0-x", "fuzz-x"):
         (tmp_path / name).mkdir()
     judge.remove_left()
