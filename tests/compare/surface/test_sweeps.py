@@ -155,7 +155,7 @@ H200 = {"device": {"name": "NVIDIA H200"}}
 
 def cell(time_ns: float, flops: int | None = None, gpu_ns: float | None = None, launch: str | None = None) -> Cell:
     gpu = Samples.of([[gpu_ns]]) if gpu_ns else None
-    return Cell("measured", Samples.of([[time_ns]]), None, time_ns, gpu, flops=flops, launch=launch)
+    return Cell("measured", Samples.of([[time_ns]]), None, time_ns, gpu, gpu_ns, flops=flops, launch=launch)
 
 
 def line(*cells: Cell, axis: str = "batch", **facts) -> Sweep:
