@@ -119,7 +119,7 @@ def test_planted_exponents_are_told_with_the_range_over_which_they_hold(token_fi
     for row in rows.iter_rows(named=True):
         assert row["holds"] == (row["execution"] == "graph")
         if row["holds"]:
-            assert (row["exponent"], row["smallest"], row["largest"]) == (pytest.approx(1, abs=0.01), 1, 16)
+            assert (row["exponent"], row["smallest_size"], row["largest_size"]) == (pytest.approx(1, abs=0.01), 1, 16)
             assert row["low"] <= 1.0001
             assert row["high"] >= 0.9999
         else:

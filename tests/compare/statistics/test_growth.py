@@ -15,7 +15,7 @@ def test_an_exact_law_is_found_exactly() -> None:
     assert law is not None
     assert (law.exponent, law.low, law.high) == pytest.approx((1.5, 1.5, 1.5))
     assert (law.factor, law.at(4)) == pytest.approx((3e6, 24e6))
-    assert (law.smallest, law.largest, law.points, law.holds) == (1, 32, 6, True)
+    assert (law.smallest_size, law.largest_size, law.points, law.holds) == (1, 32, 6, True)
 
 
 @pytest.mark.parametrize("count", [3, 4, 6])
@@ -38,7 +38,7 @@ def test_a_floor_is_told_from_the_law_above_it() -> None:
     sizes = [1, 2, 4, 8, 16, 32, 64]
     law = power_law(sizes, [max(4.0, 0.6 * size) for size in sizes])
     assert law is not None
-    assert (law.smallest, law.largest, law.holds) == (8, 64, True)
+    assert (law.smallest_size, law.largest_size, law.holds) == (8, 64, True)
     assert law.exponent == pytest.approx(1.0)
     assert (law.first, law.last) == pytest.approx((0.0, 1.0))
 

@@ -39,7 +39,7 @@ class PowerLaw:
     Attributes:
         exponent: of the size; with the interval `low` to `high`.
         factor: the time at size 1, in the unit of the times.
-        smallest, largest: the sizes that it was fitted to.
+        smallest_size, largest_size: the sizes that it was fitted to.
         points: how many those are.
         off_share: how far the farthest of these points is from the line, as a share of the line.
         holds: whether all of them are near enough (`WITHIN`, and what the time itself is uncertain by).
@@ -51,8 +51,8 @@ class PowerLaw:
     low: float
     high: float
     factor: float
-    smallest: float
-    largest: float
+    smallest_size: float
+    largest_size: float
     points: int
     off_share: float
     holds: bool

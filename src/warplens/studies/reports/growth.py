@@ -29,8 +29,8 @@ GROWTH: Final = table(
     "How the time of a step grows along a setting: the exponent of a power law, fitted to medians. `warplens study`; "
     "the settings that are the same for a row stand before these columns.",
     column("axis").but(help="the setting that grows"),
-    Column("smallest", pl.Float64, "smallest size that the law was fitted to", title="From", kind="count"),
-    Column("largest", pl.Float64, "largest size that the law was fitted to", title="To", kind="count"),
+    Column("smallest_size", pl.Float64, "smallest size that the law was fitted to", title="From", kind="count"),
+    Column("largest_size", pl.Float64, "largest size that the law was fitted to", title="To", kind="count"),
     column("points").but(help="sizes that the law was fitted to"),
     Column("exponent", pl.Float64, "time grows as size to this power"),
     Column("factor_ns", pl.Float64, "time at size 1 by the law", title="At size 1"),
@@ -186,5 +186,5 @@ def _ends(laws: pl.DataFrame) -> pl.DataFrame:
     held = laws.filter("holds")
     return pl.concat(
         held.select("series", x=pl.col(end), y=pl.col("factor_ns") * pl.col(end) ** pl.col("exponent"))
-        for end in ("smallest", "largest")
+        for end in ("smallest_size", "largest_size")
     )
