@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from warplens.report.overview.numbers import Numbers
 
 #: Marks of the finest level, all tracks together. One costs about 6 bytes of the page, so that this many are 2.5 MB.
+#: Several profiles on one page share half of it: their tables take the other half.
 MOST_MARKS: Final = 400_000
 
 #: Each level merges what is shorter than this many times the last one's width.
@@ -768,7 +769,8 @@ def timeline_data(timeline: Timeline, window: Window, moments: Iterable[Moment])
 
 def timeline_blocks(numbers: Numbers) -> Iterator[Block]:
     """What happened when, to zoom into, and the worst moments in words."""
-    view = timeline_view(numbers.timeline, numbers.window, numbers.diagnosis, numbers.budgets)
+    most = MOST_MARKS // 2 // numbers.beside if numbers.beside > 1 else MOST_MARKS
+    view = timeline_view(numbers.timeline, numbers.window, numbers.diagnosis, numbers.budgets, most)
     if not len(view.levels[0].row):
         yield quiet("The profile holds no events with a duration.")
         return

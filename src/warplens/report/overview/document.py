@@ -310,7 +310,7 @@ def report_document(profiles: Sequence[Numbers], run: RunDiagnosis | None = None
         ),
         answer=None if run is None else run_answer(run),
         parts=tuple(
-            replace(overview_document(numbers, f"p{position}"), title=title)
+            replace(overview_document(replace(numbers, beside=len(profiles)), f"p{position}"), title=title)
             for position, (title, numbers) in enumerate(zip(titles, profiles, strict=True), start=1)
         ),
     )

@@ -77,6 +77,7 @@ class Numbers:
 
     `steps` holds all steps of the profile, with a column `in_window` that says which of them count; `joined` the
     reports of counters of the same program that were given beside it; `diagnosis` is the verdict over all of it.
+    `beside` says how many profiles share the page, which then has room for fewer marks of each one's timeline.
     """
 
     timeline: Timeline
@@ -112,6 +113,7 @@ class Numbers:
     headroom: tuple[Headroom, ...] = ()
     code: pl.DataFrame = field(default_factory=pl.DataFrame)
     checklist: pl.DataFrame = field(default_factory=CHECKLIST.empty)
+    beside: int = 1
 
     @property
     def capture(self) -> Capture:
