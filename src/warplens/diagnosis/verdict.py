@@ -69,13 +69,13 @@ def headline(facts: Facts, verdict: Finding, claims: Claims) -> str:
         )
     if verdict.id == "below-roof":
         works = f"The GPU is busy for {busy} of the time"
-        if facts.busy_share < facts.thresholds.quiet_busy_share:
-            unprofiled = verdict.evidence["unprofiled_busy_share"]
-            if unprofiled - facts.busy_share >= _WORTH_SAYING:
-                works += f" (an estimated {_percent(unprofiled)} without the profiler's overhead)"
-            if verdict.evidence["starting_share"] >= _WORTH_SAYING:
-                works += f" and starts queued work in another {_percent(verdict.evidence['starting_share'])}"
+        quiet = facts.busy_share < facts.thresholds.quiet_busy_share
+        unprofiled, starting = verdict.evidence["unprofiled_busy_share"], verdict.evidence["starting_share"]
+        if quiet and unprofiled - facts.busy_share >= _WORTH_SAYING:
+            works += f" (an estimated {_percent(unprofiled)} without the profiler's overhead)"
         works += _at(facts)
+        if quiet and starting >= _WORTH_SAYING:
+            works += f", and starts queued work in another {_percent(starting)}"
         if not roof_known(facts):
             return (
                 f"{works}; how near its kernels are to their roofs is unknown: FLOPs and bytes are known for "
