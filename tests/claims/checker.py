@@ -61,6 +61,8 @@ LOOPED: Final = "looped_kernels_per_step"
 
 #: What makes a host slow: it waits, allocates, or launches for each tensor, part or layer anew.
 MAKES_LAUNCHES: Final = ("host-sync", "allocator-churn", "unfused-optimizer", "per-expert-loop", "recomputation")
+#: The remedy of rows whose indices are checked, sorted and scanned before each addition, in launches of their own.
+SORTS_FOR_ROWS: Final = "Add rows without sorting their indices"
 
 #: Shares of a change, which may be negative or larger than it.
 _OF_A_CHANGE: Final = ("data.explanation", "data.rows", "data.verdict", "data.phases", "data.transfers")
@@ -268,7 +270,8 @@ def check_order(reading: Reading, findings: Sequence[Mapping[str, Any]]) -> None
     if worth and findings[0]["severity"] != "info":
         best = max(worth, key=lambda one: _gain(one) or 0.0)
         gain, most = _gain(findings[0]) or 0.0, _gain(best) or 0.0
-        if best["id"] == "launch-overhead" and findings[0]["id"] in MAKES_LAUNCHES:
+        unsorted = any(each["action"] == SORTS_FOR_ROWS for each in findings[0].get("remedies", ()))
+        if best["id"] == "launch-overhead" and (findings[0]["id"] in MAKES_LAUNCHES or unsorted):
             # What makes the host slow is named before its pace, from this part on of what that would save.
             most = 1 / (1 - Thresholds().specific_share * (1 - 1 / most))
         known = f"{best['id']} {_gain(best)}"
