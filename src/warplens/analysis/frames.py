@@ -6,7 +6,7 @@ import ctypes
 import sys
 from collections.abc import Callable
 from functools import wraps
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Concatenate, Final, ParamSpec, TypeVar
 
 import numpy as np
 import polars as pl
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from warplens.analysis.timeline import Timeline
-    from warplens.analysis.window import Window
     from warplens.profile.schema import Bools, Int64s
 
 
@@ -187,34 +186,22 @@ def give_back(rows: int) -> None:
 # --- Answers that several analyses of one report build on are computed once for a timeline and a window ---
 
 Answer = TypeVar("Answer")
+Given = ParamSpec("Given")
 
 
-def once(question: Callable[[Timeline, Window], Answer]) -> Callable[[Timeline, Window], Answer]:
-    """Makes a question of a timeline and a window remember its answers, with the timeline, as long as that lives.
+def once(question: Callable[Concatenate[Timeline, Given], Answer]) -> Callable[Concatenate[Timeline, Given], Answer]:
+    """Makes a question of a timeline, or of it and a window, remember its answers as long as the timeline lives.
 
     Two threads that ask at the same time may both compute the answer, which does no harm. Answers are not to be
     changed by those who asked.
     """
 
     @wraps(question)
-    def remembered(timeline: Timeline, window: Window) -> Answer:
-        key = (question, window)
+    def remembered(timeline: Timeline, /, *given: Given.args, **named: Given.kwargs) -> Answer:
+        key = (question, *given, *named.values())
         if key not in timeline.answers:
-            timeline.answers[key] = question(timeline, window)
+            timeline.answers[key] = question(timeline, *given, **named)
         answer: Answer = timeline.answers[key]
-        return answer
-
-    return remembered
-
-
-def once_a_profile(question: Callable[[Timeline], Answer]) -> Callable[[Timeline], Answer]:
-    """The same for a question of a timeline alone."""
-
-    @wraps(question)
-    def remembered(timeline: Timeline) -> Answer:
-        if (question, None) not in timeline.answers:
-            timeline.answers[question, None] = question(timeline)
-        answer: Answer = timeline.answers[question, None]
         return answer
 
     return remembered

@@ -16,7 +16,7 @@ import numpy as np
 import polars as pl
 
 from warplens.analysis.categories import categories_of
-from warplens.analysis.frames import numbered, once_a_profile
+from warplens.analysis.frames import numbered, once
 from warplens.analysis.intervals import Intervals, clip, measure_before, total, union
 from warplens.analysis.timeline import Timeline
 from warplens.analysis.trees import NO_RANGE
@@ -46,7 +46,7 @@ def phase_of_work(timeline: Timeline) -> pl.Series:
     return _phases(timeline)[0]
 
 
-@once_a_profile
+@once
 def _phases(timeline: Timeline) -> tuple[pl.Series, Bools]:
     """The phase of each row of `Timeline.work`, and whether that was inferred; worked out once.
 

@@ -22,8 +22,6 @@ from warplens.profile import Trace
 from warplens.profile.schema import name_categories
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from warplens.analysis.operators.autograd import AutogradLinks, OperatorTree
     from warplens.analysis.operators.places import Places, PythonFrames
     from warplens.profile.schema import Bools, Int64s
@@ -50,7 +48,7 @@ class Timeline:
         if not isinstance(trace, Trace):
             raise TypeError(f"Timeline takes a Trace (warplens.read gives one), not {type(trace).__name__}")
         self.trace = trace
-        self.answers: dict[tuple[Callable[..., Any], Window | None], Any] = {}  # of questions asked `once`
+        self.answers: dict[tuple[object, ...], Any] = {}  # of questions asked `once`
         self._busy: dict[int, Intervals] = {}
         self._work_on: dict[int, pl.DataFrame] = {}
         self._inside_name: dict[str, Bools] = {}

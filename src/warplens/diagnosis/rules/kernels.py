@@ -22,6 +22,7 @@ from warplens.diagnosis.rule import (
     Limit,
     Rule,
     ahead_without,
+    remembered,
 )
 from warplens.patterns import lazy_pattern
 from warplens.profile.peaks import peaks_of
@@ -467,32 +468,6 @@ def filled_share(facts: Facts) -> Floats:
     return filled
 
 
-def _empty(facts: Facts) -> Floats:
-    """The share of the GPU that each kernel leaves empty, less what other kernels fill at the same time."""
-    known: Floats | None = facts.cache.get("empty")
-    if known is not None:
-        return known
-    empty = np.zeros(facts.work.height)
-    facts.cache["empty"] = empty
-    # Between queued kernels the GPU waits for itself: that the kernels are short is what makes it wait.
-    if facts.busy_ns + facts.idle("start-latency") < facts.thresholds.small_kernels_busy_share * facts.wall_ns:
-        return empty
-    is_kernel = (pl.col("kind") == "kernel") & (pl.col("label") != "communication")
-    duration = pl.col("end_ns") - pl.col("start_ns")
-    owned, lasting = facts.work.select(
-        owned=pl.col("own_ns").filter(is_kernel).sum(), lasting=duration.filter(is_kernel).sum()
-    ).row(0)
-    at_once = max(lasting / owned, 1.0) if owned else 1.0
-    counted = facts.work.select(is_kernel).to_series().to_numpy()
-    empty[counted] = (1 - np.clip(np.nan_to_num(filled_share(facts), nan=1.0) * at_once, 0.0, 1.0))[counted]
-    # A short fill belongs to the kernel behind it.
-    order = facts.program.order
-    brief = (facts.work["kind"] == "memset").to_numpy()[order[:-1]]
-    brief &= facts.program.own_ns[order[:-1]] < facts.thresholds.bandwidth_kernel_ns
-    empty[order[:-1][brief]] = empty[order[1:][brief]]
-    return empty
-
-
 #: Where starting the kernels takes longer than running them.
 _STARTED_SOONER: Final = Remedy(
     "Make the pauses between the kernels shorter or fewer",
@@ -541,14 +516,36 @@ class SmallKernels(Rule):
         """Of small grids, the share of the GPU that they leave empty, or what counters measured of it."""
         measured = pl.when(pl.col("fault") == "small-grid").then(pl.col("fault_share")).fill_null(0.0)
         known = facts.work.select(pl.when(pl.col("bound").is_not_null()).then(measured)).to_series()
-        return known.fill_null(pl.Series(_empty(facts))).to_numpy()
+        return known.fill_null(pl.Series(self._empty(facts))).to_numpy()
+
+    @remembered
+    def _empty(self, facts: Facts) -> Floats:
+        """The share of the GPU that each kernel leaves empty, less what other kernels fill at the same time."""
+        empty = np.zeros(facts.work.height)
+        # Between queued kernels the GPU waits for itself: that the kernels are short is what makes it wait.
+        if facts.busy_ns + facts.idle("start-latency") < facts.thresholds.small_kernels_busy_share * facts.wall_ns:
+            return empty
+        is_kernel = (pl.col("kind") == "kernel") & (pl.col("label") != "communication")
+        duration = pl.col("end_ns") - pl.col("start_ns")
+        owned, lasting = facts.work.select(
+            owned=pl.col("own_ns").filter(is_kernel).sum(), lasting=duration.filter(is_kernel).sum()
+        ).row(0)
+        at_once = max(lasting / owned, 1.0) if owned else 1.0
+        counted = facts.work.select(is_kernel).to_series().to_numpy()
+        empty[counted] = (1 - np.clip(np.nan_to_num(filled_share(facts), nan=1.0) * at_once, 0.0, 1.0))[counted]
+        # A short fill belongs to the kernel behind it.
+        order = facts.program.order
+        brief = (facts.work["kind"] == "memset").to_numpy()[order[:-1]]
+        brief &= facts.program.own_ns[order[:-1]] < facts.thresholds.bandwidth_kernel_ns
+        empty[order[:-1][brief]] = empty[order[1:][brief]]
+        return empty
 
     def find(self, facts: Facts, claims: Claims) -> Finding | None:
         """The finding, if the window has it."""
         claimed = claims.busy_ns(self.id)
         if not claimed:
             return None
-        mine = np.where(claims.of_work(self.id).to_numpy() > 0, _empty(facts), 0.0)
+        mine = np.where(claims.of_work(self.id).to_numpy() > 0, self._empty(facts), 0.0)
         after = facts.program.gap_next
         pauses = np.where(after >= 0, mine[after], 0.0) * facts.gaps["start-latency"].to_numpy()
         kernels = facts.work.select("own_ns", "fill_share", length=pl.col("end_ns") - pl.col("start_ns")).drop_nulls()
@@ -558,6 +555,7 @@ class SmallKernels(Rule):
         filled = float((kernels["own_ns"] * kernels["fill_share"]).sum()) / time if time else None
         measured = bool(facts.work["bound"].is_not_null().any())
         starting = int(pauses.sum())
+        slow_start = starting > claimed
         return self.raised(
             facts,
             claimed + starting,
@@ -572,9 +570,9 @@ class SmallKernels(Rule):
                 "gpu_busy_share": facts.busy_share,
             },
             where=kernel_names(facts, claims.of_work(self.id)),
-            title="The GPU takes longer to start short kernels than to run them" if starting > claimed else "",
+            title="The GPU takes longer to start short kernels than to run them" if slow_start else "",
             remedies=(
-                *((_STARTED_SOONER,) if starting > claimed else ()),
+                *((_STARTED_SOONER,) if slow_start else ()),
                 Remedy(
                     "Put more work into each launch",
                     "# a larger batch, or independent problems stacked: torch.bmm, torch.vmap, torch._foreach_*",
