@@ -122,10 +122,13 @@ def ended(seed: Seed, content: bytes, command: str) -> Ended:
         if "{seed}" in command:
             words["seed"] = placed(seed, seed.content, folder / "seed")
         earlier, tempfile.tempdir = tempfile.tempdir, str(scratch)
+        here = Path.cwd()
+        os.chdir(folder)  # where a report is written that no folder is named for
         try:
             result = _run(shlex.split(command.format(**words)))
         finally:
             tempfile.tempdir = earlier
+            os.chdir(here)
         if result.wrong:
             return result
         if left := sorted(scratch.iterdir()):
