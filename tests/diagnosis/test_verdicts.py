@@ -14,6 +14,7 @@ from tests.diagnosis.machine import ADD, ADDCDIV, FP32_GEMM, MS, NCCL, US, Machi
 from tests.diagnosis.programs import STEPS, judged, record, verdict
 from warplens.analysis.timeline import Timeline
 from warplens.diagnosis import Thresholds, diagnose
+from warplens.diagnosis.findings import about
 from warplens.profile import Device
 
 if TYPE_CHECKING:
@@ -489,6 +490,34 @@ def test_collectives_alone_are_no_program_that_could_be_judged() -> None:
     assert [finding.id for finding in found.findings] == ["incomplete-profile"]
     assert "but no compute" in found.headline
     assert found.predictions == ()
+
+
+@pytest.mark.parametrize(("steps", "limited_by"), [(0, "incomplete-profile"), (1, "incomplete-profile"), (2, "launch")])
+def test_launching_calls_of_milliseconds_load_code_unless_steps_repeat_them(steps: int, limited_by: str) -> None:
+    kernels, calls = [], []
+    for number in range(max(steps, 1) * 5):
+        begin = 5 * MS * number
+        calls.append(launch(begin, begin + 4 * MS, number + 1))
+        kernels.append(
+            kernel(begin + 4 * MS + 3 * US, begin + 4 * MS + 9 * US, f"gemm_{number % 5}", correlation=number + 1)
+        )
+    ranges = [nvtx(25 * MS * step, 25 * MS * (step + 1), "step") for step in range(steps)]
+    found = judged(trace(kernels, calls, ranges))
+    assert found.verdict.startswith(limited_by)
+    if limited_by == "incomplete-profile":
+        # Four of five milliseconds are in such calls; the first of them lies before the window where no step begins it.
+        share = 4 / 5 if steps else 16 / 20.006
+        assert f"The window holds a start: for {100 * share:.1f} % of it" in found.headline
+        assert found.findings[0].remedies[0].action == "Record steps only"
+        assert found.predictions == ()
+
+
+@pytest.mark.parametrize(
+    ("gain", "said"),
+    [(1.5, "about 1.50×"), (9.99, "about 9.99×"), (9.999, "about 10×"), (53.2, "about 53×"), (100.0, "many times")],
+)
+def test_a_factor_is_told_as_exactly_as_models_are_sure(gain: float, said: str) -> None:
+    assert about(gain) == said
 
 
 def test_pauses_of_two_streams_that_wait_for_each_other_are_not_blamed_on_the_host() -> None:

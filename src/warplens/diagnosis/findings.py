@@ -217,6 +217,21 @@ class Diagnosis:
         return next((found for found in self.findings if found.id == id_), None)
 
 
+#: A factor of this size says no more than that hardly anything of the window would be left. It is the most that is
+#: expected, and no bound.
+MANY: Final = 100.0
+
+
+def times(gain: float) -> str:
+    """A factor in words: `1.23×`, and whole from ten on, `53×`, for no model of ours is that sure."""
+    return f"{gain:.2f}×" if gain < 9.995 else f"{gain:.0f}×"
+
+
+def about(gain: float) -> str:
+    """What a remedy is expected to bring, in words."""
+    return f"about {times(gain)}" if gain < MANY else "many times"
+
+
 def ceiling(wall_ns: int, claimed_ns: float) -> float:
     """Amdahl's law: how much faster the whole gets if this part of its time takes none.
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, ClassVar, Final, Literal, TypeAlias, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from warplens.diagnosis.findings import ISSUING, Finding, ceiling
+from warplens.diagnosis.findings import ISSUING, MANY, Finding, Remedy, about, ceiling, times
 from warplens.diagnosis.pace import NOISE
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from warplens.diagnosis.claims import Claims
     from warplens.diagnosis.facts import Facts
-    from warplens.diagnosis.findings import Confidence, Located, Remedy, Severity
+    from warplens.diagnosis.findings import Confidence, Located, Severity
     from warplens.diagnosis.pace import Gain
 
 Floats: TypeAlias = npt.NDArray[np.float64]
@@ -62,10 +62,6 @@ def remembered(ask: Callable[[_Asked, Facts], _Found]) -> Callable[[_Asked, Fact
 
 #: Stands in what a remedy should bring for the gain that is expected of its finding: the same number everywhere.
 GAIN: Final = "{gain}"
-
-#: A factor of this size says no more than that hardly anything of the window would be left. It is the most that is
-#: expected, and no bound.
-MANY: Final = 100.0
 
 _NS_PER_MS: Final = 1e6
 
@@ -217,7 +213,6 @@ class Rule:
             sure = len(facts.window.steps) > 0 and facts.timeline.steps.is_sure
             severity = "critical" if gain >= max(limits.critical_ceiling, least) and sure else "warning"
         known = {name: value for name, value in evidence.items() if value is not None}
-        told = f"about {gain:.2f}×" if gain < MANY else "many times"
         return Finding(
             self.id,
             title or self.title,
@@ -228,7 +223,7 @@ class Rule:
             bound if bound_known else None,
             known,
             where,
-            tuple(replace(remedy, expected=remedy.expected.replace(GAIN, told)) for remedy in remedies),
+            tuple(replace(remedy, expected=remedy.expected.replace(GAIN, about(gain))) for remedy in remedies),
             self.refutation,
         )
 
@@ -318,6 +313,15 @@ def predicted(facts: Facts, *changes: str) -> float:
     return max(found, default=1.0)
 
 
+#: Where the window is no row of steps alone.
+STEPS_ONLY: Final = Remedy(
+    "Record steps only",
+    "nsys profile --capture-range=cudaProfilerApi python train.py  # started after warm-up\n"
+    "# or torch.profiler.schedule(wait=5, warmup=2, active=3), or torch.cuda.nvtx.range('step')\n"
+    "# around each step, or --window",
+    "numbers of the steady workload, without its start-up",
+)
+
 #: How the prediction of a change begins where a remedy tells it: of the program as recorded, with the profiler.
 REPLAYED: Final = "replayed with the profiler's overhead"
 
@@ -330,7 +334,7 @@ def modelled(facts: Facts, change: str) -> str:
     unit = "per step" if facts.window.steps else "for the window"
     return (
         f"{REPLAYED}: {found.measured_ns / _NS_PER_MS:.2f} → "
-        f"{found.predicted_ns / _NS_PER_MS:.2f} ms {unit} ({found.speedup:.2f}×)"
+        f"{found.predicted_ns / _NS_PER_MS:.2f} ms {unit} ({times(found.speedup)})"
     )
 
 

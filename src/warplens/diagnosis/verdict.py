@@ -19,10 +19,10 @@ from warplens.analysis.window import PHASES
 from warplens.diagnosis.claims import divide
 from warplens.diagnosis.evidence import counted
 from warplens.diagnosis.facts import Facts, gather
-from warplens.diagnosis.findings import SEVERITIES, Coverage, Diagnosis, PhaseVerdict
+from warplens.diagnosis.findings import MANY, SEVERITIES, Coverage, Diagnosis, PhaseVerdict, about, times
 from warplens.diagnosis.moments import worst_moments
 from warplens.diagnosis.places import located
-from warplens.diagnosis.rule import MANY, weight
+from warplens.diagnosis.rule import weight
 from warplens.diagnosis.rules import RULES, rule
 from warplens.diagnosis.rules.rows import UNSORTED
 from warplens.diagnosis.rules.whole import BelowRoof, IncompleteProfile, Saturated, is_known, roof_known
@@ -113,9 +113,9 @@ def _at(facts: Facts) -> str:
 
 def gain_text(finding: Finding) -> str:
     """What a remedy brings: the expected factor, or the bound where that is all that is known."""
-    if finding.gain is None or finding.gain >= MANY:
-        return "many times"
-    return f"about {finding.gain:.2f}×" if finding.expected is not None else f"at most {finding.gain:.2f}×"
+    if finding.gain is None or finding.expected is not None or finding.gain >= MANY:
+        return about(finding.gain or MANY)
+    return f"at most {times(finding.gain)}"
 
 
 def _percent(share: float) -> str:

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import polars as pl
 
+from warplens.diagnosis.findings import MANY
 from warplens.diagnosis.pace import Less
-from warplens.diagnosis.rule import MANY
 from warplens.diagnosis.steptimes import StepReplays
 from warplens.profile.schema import name_categories
 

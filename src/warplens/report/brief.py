@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 import polars as pl
 
-from warplens.diagnosis.findings import Diagnosis
-from warplens.diagnosis.rule import MANY, REPLAYED
+from warplens.diagnosis.findings import MANY, Diagnosis
+from warplens.diagnosis.rule import REPLAYED
 from warplens.diagnosis.rules import rule
 from warplens.diagnosis.thresholds import DEFAULTS
 from warplens.diagnosis.verdict import gain_text

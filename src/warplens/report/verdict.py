@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import polars as pl
 
+from warplens.diagnosis.findings import MANY, about, times
 from warplens.diagnosis.rules import rule
 from warplens.diagnosis.rules.whole import is_known
 from warplens.profile.columns import column
@@ -134,15 +135,12 @@ _CHANGES: Final = {
     "no-host-stall": "no long host pauses",
 }
 
-#: A factor beyond this says no more than that hardly anything would be left.
-_MANY: Final = 100.0
-
 
 def factor(gain: float | None) -> str:
     """A factor: `1.23×`; `–` where it is not known."""
     if gain is None:
         return fmt.MISSING
-    return f">{_MANY:.0f}×" if gain >= _MANY else f"{gain:.2f}×"
+    return f">{times(MANY)}" if gain >= MANY else times(gain)
 
 
 def gain_words(finding: Finding) -> str:
@@ -152,8 +150,8 @@ def gain_words(finding: Finding) -> str:
     said = []
     if finding.expected is not None and finding.expected_interval is not None:
         low, high = finding.expected_interval
-        many = finding.expected >= _MANY
-        said.append("many times" if many else f"about {factor(finding.expected)} ({factor(low)} to {factor(high)})")
+        between = f" ({factor(low)} to {factor(high)})" if finding.expected < MANY else ""
+        said.append(f"{about(finding.expected)}{between}")
     if finding.bound is not None:
         said.append(f"at most {factor(finding.bound)}")
     return ", ".join(said)
@@ -364,7 +362,7 @@ def diagnosis_tables(diagnosis: Diagnosis) -> tuple[Table, ...]:
             {
                 **vars(item),
                 "what": ", ".join(_CHANGES.get(one, one.replace("-", " ")) for one in item.change.split(",")),
-                "speedup": f"{item.speedup:.2f}×",
+                "speedup": times(item.speedup),
             }
             for item in diagnosis.predictions
         )

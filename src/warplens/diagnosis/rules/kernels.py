@@ -12,7 +12,7 @@ from warplens.analysis.frames import number
 from warplens.analysis.kernel_names import PRODUCTS
 from warplens.diagnosis.evidence import is_unfused, optimizer_work
 from warplens.diagnosis.facts import kernel_names
-from warplens.diagnosis.findings import PASSES, Remedy, ceiling
+from warplens.diagnosis.findings import PASSES, Remedy, ceiling, times
 from warplens.diagnosis.rule import (
     GAIN,
     GPU_BUSY_SHARE,
@@ -369,8 +369,8 @@ class Precision(Rule):
         **GPU_BUSY_SHARE,
     }
     refutation = (
-        "Allow TF32 and run again: if the products do not get faster, memory or their size is the limit. If the "
-        "results are no longer accurate enough, fp32 was needed."
+        "Run a few steps in the narrower format: if the products do not get faster, memory or their size is the "
+        "limit. If the results are no longer accurate enough, the wider format was needed."
     )
     thresholds = ("dominant_share",)
     reached_share = Limit(
@@ -582,13 +582,13 @@ class SmallKernels(Rule):
                     "Split the work into more blocks",
                     "# kernels that reduce long rows: several blocks per row (split-K products, flash-decoding,\n"
                     "# a reduction in two stages)",
-                    GAIN,
+                    f"at most {times(ceiling(facts.wall_ns, claimed))}: the pauses stay" if slow_start else GAIN,
                 ),
                 Remedy(
                     "Run independent kernels concurrently",
                     "with torch.cuda.stream(torch.cuda.Stream()): y = branch(x)  # a branch that others do not need\n"
                     "# or one CUDA graph with parallel branches",
-                    GAIN,
+                    "in proportion to how many can run at a time" if slow_start else GAIN,
                 ),
             ),
             # More work a launch costs the host no more, either.

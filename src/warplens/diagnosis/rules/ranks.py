@@ -11,8 +11,8 @@ import polars as pl
 
 from warplens.analysis.ranks.balance import held_up, straggler
 from warplens.analysis.ranks.collectives import bus_factor
-from warplens.diagnosis.findings import Finding, Remedy, ceiling
-from warplens.diagnosis.rule import GAIN, MANY, Limit, Rule
+from warplens.diagnosis.findings import Finding, Remedy, about, ceiling
+from warplens.diagnosis.rule import GAIN, Limit, Rule
 from warplens.diagnosis.run import run_of
 
 if TYPE_CHECKING:
@@ -68,7 +68,6 @@ class RanksRule(Rule):
         severity: Severity = "info"
         if expected >= limits.warning_ceiling:
             severity = "critical" if expected >= limits.critical_ceiling and run.sure else "warning"
-        told = f"about {expected:.2f}×" if expected < MANY else "many times"
         return Finding(
             self.id,
             title,
@@ -79,7 +78,7 @@ class RanksRule(Rule):
             bound,
             {name: value for name, value in evidence.items() if value is not None},
             where,
-            tuple(replace(remedy, expected=remedy.expected.replace(GAIN, told)) for remedy in remedies),
+            tuple(replace(remedy, expected=remedy.expected.replace(GAIN, about(expected))) for remedy in remedies),
             self.refutation,
         )
 

@@ -20,6 +20,7 @@ from warplens.diagnosis.rule import (
     IDLE_NS,
     IDLE_SHARE,
     LAUNCHES_BEHIND_NS,
+    STEPS_ONLY,
     Limit,
     Rule,
     modelled,
@@ -170,17 +171,6 @@ _SEE: Final = Remedy(
     "shows the function that takes the time",
 )
 
-#: Where the window is no row of steps alone.
-_STEPS_ONLY: Final = (
-    Remedy(
-        "Record steps only",
-        "nsys profile --capture-range=cudaProfilerApi python train.py  # started after warm-up\n"
-        "# or torch.profiler.schedule(wait=5, warmup=2, active=3), or torch.cuda.nvtx.range('step')\n"
-        "# around each step, or --window",
-        "numbers of the steady workload, without its start-up",
-    ),
-)
-
 
 class HostStall(Rule):
     """Idle time in which no launching thread was inside a CUDA call for far longer than it takes to issue work."""
@@ -304,7 +294,7 @@ class HostStall(Rule):
             },
             where=range_names(facts, within, spent_in),
             remedies=(
-                *(_STEPS_ONLY if starting else ()),
+                *((STEPS_ONLY,) if starting else ()),
                 *((_ON_DATA,) if on_data else ()),
                 *instead,
             ),

@@ -8,11 +8,15 @@ from typing import TYPE_CHECKING, ClassVar, Final
 
 import polars as pl
 
+from warplens.analysis.api import api_kind
+from warplens.analysis.hostpace import STALL_MAX_NS
+from warplens.analysis.intervals import Intervals, measure_before, union
 from warplens.analysis.kernel_names import PRODUCTS
 from warplens.analysis.quality import aborted_steps
+from warplens.analysis.steps import LOADS_CODE
 from warplens.diagnosis.facts import kernel_names
-from warplens.diagnosis.findings import PASSES, Remedy, ceiling
-from warplens.diagnosis.rule import GPU_BUSY_SHARE, IDLE_SHARE, Rule
+from warplens.diagnosis.findings import PASSES, Remedy, ceiling, times
+from warplens.diagnosis.rule import GPU_BUSY_SHARE, IDLE_SHARE, STEPS_ONLY, Rule
 from warplens.profile import NoteLevel
 
 if TYPE_CHECKING:
@@ -129,8 +133,8 @@ class IncompleteProfile(Rule):
     question = "Can the profile answer at all, and if not, what is missing?"
     limiter = "the profile cannot answer"
     cause = (
-        "the profile cannot answer: nothing recorded, events lost, a step aborted, or pauses that no cause above "
-        "explains"
+        "the profile cannot answer: nothing recorded, events lost, a step aborted, a start that loads code in place of "
+        "steps, or pauses that no cause above explains"
     )
     raised_when = "something is missing. Informational; it is the verdict where any other finding would be an artefact"
     claimed = "nothing"
@@ -164,11 +168,15 @@ class IncompleteProfile(Rule):
         # Where next to nothing is idle, it does not matter that its cause is unknown.
         unknown = unattributed and ceiling(facts.wall_ns, facts.idle_ns) >= limits.warning_ceiling
         talking = _only_communication(facts)
-        if not missing and facts.wall_ns and not unknown and not talking:
+        loading = _loading_share(facts)
+        starting = loading > limits.dominant_share
+        if not missing and facts.wall_ns and not unknown and not talking and not starting:
             return None
         text = (
             "The window holds communication between GPUs but no compute."
             if talking
+            else f"The window holds a start: for {100 * loading:.1f} % of it the GPU waits while the host loads code."
+            if starting
             else missing[0].text
             if missing
             else "The profile does not record which calls launched the work, so the causes of idle time are unknown."
@@ -186,13 +194,14 @@ class IncompleteProfile(Rule):
                 "aborted_steps_count": aborted,
                 "idle_attributed_share": facts.attributed_share,
             },
-            remedies=remedies or (Remedy("Record again", _RECAPTURE, _ANSWERS),),
+            remedies=(STEPS_ONLY,) if starting else remedies or (Remedy("Record again", _RECAPTURE, _ANSWERS),),
         )
         decides = (
             bool(blocking)
             or not facts.wall_ns
             or unknown
             or talking
+            or starting
             or aborted >= limits.aborted_share * facts.steps > 0
         )
         return Incomplete(finding, decides)
@@ -221,7 +230,7 @@ class IncompleteProfile(Rule):
                     "Put dependent work on the same stream",
                     "# no torch.cuda.Stream() around work that waits for the other stream anyway\n"
                     "# close other programs that use the GPU",
-                    f"at most {ceiling(facts.wall_ns, idle):.2f}×",
+                    f"at most {times(ceiling(facts.wall_ns, idle))}",
                 ),
             ),
         )
@@ -235,6 +244,25 @@ def _only_communication(facts: Facts) -> bool:
     return bool(talks) and not facts.own_ns(
         pl.col("kind").is_in(["kernel", "graph"]) & (pl.col("label") != "communication")
     )
+
+
+def _loading_share(facts: Facts) -> float:
+    """The share of a window without repeating steps in which the GPU waits for a call that loads code.
+
+    The first launch of a kernel loads it (CUDA Programming Guide, "Lazy Loading"): no other launch onto an idle GPU
+    lasts for a millisecond.
+    """
+    if len(facts.window.steps) > 1 or not facts.wall_ns:
+        return 0.0
+    calls = facts.timeline.api_calls_in(facts.window).select("start_ns", "end_ns", name=pl.col("name").cast(pl.String))
+    loads = pl.col("name").str.contains(LOADS_CODE.pattern)
+    slow = pl.col("end_ns") - pl.col("start_ns") >= STALL_MAX_NS
+    names = calls.filter(slow)["name"].unique()
+    launching = [name for name in names if api_kind(name) == "launch"]
+    calls = calls.filter(loads | (slow & pl.col("name").is_in(launching)))
+    loading = union(Intervals(calls["start_ns"].to_numpy(), calls["end_ns"].to_numpy()))
+    begins, ends = (facts.gaps[name].to_numpy() for name in ("start_ns", "end_ns"))
+    return int((measure_before(loading, ends) - measure_before(loading, begins)).sum()) / facts.wall_ns
 
 
 #: Sections of Nsight Compute that tell why kernels of a category are below their roof; all others: `_OTHERS`.
@@ -288,6 +316,8 @@ class BelowRoof(Rule):
         wall = facts.wall_ns - facts.added_ns
         if not facts.wall_ns or occupied < facts.thresholds.quiet_busy_share * wall:
             return None
+        if facts.own_ns(pl.col("kind") == "graph") > facts.thresholds.dominant_share * facts.wall_ns:
+            return None  # `graph-opaque` says what to record; counters of the few kernels outside would say nothing
         if Saturated().find(facts, claims) is not None:
             return None
         known = roof_known(facts)
