@@ -130,7 +130,7 @@ def test_the_theme_follows_the_system_until_the_reader_chooses(visit):
 def test_a_hostile_name_is_text_everywhere(visit):
     page = visit().page
     assert page.locator("img, iframe").count() == 0
-    assert page.locator("script").count() == 4
+    assert page.locator("script").count() == 5
     assert sample.HOSTILE in page.locator("h1").text_content()
     assert sample.HOSTILE in page.locator("[data-chart=ranked-chart]").inner_text()
     # The bar of the hostile kernel is the second of the ranking.
@@ -215,12 +215,15 @@ def test_a_phone_scrolls_down_but_not_sideways(visit, width):
     assert page.locator("[data-chart=budget-chart] svg").bounding_box()["width"] <= width
 
 
-def test_paper_is_light_and_shows_every_row(visit):
+def test_paper_is_light_and_says_where_the_rows_are_that_it_leaves_out(visit):
     page = visit(color_scheme="dark").page
     page.emulate_media(media="print")
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
     assert page.evaluate("getComputedStyle(document.documentElement).getPropertyValue('--ink')") == "#191c20"
-    assert page.locator("#kernel-table tbody tr:visible").count() == 40
+    assert page.locator("#kernel-table tbody tr:visible").count() == 15
+    assert page.locator("#kernel-table .count").inner_text() == "15 of 40 rows"
+    told = "getComputedStyle(document.querySelector('#kernel-table .count'), '::after').content"
+    assert "all of them" in page.evaluate(told)
     assert not page.locator(".rooms").is_visible()
 
 
@@ -228,7 +231,8 @@ def test_the_page_can_be_read_without_scripts(browser, report):
     context = browser.new_context(java_script_enabled=False)
     page = context.new_page()
     page.goto(report.as_uri())
-    assert page.locator("#kernel-table tbody tr:visible").count() == 40, "nothing stays folded that cannot be unfolded"
+    assert page.locator("#kernel-table tbody tr:visible").count() == 15
+    assert page.locator("#kernel-table .count").inner_text() == "15 of 40 rows", "what needs scripts is said"
     assert page.locator("noscript").count() == 2
     context.close()
 

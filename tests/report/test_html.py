@@ -8,6 +8,7 @@ import hashlib
 import itertools
 import json
 import re
+import zlib
 from html.parser import HTMLParser
 
 import pytest
@@ -57,15 +58,22 @@ def test_a_hostile_name_is_text_wherever_it_stands(page):
     assert not [attributes for _, attributes in elements.tags if any(name.startswith("on") for name in attributes)]
     # Names may be broken into pieces, so that long ones can wrap; together they are what was recorded.
     assert "".join(elements.text).count(sample.HOSTILE) >= 6
-    # Theme, chart data, Vega, the page's own: nothing that a name brought along.
-    assert len(elements.scripts) == 4
+    # Theme, chart data, further rows, Vega, the page's own: nothing that a name brought along.
+    assert len(elements.scripts) == 5
 
 
-def test_chart_data_cannot_end_its_script(page):
-    (data,) = [text for attributes, text in Elements(page).scripts if attributes.get("id") == "warplens-charts"]
-    assert not re.search(r"[<>&]", data)
-    charts = json.loads(data)
-    assert set(charts) == {f"{name}-chart" for name in sample.all_charts()}
+def packed(page: str, name: str):
+    """What a page holds for its script under a name, unpacked."""
+    (data,) = [text for attributes, text in Elements(page).scripts if attributes.get("id") == name]
+    assert not re.search(r"[<>&]", data), "nothing in it can end its script"
+    return json.loads(zlib.decompress(base64.b64decode(json.loads(data))))
+
+
+def test_the_data_of_the_charts_stand_in_the_page_once(page):
+    charts = packed(page, "warplens-charts")
+    assert set(charts["specs"]) == {f"{name}-chart" for name in sample.all_charts()}
+    assert charts["config"]["axis"], "how all of them look"
+    assert not [name for name, spec in charts["specs"].items() if "config" in spec]
     assert sample.HOSTILE in json.dumps(charts, ensure_ascii=False)
 
 
@@ -94,12 +102,17 @@ def test_nothing_is_fetched_from_elsewhere(page):
     assert "@import" not in style
 
 
-def test_all_rows_are_in_the_page_and_those_beyond_the_limit_are_folded(page):
+def test_all_rows_are_in_the_page_and_those_beyond_the_limit_are_packed(page):
     (table,) = re.findall(r'id="kernel-table".*?</table>', page, flags=re.DOTALL)
     (body,) = re.findall(r"<tbody>(.*)</tbody>", table, flags=re.DOTALL)
-    assert body.count("<tr") == 40
-    assert body.count("<tr hidden") == 40 - 15
+    assert body.count("<tr") == 15
     assert "15 of 40 rows" in page
+    rest = packed(page, "warplens-rows")["kernel-table"]
+    assert [place for place, _ in rest] == list(range(15, 40))
+    assert all(row.startswith("<tr>") and row.endswith("</tr>") for _, row in rest)
+    # A script makes rows of this text: it is as escaped as the page.
+    assert sample.HOSTILE not in body + json.dumps(rest)
+    assert "ns::kernel_39" in rest[-1][1]
 
 
 def test_a_table_beyond_what_a_phone_can_hold_says_where_the_rest_is():

@@ -83,6 +83,13 @@
     });
   }
 
+  // What is packed away: rows that no table shows at first, with their places, and what the charts draw.
+  const packed = async (id) => {
+    const holder = document.getElementById(id);
+    return holder ? (await warplensUnpack(JSON.parse(holder.textContent))).json() : {};
+  };
+  const folded = packed("warplens-rows");
+
   // --- tables ----------------------------------------------------------------------------------------------------------
   const valueOf = (row, column) => {
     const cell = row.cells[column];
@@ -103,6 +110,7 @@
     return keyed.map(([row]) => row);
   };
 
+  const wholeTables = new WeakMap(); // box of a table → brings its other rows, once
   const setUpTable = (box) => {
     const table = one("table", box);
     if (!table) return;
@@ -110,7 +118,7 @@
     const isTree = box.classList.contains("tree");
     const limit = Number(box.dataset.limit);
     const original = [...body.rows];
-    const text = new Map(original.map((row) => [row, row.cells[0].textContent.concat(" ", row.textContent).toLowerCase()]));
+    const text = new Map();
     const input = one("input[type=search]", box);
     const moreButton = one("button.all", box);
     const counter = one(".count", box);
@@ -120,9 +128,20 @@
     // Trees: rows come in pre-order, so depth alone tells who is whose child.
     const parent = new Map();
     const children = new Map();
-    if (isTree) {
+    const whole = async () => {
+      const rest = (await folded)[box.id] ?? [];
+      const made = document.createElement("tbody");
+      made.innerHTML = rest.map(([, row]) => row).join(""); // rows as the page's own template wrote and escaped them
+      const rows = [...made.rows];
+      rest.forEach(([place], number) => {
+        rows[number].hidden = true;
+        original.splice(place, 0, rows[number]);
+      });
+      body.append(...original);
       const path = [];
       for (const row of original) {
+        text.set(row, row.cells[0].textContent.concat(" ", row.textContent).toLowerCase());
+        if (!isTree) continue;
         const depth = Number(row.dataset.depth);
         path.length = depth;
         const above = path[depth - 1] ?? null;
@@ -130,7 +149,10 @@
         children.set(above, [...(children.get(above) ?? []), row]);
         path[depth] = row;
       }
-    }
+    };
+    let completed = null;
+    const complete = () => (completed ??= whole());
+    wholeTables.set(box, complete);
     const foldOf = (row) => one("button.fold", row);
     const isOpen = (row) => foldOf(row)?.getAttribute("aria-expanded") === "true";
     const unfolded = (row) => {
@@ -158,8 +180,8 @@
           shown += row.hidden ? 0 : 1;
         }
       }
-      const whole = `${order.length} ${order.length === 1 ? "row" : "rows"}`;
-      counter.textContent = shown === order.length ? whole : `${shown} of ${whole}`;
+      const rows = `${order.length} ${order.length === 1 ? "row" : "rows"}`;
+      counter.textContent = shown === order.length ? rows : `${shown} of ${rows}`;
     };
 
     const arrange = (column, descending) => {
@@ -184,7 +206,8 @@
       head.append(button);
       head.setAttribute("aria-sort", "none");
       const numeric = head.classList.contains("num");
-      button.addEventListener("click", () => {
+      button.addEventListener("click", async () => {
+        await complete();
         const now = head.getAttribute("aria-sort");
         const first = numeric ? "descending" : "ascending";
         const second = numeric ? "ascending" : "descending";
@@ -197,27 +220,48 @@
 
     if (input) {
       input.closest("label").hidden = false;
-      input.addEventListener("input", show);
+      input.addEventListener("input", () => complete().then(show));
     }
     if (moreButton) {
       moreButton.hidden = false;
-      moreButton.addEventListener("click", () => {
+      moreButton.addEventListener("click", async () => {
+        await complete();
         showAll = !showAll;
         if (isTree) for (const row of original) foldOf(row)?.setAttribute("aria-expanded", String(showAll));
         moreButton.textContent = isTree ? (showAll ? "Collapse all" : "Expand all") : (showAll ? "Show fewer" : "Show all");
         show();
       });
     }
-    body.addEventListener("click", (event) => {
+    body.addEventListener("click", async (event) => {
       const fold = event.target.closest("button.fold");
       if (!fold) return;
+      await complete();
       fold.setAttribute("aria-expanded", String(fold.getAttribute("aria-expanded") !== "true"));
       show();
     });
   };
   all(".table").forEach(setUpTable);
 
-  // Full names: a copy button appears with the name.
+  // What columns mean stands in their headings; full names stand behind short ones, with a button that copies them.
+  for (const details of all("details.columns")) {
+    details.hidden = false;
+    details.addEventListener("toggle", () => {
+      const list = document.createElement("dl");
+      for (const head of all("thead th[title]", details.closest(".table"))) {
+        const entry = document.createElement("div");
+        const [title, meaning] = [document.createElement("dt"), document.createElement("dd")];
+        title.textContent = one(".title", head).textContent;
+        meaning.textContent = head.title;
+        entry.append(title, meaning);
+        list.append(entry);
+      }
+      details.append(list);
+    }, { once: true });
+  }
+  document.addEventListener("mouseover", (event) => {
+    const summary = event.target.closest?.("details.name > summary");
+    if (summary) summary.title = one("code", summary.parentElement).textContent;
+  });
   document.addEventListener("toggle", (event) => {
     const details = event.target;
     if (!(details instanceof HTMLDetailsElement) || !details.matches("details.name") || one("button", details)) return;
@@ -322,11 +366,13 @@
   for (const button of all("button.csv")) {
     button.hidden = false;
     const box = button.closest(".table");
-    button.addEventListener("click", () => offer(new Blob([csvOf(one("table", box))], { type: "text/csv" }), `${box.id}.csv`));
+    button.addEventListener("click", async () => {
+      await wholeTables.get(box)();
+      offer(new Blob([csvOf(one("table", box))], { type: "text/csv" }), `${box.id}.csv`);
+    });
   }
 
-  const holder = one("#warplens-charts");
-  const specs = holder ? JSON.parse(holder.textContent) : {};
+  const charts = packed("warplens-charts");
   const options = {
     mode: "vega-lite",
     renderer: "svg",
@@ -338,7 +384,8 @@
   };
   const embed = async (place) => {
     const label = place.getAttribute("aria-label");
-    await vegaEmbed(place, specs[place.dataset.chart], options);
+    const { config, specs } = await charts;
+    await vegaEmbed(place, specs[place.dataset.chart], { ...options, config });
     place.setAttribute("aria-label", label);
   };
   const draw = async (place) => {
@@ -346,8 +393,8 @@
     const figure = place.closest("figure");
     for (const button of all("button.save", figure)) {
       button.hidden = false;
-      button.addEventListener("click", () => {
-        if (button.textContent === "CSV") offer(new Blob([dataOf(specs[place.dataset.chart])], { type: "text/csv" }), `${figure.id}.csv`);
+      button.addEventListener("click", async () => {
+        if (button.textContent === "CSV") offer(new Blob([dataOf((await charts).specs[place.dataset.chart])], { type: "text/csv" }), `${figure.id}.csv`);
         else save(figure, button.textContent);
       });
     }
@@ -359,6 +406,7 @@
   };
   const drawn = new Set();
   const drawIn = async (rooms) => {
+    await folded;
     for (const place of rooms.flatMap((room) => all(".chart", room))) {
       if (drawn.has(place) || !place.clientWidth) continue; // in a folded part: drawn when that is opened
       drawn.add(place);

@@ -8,9 +8,7 @@
 
   // --- reading -----------------------------------------------------------------------------------------------------------
   const unpack = async (text) => {
-    const packed = Uint8Array.from(atob(text), (sign) => sign.charCodeAt(0));
-    const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("deflate"));
-    const bytes = new Uint8Array(await new Response(stream).arrayBuffer());
+    const bytes = new Uint8Array(await (await warplensUnpack(text)).arrayBuffer());
     const length = new DataView(bytes.buffer).getUint32(0, true);
     const head = JSON.parse(new TextDecoder().decode(bytes.subarray(4, 4 + length)));
     let at = 4 + length;

@@ -35,10 +35,6 @@
   };
 
   // --- one step, drawn: what was recorded above what the replay predicts, in one scale -----------------------------------
-  const unpack = async (text) => {
-    const packed = Uint8Array.from(atob(text), (sign) => sign.charCodeAt(0));
-    return new Response(new Blob([packed]).stream().pipeThrough(new DecompressionStream("deflate"))).json();
-  };
   const lanes = (drawn, name, words, step) => element("div", { class: "step", "data-step": name, "data-length-ns": drawn.lengths[name] },
     element("p", {}, words),
     ...step.lanes.map(([lane, pieces, numbers]) => {
@@ -65,7 +61,7 @@
 
   const start = async (figure) => {
     const data = JSON.parse(document.getElementById(`${figure.id}-data`).textContent);
-    const steps = data.drawn && await unpack(data.drawn.steps);
+    const steps = data.drawn && await (await warplensUnpack(data.drawn.steps)).json();
     const timeline = (ids) => steps ? [picture(data.drawn, steps, ids)] : [];
     const stage = figure.querySelector(".stage");
     const boxes = data.remedies.map(({ id, title, action }) => {
