@@ -55,7 +55,8 @@ def render_html(document: Document) -> str:
     """The whole page, as the text of one file."""
     specs = {figure.id: figure.chart.spec(css_ink, figure.alt) for figure in document.figures()}
     # All charts look alike: what says so stands once.
-    charts = {"config": [spec.pop("config") for spec in specs.values()][0], "specs": specs} if specs else {}
+    configs = [spec.pop("config") for spec in specs.values()]
+    charts = {"config": configs[0], "specs": specs} if specs else {}
     own = [block for block in document.blocks() if isinstance(block, Markup)]
     views = [block for block in document.blocks() if isinstance(block, View)]
     kinds = dict.fromkeys(view.kind for view in views)
