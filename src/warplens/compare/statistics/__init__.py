@@ -1,23 +1,24 @@
 """Whether two sides differ, by how much, and what it takes to know.
 
-`estimates`: durations in blocks, the ratio of two sides and its error, the distributions behind it. `decisions`:
-faster, slower, the same or undecided, many kernels at once, how many blocks a decision needs. The methods, and how
-often they err, are in docs/explanation/comparison-statistics.md.
+`samples`: durations in blocks, and their centre. `shift`: the ratio of two sides and its error; `distributions`, what
+stands behind it. `decisions`: faster, slower, the same or undecided, and how many blocks that needs. `many`: which of
+many kernels differ. `growth`: how a time grows with a size. The methods, and how often they err, are in
+docs/explanation/comparison-statistics.md.
 """
 
 from warplens.compare.statistics.decisions import (
-    DIFFERENCES,
     Comparison,
     Interval,
     NoiseFloor,
+    Regression,
     Verdict,
-    adjusted,
     compare,
-    many_differences,
     noise_floor,
     ratio_interval,
+    regression,
 )
-from warplens.compare.statistics.estimates import Regression, Samples, regression
+from warplens.compare.statistics.many import DIFFERENCES, adjusted, many_differences
+from warplens.compare.statistics.samples import Samples
 
 __all__ = [
     "DIFFERENCES",

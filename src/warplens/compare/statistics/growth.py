@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from warplens.compare.statistics.estimates import Float64s, t_quantile
+from warplens.compare.statistics.distributions import t_quantile
+from warplens.compare.statistics.samples import Float64s
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -15,7 +15,7 @@ import numpy as np
 import polars as pl
 
 from warplens.compare.statistics import Samples
-from warplens.compare.statistics.estimates import t_quantile
+from warplens.compare.statistics.distributions import t_quantile
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
