@@ -27,9 +27,10 @@ from warplens.report import text as fmt
 from warplens.report.document import Document, Figure, Paragraph, Section
 from warplens.report.markdown import render_markdown
 from warplens.report.measured import doubts_of, measured_facts
-from warplens.studies.grid.answers import GridCell, answer_grid
+from warplens.studies.grid.answers import GridCell
 from warplens.studies.grid.cells import assign_cells
 from warplens.studies.grid.document import grid_document
+from warplens.studies.grid.grid import answer_grid
 from warplens.studies.reports.document import study_document
 from warplens.studies.reports.findings import findings_document
 from warplens.workloads.samples import median_interval, round_medians

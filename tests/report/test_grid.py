@@ -19,9 +19,10 @@ from warplens.report import text as fmt
 from warplens.report.document import Paragraph, Table
 from warplens.report.jsonout import envelope
 from warplens.report.markdown import render_markdown
-from warplens.studies.grid.answers import GridCell, answer_grid
+from warplens.studies.grid.answers import GridCell
 from warplens.studies.grid.cells import Unplaced, assign_cells
 from warplens.studies.grid.document import grid_data, grid_document
+from warplens.studies.grid.grid import answer_grid
 
 FILES = [f"lm_{model}_ctx{context}_{mode}.sqlite.xz" for model, context, mode in (
     ("medium", 128, "forward"), ("small", 512, "train"), ("small", 512, "forward"), ("small", 128, "forward"),

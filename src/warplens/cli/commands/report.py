@@ -431,8 +431,9 @@ def write_grid(
 ) -> list[Path]:
     """The answers about a grid of models × contexts; `numbers` are those of profiles that were diagnosed already."""
     from warplens.report.jsonout import envelope
-    from warplens.studies.grid.answers import GridCell, answer_grid
+    from warplens.studies.grid.answers import GridCell
     from warplens.studies.grid.document import grid_data, grid_document
+    from warplens.studies.grid.grid import answer_grid
 
     with progress("answering the questions of the grid") as tell:
         grid = answer_grid(

@@ -9,337 +9,59 @@ import polars as pl
 
 from warplens.diagnosis.rules import rule
 from warplens.profile.columns import column
-from warplens.profile.schema import Column
 from warplens.report import text as fmt
 from warplens.report.brief import ways
-from warplens.report.document import Answer, Document, Figure, Paragraph, Section, Table
+from warplens.report.document import Answer, Document, Paragraph, Section, Table
 from warplens.report.verdict import factor
-from warplens.studies.grid.answers import (
-    CELL_STATES,
-    QUESTIONS,
-    CellAnswers,
-    Grid,
-    grid_status,
-    host_bound,
-    record_command,
+from warplens.studies.grid.answers import QUESTIONS, CellAnswers
+from warplens.studies.grid.attention_section import ATTENTION, answer_e, attention_section, attention_times
+from warplens.studies.grid.forward_section import (
+    FORWARD_TIMES,
+    answer_a,
+    forward_matrix,
+    forward_section,
+    forward_times,
+    time_matrix,
 )
-from warplens.studies.grid.models import attention_matmul_flops, flop_ratio, softmax_flops
-from warplens.studies.grid.sections import (
+from warplens.studies.grid.grid import Grid, grid_status, record_command
+from warplens.studies.grid.kernel_sections import (
+    TOP_KERNELS,
     answer_b,
     answer_c,
-    answer_d,
     kernel_section,
+    label_shares,
+    model_parts,
+    other_kernels,
+    other_section,
+    top_kernels,
+    top_kernels_with_backward,
+)
+from warplens.studies.grid.status_section import invalid_profiles, profiles, status_section
+from warplens.studies.grid.tables import Value, majority
+from warplens.studies.grid.training_section import (
+    OPTIMIZER,
+    answer_d,
     matmul_shares,
     optimizer_costs,
-    other_section,
     training_section,
     training_split,
 )
-from warplens.studies.grid.tables import (
-    ATTENTION,
-    CELL,
-    FORWARD_TIMES,
-    INVALID,
-    PROFILES,
-    PROVENANCE,
-    between,
-    cell_rows,
-    cell_table,
-    cell_title,
-    forward_matrix,
-    forward_times,
-    invalid_profiles,
-    label_shares,
-    majority,
-    median,
-    model_parts,
-    other_kernels,
-    profiles,
-    status_matrix,
-    top_kernels,
-    top_kernels_with_backward,
-    unanswered,
-)
-from warplens.studies.grid.training import AttentionTime
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from warplens.diagnosis import Diagnosis, Finding
-    from warplens.report.document import Block
 
 
-def attention_times(grid: Grid) -> pl.DataFrame:
-    """(e) One row a cell: time per layer inside attention, and the ratios of times and FLOPs."""
-    return cell_rows(grid.preferred("e"), ATTENTION, _attention)
+#: Columns that are not measured but follow from shapes, or put a modelled amount of work over a measured time.
+PROVENANCE: Final[Mapping[str, str]] = {
+    each.name: each.modelled
+    for declared in (FORWARD_TIMES, TOP_KERNELS, OPTIMIZER, ATTENTION)
+    for each in declared.columns
+    if isinstance(each, Value) and each.modelled
+}
 
 
-def _attention(cell: CellAnswers) -> dict[str, Any]:
-    attention = cell.attention
-    if attention is None:
-        return {}
-    softmax = attention.per_layer("softmax_ns")
-    row: dict[str, Any] = {
-        column: median(attention.per_layer(column))
-        for column in ("scores_ns", "scores_matmul_ns", "softmax_ns", "values_ns", "values_matmul_ns")
-    }
-    row |= {"softmax_min_ns": softmax.minimum if softmax else None}
-    row |= {"softmax_max_ns": softmax.maximum if softmax else None}
-    return row | _attention_work(cell, attention)
-
-
-def _attention_work(cell: CellAnswers, attention: AttentionTime) -> dict[str, Any]:
-    size, batch = cell.size, cell.batch
-    if size is None:
-        return {}
-    row: dict[str, Any] = {
-        "flop_ratio": flop_ratio(size.d_head),
-        "times_slower_per_flop": attention.times_slower_per_flop(size),
-    }
-    if batch is not None:
-        moved = attention.softmax_bytes_per_s(size, batch, cell.context)
-        row |= {
-            "scores_flops": attention_matmul_flops(batch, size.heads, cell.context, size.d_head),
-            "softmax_flops": softmax_flops(batch, size.heads, cell.context),
-            "scores_flops_per_s": attention.product_flops_per_s("scores", size, batch, cell.context),
-            "values_flops_per_s": attention.product_flops_per_s("values", size, batch, cell.context),
-            "softmax_flops_per_s": attention.softmax_flops_per_s(size, batch, cell.context),
-            "softmax_bytes_per_s": moved,
-            "softmax_bandwidth_share": moved / cell.bandwidth if moved and cell.bandwidth else None,
-        }
-    return row
-
-
-# ── the section ───────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def answer_e(grid: Grid) -> list[str]:
-    """The answers to (e), sentence by sentence."""
-    times = attention_times(grid)
-    known = times.filter(pl.col("runtime_ratio").is_not_null())
-    if not known.height:
-        if not times.height:
-            return []
-        return ["No kernel inside the attention ranges is known to be a matrix product, so that only ranges compare."]
-    ratio = between(known["runtime_ratio"], "number")
-    sentences = [f"The softmax takes {ratio} times as long as the two matrix products together."]
-    modelled = known.filter(pl.col("flop_ratio").is_not_null())
-    if modelled.height:
-        sentences.append(
-            f"The products have {between(modelled['flop_ratio'], 'number')} times its FLOPs (modelled), so that one "
-            f"FLOP of the softmax takes {between(modelled['times_slower_per_flop'], 'number')} times as long."
-        )
-    rates = known.filter(pl.col("softmax_bytes_per_s").is_not_null())
-    if rates.height:
-        sentences.append(
-            f"The products reach {between(_products_tera(rates), 'number')} TFLOP/s; the softmax "
-            f"{between(rates['softmax_flops_per_s'] / 1e12, 'number')} TFLOP/s, while its kernels move "
-            f"{between(rates['softmax_bytes_per_s'], 'bandwidth')}{_of_memory(rates)}, with "
-            f"{between(rates['softmax_flops_per_s'] / rates['softmax_bytes_per_s'], 'number')} FLOP for each byte "
-            "(modelled work over measured time)."
-        )
-    return sentences
-
-
-def _of_memory(rates: pl.DataFrame) -> str:
-    shares = rates["softmax_bandwidth_share"].drop_nulls()
-    return f", {between(shares, 'share')} of what the memory can" if shares.len() else ""
-
-
-def _products_tera(rates: pl.DataFrame) -> list[float]:
-    return [*(rates["scores_flops_per_s"] / 1e12), *(rates["values_flops_per_s"] / 1e12)]
-
-
-def attention_section(grid: Grid) -> Section:
-    """(e) The softmax against the matrix products inside attention, in time and in FLOPs."""
-    title = "(e) How does the softmax compare with the matrix products of attention?"
-    times = attention_times(grid)
-    if not times.height:
-        return unanswered("e", title)
-    rates = times.with_columns((pl.col(column) / 1e12).alias(f"{column}_tera") for column in _PER_SECOND)
-    blocks: list[Block] = [
-        Paragraph(" ".join(answer_e(grid))),
-        cell_table("attention-times", "GPU time per layer of a pass: medians (measured)", times, ATTENTION, _TIMES),
-        cell_table(
-            "attention-ratios", "Runtime ratio (measured) and FLOP ratio (modelled)", times, ATTENTION, *_RATIOS
-        ),
-        Paragraph(
-            "FLOPs of one layer by formula, a multiplication and an addition counting one each: 2·B·H·S²·d for either "
-            "product, 5·B·H·S² for the softmax (B sequences, H heads, S tokens, d width of a head). Their ratio, "
-            "4·d / 5 for both products, needs neither batch nor context. Products are the matrix-product kernels "
-            "inside the ranges of scores and final product; with scaling and mask the scores take “Scores, all”.",
-            quiet=True,
-        ),
-    ]
-    if times["scores_flops_per_s"].drop_nulls().len():
-        blocks.append(
-            cell_table("attention-rates", "Modelled work over measured time, per layer", rates, ATTENTION, *_RATES)
-        )
-    else:
-        blocks.append(Paragraph("FLOPs per second need the batch size: give it with --batch N.", quiet=True))
-    return Section("e", title, tuple(blocks))
-
-
-_PER_SECOND: Final = ("scores_flops_per_s", "values_flops_per_s", "softmax_flops_per_s")
-_TIMES: Final = (
-    "layers passes scores_matmul_ns scores_ns softmax_ns softmax_min_ns softmax_max_ns softmax_kernels values_matmul_ns"
-)
-_RATIOS: Final = (
-    ATTENTION.column("softmax_ns").but(help="measured: GPU time per layer"),
-    "products_ns runtime_ratio runtime_ratio_min runtime_ratio_max range_ratio flop_ratio times_slower_per_flop",
-)
-_RATES: Final[tuple[str | Column, ...]] = (
-    "batch scores_flops softmax_flops",
-    *(
-        each.but(name=f"{each.name}_tera", title=f"{each.title} TFLOP/s", kind="number")
-        for each in map(ATTENTION.column, _PER_SECOND)
-    ),
-    "softmax_bytes_per_s softmax_bandwidth_share",
-)
-
-
-# --- Question (a): how long a forward pass takes, per cell and layer, and what the program's own clock says ----------
-
-
-#: Two clocks that differ by no more than this agree: runs of one program differ by as much from day to day.
-_AGREES = 0.05
-
-#: Fills of models in charts, smallest first.
-_MODEL_FILLS = ("elementwise", "gemm", "softmax", "attention", "communication", "optimizer")
-
-
-def answer_a(grid: Grid) -> list[str]:
-    """The answers to (a), sentence by sentence."""
-    times = forward_times(grid)
-    if not times.height:
-        return []
-    ordered = times.sort("time_ns")
-    first, last = ordered.row(0, named=True), ordered.row(-1, named=True)
-    sentences = []
-    if times.height == 1:
-        sentences.append(f"A forward pass of {cell_title(first)} takes {fmt.duration(first['time_ns'])}.")
-    else:
-        sentences.append(
-            f"A forward pass takes from {fmt.duration(first['time_ns'])} ({cell_title(first)}) to "
-            f"{fmt.duration(last['time_ns'])} ({cell_title(last)})."
-        )
-    sentences += [
-        f"At context {bound.context} ({bound.mode}) a layer takes {fmt.duration(bound.least_ns)} to "
-        f"{fmt.duration(bound.greatest_ns)} in each of {', '.join(bound.models)}, and their GPUs work for at most "
-        f"{fmt.share(bound.busy_share)} of the pass: the host's launches set the pace, not the width of the model."
-        for bound in host_bound(grid)
-    ]
-    unseen = times.filter(pl.col("gpu_ns").is_null()).height
-    if unseen:
-        sentences.append(
-            f"{fmt.plural(unseen, 'profile')} recorded no GPU work: the time there is that of the range on the host, "
-            "which is the pass's own only where the host waits inside."
-        )
-    return sentences + _python_sentences(grid, times)
-
-
-def _python_sentences(grid: Grid, times: pl.DataFrame) -> list[str]:
-    compared = times.filter(pl.col("ratio").is_not_null())
-    if not compared.height and grid.timed:
-        held = f" It holds {fmt.shorten(', '.join(grid.unused), 120)}." if grid.unused else ""
-        return [f"The file with the program's own times was not used: it has none of a forward pass here.{held}"]
-    if not compared.height:
-        return ["No times of the program's own clock were given, so that the profiles stand alone (--timings FILE)."]
-    close = compared.filter((pl.col("ratio") - 1).abs() <= _AGREES)
-    sentence = (
-        f"The profiled pass takes {between(compared['ratio'], 'number')} times as long as by the program's own clock; "
-        f"within {_AGREES * 100:.0f} % in {majority(close.height, compared.height, 'profile')}."
-    )
-    far = compared.filter((pl.col("ratio") - 1).abs() > _AGREES)
-    if not far.height:
-        return [sentence]
-    waiting = between(far["busy_share"], "share")
-    return [
-        sentence,
-        f"Where they differ more, the GPU works for {waiting} of the profiled pass; where they agree, for "
-        f"{between(close['busy_share'], 'share')}."
-        if close.height
-        else f"In these profiles the GPU works for {waiting} of the pass.",
-    ]
-
-
-def forward_section(grid: Grid) -> Section:
-    """(a) Forward time, per cell and layer, and against the program's own clock."""
-    title, times = "(a) How long does a forward pass take?", forward_times(grid)
-    if not times.height:
-        return unanswered("a", title)
-    blocks: list[Block] = [Paragraph(" ".join(answer_a(grid))), _time_figure(grid), _time_matrix(grid)]
-    blocks += [
-        cell_table(
-            "forward-times", "Forward time of every profile: medians (measured)", times, FORWARD_TIMES, _FORWARD
-        ),
-        Paragraph(
-            "The time is that of a clock around the pass, as nearly as the profile tells: the host range where the "
-            "host waits inside it for the GPU; else from the range's start on the host to the end of its last GPU "
-            "work; else, without such a range or with the GPU still at earlier work, from the first start to the "
-            "last end on the GPU. GPU time sums the durations of all work launched inside the pass.",
-            quiet=True,
-        ),
-    ]
-    if times["python_ns"].null_count() < times.height:
-        compared = times.filter(pl.col("python_ns").is_not_null())
-        blocks.append(
-            cell_table(
-                "python-times",
-                "Against the program's own clock (both measured)",
-                compared,
-                FORWARD_TIMES,
-                *_AGAINST_PYTHON,
-            )
-        )
-    return Section("a", title, tuple(blocks))
-
-
-_FORWARD: Final = (
-    "passes time_ns time_min_ns time_max_ns time_is host_ns synchronised span_ns gpu_ns busy_share layers per_layer_ns"
-)
-_AGAINST_PYTHON: Final = (
-    FORWARD_TIMES.column("time_ns").but(title="Profile", help="measured: time of a pass in the profile, the median"),
-    FORWARD_TIMES.column("time_min_ns").but(help="measured: the fastest pass of the profile"),
-    FORWARD_TIMES.column("time_max_ns").but(help="measured: the slowest pass of the profile"),
-    FORWARD_TIMES.column("passes").but(help="passes of the profile"),
-    "python_ns python_min_ns python_max_ns python_deviation_ns python_count ratio",
-    FORWARD_TIMES.column("busy_share").but(help="measured: share of the profiled pass in which the GPU works"),
-)
-
-
-def _time_matrix(grid: Grid) -> Table:
-    time = FORWARD_TIMES.column("time_ns").but(help="measured: median time of a forward pass")
-    times = (time.but(name=f"ctx{context}", title=f"Context {context}") for context in grid.contexts)
-    caption = "Time of a forward pass, model × context (measured; of passes alone where they were recorded)"
-    return Table("forward-matrix", caption, (CELL[0], *times), forward_matrix(grid), None)
-
-
-def _time_figure(grid: Grid) -> Figure:
-    from warplens.report.charts import ranked_chart
-
-    fills = dict(zip(grid.models, _MODEL_FILLS * len(grid.models), strict=False))
-    times = [(cell, cell.forward) for cell in grid.preferred("a") if cell.forward]
-    rows = [
-        {
-            "name": f"{cell.model}, context {cell.context}",
-            "value": forward.time.median,
-            "share": None,
-            "fill": fills[cell.model],
-            "detail": f"{forward.time_is}, n = {forward.time.count}",
-        }
-        for cell, forward in times
-    ]
-    frame = pl.DataFrame(rows, schema_overrides={"value": pl.Float64, "share": pl.Float64})
-    cell, slowest = max(times, key=lambda item: item[1].time.median)
-    alt = (
-        f"Bars: time of a forward pass by cell; the longest is {cell.model} at context {cell.context}, "
-        f"{fmt.duration(slowest.time.median)}."
-    )
-    return Figure("forward-time", "Time of a forward pass (measured)", ranked_chart(frame), alt)
-
-
-# --- The grid document: five questions about a folder of profiles over models × context lengths, answered by ---------
 # measurements. `answer_grid` (`answers`) does the counting; here it becomes a `Document` for people and
 # plain data for programs. What no profile answers is shown as missing, with what to run; no number is estimated.
 
@@ -365,7 +87,7 @@ def grid_document(grid: Grid, diagnosed: Mapping[str, Diagnosis] | None = None) 
             other_section(grid),
             training_section(grid),
             attention_section(grid),
-            _status_section(grid, status),
+            status_section(grid, status),
             _legend(),
             _how_to_run(grid),
         ),
@@ -458,7 +180,7 @@ def _answer(grid: Grid, status: pl.DataFrame, diagnosed: Mapping[str, Diagnosis]
             for letter, title in QUESTIONS.items()
         ),
         also="The questions",
-        tables=(_limits_table(found) if found else replace(_time_matrix(grid), id="answer-matrix"),),
+        tables=(_limits_table(found) if found else replace(time_matrix(grid), id="answer-matrix"),),
     )
 
 
@@ -498,60 +220,6 @@ def _meta(grid: Grid) -> tuple[tuple[str, str], ...]:
         ("Contexts", ", ".join(map(str, grid.contexts))),
         ("Batch", ", ".join(map(str, batches)) or "not stated"),
     )
-
-
-# ── what is answered ──────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-_STATUS_COLUMNS: Final = (
-    *CELL[:2],
-    *(Column(letter, title=f"({letter})", help=f"({letter}): {title}") for letter, title in QUESTIONS.items()),
-)
-_TODO_COLUMNS: Final = (
-    column("cell", dtype=pl.String, help="model and context length"),
-    Column("questions", help="what it would answer"),
-    CELL_STATES.column("state").but(help="missing or invalid"),
-    CELL_STATES.column("detail").but(help="a command, an advice, or why a profile is invalid"),
-)
-_SHOWN_OF_INVALID: Final = "source reason wall_ns forward_ns forward_kernels backward_kernels optimizer_kernels"
-_UNPLACED_COLUMNS: Final = (
-    column("source").but(help="the file"),
-    column("reason", help="why it is of no cell, and what to do", title="Reason"),
-)
-
-
-def _status_section(grid: Grid, status: pl.DataFrame) -> Section:
-    blocks: list[Block] = []
-    if status.height:
-        blocks.append(
-            Table(
-                "status-matrix",
-                "Which question is answered for which cell",
-                _STATUS_COLUMNS,
-                status_matrix(status),
-                None,
-            )
-        )
-    todo = status.filter(pl.col("state") != "measured").group_by("detail", maintain_order=True).agg(
-        pl.format("{} at {}", pl.col("model").first(), pl.col("context").first()).alias("cell"),
-        pl.col("question").unique(maintain_order=True).str.join(", ").alias("questions"),
-        pl.col("state").cast(pl.String).first(),
-    )  # fmt: skip
-    if todo.height:
-        blocks.append(Table("to-do", "What is missing or invalid, and what to run", _TODO_COLUMNS, todo, None))
-    invalid = invalid_profiles(grid)
-    if invalid.height:
-        caption = "Profiles that cannot stand for their cell; none of their numbers is used"
-        blocks.append(cell_table("invalid", caption, invalid, INVALID, _SHOWN_OF_INVALID))
-    if grid.unplaced:
-        left = pl.DataFrame([(item.source, item.reason) for item in grid.unplaced], ["source", "reason"], orient="row")
-        blocks.append(Table("unplaced", "Files that are of no cell", _UNPLACED_COLUMNS, left, None))
-    blocks.append(
-        cell_table(
-            "profiles", "The profiles and how their steps were found", profiles(grid), PROFILES, "source how notes"
-        )
-    )
-    return Section("status", "What is answered", tuple(blocks))
 
 
 # ── legend and recording ──────────────────────────────────────────────────────────────────────────────────────────────

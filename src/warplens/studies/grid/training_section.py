@@ -1,4 +1,4 @@
-"""Questions (b), (c) and (d) of the grid document: kernels, and the training step."""
+"""Question (d) of a grid: where the time of a training step goes, and what its optimizer costs."""
 
 from __future__ import annotations
 
@@ -7,34 +7,22 @@ from typing import TYPE_CHECKING, Any, Final
 import polars as pl
 
 from warplens.analysis.window import NO_PHASE, PHASES
-from warplens.profile.columns import column
-from warplens.profile.schema import Column
-from warplens.report import text as fmt
+from warplens.profile.columns import table
 from warplens.report.document import Figure, Paragraph, Section, Table
-from warplens.report.theme import category_fill
-from warplens.studies.grid.answers import CellAnswers, Grid
+from warplens.studies.grid.answers import CellAnswers
+from warplens.studies.grid.grid import Grid
+from warplens.studies.grid.kernel_sections import category_mix, mix_columns
 from warplens.studies.grid.passes import MATMUL
 from warplens.studies.grid.tables import (
     CELL,
     CELL_TYPES,
-    MATMUL_SHARES,
-    MODEL_PARTS,
-    OPTIMIZER,
-    OTHER_KERNELS,
-    SPLIT,
-    TOP_KERNELS,
-    WITH_BACKWARD,
+    Value,
     between,
-    category_mix,
     cell_key,
     cell_rows,
     cell_table,
     cell_title,
     majority,
-    model_parts,
-    other_kernels,
-    top_kernels,
-    top_kernels_with_backward,
     unanswered,
 )
 
@@ -42,141 +30,87 @@ if TYPE_CHECKING:
     from warplens.report.document import Block
 
 
-def answer_b(grid: Grid) -> list[str]:
-    """The answers to (b), sentence by sentence."""
-    top = top_kernels(grid)
-    if not top.height:
-        return []
-    by_category = top["top_category"].value_counts(sort=True).row(0)
-    by_name = top["category"].value_counts(sort=True).row(0)
-    first = top.row(0, named=True)
-    calls = (
-        f"{fmt.count(first['calls_each'])} calls in each pass" if first["calls_each"] is not None else "varying calls"
-    )
-    sentences = [
-        f"By category, {by_category[0]} kernels take the most GPU time of a forward pass in "
-        f"{majority(by_category[1], top.height, 'cell')}; the single function that takes the most is of category "
-        f"{by_name[0]} in {majority(by_name[1], top.height, 'cell')}.",
-        f"For {cell_title(first)} it is {fmt.shorten_kernel(first['full_name'])}: {calls}, "
-        f"{fmt.share(first['share'])} of the GPU time, launched by {first['parts']}.",
-    ]
-    varying = top.filter(pl.col("calls_each").is_null())
-    if varying.height:
-        sentences.append(
-            f"In {majority(varying.height, top.height, 'cell')} the number of calls differs from pass to pass."
-        )
-    both = top_kernels_with_backward(grid)
-    if both.height:
-        same = int(both["same"].sum())
-        sentences.append(
-            f"With the backward pass added, the same kernel leads in {majority(same, both.height, 'training profile')}."
-        )
-    return sentences
-
-
-def kernel_section(grid: Grid) -> Section:
-    """(b) The kernel with the most GPU time, its calls, and the model parts that launch it."""
-    title = "(b) Which kernel takes the most GPU time?"
-    top = top_kernels(grid)
-    if not top.height:
-        return unanswered("b", title)
-    parts = model_parts(grid)
-    captions = {
-        "top-kernels": "The kernel with the most GPU time in a forward pass (measured)",
-        "top-categories": "The category with the most GPU time in a forward pass (measured)",
-        "model-parts": "Model parts that launch the leading kernel, by innermost range (measured)",
-    }
-    blocks: list[Block] = [
-        Paragraph(" ".join(answer_b(grid))),
-        cell_table("top-kernels", captions["top-kernels"], top, TOP_KERNELS, "name category calls_each gpu_ns share"),
-        cell_table(
-            "top-categories",
-            captions["top-categories"],
-            top,
-            TOP_KERNELS,
-            "top_category top_category_calls_each top_category_share matmul_calls_modelled",
+SPLIT: Final = table(
+    "grid: (d) training steps",
+    "One training profile; means over its steps, so that the parts add up. `grid.json`.",
+    CELL,
+    (
+        Value.count("steps", "training steps measured, warm-up left out", "training.steps"),
+        Value.number("wall_ns", "measured: wall time of a step, the mean", title="Step"),
+        Value.number("wall_min_ns", "measured: the fastest step", "training.wall.minimum", title="Min"),
+        Value.number("wall_max_ns", "measured: the slowest step", "training.wall.maximum", title="Greatest"),
+        Value.number("gpu_ns", "measured: summed durations of all GPU work of a step", title="GPU time"),
+        *(
+            each
+            for phase in PHASES
+            for each in (
+                Value.number(f"{phase}_ns", f"measured: GPU time of the {phase} phase"),
+                Value.number(f"{phase}_share", f"measured: share of the {phase} phase", title="of GPU time"),
+                Value.number(f"{phase}_span_ns", f"measured: span of the {phase} phase", title=phase.capitalize()),
+            )
         ),
-        cell_table("model-parts", captions["model-parts"], parts, MODEL_PARTS, "part launches gpu_ns share"),
-    ]
-    both = top_kernels_with_backward(grid)
-    if both.height:
-        caption = "The leading kernel of forward and backward together (measured)"
-        blocks.append(
-            cell_table("top-with-backward", caption, both, WITH_BACKWARD, "name category calls_each share same")
-        )
-    return Section("b", title, tuple(blocks))
-
-
-def answer_c(grid: Grid) -> list[str]:
-    """The answers to (c), sentence by sentence."""
-    mix = category_mix(grid, "forward")
-    if not mix.height:
-        return []
-    labels = [label for label in mix.columns[3:] if label != MATMUL]
-    ranked = sorted(labels, key=lambda label: -float(mix[label].sum()))
-    parts = [f"{label} {between(mix[label], 'share')}" for label in ranked[:4]]
-    rest = [1 - row.get(MATMUL, 0.0) for row in mix.iter_rows(named=True)]
-    return [
-        f"Everything but matrix products takes {between(rest, 'share')} of a forward pass's GPU time: "
-        f"{', '.join(parts)} over the cells."
-    ]
-
-
-def other_section(grid: Grid) -> Section:
-    """(c) The other kernels of a forward pass."""
-    title = "(c) What do the other kernels take?"
-    mix = category_mix(grid, "forward")
-    if not mix.height:
-        return unanswered("c", title)
-    caption = "GPU time of a forward pass by category; every row sums to 100 % (measured)"
-    blocks: list[Block] = [
-        Paragraph(" ".join(answer_c(grid))),
-        Table("category-mix", caption, mix_columns(mix), mix, None),
-        _mix_figure(mix),
-    ]
-    others = other_kernels(grid)
-    inner = [
-        Section(
-            f"c-{number}",
-            f"Other kernels of {model}",
-            (
-                Table(
-                    f"other-kernels-{number}",
-                    f"The longest kernels of {model} besides matrix products; a cell's rows sum to 100 % (measured)",
-                    OTHER_KERNELS.without("model", "full_name").columns,
-                    others.filter(pl.col("model") == model),
-                    None,
-                ),
-            ),
-        )
-        for number, model in enumerate(others["model"].unique(maintain_order=True), 1)
-    ]
-    return Section("c", title, tuple(blocks), tuple(inner))
-
-
-def mix_columns(mix: pl.DataFrame) -> tuple[Column, ...]:
-    """The columns of a table of category shares."""
-    share = column("share", help="measured: share of the GPU time")
-    return (*CELL, *(share.but(name=label, title=label) for label in mix.columns[3:]))
-
-
-def _mix_figure(mix: pl.DataFrame) -> Figure:
-    from warplens.report.charts import ranked_chart
-
-    row = mix.row(mix.height - 1, named=True)
-    values = [(label, row[label]) for label in mix.columns[3:] if row[label] > 0]
-    values.sort(key=lambda item: -item[1])
-    frame = pl.DataFrame(
-        [{"name": label, "value": share, "share": None, "fill": category_fill(label)} for label, share in values],
-        schema_overrides={"value": pl.Float64, "share": pl.Float64},
-    )
-    title = cell_title(row)
-    alt = f"Bars: share of the forward pass's GPU time by category for {title}; {values[0][0]} leads."
-    chart = ranked_chart(frame, kind="share")
-    return Figure("forward-mix", f"GPU time of a forward pass by category: {title} (measured)", chart, alt)
-
-
-# --- Question (d): the training step ---------------------------------------------------------------------------------
+        Value.number(f"{NO_PHASE}_ns", "measured: GPU time outside of the three phases", title="Outside"),
+        Value.number(f"{NO_PHASE}_share", "its share of the GPU time"),
+        Value.number(f"{NO_PHASE}_span_ns", "from first start to last end of that work"),
+        Value.count("residual_ns", "GPU time less its parts", "training.residual_ns", kind="duration_ns"),
+        Value.number("idle_ns", "time in which the GPU does nothing"),
+        Value.number("idle_share", "measured: share of the step in which the GPU does nothing", title="GPU idle"),
+        Value.number("inferred_share", "share of the GPU time that was attributed by the waiting-thread rule"),
+        Value.number("python_step_ns", "measured by the program: a step without the profiler", "python.step.centre_ns",
+                     title="Own clock"),
+    ),
+)  # fmt: skip
+MATMUL_SHARES: Final = table(
+    "grid: (d) matrix products",
+    "One training profile. Values are shares of GPU time in kernels of category `gemm`. `grid.json`.",
+    CELL,
+    (
+        Value.text("inference_source", "the profile of forward passes alone"),
+        Value.number("inference", "measured: in the profile of forward passes of the same cell", title="Forward alone",
+                     kind="share"),
+        *(Value.number(phase, f"measured: in the {phase} phase of training", kind="share") for phase in PHASES),
+        Value.number("step", "measured: in the whole training step", title="Whole step", kind="share"),
+        Value.number("change", "measured: whole step less forward alone, in points of percent", kind="share"),
+    ),
+)  # fmt: skip
+OPTIMIZER: Final = table(
+    "grid: (d) the optimizer",
+    "One training profile; means over its steps. `grid.json`.",
+    CELL,
+    (
+        Value.number("launches", "measured: pieces of GPU work in one optimizer step", "optimizer.launches",
+                     kind="count"),
+        Value.number("launches_per_tensor", "measured launches over the model's parameter tensors",
+                     "optimizer.launches_per_tensor", title="Per tensor",
+                     modelled="measured launches over a modelled number of tensors"),
+        Value.number("span_ns", "measured: from first start to last end", "optimizer.span_ns"),
+        Value.number("gpu_ns", "measured: summed durations", "optimizer.gpu_ns", title="GPU time"),
+        Value.number("busy_share", "measured: share of the span in which the GPU works", "optimizer.busy_share",
+                     title="GPU busy"),
+        Value.number("starved_share", "measured: the GPU has run dry, the next comes late", "optimizer.starved_share",
+                     title="Waits for launches"),
+        Value.number("between_share", "measured: gaps before work that was launched in time",
+                     "optimizer.between_share",
+                     title="Between kernels"),
+        Value.number("span_ns_per_launch", "measured: span over launches", "optimizer.span_ns_per_launch",
+                     title="Span per launch"),
+        Value.number("gpu_ns_per_launch", "measured: GPU time over launches", "optimizer.gpu_ns_per_launch",
+                     title="GPU per launch"),
+        Value.number("python_ns_per_launch",
+                     "measured: the program's own optimizer time, without the profiler, over the launches of "
+                     "the profile",
+                     title="Own clock per launch"),
+        Value.number("modelled_bytes_per_s", "memory traffic of the assignment's AdamW over the GPU time",
+                     "optimizer.modelled_bytes_per_s", modelled="modelled bytes over measured time"),
+        Value.number("bandwidth_share",
+                     "modelled bytes of the assignment's AdamW in fp32 (140 per parameter, caches not counted) over "
+                     "the measured GPU time, as a share of the memory's bandwidth", "optimizer.bandwidth_share",
+                     title="Memory (modelled)",
+                     modelled="modelled bytes over measured time and the device's bandwidth"),
+        Value.text("pace", "`launches`: waits over 20 % of the span; gpu: below 5 %", "optimizer.bound",
+                   title="Pace set by"),
+    ),
+)  # fmt: skip
 
 
 def training_split(grid: Grid) -> pl.DataFrame:
@@ -235,9 +169,6 @@ def _matmul(labels: pl.DataFrame) -> float:
 def _optimizer(cell: CellAnswers) -> dict[str, Any]:
     cost, own = cell.optimizer, cell.python.get("optimizer")
     return {"python_ns_per_launch": own.centre_ns / cost.launches if cost and own else None}
-
-
-# ── the section ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def answer_d(grid: Grid) -> list[str]:

@@ -1,0 +1,213 @@
+"""A folder of profiles over models × context lengths: which of five questions each answers, and what is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+import polars as pl
+
+from warplens.profile.columns import table
+from warplens.profile.schema import Column
+from warplens.studies.grid.answers import QUESTIONS, answer_cell
+from warplens.studies.grid.cells import Unplaced
+from warplens.studies.grid.models import canonical_model, model_rank
+
+if TYPE_CHECKING:
+    from warplens.studies.grid.answers import CellAnswers, GridCell
+
+
+CELL_STATES: Final = table(
+    "grid: status",
+    "One cell and question. `grid.json`.",
+    "model context",
+    Column("question", pl.String, "`a` to `e`"),
+    Column("state", pl.Enum(["measured", "invalid", "missing"]), "`measured`, `invalid` or `missing`"),
+    Column("detail", pl.String, "the answering file, the reason, or what to do", title="What to run, or the reason"),
+)
+
+#: Models of different widths whose layers take the same time within this factor do not wait for the arithmetic: from
+#: one width of the table to the next, a layer's matrix products grow by 1.5 to 2.6 times.
+_SAME_TIME_PER_LAYER: Final = 1.15
+#: A GPU that works for less than this share of a pass waits for the host in the rest.
+_MOSTLY_BUSY: Final = 0.8
+
+
+@dataclass(frozen=True, eq=False)
+class Grid:
+    """All profiles of a grid with their answers.
+
+    Attributes:
+        cells: by size of the model, context and mode.
+        unplaced: files that are of no cell, or of one that another file already answers for.
+        timed: a file with the program's own times was given.
+        unused: cells of that file that no profile is of, `model context` each.
+    """
+
+    cells: tuple[CellAnswers, ...]
+    unplaced: tuple[Unplaced, ...] = ()
+    timed: bool = False
+    unused: tuple[str, ...] = ()
+
+    @property
+    def models(self) -> list[str]:
+        """The models, smallest first."""
+        return sorted({cell.model for cell in self.cells}, key=model_rank)
+
+    @property
+    def contexts(self) -> list[int]:
+        """The context lengths, shortest first."""
+        return sorted({cell.context for cell in self.cells})
+
+    def of(self, model: str, context: int) -> list[CellAnswers]:
+        """The profiles of one cell."""
+        return [cell for cell in self.cells if (cell.model, cell.context) == (model, context)]
+
+    def answering(self, question: str) -> list[CellAnswers]:
+        """The profiles that answer a question."""
+        return [cell for cell in self.cells if cell.answers(question)]
+
+    def preferred(self, question: str) -> list[CellAnswers]:
+        """One answering profile of each cell: that of forward passes alone where there is one."""
+        chosen: dict[tuple[str, int], CellAnswers] = {}
+        for cell in self.answering(question):
+            best = chosen.setdefault((cell.model, cell.context), cell)
+            if cell.mode == "forward" and best.mode != "forward":
+                chosen[cell.model, cell.context] = cell
+        return list(chosen.values())
+
+    def inference_of(self, training: CellAnswers) -> CellAnswers | None:
+        """The valid profile of forward passes alone for the cell of a training profile; None without one."""
+        found = (cell for cell in self.of(training.model, training.context) if cell.mode == "forward")
+        return next((cell for cell in found if cell.answers("c")), None)
+
+
+def answer_grid(
+    cells: Iterable[GridCell],
+    *,
+    timings: pl.DataFrame | None = None,
+    batch: int | None = None,
+    unplaced: Iterable[Unplaced] = (),
+) -> Grid:
+    """Answers the five questions for every profile. Each profile is dropped before the next is asked for.
+
+    Args:
+        cells: the profiles; an iterator that reads them one by one keeps only one in memory.
+        timings: the program's own times, as `warplens.readers.timings.read_timings` gives them.
+        batch: sequences in a batch, for cells that do not say; FLOPs per second need it.
+        unplaced: files that are of no cell, to be listed.
+    """
+    answered: list[CellAnswers] = []
+    left = list(unplaced)
+    for cell in cells:
+        answers = answer_cell(cell, timings=timings, batch=batch)
+        same = [other for other in answered if other.place == answers.place and not other.invalid]
+        if same and not answers.invalid:
+            left.append(Unplaced(answers.source, f"{same[0].source} is of the same cell and mode"))
+        else:
+            answered.append(answers)
+    ordered = sorted(answered, key=lambda answers: answers.place)
+    unused = _unused(timings, {(answers.model, answers.context) for answers in ordered})
+    return Grid(tuple(_checked_against_inference(ordered)), tuple(left), timings is not None, unused)
+
+
+def _unused(timings: pl.DataFrame | None, places: set[tuple[str, int]]) -> tuple[str, ...]:
+    """Cells of a file of times that are of none of these models and contexts, in the order of the file."""
+    if timings is None:
+        return ()
+    written = timings.select("model", "context").unique(maintain_order=True).rows()
+    return tuple(
+        f"{model} {context}" for model, context in written if (canonical_model(model) or model, context) not in places
+    )
+
+
+@dataclass(frozen=True)
+class HostBound:
+    """Models of different widths whose layers take the same time at one context length, while their GPU waits.
+
+    Attributes:
+        context, mode: where.
+        models: at least two, smallest first.
+        least_ns, greatest_ns: time of a forward pass per layer, the extremes among the models.
+        busy_share: the largest share of the pass in which any of their GPUs worked.
+    """
+
+    context: int
+    mode: str
+    models: tuple[str, ...]
+    least_ns: float
+    greatest_ns: float
+    busy_share: float
+
+
+def host_bound(grid: Grid) -> tuple[HostBound, ...]:
+    """Where the host sets the pace of the forward pass, by measurement: per context and mode, if any."""
+    found = []
+    places = sorted({(cell.context, cell.mode or "") for cell in grid.answering("a")})
+    for context, mode in places:
+        waiting = [
+            (cell.model, cell.forward.per_layer.median, cell.forward.busy_share)
+            for cell in grid.answering("a")
+            if (cell.context, cell.mode or "") == (context, mode)
+            and cell.forward is not None
+            and cell.forward.per_layer is not None
+            and cell.forward.busy_share is not None
+            and cell.forward.busy_share < _MOSTLY_BUSY
+        ]
+        times = [per_layer for _, per_layer, _ in waiting]
+        if len(waiting) >= 2 and max(times) <= _SAME_TIME_PER_LAYER * min(times):
+            models = tuple(model for model, _, _ in waiting)
+            found.append(HostBound(context, mode, models, min(times), max(times), max(busy for _, _, busy in waiting)))
+    return tuple(found)
+
+
+def grid_status(grid: Grid) -> pl.DataFrame:
+    """Which question is answered for which cell, and what is to be done for the others (`CELL_STATES`)."""
+    rows = [
+        (model, context, question, *_state(grid, model, context, question))
+        for model in grid.models
+        for context in grid.contexts
+        for question in QUESTIONS
+    ]
+    return pl.DataFrame(rows, schema=CELL_STATES.schema, orient="row")
+
+
+def _state(grid: Grid, model: str, context: int, question: str) -> tuple[str, str]:
+    profiles = grid.of(model, context)
+    if answering := [cell.source for cell in profiles if cell.answers(question)]:
+        return "measured", ", ".join(answering)
+    wanted = "train" if question == "d" else "forward"
+    of_kind = [cell for cell in profiles if question != "d" or cell.mode != "forward"]
+    if invalid := [cell for cell in of_kind if cell.invalid]:
+        return "invalid", f"{invalid[0].source}: {'; '.join(invalid[0].invalid)}"
+    if lacking := [cell for cell in of_kind if question in cell.lacking]:
+        return "missing", f"{lacking[0].source}: {lacking[0].lacking[question]}"
+    return "missing", record_command(model, context, wanted)
+
+
+def record_command(model: str, context: int, mode: str) -> str:
+    """The command that records a cell under a name that will be recognised."""
+    return f"nsys profile --trace=cuda,nvtx --output={model}_ctx{context}_{mode} python PROGRAM …"
+
+
+def _checked_against_inference(cells: list[CellAnswers]) -> list[CellAnswers]:
+    """A training step cannot take less GPU time than the forward pass alone: such a cell becomes invalid."""
+    alone = {
+        (cell.model, cell.context): cell
+        for cell in cells
+        if cell.mode == "forward" and cell.forward is not None and cell.forward.gpu is not None and not cell.invalid
+    }
+    checked = []
+    for cell in cells:
+        inference = alone.get((cell.model, cell.context))
+        if inference is not None and inference.forward is not None and cell.training is not None and not cell.invalid:
+            step_ns = cell.training.gpu_ns / cell.training.steps
+            if inference.forward.gpu is not None and step_ns < inference.forward.gpu.median:
+                reason = (
+                    f"a step has less GPU time than the forward pass alone in {inference.source}: "
+                    "it was cut short, or the two are not the same workload"
+                )
+                cell = replace(cell, invalid=(reason,))  # noqa: PLW2901
+        checked.append(cell)
+    return checked
