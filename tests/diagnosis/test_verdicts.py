@@ -514,7 +514,13 @@ def test_launching_calls_of_milliseconds_load_code_unless_steps_repeat_them(step
 
 @pytest.mark.parametrize(
     ("gain", "said"),
-    [(1.5, "about 1.50×"), (9.99, "about 9.99×"), (9.999, "about 10×"), (53.2, "about 53×"), (100.0, "many times")],
+    [
+        (1.5, "about 1.50×"),
+        (9.99, "about 9.99×"),
+        (9.999, "about 10.0×"),
+        (53.19, "about 53.2×"),
+        (100.0, "many times"),
+    ],
 )
 def test_a_factor_is_told_as_exactly_as_models_are_sure(gain: float, said: str) -> None:
     assert about(gain) == said

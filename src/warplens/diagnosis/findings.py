@@ -223,8 +223,8 @@ MANY: Final = 100.0
 
 
 def times(gain: float) -> str:
-    """A factor in words: `1.23×`, and whole from ten on, `53×`, for no model of ours is that sure."""
-    return f"{gain:.2f}×" if gain < 9.995 else f"{gain:.0f}×"
+    """A factor in words, to three digits, for no model of ours is surer: `1.23×`, `53.2×`."""
+    return f"{gain:.2f}×" if gain < 9.995 else f"{gain:.1f}×"
 
 
 def about(gain: float) -> str:

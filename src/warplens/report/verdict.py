@@ -140,7 +140,7 @@ def factor(gain: float | None) -> str:
     """A factor: `1.23×`; `–` where it is not known."""
     if gain is None:
         return fmt.MISSING
-    return f">{times(MANY)}" if gain >= MANY else times(gain)
+    return f">{MANY:.0f}×" if gain >= MANY else times(gain)
 
 
 def gain_words(finding: Finding) -> str:
