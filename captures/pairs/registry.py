@@ -9,6 +9,7 @@ from typing import Any
 __all__ = [
     "AFTER",
     "BEFORE",
+    "EIGHTH",
     "FIFTH",
     "FOURTH",
     "HALVES",
@@ -29,8 +30,8 @@ BEFORE, AFTER = "before", "after"
 #: What is held out was written apart from the rules of the diagnosis, and published when they stood. The third part was
 #: recorded when the rules had been mended with the second in view, and each later one when they had been with its
 #: predecessor.
-DEVELOPMENT, HELD_OUT, THIRD, FOURTH, FIFTH, SIXTH, SEVENTH = HALVES = (
-    "development", "held_out", "third", "fourth", "fifth", "sixth", "seventh",
+DEVELOPMENT, HELD_OUT, THIRD, FOURTH, FIFTH, SIXTH, SEVENTH, EIGHTH = HALVES = (
+    "development", "held_out", "third", "fourth", "fifth", "sixth", "seventh", "eighth",
 )  # fmt: skip
 
 PROGRAMS: dict[str, Program] = {}
