@@ -47,8 +47,9 @@ class _OpenRanges(NamedTuple):
     def at(self, when: Int64s) -> Int64s:
         if not self.times.size:
             return np.full(when.shape, NO_RANGE)
-        index = np.searchsorted(self.times, when, side="right") - 1
-        return np.where(index >= 0, self.innermost[np.maximum(index, 0)], NO_RANGE)
+        index = np.searchsorted(self.times, when, side="right")
+        found: Int64s = np.r_[NO_RANGE, self.innermost][index]
+        return found
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,8 +79,12 @@ class RangeForest(Forest):
         inferred = np.zeros(len(when), dtype=np.bool_)
         for launcher, rows in _rows_by_thread(process, thread):
             if launcher in self._threads:
-                found[rows] = self._threads[launcher].at(when[rows])
-                rows = rows[found[rows] == NO_RANGE]  # noqa: PLW2901  # only these may be another thread's
+                own = self._threads[launcher].at(when if len(rows) == len(when) else when[rows])
+                if len(rows) == len(when):
+                    found = own
+                else:
+                    found[rows] = own
+                rows = rows[own == NO_RANGE]  # noqa: PLW2901  # only these may be another thread's
             waiting = self._waiting(launcher, when[rows])
             found[rows], inferred[rows] = waiting, waiting != NO_RANGE
         return found, inferred
@@ -194,6 +199,8 @@ def _open_ranges_with_crossings(rows: Int64s, is_start: Int64s, times: Int64s) -
 
 def _rows_by_thread(process: Int64s, thread: Int64s) -> list[tuple[tuple[int, int], Int64s]]:
     """The rows of each (process, thread), in their order."""
+    if len(process) and (process == process[0]).all() and (thread == thread[0]).all():
+        return [((int(process[0]), int(thread[0])), np.arange(len(process)))]
     key = (process << _THREAD_BITS) | thread
     distinct = pl.Series(key).unique().sort().to_list()
     if len(distinct) <= _FEW_THREADS:

@@ -91,6 +91,14 @@ def chosen(rows: pl.DataFrame, which: Bools | pl.Series) -> pl.DataFrame:
     return rows.slice(first, count) if mask[first : first + count].all() else rows.filter(pl.Series(mask))
 
 
+def all_equal(column: pl.Series, value: int | None = None) -> bool:
+    """Whether all rows hold one value, this one where it is given, and none is null; false where there are no rows."""
+    if not column.len() or column.null_count():
+        return False
+    least = column.min()
+    return least == column.max() and value in (None, least)
+
+
 # --- Groups of millions of rows by columns of a few values ---
 
 #: Up to so many combinations are counted in a table of all of them; more are told apart by sorting.

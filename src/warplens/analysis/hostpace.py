@@ -17,6 +17,7 @@ import numpy.typing as npt
 import polars as pl
 
 from warplens.analysis.api import api_kind, blocks_host, polls_device
+from warplens.analysis.frames import all_equal, once
 from warplens.analysis.intervals import Intervals, Owned, clip, measure_before, owned_union, subtract, total, union
 from warplens.analysis.launches import PROMPT_START_NS
 from warplens.profile.schema import name_categories
@@ -82,13 +83,17 @@ class HostCalls:
     outermost: Owned
     profiler: dict[int, Intervals]
 
-    @classmethod
-    def of(cls, timeline: Timeline, process: int) -> HostCalls:
+    @staticmethod
+    @once
+    def of(timeline: Timeline, process: int) -> HostCalls:
         """The calls of one process; threads that never launched GPU work are left out."""
         calls = timeline.trace.api_calls.select("start_ns", "end_ns", "process", "thread", "name")
         categories = name_categories(calls["name"])
         code = calls["name"].to_physical().to_numpy()
-        launching = timeline.work.filter(pl.col("process") == process)["thread"].drop_nulls().unique()
+        work = timeline.work.select("process", "thread", "api_row")
+        if not all_equal(work["process"], process):
+            work = work.filter(pl.col("process") == process)
+        launching = work["thread"].drop_nulls().unique()
         selected = ((calls["process"] == process) & calls["thread"].is_in(launching.implode())).to_numpy()
         cause = np.array([_holding(name) for name in categories], dtype=np.int8)[code]
         copying, held_by = _copy_calls(timeline, process, cause)
@@ -103,8 +108,9 @@ class HostCalls:
         rows = np.flatnonzero(selected)
         profiler = {thread: _profiler(timeline, process, thread) for thread in launching.to_list()}
         issues = np.zeros(len(calls), dtype=np.bool_)
-        issues[timeline.work.filter(pl.col("process") == process)["api_row"].drop_nulls().to_numpy()] = True
-        return cls(rows, starts, ends, threads, cause, issues[rows], owned_union(starts, ends), profiler)
+        issues[work["api_row"].drop_nulls().to_numpy()] = True
+        issues = issues if selected.all() else issues[rows]
+        return HostCalls(rows, starts, ends, threads, cause, issues, owned_union(starts, ends), profiler)
 
     def states(self, thread: int) -> dict[str, Intervals]:
         """When this thread was held up, as disjoint intervals per cause (`warplens.analysis.timebudget.IDLE_CAUSES`).
@@ -140,17 +146,23 @@ class HostCalls:
         Calls that ask for the state of a stream or an event come several to a launch and say nothing about its pace;
         nor does a launch after a call that held the host. Where no other is left, all calls have to do.
         """
-        own = np.flatnonzero(self.thread == thread)
-        if (self.starts[own[1:]] < self.starts[own[:-1]]).any():
-            own = own[np.argsort(self.starts[own], kind="stable")]
-        issuing = np.flatnonzero(self.issues[own] & (self.cause[own] == 0))
-        held_before = np.cumsum(self.cause[own] != 0)[issuing]
-        starts = self.starts[own]
-        spent = self.ends[own] - starts
-        pauses = np.diff((starts - np.cumsum(spent) + spent)[issuing])
-        pauses = pauses[np.diff(held_before) == 0]
+        mine = self.thread == thread
+        chosen: Int64s | slice = slice(None) if mine.all() else np.flatnonzero(mine)
+        starts, ends, cause, issues = (each[chosen] for each in (self.starts, self.ends, self.cause, self.issues))
+        if (starts[1:] < starts[:-1]).any():
+            order = np.argsort(starts, kind="stable")
+            starts, ends, cause, issues = starts[order], ends[order], cause[order], issues[order]
+        # From one call that issues work to the next, less what was spent inside of calls.
+        issuing = np.flatnonzero(issues & (cause == 0))
+        pauses = np.diff(starts[issuing])
+        if len(pauses):
+            pauses -= np.add.reduceat(ends - starts, issuing)[:-1]
+            held = np.flatnonzero(cause)
+            free = np.ones(len(pauses) + 2, dtype=np.bool_)
+            free[np.searchsorted(issuing, held)] = False  # the pause that ends behind a call that held the host
+            pauses = pauses[free[1:-1]]
         if not len(pauses):
-            pauses = self.starts[own[1:]] - self.ends[own[:-1]]
+            pauses = starts[1:] - ends[:-1]
         usual = float(np.median(pauses)) if len(pauses) else 0.0
         starts, ends = self.outermost.ends[:-1], self.outermost.starts[1:]
         long = ends - starts >= min(max(STALL_MIN_NS, _STALL_FACTOR * usual), STALL_MAX_NS)
@@ -158,8 +170,8 @@ class HostCalls:
         far = np.iinfo(np.int64).max // 4
         starts = np.r_[np.int64(-far), starts[long], self.outermost.ends[-1:]]
         ends = np.r_[self.outermost.starts[:1], ends[long], np.int64(far)]
-        held = self.profiler.get(thread, Intervals.none())
-        stalls = subtract(Owned(starts, ends, np.arange(len(starts))), held)
+        profiled = self.profiler.get(thread, Intervals.none())
+        stalls = subtract(Owned(starts, ends, np.arange(len(starts))), profiled)
         return Intervals(stalls.starts, stalls.ends)
 
 

@@ -7,7 +7,7 @@ All sums are exact: nothing is converted to floating point.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -69,25 +69,57 @@ def owned_union(starts: Int64s, ends: Int64s) -> Owned:
 
 def union(intervals: Intervals) -> Intervals:
     """The covered time as disjoint intervals, neighbours that touch merged into one."""
-    pieces = owned_union(intervals.starts, intervals.ends)
-    if not len(pieces.starts):
-        return Intervals(pieces.starts, pieces.ends)
-    begins = np.r_[True, pieces.starts[1:] > pieces.ends[:-1]]
-    finishes = np.r_[begins[1:], True]
-    return Intervals(pieces.starts[begins], pieces.ends[finishes])
+    starts, ends = intervals
+    if np.any(starts[1:] < starts[:-1]):
+        order = np.argsort(starts, kind="stable")
+        starts, ends = starts[order], ends[order]
+    if not (lasting := ends > starts).all():
+        starts, ends = starts[lasting], ends[lasting]
+    if np.any(starts[1:] < ends[:-1]):
+        ends = np.maximum.accumulate(ends)
+    apart = starts[1:] > ends[:-1]
+    if apart.all():
+        return Intervals(starts, ends)
+    return Intervals(starts[np.r_[True, apart]], ends[np.r_[apart, True]])
 
 
 def complement(disjoint: Intervals, start: int, end: int) -> Intervals:
     """The gaps of a disjoint set inside `[start, end)`."""
-    inside = clip(disjoint, start, end)
-    starts = np.r_[np.int64(start), inside.ends]
-    ends = np.r_[inside.starts, np.int64(end)]
+    first = int(np.searchsorted(disjoint.ends, start, side="right"))
+    stop = max(first, int(np.searchsorted(disjoint.starts, end, side="left")))
+    starts = np.r_[np.int64(start), disjoint.ends[first:stop]]
+    ends = np.r_[disjoint.starts[first:stop], np.int64(end)]
     kept = ends > starts
-    return Intervals(starts[kept], ends[kept])
+    return Intervals(starts, ends) if kept.all() else Intervals(starts[kept], ends[kept])
+
+
+#: Where fewer than this share of the pieces are covered, the others are left as they are.
+_FEW_COVERED: Final = 0.25
 
 
 def subtract(pieces: Owned, disjoint: Intervals) -> Owned:
     """Disjoint owned pieces without the time that a disjoint set covers; owners are kept."""
+    if len(disjoint.starts) >= _FEW_COVERED * len(pieces.starts):
+        return _without(pieces, disjoint)
+    # A few intervals are looked up among the pieces, which are in order, and touch few of them.
+    first = np.searchsorted(pieces.ends, disjoint.starts, side="right")
+    count = np.maximum(np.searchsorted(pieces.starts, disjoint.ends, side="left") - first, 0)
+    if not (reached := int(count.sum())):
+        return pieces
+    if reached >= _FEW_COVERED * len(pieces.starts):
+        return _without(pieces, disjoint)
+    rows = np.repeat(first - np.cumsum(count) + count, count) + np.arange(reached)
+    rows = rows[np.r_[True, rows[1:] != rows[:-1]]]
+    left = _without(Owned(*(column[rows] for column in pieces)), disjoint)
+    place = np.searchsorted(np.delete(pieces.starts, rows), left.starts)
+    starts, ends, owner = (
+        np.insert(np.delete(whole, rows), place, part) for whole, part in zip(pieces, left, strict=True)
+    )
+    return Owned(starts, ends, owner)
+
+
+def _without(pieces: Owned, disjoint: Intervals) -> Owned:
+    """The same where any piece may be covered."""
     first = np.searchsorted(disjoint.ends, pieces.starts, side="right")
     stop = np.searchsorted(disjoint.starts, pieces.ends, side="left")
     overlaps = np.maximum(stop - first, 0)

@@ -15,7 +15,7 @@ import numpy as np
 import polars as pl
 
 from warplens.analysis.api import api_kinds
-from warplens.analysis.frames import duration_ns, number, once, spread
+from warplens.analysis.frames import all_equal, chosen, duration_ns, number, once, spread
 from warplens.profile.columns import KERNEL_NAME, spread_columns, table
 from warplens.profile.schema import Column
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from warplens.analysis.timeline import Timeline
     from warplens.analysis.window import Window
-    from warplens.profile.schema import Int64s
+    from warplens.profile.schema import Bools
 
 
 #: A kernel that starts sooner than this after its launching call returned found the GPU with nothing else to do. In
@@ -165,7 +165,8 @@ def launch_summary(timeline: Timeline, window: Window) -> LaunchSummary:
     everything = _kernel_launches(timeline, window, ("process", "thread", "graph_launched", "api_row"))
     launches = everything.filter(~pl.col("graph_launched")) if everything["graph_launched"].any() else everything
     matched = launches.filter(pl.col("api_row").is_not_null()) if launches["api_row"].null_count() else launches
-    calls = timeline.trace.api_calls.select("start_ns", "end_ns", "process", "thread")[_distinct(matched["api_row"])]
+    calls = timeline.trace.api_calls.select("start_ns", "end_ns", "process", "thread")
+    calls = chosen(calls, _occurring(matched["api_row"], calls.height))
     api_ns = calls["end_ns"] - calls["start_ns"]
     queue_ns = matched["start_ns"] - matched["launch_end_ns"]
     thread, interval_ns = _busiest_thread(calls)
@@ -193,6 +194,8 @@ def launch_summary(timeline: Timeline, window: Window) -> LaunchSummary:
 
 
 def _made_by(thread: tuple[int, int], launches: pl.DataFrame) -> int:
+    if all(all_equal(launches[name], number) for name, number in zip(("process", "thread"), thread, strict=True)):
+        return launches.height
     mine = (pl.col("process") == thread[0]) & (pl.col("thread") == thread[1])
     return int(launches.select(mine.sum()).item())
 
@@ -226,7 +229,7 @@ def _kernel_launches(timeline: Timeline, window: Window, columns: Sequence[str])
     kept = [column for column in columns if column not in _LOOKED_UP]
     work = timeline.work_in(window)
     work = work.select(list(dict.fromkeys(("kind", "row", "api_row", *_TIMES, *kept))))
-    work = work.filter(pl.col("kind") == "kernel")
+    work = chosen(work, work["kind"] == "kernel").drop("kind")
     made = {
         "name": lambda: timeline.trace.kernels["name"].gather(work["row"]),
         "full_name": lambda: timeline.trace.kernels["full_name"].gather(work["row"]),
@@ -255,17 +258,15 @@ def _graph_calls(timeline: Timeline, window: Window) -> tuple[pl.DataFrame, int]
         return timeline.trace.api_calls.clear(), 0
     started = by_graph.gather(work["api_row"]).fill_null(False)
     launched = work.filter((pl.col("kind") == "graph") | started)["api_row"]
-    return timeline.trace.api_calls[_distinct(launched.drop_nulls())], launched.null_count()
+    calls = timeline.trace.api_calls
+    return chosen(calls, _occurring(launched.drop_nulls(), calls.height)), launched.null_count()
 
 
-def _distinct(rows: pl.Series) -> Int64s:
-    """Row numbers without repetitions, in ascending order."""
-    if not rows.len():
-        return np.empty(0, dtype=np.int64)
-    values = rows.to_numpy()
-    seen = np.zeros(int(values.max()) + 1, dtype=np.bool_)
-    seen[values] = True
-    return np.flatnonzero(seen)
+def _occurring(rows: pl.Series, count: int) -> Bools:
+    """Of so many rows, which are among these."""
+    seen = np.zeros(count, dtype=np.bool_)
+    seen[rows.to_numpy()] = True
+    return seen
 
 
 @once
@@ -281,8 +282,12 @@ def _busiest_thread(calls: pl.DataFrame) -> tuple[tuple[int, int] | None, float 
     """The thread with the most launching calls, and the median time between the begins of two of them."""
     if not calls.height:
         return None, None
-    threads = calls.group_by("process", "thread").agg(pl.len().alias("calls"))
-    busiest = threads.sort(["calls", "process", "thread"], descending=[True, False, False]).row(0, named=True)
-    process, thread = busiest["process"], busiest["thread"]
-    begins = calls.filter((pl.col("process") == process) & (pl.col("thread") == thread))["start_ns"].sort()
+    if all_equal(calls["process"]) and all_equal(calls["thread"]):
+        process, thread = calls.row(0, named=True)["process"], calls.row(0, named=True)["thread"]
+    else:
+        threads = calls.group_by("process", "thread").agg(pl.len().alias("calls"))
+        order = ["calls", "process", "thread"]
+        process, thread = threads.sort(order, descending=[True, False, False]).row(0)[:2]
+        calls = calls.filter((pl.col("process") == process) & (pl.col("thread") == thread))
+    begins = calls["start_ns"] if calls["start_ns"].is_sorted() else calls["start_ns"].sort()
     return (process, thread), number(begins.diff().median())

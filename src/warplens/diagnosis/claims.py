@@ -105,14 +105,17 @@ def divide(facts: Facts, rules: Sequence[Rule]) -> Claims:
     gone = {rule.id: share for rule in rules if (share := rule.claim_gaps(facts)) is not None}
     gaps, issuing = _with_structure(facts, gone, plain, issuing)
     work, share = _work_claims(facts, rules)
-    own = facts.work["own_ns"].to_numpy()
+    own = facts.program.own_ns
     for position, rule in enumerate(rules):
         if rule.id in gone:
             # Pauses before other work are claimed because the host would be ahead: that is modelled.
             after = facts.program.gap_next
-            seen = np.where(after >= 0, work[after] == position, False) if len(work) else np.zeros(0, dtype=np.bool_)
+            seen = np.append(work == position, False)[after]
             moved[rule.id] = int(gaps[rule.id][~seen].sum())
-    return Claims(gaps, issuing, moved, causes, work, np.minimum((own * share).astype(np.int64), own))
+    taken = np.zeros(len(own), dtype=np.int64)
+    rows = np.flatnonzero(share)
+    taken[rows] = np.minimum((own[rows] * share[rows]).astype(np.int64), own[rows])
+    return Claims(gaps, issuing, moved, causes, work, taken)
 
 
 def _with_structure(
@@ -135,16 +138,20 @@ def _work_claims(facts: Facts, rules: Sequence[Rule]) -> tuple[Codes, Floats]:
     claimant = np.full(facts.work.height, _NO_CAUSE, dtype=np.int8)
     share = np.zeros(facts.work.height)
     for precedence in PRECEDENCES:
-        # What single kernels let one infer yields to structure, but for their format.
-        formats = [position for position, rule in enumerate(rules) if rule.id == "precision"]
-        rivals = share if precedence == "inferred" else np.where(np.isin(claimant, formats), share, 0.0)
+        rivals = share
+        if precedence == "structure":
+            # What single kernels let one infer yields to structure, but for their format.
+            formats = [position for position, rule in enumerate(rules) if rule.id == "precision"]
+            rivals = np.where(np.isin(claimant, formats), share, 0.0)
         for position, rule in enumerate(rules):
             claimed = rule.claim(facts) if rule.precedence == precedence else None
-            if claimed is None or not claimed.any():
+            rows = np.flatnonzero(claimed > 0) if claimed is not None else np.empty(0, np.int64)
+            if claimed is None or not len(rows):
                 continue
-            mine = claimed > (rivals if precedence in ("inferred", "structure") else 0.0)
-            claimant[mine], share[mine] = position, claimed[mine]
-            rivals = np.where(mine, claimed, rivals)
+            if precedence in ("inferred", "structure"):
+                rows = rows[claimed[rows] > rivals[rows]]
+            claimant[rows] = position
+            share[rows] = rivals[rows] = claimed[rows]
     return claimant, share
 
 

@@ -18,6 +18,7 @@ import numpy.typing as npt
 import polars as pl
 
 from warplens.analysis.categories import CATEGORIES, CLASSES, OTHER, categories_of, classify_names
+from warplens.analysis.frames import all_equal
 from warplens.analysis.headroom import PIECES
 from warplens.analysis.headroom.work import SOURCE
 from warplens.analysis.phases import phase_of_work
@@ -132,7 +133,7 @@ class Facts:
         headrooms: the headroom of each GPU over the whole window, computed when it is first asked for.
         budgets: the time budgets of the whole window.
         whole: the facts of the whole window, where these are those of a phase.
-        part: the rows of its `work` that are those of the phase.
+        part, gap_part: the rows of its `work` and of its `gaps` that are those of the phase.
         cache: patterns that several questions of one rule ask for.
     """
 
@@ -152,6 +153,7 @@ class Facts:
     budgets: tuple[TimeBudget, ...] = ()
     whole: Facts | None = None
     part: Int64s = field(default_factory=lambda: np.empty(0, np.int64), repr=False)
+    gap_part: Int64s = field(default_factory=lambda: np.empty(0, np.int64), repr=False)
     cache: dict[str, Any] = field(default_factory=dict, repr=False)
 
     @cached_property
@@ -350,7 +352,9 @@ class Facts:
         launched = self.work.select("process", "launch_start_ns").filter(self.work["kind"] == "kernel").drop_nulls()
         together = 0
         for process in launched["process"].unique():
-            begun = np.sort(launched["launch_start_ns"].filter(launched["process"] == process).to_numpy())
+            one = all_equal(launched["process"])
+            begun = (launched if one else launched.filter(pl.col("process") == process))["launch_start_ns"].to_numpy()
+            begun = begun if (begun[1:] >= begun[:-1]).all() else np.sort(begun)
             same = begun[1:] == begun[:-1]
             together += int((np.r_[same, False] | np.r_[False, same]).sum())
         return launched.height > 0 and together > self.thresholds.dominant_share * launched.height
@@ -378,13 +382,14 @@ class Facts:
 
     def of_phase(self, phase: str) -> Facts:
         """The work of one phase, and the pauses that it ended."""
-        part = np.flatnonzero((self.work["phase"] == phase).to_numpy())
+        part, gap_part = (np.flatnonzero((rows["phase"] == phase).to_numpy()) for rows in (self.work, self.gaps))
         return replace(
             self,
             work=self.work[part],
             rows=self.rows[part],
             part=part,
-            gaps=self.gaps[np.flatnonzero((self.gaps["phase"] == phase).to_numpy())],
+            gaps=self.gaps[gap_part],
+            gap_part=gap_part,
             phase=phase,
             whole=self,
             predictions={},

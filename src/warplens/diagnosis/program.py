@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from functools import cache, cached_property
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +29,7 @@ Bools = npt.NDArray[np.bool_]
 Int32s = npt.NDArray[np.int32]
 Int64s = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
+_Value = TypeVar("_Value", bound=np.generic)
 
 #: What a kernel's full name marks it as. A new library's name for the same thing goes into its line here.
 MARKS: Final = {
@@ -91,11 +92,16 @@ class Program:
         work = facts.work
         starts = work["start_ns"].to_numpy()
         self.order: Int64s = self._ordered()
+        self._in_order = bool((self.order == np.arange(len(self.order))).all())
         self.own_ns: Int64s = work["own_ns"].to_numpy()
         self.is_kernel: Bools = (work["kind"] == "kernel").to_numpy()
         steps = np.array([step.start_ns for step in facts.window.steps], dtype=np.int64)
         self.step: Int32s = np.searchsorted(steps, starts, side="right").astype(np.int32)
         self._asked: dict[tuple[str, ...], Bools] = {}  # answers of `marked` and `labelled`
+
+    def in_order(self, values: npt.NDArray[_Value]) -> npt.NDArray[_Value]:
+        """Values of the pieces in the order of their streams; where that is the order of `Facts.work`, as they are."""
+        return values if self._in_order else values[self.order]
 
     def _ordered(self) -> Int64s:
         if self._whole is not None:  # a part keeps the order of the whole
@@ -142,8 +148,6 @@ class Program:
                 self._asked["mark", mark] = mine
                 return mine
             texts, codes = self._names_and_codes
-            if not texts:
-                return np.zeros(len(self.own_ns), dtype=np.bool_)
             found = np.array([_pattern(mark).search(text) is not None for text in texts], dtype=np.bool_)
             self._asked["mark", mark] = _fixed(found[codes] & self.is_kernel) if found.any() else self._none
         return self._asked["mark", mark]
@@ -168,34 +172,31 @@ class Program:
         occurs: Bools = np.bincount(label.to_physical().to_numpy(), minlength=name_categories(label).len()) > 0
         return occurs
 
-    @cached_property
-    def blocks(self) -> Floats:
-        """Blocks of the grid of each kernel; nan where not recorded."""
-        return self._whole.blocks[self.facts.part] if self._whole is not None else self._of_kernels(GRID_BLOCKS)
+    def blocks(self, rows: Int64s) -> Floats:
+        """Blocks of the grid of each of these pieces; nan where it is no kernel, or not recorded."""
+        return self._of_kernels(GRID_BLOCKS, rows)
 
-    @cached_property
-    def threads(self) -> Floats:
-        """Threads of the grid of each kernel; nan where not recorded."""
-        if self._whole is not None:
-            return self._whole.threads[self.facts.part]
-        return self._of_kernels(GRID_BLOCKS * BLOCK_THREADS)
+    def threads(self, rows: Int64s) -> Floats:
+        """Threads of the grid of each, likewise."""
+        return self._of_kernels(GRID_BLOCKS * BLOCK_THREADS, rows)
 
-    def _of_kernels(self, size: pl.Expr) -> Floats:
-        """An expression of the kernel table for each piece of work; nan where it is no kernel or is not recorded."""
-        kernels = self.facts.timeline.trace.kernels
-        if not kernels.height:
-            return np.full(len(self.own_ns), np.nan)
-        found = kernels.select(size.cast(pl.Float64).fill_null(float("nan"))).to_series().to_numpy()
-        return np.where(self.is_kernel, found[self._kernel_row], np.nan)
+    def _of_kernels(self, size: pl.Expr, rows: Int64s) -> Floats:
+        """An expression of the sizes in the kernel table for each of these pieces of work."""
+        found = np.full(len(rows), np.nan)
+        mine = np.flatnonzero(self.is_kernel[rows])
+        sizes = self.facts.timeline.trace.kernels.select(size.meta.root_names())
+        sizes = sizes[self.facts.work["row"].gather(rows[mine])]
+        found[mine] = sizes.select(size.cast(pl.Float64).fill_null(float("nan"))).to_series().to_numpy()
+        return found
 
     @cached_property
     def breaks(self) -> Bools:
         """In `order`: whether a piece is of another stream, device or step than the one before it."""
-        step = self.step[self.order]
+        step = self.in_order(self.step)
         new = np.ones(len(step), dtype=np.bool_)
         np.not_equal(step[1:], step[:-1], out=new[1:])
         for lane in ("device", "stream"):
-            number = self.facts.work[lane].to_numpy()[self.order]
+            number = self.in_order(self.facts.work[lane].to_numpy())
             new[1:] |= number[1:] != number[:-1]
         return new
 
@@ -208,14 +209,11 @@ class Program:
         others = self.facts.work["label"].to_physical().to_numpy().astype(np.int64)
         return np.where(self.is_kernel, codes, -1 - others)
 
-    @cached_property
-    def launched_as(self) -> Int64s:
-        """A number for each piece, the same for kernels of the same full name and grid."""
-        if self._whole is not None:
-            return self._whole.launched_as[self.facts.part]
-        keys = self.name_codes.astype(np.int64) * 1_000_003
-        keys += np.nan_to_num(self.blocks).astype(np.int64)
-        return np.where(self.is_kernel, keys, -1)
+    def launched_as(self, rows: Int64s) -> Int64s:
+        """A number for each of these pieces, the same for kernels of the same full name and grid."""
+        keys = self.name_codes[rows].astype(np.int64) * 1_000_003
+        keys += np.nan_to_num(self.blocks(rows)).astype(np.int64)
+        return np.where(self.is_kernel[rows], keys, -1)
 
     @cached_property
     def thread(self) -> Int32s:
@@ -253,6 +251,17 @@ class Program:
     def gap_next(self) -> Int64s:
         """For each pause the row of `Facts.work` that ended it; −1 for none."""
         work, gaps = self.facts.work, self.facts.gaps  # both in order of time, device by device
+        if len(self.facts.budgets) == 1:
+            # Of the first work behind each pause the next that owns time, and is of this phase.
+            budget = self.facts.budgets[0]
+            owning, ended_by = budget.owned_ns > 0, budget.gaps.ended_by
+            if self._whole is not None:
+                rows, ended_by = np.flatnonzero(owning)[self.facts.part], ended_by[self.facts.gap_part]
+                owning = np.zeros(len(owning), dtype=np.bool_)
+                owning[rows] = True
+            following = np.r_[0, np.cumsum(owning)][ended_by]
+            following[following == work.height] = -1
+            return np.asarray(following, dtype=np.int64)
         found = np.full(gaps.height, -1, dtype=np.int64)
         for device in gaps["device"].unique():
             mine = np.flatnonzero((work["device"] == device).to_numpy())
@@ -271,7 +280,7 @@ class Program:
         """
         begins, ends = self.edges(inside)
         for which, least in holding:
-            before = np.r_[0, np.cumsum(which[self.order])]
+            before = np.r_[0, np.cumsum(self.in_order(which))]
             enough = before[ends] - before[begins] >= least
             begins, ends = begins[enough], ends[enough]
         for begin, end in zip(begins.tolist(), ends.tolist(), strict=True):
@@ -279,7 +288,7 @@ class Program:
 
     def edges(self, inside: Bools) -> tuple[Int64s, Int64s]:
         """The same sequences as begins and ends in `order`."""
-        held = inside[self.order]
+        held = self.in_order(inside)
         if not held.any():
             return np.empty(0, np.int64), np.empty(0, np.int64)
         firsts = np.flatnonzero(self.breaks | np.r_[True, held[1:] != held[:-1]])

@@ -140,9 +140,9 @@ def time_of(program: Program, which: Bools | Int64s) -> int:
 def time_beside(program: Program, mine: Bools, reach: int = 8) -> Int64s:
     """Time of the passes over memory that stand next to these pieces, up to the next product."""
     order = program.order
-    is_pass = program.labelled(*PASSES)[order]
     found = np.zeros(len(order), dtype=np.bool_)
-    at = np.flatnonzero(mine[order])
+    at = np.flatnonzero(program.in_order(mine))
+    is_pass = program.in_order(program.labelled(*PASSES))
     for way in (-1, 1):
         reached = at
         for _ in range(reach):

@@ -39,23 +39,31 @@ if TYPE_CHECKING:
     from warplens.diagnosis.claims import Claims
     from warplens.diagnosis.facts import Facts
     from warplens.diagnosis.findings import Confidence, Finding
+    from warplens.profile.schema import Int64s
 
 
 _SMALL_COPIES: Final = f"{SMALL_COPY_BYTES // 1024} KiB"
 
 #: Copies over the link between host and GPU.
 HOST_COPIES: Final = ("host-to-device", "device-to-host")
-_OVER_LINK: Final = (pl.col("kind") == "copy") & pl.col("label").is_in(HOST_COPIES)
 
 
-def _is_readback(facts: Facts) -> pl.Expr:
-    small = pl.col("bytes") <= facts.thresholds.readback_bytes
-    return ((pl.col("label") == "device-to-host") & small).fill_null(value=False)
+def _copies(facts: Facts, *, read_back: bool | None = None) -> Int64s:
+    """The copies over the link: those that read a few bytes back, all others, or both."""
+    label = facts.work["label"]
+    rows: Int64s = np.flatnonzero(((label == HOST_COPIES[0]) | (label == HOST_COPIES[1])).to_numpy())
+    if read_back is None:
+        return rows
+    small = (facts.work["bytes"].gather(rows) <= facts.thresholds.readback_bytes).fill_null(value=False)
+    is_readback = ((label.gather(rows) == "device-to-host") & small).to_numpy()
+    return np.asarray(rows[is_readback if read_back else ~is_readback], dtype=np.int64)
 
 
-def _all_of(facts: Facts, which: pl.Expr) -> Floats:
-    """1 for the work for which this holds."""
-    return facts.work.select(which.fill_null(value=False)).to_series().to_numpy().astype(np.float64)
+def _all_of(facts: Facts, rows: Int64s) -> Floats:
+    """1 for this work."""
+    share = np.zeros(facts.work.height)
+    share[rows] = 1.0
+    return share
 
 
 #: Where CUDA graphs are what the GPU waits for.
@@ -300,7 +308,9 @@ class HostSync(Rule):
 
     def claim(self, facts: Facts) -> Floats | None:
         """Copies of a few bytes to the host, and what a loop around them runs for each item."""
-        return np.maximum(_all_of(facts, _OVER_LINK & _is_readback(facts)), self._loops(facts))
+        share = self._loops(facts).copy()
+        share[_copies(facts, read_back=True)] = 1.0
+        return share
 
     def claim_gaps(self, facts: Facts) -> Floats | None:
         """The pauses in loops that read something back for each item: read at once, nothing is issued one by one.
@@ -324,18 +334,33 @@ class HostSync(Rule):
         """
         program, order = facts.program, facts.program.order
         found = np.zeros(facts.work.height, dtype=np.bool_)
-        reads = (_all_of(facts, _OVER_LINK & _is_readback(facts)) > 0)[order]
-        # The kernel before each piece; fills of what a reduction needs may stand between them.
-        kernels = np.where(program.is_kernel[order], np.arange(len(order)), 0)
-        before = np.r_[0, np.maximum.accumulate(kernels)[:-1]] if len(order) else kernels
-        tests, compares = (program.marked(mark)[order] for mark in ("any-of", "of-itself"))
-        at = np.flatnonzero(reads & tests[before] & compares[before[before]])
-        if len(at) >= self.in_a_row * facts.steps and 2 * len(at) > reads.sum():
+        tests, compares = (program.marked(mark) for mark in ("any-of", "of-itself"))
+        if not tests.any() or not compares.any():
+            return found
+        reads = self._reads(facts)
+        kernels = np.flatnonzero(program.is_kernel[order])
+
+        def before(places: Int64s) -> Int64s:
+            """The kernel before each piece; fills of what a reduction needs may stand between them."""
+            found: Int64s = np.r_[0, kernels][np.searchsorted(kernels, places)]
+            return found
+
+        tested = before(reads)
+        compared = before(tested)
+        whole = tests[order[tested]] & compares[order[compared]]
+        at, compared = reads[whole], compared[whole]
+        if len(at) >= self.in_a_row * facts.steps and 2 * len(at) > len(reads):
             edges = np.zeros(len(order) + 1, dtype=np.int64)
-            np.add.at(edges, before[before[at]], 1)
+            np.add.at(edges, compared, 1)
             np.add.at(edges, at + 1, -1)
             found[order] = np.cumsum(edges[:-1]) > 0
         return found
+
+    def _reads(self, facts: Facts) -> Int64s:
+        """The places of read-backs in the order of the program."""
+        reads = np.zeros(facts.work.height, dtype=np.bool_)
+        reads[_copies(facts, read_back=True)] = True
+        return np.flatnonzero(facts.program.in_order(reads))
 
     def _undetected(self, facts: Facts, checks: npt.NDArray[np.bool_]) -> Gain | None:
         """Without these checks and tracebacks: the host issues the rest at the pace of the faster quarter of it."""
@@ -354,15 +379,13 @@ class HostSync(Rule):
     def _loops(self, facts: Facts) -> Floats:
         """Of each piece of work, the share that goes away where a loop reads back once, and not for each item."""
         program = facts.program
-        found = self._checks(facts).astype(np.float64)
-        if found.any():
-            return found
-        order = program.order
-        reads = (_all_of(facts, _OVER_LINK & _is_readback(facts)) > 0)[order]
-        places = np.flatnonzero(reads)
+        if (checks := self._checks(facts)).any():
+            return checks.astype(np.float64)
+        order, places = program.order, self._reads(facts)
         if len(places) < self.in_a_row:
-            return found
-        product = np.cumsum(program.labelled(*PRODUCTS)[order])
+            return np.broadcast_to(0.0, len(checks))  # takes no room
+        found = np.zeros(len(checks))
+        product = np.cumsum(program.in_order(program.labelled(*PRODUCTS)))
         piece = np.cumsum(program.breaks)
         close = np.diff(places) <= self.between
         close &= (np.diff(product[places]) == 0) & (np.diff(piece[places]) == 0)
@@ -402,7 +425,7 @@ class HostSync(Rule):
             confidence="high" if facts.sure and inside else "medium",
             evidence={
                 **seen_idle(facts, claims, self.id),
-                "readback_ns": facts.own_ns(_OVER_LINK & _is_readback(facts)),
+                "readback_ns": int(facts.program.own_ns[_copies(facts, read_back=True)].sum()),
                 "looped_kernels_per_step": int((self._loops(facts) > 0).sum()) / facts.steps or None,
                 "gpu_busy_share": facts.busy_share,
                 "waits_per_step": waits if whole else None,
@@ -486,7 +509,7 @@ class BlockingCopy(Rule):
 
     def claim(self, facts: Facts) -> Floats | None:
         """All other copies over the link."""
-        return _all_of(facts, _OVER_LINK & ~_is_readback(facts))
+        return _all_of(facts, _copies(facts, read_back=False))
 
     def find(self, facts: Facts, claims: Claims) -> Finding | None:
         """The finding, if the window has it."""
@@ -494,9 +517,7 @@ class BlockingCopy(Rule):
         exposed = claims.of_work(self.id)
         if not claimed:
             return None
-        copies = facts.work.select("kind", "label", "start_ns", "end_ns", "bytes", "pageable").filter(
-            (pl.col("kind") == "copy") & pl.col("label").is_in(HOST_COPIES)
-        )
+        copies = facts.work.select("start_ns", "end_ns", "bytes", "pageable")[_copies(facts)]
         busy = total(union(Intervals(copies["start_ns"].to_numpy(), copies["end_ns"].to_numpy())))
         moved = int(copies["bytes"].sum())
         pageable = copies.filter("pageable")
@@ -569,18 +590,20 @@ class BlockingCopy(Rule):
 
         What went to the host in the same step and comes back need not have gone there.
         """
-        none = np.zeros(facts.work.height)
+        none = np.broadcast_to(0.0, facts.work.height)  # takes no room
         if not facts.window.steps:
             return none
-        work, program = facts.work.select("label", "bytes", "start_ns"), facts.program
-        products = program.labelled(*PRODUCTS)
-        firsts = np.full(int(program.step.max(initial=0)) + 1, np.iinfo(np.int64).max)
-        starts = work["start_ns"].to_numpy()
-        np.minimum.at(firsts, program.step[products], starts[products])
-        label = work["label"].cast(pl.String).to_numpy()
-        sent, bytes_ = label == "host-to-device", work["bytes"].fill_null(0).to_numpy()
+        work, program = facts.work, facts.program
+        rows = _copies(facts)
+        sent = (work["label"].gather(rows) == "host-to-device").to_numpy()
+        bytes_ = work["bytes"].gather(rows).fill_null(0).to_numpy()
         large = bytes_ > SMALL_COPY_BYTES
-        inside = sent & large & (starts > firsts[program.step])
+        if (sent & large).sum() < self.least_inside * facts.steps:
+            return none
+        firsts = np.full(int(program.step.max(initial=0)) + 1, np.iinfo(np.int64).max)
+        starts, products = work["start_ns"].to_numpy(), program.labelled(*PRODUCTS)
+        np.minimum.at(firsts, program.step[products], starts[products])
+        inside = sent & large & (starts[rows] > firsts[program.step[rows]])
         if inside.sum() < self.least_inside * facts.steps:
             return none
         if bytes_[inside].sum() < self.inside_share * bytes_[sent].sum():
@@ -588,9 +611,9 @@ class BlockingCopy(Rule):
         # Equal parts of a step that each begin with a copy may be layers, or passes over inputs.
         if passes_of_step(facts) > 1 and (sent & large & ~inside).any():
             return none
-        fetched = (label == "device-to-host") & large
+        fetched = ~sent & large
         there_and_back = bytes_[fetched].sum() >= self.inside_share * bytes_[inside].sum()
-        return np.where(inside | (fetched & there_and_back), 1.0, 0.0)
+        return _all_of(facts, rows[inside | (fetched & there_and_back)])
 
     def _replayed(self, facts: Facts, staying: Floats) -> Gain | None:
         """From pinned memory in order, at best beside the kernels, and without the copies that need not be made."""
@@ -715,7 +738,7 @@ class ExposedCommunication(Rule):
 
     def claim(self, facts: Facts) -> Floats | None:
         """Collectives."""
-        return _all_of(facts, pl.col("label") == "communication")
+        return _all_of(facts, np.flatnonzero((facts.work["label"] == "communication").to_numpy()))
 
     def find(self, facts: Facts, claims: Claims) -> Finding | None:
         """The finding, if the window has it."""

@@ -316,9 +316,9 @@ def off_tensor_cores(facts: Facts) -> npt.NDArray[np.bool_]:
 
     Those of a network in float64 as well.
     """
-    off: npt.NDArray[np.bool_] = facts.work.select(OFF_TENSOR_CORES).to_series().to_numpy()
     if not has_tensor_cores(facts):
-        return np.zeros_like(off)
+        return np.zeros(facts.work.height, dtype=np.bool_)
+    off: npt.NDArray[np.bool_] = facts.work.select(OFF_TENSOR_CORES).to_series().to_numpy()
     return (off | _doubles(facts)) & ~facts.program.marked("depthwise")
 
 
@@ -328,11 +328,14 @@ def _doubles(facts: Facts) -> npt.NDArray[np.bool_]:
     Solvers and simulations multiply matrices in float64 because they have to: theirs are left alone.
     """
     work = (facts.whole or facts).work
-    products = (facts.work["label"].is_in(PRODUCTS) & (facts.work["precision"] == "fp64")).fill_null(value=False)
+    doubles = (facts.work["precision"] == "fp64").fill_null(value=False).to_numpy()
+    if not doubles.any():
+        return doubles
+    products = facts.program.labelled(*PRODUCTS) & doubles
     of_network = pl.col("label").is_in(["normalization", "softmax"]) & (pl.col("precision") == "fp64")
     of_network = of_network | (pl.col("label") == "optimizer") | (pl.col("phase") == "optimizer")
     is_network = work.select(of_network.any()).item()
-    found: npt.NDArray[np.bool_] = (products & bool(is_network)).to_numpy()
+    found: npt.NDArray[np.bool_] = products & bool(is_network)
     return found
 
 
@@ -386,6 +389,8 @@ class Precision(Rule):
     def claim(self, facts: Facts) -> Floats | None:
         """Of products on vector units, what the fastest narrower format could save."""
         off = off_tensor_cores(facts)
+        if not off.any():
+            return None
         doubles = _doubles(facts)
         share = np.zeros(len(off))
         for which, wide in ((off & ~doubles, "fp32"), (off & doubles, "fp64-tensor")):
@@ -459,9 +464,10 @@ def filled_share(facts: Facts) -> Floats:
     grids = facts.timeline.trace.kernels["grid_x"]
     if not counts or not short.any() or grids.null_count() == grids.len():
         return filled
-    passing = program.labelled(*PASSES) & short
-    filled[passing] = np.fmin(filled[passing], program.threads[passing] / (min(counts) * _THREADS))
-    products = program.labelled("gemm") & short & (program.blocks <= min(counts))
+    passing = np.flatnonzero(program.labelled(*PASSES) & short)
+    filled[passing] = np.fmin(filled[passing], program.threads(passing) / (min(counts) * _THREADS))
+    products = np.flatnonzero(program.labelled("gemm") & short)
+    products = products[program.blocks(products) <= min(counts)]
     texts = [_TILES.search(text) for text in program.full_names()]
     areas = np.array([int(found[1]) * int(found[2]) / _TILE if found else 1.0 for found in texts] or [1.0])
     filled[products] *= np.minimum(areas, 1.0)[program.name_codes[products]]
@@ -514,30 +520,33 @@ class SmallKernels(Rule):
 
     def claim(self, facts: Facts) -> Floats | None:
         """Of small grids, the share of the GPU that they leave empty, or what counters measured of it."""
+        empty = self._empty(facts)
+        if facts.work["bound"].null_count() == facts.work.height:
+            return empty
         measured = pl.when(pl.col("fault") == "small-grid").then(pl.col("fault_share")).fill_null(0.0)
         known = facts.work.select(pl.when(pl.col("bound").is_not_null()).then(measured)).to_series()
-        return known.fill_null(pl.Series(self._empty(facts))).to_numpy()
+        return known.fill_null(pl.Series(empty)).to_numpy()
 
     @remembered
     def _empty(self, facts: Facts) -> Floats:
         """The share of the GPU that each kernel leaves empty, less what other kernels fill at the same time."""
-        empty = np.zeros(facts.work.height)
         # Between queued kernels the GPU waits for itself: that the kernels are short is what makes it wait.
         if facts.busy_ns + facts.idle("start-latency") < facts.thresholds.small_kernels_busy_share * facts.wall_ns:
-            return empty
-        is_kernel = (pl.col("kind") == "kernel") & (pl.col("label") != "communication")
-        duration = pl.col("end_ns") - pl.col("start_ns")
-        owned, lasting = facts.work.select(
-            owned=pl.col("own_ns").filter(is_kernel).sum(), lasting=duration.filter(is_kernel).sum()
-        ).row(0)
+            return np.broadcast_to(0.0, facts.work.height)  # takes no room
+        program, order = facts.program, facts.program.order
+        counted = program.is_kernel & ~program.labelled("communication")
+        owned = int(program.own_ns[counted].sum())
+        lasting = int((facts.work["end_ns"] - facts.work["start_ns"]).to_numpy()[counted].sum())
         at_once = max(lasting / owned, 1.0) if owned else 1.0
-        counted = facts.work.select(is_kernel).to_series().to_numpy()
-        empty[counted] = (1 - np.clip(np.nan_to_num(filled_share(facts), nan=1.0) * at_once, 0.0, 1.0))[counted]
+        empty = filled_share(facts)
+        np.nan_to_num(empty, copy=False, nan=1.0)
+        empty *= at_once
+        np.subtract(1, np.clip(empty, 0.0, 1.0, out=empty), out=empty)
+        empty[~counted] = 0.0
         # A short fill belongs to the kernel behind it.
-        order = facts.program.order
-        brief = (facts.work["kind"] == "memset").to_numpy()[order[:-1]]
-        brief &= facts.program.own_ns[order[:-1]] < facts.thresholds.bandwidth_kernel_ns
-        empty[order[:-1][brief]] = empty[order[1:][brief]]
+        brief = np.flatnonzero(program.in_order((facts.work["kind"] == "memset").to_numpy())[:-1])
+        brief = brief[program.own_ns[order[brief]] < facts.thresholds.bandwidth_kernel_ns]
+        empty[order[brief]] = empty[order[brief + 1]]
         return empty
 
     def find(self, facts: Facts, claims: Claims) -> Finding | None:
@@ -546,8 +555,7 @@ class SmallKernels(Rule):
         if not claimed:
             return None
         mine = np.where(claims.of_work(self.id).to_numpy() > 0, self._empty(facts), 0.0)
-        after = facts.program.gap_next
-        pauses = np.where(after >= 0, mine[after], 0.0) * facts.gaps["start-latency"].to_numpy()
+        pauses = np.append(mine, 0.0)[facts.program.gap_next] * facts.gaps["start-latency"].to_numpy()
         kernels = facts.work.select("own_ns", "fill_share", length=pl.col("end_ns") - pl.col("start_ns")).drop_nulls()
         time = int(kernels["own_ns"].sum())
         small = kernels.filter(pl.col("fill_share") < 1)
@@ -657,9 +665,12 @@ class UnfusedOptimizer(Rule):
     def _lists(self, facts: Facts) -> npt.NDArray[np.bool_]:
         """Kernels on lists of tensors, each with one operation, if an optimizer is written with many of them."""
         program = facts.program
-        mine = program.marked("foreach") & ~program.marked("fused-optimizer")
+        mine = program.marked("foreach")
+        if not mine.any():
+            return mine
+        mine = mine & ~program.marked("fused-optimizer")
         many = mine.sum() >= self.least_lists * facts.steps
-        names = len(set(program.launched_as[mine].tolist()))
+        names = len(set(program.launched_as(np.flatnonzero(mine)).tolist()))
         return mine if many and names >= self.least_operations else np.zeros_like(mine)
 
     def find(self, facts: Facts, claims: Claims) -> Finding | None:

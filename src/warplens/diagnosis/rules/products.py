@@ -103,17 +103,16 @@ class UnfusedAttention(StructureRule):
 
     def share(self, facts: Facts) -> Floats:
         """Passes go away whole, products in part; of fused attention with a mask of all scores, what that costs."""
-        passes, products, _ = self._found(facts)
+        passes, products, count = self._found(facts)
         share = np.zeros(facts.work.height)
-        share[passes] = 1.0
-        share[products] = self.product_saved_share
-        share[products & facts.program.marked("misaligned")] = self.misaligned_saved_share
-        if self._falls_back(facts):
-            factor = min((tensor_core_factor(device) for device in facts.devices), default=1.0)
-            wide = products & off_tensor_cores(facts)
-            share[wide] = np.maximum(share[wide], 1 - 1 / max(self.narrowed_share * factor, 1.0))
-        if time_of(facts.program, passes) < self.least_share * facts.wall_ns:
-            share[:] = 0.0
+        if count and time_of(facts.program, passes) >= self.least_share * facts.wall_ns:
+            share[passes] = 1.0
+            share[products] = self.product_saved_share
+            share[products & facts.program.marked("misaligned")] = self.misaligned_saved_share
+            if self._falls_back(facts):
+                factor = min((tensor_core_factor(device) for device in facts.devices), default=1.0)
+                wide = products & off_tensor_cores(facts)
+                share[wide] = np.maximum(share[wide], 1 - 1 / max(self.narrowed_share * factor, 1.0))
         attention, masks = self._masked(facts)
         share[attention], share[masks] = self.masked_saved_share, 1.0
         return share
@@ -140,15 +139,17 @@ class UnfusedAttention(StructureRule):
         attention = program.labelled("attention")
         nothing = np.zeros_like(attention)
         order, least = program.order, int(self.least_mask)
-        at = np.flatnonzero(attention[order])
+        at = np.flatnonzero(program.in_order(attention))
+        if not len(at):
+            return nothing, nothing
         at = at[(at > 1) & ~program.breaks[at]]
         # A short fill may stand in front of the kernel.
         before = order[np.where(program.is_kernel[order[at - 1]], at - 1, at - 2)]
         making = program.marked("choosing")[before] & program.labelled(*PASSES)[before]
-        shapes = program.shapes()
-        if shapes.null_count() == shapes.len():
+        shapes = program.shapes() if facts.timeline.has_operators else None
+        if shapes is None or shapes.null_count() == shapes.len():
             # Four numbers a thread; a square of them is one mask.
-            sides = np.sqrt(np.nan_to_num(program.threads[before]) * 4)
+            sides = np.sqrt(np.nan_to_num(program.threads(before)) * 4)
             told = making & (sides >= least) & (sides == np.round(sides))
         else:
             texts = shapes.filter(pl.Series(attention)).drop_nulls().unique().to_list()
@@ -164,30 +165,32 @@ class UnfusedAttention(StructureRule):
     def _found(self, facts: Facts) -> tuple[Bools, Bools, int]:
         """Which pieces are passes over scores, which products write or read them, and how many softmaxes there are."""
         program = facts.program
-        order = program.order
-        is_pass = (program.labelled(*PASSES) | ~program.is_kernel)[order]
-        is_product = program.labelled("gemm")[order]
-        softmax = (program.labelled("softmax") & ~program.marked("log-softmax") & ~program.marked("generated"))[order]
-        breaks, length, count = program.breaks, program.own_ns[order], len(order)
-        # How far passes reach from each place to the left and to the right, with nothing else between.
-        places = np.arange(count)
+        order, count = program.order, len(program.order)
+        passes, products = np.zeros(count, dtype=np.bool_), np.zeros(count, dtype=np.bool_)
+        softmax = program.labelled("softmax") & ~program.marked("log-softmax") & ~program.marked("generated")
+        at = np.flatnonzero(program.in_order(softmax))
+        if not len(at):
+            return passes, products, 0
+        is_pass = np.append(program.in_order(program.labelled(*PASSES) | ~program.is_kernel), False)
+        is_product = program.in_order(program.labelled("gemm"))
+        breaks = program.breaks
         stops = np.ones(count + 1, dtype=np.bool_)  # whether a place cannot be reached from the one before it
         stops[1:-1] = breaks[1:]
-        at = np.flatnonzero(softmax)
-        left = np.maximum.accumulate(np.where(stops[:-1] | ~np.r_[False, is_pass[:-1]], places, 0))
-        after = np.where(stops[1:] | ~np.r_[is_pass[1:], False], places, count)
-        right = np.minimum.accumulate(after[::-1])[::-1]
-        left, right = np.maximum(left[at], at - int(self.farthest)), np.minimum(right[at], at + int(self.farthest))
+        # How far passes reach from each softmax to the left and to the right, with nothing else between.
+        left, right = at.copy(), at.copy()
+        for _ in range(int(self.farthest)):
+            left -= ~stops[left] & is_pass[left - 1]
+            right += ~stops[right + 1] & is_pass[right + 1]
         between = ~stops[left] & ~stops[right + 1]
         at, left, right = at[between], left[between], right[between]
         between = is_product[left - 1] & is_product[right + 1]
         at, left, right = at[between], left[between], right[between]
         lengths = right - left + 1
         inside = np.repeat(left - np.r_[0, np.cumsum(lengths)[:-1]], lengths) + np.arange(lengths.sum())
-        over = length[inside] >= self.pass_to_softmax_share * np.repeat(length[at], lengths)
+        length = program.own_ns[order[at]]
+        over = program.own_ns[order[inside]] >= self.pass_to_softmax_share * np.repeat(length, lengths)
         further = right[right + 2 < count] + 2
         further = further[is_product[further] & ~breaks[further]]
-        passes, products = np.zeros(count, dtype=np.bool_), np.zeros(count, dtype=np.bool_)
         passes[order[inside[over]]] = True
         products[order[np.concatenate((left - 1, right + 1, further))]] = True
         return passes, products, len(at)

@@ -98,10 +98,11 @@ class Recomputation(StructureRule):
         backward = self._backward(facts)
         if not backward.any() or backward.all():
             return again
-        keys, length = program.launched_as, int(self.sequence)
-        product = program.labelled(*PRODUCTS)
+        product, length = program.labelled(*PRODUCTS), int(self.sequence)
         is_kernel = program.is_kernel
-        kernels = program.order[is_kernel[program.order]]
+        kernels = program.order[program.in_order(is_kernel)]
+        keys = np.full(len(is_kernel), -1, dtype=np.int64)
+        keys[kernels] = program.launched_as(kernels)
         kernels = kernels[np.argsort(program.step[kernels], kind="stable")]  # step by step, each in order
         steps = program.step[kernels]
         # Most steps launch what others launched: what is found in one of them holds for all.
@@ -249,9 +250,10 @@ class PerExpertLoop(StructureRule):
         """Which kernels belong to such a loop, and how many repetitions there are."""
         program = facts.program
         mine = np.zeros(facts.work.height, dtype=np.bool_)
-        product = program.labelled("gemm")
+        product, writes = program.labelled("gemm"), program.marked("adding-rows")
+        if not product.any() or not writes.any():
+            return mine, 0
         scattered = program.labelled("gather-scatter", "sort-topk")
-        writes = program.marked("adding-rows")
         other = program.labelled("attention", "normalization", "convolution", "communication", "optimizer")
         count = 0
         # Only sequences that write rows and have a product for each repetition can be such loops.
@@ -373,9 +375,10 @@ class GrowingCache(StructureRule):
             return None
         program = facts.program
         steps = np.unique(program.step[mine])
-        grid = np.nan_to_num(program.blocks)
-        sums = np.array([program.own_ns[mine & (program.step == step)].sum() for step in steps], dtype=np.float64)
-        blocks = np.array([grid[mine & (program.step == step)].sum() for step in steps])
+        rows = np.flatnonzero(mine)
+        grid, own, step_of = np.nan_to_num(program.blocks(rows)), program.own_ns[rows], program.step[rows]
+        sums = np.array([own[step_of == step].sum() for step in steps], dtype=np.float64)
+        blocks = np.array([grid[step_of == step].sum() for step in steps])
         if len(steps) < 3 or not sums.mean():
             return None
         slope = np.polyfit(np.arange(len(steps)), sums, 1)[0] / sums.mean()

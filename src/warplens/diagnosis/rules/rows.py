@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from warplens.diagnosis.facts import Facts
     from warplens.diagnosis.findings import Finding
     from warplens.diagnosis.rule import Floats
+    from warplens.profile.schema import Int64s
 
 #: Elements of a block of kernels on lists of tensors, and of a thread of others.
 _OF_A_BLOCK: Final = 65_536
@@ -120,7 +121,7 @@ class ScatteredAccess(StructureRule):
         program = facts.program
         mine = program.labelled("gather-scatter", "sort-topk")
         share = np.zeros(facts.work.height)
-        if time_of(program, mine) >= self.least_share * min(facts.wall_ns, facts.unprofiled_ns()):
+        if mine.any() and time_of(program, mine) >= self.least_share * min(facts.wall_ns, facts.unprofiled_ns()):
             share = self._copied(facts, mine)
             share[self._preparing(facts)] = 1.0
         dense = self._dense(facts)
@@ -187,49 +188,45 @@ class ScatteredAccess(StructureRule):
         if not adding.any():
             return None
         order = program.order
-        threads = program.threads
         is_memset = (facts.work["kind"] == "memset").to_numpy()
-        elements = np.where(is_memset, facts.at_roof["bytes"].fill_null(0).to_numpy() / _FP32_BYTES, _elements(facts))
         long = (facts.work["end_ns"] - facts.work["start_ns"]).to_numpy() >= facts.thresholds.bandwidth_kernel_ns
-        filling = (program.marked("filling") | is_memset) & long
-        at = np.flatnonzero(adding[order])
+        places = np.flatnonzero(program.in_order((program.marked("filling") | is_memset) & long))
+        at = np.flatnonzero(program.in_order(adding))
+        first = np.searchsorted(at, places - int(self.near))
+        stop = np.searchsorted(at, places + int(self.near), side="right")
+        beside = stop > first
+        pieces, threads = order[places[beside]], program.threads(order[at])
+        elements = _elements(facts, pieces)
         gradient, written, used = np.zeros(len(order), dtype=np.bool_), 0.0, 0.0
-        for place in np.flatnonzero(filling[order]).tolist():
-            inside = at[(np.abs(at - place) <= self.near)]
-            if not len(inside):
-                continue
-            rows = order[inside]
-            touched = float(np.nanmax(threads[rows]))
-            piece = order[place]
-            if touched > self.most_used_share * elements[piece]:
+        for piece, numbers, begin, end in zip(pieces, elements, first[beside], stop[beside], strict=True):
+            touched = float(np.nanmax(threads[begin:end]))
+            if touched > self.most_used_share * numbers:
                 continue
             gradient[piece] = True
-            written, used = written + float(elements[piece]), used + touched
+            written, used = written + float(numbers), used + touched
         if not gradient.any():
             return None
         kept = used / written
         share = np.where(gradient, 1 - kept, 0.0)
-        share = np.maximum(share, self._applied(facts, elements, written / facts.steps) * (1 - kept))
-        beside = (adding | program.labelled("sort-topk")) & ~gradient
-        calls = np.where(share > 0, 0.0, np.where(beside, float(self.freed_calls_share), 0.0))
+        share = np.maximum(share, self._applied(facts, written / facts.steps) * (1 - kept))
+        freed = (adding | program.labelled("sort-topk")) & ~gradient
+        calls = np.where(share > 0, 0.0, np.where(freed, float(self.freed_calls_share), 0.0))
         return Dense(share, calls, kept)
 
-    def _applied(self, facts: Facts, elements: Floats, tables: float) -> Floats:
+    def _applied(self, facts: Facts, tables: float) -> Floats:
         """Of the optimizer's kernels, the share of numbers that belong to tables of so many numbers a step."""
         program = facts.program
         lists = program.marked("foreach")
-        numbers = np.where(lists, np.nan_to_num(program.blocks) * _OF_A_BLOCK, elements)
         applying = (facts.work["phase"] == "optimizer").to_numpy() | program.labelled("optimizer") | lists
-        found = np.zeros(len(numbers))
-        if not applying.any():
+        found, rows = np.zeros(len(applying)), np.flatnonzero(applying)
+        if not len(rows):
             return found
+        numbers = np.where(lists[rows], np.nan_to_num(program.blocks(rows)) * _OF_A_BLOCK, _elements(facts, rows))
         # One operation goes over all parameters, in one launch or several.
-        frame = pl.DataFrame({"name": program.names(), "numbers": np.nan_to_num(numbers)}).with_row_index("row")
-        sums = frame.filter(pl.Series(applying)).with_columns(
-            (pl.col("numbers").sum().over("name") / facts.steps).alias("whole")
-        )
-        share = (tables / sums["whole"].to_numpy()).clip(0.0, 1.0)
-        found[sums["row"].to_numpy()] = np.where(sums["whole"].to_numpy() >= tables / 2, share, 0.0)
+        frame = pl.DataFrame({"name": program.names()[rows], "numbers": np.nan_to_num(numbers)})
+        whole = frame.select((pl.col("numbers").sum().over("name") / facts.steps)).to_series().to_numpy()
+        share = (tables / whole).clip(0.0, 1.0)
+        found[rows] = np.where(whole >= tables / 2, share, 0.0)
         return found
 
     def find(self, facts: Facts, claims: Claims) -> Finding | None:
@@ -275,14 +272,20 @@ class ScatteredAccess(StructureRule):
         )
 
 
-def _elements(facts: Facts) -> Floats:
-    """Numbers that each kernel writes, if it writes fp32 in vectors; nan where grids are not recorded."""
+def _elements(facts: Facts, rows: Int64s) -> Floats:
+    """Numbers that each of these kernels or fills writes, if it writes fp32; nan where grids are not recorded.
+
+    Kernels write in vectors.
+    """
     rates = [peaks.bytes_per_s for device in facts.devices if (peaks := peaks_of(device)) and peaks.bytes_per_s]
-    written = facts.program.threads * _OF_A_THREAD
-    if not rates:
-        return written
-    twice = 2 * written * _FP32_BYTES <= max(rates) / 1e9 * facts.program.own_ns
-    return np.where(twice, 2 * written, written)
+    written = facts.program.threads(rows) * _OF_A_THREAD
+    if rates:
+        twice = 2 * written * _FP32_BYTES <= max(rates) / 1e9 * facts.program.own_ns[rows]
+        written = np.where(twice, 2 * written, written)
+    fills = np.flatnonzero((facts.work["kind"].gather(rows) == "memset").to_numpy())
+    if len(fills):
+        written[fills] = facts.at_roof["bytes"].gather(rows[fills]).fill_null(0).to_numpy() / _FP32_BYTES
+    return written
 
 
 #: Where indices are sorted so that rows are added in their order.

@@ -9,7 +9,7 @@ import polars as pl
 
 from warplens.analysis.kernel_names import PRODUCTS
 from warplens.diagnosis.findings import Remedy
-from warplens.diagnosis.rule import GPU_BUSY_SHARE, Limit, Rule
+from warplens.diagnosis.rule import GPU_BUSY_SHARE, Limit, Rule, remembered
 from warplens.diagnosis.structure import (
     AFFECTED_NS,
     AFFECTED_SHARE,
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from warplens.diagnosis.facts import Facts
     from warplens.diagnosis.findings import Finding
     from warplens.diagnosis.rule import Floats
+    from warplens.profile.schema import Int64s
 
 
 class SlowingGpu(StructureRule):
@@ -56,31 +57,33 @@ class SlowingGpu(StructureRule):
         share = np.zeros(facts.work.height)
         if facts.steps < self.least_steps:
             return share
-        frame = self._frame(facts)
-        factor = self._factor(frame)
+        factor = self._factor(facts)
         if factor is None or factor < self.least_factor:
             return share
+        frame = self._frame(facts, np.arange(len(share)))
         first = frame.filter(pl.col("third") == 0).group_by("kind").agg(pl.col("length").median().alias("first"))
         joined = frame.join(first, on="kind", how="left", maintain_order="left")
         excess = (1 - pl.col("first") / pl.col("length")).clip(0.0, 1.0).fill_null(0.0)
         found = joined.select(pl.when(pl.col("third") == 0).then(0.0).otherwise(excess)).to_series()
         return found.to_numpy()
 
-    def _frame(self, facts: Facts) -> pl.DataFrame:
+    def _frame(self, facts: Facts, rows: Int64s) -> pl.DataFrame:
         program = facts.program
-        kinds = np.where(program.labelled(*PRODUCTS), program.launched_as, -1)
-        length = facts.work["end_ns"] - facts.work["start_ns"]
-        third = np.clip((program.step - 1) * 3 // facts.steps, 0, 2)
+        kinds = np.where(program.labelled(*PRODUCTS)[rows], program.launched_as(rows), -1)
+        length = (facts.work["end_ns"] - facts.work["start_ns"]).to_numpy()[rows]
+        third = np.clip((program.step[rows] - 1) * 3 // facts.steps, 0, 2)
         return pl.DataFrame({"kind": kinds, "length": length, "third": third})
 
-    def _kinds(self, frame: pl.DataFrame) -> pl.DataFrame:
-        """The median length of each kind of kernel in each third of the steps."""
-        lengths = frame.filter(pl.col("kind") >= 0).group_by("kind", "third").agg(pl.col("length").median())
+    @remembered
+    def _kinds(self, facts: Facts) -> pl.DataFrame:
+        """The median length of each kind of product in each third of the steps."""
+        products = self._frame(facts, np.flatnonzero(facts.program.labelled(*PRODUCTS)))
+        lengths = products.group_by("kind", "third").agg(pl.col("length").median())
         return lengths.pivot(on="third", index="kind", values="length")
 
-    def _factor(self, frame: pl.DataFrame) -> float | None:
+    def _factor(self, facts: Facts) -> float | None:
         """Median over kinds of kernels, weighted by nothing: each kind has one voice."""
-        grouped = self._kinds(frame)
+        grouped = self._kinds(facts)
         if not {"0", "1", "2"} <= set(grouped.columns):
             return None
         rising = grouped.filter((pl.col("1") >= pl.col("0")) & (pl.col("2") >= pl.col("1")))
@@ -97,8 +100,8 @@ class SlowingGpu(StructureRule):
             facts,
             claims,
             # One kind alone may have more to do: what it is given need not show in its grid.
-            confidence="medium" if self._kinds(self._frame(facts)).height > 1 else "low",
-            evidence={"last_to_first_factor": self._factor(self._frame(facts))},
+            confidence="medium" if self._kinds(facts).height > 1 else "low",
+            evidence={"last_to_first_factor": self._factor(facts)},
             bound_ns=2 * claims.busy_ns(self.id),
             remedies=(
                 Remedy(

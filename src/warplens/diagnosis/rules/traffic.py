@@ -118,20 +118,20 @@ class UnfusedChain(StructureRule):
         begins, ends = program.edges(passes)
         if not len(begins):
             return share
-        own = program.own_ns[program.order]
+        own = program.in_order(program.own_ns)
         before = np.r_[0, np.cumsum(own)]
         spent = before[ends] - before[begins]
         enough = self.least_share * facts.busy_ns
         # However short: what only moves values computes nothing. Weights that change are narrowed in each step.
         moves = program.labelled("copy-cast") & ~program.marked("narrowing")
-        others = np.r_[0, np.cumsum(~moves[program.order])]
+        others = np.r_[0, np.cumsum(~program.in_order(moves))]
         moving = others[ends] == others[begins]
         if max(spent[ends - begins >= self.least_passes].sum(), spent[moving].sum()) < enough:
             return share
         trains = program.marked("backward").any() or (facts.work["phase"] == "backward").any()
         share[passes] = np.maximum(share[passes], self.saved_share if trains else self.inference_saved_share)
         # Of each chain the longest pass, the first of equals.
-        inside = np.flatnonzero(passes[program.order])
+        inside = np.flatnonzero(program.in_order(passes))
         chain = np.repeat(np.arange(len(begins)), ends - begins)
         order = np.lexsort((-own[inside], chain))
         firsts = np.r_[True, chain[1:] != chain[:-1]]
@@ -170,7 +170,7 @@ class UnfusedChain(StructureRule):
                 found[mine] = 1.0
                 if attention[product] and copies[mine].all():
                     found[product] = self.repeated_heads_share
-        return found if self._many(facts, found > 0).any() else np.zeros_like(found)
+        return found if self._many(facts, found > 0).any() else np.broadcast_to(0.0, len(found))  # takes no room
 
     def _before_products(self, facts: Facts, which: Bools) -> Iterator[tuple[Int64s, int]]:
         """Of these pieces the last few before each product, with the product; none where the program trains."""
