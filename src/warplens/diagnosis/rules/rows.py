@@ -224,7 +224,7 @@ class ScatteredAccess(StructureRule):
         numbers = np.where(lists[rows], np.nan_to_num(program.blocks(rows)) * _OF_A_BLOCK, _elements(facts, rows))
         # One operation goes over all parameters, in one launch or several.
         frame = pl.DataFrame({"name": program.names()[rows], "numbers": np.nan_to_num(numbers)})
-        whole = frame.select((pl.col("numbers").sum().over("name") / facts.steps)).to_series().to_numpy()
+        whole = frame.select(pl.col("numbers").sum().over("name") / facts.steps).to_series().to_numpy()
         share = (tables / whole).clip(0.0, 1.0)
         found[rows] = np.where(whole >= tables / 2, share, 0.0)
         return found
