@@ -120,9 +120,11 @@ def _why(row: Mapping[str, Any]) -> str:
         return f"{low}; whether it waits or its grid is too small, launch statistics would tell"
     if bound == "small":
         blocks = row["grid_blocks"]
+        # Some reports round the number of waves to two decimals.
+        part = f"{fmt.share(row['waves'])} of a wave" if row["waves"] else "less than 1 % of a wave"
         if blocks is None:
-            return f"its grid is {fmt.share(row['waves'])} of a wave"
-        fills = f"{fmt.count(blocks)} block{'s fill' if blocks != 1 else ' fills'} {fmt.share(row['waves'])} of a wave"
+            return f"its grid is {part}"
+        fills = f"{fmt.count(blocks)} block{'s fill' if blocks != 1 else ' fills'} {part}"
         return fills if row["sm_count"] is None else f"{fills} on {fmt.count(row['sm_count'])} SMs"
     if bound == "latency":
         return f"{low}: it waits"
