@@ -65,3 +65,26 @@ def test_the_same_run_under_nsys_names_the_same_straggler(warplens: Callable[...
     rows = json.loads(run.out)["data"]["collectives"]["rows"]
     assert rows
     assert sum(row["last_rank"] == 1 for row in rows) >= 0.9 * len(rows)
+
+
+@pytest.mark.parametrize(
+    ("name", "between", "alike"),
+    [
+        # Rank 0's host issues the same work 3.9 ms a step later; both ranks launch slower than their GPUs work.
+        ("ddp_exposed", "straggler", "launch-overhead"),
+        ("ddp_straggler-gpu", "straggler", "launch-overhead"),
+    ],
+)
+def test_the_answer_on_a_run_is_of_the_run_and_not_of_its_worst_rank(name: str, between: str, alike: str) -> None:
+    from warplens import diagnose
+
+    found = diagnose([PLANTED / f"{name}_rank{rank}.json.xz" for rank in (0, 1)]).to_dict()
+    findings = {each["id"]: each for each in found["findings"]}
+    assert found["verdict"] == between
+    # A run is as fast as its slowest rank: what all have brings what it brings where it brings least.
+    of_ranks = [each for rank in found["ranks"] for each in rank["findings"] if each["id"] == alike]
+    assert len(of_ranks) == len(found["ranks"])
+    assert findings[alike]["expected"] == min(each["expected"] for each in of_ranks)
+    assert max(each["expected"] for each in of_ranks) > findings[alike]["expected"] + 0.1
+    # The waiting for each other is told once.
+    assert "exposed-communication" not in findings

@@ -8,7 +8,10 @@ from typing import TYPE_CHECKING, Final
 
 from warplens.diagnosis.findings import SEVERITIES
 from warplens.diagnosis.rule import weight
+from warplens.diagnosis.rules import rule
+from warplens.diagnosis.rules.host import ExposedCommunication
 from warplens.diagnosis.rules.ranks import PipelineBubble, Straggler, UnbucketedCommunication
+from warplens.diagnosis.rules.whole import IncompleteProfile
 from warplens.diagnosis.thresholds import DEFAULTS, Thresholds
 from warplens.diagnosis.verdict import gain_text
 
@@ -31,7 +34,7 @@ class RunDiagnosis:
         verdict: id of the main limiter; the first finding has it.
         headline: one or two sentences for people.
         headline_share: the share of a rank's window that it gives; null where it gives none.
-        findings: what ranks cost each other, the worst first; led by the verdict of most ranks where that costs more.
+        findings: the verdict; then what ranks cost each other and what all of them have alike, the worst first.
         ranks: the diagnosis of each rank by itself.
         run: the ranks side by side.
         origin: for each rank whose file is told by itself the number of that, and its place among the ranks of it.
@@ -56,7 +59,10 @@ class RunDiagnosis:
 
 
 def diagnose_run(run: Run, ranks: Mapping[int, Diagnosis], thresholds: Thresholds = DEFAULTS) -> RunDiagnosis:
-    """What limits the run: what its ranks cost each other, else what limits most of them.
+    """What limits the run: what its ranks cost each other, or what limits all of them alike.
+
+    A run is as fast as its slowest rank: a cause that all ranks have brings what it brings on the one where that is
+    least, and one that only some have is told of those.
 
     Args:
         run: the ranks side by side.
@@ -64,26 +70,47 @@ def diagnose_run(run: Run, ranks: Mapping[int, Diagnosis], thresholds: Threshold
         thresholds: the limits of the rules.
     """
     between = [found for rule in _RULES if (found := rule.across(run, thresholds)) is not None]
-    between.sort(key=lambda found: (SEVERITIES.index(found.severity), -weight(found), found.id))
-    told = Counter(diagnosis.verdict for diagnosis in ranks.values())
-    usual, count = told.most_common(1)[0]
-    own = max(
-        (diagnosis.findings[0] for diagnosis in ranks.values() if diagnosis.verdict == usual),
-        key=weight,
-    )
-    leads = bool(between) and (between[0].severity != "info" or own.severity == "info")
-    sentences = [f"{found.title}; {gain_text(found)} as fast without it." for found in between[:1]]
-    share = None
-    if not leads:
-        of = "every rank" if count == len(ranks) else f"{count} of {len(ranks)} ranks"
-        example = next(diagnosis for diagnosis in ranks.values() if diagnosis.findings[0] is own)
-        share = example.headline_share
-        sentences.append(f"On {of}: {example.headline[:1].lower()}{example.headline[1:]}")
+    between.sort(key=_order)
+    # What ranks wait for each other stands in each of them as communication with nothing to compute.
+    told = {found.id for found in between} | ({ExposedCommunication.id} if between else set())
+    alike = _alike(ranks, told)
+    usual, count = Counter(diagnosis.verdict for diagnosis in ranks.values()).most_common(1)[0]
+    if count < len(ranks) and alike:
+        own, of, example = alike[0], "every rank", None
+    else:
+        example = min(
+            (diagnosis for diagnosis in ranks.values() if diagnosis.verdict == usual),
+            key=lambda diagnosis: weight(diagnosis.findings[0]),
+        )
+        own, of = example.findings[0], "every rank" if count == len(ranks) else f"{count} of {len(ranks)} ranks"
+    if between and (between[0].severity != "info" or own.severity == "info"):
+        first, *rest = between
+        headline, share = f"{first.title}; {gain_text(first)} as fast without it.", None
+    else:
+        first, rest = own, between
+        text = f"{own.title}; {gain_text(own)} as fast without it." if example is None else example.headline
+        headline = f"On {of}: {text[:1].lower()}{text[1:]}"
+        share = None if example is None else example.headline_share
     return RunDiagnosis(
-        verdict=between[0].id if leads else usual,
-        headline=" ".join(sentences),
+        verdict=first.id,
+        headline=headline,
         headline_share=share,
-        findings=tuple(between) if leads else (own, *(found for found in between if found.id != usual)),
+        findings=(first, *sorted([*rest, *(found for found in alike if found.id != first.id)], key=_order)),
         ranks=dict(ranks),
         run=run,
     )
+
+
+def _order(finding: Finding) -> tuple[int, float, str]:
+    return SEVERITIES.index(finding.severity), -weight(finding), finding.id
+
+
+def _costs(found: Finding) -> bool:
+    return found.gain is not None and found.id != IncompleteProfile.id and not rule(found.id).describes
+
+
+def _alike(ranks: Mapping[int, Diagnosis], told: set[str]) -> list[Finding]:
+    """The causes that every rank has, but for those told already, each as on the rank where it brings least."""
+    by_rank = [{found.id: found for found in diagnosis.findings if _costs(found)} for diagnosis in ranks.values()]
+    shared = set.intersection(*map(set, by_rank)) - told
+    return sorted((min((found[id_] for found in by_rank), key=weight) for id_ in shared), key=_order)

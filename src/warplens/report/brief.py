@@ -44,7 +44,8 @@ class Line:
     """One line of the answer.
 
     Attributes:
-        label: what it tells: `limited by` (`verdict` where nothing limits), `gain`, `do`, `sure`, `caution`, `next`.
+        label: what it tells: `limited by` (`verdict` where nothing limits), `gain`, `do`, `also`, `sure`, `caution`,
+            `next`.
         text: the sentence.
         tone: how bad or good that is.
         code: lines to copy, such as the code of a remedy.
@@ -86,6 +87,11 @@ def _lines(found: Diagnosis | RunDiagnosis, commands: Sequence[str]) -> Iterator
         yield Line("do", " ".join(map(fmt.sentence, told)), code=ways(first.how))
     else:
         yield Line("do", "Nothing: this profile shows no change worth its effort.", "good")
+    if not isinstance(found, Diagnosis) and (more := [each for each in found.findings[1:] if each.gain]):
+        # A run has causes between its ranks and in all of them: neither hides the other.
+        yield Line(
+            "also", " · ".join(f"{fmt.capitalised(rule(each.id).limiter)}: about {factor(each.gain)}" for each in more)
+        )
     yield Line("sure", f"{fmt.capitalised(verdict.confidence)} confidence; {_rests_on(found)}.")
     yield from _cautions(note for note in found.notes if note.text != verdict.title)
     if commands:
