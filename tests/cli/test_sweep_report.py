@@ -16,7 +16,7 @@ from tests.tiers import thinned
 from warplens.cli.commands.sweep import report_sweep
 from warplens.cli.options import Format
 from warplens.errors import UnreadableInputError, UsageError
-from warplens.studies.sweeps.document import interval_text
+from warplens.studies.sweeps.words import interval_text
 
 TOKENS = resources.files("warplens").joinpath("data/measurements/token_reduction.json.xz")
 CAPTURES = resources.files("warplens").joinpath("data/captures")

@@ -10,7 +10,7 @@ from tests.compare.difference.programs import GEMM, US, Launch, program, side
 from warplens.analysis.timeline import Timeline
 from warplens.compare.difference import Side, step_difference
 from warplens.readers import read, read_counters
-from warplens.studies.reports.evidence import CLAIMS, hypotheses
+from warplens.studies.reports.hypotheses import CLAIMS, hypotheses
 
 CAPTURES = Path(str(files("warplens") / "data" / "captures"))
 GATHER = "void at::native::vectorized_gather_kernel<16, long>(char*, char*, long*, int, long, long, long, long, bool)"

@@ -14,8 +14,8 @@ import pytest
 
 from warplens.errors import UsageError
 from warplens.readers.measurements import read_measurements
-from warplens.studies.runner.commandsweep import WorkloadSweep
 from warplens.studies.runner.engine import RunOptions, ledger_of, measure, preview
+from warplens.studies.runner.workloadsweep import WorkloadSweep
 from warplens.workloads.registry import WORKLOADS, workload
 
 

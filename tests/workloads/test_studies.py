@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from warplens.studies.runner.commandsweep import WorkloadSweep
 from warplens.studies.runner.engine import RunOptions, measure
 from warplens.studies.runner.studies import STUDIES, StudyOptions
+from warplens.studies.runner.workloadsweep import WorkloadSweep
 
 pytest.importorskip("torch", reason="measuring needs PyTorch")
 

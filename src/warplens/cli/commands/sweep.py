@@ -15,19 +15,17 @@ from warplens.cli.options import Format, FormatOption, argument, flag, option
 from warplens.errors import MissingDataError, UnreadableInputError, UsageError
 from warplens.profile import Note, NoteLevel
 from warplens.readers.published import read_sweep
-from warplens.studies.runner.commandsweep import (
-    DEFAULT_REPEATS,
+from warplens.studies.runner.commandsweep import DEFAULT_REPEATS, TIME_UNITS, CommandSweep
+from warplens.studies.runner.engine import RunOptions, measure, preview
+from warplens.studies.runner.phases import INDEX
+from warplens.studies.runner.workloadsweep import (
     DEFAULT_ROUNDS,
     PER_TURN,
     PROCESSES,
-    TIME_UNITS,
     WARMUP_STEPS,
-    CommandSweep,
     WorkloadSweep,
     one_process,
 )
-from warplens.studies.runner.engine import RunOptions, measure, preview
-from warplens.studies.runner.phases import INDEX
 from warplens.studies.sweeps.reading import same, side_of, sweep_of
 from warplens.studies.sweeps.regimes import cell_key
 
@@ -165,17 +163,10 @@ def _cells_of(sweep: Sweep, settings: Mapping[str, str]) -> Iterator[Any]:
 
 
 def _answer(numbers: SweepNumbers) -> Answer:
-    from warplens.studies.sweeps.document import (
-        anomaly_table,
-        answer,
-        breakeven_lines,
-        crossing_text,
-        facts,
-        lost_table,
-        point_table,
-        sweep_data,
-    )
+    from warplens.studies.sweeps.breakeven_section import breakeven_lines
+    from warplens.studies.sweeps.document import anomaly_table, lost_table, point_table, sweep_data
     from warplens.studies.sweeps.numbers import point_frame
+    from warplens.studies.sweeps.words import answer, crossing_text, facts
 
     tests, found = numbers.anomalies.tests.height, numbers.anomalies.found.height
     lines = [f"crossover: {crossing_text(line)}" for lines in numbers.crossovers.values() for line in lines]

@@ -26,14 +26,9 @@ from warplens.studies.reports.remedies import (
     remedies_section,
 )
 from warplens.studies.reports.token_reduction import speedup_figures, token_growth
-from warplens.studies.sweeps.document import (
-    answer,
-    breakeven_lines,
-    crossing_text,
-    machine_line,
-    point_table,
-    settings_text,
-)
+from warplens.studies.sweeps.breakeven_section import breakeven_lines
+from warplens.studies.sweeps.document import point_table
+from warplens.studies.sweeps.words import answer, crossing_text, machine_line, settings_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from warplens.errors import UsageError, WarplensError
-from warplens.studies.runner.commandsweep import DEFAULT_ROUNDS, PER_TURN, PROCESSES, WARMUP_STEPS, WorkloadSweep
 from warplens.studies.runner.engine import RunOptions, measure, preview
 from warplens.studies.runner.studies import MEASUREMENTS, STUDIES, StudyOptions
+from warplens.studies.runner.workloadsweep import DEFAULT_ROUNDS, PER_TURN, PROCESSES, WARMUP_STEPS, WorkloadSweep
 from warplens.workloads.registry import Plan, workload
 
 if TYPE_CHECKING:

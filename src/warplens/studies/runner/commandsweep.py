@@ -1,4 +1,8 @@
-"""Sweeps as people ask for them: over a registered workload, or over any command."""
+"""A sweep over any command: a process for each repetition, baseline and variant in random order in each round.
+
+A repetition is timed from outside, or by what the program prints. Programs that were started anew share nothing with
+each other, so that each is a block of its own, whatever it prints.
+"""
 
 from __future__ import annotations
 
@@ -8,137 +12,25 @@ import random
 import re
 import shlex
 import subprocess
-import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from importlib import import_module
-from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, Final
 
 from warplens.errors import UsageError
-from warplens.studies.runner.cellsweep import (
-    CellRun,
-    Measuring,
-    axes_from,
-    cell_tasks,
-    key_of,
-    pairs_from,
-    settings_from,
-    sweep_head,
-)
 from warplens.studies.runner.engine import FAILURES, Task, command_line, failure_status, how_it_ended, kill_group
+from warplens.studies.runner.workloadsweep import key_of, pairs_from, sweep_head
 from warplens.workloads.environment import plain_environment
-from warplens.workloads.registry import Plan, document, workload
+from warplens.workloads.registry import Plan, document
 from warplens.workloads.samples import summary_of_rounds
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from warplens.studies.runner.engine import Result, RunOptions
-
-
-#: Turns of each side at a point, and repetitions in a turn, unless the user says otherwise. Twenty blocks give a 95 %
-#: interval of the ratio by order statistics that is about as wide as the middle ten of them.
-DEFAULT_ROUNDS: Final = 20
-PER_TURN: Final = 4
-
-#: Steps of each side before its first turn.
-WARMUP_STEPS: Final = 10
-
-#: How points are spread over processes.
-PROCESSES: Final = ("point", "all")
-
-
-def one_process(text: str) -> bool:
-    """Whether all points share a process.
-
-    Raises:
-        UsageError: the text is none of `PROCESSES`.
-    """
-    if text not in PROCESSES:
-        raise UsageError(f"--processes is {' or '.join(PROCESSES)}, not {text!r}")
-    return text == "all"
-
-
-@dataclass(frozen=True)
-class WorkloadSweep:
-    """A sweep over a registered workload.
-
-    Attributes:
-        workload: its name.
-        axes: texts `name=value,value`.
-        baseline, variant: texts `name=value,name=value`.
-        rounds: turns of each side at a point.
-        repetitions: in a turn.
-        warmup: steps of each side before its first turn.
-        device: as PyTorch names it; None for the GPU if there is one.
-        modules: imported first, to register workloads.
-    """
-
-    workload: str
-    axes: tuple[str, ...]
-    baseline: str
-    variant: str
-    rounds: int = DEFAULT_ROUNDS
-    repetitions: int = PER_TURN
-    warmup: int = WARMUP_STEPS
-    device: str | None = None
-    modules: tuple[str, ...] = ()
-
-    def run(self) -> CellRun:
-        """The run that this asks for.
-
-        Raises:
-            UsageError: no such workload, setting or value.
-        """
-        import_modules(self.modules)
-        kind = workload(self.workload)
-        axes = axes_from(kind, "--axis", self.axes)
-        baseline = settings_from(kind, "--baseline", self.baseline)
-        variant = settings_from(kind, "--variant", self.variant)
-        if baseline == variant:
-            raise UsageError("--baseline and --variant are the same")
-        tasks, impossible = cell_tasks(kind, axes, (baseline, variant))
-        # A workload that measures itself cannot take turns: its cells follow one another.
-        rounds = self.rounds if kind.prepare is not None else None
-        repetitions = self.repetitions if rounds else self.repetitions * self.rounds
-        measuring = Measuring(
-            self.workload, Plan.exactly(repetitions, warmup_steps=self.warmup), rounds, self.device, self.modules
-        )
-        head = sweep_head(axes, baseline, variant)
-        return CellRun(measuring, tasks, tuple(impossible), head, self._command())
-
-    def _command(self) -> str:
-        return command_line(
-            "warplens", "sweep", "run", self.workload, axis=self.axes, baseline=self.baseline, variant=self.variant,
-            rounds=self.rounds, repetitions=self.repetitions, warmup=self.warmup, device=self.device or None,
-            module=self.modules,
-        )  # fmt: skip
-
-
-def import_modules(names: Sequence[str]) -> None:
-    """Import modules that register workloads, from the current folder as well, as the processes that measure do.
-
-    Raises:
-        UsageError: one of them cannot be imported.
-    """
-    here = str(Path.cwd())
-    if names and here not in sys.path:
-        sys.path.insert(0, here)
-    for name in names:
-        try:
-            import_module(name)
-        except Exception as error:  # noqa: PERF203  it is the user's: whatever is wrong with it is said in one line
-            raise UsageError(f"--module {name}: it cannot be imported ({type(error).__name__}: {error})") from error
-
-
-# --- A sweep over any command: a process for each repetition, baseline and variant in random order in each round -----
-# A repetition is timed from outside, or by what the program prints. Programs that were started anew share nothing with
-# each other, so that each is a block of its own, whatever it prints.
 
 
 #: Rounds at a point: the 95 % interval of the median of ten leaves the fastest and the slowest out.

@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 import numpy as np
 import polars as pl
 
-from warplens.studies.sweeps.breakeven import PARAMETERS, Known, Observed, Size, block_table
+from warplens.studies.sweeps.breakeven import PARAMETERS
+from warplens.studies.sweeps.observed import Known, Observed, Size, block_table
 from warplens.studies.sweeps.sweep import SIDES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from warplens.profile.schema import Float64s
-    from warplens.studies.sweeps.breakeven import Work
+    from warplens.studies.sweeps.observed import Work
     from warplens.studies.sweeps.sweep import Point
 
 

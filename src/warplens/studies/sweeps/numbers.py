@@ -16,9 +16,10 @@ from warplens.profile.schema import Column
 from warplens.report import text as fmt
 from warplens.studies.sweeps.anomalies import anomalies
 from warplens.studies.sweeps.breakeven_fit import fit_breakeven
+from warplens.studies.sweeps.confounding import confounding
 from warplens.studies.sweeps.payoff import pays_off
 from warplens.studies.sweeps.reading import matched
-from warplens.studies.sweeps.regimes import cell_key, confounding, regimes
+from warplens.studies.sweeps.regimes import cell_key, regimes
 from warplens.studies.sweeps.sweep import framed
 
 if TYPE_CHECKING:
@@ -28,8 +29,9 @@ if TYPE_CHECKING:
     from warplens.diagnosis.findings import Diagnosis
     from warplens.studies.sweeps.anomalies import Anomalies
     from warplens.studies.sweeps.breakeven import BreakEven
+    from warplens.studies.sweeps.confounding import Confounding
     from warplens.studies.sweeps.payoff import PaysOff
-    from warplens.studies.sweeps.regimes import CellRegime, Confounding, Regime
+    from warplens.studies.sweeps.regimes import CellRegime, Regime
     from warplens.studies.sweeps.sweep import Cell, Point, Sweep
 
 

@@ -1,0 +1,149 @@
+"""How sentences about a sweep name its sides, points and machine, and the answer in two or three of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from warplens.report import text as fmt
+from warplens.studies.columns import verdict_counts
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from warplens.studies.sweeps.numbers import SweepNumbers, SweptPoint
+    from warplens.studies.sweeps.payoff import PaysOff
+
+
+#: An interval whose ends are this far apart comes of turns that tell as much as two or three independent ones, where
+#: Student's t reaches hundreds of standard errors. Its ends say nothing of the speedup, and would be read as if.
+_WIDEST: Final = 10.0
+
+#: Machine facts that are told, and how.
+_MACHINE: Final = (("driver", "driver"), ("cuda", "CUDA"))
+
+
+def settings_text(settings: Mapping[str, Any]) -> str:
+    """Settings in one line: `input size 224, batch 1`."""
+    return fmt.printable(", ".join(f"{_plain(name)} {_value(value)}" for name, value in settings.items())) or "all"
+
+
+def _plain(name: str) -> str:
+    return fmt.printable(name.replace("_", " "))
+
+
+def _value(value: Any) -> str:
+    if value is None or value == "":
+        return fmt.MISSING
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def side_text(numbers: SweepNumbers, side: str) -> str:
+    """What tells a side apart; settings that only follow from the first ones are left out."""
+    settings: Mapping[str, Any] = getattr(numbers.sweep, side)
+    return settings_text(dict(list(settings.items())[:2]))
+
+
+def speedup_text(speedup: float) -> str:
+    """A speedup with as many digits as papers print: `0.830×`, `2.956×`, `15.8×`."""
+    return f"{speedup:.3f}×" if speedup < 10 else f"{fmt.number(speedup)}×"
+
+
+def interval_text(low: float | None, high: float | None) -> str:
+    """`0.82 to 0.85`; nothing where there is no interval, and words where it is too wide to be one."""
+    if low is None or high is None or not 0 < low <= high < float("inf"):
+        return fmt.MISSING
+    if high / low > _WIDEST:
+        return "too few independent turns"
+    return f"{fmt.number(low)} to {fmt.number(high)}"
+
+
+def answer(numbers: SweepNumbers) -> str:
+    """The answer in two or three sentences: where the variant is faster, by how much, and what cannot be told."""
+    timed = [item for item in numbers.points if item.point.speedup is not None]
+    if not timed:
+        return "At no point of the grid were both sides measured."
+    name = fmt.capitalised(side_text(numbers, "variant"))
+    ranked = sorted(timed, key=_speedup)
+    worst, best = ranked[0], ranked[-1]
+    count = "one point" if len(timed) == 1 else f"{fmt.count(len(timed))} points"
+    verdicts = (item.comparison.verdict for item in timed if item.comparison is not None)
+    if told := verdict_counts(verdicts, same="as fast"):
+        first = f"{name}, against {side_text(numbers, 'baseline')}: {told} of {count}."
+    else:
+        faster = sum(_speedup(item) > 1 for item in timed)
+        first = (
+            f"{name}, against {side_text(numbers, 'baseline')}: the higher rate at {fmt.count(faster)} of {count}, of "
+            "which none was repeated."
+        )
+    if worst is best:
+        second = f"{speedup_text(_speedup(best))} as fast."
+    else:
+        second = (
+            f"From {speedup_text(_speedup(worst))} ({settings_text(worst.point.settings)}) to "
+            f"{speedup_text(_speedup(best))} as fast ({settings_text(best.point.settings)})."
+        )
+    axes = numbers.confounding.confounded_axes
+    third = f" {_joined(axes)} changed together, so their effects cannot be separated." if axes else ""
+    return f"{first} {second}{third}"
+
+
+def _joined(names: tuple[str, ...]) -> str:
+    words = [_plain(name) for name in names]
+    return fmt.capitalised(" and ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else words[0])
+
+
+def _speedup(item: SweptPoint) -> float:
+    if item.comparison is not None:
+        return 1 / item.comparison.ratio.estimate
+    return item.point.speedup or 0.0
+
+
+def facts(numbers: SweepNumbers) -> Iterator[str]:
+    """What belongs above the tables: sides, what is the same everywhere, machine, intervals."""
+    sweep = numbers.sweep
+    yield f"{sweep.source} · {sweep.workload}"
+    if sweep.read_as:
+        yield fmt.printable(f"titles of the table: {'; '.join(sweep.read_as)}")
+    yield f"baseline: {settings_text(sweep.baseline)} · variant: {settings_text(sweep.variant)}"
+    shared = {name: value for name, value in sweep.shared.items() if value not in ("", None)}
+    if shared:
+        yield f"everywhere: {settings_text(shared)}"
+    yield f"machine: {machine_line(sweep.environment)}"
+    if any(item.comparison for item in numbers.points):
+        how = "measured in turns" if sweep.paired else "not measured in turns"
+        yield (
+            f"sides {how}; intervals of {fmt.share(1 - numbers.level)} for all points together; differences within "
+            f"{fmt.share(numbers.margin)} count as none"
+        )
+
+
+def machine_line(environment: Mapping[str, Any]) -> str:
+    """GPU, versions and driver, as far as the file says."""
+    device, versions = environment.get("device") or {}, environment.get("versions") or {}
+    parts = [str(device["name"])] if device.get("name") else []
+    parts += [f"{name} {versions[name]}" for name in ("torch", "triton") if versions.get(name)]
+    parts += [f"{words} {environment[key]}" for key, words in _MACHINE if environment.get(key)]
+    parts += [str(environment["cpu"])] if environment.get("cpu") else []
+    return fmt.printable(" · ".join(parts)) or "not stated"
+
+
+def crossing_text(found: PaysOff) -> str:
+    """One line's answer in a sentence."""
+    axis = _plain(found.axis)
+    where = f"{settings_text(found.others)}: " if found.others else ""
+    low, high = (fmt.number(value) for value in found.span)
+    if found.answer == "always":
+        return f"{where}the variant is faster at all measured values ({axis} {low} to {high})"
+    if found.answer == "none-in-range":
+        return f"{where}no crossover in range: not faster at any measured value ({axis} {low} to {high})"
+    if found.answer == "undecided":
+        return f"{where}undecided" + (f": {found.reason}" if found.reason else "")
+    told = []
+    for crossing in found.crossings:
+        ends = [fmt.number(end) if end is not None else "outside" for end in (crossing.low, crossing.high)]
+        way = "from" if crossing.pays == "above" else "up to"
+        beyond = ", extrapolated" if crossing.extrapolated else "" if crossing.decided else ", a candidate"
+        told.append(f"pays {way} {axis} {fmt.number(crossing.at)} ({ends[0]} to {ends[1]}{beyond})")
+    return f"{where}{'; '.join(told)}"
