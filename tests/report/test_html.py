@@ -10,14 +10,21 @@ import json
 import re
 import zlib
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 
 from docs import generate_vega
+from tests.diagnosis import programs
 from tests.report import sample
+from warplens.analysis.timeline import Timeline
 from warplens.report.document import Document, Paragraph, Section
 from warplens.report.html import MOST_ROWS, asset, render_html
+from warplens.report.overview import document as overview
+from warplens.report.overview.numbers import examine
 from warplens.report.theme import css_ink
+
+ROOT = Path(__file__).parents[2]
 
 TEXT_ONLY = Document("plain", "Nothing.", (Section("a", "A", (Paragraph("One < two & three."),)),))
 
@@ -149,6 +156,35 @@ def test_a_page_without_charts_does_not_carry_a_chart_library():
 
 def test_a_page_with_charts_stays_near_one_megabyte(page):
     assert len(page.encode()) < 1_500_000
+
+
+def test_of_very_many_profiles_those_with_the_most_to_gain_are_told_in_full(monkeypatch):
+    timelines = [Timeline(programs.record(each)) for each in (programs.large_products, programs.unfused_optimizer)]
+    profiles = [examine(each, each.window()) for each in timelines]
+    monkeypatch.setattr(overview, "MOST_PARTS", 1)
+    document = overview.report_document(profiles)
+    gains = [each.diagnosis.findings[0].gain or 0.0 for each in profiles]
+    assert gains[1] > gains[0]
+    assert [part.id for part in document.parts] == ["p2"], "the page tells the second, whose number stays"
+    (table,) = [table for table in document.tables() if table.id == "comparison-table"]
+    assert table.rows["part"].to_list() == ["", "p2-answer"], "each has its row; one leads somewhere"
+    text = render_html(document)
+    assert "The 1 of 2 profiles with the most to gain are told in full" in text
+    assert 'href="#room/p1-' not in text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shipped", ["demo", "data/captures", "data/grid", "data/planted", "data/recordings"])
+def test_the_page_on_many_shipped_profiles_stays_below_ten_megabytes(shipped, tmp_path):
+    from typer.testing import CliRunner
+
+    from warplens.cli.main import app
+
+    asked = ["demo"] if shipped == "demo" else ["report", str(ROOT / shipped)]
+    assert CliRunner().invoke(app, [*asked, "-o", str(tmp_path), "--format", "html"]).exit_code == 0
+    sizes = {page.name: page.stat().st_size for page in tmp_path.glob("*.html")}
+    assert sizes["report.html"] > 1_000_000
+    assert max(sizes.values()) < 10_000_000, sizes
 
 
 def test_the_chart_library_is_the_one_that_charts_are_written_for():

@@ -328,9 +328,9 @@ def run_in(reading: Reading) -> RunDiagnosis | None:
         return one_run(reading.profiles.timelines, reading.window)
 
 
-#: Files of a run that are reported on one by one. Analysing and drawing one takes some tenths of a second, and a page
-#: that holds more can hardly be opened.
-_IN_FULL: Final = 32
+#: Files of a run that are reported on one by one: as many as a page tells (`overview.document.MOST_PARTS`, which is
+#: not imported before something is drawn). Analysing and drawing one takes some tenths of a second.
+_IN_FULL: Final = 24
 
 
 def told_in_full(reading: Reading, run: RunDiagnosis | None) -> tuple[Reading, RunDiagnosis | None]:

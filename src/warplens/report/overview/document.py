@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 import polars as pl
 
 from warplens.analysis.frames import number
+from warplens.diagnosis.findings import SEVERITIES
 from warplens.diagnosis.rules import rule
 from warplens.profile import NoteLevel
 from warplens.profile.columns import column
@@ -42,7 +43,7 @@ from warplens.report.verdict import factor, finding_blocks
 from warplens.report.whatif import what_if_blocks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
 
     from warplens.diagnosis.across import RunDiagnosis
     from warplens.report.document import Block
@@ -92,6 +93,10 @@ _FIGURES: Final = (
     Column("window_ns", pl.Float64),
 )
 
+#: Profiles that a page tells one by one. One costs about 0.2 MB beside the timelines, which share what there is for
+#: them; a page of this many is 8 MB, and one of more than 10 MB opens slowly on a phone.
+MOST_PARTS: Final = 24
+
 #: Notes with which a profile's times are not those of whole steps, whatever their level.
 _NOT_COMPARABLE = ("aborted-step",)
 
@@ -117,11 +122,25 @@ def distinct_sources(profiles: Sequence[Numbers]) -> list[str]:
     ]
 
 
-def comparison_table(profiles: Sequence[Numbers]) -> Table:
-    """The headlines of several profiles, one row each, in the order given."""
+def told_in_full(profiles: Sequence[Numbers]) -> frozenset[int]:
+    """Of very many profiles the places of those that a page tells one by one: where the most is to be gained."""
+    if len(profiles) <= MOST_PARTS:
+        return frozenset(range(len(profiles)))
+
+    def order(place: int) -> tuple[int, float, int]:
+        found = profiles[place].diagnosis
+        if found is None:
+            return len(SEVERITIES), 0.0, place
+        return SEVERITIES.index(found.findings[0].severity), -(found.findings[0].gain or 0.0), place
+
+    return frozenset(sorted(range(len(profiles)), key=order)[:MOST_PARTS])
+
+
+def comparison_table(profiles: Sequence[Numbers], told: Collection[int] | None = None) -> Table:
+    """The headlines of several profiles, one row each, in the order given; those that are `told` in full lead there."""
     schema = {column.name: column.dtype for column in (*_COLUMNS, *_FIGURES)}
     headlines = (
-        {**asdict(_headline(numbers)), "source": title, "part": f"p{position}-answer"}
+        {**asdict(_headline(numbers)), "source": title, "part": f"p{position}-answer" if told is None or position - 1 in told else ""}
         for position, (title, numbers) in enumerate(zip(distinct_sources(profiles), profiles, strict=True), start=1)
     )
     rows = pl.DataFrame(list(headlines), schema={**schema, "part": pl.String}, strict=False)
@@ -129,9 +148,9 @@ def comparison_table(profiles: Sequence[Numbers]) -> Table:
     return Table("comparison-table", "What limits each profile", tuple(said), rows, limit=None, leads="part")
 
 
-def figures_table(profiles: Sequence[Numbers]) -> Table:
+def figures_table(profiles: Sequence[Numbers], told: Collection[int] | None = None) -> Table:
     """The key figures of the same profiles."""
-    rows = comparison_table(profiles).rows
+    rows = comparison_table(profiles, told).rows
     columns = (_COLUMNS[0], *_FIGURES)
     return Table("figures-table", "Key figures of each profile", columns, rows, limit=None, leads="part")
 
@@ -296,6 +315,7 @@ def report_document(profiles: Sequence[Numbers], run: RunDiagnosis | None = None
     if len(profiles) == 1:
         return overview_document(profiles[0])
     titles = distinct_sources(profiles)
+    told = told_in_full(profiles)
     return Document(
         title=f"{len(profiles)} profiles" if run is None else f"{len(run.ranks)} ranks of one run",
         lead=_most_to_gain(profiles) or _comparison_lead(profiles) if run is None else ranks_answer(run.run.result),
@@ -304,14 +324,15 @@ def report_document(profiles: Sequence[Numbers], run: RunDiagnosis | None = None
             Section(
                 "comparison",
                 "All profiles",
-                (*(() if run is None else _not_told(run)), comparison_table(profiles)),
-                (Section("figures", "Key figures of each", (figures_table(profiles),), folded=True),),
+                (*_not_told(profiles, told, run), comparison_table(profiles, told)),
+                (Section("figures", "Key figures of each", (figures_table(profiles, told),), folded=True),),
             ),
         ),
         answer=None if run is None else run_answer(run),
         parts=tuple(
-            replace(overview_document(replace(numbers, beside=len(profiles)), f"p{position}"), title=title)
+            replace(overview_document(replace(numbers, beside=len(told)), f"p{position}"), title=title)
             for position, (title, numbers) in enumerate(zip(titles, profiles, strict=True), start=1)
+            if position - 1 in told
         ),
     )
 
@@ -327,7 +348,14 @@ def overview_document(numbers: Numbers, part: str = "") -> Document:
     )
 
 
-def _not_told(run: RunDiagnosis) -> Iterator[Block]:
+def _not_told(profiles: Sequence[Numbers], told: Collection[int], run: RunDiagnosis | None) -> Iterator[Block]:
+    if len(told) < len(profiles):
+        yield Paragraph(
+            f"The {len(told)} of {len(profiles):,} profiles with the most to gain are told in full; the others have "
+            "their rows here, and all of their numbers in the JSON. A report on fewer files tells others in full."
+        )
+    if run is None:
+        return
     if left := len(run.ranks) - len(run.origin):
         yield Paragraph(
             f"Of {len(run.ranks):,} ranks {len(run.origin)} stand here, the late one and those of the lowest numbers; "
