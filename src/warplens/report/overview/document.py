@@ -140,7 +140,11 @@ def comparison_table(profiles: Sequence[Numbers], told: Collection[int] | None =
     """The headlines of several profiles, one row each, in the order given; those that are `told` in full lead there."""
     schema = {column.name: column.dtype for column in (*_COLUMNS, *_FIGURES)}
     headlines = (
-        {**asdict(_headline(numbers)), "source": title, "part": f"p{position}-answer" if told is None or position - 1 in told else ""}
+        {
+            **asdict(_headline(numbers)),
+            "source": title,
+            "part": f"p{position}-answer" if told is None or position - 1 in told else "",
+        }
         for position, (title, numbers) in enumerate(zip(distinct_sources(profiles), profiles, strict=True), start=1)
     )
     rows = pl.DataFrame(list(headlines), schema={**schema, "part": pl.String}, strict=False)
