@@ -11,6 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,6 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.shipped import FOLDERS
-from warplens import readers
 
 # A test that takes a folder writes the same file anew in every example, and structured data takes its time.
 _ANYWHERE = {"deadline": None, "suppress_health_check": list(HealthCheck), "derandomize": bool(os.environ.get("CI"))}
@@ -28,6 +28,9 @@ settings.load_profile("few")
 
 #: Profiles in memory at a time; the largest takes some 30 MB.
 _KEPT = 8
+
+#: Machines that are lent for their GPU may have PyTorch and nothing to read profiles with: `make test-gpu` runs there.
+_READS = find_spec("polars") is not None
 
 
 @dataclass(frozen=True)
@@ -52,13 +55,19 @@ class _Once:
 def _one_process() -> Iterator[None]:
     """Starting interpreters takes longer than reading a few small files; what needs several processes asks for them."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("warplens.ranks.default_workers", lambda: 1)
+        if _READS:
+            patch.setattr("warplens.ranks.default_workers", lambda: 1)
         yield
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _shipped_files_are_read_once() -> Iterator[None]:
     """Files of this repository do not change while tests run, nor do frames: a tenth of the time was reading anew."""
+    if not _READS:
+        yield
+        return
+    from warplens import readers
+
     kinds = (readers._TRACES, readers._COUNTERS)
     opened = type(readers._TRACES).opened
     kept: OrderedDict[tuple[Path, str], Any] = OrderedDict()

@@ -55,6 +55,7 @@ NCU_HELP = {
     *("--target-processes", "--replay-mode", "--section", "--set", "--nvtx", "--nvtx-include", "--nvtx-exclude", "-k"),
     *("--kernel-name", "--kernel-name-base", "--launch-count", "--launch-skip", "--profile-from-start", "--export"),
     *("--cache-control", "--clock-control", "--force-overwrite", "--import", "--metrics", "--graph-profiling"),
+    "--filter-mode",
 }
 
 REAL_NSYS = os.environ.get("WARPLENS_NSYS") or shutil.which("nsys") or ""
@@ -69,7 +70,7 @@ def nsys_commands() -> Iterator[list[str]]:
 
 
 def ncu_commands() -> Iterator[list[str]]:
-    selections = (Selection(), Selection(("gemm", "softmax"), 3, 5), Selection((), 7, 2))
+    selections = (Selection(), Selection(("gemm", "softmax"), 3, 5), Selection((), 7, 2, each=True))
     for capture, selection, force in itertools.product(CAPTURES, selections, (False, True)):
         for replay_mode, clocks in itertools.product(("kernel", "application"), ("none", "base")):
             profiling = Profiling(nvidia.TARGETED, replay_mode, clocks, "all", force)

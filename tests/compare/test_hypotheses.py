@@ -1,9 +1,11 @@
 """Each hypothesis is confirmed where its cause was planted, and refuted where it was not."""
 
+from collections import Counter
 from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 
+import polars as pl
 import pytest
 
 from tests.compare.difference.programs import GEMM, US, Launch, program, side
@@ -116,7 +118,7 @@ ADDED = {
 }
 
 
-@pytest.mark.parametrize(("point", "waits", "scattered"), [("224_bs1", "confirmed", 0.02), ("448_bs8", "refuted", 0.2)])
+@pytest.mark.parametrize(("point", "waits", "scattered"), [("224_bs1", "confirmed", 0.02), ("448_bs8", "partly", 0.2)])
 def test_counters_judge_what_happens_inside_kernels(point, waits, scattered):
     """By hand from the counters themselves: peaks of Speed of Light, and bytes used of each sector."""
     counters = read_counters(COUNTERS / f"deit{point}_topk0.1.ncu-rep.xz")
@@ -125,19 +127,39 @@ def test_counters_judge_what_happens_inside_kernels(point, waits, scattered):
     assert judged["H2c"].standing == waits
     assert judged["H4c"].share == pytest.approx(scattered, abs=0.05)
 
+    # Each profiled launch stands for those of the window that are alike.
+    sizes = [pl.col(f"{what}_{axis}") for what in ("grid", "block") for axis in "xyz"]
+    work = sides[1].work.filter(pl.col("kind") == "kernel")
+    window = Counter(sides[1].timeline.trace.kernels[work["row"]].select(pl.col("name").cast(str), *sizes).rows())
+    profiled = counters.launches.select(pl.col("name").cast(str), *sizes).rows()
+    times = pl.Series([window[row] / profiled.count(row) if row in window else 1.0 for row in profiled])
     metrics = counters.metrics
     time, occupancy = metrics["gpu__time_duration.sum"], metrics["sm__warps_active.avg.pct_of_peak_sustained_active"]
-    assert judged["H2c"].evidence["occupancy_share"] == pytest.approx((time * occupancy).sum() / time.sum() / 100)
+    weighted = (time * times * occupancy).sum() / (time * times).sum() / 100
+    assert judged["H2c"].evidence["occupancy_share"] == pytest.approx(weighted)
 
-    names = counters.launches["name"].cast(str)
     touched = used = 0.0
     for way in ("ld", "st"):
-        sectors = metrics[f"l1tex__t_sectors_pipe_lsu_mem_global_op_{way}.sum"].fill_null(0)
+        sectors = metrics[f"l1tex__t_sectors_pipe_lsu_mem_global_op_{way}.sum"].fill_null(0) * times
         each = metrics[f"smsp__sass_average_data_bytes_per_sector_mem_global_op_{way}.ratio"].fill_null(0)
-        for name, count, share in zip(names, sectors, each, strict=True):
+        for (name, *_), count, share in zip(profiled, sectors, each, strict=True):
             if name in ADDED[point]:
                 touched, used = touched + count, used + count * min(share, 32) / 32
     assert judged["H4c"].share == pytest.approx(1 - used / touched, abs=0.01)
+
+
+def test_times_without_a_profiler_are_what_added_launches_explain():
+    """A recording that slows the baseline more shows a step that falls, where the program's rises."""
+    slowed = side(program([Launch(gpu=2 * US, host=20 * US)] * 10))
+    after = side(program([Launch(gpu=1 * US)] * 10 + [Launch("topk", gpu=1 * US)] * 5))
+    difference = step_difference(slowed, after)
+    assert {item.id: item for item in hypotheses(difference)}["H1"].standing == "refuted"
+
+    # Half as slow without a profiler: five launches of 5 µs, of the 25 µs by which its step is longer.
+    step = float(difference.wall.variant.wall_ns) / 2
+    first = {item.id: item for item in hypotheses(difference, step_ns=(step - 25 * US, step))}["H1"]
+    assert (first.standing, first.share) == ("confirmed", pytest.approx(1.0))
+    assert first.evidence["added_launch_ns"] == pytest.approx(5 * US)
 
 
 def test_a_report_of_another_program_judges_no_scatter():

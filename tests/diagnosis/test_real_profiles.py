@@ -116,3 +116,14 @@ def _shared(name: str) -> Path:
     if not path.exists():
         pytest.skip(f"{name} is not at hand")
     return path
+
+
+def test_a_recording_that_takes_longer_than_what_it_records_says_so() -> None:
+    """A step takes 0.193 ms without a profiler (median of 40, `captures/profiler_overhead.py`)."""
+    folder = Path(__file__).resolve().parents[2] / "data" / "recordings"
+    plain, stacks = (_diagnosed(folder / f"overhead_{name}.json.xz") for name in ("plain", "stacks"))
+    (found,) = [finding for finding in stacks.findings if finding.id == "profiler-overhead"]
+    lost = 1 - 0.193e6 / (stacks.coverage.wall_ns / stacks.coverage.steps)
+    assert found.evidence["python_calls_per_step"] > 1_800  # two for each of 300 words, and what str and dict are asked
+    assert lost / 2 < found.evidence["recording_share"] < lost
+    assert "profiler-overhead" not in {finding.id for finding in plain.findings}

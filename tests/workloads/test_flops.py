@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 pytest.importorskip("torch", reason="the workloads compute with PyTorch")
+pytest.importorskip("polars", reason="the model of the analyses is among tables")
 
 from warplens.studies.grid.models import MODEL_SIZES, forward_flops, model_size
 from warplens.workloads.settings import LM_BATCH, LM_SIZES, VIT_SIZES

@@ -26,10 +26,13 @@ if TYPE_CHECKING:
 
 #: Options of the commands here beside those of `analysis.counters.nextrun.OPTIONS`: `--help` of 2024.1 has them, and
 #: every version since the first knows them.
-FURTHER_OPTIONS: Final = ("--target-processes", "--force-overwrite", "--set", "--metrics")
+FURTHER_OPTIONS: Final = ("--target-processes", "--force-overwrite", "--set", "--metrics", "--filter-mode")
 
 #: From which version of Nsight Compute all options mean what is meant here: that of `-k regex:` (`nextrun.OPTIONS`).
 OLDEST: Final = (2021, 1, 1)
+
+#: From which version launches can be counted for each launch configuration apart ("Release Notes", 2022.4).
+PER_CONFIGURATION: Final = (2022, 4)
 
 #: Enough to say of every kernel what bounds it.
 LIGHT: Final = ("SpeedOfLight", "LaunchStats", "Occupancy")
@@ -81,6 +84,7 @@ class Selection:
     busy_ns: int | None = None
     share: float | None = None
     pattern: str | None = None
+    each: bool = False
 
 
 @dataclass(frozen=True)
@@ -154,6 +158,8 @@ def profile_command(
         words += ["--launch-skip", str(selection.skip)]
     if selection.launches is not None:
         words += ["--launch-count", str(selection.launches)]
+    if selection.each:
+        words += ["--filter-mode", "per-launch-config"]
     words += ["--set", profiling.set_name] if profiling.set_name else []
     words += [part for section in profiling.sections for part in ("--section", section)]
     words += ["--metrics", ",".join(profiling.metrics)] if profiling.metrics else []

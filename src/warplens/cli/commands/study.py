@@ -71,7 +71,8 @@ def study(
         bool, flag("--collect", "token-reduction: after the times also record timelines (nsys) and counters (ncu).")
     ] = False,
     launches: Annotated[
-        int | None, option("N", "With --collect: launches of each cell that ncu profiles, 0 for all.", min=0)
+        int | None,
+        option("N", "With --collect: ncu profiles the first N launches, 0 for all; else one of each kernel and size.", min=0),
     ] = None,
     nsys: Annotated[str | None, option("PROGRAM", "With --collect: the nsys to use; else it is looked for.")] = None,
     ncu: Annotated[str | None, option("PROGRAM", "With --collect: the ncu to use; else it is looked for.")] = None,

@@ -32,6 +32,9 @@ _WAITING: Final = ("small", "latency")
 #: Categories of kernels that move memory and choose what to move.
 _MOVING: Final = ("gather-scatter", "sort-topk", "copy-cast")
 
+#: What tells launches that are alike, whichever profiler wrote them.
+_SAME: Final = ("name", "grid", "block")
+
 #: Below this occupancy the guides call a kernel's parallelism low (achieved warps over possible ones).
 LOW_OCCUPANCY: Final = 0.5
 
@@ -41,7 +44,7 @@ class Inside:
     """What counters say.
 
     Attributes:
-        waiting_share: of the profiled kernel time, what kernels take that are too small for the GPU or whose warps
+        waiting_share: of the kernel time that profiled launches stand for, what kernels take that are too small for the GPU or whose warps
             wait: neither arithmetic nor memory is near its peak. None where nothing has a duration, or the report holds
             no launch of the program's window: then it is of another program.
         scattered_share: of the sectors that the added gathers, sorts, copies and casts touch, the part that nobody
@@ -57,6 +60,9 @@ class Inside:
 
 def inside_kernels(counters: KernelCounters, difference: StepDifference) -> Inside:
     """Judge a report of the variant, and say how much of the variant's window it stands for.
+
+    A profiled launch counts as often as the window has launches of the same name, grid and block for each that was
+    profiled: a report may hold one of each, or the first of a step.
 
     Args:
         counters: the report.
@@ -74,6 +80,10 @@ def inside_kernels(counters: KernelCounters, difference: StepDifference) -> Insi
     )
     coverage = counters_coverage(counters, difference.variant.timeline, difference.variant.window)
     known = {"counters_coverage_share": coverage.exact_share, "profiled_launches": float(rows.height)}
+    inside = coverage.groups.with_columns(pl.col("name").cast(pl.String)).group_by(_SAME).agg(pl.col("launches").sum())
+    rows = rows.drop("launches").with_columns(pl.col("name").cast(pl.String)).join(inside, on=_SAME, how="left")
+    times = (pl.col("launches") / pl.len().over(_SAME)).fill_null(1.0)
+    rows = rows.with_columns(pl.col("total_ns") * times, pl.col("global_sectors") * times)
     timed = rows.filter(pl.col("total_ns") > 0)
     waiting = {
         "occupancy_share": _mean(timed, "achieved_share", "total_ns"),

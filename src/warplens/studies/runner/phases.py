@@ -2,12 +2,11 @@
 
 Baseline and variant are recorded at the smallest and the largest point of the grid, where the document that asks for
 this finds a loss and a gain. A phase that fails is told, and the others follow; what is there already is kept. Like all
-of the runner it needs neither Typer nor Polars; with Polars, the timeline tells which launches ncu profiles.
+of the runner it needs neither Typer nor Polars.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import shlex
 import sys
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from warplens.collect.choices import PRESETS
 from warplens.collect.machine import ThisMachine, needed_tool
 from warplens.collect.nvidia import (
+    PER_CONFIGURATION,
     Capture,
     Profiling,
     Recording,
@@ -45,20 +45,21 @@ INDEX: Final = "profiles.json"
 #: Steps of a recording: three to warm up, and five that count, whose spread is then known.
 WARMUP, STEPS = 3, 5
 
-#: What the hypotheses on the insides of kernels are judged by, in one run.
+#: What the hypotheses on the insides of kernels are judged by, in one run. The sections on memory would double the
+#: passes: of what they tell, only the hit rates are asked for.
 _COUNTERS: Final = Profiling(
-    sections=(
-        *("SpeedOfLight", "LaunchStats", "Occupancy", "MemoryWorkloadAnalysis", "MemoryWorkloadAnalysis_Tables"),
-        "WarpStateStats",
-    ),
-    metrics=PRESETS["memory"].metrics,
+    sections=("SpeedOfLight", "LaunchStats", "Occupancy", "WarpStateStats"),
+    metrics=(*PRESETS["memory"].metrics, "l1tex__t_sector_hit_rate.pct", "lts__t_sector_hit_rate.pct"),
     force=True,
 )
 
 #: Settings by which files are named.
 _NAMED: Final = ("input_size", "batch", "method", "keep")
 
-#: Launches that ncu profiles of a cell where no timeline tells which matter: of some 35 passes each, a minute's worth.
+#: Launches that ncu profiles of each kernel in each size: those that are alike take alike.
+_OF_EACH: Final = 1
+
+#: Launches of a cell, the first ones, where this ncu cannot count for each size apart: a minute's worth.
 _MOST_LAUNCHES: Final = 60
 
 
@@ -109,7 +110,7 @@ class Collection:
     Attributes:
         folder: of the recordings.
         nsys, ncu: the tools to use; None to look for them.
-        launches: that ncu profiles of each cell, 0 for all; None for the kernels that matter in a steady step.
+        launches: that ncu profiles of each cell, 0 for all; None for one of each kernel in each size.
         fresh: record again what is there.
         tell: is told what is being done, line by line.
     """
@@ -160,20 +161,16 @@ class Collection:
     def _counters(self, cell: RecordedCell, run: CellRun) -> tuple[Tool, list[list[str]]]:
         tool = needed_tool("ncu", ThisMachine(), self.ncu)
         report, program = str(self.folder / cell.name), cell.program(run.measuring.workload, run.measuring.device)
-        chosen, capture = self._selection(self.folder / f"{cell.name}.sqlite")
-        return tool, [profile_command(tool, _COUNTERS, chosen, capture, report, program)]
+        chosen = self._selection(tool)
+        return tool, [profile_command(tool, _COUNTERS, chosen, Capture("nvtx", "step"), report, program)]
 
-    def _selection(self, timeline: Path) -> tuple[Selection, Capture]:
-        """The launches to profile: of a steady step, where a timeline and Polars tell which; else the first steps'."""
-        if self.launches is None and timeline.exists() and importlib.util.find_spec("polars") is not None:
-            from warplens.analysis.timeline import Timeline
-            from warplens.collect.nvidia import select_from_trace
-            from warplens.readers import read
-
-            recorded = Timeline(read(timeline))
-            return select_from_trace(recorded, recorded.window())[1], Capture()
-        launches = _MOST_LAUNCHES if self.launches is None else self.launches or None
-        return Selection(launches=launches), Capture("nvtx", "step")
+    def _selection(self, tool: Tool) -> Selection:
+        """Of the steps' launches: one of each kernel in each size, which stands for all that are alike."""
+        if self.launches is not None:
+            return Selection(launches=self.launches or None)
+        if tool.version < PER_CONFIGURATION:
+            return Selection(launches=_MOST_LAUNCHES)
+        return Selection(launches=_OF_EACH, each=True)
 
     def _run(self, tool: Tool | None, commands: Sequence[Sequence[str]], leaves: Path) -> None:
         if tool is None:
