@@ -74,12 +74,17 @@ class Hypothesis:
         return CLAIMS[self.id]
 
 
-def hypotheses(difference: StepDifference, counters: KernelCounters | None = None) -> tuple[Hypothesis, ...]:
+def hypotheses(
+    difference: StepDifference,
+    counters: KernelCounters | None = None,
+    step_ns: tuple[float | None, float | None] = (None, None),
+) -> tuple[Hypothesis, ...]:
     """The four hypotheses, judged by one pair of profiles; two of them also by counters of the variant.
 
     Args:
         difference: of the steps of both.
         counters: of the variant's kernels.
+        step_ns: what a step of each takes without a profiler, where it was timed.
     """
     inside = {"H2c": Hypothesis("H2c", "not judged", None), "H4c": Hypothesis("H4c", "not judged", None)}
     if counters is not None:
@@ -89,7 +94,7 @@ def hypotheses(difference: StepDifference, counters: KernelCounters | None = Non
             standing: Standing = "not judged" if share is None else _standing(share)
             inside[name] = Hypothesis(name, standing, share, numbers)
     grids, moved = _parallelism(difference), _memory(difference)
-    return (_launches(difference), grids, inside["H2c"], _operations(difference), moved, inside["H4c"])
+    return (_launches(difference, *step_ns), grids, inside["H2c"], _operations(difference), moved, inside["H4c"])
 
 
 def _standing(share: float) -> Standing:
@@ -102,14 +107,22 @@ def _known(**numbers: float | None) -> dict[str, float]:
     return {name: float(value) for name, value in numbers.items() if value is not None}
 
 
-def _launches(difference: StepDifference) -> Hypothesis:
-    """H1: the share of the saved GPU time that comes back as host time of added launches, if the host sets the pace."""
+def _launches(difference: StepDifference, before_ns: float | None, after_ns: float | None) -> Hypothesis:
+    """H1: the share of the saved GPU time that comes back as host time of added launches, if the host sets the pace.
+
+    A profiler slows the host, and two recordings not alike, so that a profile can show a step that falls where it
+    rises. Where both were timed without one, those times are what is explained, and launches cost as much less as the
+    variant's step does.
+    """
     launches, wall = difference.launches, difference.wall
-    added = launches.added_cost_ns
-    change = float(wall.change_ns)
+    each, added, change = launches.added_ns_per_launch, launches.added_cost_ns, float(wall.change_ns)
+    if before_ns and after_ns:
+        slowed = float(wall.variant.wall_ns) / after_ns
+        change = after_ns - before_ns
+        each, added = (None if cost is None else cost / max(slowed, 1.0) for cost in (each, added))
     evidence = _known(
         launches_added_per_step=launches.kernels_change,
-        added_launch_ns=launches.added_ns_per_launch,
+        added_launch_ns=each,
         added_launches_ns_per_step=added,
         change_ns_per_step=change,
         baseline_waits_for_launches_share=launches.baseline.issue_share,
