@@ -72,7 +72,11 @@ def study(
     ] = False,
     launches: Annotated[
         int | None,
-        option("N", "With --collect: ncu profiles the first N launches, 0 for all; else one of each kernel and size.", min=0),
+        option(
+            "N",
+            "With --collect: ncu profiles the first N launches, 0 for all; else one of each kernel and size.",
+            min=0,
+        ),
     ] = None,
     nsys: Annotated[str | None, option("PROGRAM", "With --collect: the nsys to use; else it is looked for.")] = None,
     ncu: Annotated[str | None, option("PROGRAM", "With --collect: the ncu to use; else it is looked for.")] = None,

@@ -117,7 +117,9 @@ def profiled_pair(
     numbers = compare_steps(*sides, margin=MARGIN, level=LEVEL, flops=flops)
     files = (sides[0].files[0], sides[1].files[0])
     predicted = [predictions(side.timeline, side.window, known) for side, known in zip(files, step_ns, strict=True)]
-    return ProfiledPair(settings, numbers, hypotheses(numbers.difference, counters, step_ns), (predicted[0], predicted[1]))
+    return ProfiledPair(
+        settings, numbers, hypotheses(numbers.difference, counters, step_ns), (predicted[0], predicted[1])
+    )
 
 
 def study_sides(measurements: Measurements) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -44,9 +44,9 @@ class Inside:
     """What counters say.
 
     Attributes:
-        waiting_share: of the kernel time that profiled launches stand for, what kernels take that are too small for the GPU or whose warps
-            wait: neither arithmetic nor memory is near its peak. None where nothing has a duration, or the report holds
-            no launch of the program's window: then it is of another program.
+        waiting_share: of the kernel time that profiled launches stand for, what kernels take that are too small for the
+            GPU or whose warps wait: neither arithmetic nor memory is near its peak. None where nothing has a duration,
+            or the report holds no launch of the program's window: then it is of another program.
         scattered_share: of the sectors that the added gathers, sorts, copies and casts touch, the part that nobody
             asked for. None where no such kernel was profiled with its sectors.
         waiting, scattered: named numbers behind each, with their units in the names.
