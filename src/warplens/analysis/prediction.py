@@ -16,15 +16,9 @@ import numpy as np
 import polars as pl
 
 from warplens.analysis.hostpace import SMALL_COPY_BYTES
-from warplens.analysis.recorder import (
-    DEFAULT_LATENCY_NS,
-    GRAPH_GAP_NS,
-    GRAPH_LAUNCH_NS,
-    as_graphs,
-    recorded_schedule,
-    without_profiler,
-)
+from warplens.analysis.recorder import DEFAULT_LATENCY_NS, GRAPH_GAP_NS, recorded_schedule
 from warplens.analysis.replay import ALLOCATION, BLOCKING_COPY, SYNCHRONIZATION, RecordedSchedule, replay
+from warplens.analysis.rescheduling import GRAPH_LAUNCH_NS, as_graphs, without_profiler
 from warplens.errors import UsageError
 
 if TYPE_CHECKING:

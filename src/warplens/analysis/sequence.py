@@ -23,20 +23,26 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 import numpy as np
 import polars as pl
 
-from warplens.analysis.categories import categories_of
+from warplens.analysis.marks import (
+    ALIKE_TOLERANCE,
+    MOST_TURNS,
+    alike,
+    batches,
+    inside_one_module,
+    inside_one_part,
+    launched_in_warmup,
+    optimizer_ends,
+)
 from warplens.analysis.repetition import (
     LEAST_STRUCTURE,
     MIN_REPEATS,
     is_structured,
-    largest_drop,
     longest_repetition,
     repetitions_per_step,
     stand_out,
 )
-from warplens.analysis.trees import NO_RANGE, Forest
-from warplens.analysis.window import NO_PHASE, is_warmup_name, phase_of_name
 from warplens.patterns import lazy_pattern
-from warplens.profile.schema import name_categories, name_labels
+from warplens.profile.schema import name_categories
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -44,6 +50,7 @@ if TYPE_CHECKING:
     from warplens.analysis.attribution import RangeForest
     from warplens.profile import Trace
     from warplens.profile.schema import Bools, Int64s
+
 
 #: The repeating stretch must hold this share of the GPU time, or it is only a part of the program.
 _MIN_SEQUENCE_SHARE = 0.5
@@ -53,23 +60,13 @@ _MOST_OF_IT = 0.8
 #: Two turns are a repetition only if they are all there is.
 _ALL_OF_IT = 0.95
 
-#: Steps launch about the same amount of work: half of them within 10 % of the median.
+#: Steps launch about the same amount of work: half of them are alike (`ALIKE_TOLERANCE`).
 _ALIKE_SHARE = 0.5
-_ALIKE_TOLERANCE = 0.1
-
-#: Of two steps one may be slow, but not so many times as long as the other.
-_UNLIKE = 3
-
-#: A rhythm of waits and copies must hold for this share of the turns.
-_MOST_TURNS = 0.8
 
 #: More turns than this without any copy or wait may be those of a loop inside of a step, as a sampler's, that works
 #: on its own results; recordings of steps without either hold ten as a rule, or fewer.
 _MOST_ALONE = 10
 
-#: How PyTorch names the passes of its optimizers and the requests to its data loaders.
-_OPTIMIZER = "Optimizer.step#"
-_NEXT_BATCH = "enumerate(DataLoader)#"
 #: Calls in which the host waits for the GPU, or copies: once in a step, where a step has any.
 _WAITS = lazy_pattern(r"^(cuda|cu|hip)((Device|Stream|Event|Ctx)Synchronize|Memcpy)")
 #: Further calls that make a rhythm.
@@ -220,7 +217,7 @@ def steps_from_sequence(trace: Trace, work: pl.DataFrame, forest: RangeForest) -
     calls = _by_call(_launch_sequence(trace, work, ("kernel", "graph")))
     if calls.height < MIN_REPEATS:
         return None
-    passes = _optimizer_ends(trace, calls)
+    passes = optimizer_ends(trace, calls)
     turns = _repetition(trace, work, forest, calls)
     repeating = () if turns is None else _turn_rhythms(turns)
     if len(passes):
@@ -231,9 +228,9 @@ def steps_from_sequence(trace: Trace, work: pl.DataFrame, forest: RangeForest) -
         if cuts is None:
             return None
         # Of two passes nothing shows that they are alike: a recording cut at both ends may hold two parts of one.
-        sure: Confidence = "high" if len(passes) > 2 and _even(calls, trace, passes) else "low"
+        sure: Confidence = "high" if len(passes) > 2 and alike(calls, trace, passes) else "low"
         return _found(calls, cuts, trace, forest, "the passes of the optimizer", once, sure, repeating)
-    loaded = _batches(trace, calls)
+    loaded = batches(trace, calls)
     if len(loaded) > 1:
         cuts = np.r_[loaded, calls.height]
         asked = "a batch is asked for once in each"
@@ -277,62 +274,6 @@ def _rhythm(
 # --- Marks of training ---
 
 
-def _optimizer_ends(trace: Trace, calls: pl.DataFrame) -> Int64s:
-    """The place in the sequence of the last launch of each pass of the optimizer."""
-    named = _annotated(trace, _OPTIMIZER)
-    if named.height and not calls["launch_start_ns"].null_count():
-        # Of several optimizers the one that runs least often ends the step.
-        rarest = named["name"].value_counts(sort=True)["name"][-1]
-        ends = named.filter(pl.col("name") == rarest)["end_ns"].sort().to_numpy()
-        return np.unique(np.searchsorted(calls["launch_start_ns"].to_numpy(), ends) - 1).clip(0)
-    places = np.flatnonzero(_optimizing(trace, calls))
-    if not len(places):
-        return places
-    # Its launches lie close together; forward and backward pass make the distances from one pass to the next.
-    distances = np.diff(places)
-    last_of_each: Int64s = np.r_[places[:-1][distances > largest_drop(distances)], places[-1]]
-    return last_of_each
-
-
-def _optimizing(trace: Trace, calls: pl.DataFrame) -> Bools:
-    """Which calls launch a kernel of an optimizer."""
-    kernel = (calls["kind"] == "kernel").to_numpy()
-    optimizing = np.zeros(calls.height, dtype=np.bool_)
-    if trace.kernels.height:
-        by_kernel = (categories_of(trace.kernels["full_name"]) == "optimizer").to_numpy()
-        optimizing[kernel] = by_kernel[calls["row"].to_numpy()[kernel]]
-    return optimizing
-
-
-def _even(calls: pl.DataFrame, trace: Trace, passes: Int64s) -> bool:
-    """Whether the passes of the optimizer are alike, but for the first and last, which a recording may cut.
-
-    Parts of one pass that lie far apart, such as those for weights and for norms, are not.
-    """
-    apart = np.diff(calls["start_ns"].to_numpy()[passes])
-    if len(apart) < MIN_REPEATS and apart.max() > _UNLIKE * apart.min():
-        return False
-    before = np.r_[0, np.cumsum(_optimizing(trace, calls))]
-    launched = np.diff(before[np.r_[0, passes + 1]])[1:-1]
-    usual = float(np.median(launched)) if len(launched) else 0.0
-    return usual == 0 or float(np.mean(np.abs(launched - usual) <= _ALIKE_TOLERANCE * usual)) >= _MOST_TURNS
-
-
-def _batches(trace: Trace, calls: pl.DataFrame) -> Int64s:
-    """The place in the sequence of the first launch after each request for a batch."""
-    asked = _annotated(trace, _NEXT_BATCH)["start_ns"].sort().to_numpy()
-    if not len(asked) or calls["launch_start_ns"].null_count():
-        return np.empty(0, dtype=np.int64)
-    places = np.unique(np.searchsorted(calls["launch_start_ns"].to_numpy(), asked))
-    return places[places < calls.height]
-
-
-def _annotated(trace: Trace, prefix: str) -> pl.DataFrame:
-    ranges = trace.ranges
-    known = name_labels(ranges["name"], lambda name: name.startswith(prefix))
-    return ranges.filter(pl.Series(known > 0)) if known.any() else ranges.clear()
-
-
 def _between(lasts: Int64s) -> Int64s | None:
     """Where steps begin, and the last ends, that end with these places; None where they are not alike, or too few.
 
@@ -343,9 +284,9 @@ def _between(lasts: Int64s) -> Int64s | None:
     if not len(sizes):
         return None
     usual = int(np.median(sizes))
-    if np.mean(np.abs(sizes - usual) <= _ALIKE_TOLERANCE * usual) < _ALIKE_SHARE:
+    if np.mean(np.abs(sizes - usual) <= ALIKE_TOLERANCE * usual) < _ALIKE_SHARE:
         return None
-    whole = int(lasts[0]) + 1 >= (1 - _ALIKE_TOLERANCE) * usual
+    whole = int(lasts[0]) + 1 >= (1 - ALIKE_TOLERANCE) * usual
     cuts: Int64s = np.r_[max(int(lasts[0]) + 1 - usual, 0), lasts + 1] if whole else lasts + 1
     return cuts if len(cuts) > 2 else None
 
@@ -365,7 +306,7 @@ def _repetition(trace: Trace, work: pl.DataFrame, forest: RangeForest, calls: pl
         repeats = (stop - begin) // period
         if repeats < MIN_REPEATS and (repeats < 2 or stop - begin < _ALL_OF_IT * view.height):
             continue
-        if _inside_one_part(view[begin:stop], trace, forest) or _inside_one_module(view[begin:stop], trace):
+        if inside_one_part(view[begin:stop], trace, forest) or inside_one_module(view[begin:stop], trace):
             return None
         begin += _largest_gap_offset(view["start_ns"].to_numpy(), view["end_ns"].to_numpy(), begin, stop, period)
         return _Turns(trace, view, period, begin, begin + (stop - begin) // period * period)
@@ -400,7 +341,7 @@ def _whole_steps(turns: _Turns) -> _Turns:
     """The steps of which the turns are parts (layers, tokens, micro-batches), where something shows them."""
     number, code, _ = turns.marks
     length, first, stop = longest_repetition(code)
-    if length > 1 and stop - first >= max(_MOST_TURNS * turns.repeats, 2 * length):
+    if length > 1 and stop - first >= max(MOST_TURNS * turns.repeats, 2 * length):
         # What happens once in several parts (a wait, a read-back) ends the last of them.
         return turns.grouped(length, (first + int(np.argmax(number[first : first + length])) + 1) % length)
     for pauses in _rhythms(turns.calls, turns.cuts[1:-1]):
@@ -465,7 +406,7 @@ def _found(
         return None
     lasts = np.maximum.reduceat(part["end_ns"].to_numpy(), edges)
     counts = np.add.reduceat(part["launches"].to_numpy(), edges)
-    warm = np.add.reduceat(_launched_in_warmup(part, trace, forest).astype(np.int64), edges) > np.diff(cuts) // 2
+    warm = np.add.reduceat(launched_in_warmup(part, trace, forest).astype(np.int64), edges) > np.diff(cuts) // 2
     taken = _rhythm(calls, cuts, origin.removeprefix("the "), confidence, why, chosen=True)
     others = (each for each in repeating if (each.count, each.launches) != (taken.count, taken.launches))
     return Found(firsts, np.r_[firsts[1:], lasts[-1]], counts, warm, None, lasts, origin, (taken, *others))
@@ -554,44 +495,3 @@ def _largest_gap_offset(start: Int64s, end: Int64s, begin: int, stop: int, perio
     index = begin + np.arange(repeats * period)
     gaps = np.where(index > 0, start[index] - reach[np.maximum(index - 1, 0)], 0).reshape(repeats, period)
     return int(np.argmax(np.median(gaps[:, : rest + 1], axis=0)))
-
-
-# --- What ranges say of the launches inside them ---
-
-
-def _launched_in_warmup(calls: pl.DataFrame, trace: Trace, forest: RangeForest) -> Bools:
-    """Which launches a range called "warm-up" holds."""
-    held = np.r_[forest.outermost_match(warmup_labels(trace.ranges)) > 0, False]
-    inside: Bools = held[calls["range"].fill_null(NO_RANGE).to_numpy()]
-    return inside
-
-
-def warmup_labels(ranges: pl.DataFrame) -> Int64s:
-    """1 for each range that is called "warm-up", 0 for others."""
-    return name_labels(ranges["name"], is_warmup_name)
-
-
-def _inside_one_part(launches: pl.DataFrame, trace: Trace, forest: RangeForest) -> bool:
-    """Whether one range called after a phase holds all these launches: then they repeat by layer, not by step."""
-    if not trace.ranges.height:
-        return False
-    part = name_labels(trace.ranges["name"], lambda name: phase_of_name(name) != NO_PHASE)
-    number = part * np.arange(1, trace.ranges.height + 1)
-    held = np.r_[forest.outermost_match(number), 0][launches["range"].fill_null(NO_RANGE).to_numpy()]
-    return bool(held[0] > 0 and np.all(held == held[0]))
-
-
-def _inside_one_module(launches: pl.DataFrame, trace: Trace) -> bool:
-    """Whether one call of a `torch.nn` module launched all of this: then its layers repeat."""
-    if not trace.python_functions.height or launches["launch_start_ns"].null_count():
-        return False
-    from warplens.analysis.operators.places import python_frames
-
-    frames = python_frames(trace.python_functions)
-    process, thread, when = (
-        launches[column].to_numpy().astype(np.int64) for column in ("process", "thread", "launch_start_ns")
-    )
-    number = np.where(frames.is_module, np.arange(1, len(frames.is_module) + 1), 0)
-    outermost = np.r_[Forest.of(frames.parent).outermost_match(number), 0]
-    held = outermost[frames.running(process, thread, when)]
-    return bool(held[0] > 0 and np.all(held == held[0]))

@@ -18,8 +18,9 @@ import polars as pl
 
 from warplens.analysis.intervals import measure_before
 from warplens.analysis.prediction import apply, excerpt
-from warplens.analysis.recorder import paced, recorded_schedule
+from warplens.analysis.recorder import recorded_schedule
 from warplens.analysis.replay import replay
+from warplens.analysis.rescheduling import paced
 from warplens.diagnosis.thresholds import DEFAULTS
 
 if TYPE_CHECKING:

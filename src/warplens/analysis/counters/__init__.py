@@ -23,7 +23,8 @@ from warplens.analysis.counters.groups import GROUPS, SUMMARY, SUMMARY_KEYS, Gro
 from warplens.analysis.counters.memoryaccess import MEMORY_ACCESS, STALLS, memory_access, top_stalls, warp_stalls
 from warplens.analysis.counters.nextrun import NextRun, next_run, next_sections
 from warplens.analysis.counters.occupancy import LAUNCH_OCCUPANCY, OCCUPANCY, launch_occupancy, theoretical_occupancy
-from warplens.analysis.counters.roofline import POINTS, ROOFLINE, ROOFS, Roofline, roofline, roofline_points
+from warplens.analysis.counters.roofline import ROOFLINE, roofline
+from warplens.analysis.counters.rooflinepoints import POINTS, ROOFS, Roofline, roofline_points
 from warplens.analysis.counters.speedoflight import (
     BREAKDOWN,
     INSTRUCTION_MIX,

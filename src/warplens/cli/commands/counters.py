@@ -10,7 +10,8 @@ import polars as pl
 from warplens.analysis.counters.comparison import compare_counters
 from warplens.analysis.counters.coverage import counter_notes
 from warplens.analysis.counters.groups import SUMMARY_KEYS, counters_summary
-from warplens.analysis.counters.roofline import LEVELS, PRECISIONS, roofline_points
+from warplens.analysis.counters.roofline import LEVELS, PRECISIONS
+from warplens.analysis.counters.rooflinepoints import roofline_points
 from warplens.analysis.timeline import Timeline
 from warplens.cli.answer import Answer, Part, emit, most_rows, note_lines, print_lines, recorded_by
 from warplens.cli.edge import progress
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from warplens.analysis.counters.comparison import Comparison
-    from warplens.analysis.counters.roofline import Roofline
+    from warplens.analysis.counters.rooflinepoints import Roofline
     from warplens.profile import Capture, Note
     from warplens.profile.counters import KernelCounters
 

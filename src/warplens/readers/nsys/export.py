@@ -18,7 +18,8 @@ from warplens.profile import Capture, Trace
 from warplens.profile.schema import encode_names
 from warplens.profile.tables import TABLES
 from warplens.readers.nsys import NSYS
-from warplens.readers.nsys.capture import Findings, devices_of, notes_of, session_of, stream_kinds
+from warplens.readers.nsys.capture import devices_of, session_of, stream_kinds
+from warplens.readers.nsys.doubts import Findings, notes_of
 from warplens.readers.nsys.tables import (
     ALL_ROWS,
     SOURCES,

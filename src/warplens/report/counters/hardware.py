@@ -9,7 +9,7 @@ import polars as pl
 from warplens.analysis.counters.groups import SUMMARY
 from warplens.analysis.counters.memoryaccess import MEMORY_ACCESS, NO_STALL, STALLS
 from warplens.analysis.counters.occupancy import CONFIGURATIONS, WARP_SIZE
-from warplens.analysis.counters.roofline import POINTS
+from warplens.analysis.counters.rooflinepoints import POINTS
 from warplens.analysis.counters.speedoflight import BREAKDOWN, INSTRUCTIONS
 from warplens.profile.schema import Column
 from warplens.report import text as fmt
@@ -20,7 +20,7 @@ from warplens.report.document import Document, Figure, Paragraph, SectionOf, Tab
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from warplens.analysis.counters.roofline import Roofline
+    from warplens.analysis.counters.rooflinepoints import Roofline
     from warplens.profile import Capture
     from warplens.report.counters.numbers import CounterNumbers
     from warplens.report.document import Block

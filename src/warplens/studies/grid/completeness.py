@@ -1,4 +1,8 @@
-"""Whether the steps of a grid cell ran to their end: what an aborted step measures is no time of that cell."""
+"""Whether the steps of a grid cell ran to their end: what an aborted step measures is no time of that cell.
+
+An out-of-memory error leaves a forward pass without its backward pass, a backward pass without its optimizer, or an
+optimizer that finds no gradients and skips every parameter. All of them look like a fast step.
+"""
 
 from __future__ import annotations
 

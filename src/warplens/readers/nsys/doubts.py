@@ -1,0 +1,277 @@
+"""What an nsys capture cannot tell, found while it is read: each as a note with what to do about it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from warplens.profile import Note, NoteLevel
+from warplens.profile.trace import worst_first
+from warplens.readers.lost import LOST_SHARE_WARNING, lost_level, still_queued
+
+if TYPE_CHECKING:
+    from warplens.readers.nsys.capture import Session
+
+
+Int64s = npt.NDArray[np.int64]
+
+#: CUPTI numbers all calls of a process in sequence, and nsys leaves out those that say little: in the complete captures
+#: looked at 1 to 10 numbers a recorded call, and 615 at most between two. So long a silence, while ranges go on, is a
+#: trace that stopped.
+SILENT_CALLS = 10_000
+
+#: The newest schema that the reader was tested with, first two parts.
+TESTED_SCHEMA = (3, 25)
+
+RECAPTURE = "nsys profile --trace=cuda,nvtx --output=profile python your_program.py"
+
+
+_LAUNCHES = r"^(cudaLaunch(Cooperative)?Kernel|cuLaunch(Cooperative)?Kernel|cuda?GraphLaunch|cuda?Mem(cpy|set)\w*Async)"
+_COPIES_AND_FILLS = r"^cuda?Mem"
+_CAPTURE_BEGIN = r"^cu(da)?StreamBeginCapture"
+_CAPTURE_END = r"^cu(da)?StreamEndCapture"
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What the reader knows when all tables are there.
+
+    Attributes:
+        tables: the frames of the trace by name.
+        session: what the export says about its own making.
+        has_devices: whether the export describes the GPUs.
+        ambiguous_devices: whether two processes use different models under one ordinal.
+        dropped_rows: rows left out because their times make no sense.
+        open_ranges: ranges that were still open when the capture ended.
+        repeated_calls: API calls that the export holds twice.
+        unnamed: events whose name the export does not hold.
+        replaced: names with bytes that are not UTF-8.
+    """
+
+    tables: Mapping[str, pl.DataFrame]
+    session: Session
+    has_devices: bool
+    ambiguous_devices: bool
+    dropped_rows: int
+    open_ranges: int
+    repeated_calls: int
+    unnamed: int
+    replaced: int
+
+
+def notes_of(findings: Findings) -> tuple[Note, ...]:
+    """All notes about a capture, those that limit the answers most first."""
+    return worst_first(note for check in _CHECKS for note in check(findings))
+
+
+def _gpu_work(findings: Findings) -> list[pl.DataFrame]:
+    return [findings.tables[name] for name in ("kernels", "copies", "memsets", "graph_launches")]
+
+
+def _missing_cuda(findings: Findings) -> list[Note]:
+    if any(frame.height for frame in _gpu_work(findings)):
+        if not findings.tables["api_calls"].height:
+            text = "No CUDA API calls were recorded: launches, queue times and the ranges around them are unknown."
+            return [Note("no-api-calls", NoteLevel.WARNING, text, f"Record again: {RECAPTURE}")]
+        return []
+    session = findings.session
+    if findings.tables["api_calls"].height:
+        text = "CUDA API calls were recorded, but no GPU work: no kernels, copies or memsets."
+        remedy = f"Record again with an nsys at least as new as the program's CUDA: {RECAPTURE}"
+        return [Note("no-gpu-work", NoteLevel.BLOCKING, text, remedy)]
+    if session.is_wsl:
+        text = "The capture holds no CUDA data. It was made in WSL2, where tracing CUDA depends on the Windows driver."
+        remedy = f"Record on native Linux or Windows, or update the Windows driver and nsys, then: {RECAPTURE}"
+    elif session.cuda_requested is False:
+        text = "The capture holds no CUDA data: tracing CUDA was not asked for."
+        remedy = f"Record again: {RECAPTURE}"
+    else:
+        text = "The capture holds no CUDA data: the program made no CUDA call, or nsys could not trace it."
+        remedy = f"Check that the program uses the GPU, then record again with a current nsys: {RECAPTURE}"
+    return [Note("no-cuda-data", NoteLevel.BLOCKING, text, remedy)]
+
+
+def _lost_work(findings: Findings) -> list[Note]:
+    calls = findings.tables["api_calls"]
+    if not calls.height or not any(frame.height for frame in _gpu_work(findings)):
+        return []
+    lost, launches = _launches_without_work(findings)
+    silent = _silent_calls(findings)
+    if silent:
+        text = (
+            f"CUDA tracing stopped for a while: about {silent:,} CUDA calls left no trace while ranges went on, "
+            f"and {findings.tables['kernels'].height:,} kernels were recorded in all."
+        )
+        level = NoteLevel.BLOCKING
+    elif lost:
+        text = (
+            f"{lost:,} of {launches:,} launches have no kernel, copy or graph execution in the capture: events "
+            "were lost."
+        )
+        level = lost_level(lost / launches)
+    else:
+        return []
+    remedy = f"Record again with an nsys at least as new as the program's CUDA, for a shorter time: {RECAPTURE}"
+    return [Note("lost-gpu-work", level, text, remedy)]
+
+
+def _launches_without_work(findings: Findings) -> tuple[int, int]:
+    """How many successful launches have no work, those still queued at the end left out; and how many there are.
+
+    Copies and fills count only where kernels are lost as well: those of no byte never reach the GPU, and the calls do
+    not tell how many bytes were asked for.
+    """
+    calls = findings.tables["api_calls"]
+    failed = calls["return_value"].fill_null(0) != 0
+    calls = calls.filter(~failed) if failed.any() else calls
+    launches = calls.select("process", "thread", "start_ns", "correlation", "name").filter(_called(calls, _LAUNCHES))
+    launches = launches.with_columns(is_kernel=~_called(launches, _COPIES_AND_FILLS)).drop("name")
+    lost = 0
+    processes = launches["process"].unique().to_list()
+    for process in processes:
+        own = launches.filter(pl.col("process") == process) if len(processes) > 1 else launches
+        work = pl.concat(
+            frame.filter(pl.col("process") == process).select("correlation", "start_ns", "end_ns")
+            for frame in _gpu_work(findings)
+        )
+        matched = _contained(own["correlation"].to_numpy(), work["correlation"].drop_nulls().to_numpy())
+        if not matched.all():
+            unmatched = own.filter(~matched)
+            unmatched = unmatched.filter(~_while_capturing(unmatched, calls.filter(pl.col("process") == process)))
+            unmatched = unmatched.filter(~still_queued(unmatched, own, work))
+            kernels_ran = own.filter(matched)["is_kernel"].any()
+            lost += unmatched.height if unmatched["is_kernel"].any() or not kernels_ran else 0
+    return lost, launches.height
+
+
+def _called(calls: pl.DataFrame, pattern: str) -> pl.Series:
+    """For each call whether the function's name matches; the names are tested once each."""
+    names = calls["name"]
+    categories = pl.Series(getattr(names.dtype, "categories", ()), dtype=pl.String)
+    matching = categories.str.contains(pattern).arg_true().to_list()
+    return names.to_physical().is_in(matching)
+
+
+def _contained(wanted: Int64s, present: Int64s) -> npt.NDArray[np.bool_]:
+    """`np.isin`, by a table of flags where the numbers allow it (they count calls), at a tenth of the time."""
+    top = int(max(wanted.max(initial=0), present.max(initial=0)))
+    if min(wanted.min(initial=0), present.min(initial=0)) < 0 or top > 2**28:
+        return np.isin(wanted, present)
+    flags = np.zeros(top + 1, np.bool_)
+    flags[present] = True
+    return flags[wanted]
+
+
+def _while_capturing(launches: pl.DataFrame, calls: pl.DataFrame) -> pl.Series:
+    """For each launch whether it only added a node to a graph: its thread was between begin and end of a capture."""
+    begins = calls.filter(_called(calls, _CAPTURE_BEGIN)).select("thread", "start_ns", step=pl.lit(1))
+    ends = calls.filter(_called(calls, _CAPTURE_END)).select("thread", "start_ns", step=pl.lit(-1))
+    edges = pl.concat([begins, ends]).sort("start_ns")
+    edges = edges.select("thread", "start_ns", open=pl.col("step").cum_sum().over("thread"))
+    ordered = launches.with_row_index("row").sort("start_ns")
+    joined = ordered.join_asof(edges, on="start_ns", by="thread", strategy="backward", check_sortedness=False)
+    return joined.sort("row")["open"].fill_null(0) > 0
+
+
+def _silent_calls(findings: Findings) -> int:
+    """How many calls were numbered but not recorded in silences during which ranges began."""
+    silent = 0
+    calls = findings.tables["api_calls"].select("process", "start_ns", "end_ns", "correlation")
+    ranges = findings.tables["ranges"]
+    for process in calls["process"].unique().to_list() if ranges.height else ():
+        own = calls.filter(pl.col("process") == process)
+        if not own["correlation"].is_sorted():
+            own = own.sort("correlation", maintain_order=True)
+        ids = own["correlation"].to_numpy()
+        begins = np.sort(ranges.filter(pl.col("process") == process)["start_ns"].to_numpy())
+        for place in np.flatnonzero(np.diff(ids) > SILENT_CALLS).tolist():
+            before, after = own["end_ns"][place], own["start_ns"][place + 1]
+            if np.searchsorted(begins, after) > np.searchsorted(begins, before):
+                silent += int(ids[place + 1] - ids[place])
+    return silent
+
+
+def _hidden_graphs(findings: Findings) -> list[Note]:
+    graphs = findings.tables["graph_launches"].height
+    if not graphs:
+        return []
+    text = (
+        f"{graphs:,} CUDA graph executions were traced as a whole: they count as busy, but the kernels inside are not "
+        "recorded."
+    )
+    remedy = f"Record the nodes of the graphs: {RECAPTURE.replace(' --output', ' --cuda-graph-trace=node --output')}"
+    return [Note("graph-level-tracing", NoteLevel.WARNING, text, remedy)]
+
+
+def _missing_ranges(findings: Findings) -> list[Note]:
+    if findings.tables["ranges"].height or not any(frame.height for frame in _gpu_work(findings)):
+        return []
+    text = "No NVTX ranges were recorded: GPU time cannot be attributed to steps, phases or layers of the program."
+    remedy = f"Add ranges (torch.cuda.nvtx.range, or PyTorch's emit_nvtx) and trace them: {RECAPTURE}"
+    return [Note("no-ranges", NoteLevel.WARNING, text, remedy)]
+
+
+def _session(findings: Findings) -> list[Note]:
+    notes = []
+    session = findings.session
+    if session.reports_lost_events or session.may_lack_events:
+        text = "nsys itself warns that not all CUDA events of the program may have been collected."
+        remedy = "If numbers look incomplete, record a shorter part of the program"
+        # A mere possibility is refuted where the launches have their work.
+        lost, launches = _launches_without_work(findings)
+        doubtful = session.reports_lost_events or not launches or lost >= LOST_SHARE_WARNING * launches
+        level = NoteLevel.WARNING if doubtful else NoteLevel.INFO
+        notes.append(Note("dropped-events", level, text, remedy))
+    if session.is_wsl and any(frame.height for frame in _gpu_work(findings)):
+        text = "The capture was made in WSL2: launches pass through the Windows driver and take longer than on Linux."
+        notes.append(Note("wsl", NoteLevel.INFO, text, None))
+    parts = (session.schema_version or "0").split(".")
+    if tuple(map(int, (*parts, "0")[:2])) > TESTED_SCHEMA:
+        text = f"The export's schema {session.schema_version} is newer than those that the reader was tested with."
+        remedy = "Check the counts against nsys stats before relying on them"
+        notes.append(Note("untested-schema", NoteLevel.INFO, text, remedy))
+    return notes
+
+
+def _devices(findings: Findings) -> list[Note]:
+    used = any(frame.height for frame in _gpu_work(findings))
+    if used and not findings.has_devices:
+        text = "The export does not describe its GPUs: peaks, occupancy and bandwidth limits are unavailable."
+        remedy = "Export the original report again with a current nsys: nsys export --type sqlite profile.nsys-rep"
+        return [Note("no-device-info", NoteLevel.WARNING, text, remedy)]
+    if findings.ambiguous_devices:
+        text = "Processes use different GPU models under the same number: the limits shown are those of the first."
+        return [Note("ambiguous-devices", NoteLevel.WARNING, text, "Record one process at a time")]
+    return []
+
+
+def _repairs(findings: Findings) -> list[Note]:
+    notes = []
+    if findings.dropped_rows:
+        text = f"{findings.dropped_rows:,} events were left out: they have no start, or end before they start."
+        notes.append(Note("invalid-times", NoteLevel.WARNING, text, f"If many are missing, record again: {RECAPTURE}"))
+    if findings.open_ranges:
+        text = (
+            f"{findings.open_ranges:,} ranges were still open when the capture ended; their end is taken to be "
+            "the end of the recording."
+        )
+        notes.append(Note("open-ranges", NoteLevel.INFO, text, None))
+    if findings.repeated_calls:
+        text = f"{findings.repeated_calls:,} API calls are recorded a second time with their backtrace; counted once."
+        notes.append(Note("repeated-api-calls", NoteLevel.INFO, text, None))
+    if findings.unnamed:
+        text = f"{findings.unnamed:,} names are referred to, but not in the export; they are shown by number."
+        remedy = "Export the capture again: nsys export --type sqlite profile.nsys-rep"
+        notes.append(Note("unnamed-events", NoteLevel.WARNING, text, remedy))
+    if findings.replaced:
+        text = f"{findings.replaced:,} names hold bytes that are not UTF-8; they are shown as �."
+        notes.append(Note("undecodable-names", NoteLevel.INFO, text, None))
+    return notes
+
+
+_CHECKS = (_missing_cuda, _lost_work, _hidden_graphs, _missing_ranges, _session, _devices, _repairs)
