@@ -131,14 +131,16 @@ def spreads(given: list[Answer]) -> Iterator[str]:
     "Algorithmic Learning in a Random World", 2005, ch. 4). Meaning worth is asked by leaving out each program, with
     both of its recordings: does the factor of the others hold its gain.
     """
-    yield "| model | recordings | in use | nine of ten within | held when left out |"
-    yield "|---|---:|---:|---:|---:|"
+    yield "| model | recordings | in use | nine of ten within | widest, a set left out | held when left out |"
+    yield "|---|---:|---:|---:|---:|---:|"
     all_errors = _errors(given)
+    without = [_errors([answer for answer in given if answer.pair.half != half]) for half in HALVES]
     for model, used in SPREADS.items():
         errors = all_errors[model]
+        widest = math.exp(max(_nine_of_ten([error for _, error in each[model]]) for each in without))
         held = sum(error <= _nine_of_ten([e for other, e in errors if other != name]) for name, error in errors)
         found = math.exp(_nine_of_ten([error for _, error in errors]))
-        yield f"| {model} | {len(errors)} | {used:.1f} | {found:.2f} | {_of(held, len(errors))} |"
+        yield f"| {model} | {len(errors)} | {used:.1f} | {found:.2f} | {widest:.2f} | {_of(held, len(errors))} |"
 
 
 def left_out(given: list[Answer]) -> Iterator[str]:

@@ -60,7 +60,9 @@ INFERRED: Final = "they may be parts of a step"
 LOOPED: Final = "looped_kernels_per_step"
 
 #: What makes a host slow: it waits, allocates, or launches for each tensor, part or layer anew.
-MAKES_LAUNCHES: Final = ("host-sync", "allocator-churn", "unfused-optimizer", "per-expert-loop", "recomputation")
+MAKES_LAUNCHES: Final = (
+    *("host-sync", "allocator-churn", "unfused-optimizer", "per-expert-loop", "recomputation", "unused-gradients"),
+)
 #: The remedy of rows whose indices are checked, sorted and scanned before each addition, in launches of their own.
 SORTS_FOR_ROWS: Final = "Add rows without sorting their indices"
 

@@ -379,3 +379,25 @@ def test_passes_over_inputs_of_their_own_could_be_one_batch(read_back: bool) -> 
         assert "16 equal passes" in finding.remedies[0].how
         # A sixteenth of the launches, and starts on the GPU that are not all as short: at most 16 times as fast.
         assert 8 < finding.expected <= 16
+
+
+@pytest.mark.parametrize("joined", [False, True])
+def test_passes_whose_results_are_put_together_could_be_one_batch(joined: bool) -> None:
+    """Without that, a pass may need the result of the one before it, as tokens and the times of a sampler do."""
+
+    def step(machine: Machine) -> None:
+        for _ in range(8):
+            machine.launch(3 * US, PICK, grid=(3, 1, 1))
+            for _ in range(6):
+                for place, name in enumerate((BF16_GEMM, GELU, FLASH, LAYER_NORM)):
+                    machine.launch(3 * US, name, grid=(2 + place, 1, 1))
+            machine.launch(3 * US, SOFTMAX, grid=(5, 1, 1))
+        if joined:
+            machine.launch(3 * US, CAT, grid=(6, 1, 1))
+
+    finding = verdict(step).finding("launch-overhead")
+    assert finding is not None
+    assert finding.evidence.get("passes_per_step") == (8 if joined else None)
+    assert finding.remedies[0].action.startswith("Run the passes" if joined else "Replay the step")
+    if joined:
+        assert 5 < finding.expected <= 8

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from warplens.analysis.repetition import is_structured, longest_repetition
 from warplens.diagnosis.facts import kernel_names, range_names
 from warplens.diagnosis.findings import ISSUING, PASSES
 from warplens.diagnosis.rule import Rule
@@ -97,19 +99,108 @@ _LEAST_PASSES: Final = 4
 #: Kernels of such a pass, at least; and the share of passes that launch as many as the median one.
 _LEAST_KERNELS: Final = 8
 _ALIKE_SHARE: Final = 0.8
+#: Steps of more kernels are not searched for passes; passes make up this much of what a step launches until the last.
+_MOST_KERNELS: Final = 200_000
+_MOST_OF_IT: Final = 0.8
+#: Starting an empty kernel and waiting for its last block takes this long on the GPU, however little it does.
+EMPTY_KERNEL_NS: Final = 1_500
 #: Copies this near to one another bring one input; a read-back this near to the end of a pass makes the next one's.
 _ONE_INPUT: Final = 4
 _AT_END_SHARE: Final = 0.1
 
 
-def passes_of_step(facts: Facts) -> int:
+@dataclass(frozen=True, eq=False)
+class Passes:
+    """Equal passes of a step that could be one over a batch.
+
+    Attributes:
+        count: how many a step has; 1 where it has none.
+        work: which pieces of work belong to them.
+    """
+
+    count: int
+    work: Bools
+
+    def saved_share(self, facts: Facts, filled: Floats) -> Floats:
+        """Of each piece of work, the share of its time that goes away where the passes are one.
+
+        A kernel takes the time of an empty one, and as long again as its work keeps the GPU busy; for a batch, the
+        first comes once, the second for each pass.
+
+        Args:
+            facts: the window.
+            filled: of each piece, the share of the GPU that it keeps busy; nan where that is not known.
+        """
+        lasting = np.maximum((facts.work["end_ns"] - facts.work["start_ns"]).to_numpy(), 1)
+        fixed = np.minimum(EMPTY_KERNEL_NS / lasting, 1.0)
+        alone = 1 - (fixed / self.count + (1 - fixed) * np.clip(np.nan_to_num(filled, nan=1.0), 0.0, 1.0))
+        return np.where(self.work & facts.program.is_kernel, np.clip(alone, 0.0, self.freed), 0.0)
+
+    @property
+    def freed(self) -> float:
+        """The share of launches that go away."""
+        return 1 - 1 / self.count
+
+    def calls(self, facts: Facts) -> Floats:
+        """Of each piece, the share of the host's time for issuing it that goes away. Graphs are issued whole."""
+        begins = facts.work["launch_start_ns"].fill_null(0).to_numpy()
+        return np.where(self.work | np.isin(begins, begins[self.work & (begins > 0)]), self.freed, 0.0)
+
+    def removed_ns(self, facts: Facts, saved: Floats) -> int:
+        """Time of the GPU that goes away with these shares of its work: that work, and its own pauses before it."""
+        after = facts.program.gap_next
+        pauses = np.where((after >= 0) & self.work[after], facts.gaps["start-latency"].to_numpy(), 0)
+        return int(facts.program.own_ns @ saved + self.freed * pauses.sum())
+
+
+def passes_of_step(facts: Facts) -> Passes:
+    """The equal passes that a step runs over different inputs. Steps have to be sure: else a pass may be a step itself.
+
+    That passes do not need each other's results has to show: their inputs are sent by the host one by one, their
+    results are put together behind the last one, or their gradients are added up for one pass of the optimizer. A loop
+    over tokens or over the times of a sampler, and layers, look alike otherwise.
+    """
+    known = facts.cache.get("passes_of_step")
+    if known is None:
+        none = Passes(1, np.zeros(facts.work.height, dtype=np.bool_))
+        sure = facts.window.steps and facts.timeline.steps.is_sure and facts.phase is None
+        sent = _sent_passes(facts) if sure else 1
+        found = Passes(sent, np.ones(facts.work.height, dtype=np.bool_)) if sent > 1 else None
+        known = facts.cache["passes_of_step"] = found or (_joined_passes(facts) if sure else None) or none
+    passes: Passes = known
+    return passes
+
+
+def _joined_passes(facts: Facts) -> Passes | None:
+    """Passes that launch the same kernels, of which the results or the gradients are put together."""
+    program = facts.program
+    joining, backward = program.marked("concatenation"), program.marked("backward")
+    optimizing = program.labelled("optimizer") | (facts.work["phase"] == "optimizer").to_numpy()
+    inside, counts = np.zeros(facts.work.height, dtype=np.bool_), []
+    for step in np.unique(program.step):
+        rows = program.order[(program.step[program.order] == step) & program.is_kernel[program.order]]
+        if not _LEAST_PASSES * _LEAST_KERNELS <= len(rows) <= _MOST_KERNELS:
+            return None
+        codes = program.launched_as[rows]
+        period, begin, stop = longest_repetition(codes)
+        repeats = (stop - begin) // period if period else 0
+        if repeats < _LEAST_PASSES or not is_structured(codes[begin:stop], period):
+            return None
+        turn, ahead = rows[begin : begin + period], rows[stop - _ONE_INPUT // 2 : stop + _ONE_INPUT]
+        joined = joining[ahead] & ~np.isin(program.launched_as[ahead], codes[begin : begin + period])
+        added = backward[turn].any() and not optimizing[turn].any() and optimizing[rows[stop:]].any()
+        if stop - begin < _MOST_OF_IT * stop or not (joined.any() or added):
+            return None
+        inside[rows[begin:stop]] = True
+        counts.append(repeats)
+    return Passes(int(np.median(counts)), inside) if counts else None
+
+
+def _sent_passes(facts: Facts) -> int:
     """How many equal passes a step runs over inputs that the host sends one by one; 1 where there are no such passes.
 
-    A pass whose last work is read back by the host may make the input of the next one: such are not counted. Steps have
-    to be sure, for else a pass may be a step itself.
+    A pass whose last work is read back by the host may make the input of the next one: such are not counted.
     """
-    if not facts.window.steps or not facts.timeline.steps.is_sure or facts.phase is not None:
-        return 1
     program, label = facts.program, facts.work["label"].cast(pl.String).to_numpy()
     counts = []
     for step in np.unique(program.step):

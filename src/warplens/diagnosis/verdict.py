@@ -244,7 +244,9 @@ def _verdict(facts: Facts, claims: Claims, found: Sequence[Finding]) -> Finding:
 
 
 #: What keeps a host from running ahead, or makes it issue too much: it cannot be captured, or goes away by a line.
-_MAKES_LAUNCHES: Final = ("host-sync", "allocator-churn", "unfused-optimizer", "per-expert-loop", "recomputation")
+_MAKES_LAUNCHES: Final = (
+    *("host-sync", "allocator-churn", "unfused-optimizer", "per-expert-loop", "recomputation", "unused-gradients"),
+)
 
 
 def _behind_it(facts: Facts, costliest: Finding, lost: Sequence[Finding]) -> Finding:

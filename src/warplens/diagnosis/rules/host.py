@@ -32,13 +32,14 @@ from warplens.diagnosis.rule import (
     remembered,
     seen_idle,
 )
-from warplens.diagnosis.rules.kernels import filled_share
+from warplens.diagnosis.rules.kernels import as_one_batch, filled_share
 from warplens.diagnosis.structure import passes_of_step
 
 if TYPE_CHECKING:
     from warplens.diagnosis.claims import Claims
     from warplens.diagnosis.facts import Facts
     from warplens.diagnosis.findings import Confidence, Finding
+    from warplens.diagnosis.structure import Passes
     from warplens.profile.schema import Int64s
 
 
@@ -136,9 +137,9 @@ class LaunchOverhead(Rule):
         claimed = claims.idle_ns(self.id)
         launches = facts.host.launches
         whole = facts.phase is None
-        passes = passes_of_step(facts) if claimed else 1
+        passes = passes_of_step(facts)
         graph = facts.replayed("cuda-graph") if claimed else None
-        merged = self._merged(facts, passes) if passes > 1 else None
+        merged = self._merged(facts, passes) if claimed and passes.count > 1 else None
         if merged is not None and graph is not None and merged.expected < graph.expected:
             merged = None
         # Where it is the host's pace, most kernels find the GPU waiting for them.
@@ -156,7 +157,7 @@ class LaunchOverhead(Rule):
                 "idle_share": claimed / facts.wall_ns if facts.wall_ns else None,
                 "gpu_busy_share": facts.busy_share,
                 "launches_per_step": durations.len() / facts.steps,
-                "passes_per_step": passes if merged is not None else None,
+                "passes_per_step": passes.count if merged is not None else None,
                 "launch_interval_median_ns": launches.interval_median_ns if whole else None,
                 "launch_call_median_ns": launches.api_median_ns if whole else None,
                 "kernel_median_ns": number(durations.median()),
@@ -170,6 +171,7 @@ class LaunchOverhead(Rule):
             bound_ns=facts.idle_ns + _passes_ns(facts),
             at_least=predicted(facts, "cuda-graph", "free-launches"),
             replayed=merged or graph,
+            busy_ns=0 if merged is None else passes.removed_ns(facts, self._saved(facts, passes)),
             # Without the profiler, the host may be ahead of the GPU.
             warning=facts.thresholds.unsure_warning_ceiling
             if facts.least_unprofiled_share * facts.host_needed_ns < facts.busy_ns
@@ -178,7 +180,7 @@ class LaunchOverhead(Rule):
             remedies=_FROM_GRAPHS
             if facts.graphed or facts.idle("graph-launch") > facts.idle("launch")
             else (
-                *((_as_one_batch(passes),) if merged is not None else ()),
+                *((as_one_batch(passes.count),) if merged is not None else ()),
                 Remedy(
                     "Replay the step from a CUDA graph",
                     "model = torch.compile(model, mode='reduce-overhead')\n"
@@ -203,27 +205,17 @@ class LaunchOverhead(Rule):
             ),
         )
 
-    def _merged(self, facts: Facts, passes: int) -> Gain | None:
+    def _merged(self, facts: Facts, passes: Passes) -> Gain | None:
         """What it brings to run these passes of a step as one: launches once, kernels as long as they fill the GPU.
 
         How much of what the host does beside launching comes once for each pass, and how much for each item, does not
         show: half of it is expected to go away.
         """
-        freed = 1 - 1 / passes
-        time = np.clip(1 - np.nan_to_num(filled_share(facts), nan=1.0), 0.0, freed)
-        calls = np.full(facts.work.height, freed)
-        return facts.replayed(time=time, calls=calls, stalls=0.5)
+        return facts.replayed(time=self._saved(facts, passes), calls=passes.calls(facts), stalls=0.5)
 
-
-def _as_one_batch(passes: int) -> Remedy:
-    """For a step of equal passes, each over an input of its own."""
-    return Remedy(
-        "Run the passes of a step as one batch",
-        f"# a step runs {passes} equal passes over inputs that are sent one by one:\n"
-        "# encode(inputs, batch_size=n), a larger micro-batch in place of accumulation,\n"
-        "# or torch.cat of the inputs before the loop",
-        GAIN,
-    )
+    @staticmethod
+    def _saved(facts: Facts, passes: Passes) -> Floats:
+        return passes.saved_share(facts, filled_share(facts))
 
 
 #: Where a loop reads back item by item.
@@ -609,7 +601,7 @@ class BlockingCopy(Rule):
         if bytes_[inside].sum() < self.inside_share * bytes_[sent].sum():
             return none
         # Equal parts of a step that each begin with a copy may be layers, or passes over inputs.
-        if passes_of_step(facts) > 1 and (sent & large & ~inside).any():
+        if passes_of_step(facts).count > 1 and (sent & large & ~inside).any():
             return none
         fetched = ~sent & large
         there_and_back = bytes_[fetched].sum() >= self.inside_share * bytes_[inside].sum()
@@ -619,7 +611,8 @@ class BlockingCopy(Rule):
         """From pinned memory in order, at best beside the kernels, and without the copies that need not be made."""
         pinned, beside = facts.replayed("async-copies"), facts.replayed("overlapped-copies")
         gains = [gain for gain in (pinned, beside) if gain is not None]
-        if staying.any() and (without := facts.replayed(time=staying, calls=staying)) is not None:
+        # The waits behind copies that are not made go away with them.
+        if staying.any() and (without := facts.replayed("async-copies", time=staying, calls=staying)) is not None:
             gains.append(without)
         if not gains:
             return None

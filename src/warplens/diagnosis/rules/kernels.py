@@ -24,6 +24,7 @@ from warplens.diagnosis.rule import (
     ahead_without,
     remembered,
 )
+from warplens.diagnosis.structure import passes_of_step
 from warplens.patterns import lazy_pattern
 from warplens.profile.peaks import peaks_of
 
@@ -474,6 +475,16 @@ def filled_share(facts: Facts) -> Floats:
     return filled
 
 
+def as_one_batch(passes: int) -> Remedy:
+    """For a step of equal passes, each over an input of its own."""
+    return Remedy(
+        "Run the passes of a step as one batch",
+        f"# a step runs {passes} equal passes over different inputs: torch.stack or torch.cat before one call,\n"
+        "# encode(inputs, batch_size=n), generate() on padded prompts, a larger micro-batch in place of accumulation",
+        GAIN,
+    )
+
+
 #: Where starting the kernels takes longer than running them.
 _STARTED_SOONER: Final = Remedy(
     "Make the pauses between the kernels shorter or fewer",
@@ -507,6 +518,7 @@ class SmallKernels(Rule):
         "multiprocessors_reached_share": "blocks over multiprocessors, at most 1, weighted by time",
         "small_kernel_median_ns": "time, number and length of such kernels",
         "small_kernels_per_step": "time, number and length of such kernels",
+        "passes_per_step": "equal passes over different inputs, which could be one batch",
         **GPU_BUSY_SHARE,
     }
     refutation = "Double the batch: if the step takes twice as long, the grids were large enough."
@@ -563,7 +575,9 @@ class SmallKernels(Rule):
         filled = float((kernels["own_ns"] * kernels["fill_share"]).sum()) / time if time else None
         measured = bool(facts.work["bound"].is_not_null().any())
         starting = int(pauses.sum())
-        slow_start = starting > claimed
+        passes = passes_of_step(facts)
+        merged = passes.saved_share(facts, filled_share(facts)) if passes.count > 1 else None
+        slow_start = starting > claimed and merged is None
         return self.raised(
             facts,
             claimed + starting,
@@ -575,12 +589,14 @@ class SmallKernels(Rule):
                 "multiprocessors_reached_share": filled,
                 "small_kernel_median_ns": number(lengths.median()),
                 "small_kernels_per_step": lengths.len() / facts.steps,
+                "passes_per_step": passes.count if merged is not None else None,
                 "gpu_busy_share": facts.busy_share,
             },
             where=kernel_names(facts, claims.of_work(self.id)),
             title="The GPU takes longer to start short kernels than to run them" if slow_start else "",
             remedies=(
                 *((_STARTED_SOONER,) if slow_start else ()),
+                *((as_one_batch(passes.count),) if merged is not None else ()),
                 Remedy(
                     "Put more work into each launch",
                     "# a larger batch, or independent problems stacked: torch.bmm, torch.vmap, torch._foreach_*",
@@ -602,6 +618,8 @@ class SmallKernels(Rule):
             # More work a launch costs the host no more, either.
             bound_known=False,
             warning=facts.thresholds.unsure_warning_ceiling,
+            replayed=None if merged is None else facts.replayed(time=merged, calls=passes.calls(facts)),
+            busy_ns=0 if merged is None else passes.removed_ns(facts, merged),
         )
 
 

@@ -203,7 +203,11 @@ class HostStall(Rule):
 
     waiting = Limit(0.5, "A host that waits in most steps starts each step with an idle GPU.")
     mostly = Limit(0.5, "A remedy is named only for what the host does in most of the time of its pauses.")
-    kept_share = Limit(0.1, "Work done elsewhere still has to be handed over and copied.")
+    kept_share = Limit(
+        0.03,
+        "A GPU or a dozen processes do what one thread did in a small part of its time; that, and handing the result "
+        "over, stays. Of seven programs timed without these pauses none to 11 % of them stayed, 2 % in the median.",
+    )
     large_bytes = Limit(1 << 20, "A smaller copy takes a fraction of a stall, and is not a batch of data.")
 
     starting_title: ClassVar = (
@@ -278,7 +282,9 @@ class HostStall(Rule):
         starting = self._starting(facts, stalls, claimed)
         on_data = bool(claimed) and not starting and self._on_data(facts, claims)
         copies = claims.busy_ns("blocking-copy") if on_data else 0
-        changes: tuple[Change, ...] = ("no-host-stall", "overlapped-copies") if on_data else ("no-host-stall",)
+        if copies > claimed:
+            copies = 0  # then the copies are the cause, and the pauses what comes with them: another finding's
+        changes: tuple[Change, ...] = ("no-host-stall", "overlapped-copies") if copies else ("no-host-stall",)
         instead = self._instead(facts, within, spent_in)
         return self.raised(
             facts,

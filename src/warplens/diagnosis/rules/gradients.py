@@ -1,0 +1,258 @@
+"""Gradients that no optimizer takes: backward work for weights that stay as they are."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Final
+
+import numpy as np
+import polars as pl
+
+from warplens.analysis.kernel_names import PRODUCTS
+from warplens.diagnosis.findings import Remedy
+from warplens.diagnosis.rule import GPU_BUSY_SHARE, Limit, ahead_without, remembered
+from warplens.diagnosis.structure import AFFECTED_NS, AFFECTED_SHARE, SAVED_NS, StructureRule, time_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from warplens.diagnosis.claims import Claims
+    from warplens.diagnosis.facts import Facts
+    from warplens.diagnosis.findings import Finding
+    from warplens.diagnosis.rule import Floats
+    from warplens.profile.schema import Int64s
+
+#: How PyTorch names autograd's node that hands a gradient to its parameter, and the passes of its optimizers.
+_ACCUMULATES: Final = "torch::autograd::AccumulateGrad"
+_OPTIMIZES: Final = "Optimizer.step#"
+
+
+@dataclass(frozen=True, eq=False)
+class Unused:
+    """Gradients that are handed to parameters which the following passes of optimizers do not take.
+
+    Attributes:
+        share: of each piece of work, the share of its time that makes them.
+        gradients: how many there are, summed over the backward passes of the window.
+        numbers_share: of all numbers of gradients, theirs.
+    """
+
+    share: Floats
+    gradients: int
+    numbers_share: float
+
+
+@dataclass(frozen=True, eq=False)
+class _Pass:
+    """One backward pass: begin and end of each accumulation, its gradient's size, and the share of it that is unused.
+
+    `thread` is autograd's; `until` is when the host goes on with something else, `begin` when it was last seen at it.
+    """
+
+    thread: int
+    begin: int
+    until: int
+    starts: Int64s
+    ends: Int64s
+    numbers: Int64s
+    unused: Floats
+
+
+class UnusedGradients(StructureRule):
+    """Backward passes through weights that no optimizer changes, such as those of a frozen backbone."""
+
+    id = "unused-gradients"
+    model = "products"
+    question = "Does the backward pass work out gradients that no optimizer takes?"
+    limiter = "gradients that no optimizer takes"
+    cause = "gradients of weights that no optimizer changes: a frozen part that is run with gradients, a missing detach"
+    raised_when = (
+        "in a trace with shapes, a tenth of the gradients or more, and of their numbers, is handed to parameters that "
+        "the following passes of the optimizers do not take, and it costs 2 %"
+    )
+    claimed = (
+        "backward work behind the last gradient that is taken; before it, half of the products of the others; where "
+        "sizes do not tell which are taken, the pass in proportion to the numbers; the pauses while the host issues it"
+    )
+    headline = "Limited by gradients that nothing uses: {share} of the time goes into gradients that no optimizer takes"
+    title = "The backward pass works out gradients that no optimizer takes"
+    evidence: ClassVar = {
+        **AFFECTED_NS,
+        **AFFECTED_SHARE,
+        **SAVED_NS,
+        "unused_gradients_per_step": "gradients handed to parameters that no optimizer takes",
+        "unused_numbers_share": "their numbers, of those of all gradients",
+        **GPU_BUSY_SHARE,
+    }
+    refutation = (
+        "List the parameters with a gradient (p.grad is not None) that are in no optimizer's param_groups: if there "
+        "are none, or their gradients are read by something else (a norm, an update by hand), nothing is unused."
+    )
+    least_share = Limit(0.1, "A bias or a norm that is left out of the optimizer costs next to nothing.")
+    product_share = Limit(
+        0.5, "Of two products of a layer's backward pass one makes the gradient of its weight, one that of its input."
+    )
+
+    def share(self, facts: Facts) -> Floats:
+        """The work that makes them."""
+        found = self._unused(facts)
+        return np.zeros(facts.work.height) if found is None else found.share
+
+    def claim_gaps(self, facts: Facts) -> Floats | None:
+        """The pauses before that work, and of all others as much as a host without it would be ahead by."""
+        share = self.share(facts)
+        if not share.any():
+            return None
+        before = np.where(facts.program.gap_next >= 0, share[facts.program.gap_next], 0.0)
+        return np.maximum(before, ahead_without(facts, share >= 1), dtype=np.float64)
+
+    @remembered
+    def _unused(self, facts: Facts) -> Unused | None:
+        if facts.program.labelled("communication").any():
+            return None  # another rank's optimizer may take what this one's does not
+        passes = _passes(facts)
+        numbers = sum(int(each.numbers.sum()) for each in passes)
+        unused = sum(float(each.numbers @ each.unused) for each in passes)
+        gradients = sum(float(each.unused.sum()) for each in passes)
+        many = sum(len(each.unused) for each in passes)
+        # A single large one may be that of an input, which checkpoints ask for.
+        if not numbers or unused < self.least_share * numbers or gradients < self.least_share * many:
+            return None
+        launched = facts.work["launch_start_ns"].fill_null(-1).to_numpy()
+        product = facts.program.labelled(*PRODUCTS)
+        share = np.zeros(len(launched))
+        for each in passes:
+            inside = (facts.program.thread == each.thread) & (launched >= each.begin) & (launched < each.until)
+            unsure = (each.unused > 0) & (each.unused < 1)
+            if float(each.numbers[unsure] @ each.unused[unsure]) > float(each.numbers @ each.unused) / 2:
+                # Two parts have parameters of the same sizes: their work is as their weights.
+                share[inside] = float(each.numbers @ each.unused) / max(int(each.numbers.sum()), 1)
+                continue
+            taken = np.flatnonzero(each.unused < 1)
+            last = int(each.ends[taken[-1]]) if len(taken) else each.begin
+            for place in np.flatnonzero(each.unused[: taken[-1]] == 1) if len(taken) else ():
+                begin = each.ends[place - 1] if place else each.begin
+                between = inside & product & (launched >= begin) & (launched < each.starts[place])
+                share[between] = self.product_share
+            share[inside & (launched >= last)] = 1.0
+        return Unused(share, round(gradients), unused / numbers) if share.any() else None
+
+    def find(self, facts: Facts, claims: Claims) -> Finding | None:
+        """The finding, if the window has it."""
+        found = self._unused(facts)
+        if found is None or not claims.busy_ns(self.id):
+            return None
+        return self.seen(
+            facts,
+            claims,
+            confidence="medium",
+            evidence={
+                "unused_gradients_per_step": found.gradients / facts.steps,
+                "unused_numbers_share": found.numbers_share,
+            },
+            bound_ns=time_of(facts.program, found.share > 0) + facts.idle_ns,
+            remedies=(
+                Remedy(
+                    "Run what is not trained without gradients",
+                    "with torch.no_grad(): features = backbone(x)  # a frozen backbone, a teacher, a reference model\n"
+                    "critic(fake.detach())  # where the part before it is not trained by this loss\n"
+                    "backbone.requires_grad_(False)  # where gradients have to pass through it",
+                    "its backward pass goes away, and the memory that its activations take",
+                ),
+                Remedy(
+                    "Or train it",
+                    "# if these weights were meant to be trained, the optimizer lacks them:\n"
+                    "taken = {id(p) for group in optimizer.param_groups for p in group['params']}\n"
+                    "[name for name, p in model.named_parameters() if p.grad is not None and id(p) not in taken]",
+                    "the same time, and weights that change",
+                ),
+            ),
+        )
+
+
+def _passes(facts: Facts) -> list[_Pass]:
+    """The backward passes of the window that passes of optimizers follow; none where shapes were not recorded."""
+    trace, window = facts.timeline.trace, facts.window
+    if not trace.operators.height or trace.operators["input_shapes"].null_count() == trace.operators.height:
+        return []
+    inside = (pl.col("start_ns") >= window.start_ns) & (pl.col("start_ns") < window.end_ns)
+    ranges = trace.ranges.with_row_index("row").filter(inside).with_columns(pl.col("name").cast(pl.String))
+    optimizing = ranges.filter(pl.col("name").str.starts_with(_OPTIMIZES)).sort("start_ns")
+    if optimizing.is_empty():
+        return []
+    shapes = trace.operators.select(
+        pl.col("range").cast(pl.UInt32).alias("row"), pl.col("input_shapes").cast(pl.String).alias("shapes")
+    )
+    operators = ranges.join(shapes, on="row").sort("start_ns")
+    handed = operators.filter(pl.col("name") == _ACCUMULATES)
+    thread = optimizing["thread"][0]
+    handed = handed.filter(pl.col("thread") != thread)
+    if handed.is_empty():
+        return []
+    main = operators.filter((pl.col("thread") == thread) & pl.col("name").str.starts_with("aten::"))
+    elsewhere = np.sort(np.r_[main["start_ns"].to_numpy(), optimizing["start_ns"].to_numpy()])
+    starts, ends, threads = (handed[name].to_numpy() for name in ("start_ns", "end_ns", "thread"))
+    # While a backward pass runs, the thread that asked for it does nothing.
+    place = np.searchsorted(elsewhere, starts)
+    edges = np.r_[0, np.flatnonzero(np.diff(place)) + 1, len(starts)]
+    sizes = [_first_shape(text) for text in handed["shapes"].to_list()]
+    begun = optimizing["start_ns"].to_numpy()
+    taken_by = [_taken(main, begin, end) for begin, end in optimizing.select("start_ns", "end_ns").iter_rows()]
+    found = []
+    for first, stop in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
+        group = _following(begun, int(starts[first]), starts[edges[:-1]])
+        taken = sum((taken_by[index] for index in group), Counter[tuple[int, ...]]())
+        mine = sizes[first:stop]
+        counts = Counter(mine)
+        if not any(shape in taken for shape in counts):
+            continue  # an optimizer of flat copies, or none that was recorded
+        unused = np.array([max(1 - taken[shape] / counts[shape], 0.0) for shape in mine])
+        numbers = np.array([math.prod(shape) for shape in mine], dtype=np.int64)
+        before, after = place[first] - 1, place[first]
+        found.append(
+            _Pass(
+                int(threads[first]),
+                int(elsewhere[before]) if before >= 0 else window.start_ns,
+                int(elsewhere[after]) if after < len(elsewhere) else window.end_ns,
+                starts[first:stop],
+                ends[first:stop],
+                numbers,
+                unused,
+            )
+        )
+    return found
+
+
+def _following(begun: Int64s, start: int, passes: Int64s) -> Sequence[int]:
+    """The passes of optimizers that come after a backward pass and before the next one that begins behind them."""
+    first = int(np.searchsorted(begun, start))
+    if first >= len(begun):
+        return ()
+    later = passes[passes > begun[first]]
+    stop = int(np.searchsorted(begun, later[0])) if len(later) else len(begun)
+    return range(first, stop)
+
+
+def _taken(operators: pl.DataFrame, begin: int, end: int) -> Counter[tuple[int, ...]]:
+    """The sizes of the tensors that one pass of an optimizer goes over: of each, as often as its commonest operator."""
+    found: dict[str, Counter[tuple[int, ...]]] = {}
+    mine = operators.filter(pl.col("start_ns").is_between(begin, end, closed="left"))
+    for name, text, count in mine.group_by("name", "shapes").len().drop_nulls().iter_rows():
+        first = json.loads(text)[:1]
+        if not first or not isinstance(first[0], list):
+            continue
+        tensors = first[0] if any(isinstance(part, list) for part in first[0]) else [first[0]]
+        for shape in tensors:
+            found.setdefault(name, Counter())[tuple(shape)] += count
+    taken: Counter[tuple[int, ...]] = Counter()
+    for counts in found.values():
+        taken |= counts
+    return taken
+
+
+def _first_shape(text: str | None) -> tuple[int, ...]:
+    first = json.loads(text)[:1] if text else []
+    return tuple(first[0]) if first and isinstance(first[0], list) else ()

@@ -1,0 +1,96 @@
+"""Gradients that no optimizer takes are found by the sizes of what is handed over and what is updated."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.analysis.builders import AUTOGRAD_THREAD, kernel, launch
+from tests.analysis.operators.programs import annotation, operator, program
+from tests.diagnosis.machine import BF16_GEMM, US
+from warplens.diagnosis import diagnose
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from warplens.diagnosis import Finding
+
+HEAD, BODY = [10, 64], [64, 64]
+FORWARD, BACKWARD = 100 * US, 200 * US
+
+
+def found(handed: Sequence[Sequence[int]], taken: Sequence[Sequence[int]], *, passes: int = 1) -> Finding | None:
+    """What is said of three steps, each with forward work, backward passes that hand over gradients of these sizes in
+    turn, each behind a product of 200 µs, and an optimizer that updates tensors of those sizes."""
+    kernels, calls, ranges = [], [], []
+    now, gpu, number = 0, 0, 0
+
+    def run(length: int, thread: int = 1) -> None:
+        nonlocal now, gpu, number
+        number += 1
+        begin = max(gpu, now + 2 * US)
+        gpu = begin + length
+        kernels.append(kernel(begin, gpu, "gemm", correlation=number, full_name=BF16_GEMM, grid=(1056, 1, 1)))
+        calls.append(launch(now, now + US, number, thread=thread))
+        now += 2 * US
+
+    for _ in range(3):
+        began = now
+        for _ in range(passes):
+            ranges.append(operator(now, now + 3 * US, "aten::linear", shapes="[[8, 64]]"))
+            run(FORWARD)
+            now += 2 * US
+            for shape in handed:
+                run(BACKWARD, AUTOGRAD_THREAD)
+                name, text = "torch::autograd::AccumulateGrad", json.dumps([shape])
+                ranges.append(operator(now, now + US, name, shapes=text, thread=AUTOGRAD_THREAD))
+                now += 2 * US
+        ranges.append(annotation(now, now + 10 * US, "Optimizer.step#AdamW.step"))
+        ranges.append(operator(now + US, now + 4 * US, "aten::_fused_adamw_", shapes=json.dumps([taken, taken, []])))
+        now += US
+        run(5 * US)
+        now = max(now + 10 * US, gpu + 5 * US)
+        ranges.append(annotation(began, now, "step"))
+        now += US
+    timeline = program(kernels, calls, ranges)
+    return diagnose(timeline, timeline.window()).finding("unused-gradients")
+
+
+def test_a_frozen_part_below_what_is_trained_costs_all_of_its_backward_pass() -> None:
+    finding = found([HEAD, BODY, BODY, BODY], [HEAD])
+    assert finding is not None
+    assert finding.evidence["unused_gradients_per_step"] == 3
+    assert finding.evidence["saved_ns"] >= 3 * 3 * BACKWARD
+    whole, left = FORWARD + 4 * BACKWARD, FORWARD + BACKWARD
+    assert finding.expected == pytest.approx(whole / left, rel=0.1)
+
+
+def test_a_frozen_part_above_what_is_trained_costs_the_gradients_of_its_weights_alone() -> None:
+    finding = found([BODY, BODY, BODY, HEAD], [HEAD])
+    assert finding is not None
+    whole = FORWARD + 4 * BACKWARD
+    assert finding.expected == pytest.approx(whole / (whole - 1.5 * BACKWARD), rel=0.1)
+
+
+def test_of_two_models_of_equal_sizes_one_is_not_trained() -> None:
+    finding = found([HEAD, BODY, HEAD, BODY], [HEAD, BODY])
+    assert finding is not None
+    assert finding.evidence["unused_numbers_share"] == pytest.approx(0.5)
+    whole = FORWARD + 4 * BACKWARD
+    assert finding.expected == pytest.approx(whole / (whole - 2 * BACKWARD), rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("handed", "taken", "passes"),
+    [
+        ([HEAD, BODY, BODY], [HEAD, BODY, BODY], 1),  # all are trained
+        ([HEAD, BODY], [HEAD, BODY], 4),  # gradients of four batches are added up
+        ([HEAD, BODY], [[4736]], 1),  # the optimizer updates one flat copy
+    ],
+)
+def test_gradients_that_are_taken_are_not_told(
+    handed: list[list[int]], taken: list[list[int]], passes: int
+) -> None:
+    assert found(handed, taken, passes=passes) is None
