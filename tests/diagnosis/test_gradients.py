@@ -90,7 +90,5 @@ def test_of_two_models_of_equal_sizes_one_is_not_trained() -> None:
         ([HEAD, BODY], [[4736]], 1),  # the optimizer updates one flat copy
     ],
 )
-def test_gradients_that_are_taken_are_not_told(
-    handed: list[list[int]], taken: list[list[int]], passes: int
-) -> None:
+def test_gradients_that_are_taken_are_not_told(handed: list[list[int]], taken: list[list[int]], passes: int) -> None:
     assert found(handed, taken, passes=passes) is None
