@@ -181,13 +181,13 @@ def _joined_passes(facts: Facts) -> Passes | None:
         rows = program.order[(program.step[program.order] == step) & program.is_kernel[program.order]]
         if not _LEAST_PASSES * _LEAST_KERNELS <= len(rows) <= _MOST_KERNELS:
             return None
-        codes = program.launched_as[rows]
+        codes = program.launched_as(rows)
         period, begin, stop = longest_repetition(codes)
         repeats = (stop - begin) // period if period else 0
         if repeats < _LEAST_PASSES or not is_structured(codes[begin:stop], period):
             return None
         turn, ahead = rows[begin : begin + period], rows[stop - _ONE_INPUT // 2 : stop + _ONE_INPUT]
-        joined = joining[ahead] & ~np.isin(program.launched_as[ahead], codes[begin : begin + period])
+        joined = joining[ahead] & ~np.isin(program.launched_as(ahead), codes[begin : begin + period])
         added = backward[turn].any() and not optimizing[turn].any() and optimizing[rows[stop:]].any()
         if stop - begin < _MOST_OF_IT * stop or not (joined.any() or added):
             return None
