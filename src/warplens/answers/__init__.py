@@ -154,7 +154,8 @@ def run_answer(found: RunDiagnosis, sources: tuple[str, ...], problems: tuple[st
         problems: why others were not, one line each.
     """
     from warplens.answers.results import RunAnswer
-    from warplens.report.ranks import answer, by_itself_table, facts, run_data, run_frame, wait_table
+    from warplens.report.ranks import answer, facts, wait_table
+    from warplens.report.run import by_itself_table, run_data, run_frame
 
     result = found.run.result
     return RunAnswer(

@@ -256,7 +256,7 @@ class RunAnswer(VerdictAnswer):
         return [*self.notes, *self.problems]
 
     def _document(self) -> Document:
-        from warplens.report.ranks import run_document
+        from warplens.report.run import run_document
 
         return run_document(self.diagnosis)
 

@@ -1,22 +1,17 @@
-"""Many ranks of one run: the answer in sentences, tables, a chart, the document, and the data of the JSON."""
+"""Many ranks of one run: the answer in sentences, tables, the document, and the data of the JSON."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-import altair as alt
 import polars as pl
 
 from warplens.analysis.ranks.across import MATCHING
 from warplens.analysis.ranks.balance import COLLECTIVE_INSTANCES, PARTS, RANK_WAITS, RANKS, STEP_BALANCE, straggler
 from warplens.analysis.ranks.clocks import CLOCKS
 from warplens.analysis.ranks.collectives import COLLECTIVE_GROUPS
-from warplens.diagnosis.rules import rule
-from warplens.diagnosis.rules.whole import is_known
 from warplens.profile.columns import column
 from warplens.report import text as fmt
-from warplens.report.brief import answer_block
-from warplens.report.charts.base import Chart, Mark, channels, embedded, layered, tooltip
 from warplens.report.document import (
     Document,
     Figure,
@@ -25,8 +20,6 @@ from warplens.report.document import (
     Paragraph,
     Section,
     SectionOf,
-    Segment,
-    Strip,
     Table,
     limits,
     pick,
@@ -34,18 +27,15 @@ from warplens.report.document import (
     sections,
 )
 from warplens.report.jsonout import window_data
+from warplens.report.rankcharts import DRAWN_RANKS, rank_chart
 from warplens.report.text import part_title
-from warplens.report.verdict import diagnosis_data, factor, finding_data, findings_frame, one_finding
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from warplens.analysis.ranks.across import RanksResult
-    from warplens.diagnosis import Diagnosis
-    from warplens.diagnosis.across import RunDiagnosis
     from warplens.profile import Note
-    from warplens.report.document import Answer, Block
-    from warplens.report.theme import Ink
+    from warplens.report.document import Block
 
 
 def answer(result: RanksResult) -> str:
@@ -249,124 +239,6 @@ def terminal_tables(result: RanksResult) -> list[Table]:
     ]
 
 
-# --- Charts of many ranks: where each rank's time went, as one bar a rank --------------------------------------------
-
-
-#: Stands before every id of what a report says of a run as a whole.
-RUN: Final = "run-"
-
-#: Ranks drawn one by one; a chart of more would be longer than a screen.
-DRAWN_RANKS: Final = 64
-
-_ROW: Final = 20
-_HEAD: Final = 8
-
-#: Column → title and colour token, in the order in which a bar is filled.
-_CHARTS_PARTS: Final = (
-    ("compute_ns", "compute", "gemm"),
-    ("graph_ns", "in graphs", "graph"),
-    ("transfer_part_ns", "exposed communication: transfer", "communication"),
-    ("wait_part_ns", "exposed communication: waiting for ranks", "softmax"),
-    ("copy_ns", "copies", "transfer"),
-    ("idle_ns", "idle", "idle-1"),
-)
-
-
-def _longest(rows: pl.DataFrame) -> int:
-    return max((int(value) for value in rows["duration_ns"].to_list()), default=1) or 1
-
-
-def _parts_of(row: dict[str, Any]) -> Iterator[tuple[str, str, int]]:
-    """What one rank's GPU did in its window: title, colour token and time of each part, from the left."""
-    # Waiting is counted by collective, exposure by union: of two at once, waiting can exceed the time there is.
-    wait = min(row["exposed_wait_ns"] or 0, row["exposed_ns"])
-    times = {**row, "wait_part_ns": wait, "transfer_part_ns": row["exposed_ns"] - wait}
-    yield from ((title, token, times[column]) for column, title, token in _CHARTS_PARTS if times[column])
-
-
-def run_strips(result: RanksResult) -> Iterator[Strip]:
-    """The time of the rank that computes the most, and of the one that waits the most, in one scale."""
-    rows = rank_rows(result)
-    longest = _longest(rows)
-    shown = (rows.sort("compute_ns", descending=True), rows.sort("exposed_wait_ns", descending=True, nulls_last=True))
-    for rank in dict.fromkeys(int(each["rank"][0]) for each in shown):
-        row = rows.row(by_predicate=pl.col("rank") == rank, named=True)
-        steps = max(1, len(result.summaries[result.ranks.index(rank)].window.steps))
-        unit = "one step" if steps > 1 else "its window"
-        segments = (Segment(title, spent / steps, spent / longest, fill) for title, fill, spent in _parts_of(row))
-        title = f"Where the time of rank {rank} goes ({unit}, {fmt.duration(row['duration_ns'] / steps)})"
-        yield Strip("rank", rank, title, tuple(segments))
-
-
-def rank_chart(rows: pl.DataFrame) -> Chart:
-    """One bar a rank: its window, split by what its GPU did.
-
-    Args:
-        rows: `rank`, `duration_ns`, `compute_ns`, `graph_ns`, `exposed_ns`, `copy_ns`, `idle_ns`, `exposed_wait_ns`.
-    """
-    longest = _longest(rows)
-    marks: list[Mark] = []
-    for place, row in enumerate(rows.head(DRAWN_RANKS).iter_rows(named=True)):
-        reached = 0
-        for title, token, time_ns in _parts_of(row):
-            marks.append(
-                {
-                    "y0": _HEAD + place * _ROW,
-                    "y1": _HEAD + place * _ROW + _ROW - 5,
-                    "y": _HEAD + place * _ROW + (_ROW - 5) / 2,
-                    "x0": round(reached / longest, 5),
-                    "x1": round((reached + time_ns) / longest, 5),
-                    "name": f"rank {row['rank']}: {title}",
-                    "number": f"{fmt.duration(time_ns)} · {fmt.share(time_ns / row['duration_ns'])}",
-                    "series": title,
-                    "token": token,
-                    "rank": f"rank {row['rank']}",
-                }
-            )
-            reached += time_ns
-    count = min(rows.height, DRAWN_RANKS)
-    height = 2 * _HEAD + count * _ROW
-    used = [part for part in _CHARTS_PARTS if any(mark["series"] == part[1] for mark in marks)]
-
-    def draw(ink: Ink) -> alt.LayerChart:
-        shown = [{key: item for key, item in mark.items() if key != "token"} for mark in marks]
-        scale = alt.Scale(domain=[title for _, title, _ in used], range=[ink(token) for _, _, token in used])
-        y = alt.Y("y0:Q", axis=None, scale=alt.Scale(domain=[0, height], nice=False, zero=False, reverse=True))
-        bars = (
-            alt.Chart(embedded(shown))
-            .mark_rect(stroke=ink("surface"), strokeWidth=0.5)
-            .encode(
-                **channels(
-                    x=alt.X("x0:Q", axis=None, scale=alt.Scale(domain=[-0.09, 1], nice=False)),
-                    x2="x1:Q",
-                    y=y,
-                    y2="y1:Q",
-                    color=alt.Color(
-                        "series:N", scale=scale, legend=alt.Legend(orient="top", title=None, columns=3, labelLimit=320)
-                    ),
-                    tooltip=tooltip("name", "number"),
-                )
-            )
-        )
-        labels = [{"text": mark["rank"], "y": mark["y"]} for mark in marks if mark["x0"] == 0]
-        named = (
-            alt.Chart(embedded(labels))
-            .mark_text(align="left", baseline="middle", fill=ink("ink"))
-            .encode(
-                **channels(
-                    x=alt.value(0),
-                    y=alt.Y(
-                        "y:Q", axis=None, scale=alt.Scale(domain=[0, height], nice=False, zero=False, reverse=True)
-                    ),
-                    text="text:N",
-                )
-            )
-        )
-        return layered(bars, named, height=height)
-
-    return Chart(draw)
-
-
 # --- The document about many ranks of one run ------------------------------------------------------------------------
 
 
@@ -377,7 +249,7 @@ def ranks_document(result: RanksResult, notes: Sequence[Note]) -> Document:
         lead=answer(result),
         sections=(
             Section("quality", "Cautions", tuple(limits(notes))),
-            *sections(_SECTIONS, result),
+            *sections(SECTIONS, result),
         ),
         meta=(("Run", run_line(result)), ("Window", window_line(result).removeprefix("window: "))),
     )
@@ -464,7 +336,7 @@ def _clock_blocks(result: RanksResult) -> Iterator[Block]:
     yield clock_table(result)
 
 
-_SECTIONS: Final[tuple[SectionOf[Any], ...]] = (
+SECTIONS: Final[tuple[SectionOf[Any], ...]] = (
     SectionOf("key-figures", "Key figures", _key_figures),
     SectionOf("time", "Time budget", _time),
     SectionOf("waits", "Stragglers and waits", _waits),
@@ -502,105 +374,3 @@ def ranks_data(result: RanksResult) -> dict[str, Any]:
         "groups": {"rows": result.groups},
         "collectives": {"rows": result.waits.collectives},
     }
-
-
-# --- The diagnosis of a run: what its ranks cost each other, and each of them by itself ------------------------------
-
-
-_BY_ITSELF: Final = (
-    column("rank", help=""),
-    column("source", help=""),
-    column("verdict", help="", title="Limited by"),
-    column("severity", help=""),
-    column("gain"),
-    column("busy_share", help="of its window"),
-    column("remedy", help="", title="First remedy"),
-)
-
-
-def by_itself_table(found: RunDiagnosis) -> Table:
-    """The verdict on each rank by itself."""
-    rows = []
-    for rank, own in found.ranks.items():
-        first = own.findings[0]
-        rows.append(
-            {
-                "rank": rank,
-                "source": found.run.summary(rank).label,
-                "verdict": own.verdict,
-                "severity": first.severity,
-                "gain": factor(first.gain),
-                "busy_share": own.coverage.busy_ns / own.coverage.wall_ns if own.coverage.wall_ns else None,
-                "remedy": first.remedies[0].action if first.remedies else None,
-            }
-        )
-    schema = {column.name: column.dtype for column in _BY_ITSELF}
-    return Table("by-itself", "Each rank separately", _BY_ITSELF, pl.DataFrame(rows, schema=schema), limit=None)
-
-
-def run_frame(found: RunDiagnosis) -> pl.DataFrame:
-    """One row a finding: those of the run, whose rank is null, and then those of each rank."""
-    parts: list[tuple[int | None, Diagnosis | RunDiagnosis]] = [(None, found), *found.ranks.items()]
-    frames = [
-        findings_frame(own).select(pl.lit(rank, dtype=pl.Int64).alias("of_rank"), pl.all()) for rank, own in parts
-    ]
-    return pl.concat(frames).drop("gain", "at_most")
-
-
-def run_data(found: RunDiagnosis) -> dict[str, Any]:
-    """The diagnosis of a run and of each rank; what only one window has is null."""
-    windows = {rank: found.run.summary(rank).window for rank in found.ranks}
-    return {
-        "window": None,
-        "verdict": found.verdict,
-        "verdict_known": is_known(found.findings[0]),
-        "headline": found.headline,
-        "findings": [finding_data(finding) for finding in found.findings],
-        "headline_share": found.headline_share,
-        "per_phase": [],
-        "predictions": [],
-        "what_if": None,
-        "coverage": None,
-        "pace": None,
-        "ranks": [
-            {
-                "rank": rank,
-                "source": found.run.summary(rank).source,
-                "window": window_data(windows[rank]),
-                **diagnosis_data(own),
-            }
-            for rank, own in found.ranks.items()
-        ],
-        "together": {"late_rank": straggler(found.run.result.waits), **ranks_data(found.run.result)},
-    }
-
-
-def run_answer(found: RunDiagnosis) -> Answer:
-    """The first screen of a report on a run."""
-    return answer_block(found, tuple(run_strips(found.run.result)), RUN)
-
-
-def run_rooms(found: RunDiagnosis) -> tuple[Section, ...]:
-    """The rooms of a report on a run: what its ranks cost each other, and the ranks side by side."""
-    result = found.run.result
-    findings = (
-        Section(
-            f"{RUN}finding-{finding.id}",
-            f"{finding.id}: {rule(finding.id).limiter}",
-            tuple(one_finding(finding)),
-            folded=place > 0,
-        )
-        for place, finding in enumerate(found.findings)
-    )
-    blocks = (by_itself_table(found), quiet(answer(result)))
-    return (
-        Section(f"{RUN}findings", "The run", blocks, tuple(findings)),
-        Section(f"{RUN}ranks", "Ranks", (), sections(_SECTIONS, result, RUN)),
-    )
-
-
-def run_document(found: RunDiagnosis) -> Document:
-    """The report on a run without its profiles."""
-    result = found.run.result
-    meta = (("Run", run_line(result)), ("Window", window_line(result).removeprefix("window: ")))
-    return Document(f"{len(found.ranks)} ranks of one run", answer(result), run_rooms(found), meta, run_answer(found))

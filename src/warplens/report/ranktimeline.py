@@ -14,7 +14,8 @@ import numpy as np
 
 from warplens.report import text as fmt
 from warplens.report.document import Paragraph, Section, View, ViewRow, quiet
-from warplens.report.ranks import RUN, clock_sentence
+from warplens.report.ranks import clock_sentence
+from warplens.report.run import RUN
 from warplens.report.timeline import MOST_MARKS, Details, Marks, Thinned, TimelineView, coarser_levels, timeline_view
 from warplens.report.timeline import packed as packed_view
 

@@ -96,7 +96,7 @@ def report_data(profiles: Sequence[Numbers], run: RunDiagnosis | None = None) ->
     data: dict[str, Any] = {"profiles": [overview_data(numbers) for numbers in profiles]}
     if run is None:
         return data
-    from warplens.report.ranks import run_data
+    from warplens.report.run import run_data
 
     return data | {"run": run_data(run)}
 

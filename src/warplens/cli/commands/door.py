@@ -205,7 +205,8 @@ def _two(profiles: Profiles, window: str, range_name: str | None, *, from_folder
 
 def _on_two(found: ComparisonAnswer, profiles: Profiles, *, from_folder: bool) -> None:
     """Two profiles: what differs, whether it is certain, what would decide it; of a folder, which is taken for what."""
-    from warplens.report.comparison.causes import needed_text, step_answer, work_sentence
+    from warplens.report.comparison.causes import step_answer, work_sentence
+    from warplens.report.comparison.words import needed_text
 
     numbers = found.numbers
     verdict, *why = step_answer(numbers)
@@ -235,7 +236,8 @@ def _compare_page(found: ComparisonAnswer, folder: Path | None) -> list[Path]:
 
 def _on_run(run: RunDiagnosis, paths: Sequence[Path]) -> None:
     """The ranks of one run: what they cost each other, then each by itself."""
-    from warplens.report.ranks import by_itself_table, facts
+    from warplens.report.ranks import facts
+    from warplens.report.run import by_itself_table
 
     given = " ".join(map(typed, paths))
     commands = {

@@ -142,7 +142,7 @@ def print_answers(profiles: Sequence[Numbers], run: RunDiagnosis | None = None) 
     found = [(each.capture.source, each.diagnosis) for each in profiles if each.diagnosis is not None]
     with answering() as stdout:
         if run is not None:
-            from warplens.report.ranks import by_itself_table  # charts cost half a second to import
+            from warplens.report.run import by_itself_table  # charts cost half a second to import
 
             print_brief(brief(run), stdout)
             print_table(by_itself_table(run), "table", stdout)

@@ -10,10 +10,7 @@ from warplens.report.charts import waterfall_chart
 from warplens.report.comparison.causes import (
     forbids_verdict,
     hides_kernels,
-    interval_text,
     launch_sentences,
-    needed_text,
-    signed_share,
     step_answer,
     work_sentence,
 )
@@ -31,6 +28,7 @@ from warplens.report.comparison.steps import (
     transfer_table,
     waterfall_rows,
 )
+from warplens.report.comparison.words import interval_text, needed_text, signed_share
 from warplens.report.counters.beside import SIDE_BY_SIDE, comparison_lines
 from warplens.report.document import (
     Answer,

@@ -11,7 +11,9 @@ from warplens.compare.difference import Side, explanation, step_difference, step
 from warplens.compare.statistics import Samples, compare, regression
 from warplens.profile import Note, NoteLevel
 from warplens.report import text as fmt
-from warplens.report.comparison.causes import gate_line, hides_kernels, kernel_groups, needed_text, step_answer
+from warplens.report.comparison.causes import hides_kernels, step_answer
+from warplens.report.comparison.kernels import kernel_groups
+from warplens.report.comparison.words import gate_line, needed_text
 from warplens.report.counters.beside import comparison_data
 from warplens.report.jsonout import window_data
 
@@ -91,7 +93,7 @@ class StepNumbers:
         why: its cause.
         comparison: verdict and interval, from all files.
         regression: answer to the gate; None without one.
-        kernels: `warplens.report.comparison.causes.KERNEL_GROUPS`.
+        kernels: `warplens.report.comparison.kernels.KERNEL_GROUPS`.
         counters: hardware counters of both sides; None where none were given.
         notes: what limits the comparison, the gravest first.
     """

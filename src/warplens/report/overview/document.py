@@ -34,8 +34,8 @@ from warplens.report.overview import host, time
 from warplens.report.overview.numbers import Numbers, answer, largest_part
 from warplens.report.questions.time import left_out_facts, rhythm_tables
 from warplens.report.ranks import answer as ranks_answer
-from warplens.report.ranks import run_answer, run_rooms
 from warplens.report.ranktimeline import run_timeline
+from warplens.report.run import run_answer, run_rooms
 from warplens.report.strips import strips
 from warplens.report.text import category_title
 from warplens.report.timeline import timeline_blocks, with_moments

@@ -14,13 +14,7 @@ from warplens.profile import Note, NoteLevel
 from warplens.profile.columns import column, table
 from warplens.profile.schema import Column
 from warplens.report import text as fmt
-from warplens.report.comparison.causes import (
-    VERDICT_TITLES,
-    change_text,
-    interval_text,
-    signed_share,
-    verdict_text,
-)
+from warplens.report.comparison.words import VERDICT_TITLES, change_text, interval_text, signed_share, verdict_text
 from warplens.report.document import Document, KeyFigure, KeyFigures, Paragraph, Section, Table, limits
 
 if TYPE_CHECKING:
