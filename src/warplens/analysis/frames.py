@@ -213,3 +213,10 @@ def once(question: Callable[Concatenate[Timeline, Given], Answer]) -> Callable[C
         return answer
 
     return remembered
+
+
+def sum_by(groups: Int64s, amounts: Int64s, count: int) -> Int64s:
+    """The exact sum of the amounts of each group, shape (count,)."""
+    sums = np.zeros(count, dtype=np.int64)
+    np.add.at(sums, groups, amounts)
+    return sums

@@ -15,6 +15,7 @@ import numpy as np
 import polars as pl
 
 from warplens.analysis.attribution import RangeForest, is_operator
+from warplens.analysis.frames import sum_by
 from warplens.analysis.intervals import Intervals
 from warplens.analysis.timeline import Timeline
 from warplens.analysis.trees import NO_RANGE, depth_first, name_paths, nearest
@@ -296,8 +297,8 @@ class _Exclusive:
         return cls(
             np.bincount(owner, minlength=count),
             np.bincount(owner[is_kernel], minlength=count),
-            _sum(owner, end - start, count),
-            _sum(owner[inferred], (end - start)[inferred], count),
+            sum_by(owner, end - start, count),
+            sum_by(owner[inferred], (end - start)[inferred], count),
             _extreme(owner, start, count, np.minimum, np.iinfo(np.int64).max),
             _extreme(owner, end, count, np.maximum, np.iinfo(np.int64).min),
         )
@@ -306,7 +307,7 @@ class _Exclusive:
 def _lent(forest: RangeForest, duration: Int64s) -> Int64s:
     """Per range: the time that outermost ranges of other threads bring into it, at any depth."""
     linked = np.flatnonzero(forest.parent_inferred)
-    return forest.inclusive(_sum(forest.parent[linked], duration[linked], len(duration)))
+    return forest.inclusive(sum_by(forest.parent[linked], duration[linked], len(duration)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -357,12 +358,6 @@ def _reduce_slices(values: Int64s, low: Int64s, high: Int64s, function: np.ufunc
     padded = np.r_[values, values[-1:]]  # an edge may equal the length
     result: Int64s = function.reduceat(padded, edges)[::2]
     return result
-
-
-def _sum(groups: Int64s, amounts: Int64s, count: int) -> Int64s:
-    sums = np.zeros(count, dtype=np.int64)
-    np.add.at(sums, groups, amounts)
-    return sums
 
 
 def _extreme(groups: Int64s, values: Int64s, count: int, function: np.ufunc, start: int) -> Int64s:

@@ -43,6 +43,13 @@ def duration(nanoseconds: float) -> str:
     return _scaled(nanoseconds, _TIME_UNITS)
 
 
+def span(seconds: float) -> str:
+    """How long people wait for something: `40 s`, `12 min`, `3.5 h`."""
+    if seconds < 90:
+        return f"{max(1, round(seconds))} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
 def data_size(size_bytes: float) -> str:
     """An amount of data with three significant digits, in decimal units: `1.50 MB`."""
     return _scaled(size_bytes, _BYTE_UNITS)

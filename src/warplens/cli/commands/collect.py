@@ -20,6 +20,7 @@ from warplens.collect.machine import System, ThisMachine, Tool, missing_librarie
 from warplens.collect.nvidia import Recording, export_command, parse_capture, record_command
 from warplens.collect.recording import COLLECTING, IMPORTER_FIX, add_run, run_command
 from warplens.errors import UsageError
+from warplens.report.text import span
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -109,17 +110,11 @@ def cost_line(phase: str, cost: Cost) -> str:
     """What a phase will take, for people."""
     if cost.passes is None or cost.least_s is None or cost.most_s is None:
         return f"{phase}: about {cost.passes_each} passes for each launch, of as many as there are"
-    time = f"{_time(cost.least_s)} to {_time(cost.most_s)}"
+    time = f"{span(cost.least_s)} to {span(cost.most_s)}"
     return (
         f"{phase}: {cost.launches} launches × about {cost.passes_each} passes = {cost.passes} passes, roughly {time}"
         " beside the program's own time"
     )
-
-
-def _time(seconds: float) -> str:
-    if seconds < 90:
-        return f"{max(1, round(seconds))} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 # --- `warplens collect` ----------------------------------------------------------------------------------------------

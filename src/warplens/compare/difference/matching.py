@@ -12,6 +12,7 @@ import numpy.typing as npt
 import polars as pl
 
 from warplens.analysis.categories import OTHER, categories_of
+from warplens.analysis.frames import sum_by
 from warplens.analysis.kernel_names import split_name
 from warplens.compare.difference.places import RangePaths, range_paths
 from warplens.profile.columns import column, table
@@ -230,13 +231,6 @@ def distinct(values: Int64s) -> tuple[Int64s, Int64s]:
     seen[values] = True
     positions = np.cumsum(seen) - 1
     return positions[values], np.flatnonzero(seen)
-
-
-def sum_by(groups: Int64s, amounts: Int64s, count: int) -> Int64s:
-    """The exact sum of the amounts of each group, shape (count,)."""
-    sums = np.zeros(count, dtype=np.int64)
-    np.add.at(sums, groups, amounts)
-    return sums
 
 
 def _rank(groups: Int64s) -> Int64s:

@@ -15,6 +15,7 @@ import numpy.typing as npt
 import polars as pl
 
 from warplens.analysis.attribution import is_operator
+from warplens.analysis.frames import sum_by
 from warplens.analysis.phases import phase_of_work
 from warplens.analysis.quality import aborted_steps
 from warplens.analysis.ranges import plain_range_name
@@ -201,7 +202,7 @@ def _own(side: Side, merged: bool) -> dict[Path, tuple[int, int]]:
     """For each path the summed duration and the kernels of the work directly in it."""
     places = range_paths(side.timeline)
     number = places.of_work(side.work)
-    spent = _sum_by(number, (side.work["end_ns"] - side.work["start_ns"]).to_numpy(), len(places.paths))
+    spent = sum_by(number, (side.work["end_ns"] - side.work["start_ns"]).to_numpy(), len(places.paths))
     kernels = np.bincount(number[(side.work["kind"] == "kernel").to_numpy()], minlength=len(places.paths))
     pieces = np.bincount(number, minlength=len(places.paths))
     found: dict[Path, tuple[int, int]] = {(): (0, 0)}
@@ -216,7 +217,7 @@ def _by_phase(side: Side) -> dict[str, int]:
     phases = phase_of_work(side.timeline)[side.work_rows]
     names = name_categories(phases).to_list()
     spent = (side.work["end_ns"] - side.work["start_ns"]).to_numpy()
-    sums = _sum_by(phases.to_physical().to_numpy().astype(np.int64), spent, len(names))
+    sums = sum_by(phases.to_physical().to_numpy().astype(np.int64), spent, len(names))
     return {name: int(amount) for name, amount in zip(names, sums, strict=True)}
 
 
@@ -240,12 +241,6 @@ def _by_side(column: str, values: Sequence[float]) -> dict[str, float]:
 def _change(totals: list[int], repeats: tuple[int, int]) -> float:
     # One division of exact integers, so that equal sides differ by exactly nothing.
     return (totals[1] * repeats[0] - totals[0] * repeats[1]) / (repeats[0] * repeats[1])
-
-
-def _sum_by(groups: Int64s, amounts: Int64s, count: int) -> Int64s:
-    sums = np.zeros(count, dtype=np.int64)
-    np.add.at(sums, groups, amounts)
-    return sums
 
 
 # --- What makes two profiles hard to compare: said before any number -------------------------------------------------

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import IO, TYPE_CHECKING, Any, Final
 
 from warplens.errors import UsageError
+from warplens.report.text import span
 from warplens.studies.runner.engine import (
     FAILURES,
     Task,
@@ -21,7 +22,6 @@ from warplens.studies.runner.engine import (
     failures,
     how_it_ended,
     kill_group,
-    span,
     terminate_group,
     without_folders,
 )

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from warplens.report.text import span
 from warplens.studies.runner.ledger import Ledger
 from warplens.workloads.registry import write_measurements
 
@@ -53,13 +54,6 @@ def how_it_ended(code: int, lines: Iterable[str]) -> str:
 def without_folders(text: str) -> str:
     """The text as one line, with the bare names of files: folders carry the names of people."""
     return _FOLDERS.sub("", " ".join(text.split()))
-
-
-def span(seconds: float) -> str:
-    """A time for people: `40 s`, `12 min`, `3.5 h`."""
-    if seconds < 90:
-        return f"{max(1, round(seconds))} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 def command_line(*words: str, **options: Any) -> str:
