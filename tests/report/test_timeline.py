@@ -18,7 +18,9 @@ from tests.diagnosis.machine import MS, US, Machine
 from warplens.analysis.timebudget import IDLE_CAUSES, time_budgets
 from warplens.analysis.timeline import Timeline
 from warplens.diagnosis import diagnose
-from warplens.report.timeline import Marks, TimelineView, packed, timeline_view
+from warplens.report.timeline import timeline_view
+from warplens.report.timelinescript import packed
+from warplens.report.tracks import Marks, TimelineView
 
 #: Two streams and copies; a training step of PyTorch with operators on two threads.
 PROFILES = {

@@ -15,7 +15,8 @@ from warplens.analysis.timeline import Timeline
 from warplens.report.html import render_html
 from warplens.report.overview.document import report_document
 from warplens.report.overview.numbers import Numbers, examine
-from warplens.report.timeline import TimelineView, timeline_view
+from warplens.report.timeline import timeline_view
+from warplens.report.tracks import TimelineView
 
 
 @pytest.fixture(scope="module")

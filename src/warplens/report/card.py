@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from warplens.profile.schema import Int64s
     from warplens.report.brief import Line
     from warplens.report.document import Table
-    from warplens.report.timeline import TimelineView, Track
+    from warplens.report.tracks import TimelineView, Track
 
 #: Parts of the bar below this share are drawn, but not named.
 _NAMED: Final = 0.03

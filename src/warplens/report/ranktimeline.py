@@ -16,8 +16,9 @@ from warplens.report import text as fmt
 from warplens.report.document import Paragraph, Section, View, ViewRow, quiet
 from warplens.report.ranks import clock_sentence
 from warplens.report.run import RUN
-from warplens.report.timeline import MOST_MARKS, Details, Marks, Thinned, TimelineView, coarser_levels, timeline_view
-from warplens.report.timeline import packed as packed_view
+from warplens.report.timeline import MOST_MARKS, coarser_levels, timeline_view
+from warplens.report.timelinescript import packed as packed_view
+from warplens.report.tracks import Details, Marks, Thinned, TimelineView
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from warplens.profile.schema import Int64s
     from warplens.report.document import Block
     from warplens.report.overview.numbers import Numbers
-    from warplens.report.timeline import Track
+    from warplens.report.tracks import Track
 
 #: Waits that the table below the timeline leads to.
 _WORST: Final = 8

@@ -4,14 +4,13 @@
 as its screen can show and no more. The finest level holds every event as a mark of its own, as long as they are not too
 many: then short ones outside of the step that is shown first and of the worst moments become blocks. A block says how
 many events it stands for and how long they took together; sums over a track are the same on every level, and equal
-those of the tables to the nanosecond. `timeline_blocks` embeds it in a report.
+those of the tables to the nanosecond. `warplens.report.timelinesection` embeds it in a report.
 """
 
 from __future__ import annotations
 
-import base64
 import zlib
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -25,21 +24,18 @@ from warplens.analysis.timebudget import IDLE_CAUSES, time_budgets
 from warplens.profile.nesting import disjoint_lanes, nested_lanes
 from warplens.profile.schema import name_categories
 from warplens.report import text as fmt
-from warplens.report.document import Jumps, Paragraph, Section, View, ViewRow, quiet
-from warplens.report.jsonout import dumps
 from warplens.report.theme import call_fill, category_fill, part_fill
+from warplens.report.tracks import Details, Marks, Thinned, TimelineView, Track, block_begins
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from warplens.analysis.timebudget import TimeBudget
     from warplens.analysis.timeline import Timeline
     from warplens.analysis.window import Step, Window
     from warplens.diagnosis import Diagnosis
-    from warplens.diagnosis.moments import Moment
-    from warplens.profile.schema import Bools, Int64s
-    from warplens.report.document import Block
-    from warplens.report.overview.numbers import Numbers
+    from warplens.profile.schema import Int64s
+
 
 #: Marks of the finest level, all tracks together. One costs about 6 bytes of the page, so that this many are 2.5 MB.
 #: Several profiles on one page share half of it: their tables take the other half.
@@ -77,164 +73,6 @@ _LABELS: Final = {
     "os": "system calls",
     "profiler": "profiler",
 }
-
-
-@dataclass(frozen=True)
-class Track:
-    """One stream, or one thread's events of a kind.
-
-    Attributes:
-        group: the GPU or process that it belongs to.
-        label: its name within the group.
-        kind: `idle`, `stream`, `ranges`, `python`, `calls`, `os` or `profiler`.
-        owner: device and stream, or process and thread; the stream of an idle track is −1.
-        first: number of its first row of marks among all rows; they follow one another, the outermost first.
-        rows: how many it has.
-        peek: how many are shown until it is unfolded.
-        minor: whether it is shown only when the reader asks for all tracks of its group.
-    """
-
-    group: str
-    label: str
-    kind: str
-    owner: tuple[int, int]
-    first: int
-    rows: int
-    peek: int
-    minor: bool = False
-
-
-@dataclass(frozen=True, eq=False)
-class Marks:
-    """The marks of one level of detail, by row and time. All arrays have one entry a mark.
-
-    Attributes:
-        width_ns: what is shorter was merged where several lie in one cell of this width; 0 where nothing was.
-        row: row that it is drawn on.
-        start_ns, end_ns: from the first start to the last end of its events, in the profile's clock.
-        name: number of the name of its longest event.
-        longest_ns: duration of that.
-        count: events that it stands for.
-        busy_ns: their summed duration.
-        parts: shape (causes, idle marks): idle time by cause, of the marks of idle rows, which come first.
-    """
-
-    width_ns: int
-    row: Int64s
-    start_ns: Int64s
-    end_ns: Int64s
-    name: Int64s
-    longest_ns: Int64s
-    count: Int64s
-    busy_ns: Int64s
-    parts: Int64s
-
-    def merged(self, width_ns: int, kept: Bools | None = None) -> Marks:
-        """A coarser level: neighbours of a row that are shorter than `width_ns` and begin in one cell become one.
-
-        Args:
-            width_ns: of a cell.
-            kept: which marks stay what they are, however short.
-        """
-        begins = _block_begins(self.row, self.start_ns, self.end_ns, width_ns, kept)
-        if len(begins) == len(self.row):
-            return self
-        names = int(self.name.max(initial=0)) + 1
-        longest = np.maximum.reduceat(self.longest_ns * names + self.name, begins)
-        idle = self.parts.shape[1]
-        mine = begins[begins < idle]
-        return Marks(
-            width_ns,
-            self.row[begins],
-            self.start_ns[begins],
-            np.maximum.reduceat(self.end_ns, begins),
-            longest % names,
-            longest // names,
-            np.add.reduceat(self.count, begins),
-            np.add.reduceat(self.busy_ns, begins),
-            np.add.reduceat(self.parts, mine, axis=1) if len(mine) else self.parts,
-        )
-
-
-def _block_begins(row: Int64s, start: Int64s, end: Int64s, width_ns: int, kept: Bools | None) -> Int64s:
-    short = end - start < width_ns
-    if kept is not None:
-        short &= ~kept
-    cell = start // max(width_ns, 1)
-    joins = short[1:] & short[:-1] & (row[1:] == row[:-1]) & (cell[1:] == cell[:-1])
-    return np.flatnonzero(np.r_[np.ones(min(len(row), 1), dtype=np.bool_), ~joins])
-
-
-@dataclass(frozen=True, eq=False)
-class Details:
-    """What is known of the marks of the finest level that are single pieces of GPU work; 0 for all others.
-
-    Attributes:
-        launch_ns: begin of the launching call, in the profile's clock; −1 where it is not known.
-        calls_row: row of the calls of the launching thread, plus 1.
-        where: number of the name of the innermost range that the work was launched in, plus 1.
-        bytes: moved or filled.
-    """
-
-    launch_ns: Int64s
-    calls_row: Int64s
-    where: Int64s
-    bytes: Int64s
-
-
-@dataclass(frozen=True)
-class Thinned:
-    """What the finest level does not draw one by one.
-
-    Attributes:
-        width_ns: events shorter than this may be part of a block; 0 where every event is a mark of its own.
-        events: all events of the tracks.
-        in_blocks: those that are part of a block.
-        blocks: how many blocks these are.
-        threads: host threads without tracks.
-    """
-
-    width_ns: int
-    events: int
-    in_blocks: int
-    blocks: int
-    threads: int
-
-
-@dataclass(frozen=True, eq=False)
-class TimelineView:
-    """A profile as tracks of marks.
-
-    Attributes:
-        origin_ns, end_ns: the interval that the tracks span, in the profile's clock. Links count from its begin.
-        window: the part that was analysed; idle time has causes there alone.
-        opens: the interval to show first: a steady step of median length, else the window.
-        opens_step: that step.
-        names: label, colour token and full name (where it differs) of each name.
-        tracks: in the order of display; idle tracks have the first rows.
-        levels: from the finest to the coarsest.
-        details: of the finest level's marks.
-        moments: the worst instances of the findings.
-        thinned: what the finest level does not draw one by one.
-        steps: all steps of the profile.
-    """
-
-    origin_ns: int
-    end_ns: int
-    window: Window
-    opens: tuple[int, int]
-    opens_step: Step | None
-    names: tuple[tuple[str, str, str | None], ...]
-    tracks: tuple[Track, ...]
-    levels: tuple[Marks, ...]
-    details: Details
-    moments: tuple[Moment, ...]
-    thinned: Thinned
-    steps: tuple[Step, ...]
-
-    def link(self, start_ns: int, end_ns: int) -> str:
-        """The span of a link: nanoseconds since `origin_ns`, `START-END`."""
-        return f"{start_ns - self.origin_ns}-{end_ns - self.origin_ns}"
 
 
 # --- What is drawn: events of a kind, and the track that each belongs to ---------------------------------------------
@@ -590,7 +428,7 @@ def _finest(exact: Marks, spans: Sequence[tuple[int, int]], most: int) -> Marks:
             break  # the page would hold nothing else
         kept |= touching
     width = _FINEST_NS
-    while len(_block_begins(exact.row, exact.start_ns, exact.end_ns, width, kept)) > most:
+    while len(block_begins(exact.row, exact.start_ns, exact.end_ns, width, kept)) > most:
         width *= 2
     return exact.merged(width, kept)
 
@@ -655,215 +493,3 @@ def _details(
         of_kind = (table["kind"] == kind).to_numpy()
         found.bytes[mine[of_kind]] = moved["bytes"].to_numpy()[table["row"].to_numpy()[of_kind]]
     return found
-
-
-# --- The view as data for the page's script ---------------------------------------------------------------------------
-
-
-def packed(view: TimelineView) -> str:
-    """The view as text for `timeline.js`: the base64 form of a zlib stream.
-
-    The stream holds the length of a head (4 bytes, little-endian), the head (JSON), and columns of unsigned integers.
-    A column of n numbers of w bytes is w planes of n bytes, the lowest bytes first; the head says w, which is 0 where
-    all numbers are. Begins are differences within a row; the first one of a row counts from `origin_ns`.
-    """
-    columns: list[Int64s] = []
-    levels = [_level_head(view, level, columns) for level in view.levels]
-    details = view.details
-    ago = np.where(details.launch_ns >= 0, view.levels[0].start_ns - details.launch_ns + 1, 0)
-    columns += [np.maximum(ago, 0), details.calls_row, details.where, details.bytes]
-    widths, planes = zip(*(_planes(column) for column in columns), strict=True)
-    head = dumps({**_head(view), "levels": levels, "widths": widths})
-    return base64.b64encode(zlib.compress(len(head).to_bytes(4, "little") + head + b"".join(planes), 6)).decode()
-
-
-def _level_head(view: TimelineView, level: Marks, columns: list[Int64s]) -> dict[str, Any]:
-    begins = level.start_ns - view.origin_ns
-    first = np.r_[True, level.row[1:] != level.row[:-1]] if len(level.row) else np.zeros(0, dtype=np.bool_)
-    step = np.where(first, begins, np.diff(begins, prepend=np.int64(0)))
-    extent = level.end_ns - level.start_ns
-    columns += [step, extent, level.name, level.count - 1, np.where(level.count > 1, level.busy_ns, 0), *level.parts]
-    rows = max((track.first + track.rows for track in view.tracks), default=0)
-    return {
-        "width": level.width_ns,
-        "rows": np.bincount(level.row, minlength=rows).tolist(),
-        "idle": level.parts.shape[1],
-    }
-
-
-def _planes(column: Int64s) -> tuple[int, bytes]:
-    width = (int(column.max(initial=0)).bit_length() + 7) // 8
-    return width, column.astype("<i8").view(np.uint8).reshape(-1, 8)[:, :width].T.tobytes()
-
-
-def _head(view: TimelineView) -> dict[str, Any]:
-    def span(start_ns: int, end_ns: int) -> list[int]:
-        return [start_ns - view.origin_ns, end_ns - view.origin_ns]
-
-    fills = sorted({fill for _, fill, _ in view.names} | {part_fill("idle", cause) for cause in IDLE_CAUSES})
-    counted = {step.index for step in view.window.steps}
-    return {
-        "origin": str(view.origin_ns),
-        "end": view.end_ns - view.origin_ns,
-        "window": span(view.window.start_ns, view.window.end_ns),
-        "opens": span(*view.opens),
-        "fills": fills,
-        "names": [[label, fills.index(fill), *([full] if full else [])] for label, fill, full in view.names],
-        "causes": [
-            [fmt.cause_title(cause), fills.index(part_fill("idle", cause)), meaning]
-            for cause, meaning in IDLE_CAUSES.items()
-        ],
-        "kinds": [[title, fills.index(fill)] for fill, title in _kinds(view)],
-        "tracks": [
-            {name: getattr(track, name) for name in ("group", "label", "kind", "first", "rows", "peek", "minor")}
-            for track in view.tracks
-        ],
-        "steps": [[*span(step.start_ns, step.end_ns), step.index, step.index in counted] for step in view.steps],
-        "moments": [
-            [*span(moment.start_ns, moment.end_ns), moment.finding, _idle_row(view, moment.device)]
-            for moment in view.moments
-        ],
-    }
-
-
-def _kinds(view: TimelineView) -> list[tuple[str, str]]:
-    """The colours of GPU work and what they stand for, those with the most time first."""
-    finest = view.levels[0]
-    first = min((track.first for track in view.tracks if track.kind == "stream"), default=0)
-    last = max((track.first + track.rows for track in view.tracks if track.kind == "stream"), default=0)
-    mine = (finest.row >= first) & (finest.row < last)
-    spent = np.zeros(len(view.names), dtype=np.int64)
-    np.add.at(spent, finest.name[mine], finest.busy_ns[mine])
-    by_fill: dict[str, int] = {}
-    for number in np.flatnonzero(spent).tolist():
-        fill = view.names[number][1]
-        by_fill[fill] = by_fill.get(fill, 0) + int(spent[number])
-    titles = {"transfer": "copies and fills", "graph": "CUDA graphs"}
-    return [
-        (fill, titles.get(fill) or fmt.category_title(fill))
-        for fill in sorted(by_fill, key=lambda fill: -by_fill[fill])
-    ]
-
-
-def _idle_row(view: TimelineView, device: int) -> int:
-    """The row that a moment of this GPU is marked on; −1 where it has none."""
-    return next((track.first for track in view.tracks if track.kind == "idle" and track.owner[0] == device), -1)
-
-
-# --- The section of a report, and its data ----------------------------------------------------------------------------
-
-
-def timeline_data(timeline: Timeline, window: Window, moments: Iterable[Moment]) -> dict[str, Any]:
-    """The `timeline` of a report's JSON: where its clock begins, and the worst moments of the findings.
-
-    Of each moment `from_ns` counts from `origin_ns`, as its link does, and `claimed_ns` is what its finding claims of
-    its `duration_ns`.
-    """
-    origin = origin_ns(timeline, window)
-    rows = [
-        {**vars(moment), "from_ns": moment.start_ns - origin, "duration_ns": moment.end_ns - moment.start_ns}
-        for moment in moments
-    ]
-    return {"origin_ns": origin, "moments": {"rows": rows}}
-
-
-def timeline_blocks(numbers: Numbers) -> Iterator[Block]:
-    """What happened when, to zoom into, and the worst moments in words."""
-    most = MOST_MARKS // 2 // numbers.beside if numbers.beside > 1 else MOST_MARKS
-    view = timeline_view(numbers.timeline, numbers.window, numbers.diagnosis, numbers.budgets, most)
-    if not len(view.levels[0].row):
-        yield quiet("The profile holds no events with a duration.")
-        return
-    yield Paragraph(_opening(view))
-    yield View(
-        id="timeline-view",
-        kind="timeline",
-        caption="Timeline: every GPU stream and host thread; idle time by its cause",
-        alt=_in_words(view),
-        data=packed(view),
-        heading=("Finding", "GPU", "From", "Length", "Of it claimed", "What") if view.moments else (),
-        rows=tuple(_moment_row(view, moment) for moment in view.moments),
-    )
-    yield quiet(_thinned_text(view.thinned, view))
-
-
-def with_moments(numbers: Numbers, blocks: Iterable[Block | Section]) -> Iterator[Block | Section]:
-    """The sections of findings (`finding-ID`), each with links to its worst moments after its claim."""
-    moments = numbers.diagnosis.moments if numbers.diagnosis is not None else ()
-    origin = origin_ns(numbers.timeline, numbers.window) if moments else 0
-    for block in blocks:
-        if not isinstance(block, Section):
-            yield block
-            continue
-        mine = tuple(
-            (f"{moment.start_ns - origin}-{moment.end_ns - origin}", _moment_words(moment, origin))
-            for moment in moments
-            if block.id == f"finding-{moment.finding}"
-        )
-        jumps = (Jumps("timeline", "In the timeline, the worst:", mine),) if mine else ()
-        yield replace(block, blocks=(*block.blocks[:1], *jumps, *block.blocks[1:]))
-
-
-def _moment_words(moment: Moment, origin: int) -> str:
-    length = fmt.duration(moment.end_ns - moment.start_ns)
-    return f"{length} at {fmt.duration(moment.start_ns - origin)}"
-
-
-def _opening(view: TimelineView) -> str:
-    marked = " The worst moments of each finding are marked; follow a link to jump there." if view.moments else ""
-    if view.opens_step is None:
-        return f"It opens on the analysed window, {fmt.duration(view.window.duration_ns)}.{marked}"
-    step = view.opens_step
-    length = fmt.duration(step.duration_ns)
-    if len(view.window.steps) == 1:
-        return f"It opens on step {step.index}, the only one ({length}).{marked}"
-    return f"It opens on step {step.index}, the one of median length ({length}).{marked}"
-
-
-def _moment_row(view: TimelineView, moment: Moment) -> ViewRow:
-    if moment.what == "pause":
-        what = f"pause: {fmt.cause_title(moment.name)}"
-    elif moment.what == "work":
-        what = fmt.shorten_kernel(moment.name)
-    else:
-        what = f"stretch with {fmt.plural(moment.pieces, 'piece')} of it"
-    return ViewRow(
-        view.link(moment.start_ns, moment.end_ns),
-        (
-            moment.finding,
-            str(moment.device),
-            fmt.duration(moment.start_ns - view.origin_ns),
-            fmt.duration(moment.end_ns - moment.start_ns),
-            fmt.duration(moment.claimed_ns),
-            what,
-        ),
-    )
-
-
-def _in_words(view: TimelineView) -> str:
-    kinds = [track.kind for track in view.tracks]
-    threads = len({track.owner for track in view.tracks if track.kind not in ("idle", "stream")})
-    said = [
-        fmt.plural(len({track.owner[0] for track in view.tracks if track.kind in ("idle", "stream")}), "GPU"),
-        fmt.plural(kinds.count("stream"), "stream"),
-        fmt.plural(threads, "host thread"),
-    ]
-    length = fmt.duration(view.end_ns - view.origin_ns)
-    return (
-        f"Timeline of {', '.join(said)} over {length}. W and S or the arrow keys up and down zoom, A and D or left and "
-        "right pan, a comma and a full stop go from mark to mark, a slash searches. The worst moments are in the table "
-        "below."
-    )
-
-
-def _thinned_text(thinned: Thinned, view: TimelineView) -> str:
-    threads = f" {fmt.plural(thinned.threads, 'thread')} with fewer events left out." if thinned.threads else ""
-    zero = f" Times count from the first event of the profile, {view.origin_ns} ns on its own clock."
-    if not thinned.in_blocks:
-        return f"All {fmt.count(thinned.events)} events are drawn, zoomed in one by one.{threads}{zero}"
-    return (
-        f"Of {fmt.count(thinned.events)} events {fmt.count(thinned.events - thinned.in_blocks)} are drawn one by one: "
-        f"those of the step it opens on and of the worst moments, and those that last {fmt.duration(thinned.width_ns)} "
-        f"or longer or stand alone. The other {fmt.count(thinned.in_blocks)} stand in {fmt.count(thinned.blocks)} "
-        f"blocks, each with its number of events and their summed time, coloured like its longest.{threads}{zero}"
-    )

@@ -38,7 +38,7 @@ from warplens.report.ranktimeline import run_timeline
 from warplens.report.run import run_answer, run_rooms
 from warplens.report.strips import strips
 from warplens.report.text import category_title
-from warplens.report.timeline import timeline_blocks, with_moments
+from warplens.report.timelinesection import timeline_blocks, with_moments
 from warplens.report.verdict import factor, finding_blocks
 from warplens.report.whatif import what_if_blocks
 

@@ -47,7 +47,7 @@ from warplens.report.jsonout import window_data
 from warplens.report.questions.time import budget_data, group_times, rhythm_data
 from warplens.report.strips import strips_data
 from warplens.report.text import category_title
-from warplens.report.timeline import timeline_data
+from warplens.report.timelinesection import timeline_data
 from warplens.report.verdict import diagnosis_data
 
 if TYPE_CHECKING:

@@ -1,0 +1,172 @@
+"""What a drawn timeline consists of: tracks, marks in levels of detail, and what each of them stands for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from warplens.analysis.window import Step, Window
+    from warplens.diagnosis.moments import Moment
+    from warplens.profile.schema import Bools, Int64s
+
+
+@dataclass(frozen=True)
+class Track:
+    """One stream, or one thread's events of a kind.
+
+    Attributes:
+        group: the GPU or process that it belongs to.
+        label: its name within the group.
+        kind: `idle`, `stream`, `ranges`, `python`, `calls`, `os` or `profiler`.
+        owner: device and stream, or process and thread; the stream of an idle track is −1.
+        first: number of its first row of marks among all rows; they follow one another, the outermost first.
+        rows: how many it has.
+        peek: how many are shown until it is unfolded.
+        minor: whether it is shown only when the reader asks for all tracks of its group.
+    """
+
+    group: str
+    label: str
+    kind: str
+    owner: tuple[int, int]
+    first: int
+    rows: int
+    peek: int
+    minor: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Marks:
+    """The marks of one level of detail, by row and time. All arrays have one entry a mark.
+
+    Attributes:
+        width_ns: what is shorter was merged where several lie in one cell of this width; 0 where nothing was.
+        row: row that it is drawn on.
+        start_ns, end_ns: from the first start to the last end of its events, in the profile's clock.
+        name: number of the name of its longest event.
+        longest_ns: duration of that.
+        count: events that it stands for.
+        busy_ns: their summed duration.
+        parts: shape (causes, idle marks): idle time by cause, of the marks of idle rows, which come first.
+    """
+
+    width_ns: int
+    row: Int64s
+    start_ns: Int64s
+    end_ns: Int64s
+    name: Int64s
+    longest_ns: Int64s
+    count: Int64s
+    busy_ns: Int64s
+    parts: Int64s
+
+    def merged(self, width_ns: int, kept: Bools | None = None) -> Marks:
+        """A coarser level: neighbours of a row that are shorter than `width_ns` and begin in one cell become one.
+
+        Args:
+            width_ns: of a cell.
+            kept: which marks stay what they are, however short.
+        """
+        begins = block_begins(self.row, self.start_ns, self.end_ns, width_ns, kept)
+        if len(begins) == len(self.row):
+            return self
+        names = int(self.name.max(initial=0)) + 1
+        longest = np.maximum.reduceat(self.longest_ns * names + self.name, begins)
+        idle = self.parts.shape[1]
+        mine = begins[begins < idle]
+        return Marks(
+            width_ns,
+            self.row[begins],
+            self.start_ns[begins],
+            np.maximum.reduceat(self.end_ns, begins),
+            longest % names,
+            longest // names,
+            np.add.reduceat(self.count, begins),
+            np.add.reduceat(self.busy_ns, begins),
+            np.add.reduceat(self.parts, mine, axis=1) if len(mine) else self.parts,
+        )
+
+
+def block_begins(row: Int64s, start: Int64s, end: Int64s, width_ns: int, kept: Bools | None) -> Int64s:
+    """Where blocks of a width begin among the marks of rows; marks that are `kept`, and longer ones, stand alone."""
+    short = end - start < width_ns
+    if kept is not None:
+        short &= ~kept
+    cell = start // max(width_ns, 1)
+    joins = short[1:] & short[:-1] & (row[1:] == row[:-1]) & (cell[1:] == cell[:-1])
+    return np.flatnonzero(np.r_[np.ones(min(len(row), 1), dtype=np.bool_), ~joins])
+
+
+@dataclass(frozen=True, eq=False)
+class Details:
+    """What is known of the marks of the finest level that are single pieces of GPU work; 0 for all others.
+
+    Attributes:
+        launch_ns: begin of the launching call, in the profile's clock; −1 where it is not known.
+        calls_row: row of the calls of the launching thread, plus 1.
+        where: number of the name of the innermost range that the work was launched in, plus 1.
+        bytes: moved or filled.
+    """
+
+    launch_ns: Int64s
+    calls_row: Int64s
+    where: Int64s
+    bytes: Int64s
+
+
+@dataclass(frozen=True)
+class Thinned:
+    """What the finest level does not draw one by one.
+
+    Attributes:
+        width_ns: events shorter than this may be part of a block; 0 where every event is a mark of its own.
+        events: all events of the tracks.
+        in_blocks: those that are part of a block.
+        blocks: how many blocks these are.
+        threads: host threads without tracks.
+    """
+
+    width_ns: int
+    events: int
+    in_blocks: int
+    blocks: int
+    threads: int
+
+
+@dataclass(frozen=True, eq=False)
+class TimelineView:
+    """A profile as tracks of marks.
+
+    Attributes:
+        origin_ns, end_ns: the interval that the tracks span, in the profile's clock. Links count from its begin.
+        window: the part that was analysed; idle time has causes there alone.
+        opens: the interval to show first: a steady step of median length, else the window.
+        opens_step: that step.
+        names: label, colour token and full name (where it differs) of each name.
+        tracks: in the order of display; idle tracks have the first rows.
+        levels: from the finest to the coarsest.
+        details: of the finest level's marks.
+        moments: the worst instances of the findings.
+        thinned: what the finest level does not draw one by one.
+        steps: all steps of the profile.
+    """
+
+    origin_ns: int
+    end_ns: int
+    window: Window
+    opens: tuple[int, int]
+    opens_step: Step | None
+    names: tuple[tuple[str, str, str | None], ...]
+    tracks: tuple[Track, ...]
+    levels: tuple[Marks, ...]
+    details: Details
+    moments: tuple[Moment, ...]
+    thinned: Thinned
+    steps: tuple[Step, ...]
+
+    def link(self, start_ns: int, end_ns: int) -> str:
+        """The span of a link: nanoseconds since `origin_ns`, `START-END`."""
+        return f"{start_ns - self.origin_ns}-{end_ns - self.origin_ns}"
