@@ -202,6 +202,14 @@ def test_an_nsys_older_than_the_report_is_named_with_both_versions(machine: Path
         read(report)
 
 
+def test_where_the_report_does_not_tell_its_version_nsys_does(machine: Path, report: Path) -> None:
+    report.write_bytes(REPORT.replace(b"2024@6@2", b"********"))
+    said = "Report was created in Nsight Systems version (2025.5.1.121-255136380782v0), newer than your current version"
+    _install(machine / "bin/nsys", "2023.4.4.54", f'echo "Exportation error: {said} (2023.4.4.54)." >&2; exit 1')
+    with pytest.raises(UnreadableInputError, match=r"recorded with nsys 2025\.5\.1, which .* 2023\.4\.4\.54 is too old"):
+        read(report)
+
+
 def test_a_report_that_a_newer_nsys_cannot_convert_is_damaged(machine: Path, report: Path) -> None:
     _install(machine / "bin/nsys", "2025.1.1.0", "exit 1")
     with pytest.raises(UnreadableInputError, match=r"nsys 2025\.1\.1\.0 could not convert it; the report is damaged"):

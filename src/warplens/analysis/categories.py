@@ -24,6 +24,7 @@ CATEGORIES = (
     "sort-topk",
     "copy-cast",
     "convolution",
+    "recurrence",
     "optimizer",
     "communication",
     "random",

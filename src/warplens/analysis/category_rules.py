@@ -143,7 +143,7 @@ _COMMUNICATION = (
     Rule(
         "device-initiated",
         "communication",
-        words=r"nvshmem|\bsymm(etric)? mem(ory)?\b|\bmscclpp\b|\buserbuffers\b|\bmultimem\b|\blamport\b",
+        words=r"nvshmem|\bon stream kernel\b|\bsymm(etric)? mem(ory)?\b|\bmscclpp\b|\buserbuffers\b|\bmultimem\b|\blamport\b",
     ),
     Rule(
         "collective",
@@ -154,6 +154,26 @@ _COMMUNICATION = (
             r"\bmoe a 2 a\b",
         ),
         why="an all-reduce of a block or a warp stays within one GPU",
+    ),
+)
+
+#: A state that goes from token to token. cuDNN's and PyTorch's kernels of single cells are the gates between products,
+#: and linear attention whose kernels say so stays attention.
+_RECURRENCE = (
+    Rule(
+        "persistent-rnn",
+        "recurrence",
+        words=r"^rnn block persist|^persist rnn",
+        why="products, gates and synchronization of all time steps in one kernel",
+    ),
+    Rule(
+        "state-space",
+        "recurrence",
+        words=_any(
+            r"\bselective (scan|state update)\b|\bssm scan\b|\bchunk (scan|state)\b|\bstate passing (fwd|bwd|forward)",
+            r"\brg lru\b|\blru (kernel|scan|fwd|bwd)\b|\br?wkv\b|\bhgrn\b",
+        ),
+        why="Mamba 1 and 2, Griffin, RWKV, HGRN; no prefix sum, and no look-up in a cache",
     ),
 )
 
@@ -192,7 +212,7 @@ _ATTENTION = (
         words=_any(
             r"^cudnn fusion (compute dot do o|convert dq|lean reduction)",
             r"^fwd (grouped )?kernel stage \d",
-            r"^bwd (kernel (dk dv|dq|dkdv|fuse)|preprocess)",
+            r"^bwd (kernel (dk dv|dq|dkdv|fuse|one col block)|preprocess)|^fwd kernel split k$",
             r"^reduce segments$",
         ),
         why="the passes around a fused attention kernel: cuDNN's, and the Triton ones of vLLM, SGLang and AOTriton",
@@ -201,8 +221,9 @@ _ATTENTION = (
         "linear-attention",
         "attention",
         words=_any(
-            r"\bdelta rule\b|\bfused recurrent\b|\b(chunk|parallel) gla\b",
-            r"\bchunk (fwd|bwd) (kernel )?(o|h|dh|dv|dqkwg)\b",
+            r"\bdelta rule\b|\bfused recurrent\b|\bretention\b|\b(chunk|parallel) (gla|kda|nsa|gsa|based)\b",
+            r"\bchunk (fwd|bwd) (kernel )?(o|h|dh|dv|dqkwg)\b|\bscaled dot kkt\b|\brecompute w u\b|\bwy repr\b",
+            r"\bsolve tril\b|^merge \d+ x \d+ to \d+ x \d+ inverse|^(fwd|bwd) (none )?diag kernel$|^(fwd|bwd) kv (parallel|reduce)$",
         ),
     ),
 )
@@ -224,7 +245,7 @@ _OPTIMIZER = (
     Rule(
         "optimizer",
         "optimizer",
-        words=r"\badam[wx]?\b|\b(adagrad|adafactor|rmsprop|lamb|lars|lion|sgd)\b|\boptimizer\b",
+        words=r"\badam[wx]?\b|\bpercentile clipping\b|\b(adagrad|adafactor|rmsprop|lamb|lars|lion|sgd)\b|\boptimizer\b",
     ),
 )
 
@@ -266,12 +287,12 @@ _ROUTING = (
         words=r"\bsampling from\b|\bspeculative sampling\b|multinomial|\bgumbel\b",
         why="draws a token; `TopKTopPSamplingFromProb` only restricts what it draws from",
     ),
-    Rule("topk", "sort-topk", words=r"top ?k(?! ?(weight|ids))|\bmoe fused gate\b|\brouting main kernel\b"),
+    Rule("topk", "sort-topk", words=r"top ?k(?! ?(weight|ids))|\btop p (renorm|mask)|\bmoe fused gate\b|\brouting main kernel\b"),
     Rule(
         "expert-routing",
         "gather-scatter",
         words=_any(
-            r"\balign block size\b|\bexpand input rows\b|\bfinalize (moe|matmul)\b|\bpermute tokens\b",
+            r"\balign block size\b|\b(expand|shuffle) input rows\b|\bexpert offsets\b|\brow id map\b|\bsort chunks by\b|\bfinalize (moe|matmul)\b|\bpermute tokens\b",
             r"\bmoe (dev routing|dev finalize|permute|unpermute|align|expand|finalize|gather|scatter)\b",
             r"\bsum bitmatrix\b|\brouting (indices|compute)\b",
         ),
@@ -291,7 +312,7 @@ _ROW_WISE = (
         "normalization",
         "normalization",
         words=_any(
-            r"(layer|rms|batch|group|instance|weight|qk|l 2) ?norm|\badd norm\b|^norm f \d",
+            r"(layer|rms|batch|group|instance|weight|poly|qk|l 2) ?norm|\bwelford\b|\badd norm\b|^norm f \d",
             r"\bln (fwd|bwd|forward|backward)\b|\bbn (fw|bw|fwd|bwd|inf)\b",
             r"\browwise moments\b|\bgamma beta\b|\b(fused params|internal gradients) cuda\b",
             r"\bcu compute (grad input|part grad)",
@@ -308,9 +329,13 @@ _ROW_WISE = (
 
 _GEMM = (
     Rule(
-        "persistent-rnn", "other", words=r"^rnn block persist", why="products, gates and synchronization in one kernel"
+        "repack",
+        "copy-cast",
+        words=r"\brepack\b|\bpermute cols\b|\bdeep gemm (\w+ )*(transpose|pack)\b",
+        why="stands above products, in whose namespaces these are",
     ),
-    Rule("repack", "copy-cast", words=r"\brepack\b"),
+    Rule("mask-of-products", "elementwise", words=r"\bdeep gemm (\w+ )*clean logits\b"),
+    Rule("quantized-activation", "elementwise", words=r"\b(silu|gelu|swiglu) (and )?mul (\w+ )*quant\b"),
     Rule("tensile", "gemm", function=r"^(Custom_)?Cijk_"),
     Rule("nvjet", "gemm", function=r"^nvjet"),
     Rule(
@@ -336,7 +361,7 @@ _GEMM = (
     ),
     Rule("product-of-experts", "gemm", words=r"^fused moe (kernel|gptq)|\bmoe mm\b|\bfused experts\b"),
     Rule("product-symmetric", "gemm", words=r"\b[sdczh]?(syrkx?|herkx?|trmm|symm|hemm)\b|\b(syr|her) 2 k\b"),
-    Rule("product-sparse", "gemm", words=r"\b(csr|bsr|coo|ell)(mm|mv)\b|\bsp(mm|mv)\b|\bsddmm\b"),
+    Rule("product-sparse", "gemm", words=r"\b(csr|bsr|coo|ell)(mm|mv)\b|\bk?sp(mm|mv)\b|\bsddmm\b"),
     Rule("product-in-template", "gemm", function=_CUTLASS_CARRIER, template=r"(?i)gemm|ReduceSplitK|\bmatmul"),
 )
 
@@ -384,7 +409,12 @@ _BY_WORD = (
         words=r"\bfft\b|\b[sd]p radix \d|\bcufft\b|\bbluestein\b",
         why="stands above sorting, with which FFTs share the word radix",
     ),
-    Rule("resample", "other", words=r"\b(up|down|re)sampl|\bgrid sampl|\binterpolat"),
+    Rule(
+        "images",
+        "other",
+        words=r"\b(up|down|re)sampl|\bgrid sampl|\binterpolat|\bnvjpeg|\bbatch warp\b",
+        why="images that are decoded or resampled",
+    ),
     Rule(
         "rotary",
         "elementwise",
@@ -409,7 +439,7 @@ _BY_WORD = (
         "gather-scatter",
         words=_any(
             r"\bgather|\bscatter|embedding|\bindex(ing)? (select|add|put|copy|fill|func|backward)|\bindex ?select",
-            r"\brepeat interleave\b|\bget rows\b|\bbounds check indices\b|\bbucketize\b|\bjagged\b|\blinearize index\b",
+            r"\bindex mul\b|\brepeat interleave\b|\bget rows\b|\bbounds check indices\b|\bbucketize\b|\bjagged\b|\blinearize index\b",
             r"\bpermute (1 d|2 d|indices|pooled|multi|sequence|lengths)|\bdense representation\b",
             r"\bkrn partial|\bpartial segments\b|\bcompute grad weight\b|^compute cuda kernel$",
         ),
@@ -427,7 +457,7 @@ _BY_WORD = (
         "elementwise",
         words=_any(
             r"\bd?(silu|gelu|swiglu|geglu|reglu|relu|sigmoid|tanh|swish|mish|elu|glu)\b",
-            r"\bactivation\b|\band mul\b",
+            r"\bactivation\b|\band mul\b|\bgated kernel\b|\b(gdn gating|kda gate)\b|\bdyt (fwd|bwd)\b",
         ),
     ),
     Rule(
@@ -435,7 +465,7 @@ _BY_WORD = (
         "elementwise",
         words=_any(
             r"\belement ?wise\b|\bpoint ?wise\b|\b(vectorized|unrolled) ?\d+ kernel$|\b(lstm|gru|rnn) cell\b",
-            r"\bbin bcast\b|\b(unary|binary) op\b|\bkernel rank \d",
+            r"\bbin bcast\b|\b(unary|binary) op\b|\bkernel rank \d|\belem wise rn\b|\belement mul\b|\bpenalt(y|ies)\b",
         ),
         why="PyTorch's run-time compiled functions end in `_vectorized4_kernel`, those of FlagGems in `_kernel_rank_1`",
     ),
@@ -445,7 +475,7 @@ _BY_WORD = (
         words=_any(
             r"\bcat array\b|\bchunk cat\b|\bconcat|\bmem ?cpy|\bcopy\b|\bcpy\b",
             r"\btransposes?\b|\b(un)?permute\b|\breorder",
-            r"\b(reflection|replication) pad|\broll cuda\b|\bflip\b",
+            r"\bswizzle (row|col)|\bscale swizzle\b|\b(reflection|replication) pad|\broll cuda\b|\bflip\b",
         ),
     ),
     Rule(
@@ -453,7 +483,7 @@ _BY_WORD = (
         "copy-cast",
         words=_any(
             r"\b(up|down)?cast\b|\bconvert|\b(de)?quant(i[sz]e|i[sz]ation|i[sz]ed)?\b|\b(de)?quanti[sz]e",
-            r"\bto (float|half|fp|bf|bfloat)\b|\bqparam\b",
+            r"\bto (float|half|(mx|nv)?fp|bf|bfloat)\b|\bqparam\b|\bkdequant\b|\breconstruct exllama\b|\bshuffle \d bit\b",
         ),
         why="quantisation and its reverse are casts, the search for a scale included",
     ),
@@ -462,10 +492,9 @@ _BY_WORD = (
         "reduction",
         words=_any(
             r"\breduc(e|tion)\b|\bsums?\b|\bmean\b|\barg ?(max|min)\b|\ba(bs)?max\b|\blogsumexp\b",
-            r"\bnll (loss|criterion)",
-            r"\bcum(sum|prod)\b|(?<!selective )(?<!chunk )\bscan\b|histogram|\bbincount\b|\bdevice run length",
+            r"\bnll (loss|criterion)|\bkl ?div\b|\bjsd kernel\b|\btv distance\b|\bkget (col )?row stats\b",
+            r"\bcum(sum|prod)\b|\bscan\b|histogram|\bbincount\b|\bdevice run length",
         ),
-        why="a selective scan is a state-space model's recurrence, no prefix sum",
     ),
     Rule(
         "arithmetic",
@@ -490,6 +519,7 @@ RULES: tuple[Rule, ...] = (
     *_INDUCTOR,
     *_XLA,
     *_COMMUNICATION,
+    *_RECURRENCE,
     *_ATTENTION,
     *_OPTIMIZER,
     *_CONVOLUTION,

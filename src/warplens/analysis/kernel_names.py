@@ -147,6 +147,8 @@ _LIBRARIES: tuple[tuple[str, str, str], ...] = (
     ("tensorrt-llm", r"\btensorrt_llm::|^fmhaSm\d+|^bmm_[A-Z]|^fmha_v2_", ""),
     ("transformer-engine", r"\btransformer_engine", ""),
     ("deepgemm", r"\bdeep_gemm::", ""),
+    ("nvjpeg", r"\bnvjpeg\w*::", ""),
+    ("dali", r"\bdali::", ""),
     ("marlin", r"\b[mM]arlin", ""),
     ("fbgemm", r"\bfbgemm_gpu|\bsplit_embedding|_codegen_", ""),
     ("torchvision", r"^vision::", ""),
@@ -212,7 +214,7 @@ PRECISIONS = ("fp4", "fp8", "int8", "fp16", "bf16", "tf32", "fp32", "fp64")
 
 #: The categories that multiply matrices. Kernels of the others use no tensor cores, save those that no rule knows.
 PRODUCTS = ("gemm", "attention", "convolution")
-_UNKNOWABLE = ("other", "triton")
+_UNKNOWABLE = ("other", "triton", "recurrence")
 
 
 class Arithmetic(NamedTuple):

@@ -357,6 +357,7 @@ _CATEGORIES: Final = {
     "gather-scatter": "gather, scatter, embedding",
     "sort-topk": "sort and top-k",
     "copy-cast": "copies and casts by kernels",
+    "recurrence": "recurrences and state-space scans",
     "random": "random numbers",
     "triton": "Triton-generated kernels",
     "other": "other kernels",

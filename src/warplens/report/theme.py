@@ -47,6 +47,7 @@ FILLS: Mapping[str, tuple[str, str]] = {
     "sort-topk": ("#6a839d", "#96aec7"),
     "convolution": ("#2f4989", "#5873af"),
     "copy-cast": ("#559eb4", "#88c9de"),
+    "recurrence": ("#7d5fa8", "#a98fd0"),
     "optimizer": ("#554c84", "#7c75aa"),
     "triton": ("#5c82da", "#8aafff"),
     "random": ("#8c8fb1", "#b7bbdb"),

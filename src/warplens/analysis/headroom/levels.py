@@ -46,7 +46,7 @@ PASSES: Final = ("elementwise", "normalization", "softmax", "copy-cast", "reduct
 PRODUCTS: Final = ("gemm", "attention", "convolution")
 
 #: Work that stays as wide as it is: an optimizer's state, indices, and what no rule knows.
-_KEPT_WIDE: Final = ("optimizer", "gather-scatter", "sort-topk", "other", "triton", "communication")
+_KEPT_WIDE: Final = ("optimizer", "gather-scatter", "sort-topk", "other", "triton", "recurrence", "communication")
 _WIDE: Final = ("fp32", "tf32")
 
 #: A group further than this above its roof lacks something that is worth a name.

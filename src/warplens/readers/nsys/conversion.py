@@ -45,6 +45,9 @@ _KEPT = "-kept.sqlite"
 _PERCENT = lazy_pattern(r"(\d{1,3})%")
 _PERCENT_STEP = 10
 
+#: Of what nsys says, in characters: its reason stands at the end, after the bar.
+_LAST_WORDS = 1_000
+
 
 @dataclass(frozen=True)
 class Nsys:
@@ -84,8 +87,8 @@ def convert(path: Path, known_as: Path, target: Path, report: Callable[[str], No
     nsys = _needed_nsys(path, known_as)
     report(f"{known_as.name}: converting with nsys {nsys.version_text}")
     failed = _export(nsys, path, target, lambda percent: report(f"{known_as.name}: converting, {percent} %"))
-    if failed or not target.is_file():
-        raise _failed(known_as, nsys, _version_in(path))
+    if failed is not None or not target.is_file():
+        raise _failed(known_as, nsys, _version_in(path) or _version_told(failed or ""))
     target.chmod(0o600)
 
 
@@ -203,28 +206,37 @@ def _prune(newest: Path) -> None:
             path.unlink(missing_ok=True)
 
 
-def _export(nsys: Nsys, path: Path, target: Path, progress: Callable[[int], None]) -> bool:
-    """Whether the export failed. nsys draws a bar with a percentage on its error stream, over and over on one line."""
+def _version_told(words: str) -> str | None:
+    """The version that wrote a report, as an nsys says that cannot read it: `created in Nsight Systems version (…`."""
+    found = re.search(r"created in Nsight Systems version \(?(\d+\.\d+\.\d+)", words)
+    return found[1] if found else None
+
+
+def _export(nsys: Nsys, path: Path, target: Path, progress: Callable[[int], None]) -> str | None:
+    """The last words of an export that failed; None where it did not. nsys draws a bar with a percentage on its error stream, over and over on one line."""
     command = [str(nsys.program), "export", "--type", "sqlite", "--output", str(target), str(path.resolve())]
     try:
         process = subprocess.Popen(  # noqa: S603
             command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, cwd=target.parent
         )
     except OSError:
-        return True
+        return ""
+    words = ""
     with process:
         shown = 0
         try:
             stream = process.stderr
             while stream is not None and (drawn := os.read(stream.fileno(), 4096)):
-                percents = _PERCENT.findall(drawn.decode("utf-8", "replace"))
+                text = drawn.decode("utf-8", "replace")
+                words = (words + text)[-_LAST_WORDS:]
+                percents = _PERCENT.findall(text)
                 if percents and int(percents[-1]) >= shown + _PERCENT_STEP:
                     shown = int(percents[-1])
                     progress(shown)
         except BaseException:
             process.kill()
             raise
-    return process.returncode != 0
+    return words if process.returncode else None
 
 
 def _no_nsys(known_as: Path, recorded_with: str | None) -> UnreadableInputError:
