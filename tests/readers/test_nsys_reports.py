@@ -206,7 +206,9 @@ def test_where_the_report_does_not_tell_its_version_nsys_does(machine: Path, rep
     report.write_bytes(REPORT.replace(b"2024@6@2", b"********"))
     said = "Report was created in Nsight Systems version (2025.5.1.121-255136380782v0), newer than your current version"
     _install(machine / "bin/nsys", "2023.4.4.54", f'echo "Exportation error: {said} (2023.4.4.54)." >&2; exit 1')
-    with pytest.raises(UnreadableInputError, match=r"recorded with nsys 2025\.5\.1, which .* 2023\.4\.4\.54 is too old"):
+    with pytest.raises(
+        UnreadableInputError, match=r"recorded with nsys 2025\.5\.1, which .* 2023\.4\.4\.54 is too old"
+    ):
         read(report)
 
 

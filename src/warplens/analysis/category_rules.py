@@ -287,7 +287,11 @@ _ROUTING = (
         words=r"\bsampling from\b|\bspeculative sampling\b|multinomial|\bgumbel\b",
         why="draws a token; `TopKTopPSamplingFromProb` only restricts what it draws from",
     ),
-    Rule("topk", "sort-topk", words=r"top ?k(?! ?(weight|ids))|\btop p (renorm|mask)|\bmoe fused gate\b|\brouting main kernel\b"),
+    Rule(
+        "topk",
+        "sort-topk",
+        words=r"top ?k(?! ?(weight|ids))|\btop p (renorm|mask)|\bmoe fused gate\b|\brouting main kernel\b",
+    ),
     Rule(
         "expert-routing",
         "gather-scatter",

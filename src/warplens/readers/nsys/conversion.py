@@ -213,7 +213,10 @@ def _version_told(words: str) -> str | None:
 
 
 def _export(nsys: Nsys, path: Path, target: Path, progress: Callable[[int], None]) -> str | None:
-    """The last words of an export that failed; None where it did not. nsys draws a bar with a percentage on its error stream, over and over on one line."""
+    """The last words of an export that failed; None where it did not.
+
+    nsys draws a bar with a percentage on its error stream, over and over on one line.
+    """
     command = [str(nsys.program), "export", "--type", "sqlite", "--output", str(target), str(path.resolve())]
     try:
         process = subprocess.Popen(  # noqa: S603
