@@ -143,7 +143,10 @@ _COMMUNICATION = (
     Rule(
         "device-initiated",
         "communication",
-        words=r"nvshmem|\bon stream kernel\b|\bsymm(etric)? mem(ory)?\b|\bmscclpp\b|\buserbuffers\b|\bmultimem\b|\blamport\b",
+        words=_any(
+            r"nvshmem|\bon stream kernel\b|\bsymm(etric)? mem(ory)?\b|\bmscclpp\b|\buserbuffers\b",
+            r"\bmultimem\b|\blamport\b",
+        ),
     ),
     Rule(
         "collective",
@@ -223,7 +226,8 @@ _ATTENTION = (
         words=_any(
             r"\bdelta rule\b|\bfused recurrent\b|\bretention\b|\b(chunk|parallel) (gla|kda|nsa|gsa|based)\b",
             r"\bchunk (fwd|bwd) (kernel )?(o|h|dh|dv|dqkwg)\b|\bscaled dot kkt\b|\brecompute w u\b|\bwy repr\b",
-            r"\bsolve tril\b|^merge \d+ x \d+ to \d+ x \d+ inverse|^(fwd|bwd) (none )?diag kernel$|^(fwd|bwd) kv (parallel|reduce)$",
+            r"\bsolve tril\b|^merge \d+ x \d+ to \d+ x \d+ inverse|^(fwd|bwd) (none )?diag kernel$",
+            r"^(fwd|bwd) kv (parallel|reduce)$",
         ),
     ),
 )
@@ -296,7 +300,8 @@ _ROUTING = (
         "expert-routing",
         "gather-scatter",
         words=_any(
-            r"\balign block size\b|\b(expand|shuffle) input rows\b|\bexpert offsets\b|\brow id map\b|\bsort chunks by\b|\bfinalize (moe|matmul)\b|\bpermute tokens\b",
+            r"\balign block size\b|\b(expand|shuffle) input rows\b|\bexpert offsets\b|\brow id map\b",
+            r"\bsort chunks by\b|\bfinalize (moe|matmul)\b|\bpermute tokens\b",
             r"\bmoe (dev routing|dev finalize|permute|unpermute|align|expand|finalize|gather|scatter)\b",
             r"\bsum bitmatrix\b|\brouting (indices|compute)\b",
         ),
@@ -443,7 +448,8 @@ _BY_WORD = (
         "gather-scatter",
         words=_any(
             r"\bgather|\bscatter|embedding|\bindex(ing)? (select|add|put|copy|fill|func|backward)|\bindex ?select",
-            r"\bindex mul\b|\brepeat interleave\b|\bget rows\b|\bbounds check indices\b|\bbucketize\b|\bjagged\b|\blinearize index\b",
+            r"\bindex mul\b|\brepeat interleave\b|\bget rows\b|\bbounds check indices\b|\bbucketize\b",
+            r"\bjagged\b|\blinearize index\b",
             r"\bpermute (1 d|2 d|indices|pooled|multi|sequence|lengths)|\bdense representation\b",
             r"\bkrn partial|\bpartial segments\b|\bcompute grad weight\b|^compute cuda kernel$",
         ),
@@ -487,7 +493,8 @@ _BY_WORD = (
         "copy-cast",
         words=_any(
             r"\b(up|down)?cast\b|\bconvert|\b(de)?quant(i[sz]e|i[sz]ation|i[sz]ed)?\b|\b(de)?quanti[sz]e",
-            r"\bto (float|half|(mx|nv)?fp|bf|bfloat)\b|\bqparam\b|\bkdequant\b|\breconstruct exllama\b|\bshuffle \d bit\b",
+            r"\bto (float|half|(mx|nv)?fp|bf|bfloat)\b|\bqparam\b|\bkdequant\b|\breconstruct exllama\b",
+            r"\bshuffle \d bit\b",
         ),
         why="quantisation and its reverse are casts, the search for a scale included",
     ),
