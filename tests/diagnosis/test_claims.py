@@ -28,7 +28,7 @@ def _facts(profile: Trace, spec: str = "steady", range_name: str | None = None) 
 
 def _claimed_ns(facts: Facts) -> int:
     claims = divide(facts, RULES)
-    return int(claims.work_ns.sum()) + sum(int(spent.sum()) for spent in claims.gaps.values())
+    return int(claims.work_ns.sum()) + sum(spent.total for spent in claims.gaps.values())
 
 
 @pytest.mark.parametrize("program", [*PLANTED.values(), *HEALTHY], ids=lambda program: program.__name__)

@@ -21,10 +21,13 @@ All parts are exact integers and sum to the gap. Causes at this level are descri
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 
 from warplens.analysis.api import api_kinds
@@ -69,33 +72,120 @@ IDLE_CAUSES = {
 _START_LATENCY_NS = 10_000
 
 
+#: From this share of rows on, a number for each row takes less room than the numbers of those that have one.
+_MOST: Final = 0.5
+
+
+@dataclass(frozen=True, eq=False)
+class Spent:
+    """Nanoseconds of the rows of a table, most of which have none: of most causes, few pauses have any.
+
+    Attributes:
+        rows: shape (n,), ascending, the rows that have any; None for all.
+        ns: shape (n,), of each of them.
+        count: rows of the table.
+    """
+
+    rows: Int64s | None
+    ns: Int64s
+    count: int
+
+    @classmethod
+    def of(cls, whole: Int64s) -> Spent:
+        """From the nanoseconds of each row, which belong to it from then on."""
+        rows = np.flatnonzero(whole)
+        return cls(None, whole, len(whole)) if len(rows) > _MOST * len(whole) else cls(rows, whole[rows], len(whole))
+
+    @classmethod
+    def none(cls, count: int) -> Spent:
+        """No time in any row."""
+        return cls(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64), count)
+
+    @cached_property
+    def total(self) -> int:
+        """Over all rows."""
+        return int(self.ns.sum())
+
+    def __bool__(self) -> bool:
+        return bool(self.ns.any())
+
+    @property
+    def at(self) -> Int64s | slice:
+        """What chooses the rows of `ns` from an array alongside the table."""
+        return slice(None) if self.rows is None else self.rows
+
+    def whole(self) -> Int64s:
+        """The nanoseconds of each row, shape (count,); not to be changed."""
+        if self.rows is None:
+            return self.ns
+        found = np.zeros(self.count, dtype=np.int64)
+        found[self.rows] = self.ns
+        return found
+
+    def times(self, share: float | npt.NDArray[np.float64]) -> Spent:
+        """A share of it, the same for all rows or one for each row of the table, rounded down."""
+        part = share if isinstance(share, float) else share[self.at]
+        return Spent(self.rows, (self.ns * part).astype(np.int64), self.count)
+
+    def where(self, which: Bools) -> Spent:
+        """Of the rows for which this holds, given for each row of the table."""
+        return Spent(self.rows, np.where(which[self.at], self.ns, 0), self.count)
+
+    def plus(self, other: Spent, sign: int = 1) -> Spent:
+        """Both together; the difference with −1 as sign."""
+        if not other:
+            return self
+        if self.rows is other.rows:
+            return Spent(self.rows, self.ns + sign * other.ns, self.count)
+        found = self.whole().copy()
+        found[other.at] += sign * other.ns
+        return Spent.of(found)
+
+    def among(self, part: Int64s) -> Spent:
+        """Of some rows of the table, in ascending order; numbered as they are there."""
+        if self.rows is None:
+            return Spent(None, self.ns[part], len(part))
+        place = np.searchsorted(part, self.rows)
+        mine = np.flatnonzero(np.append(part, -1)[place] == self.rows)
+        return Spent(place[mine], self.ns[mine], len(part))
+
+    @classmethod
+    def together(cls, parts: Sequence[Spent]) -> Spent:
+        """Of several tables, one behind the other."""
+        if len(parts) == 1:
+            return parts[0]
+        return cls.of(np.concatenate([np.empty(0, np.int64), *(part.whole() for part in parts)]))
+
+
 @dataclass(frozen=True, eq=False)
 class IdleGaps:
     """Idle intervals of one device and the causes of each.
 
     Attributes:
         gaps: the idle intervals, disjoint.
-        parts: for each cause of `IDLE_CAUSES` the nanoseconds of each gap, shape (n,); they sum to the gaps' lengths.
+        parts: for each cause of `IDLE_CAUSES` the nanoseconds of each gap; they sum to the gaps' lengths.
         ended_by: shape (n,), the first row of `Timeline.work_on(device)` that begins at the gap's end or later; as many
             as there are rows for none.
     """
 
     gaps: Intervals
-    parts: dict[str, Int64s]
+    parts: dict[str, Spent]
     ended_by: Int64s
 
     @cached_property
     def totals(self) -> dict[str, int]:
         """Nanoseconds of each cause over all gaps."""
-        return {cause: int(values.sum()) for cause, values in self.parts.items()}
+        return {cause: spent.total for cause, spent in self.parts.items()}
 
     def frame(self) -> pl.DataFrame:
         """One row a gap: `start_ns`, `end_ns`, `main_cause`, and a column `<cause>_ns` for each cause."""
         causes = list(self.parts)
         columns = [pl.Series("start_ns", self.gaps.starts), pl.Series("end_ns", self.gaps.ends)]
-        matrix = np.stack([self.parts[cause] for cause in causes]) if causes else np.empty((0, 0), np.int64)
+        matrix = np.stack([spent.whole() for spent in self.parts.values()])
         main = pl.Series("main_cause", causes, dtype=pl.Enum(causes)).gather(matrix.argmax(axis=0).astype(np.int64))
-        return pl.DataFrame([*columns, main, *(pl.Series(f"{cause}_ns", self.parts[cause]) for cause in causes)])
+        return pl.DataFrame(
+            [*columns, main, *(pl.Series(f"{cause}_ns", spent) for cause, spent in zip(causes, matrix, strict=True))]
+        )
 
 
 def idle_gaps(timeline: Timeline, device: int, gaps: Intervals) -> IdleGaps:
@@ -229,7 +319,7 @@ def _is_graph_launch(calls: pl.DataFrame, rows: Int64s) -> Bools:
 
 
 class _IdleParts:
-    """The nanoseconds of each gap by cause; a cause that no gap has takes no room until it is asked for."""
+    """The nanoseconds of each gap by cause; a cause that no gap has takes no room."""
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -247,10 +337,12 @@ class _IdleParts:
         self._spent[cause][rows] += spent
 
     @property
-    def columns(self) -> dict[str, Int64s]:
-        """For each cause of `IDLE_CAUSES` the nanoseconds of each gap."""
-        nothing = np.broadcast_to(np.int64(0), self._count)  # takes no room
-        return {cause: self._spent.get(cause, nothing) for cause in IDLE_CAUSES}
+    def columns(self) -> dict[str, Spent]:
+        """For each cause of `IDLE_CAUSES` the nanoseconds of each gap; they are given up here, one after the other."""
+        none, found = Spent.none(self._count), {}
+        for cause in IDLE_CAUSES:
+            found[cause] = Spent.of(self._spent.pop(cause)) if cause in self._spent else none
+        return found
 
 
 def _touches(intervals: Intervals, begins: Int64s, ends: Int64s) -> Bools:

@@ -7,7 +7,7 @@ What nothing claims is either needed or not explained.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, reduce
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -15,6 +15,7 @@ import numpy.typing as npt
 import polars as pl
 
 from warplens.analysis.intervals import measure_before
+from warplens.analysis.timebudget import Spent
 from warplens.diagnosis.evidence import is_unfused
 from warplens.diagnosis.rule import PRECEDENCES, Floats
 
@@ -39,7 +40,7 @@ class Claims:
     """The time of a window by cause.
 
     Attributes:
-        gaps: for each finding's id the nanoseconds of each pause, shape (pauses,).
+        gaps: for each finding's id the nanoseconds of each pause.
         issuing_ns: for each id, of its idle time that in which the host issued work.
         moved_ns: for each id, of its idle time what was not seen but follows from the host's pace without the cause.
         causes: the ids of all findings.
@@ -47,7 +48,7 @@ class Claims:
         work_ns: how much of it, shape (pieces of work,).
     """
 
-    gaps: dict[str, Int64s]
+    gaps: dict[str, Spent]
     issuing_ns: dict[str, int]
     moved_ns: dict[str, int]
     causes: tuple[str, ...]
@@ -56,15 +57,7 @@ class Claims:
 
     def idle_ns(self, id_: str) -> int:
         """Idle time that this cause claims."""
-        return self._idle_ns.get(id_, 0)
-
-    @cached_property
-    def _idle_ns(self) -> dict[str, int]:
-        sums: dict[int, int] = {}  # many causes share the array of those that did not occur
-        for spent in self.gaps.values():
-            if id(spent) not in sums:
-                sums[id(spent)] = int(spent.sum())
-        return {id_: sums[id(spent)] for id_, spent in self.gaps.items()}
+        return self.pauses(id_).total
 
     def busy_ns(self, id_: str) -> int:
         """Busy time that it claims."""
@@ -88,14 +81,22 @@ class Claims:
         """Both."""
         return self.idle_ns(id_) + self.busy_ns(id_)
 
+    def pieces(self, id_: str) -> Spent:
+        """What it claims of the pieces of work of which it claims anything."""
+        rows = np.flatnonzero(self.work == self.causes.index(id_))
+        return Spent(rows, self.work_ns[rows], len(self.work))
+
+    def pauses(self, id_: str) -> Spent:
+        """What it claims of pauses."""
+        return self.gaps[id_] if id_ in self.gaps else Spent.none(self.gaps["launch-overhead"].count)
+
     def of_work(self, id_: str) -> pl.Series:
         """What it claims of each piece of work."""
-        return pl.Series("claimed_ns", np.where(self.work == self.causes.index(id_), self.work_ns, 0))
+        return pl.Series("claimed_ns", self.pieces(id_).whole())
 
     def of_gaps(self, id_: str) -> pl.Series:
         """What it claims of each pause."""
-        nothing = np.zeros(len(next(iter(self.gaps.values()), np.empty(0))), dtype=np.int64)
-        return pl.Series("claimed_ns", self.gaps.get(id_, nothing))
+        return pl.Series("claimed_ns", self.pauses(id_).whole())
 
 
 def divide(facts: Facts, rules: Sequence[Rule]) -> Claims:
@@ -111,7 +112,7 @@ def divide(facts: Facts, rules: Sequence[Rule]) -> Claims:
             # Pauses before other work are claimed because the host would be ahead: that is modelled.
             after = facts.program.gap_next
             seen = np.append(work == position, False)[after]
-            moved[rule.id] = int(gaps[rule.id][~seen].sum())
+            moved[rule.id] = gaps[rule.id].where(~seen).total
     taken = np.zeros(len(own), dtype=np.int64)
     rows = np.flatnonzero(share)
     taken[rows] = np.minimum((own[rows] * share[rows]).astype(np.int64), own[rows])
@@ -119,16 +120,16 @@ def divide(facts: Facts, rules: Sequence[Rule]) -> Claims:
 
 
 def _with_structure(
-    facts: Facts, shares: Mapping[str, Floats], gaps: dict[str, Int64s], issuing: dict[str, int]
-) -> tuple[dict[str, Int64s], dict[str, int]]:
+    facts: Facts, shares: Mapping[str, Floats], gaps: dict[str, Spent], issuing: dict[str, int]
+) -> tuple[dict[str, Spent], dict[str, int]]:
     """The pauses of work that should not be there at all go to what put it there, whatever the host did in them."""
     for id_, share in shares.items():
-        taken = {name: (spent * share).astype(np.int64) for name, spent in gaps.items() if spent.any()}
-        gone = {name: float(part.sum()) / int(gaps[name].sum()) for name, part in taken.items()}
+        taken = {name: spent.times(share) for name, spent in gaps.items() if spent}
+        gone = {name: float(part.total) / gaps[name].total for name, part in taken.items()}
         moved = {name: int(issuing.get(name, 0) * part) for name, part in gone.items()}
-        gaps = {name: spent - taken[name] if name in taken else spent for name, spent in gaps.items()}
+        gaps = {name: spent.plus(taken[name], -1) if name in taken else spent for name, spent in gaps.items()}
         issuing = {name: issuing.get(name, 0) - moved.get(name, 0) for name in gaps}
-        gaps[id_] = gaps.get(id_, np.zeros(facts.gaps.height, dtype=np.int64)) + sum(taken.values())
+        gaps[id_] = reduce(Spent.plus, taken.values(), gaps.get(id_, Spent.none(facts.gaps.height)))
         issuing[id_] = issuing.get(id_, 0) + sum(moved.values())
     return gaps, issuing
 
@@ -155,43 +156,39 @@ def _work_claims(facts: Facts, rules: Sequence[Rule]) -> tuple[Codes, Floats]:
     return claimant, share
 
 
-def _gap_claims(facts: Facts, unfused: bool) -> tuple[dict[str, Int64s], dict[str, int], dict[str, int]]:
+def _gap_claims(facts: Facts, unfused: bool) -> tuple[dict[str, Spent], dict[str, int], dict[str, int]]:
     """The time of each pause by cause, how much of it is that of issuing work, and how much of it is modelled."""
-    gaps = facts.gaps
-    nothing = np.zeros(gaps.height, dtype=np.int64)  # one array for all causes that did not occur: most never do
-
-    def spent(*names: str) -> Int64s:
-        found = [gaps[name].to_numpy() for name in names if name in gaps.columns and facts.idle(name)]
-        return sum(found[1:], found[0]) if found else nothing
-
-    launch, copying = spent(*_LAUNCH), spent("blocking-copy")
-    optimizer = (gaps["phase"] == "optimizer").to_numpy() & unfused
-    reading_back = nothing if copying is nothing else np.minimum(copying, _inside(facts, gaps))
-    waiting = spent("synchronization", "refill")
+    nothing, causes = Spent.none(facts.gaps.height), facts.causes
+    launch, copying = reduce(Spent.plus, (causes[name] for name in _LAUNCH)), causes["blocking-copy"]
+    reading_back = Spent(copying.rows, np.minimum(copying.ns, _inside(facts, copying)), copying.count)
     own = {
-        "host-sync": waiting if copying is nothing else waiting + reading_back,
-        "blocking-copy": copying if copying is nothing else copying - reading_back,
-        "allocator-churn": spent("allocation"),
-        "host-stall": spent("host"),
+        "host-sync": causes["synchronization"].plus(causes["refill"]).plus(reading_back),
+        "blocking-copy": copying.plus(reading_back, -1),
+        "allocator-churn": causes["allocation"],
+        "host-stall": causes["host"],
     }
-    moved = _launches_behind(facts, {name: int(values.sum()) for name, values in own.items()}, launch)
-    launch = launch - sum(moved.values(), nothing) if moved else launch
-    issuing = {name: int(values.sum()) for name, values in moved.items()}
+    moved = _launches_behind(facts, {name: spent.total for name, spent in own.items()}, launch)
+    for spent in moved.values():
+        launch = launch.plus(spent, -1)
+    issuing = {name: spent.total for name, spent in moved.items()}
     issuing["host-sync"] = issuing.get("host-sync", 0) + facts.idle("refill")
-    claimed = {name: values + moved[name] if name in moved else values for name, values in own.items()}
-    for name, mine in (("unfused-optimizer", optimizer), ("launch-overhead", ~optimizer)):
-        claimed[name] = launch if mine.all() else np.where(mine, launch, 0) if mine.any() else nothing
-        issuing[name] = int(claimed[name].sum())
-    return claimed, issuing, {name: int(values.sum()) for name, values in moved.items()}
+    claimed = {name: spent.plus(moved[name]) if name in moved else spent for name, spent in own.items()}
+    claimed["unfused-optimizer"], claimed["launch-overhead"] = nothing, launch
+    if unfused:
+        optimizer = (facts.gaps["phase"] == "optimizer").to_numpy()
+        claimed["unfused-optimizer"], claimed["launch-overhead"] = launch.where(optimizer), launch.where(~optimizer)
+    for name in ("unfused-optimizer", "launch-overhead"):
+        issuing[name] = claimed[name].total
+    return claimed, issuing, {name: spent.total for name, spent in moved.items()}
 
 
-def _inside(facts: Facts, gaps: pl.DataFrame) -> Int64s:
-    """How much of each pause the host spent in read-backs of a few bytes."""
-    calls = facts.host.readback_calls
-    return measure_before(calls, gaps["end_ns"].to_numpy()) - measure_before(calls, gaps["start_ns"].to_numpy())
+def _inside(facts: Facts, spent: Spent) -> Int64s:
+    """How much of each of these pauses the host spent in read-backs of a few bytes."""
+    starts, ends = (facts.gaps[name].to_numpy()[spent.at] for name in ("start_ns", "end_ns"))
+    return measure_before(facts.host.readback_calls, ends) - measure_before(facts.host.readback_calls, starts)
 
 
-def _launches_behind(facts: Facts, own_ns: dict[str, int], launch: Int64s) -> dict[str, Int64s]:
+def _launches_behind(facts: Facts, own_ns: dict[str, int], launch: Spent) -> dict[str, Spent]:
     """The part of the launch idle that is there only because something kept the host from running ahead, by cause.
 
     Without its waits, allocations and pauses the host would need its time for issuing alone, and the window the longer
@@ -201,7 +198,7 @@ def _launches_behind(facts: Facts, own_ns: dict[str, int], launch: Int64s) -> di
     a step is none inside of it: it costs what stands behind it, and no more.
     """
     held = _held_ns(facts, own_ns)
-    total, share = int(launch.sum()), facts.timeline.trace.capture.recorder.unprofiled_share
+    total, share = launch.total, facts.timeline.trace.capture.recorder.unprofiled_share
     if not total or not held or facts.work["device"].n_unique() > 1:
         return {}
     if facts.phase is not None or facts.window.range_name is not None:
@@ -224,7 +221,7 @@ def _launches_behind(facts: Facts, own_ns: dict[str, int], launch: Int64s) -> di
     if not whole:
         return {}
     part = min(max(extra, 0.0), share * total, whole) / (share * total)
-    return {name: (launch * (part * time / whole)).astype(np.int64) for name, time in left.items() if time}
+    return {name: launch.times(part * time / whole) for name, time in left.items() if time}
 
 
 def _held_ns(facts: Facts, own_ns: dict[str, int]) -> dict[str, int]:

@@ -23,7 +23,7 @@ from warplens.analysis.headroom import PIECES
 from warplens.analysis.headroom.work import SOURCE
 from warplens.analysis.phases import phase_of_work
 from warplens.analysis.ranges import unnumbered_name
-from warplens.analysis.timebudget import IDLE_CAUSES, time_budgets
+from warplens.analysis.timebudget import IDLE_CAUSES, Spent, time_budgets
 from warplens.analysis.timeline import WORK_KINDS
 from warplens.analysis.window import NO_PHASE, PHASES
 from warplens.diagnosis.evidence import COUNTED, HostLoad, host_load, mark_loops, mark_optimizers, needed_ns
@@ -84,11 +84,10 @@ WORK: Final = table(
 
 GAPS: Final = table(
     "diagnosis: pauses",
-    "One pause of a GPU: its interval, the work that ended it, and the time of each cause. `warplens.diagnosis.facts`.",
+    "One pause of a GPU: its interval, and the work that ended it. `warplens.diagnosis.facts`.",
     "start_ns end_ns device",
     column("range", dtype=pl.Int64, help="row of the innermost range around the launch of the work that ended it"),
     column("phase", dtype=_PHASE),
-    (Column(cause, pl.Int64, f"nanoseconds: {meaning}") for cause, meaning in IDLE_CAUSES.items()),
 )
 
 _OF_WORK: Final = (
@@ -123,6 +122,7 @@ class Facts:
         work: `WORK`.
         rows: of each row of `work` its row in `Timeline.work`.
         gaps: `GAPS`.
+        causes: of each cause of `IDLE_CAUSES`, the time of each pause.
         host: what the launching threads did.
         devices: the GPUs that worked, as far as the profile describes them.
         predictions: modelled step times, by change.
@@ -142,6 +142,7 @@ class Facts:
     work: pl.DataFrame
     rows: Int64s
     gaps: pl.DataFrame
+    causes: Mapping[str, Spent]
     host: HostLoad
     devices: tuple[Device, ...] = ()
     predictions: Mapping[str, Prediction] = field(default_factory=dict)
@@ -225,11 +226,7 @@ class Facts:
 
     def idle(self, *causes: str) -> int:
         """Idle time of these causes; one that this version does not know has none."""
-        return sum(self._idle_by_cause.get(cause, 0) for cause in causes)
-
-    @cached_property
-    def _idle_by_cause(self) -> dict[str, int]:
-        return self.gaps.select(pl.col(list(IDLE_CAUSES)).sum()).row(0, named=True)
+        return sum(self.causes[cause].total for cause in causes if cause in self.causes)
 
     @cached_property
     def host_needed_ns(self) -> int:
@@ -390,6 +387,7 @@ class Facts:
             part=part,
             gaps=self.gaps[gap_part],
             gap_part=gap_part,
+            causes={cause: spent.among(gap_part) for cause, spent in self.causes.items()},
             phase=phase,
             whole=self,
             predictions={},
@@ -422,6 +420,7 @@ def gather(
         work=work,
         rows=np.concatenate([np.empty(0, np.int64), *(_rows(timeline, budget) for budget in budgets)]),
         gaps=gaps,
+        causes=_causes(budgets),
         host=host_load(timeline, window, thresholds.readback_bytes),
         devices=tuple(device for device in found if device is not None),
         predictions={prediction.change: prediction for prediction in predictions},
@@ -541,42 +540,45 @@ def _fills(device: Device | None, kernels: pl.DataFrame) -> list[pl.Series]:
 
 
 def _gaps(timeline: Timeline, budget: TimeBudget, phases: pl.Series) -> pl.DataFrame:
-    """The pauses of one device, each with the causes of its time and what its next work belongs to."""
+    """The pauses of one device, each with what its next work belongs to."""
     places = timeline.rows_on(budget.device)
     gaps = budget.gaps.gaps
     at = places[np.minimum(budget.gaps.ended_by, len(places) - 1)] if len(gaps.starts) else np.empty(0, np.int64)
-    parts = _with_latency(budget.gaps.parts)
-    occurred = {cause: spent for cause, spent in parts.items() if cause in IDLE_CAUSES and spent.any()}
     found = pl.DataFrame(
         {
             "start_ns": gaps.starts,
             "end_ns": gaps.ends,
             "range": timeline.work["range"].gather(at),
             "phase": phases.gather(at),
-            **occurred,
         }
     )
-    # A cause that did not occur is one zero, and takes no room; neither does the one device.
-    absent = [pl.lit(0, dtype=pl.Int64).alias(cause) for cause in IDLE_CAUSES if cause not in occurred]
-    return GAPS.conform(found.with_columns(pl.lit(budget.device, dtype=pl.Int32).alias("device"), *absent))
+    # The one device takes no room.
+    return GAPS.conform(found.with_columns(pl.lit(budget.device, dtype=pl.Int32).alias("device")))
 
 
-def _with_latency(parts: dict[str, Int64s]) -> dict[str, Int64s]:
+def _causes(budgets: Sequence[TimeBudget]) -> dict[str, Spent]:
+    """The time of all pauses by cause."""
+    each = [_with_latency(budget.gaps.parts, len(budget.gaps.gaps.starts)) for budget in budgets]
+    return {cause: Spent.together([parts[cause] for parts in each]) for cause in IDLE_CAUSES}
+
+
+def _with_latency(parts: dict[str, Spent], pauses: int) -> dict[str, Spent]:
     """The causes of each pause, with the GPU's start latency given to what made the host late, if anything did."""
-    late = [cause for cause in _LATE if cause in parts and parts[cause].any()]
-    if not late or _START_LATENCY not in parts:
+    late = [cause for cause in _LATE if parts[cause]]
+    if not late:
         return parts
-    most, main = np.zeros_like(parts[late[0]]), np.full(len(parts[late[0]]), -1, dtype=np.int8)
+    most, main = np.zeros(pauses, dtype=np.int64), np.full(pauses, -1, dtype=np.int8)
     for place, cause in enumerate(late):
-        more = parts[cause] > most
-        most, main = np.where(more, parts[cause], most), np.where(more, place, main)
-    latency = np.where(main >= 0, parts[_START_LATENCY], 0)
-    whose = {cause: main == place for place, cause in enumerate(late)}
-    moved = {cause: parts[cause] + np.where(mine, latency, 0) for cause, mine in whose.items() if mine.any()}
-    return {**parts, **moved, _START_LATENCY: parts[_START_LATENCY] - latency}
+        spent = parts[cause]
+        rows = np.flatnonzero(spent.ns > most[spent.at])
+        more = rows if spent.rows is None else spent.rows[rows]
+        most[more], main[more] = spent.ns[rows], place
+    latency = parts[_START_LATENCY].where(main >= 0)
+    moved = {cause: parts[cause].plus(latency.where(main == place)) for place, cause in enumerate(late)}
+    return {**parts, **moved, _START_LATENCY: parts[_START_LATENCY].plus(latency, -1)}
 
 
-def range_names(facts: Facts, rows: pl.Series, amounts: pl.Series, most: int = 3) -> tuple[str, ...]:
+def range_names(facts: Facts, rows: pl.Series, amounts: pl.Series | Spent, most: int = 3) -> tuple[str, ...]:
     """The names of the ranges with the largest summed amounts, the largest first.
 
     Args:
@@ -586,6 +588,8 @@ def range_names(facts: Facts, rows: pl.Series, amounts: pl.Series, most: int = 3
         most: how many names.
     """
     ranges = facts.timeline.trace.ranges
+    if isinstance(amounts, Spent):
+        rows, amounts = rows if amounts.rows is None else rows.gather(amounts.rows), pl.Series(amounts.ns)
     known = pl.DataFrame({"row": rows, "amount": amounts}).filter(pl.col("row").is_not_null() & (pl.col("amount") > 0))
     if not known.height or not ranges.height:
         return ()
@@ -603,7 +607,7 @@ def range_names(facts: Facts, rows: pl.Series, amounts: pl.Series, most: int = 3
     return tuple(sorted(merged, key=lambda name: -merged[name])[:most])
 
 
-def kernel_names(facts: Facts, amounts: pl.Series, most: int = 3) -> tuple[str, ...]:
+def kernel_names(facts: Facts, amounts: pl.Series | Spent, most: int = 3) -> tuple[str, ...]:
     """The short names of the kernels with the largest summed amounts, the largest first.
 
     Args:
@@ -611,9 +615,12 @@ def kernel_names(facts: Facts, amounts: pl.Series, most: int = 3) -> tuple[str, 
         amounts: what counts of each piece of its work; what is no kernel has no name.
         most: how many names.
     """
-    chosen = ((facts.work["kind"] == "kernel") & (amounts > 0)).arg_true()
+    work = facts.work.select("kind", "row")
+    if isinstance(amounts, Spent):
+        work, amounts = work if amounts.rows is None else work[amounts.rows], pl.Series(amounts.ns)
+    chosen = ((work["kind"] == "kernel") & (amounts > 0)).arg_true()
     names = facts.timeline.trace.kernels["name"]
-    codes = names.to_physical().gather(facts.work["row"].gather(chosen)).to_numpy()
+    codes = names.to_physical().gather(work["row"].gather(chosen)).to_numpy()
     texts = name_categories(names)
     # Whole nanoseconds far below 2⁵³, which floating point adds up exactly.
     sums = np.bincount(codes, weights=amounts.gather(chosen).to_numpy(), minlength=texts.len())

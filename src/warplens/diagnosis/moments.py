@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from warplens.diagnosis.claims import Claims
     from warplens.diagnosis.facts import Facts
     from warplens.diagnosis.findings import Finding
-    from warplens.profile.schema import Int64s
 
 #: Moments of each finding: enough to see that the first is no accident.
 MOST_MOMENTS: Final = 3
@@ -67,15 +66,14 @@ def _of_finding(facts: Facts, claims: Claims, id_: str) -> Iterator[Moment]:
         return
     span = ("start_ns", "end_ns", "device")
     inside = pl.col("start_ns", "end_ns").clip(facts.window.start_ns, facts.window.end_ns)
-    parts = ((facts.gaps, claims.of_gaps(id_), "pause"), (facts.work, claims.of_work(id_), "work"))
+    parts = ((facts.gaps, claims.pauses(id_), "pause"), (facts.work, claims.pieces(id_), "work"))
     claimed = pl.concat(
         [
-            table.select(span)
-            .with_row_index("row")
-            .with_columns(mine)
-            .filter(mine > 0)
+            table.select(span)[rows]
+            .with_columns(pl.Series("row", rows, dtype=pl.UInt32), pl.Series("claimed_ns", mine.ns[mine.ns > 0]))
             .with_columns(inside, pl.lit(what).alias("what"))
             for table, mine, what in parts
+            for rows in [np.flatnonzero(mine.ns > 0) if mine.rows is None else mine.rows[mine.ns > 0]]
         ]
     )
     if not claimed.height:
@@ -112,9 +110,9 @@ def _stretches(facts: Facts, id_: str, claimed: pl.DataFrame) -> Iterator[Moment
 
 
 def _cause(facts: Facts, row: int) -> str:
-    causes = [name for name in facts.gaps.columns if name not in ("start_ns", "end_ns", "device", "range", "phase")]
-    spent: Int64s = np.array(facts.gaps.select(causes).row(row), dtype=np.int64)
-    return causes[int(spent.argmax())]
+    chosen = np.array([row])
+    spent = {cause: int(spent.among(chosen).whole()[0]) for cause, spent in facts.causes.items()}
+    return max(spent, key=lambda cause: spent[cause])
 
 
 def _name(facts: Facts, row: int) -> str:

@@ -17,6 +17,7 @@ from warplens.analysis.api import api_kinds, blocks_host
 from warplens.analysis.code import PLACE, places_of_calls, places_of_work
 from warplens.analysis.intervals import Intervals, measure_before, union
 from warplens.analysis.launches import launching_threads
+from warplens.analysis.timebudget import Spent
 from warplens.diagnosis.findings import Place
 from warplens.diagnosis.rules import rule
 from warplens.diagnosis.rules.host import HOST_COPIES
@@ -46,12 +47,12 @@ def located(facts: Facts, claims: Claims, finding: Finding) -> Finding:
 
 def places(facts: Facts, claims: Claims, id_: str, by: Located) -> tuple[Place, ...]:
     """The places that have the most of what a finding claims, the first the most; none where nothing names them."""
-    gaps = claims.of_gaps(id_).to_numpy()
     if by == "work":
-        spent = claims.of_work(id_).to_numpy() + _of_next_work(facts, gaps)
+        spent = claims.pieces(id_).plus(_of_next_work(facts, claims.pauses(id_))).whole()
         rows = np.flatnonzero(spent > 0)
         kind = "launches" if claims.idle_ns(id_) > claims.busy_ns(id_) else "kernels"
         return _largest(places_of_work(facts.timeline, facts.rows[rows]), kind, spent[rows])
+    gaps = claims.of_gaps(id_).to_numpy()
     if by == "pauses":
         calls, spent = _pauses(facts, gaps)
     else:
@@ -62,12 +63,13 @@ def places(facts: Facts, claims: Claims, id_: str, by: Located) -> tuple[Place, 
     return _largest(places_of_calls(facts.timeline, calls), by, spent)
 
 
-def _of_next_work(facts: Facts, gaps: Int64s) -> Int64s:
+def _of_next_work(facts: Facts, pauses: Spent) -> Spent:
     """For each piece of work the time of the pauses that it ended."""
-    spent = np.zeros(facts.work.height, dtype=np.int64)
-    after = facts.program.gap_next
-    np.add.at(spent, after[after >= 0], gaps[after >= 0])
-    return spent
+    if not pauses:
+        return Spent.none(facts.work.height)
+    spent = np.zeros(facts.work.height + 1, dtype=np.int64)
+    np.add.at(spent, facts.program.gap_next[pauses.at], pauses.ns)
+    return Spent.of(spent[:-1])  # the last is that of pauses which no work ended
 
 
 def _pauses(facts: Facts, gaps: Int64s) -> tuple[pl.DataFrame, Int64s]:

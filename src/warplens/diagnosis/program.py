@@ -23,6 +23,7 @@ from warplens.profile.tables import BLOCK_THREADS, GRID_BLOCKS
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from warplens.analysis.timebudget import Spent
     from warplens.diagnosis.facts import Facts
 
 Bools = npt.NDArray[np.bool_]
@@ -232,7 +233,7 @@ class Program:
         table = timeline.trace.operators.select("range", pl.col("input_shapes").cast(pl.String))
         return rows.join(table, on="range", how="left", maintain_order="left")["input_shapes"]
 
-    def places(self, amounts: Floats, most: int = 3) -> tuple[str, ...]:
+    def places(self, spent: Spent, most: int = 3) -> tuple[str, ...]:
         """Where most of these amounts come from: lines of Python, else modules, else nothing."""
         timeline = self.facts.timeline
         if not timeline.has_operators or not timeline.trace.python_functions.height:
@@ -240,7 +241,9 @@ class Program:
         found, texts = timeline.places, timeline.trace.python_functions["name"]
         names: dict[str, float] = {}
         levels = levels_of_work(timeline, found)
-        for at, amount in zip(self.facts.rows[amounts > 0].tolist(), amounts[amounts > 0].tolist(), strict=True):
+        amounts = spent.ns.astype(np.float64)
+        rows = self.facts.rows[spent.at]
+        for at, amount in zip(rows[amounts > 0].tolist(), amounts[amounts > 0].tolist(), strict=True):
             row = int(levels.row[at]) if LEVELS[int(levels.level[at])] == "module" else int(found.function[at])
             if row != NO_RANGE:
                 name = str(texts[row])

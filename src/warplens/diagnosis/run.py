@@ -116,7 +116,6 @@ class Run:
 def rank_facts(facts: Facts) -> RankFacts:
     """What other ranks are compared with, of the window of one rank."""
     issuing = facts.idle(*ISSUING)
-    causes = {name: facts.idle(name) for name in facts.gaps.columns if facts.gaps.schema[name] == pl.Int64}
     return RankFacts(
         wall_ns=facts.wall_ns,
         busy_ns=facts.busy_ns,
@@ -125,7 +124,7 @@ def rank_facts(facts: Facts) -> RankFacts:
         other_ns=max(facts.idle_ns - facts.idle(*ISSUING, *_SUBMITTED), 0),
         least_unprofiled_share=facts.least_unprofiled_share,
         before_communication_ns=_before_communication(facts),
-        idle={name: spent for name, spent in causes.items() if spent and name not in ("start_ns", "end_ns", "range")},
+        idle={cause: spent.total for cause, spent in facts.causes.items() if spent.total},
         kernels=_kernels(facts),
         places=_places(facts),
         stall=_STALL.find(facts, divide(facts, (_STALL,))),
@@ -197,8 +196,8 @@ def _before_communication(facts: Facts) -> int:
     talks = np.r_[(facts.work["label"] == "communication").to_numpy(), False]
     spent = np.zeros(facts.gaps.height, dtype=np.int64)
     for cause in ISSUING:
-        if cause in facts.gaps.columns:
-            spent += facts.gaps[cause].to_numpy()
+        if cause in facts.causes:
+            spent += facts.causes[cause].whole()
     return int(spent[talks[after]].sum())
 
 

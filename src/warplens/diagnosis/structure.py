@@ -64,8 +64,8 @@ class StructureRule(Rule):
         claimed = claims.total_ns(self.id)
         if not claimed:
             return None
-        mine = claims.of_work(self.id)
-        affected = int(facts.work["own_ns"].filter(mine > 0).sum())
+        mine = claims.pieces(self.id)
+        affected = int(facts.program.own_ns[mine.at][mine.ns > 0].sum())
         return self.raised(
             facts,
             claimed if whole_share is None else int(whole_share * facts.wall_ns),
@@ -78,7 +78,7 @@ class StructureRule(Rule):
                 **evidence,
                 "gpu_busy_share": facts.busy_share,
             },
-            where=facts.program.places(mine.to_numpy().astype(np.float64))
+            where=facts.program.places(mine)
             or range_names(facts, facts.work["range"], mine)
             or kernel_names(facts, mine),
             remedies=remedies,

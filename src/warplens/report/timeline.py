@@ -100,7 +100,7 @@ def _idle_layer(budgets: Sequence[TimeBudget]) -> _Layer:
     main, most = np.zeros(sum(counts), dtype=np.int64), np.zeros(sum(counts), dtype=np.int64)
     for number, cause in enumerate(IDLE_CAUSES):
         if any(budget.gaps.totals[cause] for budget in budgets):
-            np.concatenate([budget.gaps.parts[cause] for budget in budgets], out=matrix[number])
+            np.concatenate([budget.gaps.parts[cause].whole() for budget in budgets], out=matrix[number])
             main[matrix[number] > most] = number
             np.maximum(most, matrix[number], out=most)
     gaps = [budget.gaps.gaps for budget in budgets] or [Intervals.none()]

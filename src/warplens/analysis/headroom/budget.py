@@ -262,11 +262,11 @@ def _idle(timeline: Timeline, budget: TimeBudget, pieces: pl.DataFrame) -> Itera
     owner[pieces["work"].to_numpy()] = pieces["owner"].to_physical().cast(pl.Int64).fill_null(len(names)).to_numpy()
     issuer = owner[np.r_[timeline.rows_on(budget.device), -1][budget.gaps.ended_by]]
     for cause, spent in budget.gaps.parts.items():
-        if whole := int(spent.sum()):
+        if spent.total:
             # Whole numbers far below 2⁵³, which floating point adds up exactly.
-            paused = np.bincount(issuer, weights=spent, minlength=len(names))[: len(names)]
+            paused = np.bincount(issuer[spent.at], weights=spent.ns, minlength=len(names))[: len(names)]
             most = sorted(np.flatnonzero(paused).tolist(), key=lambda name: (-paused[name], name))
-            yield _part("idle", cause, whole, "measured", "high" if cause != "unknown" else "low",
+            yield _part("idle", cause, spent.total, "measured", "high" if cause != "unknown" else "low",
                         [names[name] for name in most[:_OWNERS]])  # fmt: skip
     exposed = pieces.filter("link")
     for name, rows in (

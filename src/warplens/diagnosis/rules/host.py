@@ -165,7 +165,7 @@ class LaunchOverhead(Rule):
                 "launched_onto_idle_gpu_share": prompt,
                 "host_needed_ns_per_step": facts.host_needed_ns / facts.steps,
             },
-            where=range_names(facts, facts.gaps["range"], claims.of_gaps(self.id)),
+            where=range_names(facts, facts.gaps["range"], claims.pauses(self.id)),
             issuing_ns=claims.issuing_ns[self.id],
             # Graphs take every pause away; fused kernels most passes over memory, too.
             bound_ns=facts.idle_ns + _passes_ns(facts),
@@ -314,7 +314,7 @@ class HostSync(Rule):
             return None
         gaps = facts.gaps
         length = (gaps["end_ns"] - gaps["start_ns"]).to_numpy()
-        short = 1 - np.minimum(gaps["host"].to_numpy() / np.maximum(length, 1), 1.0) if "host" in gaps.columns else 1.0
+        short = 1 - np.minimum(facts.causes["host"].whole() / np.maximum(length, 1), 1.0)
         return np.where(facts.program.gap_next >= 0, loop[facts.program.gap_next] * short, 0.0)
 
     @remembered
@@ -425,7 +425,7 @@ class HostSync(Rule):
                 "idle_ns_per_wait": claimed / facts.host.waits if whole and facts.host.waits else None,
                 "host_waiting_share": facts.host.waited_ns / facts.window.duration_ns if whole else None,
             },
-            where=range_names(facts, facts.gaps["range"], claims.of_gaps(self.id)),
+            where=range_names(facts, facts.gaps["range"], claims.pauses(self.id)),
             remedies=(
                 *(_NO_CHECKS if checked else _AT_ONCE if self._loops(facts).any() else ()),
                 Remedy(
@@ -559,7 +559,7 @@ class BlockingCopy(Rule):
                 "pageable_share": from_pageable,
             },
             where=range_names(facts, facts.work["range"], exposed)
-            or range_names(facts, facts.gaps["range"], claims.of_gaps(self.id)),
+            or range_names(facts, facts.gaps["range"], claims.pauses(self.id)),
             remedies=(
                 *((_STAYING,) if stays else ()),
                 *((less,) if link_bound else ()),
@@ -672,7 +672,7 @@ class AllocatorChurn(Rule):
                 "allocation_call_ns_per_step": facts.host.allocation_ns / facts.steps if whole else None,
                 "gpu_busy_share": facts.busy_share,
             },
-            where=range_names(facts, facts.gaps["range"], claims.of_gaps(self.id)),
+            where=range_names(facts, facts.gaps["range"], claims.pauses(self.id)),
             remedies=(
                 Remedy(
                     "Let the caching allocator keep its memory",

@@ -567,7 +567,7 @@ class SmallKernels(Rule):
         if not claimed:
             return None
         mine = np.where(claims.of_work(self.id).to_numpy() > 0, self._empty(facts), 0.0)
-        pauses = np.append(mine, 0.0)[facts.program.gap_next] * facts.gaps["start-latency"].to_numpy()
+        pauses = np.append(mine, 0.0)[facts.program.gap_next] * facts.causes["start-latency"].whole()
         kernels = facts.work.select("own_ns", "fill_share", length=pl.col("end_ns") - pl.col("start_ns")).drop_nulls()
         time = int(kernels["own_ns"].sum())
         small = kernels.filter(pl.col("fill_share") < 1)
@@ -592,7 +592,7 @@ class SmallKernels(Rule):
                 "passes_per_step": passes.count if merged is not None else None,
                 "gpu_busy_share": facts.busy_share,
             },
-            where=kernel_names(facts, claims.of_work(self.id)),
+            where=kernel_names(facts, claims.pieces(self.id)),
             title="The GPU takes longer to start short kernels than to run them" if slow_start else "",
             remedies=(
                 *((_STARTED_SOONER,) if slow_start else ()),
