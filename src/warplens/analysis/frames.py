@@ -6,7 +6,7 @@ import ctypes
 import sys
 from collections.abc import Callable
 from functools import wraps
-from typing import TYPE_CHECKING, Concatenate, Final, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, Protocol, TypeVar
 
 import numpy as np
 import polars as pl
@@ -14,7 +14,6 @@ import polars as pl
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from warplens.analysis.timeline import Timeline
     from warplens.profile.schema import Bools, Int64s
 
 
@@ -193,11 +192,21 @@ def give_back(rows: int) -> None:
 
 # --- Answers that several analyses of one report build on are computed once for a timeline and a window ---
 
+
+class Remembering(Protocol):
+    """What answers are kept with: a timeline, or the facts of a diagnosis."""
+
+    @property
+    def answers(self) -> dict[tuple[object, ...], Any]:
+        """Of questions asked `once`."""
+
+
+Asked = TypeVar("Asked", bound=Remembering)
 Answer = TypeVar("Answer")
 Given = ParamSpec("Given")
 
 
-def once(question: Callable[Concatenate[Timeline, Given], Answer]) -> Callable[Concatenate[Timeline, Given], Answer]:
+def once(question: Callable[Concatenate[Asked, Given], Answer]) -> Callable[Concatenate[Asked, Given], Answer]:
     """Makes a question of a timeline, or of it and a window, remember its answers as long as the timeline lives.
 
     Two threads that ask at the same time may both compute the answer, which does no harm. Answers are not to be
@@ -205,11 +214,11 @@ def once(question: Callable[Concatenate[Timeline, Given], Answer]) -> Callable[C
     """
 
     @wraps(question)
-    def remembered(timeline: Timeline, /, *given: Given.args, **named: Given.kwargs) -> Answer:
+    def remembered(asked: Asked, /, *given: Given.args, **named: Given.kwargs) -> Answer:
         key = (question, *given, *named.values())
-        if key not in timeline.answers:
-            timeline.answers[key] = question(timeline, *given, **named)
-        answer: Answer = timeline.answers[key]
+        if key not in asked.answers:
+            asked.answers[key] = question(asked, *given, **named)
+        answer: Answer = asked.answers[key]
         return answer
 
     return remembered
@@ -220,3 +229,10 @@ def sum_by(groups: Int64s, amounts: Int64s, count: int) -> Int64s:
     sums = np.zeros(count, dtype=np.int64)
     np.add.at(sums, groups, amounts)
     return sums
+
+
+def forget(asked: Remembering, *questions: object) -> None:
+    """Gives back the answers to questions asked `once`; asked again, they are found again."""
+    own = {getattr(question, "__wrapped__", None) for question in questions}
+    for key in [key for key in asked.answers if key[0] in own]:
+        del asked.answers[key]

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import polars as pl
 
 from warplens.analysis.attribution import RangeForest, is_operator, range_forest
-from warplens.analysis.frames import chosen
+from warplens.analysis.frames import chosen, once
 from warplens.analysis.intervals import Intervals, union
 from warplens.analysis.steps import StepSearch, find_steps
 from warplens.analysis.trees import NO_RANGE
@@ -49,8 +49,6 @@ class Timeline:
             raise TypeError(f"Timeline takes a Trace (warplens.read gives one), not {type(trace).__name__}")
         self.trace = trace
         self.answers: dict[tuple[object, ...], Any] = {}  # of questions asked `once`
-        self._busy: dict[int, Intervals] = {}
-        self._work_on: dict[int, pl.DataFrame] = {}
         self._inside_name: dict[str, Bools] = {}
 
     def __repr__(self) -> str:
@@ -216,13 +214,11 @@ class Timeline:
             return slice(start, end)
         return start + np.flatnonzero(self.in_range(window.range_name)[start:end])
 
+    @once
     def work_on(self, device: int) -> pl.DataFrame:
         """The rows of `work` on one device, with the columns that interval arithmetic needs."""
-        if device not in self._work_on:
-            work = self.work.select("kind", "row", "start_ns", "end_ns", "device", "stream", "api_row")
-            one = work["device"].n_unique() == 1
-            self._work_on[device] = work if one else work.filter(pl.col("device") == device)
-        return self._work_on[device]
+        work = self.work.select("kind", "row", "start_ns", "end_ns", "device", "stream", "api_row")
+        return work if work["device"].n_unique() == 1 else work.filter(pl.col("device") == device)
 
     def rows_on(self, device: int, which: Bools | None = None) -> Int64s:
         """The positions in `work` of the rows of `work_on(device)`, or of those of them for which this holds."""
@@ -231,12 +227,11 @@ class Timeline:
         mine = np.flatnonzero((self.work["device"] == device).to_numpy())
         return mine if which is None else mine[which]
 
+    @once
     def busy(self, device: int) -> Intervals:
         """When the device was doing anything, over the whole profile, as disjoint intervals."""
-        if device not in self._busy:
-            work = self.work_on(device)
-            self._busy[device] = union(Intervals(work["start_ns"].to_numpy(), work["end_ns"].to_numpy()))
-        return self._busy[device]
+        work = self.work_on(device)
+        return union(Intervals(work["start_ns"].to_numpy(), work["end_ns"].to_numpy()))
 
     def kernels_in(self, window: Window, *, launches: bool = True) -> pl.DataFrame:
         """The kernels of the window: all columns of the table, and with `launches` the launch columns of `work`."""

@@ -13,7 +13,7 @@ import polars as pl
 
 from warplens.analysis.api import api_kinds, blocks_host
 from warplens.analysis.categories import categories_of
-from warplens.analysis.frames import numbered
+from warplens.analysis.frames import numbered, once
 from warplens.analysis.intervals import Intervals, Owned, clip, complement, measure_before, subtract, total, union
 from warplens.analysis.kernel_names import PRODUCTS
 from warplens.analysis.launches import LaunchSummary, launch_summary, launching_threads
@@ -289,19 +289,15 @@ class OptimizerWork:
     updates: int
 
 
+@once
 def optimizer_work(facts: Facts) -> OptimizerWork:
     """The kernels that were launched by the optimizer, or that its kernels enclose."""
-    if "optimizer-work" in facts.cache:
-        known: OptimizerWork = facts.cache["optimizer-work"]
-        return known
     mine = facts.work.select("phase", "kind", "label", "row").filter(
         (pl.col("phase") == "optimizer") & (pl.col("kind") == "kernel")
     )
     of_one = mine["label"].is_in(_SINGLE_TENSOR)
     is_update = pl.Series(updates(facts.timeline))
-    found = OptimizerWork(mine.height, int(of_one.sum()), int(is_update.gather(mine["row"]).sum()))
-    facts.cache["optimizer-work"] = found
-    return found
+    return OptimizerWork(mine.height, int(of_one.sum()), int(is_update.gather(mine["row"]).sum()))
 
 
 def is_unfused(facts: Facts) -> bool:

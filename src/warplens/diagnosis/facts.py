@@ -134,7 +134,7 @@ class Facts:
         budgets: the time budgets of the whole window.
         whole: the facts of the whole window, where these are those of a phase.
         part, gap_part: the rows of its `work` and of its `gaps` that are those of the phase.
-        cache: patterns that several questions of one rule ask for.
+        answers: of questions asked `once`, such as patterns that several parts of a rule ask for.
     """
 
     timeline: Timeline
@@ -155,7 +155,7 @@ class Facts:
     whole: Facts | None = None
     part: Int64s = field(default_factory=lambda: np.empty(0, np.int64), repr=False)
     gap_part: Int64s = field(default_factory=lambda: np.empty(0, np.int64), repr=False)
-    cache: dict[str, Any] = field(default_factory=dict, repr=False)
+    answers: dict[tuple[object, ...], Any] = field(default_factory=dict, repr=False)
 
     @cached_property
     def busy_ns(self) -> int:
@@ -373,7 +373,7 @@ class Facts:
 
     def forget(self) -> None:
         """Gives back the memory of what rules found in the window; asked again, they would look again."""
-        self.cache.clear()
+        self.answers.clear()
         for name in ("pace", "replayed_rows"):
             vars(self).pop(name, None)
 
@@ -391,7 +391,7 @@ class Facts:
             phase=phase,
             whole=self,
             predictions={},
-            cache={},
+            answers={},
         )
 
 

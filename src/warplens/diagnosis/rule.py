@@ -48,13 +48,13 @@ _Found = TypeVar("_Found")
 
 
 def remembered(ask: Callable[[_Asked, Facts], _Found]) -> Callable[[_Asked, Facts], _Found]:
-    """A pattern that several parts of a rule ask for, looked for once in each window (`Facts.cache`)."""
+    """A pattern that several parts of a rule ask for, looked for once in each window (`Facts.answers`)."""
 
     @wraps(ask)
     def known(rule: _Asked, facts: Facts) -> _Found:
-        if ask.__qualname__ not in facts.cache:
-            facts.cache[ask.__qualname__] = ask(rule, facts)
-        found: _Found = facts.cache[ask.__qualname__]
+        if (ask,) not in facts.answers:
+            facts.answers[ask,] = ask(rule, facts)
+        found: _Found = facts.answers[ask,]
         return found
 
     return known

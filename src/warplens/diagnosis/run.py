@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import polars as pl
 
+from warplens.analysis.frames import once
 from warplens.analysis.ranks.across import RanksResult, across_ranks
 from warplens.analysis.ranks.summary import RankSummary, RankWindow, rank_windows, summary_of
 from warplens.analysis.window import generic_names, is_step_name
@@ -164,24 +165,21 @@ def run_of_ranks(summaries: Sequence[RankSummary], facts: Callable[[int], RankFa
     return Run(result, _WhenAsked(places, facts))
 
 
+@once
 def run_of(facts: Facts) -> Run | None:
     """The run that one profile holds; None for a part of a window, and without communication."""
     if facts.phase is not None or facts.window.range_name is not None:
         return None
     if not (facts.work["label"] == "communication").any():
         return None
-    if "run" not in facts.cache:
-        ranks = rank_windows(facts.timeline, facts.window)
-        summaries = [
-            summary_of(rank, facts.budgets, facts.notes)
-            if rank.timeline is facts.timeline and rank.window == facts.window
-            else summary_of(rank)
-            for rank in ranks
-        ]
-        gathered = partial(_rank_facts, ranks, facts)
-        facts.cache["run"] = run_of_ranks(summaries, gathered, [0] * len(ranks))
-    found: Run = facts.cache["run"]
-    return found
+    ranks = rank_windows(facts.timeline, facts.window)
+    summaries = [
+        summary_of(rank, facts.budgets, facts.notes)
+        if rank.timeline is facts.timeline and rank.window == facts.window
+        else summary_of(rank)
+        for rank in ranks
+    ]
+    return run_of_ranks(summaries, partial(_rank_facts, ranks, facts), [0] * len(ranks))
 
 
 def _rank_facts(ranks: Sequence[RankWindow], whole: Facts, place: int) -> RankFacts:

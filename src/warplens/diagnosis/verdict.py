@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Final
 
 import polars as pl
 
-from warplens.analysis.frames import give_back
+from warplens.analysis.frames import forget, give_back
 from warplens.analysis.headroom import headrooms as headrooms_of
+from warplens.analysis.hostpace import HostCalls
 from warplens.analysis.kernel_names import PRODUCTS
 from warplens.analysis.prediction import predictions
 from warplens.analysis.quality import quality_notes
 from warplens.analysis.timebudget import time_budgets
+from warplens.analysis.timeline import Timeline
 from warplens.analysis.window import PHASES
 from warplens.diagnosis.claims import divide
 from warplens.diagnosis.evidence import counted
@@ -34,7 +36,6 @@ if TYPE_CHECKING:
 
     from warplens.analysis.headroom import Headroom
     from warplens.analysis.timebudget import TimeBudget
-    from warplens.analysis.timeline import Timeline
     from warplens.analysis.window import Window
     from warplens.diagnosis.claims import Claims
     from warplens.diagnosis.findings import Finding
@@ -151,6 +152,8 @@ def diagnose(
     modelled = predictions(timeline, window) if timeline.trace.has_device_work else ()
     report = counted(counters) if counters is not None else None
     facts = gather(timeline, window, report, modelled, thresholds, budgets, notes, headrooms)
+    # What the causes of pauses were found with, tens of megabytes at a million kernels, has no further reader here.
+    forget(timeline, HostCalls.of, Timeline.busy)
     give_back(timeline.work.height)
     claims = divide(facts, RULES)
     incomplete = _INCOMPLETE.missing(facts)
