@@ -241,12 +241,13 @@ def _kernel_launches(timeline: Timeline, window: Window, columns: Sequence[str])
 
 def _graph_launched(timeline: Timeline, work: pl.DataFrame) -> pl.Series:
     """Whether each kernel was replayed from a graph: it carries a node, or a graph-launching call started it."""
-    node = timeline.trace.kernels["graph_node"]
+    # Asked for as an expression, a column that was not recorded takes no room.
+    has_node = timeline.trace.kernels.select(pl.col("graph_node").is_not_null()).to_series()
     by_graph = api_kinds(timeline.trace.api_calls["name"]) == "graph-launch"
-    if node.null_count() == node.len() and not by_graph.any():
+    if not has_node.any() and not by_graph.any():
         return pl.repeat(value=False, n=work.height, eager=True).alias("graph_launched")
     by_call = by_graph.gather(work["api_row"]).fill_null(False)
-    has_node = node.is_not_null().gather(work["row"])
+    has_node = has_node.gather(work["row"])
     return (by_call | has_node).alias("graph_launched")
 
 

@@ -186,7 +186,10 @@ class Program:
         found = np.full(len(rows), np.nan)
         mine = np.flatnonzero(self.is_kernel[rows])
         sizes = self.facts.timeline.trace.kernels.select(size.meta.root_names())
-        sizes = sizes[self.facts.work["row"].gather(rows[mine])]
+        at = self.facts.work["row"].to_numpy()[rows[mine]]
+        # The kernels of a window are mostly a slice of the table, of which no row is copied.
+        consecutive = len(at) > 0 and bool((at[1:] - at[:-1] == 1).all())
+        sizes = sizes.slice(int(at[0]), len(at)) if consecutive else sizes[at]
         found[mine] = sizes.select(size.cast(pl.Float64).fill_null(float("nan"))).to_series().to_numpy()
         return found
 

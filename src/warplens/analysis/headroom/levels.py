@@ -90,7 +90,7 @@ def with_chains(pieces: pl.DataFrame) -> pl.DataFrame:
     told = ("category", "phase", "elements", "bytes", "recomputed", "kernel")
     # Looked up among the few texts that there are.
     generated = [text for text in pieces["kernel"].drop_nulls().unique() if text.startswith("triton_")]
-    by_operator = bool((pieces["op"] >= 0).any())
+    by_operator = bool(pieces.select((pl.col("op") >= 0).any()).item())
     if by_operator:
         pieces = pieces.with_columns(unit.alias("unit"))
         units = pieces.group_by("stream", "unit", maintain_order=True).agg(pl.col(told).first())
@@ -102,6 +102,8 @@ def with_chains(pieces: pl.DataFrame) -> pl.DataFrame:
         & (pl.col("elements") > 0)
         & ~pl.col("kernel").is_in(generated)
     ).fill_null(value=False)
+    if not units.select(can.any()).item():
+        return pieces.with_columns(pl.lit(value=False).alias("spared"))
     same = pl.all_horizontal(
         can,
         can.shift(1, fill_value=False),
