@@ -108,17 +108,21 @@ def phase_steps(timeline: Timeline, window: Window) -> pl.DataFrame:
     """GPU time of each phase in each step of the window (`PHASES_BY_STEP`); empty where there are no steps."""
     if not window.steps:
         return PHASES_BY_STEP.empty()
-    work = _work_with_phase(timeline, window)
+    rows = timeline.work_rows_in(window)
+    work = timeline.work.select("start_ns", "end_ns")[rows]
     starts = np.array([step.start_ns for step in window.steps])
     ends = np.array([step.end_ns for step in window.steps])
+    # Work is in order of time: a step is a stretch of it.
     begun = work["start_ns"].to_numpy()
-    place = np.searchsorted(starts, begun, side="right") - 1
-    inside = (place >= 0) & (begun < ends[np.maximum(place, 0)])
-    duration = (work["end_ns"] - work["start_ns"]).to_numpy()
+    first = np.searchsorted(begun, starts)
+    count = np.maximum(np.minimum(np.searchsorted(begun, ends), np.r_[first[1:], len(begun)]) - first, 0)
+    place = np.repeat(np.arange(len(starts)), count)
+    inside = np.repeat(first - np.cumsum(count) + count, count) + np.arange(len(place))
+    duration = (work["end_ns"] - work["start_ns"]).to_numpy()[inside]
     # Phase and step as one number, so that one pass sums all of them.
-    code = work["phase"].to_physical().to_numpy().astype(np.int64)
+    code = phase_of_work(timeline)[rows].to_physical().to_numpy()[inside].astype(np.int64)
     sums = np.zeros((len(PHASE.categories), len(starts)), dtype=np.int64)
-    np.add.at(sums.reshape(-1), code[inside] * len(starts) + place[inside], duration[inside])
+    np.add.at(sums.reshape(-1), code * len(starts) + place, duration)
     columns = {f"{name}_ns": sums[number] for number, name in enumerate(PHASE.categories)}
     return pl.DataFrame(
         {"step": [step.index for step in window.steps], "wall_ns": ends - starts, **columns},
