@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from functools import cache, cached_property
+from itertools import pairwise
 from typing import TYPE_CHECKING, Final, TypeVar
 
 import numpy as np
@@ -276,6 +277,17 @@ class Program:
             at = np.searchsorted(starts, gaps["end_ns"].to_numpy()[pauses], side="left")
             found[pauses] = np.append(mine, -1)[at]
         return found
+
+    def by_step(self) -> Iterator[Int64s]:
+        """The rows of `Facts.work` of each step, in order."""
+        step = self.in_order(self.step)
+        order = self.order
+        if (step[1:] < step[:-1]).any():
+            places = np.argsort(step, kind="stable")
+            step, order = step[places], order[places]
+        edges = np.flatnonzero(np.r_[len(step) > 0, step[1:] != step[:-1]])
+        for begin, end in pairwise((*edges.tolist(), len(step))):
+            yield order[begin:end]
 
     def runs(self, inside: Bools, *holding: tuple[Bools, int]) -> Iterator[Int64s]:
         """Unbroken sequences (rows of `Facts.work`, in order) of pieces for which this holds.

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import numpy.typing as npt
-import polars as pl
 
+from warplens.analysis.frames import once
 from warplens.analysis.repetition import is_structured, longest_repetition
 from warplens.diagnosis.facts import kernel_names, range_names
 from warplens.diagnosis.findings import ISSUING, PASSES
@@ -148,11 +148,11 @@ class Passes:
 
     def removed_ns(self, facts: Facts, saved: Floats) -> int:
         """Time of the GPU that goes away with these shares of its work: that work, and its own pauses before it."""
-        after = facts.program.gap_next
-        pauses = np.where((after >= 0) & self.work[after], facts.gaps["start-latency"].to_numpy(), 0)
-        return int(facts.program.own_ns @ saved + self.freed * pauses.sum())
+        before = np.append(self.work, False)[facts.program.gap_next]
+        return int(facts.program.own_ns @ saved + self.freed * facts.causes["start-latency"].where(before).total)
 
 
+@once
 def passes_of_step(facts: Facts) -> Passes:
     """The equal passes that a step runs over different inputs. Steps have to be sure: else a pass may be a step itself.
 
@@ -160,15 +160,11 @@ def passes_of_step(facts: Facts) -> Passes:
     results are put together behind the last one, or their gradients are added up for one pass of the optimizer. A loop
     over tokens or over the times of a sampler, and layers, look alike otherwise.
     """
-    known = facts.cache.get("passes_of_step")
-    if known is None:
-        none = Passes(1, np.zeros(facts.work.height, dtype=np.bool_))
-        sure = facts.window.steps and facts.timeline.steps.is_sure and facts.phase is None
-        sent = _sent_passes(facts) if sure else 1
-        found = Passes(sent, np.ones(facts.work.height, dtype=np.bool_)) if sent > 1 else None
-        known = facts.cache["passes_of_step"] = found or (_joined_passes(facts) if sure else None) or none
-    passes: Passes = known
-    return passes
+    sure = facts.window.steps and facts.timeline.steps.is_sure and facts.phase is None
+    sent = _sent_passes(facts) if sure else 1
+    found = Passes(sent, np.ones(facts.work.height, dtype=np.bool_)) if sent > 1 else None
+    joined = _joined_passes(facts) if sure and found is None else None
+    return found or joined or Passes(1, np.zeros(facts.work.height, dtype=np.bool_))
 
 
 def _joined_passes(facts: Facts) -> Passes | None:
@@ -177,8 +173,8 @@ def _joined_passes(facts: Facts) -> Passes | None:
     joining, backward = program.marked("concatenation"), program.marked("backward")
     optimizing = program.labelled("optimizer") | (facts.work["phase"] == "optimizer").to_numpy()
     inside, counts = np.zeros(facts.work.height, dtype=np.bool_), []
-    for step in np.unique(program.step):
-        rows = program.order[(program.step[program.order] == step) & program.is_kernel[program.order]]
+    for whole in program.by_step():
+        rows = whole[program.is_kernel[whole]]
         if not _LEAST_PASSES * _LEAST_KERNELS <= len(rows) <= _MOST_KERNELS:
             return None
         codes = program.launched_as(rows)
@@ -201,11 +197,10 @@ def _sent_passes(facts: Facts) -> int:
 
     A pass whose last work is read back by the host may make the input of the next one: such are not counted.
     """
-    program, label = facts.program, facts.work["label"].cast(pl.String).to_numpy()
-    counts = []
-    for step in np.unique(program.step):
-        rows = program.order[program.step[program.order] == step]
-        sent = np.flatnonzero(label[rows] == "host-to-device")
+    label, counts = facts.work["label"], []
+    to_device, to_host = ((label == direction).to_numpy() for direction in ("host-to-device", "device-to-host"))
+    for rows in facts.program.by_step():
+        sent = np.flatnonzero(to_device[rows])
         begins = sent[np.r_[True, np.diff(sent) > _ONE_INPUT]] if len(sent) else sent
         if len(begins) < _LEAST_PASSES:
             return 1
@@ -213,7 +208,7 @@ def _sent_passes(facts: Facts) -> int:
         alike = np.abs(lengths - np.median(lengths)) <= max(2.0, 0.02 * float(np.median(lengths)))
         if np.median(lengths) < _LEAST_KERNELS or alike.mean() < _ALIKE_SHARE:
             return 1
-        read = np.flatnonzero(label[rows] == "device-to-host")
+        read = np.flatnonzero(to_host[rows])
         read = read[read >= begins[0]]
         place = np.searchsorted(begins, read, side="right") - 1
         late = read - begins[place] >= (1 - _AT_END_SHARE) * lengths[place]
