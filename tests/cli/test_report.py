@@ -116,6 +116,43 @@ def test_an_unreadable_profile_does_not_stop_the_others_but_is_told(
     assert run.err.count("\n") == 1
 
 
+@pytest.mark.parametrize("name", ["x.html", "x.md", "x.json", "new/x.html"])
+@pytest.mark.parametrize("command", [["report"], ["answer"]])
+def test_a_name_with_a_suffix_is_the_document_itself(
+    command: list[str], name: str, tmp_path: Path, export: Path, warplens: Callable[..., Run]
+) -> None:
+    run = warplens(*command, export, "-o", tmp_path / name)
+    assert run.code == 0
+    assert run.out.rstrip().endswith(str(tmp_path / name))
+    written = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.*")}
+    assert {path for path in written if not path.endswith(".svg")} == {name}
+    begins = {"html": "<!doctype html>", "md": "# ", "json": "{"}
+    assert (tmp_path / name).read_text("utf-8").startswith(begins[name.rpartition(".")[2]])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["report", "{export}", "-o", "x.html", "--format", "json"], "x.html is to hold html, but --format says json"),
+        (["demo", "-o", "x.html"], "x.html names one file, but several are written"),
+    ],
+)
+def test_a_name_that_contradicts_what_is_written_is_refused(
+    arguments: list[str],
+    told: str,
+    tmp_path: Path,
+    export: Path,
+    warplens: Callable[..., Run],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = warplens(*(each.format(export=export) for each in arguments))
+    assert run.code == 2
+    assert told in run.err
+    assert len(run.err.splitlines()) == 1
+    assert not list(tmp_path.iterdir())
+
+
 def test_output_that_is_a_file_is_refused_before_anything_is_read(tmp_path: Path, warplens: Callable[..., Run]) -> None:
     taken = tmp_path / "report"
     taken.write_text("mine")

@@ -73,16 +73,30 @@ def checked_folder(folder: Path) -> Path:
     """The folder, if files can be written to it; it need not exist.
 
     Raises:
-        UsageError: it is a file, or it may not be written to. Better told now than after minutes of analysis.
+        UsageError: it is a file or named like one, or it may not be written to. Better told now than after minutes of analysis.
     """
+    from warplens.report.write import form_named
+
     existing = next(parent for parent in (folder.absolute(), *folder.absolute().parents) if parent.exists())
     if not existing.is_dir():
         raise UsageError(f"{existing.name} is a file, but reports are written to a folder: name another with --output")
+    if form_named(folder) is not None:
+        raise UsageError(f"{folder.name} names one file, but several are written: name a folder with --output")
     if not os.access(existing, os.W_OK | os.X_OK):
         raise UsageError(
             f"{existing.name or existing}: no permission to write there; name another folder with --output"
         )
     return folder
+
+
+def checked_target(output: Path) -> Path:
+    """The same of a document that is written to a folder, or to one file where its suffix names the form."""
+    from warplens.report.write import form_named
+
+    if form_named(output) is None:
+        return checked_folder(output)
+    checked_folder(output.parent)
+    return output
 
 
 def checked_file(output: Path) -> Path:

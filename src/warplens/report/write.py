@@ -101,6 +101,12 @@ def report_data(profiles: Sequence[Numbers], run: RunDiagnosis | None = None) ->
     return data | {"run": run_data(run)}
 
 
+def form_named(output: Path) -> ReportFormat | None:
+    """The form of a document that a path names, such as `report.html`; None where it names a folder."""
+    named = (form for form in REPORT_FORMATS if output.suffix == f".{form}")
+    return None if output.is_dir() else next(named, None)
+
+
 def write_document(
     document: Document | None,
     folder: Path,
@@ -112,7 +118,7 @@ def write_document(
 
     Args:
         document: what to write; None where its data alone are asked for.
-        folder: where the files go; made if need be.
+        folder: where the files go, made if need be; or the one file to write, in the form that its suffix names.
         formats: which of them, with `data` json among them.
         name: of the files, without suffix.
         data: makes the JSON.
@@ -120,6 +126,8 @@ def write_document(
     Returns:
         The files to open.
     """
+    if (form := form_named(folder)) is not None:
+        folder, name, formats = folder.parent, folder.stem, {form}
     folders = (folder, folder / "images") if document is not None and "md" in formats else (folder,)
     with made(*folders):
         return list(_written(document, folder, formats, name, data))

@@ -12,7 +12,7 @@ import typer
 
 from warplens.analysis.timeline import Timeline
 from warplens.answers.sides import both_sides, trace_side
-from warplens.cli.answer import Answer, Part, checked_folder, emit, limited, most_rows, note_lines, print_lines
+from warplens.cli.answer import Answer, Part, checked_target, emit, limited, most_rows, note_lines, print_lines
 from warplens.cli.commands.counters import load_counters
 from warplens.cli.edge import GATE_FAILED, complain, note, progress, reuse_freed_memory
 from warplens.cli.options import Format, FormatOption, LimitOption, RangeOption, WindowOption, argument, option
@@ -523,7 +523,7 @@ def compare(
         Path | None,
         option(
             "DIR",
-            "Write compare.html, compare.md and compare.json to this folder instead of printing.",
+            "Write compare.html, .md and .json to this folder, or the one FILE named so, instead of printing.",
             "--output",
             "-o",
         ),
@@ -536,7 +536,7 @@ def compare(
     The difference in wall time per step is split into parts that add up exactly. Steps are samples, files of a folder
     are repeats: only repeats are independent of each other. "Undecided" is an answer and does not fail the gate.
     """
-    folder = checked_folder(output) if output else None
+    folder = checked_target(output) if output else None
     asked = Asked(
         margin=_share(margin),
         level=round(1 - _share(level), 9),

@@ -13,7 +13,7 @@ import typer
 
 from warplens.answers import diagnose_selection
 from warplens.answers.given import selected
-from warplens.cli.answer import checked_folder, head, print_lines
+from warplens.cli.answer import checked_folder, checked_target, head, print_lines
 from warplens.cli.commands.report import (
     DEFAULT_FOLDER,
     GridRequest,
@@ -23,8 +23,7 @@ from warplens.cli.commands.report import (
     read_all,
     run_in,
     told_in_full,
-    write_counter_reports,
-    write_grid,
+    write_besides,
     write_overview,
 )
 from warplens.cli.edge import UNUSABLE, answering, complain, note, progress
@@ -34,6 +33,7 @@ from warplens.readers import holds_measurements
 from warplens.readers.shipped import PREFIX, shipped
 from warplens.report.brief import Line, brief, brief_table
 from warplens.report.terminal import print_brief, print_table
+from warplens.report.write import form_named
 from warplens.writing import made
 
 if TYPE_CHECKING:
@@ -56,7 +56,8 @@ def answer(
         argument("PATH…", "One or more profiles, or folders of profiles; demo:NAME for one that comes with Warplens."),
     ],
     output: Annotated[
-        Path | None, option("DIR", f"Folder for the report; ./{DEFAULT_FOLDER} by default.", "--output", "-o")
+        Path | None,
+        option("DIR|FILE", f"Folder for the report, or its page; ./{DEFAULT_FOLDER} by default.", "--output", "-o"),
     ] = None,
     opened: Annotated[bool, typer.Option("--open", help="Open the report in the browser.")] = False,
     window: WindowOption = "steady",
@@ -105,7 +106,8 @@ def answer(
         found = _diagnosed(profiles.timelines, reading.window)
         print_several(found)
     if folder is not None:
-        written += _reports(reading, folder, [each.diagnosis for each in found], run)
+        if not written or form_named(folder) is None:
+            written += _reports(reading, folder, [each.diagnosis for each in found], run)
         print_brief_lines([Line("report", "", "plain", tuple(map(str, written)))])
         if opened and not webbrowser.open(written[0].absolute().as_uri()):
             note("no browser could be opened")
@@ -145,7 +147,7 @@ def print_several(found: Sequence[DiagnosisAnswer]) -> None:
 def _report_folder(output: Path | None) -> Path | None:
     """Where the report goes; None where nobody named a folder, and this one may not be written to."""
     if output is not None:
-        return checked_folder(output)
+        return checked_target(output)
     try:
         return checked_folder(DEFAULT_FOLDER)
     except UsageError as error:
@@ -230,8 +232,9 @@ def _compare_page(found: ComparisonAnswer, folder: Path | None) -> list[Path]:
     """The report on the comparison; nothing where no folder can be written to."""
     if folder is None:
         return []
-    with made(folder):
-        return [found.save(folder / "compare.html")]
+    page = folder / "compare.html" if form_named(folder) is None else folder
+    with made(page.parent):
+        return [found.save(page)]
 
 
 def _on_run(run: RunDiagnosis, paths: Sequence[Path]) -> None:
@@ -272,14 +275,11 @@ def _reports(reading: Reading, folder: Path, found: Sequence[Diagnosis], run: Ru
     written: list[Path] = []
     numbers: list[Numbers] = []
     reading, run = told_in_full(reading, run)
+    forms = [form_named(folder) or "html"]
     if reading.profiles.timelines:
         numbers = examined(reading, found)
-        written += write_overview(numbers, folder, ["html"], run)
-    if reading.cells is not None:
-        written += write_grid(reading.profiles, reading.cells, GridRequest({}), folder, ["html"], numbers)
-    if reading.counters:
-        written += write_counter_reports(reading.counters, reading.joined, folder, ["html"])
-    return written
+        written += write_overview(numbers, folder, forms, run)
+    return written + write_besides(reading, GridRequest({}), folder, forms, numbers)
 
 
 def _for_programs(paths: Sequence[Path], window: str, range_name: str | None, form: Format) -> None:

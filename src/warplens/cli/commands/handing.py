@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from warplens.analysis.timeline import Timeline
-from warplens.cli.answer import Answer, Part, checked_folder, emit, most_rows, note_lines, print_lines
+from warplens.cli.answer import Answer, Part, checked_folder, checked_target, emit, most_rows, note_lines, print_lines
 from warplens.cli.edge import GATE_FAILED, UNUSABLE, answering, complain, one_line, progress
 from warplens.cli.options import Format, FormatOption, LimitOption, WindowOption, argument, flag, option, words_option
 from warplens.errors import UsageError
@@ -210,7 +210,10 @@ def ranks(
     output: Annotated[
         Path | None,
         option(
-            "DIR", "Write ranks.html, ranks.md and ranks.json to this folder instead of printing.", "--output", "-o"
+            "DIR",
+            "Write ranks.html, .md and .json to this folder, or the one FILE named so, instead of printing.",
+            "--output",
+            "-o",
         ),
     ] = None,
     workers: Annotated[int | None, option("N", "Processes that read profiles; at most one per core.", min=1)] = None,
@@ -225,7 +228,7 @@ def ranks(
     Each profile is reduced to a small summary in a process of its own; a file with several processes or GPUs holds
     several ranks. The rank is taken from the file, else from its name (rank3, _r3), else from the order given.
     """
-    folder = checked_folder(output) if output else None
+    folder = checked_target(output) if output else None
     found = discover(paths)
     with progress(f"reading {fmt.plural(len(found), 'profile')}") as tell:
         run = analyse_ranks(found, window, workers=workers, scheduler=scheduler, progress=tell)

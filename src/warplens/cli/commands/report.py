@@ -17,6 +17,7 @@ from warplens.analysis.counters.speedoflight import OPCODES
 from warplens.analysis.timeline import Timeline
 from warplens.cli.answer import (
     checked_folder,
+    checked_target,
     print_json,
     print_lines,
 )
@@ -31,7 +32,7 @@ from warplens.cli.options import (
 )
 from warplens.errors import UnreadableInputError, UsageError
 from warplens.readers import discover_both, read, read_counters
-from warplens.report.write import REPORT_FORMATS, write_document
+from warplens.report.write import REPORT_FORMATS, form_named, write_document
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -52,6 +53,9 @@ if TYPE_CHECKING:
 #: Where reports go unless the user says otherwise.
 DEFAULT_FOLDER: Final = Path("warplens-report")
 
+#: What `report` writes unless the user says otherwise.
+_FORMS: Final = "html,json"
+
 #: From so many models × contexts on, profiles are a grid without the user saying so.
 _CELLS_OF_A_GRID: Final = 2
 
@@ -70,8 +74,9 @@ def report(
     output: Annotated[
         Path | None,
         option(
-            "DIR",
-            f"Folder to write to; ./{DEFAULT_FOLDER} by default. Without it, --format json prints to stdout.",
+            "DIR|FILE",
+            f"Folder to write to; ./{DEFAULT_FOLDER} by default. FILE.html, FILE.md or FILE.json is one document. "
+            "Without it, --format json prints to stdout.",
             "--output",
             "-o",
         ),
@@ -79,7 +84,7 @@ def report(
     formats: Annotated[
         str,
         words_option("--format", "-f", words=REPORT_FORMATS, meaning="What to write, joined by commas.", several=True),
-    ] = "html,json",
+    ] = _FORMS,
     window: WindowOption = "steady",
     range_name: RangeOption = None,
     cells: Annotated[
@@ -107,10 +112,10 @@ def report(
     from warplens.readers.timings import read_timings
     from warplens.studies.grid.cells import parse_cell
 
-    wanted = cast("list[ReportFormat]", formats.split(","))
+    wanted = _forms(output, formats)
     grid = GridRequest(dict(map(parse_cell, cells or ())), read_timings(timings) if timings else None, batch)
     to_stdout = output is None and wanted == ["json"] and not grid.is_explicit
-    folder = DEFAULT_FOLDER if to_stdout else checked_folder(output or DEFAULT_FOLDER)
+    folder = DEFAULT_FOLDER if to_stdout else checked_target(output or DEFAULT_FOLDER)
     reading = read_all(paths, window, range_name, grid)
     run = run_in(reading) if range_name is None else None
     reading, run = told_in_full(reading, run)
@@ -123,15 +128,40 @@ def report(
             numbers = examined(reading)
             print_answers(numbers, run)
             written += write_overview(numbers, folder, wanted, run)
-        if reading.cells is not None:
-            written += write_grid(reading.profiles, reading.cells, grid, folder, wanted, numbers)
-        if reading.counters:
-            written += write_counter_reports(reading.counters, reading.joined, folder, wanted)
+        written += write_besides(reading, grid, folder, wanted, numbers)
         print_lines(written)
     for error in reading.unreadable:
         complain(f"{error} (the report is on the other profiles)")
     if reading.unreadable:
         raise typer.Exit(UNUSABLE)
+
+
+def write_besides(
+    reading: Reading, grid: GridRequest, folder: Path, formats: Sequence[ReportFormat], numbers: Sequence[Numbers]
+) -> list[Path]:
+    """The documents on the grid of the profiles and on hardware counters; one file holds the first document alone."""
+    if (reading.cells is not None or reading.counters) and numbers and form_named(folder) is not None:
+        note(f"{folder.name} is the report on the profiles; name a folder for those on their grid and on counters")
+        return []
+    written: list[Path] = []
+    if reading.cells is not None:
+        written += write_grid(reading.profiles, reading.cells, grid, folder, formats, numbers)
+    if reading.counters:
+        written += write_counter_reports(reading.counters, reading.joined, folder, formats)
+    return written
+
+
+def _forms(output: Path | None, formats: str) -> list[ReportFormat]:
+    """What to write: what --format says; in one file what its suffix says, which must not contradict it."""
+    wanted = cast("list[ReportFormat]", formats.split(","))
+    form = form_named(output) if output is not None else None
+    if output is None or form is None:
+        return wanted
+    if formats != _FORMS and wanted != [form]:
+        raise UsageError(
+            f"{output.name} is to hold {form}, but --format says {formats}: leave --format out, or name a folder"
+        )
+    return [form]
 
 
 def print_answers(profiles: Sequence[Numbers], run: RunDiagnosis | None = None) -> None:
