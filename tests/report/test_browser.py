@@ -227,6 +227,16 @@ def test_paper_is_light_and_says_where_the_rows_are_that_it_leaves_out(visit):
     assert not page.locator(".rooms").is_visible()
 
 
+def test_paper_gets_every_answer_and_the_rooms_of_the_profile_that_is_chosen(browser, several):
+    page = Visit(browser, several, "room/p2-budget-room").page
+    page.emulate_media(media="print")
+    assert page.locator("[id='room/p1-answer']").is_visible()
+    assert page.locator("[id='room/p2-answer']").is_visible()
+    assert page.locator("[id='room/p2-kernels-room']").is_visible()
+    assert not page.locator("[id='room/p1-kernels-room']").is_visible()
+    assert page.locator(".paper").is_visible(), "what is left out is said"
+
+
 def test_the_page_can_be_read_without_scripts(browser, report):
     context = browser.new_context(java_script_enabled=False)
     page = context.new_page()

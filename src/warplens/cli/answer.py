@@ -73,7 +73,8 @@ def checked_folder(folder: Path) -> Path:
     """The folder, if files can be written to it; it need not exist.
 
     Raises:
-        UsageError: it is a file or named like one, or it may not be written to. Better told now than after minutes of analysis.
+        UsageError: it is a file or named like one, or it may not be written to. Better told now than after minutes of
+            analysis.
     """
     from warplens.report.write import form_named
 

@@ -11,6 +11,7 @@ import polars as pl
 from warplens.diagnosis.findings import MANY, Diagnosis
 from warplens.diagnosis.rule import REPLAYED
 from warplens.diagnosis.rules import rule
+from warplens.diagnosis.rules.whole import is_known
 from warplens.diagnosis.thresholds import DEFAULTS
 from warplens.diagnosis.verdict import gain_text
 from warplens.profile import NoteLevel
@@ -35,6 +36,8 @@ Tone: TypeAlias = Literal["critical", "warning", "good", "plain", "quiet"]
 _CAUTIONS: Final = 2
 
 _INCOMPLETE: Final = "incomplete-profile"
+
+_UNKNOWN: Final = "no cause was found, and how near the kernels are to their roofs is unknown"
 
 _SEVERITY_TONES: Final[dict[str, Tone]] = {"critical": "critical", "warning": "warning", "info": "good"}
 
@@ -125,7 +128,10 @@ def _without_gain(found: Diagnosis | RunDiagnosis, verdict: Finding) -> tuple[st
     with_gain = (each for each in found.findings[1:] if gain_words(each))
     rest = max(with_gain, key=lambda each: each.gain or 0.0, default=None)
     if rest is None:
-        return "Nothing", "that this profile shows"
+        return ("Nothing", "that this profile shows") if is_known(verdict) else ("Not known", _UNKNOWN)
+    if not is_known(verdict):
+        # What busy kernels could gain is not known: the causes that were found are a part of it.
+        return "Not known", f"of what was found, most from {rest.id}: {gain_words(rest)}"
     word = "Little" if (rest.gain or 0.0) < DEFAULTS.warning_ceiling else "Some"
     return word, f"most of it from {rest.id}: {gain_words(rest)}"
 

@@ -106,8 +106,7 @@ def answer(
         found = _diagnosed(profiles.timelines, reading.window)
         print_several(found)
     if folder is not None:
-        if not written or form_named(folder) is None:
-            written += _reports(reading, folder, [each.diagnosis for each in found], run)
+        written += _reports(reading, folder, [each.diagnosis for each in found], run, written)
         print_brief_lines([Line("report", "", "plain", tuple(map(str, written)))])
         if opened and not webbrowser.open(written[0].absolute().as_uri()):
             note("no browser could be opened")
@@ -270,8 +269,12 @@ def _diagnosed(timelines: Sequence[Timeline], window: Callable[[Timeline], Windo
         return found
 
 
-def _reports(reading: Reading, folder: Path, found: Sequence[Diagnosis], run: RunDiagnosis | None = None) -> list[Path]:
-    """The report on the profiles, on their grid, and on counters, as HTML."""
+def _reports(
+    reading: Reading, folder: Path, found: Sequence[Diagnosis], run: RunDiagnosis | None, before: Sequence[Path]
+) -> list[Path]:
+    """The report on the profiles, on their grid, and on counters, unless the one file that was asked for is written."""
+    if before and form_named(folder) is not None:
+        return []
     written: list[Path] = []
     numbers: list[Numbers] = []
     reading, run = told_in_full(reading, run)

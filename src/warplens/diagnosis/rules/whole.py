@@ -359,7 +359,8 @@ class BelowRoof(Rule):
 
 _SHAPES: Final = Remedy(
     "Record the shapes of the operators",
-    "with torch.profiler.profile(record_shapes=True): step()  # or warplens collect --tool torch\n"
+    "with torch.profiler.profile(record_shapes=True): step()\n"
+    "# or: warplens collect torch -- python train.py\n"
     "warplens headroom PATH --with TRACE",
     "shows how far each matrix product is from its roof, for which its inner dimension has to be known",
 )

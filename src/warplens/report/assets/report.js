@@ -39,6 +39,8 @@
       else room.hidden = "until-found";
       // Older browsers know `hidden` alone; either way nothing of a hidden room can be reached by tabbing.
       room.classList.toggle("away", !shown.has(room));
+      // Paper gets the answer of every profile, and the rooms of the one that is chosen.
+      room.classList.toggle("unprinted", Boolean(room.dataset.part) && room.dataset.part !== part && !room.classList.contains("answer"));
     }
     if (chooser && part) {
       chooser.value = part;
@@ -422,7 +424,7 @@
   document.addEventListener("toggle", (event) => { if (event.target.open) { drawIn([event.target]); hint(); } }, true);
   addEventListener("beforeprint", () => {
     for (const fold of all("details.part, .cautions")) fold.open = true;
-    drawIn(rooms);
+    drawIn(rooms.filter((room) => !room.classList.contains("unprinted")));
   });
   const hint = () => {
     for (const box of all(".scroll")) {

@@ -76,9 +76,9 @@ _COLUMNS: Final = (
     column("verdict", help="the first finding; open the profile for the others", title="What limits it"),
     column("gain", help="how many times as fast without it is expected to be"),
     column("remedy", help="its first remedy"),
-    Column("caution", help="why its figures are not those of the others"),
     column("step_ns", dtype=pl.Float64, help="median wall time of the steps in the window", title="Step time"),
     column("busy_share", help="of the window, over all GPUs that did any work"),
+    Column("caution", help="why its figures are not those of the others"),
 )
 
 _FIGURES: Final = (
