@@ -6,6 +6,7 @@ deadline, as machines may be slow, and in CI the examples are the same every tim
 
 from __future__ import annotations
 
+import json
 import os
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -22,9 +23,25 @@ from tests.shipped import FOLDERS
 
 # A test that takes a folder writes the same file anew in every example, and structured data takes its time.
 _ANYWHERE = {"deadline": None, "suppress_health_check": list(HealthCheck), "derandomize": bool(os.environ.get("CI"))}
-settings.register_profile("few", max_examples=15, **_ANYWHERE)
+settings.register_profile("few", max_examples=10, **_ANYWHERE)
 settings.register_profile("many", max_examples=150, **_ANYWHERE)
 settings.load_profile("few")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Marks the cases of `slow_cases.json`; a case that its test no longer has is an error, where all are collected."""
+    slow = json.loads((Path(__file__).parent / "slow_cases.json").read_text("utf-8"))
+    met: dict[str, set[str]] = {}
+    for item in items:
+        name, _, case = item.nodeid.partition("[")
+        met.setdefault(name, set()).add(case.removesuffix("]"))
+        if case.removesuffix("]") in slow.get(name, ()):
+            item.add_marker(pytest.mark.slow)
+    gone = [f"{name}[{case}]" for name, cases in met.items() for case in set(slow.get(name, ())) - cases]
+    if gone and not any("::" in argument for argument in config.args):
+        raise pytest.UsageError(f"tests/slow_cases.json names cases that are no more: {', '.join(sorted(gone))}")
+
 
 #: Profiles in memory at a time; the largest takes some 30 MB.
 _KEPT = 8

@@ -1,4 +1,9 @@
-"""What `make test` takes of cases that are many: the others have the marker `slow` and are run by `make test-all`."""
+"""What `make test` takes of cases that are many: the others have the marker `slow` and are run by `make test-all`.
+
+A test names them itself where the risk tells them apart (`thinned`). `slow_cases.json` holds those that take a tenth of
+a second or more and reach no line of the package that the cases left in `make test` do not reach; at least two cases of
+each test stay.
+"""
 
 from __future__ import annotations
 

@@ -204,6 +204,7 @@ def test_a_start_in_a_window_without_ranges_is_no_stall_of_the_program() -> None
     assert stall is None or stall.severity == "info"
 
 
+@pytest.mark.slow
 def test_what_is_expected_does_not_jump_with_the_length_of_the_kernels() -> None:
     """From a GPU that waits for the host to one that is far behind it, two per cent at a time."""
     before: dict[str, float] = {}

@@ -99,6 +99,7 @@ def test_the_step_is_drawn_as_recorded_above_as_predicted_in_one_scale(visit, sa
         assert max(right) <= predicted + 1
 
 
+@pytest.mark.slow
 def test_steps_drawn_for_nine_profiles_take_little_of_the_page():
     """A page of the whole demo has as many as any."""
     from warplens.report.whatif import panel
