@@ -25,7 +25,7 @@ _HEAD = """# What was asked for, and what shows it
 The project began with five documents, written by people who profiled transformers by hand: {documents}.
 What they ask for is {count} rows. Each has a command, to be run in the root of the source repository; a test runs them
 all and looks for the result that the row is about. `OUT` is a folder. Commands of rows marked *GPU* were run on
-{gpu}, on {date}; the command beside the file shows what came of them.
+{gpu}, on the day that stands there; the command beside the file shows what came of them.
 
 {complete} rows are complete. {partly}
 """
@@ -43,6 +43,7 @@ class Row:
         page: a page that shows it, by its path in the repository.
         gpu: the command that needs a GPU.
         stored: what it left, by its path in the repository.
+        when: the day on which it ran.
         lacks: what is missing.
     """
 
@@ -53,6 +54,7 @@ class Row:
     page: str | None = None
     gpu: str | None = None
     stored: str | None = None
+    when: str | None = None
     lacks: str | None = None
 
 
@@ -83,7 +85,7 @@ def page() -> str:
     lines = [
         _HEAD.format(
             documents=f"{', '.join(documents[:-1])}, and {documents[-1]}", count=len(every),
-            complete=len(every) - len(partly), partly=left, gpu=content["gpu"], date=content["date"],
+            complete=len(every) - len(partly), partly=left, gpu=content["gpu"],
         )
     ]  # fmt: skip
     for letter, title in content["sections"].items():
@@ -96,7 +98,7 @@ def page() -> str:
 def _shown(row: Row) -> str:
     parts = []
     if row.gpu:
-        parts.append(f"*GPU:* `{row.gpu}`, stored as `{row.stored}`")
+        parts.append(f"*GPU:* `{row.gpu}`, stored as `{row.stored}` ({row.when})")
     if row.page:
         parts.append(f"[{Path(row.page).name}](../{Path(row.page).relative_to('docs').as_posix()})")
     if row.run:

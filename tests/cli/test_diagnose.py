@@ -164,3 +164,14 @@ def test_several_profiles_that_are_no_ranks_are_refused_in_one_line(warplens: Ca
     assert run.code == 2
     assert "not the ranks of one run" in run.err
     assert run.err.count("\n") == 1
+
+
+def test_where_no_gpu_work_was_recorded_nothing_is_said_of_it(warplens: Callable[..., Run]) -> None:
+    """Ranges and API calls alone: how busy the GPU was is not known, which is not 0 %."""
+    ranges = Path(__file__).parents[1] / "golden" / "inputs" / "lm_small_ctx128_forward_ranges.sqlite.xz"
+    run = warplens("diagnose", ranges)
+    assert run.code == 0, run.err
+    assert "no GPU work: no kernels, copies or memsets" in run.out
+    assert "0.0 %" not in run.out
+    (finding,) = json.loads(warplens("diagnose", ranges, "-f", "json").out)["data"]["findings"]
+    assert finding["evidence"] == {}

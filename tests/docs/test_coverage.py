@@ -68,5 +68,5 @@ def test_the_row_is_shown(row: Row, outputs):
     text += outputs(row.run) if row.run else ""
     plain = re.sub(r"\s+", " ", text)
     assert [wanted for wanted in row.shows if re.sub(r"\s+", " ", wanted) not in plain] == []
-    assert (row.gpu is None) == (row.stored is None)
+    assert (row.gpu is None) == (row.stored is None) == (row.when is None)
     assert row.stored is None or (ROOT / row.stored).is_file()

@@ -114,7 +114,7 @@ def _entry(rank: int, finding: Finding, steps: int) -> tuple[str, str]:
     facts = {"evidence": evidence_text(finding.evidence, steps=steps), "mostly in": places(finding)}
     facts["in the program"] = "; ".join(place_lines(finding))
     for label, fact in facts.items():
-        if fact or label == "evidence":
+        if fact:
             text.append(f"   {label}: {one_line(fact)}")
             markdown.append(f"   - {label}: {escaped(fact)}")
     for item in finding.remedies:

@@ -189,9 +189,10 @@ class IncompleteProfile(Rule):
             confidence="high" if blocking or not facts.wall_ns else "medium",
             gain=None,
             evidence={
-                "gpu_busy_share": facts.busy_share,
-                "idle_share": facts.idle_ns / facts.wall_ns if facts.wall_ns else 0.0,
-                "aborted_steps_count": aborted,
+                # Of no GPU work nothing is known, which is not 0 %.
+                "gpu_busy_share": facts.busy_share if facts.wall_ns else None,
+                "idle_share": facts.idle_ns / facts.wall_ns if facts.wall_ns else None,
+                "aborted_steps_count": aborted if facts.wall_ns else None,
                 "idle_attributed_share": facts.attributed_share,
             },
             remedies=(STEPS_ONLY,) if starting else remedies or (Remedy("Record again", _RECAPTURE, _ANSWERS),),
