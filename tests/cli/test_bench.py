@@ -66,7 +66,7 @@ def test_a_report_has_the_table_and_a_chart(warplens, stored, tmp_path):
         (["lm", "--context", "many"], "--context takes a number, not 'many'"),
         (["lm", "--context", "128,128"], "names something twice"),
         (["token-reduction", "--schedule", "0.5,x"], "numbers joined by +"),
-        (["attention", "--causal", "true"], "yes or no"),
+        (["attention", "--causal", "maybe"], "yes or no (true or false, 1 or 0)"),
         (["lm", "--range-name", "softmax"], "WHAT=NAME"),
         (["lm", "--rounds", "8", "--flush-l2"], "exclude one another"),
         (["lm", "--output", "/nowhere/x.json"], "folder that exists"),

@@ -12,7 +12,7 @@ from warplens.errors import UsageError
 from warplens.workloads import Program, Workload, register, workload
 from warplens.workloads.cells import cell_grid, default_device, run_cells
 from warplens.workloads.registry import Plan, document, write_measurements
-from warplens.workloads.settings import AttentionCell, LMCell, TokenReductionCell
+from warplens.workloads.settings import AttentionCell, LMCell, TokenReductionCell, setting_value
 
 PLAN = Plan.exactly(6, warmup_steps=1)
 
@@ -248,3 +248,11 @@ def test_a_file_is_replaced_as_a_whole(tmp_path):
         write_measurements(path, document("trouble", PLAN, {"device": {"name": "CPU"}}, records))
         assert len(json.loads(path.read_text())["measurements"]) == number
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("yes", True), ("True", True), ("true", True), ("1", True), ("no", False), ("False", False), ("0", False)],
+)
+def test_a_yes_or_no_may_be_typed_as_measurements_and_python_write_it(text: str, value: bool) -> None:
+    assert setting_value("--axis causal", text, not value) is value

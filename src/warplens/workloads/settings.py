@@ -78,6 +78,10 @@ VIT_SIZES: Final = {
 # --- Settings as people type them: a text becomes a value of the type that the setting has ---------------------------
 
 
+#: What people type for what a setting calls yes and no: help says yes and no, measurements and Python True and False.
+_TRUTHS: Final = {"yes": True, "true": True, "1": True, "no": False, "false": False, "0": False}
+
+
 def setting_value(what: str, text: str, default: Any) -> Any:
     """A text as the type that the setting's default has.
 
@@ -91,7 +95,7 @@ def setting_value(what: str, text: str, default: Any) -> Any:
     """
     try:
         if isinstance(default, bool):
-            return {"yes": True, "no": False}[text]
+            return _TRUTHS[text.lower()]
         if isinstance(default, int):
             return int(text)
         if isinstance(default, float):
@@ -101,7 +105,7 @@ def setting_value(what: str, text: str, default: Any) -> Any:
             kind = int if default else float
             return tuple(kind(part) for part in text.split("+"))
     except (KeyError, ValueError):
-        wanted = "yes or no" if isinstance(default, bool) else "a number"
+        wanted = "yes or no (true or false, 1 or 0)" if isinstance(default, bool) else "a number"
         wanted = "numbers joined by +" if isinstance(default, tuple) else wanted
         raise UsageError(f"{what} takes {wanted}, not {text!r}") from None
     return text
