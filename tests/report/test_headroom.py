@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 
+import polars as pl
 import pytest
 
-from warplens.analysis.headroom import Headroom, headrooms
+from warplens.analysis.headroom import GROUPS, Headroom, headrooms
 from warplens.analysis.timeline import Timeline
 from warplens.readers import read
 from warplens.report.document import Document, Figure, SectionOf, sections
-from warplens.report.headroom import facts, headroom_blocks, headroom_data, parts_table
+from warplens.report.headroom import facts, groups_table, headroom_blocks, headroom_data, parts_table
 
 PLANTED = Path(__file__).resolve().parents[2] / "data" / "planted"
 
@@ -70,3 +72,15 @@ def test_the_json_holds_parts_and_groups_of_each_gpu(name: str) -> None:
     for device in devices:
         assert device["parts"]["rows"]["step_ns"].sum() == device["step_ns"]
         assert device["groups"]["rows"]["measured_ns"].sum() == device["after"]["idle"]
+
+
+def test_rows_of_kernels_that_share_a_short_name_are_told_apart() -> None:
+    full = [f"void cutlass::Kernel2<cutlass_80_simt_sgemm_{tile}_8x4_nn>(int)" for tile in ("256x128", "128x256")]
+    blank = {column.name: None for column in GROUPS.columns}
+    rows = [{**blank, "name": "Kernel2", "kernel": kernel, "calls": 1.0} for kernel in full]
+    rows.append({**blank, "name": "aten::mm", "kernel": full[0], "calls": 1.0})
+    found = SimpleNamespace(device=0, groups=GROUPS.conform(pl.DataFrame(rows, infer_schema_length=None)))
+    names = groups_table(found).rows["name"].to_list()
+    assert "256x128" in names[0]
+    assert "128x256" in names[1]
+    assert names[2] == "aten::mm"

@@ -215,7 +215,8 @@ Begin with:  warplens demo
              warplens kernels profile.sqlite --by category
 A command:   warplens help kernels
 \b
-Exit codes: 0 done · 1 a gate failed · 2 wrong usage or unusable file · 70 a bug in Warplens
+Exit codes: 0 done · 1 a gate failed · 2 wrong usage or unusable file ·
+70 a bug in Warplens
 """
 
 app = typer.Typer(

@@ -10,11 +10,11 @@ from warplens.analysis.headroom import GROUPS, PARTS, STEPS_DOWN
 from warplens.analysis.headroom.budget import NO_MODEL
 from warplens.profile.columns import column
 from warplens.report import text as fmt
-from warplens.report.document import Figure, Section, Segment, Strip, Table, pick, quiet
+from warplens.report.document import Figure, Section, Segment, Strip, Table, pick, quiet, with_texts
 from warplens.report.text import category_title, cause_title
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from warplens.analysis.headroom import Headroom
     from warplens.report.document import Block
@@ -132,6 +132,14 @@ def parts_table(found: Headroom) -> Table:
 def groups_table(found: Headroom) -> Table:
     """The groups of work that are furthest above the limit."""
     rows = found.groups.with_columns(pl.col("calls").round().cast(pl.Int64))
+    labels = fmt.kernel_labels(rows["kernel"].drop_nulls())
+
+    def told_apart(row: Mapping[str, Any]) -> str | None:
+        # What no operator launched bears the short name of its kernel, which many kernels share (`Kernel2`).
+        name, kernel = row["name"], row["kernel"]
+        return labels[kernel] if kernel and name and "::" not in name and name in kernel else name
+
+    rows = with_texts(rows, name=told_apart)
     caption = f"GPU {found.device}: operators and kernels, largest excess over their limit first"
     return Table(f"headroom-groups-{found.device}", caption, _GROUP_COLUMNS, rows, empty="No GPU work.")
 

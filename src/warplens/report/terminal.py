@@ -144,6 +144,7 @@ def _fitting(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: in
     """The places of the columns that fit the width; text may be folded, numbers may not; the first always stays.
 
     What a table is about goes last: the columns that tell its rows apart, its change, its first time, and its share.
+    Columns in which nothing is known go first.
     """
     from rich.cells import cell_len
 
@@ -161,7 +162,9 @@ def _fitting(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: in
     about = [next((place for place, column in enumerate(columns) if is_it(column)), 0) for is_it in _ABOUT]
     left = width - needed(0)
     kept = [0]
-    for place in dict.fromkeys([*names, *about, *range(len(columns))]):
+    nothing = {place for place in range(len(columns)) if all(row[place] == fmt.MISSING for row in rows)}
+    usual = [place for place in (*names, *about, *range(len(columns))) if place not in nothing]
+    for place in dict.fromkeys([*usual, *sorted(nothing)]):
         if place and (left := left - needed(place)) < 0:
             break
         if place:
