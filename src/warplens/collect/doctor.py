@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from warplens.collect.compute import OLDEST as OLDEST_NCU
 from warplens.collect.machine import (
     HOW_TO_GET,
     TITLES,
@@ -17,9 +18,8 @@ from warplens.collect.machine import (
     missing_libraries,
     named_by_variable,
 )
-from warplens.collect.nvidia import NSYS_OLDEST as OLDEST_NSYS
-from warplens.collect.nvidia import OLDEST as OLDEST_NCU
 from warplens.collect.recording import COUNTERS_FIX, IMPORTER_FIX
+from warplens.collect.systems import NSYS_OLDEST as OLDEST_NSYS
 from warplens.errors import UsageError
 
 if TYPE_CHECKING:

@@ -17,16 +17,17 @@ from warplens.cli.options import argument, flag, option
 from warplens.collect.choices import ADDITIONS, PRESETS, TARGETS, kernel_pattern
 from warplens.collect.doctor import examine_machine, missing
 from warplens.collect.machine import System, ThisMachine, Tool, missing_libraries, needed_tool
-from warplens.collect.nvidia import Recording, export_command, parse_capture, record_command
 from warplens.collect.recording import COLLECTING, IMPORTER_FIX, add_run, run_command
+from warplens.collect.systems import Recording, export_command, parse_capture, record_command
 from warplens.errors import UsageError
 from warplens.report.text import span
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from warplens.collect.compute import Cost, Profiling, Selection
     from warplens.collect.doctor import Diagnosis
-    from warplens.collect.nvidia import Capture, Cost, Profiling, Selection
+    from warplens.collect.systems import Capture
 
 
 class CollectionFailedError(Exception):
@@ -267,7 +268,7 @@ def collect(
             options = {"memory": memory, "shapes": shapes, "stacks": stacks, "modules": modules}
             files = _run([_torch(program, base, steps, options)], output, dry_run=dry_run, force=force)
         else:
-            from warplens.collect.nvidia import Profiling
+            from warplens.collect.compute import Profiling
 
             asked = _Ncu(
                 needed_tool("ncu", machine(), tool),
@@ -362,7 +363,7 @@ def _nsys(recording: Recording, tool: str | None, base: Path, program: Sequence[
 
 
 def _torch(program: Sequence[str], base: Path, steps: str | None, options: dict[str, bool]) -> Stage:
-    from warplens.collect.nvidia import Schedule, torch_version, wrapped_command
+    from warplens.collect.pytorch import Schedule, torch_version, wrapped_command
 
     schedule = None
     if steps is not None:
@@ -423,7 +424,7 @@ class _Ncu:
         """Run what the user chose, of the kernels that the user named; the files that it left, one a run."""
         from dataclasses import replace
 
-        from warplens.collect.nvidia import TARGETED, Selection, select_from_trace
+        from warplens.collect.compute import TARGETED, Selection, select_from_trace
 
         if trace is not None:
             from warplens import Timeline, read
@@ -442,7 +443,7 @@ class _Ncu:
     def _selections(self, trace: Path | None, launches: int | None) -> tuple[Selection, Selection | None]:
         from dataclasses import replace
 
-        from warplens.collect.nvidia import Selection, select_from_trace
+        from warplens.collect.compute import Selection, select_from_trace
 
         if trace is None:
             return Selection(launches=_MOST_LAUNCHES if launches is None else launches or None), None
@@ -458,7 +459,7 @@ class _Ncu:
     def _stage(self, phase: str, selection: Selection, profiling: Profiling | None = None) -> Stage:
         from dataclasses import replace
 
-        from warplens.collect.nvidia import LIGHT, TARGETED, cost, profile_command
+        from warplens.collect.compute import LIGHT, TARGETED, cost, profile_command
 
         if profiling is None:
             profiling = replace(self.profiling, sections=LIGHT if phase == "light" else TARGETED)
@@ -478,7 +479,7 @@ def _from_light(report: Path) -> Selection:
 
     from warplens import read_counters
     from warplens.analysis.counters.groups import counters_summary
-    from warplens.collect.nvidia import select_kernels
+    from warplens.collect.compute import select_kernels
 
     summary = counters_summary(read_counters(report), by="launch")
     summary = summary.filter((pl.col("kind") == "kernel") & (pl.col("total_ns") > 0))

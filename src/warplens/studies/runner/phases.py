@@ -15,18 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from warplens.collect.choices import PRESETS
+from warplens.collect.compute import PER_CONFIGURATION, Profiling, Selection, profile_command
 from warplens.collect.machine import ThisMachine, needed_tool
-from warplens.collect.nvidia import (
-    PER_CONFIGURATION,
-    Capture,
-    Profiling,
-    Recording,
-    Selection,
-    export_command,
-    profile_command,
-    record_command,
-)
 from warplens.collect.recording import COLLECTING, add_run, run_command
+from warplens.collect.systems import Capture, Recording, export_command, record_command
 from warplens.errors import WarplensError
 
 if TYPE_CHECKING:

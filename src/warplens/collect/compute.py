@@ -8,20 +8,20 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from warplens.collect.choices import SETS, added_words
+import polars as pl
+
+from warplens.collect.choices import SETS
 from warplens.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import polars as pl
-
     from warplens.analysis.timeline import Timeline
     from warplens.analysis.window import Window
-    from warplens.collect.machine import System, Tool
+    from warplens.collect.machine import Tool
+    from warplens.collect.systems import Capture
 
 
 #: Options of the commands here beside those of `analysis.counters.nextrun.OPTIONS`: `--help` of 2024.1 has them, and
@@ -294,221 +294,3 @@ def _until_each(names: Sequence[str]) -> int:
     frame = pl.DataFrame({"name": names}, schema={"name": pl.String}).with_row_index("at")
     wanted = frame.filter(pl.int_range(pl.len()).over("name") < _EACH)["at"]
     return int(wanted[-1]) + 1 if wanted.len() else 0
-
-
-# --- Commands of Nsight Systems: record a program, and export what was recorded --------------------------------------
-
-
-#: Every option that a command here can hold, with the subcommand that it belongs to. All are in `nsys profile --help`
-#: and `nsys export --help` of 2023.4; the shipped profiles were recorded with most of them by 2025.3.
-NSYS_OPTIONS: Final = {
-    "profile": (
-        "--trace",
-        "--sample",
-        "--cpuctxsw",
-        "--cuda-graph-trace",
-        "--cuda-memory-usage",
-        "--python-sampling",
-        "--python-backtrace",
-        "--cudabacktrace",
-        "--gpu-metrics-device",
-        "--capture-range",
-        "--capture-range-end",
-        "--nvtx-capture",
-        "--env-var",
-        "--force-overwrite",
-        "--output",
-    ),
-    "export": ("--type", "--force-overwrite", "--output"),
-}
-
-#: Older ones write other files (.qdrep), and --capture-range-end and --cuda-graph-trace came one by one.
-NSYS_OLDEST: Final = (2022, 1)
-
-
-@dataclass(frozen=True)
-class Capture:
-    """Which part of the run is recorded.
-
-    Attributes:
-        kind: `all`; `cuda-profiler`: from cudaProfilerStart to cudaProfilerStop; `nvtx`: the first range of a name.
-        range_name: of that range.
-    """
-
-    kind: str = "all"
-    range_name: str | None = None
-
-
-def parse_capture(text: str) -> Capture:
-    """`all`, `cuda-profiler` or `nvtx:NAME` as a capture.
-
-    Raises:
-        UsageError: another text.
-    """
-    kind, colon, name = text.partition(":")
-    if kind in ("all", "cuda-profiler") and not colon:
-        return Capture(kind)
-    if kind == "nvtx" and name:
-        return Capture(kind, name)
-    raise UsageError(f"--capture takes all, cuda-profiler or nvtx:NAME, not {text!r}")
-
-
-@dataclass(frozen=True)
-class Recording:
-    """What to record.
-
-    Attributes:
-        capture: which part of the run.
-        graphs: `node`: each kernel of a CUDA graph; `graph`: each graph as one interval, which disturbs it less.
-        memory: whether to record allocations, which costs time.
-        force: replace a report of the same name.
-        also: what to record besides, names of `choices.ADDITIONS`.
-    """
-
-    capture: Capture = Capture()
-    graphs: str = "node"
-    memory: bool = False
-    force: bool = False
-    also: tuple[str, ...] = ()
-
-
-def record_command(tool: Tool, recording: Recording, report: str, program: Sequence[str]) -> list[str]:
-    """The words of the command that records a program.
-
-    CPU samples and context switches are left out unless asked for: no analysis here needs them, and they slow the host.
-
-    Args:
-        tool: the installed Nsight Systems.
-        recording: what to record.
-        report: the file to write, without its suffix.
-        program: and its arguments.
-
-    Raises:
-        UsageError: this version is too old, or cannot record what is asked for besides.
-    """
-    if tool.version < NSYS_OLDEST:
-        oldest = ".".join(map(str, NSYS_OLDEST))
-        raise UsageError(f"{tool.title} is too old to record what is needed; install {oldest} or later")
-    traced, added = added_words(tool, recording.also)
-    words = [tool.path, "profile", f"--trace=cuda,nvtx{traced}", *added]
-    words.append(f"--cuda-graph-trace={recording.graphs}")
-    if recording.memory:
-        words.append("--cuda-memory-usage=true")
-    words += _nsys_scope(recording.capture)
-    words += [f"--force-overwrite={'true' if recording.force else 'false'}", f"--output={report}"]
-    return [*words, *program]
-
-
-def _nsys_scope(capture: Capture) -> list[str]:
-    if capture.kind == "all":
-        return []
-    if capture.kind == "cuda-profiler":
-        return ["--capture-range=cudaProfilerApi", "--capture-range-end=stop"]
-    name = str(capture.range_name).replace("\\", "\\\\").replace("@", "\\@")
-    return [
-        "--capture-range=nvtx",
-        "--capture-range-end=stop",
-        f"--nvtx-capture={name}",
-        # By itself nsys compares registered strings only; PyTorch's ranges have none.
-        "--env-var=NSYS_NVTX_PROFILER_REGISTER_ONLY=0",
-    ]
-
-
-def export_command(tool: Tool, report: str, *, force: bool = False) -> list[str]:
-    """The words of the command that turns a report into SQLite.
-
-    Args:
-        tool: the installed Nsight Systems.
-        report: the same as for `record_command`.
-        force: replace a file of the same name.
-    """
-    overwrite = f"--force-overwrite={'true' if force else 'false'}"
-    return [tool.path, "export", "--type=sqlite", overwrite, f"--output={report}.sqlite", f"{report}.nsys-rep"]
-
-
-# --- PyTorch's profiler ----------------------------------------------------------------------------------------------
-
-
-#: Runs by itself in the program's own interpreter, which need not have Warplens.
-_WRAPPER: Final = Path(__file__).with_name("torch_run.py")
-
-_PYTHON = re.compile(r"(?:python|pypy)[\d.]*(?:\.exe)?")
-
-#: Options of the interpreter that take the next word as their value.
-_WITH_VALUE: Final = frozenset({"-W", "-X"})
-
-
-_VERSION_PROGRAM: Final = "from importlib.metadata import version; print('torch=' + version('torch'))"
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """Which steps are recorded, where the program says `warplens.step()` at the end of each.
-
-    Attributes:
-        wait: steps before the profiler is switched on.
-        warmup: steps with the profiler on whose record is thrown away.
-        active: steps that are recorded.
-    """
-
-    wait: int = 2
-    warmup: int = 1
-    active: int = 3
-
-
-def wrapped_command(
-    program: Sequence[str],
-    trace: str,
-    schedule: Schedule | None = None,
-    *,
-    shapes: bool = True,
-    memory: bool = False,
-    stacks: bool = False,
-    modules: bool = False,
-) -> list[str]:
-    """The words of the command that runs a Python program under torch.profiler and writes a trace.
-
-    Args:
-        program: `python [OPTION …] SCRIPT …` or `python [OPTION …] -m MODULE …`.
-        trace: the file to write.
-        schedule: the steps to record; None for the whole program.
-        shapes: whether to record the shapes of operators' inputs.
-        memory: whether to record allocations.
-        stacks: whether to record Python's frames.
-        modules: whether to record the modules of scripted models that operators belong to.
-
-    Raises:
-        UsageError: it is no Python program.
-    """
-    if not program or not _PYTHON.fullmatch(Path(program[0]).name):
-        raise UsageError("collect torch runs Python programs: collect torch -- python SCRIPT, or python -m MODULE")
-    at = _end_of_options(program)
-    if at >= len(program) or program[at] in ("-c", "-"):
-        raise UsageError("collect torch needs a script or -m MODULE to run, not code on the command line")
-    options = ["--trace", trace]
-    if schedule is not None:
-        options += ["--schedule", f"{schedule.wait},{schedule.warmup},{schedule.active}"]
-    wanted = {"--shapes": shapes, "--memory": memory, "--stacks": stacks, "--modules": modules}
-    options += [name for name, is_wanted in wanted.items() if is_wanted]
-    return [*program[:at], str(_WRAPPER), *options, "--", *program[at:]]
-
-
-def torch_version(system: System, program: Sequence[str]) -> str:
-    """The version of PyTorch that the program's interpreter has, without importing it.
-
-    Raises:
-        UsageError: it has none, or is no interpreter.
-    """
-    answer = system.run([*program[: _end_of_options(program)], "-c", _VERSION_PROGRAM])
-    found = re.search(r"^torch=(\S+)", answer.text, re.MULTILINE) if answer else None
-    if found is None:
-        raise UsageError(f"{Path(program[0]).name} has no PyTorch: install torch there, or name another Python")
-    return found[1]
-
-
-def _end_of_options(program: Sequence[str]) -> int:
-    """Where the interpreter's own options end and what it is to run begins."""
-    at = 1
-    while at < len(program) and program[at].startswith("-") and program[at] not in ("-m", "-c", "-"):
-        at += 2 if program[at] in _WITH_VALUE else 1
-    return at
