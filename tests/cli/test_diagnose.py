@@ -175,3 +175,6 @@ def test_where_no_gpu_work_was_recorded_nothing_is_said_of_it(warplens: Callable
     assert "0.0 %" not in run.out
     (finding,) = json.loads(warplens("diagnose", ranges, "-f", "json").out)["data"]["findings"]
     assert finding["evidence"] == {}
+    rows = json.loads(warplens("ranges", ranges, "-f", "json").out)["data"]["rows"]
+    assert {row["gpu_ns"] for row in rows} == {row["share"] for row in rows} == {None}
+    assert min(row["host_ns"] for row in rows) > 0

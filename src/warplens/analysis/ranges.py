@@ -22,7 +22,7 @@ from warplens.analysis.trees import NO_RANGE, depth_first, name_paths, nearest
 from warplens.analysis.window import Window
 from warplens.errors import UsageError
 from warplens.patterns import lazy_pattern
-from warplens.profile.columns import column, table
+from warplens.profile.columns import COLUMNS, column, optional, table
 from warplens.profile.schema import Column, Int64s, name_categories
 
 INSTANCES = table(
@@ -43,20 +43,32 @@ INSTANCES = table(
     gpu_ns="summed duration of the GPU work launched inside, inner ranges included",
 )
 
+_NO_WORK = "null where no GPU work was recorded"
+
 RANGES = table(
     "ranges",
     "One path of range names (`--by tree`), or one name. `warplens ranges`.",
     "id parent depth name",
     Column("instances", pl.Int64, "how many ranges are summed up", title="Times"),
-    "host_ns gpu_ns gpu_exclusive_ns inferred_ns span_ns ops kernels share",
+    "host_ns",
+    optional(
+        pl.Int64,
+        gpu_ns=f"summed duration of the GPU work launched inside, inner ranges included; {_NO_WORK}",
+        gpu_exclusive_ns=f"{COLUMNS['gpu_exclusive_ns'].help}; {_NO_WORK}",
+        inferred_ns=f"{COLUMNS['inferred_ns'].help}; {_NO_WORK}",
+        span_ns=f"summed over instances: from the first start to the last end of the work on the GPU; {_NO_WORK}",
+        ops=f"{COLUMNS['ops'].help}; {_NO_WORK}",
+        kernels=f"{COLUMNS['kernels'].help}; {_NO_WORK}",
+    ),
+    optional(share=f"`gpu_ns` of all GPU work of the window; {_NO_WORK}"),
     parent="`id` of the enclosing row; null for an outermost one, and always for `--by name`",
     depth="0 for an outermost row",
     name="name of the range",
     host_ns="summed duration of the ranges on the host",
-    gpu_ns="summed duration of the GPU work launched inside, inner ranges included",
-    span_ns="summed over instances: from the first start to the last end of the work on the GPU",
-    share="`gpu_ns` of all GPU work of the window",
 )
+
+#: Columns that speak of GPU work.
+_OF_WORK = ("gpu_ns", "gpu_exclusive_ns", "inferred_ns", "span_ns", "ops", "kernels", "share")
 
 # PyTorch's emit_nvtx appends running numbers and shapes to operator names; they make every instance a name of its own.
 _RUNNING_NUMBERS = lazy_pattern(r",\s*(?:op_id|seq|sizes|input_op_ids)\s*=.*$")
@@ -249,8 +261,12 @@ def range_statistics(timeline: Timeline, window: Window, by: str = "tree", *, op
         .pipe(RANGES.conform)
     )
     if by == "tree":
-        return depth_first(table, "gpu_ns", "host_ns", "name")
-    return table.sort(["gpu_ns", "host_ns", "name"], descending=[True, True, False])
+        table = depth_first(table, "gpu_ns", "host_ns", "name")
+    else:
+        table = table.sort(["gpu_ns", "host_ns", "name"], descending=[True, True, False])
+    if timeline.work.height:
+        return table
+    return table.with_columns(pl.lit(None).alias(name) for name in _OF_WORK).pipe(RANGES.conform)
 
 
 def projected_spans(timeline: Timeline, rows: Int64s, device: int | None = None) -> Intervals:
