@@ -16,27 +16,35 @@ if TYPE_CHECKING:
 
 
 class Peak(NamedTuple):
-    """What a kind of answer takes at its peak: bytes for each event of the profile, besides `_FIXED_BYTES`."""
+    """What a kind of answer takes at its peak: bytes for each event of the profile, besides `_FIXED_BYTES`.
+
+    Attributes:
+        work: a kernel, copy or fill.
+        searched: the same where calls or ranges were not recorded, so that steps are sought in the kernels.
+        ranges: a range.
+        others: an API call, or another event.
+    """
 
     work: int
+    searched: int
     ranges: int
     others: int
 
     def bytes_of(self, events: Mapping[str, int]) -> int:
         """Of a profile with so many rows in each table of the trace."""
-        each = dict.fromkeys(_WORK, self.work) | {"ranges": self.ranges}
+        work = self.work if events.get("ranges") and events.get("api_calls") else self.searched
+        each = dict.fromkeys(_WORK, work) | {"ranges": self.ranges}
         return _FIXED_BYTES + sum(rows * each.get(table, self.others) for table, rows in events.items())
 
 
 #: Of a table, and of a verdict or a report. Measured on exports of 0.1, 1 and 10 M kernels, that of 1 M also without
-#: its calls, ranges or kernels (docs/explanation/speed.md). Of a verdict they say 6 % less to 11 % more than was taken.
-#: Of a table they say up to 11 % less, and up to half as much again: without calls or ranges, steps are sought in the
-#: kernels.
-TABLE: Final = Peak(work=400, ranges=200, others=60)
-REPORT: Final = Peak(work=800, ranges=500, others=180)
+#: its calls, ranges or kernels (docs/explanation/speed.md). From 1 M events on they say 3 % less to 6 % more than was
+#: taken.
+TABLE: Final = Peak(work=230, searched=490, ranges=200, others=60)
+REPORT: Final = Peak(work=510, searched=620, ranges=300, others=150)
 
 #: Of Python, its libraries and our own modules.
-_FIXED_BYTES: Final = 150_000_000
+_FIXED_BYTES: Final = 170_000_000
 _WORK: Final = ("kernels", "copies", "memsets", "graph_launches")
 
 _UNITS: Final = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}

@@ -77,7 +77,7 @@ def pieces_of(timeline: Timeline, budget: TimeBudget) -> pl.DataFrame:
         phase_of_work(timeline).gather(rows),
         pl.Series("recomputed", recomputed(timeline)[rows]),
         _owners(timeline, levels.level[rows], levels.row[rows]).alias("owner"),
-        _lines(timeline, timeline.places.function[rows]),
+        _lines(timeline, rows),
     )
 
 
@@ -184,11 +184,13 @@ def _owners(timeline: Timeline, level: npt.NDArray[np.int8], row: Int64s) -> pl.
 
 
 def _lines(timeline: Timeline, rows: Int64s) -> pl.Series:
-    """The Python function and line of each piece, in the order of their texts."""
+    """The Python function and line of each of these rows of `Timeline.work`, in the order of their texts."""
     names = timeline.trace.python_functions["name"]
+    if not names.len():
+        return pl.Series("line", [None], dtype=pl.Enum([])).new_from_index(0, len(rows))
     texts = name_categories(names)
     found = pl.Series("line", texts, dtype=pl.Enum(texts.sort()))
-    return found.gather(names.to_physical().gather(_known(rows)))
+    return found.gather(names.to_physical().gather(_known(timeline.places.function[rows])))
 
 
 def _known(rows: Int64s) -> pl.Series:

@@ -29,9 +29,7 @@ class Places:
     """Arrays alongside `Timeline.work`, or a part of it; rows that do not exist are `NO_RANGE`.
 
     Attributes:
-        duration_ns: of the work.
-        is_kernel: whether it is a kernel.
-        range: row of the innermost range that the work was launched in.
+        work: columns `kind`, `start_ns`, `end_ns`, `range` of it.
         operator: row (of `Trace.ranges`) of the innermost operator that launched it.
         backward: whether that operator is part of the backward pass.
         forwards: the forward operators that backward work belongs to: first that of the innermost backward operator,
@@ -40,9 +38,7 @@ class Places:
         function: row (of `Trace.python_functions`) of the Python function that it comes from.
     """
 
-    duration_ns: Int64s
-    is_kernel: Bools
-    range: Int64s
+    work: pl.DataFrame
     operator: Int64s
     backward: Bools
     forwards: tuple[Int64s, ...]
@@ -52,15 +48,31 @@ class Places:
     def part(self, rows: slice | Int64s) -> Places:
         """The same of some of the work."""
         return Places(
-            self.duration_ns[rows],
-            self.is_kernel[rows],
-            self.range[rows],
+            self.work[rows],
             self.operator[rows],
             self.backward[rows],
             tuple(forward[rows] for forward in self.forwards),
             self.module[rows],
             self.function[rows],
         )
+
+    @property
+    def duration_ns(self) -> Int64s:
+        """Of the work."""
+        found: Int64s = (self.work["end_ns"] - self.work["start_ns"]).to_numpy()
+        return found
+
+    @property
+    def is_kernel(self) -> Bools:
+        """Whether it is a kernel."""
+        found: Bools = (self.work["kind"] == "kernel").to_numpy()
+        return found
+
+    @property
+    def range(self) -> Int64s:
+        """Row of the innermost range that the work was launched in."""
+        found: Int64s = self.work["range"].fill_null(NO_RANGE).to_numpy()
+        return found
 
     @property
     def linked(self) -> Bools:
@@ -81,13 +93,12 @@ class Places:
 
 def places(trace: Trace, work: pl.DataFrame, tree: OperatorTree, links: AutogradLinks, frames: PythonFrames) -> Places:
     """Where all GPU work of a profile (`Timeline.work`) comes from."""
-    held = work["range"].fill_null(NO_RANGE).to_numpy()
     nowhere = np.broadcast_to(np.int64(NO_RANGE), work.height)  # takes no room
     operator: Int64s = nowhere
     backward: Bools = np.broadcast_to(np.False_, work.height)
     forwards: tuple[Int64s, ...] = ()
     if tree.is_operator.any():
-        operator = tree.of(held)
+        operator = tree.of(work["range"].fill_null(NO_RANGE).to_numpy())
         backward = np.r_[links.in_backward, False][operator]
         forwards = tuple(links.forward_chain(np.where(backward, operator, NO_RANGE)))
 
@@ -107,9 +118,7 @@ def places(trace: Trace, work: pl.DataFrame, tree: OperatorTree, links: Autograd
         for call in (*calls, waiting):
             function = np.where(function == NO_RANGE, np.r_[frames.enclosing_function, NO_RANGE][call], function)
     return Places(
-        (work["end_ns"] - work["start_ns"]).to_numpy(),
-        (work["kind"] == "kernel").to_numpy(),
-        held,
+        work.select("kind", "start_ns", "end_ns", "range"),
         operator,
         backward,
         forwards,
