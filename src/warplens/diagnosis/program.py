@@ -80,6 +80,13 @@ def _fixed(values: Bools) -> Bools:
     return values
 
 
+def running_sum(values: Bools | Int64s) -> Int64s:
+    """The sum of all values before each place, and behind the last: shape (n + 1,)."""
+    sums = np.zeros(len(values) + 1, dtype=np.int64)
+    np.cumsum(values, out=sums[1:])
+    return sums
+
+
 class Program:
     """The pieces of work of a window in the order of their streams. Arrays are alongside `Facts.work`.
 
@@ -186,13 +193,17 @@ class Program:
         """An expression of the sizes in the kernel table for each of these pieces of work."""
         found = np.full(len(rows), np.nan)
         mine = np.flatnonzero(self.is_kernel[rows])
-        sizes = self.facts.timeline.trace.kernels.select(size.meta.root_names())
-        at = self.facts.work["row"].to_numpy()[rows[mine]]
-        # The kernels of a window are mostly a slice of the table, of which no row is copied.
-        consecutive = len(at) > 0 and bool((at[1:] - at[:-1] == 1).all())
-        sizes = sizes.slice(int(at[0]), len(at)) if consecutive else sizes[at]
-        found[mine] = sizes.select(size.cast(pl.Float64).fill_null(float("nan"))).to_series().to_numpy()
+        found[mine] = self._asked_of(rows[mine], size.cast(pl.Float64).fill_null(float("nan"))).to_numpy()
         return found
+
+    def _asked_of(self, kernels: Int64s, size: pl.Expr) -> pl.Series:
+        """An expression of the sizes in the kernel table for these pieces, which are kernels."""
+        sizes = self.facts.timeline.trace.kernels.select(size.meta.root_names())
+        at = self.facts.work["row"].to_numpy()[kernels]
+        # The kernels of a window are mostly a slice of the table, of which no row is copied.
+        consecutive = len(at) > 0 and int(at[-1]) - int(at[0]) == len(at) - 1 and bool((at[1:] > at[:-1]).all())
+        sizes = sizes.slice(int(at[0]), len(at)) if consecutive else sizes[at]
+        return sizes.select(size).to_series()
 
     @cached_property
     def breaks(self) -> Bools:
@@ -216,9 +227,12 @@ class Program:
 
     def launched_as(self, rows: Int64s) -> Int64s:
         """A number for each of these pieces, the same for kernels of the same full name and grid."""
-        keys = self.name_codes[rows].astype(np.int64) * 1_000_003
-        keys += np.nan_to_num(self.blocks(rows)).astype(np.int64)
-        return np.where(self.is_kernel[rows], keys, -1)
+        keys = np.full(len(rows), -1, dtype=np.int64)
+        mine = np.flatnonzero(self.is_kernel[rows])
+        keys[mine] = self.name_codes[rows[mine]]
+        keys[mine] *= 1_000_003
+        keys[mine] += self._asked_of(rows[mine], GRID_BLOCKS.fill_null(0)).to_numpy()
+        return keys
 
     @cached_property
     def thread(self) -> Int32s:
@@ -266,7 +280,7 @@ class Program:
                 rows, ended_by = np.flatnonzero(owning)[self.facts.part], ended_by[self.facts.gap_part]
                 owning = np.zeros(len(owning), dtype=np.bool_)
                 owning[rows] = True
-            following = np.r_[0, np.cumsum(owning)][ended_by]
+            following = running_sum(owning)[ended_by]
             following[following == work.height] = -1
             return np.asarray(following, dtype=np.int64)
         found = np.full(gaps.height, -1, dtype=np.int64)
@@ -298,7 +312,7 @@ class Program:
         """
         begins, ends = self.edges(inside)
         for which, least in holding:
-            before = np.r_[0, np.cumsum(self.in_order(which))]
+            before = running_sum(self.in_order(which))
             enough = before[ends] - before[begins] >= least
             begins, ends = begins[enough], ends[enough]
         for begin, end in zip(begins.tolist(), ends.tolist(), strict=True):

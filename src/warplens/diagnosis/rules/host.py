@@ -377,10 +377,9 @@ class HostSync(Rule):
         if len(places) < self.in_a_row:
             return np.broadcast_to(0.0, len(checks))  # takes no room
         found = np.zeros(len(checks))
-        product = np.cumsum(program.in_order(program.labelled(*PRODUCTS)))
-        piece = np.cumsum(program.breaks)
         close = np.diff(places) <= self.between
-        close &= (np.diff(product[places]) == 0) & (np.diff(piece[places]) == 0)
+        for parting in (program.in_order(program.labelled(*PRODUCTS)), program.breaks):
+            close &= np.diff(np.searchsorted(np.flatnonzero(parting), places, side="right")) == 0
         edges = np.flatnonzero(np.r_[True, ~close])
         for first, last in zip(edges, np.r_[edges[1:], len(places)], strict=True):
             if last - first >= self.in_a_row:

@@ -101,8 +101,7 @@ class Recomputation(StructureRule):
         product, length = program.labelled(*PRODUCTS), int(self.sequence)
         is_kernel = program.is_kernel
         kernels = program.order[program.in_order(is_kernel)]
-        keys = np.full(len(is_kernel), -1, dtype=np.int64)
-        keys[kernels] = program.launched_as(kernels)
+        keys = program.launched_as(np.arange(len(is_kernel)))
         kernels = kernels[np.argsort(program.step[kernels], kind="stable")]  # step by step, each in order
         steps = program.step[kernels]
         # Most steps launch what others launched: what is found in one of them holds for all.

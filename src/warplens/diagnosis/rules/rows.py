@@ -132,6 +132,8 @@ class ScatteredAccess(StructureRule):
         """What checks and sorts the indices of rows right before these are added in their order: atomics need none."""
         program, order = facts.program, facts.program.order
         found = np.zeros(facts.work.height, dtype=np.bool_)
+        if not program.marked("sorted-adding").any():
+            return found
         helping = (program.marked("on-indices") & ~program.marked("sorted-adding")) | ~program.is_kernel
         begins, ends = program.edges(helping)
         follows = np.append(program.marked("sorted-adding")[order], False)[ends]

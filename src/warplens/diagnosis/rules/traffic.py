@@ -9,6 +9,7 @@ import polars as pl
 
 from warplens.analysis.kernel_names import PRODUCTS
 from warplens.diagnosis.findings import PASSES, Remedy
+from warplens.diagnosis.program import running_sum
 from warplens.diagnosis.rule import GPU_BUSY_SHARE, Limit, remembered
 from warplens.diagnosis.rules.repetition import GrowingCache
 from warplens.diagnosis.structure import (
@@ -119,12 +120,12 @@ class UnfusedChain(StructureRule):
         if not len(begins):
             return share
         own = program.in_order(program.own_ns)
-        before = np.r_[0, np.cumsum(own)]
+        before = running_sum(own)
         spent = before[ends] - before[begins]
         enough = self.least_share * facts.busy_ns
         # However short: what only moves values computes nothing. Weights that change are narrowed in each step.
         moves = program.labelled("copy-cast") & ~program.marked("narrowing")
-        others = np.r_[0, np.cumsum(~program.in_order(moves))]
+        others = running_sum(~program.in_order(moves))
         moving = others[ends] == others[begins]
         if max(spent[ends - begins >= self.least_passes].sum(), spent[moving].sum()) < enough:
             return share
