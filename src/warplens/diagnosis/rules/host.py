@@ -167,9 +167,10 @@ class LaunchOverhead(Rule):
             },
             where=range_names(facts, facts.gaps["range"], claims.pauses(self.id)),
             issuing_ns=claims.issuing_ns[self.id],
-            # Graphs take every pause away; fused kernels most passes over memory, too. One batch in place of equal passes
-            # may take no longer than one of these.
-            bound_ns=facts.idle_ns + max(_passes_ns(facts), int(facts.program.own_ns @ passes.work * passes.freed)),
+            # Graphs take every pause away; fused kernels most passes over memory, too. One batch in place of equal
+            # passes may take no longer than one of these.
+            bound_ns=facts.idle_ns
+            + max(_passes_ns(facts), int(facts.program.own_ns[passes.work].sum() * passes.freed)),
             at_least=predicted(facts, "cuda-graph", "free-launches"),
             replayed=merged or graph,
             busy_ns=0 if merged is None else passes.removed_ns(facts, self._saved(facts, passes)),
