@@ -186,7 +186,7 @@ def test_wrong_use_is_refused_before_anything_is_computed(asked, small, tmp_path
         asked(small, baseline="kind=a")
     with pytest.raises(UnreadableInputError, match="no file in it is named after a cell"):
         asked(small, profiles=tmp_path)
-    with pytest.raises(UsageError, match="is a file, but reports are written to a folder"):
+    with pytest.raises(UsageError, match="is read, and would be written over"):
         asked(small, output=small)
 
 

@@ -90,12 +90,18 @@ def checked_folder(folder: Path) -> Path:
     return folder
 
 
-def checked_target(output: Path) -> Path:
-    """The same of a document that is written to a folder, or to one file where its suffix names the form."""
+def checked_target(output: Path, inputs: Iterable[Path] = ()) -> Path:
+    """The same of a document that is written to a folder, or to one file where its suffix names the form.
+
+    Raises:
+        UsageError: it is one of the files that are read, too.
+    """
     from warplens.report.write import form_named
 
     if form_named(output) is None:
         return checked_folder(output)
+    if output.exists() and any(each.exists() and output.samefile(each) for each in inputs):
+        raise UsageError(f"{output.name} is read, and would be written over: name another with --output")
     checked_folder(output.parent)
     return output
 

@@ -82,7 +82,7 @@ def answer(
     if form is not Format.TABLE:
         _for_programs(paths, window, range_name, form)
         return
-    folder = _report_folder(output)
+    folder = _report_folder(output, paths)
     reading = read_all(paths, window, range_name)
     profiles = reading.profiles
     run = run_in(reading) if range_name is None else None
@@ -143,10 +143,10 @@ def print_several(found: Sequence[DiagnosisAnswer]) -> None:
         print_table(brief_table([(each.sources[0], each.diagnosis) for each in found]), "table", stdout)
 
 
-def _report_folder(output: Path | None) -> Path | None:
+def _report_folder(output: Path | None, paths: Sequence[Path]) -> Path | None:
     """Where the report goes; None where nobody named a folder, and this one may not be written to."""
     if output is not None:
-        return checked_target(output)
+        return checked_target(output, paths)
     try:
         return checked_folder(DEFAULT_FOLDER)
     except UsageError as error:

@@ -228,7 +228,7 @@ def ranks(
     Each profile is reduced to a small summary in a process of its own; a file with several processes or GPUs holds
     several ranks. The rank is taken from the file, else from its name (rank3, _r3), else from the order given.
     """
-    folder = checked_target(output) if output else None
+    folder = checked_target(output, paths) if output else None
     found = discover(paths)
     with progress(f"reading {fmt.plural(len(found), 'profile')}") as tell:
         run = analyse_ranks(found, window, workers=workers, scheduler=scheduler, progress=tell)

@@ -115,7 +115,7 @@ def report(
     wanted = _forms(output, formats)
     grid = GridRequest(dict(map(parse_cell, cells or ())), read_timings(timings) if timings else None, batch)
     to_stdout = output is None and wanted == ["json"] and not grid.is_explicit
-    folder = DEFAULT_FOLDER if to_stdout else checked_target(output or DEFAULT_FOLDER)
+    folder = DEFAULT_FOLDER if to_stdout else checked_target(output or DEFAULT_FOLDER, paths)
     reading = read_all(paths, window, range_name, grid)
     run = run_in(reading) if range_name is None else None
     reading, run = told_in_full(reading, run)
