@@ -13,6 +13,7 @@ __all__ = [
     "FIFTH",
     "FOURTH",
     "HALVES",
+    "NINTH",
     "PROGRAMS",
     "SEVENTH",
     "SIXTH",
@@ -30,8 +31,8 @@ BEFORE, AFTER = "before", "after"
 #: What is held out was written apart from the rules of the diagnosis, and published when they stood. The third part was
 #: recorded when the rules had been mended with the second in view, and each later one when they had been with its
 #: predecessor.
-DEVELOPMENT, HELD_OUT, THIRD, FOURTH, FIFTH, SIXTH, SEVENTH, EIGHTH = HALVES = (
-    "development", "held_out", "third", "fourth", "fifth", "sixth", "seventh", "eighth",
+DEVELOPMENT, HELD_OUT, THIRD, FOURTH, FIFTH, SIXTH, SEVENTH, EIGHTH, NINTH = HALVES = (
+    "development", "held_out", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth",
 )  # fmt: skip
 
 PROGRAMS: dict[str, Program] = {}

@@ -184,6 +184,11 @@ def _gain(finding: Mapping[str, Any]) -> float | None:
     return _bound(finding) if expected is None else expected
 
 
+def _rounding(factor: float) -> float:
+    """How far a factor may be from the number that it tells: three digits are told."""
+    return ROUNDING if factor < 10 else 10 * ROUNDING if factor < 100 else 100 * ROUNDING
+
+
 def _near(said: float, known: float, digits: int = 2) -> bool:
     """Whether one is the other as it is rounded."""
     return abs(said - known) <= 0.5001 / 10.0**digits + 1e-9
@@ -248,7 +253,7 @@ def _check_finding(reading: Reading, finding: Mapping[str, Any], steps: int, sur
         reading.expect(bound >= 1, "a bound is a gain", where, bound, 1)
         for remedy in finding["remedies"]:
             for factor in _factors(remedy["expected"]):
-                fits = factor <= bound + ROUNDING
+                fits = factor <= bound + _rounding(factor)
                 said = f"{remedy['expected']} ({remedy['action']})"
                 reading.expect(fits, "no remedy promises more than the bound", where, said, f"{bound:.2f}×")
     severity = finding["severity"]
@@ -258,7 +263,9 @@ def _check_finding(reading: Reading, finding: Mapping[str, Any], steps: int, sur
         reading.expect(severity in allowed, "severity goes by the gain", where, severity, said)
     reading.expect(severity != "critical" or sure, "nothing is critical without steps", where, severity, steps)
     for factor in _factors(finding["title"]):
-        reading.expect(bound is None or factor <= bound + ROUNDING, "no title beyond the bound", where, factor, bound)
+        reading.expect(
+            bound is None or factor <= bound + _rounding(factor), "no title beyond the bound", where, factor, bound
+        )
 
 
 def check_order(reading: Reading, findings: Sequence[Mapping[str, Any]]) -> None:
@@ -295,7 +302,7 @@ def _check_headline(reading: Reading, diagnosis: Mapping[str, Any], parts: Mappi
     )
     shown = {number for number in (first.get("expected"), _bound(first)) if number is not None}
     for factor in _factors(headline):
-        fits = any(_near(factor, number) for number in shown)
+        fits = any(abs(factor - number) <= _rounding(factor) for number in shown)
         reading.expect(fits, "the headline has the first finding's number", "headline", headline, sorted(shown))
     shares = _shares(headline)
     own = _own_time(first)

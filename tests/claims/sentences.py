@@ -8,6 +8,7 @@ from itertools import combinations, product
 from statistics import median
 from typing import TYPE_CHECKING, Any, Final
 
+from warplens.diagnosis.findings import times
 from warplens.report import text as fmt
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ def _written(key: str, value: float) -> Iterator[str]:
         yield ">100×"
         yield "100×"
     if "factor" in key or key in ("speedup", "expected", "expected_interval", "bound", "gain_ceiling", "ratio"):
-        yield f"{value:.2f}×"
+        yield times(value)
         yield f"{fmt.number(value)}×"
 
 

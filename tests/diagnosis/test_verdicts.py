@@ -68,6 +68,9 @@ def test_waits_that_find_the_gpu_idle_are_not_what_limits_a_launch_bound_program
     assert sync is None or sync.expected < found.findings[0].expected
 
 
+MAXIMUM = "void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float, at::native::MaxOps<float>>>(float)"
+
+
 def test_what_slows_the_host_is_named_before_its_pace() -> None:
     def allocating(machine: Machine) -> None:
         for _ in range(20):
@@ -84,6 +87,12 @@ def test_what_slows_the_host_is_named_before_its_pace() -> None:
         machine.launch(20 * US, times=100)
         machine.launch(2 * US, ADD, times=200)
 
+    def search(machine: Machine) -> None:
+        machine.launch(20 * US, times=100)
+        for _ in range(70):  # of each word: a sum with all pairs of tags, the best of them, a sum
+            for name, blocks in ((ADD, 72), (MAXIMUM, 2), (ADD, 3)):
+                machine.launch(2 * US, name, (blocks, 1, 1))
+
     def reading(machine: Machine) -> None:
         machine.launch(20 * US, times=100)
         for _ in range(50):
@@ -96,6 +105,8 @@ def test_what_slows_the_host_is_named_before_its_pace() -> None:
     assert verdict(averaging, Machine(python_ns=slow)).verdict == "unfused-optimizer"
     # Tensors of one size are no parameters.
     assert verdict(loss_by_class, Machine(python_ns=slow)).verdict == "launch-overhead"
+    # Nor are those of a loop that has a kernel for one size alone in each turn.
+    assert verdict(search, Machine(python_ns=slow)).verdict == "launch-overhead"
     found = verdict(reading, Machine(python_ns=slow))
     assert found.verdict == "host-sync"
     assert "all items at once" in found.findings[0].remedies[0].action

@@ -231,12 +231,16 @@ _LEAST_LOOP: Final = 100
 #: convolutions three in four launches have the commonest size; a loop over classes or samples has hardly another.
 _MOST_ALIKE: Final = 0.85
 
+#: A loop over words, samples or turns runs the same few kernels each time.
+_LONGEST_TURN: Final = 8
+_OF_ONE_SIZE: Final = 0.25
+
 
 def mark_loops(timeline: Timeline, window: Window) -> npt.NDArray[np.bool_]:
     """For each row of `Timeline.work` whether it is of a loop over parameters, such as a moving average of weights.
 
     Programs without products have no parameters to speak of. Loops over classes or samples, in a loss for example, work
-    on tensors of one size.
+    on tensors of one size, or turn by turn on the same few.
     """
     work = timeline.work
     marked = np.zeros(work.height, dtype=np.bool_)
@@ -256,11 +260,30 @@ def mark_loops(timeline: Timeline, window: Window) -> npt.NDArray[np.bool_]:
     lengths = np.diff(np.r_[edges, len(rows)])
     long = of_one[edges] & (lengths >= _LEAST_LOOP)
     threads = _threads(timeline.trace.kernels)
+    names = timeline.trace.kernels["full_name"].to_physical().to_numpy()
     for run in np.flatnonzero(long):
-        sizes = threads[place[edges[run] : edges[run] + lengths[run]]]
-        long[run] = not sizes.any() or np.unique(sizes, return_counts=True)[1].max() <= _MOST_ALIKE * len(sizes)
+        of_run = place[edges[run] : edges[run] + lengths[run]]
+        sizes = threads[of_run]
+        if sizes.any():
+            alike = np.unique(sizes, return_counts=True)[1].max() > _MOST_ALIKE * len(sizes)
+            long[run] = not (alike or _takes_turns(names[of_run], sizes))
     marked[rows] = np.repeat(long, lengths)
     return marked
+
+
+def _takes_turns(names: npt.NDArray[np.uint32], sizes: Int64s) -> bool:
+    """Whether a row of kernels repeats after a few of them, and some of these run on one size alone.
+
+    It is not over parameters then: what is done to one is done to all, whatever their sizes.
+    """
+    turns = any(
+        np.mean((names[turn:] == names[:-turn]) & (sizes[turn:] == sizes[:-turn])) >= _MOST_ALIKE
+        for turn in range(1, _LONGEST_TURN + 1)
+    )
+    if not turns:
+        return False
+    kernels = pl.DataFrame({"name": names, "size": sizes}).group_by("name").agg(pl.len(), pl.col("size").n_unique())
+    return int(kernels.filter(pl.col("size") == 1)["len"].sum()) >= _OF_ONE_SIZE * len(names)
 
 
 def _threads(kernels: pl.DataFrame) -> Int64s:

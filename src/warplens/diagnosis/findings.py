@@ -224,7 +224,8 @@ MANY: Final = 100.0
 
 def times(gain: float) -> str:
     """A factor in words, to three digits, for no model of ours is surer: `1.23×`, `53.2×`."""
-    return f"{gain:.2f}×" if gain < 9.995 else f"{gain:.1f}×"
+    decimals = 2 if gain < 9.995 else 1 if gain < 99.95 else 0
+    return f"{gain:.{decimals}f}×"
 
 
 def about(gain: float) -> str:

@@ -143,6 +143,7 @@ class IncompleteProfile(Rule):
         **IDLE_SHARE,
         "aborted_steps_count": "steps that did not finish",
         "idle_attributed_share": "of the idle time, with a recorded cause",
+        "loading_share": "of a window without repeating steps, waiting for calls that load code",
         "unexplained_idle_ns": "idle time that no finding claims",
         "dependency_share": _BY_CAUSE,
         "submission_share": _BY_CAUSE,
@@ -194,6 +195,7 @@ class IncompleteProfile(Rule):
                 "idle_share": facts.idle_ns / facts.wall_ns if facts.wall_ns else None,
                 "aborted_steps_count": aborted if facts.wall_ns else None,
                 "idle_attributed_share": facts.attributed_share,
+                "loading_share": loading if starting else None,
             },
             remedies=(STEPS_ONLY,) if starting else remedies or (Remedy("Record again", _RECAPTURE, _ANSWERS),),
         )
