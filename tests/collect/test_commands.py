@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -187,11 +188,12 @@ def test_an_expression_that_is_none_is_refused() -> None:
         kernel_pattern([], ["gemm("])
 
 
-def test_a_preset_costs_its_sections_and_its_metrics() -> None:
+def test_a_choice_costs_its_sections_and_its_metrics_and_a_preset_what_was_measured() -> None:
     memory = PRESETS["memory"]
     chosen = Profiling(memory.sections, metrics=memory.metrics)
 
     assert cost(chosen, Selection(launches=2)).passes_each == 3 * 4 + 2
+    assert cost(replace(chosen, passes=memory.passes), Selection(launches=2)).passes == 2 * 35
     assert cost(Profiling((), set_name="basic"), Selection(launches=1)).passes_each == 12
 
 

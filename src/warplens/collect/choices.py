@@ -32,10 +32,12 @@ class Preset:
         sections: of ncu.
         metrics: beside those of the sections.
         cache_control: `all` empties caches before each pass; `none` leaves them as the program has them.
+        passes: of a launch, as an H200 took them (Nsight Compute 2025.3); accesses by instruction take many.
     """
 
     what: str
     sections: tuple[str, ...]
+    passes: int
     metrics: tuple[str, ...] = ()
     cache_control: str = "all"
 
@@ -45,10 +47,12 @@ PRESETS: Final = {
     "throughput": Preset(
         "rates against their peaks, and the place under the roofs",
         (*_ALWAYS, "SpeedOfLight_RooflineChart", "ComputeWorkloadAnalysis"),
+        13,
     ),
     "memory": Preset(
         "traffic through the memories, and how well accesses coalesce",
         (*_ALWAYS, "MemoryWorkloadAnalysis", "MemoryWorkloadAnalysis_Tables"),
+        35,
         tuple(
             name
             for way in _GLOBAL
@@ -63,16 +67,19 @@ PRESETS: Final = {
     "occupancy": Preset(
         "warps that are there, what limits them, and what they wait for",
         (*_ALWAYS, "Occupancy", "SchedulerStats", "WarpStateStats"),
+        17,
     ),
     "instructions": Preset(
         "what is executed, by how many threads of a warp",
         (*_ALWAYS, "ComputeWorkloadAnalysis", "InstructionStats", "WarpStateStats"),
+        20,
         ("smsp__thread_inst_executed_per_inst_executed.ratio", "sm__inst_executed.sum"),
     ),
     # Caches as the program has them: emptied ones would be what is measured, and not the program.
     "cache": Preset(
         "hits in L1 and L2 with the caches as the program leaves them",
         (*_ALWAYS, "MemoryWorkloadAnalysis"),
+        11,
         (
             *("l1tex__t_sector_hit_rate.pct", "lts__t_sector_hit_rate.pct", "dram__bytes_read.sum"),
             *("dram__bytes_write.sum", "dram__bytes.sum.per_second"),

@@ -99,6 +99,7 @@ class Profiling:
         clock_control: `none` leaves the clocks as they are in real runs; `base` locks them: alike, but slower.
         cache_control: `all` empties caches before each pass; `none` leaves them as the program has them.
         force: replace a report of the same name.
+        passes: of a launch, where they were measured; else they are estimated by the sections and metrics.
     """
 
     sections: tuple[str, ...] = LIGHT
@@ -108,6 +109,7 @@ class Profiling:
     force: bool = False
     metrics: tuple[str, ...] = ()
     set_name: str | None = None
+    passes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -190,7 +192,8 @@ def cost(profiling: Profiling, selection: Selection) -> Cost:
     sections = len(profiling.sections)
     if profiling.set_name:
         sections += SETS.get(profiling.set_name, max(SETS.values()))
-    each = _PASSES_PER_SECTION * sections + -(-len(profiling.metrics) // _METRICS_PER_PASS)
+    estimated = _PASSES_PER_SECTION * sections + -(-len(profiling.metrics) // _METRICS_PER_PASS)
+    each = profiling.passes or estimated
     if selection.launches is None:
         return Cost(None, each, None, None, None)
     passes = each * selection.launches

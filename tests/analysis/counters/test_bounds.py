@@ -84,6 +84,13 @@ def test_without_the_metrics_that_would_show_waste_health_cannot_be_said() -> No
     assert bound(sm=5.0, memory=91.0, **{DRAM: 91.0})["healthy"] is None
 
 
+@pytest.mark.parametrize("collected", ["sm", "memory"])
+def test_where_one_throughput_was_not_collected_it_may_be_what_is_busy(collected: str) -> None:
+    found = bound(**{"sm": None, "memory": None, collected: 54.4, ACHIEVED: 62.0})
+
+    assert (found["bound"], found["unit"]) == ("unknown", None)
+
+
 def test_low_throughputs_on_a_full_grid_are_latency_with_the_longest_wait() -> None:
     waits = {STALLED.format("long_scoreboard"): 30.0, STALLED.format("selected"): 1.0, STALLED.format("wait"): 4.0}
 

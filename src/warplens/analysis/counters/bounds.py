@@ -232,8 +232,9 @@ def kernel_bounds(counters: KernelCounters) -> pl.DataFrame:
 
     A unit at 60 % or more of its peak is the bound: memory or compute, whichever is higher; a load/store pipe counts as
     memory (L1). With both below, the kernel waits: if its grid is less than one wave it is too small for the GPU more
-    (`small`), else it is bound by latency, for which the costliest fault and the longest warp stall are named. The
-    limits are those of Nsight Compute's rule SOLBottleneck.
+    (`small`), else it is bound by latency, for which the costliest fault and the longest warp stall are named. Where
+    one of the two was not collected, it may be what is busy: `unknown`. The limits are those of Nsight Compute's rule
+    SOLBottleneck.
 
     A pipe that does the kernel's arithmetic and is as good as full is the bound even if L1 is a little fuller. Tensor
     cores of 9.0 read their operands from shared memory: a product that fills them fills the data pipe of L1 as well.
@@ -272,7 +273,7 @@ def bounds_of(facts: pl.DataFrame, stalls: pl.DataFrame) -> pl.DataFrame:
         .then(pl.lit("compute"))
         .when(pl.col("waves") < 1)
         .then(pl.lit("small"))
-        .when(pl.col("waves") >= 1)
+        .when((pl.col("waves") >= 1) & compute.is_not_null() & memory.is_not_null())
         .then(pl.lit("latency"))
         .otherwise(pl.lit("unknown")),
         unit=pl.when(busy & by_memory)

@@ -325,6 +325,7 @@ def _chosen_counters(
             sections=PRESETS[name].sections,
             metrics=PRESETS[name].metrics,
             cache_control=PRESETS[name].cache_control,
+            passes=PRESETS[name].passes,
         )
         for name in presets
     }

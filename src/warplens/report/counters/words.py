@@ -115,6 +115,8 @@ def _why(row: Mapping[str, Any]) -> str:
     if bound == "unknown":
         if row["unit_share"] is None:
             return "no throughput metrics were collected"
+        if row["compute_share"] is None or row["memory_share"] is None:
+            return f"{low}: a bound takes both, and one was not collected"
         if row["kind"] != "kernel":
             return f"{low}, with the time between the kernels of the {row['kind']}"
         return f"{low}; whether it waits or its grid is too small, launch statistics would tell"
