@@ -11,12 +11,14 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from warplens.analysis.api import api_kinds, blocks_host
+from warplens.analysis.api import api_kind, api_kinds, blocks_host
 from warplens.analysis.categories import categories_of
 from warplens.analysis.frames import numbered, once
+from warplens.analysis.hostpace import STALL_MAX_NS
 from warplens.analysis.intervals import Intervals, Owned, clip, complement, measure_before, subtract, total, union
 from warplens.analysis.kernel_names import PRODUCTS
 from warplens.analysis.launches import LaunchSummary, launch_summary, launching_threads
+from warplens.analysis.steps import LOADS_CODE
 from warplens.profile.columns import optional, table
 from warplens.profile.schema import name_categories
 
@@ -292,6 +294,27 @@ def _threads(kernels: pl.DataFrame) -> Int64s:
     product: pl.Expr = reduce(operator.mul, sides)
     counted: Int64s = kernels.select(product.fill_null(0)).to_series().to_numpy()
     return counted
+
+
+# --- When the host loads code ----------------------------------------------------------------------------------------
+
+
+def code_loading(facts: Facts, *, slow_launches: bool = False) -> Intervals:
+    """When calls of the window load code.
+
+    Args:
+        facts: the window.
+        slow_launches: also launching calls of a millisecond and more. The first launch of a kernel loads it (CUDA
+            Programming Guide, "Lazy Loading"); no other launch onto an idle GPU lasts that long.
+    """
+    calls = facts.timeline.api_calls_in(facts.window)
+    names, code = name_categories(calls["name"]), calls["name"].to_physical().to_numpy()
+    starts, ends = calls["start_ns"].to_numpy(), calls["end_ns"].to_numpy()
+    loads = np.array([LOADS_CODE.search(name) is not None for name in names], dtype=np.bool_)[code]
+    if slow_launches:
+        launches = np.array([api_kind(name) == "launch" for name in names], dtype=np.bool_)[code]
+        loads |= launches & (ends - starts >= STALL_MAX_NS)
+    return union(Intervals(starts[loads], ends[loads]))
 
 
 # --- Whether the optimizer of a window goes from parameter tensor to parameter tensor --------------------------------

@@ -10,8 +10,8 @@ import numpy as np
 import polars as pl
 
 from warplens.analysis.intervals import Intervals, measure_before, union
-from warplens.analysis.steps import LOADS_CODE
 from warplens.analysis.trees import NO_RANGE
+from warplens.diagnosis.evidence import code_loading
 from warplens.diagnosis.facts import range_names
 from warplens.diagnosis.findings import Remedy
 from warplens.diagnosis.rule import (
@@ -220,9 +220,7 @@ class HostStall(Rule):
         if facts.timeline.steps.source == "range" and facts.window.steps:
             return False
         length = stalls["end_ns"] - stalls["start_ns"]
-        calls = facts.timeline.api_calls_in(facts.window)
-        calls = calls.filter(pl.col("name").cast(pl.String).str.contains(LOADS_CODE.pattern))
-        loading = union(Intervals(calls["start_ns"].to_numpy(), calls["end_ns"].to_numpy()))
+        loading = code_loading(facts)
         begins, ends = stalls["start_ns"].to_numpy(), stalls["end_ns"].to_numpy()
         loads = measure_before(loading, ends) > measure_before(loading, begins)
         steps = [step.end_ns - step.start_ns for step in facts.window.steps]

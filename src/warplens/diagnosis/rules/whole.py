@@ -8,12 +8,10 @@ from typing import TYPE_CHECKING, ClassVar, Final
 
 import polars as pl
 
-from warplens.analysis.api import api_kind
-from warplens.analysis.hostpace import STALL_MAX_NS
-from warplens.analysis.intervals import Intervals, measure_before, union
+from warplens.analysis.intervals import measure_before
 from warplens.analysis.kernel_names import PRODUCTS
 from warplens.analysis.quality import aborted_steps
-from warplens.analysis.steps import LOADS_CODE
+from warplens.diagnosis.evidence import code_loading
 from warplens.diagnosis.facts import kernel_names
 from warplens.diagnosis.findings import PASSES, Remedy, ceiling, times
 from warplens.diagnosis.rule import GPU_BUSY_SHARE, IDLE_SHARE, STEPS_ONLY, Rule
@@ -252,18 +250,11 @@ def _only_communication(facts: Facts) -> bool:
 def _loading_share(facts: Facts) -> float:
     """The share of a window without repeating steps in which the GPU waits for a call that loads code.
 
-    The first launch of a kernel loads it (CUDA Programming Guide, "Lazy Loading"): no other launch onto an idle GPU
-    lasts for a millisecond.
+    Where steps repeat, their launches have loaded it before.
     """
     if len(facts.window.steps) > 1 or not facts.wall_ns:
         return 0.0
-    calls = facts.timeline.api_calls_in(facts.window).select("start_ns", "end_ns", name=pl.col("name").cast(pl.String))
-    loads = pl.col("name").str.contains(LOADS_CODE.pattern)
-    slow = pl.col("end_ns") - pl.col("start_ns") >= STALL_MAX_NS
-    names = calls.filter(slow)["name"].unique()
-    launching = [name for name in names if api_kind(name) == "launch"]
-    calls = calls.filter(loads | (slow & pl.col("name").is_in(launching)))
-    loading = union(Intervals(calls["start_ns"].to_numpy(), calls["end_ns"].to_numpy()))
+    loading = code_loading(facts, slow_launches=True)
     begins, ends = (facts.gaps[name].to_numpy() for name in ("start_ns", "end_ns"))
     return int((measure_before(loading, ends) - measure_before(loading, begins)).sum()) / facts.wall_ns
 
