@@ -32,7 +32,7 @@ import polars as pl
 
 from warplens.analysis.api import api_kinds
 from warplens.analysis.categories import categories_of
-from warplens.analysis.frames import chosen, give_back, numbered
+from warplens.analysis.frames import chosen, give_back, numbered, sum_by
 from warplens.analysis.hostpace import HostCalls
 from warplens.analysis.intervals import (
     Intervals,
@@ -477,7 +477,7 @@ def _budget(timeline: Timeline, window: Window, device: int, segments: Intervals
         pieces = subtract(subtract(pieces, outside), covered)
         owners, lengths = rows[pieces.owner], pieces.ends - pieces.starts
         np.add.at(owned, touching[owners], lengths)
-        amounts = _sum_by(labels[owners], lengths, len(names))
+        amounts = sum_by(labels[owners], lengths, len(names)).tolist()
         spent.update({name: amount for name, amount in zip(names, amounts, strict=True) if name[0] == group and amount})
         covered = union(
             Intervals(np.concatenate((covered.starts, pieces.starts)), np.concatenate((covered.ends, pieces.ends)))
@@ -531,12 +531,6 @@ def _group(kind: str, part: str) -> str:
     if kind == "kernel":
         return "communication" if part == "communication" else "compute"
     return "graph" if kind == "graph" else "copy"
-
-
-def _sum_by(labels: Int64s, amounts: Int64s, count: int) -> list[int]:
-    sums = np.zeros(count, dtype=np.int64)
-    np.add.at(sums, labels, amounts)
-    return [int(value) for value in sums]
 
 
 def _parts(spent: dict[tuple[str, str], int], duration: int) -> pl.DataFrame:

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from warplens.analysis.api import api_kind, api_kinds, blocks_host
+from warplens.analysis.api import api_kinds, blocks_host
 from warplens.analysis.categories import categories_of
 from warplens.analysis.frames import numbered, once
 from warplens.analysis.hostpace import STALL_MAX_NS
@@ -312,8 +312,7 @@ def code_loading(facts: Facts, *, slow_launches: bool = False) -> Intervals:
     starts, ends = calls["start_ns"].to_numpy(), calls["end_ns"].to_numpy()
     loads = np.array([LOADS_CODE.search(name) is not None for name in names], dtype=np.bool_)[code]
     if slow_launches:
-        launches = np.array([api_kind(name) == "launch" for name in names], dtype=np.bool_)[code]
-        loads |= launches & (ends - starts >= STALL_MAX_NS)
+        loads |= (api_kinds(calls["name"]) == "launch").to_numpy() & (ends - starts >= STALL_MAX_NS)
     return union(Intervals(starts[loads], ends[loads]))
 
 
