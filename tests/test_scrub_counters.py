@@ -160,8 +160,6 @@ def test_reports_of_others_give_the_same_counters(path: Path | None, tmp_path: P
     assert not FORBIDDEN.search((tmp_path / "copy.ncu-rep").read_bytes())
 
 
-# ---- CSV exports ----------------------------------------------------------------------------------------------------
-
 STATE = "thread Domain:Push/Pop_Range:PL_Type:PL_Value:CLR_Type:Color:Msg_Type:Msg"
 COLUMNS = (
     '"Context","Stream","Block Size","Grid Size","Device","CC","gpu__time_duration.sum","launch__registers_per_thread"'
@@ -236,9 +234,6 @@ def test_exports_of_others_give_the_same_counters(path: Path | None, tmp_path: P
     if path.stem == "error_only":
         pytest.skip("holds no table")
     assert scrub(path, tmp_path / "copy.csv").compared == 3
-
-
-# ---- timings --------------------------------------------------------------------------------------------------------
 
 
 def test_timings_keep_their_numbers_and_lose_other_columns(tmp_path: Path) -> None:

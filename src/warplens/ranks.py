@@ -110,9 +110,6 @@ def _used(files: Sequence[FileSummary]) -> tuple[tuple[str, ...], tuple[str, ...
     return tuple(file.source for file in files if file.problem is None), problems
 
 
-# --- The diagnosis of a run: of each rank by itself, and of what they cost each other ---------------------------------
-
-
 @dataclass(frozen=True, eq=False)
 class DiagnosedRank:
     """One rank that was looked at by itself, with what is compared with others."""
@@ -222,9 +219,6 @@ def run_diagnosis(files: Sequence[Sequence[DiagnosedRank]]) -> RunDiagnosis | No
     return replace(diagnose_run(run, ranks), origin=places)
 
 
-# --- One file becomes the summaries of its ranks. This is what runs in every worker -----------------------------------
-
-
 @dataclass(frozen=True, eq=False)
 class FileSummary:
     """What became of a file.
@@ -271,8 +265,6 @@ def _unless_bad(path: str, reduced: Callable[[str], FileSummary]) -> FileSummary
         what = f"{type(error).__name__}: {error}"
         return FileSummary(source, problem=f"{source}: {what}. This is a bug in Warplens: please report it")
 
-
-# --- Files over an existing Dask cluster ------------------------------------------------------------------------------
 
 #: Seconds to wait for the scheduler to answer.
 _CONNECT_S: Final = 15
@@ -368,8 +360,6 @@ def _result(future: Any, path: Path) -> FileSummary:
         path.name, problem=f"{path.name}: the cluster could not summarise it ({type(failure).__name__}: {failure})"
     )
 
-
-# --- Files over worker processes of this machine ----------------------------------------------------------------------
 
 #: More workers than this rarely help: the disk and the memory are shared.
 _MOST_WORKERS: Final = 16

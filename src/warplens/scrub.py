@@ -158,9 +158,6 @@ def _unfinished(target: Path, suffix: str) -> Iterator[Path]:
         partial.unlink(missing_ok=True)
 
 
-# --- Whether a copy gives the same: it and the original are read, and their tables compared value by value ------------
-
-
 def _compared(before: object, after: object, source: Path) -> int:
     """Compares everything that two files say, rewritten texts apart; gives the number of tables.
 

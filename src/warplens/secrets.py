@@ -173,8 +173,6 @@ class Secrets:
         (self.names if is_word else self.values).add(value)
 
 
-# --- Texts without what identifies: paths become `[path 1]`, `[path 2]`, …, names and addresses `[removed]` -----------
-
 REMOVED = b"[removed]"
 #: What stands in a text in place of what was removed.
 MARK = lazy_pattern(r"\[(?:path \d+|removed)\]")

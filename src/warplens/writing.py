@@ -74,8 +74,6 @@ def write_whole(target: Path, content: str | bytes) -> None:
         partial.write_bytes(content.encode() if isinstance(content, str) else content)
 
 
-# --- Cells of CSV -----------------------------------------------------------------------------------------------------
-
 #: Characters that a terminal obeys, or that reverse what is read.
 _OBEYED: Final = r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]"
 

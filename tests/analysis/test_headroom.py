@@ -86,9 +86,6 @@ def test_parts_sum_to_the_measured_step_of_profiles_of_others(path: Path) -> Non
     check(path)
 
 
-# --- what it says of programs with a known cause ----------------------------------------------------------------------
-
-
 def planted(name: str) -> Headroom:
     return headroom(PLANTED / f"{name}__baseline.json.xz")
 
@@ -256,8 +253,6 @@ def test_names_tell_what_the_shapes_of_the_same_launches_say(name: str) -> None:
     off = told.filter((pl.col("bytes_by_names") / pl.col("bytes") - 1).abs() > 0.1)
     assert off.is_empty(), off.to_dicts()
 
-
-# --- pairs: programs timed without a profiler, before and after the change that an expert would make ------------------
 
 #: Milliseconds of a step after it.
 AFTER = {"attention_eager": 60.6, "fp32_vit": 26.6, "checkpoint_small": 41.3, "gc_and_logging": 35.8, "moe_loop": 3.3}

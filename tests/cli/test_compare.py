@@ -59,9 +59,6 @@ def repeated(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     }
 
 
-# ---- the paradox
-
-
 @pytest.fixture(scope="module")
 def paradox() -> dict[str, Any]:
     result = CliRunner().invoke(app, ["compare", str(BASELINE), str(TOPK), "--format", "json", "--quiet"])
@@ -140,9 +137,6 @@ def test_the_same_file_twice_has_no_decided_difference_and_passes(warplens: Call
     assert {row["change_ns"] for row in data["rows"]} == {0}
 
 
-# ---- repeats and the gate
-
-
 def test_a_folder_of_repeats_is_a_block_a_file(warplens: Callable[..., Run], repeated: dict[str, Path]) -> None:
     data = _asked(warplens, repeated["baseline"], repeated["slower"])["data"]
     assert data["baseline"]["name"] == "baseline"
@@ -215,9 +209,6 @@ def test_files_of_several_programs_are_no_repeats(warplens: Callable[..., Run], 
     assert "unlike-repeats" in [warning["code"] for warning in found["warnings"]]
     run = warplens("compare", tmp_path, TOPK)
     assert "a step of its files launches 179 to 211 pieces of work" in run.err
-
-
-# ---- formats of output, windows, counters
 
 
 def test_csv_holds_the_parts(warplens: Callable[..., Run], paradox: dict[str, Any]) -> None:

@@ -220,9 +220,6 @@ def test_the_document_is_written_in_three_forms(
     assert json.loads((tmp_path / "out" / "compare.json").read_bytes())["schema"] == "warplens.compare/1"
 
 
-# ---- counters
-
-
 def test_reports_of_counters_are_compared_as_such(warplens: Callable[..., Run], tmp_path: Path) -> None:
     nodes, nvtx = MODES / "graph_nodes.ncu-rep.xz", MODES / "nvtx.ncu-rep.xz"
     data = _asked(warplens, nodes, nvtx)["data"]
@@ -231,9 +228,6 @@ def test_reports_of_counters_are_compared_as_such(warplens: Callable[..., Run], 
     assert warplens("compare", nodes, nvtx).out.startswith("nvtx.ncu-rep.xz against graph_nodes.ncu-rep.xz")
     warplens("compare", nodes, nvtx, "-o", tmp_path)
     assert "## Side by side" in (tmp_path / "compare.md").read_text()
-
-
-# ---- what cannot be compared
 
 
 def _refused(warplens: Callable[..., Run], *arguments: object) -> str:

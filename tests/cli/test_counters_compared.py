@@ -85,9 +85,6 @@ def test_what_makes_no_comparison_is_refused(warplens) -> None:
         assert (run.code, found in run.err) == (2, True), run.err
 
 
-# ---- in reports
-
-
 def test_a_report_on_counters_alone(warplens, tmp_path: Path) -> None:
     shutil.copy(PLANTED, tmp_path)
     (tmp_path / "notes.csv").write_text("a,b\n1,2\n")

@@ -299,8 +299,6 @@ def test_a_number_of_points_that_no_sweep_has_is_refused(warplens, policy_file):
     assert "must be a number of points" in run.err
 
 
-# --- study token-reduction --collect ----------------------------------------------------------------------------------
-
 DATA = Path(str(files("warplens") / "data"))
 COUNTERS = Path(__file__).parents[2] / "data" / "counters"
 

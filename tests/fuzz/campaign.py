@@ -165,9 +165,6 @@ def _pump(process: subprocess.Popen[str], lines: queue.Queue[str | None]) -> Non
     lines.put(None)
 
 
-# --- The smallest file that ends the same way -------------------------------------------------------------------------
-
-
 def minimised(seed: Seed, content: bytes, command: str, tries: int = 400) -> bytes:
     """A file that is as small as so many tries make it and ends with the same defect."""
     wrong = ended(seed, content, command).wrong

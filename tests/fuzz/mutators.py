@@ -69,9 +69,6 @@ def value(random: Random, old: object = None, *, json_only: bool = False) -> Any
     return random.choice((b"", b"\xff\xfe", b"\x00" * 40, "\ud800".encode("utf-8", "surrogatepass")))
 
 
-# --- Bytes without any meaning ----------------------------------------------------------------------------------------
-
-
 def raw(content: bytes, random: Random) -> bytes:
     """Bytes changed, cut out, doubled, put in, or the end cut off."""
     out = bytearray(content)
@@ -94,9 +91,6 @@ def raw(content: bytes, random: Random) -> bytes:
         else:
             del out[at:]
     return bytes(out)
-
-
-# --- JSON: traces, measurements, ledgers, policies --------------------------------------------------------------------
 
 
 def _places(tree: Any) -> list[tuple[Any, Any]]:
@@ -182,9 +176,6 @@ def names(content: bytes, random: Random) -> bytes:
     return b"\n".join(rows)
 
 
-# --- CSV --------------------------------------------------------------------------------------------------------------
-
-
 def table(content: bytes, random: Random) -> bytes:
     """A table of text some of whose cells, rows and columns were changed."""
     rows = list(csv.reader(io.StringIO(content.decode("utf-8", "replace"))))
@@ -209,9 +200,6 @@ def table(content: bytes, random: Random) -> bytes:
     csv.writer(sink, quoting=quoting, lineterminator=random.choice(("\n", "\n", "\r\n"))).writerows(rows)
     out = sink.getvalue().encode("utf-8", "surrogatepass")
     return raw(out, random) if random.random() < 0.15 else out
-
-
-# --- SQLite -----------------------------------------------------------------------------------------------------------
 
 
 def _quoted(name: str) -> str:
@@ -289,9 +277,6 @@ def pages(content: bytes, random: Random) -> bytes:
         if at < len(out):
             out[at] = random.choice((0, 1, 2, 5, 10, 13, 127, 128, 255, random.randrange(256)))
     return raw(bytes(out), random) if random.random() < 0.2 else bytes(out)
-
-
-# --- Protocol buffers: reports of Nsight Systems and Nsight Compute ---------------------------------------------------
 
 
 def varint(number: int) -> bytes:
@@ -461,9 +446,6 @@ def events(content: bytes, random: Random) -> bytes:
         contents = message(contents, random)
     out += contents + len(out).to_bytes(8, "little") + b"U3w[END]"
     return raw(out, random) if random.random() < 0.1 else out
-
-
-# --- Compressed files -------------------------------------------------------------------------------------------------
 
 
 def packed(content: bytes, random: Random) -> bytes:

@@ -53,9 +53,6 @@ def made(random: Random) -> tuple[Seed, bytes, str]:
     return Seed("rows", "sqlite-rows", b"", ()), content, f"{state} {random.choice((250_000, 250_000, 7, 40, 300))}"
 
 
-# --- Tables -----------------------------------------------------------------------------------------------------------
-
-
 def empty(page: int, reserved: int, random: Random) -> sqlite3.Connection:
     """A database without tables, with so many bytes of each page kept for others."""
     connection = sqlite3.connect(":memory:", isolation_level=None)
@@ -191,9 +188,6 @@ def _changed(connection: sqlite3.Connection, random: Random) -> None:
             connection.execute(f"ALTER TABLE t RENAME COLUMN {column} TO {quoted(random.choice(_NAMES))}")
 
 
-# --- Damage that knows what a page is ---------------------------------------------------------------------------------
-
-
 def damaged(content: bytes, random: Random) -> bytes:
     """One change of a page: its head, its pointers, a row's numbers, a child, or where a table begins."""
     out = bytearray(content)
@@ -265,9 +259,6 @@ def _begun_elsewhere(content: bytes, pages: int, random: Random) -> bytes:
             return connection.serialize()
         except sqlite3.Error:
             return content
-
-
-# --- The judge --------------------------------------------------------------------------------------------------------
 
 
 def rows_ended(seed: Seed, content: bytes, state: str) -> Ended:

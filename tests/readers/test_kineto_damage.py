@@ -168,9 +168,6 @@ def test_objects_in_arrays_of_an_event_are_no_events(tmp_path: Path, monkeypatch
     assert not _has(found, "damaged-events")
 
 
-# -- refused ----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("content", "said"),
     [

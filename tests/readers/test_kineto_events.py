@@ -134,8 +134,6 @@ def _plain_kernel(number: int) -> dict[str, Any]:
     return {"ph": "X", "cat": "kernel", "name": f"k{number % 7}", "ts": number, "dur": 1, "pid": 0, "tid": 7}
 
 
-# -- any valid JSON ---------------------------------------------------------------------------------------------------
-
 _NUMBERS = st.one_of(
     st.integers(0, 10**6).map(lambda value: Raw(str(value))),
     st.integers(-(10**20), 10**20).map(lambda value: Raw(str(value))),
@@ -242,9 +240,6 @@ def test_it_does_not_matter_where_the_text_is_cut(
         patch.setattr("warplens.readers.kineto.document.BLOCK_BYTES", size)
         patch.setattr(kineto_document, "_WINDOW_BYTES", size)
         _assert_same_in_any_order(_document(path), rows_of(path.read_text("utf-8")))
-
-
-# -- numbers ----------------------------------------------------------------------------------------------------------
 
 
 @given(

@@ -112,9 +112,6 @@ def test_nothing_that_identifies_people_or_machines_gets_into_the_capture(captur
     assert not [word for word in ("sraikund", "twshared", "torchx", "mast_", "facebook", "/tmp") if word in shown]
 
 
-# -- time -------------------------------------------------------------------------------------------------------------
-
-
 def test_times_count_from_the_first_event_to_the_nanosecond(trace: Callable[..., Trace]) -> None:
     found = trace(
         kernel(4371753741882.861, 2.004), launch(4371753741880.1, 1.5, 1), baseTimeNanoseconds=1_790_857_026_000_000_000
@@ -178,9 +175,6 @@ def test_begins_and_ends_are_matched_on_their_thread(trace: Callable[..., Trace]
     )
     spans = {row["name"]: (row["start_ns"], row["end_ns"]) for row in found.ranges.iter_rows(named=True)}
     assert spans == {"outer": (0, 5_500), "elsewhere": (500, 3_500), "inner": (1_500, 2_500), "open": (6_500, 7_500)}
-
-
-# -- GPU work ---------------------------------------------------------------------------------------------------------
 
 
 def test_work_belongs_to_the_process_that_launched_it(trace: Callable[..., Trace]) -> None:
@@ -303,9 +297,6 @@ def test_copies_of_all_directions() -> None:
     assert copy_words("CopyBuffer") == ("unknown", None, None)
 
 
-# -- the host ---------------------------------------------------------------------------------------------------------
-
-
 def test_operators_nest_by_thread(trace: Callable[..., Trace]) -> None:
     found = trace(
         operator("aten::linear", 1.5, 10), operator("aten::mm", 3, 4), operator("other", 3, 4, thread=102),
@@ -418,8 +409,6 @@ def test_overhead_that_happens_without_a_profiler_is_not_the_profilers(trace: Ca
     assert found.profiler_overhead.select("name", "process").rows() == [("Buffer Flush", 100)]
 
 
-# -- collectives ------------------------------------------------------------------------------------------------------
-
 _ALLREDUCE = {
     "Collective name": "allreduce", "In msg nelems": 1_024, "Out msg nelems": 1_024, "Group size": 2, "dtype": "Float",
     "Process Group Name": "0", "Process Group Ranks": "[0, 1]",
@@ -458,9 +447,6 @@ def test_every_nccl_kernel_of_real_traces_is_described(captured: Callable[[str],
         )
         assert set(communicating["row"]) == set(found.collectives["kernel"].drop_nulls()), name
         assert found.collectives["kernel"].drop_nulls().is_unique().all()
-
-
-# -- what a trace lacks -----------------------------------------------------------------------------------------------
 
 
 def test_a_trace_of_the_cpu_alone_is_blocked(captured: Callable[[str], Path]) -> None:

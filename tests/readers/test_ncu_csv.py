@@ -95,9 +95,6 @@ def _refusal(folder: Path, text: str | bytes) -> str:
     return str(caught.value)
 
 
-# --------------------------------------------------------------------------------------------------- the two pages
-
-
 def test_scaled_units_of_the_raw_page_come_back_in_base_units(tmp_path: Path) -> None:
     counters = _read(
         tmp_path,
@@ -281,9 +278,6 @@ def test_a_kernel_is_called_by_its_function(full: str, short: str) -> None:
     assert short_name(full) == short
 
 
-# ---------------------------------------------------------------------------------------------- units and numbers
-
-
 @pytest.mark.parametrize(
     ("printed", "base", "power"),
     [
@@ -359,9 +353,6 @@ def test_a_column_of_mixed_values_is_text(tmp_path: Path) -> None:
     assert counters.values("launch__tpc_enabled").to_list() == ["all", "3", None]
 
 
-# -------------------------------------------------------------------------------------------------------- labels
-
-
 def test_labels_are_told_by_their_section() -> None:
     assert metric_of(_SOL, "", "SM Frequency") == "gpc__cycles_elapsed.avg.per_second"
     roofline = "GPU Speed Of Light Roofline Chart"
@@ -384,9 +375,6 @@ def test_labels_whose_metric_differs_between_releases_stay_labels() -> None:
 def test_names_printed_in_place_of_labels_or_behind_them_are_taken() -> None:
     assert metric_of(_SOL, "", "gpu__time_duration.sum") == "gpu__time_duration.sum"
     assert metric_of(_SOL, "", "Compute (SM) Throughput (sm__throughput.avg.pct)") == "sm__throughput.avg.pct"
-
-
-# ------------------------------------------------------------------------------------- what stands around the table
 
 
 @pytest.mark.parametrize(
@@ -483,9 +471,6 @@ def test_a_second_table_of_the_same_columns_adds_its_launches(tmp_path: Path) ->
     assert counters.metrics.rows() == [(4800.0, None), (2500000.0, 1.0)]
 
 
-# -------------------------------------------------------------------------------------------------------- damage
-
-
 def test_a_row_cut_off_by_the_end_of_the_file_is_left_out(tmp_path: Path) -> None:
     whole = _details((_SOL, "Duration", "us", "4.80"), (_SOL, "Elapsed Cycles", "cycle", "13,485"))
     counters = _read(tmp_path, whole[: whole.index("13,485") + 3])
@@ -527,9 +512,6 @@ def test_damage_is_reported_or_passed_over_but_never_crashes(
     except UnreadableInputError:
         return
     assert counters.metrics.height in (0, counters.launches.height)
-
-
-# -------------------------------------------------------------------------------------------------- real exports
 
 
 def _last_digit(printed: str) -> float:

@@ -62,9 +62,6 @@ def note(counters: KernelCounters, code: str) -> str:
     return found
 
 
-# ---- launches
-
-
 def test_a_launch_has_its_names_its_sizes_and_its_place(read: Callable[..., KernelCounters]) -> None:
     launch = read(
         Report().launch("gemm", {"launch__device_id": 0}, full_name="gemm<8>(T *)", grid=(12, 5, 2), block=(32, 4, 1))
@@ -115,9 +112,6 @@ def test_a_report_without_a_launch_says_that_it_answers_nothing(read: Callable[.
     counters = read(Report().session(details(version="2025.3.1.0")))
     assert counters.launches.height == 0
     assert [(note.code, note.level) for note in counters.capture.notes] == [("no-launches", NoteLevel.BLOCKING)]
-
-
-# ---- metrics
 
 
 def test_values_keep_their_type_and_every_bit(read: Callable[..., KernelCounters]) -> None:
@@ -215,9 +209,6 @@ def test_instances_without_keys_have_no_column_for_them(read: Callable[..., Kern
     listed = put(1, 0) + b"".join(put(3, put(2, value_message(number))) for number in (1.5, 2.5))
     instances = read(report.launch(extra=put(13, listed)), instances=["samples"]).instances["samples"]
     assert instances.rows() == [(1, 0, 1.5), (1, 1, 2.5)]
-
-
-# ---- NVTX, rules, session
 
 
 def test_nvtx_ranges_of_the_launching_thread_stand_outermost_first(read: Callable[..., KernelCounters]) -> None:
@@ -334,9 +325,6 @@ def test_nothing_that_tells_of_people_or_machines_is_read(read: Callable[..., Ke
     assert "do-not-print" not in shown
 
 
-# ---- damaged files
-
-
 def test_a_cut_report_gives_the_launches_before_the_cut(tmp_path: Path) -> None:
     report = Report().session(details(version="2025.3.1.0"))
     for number in range(3):
@@ -392,9 +380,6 @@ def test_what_is_no_report_is_refused_in_one_line(tmp_path: Path, content: bytes
     assert "\n" not in str(refused.value)
 
 
-# ---- units
-
-
 @pytest.mark.parametrize(
     ("metric", "unit"),
     [
@@ -425,9 +410,6 @@ def test_the_name_of_a_metric_tells_its_unit(metric: str, unit: str | None) -> N
     assert unit_of(metric) == unit
 
 
-# ---- the entry for all files
-
-
 def test_compressed_reports_are_read_by_their_content(tmp_path: Path) -> None:
     content = bytes(Report().launch("gemm", {DURATION: 1.0, THROUGHPUT: 5.0}).content)
     for name, packed in {
@@ -454,8 +436,6 @@ def test_other_profiles_are_refused_with_what_to_do(tmp_path: Path) -> None:
         with pytest.raises(UnreadableInputError, match=re.escape(advice)):
             read_counters(path)
 
-
-# ---- real reports
 
 REPORTS = ("a100_tiny_2021", "a10g_sgemm_4", "a10g_sgemm_5", "gb200_full_set", "h200_deit448_bs8")
 

@@ -64,9 +64,6 @@ def noisy(mean: float, share: float, seed: int, blocks: int = 12) -> Samples:
     return Samples.of(random.normal(mean, share * mean, (blocks, 5)))
 
 
-# ---- words
-
-
 @pytest.mark.parametrize(
     ("ratio", "text"),
     [(1.171, "17.1 % slower"), (0.46, "54.0 % less time"), (3.1, "3.10 times as long"), (1.0, "0.0 % slower")],
@@ -199,9 +196,6 @@ def test_gpu_work_that_changed_in_a_step_as_long_is_told_with_what_made_up_for_i
     assert text.endswith(": GPU work rose 29.0 %, against 8.00 ms less of exposed communication")
 
 
-# ---- tables and the waterfall
-
-
 def test_opposing_changes_have_no_shares_of_what_they_leave(paradox: StepNumbers) -> None:
     wall = paradox.difference.wall
     assert "share" in [column.name for column in part_table(wall).columns]
@@ -256,9 +250,6 @@ def test_what_a_graph_hides_is_not_called_removed_for_certain(baseline: TraceFil
     assert not removed["decided"].any()
     assert "hidden-graphs" in [item.code for item in whole.notes]
     assert "they may be inside the other side's CUDA graphs" in render_markdown(step_document(whole))
-
-
-# ---- the document
 
 
 def test_the_document_is_markdown_with_every_number_of_the_sum(paradox: StepNumbers) -> None:

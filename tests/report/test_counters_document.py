@@ -171,9 +171,6 @@ def test_hostile_names_are_text() -> None:
     assert "\x1b" not in page + text
 
 
-# ---- beside a trace
-
-
 @cache
 def timeline() -> Timeline:
     return Timeline(read(TRACE))
@@ -207,9 +204,6 @@ def test_counters_of_another_program_match_nothing_and_say_so() -> None:
     numbers = examine_counters(read_counters(PLANTED), [joined])
     assert "0 of 9 profiled launches occur" in words(section(numbers, "coverage-section"))
     assert "How much of the program" in " ".join(note.text for note in numbers.semantics)
-
-
-# ---- in a browser
 
 
 def test_the_page_is_drawn_without_a_request(tmp_path: Path) -> None:

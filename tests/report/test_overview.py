@@ -61,9 +61,6 @@ def training() -> Numbers:
     return numbers_of(training_trace())
 
 
-# --- the answer -------------------------------------------------------------------------------------------------------
-
-
 def test_the_answer_says_step_time_busy_share_what_and_why_idle(training):
     first, second = sentences(answer(training))
     assert re.match(r"A step takes \d+ µs \(median of 3\), and the GPU was busy for \d+\.\d % of the time, ", first)
@@ -100,9 +97,6 @@ def test_work_inside_graphs_is_busy_and_named_hidden():
 def test_a_range_is_spoken_of_by_its_name(training):
     numbers = numbers_of(training_trace(), range_name="forward")
     assert "work launched inside “forward” spans" in answer(numbers)
-
-
-# --- the numbers ------------------------------------------------------------------------------------------------------
 
 
 def test_the_parts_of_every_budget_sum_to_the_window(training):
@@ -147,9 +141,6 @@ def test_steps_left_out_are_listed_but_do_not_count():
 def test_coverage_from_the_kernel_table_is_that_of_the_analysis(training):
     assert training.category_coverage == category_coverage(training.timeline, training.window)
     assert training.tensor_core_use == tensor_core_use(training.timeline, training.window)
-
-
-# --- the document -----------------------------------------------------------------------------------------------------
 
 
 def test_every_section_is_there_even_when_its_data_is_not():
@@ -218,9 +209,6 @@ def test_a_budget_merges_small_parts_in_the_chart_but_not_in_the_table(training)
     assert "3 smaller parts" in figure.chart.svg("words")
 
 
-# --- files ------------------------------------------------------------------------------------------------------------
-
-
 def test_a_report_is_three_files_and_its_images(tmp_path, training):
     heard: list[str] = []
     pair = (training.timeline, training.window)
@@ -253,9 +241,6 @@ def test_json_alone_loads_neither_charts_nor_templates():
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
-
-
-# --- real captures ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.skipif(not CAPTURES.is_dir(), reason=f"there are no captures in {CAPTURES}")

@@ -115,8 +115,6 @@ def polls_device(name: str) -> bool:
     return prefix is not None and bare_name(name)[prefix.end() :] in ("EventQuery", "StreamQuery")
 
 
-# --- CUDA API calls on the host ---
-
 API_CALLS: Final = table(
     "API calls",
     "One group of CUDA API calls. `warplens api`; the columns of `--by` stand first. Times are the host's.",

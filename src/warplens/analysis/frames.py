@@ -98,8 +98,6 @@ def all_equal(column: pl.Series, value: int | None = None) -> bool:
     return least == column.max() and value in (None, least)
 
 
-# --- Groups of millions of rows by columns of a few values ---
-
 #: Up to so many combinations are counted in a table of all of them; more are told apart by sorting.
 _FEW: Final = 1 << 22
 
@@ -169,8 +167,6 @@ def _close_together(values: Int64s) -> tuple[Int64s, int]:
     return np.searchsorted(distinct, values).astype(np.int64), len(distinct)
 
 
-# --- Memory that arrays have left, for frames ---
-
 #: Below this many rows there is too little to give back.
 _MANY_ROWS: Final = 200_000
 
@@ -188,9 +184,6 @@ def give_back(rows: int) -> None:
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # musl has none
         if trim is not None:
             trim(0)
-
-
-# --- Answers that several analyses of one report build on are computed once for a timeline and a window ---
 
 
 class Remembering(Protocol):

@@ -116,8 +116,6 @@ def _split_mangled(name: str) -> tuple[str, str, str]:
     return "::".join(function), ", ".join(types), ""
 
 
-# --- Which library a kernel comes from, by its namespace or the habits of its names ---
-
 #: In the order of precedence: the library, what the function shows of it, or else the template arguments. cuBLAS and
 #: cuDNN contain kernels of CUTLASS and xmma: for products that family is named, because it tells which implementation
 #: was chosen; cuDNN where its name is there.

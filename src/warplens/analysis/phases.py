@@ -149,8 +149,6 @@ def _busy_ns(work: pl.DataFrame, window: Window) -> int:
     )
 
 
-# --- What happened in each step ---
-
 STEPS: Final = table(
     "steps",
     "One step of the window. `warplens steps`. Where several GPUs worked, busy and idle time are those of the"

@@ -146,8 +146,6 @@ class _PhaseRanges:
         return bool(stop > first)
 
 
-# --- Quality notes ---
-
 #: Every launch has its API call in a complete capture; a few at the edges of the recording may miss theirs.
 _COMPLETE_LAUNCH_SHARE: Final = 0.99
 

@@ -135,9 +135,6 @@ def nearest(parent: Int64s, wanted: Bools, start: Int64s) -> Int64s:
     return found
 
 
-# --- Nodes with names as a tree of name paths ---
-
-
 class NamePaths(NamedTuple):
     """Each node's path, and for each path the one above it (`NO_RANGE` for none), its name's code and its depth."""
 

@@ -85,8 +85,6 @@ def _time_ns(part: str, text: str) -> int:
     return int(whole) * unit + sign * (int(fraction) * unit // 10 ** len(fraction) if fraction else 0)
 
 
-# --- What the name of an annotated range says about the part of the program that it stands for ---
-
 #: Phases in the order of a training step.
 PHASES: Final = ("forward", "backward", "optimizer")
 

@@ -447,9 +447,6 @@ def counters(report: Counters, *, by: str = "group", metrics: Sequence[str] = ()
     )
 
 
-# --- One table of one profile ----------------------------------------------------------------------------------------
-
-
 def _selected(profile: Profile, asked: str, window: str, range_name: str | None) -> Selection:
     from warplens.answers.given import selected, timeline_of
 

@@ -29,9 +29,6 @@ if TYPE_CHECKING:
 _TAGS = {NoteLevel.BLOCKING: "missing", NoteLevel.WARNING: "caution", NoteLevel.INFO: "note"}
 
 
-# --- From a path to the part of a profile that is asked about --------------------------------------------------------
-
-
 def head(selection: Selection) -> list[str]:
     """The file with its recorder, and the window."""
     window = selection.window
@@ -111,9 +108,6 @@ def checked_file(output: Path) -> Path:
     if output.is_dir() or not output.absolute().parent.is_dir():
         raise UsageError(f"{output.name}: the output must be a file in a folder that exists")
     return output
-
-
-# --- An answer, and the one way to print it --------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

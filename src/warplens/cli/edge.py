@@ -275,9 +275,6 @@ def _silence_stdout() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-# --- One setting of the C library's allocator that large profiles are read a tenth faster with -----------------------
-
-
 #: Below this size of input nothing is gained. Exports hold about 130 bytes a kernel.
 _LARGE_BYTES: Final = 32 * 1024**2
 

@@ -206,9 +206,6 @@ def with_shipped_profiles(words: Sequence[str]) -> list[str]:
     return [*own, *words[len(own) :]]
 
 
-# --- The program -----------------------------------------------------------------------------------------------------
-
-
 _EPILOG = """\b
 Begin with:  warplens demo
              warplens profile.nsys-rep

@@ -120,9 +120,6 @@ def kernel_pattern(targets: Sequence[str], patterns: Sequence[str]) -> str | Non
     return "|".join([*(TARGETS[name] for name in targets), *patterns]) or None
 
 
-# --- What `collect nsys` can record besides ---------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Addition:
     """Something more for nsys to record.

@@ -191,9 +191,6 @@ class ThisMachine:
         return sys.executable
 
 
-# --- Where NVIDIA's profilers hide, and which version they are -------------------------------------------------------
-
-
 Version = tuple[int, ...]
 
 TITLES: Final = {"nsys": "Nsight Systems", "ncu": "Nsight Compute"}

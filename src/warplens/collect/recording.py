@@ -24,9 +24,6 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 
-# --- `manifest.json` -------------------------------------------------------------------------------------------------
-
-
 MANIFEST: Final = "manifest.json"
 SCHEMA: Final = "warplens.collection/1"
 
@@ -108,9 +105,6 @@ def _runs(path: Path) -> list[dict[str, Any]]:
     if not isinstance(content, dict) or content.get("schema") != SCHEMA:
         return []
     return [run for run in content.get("runs", ()) if isinstance(run, dict)]
-
-
-# --- Starts a command, shows what it prints while it runs, and recognises why it failed ------------------------------
 
 
 #: Lines that are kept of a program's output, to be shown where it fails.
@@ -214,9 +208,6 @@ def run_command(command: Sequence[str], variables: Mapping[str, str], tell: Call
                 tail.append(text)
             failure = failure or known_failure(text)
     return Ran(process.returncode, tuple(tail), failure)
-
-
-# --- `warplens.capture` and `warplens.step`: users' own programs say which part of them is worth recording -----------
 
 
 #: Set by `warplens collect` for the program that it runs: which tool is recording it.

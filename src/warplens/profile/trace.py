@@ -130,9 +130,6 @@ class Capture:
         return next((device for device in self.devices if device.ordinal == ordinal), None)
 
 
-# --- `Trace` ---
-
-
 @dataclass(frozen=True, eq=False, repr=False)
 class Trace:
     """One profile as tables. Each is checked against `warplens.profile.tables.TABLES` on entry.

@@ -149,8 +149,6 @@ def refusal(path: Path) -> UnreadableInputError:
     return _TRACES.refusal(path, kind_of(path))
 
 
-# --- Which files are profiles, told by content without reading them ---------------------------------------------------
-
 #: Beside a report these are exports of it, which say less.
 _PACKED_SUFFIXES: Final = (".gz", ".xz", ".zst")
 

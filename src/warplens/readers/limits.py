@@ -56,8 +56,6 @@ class Limit:
         return UnreadableInputError(path, bound, f"If you trust the file, set {_PREFIX}{self.name} to more")
 
 
-# --- What a user may raise --------------------------------------------------------------------------------------------
-
 #: No capture is larger; the largest export that the readers were measured with has 2 GB.
 UNPACKED_BYTES: Final = Limit("UNPACKED_BYTES", 64 * 2**30, "bytes")
 
@@ -84,8 +82,6 @@ def unpacked_bytes(packed: int, expansion: Limit = EXPANSION) -> tuple[int, Limi
     return (by_ratio, expansion) if by_ratio < UNPACKED_BYTES.value else (UNPACKED_BYTES.value, UNPACKED_BYTES)
 
 
-# --- Traces of PyTorch (JSON) -----------------------------------------------------------------------------------------
-
 #: What stands around the events is kept up to here; beyond it is no trace's description of itself.
 HEADER_BYTES: Final = 64 * 2**20
 
@@ -95,8 +91,6 @@ EVENT_BYTES: Final = 4 * 2**20
 #: Lists of tensors, each a list of sizes, are the deepest argument that a profiler writes. What is nested deeper than
 #: this is no argument, and would be one too many for programs that read values by recursion.
 NESTED_LEVELS: Final = 32
-
-# --- Reports of Nsight Systems ----------------------------------------------------------------------------------------
 
 #: The largest block of events seen has 0.7 MB; nsys begins a new one after some ten thousand events.
 EVENT_BLOCK_BYTES: Final = 2**26
@@ -112,8 +106,6 @@ INDEX_BYTES: Final = 2**20
 #: Real blocks of events shrink to a third. On all blocks together, against files made to fill the memory.
 BLOCK_EXPANSION: Final = 32
 FREE_BLOCK_BYTES: Final = 2**26
-
-# --- Tables of text ---------------------------------------------------------------------------------------------------
 
 #: A line of a table of Nsight Compute, of which a full set of metrics takes 100 kB.
 LINE_BYTES: Final = 2**24

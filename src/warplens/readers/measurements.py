@@ -229,8 +229,6 @@ def _is_ordered(spread: Mapping[str, Any]) -> bool:
     return percentiles == sorted(percentiles) and (interval[0] is None or interval == sorted(interval))
 
 
-# --- A copy that can be shared: figures, settings, and the machine without its owner ----------------------------------
-
 #: Members that come along; docs/reference/measurements.md has them all.
 _HEAD: Final = ("schema", "version", "workload", "command", "environment", "plan", "sweep", "measurements")
 _ENVIRONMENT: Final = (

@@ -131,8 +131,6 @@ def kind_of(path: Path) -> Kind:
     return kind_of_bytes(head_of(path))
 
 
-# --- The protocol of a format -----------------------------------------------------------------------------------------
-
 Content = TypeVar("Content", covariant=True)  # noqa: PLC0105  # read as a word at every reader
 
 
@@ -272,8 +270,6 @@ class Wanted(Generic[Content]):
             raise self.refusal(path, kind_of_bytes(head))
         return reader
 
-
-# --- Compressed files: unpacked as a stream into a temporary file, bounded, and removed afterwards --------------------
 
 _CHUNK_BYTES: Final = 2**20
 

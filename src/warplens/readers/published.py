@@ -334,9 +334,6 @@ def _work(refuse: Any, given: Mapping[str, float], record: Mapping[str, Any]) ->
     }
 
 
-# --- Files that hold a sweep: measurements of `warplens`, or a published table of results -----------------------------
-
-
 def read_sweep(path: Path | str) -> Measurements:
     """Measurements, whichever of the two kinds of file they stand in.
 

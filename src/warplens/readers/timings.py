@@ -318,8 +318,6 @@ def _number(source: Path, line: int, title: str, text: str, limit: int = _GREATE
     return number
 
 
-# --- A copy that can be shared: numbers, and the texts that say what they are of --------------------------------------
-
 #: Titles of columns whose texts say what was timed.
 _TOLD = re.compile(r"model|size|model size|model name|mode|kind|keep|execution|dtype|precision|optimizer|input size")
 _NUMBER = re.compile(r"(?:(?:ctx|seq|bs)_?)?[-+]?[\d.]*\d\.?(?:e[-+]?\d+)?|nan|n/?a|none|null|oom|[-–]|", re.IGNORECASE)

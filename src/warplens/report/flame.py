@@ -135,9 +135,6 @@ def flames(timeline: Timeline, window: Window) -> tuple[Flame, ...]:
     return (*found, _flame("kernels", "Kinds of work", [category], leaf, leaves, duration, steps))
 
 
-# --- Paths of each kind -----------------------------------------------------------------------------------------------
-
-
 def _leaves(timeline: Timeline, work: pl.DataFrame) -> tuple[Int64s, list[tuple[str, str, str | None, str]]]:
     """For each piece of work the number of its name; of each name label, kind of work, full name and colour."""
     trace = timeline.trace
@@ -221,9 +218,6 @@ def _functions(timeline: Timeline, rows: slice | Int64s) -> _Paths:
     calls, frames = timeline.trace.python_functions, timeline.python
     wanted = frames.enclosing_function == np.arange(calls.height)
     return _paths(calls["name"], wanted, frames.function_parent, timeline.places.part(rows).function, "function")
-
-
-# --- Trees ------------------------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -328,9 +322,6 @@ def _without_slivers(tree: _Tree, total_ns: int) -> tuple[Node, ...]:
     return tuple(nodes)
 
 
-# --- The difference of two --------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Difference:
     """Two views of the same kind, held against each other. Times are those of a step of each profile.
@@ -368,9 +359,6 @@ def flame_difference(before: Flame, after: Flame) -> Difference:
         for side, flame in enumerate((before, after))
     )
     return Difference(Flame(after.id, after.title, everything, after.total_ns, after.steps), first, second)
-
-
-# --- Sections of reports ----------------------------------------------------------------------------------------------
 
 
 def flame_blocks(numbers: Numbers) -> Iterator[Block]:

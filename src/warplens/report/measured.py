@@ -183,9 +183,6 @@ def _figure(measurements: Measurements, cells: pl.DataFrame) -> Figure:
     )
 
 
-# --- How exact attention kernels are ---------------------------------------------------------------------------------
-
-
 def errors_tables(rows: pl.DataFrame) -> tuple[Table, ...]:
     """Errors against float64 and, apart, how many elements are off by how many units of the last place.
 

@@ -137,9 +137,6 @@ def _exposed(result: RanksResult) -> str | None:
     )
 
 
-# --- The tables about many ranks: for the terminal, and for the document ---------------------------------------------
-
-
 _RANKS: Final = pick(
     RANKS, "rank source duration_ns compute_ns exposed_ns overlapped_ns overlap_share copy_ns idle_ns idle_share"
 )
@@ -237,9 +234,6 @@ def terminal_tables(result: RanksResult) -> list[Table]:
         *([collective_table(result)] if communicating else []),
         *([clock_table(result)] if several else []),
     ]
-
-
-# --- The document about many ranks of one run ------------------------------------------------------------------------
 
 
 def ranks_document(result: RanksResult, notes: Sequence[Note]) -> Document:
@@ -344,9 +338,6 @@ SECTIONS: Final[tuple[SectionOf[Any], ...]] = (
     SectionOf("steps", "Steps and load imbalance", _steps),
     SectionOf("clocks", "Clocks", _clock_blocks),
 )
-
-
-# --- The numbers of many ranks for programs --------------------------------------------------------------------------
 
 
 def ranks_data(result: RanksResult) -> dict[str, Any]:

@@ -163,8 +163,6 @@ def _signed(text: str, *, negative: bool) -> str:
     return f"−{text}" if negative else text
 
 
-# --- names ------------------------------------------------------------------------------------------------------------
-
 #: Long enough for the tile and layout part of a GEMM's name, short enough for a table cell.
 DEFAULT_NAME_WIDTH = 64
 
@@ -347,8 +345,6 @@ def _informative_argument(arguments: str) -> str | None:
         carrier = carrier or name
     return carrier
 
-
-# --- what categories, phases and causes are called --------------------------------------------------------------------
 
 #: Kernel categories whose key is not what people call them.
 _CATEGORIES: Final = {

@@ -93,9 +93,6 @@ def _driver() -> dict[str, Any]:
     return facts
 
 
-# --- What a measurement was made on, found out without PyTorch -------------------------------------------------------
-
-
 def host_facts() -> dict[str, Any]:
     """`python`, `system`, `cpu_count` and `cpu`, as they stand in the measurements file."""
     return {

@@ -96,9 +96,6 @@ def _check(status: int) -> None:
         raise RuntimeError(f"the CUDA driver returned {status}")
 
 
-# --- How a step reaches the GPU: call by call, compiled, or as one CUDA graph ----------------------------------------
-
-
 #: Compiled models that may live in one process, as the cells of a grid that take turns do.
 _MODELS: Final = 64
 
@@ -166,9 +163,6 @@ class _Replay:
         """Launch it; the result is there when the GPU has done it."""
         self.graph.replay()
         return self.result
-
-
-# --- Arithmetic of a workload ----------------------------------------------------------------------------------------
 
 
 _MODEL_DTYPES = {"fp16": torch.float16, "bf16-weights": torch.bfloat16}

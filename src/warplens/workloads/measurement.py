@@ -22,9 +22,6 @@ if TYPE_CHECKING:
     from warplens.workloads.ranges import Ranges
 
 
-# --- What the GPU's clocks did during a measurement ------------------------------------------------------------------
-
-
 #: Reasons for which a driver lowers clocks though there is work, by their bit in NVML's clocks-event reasons.
 _HELD_DOWN: Final = {
     0x04: "power cap",
@@ -371,9 +368,6 @@ def _warm_up_once(step: Callable[[], object], marks: Marks, device: str, ranges:
         step()
         synchronize(device)
         return time.perf_counter_ns() - start
-
-
-# --- Where the phases of a step end ----------------------------------------------------------------------------------
 
 
 def is_cuda(device: str) -> bool:

@@ -198,9 +198,6 @@ def workload(name: str) -> Workload:
     return WORKLOADS[name]
 
 
-# --- How often a step is repeated, and when that is enough -----------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Plan:
     """When to stop measuring.
@@ -250,9 +247,6 @@ class Plan:
         return cls(
             warmup_steps=warmup_steps, warmup_ns=0, least=repetitions, most=repetitions, fewest=repetitions, precision=0
         )
-
-
-# --- PyTorch, or one line that says how to get it --------------------------------------------------------------------
 
 
 def torch_or_advice() -> Any:

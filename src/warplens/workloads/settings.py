@@ -75,9 +75,6 @@ VIT_SIZES: Final = {
 }
 
 
-# --- Settings as people type them: a text becomes a value of the type that the setting has ---------------------------
-
-
 #: What people type for what a setting calls yes and no: help says yes and no, measurements and Python True and False.
 _TRUTHS: Final = {"yes": True, "true": True, "1": True, "no": False, "false": False, "0": False}
 
@@ -114,9 +111,6 @@ def setting_value(what: str, text: str, default: Any) -> Any:
 def defaults_of(cell: type) -> Mapping[str, Any]:
     """The settings of a workload with their defaults; a text for one that has none."""
     return {item.name: "" if item.default is MISSING else item.default for item in fields(cell)}
-
-
-# --- Settings of the reference workloads: what a cell of a grid fixes. Free of PyTorch -------------------------------
 
 
 #: What a step of the language model does.

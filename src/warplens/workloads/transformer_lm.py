@@ -241,9 +241,6 @@ def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     return -log_probability.gather(-1, targets[..., None]).mean()
 
 
-# --- The language-model workload: a cell of the grid made ready to run -----------------------------------------------
-
-
 def prepare(cell: LMCell, setting: Setting) -> Program:
     """Model, tokens and optimizer of a cell. Weights are fp32 and random, tokens as well."""
     torch.manual_seed(setting.seed)

@@ -230,9 +230,6 @@ class VisionTransformer(nn.Module):
             return self.head(self.norm(x)[:, 0])
 
 
-# --- The token-reduction workload: a cell of the grid made ready to run ----------------------------------------------
-
-
 def prepare(cell: TokenReductionCell, setting: Setting) -> Program:
     """Model and images of a cell: inference on random images with random weights.
 

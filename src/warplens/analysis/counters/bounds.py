@@ -16,8 +16,6 @@ from warplens.profile.schema import Column
 if TYPE_CHECKING:
     from warplens.profile.counters import KernelCounters
 
-# --- Faults ---
-
 #: Below this, a throughput says that the kernel mostly waited (Nsight Compute's rule SOLBottleneck).
 LOW_SHARE: Final = 0.6
 
@@ -173,8 +171,6 @@ def evidence(*names: str) -> pl.Expr:
     listed = pl.concat_list(items)
     return listed.list.eval(pl.element().filter(pl.element().struct.field("value").is_not_null()))
 
-
-# --- Bounds ---
 
 #: At this share of its peak, a unit is as good as full: only less work for it helps (rule SOLBottleneck).
 _AT_ROOF: Final = 0.8

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from warplens.profile.counters import KernelCounters
 
-# --- Comparison notes ---
-
 #: Clocks nearer to each other than this change times less than runs differ anyway.
 _SAME_CLOCK: Final = 0.02
 
@@ -113,8 +111,6 @@ def _of_contents(before: KernelCounters, after: KernelCounters) -> Iterator[Note
         f"Different sections were collected ({'; '.join(parts)}): what one lacks has no change.",
     )
 
-
-# --- Comparison ---
 
 #: Shares of `SUMMARY` whose difference is given in percentage points.
 _SHARES: Final = ("compute_share", "memory_share", "dram_share", "theoretical_share", "achieved_share")

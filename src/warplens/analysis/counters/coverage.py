@@ -221,8 +221,6 @@ def _share(groups: pl.DataFrame, total_ns: int) -> float | None:
     return int(groups["total_ns"].sum()) / total_ns if total_ns else None
 
 
-# --- Notes ---
-
 #: Shares nearer to each other than this are the same.
 _TOLERANCE_SHARE: Final = 0.005
 

@@ -127,8 +127,6 @@ def _alone() -> pl.Expr:
     return pl.when(pl.col("kind").cast(pl.String) != "kernel").then(own)
 
 
-# --- Summary ---
-
 #: What a row can be.
 SUMMARY_KEYS: Final = ("group", "launch")
 
@@ -212,8 +210,6 @@ def _require(counters: KernelCounters, name: str) -> None:
     raise UsageError(f"{counters.capture.source}: metric {name!r} was not collected{hint}")
 
 
-# --- Kernel keys ---
-
 _NAMES: Final = ("name", "full_name")
 _SIZE_NAMES: Final = ("grid", "block")
 
@@ -276,9 +272,6 @@ def _one_spelling(full_name: str) -> str:
     parts = split_name(full_name)
     plain = _OPTIONAL.sub("", f"{parts.function}<{parts.template}>").replace(" ", "")
     return _WORDS.sub(lambda word: _SPELLED_AS[word.group()], plain)
-
-
-# --- Launch order ---
 
 
 #: When the profiled launches ran.

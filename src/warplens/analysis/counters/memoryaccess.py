@@ -153,8 +153,6 @@ def top_stalls(counters: KernelCounters) -> pl.DataFrame:
     return waits.unique("launch", keep="first", maintain_order=True).drop("all_samples")
 
 
-# --- Memory access ---
-
 #: A sector is the smallest piece that moves between caches.
 SECTOR_BYTES: Final = 32
 

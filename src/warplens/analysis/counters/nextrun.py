@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from warplens.analysis.window import Window
     from warplens.profile.counters import KernelCounters
 
-# --- The `ncu` command of a run ---
-
 Version = tuple[int, ...]
 
 #: Every option that a command here can hold: the version from which it means what is meant here, and where that is
@@ -161,8 +159,6 @@ def _passes_each(counters: KernelCounters, sections: int) -> tuple[int, str]:
     each = max(1, round(sections * _PASSES_PER_SECTION))
     return each, f"modelled: {each} a launch, {_PASSES_PER_SECTION:.0f} for each of {sections} sections"
 
-
-# --- The next run ---
 
 #: What the bound of a kernel follows from, with its longest stall.
 _FOR_A_BOUND: Final = ("SpeedOfLight", "LaunchStats", "Occupancy", "WarpStateStats")

@@ -119,8 +119,6 @@ def filling_block_warps() -> pl.DataFrame:
     return pl.DataFrame(rows, schema=["sm_warps", "least_warps", "filling_warps"], orient="row")
 
 
-# --- Occupancy ---
-
 #: What can keep further blocks off a multiprocessor. Where several do, the first of these is called the limiter: while
 #: resident warps or blocks have run out, no saving of the other resources lets a block more in.
 LIMITERS: Final = ("warps", "blocks", "registers", "shared-memory", "barriers")

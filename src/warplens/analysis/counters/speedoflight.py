@@ -48,8 +48,6 @@ def with_launch(counters: KernelCounters, **columns: pl.Series) -> pl.DataFrame:
     return pl.DataFrame([counters.launches["launch"], *(series.rename(name) for name, series in columns.items())])
 
 
-# --- Speed of light ---
-
 COMPUTE: Final = "compute"
 MEMORY: Final = "memory"
 
@@ -217,8 +215,6 @@ def _units(counters: KernelCounters, side: str) -> dict[str, str]:
     known = names.to_frame().with_columns(unit=unit).drop_nulls()
     return dict(known.iter_rows())
 
-
-# --- Instructions ---
 
 INSTRUCTIONS: Final = table(
     "instructions",

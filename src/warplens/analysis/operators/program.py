@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
 Codes = npt.NDArray[np.int8]
 
-# --- Sums over operators, modules or Python calls of one name or path ---
-
 
 @dataclass(frozen=True, eq=False)
 class Nodes:
@@ -174,8 +172,6 @@ def sum_at(count: int, places: Int64s | Sequence[int], amounts: Int64s) -> Int64
     return sums
 
 
-# --- The table that every question about operators is answered with ---
-
 #: What names a place in the program, the finest first.
 LEVELS: Final = ("module", "annotation", "operator", "none")
 
@@ -239,8 +235,6 @@ def finished(rows: pl.DataFrame, total_ns: int) -> pl.DataFrame:
     share = pl.col("total_ns") / total_ns if total_ns else pl.lit(0.0)
     return rows.with_columns(absent).with_columns(share.alias("share")).pipe(OPERATORS.conform)
 
-
-# --- Rows for the parts of the program ---
 
 #: Annotations of whole passes say no more than the phase does; an optimizer's annotation names the part itself.
 _WHOLE_PASSES = ("forward", "backward")

@@ -183,9 +183,6 @@ def _operator_nodes(timeline: Timeline, window: Window) -> Nodes:
     )
 
 
-# --- How the host's time in operators splits between CUDA calls and the framework, beside what the GPU made of it ---
-
-
 @dataclass(frozen=True)
 class FrameworkOverhead:
     """Kernel time against framework time over a window.

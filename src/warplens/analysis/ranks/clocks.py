@@ -32,9 +32,6 @@ if TYPE_CHECKING:
     from warplens.analysis.ranks.summary import RankSummary
     from warplens.profile.schema import Bools, Float64s, Int64s
 
-# --- Offsets and drifts of clocks from events that happen at the same moment by all of them; medians throughout ---
-
-
 #: A drift is looked for from so many collectives on, and believed if it takes away this share of the residual.
 _DRIFT_COLLECTIVES: Final = 24
 _DRIFT_GAIN: Final = 0.5
@@ -150,8 +147,6 @@ def codes(values: Int64s) -> Int64s:
     numbered: Int64s = np.unique(values, return_inverse=True)[1].reshape(-1)
     return numbered
 
-
-# --- One clock for all ranks ---
 
 CLOCKS: Final = table(
     "clocks",

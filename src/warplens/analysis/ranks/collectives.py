@@ -147,9 +147,6 @@ def bus_factor(kind: str, ranks: int | None) -> float | None:
     return None
 
 
-# --- Every collective of one rank ---
-
-
 _KIND = pl.Enum(KINDS)
 
 #: What collectives are told apart by.

@@ -160,8 +160,6 @@ def _without(intervals: Intervals, covered: Intervals) -> Intervals:
     return Intervals(left.starts, left.ends)
 
 
-# --- One trace of several processes or GPUs becomes one trace a rank, as if each had been recorded on its own ---
-
 #: Columns that hold row numbers of another table (or of their own): table → column → table that is pointed into.
 _POINTERS = {
     "ranges": {"parent": "ranges"},

@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-# --- What an operator recorded about its inputs ---
-
 #: Size of one element, by the type's name as PyTorch's profiler writes it: `at::TypeMeta` prints C++ types, and a
 #: 64-bit integer is called differently from one compiler to the next.
 ITEM_BYTES: Final = {
@@ -256,8 +254,6 @@ def _listed(text: str | None) -> list[Any]:
     return [] if text is None else _listed_once(text)
 
 
-# --- `Work` ---
-
 #: Kinds of modelled operators, in the order in which people expect to read them.
 FAMILIES: Final = (
     "gemm",
@@ -318,8 +314,6 @@ def moved(tensors: Iterable[Tensor]) -> tuple[int, int]:
             known += tensor.stored * tensor.item_bytes
     return known, untyped
 
-
-# --- Work of operators that combine the elements of a row ---
 
 # FLOPs for each element. Normalisation: mean (1), difference (1), square and sum (2), scaling (1), weight and bias (2);
 # without a mean, square and sum (2), scaling (1), weight (1). Backward: the two sums over the row (3), the gradient of

@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from warplens.analysis.window import Window
     from warplens.profile.schema import Int64s
 
-# --- Which formula belongs to which operator, and why an operator without one has none ---
-
 #: Name of an operator → how much work it is.
 FORMULAS: Final[dict[str, Callable[[Arguments], Work]]] = {
     **ELEMENTWISE,
@@ -81,9 +79,6 @@ def work_of(
         return formula(Arguments(shapes, types, strides, values))
     except UnknownWorkError as missing:
         return str(missing)
-
-
-# --- At which operator each piece of GPU work is counted, so that no work is counted twice ---
 
 
 _INPUTS = ("name", "input_shapes", "input_types", "input_strides", "concrete_inputs")
@@ -180,8 +175,6 @@ def _models(timeline: Timeline, rows: Int64s) -> pl.DataFrame:
 def _full(work: Work) -> int:
     return work.flops if work.flops_full is None else work.flops_full
 
-
-# --- Operators with their modelled work and their measured GPU time, and the GPU time whose work no model covers ---
 
 OPERATOR_WORK: Final = table(
     "operators with modelled work",

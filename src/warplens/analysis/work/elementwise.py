@@ -143,8 +143,6 @@ FORMULAS: Final[dict[str, Callable[[Arguments], Work]]] = {
     "_C::gelu_and_mul": _gated(PER_ELEMENT["gelu"].flops),
 }
 
-# --- Work of operators that only move elements ---
-
 
 def _copied(arguments: Arguments) -> Work:
     # copy_(self, src): every element of the destination is written, the source is read as far as it is stored

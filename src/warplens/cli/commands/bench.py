@@ -170,9 +170,6 @@ def measure_all(asked: Asked, output: Path | None, tell: Callable[[str], None]) 
     return content
 
 
-# --- The commands ----------------------------------------------------------------------------------------------------
-
-
 #: The settings of each workload that are options, each with its form and its meaning.
 _SETTINGS: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
     "lm": {

@@ -118,9 +118,6 @@ def cost_line(phase: str, cost: Cost) -> str:
     )
 
 
-# --- `warplens collect` ----------------------------------------------------------------------------------------------
-
-
 #: What tools are looked for on; tests put recorded machines here.
 machine: Callable[[], System] = ThisMachine
 
@@ -501,9 +498,6 @@ def _conclude(files: Sequence[Path], folder: Path, *, report: bool) -> None:
     import shlex
 
     note(f"next: {shlex.join(['warplens', 'report', *map(str, wanted), '-o', str(folder / 'report')])}")
-
-
-# --- `warplens doctor` -----------------------------------------------------------------------------------------------
 
 
 class DoctorFormat(str, Enum):

@@ -58,9 +58,6 @@ class Outcome:
     failed: bool = False
 
 
-# --- The two sides: traces, repeats of one, measurements, or counters ------------------------------------------------
-
-
 class Content(Enum):
     """What a side holds. The value says it for people."""
 
@@ -270,9 +267,6 @@ def _unpaired(cell: Cell | None, paired: bool) -> Cell | None:
     return replace(cell, wall=wall, gpu=gpu)
 
 
-# --- The three kinds of comparison -----------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Asked:
     """What the user asked of a comparison.
@@ -424,9 +418,6 @@ def _step_document(numbers: StepNumbers) -> Document:
     from warplens.report.comparison.document import step_document
 
     return step_document(numbers)
-
-
-# --- The command -----------------------------------------------------------------------------------------------------
 
 
 #: A variant a hundred times as slow is beyond what a gate is for; more is a slip of the keyboard.

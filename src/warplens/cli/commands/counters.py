@@ -149,9 +149,6 @@ def _joined_part(joined: Joined, most: int | None) -> Part:
     )
 
 
-# --- `--compare`: reports side by side -------------------------------------------------------------------------------
-
-
 def _check_comparison(reports: int, compare: bool, pairs: Sequence[str], with_trace: bool) -> None:
     """Refuse what makes no comparison, before any report is read."""
     if pairs and not compare:
@@ -214,9 +211,6 @@ def _flat(found: Comparison, metrics: Iterable[str], most: int | None) -> pl.Dat
         )
         rows = rows.join(own, on="pair", how="left", maintain_order="left")
     return rows.select(pl.lit(found.before).alias("before"), pl.lit(found.after).alias("after"), pl.all())
-
-
-# --- `warplens roofline` ---------------------------------------------------------------------------------------------
 
 
 _PICTURES: Final = (".png", ".svg")

@@ -106,9 +106,6 @@ def _to_tables(profile: Path, folder: Path, form: str) -> tuple[list[Path], str]
     return written, f"{fmt.count(rows)} rows in {fmt.count(len(tables))} tables; the columns are explained in the docs"
 
 
-# --- `warplens scrub` ------------------------------------------------------------------------------------------------
-
-
 def scrub(
     source: Annotated[
         Path,
@@ -198,9 +195,6 @@ def cache(
     kept_in = f" in {folder}" if folder is not None else ""
     done = "removed" if action is CacheAction.CLEAR else "kept"
     print_lines([f"{fmt.plural(len(kept), 'conversion')}, {fmt.data_size(size)}, {done}{kept_in}"])
-
-
-# --- `warplens ranks` ------------------------------------------------------------------------------------------------
 
 
 def ranks(

@@ -146,9 +146,6 @@ def _report(folder: Path, profiles: Path | None, policy: Path | None) -> None:
         note(path)
 
 
-# --- `warplens policy`: which of two variants to run for which shape, as a file that programs ask at run time --------
-
-
 class Doing(str, Enum):
     """What to do with a policy."""
 

@@ -98,9 +98,6 @@ def report_sweep(
     print_lines(written)
 
 
-# --- profiles ---------------------------------------------------------------------------------------------------------
-
-
 def _profiled(sweep: Sweep, folder: Path, tell: Any) -> tuple[dict[Any, tuple[Regime, str]], list[Note]]:
     """The regime of each cell that has a profile, and notes on profiles that are of no cell or cannot be read."""
     from warplens.analysis.timeline import Timeline
@@ -186,9 +183,6 @@ def _answer(numbers: SweepNumbers) -> Answer:
     return Answer(
         "sweep", numbers.sweep.source, [part], point_frame(numbers), lambda: sweep_data(numbers), numbers.notes
     )
-
-
-# --- The commands ----------------------------------------------------------------------------------------------------
 
 
 def sweep() -> None:

@@ -200,9 +200,6 @@ def _without_gpu_work(side: Side) -> SideWall:
     return SideWall(wall, _ZERO, _ZERO, {("idle", "unknown"): wall} if wall else {})
 
 
-# --- Everything that is to be said about two sides, asked in one place -----------------------------------------------
-
-
 @dataclass(frozen=True, eq=False)
 class StepDifference:
     """Two sides held against each other, per step. Changes are variant minus baseline.

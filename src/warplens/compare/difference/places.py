@@ -100,9 +100,6 @@ def _below_step(path: Path, step_name: str | None) -> Path:
     return path[len(path) - of_step[::-1].index(True) :] if any(of_step) else path
 
 
-# --- GPU work by annotated range and by phase on both sides, per step ------------------------------------------------
-
-
 _SIDES: Final = ("baseline", "variant")
 
 #: Summed durations of the GPU work of all steps (`_ns`, exact) and per step. `own` is without what lies in ranges
@@ -241,9 +238,6 @@ def _by_side(column: str, values: Sequence[float]) -> dict[str, float]:
 def _change(totals: list[int], repeats: tuple[int, int]) -> float:
     # One division of exact integers, so that equal sides differ by exactly nothing.
     return (totals[1] * repeats[0] - totals[0] * repeats[1]) / (repeats[0] * repeats[1])
-
-
-# --- What makes two profiles hard to compare: said before any number -------------------------------------------------
 
 
 #: Fewer steps than this have no spread that could tell a difference from noise.

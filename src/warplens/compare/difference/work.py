@@ -285,9 +285,6 @@ def _per_step_change(before: int, after: int, before_steps: int, after_steps: in
     return (after * before_steps - before * after_steps) / (before_steps * after_steps)
 
 
-# --- Does the time change as the work does? Floating-point operations of both sides, where they are known ------------
-
-
 #: A model that covers less of the GPU time than this leaves out too much of the work for a ratio of the two sides.
 _COVERED_SHARE: Final = 0.5
 
@@ -338,9 +335,6 @@ def _modelled(side: Side) -> tuple[float, float] | None:
     if not work.flops or share is None or share < _COVERED_SHARE:
         return None
     return work.flops / side.repeats, share
-
-
-# --- Copies, fills and communication on both sides: how much there is, and how much of it no compute hides -----------
 
 
 _COMMUNICATION: Final = "communication"

@@ -79,9 +79,6 @@ def check_level(level: float) -> None:
 VERDICTS: Final = ("faster", "slower", "same", "undecided")
 
 
-# --- How many blocks a decision needs --------------------------------------------------------------------------------
-
-
 #: How often the comparison, repeated with as many blocks as were said to be needed, decides.
 POWER: Final = 0.8
 #: A variance from few blocks is uncertain, and blocks that were planned with one that is too small do not decide: it
@@ -129,9 +126,6 @@ def needed_units(shift: Shift, margin: float, *, wanted: float = POWER) -> int |
         middle = (low + high) // 2
         low, high = (low, middle) if decides(middle) else (middle, high)
     return high
-
-
-# --- The noise floor: how much a side differs from itself, although nothing was changed ------------------------------
 
 
 #: Draws of halves; their 95th percentile is then uncertain by a few per cent of itself. Of very long sides fewer are
@@ -233,9 +227,6 @@ def _exchanged(differences: Float64s, seed: int) -> float:
     signs = np.random.default_rng(seed).choice([-1.0, 1.0], (_splits(differences.size), differences.size))
     centre, _ = centres_and_variances(signs * (differences - own), trimmed)
     return float(np.quantile(np.abs(centre), _QUANTILE))
-
-
-# --- Faster, slower, the same, or undecided --------------------------------------------------------------------------
 
 
 Verdict: TypeAlias = Literal["faster", "slower", "same", "undecided"]
@@ -377,9 +368,6 @@ def _doubts(baseline: Samples, variant: Samples, shift: Shift, ratio: Interval) 
     if shift.freedom and not ratio.low <= means <= ratio.high:
         doubts.append(f"The ratio of the means is {means:.3g}, outside the interval: a few steps are far from typical")
     return doubts
-
-
-# --- Whether a comparison is a regression that should stop a build ---------------------------------------------------
 
 
 @dataclass(frozen=True)

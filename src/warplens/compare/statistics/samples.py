@@ -67,9 +67,6 @@ class Samples:
         return float(np.median([np.median(block) for block in self.blocks]))
 
 
-# --- The typical duration of a side, on the scale of logarithms, and how sure it is ----------------------------------
-
-
 #: Share of the units that is left out at each end. One round in ten that a neighbour on the machine made half as slow
 #: again is ordinary: it makes the interval of a mean five times wider, and that of a trimmed mean hardly at all.
 TRIMMED_SHARE: Final = 0.2

@@ -119,9 +119,6 @@ def _centre(values: Float64s) -> float:
     return float(np.sort(values)[gone : values.size - gone].mean())
 
 
-# --- How far apart two sides are on the scale of logarithms, where a ratio is a difference ---------------------------
-
-
 #: Resamples of the bootstrap; a quantile at 5 % of so many is uncertain by half a per cent of the samples.
 RESAMPLES: Final = 1999
 #: With fewer units a side, so many resamples repeat one another, and their quantiles say little: Student's t is used.

@@ -155,8 +155,6 @@ def _unpacker(compression: str) -> tuple[tuple[type[Exception], ...], Any]:
     return (zstandard.ZstdError,), lambda: zstandard.ZstdDecompressor().decompressobj()
 
 
-# --- What stands around the events, and the events in pieces, whole or recovered --------------------------------------
-
 #: What is looked at to find the array of events: strings and braces.
 _TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[{}]', re.DOTALL)
 _EVENTS = b'"traceEvents"'
@@ -280,8 +278,6 @@ class _Walk(Generic[AnyPieces]):
                 self.progress(percent)
             yield block
 
-    # -- around the events ---------------------------------------------------------------------------------------------
-
     def _head(self, blocks: Iterator[bytes]) -> tuple[bytes, bytes | None]:
         """What stands before the events, and the rest of the block in which they begin; None where there are none."""
         head = b""
@@ -303,8 +299,6 @@ class _Walk(Generic[AnyPieces]):
             if len(head) > HEADER_BYTES:
                 break
         return head, None
-
-    # -- the events ----------------------------------------------------------------------------------------------------
 
     def _in_parallel(self, first: bytes, blocks: Iterator[bytes], threads: int) -> bytes:
         """Pieces that are cut between what look like two events, read by several threads. Gives what is left over."""

@@ -179,8 +179,6 @@ class _Reading:
         self.scanned.irregular[unusual] = True
         return np.where(there, self.text.take(places + 1), np.uint8(ord("X")))
 
-    # -- which key of an event -----------------------------------------------------------------------------------------
-
     def _by_event(self, number: int) -> Int64s:
         """For each event of the piece the row of its key of this number, −1 without one; of several the last one."""
         rows = self.order[self.bounds[number] : self.bounds[number + 1]]
@@ -213,8 +211,6 @@ class _Reading:
         column[places] = values  # of an argument that stands there twice, the last one
         there[places] = True if known is None else known
         return column, there
-
-    # -- values --------------------------------------------------------------------------------------------------------
 
     def _column(self, rows: Int64s, read: Callable[[Int64s], Column]) -> Column:
         """Values of the keys at these rows; unknown where the row is −1."""
@@ -315,9 +311,6 @@ def _slice(column: Column, part: slice) -> Column:
     else:
         values = values.copy()
     return values, None if known is None or known[part].all() else known[part].copy()
-
-
-# --- The columns of all pieces, put together as frames ----------------------------------------------------------------
 
 
 @dataclass

@@ -80,9 +80,6 @@ def _short(handles: list[int]) -> list[int]:
     return numbers
 
 
-# --- Words for what Kineto writes as names of kernels, copies, memsets and waits --------------------------------------
-
-
 _DIRECTIONS = {
     "htod": "host-to-device",
     "dtoh": "device-to-host",
@@ -141,8 +138,6 @@ def wait_kind(name: str) -> str:
     lowered = name.lower()
     return next((kind for text, kind in _WAITS if text in lowered), "context")
 
-
-# --- Kernels, copies, memsets and waits of a Kineto trace -------------------------------------------------------------
 
 _MOST_BLOCKS = 2**31 - 1
 
@@ -250,8 +245,6 @@ def _three(text: str) -> tuple[int, int, int] | None:
         return None
     return (x, y, z) if all(0 < value <= _MOST_BLOCKS for value in (x, y, z)) else None
 
-
-# --- Collective communication, as NCCL's kernels and the operator `record_param_comms` describe it --------------------
 
 _TEXTS = ("collective", "group", "group_ranks", "dtype")
 _NUMBERS = ("group_size", "in_elements", "out_elements", "collective_sequence")

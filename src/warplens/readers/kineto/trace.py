@@ -99,8 +99,6 @@ def _matches(
     return row, order[np.repeat(first, count) + offset]
 
 
-# --- From the events of a Kineto trace to the tables of a `Trace` -----------------------------------------------------
-
 #: torch.profiler's device type (c10::DeviceType) of host memory.
 _HOST_MEMORY = 0
 
@@ -202,8 +200,6 @@ def recorded_tables(tables: Mapping[str, pl.DataFrame], header: Mapping[str, Any
         recorded.add("python_functions")
     return frozenset(recorded)
 
-
-# --- Chrome traces of the PyTorch profiler (Kineto), 2021 to 2026, CUDA and ROCm, as a `Trace` ------------------------
 
 #: What else JSON about GPU programs can be, told by words near its begin.
 _OTHERS = (

@@ -209,8 +209,6 @@ class _Reading:
             rules=pl.DataFrame(self._rules, {column.name: column.dtype for column in RULES.columns}, orient="row"),
         )
 
-    # ------------------------------------------------------------------------------------------------------- rows
-
     def _read(self) -> None:
         take: Callable[[list[str]], None] | None = None
         seen: dict[tuple[Any, ...], int] = {}
@@ -340,8 +338,6 @@ class _Reading:
                 speedup,
             )
         )
-
-    # ------------------------------------------------------------------------------------------------------ facts
 
     def _devices(self, values: pl.DataFrame, launches: pl.DataFrame) -> tuple[Device, ...]:
         """The GPUs that the launches ran on, as far as the export describes them."""

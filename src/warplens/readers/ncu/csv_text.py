@@ -265,8 +265,6 @@ def _with_points(texts: pl.Series) -> pl.Series:
     return texts.str.replace_all(r"\.", "").str.replace_all(",", ".").zip_with(numbers, texts)
 
 
-# --- The metrics of an Nsight Compute CSV export as columns, taken in as printed and turned into numbers in batches ---
-
 #: Cells that are turned into numbers together: some megabytes of text, against calls that cost microseconds.
 _BATCH = 1 << 17
 

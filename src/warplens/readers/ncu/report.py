@@ -163,8 +163,6 @@ def device_of(ordinal: int, attributes: Mapping[str, Any]) -> Device:
     )
 
 
-# --- What an Nsight Compute report cannot tell, or not well, found while it is read: each finding a `Note` ------------
-
 _AGAIN = "Copy the report again from where it was recorded, or record it again"
 _RECORD = "ncu --set detailed --output profile python your_program.py"
 
@@ -228,8 +226,6 @@ def _notes(findings: Findings) -> Iterator[Note]:
         )
         yield Note("unknown-results", NoteLevel.INFO, text)
 
-
-# --- Nsight Compute reports (.ncu-rep) of 2021 to 2026 as `KernelCounters`, read without any of NVIDIA's software -----
 
 #: The metrics that say on which GPU a launch ran; a report has the one or the other.
 _DEVICE_IDS = ("launch__device_id", "device__attribute_device_index")

@@ -160,9 +160,6 @@ def labelled_bars(marks: list[Mark], ink: Ink, height: int) -> list[alt.Chart]:
     return [track, bar, label, number, touch]
 
 
-# --- A waterfall: from one total to another through the parts of their difference ------------------------------------
-
-
 #: A total, a part that adds time, one that takes some away: warm for what costs, cool for what saves, as everywhere in
 #: the charts, and each with its sign in words.
 _TOTAL, _MORE, _LESS = "other", "idle-2", "attention"
@@ -238,9 +235,6 @@ def _end_number(begin: float, end: float, kind: Kind) -> str:
 def _signed(text: str, quantity: float) -> str:
     """With a plus before what grew, unless it is too little for a number; a minus is there already."""
     return f"+{text}" if quantity > 0 and text[0].isdigit() else text
-
-
-# --- Distributions on logarithmic axes: durations, and the bandwidth of copies by their size -------------------------
 
 
 def _log_label(units: tuple[tuple[str, str], ...]) -> str:

@@ -202,9 +202,6 @@ def memory_chart(levels: pl.DataFrame) -> Chart:
     return Chart(draw, zooms="x")
 
 
-# --- Curves of several series over a logarithmic axis: rates over sequence length, speed-ups over batch --------------
-
-
 _HEIGHT = 240
 
 #: By what factor a logarithmic axis goes beyond the points.

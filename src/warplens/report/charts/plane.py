@@ -20,9 +20,6 @@ if TYPE_CHECKING:
     from warplens.report.theme import Ink
 
 
-# --- The roofline -----------------------------------------------------------------------------------------------------
-
-
 #: Levels of memory from the slowest to the fastest, as the legend calls them, and the colour of roof and points.
 _LEVEL_TITLES: Final = {"dram": "DRAM", "l2": "L2", "l1": "L1"}
 _FILLS: Final = {"dram": "gemm", "l2": "idle-1", "l1": "attention"}
@@ -280,9 +277,6 @@ def _point(row: dict[str, Any], level: str, right: float) -> Mark:
         "took": fmt.value(row["total_ns"], "duration_ns"),
         "bound": row["bound"],
     }
-
-
-# --- Sweeps -----------------------------------------------------------------------------------------------------------
 
 
 #: Rows of cells that are drawn; more are in the table alone.

@@ -223,9 +223,6 @@ _SECTIONS: Final[tuple[SectionOf[Any], ...]] = (
 )
 
 
-# --- Two reports of hardware counters as a document of their own -----------------------------------------------------
-
-
 def counter_document(found: Comparison) -> Document:
     """The document on two reports of Nsight Compute."""
     return Document(

@@ -222,9 +222,6 @@ def _of_side(side: TraceFiles) -> Iterator[Note]:
         yield Note(item.code, item.level, f"{name}: {item.text}", item.remedy)
 
 
-# --- A comparison of traces for programs: `data` of the JSON, and what a terminal shows above its tables -------------
-
-
 def step_head(numbers: StepNumbers) -> list[str]:
     """What was compared with what."""
     lines = []

@@ -152,9 +152,6 @@ def _frame(rows: Iterator[dict[str, Any]]) -> pl.DataFrame:
     return pl.DataFrame(list(rows), schema={column.name: pl.String for column in _COLUMNS})
 
 
-# --- Tables of a comparison of traces: parts of the wall difference, kernels, ranges and phases, per step ------------
-
-
 #: Parts that change by less than this share of all changes together are drawn as one.
 _DRAWN_SHARE: Final = 0.01
 

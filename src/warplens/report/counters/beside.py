@@ -23,9 +23,6 @@ if TYPE_CHECKING:
     from warplens.report.document import Block
 
 
-# --- A report beside a trace: coverage, ranking and the next run ------------------------------------------------------
-
-
 _COVERED: Final = pick(COVERAGE, "name grid block launches launches_profiled total_ns share matched")
 _RANKED: Final = pick(RANKING, "name grid block share bound throughput_share gain_share fault stall")
 _IN_REPORT: Final = pick(RANKING, "name grid block launches share throughput_share gain_share", BOUND, column("reason"))
@@ -153,9 +150,6 @@ def _covered(joined: Joined) -> str:
 
 def _share(part: float | None) -> str:
     return fmt.value(part, "share")
-
-
-# --- Two or more reports side by side ---------------------------------------------------------------------------------
 
 
 #: What explains most changes of time: configuration, work, traffic, and where the data was found. Shown unless the user

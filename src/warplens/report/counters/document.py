@@ -54,8 +54,6 @@ _RANKED: Final = 10
 _FILLS: Final = {"memory": "transfer", "compute": "gemm", "latency": "idle-3", "small": "idle-1"}
 
 
-# --- what was measured ------------------------------------------------------------------------------------------------
-
 _FACT_COLUMNS: Final = (Column("fact", title="Setting"), column("value", dtype=pl.String, help="", kind="text"))
 
 
@@ -102,8 +100,6 @@ def semantics(numbers: CounterNumbers) -> Iterator[Block]:
         "that is in a trace."
     )
 
-
-# --- kernels and bounds -----------------------------------------------------------------------------------------------
 
 _KERNEL_COLUMNS: Final = pick(
     SUMMARY,
@@ -168,8 +164,6 @@ def bounds(numbers: CounterNumbers) -> Iterator[Block]:
         "its grid is too small to fill the GPU, or latency holds it back. The limits are Nsight Compute's."
     )
 
-
-# --- faults and rules -------------------------------------------------------------------------------------------------
 
 _FAULT_COLUMNS: Final = pick(
     FAULTS,
@@ -236,9 +230,6 @@ def rules(numbers: CounterNumbers) -> Iterator[Block]:
     yield Table("rules-table", "Results of Nsight Compute's rules", _RULE_COLUMNS, shown, limit=10)
 
 
-# --- the next run -----------------------------------------------------------------------------------------------------
-
-
 def next_runs(numbers: CounterNumbers) -> Iterator[Block]:
     """One command that would tell most."""
     runs: list[tuple[NextRun, str | None]] = [(item.next_run, item.trace) for item in numbers.joined if item.matches]
@@ -275,9 +266,6 @@ _BOUND_PHRASES: Final = {
     "small": "in grids too small to fill the GPU",
     "unknown": "of unknown bound",
 }
-
-
-# --- The document, put together ---------------------------------------------------------------------------------------
 
 
 #: Bounds named in the answer; a sentence with more of them is no longer read.
@@ -409,9 +397,6 @@ def _comparison_lead(comparisons: Sequence[Comparison]) -> str:
         f"{text} A launch of each takes {fmt.duration(after)} in all, {fmt.duration(before)} before "
         f"(ratio {fmt.number(after / before)}); {what} changed."
     )
-
-
-# --- The numbers of the document on counters as plain data: `data` of `counters.json` --------------------------------
 
 
 def counters_data(reports: Sequence[CounterNumbers], comparisons: Sequence[Comparison]) -> dict[str, Any]:

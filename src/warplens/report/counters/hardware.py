@@ -30,8 +30,6 @@ def _all_null(frame: pl.DataFrame, *columns: str) -> bool:
     return all(frame[name].is_null().all() for name in columns)
 
 
-# --- speed of light ---------------------------------------------------------------------------------------------------
-
 _SPEED_COLUMNS: Final = pick(
     SUMMARY,
     "name compute_share compute_unit pipe_share pipe_unit memory_share memory_unit dram_share l2_share l1_share",
@@ -59,8 +57,6 @@ def speed_of_light(numbers: CounterNumbers) -> Iterator[Block]:
         caption = "What the two throughputs consist of, of the most expensive kernels"
         yield Table("breakdown", caption, _BREAKDOWN_COLUMNS, with_names(numbers, parts))
 
-
-# --- occupancy and launch configuration -------------------------------------------------------------------------------
 
 _OCCUPANCY_COLUMNS: Final = pick(
     SUMMARY,
@@ -163,8 +159,6 @@ _CHECKS: Final[tuple[Callable[[Mapping[str, Any]], str | None], ...]] = (
 )
 
 
-# --- stalls -----------------------------------------------------------------------------------------------------------
-
 _STALL_COLUMNS: Final = pick(STALLS, SUMMARY.column("name"), "reason share waits_for remedy")
 
 #: Waits of a kernel that are shown, if they are a twentieth of its cycles or more.
@@ -182,8 +176,6 @@ def stalls(numbers: CounterNumbers) -> Iterator[Block]:
     yield Table("stalls-table", "Longest waits of each kernel", _STALL_COLUMNS, shown, empty="No wait is long.")
     yield quiet("Waits matter where no unit is near its peak; a kernel at a roof waits for that roof.")
 
-
-# --- memory access ----------------------------------------------------------------------------------------------------
 
 _MEMORY_COLUMNS: Final = pick(
     MEMORY_ACCESS,
@@ -211,9 +203,6 @@ def memory(numbers: CounterNumbers) -> Iterator[Block]:
     )
     yield Table("memory-table", "What moved, and why", columns, rows)
     yield quiet("Hit rates are facts, no grades: what reads every byte once finds little in a cache, and is healthy.")
-
-
-# --- The roofline: its chart, the table beside it, and where the roofs come from -------------------------------------
 
 
 _COLUMNS: Final = pick(

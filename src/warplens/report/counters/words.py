@@ -213,8 +213,6 @@ _FAULTS: Final[dict[str, Callable[[Mapping[str, Any], Mapping[str, float]], str]
 }
 
 
-# --- Faults, and the evidence for them -------------------------------------------------------------------------------
-
 FAULT_TITLES: Final = {
     "small-grid": "grid too small",
     "uncoalesced": "uncoalesced access",

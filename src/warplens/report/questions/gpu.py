@@ -128,6 +128,3 @@ def copies(timeline: Timeline, window: Window, by: str) -> Found:
     columns = tuple(column for column in _COPIES if by != "direction" or not column.name.endswith("_memory"))
     shown = Table("copies", "Memory copies and fills", columns, rows, empty="No copies or fills in the window.")
     return Found(rows, (shown,))
-
-
-# --- Memory over time -------------------------------------------------------------------------------------------------

@@ -134,8 +134,6 @@ def _work_facts(modelled: ModelledWork, window: Window) -> Iterator[str]:
         yield f"roofs: {source}; dense matrices, boost clock"
 
 
-# --- What is said about operators, and what a profile would have to hold for more ------------------------------------
-
 _NO_OPERATORS: Final = (
     "No operators were recorded. The PyTorch profiler records them: "
     "torch.profiler.profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], record_shapes=True), "

@@ -173,9 +173,6 @@ def _advice(source: str) -> str:
     return f"say it with --cell {plain_name(source)}=MODEL,CONTEXT[,MODE]"
 
 
-# --- What a program measured itself, beside what its profile shows ---------------------------------------------------
-
-
 @dataclass(frozen=True)
 class PythonTime:
     """A time by the program's own clock: single measurements, or the statistics that its file gives.

@@ -29,9 +29,6 @@ from warplens.studies.grid.models import (
 )
 from warplens.studies.grid.passes import MATMUL, PhasedWork, Spread, busy_by_group
 
-# --- Softmax against the two matrix products inside self-attention ---------------------------------------------------
-
-
 #: Part → what its range is called, and the name to give to one that is missing.
 ATTENTION_PARTS: Final[dict[str, tuple[re.Pattern[str], str]]] = {
     "scores": (re.compile(r"^(?:comput(?:e|ing) )?(?:attention )?scores$"), "computing_attention_scores"),
@@ -204,9 +201,6 @@ def _single_precision(kernel_names: list[str]) -> bool | None:
     if any(_HALF_PRECISION.search(name) for name in kernel_names):
         return False
     return True if all("float" in name for name in kernel_names) else None
-
-
-# --- A training step split into forward, backward and optimizer on the device, and what sets the optimizer's pace ----
 
 
 PHASE_SPLIT: Final = table(

@@ -79,9 +79,6 @@ class _FromShape:
         return {name: int(shape[dimension]) for name, dimension in self.read} | dict(self.fixed)
 
 
-# --- The chosen side of each shape as one CUDA graph -----------------------------------------------------------------
-
-
 #: Calls on a side stream before a recording: libraries set themselves up in them, which a graph must not record.
 _CALLS_BEFORE: Final = 3
 
@@ -176,9 +173,6 @@ def _record(
     return Recorded(side, example, output, graph, copy)
 
 
-# --- One set of weights for all sides, which differ in what they compute and not in what they know -------------------
-
-
 #: Which weights of a side become the baseline's: those of the same name that are equal, all of the same name, shape,
 #: type and device, or none.
 Share: TypeAlias = Literal["equal", "all", "none"]
@@ -215,9 +209,6 @@ def tie(baseline: nn.Module, side: nn.Module, names: Sequence[str]) -> None:
             target._parameters[last] = source._parameters[last]
         else:
             target._buffers[last] = source._buffers[last]
-
-
-# --- A module that runs the faster of its sides for each shape -------------------------------------------------------
 
 
 #: Names of the sides as children. What is only a variant's stands under its name in the state.

@@ -167,9 +167,6 @@ def _scaled(curves: Curves, side: int, time: float | None, corners: Sequence[Cor
     return time * math.exp(logarithm)
 
 
-# --- A policy: which side to run at a place of the grid, between its points, and outside of it. Needs no package -----
-
-
 #: Why a side was chosen. `measured`: the settings are a point of the grid. `interpolated`: they lie between points.
 #: `outside`: they do not lie in the fitted range, so that the fallback is taken. `other-machine`: the policy was fitted
 #: on another GPU, so that the fallback is taken.

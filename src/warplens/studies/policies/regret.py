@@ -211,9 +211,6 @@ def _line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
     return 0.0, sum(s / t for s, t in points) / sum((s / t) ** 2 for s, t in points)
 
 
-# --- What it costs to choose by a policy: how much slower than the best side the chosen one is -----------------------
-
-
 @dataclass(frozen=True)
 class CellRegret:
     """One point at which a policy was asked, and every side measured.

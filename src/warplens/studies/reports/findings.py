@@ -103,9 +103,6 @@ def standings(pair: ProfiledPair) -> str:
     return fmt.printable(f"At {pair.title}: {told}.")
 
 
-# --- A study told end to end, every number computed from its evidence ------------------------------------------------
-
-
 #: The execution in which profiles are taken: call by call.
 _PROFILED_AS: Final = "eager"
 

@@ -151,9 +151,6 @@ def _log(text: str) -> None:
     sys.stderr.flush()
 
 
-# --- The process that measures ---------------------------------------------------------------------------------------
-
-
 def serve() -> None:
     """Answer until there is nothing more to read."""
     # What programs print must not get into the answers: those have a descriptor of their own.

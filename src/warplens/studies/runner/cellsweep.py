@@ -251,9 +251,6 @@ class _Worker:
                 stream.close()
 
 
-# --- A run over cells of one registered workload, from its plan to the measurements file -----------------------------
-
-
 #: What starting a process with PyTorch and a GPU takes, in seconds: measured 5 to 8 on an H200's host.
 STARTING_S: Final = 8.0
 

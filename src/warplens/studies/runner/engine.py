@@ -66,9 +66,6 @@ def command_line(*words: str, **options: Any) -> str:
     return without_folders(shlex.join(said))
 
 
-# --- Ends a process with all that it has started ---------------------------------------------------------------------
-
-
 def terminate_group(process: subprocess.Popen[Any]) -> None:
     """Ask a process that leads a group, and the group, to end."""
     _signal(process, signal.SIGTERM)
@@ -85,9 +82,6 @@ def _signal(process: subprocess.Popen[Any], number: signal.Signals) -> None:
             os.killpg(process.pid, number)
         else:  # without process groups, what the process has started is out of reach
             process.send_signal(number)
-
-
-# --- What an unattended run consists of: tasks, each done by one process and finished as a whole ---------------------
 
 
 #: What became of a task, as the ledger holds it: `records` of cells, or what one run of a command gave.
@@ -185,9 +179,6 @@ def failures(result: Result) -> list[str]:
     """The statuses in a result that say that something went wrong."""
     statuses = [record["status"] for record in result.get("records", ())] + [result.get("status", "measured")]
     return [status for status in statuses if status in FAILURES]
-
-
-# --- Runs tasks to the last one, unattended: writes each result down, says how long the rest will take, survives -----
 
 
 def ledger_of(output: Path) -> Path:

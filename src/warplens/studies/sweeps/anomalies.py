@@ -83,9 +83,6 @@ def _from_inside(curve: Curve, x: Float64s, y: Float64s, place: int) -> list[Flo
     return [curve(x[list(pair)], y[:, list(pair)], x[place : place + 1])[:, 0] for pair in pairs if len(pairs) == 1]
 
 
-# --- trends through cells ---------------------------------------------------------------------------------------------
-
-
 def _least_squares(columns: Float64s, y: Float64s, wanted: Float64s) -> Float64s:
     """Values at wanted places of the linear fit to each row of y."""
     return np.asarray(y @ np.linalg.pinv(columns).T @ wanted.T)
@@ -103,9 +100,6 @@ def _affine(x: Float64s, y: Float64s, places: Float64s) -> Float64s:
     fitted = _least_squares(np.vander(np.exp(x), 2) * weights[:, None], times * weights, np.vander(np.exp(places), 2))
     # A line that falls to nothing is no time.
     return np.asarray(np.log(np.maximum(fitted, times.min(axis=1, keepdims=True) / 1e3)))
-
-
-# --- what neighbours allow --------------------------------------------------------------------------------------------
 
 
 def _passing(x: Float64s, y: Float64s, place: int) -> Float64s:
@@ -314,9 +308,6 @@ def _row(
     }
 
 
-# --- lines ------------------------------------------------------------------------------------------------------------
-
-
 def _lines(sweep: Sweep, seed: int) -> tuple[list[_Line], list[str]]:
     """Lines with enough cells whose noise is known, and why others are not among them."""
     generator = np.random.default_rng(seed)
@@ -387,9 +378,6 @@ def _line(
         blocks.append(logs.size)
     x = np.log([float(point.settings[axis]) for point in points])
     return _Line(side, axis, tuple(points), x, np.array(y), np.stack(draws, axis=1), min(blocks) - 1)
-
-
-# --- tests ------------------------------------------------------------------------------------------------------------
 
 
 def _tests(number: int, line: _Line) -> Iterator[_Test]:

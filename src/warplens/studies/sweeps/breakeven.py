@@ -276,9 +276,6 @@ def _effect(x: Float64s, y: Float64s, at: float) -> float:
     return float(means[right - 1] * (1 - share) + means[right] * share)
 
 
-# --- From which size, and from how many items on, the modelled variant is the faster one -----------------------------
-
-
 #: Looked at beyond the measured sizes and numbers of items: this factor either way, but nothing below one item.
 #: Further out, other kernels are chosen.
 _REACH: Final = 4.0

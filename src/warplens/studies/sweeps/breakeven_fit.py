@@ -84,9 +84,6 @@ def _loss(residual: Float64s, scale: Float64s) -> Float64s:
     return np.asarray(np.where(size <= _HUBER, size**2 / 2, _HUBER * (size - _HUBER / 2)).sum(axis=1))
 
 
-# --- How wrong the fitted and the held-out step times are, and whether that is too wrong to use ----------------------
-
-
 #: A threshold needs the ratio of the sides. Speedups near the crossing change by about as much as the batch does, so
 #: that a typical error of 10 % of the ratio is one of about 10 % of the threshold; beyond that it is no threshold.
 RATIO_ERROR_LIMIT: Final = 0.10
@@ -160,9 +157,6 @@ def refusal(folds: Sequence[Fold], worst: float, ratio_error: float) -> str | No
     if worst > WORST_ERROR_LIMIT:
         return f"a held-out step time is {worst:.0%} wrong, more than {WORST_ERROR_LIMIT:.0%}"
     return None
-
-
-# --- How wrong the model is where it was not fitted: each value of each numeric axis left out in turn ----------------
 
 
 #: Of the first fit: a hard maximum has a local minimum for each set of cells that the host is thought to limit.
@@ -300,9 +294,6 @@ def scored(times: Float64s, folds: Sequence[Fold], predicted: Sequence[Float64s]
     ]
     joined = np.concatenate(errors) if errors else np.array([np.inf])
     return float(np.minimum(np.nan_to_num(joined, nan=_COUNTED), _COUNTED).mean())
-
-
-# --- Fits the model to a sweep, chooses its form by cross-validation, and says how far to trust it -------------------
 
 
 #: Resampled fits; the outermost quantile at 95 % is then that of five.

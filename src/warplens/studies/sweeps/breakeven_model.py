@@ -84,9 +84,6 @@ def _mixed(one: float | None, two: float | None, share: float) -> float | None:
     return float(one ** (1 - share) * two**share) if one and two else None
 
 
-# --- The fitted parameters with their intervals, and the rates that follow from them ---------------------------------
-
-
 #: A parameter whose interval spans a larger factor is not told by the data.
 _IDENTIFIED: Final = 4.0
 

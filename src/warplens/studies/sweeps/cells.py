@@ -194,9 +194,6 @@ def _work_ratio(before: Cell | None, after: Cell | None) -> float | None:
     return after.flops / before.flops
 
 
-# --- Two sides of measurements as a document, as a table and as data -------------------------------------------------
-
-
 _COLUMNS: Final = CELL_PAIRS.only(
     "cell baseline_ns variant_ns",
     column("change", help="of the time: above zero is slower"),

@@ -146,9 +146,6 @@ def _key_figures(numbers: SweepNumbers) -> KeyFigures:
     return KeyFigures(tuple(figures))
 
 
-# --- charts -----------------------------------------------------------------------------------------------------------
-
-
 def _laid_out(numbers: SweepNumbers) -> tuple[str, pl.DataFrame]:
     """The axis with the most values as columns, all others as rows; sorted so."""
     rows = point_frame(numbers)
@@ -222,9 +219,6 @@ def _regimes(numbers: SweepNumbers) -> Section:
     return Section("regimes", "What limits each cell", (Paragraph(f"{legend}."), figure, _regime_table(numbers)))
 
 
-# --- further sections -------------------------------------------------------------------------------------------------
-
-
 def _crossovers(numbers: SweepNumbers) -> Section:
     blocks: list[Block] = []
     told = [crossing_text(line) for lines in numbers.crossovers.values() for line in lines]
@@ -265,9 +259,6 @@ def _unvaried(numbers: SweepNumbers) -> Iterator[Block]:
             f"Nothing is known about other values of what was not varied: {fmt.printable(', '.join(names))}.",
             quiet=True,
         )
-
-
-# --- A sweep's answers as `data` of the JSON (docs/reference/json.md) ------------------------------------------------
 
 
 def sweep_data(numbers: SweepNumbers) -> dict[str, Any]:

@@ -228,9 +228,6 @@ def _lost(sweep: Sweep) -> pl.DataFrame:
     return framed(rows, sweep.axes, LOST)
 
 
-# --- notes ------------------------------------------------------------------------------------------------------------
-
-
 def _notes(
     whole: Sweep, sweep: Sweep, points: Sequence[SweptPoint], told: Confounding, lost: pl.DataFrame
 ) -> Iterator[Note]:
@@ -266,9 +263,6 @@ def _notes(
     for doubt, count in doubts.most_common(_NAMED):
         where = "" if count == len(points) else f" ({count} of {len(points)} points)"
         yield Note("comparison-doubt", NoteLevel.WARNING, f"{fmt.capitalised(doubt)}{where}.", None)
-
-
-# --- rows -------------------------------------------------------------------------------------------------------------
 
 
 def point_frame(numbers: SweepNumbers) -> pl.DataFrame:
@@ -313,9 +307,6 @@ def _saved(before: Cell | None, after: Cell | None) -> float | None:
         if one and other is not None:
             return 1 - other / one
     return None
-
-
-# --- What a profile of a cell says about what bounds it --------------------------------------------------------------
 
 
 #: Verdict of a diagnosis → regime of the cell. Verdicts that are not here say neither of the two.

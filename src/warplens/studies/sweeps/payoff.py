@@ -141,9 +141,6 @@ def crossing_frame(answers: Sequence[PaysOff]) -> pl.DataFrame:
     return framed(rows, list(answers[0].others) if answers else [], CROSSINGS)
 
 
-# --- Lines of a sweep, the signs of their points, and the crossings between them -------------------------------------
-
-
 #: Draws: the outermost quantile of five points at 95 % is then that of ten draws.
 _DRAWS: Final = 2000
 

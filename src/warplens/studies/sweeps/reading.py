@@ -194,9 +194,6 @@ def values_of(cells: pl.DataFrame, name: str, rows: Sequence[int]) -> list[Any]:
     return cells.get_column(name)[list(rows)].unique(maintain_order=True).to_list()
 
 
-# --- Measurements as a sweep: two sides, axes, and the points of the grid --------------------------------------------
-
-
 def sweep_of(measurements: Measurements, baseline: Settings | None = None, variant: Settings | None = None) -> Sweep:
     """The sweep that measurements hold.
 
@@ -271,9 +268,6 @@ def matched(sweep: Sweep) -> Sweep:
         shared={**single, **sweep.shared},
         points=tuple(replace(point, settings={axis: point.settings[axis] for axis in axes}) for point in points),
     )
-
-
-# --- axes and points --------------------------------------------------------------------------------------------------
 
 
 def _repeats(first: Sequence[Any], second: Sequence[Any]) -> int | None:

@@ -8,9 +8,6 @@ from typing import Final
 import triton
 import triton.language as tl
 
-# --- Which tile sizes a kernel launches with -------------------------------------------------------------------------
-
-
 #: First compute capability with the tensor memory accelerator and warp-group matrix instructions.
 HOPPER: Final = (9, 0)
 

@@ -34,9 +34,6 @@ if TYPE_CHECKING:
     from warplens.workloads.settings import AttentionCell
 
 
-# --- How long the GPU works on one call ------------------------------------------------------------------------------
-
-
 #: Bytes overwritten to flush L2: twice that of the largest one sold (Blackwell's 126 MB).
 _FLUSH_BYTES: Final = 256 * 2**20
 
@@ -185,9 +182,6 @@ def _wall_samples(call: Callable[[], object], count: int) -> list[int]:
     return samples
 
 
-# --- One row of the attention table: is the kernel right, and how fast is it? ----------------------------------------
-
-
 Status = Literal["ok", "incorrect", "unsupported", "out-of-memory", "failed"]
 
 
@@ -324,9 +318,6 @@ def _call(
 
 def _first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [""])[0][:300]
-
-
-# --- A cell of the attention workload --------------------------------------------------------------------------------
 
 
 _SECOND_NS = 1e9

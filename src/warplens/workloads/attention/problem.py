@@ -104,9 +104,6 @@ def attention_inputs(
     return draw(), draw(), draw()
 
 
-# --- The slow, obvious reference: attention and its gradients in float64, a block of query rows at a time ------------
-
-
 #: Query rows at a time: bounds the float64 scores of one block to 8 · 512 · seq_len bytes per head.
 _ROWS: Final = 512
 
@@ -155,9 +152,6 @@ def reference(
             d_q[:, rows] = d_s @ k
             d_k += d_s.transpose(1, 2) @ q[:, rows]
     return Reference(out, d_q, d_k, d_v) if d_out is not None else Reference(out)
-
-
-# --- The gate before every timing ------------------------------------------------------------------------------------
 
 
 #: How many times the trusted implementation's error is accepted; see the module's text.

@@ -76,9 +76,6 @@ def _reason(backend: str, spoken: list[str]) -> str:
     return "; ".join(dict.fromkeys(told)) or f"no available kernel for SDPA backend {backend}"
 
 
-# --- Every kernel by name ---------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class AttentionKernel:
     """One implementation of attention, differentiable in q, k and v.

@@ -92,9 +92,6 @@ def with_class_token(x: Tensor, patches: Tensor) -> Tensor:
     return torch.cat((x[:, :1], patches), dim=1)
 
 
-# --- How many tokens are left where: what follows from shares alone. Free of PyTorch ---------------------------------
-
-
 #: 0.1 · 20 must be 2 tokens, also where binary fractions make it 2.0000000000000004.
 _ROUNDING: Final = 1e-9
 
@@ -165,9 +162,6 @@ def official_merges(r: int | tuple[int, float] | Sequence[int], blocks: int) -> 
         rise = (2 * average - 2 * first) / (blocks - 1)
         return [int(first + rise * block) for block in range(blocks)]
     return (list(r) + [0] * blocks)[:blocks]
-
-
-# --- Methods that keep some tokens and drop or fuse the rest: TopK, EViT, and a random choice as their control -------
 
 
 class TopK(Reduction):

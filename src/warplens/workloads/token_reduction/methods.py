@@ -86,9 +86,6 @@ def _unique(taken: Tensor) -> tuple[Tensor, Tensor]:
     return rows, valid
 
 
-# --- ToMe: merges similar tokens instead of dropping any -------------------------------------------------------------
-
-
 class ToMe(Reduction):
     """Merges tokens by bipartite soft matching (Bolya et al., "Token Merging", 2023, section 3).
 
@@ -141,9 +138,6 @@ def _merge(x: Tensor, left: Tensor, accepted: Tensor, into: Tensor) -> Tensor:
     a, b = x[:, ::2], x[:, 1::2]
     sums = b.scatter_add(1, into.unsqueeze(-1).expand(-1, -1, x.shape[-1]), gathered(a, accepted))
     return torch.cat((gathered(a, left), sums), dim=1)
-
-
-# --- DynamicViT ------------------------------------------------------------------------------------------------------
 
 
 #: Added to numerator (spread over the tokens) and denominator of the masked softmax, as published.
@@ -234,9 +228,6 @@ def masked_softmax(scores: Tensor, policy: Tensor) -> Tensor:
     left = policy[:, None, None, :] * (1 - itself) + itself
     weights = (scores - scores.max(dim=-1, keepdim=True).values).exp() * left
     return (weights + _EPSILON / count) / (weights.sum(dim=-1, keepdim=True) + _EPSILON)
-
-
-# --- The methods of a cell: one module a location, made from shares --------------------------------------------------
 
 
 #: Methods that choose by the class token's attention, call by call.
