@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from warplens.diagnosis.findings import SEVERITIES
 from warplens.diagnosis.rule import weight
 from warplens.diagnosis.rules import rule
-from warplens.diagnosis.rules.host import ExposedCommunication
+from warplens.diagnosis.rules.host import ExposedCommunication, LaunchOverhead
 from warplens.diagnosis.rules.ranks import PipelineBubble, Straggler, UnbucketedCommunication
 from warplens.diagnosis.rules.whole import IncompleteProfile
 from warplens.diagnosis.thresholds import DEFAULTS, Thresholds
@@ -62,7 +62,8 @@ def diagnose_run(run: Run, ranks: Mapping[int, Diagnosis], thresholds: Threshold
     """What limits the run: what its ranks cost each other, or what limits all of them alike.
 
     A run is as fast as its slowest rank: a cause that all ranks have brings what it brings on the one where that is
-    least, and one that only some have is told of those.
+    least, and one that only some have is told of those. The verdict is what brings the most. What ranks cost each other
+    comes before a cause of which it is the reason: waiting for each other, launches of small collectives.
 
     Args:
         run: the ranks side by side.
@@ -83,7 +84,7 @@ def diagnose_run(run: Run, ranks: Mapping[int, Diagnosis], thresholds: Threshold
             key=lambda diagnosis: weight(diagnosis.findings[0]),
         )
         own, of = example.findings[0], "every rank" if count == len(ranks) else f"{count} of {len(ranks)} ranks"
-    if between and (between[0].severity != "info" or own.severity == "info"):
+    if between and (not _costs(own) or own.id in told or _makes(between[0], own) or _order(between[0]) < _order(own)):
         first, *rest = between
         headline, share = f"{first.title}; {gain_text(first)} as fast without it.", None
     else:
@@ -99,6 +100,15 @@ def diagnose_run(run: Run, ranks: Mapping[int, Diagnosis], thresholds: Threshold
         ranks=dict(ranks),
         run=run,
     )
+
+
+def _makes(between: Finding, own: Finding) -> bool:
+    """Whether what ranks cost each other is a reason of what limits each of them.
+
+    Each small collective, and what stands between two, is a launch of the host. A host that is late because it issues
+    its work slower than the others has the same cause as they, and is no reason of theirs.
+    """
+    return between.id == UnbucketedCommunication.id and own.id == LaunchOverhead.id
 
 
 def _order(finding: Finding) -> tuple[int, float, str]:
