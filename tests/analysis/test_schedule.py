@@ -6,19 +6,22 @@ The replay against the obvious way to do the same: one call and one piece of wor
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.analysis.builders import kernel, launch, nvtx, trace
+from tests.analysis.builders import call, kernel, launch, nvtx, trace
 from tests.analysis.simulator import GAP_NS, LATENCY_NS, Machine, run
 from warplens.analysis.recorder import recorded_schedule
 from warplens.analysis.replay import RecordedSchedule, Replayed, Schedule, replay
 from warplens.analysis.timeline import Timeline
 from warplens.profile import Trace
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 US = 1_000
 MS = 1_000_000
@@ -98,8 +101,32 @@ def test_work_that_waited_for_another_stream_is_tied_to_it() -> None:
     ]
     api = [launch(0, 4 * US, 1), launch(5 * US, 9 * US, 2), launch(294 * US, 298 * US, 3)]
     found = schedule_of(trace(kernels, api), "all")
-    assert found.schedule.after.tolist() == [-1, 0, -1]
-    assert found.schedule.after_gap_ns.tolist() == [0, 2 * US, 0]
+    assert found.schedule.after.tolist() == [-1, 0, 1]
+    assert found.schedule.after_gap_ns.tolist() == [0, 2 * US, 1 * US]
+
+
+def _two_streams(waits: Sequence[int], overlap: bool = False) -> list[int]:
+    """What each piece of work waits for where a slow host issues gradients on one stream and their sum on another."""
+    kernels, api = [], []
+    for step in range(4):
+        at, number = step * 1000 * US, 2 * step
+        kernels.append(kernel(at + 10 * US, at + 50 * US, correlation=number + 1, stream=7))
+        summed = at + 40 * US if overlap and step == 2 else at + 110 * US
+        kernels.append(kernel(summed, at + 200 * US, correlation=number + 2, stream=8))
+        api += [launch(at, at + 5 * US, number + 1), launch(summed - 10 * US, summed - 5 * US, number + 2)]
+        api += [call(at + wait * US, at + (wait + 1) * US, "cudaStreamWaitEvent") for wait in waits]
+    return schedule_of(trace(kernels, api), "all").schedule.after.tolist()
+
+
+def test_work_that_the_host_ordered_behind_another_stream_stays_behind_it() -> None:
+    assert _two_streams(waits=[60]) == [-1, 0, -1, 2, -1, 4, -1, 6]
+
+
+def test_without_a_record_of_stream_waits_the_order_that_never_broke_is_kept() -> None:
+    assert _two_streams(waits=[]) == [-1, 0, 1, 2, 3, 4, 5, 6]
+    overlapped = _two_streams(waits=[], overlap=True)
+    assert overlapped[1::2] == [-1, -1, -1, -1]  # the second stream was seen not to wait for the first
+    assert overlapped[::2] == [-1, 1, 3, 5]
 
 
 def test_long_pauses_are_stalls_and_short_ones_are_not() -> None:

@@ -1,6 +1,6 @@
 """How long a step would take if one thing were different: modelled times, with the model's own error beside them.
 
-The window's schedule (`warplens.analysis.schedule`) is replayed once unchanged, which says how far the model can be
+The window's schedule (`warplens.analysis.recorder`) is replayed once unchanged, which says how far the model can be
 trusted, and once for each change that touches something in it. A change alters what the host does: it drops waits,
 pauses or the cost of calls. The work itself stays as it was measured; only copies that leave pageable memory become
 faster. What then does not overlap follows from the replay: removing one cause uncovers the next, so the gains of two
