@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import warplens
 from tests import shipped
 from tests.oracle.captures import THIRD_PARTY
 from warplens.analysis.timeline import Timeline
@@ -58,6 +59,23 @@ def test_the_launch_bound_reading_rests_on_the_timeline_not_on_a_cost_per_launch
     # Without a profiler a step takes 2.60 ms, and 0.76 ms from a CUDA graph: 3.4 times as fast.
     assert found.expected == pytest.approx(3.4, rel=0.2)
     assert found.bound > 4.167 / 0.78
+
+
+@pytest.mark.parametrize(("name", "trains"), [("deit224_bs1_baseline", False), ("lm_small_ctx128_train", True)])
+def test_only_a_training_step_is_told_of_optimizers_and_data_loaders(name: str, trains: bool) -> None:
+    found = _shipped(name).finding("launch-overhead")
+    assert found is not None
+    code = "\n".join(remedy.code for remedy in found.remedies)
+    assert ("AdamW" in code, "DataLoader" in code) == (trains, trains)
+
+
+def test_products_in_four_bits_are_not_told_to_use_a_narrower_format() -> None:
+    """A decoder's graphs with MXFP4 weights, launched before the window."""
+    path = _shared("kineto/tracelens_vllm_graph_execution.json.gz")
+    found = _diagnosed(path).finding("tensor-compute")
+    assert found is not None
+    assert not any("fp8" in remedy.code for remedy in found.remedies)
+    assert not any("0 launches" in line for line in warplens.diagnose(path).facts)
 
 
 def test_a_hand_written_optimizer_limits_its_phase() -> None:

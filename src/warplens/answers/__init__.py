@@ -120,7 +120,7 @@ def diagnose_selection(
         command="diagnose",
         source=selection.source,
         frame=findings_frame(found).drop("gain", "at_most"),
-        facts=(*pace_lines(pace), *coverage_lines(found)),
+        facts=(*pace_lines(pace, steps=bool(window.steps)), *coverage_lines(found)),
         notes=found.notes,
         tables=diagnosis_tables(found)[1:],
         data=lambda: {"window": window_data(window), **diagnosis_data(found), "pace": pace},

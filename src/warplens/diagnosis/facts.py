@@ -333,6 +333,14 @@ class Facts:
         return Program(self)
 
     @cached_property
+    def trains(self) -> bool:
+        """Whether ranges, operators or the names of kernels tell of a backward pass or an optimizer."""
+        if self.whole is not None:
+            return self.whole.trains
+        phases = self.work["phase"].is_in(["backward", "optimizer"]).any()
+        return bool(phases or self.program.marked("backward").any() or self.program.labelled("optimizer").any())
+
+    @cached_property
     def compiled(self) -> bool:
         """Whether a compiler has generated most of what is no product: it cannot be compiled once more."""
         program = self.program

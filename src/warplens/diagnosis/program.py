@@ -62,6 +62,8 @@ MARKS: Final = {
     "unseen-rows": r"isneginf",
     # From 32 bits to 16: what autocast does with weights and inputs.
     "narrowing": r"(?<!\w)b?float16_copy_kernel",
+    # Operands in 8 bits or fewer.
+    "quantized": r"(?i)fp4|e2m1|fp8(?!kv)|e4m3|e5m2|float8|int8|s8s8|w[48]a(?:8|16)|awq|gptq|marlin",
     "selecting": r"DeviceSelect|nonzero|flagged_select",
     "generated": r"^triton_",
     "vector-product": r"(?i)gemv|split_?kreduce|dot_kernel|nvjet_\w+?_(?:\d+x(?:8|16)|(?:8|16)x\d+)_|gemmSN|gemmk1",

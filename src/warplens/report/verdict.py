@@ -79,8 +79,13 @@ _PARTS: Final = {
 _SMALL: Final = 0.01
 
 
-def pace_lines(pace: HostPace | None) -> Iterator[str]:
-    """Two or three sentences about the thread that launches the most; none where no launching call was recorded."""
+def pace_lines(pace: HostPace | None, *, steps: bool = True) -> Iterator[str]:
+    """Two or three sentences about the thread that launches the most; none where no launching call was recorded.
+
+    Args:
+        pace: what is known of it.
+        steps: whether the window consists of steps.
+    """
     if pace is None:
         return
     cost = (
@@ -93,13 +98,16 @@ def pace_lines(pace: HostPace | None) -> Iterator[str]:
         if pace.is_ahead
         else f"behind the GPU: {fmt.share(pace.behind_share)} of the work started as soon as it was launched"
     )
-    yield f"host: {fmt.count(pace.launches)} launches, {fmt.rate(pace.per_second)}{cost}; the host is {standing}"
+    if pace.launches:
+        yield f"host: {fmt.count(pace.launches)} launches, {fmt.rate(pace.per_second)}{cost}; the host is {standing}"
+    else:
+        yield "host: what ran in this window was launched before it"
     if pace.layer is not None:
         layer = pace.layer
+        host = f"{fmt.duration(layer.host_ns)} on the host and " if layer.host_ns > 0 else ""
         yield (
-            f"a step repeats a sequence of {fmt.count(layer.launches)} launches {fmt.count(layer.layers)} times; "
-            f"each repetition takes {fmt.duration(layer.host_ns)} on the host and {fmt.duration(layer.gpu_ns)} on "
-            "the GPU"
+            f"{'a step' if steps else 'the window'} repeats a sequence of {fmt.count(layer.launches)} launches "
+            f"{fmt.count(layer.layers)} times; each repetition takes {host}{fmt.duration(layer.gpu_ns)} on the GPU"
         )
     whole = sum(pace.thread_ns.values())
     parts = sorted(((spent, name) for name, spent in pace.thread_ns.items() if spent >= _SMALL * whole), reverse=True)

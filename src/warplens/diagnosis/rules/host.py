@@ -195,13 +195,15 @@ class LaunchOverhead(Rule):
                 Remedy(
                     "Launch fewer kernels",
                     "model = torch.compile(model)  # fuses elementwise work\n"
-                    "# F.scaled_dot_product_attention for written-out attention\n"
-                    "# torch.optim.AdamW(model.parameters(), fused=True) for the optimizer's kernels",
+                    "# F.scaled_dot_product_attention for written-out attention"
+                    + ("\n# torch.optim.AdamW(model.parameters(), fused=True) for its kernels" if facts.trains else ""),
                     "in proportion to the launches saved",
                 ),
                 Remedy(
                     "Give each launch more work",
-                    "DataLoader(dataset, batch_size=larger)  # until kernels run longer than the launch interval",
+                    "DataLoader(dataset, batch_size=larger)  # until kernels run longer than the launch interval"
+                    if facts.trains
+                    else "# a larger batch: answer several requests, or chunks of the input, in one pass",
                     "the same step time for more samples, until the GPU is busy",
                 ),
             ),

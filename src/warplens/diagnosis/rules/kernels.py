@@ -251,6 +251,12 @@ class TensorCompute(Rule):
                     "with transformer_engine.pytorch.fp8_autocast(): y = model(x)\n"
                     "# or torchao.float8, 2:4 sparsity, a smaller model, fewer tokens",
                     "in proportion to the FLOPs, or to the formats' peak rates",
+                )
+                if _could_be_narrower(facts)
+                else Remedy(
+                    "Do fewer FLOPs",
+                    "# 2:4 sparsity, a smaller model, fewer tokens",
+                    "in proportion to the FLOPs",
                 ),
                 Remedy(
                     "Choose shapes that fill whole tiles",
@@ -259,6 +265,15 @@ class TensorCompute(Rule):
                 ),
             ),
         )
+
+
+def _could_be_narrower(facts: Facts) -> bool:
+    """Whether the GPU multiplies 8-bit floats, and most of the products' time is not in 8 bits or fewer already."""
+    if not any("fp8" in peaks.flops_per_s for peaks in map(peaks_of, facts.devices) if peaks is not None):
+        return False
+    program = facts.program
+    spent = program.own_ns * program.labelled(*PRODUCTS)
+    return bool(2 * spent[program.marked("quantized")].sum() < spent.sum())
 
 
 def tensor_core_factor(device: Device | None, wide: str = "fp32") -> float:

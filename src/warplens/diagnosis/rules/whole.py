@@ -321,7 +321,7 @@ class BelowRoof(Rule):
         ).to_series()
         above = above.fill_null(0)
         names = kernel_names(facts, above)
-        pattern = "|".join(re.escape(name.rpartition("::")[2][:40]) for name in names)
+        pattern = "|".join(dict.fromkeys(re.escape(name.rpartition("::")[2][:40]) for name in names))
         return self.described(
             title="The GPU is busy but not near its roofs, and no single cause stands out"
             if known
