@@ -15,7 +15,7 @@ import polars as pl
 
 from warplens.profile.counters import LAUNCHES, RULES
 from warplens.profile.schema import Table
-from warplens.profile.tables import TABLES
+from warplens.profile.trace import TABLES
 
 #: Where tables of results are declared.
 _ROOMS = ("profile", "readers", "analysis", "compare", "diagnosis", "report", "studies")

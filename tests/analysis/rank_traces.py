@@ -11,7 +11,7 @@ from tests.analysis.builders import kernel, trace
 from warplens.analysis.ranks.across import RanksResult, across_ranks
 from warplens.analysis.ranks.summary import RankSummary, summarize
 from warplens.profile import Trace
-from warplens.profile.tables import TABLES
+from warplens.profile.trace import TABLES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -18,10 +18,9 @@ from warplens.analysis.timeline import Timeline
 from warplens.readers import read
 from warplens.readers.timings import read_timings
 from warplens.studies.grid.answers import CellAnswers, ForwardTime, GridCell, answer_cell
-from warplens.studies.grid.cells import Unplaced, recognise_cell
+from warplens.studies.grid.cells import Unplaced, model_size, recognise_cell
 from warplens.studies.grid.forward_section import answer_a
 from warplens.studies.grid.grid import Grid, answer_grid, grid_status, host_bound
-from warplens.studies.grid.models import model_size
 from warplens.studies.grid.passes import Spread
 
 

@@ -8,15 +8,20 @@ from __future__ import annotations
 import pytest
 
 from warplens.errors import UsageError
-from warplens.studies.grid.cells import CellName, Unplaced, assign_cells, mode_of_text, parse_cell, recognise_cell
-from warplens.studies.grid.models import (
+from warplens.studies.grid.cells import (
     MODEL_SIZES,
+    CellName,
+    Unplaced,
+    assign_cells,
     attention_matmul_flops,
     canonical_model,
     flop_ratio,
     forward_flops,
+    mode_of_text,
     model_rank,
     model_size,
+    parse_cell,
+    recognise_cell,
     softmax_flops,
 )
 

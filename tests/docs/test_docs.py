@@ -23,7 +23,7 @@ from warplens.analysis.categories import CATEGORIES, classify
 from warplens.analysis.timebudget import IDLE_CAUSES
 from warplens.cli.catalogue import COMMANDS
 from warplens.cli.main import app
-from warplens.profile.tables import TABLES
+from warplens.profile.trace import TABLES
 from warplens.readers.nsys.tables import SOURCES
 from warplens.report.text import cause_title
 

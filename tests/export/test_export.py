@@ -19,7 +19,7 @@ from warplens.analysis.timeline import Timeline
 from warplens.errors import UsageError
 from warplens.export.perfetto import write_perfetto
 from warplens.export.tables import trace_tables, write_tables
-from warplens.profile.tables import TABLES
+from warplens.profile.trace import TABLES
 from warplens.readers import read
 from warplens.wire import fixed64s, messages, padded_varints
 from warplens.wire import wire_varint as varint

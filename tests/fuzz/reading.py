@@ -39,7 +39,7 @@ from warplens.cli import edge
 from warplens.profile import Trace
 from warplens.profile.counters import KernelCounters
 from warplens.profile.schema import LONGEST_NAME
-from warplens.profile.tables import TABLES
+from warplens.profile.trace import TABLES
 from warplens.readers import EVERYTHING
 from warplens.readers.opening import Asked, Kind, kind_of
 

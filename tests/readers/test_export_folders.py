@@ -17,7 +17,7 @@ from polars.testing import assert_frame_equal
 import warplens
 from tests import shipped
 from warplens.errors import UnreadableInputError
-from warplens.profile.tables import TABLES
+from warplens.profile.trace import TABLES
 from warplens.readers.opening import plain
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import polars as pl
 import pytest
 
-from warplens.profile.tables import TABLES
+from warplens.profile.trace import TABLES
 from warplens.readers import read
 from warplens.readers.nsys.report import read_nsys_report
 

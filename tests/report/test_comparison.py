@@ -20,16 +20,17 @@ from warplens.compare.statistics import Samples, compare, regression
 from warplens.profile import Note, NoteLevel
 from warplens.readers import read
 from warplens.report.charts import waterfall_chart
-from warplens.report.comparison.causes import cause_sentence, step_answer
 from warplens.report.comparison.document import step_document
 from warplens.report.comparison.numbers import StepNumbers, TraceFiles, compare_steps
 from warplens.report.comparison.steps import kernel_table, part_table, waterfall_rows
 from warplens.report.comparison.words import (
+    cause_sentence,
     change_text,
     gate_line,
     interval_text,
     needed_text,
     signed_share,
+    step_answer,
     verdict_text,
 )
 from warplens.report.html import render_html

@@ -12,9 +12,7 @@ import pytest
 
 from tests import shipped
 from warplens.readers.measurements import measurements_of
-from warplens.studies.reports.attention import attention_tables
-from warplens.studies.reports.document import study_data, study_document
-from warplens.studies.reports.language_model import lm_tables
+from warplens.studies.reports.document import attention_tables, lm_tables, study_data, study_document
 from warplens.studies.reports.token_reduction import token_tables
 
 

@@ -19,8 +19,7 @@ from warplens.analysis.timebudget import IDLE_CAUSES, time_budgets
 from warplens.analysis.timeline import Timeline
 from warplens.diagnosis import diagnose
 from warplens.report.timeline import timeline_view
-from warplens.report.timelinescript import packed
-from warplens.report.tracks import Marks, TimelineView
+from warplens.report.tracks import Marks, TimelineView, packed
 
 #: Two streams and copies; a training step of PyTorch with operators on two threads.
 PROFILES = {

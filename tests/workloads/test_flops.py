@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("torch", reason="the workloads compute with PyTorch")
 pytest.importorskip("polars", reason="the model of the analyses is among tables")
 
-from warplens.studies.grid.models import MODEL_SIZES, forward_flops, model_size
+from warplens.studies.grid.cells import MODEL_SIZES, forward_flops, model_size
 from warplens.workloads.settings import LM_BATCH, LM_SIZES, VIT_SIZES
 from warplens.workloads.token_reduction.choosing import BlockTokens, topk_chain
 from warplens.workloads.vision import lm_parameters, lm_work, torchprofile_macs, vit_macs

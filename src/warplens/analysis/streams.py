@@ -20,7 +20,7 @@ from warplens.analysis.intervals import Intervals, Owned, clip, subtract, total,
 from warplens.analysis.timeline import WORK_KINDS
 from warplens.profile.columns import SPREAD, column, table
 from warplens.profile.schema import Column, name_categories
-from warplens.profile.tables import GRID_BLOCKS
+from warplens.profile.trace import GRID_BLOCKS
 
 if TYPE_CHECKING:
     from warplens.analysis.timeline import Timeline

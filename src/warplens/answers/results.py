@@ -312,7 +312,7 @@ class ComparisonAnswer(Answer):
     @property
     def headline(self) -> str:
         """The answer in sentences."""
-        from warplens.report.comparison.causes import step_answer
+        from warplens.report.comparison.words import step_answer
 
         return " ".join(step_answer(self.numbers))
 

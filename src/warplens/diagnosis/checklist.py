@@ -22,7 +22,7 @@ from warplens.analysis.streams import concurrency, stream_statistics, stream_tur
 from warplens.diagnosis.thresholds import DEFAULTS
 from warplens.profile.columns import column, table
 from warplens.profile.schema import Column
-from warplens.profile.tables import BLOCK_THREADS, GRID_BLOCKS
+from warplens.profile.trace import BLOCK_THREADS, GRID_BLOCKS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -35,7 +35,7 @@ from warplens.patterns import lazy_pattern
 from warplens.profile import Device
 from warplens.profile.columns import column, table
 from warplens.profile.schema import Column, Table, name_categories
-from warplens.profile.tables import GRID_BLOCKS
+from warplens.profile.trace import GRID_BLOCKS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -19,7 +19,7 @@ from warplens.analysis.headroom import names
 from warplens.analysis.operators.program import LEVELS, levels_of_work
 from warplens.analysis.trees import NO_RANGE
 from warplens.profile.schema import name_categories
-from warplens.profile.tables import BLOCK_THREADS, GRID_BLOCKS
+from warplens.profile.trace import BLOCK_THREADS, GRID_BLOCKS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

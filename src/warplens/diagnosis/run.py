@@ -19,7 +19,7 @@ from warplens.diagnosis.claims import divide
 from warplens.diagnosis.facts import Facts, gather
 from warplens.diagnosis.findings import ISSUING
 from warplens.diagnosis.rules.stalls import HostStall
-from warplens.profile.tables import GRID_BLOCKS
+from warplens.profile.trace import GRID_BLOCKS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

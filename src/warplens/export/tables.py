@@ -22,8 +22,7 @@ from warplens._version import __version__
 from warplens.analysis.timeline import Timeline
 from warplens.profile.counters import KernelCounters
 from warplens.profile.schema import name_categories
-from warplens.profile.tables import TABLES
-from warplens.profile.trace import Capture, Trace
+from warplens.profile.trace import TABLES, Capture, Trace
 from warplens.secrets import Cleaner, Secrets, without_values
 from warplens.writing import harmless, made, unfinished, write_whole
 

@@ -9,7 +9,6 @@ and a field of `Trace`.
 """
 
 from warplens.profile.schema import Column, Table
-from warplens.profile.tables import TABLES
-from warplens.profile.trace import Capture, Device, Note, NoteLevel, Recorder, Trace
+from warplens.profile.trace import TABLES, Capture, Device, Note, NoteLevel, Recorder, Trace
 
 __all__ = ["TABLES", "Capture", "Column", "Device", "Note", "NoteLevel", "Recorder", "Table", "Trace"]

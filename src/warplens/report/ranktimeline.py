@@ -17,8 +17,8 @@ from warplens.report.document import Paragraph, Section, View, ViewRow, quiet
 from warplens.report.ranks import clock_sentence
 from warplens.report.run import RUN
 from warplens.report.timeline import MOST_MARKS, coarser_levels, timeline_view
-from warplens.report.timelinescript import packed as packed_view
 from warplens.report.tracks import Details, Marks, Thinned, TimelineView
+from warplens.report.tracks import packed as packed_view
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

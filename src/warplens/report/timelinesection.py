@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 from warplens.report import text as fmt
 from warplens.report.document import Jumps, Paragraph, Section, View, ViewRow, quiet
 from warplens.report.timeline import MOST_MARKS, origin_ns, timeline_view
-from warplens.report.timelinescript import packed
-from warplens.report.tracks import Thinned, TimelineView
+from warplens.report.tracks import Thinned, TimelineView, packed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -13,7 +13,7 @@ from warplens.analysis.work import operator_work, work_statistics
 from warplens.errors import UsageError
 from warplens.profile import Device
 from warplens.readers import read
-from warplens.studies.grid.models import forward_flops, model_size
+from warplens.studies.grid.cells import forward_flops, model_size
 
 ALL = Window(0, 10_000, "all", "everything")
 

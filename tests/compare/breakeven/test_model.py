@@ -21,9 +21,8 @@ from warplens.errors import MissingDataError, UsageError
 from warplens.studies.sweeps.breakeven import ERRORS, FORMS, PARAMETERS, THRESHOLDS, BreakEven
 from warplens.studies.sweeps.breakeven_fit import best_fit, fit_breakeven
 from warplens.studies.sweeps.breakeven_model import Form, Model
-from warplens.studies.sweeps.observed import Known, observed
 from warplens.studies.sweeps.payoff import crossovers
-from warplens.studies.sweeps.sweep import Cell, Point, Sweep
+from warplens.studies.sweeps.sweep import Cell, Known, Point, Sweep, observed
 
 MACHINE = Machine()
 

@@ -38,7 +38,7 @@ from warplens.compare.statistics import (
     many_differences,
     regression,
 )
-from warplens.compare.statistics.distributions import power, t_quantile, two_sided, variance_limit
+from warplens.compare.statistics.samples import power, t_quantile, two_sided, variance_limit
 from warplens.errors import UsageError
 
 

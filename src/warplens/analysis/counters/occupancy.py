@@ -14,7 +14,7 @@ from warplens.analysis.counters.speedoflight import LAUNCH, measured, share, wit
 from warplens.errors import UsageError
 from warplens.profile.columns import column, optional, table
 from warplens.profile.schema import Column
-from warplens.profile.tables import BLOCK_THREADS, GRID_BLOCKS
+from warplens.profile.trace import BLOCK_THREADS, GRID_BLOCKS
 
 if TYPE_CHECKING:
     from warplens.profile.counters import KernelCounters

@@ -8,7 +8,7 @@ import polars as pl
 
 from warplens.profile.columns import column, optional, table
 from warplens.profile.schema import Column
-from warplens.profile.tables import BLOCK_THREADS
+from warplens.profile.trace import BLOCK_THREADS
 
 if TYPE_CHECKING:
     from warplens.profile.counters import KernelCounters

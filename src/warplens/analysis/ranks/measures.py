@@ -14,7 +14,7 @@ from warplens.analysis.intervals import Intervals, Owned, measure_before, subtra
 from warplens.profile import Note, NoteLevel, Trace
 from warplens.profile.columns import column, table
 from warplens.profile.schema import Column
-from warplens.profile.tables import TABLES
+from warplens.profile.trace import TABLES
 
 if TYPE_CHECKING:
     from warplens.analysis.timeline import Timeline

@@ -369,10 +369,9 @@ def of_traces(sides: tuple[Found, Found], asked: Asked) -> Outcome:
         UnreadableInputError: a file cannot be read.
         MissingDataError: there is a gate, and a side cannot be judged.
     """
-    from warplens.report.comparison.causes import forbids_verdict, step_answer, work_sentence
     from warplens.report.comparison.numbers import compare_steps, step_data, step_head
     from warplens.report.comparison.steps import kernel_table, part_table
-    from warplens.report.comparison.words import gate_line, needed_text
+    from warplens.report.comparison.words import forbids_verdict, gate_line, needed_text, step_answer, work_sentence
 
     counters = _compared(filter(None, asked.counters)) if all(asked.counters) else None
     baseline, variant = load_traces(sides, asked.window, asked.range_name)

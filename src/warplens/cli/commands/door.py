@@ -206,8 +206,7 @@ def _two(profiles: Profiles, window: str, range_name: str | None, *, from_folder
 
 def _on_two(found: ComparisonAnswer, profiles: Profiles, *, from_folder: bool) -> None:
     """Two profiles: what differs, whether it is certain, what would decide it; of a folder, which is taken for what."""
-    from warplens.report.comparison.causes import step_answer, work_sentence
-    from warplens.report.comparison.words import needed_text
+    from warplens.report.comparison.words import needed_text, step_answer, work_sentence
 
     numbers = found.numbers
     verdict, *why = step_answer(numbers)

@@ -160,8 +160,7 @@ def _cells_of(sweep: Sweep, settings: Mapping[str, str]) -> Iterator[Any]:
 
 
 def _answer(numbers: SweepNumbers) -> Answer:
-    from warplens.studies.sweeps.breakeven_section import breakeven_lines
-    from warplens.studies.sweeps.document import anomaly_table, lost_table, point_table, sweep_data
+    from warplens.studies.sweeps.document import anomaly_table, breakeven_lines, lost_table, point_table, sweep_data
     from warplens.studies.sweeps.numbers import point_frame
     from warplens.studies.sweeps.words import answer, crossing_text, facts
 

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 import numpy as np
 
-from warplens.compare.statistics.distributions import power, variance_limit
-from warplens.compare.statistics.samples import block_medians, centres_and_variances, cut, units
+from warplens.compare.statistics.samples import block_medians, centres_and_variances, cut, power, units, variance_limit
 from warplens.compare.statistics.shift import in_turns, shift_between, trend
 from warplens.errors import UsageError
 

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from warplens.compare.statistics.distributions import t_quantile
-from warplens.compare.statistics.samples import Float64s
+from warplens.compare.statistics.samples import Float64s, t_quantile
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

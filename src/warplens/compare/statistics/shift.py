@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from warplens.compare.statistics.distributions import t_quantile
-from warplens.compare.statistics.samples import Location, centres_and_variances, cut, location, units
+from warplens.compare.statistics.samples import Location, centres_and_variances, cut, location, t_quantile, units
 
 if TYPE_CHECKING:
     from warplens.compare.statistics.samples import Float64s, Samples

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import polars as pl
 
 from warplens.profile.schema import encode_names, name_categories
-from warplens.profile.tables import TABLES
+from warplens.profile.trace import TABLES
 from warplens.readers.kernel_names import short_kernel_name
 
 _LOW_32_BITS = 0xFFFFFFFF

@@ -21,7 +21,7 @@ from warplens.errors import UnreadableInputError
 from warplens.profile import Capture, Trace
 from warplens.profile.nesting import nest
 from warplens.profile.schema import encode_names
-from warplens.profile.tables import TABLES
+from warplens.profile.trace import TABLES
 from warplens.readers.kineto import KINETO
 from warplens.readers.kineto.capture import RECAPTURE, Findings, devices_of, epoch_of, notes_of, placement_of
 from warplens.readers.kineto.events import Recorded, read_events

@@ -16,7 +16,7 @@ import polars as pl
 
 from warplens.profile import Capture, Trace
 from warplens.profile.schema import encode_names
-from warplens.profile.tables import TABLES
+from warplens.profile.trace import TABLES
 from warplens.readers.nsys import NSYS
 from warplens.readers.nsys.capture import devices_of, session_of, stream_kinds
 from warplens.readers.nsys.doubts import Findings, notes_of

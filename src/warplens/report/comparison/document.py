@@ -7,13 +7,6 @@ from typing import TYPE_CHECKING, Any, Final
 from warplens.profile import NoteLevel
 from warplens.report import text as fmt
 from warplens.report.charts import waterfall_chart
-from warplens.report.comparison.causes import (
-    forbids_verdict,
-    hides_kernels,
-    launch_sentences,
-    step_answer,
-    work_sentence,
-)
 from warplens.report.comparison.steps import (
     kernel_table,
     launch_table,
@@ -28,7 +21,16 @@ from warplens.report.comparison.steps import (
     transfer_table,
     waterfall_rows,
 )
-from warplens.report.comparison.words import interval_text, needed_text, signed_share
+from warplens.report.comparison.words import (
+    forbids_verdict,
+    hides_kernels,
+    interval_text,
+    launch_sentences,
+    needed_text,
+    signed_share,
+    step_answer,
+    work_sentence,
+)
 from warplens.report.counters.beside import SIDE_BY_SIDE, comparison_lines
 from warplens.report.document import (
     Answer,

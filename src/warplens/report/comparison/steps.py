@@ -12,9 +12,8 @@ from warplens.compare.difference.work import KERNEL_CHANGES, TRANSFER_CHANGES
 from warplens.profile.columns import KERNEL_NAME, column
 from warplens.profile.schema import Column
 from warplens.report import text as fmt
-from warplens.report.comparison.causes import BOUND_TITLES, forbids_verdict
-from warplens.report.comparison.kernels import KERNEL_GROUPS
-from warplens.report.comparison.words import VERDICT_TITLES, interval_text, signed_share
+from warplens.report.comparison.numbers import KERNEL_GROUPS
+from warplens.report.comparison.words import BOUND_TITLES, VERDICT_TITLES, forbids_verdict, interval_text, signed_share
 from warplens.report.document import KeyFigure, Segment, Strip, Table, pick
 from warplens.report.text import part_title, phase_title
 from warplens.report.theme import part_fill

@@ -1,14 +1,20 @@
-"""What a comparison says in words: the verdict with its interval, how many repeats would decide, the gate."""
+"""What a comparison says in words: the verdict with its interval, the gate, and the cause of the difference."""
 
 from __future__ import annotations
 
 import math
 from typing import TYPE_CHECKING, Final
 
+from warplens.compare.difference.difference import SAME_MARGIN
+from warplens.profile import NoteLevel
 from warplens.report import text as fmt
+from warplens.report.text import category_title, cause_title
 
 if TYPE_CHECKING:
+    from warplens.compare.difference import Contribution, Explanation, StepDifference
     from warplens.compare.statistics import Comparison, Interval, Regression, Verdict
+    from warplens.profile import Note
+    from warplens.report.comparison.numbers import StepNumbers
 
 
 #: Verdicts of `warplens.compare.statistics`, as a table says them.
@@ -108,3 +114,267 @@ def gate_line(found: Regression, comparison: Comparison) -> str:
     needed = needed_text(comparison)
     tail = f". {needed}" if needed else ". More repeats of each side would decide it."
     return f"gate undecided (not a failure): it may or may not be slower by more than {limit} ({interval}){tail}"
+
+
+#: What limits a side (`warplens.compare.difference.BOUNDS`), for people.
+BOUND_TITLES: Final = {
+    "gpu": "its GPU",
+    "host-issue": "the host's launch rate",
+    "host": "host work other than launching",
+    "waiting": "waits for other work, or unknown reasons",
+    "none": "nothing: it has no GPU work",
+}
+
+#: Contributions, as the subject of a clause.
+_THINGS: Final = {
+    "host-issue-bound": "waiting for launches",
+    "gpu-work": "GPU work",
+    "communication": "exposed communication",
+    "copies": "exposed copies",
+}
+
+#: Below this many, a difference in launches per step is a rounding of means.
+_A_LAUNCH: Final = 0.5
+
+#: What is less than this of the main figure is not worth a clause of the sentence.
+_WORTH_SAYING: Final = 0.1
+
+#: GPU work that changes by less is called unchanged.
+_UNCHANGED: Final = 0.005
+
+#: FLOPs that differ by less are the same: a percentage with one decimal would read 0.0 %.
+_SAME_FLOPS: Final = 0.0005
+
+#: A cause of this much of the change and more is all of it.
+_NEARLY_ALL: Final = 0.95
+
+#: GPU work that fell by more would read as if it had fallen by all of it.
+_ALL_BUT_GONE: Final = 0.9995
+
+#: A part is "most" of a change from half of it on, and no longer where others against it make it larger than the whole.
+_MOST: Final = (0.5, 1.05)
+
+#: Launches that one side alone has, and the difference in launching calls, are about the same thing up to this share.
+_ALIKE: Final = 0.1
+
+
+def step_answer(numbers: StepNumbers) -> list[str]:
+    """The verdict with its interval, and why: at most two sentences; what forbids one, where something does."""
+    cause = cause_sentence(numbers.difference, numbers.why)
+    blocking = forbids_verdict(numbers)
+    if blocking is not None:
+        refused = f"No verdict: the sides cannot be compared: {blocking.text.rstrip('.')}."
+        if blocking.code == "steps-on-one-side":
+            return [refused]  # what a window takes more than a step says nothing
+        ratio = signed_share(numbers.comparison.ratio.estimate - 1)
+        return [refused, f"In what was recorded, the time changes by {ratio}: {cause}."]
+    name = numbers.difference.variant.window.range_name
+    subject = "the variant" if name is None else f"range {fmt.printable(name)} of the variant"
+    verdict = fmt.capitalised(verdict_text(numbers.comparison, subject))
+    if numbers.comparison.verdict in ("faster", "slower") and _agrees(numbers):
+        # Of a paradox, what the sentence begins with is no reason: it is what makes it one.
+        return [f"{verdict}; {cause}." if _leads_with_work(numbers.why) else f"{verdict}, because {cause}."]
+    return [f"{verdict}.", f"In what was recorded, {cause}."]
+
+
+def forbids_verdict(numbers: StepNumbers) -> Note | None:
+    """What keeps the two from being compared at all; None where nothing does."""
+    return next((note for note in numbers.notes if note.level is NoteLevel.BLOCKING), None)
+
+
+def _agrees(numbers: StepNumbers) -> bool:
+    """Whether the files that are taken apart differ the way that all files together do."""
+    return numbers.why.direction == numbers.comparison.verdict
+
+
+def _leads_with_work(why: Explanation) -> bool:
+    return why.cause == "host-issue-bound" and why.is_paradox
+
+
+def cause_sentence(difference: StepDifference, why: Explanation) -> str:
+    """The cause with the numbers that show it, to stand after "because" (a paradox begins with what it is)."""
+    work = _gpu_work(why)
+    if why.cause == "no-difference":
+        return f"a {difference.per} takes {_about_as_long(difference)}: {work}{_cancelled(why)}"
+    if why.cause == "host-issue-bound":
+        both = {why.baseline_bound, why.variant_bound} == {"host-issue"}
+        side = "step" if both else "baseline" if why.baseline_bound == "host-issue" else "variant"
+        bounded = f"the {side} is limited by the host's launch rate: {_launches(difference)}"
+        return f"{work}, but {bounded}" if _leads_with_work(why) else f"{bounded}; {work}"
+    if why.cause == "gpu-work":
+        more = "" if hides_kernels(difference) else f", {_largest_work(difference, why)}"
+        return f"{work}{_rest(why)}{more}{_given_back(why)}"
+    change = fmt.duration(abs(_main_change(why)))
+    grew = f"{'more' if why.change_ns > 0 else 'less'} per {difference.per}"
+    if why.cause == "communication":
+        main = f"exposed communication takes {change} {grew}"
+    elif why.cause == "copies":
+        main = f"exposed copies take {change} {grew}"
+    else:
+        main = f"the GPU is idle for {change} {grew} ({cause_title(why.cause.removeprefix('idle: '))})"
+    return f"{main}{_rest(why)}, and {work}{_given_back(why)}"
+
+
+def _cancelled(why: Explanation) -> str:
+    """What makes up for GPU work that changed, where the step takes as long as before."""
+    if why.gpu_change_share is None or abs(why.gpu_change_share) <= SAME_MARGIN:
+        return ""
+    work = next((found.change_ns for found in why.contributions if found.cause == "gpu-work"), None)
+    against = [found for found in why.contributions if work is not None and found.change_ns * work < 0]
+    if not against:
+        return ""
+    return f", against {fmt.duration(abs(against[0].change_ns))} {_of_cause(against[0])}"
+
+
+def _of_cause(found: Contribution) -> str:
+    """A contribution after its amount: `less of waiting for launches`."""
+    if found.cause.startswith("idle: "):
+        how = "more" if found.change_ns > 0 else "less"
+        return f"{how} idle time ({cause_title(found.cause.removeprefix('idle: '))})"
+    return f"{'more' if found.change_ns > 0 else 'less'} of {_THINGS[found.cause]}"
+
+
+def _rest(why: Explanation) -> str:
+    """How much of the change the cause makes up, where it is not all of it."""
+    if why.share is None or why.share >= _NEARLY_ALL:
+        return ""
+    return f", which makes up {fmt.share(why.share)} of the change"
+
+
+def _main_change(why: Explanation) -> float:
+    return next((found.change_ns for found in why.contributions if found.cause == why.cause), why.change_ns)
+
+
+def _about_as_long(difference: StepDifference) -> str:
+    return f"about as long ({_step_times(difference)})"
+
+
+def _step_times(difference: StepDifference) -> str:
+    wall = difference.wall
+    return f"{fmt.duration(float(wall.baseline.wall_ns))} and {fmt.duration(float(wall.variant.wall_ns))}"
+
+
+def _gpu_work(why: Explanation) -> str:
+    change = why.gpu_change_share
+    if change is None:
+        return "the baseline has no GPU work"
+    if change <= -1:
+        return "the variant has no GPU work"
+    if change < -_ALL_BUT_GONE:
+        return f"GPU work fell by more than {fmt.share(_ALL_BUT_GONE)}"
+    if abs(change) < _UNCHANGED:
+        return "GPU work is the same"
+    if change >= 1:
+        return f"GPU work rose to {fmt.number(1 + change)} times as much"
+    return f"GPU work {'fell' if change < 0 else 'rose'} {fmt.share(abs(change))}"
+
+
+def _launches(difference: StepDifference) -> str:
+    """What the number of launches and their cost did."""
+    launches = difference.launches
+    before, after = launches.baseline.host_ns_per_launch, launches.variant.host_ns_per_launch
+    change, added, pace = launches.calls_change, launches.added_cost_ns, launches.pace_cost_ns
+    each = (
+        "" if before is None or after is None else f" at {fmt.duration(after)} each instead of {fmt.duration(before)}"
+    )
+    if abs(change) < _A_LAUNCH:
+        return f"as many launches{',' if each else ''}{each}"
+    text = f"{_counted(abs(change), 'more' if change > 0 else 'fewer')} per {difference.per}"
+    if change * difference.wall.change_ns < 0:
+        # Their number would have changed the time the other way: what they cost is the cause.
+        return f"{text}, but{each}" if each else text
+    if added is None or added * change <= 0 or abs(launches.added - launches.removed - change) > _ALIKE * abs(change):
+        # Kernels went into graphs: not they are gone, but the calls that launched them.
+        slower = after if difference.wall.change_ns >= 0 else before
+        return f"{text} at {fmt.duration(slower)} each" if slower is not None else text
+    text += f" × {fmt.duration(added / change)}"
+    if pace is not None and abs(pace) >= _WORTH_SAYING * abs(added):
+        text += f", while the other launches take {fmt.duration(abs(pace))} {'more' if pace > 0 else 'less'}"
+    return text
+
+
+def _counted(number: float, how: str) -> str:
+    rounded = round(number, 1)
+    return f"{fmt.count(rounded)} {how} {'launch' if rounded == 1 else 'launches'}"
+
+
+def hides_kernels(difference: StepDifference) -> bool:
+    """Whether kernels of a side are inside CUDA graphs that were traced as a whole."""
+    return difference.launches.baseline.hides_kernels or difference.launches.variant.hides_kernels
+
+
+def _largest_work(difference: StepDifference, why: Explanation) -> str:
+    """The kind of work that changed most, the way that the step did."""
+    growing, net = why.change_ns > 0, _main_change(why)
+    parts = [part for part in difference.wall.parts if part.group in ("compute", "graph")]
+    largest = max(parts, key=lambda part: part.change_ns if growing else -part.change_ns)
+    title = category_title(largest.part) if largest.group == "compute" else "CUDA graphs"
+    change = float(largest.change_ns)
+    least, most = _MOST
+    how = "most of it in" if net and least <= change / net <= most else "above all in"
+    told = f"{how} {title} ({_signed(change)} per {difference.per})"
+    against = min(parts, key=lambda part: part.change_ns if growing else -part.change_ns)
+    if net and change / net > most and against.group == "compute":
+        told += f", against {_signed(float(against.change_ns))} in {category_title(against.part)}"
+    return told
+
+
+def _given_back(why: Explanation) -> str:
+    """What works against the main cause, where it is worth saying."""
+    main = _main_change(why)
+    # What GPU work did is said already.
+    against = [found for found in why.contributions if found.change_ns * main < 0 and found.cause != "gpu-work"]
+    if not against or abs(against[0].change_ns) < _WORTH_SAYING * abs(main):
+        return ""
+    change = against[0].change_ns
+    cause = against[0].cause
+    idle = "more idle time" if change > 0 else "less idle time"
+    what = f"{idle} ({cause_title(cause.removeprefix('idle: '))})" if cause.startswith("idle: ") else _THINGS[cause]
+    of_it = abs(change) <= abs(main)
+    if change > 0:
+        return f"; {what} takes {fmt.duration(abs(change))}{' of it back' if of_it else ' more'}"
+    return f"; {what} saves {fmt.duration(abs(change))}{' of it' if of_it else ''}"
+
+
+def work_sentence(numbers: StepNumbers) -> str | None:
+    """FLOPs against time; None where FLOPs are unknown."""
+    work, ratio = numbers.difference.work, numbers.why.flops_ratio
+    if ratio is None or not ratio:
+        return None
+    source = "as given" if work.source == "given" else "modelled from the operators' shapes"
+    spent = numbers.comparison.ratio.estimate
+    if abs(ratio - 1) < _SAME_FLOPS:
+        return (
+            f"FLOPs are the same ({source}), the time changes by {_change(spent)}: each FLOP takes "
+            f"{fmt.number(spent / ratio)} times as long."
+        )
+    return (
+        f"FLOPs change by {_change(ratio)} ({source}), the time by {_change(spent)}: "
+        f"each FLOP takes {fmt.number(spent / ratio)} times as long."
+    )
+
+
+def _change(ratio: float) -> str:
+    return f"a factor of {fmt.number(ratio)}" if ratio >= MANY_TIMES else signed_share(ratio - 1)
+
+
+def launch_sentences(numbers: StepNumbers) -> list[str]:
+    """What launches cost the host on both sides, and what limits each."""
+    launches = numbers.difference.launches
+    sides = ((numbers.baseline.name, launches.baseline), (numbers.variant.name, launches.variant))
+    lines = [
+        f"{fmt.printable(name)} is limited by {BOUND_TITLES[side.bound]}: its GPU is busy for "
+        f"{fmt.share(side.busy_share)} of the time and waits for launches for {fmt.share(side.issue_share)}."
+        for name, side in sides
+    ]
+    if launches.added_cost_ns is not None and launches.pace_cost_ns is not None:
+        lines.append(
+            f"On the host, kernels that only one side launches cost {_signed(launches.added_cost_ns)} per step, and "
+            f"the other launches take {_signed(launches.pace_cost_ns)}. Where the host's launch rate limits both, "
+            "a step changes by the two together; otherwise the queue hides some of it."
+        )
+    return lines
+
+
+def _signed(time_ns: float) -> str:
+    return f"{'+' if time_ns > 0 else ''}{fmt.duration(time_ns)}"

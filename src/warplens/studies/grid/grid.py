@@ -11,8 +11,7 @@ import polars as pl
 from warplens.profile.columns import table
 from warplens.profile.schema import Column
 from warplens.studies.grid.answers import QUESTIONS, answer_cell
-from warplens.studies.grid.cells import Unplaced
-from warplens.studies.grid.models import canonical_model, model_rank
+from warplens.studies.grid.cells import Unplaced, canonical_model, model_rank
 
 if TYPE_CHECKING:
     from warplens.studies.grid.answers import CellAnswers, GridCell

@@ -19,7 +19,7 @@ from warplens.analysis.trees import NO_RANGE
 from warplens.analysis.window import NO_PHASE, PHASES
 from warplens.profile.columns import column, table
 from warplens.profile.schema import Column, name_categories
-from warplens.studies.grid.models import (
+from warplens.studies.grid.cells import (
     REFERENCE_ADAMW_BYTES_PER_PARAMETER,
     REFERENCE_ADAMW_LAUNCHES_PER_TENSOR,
     ModelSize,

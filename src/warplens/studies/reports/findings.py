@@ -11,8 +11,8 @@ import polars as pl
 from warplens.profile.columns import column, table
 from warplens.profile.schema import Column
 from warplens.report import text as fmt
-from warplens.report.comparison.causes import cause_sentence, step_answer, work_sentence
 from warplens.report.comparison.steps import part_table
+from warplens.report.comparison.words import cause_sentence, step_answer, work_sentence
 from warplens.report.document import Document, Notes, Paragraph, Section, Table
 from warplens.report.verdict import evidence_text
 from warplens.studies.columns import verdict_counts
@@ -26,8 +26,7 @@ from warplens.studies.reports.remedies import (
     remedies_section,
 )
 from warplens.studies.reports.token_reduction import speedup_figures, token_growth
-from warplens.studies.sweeps.breakeven_section import breakeven_lines
-from warplens.studies.sweeps.document import point_table
+from warplens.studies.sweeps.document import breakeven_lines, point_table
 from warplens.studies.sweeps.words import answer, crossing_text, machine_line, settings_text
 
 if TYPE_CHECKING:

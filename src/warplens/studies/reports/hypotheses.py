@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final, Literal
 import polars as pl
 
 from warplens.compare.difference import Side
-from warplens.profile.tables import GRID_BLOCKS
+from warplens.profile.trace import GRID_BLOCKS
 from warplens.studies.reports.inside import inside_kernels
 
 if TYPE_CHECKING:

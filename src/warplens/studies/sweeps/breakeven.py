@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     from warplens.profile.schema import Float64s
     from warplens.studies.sweeps.breakeven_model import Form, Model, Sizes
-    from warplens.studies.sweeps.observed import Known, Observed
     from warplens.studies.sweeps.payoff import Answer
+    from warplens.studies.sweeps.sweep import Known, Observed
 
 
 #: Sizes are interpolated through logarithms.

@@ -11,15 +11,22 @@ import polars as pl
 from warplens.errors import MissingDataError
 from warplens.studies.sweeps.breakeven import ERRORS, FORMS, BreakEven, thresholds
 from warplens.studies.sweeps.breakeven_model import Form, Maximum, Model, Sizes, parameter_frame
-from warplens.studies.sweeps.observed import block_table, groups_of, known_fields, measured_sides, observed
-from warplens.studies.sweeps.sweep import SIDES, framed, replicates
+from warplens.studies.sweeps.sweep import (
+    SIDES,
+    block_table,
+    framed,
+    groups_of,
+    known_fields,
+    measured_sides,
+    observed,
+    replicates,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from warplens.profile.schema import Float64s
-    from warplens.studies.sweeps.observed import Known, Observed
-    from warplens.studies.sweeps.sweep import Point, Sweep
+    from warplens.studies.sweeps.sweep import Known, Observed, Point, Sweep
 
 
 _ROUNDS: Final = 60

@@ -9,15 +9,13 @@ import numpy as np
 import polars as pl
 
 from warplens.studies.sweeps.breakeven import PARAMETERS
-from warplens.studies.sweeps.observed import Known, Observed, Size, block_table
-from warplens.studies.sweeps.sweep import SIDES
+from warplens.studies.sweeps.sweep import SIDES, Known, Observed, Size, block_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from warplens.profile.schema import Float64s
-    from warplens.studies.sweeps.observed import Work
-    from warplens.studies.sweeps.sweep import Point
+    from warplens.studies.sweeps.sweep import Point, Work
 
 
 @dataclass(frozen=True, eq=False)
