@@ -65,7 +65,7 @@ def test_the_launch_bound_reading_rests_on_the_timeline_not_on_a_cost_per_launch
 def test_only_a_training_step_is_told_of_optimizers_and_data_loaders(name: str, trains: bool) -> None:
     found = _shipped(name).finding("launch-overhead")
     assert found is not None
-    code = "\n".join(remedy.code for remedy in found.remedies)
+    code = "\n".join(remedy.how for remedy in found.remedies)
     assert ("AdamW" in code, "DataLoader" in code) == (trains, trains)
 
 
@@ -74,7 +74,7 @@ def test_products_in_four_bits_are_not_told_to_use_a_narrower_format() -> None:
     path = _shared("kineto/tracelens_vllm_graph_execution.json.gz")
     found = _diagnosed(path).finding("tensor-compute")
     assert found is not None
-    assert not any("fp8" in remedy.code for remedy in found.remedies)
+    assert not any("fp8" in remedy.how for remedy in found.remedies)
     assert not any("0 launches" in line for line in warplens.diagnose(path).facts)
 
 
