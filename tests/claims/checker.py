@@ -62,7 +62,14 @@ LOOPED: Final = "looped_kernels_per_step"
 #: What makes a host slow: it waits, allocates, or launches for each tensor, part or layer anew.
 MAKES_LAUNCHES: Final = (
     *("host-sync", "allocator-churn", "unfused-optimizer", "per-expert-loop", "recomputation", "unused-gradients"),
+    "unused-results",
 )
+#: Work that nothing takes, which comes before work that is done slowly.
+NEEDLESS: Final = ("unused-gradients", "unused-results")
+#: Pauses as long as a hundred launches, which are none of issuing them.
+APART: Final = "stalls_apart_share"
+#: A host that waits after every few launches, and so often a step, cannot get ahead of its GPU.
+CROWDED: Final = "after every few launches"
 #: The remedy of rows whose indices are checked, sorted and scanned before each addition, in launches of their own.
 SORTS_FOR_ROWS: Final = "Add rows without sorting their indices"
 
@@ -282,7 +289,10 @@ def check_order(reading: Reading, findings: Sequence[Mapping[str, Any]]) -> None
         unsorted = any(each["action"] == SORTS_FOR_ROWS for each in findings[0].get("remedies", ()))
         if best["id"] == "launch-overhead" and (findings[0]["id"] in MAKES_LAUNCHES or unsorted):
             # What makes the host slow is named before its pace, from this part on of what that would save.
-            most = 1 / (1 - Thresholds().specific_share * (1 - 1 / most))
+            crowded = findings[0]["id"] == "host-sync" and CROWDED in findings[0]["title"]
+            most = 1.0 if crowded else 1 / (1 - Thresholds().specific_share * (1 - 1 / most))
+        elif findings[0]["id"] in NEEDLESS or (best["id"] == "launch-overhead" and APART in findings[0]["evidence"]):
+            most = 1 / (1 - Thresholds().dominant_share * (1 - 1 / most))
         known = f"{best['id']} {_gain(best)}"
         fits = gain >= most - 1e-9
         reading.expect(fits, "the verdict has the largest gain", findings[0]["id"], gain, known)

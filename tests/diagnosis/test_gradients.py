@@ -17,22 +17,29 @@ if TYPE_CHECKING:
 
     from warplens.diagnosis import Finding
 
+FUSED_ADAM = "void at::native::multi_tensor_apply_kernel<FusedOptimizerTensorListMetadata<4>, FusedAdamMathFunctor<float, 4>>"
+LARGE = [1024, 1024]  # sixteen blocks of 65,536 numbers
 HEAD, BODY = [10, 64], [64, 64]
 FORWARD, BACKWARD = 100 * US, 200 * US
 
 
-def found(handed: Sequence[Sequence[int]], taken: Sequence[Sequence[int]], *, passes: int = 1) -> Finding | None:
+def found(
+    handed: Sequence[Sequence[int]], taken: Sequence[Sequence[int]], *, passes: int = 1, blocks: int | None = None
+) -> Finding | None:
     """What is said of three steps, each with forward work, backward passes that hand over gradients of these sizes in
-    turn, each behind a product of 200 µs, and an optimizer that updates tensors of those sizes."""
+    turn, each behind a product of 200 µs, and an optimizer that updates tensors of those sizes.
+
+    With `blocks`, one fused kernel of so many does it, and the sizes of lists are not recorded.
+    """
     kernels, calls, ranges = [], [], []
     now, gpu, number = 0, 0, 0
 
-    def run(length: int, thread: int = 1) -> None:
+    def run(length: int, thread: int = 1, name: str = BF16_GEMM, grid: int = 1056) -> None:
         nonlocal now, gpu, number
         number += 1
         begin = max(gpu, now + 2 * US)
         gpu = begin + length
-        kernels.append(kernel(begin, gpu, "gemm", correlation=number, full_name=BF16_GEMM, grid=(1056, 1, 1)))
+        kernels.append(kernel(begin, gpu, "gemm", correlation=number, full_name=name, grid=(grid, 1, 1)))
         calls.append(launch(now, now + US, number, thread=thread))
         now += 2 * US
 
@@ -48,9 +55,13 @@ def found(handed: Sequence[Sequence[int]], taken: Sequence[Sequence[int]], *, pa
                 ranges.append(operator(now, now + US, name, shapes=text, thread=AUTOGRAD_THREAD))
                 now += 2 * US
         ranges.append(annotation(now, now + 10 * US, "Optimizer.step#AdamW.step"))
-        ranges.append(operator(now + US, now + 4 * US, "aten::_fused_adamw_", shapes=json.dumps([taken, taken, []])))
+        lists = [taken, taken, []] if blocks is None else [[], [], []]
+        ranges.append(operator(now + US, now + 4 * US, "aten::_fused_adamw_", shapes=json.dumps(lists)))
         now += US
-        run(5 * US)
+        if blocks is None:
+            run(5 * US)
+        else:
+            run(5 * US, name=FUSED_ADAM, grid=blocks)
         now = max(now + 10 * US, gpu + 5 * US)
         ranges.append(annotation(began, now, "step"))
         now += US
@@ -92,3 +103,14 @@ def test_of_two_models_of_equal_sizes_one_is_not_trained() -> None:
 )
 def test_gradients_that_are_taken_are_not_told(handed: list[list[int]], taken: list[list[int]], passes: int) -> None:
     assert found(handed, taken, passes=passes) is None
+
+
+@pytest.mark.parametrize(("blocks", "unused"), [(32, 0.0), (16, 0.5), (8, 0.75)])
+def test_blocks_of_a_fused_optimizer_tell_how_many_gradients_it_takes(blocks: int, unused: float) -> None:
+    """Of two gradients of sixteen blocks each."""
+    finding = found([LARGE, LARGE], [], blocks=blocks)
+    if unused:
+        assert finding is not None
+        assert finding.evidence["unused_numbers_share"] == pytest.approx(unused)
+    else:
+        assert finding is None

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
+from tests.analysis.builders import kernel, launch
+from tests.analysis.operators.programs import annotation, operator, program
 from tests.diagnosis.machine import ADD, BF16_GEMM, FP32_GEMM, US, Machine
 from tests.diagnosis.programs import judged, verdict
+from warplens.diagnosis import diagnose
 
 SOFTMAX = "void at::native::cunn_SoftMaxForward<8, float, float, float, at::native::SoftMaxForwardEpilogue>(float*)"
 LOG_SOFTMAX = SOFTMAX.replace("SoftMaxForwardEpilogue", "LogSoftMaxForwardEpilogue")
@@ -401,3 +406,91 @@ def test_passes_whose_results_are_put_together_could_be_one_batch(joined: bool) 
     assert finding.remedies[0].action.startswith("Run the passes" if joined else "Replay the step")
     if joined:
         assert 5 < finding.expected <= 8
+
+
+HEAD_PRODUCT, SMALL, LARGE = "nvjet_sm90_tst_160x256_64x4_2x1_v_bz_coopA_TNN", (2, 1, 1), (65_536, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("reader", "grid", "trains", "found"),
+    [
+        (DIRECT_COPY, SMALL, False, True),
+        (DIRECT_COPY, LARGE, False, False),  # all of it is read
+        (SOFTMAX, SMALL, False, False),  # a reduction reads more than it writes
+        (DIRECT_COPY, SMALL, True, False),
+        (None, SMALL, False, False),  # what becomes of the result is not in the profile
+    ],
+)
+def test_a_product_of_which_a_slice_is_copied_is_computed_for_nothing(
+    reader: str | None, grid: tuple[int, int, int], trains: bool, found: bool
+) -> None:
+    def step(machine: Machine) -> None:
+        for _ in range(8):
+            machine.launch(200 * US)
+            machine.launch(20 * US, GELU)
+        machine.launch(1600 * US, HEAD_PRODUCT, grid=(132, 1, 1))
+        if reader is not None:
+            machine.launch(2 * US, reader, grid=grid)
+            machine.launch(2 * US, SOFTMAX, grid=SMALL)
+        if trains:
+            machine.launch(20 * US, "at::native::layer_norm_backward_kernel<float>")
+
+    diagnosis = verdict(step)
+    assert (diagnosis.verdict == "unused-results") is found
+    if found:
+        assert diagnosis.findings[0].expected == pytest.approx(3400 / 1880, rel=0.05)
+
+
+@pytest.mark.parametrize(("sliced", "found"), [("aten::slice", True), ("aten::view", False)])
+@pytest.mark.parametrize("read", [[16, 2], [16, 512, 4000]])
+def test_shapes_tell_whether_more_than_a_slice_of_a_result_is_read(sliced: str, found: bool, read: list[int]) -> None:
+    kernels, calls, ranges, now = [], [], [], 0
+    for number in range(0, 9, 3):
+        began = now
+        for place, (name, shapes, length) in enumerate(
+            (
+                ("aten::mm", [[8192, 64], [64, 64]], 500),
+                ("aten::mm", [[8192, 64], [64, 32_000]], 1000),
+                ("aten::copy_", [read], 2),
+            )
+        ):
+            if place == 2:
+                ranges.append(operator(now, now + US, sliced, shapes=json.dumps([[16, 512, 32_000], [], []])))
+                now += US
+            ranges.append(operator(now, now + 3 * US, name, shapes=json.dumps(shapes)))
+            calls.append(launch(now + US, now + 2 * US, number + place + 1))
+            full_name = BF16_GEMM if place < 2 else DIRECT_COPY
+            short, begin = "gemm" if place < 2 else "copy", now + 5 * US
+            now = begin + length * US
+            kernels.append(
+                kernel(begin, now, short, correlation=number + place + 1, full_name=full_name, grid=(1056, 1, 1))
+            )
+        ranges.append(annotation(began, now, "step"))
+        now += US
+    timeline = program(kernels, calls, ranges)
+    finding = diagnose(timeline, timeline.window()).finding("unused-results")
+    assert (finding is not None) is (found and read == [16, 2])
+
+
+@pytest.mark.parametrize(("launches", "crowded"), [(4, True), (40, False)])
+def test_a_host_that_waits_after_every_few_launches_is_told_so_before_its_pace(launches: int, crowded: bool) -> None:
+    """Kernels are shorter than their launches: the waits find the GPU idle here, and would not without a profiler."""
+
+    def step(machine: Machine) -> None:
+        for _ in range(12):
+            machine.launch(4 * US, times=launches)
+            machine.wait()
+
+    diagnosis = verdict(step)
+    assert diagnosis.verdict == ("host-sync" if crowded else "launch-overhead")
+    assert ("never gets ahead" in diagnosis.findings[0].title) is crowded
+
+
+@pytest.mark.parametrize(("pause", "verdict_"), [(1500, "host-stall"), (0, "launch-overhead")])
+def test_one_long_pause_is_named_before_the_pace_of_the_launches_around_it(pause: int, verdict_: str) -> None:
+    def step(machine: Machine) -> None:
+        machine.think(pause * US)
+        machine.launch(3 * US, times=300)
+        machine.wait()
+
+    assert verdict(step).verdict == verdict_

@@ -375,6 +375,13 @@ class Facts:
         least = self.thresholds.normal_waits_per_step if named else 0.5
         return self.host.waits > least * self.steps
 
+    @property
+    def waits_crowded(self) -> bool:
+        """Whether the host waits inside of the steps after every few launches, so that it never gets ahead."""
+        limits, waits = self.thresholds, self.host.waits
+        crowded = self.work.height <= 2 * limits.launches_behind_wait * waits
+        return self.waits_inside and crowded and waits >= limits.launches_behind_wait * self.steps
+
     def own_ns(self, which: pl.Expr) -> int:
         """Wall time owned by the work for which this holds."""
         return int(self.work.select(pl.col("own_ns").filter(which).sum()).item())

@@ -232,7 +232,7 @@ def _verdict(facts: Facts, claims: Claims, found: Sequence[Finding]) -> Finding:
     if unknown >= limits.warning_ceiling and _lost_share(unknown) > limits.unexplained_factor * _lost_share(named):
         return rest
     if costliest is not None:
-        return _behind_it(facts, costliest, lost)
+        return _first_to_mend(facts, costliest, found)
     by_id = {finding.id: finding for finding in found}
     hidden = facts.own_ns(pl.col("kind") == "graph")
     if "graph-opaque" in by_id and hidden > facts.thresholds.dominant_share * facts.wall_ns:
@@ -246,24 +246,42 @@ def _verdict(facts: Facts, claims: Claims, found: Sequence[Finding]) -> Finding:
     return max([*causes, rest], key=weight)
 
 
+#: Work whose results nothing takes: what is slow about it is no matter once it is gone.
+_NEEDLESS: Final = ("unused-gradients", "unused-results")
 #: What keeps a host from running ahead, or makes it issue too much: it cannot be captured, or goes away by a line.
 _MAKES_LAUNCHES: Final = (
-    *("host-sync", "allocator-churn", "unfused-optimizer", "per-expert-loop", "recomputation", "unused-gradients"),
+    *("host-sync", "allocator-churn", "unfused-optimizer", "per-expert-loop", "recomputation", *_NEEDLESS),
 )
 
 
-def _behind_it(facts: Facts, costliest: Finding, lost: Sequence[Finding]) -> Finding:
-    """The cause behind a host that is too slow, where one is worth a change: the first to mend.
+def _first_to_mend(facts: Facts, costliest: Finding, found: Sequence[Finding]) -> Finding:
+    """The cause to mend first, where that is not the costliest.
 
-    What waits, allocates or launches for each tensor cannot be captured into a graph, and a step without it launches
-    less.
+    Work that is not needed comes before work that is done slowly. Behind a host that is too slow stands what waits,
+    allocates or launches for each tensor: it cannot be captured into a graph, and a step without it launches less. A
+    host that waits after every few launches cannot get ahead whatever a launch costs; and a pause as long as many
+    launches is none of issuing them.
     """
+    lost, limits = [finding for finding in found if finding.severity != "info"], facts.thresholds
+
+    def worth(finding: Finding) -> float:
+        return _lost_share(weight(finding)) / _lost_share(weight(costliest))
+
+    needless = max((each for each in lost if each.id in _NEEDLESS), key=weight, default=None)
+    if needless is not None and worth(needless) >= limits.dominant_share:
+        return needless
     if costliest.id != "launch-overhead":
         return costliest
-    causes = [found for found in lost if found.id in _MAKES_LAUNCHES or UNSORTED in found.remedies]
+    waiting = next((each for each in found if each.id == "host-sync"), None)
+    if waiting is not None and facts.waits_crowded:
+        return waiting
+    causes = [each for each in lost if each.id in _MAKES_LAUNCHES or UNSORTED in each.remedies]
     specific = max(causes, key=weight, default=None)
-    least = facts.thresholds.specific_share * _lost_share(weight(costliest))
-    return specific if specific is not None and _lost_share(weight(specific)) >= least else costliest
+    if specific is not None and worth(specific) >= limits.specific_share:
+        return specific
+    stall = next((each for each in lost if each.id == "host-stall"), None)
+    apart = stall is not None and "stalls_apart_share" in stall.evidence and worth(stall) >= limits.dominant_share
+    return stall if stall is not None and apart else costliest
 
 
 def _lost_share(gain: float | None) -> float:

@@ -14,6 +14,7 @@ import polars as pl
 from warplens.analysis.kernel_names import PRODUCTS
 from warplens.diagnosis.findings import Remedy
 from warplens.diagnosis.rule import GPU_BUSY_SHARE, Limit, ahead_without, remembered
+from warplens.diagnosis.rules.rows import OF_A_BLOCK
 from warplens.diagnosis.structure import AFFECTED_NS, AFFECTED_SHARE, SAVED_NS, StructureRule, time_of
 
 if TYPE_CHECKING:
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
 #: How PyTorch names autograd's node that hands a gradient to its parameter, and the passes of its optimizers.
 _ACCUMULATES: Final = "torch::autograd::AccumulateGrad"
 _OPTIMIZES: Final = "Optimizer.step#"
+#: Of an optimizer's time that of kernels on lists of tensors, where their blocks tell how many it goes over: what it
+#: does in other kernels may be for other gradients.
+_LISTS_SHARE: Final = 0.9
 
 
 @dataclass(frozen=True, eq=False)
@@ -200,17 +204,24 @@ def _passes(facts: Facts) -> list[_Pass]:
     edges = np.r_[0, np.flatnonzero(np.diff(place)) + 1, len(starts)]
     sizes = [_first_shape(text) for text in handed["shapes"].to_list()]
     begun = optimizing["start_ns"].to_numpy()
-    taken_by = [_taken(main, begin, end) for begin, end in optimizing.select("start_ns", "end_ns").iter_rows()]
+    edges_of = list(optimizing.select("start_ns", "end_ns").iter_rows())
+    taken_by = [_taken(main, begin, end) for begin, end in edges_of]
+    blocks_by = [_blocks_taken(facts, begin, end) for begin, end in edges_of]
     found = []
     for first, stop in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
         group = _following(begun, int(starts[first]), starts[edges[:-1]])
         taken = sum((taken_by[index] for index in group), Counter[tuple[int, ...]]())
         mine = sizes[first:stop]
         counts = Counter(mine)
-        if not any(shape in taken for shape in counts):
-            continue  # an optimizer of flat copies, or none that was recorded
-        unused = np.array([max(1 - taken[shape] / counts[shape], 0.0) for shape in mine])
         numbers = np.array([math.prod(shape) for shape in mine], dtype=np.int64)
+        blocks = sum(blocks_by[index] for index in group)
+        if any(shape in taken for shape in counts):
+            unused = np.array([max(1 - taken[shape] / counts[shape], 0.0) for shape in mine])
+        elif blocks:
+            # The sizes of lists were not recorded; a block goes over so many numbers of one tensor.
+            unused = np.full(len(mine), max(1 - blocks / float((-(-numbers // OF_A_BLOCK)).sum()), 0.0))
+        else:
+            continue  # an optimizer of flat copies, or none that was recorded
         before, after = place[first] - 1, place[first]
         found.append(
             _Pass(
@@ -251,6 +262,22 @@ def _taken(operators: pl.DataFrame, begin: int, end: int) -> Counter[tuple[int, 
     for counts in found.values():
         taken |= counts
     return taken
+
+
+def _blocks_taken(facts: Facts, begin: int, end: int) -> float:
+    """Blocks of the tensors that a pass of an optimizer goes over in kernels on lists; 0 where others do its work.
+
+    A fused optimizer goes over each tensor once, others do in each of their operations.
+    """
+    program = facts.program
+    launched = facts.work["launch_start_ns"].fill_null(-1).to_numpy()
+    inside = program.is_kernel & (launched >= begin) & (launched < end)
+    rows = np.flatnonzero(inside & program.marked("foreach"))
+    if not len(rows) or time_of(program, rows) < _LISTS_SHARE * time_of(program, inside):
+        return 0.0
+    sums = np.bincount(program.name_codes[rows], weights=np.nan_to_num(program.blocks(rows)))
+    fused = np.unique(program.name_codes[rows[program.marked("fused-optimizer")[rows]]])
+    return float(sums[fused].sum() if len(fused) else sums.max())
 
 
 def _first_shape(text: str | None) -> tuple[int, ...]:

@@ -292,10 +292,12 @@ class HostSync(Rule):
         "Limited by synchronization: {share} of the time goes into loops that read a value back for every item, "
         "and into refilling the GPU's queue"
     )
+    crowded_title: ClassVar = "The host waits for the GPU after every few launches, and never gets ahead of it"
     checks_title: ClassVar = "The host reads back whether each tensor holds a NaN, as anomaly detection does"
     faster_percent = Limit(25, "A quarter of the launches belongs to operators that record no traceback.")
     in_a_row = Limit(8, "Fewer read-backs with next to nothing between them are not a loop.")
     picking = Limit(3, "A loop picks rows by a mask where one read-back in so many follows a selection.")
+    restart_ns = Limit(5_000, "From a launching call to the start of its kernel on an idle GPU: 4 to 6 µs on servers.")
     between = Limit(16, "What is launched for one item of such a loop; layers of a network have products between.")
 
     def headline_of(self, finding: Finding) -> str:
@@ -392,6 +394,19 @@ class HostSync(Rule):
         return found
 
     def _replayed(self, facts: Facts) -> Gain | None:
+        """Without waits and copies, and without what stands behind each wait of a host that is never ahead.
+
+        Without the profiler such a host waits for the last kernel and for the start of the next; with it, the GPU has
+        often done before the host asks.
+        """
+        gain = self._unread(facts)
+        if gain is None or not facts.waits_crowded or self._loops(facts).any():
+            return gain
+        each = float(np.median((facts.work["end_ns"] - facts.work["start_ns"]).to_numpy())) + self.restart_ns
+        more = 1 + facts.host.waits * each / max(facts.wall_ns - facts.added_ns, 1)
+        return Gain(gain.expected * more, gain.low, gain.high * more)
+
+    def _unread(self, facts: Facts) -> Gain | None:
         """Without waits and copies; and without what only finds out how many there are of something."""
         if (checks := self._checks(facts)).any():
             return self._undetected(facts, checks)
@@ -416,7 +431,13 @@ class HostSync(Rule):
         return self.raised(
             facts,
             claimed,
-            title=self.checks_title if checked else self.looped_title if self._loops(facts).any() else "",
+            title=self.checks_title
+            if checked
+            else self.looped_title
+            if self._loops(facts).any()
+            else self.crowded_title
+            if facts.waits_crowded
+            else "",
             confidence="high" if facts.sure and inside else "medium",
             evidence={
                 **seen_idle(facts, claims, self.id),

@@ -484,10 +484,15 @@ def filled_share(facts: Facts) -> Floats:
     filled[passing] = np.fmin(filled[passing], program.threads(passing) / (min(counts) * _THREADS))
     products = np.flatnonzero(program.labelled("gemm") & short)
     products = products[program.blocks(products) <= min(counts)]
-    texts = [_TILES.search(text) for text in program.full_names()]
-    areas = np.array([int(found[1]) * int(found[2]) / _TILE if found else 1.0 for found in texts] or [1.0])
-    filled[products] *= np.minimum(areas, 1.0)[program.name_codes[products]]
+    filled[products] *= np.minimum(np.nan_to_num(tiles(facts)[products], nan=_TILE) / _TILE, 1.0)
     return filled
+
+
+def tiles(facts: Facts) -> Floats:
+    """Numbers of the result that a block of each product makes at a time, by its name; nan where that does not tell."""
+    texts = [_TILES.search(text) for text in facts.program.full_names()]
+    areas = np.array([float(found[1]) * float(found[2]) if found else np.nan for found in texts] or [np.nan])
+    return np.asarray(areas[facts.program.name_codes], dtype=np.float64)
 
 
 def as_one_batch(passes: int) -> Remedy:

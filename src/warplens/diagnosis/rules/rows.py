@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from warplens.profile.schema import Int64s
 
 #: Elements of a block of kernels on lists of tensors, and of a thread of others.
-_OF_A_BLOCK: Final = 65_536
+OF_A_BLOCK: Final = 65_536
 #: The newer of PyTorch's kernels take twice as many; which one it was, the memory's rate tells.
 _OF_A_THREAD: Final = 4
 _FP32_BYTES: Final = 4
@@ -223,7 +223,7 @@ class ScatteredAccess(StructureRule):
         found, rows = np.zeros(len(applying)), np.flatnonzero(applying)
         if not len(rows):
             return found
-        numbers = np.where(lists[rows], np.nan_to_num(program.blocks(rows)) * _OF_A_BLOCK, _elements(facts, rows))
+        numbers = np.where(lists[rows], np.nan_to_num(program.blocks(rows)) * OF_A_BLOCK, _elements(facts, rows))
         # One operation goes over all parameters, in one launch or several.
         frame = pl.DataFrame({"name": program.names()[rows], "numbers": np.nan_to_num(numbers)})
         whole = frame.select(pl.col("numbers").sum().over("name") / facts.steps).to_series().to_numpy()

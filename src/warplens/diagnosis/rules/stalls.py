@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from warplens.diagnosis.claims import Claims
     from warplens.diagnosis.facts import Facts
     from warplens.diagnosis.findings import Finding
+    from warplens.diagnosis.rule import Floats
 
 #: What a host does in its pauses, by the name of a range that is open then, and what to do about it.
 _ACTIVITIES: Final = (
@@ -194,6 +195,7 @@ class HostStall(Rule):
         **GPU_BUSY_SHARE,
         "stalls_per_step": "pauses of the GPU while the host did other work",
         "longest_stall_ns": "pauses of the GPU while the host did other work",
+        "stalls_apart_share": "of their time, in pauses as long as a hundred launches; given where that is most of it",
         "in_os_calls_share": "of those pauses, with the launching thread blocked in operating-system calls",
     }
     refutation = (
@@ -213,6 +215,9 @@ class HostStall(Rule):
     starting_title: ClassVar = (
         "The window holds long pauses of the host that belong to no step, such as start-up or compilation"
     )
+    launches_long = Limit(
+        100, "A pause as long as so many launches is other work, and not issuing that an interruption made longer."
+    )
     steps_long = Limit(5, "A pause as long as several steps is start-up, compilation or evaluation.")
 
     def _starting(self, facts: Facts, stalls: pl.DataFrame, claimed_ns: int) -> bool:
@@ -228,6 +233,13 @@ class HostStall(Rule):
             (length > self.steps_long * float(np.median(steps))).to_numpy() if steps else np.zeros(len(loads), np.bool_)
         )
         return int(length.filter(pl.Series(loads | long, dtype=pl.Boolean)).sum()) > claimed_ns / 2
+
+    def _apart(self, facts: Facts, spent: Floats) -> float | None:
+        """The share of their time in pauses far longer than a launch takes, where that is most of it; else None."""
+        usual = facts.host.launches.interval_median_ns
+        length = (facts.gaps["end_ns"] - facts.gaps["start_ns"]).to_numpy()
+        apart = float(spent[length >= self.launches_long * usual].sum()) / max(spent.sum(), 1) if usual else 0.0
+        return apart if apart >= self.mostly else None
 
     def _on_data(self, facts: Facts, claims: Claims) -> bool:
         """Whether most of these pauses end with a large blocking copy to the GPU, or follow one from it.
@@ -294,6 +306,7 @@ class HostStall(Rule):
                 "gpu_busy_share": facts.busy_share,
                 "stalls_per_step": stalls.height / facts.steps,
                 "longest_stall_ns": int(spent.max() or 0) if spent.len() else None,  # type: ignore[arg-type]
+                "stalls_apart_share": self._apart(facts, spent.to_numpy()),
                 "in_os_calls_share": waiting,
             },
             where=range_names(facts, within, spent_in),

@@ -1,0 +1,186 @@
+"""Results that nobody reads: a product for all positions of which a slice is used."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import TYPE_CHECKING, ClassVar, Final
+
+import numpy as np
+import polars as pl
+
+from warplens.diagnosis.findings import PASSES, Remedy
+from warplens.diagnosis.rule import GPU_BUSY_SHARE, Limit, remembered
+from warplens.diagnosis.rules.kernels import tiles
+from warplens.diagnosis.structure import AFFECTED_NS, AFFECTED_SHARE, SAVED_NS, Bools, StructureRule, time_of
+from warplens.profile.peaks import peaks_of
+
+if TYPE_CHECKING:
+    from warplens.diagnosis.claims import Claims
+    from warplens.diagnosis.facts import Facts
+    from warplens.diagnosis.findings import Finding
+    from warplens.diagnosis.rule import Floats
+    from warplens.profile.schema import Int64s
+
+#: Views of a part of a tensor; they launch nothing.
+_SLICES: Final = ("aten::slice", "aten::select", "aten::narrow")
+#: Numbers that a thread of a pass handles, at most.
+_OF_A_THREAD: Final = 16
+
+
+class UnusedResults(StructureRule):
+    """A product of a program that does not train, of whose result only a small slice is read."""
+
+    id = "unused-results"
+    model = "products"
+    question = "Is a large product computed of which only a small part is read?"
+    limiter = "results that nothing reads"
+    cause = "a product for all positions, such as scores over a vocabulary, of which only a few are read"
+    raised_when = (
+        "in a program that does not train, a matrix product takes a twentieth of the time or more, and nothing that "
+        "follows in its step reads more than a sixteenth of its result; and it costs 2 %"
+    )
+    claimed = "nearly all of these products"
+    headline = "Limited by results that nothing reads: {share} of the time goes into a product of which a slice is used"
+    title = "A product is computed for all positions, and only a small slice of its result is read"
+    evidence: ClassVar = {
+        **AFFECTED_NS,
+        **AFFECTED_SHARE,
+        **SAVED_NS,
+        "unread_products_per_step": "products of whose result only a slice is read",
+        "read_share": "of the numbers of their results, those that are read; at most",
+        **GPU_BUSY_SHARE,
+    }
+    refutation = (
+        "Take the slice before the product (logits_to_keep=1, hidden[:, -1:] before the head): if the results differ, "
+        "more of them was read."
+    )
+    least_share = Limit(0.05, "Of the busy time: a smaller product is not worth another call.")
+    most_read = Limit(1 / 16, "A result of which more is read is computed for a purpose.")
+    saved_share = Limit(0.95, "The product of what is read stays, and reads all of its weights.")
+    deepest = Limit(16_384, "Few matrices of weights have a longer inner dimension: it bounds the size of the result.")
+    reached_share = Limit(0.3, "Of the peak of the tensor cores, what large products of 16 bits reach at least.")
+
+    def share(self, facts: Facts) -> Floats:
+        """These products, but for what is read of them."""
+        return np.where(self._unread(facts)[0], float(self.saved_share), 0.0)
+
+    @remembered
+    def _unread(self, facts: Facts) -> tuple[Bools, float]:
+        """Products of whose result only a slice is read, and the largest share that is read of one."""
+        program, whole = facts.program, facts.whole or facts
+        found = np.zeros(facts.work.height, dtype=np.bool_)
+        large = program.labelled("gemm") & ~program.marked("vector-product")
+        trains = whole.program.marked("backward").any() or whole.program.labelled("optimizer").any()
+        # Each of them: a layer's products together may take as much, but their results are the next layer's.
+        if trains or not large.any() or time_of(program, large) < self.least_share * facts.busy_ns:
+            return found, 0.0
+        shapes = program.shapes()
+        told = shapes.null_count() < shapes.len()
+        most = 0.0
+        for rows in program.by_step():
+            mine = np.flatnonzero(large[rows])
+            if not len(mine):
+                continue
+            busy = time_of(program, rows)
+            if not told:
+                mine = mine[-1:]  # without shapes, what reads a result is known of the last product alone
+            for place in mine[program.own_ns[rows[mine]] >= self.least_share * busy].tolist():
+                later = rows[place + 1 :]
+                read = (
+                    self._read_by_shapes(facts, int(rows[place]), later, shapes)
+                    if told
+                    else self._read_by_grids(facts, int(rows[place]), later)
+                )
+                if read is not None and read <= self.most_read:
+                    found[rows[place]], most = True, max(most, read)
+        return found, most
+
+    def _read_by_shapes(self, facts: Facts, product: int, later: Int64s, shapes: pl.Series) -> float | None:
+        """The share of its result that later work of the step reads, where a slice of it is taken; else None."""
+        size = _result(shapes[product])
+        starts = facts.work["launch_start_ns"]
+        begin = starts[product]
+        if not size or begin is None or not len(later):
+            return None
+        ends = starts.gather(later).drop_nulls()
+        if not _sliced(facts, size, begin, int(ends.max() or begin)):  # type: ignore[arg-type]
+            return None
+        threads = facts.program.threads(later)
+        scattered = facts.program.labelled("gather-scatter")[later]
+        most = 0.0
+        for text, count, picks in zip(shapes.gather(later).to_list(), threads.tolist(), scattered.tolist(), strict=True):
+            sizes = _sizes(text)
+            # A pass over what was recorded without shapes reads what its threads take.
+            read = count * _OF_A_THREAD if picks or sizes is None else max(sizes, default=0)
+            most = max(most, 0.0 if math.isnan(read) and sizes is None else read)
+            if most > self.most_read * size:
+                return None
+        return most / size
+
+    def _read_by_grids(self, facts: Facts, product: int, later: Int64s) -> float | None:
+        """The same by the grids of what follows: passes over few numbers, the first of which has to copy a slice."""
+        program = facts.program
+        kernels = later[program.is_kernel[later]]
+        if not len(kernels) or not program.labelled(*PASSES)[kernels].all():
+            return None
+        narrowed = np.flatnonzero(program.labelled("elementwise", "copy-cast")[kernels])
+        if not len(narrowed) or narrowed[0] != 0:
+            return None  # a reduction reads more than it writes
+        rates = [peaks.flops_per_s.get("bf16", 0.0) for device in facts.devices if (peaks := peaks_of(device))]
+        held = float(program.blocks(np.array([product]))[0]) * float(tiles(facts)[product])
+        rate = self.reached_share * min(rates, default=0.0)
+        made = float(program.own_ns[product]) / 1e9 * rate / (2 * self.deepest)
+        size = max(0.0 if math.isnan(held) else held, made)
+        read = float(np.nan_to_num(program.threads(kernels), nan=np.inf).max()) * _OF_A_THREAD
+        return read / size if size else None
+
+    def find(self, facts: Facts, claims: Claims) -> Finding | None:
+        """The finding, if the window has it."""
+        if not claims.busy_ns(self.id):
+            return None
+        unread, read = self._unread(facts)
+        return self.seen(
+            facts,
+            claims,
+            confidence="high" if not facts.program.shapes().is_null().all() else "medium",
+            evidence={"unread_products_per_step": int(unread.sum()) / facts.steps, "read_share": read},
+            bound_ns=time_of(facts.program, unread),
+            remedies=(
+                Remedy(
+                    "Compute only what is read",
+                    "scores = model(input_ids=ids, logits_to_keep=1).logits  # transformers\n"
+                    "scores = head(hidden[:, -1])  # in place of head(hidden)[:, -1]",
+                    "the product of all other positions, and the memory that its result takes",
+                ),
+            ),
+        )
+
+
+def _sizes(shapes: str | None) -> list[int] | None:
+    """How many numbers each tensor among the inputs of an operator has; None where that was not recorded."""
+    if shapes is None:
+        return None
+    lists = [shape for shape in json.loads(shapes) if isinstance(shape, list) and shape]
+    return [math.prod(shape) for shape in lists if all(isinstance(size, int) for size in shape)]
+
+
+def _result(shapes: str | None) -> int:
+    """How many numbers the result of a product of two matrices has, by the shapes of its inputs; 0 if not known."""
+    tensors = [shape for shape in json.loads(shapes) if isinstance(shape, list)] if shapes else []
+    matrices = [shape for shape in tensors if len(shape) >= 2 and all(isinstance(size, int) for size in shape)]
+    if len(matrices) < 2 or matrices[-2][-1] != matrices[-1][-2]:
+        return 0
+    return int(math.prod(matrices[-2][:-1]) * matrices[-1][-1])
+
+
+def _sliced(facts: Facts, size: int, begin: int, end: int) -> bool:
+    """Whether a slice of a tensor of so many numbers is taken in this time."""
+    trace = facts.timeline.trace
+    ranges = trace.ranges.with_row_index("range").select(
+        pl.col("range").cast(pl.UInt32), pl.col("name").cast(pl.String), "start_ns"
+    )
+    inside = ranges.filter(pl.col("start_ns").is_between(begin, end) & pl.col("name").is_in(_SLICES))
+    shapes = trace.operators.select(pl.col("range").cast(pl.UInt32), pl.col("input_shapes").cast(pl.String))
+    texts = inside.join(shapes, on="range")["input_shapes"].drop_nulls().unique().to_list()
+    return any((_sizes(text) or [0])[0] == size for text in texts)
