@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
     from warplens.diagnosis import Finding
 
-FUSED_ADAM = "void at::native::multi_tensor_apply_kernel<FusedOptimizerTensorListMetadata<4>, FusedAdamMathFunctor<float, 4>>"
+FUSED_ADAM = (
+    "void at::native::multi_tensor_apply_kernel<FusedOptimizerTensorListMetadata<4>, FusedAdamMathFunctor<float, 4>>"
+)
 LARGE = [1024, 1024]  # sixteen blocks of 65,536 numbers
 HEAD, BODY = [10, 64], [64, 64]
 FORWARD, BACKWARD = 100 * US, 200 * US

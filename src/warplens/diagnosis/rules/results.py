@@ -109,7 +109,9 @@ class UnusedResults(StructureRule):
         threads = facts.program.threads(later)
         scattered = facts.program.labelled("gather-scatter")[later]
         most = 0.0
-        for text, count, picks in zip(shapes.gather(later).to_list(), threads.tolist(), scattered.tolist(), strict=True):
+        for text, count, picks in zip(
+            shapes.gather(later).to_list(), threads.tolist(), scattered.tolist(), strict=True
+        ):
             sizes = _sizes(text)
             # A pass over what was recorded without shapes reads what its threads take.
             read = count * _OF_A_THREAD if picks or sizes is None else max(sizes, default=0)
