@@ -75,13 +75,10 @@ class AllocatorUse:
     """What one process had allocated on one device during a window.
 
     Attributes:
-        process: process id.
         device: ordinal of the GPU; None for host memory.
         begin_bytes, end_bytes: in use at the window's edges.
-        peak_bytes: peak in use.
         peak_ns: when that was first reached.
         reserved_bytes: what the allocator held at the peak; None where it was not recorded.
-        most_reserved_bytes: the most that it held in the window.
         allocations, releases: how many there were in the window.
         allocated_bytes: sum of all allocations in the window (churn).
         unseen_bytes: part of the peak that was allocated before the recording began: whose it is cannot be known.

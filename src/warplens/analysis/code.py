@@ -92,7 +92,6 @@ def places_of_calls(timeline: Timeline, calls: pl.DataFrame) -> pl.DataFrame:
     innermost modules (`BertOutput.LayerNorm`), `line` the line of the program. Null where not known.
 
     Args:
-        timeline: the profile.
         calls: rows with `process`, `thread` and `start_ns`, such as those of the table `api_calls`.
     """
     at = tuple(calls[name].to_numpy().astype(np.int64) for name in ("process", "thread", "start_ns"))
@@ -108,7 +107,6 @@ def places_of_work(timeline: Timeline, rows: Int64s) -> pl.DataFrame:
     """The same of GPU work: where it was launched, of work of the backward pass where its forward operator ran.
 
     Args:
-        timeline: the profile.
         rows: rows of `Timeline.work`.
     """
     found = timeline.places

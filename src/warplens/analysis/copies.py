@@ -129,7 +129,6 @@ class MemoryUse:
     """Memory of one kind that one process held on one device during a window.
 
     Attributes:
-        process: process id.
         device: CUDA ordinal; None where the source does not say.
         memory: device, pinned, managed, …; None where the source does not say.
         begin_bytes, end_bytes: allocated at the window's edges.

@@ -208,7 +208,6 @@ def count_per_step(work: pl.DataFrame, window: Window) -> CountPerStep | None:
 
     Args:
         work: columns `process`, `start_ns`, `end_ns`, the begins in ascending order.
-        window: the window with its steps.
     """
     if not window.steps:
         return None

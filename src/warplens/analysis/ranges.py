@@ -89,7 +89,6 @@ class RangeCoverage:
     """How much of the GPU work's summed duration belongs to ranges, and by which rule.
 
     Attributes:
-        total_ns: all GPU work of the window.
         same_thread_ns: attributed to a range on the launching thread.
         inferred_ns: attributed to a range that another, waiting thread holds open.
     """

@@ -94,11 +94,9 @@ class Rhythm:
 
     Attributes:
         what: repeats, for people.
-        count: how often.
         pace_ns: median time from one start to the next; None for a single one.
         launches: median number of launches in each.
         confidence: how sure it is that these are the steps.
-        why: what says so.
         chosen: whether they were taken for the steps.
     """
 

@@ -388,9 +388,7 @@ def _turns_of(timeline: Timeline, work: pl.DataFrame, device: int, process: int)
     """Why each kernel of a process on a GPU waited for another stream's, and how much of both could overlap.
 
     Args:
-        timeline: the profile.
         work: the kernels in order of their begins, as `Timeline.work` has them.
-        device, process: whose they are.
     """
     starts, ends = work["start_ns"].to_numpy(), work["end_ns"].to_numpy()
     stream, launched = work["stream"].to_numpy(), work["launch_start_ns"].to_numpy()

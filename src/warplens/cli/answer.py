@@ -116,7 +116,6 @@ class Part:
 
     Attributes:
         head: what is answered, a line each; the first is the heading in Markdown.
-        verdict: the answer in sentences.
         lines: further sentences.
         notes: what limits the answer (`note_lines`).
         entries: passages that are laid out already: for a terminal, and as Markdown.

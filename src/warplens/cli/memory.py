@@ -21,7 +21,6 @@ class Peak(NamedTuple):
     Attributes:
         work: a kernel, copy or fill.
         searched: the same where calls or ranges were not recorded, so that steps are sought in the kernels.
-        ranges: a range.
         others: an API call, or another event.
     """
 

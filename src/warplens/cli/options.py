@@ -113,8 +113,6 @@ def words_option(*names: str, words: Sequence[str], meaning: str, several: bool 
 
     Args:
         names: of the option (`--by`).
-        words: what it takes.
-        meaning: the help.
         several: whether more than one may be given, separated by commas.
     """
 

@@ -28,8 +28,6 @@ class Preset:
     """One configuration of counters.
 
     Attributes:
-        what: that it tells of.
-        sections: of ncu.
         metrics: beside those of the sections.
         cache_control: `all` empties caches before each pass; `none` leaves them as the program has them.
         passes: of a launch, as an H200 took them (Nsight Compute 2025.3); accesses by instruction take many.
@@ -125,7 +123,6 @@ class Addition:
     """Something more for nsys to record.
 
     Attributes:
-        what: it is.
         since: the version from which its option means this.
         trace: a word for `--trace`.
         options: further words.

@@ -92,8 +92,6 @@ class Profiling:
     """How to profile.
 
     Attributes:
-        sections: of metrics.
-        metrics: beside them.
         set_name: a set of sections that ncu knows by a name.
         replay_mode: `kernel`, or `application` where memory saved and restored between passes would not fit.
         clock_control: `none` leaves the clocks as they are in real runs; `base` locks them: alike, but slower.
@@ -138,11 +136,8 @@ def profile_command(
 
     Args:
         tool: the installed Nsight Compute.
-        profiling: how.
-        selection: which launches.
         capture: inside which part of the run.
         report: the file to write, without its suffix.
-        program: and its arguments.
 
     Raises:
         UsageError: this version is too old, or the range's name cannot be written as a filter.
@@ -205,8 +200,6 @@ def select_from_trace(timeline: Timeline, window: Window, pattern: str | None = 
     """What to profile, by a trace of the same program: every launch of one steady step; and the kernels that matter.
 
     Args:
-        timeline: of the program.
-        window: its steady part.
         pattern: the kernels that are meant; without it, those that take most of the time.
 
     Returns:
@@ -257,12 +250,7 @@ def _meant(step: pl.DataFrame, pattern: str, source: str) -> Selection:
 
 
 def kernels_that_matter(names: Sequence[str], durations_ns: Sequence[int]) -> Selection:
-    """The kernels that take most of the time, without their launches.
-
-    Args:
-        names: of each launch.
-        durations_ns: of each launch.
-    """
+    """The kernels that take most of the time, without their launches."""
     import polars as pl  # the studies of a machine without Polars import this module, too
 
     sums = (
@@ -282,7 +270,6 @@ def select_kernels(names: Sequence[str], durations_ns: Sequence[int]) -> Selecti
 
     Args:
         names: of each launch, in the order of the launches.
-        durations_ns: of each launch.
     """
     matter = kernels_that_matter(names, durations_ns)
     chosen = [(name, ns) for name, ns in zip(names, durations_ns, strict=True) if name in matter.names]

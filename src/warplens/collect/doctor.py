@@ -77,7 +77,6 @@ class Check:
     Attributes:
         name: of the check; stable, for scripts.
         status: one of `STATUSES`.
-        found: what is there, one sentence.
         fix: what to do about it; None where nothing needs doing.
     """
 
@@ -106,7 +105,6 @@ def examine_machine(system: System, folder: str = ".", python: str | None = None
     """Look at everything that collecting needs.
 
     Args:
-        system: the machine.
         folder: that profiles would be written to.
         python: the interpreter of the programs to be profiled; the first of the search path unless stated.
     """
@@ -134,7 +132,6 @@ def missing(diagnosis: Diagnosis, required: str) -> list[str]:
     """Which of the required abilities this machine lacks.
 
     Args:
-        diagnosis: of the machine.
         required: names of abilities, joined by commas.
 
     Raises:

@@ -33,10 +33,7 @@ class Gpu:
     """One GPU.
 
     Attributes:
-        name: of the model.
         compute_capability: such as 9.0; None where the driver does not tell.
-        memory_bytes: in all.
-        used_bytes: by all programs.
         mig: whether it is divided into instances.
     """
 
@@ -52,7 +49,6 @@ class Driver:
     """The driver and its GPUs.
 
     Attributes:
-        version: of the driver.
         gpus: in the order of the PCI bus.
         processes: that compute on a GPU now; None where it does not tell.
         problem: what nvidia-smi complained about; then there are no GPUs.
@@ -240,7 +236,6 @@ class Tool:
 
     Attributes:
         name: `nsys` or `ncu`.
-        path: of the program.
         version: as numbers, to compare.
         on_path: whether its name alone starts it.
     """
@@ -281,7 +276,6 @@ def find_tool(name: str, system: System, given: str | None = None) -> Tool | Non
 
     Args:
         name: `nsys` or `ncu`.
-        system: the machine.
         given: the program that the user named; then no other counts. What `$NSYS` or `$NCU` names is given, too.
     """
     given = given or named_by_variable(name, system)

@@ -94,9 +94,7 @@ def record_command(tool: Tool, recording: Recording, report: str, program: Seque
 
     Args:
         tool: the installed Nsight Systems.
-        recording: what to record.
         report: the file to write, without its suffix.
-        program: and its arguments.
 
     Raises:
         UsageError: this version is too old, or cannot record what is asked for besides.

@@ -85,7 +85,6 @@ class Measurements:
     """A measurements file.
 
     Attributes:
-        source: its name.
         workload: what was measured: `lm`, `token-reduction`, `attention` or a user's own.
         version: of Warplens that wrote it.
         command: that makes the same again; None where it is not known.

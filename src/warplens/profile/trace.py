@@ -276,7 +276,6 @@ class Capture:
     Attributes:
         source: the file's own name, without folders.
         format: `nsys-sqlite`, …
-        recorder: the profiler.
         tool_version: version that wrote the file; None where it does not say.
         schema_version: version of the file's schema; None where it does not say.
         devices: the GPUs that the program used, in CUDA order.

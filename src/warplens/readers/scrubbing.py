@@ -59,7 +59,6 @@ def search_copy(
     A word that also stands in a text that came along, as a part of the name of a function, say, is there by chance.
 
     Args:
-        copy: the file.
         secrets: what it must not hold.
         source: the original, for the error.
         rewritten: texts of the copy that people wrote.

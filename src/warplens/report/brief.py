@@ -49,7 +49,6 @@ class Line:
     Attributes:
         label: what it tells: `limited by` (`verdict` where nothing limits), `gain`, `do`, `also`, `sure`, `caution`,
             `next`.
-        text: the sentence.
         tone: how bad or good that is.
         code: lines to copy, such as the code of a remedy.
     """
@@ -176,7 +175,6 @@ def answer_block(found: Diagnosis | RunDiagnosis, strips: tuple[Strip, ...], at:
     """What limits the program, how much there is to gain, what to do, and how that could be wrong.
 
     Args:
-        found: the diagnosis.
         strips: where the time goes; left out where the profile cannot answer.
         at: stands before every id.
     """

@@ -64,9 +64,7 @@ def busy_bins(starts: Int64s, ends: Int64s, window: tuple[int, int], lane: str, 
 
     Args:
         starts: begins of disjoint intervals sorted by time, shape (n,), nanoseconds.
-        ends: their ends.
         window: begin and end, nanoseconds.
-        lane: title of the lane.
         bins: how many stretches at most; never shorter than 1 ns.
 
     Returns:
@@ -104,7 +102,6 @@ def merged_steps(steps: pl.DataFrame, most: int = _MOST_STEPS) -> pl.DataFrame:
 
     Args:
         steps: `index`, `wall_ns`, `busy_ns`, `in_window`, in order.
-        most: marks to draw at most.
     """
     group = -(-max(1, steps.height) // most)
     merged = (

@@ -61,7 +61,6 @@ def pick(table: schema.Table, *parts: str | Column, **titles: str) -> tuple[Colu
     """Columns of a result as people see them, in the order of display.
 
     Args:
-        table: the result.
         parts: names of its columns, several in one text; a `Column` stands for itself, such as one that a page adds.
         titles: headings that are others here.
     """
@@ -83,7 +82,6 @@ class Table:
 
     Attributes:
         id: unique in the document; becomes the anchor and the file name.
-        caption: what the rows are.
         columns: in the order of display.
         rows: exact values; may hold more columns than are displayed.
         limit: rows shown at first; None for all.
@@ -165,7 +163,6 @@ class Strip:
         what: `budget` or `headroom`, whose parts these are.
         device: CUDA ordinal of the GPU.
         title: what the whole is, and how long it takes.
-        segments: its parts.
         scale: how long the bar is, of the width of the page; two bars of one scale compare.
     """
 
@@ -184,7 +181,6 @@ class Answer:
 
     Attributes:
         id: unique in the document.
-        verdict: what limits it, in a sentence.
         severity: that of the finding; `info` where nothing is lost.
         gain: the factor that is expected, as text, or a word such as `Little`; empty for no card.
         gain_range: the interval and the bound of it, or why there is none.
@@ -253,7 +249,6 @@ class View:
     Attributes:
         id: unique in the document, ending in `-view`; what stands before is its name in addresses.
         kind: which script and style it needs, `assets/<kind>.js` and `assets/<kind>.css`.
-        caption: what it shows.
         alt: the text that stands for it, and how it is used with a keyboard.
         data: for the script; what a JSON string or object can hold.
         heading, rows: what it shows in words, with links to the places.
@@ -372,7 +367,6 @@ class Document:
     """A whole report.
 
     Attributes:
-        title: what the report is about.
         lead: the answer, in at most two sentences.
         sections: in reading order; each is a room of the page.
         meta: facts about the source (label, value), for the head of the page.

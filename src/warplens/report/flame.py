@@ -78,7 +78,6 @@ class Flame:
     Attributes:
         id: `program`, `ranges`, `operators`, `python` or `kernels`.
         title: what leads to kernels in it.
-        nodes: all nodes.
         total_ns: the sum of the outermost ones, which is all GPU work of the window.
         steps: repetitions that the window holds; 1 where it has none.
     """
@@ -104,7 +103,6 @@ def flames(timeline: Timeline, window: Window) -> tuple[Flame, ...]:
     """The views that the profile has something to show in, the most telling first; none without GPU work.
 
     Args:
-        timeline: the profile.
         window: only work that begins inside it counts.
     """
     rows = timeline.work_rows_in(window)

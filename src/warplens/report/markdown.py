@@ -32,7 +32,6 @@ def render_markdown(document: Document, image: ImageAddress | None = None) -> st
     """The whole document as Markdown.
 
     Args:
-        document: what to render.
         image: gives the address of a figure's image; None where images lie in `images/` as SVG.
     """
     address = image or (lambda figure: f"images/{figure.id}.svg")

@@ -32,7 +32,6 @@ def measured_table(measurements: Measurements, doubts: bool = False) -> Table:
     """One row a cell: the settings that differ between cells, and what was measured.
 
     Args:
-        measurements: of one file.
         doubts: also show why figures might not mean what they seem to.
     """
     rows = measurements.cells.with_columns(

@@ -58,7 +58,6 @@ def run_timeline(found: RunDiagnosis, profiles: Sequence[Numbers]) -> Section | 
     """The room with the common timeline; None where the ranks are of one file, which has its own.
 
     Args:
-        found: the diagnosis of the run.
         profiles: its files, in the order in which they were diagnosed.
     """
     if len({file for file, _ in found.origin.values()}) < 2:

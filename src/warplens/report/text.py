@@ -304,7 +304,6 @@ def name_and_full(
     """A value as it is displayed, and the unabridged text behind it where that says more.
 
     Args:
-        item: the value.
         full: the unabridged text, where it stands in a column of its own.
         kind: a `kernel` is shortened from its full name, a `name` by cutting; everything else is formatted.
         labels: by full name, what kernels are called that would look the same otherwise (`kernel_labels`).

@@ -30,7 +30,6 @@ class Track:
         kind: `idle`, `stream`, `ranges`, `python`, `calls`, `os` or `profiler`.
         owner: device and stream, or process and thread; the stream of an idle track is −1.
         first: number of its first row of marks among all rows; they follow one another, the outermost first.
-        rows: how many it has.
         peek: how many are shown until it is unfolded.
         minor: whether it is shown only when the reader asks for all tracks of its group.
     """
@@ -74,7 +73,6 @@ class Marks:
         """A coarser level: neighbours of a row that are shorter than `width_ns` and begin in one cell become one.
 
         Args:
-            width_ns: of a cell.
             kept: which marks stay what they are, however short.
         """
         begins = block_begins(self.row, self.start_ns, self.end_ns, width_ns, kept)
@@ -130,7 +128,6 @@ class Thinned:
 
     Attributes:
         width_ns: events shorter than this may be part of a block; 0 where every event is a mark of its own.
-        events: all events of the tracks.
         in_blocks: those that are part of a block.
         blocks: how many blocks these are.
         threads: host threads without tracks.
@@ -151,14 +148,12 @@ class TimelineView:
         origin_ns, end_ns: the interval that the tracks span, in the profile's clock. Links count from its begin.
         window: the part that was analysed; idle time has causes there alone.
         opens: the interval to show first: a steady step of median length, else the window.
-        opens_step: that step.
         names: label, colour token and full name (where it differs) of each name.
         tracks: in the order of display; idle tracks have the first rows.
         levels: from the finest to the coarsest.
         details: of the finest level's marks.
         moments: the worst instances of the findings.
         thinned: what the finest level does not draw one by one.
-        steps: all steps of the profile.
     """
 
     origin_ns: int

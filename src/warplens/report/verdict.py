@@ -83,7 +83,6 @@ def pace_lines(pace: HostPace | None, *, steps: bool = True) -> Iterator[str]:
     """Two or three sentences about the thread that launches the most; none where no launching call was recorded.
 
     Args:
-        pace: what is known of it.
         steps: whether the window consists of steps.
     """
     if pace is None:
@@ -225,7 +224,6 @@ def evidence_text(evidence: Mapping[str, float], *, steps: int = 1) -> str:
     """What each number is, in words, and the number with its unit, in one line; a share stands behind its time.
 
     Args:
-        evidence: of a finding.
         steps: of the window; without any, what is counted for each step is that of the window.
     """
     told: dict[str, list[str]] = {}

@@ -121,7 +121,6 @@ def write_document(
         folder: where the files go, made if need be; or the one file to write, in the form that its suffix names.
         formats: which of them, with `data` json among them.
         name: of the files, without suffix.
-        data: makes the JSON.
 
     Returns:
         The files to open.

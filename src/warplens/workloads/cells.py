@@ -120,7 +120,6 @@ def run_cells_in_turns(
 
     Args:
         name: of the workload; one that measures itself cannot take turns.
-        rounds: how often each cell has its turn.
         per_round: repetitions in a turn.
         plan: its warm-up and confidence hold.
         device: where to run, as PyTorch names it; by default the GPU if there is one.
@@ -189,7 +188,6 @@ def attempted(attempt: Callable[[], Made], *, alone: bool = True) -> tuple[Made 
     """What came of an attempt; or None, and how a cell that fails so is recorded.
 
     Args:
-        attempt: what is tried.
         alone: whether no other program is alive. To reset the compiler gives cuBLAS's workspaces back, which captured
             CUDA graphs still write to: with other programs alive it must not be done.
     """

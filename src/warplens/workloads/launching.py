@@ -122,7 +122,6 @@ def as_graph(
 
     Args:
         step: what to record. It must not wait for the GPU, and its shapes must not depend on data.
-        device: the GPU.
         before_capture: is called between the last ordinary step and the capture.
 
     Raises:
@@ -149,7 +148,6 @@ class _Replay:
     """One launch of a recorded graph.
 
     Attributes:
-        graph: what is launched.
         result: what the step returned; each replay writes to the same tensors.
         step: what was recorded. The graph reads weights and inputs by their addresses and keeps none of them alive:
             without the step, their memory would be given to somebody else.

@@ -49,8 +49,6 @@ class ClockLog:
     """Clock readings between repetitions.
 
     Attributes:
-        sm_mhz: SM clock at each reading.
-        memory_mhz: memory clock at each reading.
         highest_sm_mhz: the most that the driver would set.
         held_down: why the driver lowered clocks, at any reading.
     """
@@ -63,11 +61,7 @@ class ClockLog:
 
 @dataclass
 class Clocks:
-    """Reads clocks when told to, and says nothing where they cannot be read.
-
-    Attributes:
-        device: as PyTorch names it.
-    """
+    """Reads clocks when told to, and says nothing where they cannot be read."""
 
     device: str
     _nvml: Any = None
@@ -329,10 +323,8 @@ def measure_in_turns(
 
     Args:
         turns: the steps, all ready to run.
-        rounds: how often each has its turn.
         per_round: repetitions in a turn.
         warmup_steps: of each step before the first round.
-        seed: of the order in which steps have their turns.
 
     Returns:
         For each step its repetitions, round by round. Peaks of memory are None: all steps hold theirs at once.
@@ -399,11 +391,7 @@ class Stamp:
 
 
 class Marks:
-    """Told at the end of each phase of a step; whoever measures asks for the times afterwards.
-
-    Args:
-        device: where the step runs.
-    """
+    """Told at the end of each phase of a step; whoever measures asks for the times afterwards."""
 
     def __init__(self, device: str) -> None:
         self.device = device

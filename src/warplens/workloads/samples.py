@@ -32,12 +32,9 @@ class Summary:
     """Distribution of a sample; times in nanoseconds.
 
     Attributes:
-        samples: how many there are.
-        median: middle of the sample.
         low, high: the median of the population lies between them with `confidence`; None with too few samples.
         confidence: of the interval, at least; 0 to 1.
         minimum … maximum: percentiles, between neighbouring samples by linear interpolation.
-        mean: arithmetic mean.
         deviation: standard deviation of the sample (n − 1); None for a single one.
         outliers: how many lie more than `FAR_OUT` interquartile ranges outside the quartiles. They are in all figures.
     """

@@ -29,9 +29,7 @@ class ReferenceAdamW(torch.optim.Optimizer):
     tensor that are thrown away. Tensors without a gradient are skipped. 16 launches a tensor on a GPU.
 
     Args:
-        parameters: what to optimise.
         lr: learning rate.
-        betas: decay of the first and second moment.
         eps: added to the root of the second moment.
         weight_decay: share of a weight, times `lr`, that it loses in a step.
     """
@@ -210,7 +208,6 @@ class TransformerLM(nn.Module):
     """Tokens [batch, context] → logits [batch, context, vocabulary].
 
     Args:
-        size: its widths.
         context: longest sequence, for the rotary table.
         ranges: annotations round layers and their parts.
     """

@@ -66,8 +66,6 @@ def vit_macs(size: ViTSize, input_size: int, blocks: Sequence[BlockTokens]) -> i
     8·M·d² for the MLP. Without query reduction that is 4·N·d² + 2·N²·d + 8·M·d².
 
     Args:
-        size: widths.
-        input_size: side of the image.
         blocks: tokens in each block, the class token and padding counted.
     """
     d = size.width
@@ -191,7 +189,6 @@ class VisionTransformer(nn.Module):
     """Images [batch, 3, side, side] → class scores [batch, classes].
 
     Args:
-        size: widths.
         input_size: side of the images, a multiple of the patch.
         reductions: method at each block that has one.
         fused: let PyTorch choose a fused attention; a method may need the class token's weights, and no others.

@@ -54,7 +54,6 @@ class Groups:
         groups: `GROUPS`.
         counters: one row a group, with the median of every metric over its launches, so that every analysis of launches
             is one of groups as well.
-        of_launch: the group of each launch.
     """
 
     groups: pl.DataFrame
@@ -294,7 +293,6 @@ def sample_of(
         recorded: the same for each launch of the trace, in the order of launches.
         namesakes: which of those have the name of a profiled kernel.
         early: which of those began before the window.
-        window: that of the trace.
 
     Returns:
         One of `SAMPLES`, and one sentence on why.

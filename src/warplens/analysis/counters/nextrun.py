@@ -223,7 +223,6 @@ def next_run(
 
     Args:
         coverage: of that report and this window.
-        window: of it.
         version: of the `ncu` to be used, e.g. `2025.3.1`; that of the report unless stated.
         replay_mode: `kernel`, or `application` where saved and restored memory does not fit.
 

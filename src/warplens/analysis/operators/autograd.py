@@ -29,7 +29,6 @@ class OperatorTree:
     """The operators of a profile. All arrays have one entry for each row of `Trace.ranges`.
 
     Attributes:
-        is_operator: which ranges are operators.
         enclosing: for any range itself or the nearest operator around it on its thread; `NO_RANGE` for none.
         forest: each operator's parent among the operators; other ranges stand alone.
         host_ns: duration of each operator.

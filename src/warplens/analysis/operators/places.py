@@ -161,7 +161,6 @@ class PythonFrames:
 
     Attributes:
         parent: row of the calling function on the same thread; `NO_RANGE` for none.
-        is_module: which calls are calls of modules.
         enclosing_module: itself or the nearest module around it; `NO_RANGE` for none.
         enclosing_function: itself or the nearest call around it that has a source line; `NO_RANGE` for none.
     """

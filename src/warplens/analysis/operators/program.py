@@ -68,7 +68,6 @@ class Nodes:
         Args:
             rows: the nodes that are listed.
             group: shape (rows,), the group of each of them, from 0.
-            count: number of groups.
         """
         of_node = np.full(len(self.counted), NO_RANGE, dtype=np.int64)
         of_node[rows] = group
@@ -119,9 +118,7 @@ def counted(timeline: Timeline, window: Window, calls: pl.DataFrame, forest: For
     runs ahead of the GPU.
 
     Args:
-        timeline, window: what is looked at.
         calls: a table of host intervals, the nodes of the forest.
-        forest: which of them lies in which.
         launched_by: the innermost of them that launched each row of `Timeline.work`; `NO_RANGE` for none.
     """
     within = timeline.lie_in_range(window, calls)
@@ -141,8 +138,6 @@ def by_group(nodes: Nodes, code: Int64s, wanted: Bools) -> pl.DataFrame:
     """Nodes of the same code (column `code`) as one row, most GPU time first.
 
     Args:
-        nodes: all nodes.
-        code: what makes nodes the same.
         wanted: which nodes may be listed; those that neither count in the window nor have GPU work in it are not.
     """
     rows = np.flatnonzero(wanted & (nodes.counted | nodes.causing()))
@@ -226,7 +221,6 @@ def finished(rows: pl.DataFrame, total_ns: int) -> pl.DataFrame:
     """The rows with all columns of the schema; those that do not apply are null.
 
     Args:
-        rows: rows with some of the columns.
         total_ns: all GPU time of the window.
     """
     absent = [
@@ -369,11 +363,7 @@ def _nodes(
     """Nodes that are rows of a table of host intervals (`calls`), with the GPU work that belongs to them.
 
     Args:
-        timeline, window: what is looked at.
         where: the innermost node that each row of `Timeline.work` belongs to, forward or backward.
-        calls: the table.
-        forest: which of its rows lies in which.
-        wanted: which of them are nodes.
     """
     launched = np.where(timeline.places.backward, NO_RANGE, where)
     backward = np.where(timeline.places.backward, where, NO_RANGE)

@@ -53,7 +53,6 @@ class OperatorCoverage:
     """How much of the window's GPU work (summed durations) the operators explain.
 
     Attributes:
-        total_ns: all GPU work of the window.
         operator_ns: launched inside operators.
         backward_ns: launched inside operators of the backward pass.
         linked_ns: part of `backward_ns` whose forward operator is known.
@@ -188,7 +187,6 @@ class FrameworkOverhead:
     """Kernel time against framework time over a window.
 
     Attributes:
-        window_ns: length of the window.
         busy_ns: time of it in which at least one GPU worked.
         threads: threads that ran operators.
         host_ns: time in which they were inside operators, summed over threads.

@@ -289,7 +289,6 @@ def waits(
         instance: the collective of each event, −1 for none; shape (events,).
         start, end: of each event on the common clock; shape (events,).
         summaries: for the exposed communication of each rank.
-        ranks: the rank of each summary.
         tolerance_ns: how far the clocks may be off.
     """
     rank = np.asarray(ranks, dtype=np.int64)[events["place"].to_numpy()]

@@ -48,7 +48,6 @@ def clock_offsets(
 
     Args:
         instance: the collective of each event, numbered from 0; shape (events,).
-        unit: the clock that it was recorded by.
         end: its end by that clock, nanoseconds.
         unit_of_rank: the clock of each rank; that of the first is the one that all are brought to.
 
@@ -225,7 +224,6 @@ def base_clocks(summaries: Sequence[RankSummary], files: Sequence[int]) -> BaseC
     """The clocks as the files record them.
 
     Args:
-        summaries: one a rank.
         files: the number of the file that each is from.
     """
     unit = np.array(files, dtype=np.int64)
@@ -246,7 +244,6 @@ def align(events: pl.DataFrame, instance: Int64s, usable: Bools, base: BaseClock
         instance: the collective of each event, −1 for none.
         usable: which events may be used to estimate offsets.
         base: what the files say.
-        ranks: the rank of each summary.
     """
     place = events["place"].to_numpy()
     start = events["start_ns"].to_numpy() + base.shift[place]

@@ -43,14 +43,12 @@ class RankSummary:
         tool: the profiler and its version, for people.
         rank, world_size: as the file records them; None where it does not.
         epoch_ns: Unix time of the clock's zero; None where the file does not say.
-        window: the window that was analysed.
         times: `TIME_COLUMNS` of the window.
         budget: the time budget of the window (`timebudget.BUDGET`).
         steps: `measures.STEP_TIMES`, all steps of the file.
         collectives: `collectives.COLLECTIVES`, all of the file.
         exposed: when communication was exposed, disjoint; to split waits into exposed and hidden.
         undescribed: collectives that the framework described and that ran no kernel of their own.
-        kernels: kernels in the whole file.
         notes: what limits the answers, of the reader and of the analyses.
     """
 
@@ -102,7 +100,6 @@ def rank_windows(timeline: Timeline, window: str | Window = "steady") -> tuple[R
     """The ranks of a profile of one rank, or of several processes or GPUs, each with its window.
 
     Args:
-        timeline: the whole profile.
         window: as `Timeline.window` takes it, and each rank finds its own steady steps; or one window for all ranks,
             of which each has its own steps.
 

@@ -70,7 +70,6 @@ class Tensor:
     """One tensor among the inputs.
 
     Attributes:
-        shape: its sizes.
         type: the type's name as recorded; None where it was not recorded.
         stored: number of distinct elements in memory: an expanded tensor (stride 0) stores fewer than it shows.
     """

@@ -44,14 +44,11 @@ class Asked:
     """What to measure and how.
 
     Attributes:
-        workload: its name.
         axes: values of each setting that was given.
         plan: how often to repeat.
         device: as PyTorch names it; None for the GPU if there is one.
         ranges: whether to annotate for a profiler.
-        range_names: other names of ranges.
         rounds: measure the cells in turns, so many; None for one cell after the other.
-        command: that asks for the same.
     """
 
     workload: str
@@ -129,7 +126,6 @@ def measure_all(asked: Asked, output: Path | None, tell: Callable[[str], None]) 
     In turns, all cells are done at the same time, and the file is written then.
 
     Args:
-        asked: what to measure.
         output: the measurements file; None for none.
         tell: is told what is being done.
 

@@ -46,10 +46,8 @@ class Outcome:
     """A finished comparison, of whatever the sides are.
 
     Attributes:
-        answer: what is printed.
         document: makes the document; charts are drawn for it alone.
         gate: how the gate ended, a line each; () without a gate.
-        failed: whether it failed.
     """
 
     answer: Answer
@@ -71,8 +69,6 @@ class Found:
     """A side before it is read.
 
     Attributes:
-        path: what the user named.
-        content: what it holds.
         files: the files of it to read; several only for traces, each a repeat.
         passed_over: files of a folder of traces that a run may have left, too, and that are no repeats: empty ones,
             measurements, counters.

@@ -219,7 +219,6 @@ class Reading:
     """What the paths of a command hold, read.
 
     Attributes:
-        profiles: the traces.
         window: the part of each that is asked about.
         counters: reports of hardware counters.
         joined: for each profile the reports of counters beside it; () without such reports.
@@ -267,7 +266,6 @@ def examined(reading: Reading, found: Sequence[Diagnosis] = ()) -> list[Numbers]
     """Every analysis of every profile, with the counters beside it.
 
     Args:
-        reading: the profiles.
         found: the diagnosis of each, where they are known already.
     """
     from warplens.report.overview.numbers import examine
@@ -286,7 +284,6 @@ def read_profiles(paths: Sequence[Path], *, launch_configuration: bool = False) 
     """Read them all; one that cannot be read does not stop the others.
 
     Args:
-        paths: of the profiles.
         launch_configuration: whether to read grids and blocks of large files, too, because kernels are found by them
             in reports of counters.
     """

@@ -67,7 +67,6 @@ def report_sweep(
         baseline, variant: settings of the sides (`method=topk,keep=0.1`); None: those that the file names, or that
             are unambiguous.
         output: the folder; None to print.
-        form: how to print.
         level: confidence of the intervals, all together; above 0.5 and below 1.
         margin: differences of this share and less do not matter.
         profiles: folder with profiles of cells, named after their settings

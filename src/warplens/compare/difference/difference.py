@@ -96,7 +96,6 @@ class WallSplit:
     """The wall time per step of both sides and what its difference is made of.
 
     Attributes:
-        baseline, variant: the two sides.
         parts: every part that a side has, by group, the largest change first.
     """
 
@@ -205,7 +204,6 @@ class StepDifference:
     """Two sides held against each other, per step. Changes are variant minus baseline.
 
     Attributes:
-        baseline, variant: what was compared.
         wall: the wall time split into parts whose changes add up to its change exactly.
         kernels: kernels kept, changed, added and removed.
         ranges: GPU work by annotated range (`RANGE_CHANGES`).

@@ -99,7 +99,6 @@ class LaunchChange:
     and that of the launches of both.
 
     Attributes:
-        baseline, variant: the two sides.
         added_host_ns, removed_host_ns: what the kernels that only the variant launches cost its host per step, and what
             those that only the baseline launches cost its own; None where no calls were recorded.
         added, removed: their number per step.
@@ -162,7 +161,6 @@ def launch_change(
 
     Args:
         walls: their wall times, as `side_wall` splits them.
-        kernels: their kernels, matched.
     """
     sides = _side(baseline, walls[0]), _side(variant, walls[1])
     added, removed = (kernels.table.filter(pl.col("change") == change) for change in ("added", "removed"))
@@ -293,7 +291,6 @@ class Side:
 
     Attributes:
         name: what people call it (`baseline`, a file's name).
-        timeline: the profile.
         window: the part of it that counts, from `timeline.window(...)`.
     """
 

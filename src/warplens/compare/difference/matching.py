@@ -156,7 +156,6 @@ def slots_of(side: Side, *, respelled: bool = False) -> Slots:
     """The kernels of the side's steps, as slots.
 
     Args:
-        side: the side.
         respelled: whether another tool wrote the other side's names, so that both need one spelling.
     """
     places = range_paths(side.timeline)

@@ -23,7 +23,6 @@ class Interval:
 
     Attributes:
         low, high: its ends. Where the data show no variation at all (one duration a side): 0 and infinity.
-        estimate: the figure itself.
         level: how often such an interval misses the truth: 0.05 for 95 % confidence.
     """
 
@@ -98,7 +97,6 @@ def needed_units(shift: Shift, margin: float, *, wanted: float = POWER) -> int |
     nearer, though not nearer than the margin. What a clear drift may have made stays, however many units there are.
 
     Args:
-        shift: what was observed.
         margin: the share below which differences do not matter.
         wanted: how often the verdict is to be reached.
     """
@@ -377,7 +375,6 @@ class Regression:
         found: it is decided that it is: the whole interval lies above the limit.
         excluded: it is decided that it is not: the whole interval lies at or below the limit. If neither, undecided.
         fail_on: the limit, a share: 0.05 for 5 %.
-        sentence: the answer for people.
     """
 
     found: bool

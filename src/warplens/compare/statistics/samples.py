@@ -174,7 +174,6 @@ def power(difference: float, limit: float, error: float, freedom: float, level: 
         difference: the true one, and `limit`, on the scale of the error.
         error: standard error of the estimate; 0 for one that is known.
         freedom: degrees of freedom of the error.
-        level: how often the interval misses.
     """
     from scipy import special
 

@@ -57,8 +57,6 @@ class Scan:
     Attributes:
         starts, ends: places of their braces.
         inner_ends: place of the closing brace of `args`, of the event itself where it has none.
-        irregular: whether the event has to be read by itself.
-        keys: their keys.
         opening, closing: places of the quotes of all strings.
         rest: where the first event that is not complete begins, or what comes after the last one.
         array_end: where the array of events ends; None where it goes on.

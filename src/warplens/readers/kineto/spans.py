@@ -32,7 +32,6 @@ class Spans:
         frames: for each kind but arrows its events.
         arrows: ends of arrows from forward to backward operators, with `start_ns`.
         zero_ns: the first event on the trace's own clock; None where there is none.
-        last_ns: the last instant.
         invalid: events left out because they have no begin, no duration, or a negative one.
         still_open: host events without an end; they end with the trace.
         repeated: events left out because the trace holds them twice.

@@ -63,9 +63,6 @@ class Argument:
     """One argument of events (or a member of the event itself) that is read.
 
     Attributes:
-        column: what it is called here.
-        keys: its spellings.
-        kinds: the kinds of events that have it.
         is_text: it is kept as JSON text, dictionary-encoded; otherwise it is a whole number.
         is_member: it stands in the event itself, not in its `args`.
         launch_configuration: it tells how a kernel was launched, which few questions ask.

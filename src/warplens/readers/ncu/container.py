@@ -55,7 +55,6 @@ class Block:
 
     Attributes:
         start: where it begins (at the length of its header).
-        header: what its header says.
         results: its results, as far as they lie wholly in the file.
         unknown_bytes: how much follows the known kinds of messages and belongs to the block.
     """

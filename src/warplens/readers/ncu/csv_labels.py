@@ -375,7 +375,6 @@ class Messages:
 
     Attributes:
         failed: whether there is an error among them.
-        seen: whether there is any.
     """
 
     def __init__(self) -> None:

@@ -177,7 +177,6 @@ def waterfall_chart(
         parts: `name` and `delta` (what the part adds, or takes away), from the top; optionally `detail` for the
             tooltip. They sum to the totals' difference.
         end: name and amount of the second total.
-        kind: what the amounts are.
     """
     rows = parts.to_dicts()
     reached, edges = float(begin[1]), [(0.0, float(begin[1]))]
@@ -256,7 +255,6 @@ def histogram_chart(bins: pl.DataFrame, x_title: str) -> Chart:
 
     Args:
         bins: `series` (title), `from_ns`, `to_ns`, `count`, `share` (of its series), sorted by series and `from_ns`.
-        x_title: what the durations are.
     """
     series = bins.get_column("series").unique(maintain_order=True).to_list()
     marks: list[Mark] = [

@@ -34,7 +34,6 @@ class Chart:
     """A chart that is drawn on demand, in the colours of the output at hand.
 
     Attributes:
-        draw: draws it.
         zooms: axes along which a page zooms and pans it: `x`, `xy`, or empty for none.
     """
 

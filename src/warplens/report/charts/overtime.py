@@ -228,7 +228,6 @@ def curve_chart(
 
     Args:
         points: `series` (title), `x` (above zero), `y`; sorted by x.
-        x_title, y_title: what they are.
         kind: of `y`: `flops`, `duration_ns` or `number`.
         laws: with them the y axis is logarithmic, too, and a dashed line joins the rows of each series: `series`, `x`,
             `y`.

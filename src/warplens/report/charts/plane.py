@@ -322,7 +322,6 @@ def speedup_chart(cells: pl.DataFrame, axis: str) -> Chart:
     Args:
         cells: `row` (text of the other axes), `column` (value of the axis as text), `speedup` (null where it is not
             known), `verdict` (or null), `detail` for the tooltip; sorted by row, then by column.
-        axis: what the columns are.
     """
     marks = []
     for mark, row in zip(_places(cells), cells.iter_rows(named=True), strict=False):
@@ -347,7 +346,6 @@ def regime_chart(cells: pl.DataFrame, axis: str) -> Chart:
     Args:
         cells: `row`, `column` as for `speedup_chart`; `baseline`, `variant` (regimes, or null), `baseline_detail`,
             `variant_detail` for the tooltip.
-        axis: what the columns are.
     """
     marks = []
     for mark, row in zip(_places(cells), cells.iter_rows(named=True), strict=False):

@@ -87,10 +87,8 @@ class StepNumbers:
     """Everything that is said about two sides of traces.
 
     Attributes:
-        baseline, variant: the sides with all of their files.
         samples: step times of both.
         difference: the difference of the two typical files.
-        why: its cause.
         comparison: verdict and interval, from all files.
         regression: answer to the gate; None without one.
         kernels: `warplens.report.comparison.numbers.KERNEL_GROUPS`.
@@ -128,7 +126,6 @@ def compare_steps(
     """Hold two sides of traces against each other.
 
     Args:
-        baseline, variant: the sides.
         margin: differences of this share and less do not matter.
         level: 0.05 for 95 % confidence.
         fail_on: the gate's limit, a share; None without a gate.

@@ -221,7 +221,6 @@ def part_table(wall: WallSplit, most: int | None = None, per: str = "step") -> T
     """Every part of a step's wall time on both sides; the last row is their sum, which is the wall time itself.
 
     Args:
-        wall: the split.
         most: parts to name, those that change most first; the rest stands in one row. None for all.
         per: what the times are of, `step` or `window`.
     """
@@ -316,7 +315,6 @@ def kernel_table(kernels: pl.DataFrame, limit: int | None = 15, *, narrow: bool 
     """Kernels removed, added and changed, by name (`KERNEL_GROUPS`), the largest change first.
 
     Args:
-        kernels: the rows.
         limit: rows shown at first; None for all.
         narrow: for a terminal, without the kernels that stood in the place of others.
     """

@@ -57,7 +57,6 @@ def interval_text(interval: Interval, *, times: bool = False) -> str:
     """The interval of a ratio as a change: `95 %: +15.0 % to +19.2 %`; a sentence where there is none.
 
     Args:
-        interval: the ratio with its interval.
         times: write it as factors, to stand beside one: `95 %: 2.68 to 14.5 times`.
     """
     confidence = fmt.number(round(100 * (1 - interval.level), 4))
@@ -72,7 +71,6 @@ def verdict_text(found: Comparison, variant: str) -> str:
     """The verdict in one sentence without its end: which side, by how much, how sure.
 
     Args:
-        found: the comparison.
         variant: what the other side is called (`topk.sqlite`).
     """
     ratio, interval = found.ratio.estimate, interval_text(found.ratio)

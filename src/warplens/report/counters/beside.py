@@ -223,7 +223,6 @@ def comparison_tables(
     """The kernels side by side, metrics of theirs, and what only one report has.
 
     Args:
-        found: the comparison.
         limit: the most rows of a table; None for all.
         metrics: those to show; `KEY_METRICS` that changed unless there are any.
         at: begin of the tables' ids.

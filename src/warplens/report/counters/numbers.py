@@ -35,10 +35,7 @@ class Joined:
     """One report, joined with a window of a trace.
 
     Attributes:
-        source, trace: names of the files.
-        window: of the trace.
         coverage: what the profiled launches stand for in it.
-        next_run: what to collect next.
         reasons: for each group of `coverage.ranking` why it is bound as it is (`name`, `full_name`, `grid`, `block`,
             `verdict`, `reason`).
     """
@@ -61,7 +58,6 @@ class CounterNumbers:
     """The results of all analyses of a report, a row a group of launches unless said otherwise.
 
     Attributes:
-        counters: the report.
         notes: what to know before the numbers, and what the numbers mean.
         summary: `SUMMARY` in words as well, the most expensive first, and `share` of the profiled time.
         configurations: how the groups were launched: registers, shared memory.
@@ -174,7 +170,6 @@ def with_names(numbers: CounterNumbers, frame: pl.DataFrame) -> pl.DataFrame:
     """Rows of an analysis with the kernel's names, grid and block, the most expensive kernel first.
 
     Args:
-        numbers: of the report.
         frame: with `launch`, of which several rows may be of one group; their order is kept.
     """
     named = numbers.summary.select("launch", "name", "full_name", "grid", "block", "total_ns").with_row_index("place")

@@ -46,7 +46,6 @@ class Counted:
     """How a question is answered of counted durations instead of single events, for profiles larger than memory.
 
     Attributes:
-        table: of the trace, whose events are counted.
         columns: by grouping, the columns of it that must be told apart.
         answer: of the counts (`warplens.readers.nsys.slices.Slices.counts`) and the grouping.
     """

@@ -73,7 +73,6 @@ class GridCell:
         context: context length in tokens.
         mode: what one step does (`warplens.studies.grid.cells.MODES`); None to tell it from the profile's ranges.
         source: the profile's file name.
-        timeline: the profile.
         batch: sequences in a batch; None where not known.
     """
 
@@ -204,7 +203,6 @@ def answer_cell(cell: GridCell, *, timings: pl.DataFrame | None = None, batch: i
     """What one profile answers.
 
     Args:
-        cell: the profile and its place.
         timings: the program's own times, as `warplens.readers.timings.read_timings` gives them.
         batch: sequences in a batch, where the cell does not say.
     """

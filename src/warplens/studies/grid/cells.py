@@ -88,7 +88,6 @@ def model_size(name: str, layers: int | None = None) -> ModelSize | None:
     """The widths of a model by name; where editions differ, the one with this many layers, else the first.
 
     Args:
-        name: canonical name.
         layers: how many layers the profile shows; None where that is not known.
 
     Returns:
@@ -230,7 +229,6 @@ def assign_cells(
     """The cell of each profile, and the profiles that have none.
 
     Args:
-        file_names: names of the profiles.
         given: cells that the user stated (`parse_cell`), by file name with or without suffix; they win over the name.
 
     Raises:

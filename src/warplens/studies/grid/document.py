@@ -78,7 +78,6 @@ def grid_document(grid: Grid, diagnosed: Mapping[str, Diagnosis] | None = None) 
     """The document about a grid: what limits its cells, the answers (a) to (e), what is missing, how to record it.
 
     Args:
-        grid: the answers.
         diagnosed: what the diagnosis says of a profile, by its file's name; of none, the first screen has times alone.
     """
     status = grid_status(grid)

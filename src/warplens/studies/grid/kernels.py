@@ -51,7 +51,6 @@ class TopKernel:
     Attributes:
         name: short name of the kernel; the category itself for a category.
         full_name: demangled name; equal to `name` for a category.
-        category: what kind of kernel it is.
         gpu_ns: GPU time over all repetitions.
         share: of all GPU work of the scope.
         repetitions: how many passes (or steps) were looked at.

@@ -346,7 +346,6 @@ def optimizer_cost(
     """What the optimizer costs; None where it has no work on the GPU.
 
     Args:
-        split: the same by phase.
         peak_bytes_per_s: memory bandwidth of the device, where the profile says.
     """
     row = split.phase("optimizer")

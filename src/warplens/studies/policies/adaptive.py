@@ -47,7 +47,6 @@ def features_of(policy: Policy, fixed: Mapping[str, Any]) -> Features:
     """The function that reads a policy's axes off a shape.
 
     Args:
-        policy: whose axes are needed.
         fixed: settings that no shape shows, such as `{"mode": "forward"}`; they go before the shape.
 
     Raises:
@@ -88,10 +87,8 @@ class Recorded:
     """A shape's graph.
 
     Attributes:
-        side: what it runs.
         input: the tensor that it reads. Who writes inputs into it, and calls with it, saves a copy.
         output: the tensor that it writes, anew with every call.
-        graph: the graph.
         copy: its node that copies the input of a call; None where inputs are copied before the replay.
     """
 

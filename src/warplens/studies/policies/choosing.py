@@ -42,7 +42,6 @@ class Axis:
     """A setting that varies.
 
     Attributes:
-        name: of the setting.
         values: those that were measured; numbers rise.
     """
 
@@ -75,8 +74,6 @@ class Grid:
     """Measured times, by place.
 
     Attributes:
-        axes: of the places.
-        times: of all sides at each place.
         curves: of the model; None where it could not be fitted.
     """
 
@@ -88,7 +85,6 @@ class Grid:
         """The measured points around a place; None if one is missing, or if the place is outside the range.
 
         Args:
-            at: the place.
             clamped: take the nearest values in the range for numbers outside.
         """
         sides = [_around(axis, value, clamped) for axis, value in zip(self.axes, at, strict=True)]
@@ -124,8 +120,6 @@ def estimated(grid: Grid, at: Place, rule: Rule, clamped: bool = False) -> Times
     """Times of all sides at a place.
 
     Args:
-        grid: what was measured.
-        at: the place.
         rule: how to go from the measured points to it.
         clamped: also outside the range: by the model, or from the nearest edge where a rule needs points around.
 

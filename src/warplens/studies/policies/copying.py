@@ -25,7 +25,6 @@ class CopyNode:
 
     Args:
         graph: instantiated, recorded with `keep_graph`; its only copy is that of the input.
-        target: what the graph reads.
 
     Raises:
         RuntimeError, OSError: the graph has another number of copies, or CUDA's runtime is not found.

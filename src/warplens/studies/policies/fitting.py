@@ -46,7 +46,6 @@ class PointTimes:
     """What was measured at a point.
 
     Attributes:
-        settings: its value on each axis.
         times_ns: typical time of each side, the baseline first; None where it was not, or could not be, measured.
         samples: durations behind them, where known; they decide whether a difference is one.
     """
@@ -309,8 +308,6 @@ class _Fold:
     """A value left out.
 
     Attributes:
-        grid: what is left.
-        left_out: the points with that value.
         edge: whether it is the least or the greatest of its axis.
     """
 

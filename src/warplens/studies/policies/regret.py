@@ -44,7 +44,6 @@ class Curve:
 
     Attributes:
         words: values of the axes that are not numeric, in their order.
-        side: its number.
         host_ns: shortest time, which no setting changes; 0 where none was seen.
         fixed_ns, work_ns: time of the GPU: constant part, and part of a place where every setting is its unit.
     """
@@ -61,7 +60,6 @@ class Curves:
     """The model of all sides.
 
     Attributes:
-        numeric: for each axis whether it is numeric.
         units: of the numeric axes, their least values.
         exponents: of the numeric axes, for each side.
         curves: of each side and combination of words.
@@ -217,9 +215,6 @@ class CellRegret:
 
     Attributes:
         at: the point's value on each axis of the policy.
-        chosen: name of the side that the policy chose.
-        reason: why.
-        best: name of the side that was fastest.
         chosen_ns: time of the chosen side; None if it could not run, though another could.
         best_ns: time of the fastest.
         share: how much slower the chosen one was than the best, 0 to ∞; None if it could not run.
@@ -239,7 +234,6 @@ class Regret:
     """What choosing cost over several points.
 
     Attributes:
-        cells: how many points.
         worst, mean: how much slower the chosen side was than the best, as a share; None without a point.
         where: the worst point; None without one.
         not_run: points at which the chosen side could not run though another could; they are in neither share.

@@ -49,8 +49,6 @@ class ProfiledPair:
 
     Attributes:
         settings: the point, such as `{"input_size": 224, "batch": 1}`.
-        numbers: the comparison of both.
-        hypotheses: judged by it.
         predictions: modelled step times of baseline and variant under single changes.
     """
 
@@ -103,8 +101,6 @@ def profiled_pair(
     """Compares the profiles of both sides at one point.
 
     Args:
-        settings: the point.
-        baseline, variant: the profiles.
         flops: floating-point operations of a step of each, where they are known.
         step_ns: what a step of each takes without a profiler, where it was timed: predictions are of that program.
         counters: of the variant's kernels.

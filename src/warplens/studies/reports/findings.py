@@ -110,12 +110,7 @@ _MOST_PARTS: Final = 8
 
 
 def findings_document(evidence: Evidence, title: str) -> Document:
-    """Problem, evidence, hypotheses, cause, remedies, policy and limits of a study.
-
-    Args:
-        evidence: what it rests on.
-        title: of the page.
-    """
+    """Problem, evidence, hypotheses, cause, remedies, policy and limits of a study."""
     sections = [_answer(evidence), _problem(evidence)]
     if evidence.pairs:
         sections += [

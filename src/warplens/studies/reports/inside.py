@@ -65,7 +65,6 @@ def inside_kernels(counters: KernelCounters, difference: StepDifference) -> Insi
     profiled: a report may hold one of each, or the first of a step.
 
     Args:
-        counters: the report.
         difference: of the steps of both sides, which tells the kernels that only the variant has.
     """
     summary = counters_summary(counters, by="launch")

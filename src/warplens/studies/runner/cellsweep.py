@@ -48,7 +48,6 @@ class Measuring:
     """How the cells of a registered workload are measured.
 
     Attributes:
-        workload: its name.
         plan: how often, and when that is enough; in turns, its repetitions are those of one turn.
         rounds: turns of each cell of a task; None for one cell after the other.
         device: as PyTorch names it; None for the GPU if there is one.
@@ -108,7 +107,6 @@ class CellRunner:
         """Start nothing yet.
 
         Args:
-            measuring: what and how.
             keep: one child for all tasks rather than one for each: saves starting, as long as nothing fails.
             timeout_s: kill a child that has not answered after this time.
             machine: GPU and version of torch of a run that is gone on with: figures of another would not compare.
@@ -263,7 +261,6 @@ class CellRun:
     """What to measure.
 
     Attributes:
-        measuring: the workload, and how.
         tasks: one a process (unless one process does all).
         impossible: records of combinations that exclude one another.
         head: further keys of the measurements file.

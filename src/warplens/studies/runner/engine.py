@@ -190,9 +190,7 @@ def measure(run: Run, output: Path, options: RunOptions, log: Callable[[str], No
     """Measure what is not measured yet, and write the measurements file.
 
     Args:
-        run: what to measure.
         output: the measurements file; the ledger is beside it.
-        options: how.
         log: gets lines for people.
 
     Raises:
@@ -240,10 +238,8 @@ def run_tasks(
 
     Args:
         tasks: in the order in which they are done.
-        ledger: what is done.
         runner: does one. It is closed at the end.
         log: gets a line for people after each task.
-        describe: words for a result.
         update: brings the output up to date with the ledger; also called at the end, and when interrupted.
         retry: do what has failed once more.
 

@@ -33,7 +33,6 @@ class Ledger:
     Used as a context manager: two runs at once would undo each other, so that the second is refused.
 
     Attributes:
-        results: what became of each finished task.
         seconds: how long each took.
     """
 
@@ -41,9 +40,7 @@ class Ledger:
         """Open a ledger, or begin one.
 
         Args:
-            path: the file.
             plan: describes the run; only a ledger of an equal plan is gone on with.
-            fresh: forget what is there.
 
         Raises:
             UsageError: it belongs to another plan, or another run is using it.

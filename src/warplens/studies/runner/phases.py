@@ -100,7 +100,6 @@ class Collection:
     """How the recordings are made.
 
     Attributes:
-        folder: of the recordings.
         nsys, ncu: the tools to use; None to look for them.
         launches: that ncu profiles of each cell, 0 for all; None for one of each kernel in each size.
         fresh: record again what is there.

@@ -65,9 +65,6 @@ class Study:
     """A predefined experiment.
 
     Attributes:
-        name: as users name it.
-        summary: one line.
-        workload: what it measures.
         axes, quick: values of the settings: the whole study, and the small one to try.
         rounds, quick_rounds: turns of each cell of a point; None for one cell after the other.
         plan: of the measurement where cells follow one another; in turns, only for its warm-up and repetitions.

@@ -51,7 +51,6 @@ class WorkloadSweep:
     """A sweep over a registered workload.
 
     Attributes:
-        workload: its name.
         axes: texts `name=value,value`.
         baseline, variant: texts `name=value,name=value`.
         rounds: turns of each side at a point.
@@ -180,7 +179,6 @@ def cell_tasks(
     """A task for each point of the axes, with a cell for each side.
 
     Args:
-        kind: the workload.
         axes: values of some settings; the last one changes fastest.
         sides: settings that tell the cells of a point apart.
 

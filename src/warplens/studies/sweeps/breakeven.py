@@ -296,12 +296,9 @@ def thresholds(
     """From where on the model says that the variant pays: for each measured size along the number of items, and back.
 
     Args:
-        cells: that it was fitted to.
         sizes: of both sides.
         groups: names of the axes that are no numbers.
-        logs: its parameters.
         draws: resampled parameters, one row a draw, and an error of the log ratio for each.
-        level: of the intervals.
     """
     counts = sorted({cell.items for cell in cells})
     known = sizes.work != "items"

@@ -186,10 +186,7 @@ class Fold:
     """Cells with one value of one axis.
 
     Attributes:
-        axis: which.
-        value: which value.
         edge: whether it is the least or the greatest: then leaving it out asks for an extrapolation.
-        cells: numbers of the cells.
     """
 
     axis: str
@@ -203,8 +200,6 @@ class Fit:
     """A model fitted to cells.
 
     Attributes:
-        model: what was fitted.
-        logs: its parameters.
         cells, times: that it was fitted to, and logs of their step times in ns.
         folds, predicted: cells that were left out in turn, and their log times by a fit to all others.
     """
@@ -239,10 +234,7 @@ def best_fit(
     """The best of several fits: logs of the parameters, and the mean absolute residual of log times.
 
     Args:
-        model: what is fitted.
-        cells: one a time.
         times: logs of the step times in ns.
-        seed: of the starts.
         known: parameters near which the best fit should be.
     """
     gpu, host = model.gpu_columns(cells), model.host_columns(cells)
@@ -328,7 +320,6 @@ def fit_breakeven(
         maximum: `hard` or `soft`; None to choose by cross-validation.
         level: nominal coverage of the intervals.
         seed: of starts and resampling.
-        draws: resampled fits.
 
     Raises:
         MissingDataError: too few points have both sides, or the cells have neither tokens, FLOPs nor items.

@@ -195,7 +195,6 @@ class Model:
 
     Attributes:
         form: see `Form`.
-        known: what the cells have.
         groups: values of the axes that are no numbers, the one with the least time first.
         reduces: whether any block reduces its tokens.
     """

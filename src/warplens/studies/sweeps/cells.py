@@ -59,9 +59,7 @@ class CellComparison:
     """One point of the grid.
 
     Attributes:
-        point: what was measured there.
         comparison: the two sides held against each other; None where a side was not measured, or not repeatedly.
-        reason: why there is none.
         regression: answer to the gate; None without one.
     """
 
@@ -113,7 +111,6 @@ def compare_cells(sweep: Sweep, *, margin: float, level: float, fail_on: float |
     often than `level`: with a hundred cells, five would otherwise differ by chance.
 
     Args:
-        sweep: the matched cells.
         margin: differences of this share and less do not matter.
         level: 0.05 for 95 % confidence.
         fail_on: the gate's limit, a share; None without a gate.

@@ -36,7 +36,6 @@ class Confounded:
     """Settings whose effects cannot be told apart.
 
     Attributes:
-        settings: their names.
         kind: `together`: each value of the one goes with one value of the other; `nested`: each value of the first goes
             with one value of the second; `jointly`: only all of them together determine one another; `sides`: the
             variant differs from the baseline in all of them.

@@ -90,7 +90,6 @@ class SweptPoint:
     """One point: its two sides held against each other.
 
     Attributes:
-        point: what was measured there.
         comparison: None where a side was not measured, or not repeatedly.
         regimes: of baseline and variant; None where that was not measured.
         remark: why there is no comparison; None if there is one.
@@ -115,7 +114,6 @@ class SweepNumbers:
         crossovers: by axis, for axes of numbers whose effect can be told from that of others.
         no_crossovers: axis → why there is none.
         breakeven: the model of both sides' times; None where it cannot be fitted.
-        no_breakeven: why.
         lost: cells that were not measured: axes, `side`, `status`, `reason`.
         level: how often one of all the intervals together misses the truth, at most.
         margin: differences of this share and less do not matter.
@@ -334,6 +332,5 @@ def regime_of(diagnosis: Diagnosis, source: str) -> tuple[Regime, str]:
 
     Args:
         diagnosis: of the profile's steady steps.
-        source: name of the profile.
     """
     return _REGIMES.get(diagnosis.verdict, "unknown"), f"{source}: {diagnosis.verdict}, {diagnosis.headline}"

@@ -75,8 +75,6 @@ class CellRegime:
     """What bounds one side at one point.
 
     Attributes:
-        settings: the point.
-        side: which of the two.
         regime: one of `REGIMES`.
         evidence: `measured`: from a profile, or from times alone; `modelled`: from times and modelled work. None where
             nothing tells.

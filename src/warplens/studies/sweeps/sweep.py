@@ -216,9 +216,7 @@ def replicates(points: Sequence[Point], count: int, level: float, seed: int) -> 
 
     Args:
         points: their `baseline` and `variant` have a time.
-        count: draws.
         level: of the intervals that are made of the draws.
-        seed: of the generator.
     """
     generator = np.random.default_rng(seed)
     sides = [(_blocks(point.baseline), _blocks(point.variant)) for point in points]

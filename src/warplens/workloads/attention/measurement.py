@@ -190,8 +190,6 @@ class AttentionMeasurement:
     """What one kernel did on one problem.
 
     Attributes:
-        kernel: its name.
-        shape, dtype, causal, mode: the problem.
         status: "ok" alone carries a timing; an "incorrect" kernel is not timed.
         reason: why the status is not "ok"; "" otherwise.
         check: the comparison with float64; None where the kernel did not run, or the gate was left out.
@@ -230,9 +228,7 @@ def measure(
 
     Args:
         kernel: an entry of `KERNELS`.
-        shape, dtype, causal: the problem.
         mode: "forward"; "backward": the gradients alone, with the forward pass outside the interval; "both".
-        plan: how often it is timed.
         gate: False leaves the check out, for a caller that has just done it on the same problem.
 
     Never raises for what a kernel does: refusals, memory that does not suffice and errors are statuses.

@@ -218,7 +218,6 @@ class Comparison:
     Attributes:
         names: of the tensors: "out", and with gradients "d_q", "d_k", "d_v".
         computed, trusted, exact: each tensor, [heads, seq_len, head_dim]; the last in float64.
-        errors: of each tensor.
     """
 
     names: tuple[str, ...]
@@ -246,10 +245,8 @@ def compared(
     """Runs the kernel on fresh random inputs, and the formula in its format and in float64 on the same heads.
 
     Args:
-        kernel: what to check.
         shape: full size of the problem.
         dtype: one of `DTYPES`.
-        causal: with a causal mask.
         mode: "forward" leaves the gradients out.
         device: where the kernel runs and float64 is computed.
     """

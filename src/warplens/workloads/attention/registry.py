@@ -81,9 +81,7 @@ class AttentionKernel:
     """One implementation of attention, differentiable in q, k and v.
 
     Attributes:
-        name: as users name it.
         origin: "own" (Triton kernels of this package) or "torch" (a baseline).
-        summary: what it does, in one line.
         run: (q, k, v, causal) → out, all [batch, heads, seq_len, head_dim].
     """
 

@@ -20,7 +20,6 @@ class Attended(NamedTuple):
     Attributes:
         weights: [batch, heads, queries, tokens]; with fused attention the class token's row alone, or None.
         keys: [batch, heads, tokens, d_head].
-        values: the same shape.
     """
 
     weights: Tensor | None
@@ -152,7 +151,6 @@ def official_merges(r: int | tuple[int, float] | Sequence[int], blocks: int) -> 
     Args:
         r: the same number everywhere; or (number, inflection), with inflection −1 for most merging in the first blocks,
             0 for even, 1 for most in the last, on average the number; or a list, padded with zeros.
-        blocks: blocks of the model.
     """
     if isinstance(r, int):
         return [r] * blocks
