@@ -1,17 +1,24 @@
-"""What CONTRIBUTING says of an addition holds: run in a copy of the repository, the new thing is there at once."""
+"""What CONTRIBUTING says of an addition holds in a copy of the repository; examples run; the wheel is small."""
 
 from __future__ import annotations
 
+import base64
 import csv
+import hashlib
+import io
 import json
 import os
 import shutil
 import subprocess
 import sys
+import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+import warplens
+from tests.tiers import thinned
 
 ROOT = Path(__file__).parents[1]
 
@@ -126,3 +133,43 @@ def test_a_name_that_cannot_be_is_refused_before_anything_is_written(
     assert made.returncode != 0
     assert said in made.stderr
     assert not copy.added()
+
+
+EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("[0-9]*.py"))
+
+
+@pytest.mark.parametrize("path", thinned(EXAMPLES, quick=EXAMPLES[:2]), ids=lambda path: path.stem)
+def test_an_example_runs_as_it_is(path, tmp_path):
+    run = subprocess.run(
+        [sys.executable, "-W", "error", path], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert (run.returncode, run.stderr) == (0, "")
+    assert run.stdout.strip()
+
+
+def test_the_list_of_examples_names_each():
+    listed = (EXAMPLES[0].parent / "README.md").read_text("utf-8")
+    assert all(f"`{path.name}`" in listed for path in EXAMPLES)
+
+
+#: What the requirements allow.
+MOST_BYTES = 3_000_000
+
+#: Metadata, licence and entry points of the distribution, beside RECORD.
+ABOUT_BYTES = 15_000
+
+
+def test_the_wheel_is_no_larger_than_allowed() -> None:
+    """Packed as the build backend packs it: deflated in a zip archive, with a RECORD of hashes."""
+    package = Path(warplens.__file__).parent
+    held, record = io.BytesIO(), []
+    with zipfile.ZipFile(held, "w", zipfile.ZIP_DEFLATED) as wheel:
+        for path in sorted(package.rglob("*")):
+            if path.is_file() and "__pycache__" not in path.parts:
+                name, content = str(path.relative_to(package.parent)), path.read_bytes()
+                wheel.writestr(name, content)
+                digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).decode().rstrip("=")
+                record.append(f"{name},sha256={digest},{len(content)}")
+        wheel.writestr("warplens.dist-info/RECORD", "\n".join(record))
+    size = len(held.getvalue()) + ABOUT_BYTES
+    assert size <= MOST_BYTES, f"{size:,} bytes: large files that the package does not need belong into data/"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -12,8 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.report import sample
+from tests.report.sample import HOSTILE, roofline_points
 from warplens.analysis.categories import CATEGORIES, OTHER
 from warplens.report import chart_data, charts
+from warplens.report.charts import regime_chart, speedup_chart
+from warplens.report.charts.plane import MOST_POINTS, MOST_ROWS, roofline_chart
 from warplens.report.theme import FILLS, PAGE, category_fill, colour, css_ink, light_ink
 
 CHARTS = sample.all_charts()
@@ -245,3 +249,138 @@ def test_charts_of_nothing_can_still_be_drawn():
         }
     )
     assert charts.steps_chart(empty_steps).svg("nothing").startswith("<svg")
+
+
+def cells(rows: int = 2, columns: int = 3) -> pl.DataFrame:
+    """Rows × columns cells, the last without a figure."""
+    count = rows * columns
+    return pl.DataFrame(
+        {
+            "row": [HOSTILE if place == 0 else f"size {place}" for place in range(rows) for _ in range(columns)],
+            "column": [str(2**place) for _ in range(rows) for place in range(columns)],
+            "speedup": [0.5 + place / 2 for place in range(count - 1)] + [None],
+            "verdict": ["slower", "undecided", *["faster"] * (count - 3), None],
+            "detail": [f"detail {place}" for place in range(count)],
+            "baseline": ["launch-bound"] * (count - 1) + [None],
+            "variant": ["gpu-bound"] * (count - 1) + ["unknown"],
+            "baseline_detail": ["host"] * count,
+            "variant_detail": [None] * count,
+        }
+    )
+
+
+def marks(spec) -> list[dict]:
+    """The data of the first layer."""
+    return spec["datasets"][spec["layer"][0]["data"]["name"]]
+
+
+def test_faster_is_cool_slower_is_warm_and_unknown_is_neither():
+    drawn = marks(speedup_chart(cells(), "batch").spec(css_ink, "grid"))
+    assert [mark["fill"] for mark in drawn[:3]] == ["var(--idle-2)", "var(--gemm)", "var(--gemm)"]
+    assert drawn[-1]["fill"] == "var(--track)"
+    assert [mark["text"] for mark in drawn] == ["0.50×", "1× ?", "1.50×", "2×", "2.50×", "–"]
+
+
+def test_the_further_from_one_the_stronger():
+    drawn = marks(speedup_chart(cells(), "batch").spec(css_ink, "grid"))
+    strength = [mark["opacity"] for mark in drawn[1:5]]
+    assert strength == sorted(strength)
+    assert max(strength) <= 0.55
+
+
+def test_a_cell_stands_below_its_column_and_beside_its_row():
+    drawn = marks(speedup_chart(cells(), "batch").spec(css_ink, "grid"))
+    assert [mark["x"] for mark in drawn[:3]] == [mark["x"] for mark in drawn[3:]]
+    assert len({mark["y0"] for mark in drawn[:3]}) == 1
+    assert drawn[0]["y1"] < drawn[3]["y0"]
+
+
+def test_the_baseline_stands_above_the_variant():
+    drawn = marks(regime_chart(cells(), "batch").spec(css_ink, "grid"))
+    assert [mark["text"] for mark in drawn[:2]] == ["host", "GPU"]
+    assert drawn[0]["y1"] == drawn[1]["y0"]
+    assert [mark["text"] for mark in drawn[-2:]] == ["–", "?"]
+
+
+def test_no_more_rows_are_drawn_than_can_be_read():
+    drawn = marks(speedup_chart(cells(rows=MOST_ROWS + 5), "batch").spec(css_ink, "grid"))
+    assert len({mark["y0"] for mark in drawn}) == MOST_ROWS
+
+
+@pytest.mark.parametrize("chart", [speedup_chart, regime_chart])
+def test_it_becomes_a_picture_in_which_names_are_text(chart):
+    text = chart(cells(), "batch").svg("grid")
+    assert "<img" not in text
+    assert "batch 1" in text
+    assert light_ink("gemm") in text
+
+
+def layers(points: pl.DataFrame, roofs: pl.DataFrame) -> list[tuple[dict[str, Any], list[dict[str, Any]]]]:
+    """Each layer's mark with its data."""
+    spec = roofline_chart(points, roofs).spec(light_ink, "words")
+    return [(layer["mark"], spec["datasets"][layer["data"]["name"]]) for layer in spec["layer"]]
+
+
+def drawn_points(points: pl.DataFrame, roofs: pl.DataFrame) -> list[dict[str, Any]]:
+    return next(
+        marks for mark, marks in layers(points, roofs) if mark["type"] == "point" and marks and "beyond" in marks[0]
+    )
+
+
+def test_each_kernel_stands_once_for_each_level_at_its_own_intensity() -> None:
+    points, roofs = roofline_points()
+
+    marks = [mark for mark in drawn_points(points, roofs) if mark["number"] == 2]
+
+    assert [mark["level"] for mark in marks] == ["DRAM", "L2", "L1"]
+    row = points.filter(number=2).row(0, named=True)
+    assert [mark["x"] for mark in marks] == pytest.approx(
+        [row[f"{level}_intensity"] for level in ("dram", "l2", "l1")], rel=1e-5
+    )
+    assert [mark["y"] for mark in marks] == pytest.approx([row["flops_per_s"]] * 3, rel=1e-5)
+
+
+def test_a_slope_rises_with_its_bandwidth_to_the_highest_roof_of_arithmetic() -> None:
+    points, roofs = roofline_points()
+
+    lines = next(marks for mark, marks in layers(points, roofs) if mark["type"] == "line" and "line" in marks[0])
+
+    dram = [mark for mark in lines if mark["line"] == "dram"]
+    assert all(mark["y"] / mark["x"] == pytest.approx(4.8e12, rel=1e-4) for mark in dram)
+    assert max(mark["y"] for mark in dram) == pytest.approx(8.6e14)
+    flat = [mark["y"] for mark in lines if mark["line"].startswith("flat")]
+    assert sorted(set(flat)) == [6.7e13, 8.6e14]
+
+
+def test_ridges_stand_where_slope_and_roof_meet() -> None:
+    points, roofs = roofline_points()
+
+    ridges = next(marks for mark, marks in layers(points, roofs) if mark.get("shape") == "diamond")
+
+    assert len(ridges) == 2 * 3
+    assert {round(mark["x"], 2) for mark in ridges if mark.get("label")} == {
+        round(8.6e14 / 4.8e12, 2),
+        round(6.7e13 / 4.8e12, 2),
+    }
+
+
+def test_what_moves_hardly_a_byte_stands_at_the_edge_and_says_so() -> None:
+    marks = drawn_points(*roofline_points())
+
+    beyond = [mark for mark in marks if mark["beyond"] == "yes"]
+    assert {mark["number"] for mark in beyond} == {38}
+    assert {mark["x"] for mark in beyond} == {max(mark["x"] for mark in marks)}
+    assert beyond[0]["intensity"].startswith("1.00e+07") or beyond[0]["intensity"].startswith("10,000,000")
+
+
+def test_a_kernel_without_a_duration_is_drawn() -> None:
+    points, roofs = roofline_points()
+
+    assert HOSTILE in next(mark for mark in drawn_points(points, roofs) if mark["number"] == 1)["name"]
+
+
+def test_many_kernels_are_thinned_to_the_most_expensive() -> None:
+    points, roofs = roofline_points()
+    many = pl.concat([points] * 20).with_columns(number=pl.int_range(1, 20 * points.height + 1))
+
+    assert max(mark["number"] for mark in drawn_points(many, roofs)) == MOST_POINTS
