@@ -78,9 +78,13 @@ def examples(page: Path) -> list[Example]:
 
 @contextmanager
 def empty_folder() -> Iterator[None]:
-    """Work in a temporary folder, in which commands may write: examples name shipped profiles as `demo:NAME`."""
+    """Work in a temporary folder, in which commands may write.
+
+    Examples name profiles of the package as `demo:NAME`, and those of a checkout as `data/…`.
+    """
     before = Path.cwd()
     with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "data").symlink_to(DOCS.parent / "data")
         os.chdir(folder)
         try:
             yield

@@ -151,6 +151,12 @@ def test_the_output_on_the_page_is_what_the_command_prints(example: Example) -> 
     )
 
 
+@pytest.mark.parametrize("path", pages(), ids=lambda path: path.name)
+def test_no_output_of_a_command_is_shown_that_is_not_run(path: Path) -> None:
+    blocks = _FENCED.finditer(path.read_text("utf-8"))
+    assert not [block["body"] for block in blocks if block["kind"] != "console" and "$ warplens" in block["body"]]
+
+
 _PROGRAMS = [
     pytest.param(block["body"], id=f"{path.stem}-{number}")
     for path in pages()

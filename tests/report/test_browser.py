@@ -5,9 +5,12 @@ from __future__ import annotations
 import csv
 from pathlib import Path
 
+import polars as pl
 import pytest
 
 from tests.report import sample
+from warplens.profile.schema import Column
+from warplens.report.document import Document, Section, Table
 from warplens.report.html import render_html
 
 playwright_api = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
@@ -225,6 +228,21 @@ def test_paper_is_light_and_says_where_the_rows_are_that_it_leaves_out(visit):
     told = "getComputedStyle(document.querySelector('#kernel-table .count'), '::after').content"
     assert "all of them" in page.evaluate(told)
     assert not page.locator(".rooms").is_visible()
+
+
+def test_a_table_of_many_columns_is_not_cut_on_paper(browser, tmp_path):
+    shares = [Column(f"part{place}_share", pl.Float64) for place in range(2)]
+    columns = [Column("model"), Column("time is"), *shares, *(Column(f"part {at}_ns", pl.Float64) for at in range(12))]
+    row = dict.fromkeys((column.name for column in columns), 0.123) | {"model": "2.7B", "time is": "host to GPU end"}
+    wide = Table("wide", "Wide", tuple(columns), pl.DataFrame([row | {f"part {at}_ns": 123e6 for at in range(12)}]))
+    path = tmp_path / "wide.html"
+    path.write_text(render_html(Document("Wide", "Wide.", (Section("wide-room", "Wide", (wide,)),))), "utf-8")
+    a4_less_margins = {"width": 688, "height": 1017}
+    page = Visit(browser, path, viewport=a4_less_margins).page
+    page.emulate_media(media="print")
+    assert page.locator("#wide thead th").count() == 16
+    assert page.locator("#wide table").bounding_box()["width"] <= a4_less_margins["width"]
+    assert page.evaluate("document.documentElement.scrollWidth") == a4_less_margins["width"]
 
 
 def test_paper_gets_every_answer_and_the_rooms_of_the_profile_that_is_chosen(browser, several):

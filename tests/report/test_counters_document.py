@@ -57,8 +57,8 @@ def test_the_sections_stand_in_the_order_of_the_questions() -> None:
 def test_the_answer_says_what_bounds_the_time_and_the_most_expensive_kernel() -> None:
     assert counters_lead(planted()) == (
         "9 launches of 9 kernels took 10.6 ms: 58.2 % in grids too small to fill the GPU, 18.4 % bound by compute and "
-        "healthy, 11.5 % bound by latency. The most expensive, tiny_grid (58.2 % of that time), is too small for the "
-        "GPU: 4 blocks fill 0.4 % of a wave on 132 SMs."
+        "healthy, 11.5 % bound by latency. The most expensive is tiny_grid (58.2 % of that time); its bound: too "
+        "small for the GPU. 4 blocks fill 0.4 % of a wave on 132 SMs."
     )
 
 

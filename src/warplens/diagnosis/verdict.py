@@ -106,10 +106,16 @@ def headline_share(facts: Facts, verdict: Finding, claims: Claims) -> float | No
 
 def _at(facts: Facts) -> str:
     """What most of the time goes to, where one kind of work has most of it."""
-    products = facts.own_ns(pl.col("label").is_in(PRODUCTS))
+    spent = {title: facts.own_ns(pl.col("label") == label) for label, title in _PRODUCTS.items()}
+    products = sum(spent.values())
     if products < facts.thresholds.dominant_share * facts.wall_ns:
         return ""
-    return f", {_percent(products / facts.busy_ns)} of it with matrix products"
+    named = " and ".join(title for title, own in spent.items() if own > _WORTH_SAYING * products)
+    return f", {_percent(products / facts.busy_ns)} of it with {named}"
+
+
+#: Kinds of work that are products of matrices, as people call them.
+_PRODUCTS: Final = dict(zip(PRODUCTS, ("matrix products", "attention", "convolutions"), strict=True))
 
 
 def gain_text(finding: Finding) -> str:

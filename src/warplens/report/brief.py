@@ -128,11 +128,12 @@ def _without_gain(found: Diagnosis | RunDiagnosis, verdict: Finding) -> tuple[st
     rest = max(with_gain, key=lambda each: each.gain or 0.0, default=None)
     if rest is None:
         return ("Nothing", "that this profile shows") if is_known(verdict) else ("Not known", _UNKNOWN)
+    most = f"{rule(rest.id).limiter}: {gain_words(rest)}"
     if not is_known(verdict):
         # What busy kernels could gain is not known: the causes that were found are a part of it.
-        return "Not known", f"of what was found, most from {rest.id}: {gain_words(rest)}"
+        return "Not known", f"of what was found, most from {most}"
     word = "Little" if (rest.gain or 0.0) < DEFAULTS.warning_ceiling else "Some"
-    return word, f"most of it from {rest.id}: {gain_words(rest)}"
+    return word, f"most of it from {most}"
 
 
 def _rests_on(found: Diagnosis | RunDiagnosis) -> str:

@@ -194,6 +194,7 @@ class Answer:
         headings: above the gain and above what to do.
         also: stands before the others.
         tables: what the answer is read from, below it.
+        again: whether the document's lead says no more than the strips show.
     """
 
     id: str
@@ -213,6 +214,7 @@ class Answer:
     headings: tuple[str, str] = ("How much there is to gain", "What to do")
     also: str = "Also found"
     tables: tuple[Table, ...] = ()
+    again: bool = False
 
 
 @dataclass(frozen=True)

@@ -122,7 +122,7 @@ def _imbalance(result: RanksResult) -> str | None:
     uneven = result.balance.imbalance
     if uneven is None or len(result.ranks) < 2:
         return None
-    return f"The busiest rank computes {uneven:.2f} × the mean."
+    return f"The busiest rank computes {uneven:.2f} times the mean."
 
 
 def _exposed(result: RanksResult) -> str | None:

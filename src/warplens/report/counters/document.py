@@ -330,8 +330,8 @@ def counters_lead(numbers: CounterNumbers) -> str:
     first = summary.row(0, named=True)
     name = fmt.shorten_kernel(first["full_name"])
     return (
-        f"{measured} took {total}: {split}. The most expensive, {name} ({fmt.share(first['share'])} of that time), is "
-        f"{first['verdict']}: {first['reason']}."
+        f"{measured} took {total}: {split}. The most expensive is {name} ({fmt.share(first['share'])} of that time); "
+        f"its bound: {first['verdict']}. {fmt.capitalised(first['reason'])}."
     )
 
 

@@ -347,6 +347,8 @@ def overview_document(numbers: Numbers, part: str = "") -> Document:
     found = numbers.diagnosis
     drawn = tuple(strips(numbers.budgets, numbers.headroom, numbers.window))
     shown = answer_block(found, drawn, at) if found is not None else None
+    if shown is not None and shown.strips and len(numbers.budgets) == 1 and caution(numbers) is None:
+        shown = replace(shown, again=True)
     return Document(
         numbers.capture.source, answer(numbers), sections(_ROOMS, numbers, at), _meta(numbers), shown, id=part
     )
