@@ -79,7 +79,9 @@ def merged_small_parts(parts: pl.DataFrame, least: float) -> pl.DataFrame:
             drawn.append(mine)
             continue
         rest = small.select(
-            pl.lit(f"{small.height} {'smaller parts' if family == 'busy' else 'other causes of idle time'}").alias("part"),
+            pl.lit(f"{small.height} {'smaller parts' if family == 'busy' else 'other causes of idle time'}").alias(
+                "part"
+            ),
             pl.lit(family).alias("family"),
             pl.col("duration_ns").sum(),
             pl.lit(fsum(small["share"])).alias("share"),  # the same in whatever order

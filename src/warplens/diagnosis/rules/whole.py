@@ -300,7 +300,9 @@ class BelowRoof(Rule):
         "starting_share": "of the window, pauses in which queued work was about to start",
         "idle_ns_per_step": "pauses of a step",
     }
-    refutation = "Collect counters of the kernels with the most time: if each is at 85 % of a roof, nothing is left to gain."
+    refutation = (
+        "Collect counters of the kernels with the most time: if each is at 85 % of a roof, nothing is left to gain."
+    )
     thresholds = ("quiet_busy_share", "roof_headroom_share", "known_work_share")
     describes = True
 
