@@ -5,16 +5,26 @@ from __future__ import annotations
 import csv
 import io
 import json
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from polars.testing import assert_frame_equal
 
+from benchmarks.generate_nsys import generate
 from tests.readers.kineto_traces import event, written
+from warplens.analysis.kernels import kernel_statistics
+from warplens.analysis.launches import launch_statistics
+from warplens.analysis.phases import step_statistics
+from warplens.analysis.ranges import range_statistics
+from warplens.analysis.timebudget import time_budgets
+from warplens.analysis.timeline import Timeline
+from warplens.cli import memory
 from warplens.cli.memory import parse_size
 from warplens.errors import UsageError
-from warplens.readers import sqlite
+from warplens.readers import read, sqlite
 from warplens.readers.nsys import slices
 
 if TYPE_CHECKING:
@@ -258,3 +268,45 @@ def test_what_needs_the_whole_profile_is_refused_in_one_line(
     assert run.err.count("\n") == 1
     assert "--memory" in run.err
     assert "in slices" in run.err
+
+
+@pytest.fixture(scope="module")
+def many_steps(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An export of 18 equal training steps."""
+    path = tmp_path_factory.mktemp("many") / "steps.sqlite"
+    generate(path, 40_000)
+    return path
+
+
+@pytest.mark.parametrize("share", [0.2, 0.7])
+def test_the_steps_of_a_part_have_the_numbers_that_they_have_in_the_whole(share: float, many_steps: Path) -> None:
+    part, whole = Timeline(read(many_steps, share=share)), Timeline(read(many_steps))
+    window = part.window()
+    same = replace(whole.window("all"), start_ns=window.start_ns, end_ns=window.end_ns, kind="explicit",
+                   steps=window.steps)  # fmt: skip
+
+    assert 0.5 * share < len(window.steps) / len(whole.window().steps) < 1.1 * share
+    assert {(step.start_ns, step.end_ns) for step in window.steps} <= {
+        (step.start_ns, step.end_ns) for step in whole.window().steps
+    }
+    for ask in (kernel_statistics, launch_statistics, step_statistics):
+        assert_frame_equal(ask(part, window), ask(whole, same))
+    by_name = (range_statistics(*each, "name").drop("id") for each in ((part, window), (whole, same)))
+    assert_frame_equal(*by_name)
+    assert_frame_equal(time_budgets(part, window)[0].parts, time_budgets(whole, same)[0].parts)
+
+
+@pytest.mark.parametrize("command", ["kernels", "diagnose", "report --format json"])
+def test_a_profile_that_does_not_fit_is_answered_for_the_steps_in_its_middle(
+    command: str, many_steps: Path, warplens: Callable[..., Run], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in ("_FIXED_BYTES", "_READING_BYTES"):  # of a small file they are nearly all
+        monkeypatch.setattr(memory, name, 0)
+    monkeypatch.chdir(tmp_path)
+    name, *options = command.split()
+    run = warplens(name, str(many_steps), "--memory", "10MB", *options)
+    whole = warplens(name, str(many_steps), "--memory", "10MB", "--window", "all", *options)
+
+    assert run.code == 0
+    assert "of the recording was read" in run.out + run.err + "".join(p.read_text() for p in tmp_path.rglob("*.json"))
+    assert whole.code == (0 if name == "kernels" else 2)  # in slices, as above

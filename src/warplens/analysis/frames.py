@@ -125,13 +125,21 @@ def numbered(pieces: pl.DataFrame, columns: Sequence[str]) -> tuple[pl.DataFrame
         return pieces.select(columns).head(1), number
     if count > _FEW:
         number, count = _close_together(number)
-    first = np.full(count, pieces.height, dtype=np.int64)
-    first[number[::-1]] = np.arange(pieces.height - 1, -1, -1)
-    present = np.flatnonzero(first < pieces.height)
+    first, number = by_occurrence(number, count)
+    return pieces.select(columns)[first], number
+
+
+def by_occurrence(number: Int64s, count: int) -> tuple[Int64s, Int64s]:
+    """Numbers below `count` renamed in the order in which they occur: the first row of each, and the new number of each
+    row.
+    """
+    first = np.full(count, len(number), dtype=np.int64)
+    first[number[::-1]] = np.arange(len(number) - 1, -1, -1)
+    present = np.flatnonzero(first < len(number))
     present = present[np.argsort(first[present])]
     place = np.zeros(count, dtype=np.int64)
     place[present] = np.arange(len(present))
-    return pieces.select(columns)[first[present]], place[number]
+    return first[present], place[number]
 
 
 def _codes(column: pl.Series) -> tuple[Int64s, int]:
@@ -215,6 +223,13 @@ def once(question: Callable[Concatenate[Asked, Given], Answer]) -> Callable[Conc
         return answer
 
     return remembered
+
+
+def running_sum(values: Bools | Int64s) -> Int64s:
+    """The sum of all values before each place, and behind the last: shape (n + 1,)."""
+    sums = np.zeros(len(values) + 1, dtype=np.int64)
+    np.cumsum(values, out=sums[1:])
+    return sums
 
 
 def sum_by(groups: Int64s, amounts: Int64s, count: int) -> Int64s:

@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from warplens.analysis.frames import running_sum
 from warplens.profile.schema import Int64s
 
 
@@ -146,8 +147,7 @@ def measure_before(disjoint: Intervals, times: Int64s) -> Int64s:
     """
     if not len(disjoint.starts):
         return np.zeros(len(times), dtype=np.int64)
-    lengths = disjoint.ends - disjoint.starts
-    before = np.r_[np.int64(0), np.cumsum(lengths)]
+    before = running_sum(disjoint.ends - disjoint.starts)
     index = np.searchsorted(disjoint.starts, times, side="right")
     partial = np.where(index > 0, np.minimum(times, disjoint.ends[index - 1]) - disjoint.starts[index - 1], 0)
     return np.where(index > 0, before[np.maximum(index - 1, 0)] + partial, 0).astype(np.int64)

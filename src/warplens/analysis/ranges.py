@@ -15,7 +15,7 @@ import numpy as np
 import polars as pl
 
 from warplens.analysis.attribution import RangeForest, is_operator
-from warplens.analysis.frames import sum_by
+from warplens.analysis.frames import chosen, running_sum, sum_by
 from warplens.analysis.intervals import Intervals
 from warplens.analysis.timeline import Timeline
 from warplens.analysis.trees import NO_RANGE, depth_first, name_paths, nearest
@@ -304,7 +304,8 @@ class _Exclusive:
 
     @classmethod
     def of(cls, work: pl.DataFrame, count: int) -> _Exclusive:
-        attributed = work.filter(pl.col("range").is_not_null())
+        work = work.select("range", "start_ns", "end_ns", "inferred", "kind")
+        attributed = chosen(work, work["range"].is_not_null())
         owner = attributed["range"].to_numpy()
         start, end = attributed["start_ns"].to_numpy(), attributed["end_ns"].to_numpy()
         inferred = attributed["inferred"].to_numpy()
@@ -341,15 +342,16 @@ def _contained(ranges: pl.DataFrame, work: pl.DataFrame) -> _Contained:
     duration = np.zeros(count, dtype=np.int64)
     first = np.full(count, np.iinfo(np.int64).max)
     last = np.full(count, np.iinfo(np.int64).min)
-    launched = work.filter(pl.col("thread").is_not_null()).select(
-        "process", "thread", "launch_start_ns", "start_ns", "end_ns"
-    )
+    launched = work.select("process", "thread", "launch_start_ns", "start_ns", "end_ns")
+    launched = chosen(launched, launched["thread"].is_not_null())
     threads = ranges.select("process", "thread").unique().rows()
     for process, thread in threads:
         here = (pl.col("process") == process) & (pl.col("thread") == thread)
-        mine = launched.filter(here).sort("launch_start_ns", maintain_order=True)
+        mine = chosen(launched, launched.select(here).to_series())
         if not mine.height:
             continue
+        if not mine["launch_start_ns"].is_sorted():
+            mine = mine.sort("launch_start_ns", maintain_order=True)
         rows = np.flatnonzero(ranges.select(here).to_series().to_numpy())
         when = mine["launch_start_ns"].to_numpy()
         low = np.searchsorted(when, ranges["start_ns"].to_numpy()[rows], side="left")
@@ -358,7 +360,7 @@ def _contained(ranges: pl.DataFrame, work: pl.DataFrame) -> _Contained:
         if not len(rows):
             continue
         start, end = mine["start_ns"].to_numpy(), mine["end_ns"].to_numpy()
-        before = np.r_[np.int64(0), np.cumsum(end - start)]
+        before = running_sum(end - start)
         ops[rows] = high - low
         duration[rows] = before[high] - before[low]
         first[rows] = _reduce_slices(start, low, high, np.minimum)
@@ -370,7 +372,7 @@ def _reduce_slices(values: Int64s, low: Int64s, high: Int64s, function: np.ufunc
     """`function` over each `values[low[i]:high[i]]`, none of which is empty."""
     # reduceat reduces [e[i], e[i+1]) for consecutive edges; the odd results, between slices, are dropped.
     edges = np.stack((low, high), axis=1).reshape(-1)
-    padded = np.r_[values, values[-1:]]  # an edge may equal the length
+    padded = values if int(high.max()) < len(values) else np.r_[values, values[-1:]]  # an edge may equal the length
     result: Int64s = function.reduceat(padded, edges)[::2]
     return result
 

@@ -273,7 +273,7 @@ def graph_summary(timeline: Timeline, window: Window) -> GraphSummary:
     running = work_inside(timeline, window)
     hidden_work = running.filter(pl.col("kind") == "graph")
     gpu_busy, hidden = busy_ns(running), busy_ns(hidden_work)
-    busy = busy_ns(pl.concat([hidden_work, _nodes(timeline, running).drop("node")]))
+    busy = busy_ns(pl.concat([hidden_work, _nodes(timeline, running).drop("node", "correlation")]))
     return GraphSummary(
         whole_launches=timeline.graphs_in(window).height,
         node_launches=per_launch.len(),
@@ -313,16 +313,21 @@ def _node_launches(nodes: pl.DataFrame) -> pl.DataFrame:
 
 
 def _nodes(timeline: Timeline, work: pl.DataFrame) -> pl.DataFrame:
-    """The pieces of work that graphs replayed one by one, with the id of their node where it is recorded (`node`)."""
+    """The pieces of work that graphs replayed one by one, with what joins those of one launch (`correlation`), and the
+    id of their node where it is recorded (`node`).
+    """
     trace = timeline.trace
-    ids = {kind: getattr(trace, WORK_KINDS[kind])["graph_node"] for kind in ("kernel", "copy", "memset")}
+    tables: dict[str, pl.DataFrame] = {kind: getattr(trace, WORK_KINDS[kind]) for kind in ("kernel", "copy", "memset")}
     launching = api_kinds(trace.api_calls["name"]) == "graph-launch"
-    if not launching.any() and all(series.null_count() == series.len() for series in ids.values()):
-        return work.clear().with_columns(pl.lit(None, dtype=pl.Int64).alias("node"))
+    if not launching.any() and all(table["graph_node"].null_count() == table.height for table in tables.values()):
+        nothing = pl.lit(None, dtype=pl.Int64)
+        return work.clear().with_columns(nothing.alias("correlation"), nothing.alias("node"))
     by_kind = pl.concat(
         [
-            part.with_columns(ids[kind].gather(part["row"]).alias("node"))
-            for kind in ids
+            part.with_columns(
+                table["correlation"].gather(part["row"]), table["graph_node"].gather(part["row"]).alias("node")
+            )
+            for kind, table in tables.items()
             for part in [work.filter(pl.col("kind") == kind)]
         ]
     )

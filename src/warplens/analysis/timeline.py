@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 #: Kind of a piece of GPU work → the table of the `Trace` that its row number points into.
 WORK_KINDS = {"kernel": "kernels", "copy": "copies", "memset": "memsets", "graph": "graph_launches"}
 
-_KIND = pl.Enum(list(WORK_KINDS))
 _LAUNCH_COLUMNS = ("launch_start_ns", "launch_end_ns", "thread", "range", "inferred")
 
 #: A direct look-up table from correlation id to API call is used while it stays this many times as long as the calls.
@@ -58,23 +57,32 @@ class Timeline:
     def work(self) -> pl.DataFrame:
         """All GPU work, one row per kernel, copy, memset and whole-graph launch, in order of its begin.
 
-        Columns: `kind`, `row` (in the table of that kind), `start_ns`, `end_ns`, `device`, `stream`, `process`,
-        `correlation`; of the launching API call `api_row`, `launch_start_ns`, `launch_end_ns`, `thread`; and `range`
+        Columns: `kind`, `row` (in the table of that kind), `start_ns`, `end_ns`, `device`, `stream`, `process`; of the
+        launching API call `api_row`, `launch_start_ns`, `launch_end_ns`, `thread`; and `range`
         (row of the innermost range it is attributed to) with `inferred` (by the waiting-thread rule). Nulls stand
         where there is no such call or range.
         """
-        tables: dict[str, pl.DataFrame] = {kind: getattr(self.trace, table) for kind, table in WORK_KINDS.items()}
-        parts = [
-            table.select("start_ns", "end_ns", "device", "stream", "process", "correlation")
-            .with_row_index("row")
-            .select(pl.lit(kind, dtype=_KIND).alias("kind"), pl.col("row").cast(pl.Int64), pl.exclude("row"))
-            for kind, table in tables.items()
-        ]
-        work = pl.concat(parts)
+        tables: list[pl.DataFrame] = [getattr(self.trace, table) for table in WORK_KINDS.values()]
+        counts = [table.height for table in tables]
+        begun = pl.concat([table["start_ns"] for table in tables])
         # The tables are nearly sorted runs, on which a stable sort takes one pass.
-        work = work[np.argsort(work["start_ns"].to_numpy(), kind="stable")]
+        order = np.argsort(begun.to_numpy(), kind="stable")
+
+        def in_order(name: str) -> pl.Series:
+            return pl.concat([table[name] for table in tables]).gather(order)
+
+        kinds = np.repeat(np.arange(len(tables), dtype=np.uint8), counts)
+        rows = np.concatenate([np.arange(count) for count in counts])
+        work = pl.DataFrame(
+            [
+                pl.Series("kind", list(WORK_KINDS), dtype=pl.Enum(list(WORK_KINDS))).gather(kinds[order]),
+                pl.Series("row", rows[order]),
+                *(in_order(name) for name in ("start_ns", "end_ns", "device", "stream", "process")),
+            ]
+        )
         calls = self.trace.api_calls
-        api_row = self._api_rows(work["process"].to_numpy(), work["correlation"])
+        api_row = self._api_rows(work["process"].to_numpy(), in_order("correlation"))
+        del order
         known = api_row >= 0
         launching = _nullable(api_row, "api_row")
         work = work.with_columns(
@@ -388,6 +396,8 @@ def _begins_in(window: Window) -> pl.Expr:
 
 def _nullable(values: Int64s, name: str) -> pl.Series:
     series = pl.Series(name, values)
+    if not len(values) or values.min() >= 0:
+        return series
     return pl.select(pl.when(series >= 0).then(series).alias(name)).to_series()
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from warplens.analysis.timeline import Timeline
 from warplens.answers.given import Selection, only_profile, selected
 from warplens.cli.edge import answering, note, one_line, progress, reuse_freed_memory
-from warplens.cli.memory import REPORT, TABLE, refuse_too_large
+from warplens.cli.memory import REPORT, TABLE, share_that_fits
 from warplens.cli.options import TABLE_ROWS, Format
 from warplens.errors import UsageError
 from warplens.profile import Note, NoteLevel
@@ -51,10 +51,11 @@ def select(path: Path, window: str, range_name: str | None, *, launch_configurat
         UnreadableInputError: there is no readable profile.
     """
     profile = only_profile(path)
-    refuse_too_large(profile, TABLE if not launch_configuration else REPORT)
+    peak = REPORT if launch_configuration else TABLE
+    share = share_that_fits(profile, peak, steady=window == "steady" and range_name is None)
     reuse_freed_memory([profile])
     with progress(f"reading {profile.name}") as tell:
-        timeline = Timeline(read(profile, progress=tell, launch_configuration=launch_configuration))
+        timeline = Timeline(read(profile, progress=tell, launch_configuration=launch_configuration, share=share))
         tell(f"analysing {profile.name}")
         return selected(timeline, window, range_name)
 

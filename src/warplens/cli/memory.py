@@ -109,20 +109,37 @@ def needed_beyond_limit(profile: Path, peak: Peak) -> int | None:
     return needed if needed > limit else None
 
 
-def refuse_too_large(profile: Path, peak: Peak) -> None:
-    """Refuse a profile that may take more memory than is allowed.
+def share_that_fits(profile: Path, peak: Peak, *, steady: bool) -> float:
+    """The share of a profile that can be read with the memory that is allowed, from its middle; 1 for all of it.
+
+    Args:
+        profile: the file.
+        peak: what the answer takes.
+        steady: whether steps are asked about, which a part of them answers for as well; else all of it is needed.
 
     Raises:
-        UsageError: it may; says how much, and what can be done.
+        UsageError: all of it is needed, or too little would fit; says how much it takes, and what can be done.
     """
-    needed = needed_beyond_limit(profile, peak)
-    if needed is not None:
-        raise UsageError(
-            f"{profile.name}: needs about {data_size(needed)} of memory, and {data_size(limit_bytes() or 0)} are "
-            f"allowed (--memory; half of what is free unless given). {_SLICED}"
-        )
+    needed, limit = needed_beyond_limit(profile, peak), limit_bytes() or 0
+    if needed is None:
+        return 1.0
+    share = _SAFE_SHARE * (limit - _FIXED_BYTES - _READING_BYTES) / (needed - _FIXED_BYTES)
+    if steady and share >= _LEAST_SHARE:
+        return share
+    raise UsageError(
+        f"{profile.name}: needs about {data_size(needed)} of memory, and {data_size(limit)} are "
+        f"allowed (--memory; half of what is free unless given). {_ADVICE}"
+    )
 
 
-_SLICED: Final = (
-    "warplens kernels, copies and api answer in slices for --window all or START:END; else allow more, or record less"
+#: A part takes at most what is allowed: the share is that of GPU work, of which other events need not be as many.
+_SAFE_SHARE: Final = 0.9
+#: Rows that are read and left out again, some hundred thousand at a time.
+_READING_BYTES: Final = 60_000_000
+#: Less of a recording says too little about the rest.
+_LEAST_SHARE: Final = 0.02
+
+_ADVICE: Final = (
+    "warplens kernels, copies and api answer in slices for --window all or START:END, and everything else for the "
+    "steady steps in the middle of the recording, where these fit; else allow more, or record less"
 )

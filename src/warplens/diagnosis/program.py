@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from warplens.analysis.frames import running_sum
 from warplens.analysis.headroom import names
 from warplens.analysis.operators.program import LEVELS, levels_of_work
 from warplens.analysis.trees import NO_RANGE
@@ -80,13 +81,6 @@ def _fixed(values: Bools) -> Bools:
     """The array, which several rules get, so that none of them may change it."""
     values.flags.writeable = False
     return values
-
-
-def running_sum(values: Bools | Int64s) -> Int64s:
-    """The sum of all values before each place, and behind the last: shape (n + 1,)."""
-    sums = np.zeros(len(values) + 1, dtype=np.int64)
-    np.cumsum(values, out=sums[1:])
-    return sums
 
 
 class Program:

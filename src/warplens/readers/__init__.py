@@ -86,7 +86,11 @@ EVERYTHING: Final = Wanted[Trace | KernelCounters | Measurements | pl.DataFrame]
 
 
 def read(
-    path: Path | str, *, progress: Callable[[str], None] | None = None, launch_configuration: bool = True
+    path: Path | str,
+    *,
+    progress: Callable[[str], None] | None = None,
+    launch_configuration: bool = True,
+    share: float = 1.0,
 ) -> Trace:
     """The trace in a profile, as it is or compressed (.gz, .xz, .zst).
 
@@ -99,13 +103,15 @@ def read(
         progress: is told in a few words, now and then, what is being done.
         launch_configuration: whether to read grids, blocks, registers and shared memory of kernels. Without them the
             columns are null, and a large file is read a third faster.
+        share: how much of the recording to read, from its middle, of an export that is too large for all of it; a note
+            says so. Other formats are read whole.
 
     Raises:
         UnreadableInputError: the file is missing, damaged, or not a profile that this version can read; the message
             says which file, what was found and what to do.
     """
     with _TRACES.opened(located(path), progress) as (reader, file):
-        return reader.read(file, Asked(launch_configuration=launch_configuration))
+        return reader.read(file, Asked(launch_configuration=launch_configuration, share=share))
 
 
 def read_counters(

@@ -153,9 +153,12 @@ class Input:
 
 @dataclass(frozen=True)
 class Asked:
-    """What is wanted of a file: of traces how kernels were launched, of counters which metrics and instances."""
+    """What is wanted of a file: of traces how kernels were launched, and which share of the events of one that tells
+    its size unread (an export); of counters which metrics and instances.
+    """
 
     launch_configuration: bool = True
+    share: float = 1.0
     metrics: Collection[str] | None = None
     instances: Collection[str] = ()
 

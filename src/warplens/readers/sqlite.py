@@ -158,21 +158,21 @@ class SqliteFile:
 
     def parts(self, table: str) -> list[Part]:
         """Parts of about `ROWS_PER_PART` rows that together make up a table, in the order of its rowids."""
-        first, last = self._span(table)
+        first, last = self.span(table)
         if first is None or last is None:
             return []
         if last - first >= self._size:  # a row takes more than a byte, so that the rowids have gaps
             return [Part("TRUE", self._count(table))]
-        number = self._row_number(table)
+        number = self.row_number(table)
         count = max(1, round((last - first + 1) / ROWS_PER_PART))
         edges = [first + (last - first + 1) * part // count for part in range(count + 1)]
         return [
             Part(f"{number} >= {low} AND {number} < {high}", high - low, low, True) for low, high in pairwise(edges)
         ]
 
-    def _span(self, table: str) -> tuple[int | None, int | None]:
+    def span(self, table: str) -> tuple[int | None, int | None]:
         """The numbers of a table's first and last row."""
-        name, number = quoted(table), self._row_number(table)
+        name, number = quoted(table), self.row_number(table)
         ((first, last),) = self.rows(f"SELECT (SELECT min({number}) FROM {name}), (SELECT max({number}) FROM {name})")  # noqa: S608
         if first is not None and not (isinstance(first, int) and isinstance(last, int) and first <= last):
             raise self.unreadable("the SQLite database is damaged")
@@ -183,7 +183,7 @@ class SqliteFile:
         ((count,),) = self.rows(f"SELECT count(*) FROM {quoted(table)} NOT INDEXED")  # noqa: S608
         return int(count)
 
-    def _row_number(self, table: str) -> str:
+    def row_number(self, table: str) -> str:
         """What the number of a row is called; a column of the same name would stand in its place.
 
         Raises:
@@ -223,14 +223,14 @@ class SqliteFile:
         """
         if table in self._sound:
             return
-        number = self._row_number(table)
+        number = self.row_number(table)
         query = f"SELECT count(*), total({number} - {part.first}) FROM {quoted(table)} WHERE {part.condition}"  # noqa: S608
         whole = found in (None, part.capacity) and self.rows(query) == [
             (part.capacity, part.capacity * (part.capacity - 1) / 2)
         ]
         with self._checking:
             if table not in self._counted:
-                first, last = self._span(table)
+                first, last = self.span(table)
                 self._counted[table] = first is None or last is None or self._count(table) == last - first + 1
             if table not in self._sound and not (whole and self._counted[table]):
                 self._check_pages(table)
@@ -256,7 +256,7 @@ class SqliteFile:
                 whole = (row for row in declared if b"INT" in row[2].upper() and not row[5])
                 where = stored(self._file, *self._pages, root, len(declared))
                 self._stored[table] = (
-                    where if where is not None and where.spans(*self._span(table)) else None,
+                    where if where is not None and where.spans(*self.span(table)) else None,
                     {row[1].decode("utf-8", "replace"): row[0] for row in whole},
                 )
         where, places = self._stored[table]
@@ -449,10 +449,13 @@ class ColumnBuffers:
             return self._nulls.setdefault(name, np.zeros(self._offsets[-1], np.bool_))
 
     def _closed_up(self, buffer: npt.NDArray[Any], starts: list[int]) -> npt.NDArray[Any]:
-        """The buffer's rows without the room that parts left over."""
+        """The buffer's rows without the room that parts left over, from where the first part stands that has any."""
+        first = next((offset for offset, count in zip(self._offsets, self._counts, strict=False) if count), 0)
+        buffer = buffer[first:]
         for part, count in enumerate(self._counts):
-            if starts[part] != self._offsets[part]:
-                buffer[starts[part] : starts[part + 1]] = buffer[self._offsets[part] : self._offsets[part] + count]
+            place = self._offsets[part] - first
+            if count and starts[part] != place:
+                buffer[starts[part] : starts[part + 1]] = buffer[place : place + count]
         return buffer[: starts[-1]]
 
 

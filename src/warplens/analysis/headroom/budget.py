@@ -11,7 +11,7 @@ import polars as pl
 from warplens.analysis.headroom.groups import groups_of, kernels_of_program
 from warplens.analysis.headroom.levels import LOSSES, PRODUCTS, loss_column
 from warplens.analysis.headroom.shapes import Rates, rates_of
-from warplens.analysis.headroom.work import KNOWN, pieces_of
+from warplens.analysis.headroom.work import KNOWN, Pieces, pieces_of
 from warplens.analysis.roofs import roofs_of
 from warplens.analysis.timebudget import time_budgets
 from warplens.profile.columns import column, table
@@ -198,8 +198,7 @@ def _headroom(
     pieces = pieces_of(timeline, budget)
     steps = len(window.steps)
     idle = [*_idle(timeline, budget, pieces)]
-    if pieces["link"].any():
-        pieces = pieces.filter(~pl.col("link"))
+    pieces = pieces.only(~pieces.kinds["link"])
     held, launched = groups_of(timeline, pieces, roofs, device, steps=steps, told=told, counters=counters)
     held = held.sort(pl.col("measured_ns") - pl.col("limit_ns"), "measured_ns", "name", descending=[True, True, False])
     parts = _parts([*idle, *_losses(held), *_limit(held)], budget.duration_ns, steps)
@@ -251,15 +250,16 @@ def _part(level: str, part: str, time_ns: int, how: str, confidence: str, owners
     }  # fmt: skip
 
 
-def _idle(timeline: Timeline, budget: TimeBudget, pieces: pl.DataFrame) -> Iterator[Part]:
+def _idle(timeline: Timeline, budget: TimeBudget, pieces: Pieces) -> Iterator[Part]:
     """Idle time by cause, and what else keeps the device from computing: links that nothing hides.
 
     A pause belongs to the part of the program that issued the work which ends it.
     """
-    names = name_categories(pieces["owner"]).to_list()
+    rows = pieces.rows
+    names = name_categories(rows["owner"]).to_list()
     # The part of the program that each row of work belongs to; the last stands for none.
     owner = np.full(timeline.work.height + 1, len(names), dtype=np.int64)
-    owner[pieces["work"].to_numpy()] = pieces["owner"].to_physical().cast(pl.Int64).fill_null(len(names)).to_numpy()
+    owner[rows["work"].to_numpy()] = rows["owner"].to_physical().cast(pl.Int64).fill_null(len(names)).to_numpy()
     issuer = owner[np.r_[timeline.rows_on(budget.device), -1][budget.gaps.ended_by]]
     for cause, spent in budget.gaps.parts.items():
         if spent.total:
@@ -268,7 +268,7 @@ def _idle(timeline: Timeline, budget: TimeBudget, pieces: pl.DataFrame) -> Itera
             most = sorted(np.flatnonzero(paused).tolist(), key=lambda name: (-paused[name], name))
             yield _part("idle", cause, spent.total, "measured", "high" if cause != "unknown" else "low",
                         [names[name] for name in most[:_OWNERS]])  # fmt: skip
-    exposed = pieces.filter("link")
+    exposed = pieces.only(pieces.kinds["link"]).wide()
     for name, rows in (
         (COMMUNICATION, exposed.filter(pl.col("kind") == "kernel")),
         (LINKS, exposed.filter(pl.col("kind") != "kernel")),

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Final
 
 import polars as pl
 
-from warplens.analysis.frames import numbered
+from warplens.analysis.frames import by_occurrence, numbered
 from warplens.analysis.headroom.levels import LOSSES, Grounds, loss_column, with_chains
 from warplens.analysis.headroom.names import by_names
-from warplens.analysis.headroom.work import SOURCE, by_shapes, pieces_of
+from warplens.analysis.headroom.work import SOURCE, Pieces, by_shapes, pieces_of
 from warplens.analysis.kernel_names import split_name
 from warplens.analysis.roofs import roofs_of
 from warplens.analysis.timebudget import time_budgets
@@ -81,10 +81,10 @@ def kernels_counted(counters: KernelCounters) -> pl.DataFrame:
     )
 
 
-def with_counters(pieces: pl.DataFrame, counted: pl.DataFrame) -> pl.DataFrame:
-    """The pieces whose kernel was counted with what was measured; of several kernels of one operator none is it."""
-    joined = pieces.join(counted, on=KERNEL, how="left", maintain_order="left", nulls_equal=True)
-    alone = (pl.col("known") != "shapes") | (pl.col("whole_ns") == pl.col("duration_ns"))
+def with_counters(kinds: pl.DataFrame, counted: pl.DataFrame) -> pl.DataFrame:
+    """The kernels that were counted with what was measured; of several kernels of one operator none is it."""
+    joined = kinds.join(counted, on=KERNEL, how="left", maintain_order="left", nulls_equal=True)
+    alone = (pl.col("known") != "shapes") | pl.col("alone")
     is_product = pl.col("category").is_in(["gemm", "attention", "convolution"])
     replaced = pl.col("counted_bytes").is_not_null() & alone
     return joined.with_columns(
@@ -128,7 +128,7 @@ _LEFT: Final = tuple(f"left_{place}" for place in range(len(LOSSES) + 1))
 
 def groups_of(
     timeline: Timeline,
-    pieces: pl.DataFrame,
+    pieces: Pieces,
     roofs: Roofs | None,
     device: Device | None,
     *,
@@ -153,10 +153,12 @@ def groups_of(
     if told is None:
         members, groups = _grouped(pieces, roofs, device, steps)
         return _finished(groups), _shared_out(members, groups)
-    joined = pieces.join(told, on=KERNEL, how="left", maintain_order="left", nulls_equal=True)
-    is_told = pl.col("per_left_0").is_not_null() & ~pl.col("known").is_in(["counters", "shapes"])
-    members, own = _grouped(joined.filter(~is_told).select(pieces.columns), roofs, device, steps)
-    launches, others = _told(joined.filter(is_told))
+    joined = pieces.kinds.join(told, on=KERNEL, how="left", maintain_order="left", nulls_equal=True)
+    is_told = joined.select(
+        pl.col("per_left_0").is_not_null() & ~pl.col("known").is_in(["counters", "shapes"])
+    ).to_series()
+    members, own = _grouped(pieces.only(~is_told), roofs, device, steps)
+    launches, others = _told(pieces._replace(kinds=joined).only(is_told).wide())
     found = pl.concat([_shared_out(members, own), _OF_WORK.conform(launches)])
     return _finished(pl.concat([own, others], how="diagonal_relaxed")), found
 
@@ -169,11 +171,11 @@ def kernels_of_program(timeline: Timeline) -> pl.DataFrame:
     window, found = timeline.window(), []
     for budget in time_budgets(timeline, window):
         device = timeline.trace.capture.device(budget.device)
-        pieces = _described(timeline, pieces_of(timeline, budget).filter(~pl.col("link")), in_words=True)
+        pieces = pieces_of(timeline, budget)
+        pieces = _described(timeline, pieces.only(~pieces.kinds["link"]), in_words=True)
         members, groups = _grouped(pieces, roofs_of(device), device, len(window.steps))
-        found.append(
-            members.filter(pl.col("kind") == "kernel").join(groups.filter("modelled"), on="group", suffix="_of_group")
-        )
+        launched = pieces._replace(rows=members).only(pieces.kinds["kind"] == "kernel").wide()
+        found.append(launched.join(groups.filter("modelled"), on="group", suffix="_of_group"))
     held = pl.concat(found)
     part, longest = pl.col("owned_ns") / pl.col("owned_ns_of_group"), pl.col("owned_ns").arg_max()
     return held.group_by(KERNEL).agg(
@@ -189,45 +191,52 @@ def kernels_of_program(timeline: Timeline) -> pl.DataFrame:
 
 
 def _described(
-    timeline: Timeline, pieces: pl.DataFrame, counters: KernelCounters | None = None, *, in_words: bool = False
-) -> pl.DataFrame:
+    timeline: Timeline, pieces: Pieces, counters: KernelCounters | None = None, *, in_words: bool = False
+) -> Pieces:
     """The pieces with their work, as far as this profile and its counters tell it; `in_words` with their `words`."""
     pieces = by_names(timeline, by_shapes(timeline, pieces))
+    kinds = pieces.kinds
     if in_words or counters is not None:
         texts = name_categories(timeline.trace.kernels["full_name"])
         words = pl.Series("words", [words_of(text) for text in texts], dtype=pl.String)
-        pieces = pieces.with_columns(words.gather(pieces["code"]))
+        kinds = kinds.with_columns(words.gather(kinds["code"]))
     if counters is not None:
-        pieces = with_counters(pieces, kernels_counted(counters))
+        kinds = with_counters(kinds, kernels_counted(counters))
     # Kernels of one operator differ in their names, and with them in what their names tell.
     modelled = pl.col("known") == "shapes"
     told = [pl.when(modelled).then(pl.col(name).any().over("op")).otherwise(name).alias(name)
             for name in ("misaligned", "legacy", "nchw") if timeline.has_operators]  # fmt: skip
-    return with_chains(pieces).with_columns(*told, pl.when(~modelled).then("blocks").alias("apart"))
+    kinds = kinds.with_columns(*told, pl.when(~modelled).then("blocks").alias("apart"))
+    return with_chains(pieces._replace(kinds=kinds))
 
 
 # --- Groups ----------------------------------------------------------------------------------------------------------
 
 
 def _grouped(
-    pieces: pl.DataFrame, roofs: Roofs | None, device: Device | None, steps: int
+    pieces: Pieces, roofs: Roofs | None, device: Device | None, steps: int
 ) -> tuple[pl.DataFrame, pl.DataFrame]:
     """The pieces with the number of their group (`group`), and the groups with what is left on each level."""
     main = pl.col("owned_ns").arg_max()
-    equal, number = numbered(pieces, _EQUAL)
-    members = pieces.with_columns(pl.Series("group", number, dtype=pl.UInt32))
+    first, kind = by_occurrence(pieces.kind, pieces.kinds.height)
+    kinds = pieces.kinds[pieces.kind[first]]
+    equal, number = numbered(kinds, _EQUAL)
+    members = pieces.rows.with_columns(pl.Series("group", number[kind], dtype=pl.UInt32))
     sums = (
-        members.group_by("group")
+        members.with_columns(pl.Series("kind", kind))
+        .group_by("group")
         .agg(
             pl.col("owned_ns", "calls").sum(),
             pl.col("calls").filter("spared").sum().alias("spared_calls"),
             pl.len().alias("kernels"),
             pl.col("duration_ns").median().alias("median_ns"),
-            *(pl.col(name).get(main) for name in ("kernel", "blocks", "elements")),
+            pl.col("kind").get(main),
             pl.col("owner", "line").drop_nulls().mode().sort().first(),
         )
         .sort("group")
     )
+    mostly = kinds.select("kernel", "blocks", "elements")[sums["kind"]]
+    sums = sums.drop("kind").with_columns(mostly.get_columns())
     groups = _in_texts(pl.concat([equal, sums], how="horizontal"))
     grounds = Grounds(roofs, groups, device.sm_count if device is not None else None, steps)
     levels = [grounds.levels(row) for row in groups.iter_rows(named=True)]

@@ -13,12 +13,14 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from warplens.analysis.frames import by_occurrence, numbered
 from warplens.analysis.headroom.shapes import last_sizes, misaligned, sizes_of
 from warplens.analysis.roofs import Task
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from warplens.analysis.headroom.work import Pieces
     from warplens.analysis.roofs import Roofs
 
 Floats = npt.NDArray[np.float64]
@@ -79,48 +81,44 @@ class Levels:
     modelled: bool
 
 
-def with_chains(pieces: pl.DataFrame) -> pl.DataFrame:
-    """Adds `spared`: whether a fused chain of passes would not move what this piece moves.
+def with_chains(pieces: Pieces) -> Pieces:
+    """Adds `spared` to the pieces: whether a fused chain of passes would not move what this piece moves.
 
     Neighbours on a stream that pass over as many elements, in one phase, could be one kernel, which moves at least as
     much as the largest of them; the others' traffic is spared. Generated kernels are taken as fused already. Pieces
     are in the order of their streams.
     """
-    unit = pl.when(pl.col("op") >= 0).then(pl.col("op")).otherwise(-1 - pl.int_range(pl.len(), dtype=pl.Int64))
-    told = ("category", "phase", "elements", "bytes", "recomputed", "kernel")
+    rows, kinds, kind = pieces
     # Looked up among the few texts that there are.
-    generated = [text for text in pieces["kernel"].drop_nulls().unique() if text.startswith("triton_")]
-    by_operator = bool(pieces.select((pl.col("op") >= 0).any()).item())
-    if by_operator:
-        pieces = pieces.with_columns(unit.alias("unit"))
-        units = pieces.group_by("stream", "unit", maintain_order=True).agg(pl.col(told).first())
-    else:
-        units = pieces.select("stream", *told)
+    generated = [text for text in kinds["kernel"].drop_nulls().unique() if text.startswith("triton_")]
     can = (
         pl.col("category").is_in(PASSES)
         & (pl.col("phase") != "optimizer")
         & (pl.col("elements") > 0)
         & ~pl.col("kernel").is_in(generated)
     ).fill_null(value=False)
-    if not units.select(can.any()).item():
-        return pieces.with_columns(pl.lit(value=False).alias("spared"))
-    same = pl.all_horizontal(
-        can,
-        can.shift(1, fill_value=False),
-        *(pl.col(name).eq_missing(pl.col(name).shift(1)) for name in ("stream", "phase", "elements", "recomputed")),
-    )
+    kinds = kinds.with_columns(can.alias("can"))
+    if not rows.height or not kinds["can"].any():
+        return pieces._replace(rows=rows.with_columns(pl.lit(value=False).alias("spared")))
+    # What an operator launched is one pass, which its first kernel describes.
+    unit, operator = np.arange(rows.height), kinds["op"].to_numpy()[kind]
+    if (operator >= 0).any():
+        unit = np.where(operator >= 0, operator, -1 - unit)
+        _, unit = numbered(rows.select("stream", pl.Series("unit", unit)), ("stream", "unit"))
+    first, _ = by_occurrence(unit, int(unit.max()) + 1)
+    stream, kind = rows["stream"].gather(first), kind[first]
+    _, alike = numbered(kinds, ("phase", "elements", "recomputed"))
+    passing, alike = kinds["can"].to_numpy()[kind], alike[kind]
+    begins = np.ones(len(kind), dtype=np.bool_)
+    begins[1:] = ~(passing[1:] & passing[:-1] & (alike[1:] == alike[:-1]))
+    begins |= stream.ne_missing(stream.shift(1)).to_numpy()
     # All of a chain but the one that moves most, the first of equals.
-    begins = units.select(~same).to_series().to_numpy()
-    moved, chain = units["bytes"].fill_null(0).to_numpy(), np.cumsum(begins) - 1
-    most = np.maximum.reduceat(moved, np.flatnonzero(begins)) if len(moved) else moved
+    moved, chain = kinds["bytes"].fill_null(0).to_numpy()[kind], np.cumsum(begins) - 1
+    most = np.maximum.reduceat(moved, np.flatnonzero(begins))
     at = np.flatnonzero(moved == most[chain])
     spared = np.ones(len(chain), dtype=np.bool_)
     spared[at[np.diff(chain[at], prepend=-1) > 0]] = False
-    if not by_operator:
-        return pieces.with_columns(pl.Series("spared", spared))
-    chained = units.with_columns(pl.Series("spared", spared))
-    return pieces.join(chained.select("stream", "unit", "spared"), on=["stream", "unit"], how="left",
-                       maintain_order="left")  # fmt: skip
+    return pieces._replace(rows=rows.with_columns(pl.Series("spared", spared[unit])))
 
 
 def score_sizes(groups: pl.DataFrame) -> frozenset[tuple[int, int, int]]:

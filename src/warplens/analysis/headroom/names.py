@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import polars as pl
 
-from warplens.analysis.frames import numbered
-from warplens.analysis.headroom.work import SOURCE
+from warplens.analysis.frames import by_occurrence, numbered
+from warplens.analysis.headroom.work import SOURCE, Pieces
 from warplens.analysis.roofs import roofs_of
 from warplens.profile.schema import name_categories
 
@@ -76,16 +76,18 @@ def _number(text: pl.Expr, pattern: str) -> pl.Expr:
     return text.str.extract(pattern).cast(pl.Int64)
 
 
-def by_names(timeline: Timeline, pieces: pl.DataFrame) -> pl.DataFrame:
+def by_names(timeline: Timeline, pieces: Pieces) -> Pieces:
     """The pieces whose work is still unknown, with what their names and grids imply of it.
 
-    Adds `misaligned`, `legacy` and `nchw`, what a name says of the kernel.
+    Adds `misaligned`, `legacy` and `nchw`, what a name says of the kernel. A kind of kernel that works on what the one
+    before it wrote becomes several, as does one of which some launches were too short for what is implied.
     """
-    if pieces["blocks"].null_count() == pieces.height:  # without grids nothing is implied but what the name says
-        at, told = pieces["code"], _told(timeline)
-        return pieces.with_columns(told[name].gather(at) for name in ("misaligned", "legacy", "nchw"))
-    # What a kernel's name and grid imply is worked out once for all launches of it.
-    kinds, number = numbered(pieces, ("code", "blocks", "threads", "item", "backward"))
+    kinds = pieces.kinds
+    if kinds["blocks"].null_count() == kinds.height:  # without grids nothing is implied but what the name says
+        at, told = kinds["code"], _told(timeline)
+        named = kinds.with_columns(told[name].gather(at) for name in ("misaligned", "legacy", "nchw"))
+        return pieces._replace(kinds=named)
+    columns = (*kinds.columns, "misaligned", "legacy", "nchw")
     kinds = kinds.join(_told(timeline), on="code", how="left", maintain_order="left")
     size, a_block = pl.coalesce("opaque", "item").cast(pl.Int64), pl.col("blocks") * pl.col("threads")
     moved = pl.when("cast").then(6).otherwise(size * pl.col("operands") - 2 * (pl.col("loads_cast") & (size == 4)))
@@ -100,36 +102,35 @@ def by_names(timeline: Timeline, pieces: pl.DataFrame) -> pl.DataFrame:
         (a_block * pl.col("a_thread")).alias("in_registers"),
         # Forward they read and write a tensor, backward they read two and write one.
         (pl.when("backward").then(3).otherwise(2) * size).alias("an_element"),
+        pl.coalesce(own, "elements").alias("elements"),
     )
-    known = pieces.with_columns(
-        kinds[name].gather(number) for name in ("own", "moved_by_name", "misaligned", "legacy", "nchw")
-    ).with_columns(pl.coalesce("own", "elements").alias("elements"))
-    rows = _elements_of_rows(known, kinds, number)
-    known = known.with_columns(
+    pieces = _by_the_one_before(pieces._replace(kinds=kinds))
+    rows = _elements_of_rows()
+    kinds = pieces.kinds.with_columns(
         pl.coalesce("own", rows).alias("implied_elements"),
-        pl.coalesce("moved_by_name", rows * kinds["an_element"].gather(number)).alias("implied"),
-    ).drop("own", "moved_by_name")
-    unknown = (pl.col("known") == "none") & (pl.col("category") != "communication")
-    believed = pl.when(unknown & (pl.col("implied") <= _most_bytes(timeline)))
-    implied = known.select(
-        believed.then("implied").alias("implied"), believed.then("implied_elements").alias("implied_elements")
+        pl.coalesce("moved_by_name", rows * pl.col("an_element")).alias("implied"),
     )
+    unknown = (pl.col("known") == "none") & (pl.col("category") != "communication")
+    pieces = _by_belief(timeline, pieces._replace(kinds=kinds), unknown)
+    known = pieces.kinds
+    implied = known.select(pl.when("believed").then(name).alias(name) for name in ("implied", "implied_elements"))
     # Launches of one kernel with one grid had equal work: where the ones that are told agree, the others are told.
-    alike, number = numbered(pieces, ("code", "blocks", "threads"))
-    alike = implied.group_by(pl.Series("number", number), maintain_order=False).agg(
+    _, equal = numbered(known, ("code", "blocks", "threads"))
+    alike = implied.group_by(pl.Series("number", equal), maintain_order=False).agg(
         (pl.col("implied").min() == pl.col("implied").max()).alias("agree"), pl.all().max()
-    ).sort("number")[number]  # fmt: skip
+    ).sort("number")[equal]  # fmt: skip
     implied = implied.select(
         pl.when(alike["agree"]).then(alike[name]).otherwise(name).alias(name) for name in implied.columns
     )
     known = known.with_columns(implied.get_columns())
     found = unknown & pl.col("implied").is_not_null()
-    return known.with_columns(
+    known = known.with_columns(
         pl.when(found).then("implied").otherwise("bytes").alias("bytes"),
         pl.when(found).then(pl.coalesce("implied_elements", "elements")).otherwise("elements").alias("elements"),
         pl.when(found).then(0).otherwise("flops").alias("flops"),
         pl.when(found).then(pl.lit("names", dtype=SOURCE)).otherwise("known").alias("known"),
-    ).drop("implied", "implied_elements")
+    )
+    return pieces._replace(kinds=known.select(columns))
 
 
 def _told(timeline: Timeline) -> pl.DataFrame:
@@ -160,19 +161,36 @@ def _told(timeline: Timeline) -> pl.DataFrame:
     )  # fmt: skip
 
 
-def _elements_of_rows(pieces: pl.DataFrame, kinds: pl.DataFrame, number: Int64s) -> pl.Series:
+def _by_the_one_before(pieces: Pieces) -> Pieces:
+    """The pieces, row-wise kernels by what the kernel before on the stream passed over as well (`before`, elements).
+
+    The kernel before wrote what this one reads.
+    """
+    rows, kinds, kind = pieces
+    row_wise = kinds["category"].is_in(_ROW_WISE).fill_null(value=False).to_numpy()
+    at = np.flatnonzero(row_wise[kind])
+    at = at[at > 0]
+    at = at[(rows["stream"].gather(at).eq_missing(rows["stream"].gather(at - 1))).to_numpy()]
+    heads, place = numbered(pl.DataFrame({"kind": kind[at], "before": kind[at - 1]}), ("kind", "before"))
+    nothing = pl.lit(None, dtype=kinds.schema["elements"]).alias("before")
+    following = kinds[heads["kind"]].with_columns(kinds["elements"].gather(heads["before"]).alias("before"))
+    return _split(pieces._replace(kinds=kinds.with_columns(nothing)), at, following, place)
+
+
+def _split(pieces: Pieces, at: Int64s, kinds: pl.DataFrame, place: Int64s) -> Pieces:
+    """The pieces, some of them (`at`) of other kinds from now on; kinds that no piece is of any more are left out."""
+    number = pieces.kind.copy()
+    number[at] = pieces.kinds.height + place
+    first, renamed = by_occurrence(number, pieces.kinds.height + kinds.height)
+    return Pieces(pieces.rows, pl.concat([pieces.kinds, kinds])[number[first]], renamed)
+
+
+def _elements_of_rows() -> pl.Expr:
     """Elements of what a row-wise kernel passes over; null where neither its name nor the kernel before tells.
 
     The kernel before wrote what this one reads, if that is whole rows: as wide as the name allows, or with an element
     for each thread at least.
     """
-    found = kinds["in_registers"].gather(number)
-    at = np.flatnonzero(pieces["category"].is_in(_ROW_WISE).fill_null(value=False).to_numpy())
-    at = at[at > 0]
-    follows = (pieces["stream"].gather(at).eq_missing(pieces["stream"].gather(at - 1))).to_numpy()
-    at = at[follows]
-    if not len(at):
-        return found
     threads, blocks, power = pl.col("threads"), pl.col("blocks"), pl.col("power")
     before = pl.col("before")
     width = 2**power
@@ -184,27 +202,32 @@ def _elements_of_rows(pieces: pl.DataFrame, kinds: pl.DataFrame, number: Int64s)
         .otherwise((before % blocks == 0) & (wide >= _LEAST_WIDTH) & (wide >= threads))
     )
     followed = fits & pl.col("an_element").is_not_null()
-    taken = (
-        kinds[number[at]]
-        .with_columns(pieces["elements"].gather(at - 1).alias("before"))
-        .select(pl.coalesce("in_registers", pl.when(followed).then(before)))
-        .to_series()
-    )
-    return found.scatter(at, taken)
+    return pl.coalesce("in_registers", pl.when(followed).then(before))
 
 
-def _most_bytes(timeline: Timeline) -> pl.Expr:
-    """What a kernel can have moved in its time, caches included; without a known GPU there is no limit."""
+#: Elements of what a row-wise kernel passes over; null where neither its name nor the kernel before tells.
+#: The kernel before wrote what this one reads, if that is whole rows: as wide as the name allows, or with an element
+#: for each thread at least.
+
+
+def _by_belief(timeline: Timeline, pieces: Pieces, unknown: pl.Expr) -> Pieces:
+    """The pieces, by whether their launch can have moved what is `implied` in its time, caches included (`believed`).
+
+    Without a known GPU there is no limit, and what more than a name tells is not doubted.
+    """
     rates = [roofs.peaks.bytes_per_s for device in timeline.trace.capture.devices if (roofs := roofs_of(device))]
     most = max((rate for rate in rates if rate), default=float("inf"))
-    return (
-        pl.when(pl.col("bytes").is_null())
-        .then(
-            # Short kernels work in the caches.
-            pl.max_horizontal(pl.col("duration_ns") * (most * _MOST_RATE / 1e9), pl.lit(float(_IN_CACHE)))
-        )
-        .otherwise(float("inf"))
-    )
+    told = (unknown & pl.col("implied").is_not_null()).fill_null(value=False)
+    kinds = pieces.kinds.with_columns(told.alias("believed"))
+    # Short kernels work in the caches.
+    large = (pl.col("implied") > float(_IN_CACHE)).fill_null(value=False)
+    doubtful = kinds.select(pl.col("believed") & pl.col("bytes").is_null() & large).to_series().to_numpy()
+    at = np.flatnonzero(doubtful[pieces.kind])
+    implied = kinds["implied"].fill_null(0).to_numpy()[pieces.kind[at]]
+    at = at[implied > pieces.rows["duration_ns"].to_numpy()[at] * (most * _MOST_RATE / 1e9)]
+    heads, place = numbered(pl.DataFrame({"kind": pieces.kind[at]}), ("kind",))
+    disbelieved = kinds[heads["kind"]].with_columns(pl.lit(value=False).alias("believed"))
+    return _split(pieces._replace(kinds=kinds), at, disbelieved, place)
 
 
 #: Fits into the second-level cache of today's GPUs.

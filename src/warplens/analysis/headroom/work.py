@@ -6,7 +6,7 @@ the same program, and what kernel names and launch configurations imply. What no
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -51,38 +51,63 @@ _DTYPES: Final = {
 }  # fmt: skip
 
 
-def pieces_of(timeline: Timeline, budget: TimeBudget) -> pl.DataFrame:
-    """The work of one device that owns time of a budget, by stream and begin, with what its launch and its name tell.
+class Pieces(NamedTuple):
+    """Pieces of work, and what they are: millions of them are of a few hundred kinds, which are described once.
 
-    Columns: `work` (row of `Timeline.work`), `kind`, `stream`, `owned_ns`, `duration_ns`, `category`, `precision`,
-    `item` (bytes of a number of that precision), `tensor_cores`, `name`, `backward` (by that name), `code` (of the full
-    name), `blocks`, `threads`, `link` (bound by a link, or exposed communication), `phase`, `recomputed`, `owner`,
-    `line`.
+    Attributes:
+        rows: a row a piece, by stream and begin: `work` (row of `Timeline.work`), `stream`, `owned_ns`, `duration_ns`,
+            `owner`, `line`, and with `by_shapes` `calls` (which part of one call of its operator it is).
+        kinds: a row a kind: `kind`, `category`, `precision`, `item` (bytes of a number of that precision),
+            `tensor_cores`, `name`, `backward` (by that name), `code` (of the full name), `blocks`, `threads`, `link`
+            (bound by a link, or exposed communication), `moved`, `phase`, `recomputed`, and what is found out later.
+            Where operators recorded shapes, each piece is a kind of its own.
+        kind: of each piece its row in `kinds`.
     """
+
+    rows: pl.DataFrame
+    kinds: pl.DataFrame
+    kind: Int64s
+
+    def wide(self) -> pl.DataFrame:
+        """All that is known of each piece in one frame."""
+        return self.rows.with_columns(self.kinds[self.kind].get_columns())
+
+    def only(self, which: pl.Series) -> Pieces:
+        """The pieces of the kinds for which this holds."""
+        if which.all():
+            return self
+        mine = which.to_numpy()[self.kind]
+        return Pieces(self.rows.filter(pl.Series(mine)), self.kinds, self.kind[mine])
+
+
+def pieces_of(timeline: Timeline, budget: TimeBudget) -> Pieces:
+    """The work of one device that owns time of a budget, with what its launch and its name tell."""
     mine = np.flatnonzero(budget.owned_ns > 0)
     # Neighbours on a stream are neighbours in the frame; work is in order of time.
     stream = timeline.work_on(budget.device)["stream"].to_numpy()[mine]
     if (stream[1:] < stream[:-1]).any():
         mine = mine[np.argsort(stream, kind="stable")]
-    rows = timeline.rows_on(budget.device)[mine]
-    work = timeline.work.select("kind", "row", "stream", "start_ns", "end_ns")[rows]
-    pieces: pl.DataFrame = work.select(
-        pl.Series("work", rows), "kind", "stream", pl.Series("owned_ns", budget.owned_ns[mine]),
-        (pl.col("end_ns") - pl.col("start_ns")).alias("duration_ns"),
-    )  # fmt: skip
-    pieces = pieces.with_columns(_told_by_names(timeline, work["kind"], work["row"]).get_columns())
+    at = timeline.rows_on(budget.device)[mine]
+    work = timeline.work.select("kind", "row", "stream", "start_ns", "end_ns")[at]
     levels = levels_of_work(timeline, timeline.places)
-    return pieces.with_columns(
-        pl.col("link").fill_null(value=False),
-        phase_of_work(timeline).gather(rows),
-        pl.Series("recomputed", recomputed(timeline)[rows]),
-        _owners(timeline, levels.level[rows], levels.row[rows]).alias("owner"),
-        _lines(timeline, rows),
+    rows = work.select(
+        pl.Series("work", at), "stream", pl.Series("owned_ns", budget.owned_ns[mine]),
+        (pl.col("end_ns") - pl.col("start_ns")).alias("duration_ns"),
+        _owners(timeline, levels.level[at], levels.row[at]).alias("owner"),
+        _lines(timeline, at),
+    )  # fmt: skip
+    told, by_name = _told_by_names(timeline, work["kind"], work["row"])
+    found = _launched(timeline, work["kind"], work["row"]).with_columns(
+        pl.Series("told", by_name), phase_of_work(timeline).gather(at), pl.Series("recomputed", recomputed(timeline)[at])
     )
+    del work, levels
+    heads, kind = (found, np.arange(found.height)) if timeline.has_operators else numbered(found, found.columns)
+    kinds = heads.drop("told").with_columns(told[heads["told"]].get_columns())
+    return Pieces(rows, kinds, kind)
 
 
-def _told_by_names(timeline: Timeline, kind: pl.Series, row: pl.Series) -> pl.DataFrame:
-    """What names and tables tell of each of these kernels, copies, fills and graphs.
+def _told_by_names(timeline: Timeline, kind: pl.Series, row: pl.Series) -> tuple[pl.DataFrame, Int64s]:
+    """What names and tables tell of kernels, copies, fills and graphs, and which row of that is each of these pieces'.
 
     Texts stay dictionary-encoded, and what follows from a name is worked out once for each, for millions of pieces
     have a few hundred of them.
@@ -96,6 +121,7 @@ def _told_by_names(timeline: Timeline, kind: pl.Series, row: pl.Series) -> pl.Da
     classes = class_table(kernels["full_name"])
     items = [ITEM.get(text) for text in classes["precision"].cast(pl.String)]
     of_kernels = pairs.select(
+        pl.lit("kernel", dtype=kind.dtype).alias("kind"),
         pl.Series("name", short, dtype=names).gather(pairs["name"].to_physical()), full.cast(pl.UInt32).alias("code"),
         short.str.contains("(?i)backward|grad").gather(pairs["name"].to_physical()).alias("backward"),
         pl.Series("item", items, dtype=pl.Int8).gather(full),
@@ -103,11 +129,12 @@ def _told_by_names(timeline: Timeline, kind: pl.Series, row: pl.Series) -> pl.Da
         (classes["category"] == "communication").gather(full).alias("link"),
     )  # fmt: skip
     others = pl.DataFrame({
+        "kind": pl.Series(["copy"] * len(directions) + ["memset", "graph"], dtype=kind.dtype),
         "name": pl.Series([*directions, _FILL, _HIDDEN], dtype=names),
         "category": pl.Series(["copy-cast"] * len(directions) + ["elementwise", "other"], dtype=_CATEGORY),
         "link": [text not in ON_DEVICE for text in name_categories(copies["direction"])] + [False, False],
     })  # fmt: skip
-    told = pl.concat([of_kernels, others], how="diagonal")
+    told = pl.concat([of_kernels, others], how="diagonal").with_columns(pl.col("link").fill_null(value=False))
     of_kind = {
         "kernel": pair,
         "copy": pairs.height + copies["direction"].to_physical().to_numpy().astype(np.int64),
@@ -115,24 +142,32 @@ def _told_by_names(timeline: Timeline, kind: pl.Series, row: pl.Series) -> pl.Da
         "graph": np.full(trace.graph_launches.height, told.height - 1),
     }
     at, rows = np.empty(kind.len(), dtype=np.int64), row.to_numpy()
-    moved = {"copy": copies["bytes"] * 2, "memset": fills["bytes"]}  # read and written, written
-    bytes_moved = pl.repeat(None, kind.len(), dtype=pl.Int64, eager=True).alias("moved")
     for each, numbers in of_kind.items():
         mine = np.flatnonzero((kind == each).to_numpy())
         at[mine] = numbers[rows[mine]]
-        if each in moved and len(mine):
-            bytes_moved = bytes_moved.scatter(mine, moved[each].gather(rows[mine]))
+    return told, at
+
+
+def _launched(timeline: Timeline, kind: pl.Series, row: pl.Series) -> pl.DataFrame:
+    """The size of the launch of each of these pieces (`blocks`, `threads`), or the bytes `moved` by what is none."""
+    trace = timeline.trace
+    kernels, copies, fills = trace.kernels, trace.copies, trace.memsets
+    moved = pl.repeat(None, kind.len(), dtype=pl.Int64, eager=True).alias("moved")
+    for each, of_all in (("copy", copies["bytes"] * 2), ("memset", fills["bytes"])):  # read and written, written
+        mine = (kind == each).arg_true()
+        if mine.len():
+            moved = moved.scatter(mine, of_all.gather(row.gather(mine)))
     of_kernel = row.set(kind != "kernel", None)
-    of_launches = [
+    sizes = [
         kernels.select(pl.col(f"{what}_x").cast(pl.Int64) * pl.col(f"{what}_y") * pl.col(f"{what}_z"))
         .to_series()
         .gather(of_kernel)
         .alias(whole)
         if kernels[f"{what}_x"].null_count() < kernels.height
-        else pl.lit(None, dtype=pl.Int64).alias(whole)
+        else pl.repeat(None, kind.len(), dtype=pl.Int64, eager=True).alias(whole)
         for what, whole in (("grid", "blocks"), ("block", "threads"))
     ]
-    return told[at].with_columns(*of_launches, bytes_moved)
+    return pl.DataFrame([*sizes, moved])
 
 
 def joined(pieces: pl.DataFrame, table: pl.DataFrame, on: str) -> pl.DataFrame:
@@ -201,16 +236,16 @@ def _known(rows: Int64s) -> pl.Series:
 # --- Shapes ----------------------------------------------------------------------------------------------------------
 
 
-def by_shapes(timeline: Timeline, pieces: pl.DataFrame) -> pl.DataFrame:
+def by_shapes(timeline: Timeline, given: Pieces) -> Pieces:
     """The pieces with the work of the operator that launched them, where its shapes tell it.
 
-    Adds `op` (the operator that the work is counted at, or -1), `calls` (which part of one call of it the piece is),
-    `kernel` (what was `name`, which is the operator's from here on), and `shapes`, `types`, `flops`, `bytes`,
+    Adds `calls` to the pieces, and to the kinds `op` (the operator that the work is counted at, or -1), `alone`
+    (whether the piece is all that this operator launched), `kernel` (what was `name`, which is the operator's from here on), and `shapes`, `types`, `flops`, `bytes`,
     `elements`, `dtype`, `known`; null where not known.
     """
     if not timeline.has_operators:
-        return _without_shapes(pieces)
-    pieces = pieces.with_columns(pl.col("name", "category", "precision", "phase", "owner", "line").cast(pl.String))
+        return _without_shapes(given)
+    pieces = given.wide().with_columns(pl.col("name", "category", "precision", "phase", "owner", "line").cast(pl.String))
     counting = count_work(timeline)
     all_rows = timeline.work.select(
         pl.Series("op", counting.counted_at), (pl.col("end_ns") - pl.col("start_ns")).alias("whole_ns")
@@ -238,8 +273,9 @@ def by_shapes(timeline: Timeline, pieces: pl.DataFrame) -> pl.DataFrame:
     pieces = joined(pieces, recorded, "launcher").with_columns(
         ranges["name"].gather(launcher).cast(pl.String).alias("launched_by")
     )
-    return _generated(pieces).with_columns(
+    found = _generated(pieces).with_columns(
         (pl.col("owned_ns") / pl.coalesce("whole_ns", "duration_ns")).alias("calls"),
+        (pl.col("whole_ns") == pl.col("duration_ns")).alias("alone"),
         pl.when(pl.col("family").is_not_null() & pl.col("bytes").is_not_null())
         .then(pl.lit("shapes", dtype=SOURCE))
         .otherwise(_MOVED)
@@ -252,6 +288,8 @@ def by_shapes(timeline: Timeline, pieces: pl.DataFrame) -> pl.DataFrame:
         pl.col("name").alias("kernel"),
         pl.col("shapes").map_elements(largest_tensor, return_dtype=pl.Int64).alias("elements"),
     )
+    of_rows = [*given.rows.columns, "calls"]
+    return Pieces(found.select(of_rows), found.drop(of_rows), np.arange(found.height))
 
 
 #: The source of a copy's or fill's work is its own record.
@@ -262,20 +300,21 @@ _MOVED: Final = (
 )  # fmt: skip
 
 
-def _without_shapes(pieces: pl.DataFrame) -> pl.DataFrame:
+def _without_shapes(pieces: Pieces) -> Pieces:
     """The same columns where the profile has no operators."""
     nothing, number = pl.lit(None, dtype=pl.Enum([])), pl.lit(None, dtype=pl.Int64)
-    return pieces.with_columns(
+    kinds = pieces.kinds.with_columns(
         pl.lit(NO_RANGE, dtype=pl.Int64).alias("op"),
-        (pl.col("owned_ns") / pl.col("duration_ns")).alias("calls"),
         pl.col("name").alias("kernel"),
         pl.col("moved").alias("bytes"),
         pl.col("precision").alias("dtype"),
         _MOVED.alias("known"),
         nothing.alias("shapes"),
         nothing.alias("types"),
-        *(number.alias(name) for name in ("flops", "flops_full", "elements", "whole_ns")),
+        pl.lit(value=True).alias("alone"),
+        *(number.alias(name) for name in ("flops", "flops_full", "elements")),
     )
+    return Pieces(pieces.rows.with_columns((pl.col("owned_ns") / pl.col("duration_ns")).alias("calls")), kinds, pieces.kind)
 
 
 def _first_type() -> pl.Expr:

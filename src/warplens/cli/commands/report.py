@@ -22,7 +22,7 @@ from warplens.cli.answer import (
     print_lines,
 )
 from warplens.cli.edge import UNUSABLE, answering, complain, note, one_line, progress, reuse_freed_memory
-from warplens.cli.memory import REPORT, refuse_too_large
+from warplens.cli.memory import REPORT, share_that_fits
 from warplens.cli.options import (
     RangeOption,
     WindowOption,
@@ -252,7 +252,8 @@ def read_all(paths: Sequence[Path], window: str, range_name: str | None, grid: G
     counters, no_counters = _read_counter_reports(counter_paths)
     if not found and not counters:
         raise no_counters[0]
-    profiles = read_profiles(found, launch_configuration=bool(counters)) if found else Profiles()
+    steady = window == "steady" and range_name is None
+    profiles = read_profiles(found, launch_configuration=bool(counters), steady=steady) if found else Profiles()
     if not profiles.timelines and not counters:
         raise profiles.unreadable[0]
     part = _window(window, range_name)
@@ -280,23 +281,23 @@ def examined(reading: Reading, found: Sequence[Diagnosis] = ()) -> list[Numbers]
         return numbers
 
 
-def read_profiles(paths: Sequence[Path], *, launch_configuration: bool = False) -> Profiles:
+def read_profiles(paths: Sequence[Path], *, launch_configuration: bool = False, steady: bool = False) -> Profiles:
     """Read them all; one that cannot be read does not stop the others.
 
     Args:
+        steady: whether the one profile is asked about its steady steps, a part of which does where memory is short.
         launch_configuration: whether to read grids and blocks of large files, too, because kernels are found by them
             in reports of counters.
     """
-    for path in paths:
-        refuse_too_large(path, REPORT)
+    shares = [share_that_fits(path, REPORT, steady=steady and len(paths) == 1) for path in paths]
     reuse_freed_memory(paths)
     read_paths, timelines, unreadable = [], [], []
     with progress("reading") as tell:
-        for number, path in enumerate(paths, start=1):
+        for number, (path, share) in enumerate(zip(paths, shares, strict=True), start=1):
             tell(f"reading {path.name}" + (f" ({number} of {len(paths)})" if len(paths) > 1 else ""))
             grids = launch_configuration or not path.is_file() or path.stat().st_size <= _ALL_OF_IT_BYTES
             try:
-                timelines.append(Timeline(read(path, progress=tell, launch_configuration=grids)))
+                timelines.append(Timeline(read(path, progress=tell, launch_configuration=grids, share=share)))
                 read_paths.append(path)
             except UnreadableInputError as error:
                 unreadable.append(error)

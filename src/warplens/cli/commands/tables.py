@@ -10,7 +10,7 @@ from warplens.analysis.timeline import Timeline
 from warplens.answers.given import Selection, only_profile
 from warplens.cli.answer import Answer, Part, emit, head, limited, most_rows, note_lines, select
 from warplens.cli.edge import progress
-from warplens.cli.memory import TABLE, needed_beyond_limit, refuse_too_large
+from warplens.cli.memory import TABLE, needed_beyond_limit
 from warplens.cli.options import (
     Format,
     FormatOption,
@@ -40,8 +40,9 @@ def command_of(question: Question) -> Callable[..., None]:
 
     def command(path: Path, window: str, range_name: str | None, form: Format, limit: int | None, **asked: Any) -> None:
         profile = only_profile(path)
-        if (question.counted or question.alone) and needed_beyond_limit(profile, TABLE):
-            capture, limits, found = in_slices(question, profile, window, range_name, **asked)
+        whole = window == "steady" or range_name is not None
+        if (question.counted or question.alone) and not whole and needed_beyond_limit(profile, TABLE):
+            capture, limits, found = in_slices(question, profile, window, **asked)
             selection = Selection(Timeline(Trace(capture)), limits, capture.notes)
         else:
             selection = select(profile, window, range_name)
@@ -72,18 +73,17 @@ def command_of(question: Question) -> Callable[..., None]:
     return command
 
 
-def in_slices(
-    question: Question, profile: Path, window: str, range_name: str | None, **asked: Any
-) -> tuple[Capture, Window, Found]:
+def in_slices(question: Question, profile: Path, window: str, **asked: Any) -> tuple[Capture, Window, Found]:
     """The answer of a profile that is larger than memory, with facts about the file and the window.
 
-    Raises:
-        UsageError: it needs steps or ranges, which only a whole profile has.
+    Args:
+        question: one that needs no step and no range, which only a whole profile has.
+        profile: the file.
+        window: `all`, or `START:END`.
+        asked: the question's own options.
     """
     from warplens.readers.nsys.slices import Slices
 
-    if window == "steady" or range_name is not None:
-        refuse_too_large(profile, TABLE)
     with progress(f"reading {profile.name} in slices"), Slices(profile) as slices:
         if question.counted is None:
             timeline = Timeline(slices.tables(*question.alone))

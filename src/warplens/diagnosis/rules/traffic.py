@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, ClassVar, Final
 import numpy as np
 import polars as pl
 
+from warplens.analysis.frames import running_sum
 from warplens.analysis.kernel_names import PRODUCTS
 from warplens.diagnosis.findings import PASSES, Remedy
-from warplens.diagnosis.program import running_sum
 from warplens.diagnosis.rule import GPU_BUSY_SHARE, Limit, remembered
 from warplens.diagnosis.rules.repetition import GrowingCache
 from warplens.diagnosis.structure import (

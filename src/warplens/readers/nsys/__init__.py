@@ -48,7 +48,7 @@ class NsysExport(Reader[Trace]):
         from warplens.readers.nsys.conversion import with_note_on_age
         from warplens.readers.nsys.export import read_nsys_sqlite
 
-        trace = read_nsys_sqlite(file.path, file.known_as, file.progress, asked.launch_configuration)
+        trace = read_nsys_sqlite(file.path, file.known_as, file.progress, asked.launch_configuration, asked.share)
         return with_note_on_age(trace, file.known_as)
 
     def scrub(self, file: Input, copy: Path) -> Removed:

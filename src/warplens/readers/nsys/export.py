@@ -16,10 +16,11 @@ import polars as pl
 
 from warplens.profile import Capture, Trace
 from warplens.profile.schema import encode_names
-from warplens.profile.trace import TABLES
+from warplens.profile.trace import TABLES, worst_first
 from warplens.readers.nsys import NSYS
 from warplens.readers.nsys.capture import devices_of, session_of, stream_kinds
 from warplens.readers.nsys.doubts import Findings, notes_of
+from warplens.readers.nsys.excerpt import WORK_TABLES, Excerpt, excerpt_of
 from warplens.readers.nsys.tables import (
     ALL_ROWS,
     SOURCES,
@@ -65,6 +66,7 @@ class Plan:
         texts: columns of the result that hold raw bytes.
         shape: what becomes of the result.
         absent: what stands for the columns that the export lacks.
+        within: which rows are of the part that is asked for, by columns of the export; None for all.
     """
 
     source: Source
@@ -73,13 +75,26 @@ class Plan:
     texts: tuple[str, ...]
     shape: tuple[pl.Expr, ...]
     absent: tuple[pl.Expr, ...]
+    within: pl.Expr | None = None
 
 
 def load(
-    file: SqliteFile, sources: Iterable[Source], progress: Callable[[int], None] = lambda _: None
+    file: SqliteFile,
+    sources: Iterable[Source],
+    progress: Callable[[int], None] = lambda _: None,
+    excerpt: Excerpt | None = None,
 ) -> dict[str, Loaded]:
-    """The rows of all sources that the export has a table for, by the table's name, in the file's order."""
+    """The rows of all sources that the export has a table for, by the table's name, in the file's order.
+
+    Args:
+        file: the export.
+        sources: what to read.
+        progress: is told how many percent are read.
+        excerpt: the part of the recording to read; None for all of it.
+    """
     plans = [plan_of(file, source) for source in sources if source.table in file.tables]
+    if excerpt is not None:
+        plans = [replace(plan, within=excerpt.rows_of(plan.source.trace_table)) for plan in plans]
     loaded = {}
     with ThreadPoolExecutor(worker_count()) as pool:
         pending = [_submit(pool, file, plan) for plan in plans]
@@ -171,8 +186,9 @@ def shaped(file: Tables, plan: Plan, raw: pl.DataFrame) -> tuple[pl.DataFrame, i
         # Only a range may lack its end: it was still open when the capture ended.
         keep = keep & (pl.col("end") >= pl.col("start")).fill_null(plan.source.trace_table == "ranges")
     kept = raw if raw.select(keep.all()).item() else raw.filter(keep)
+    asked = kept if plan.within is None else kept.filter(plan.within)
     try:
-        frame = kept.select(plan.shape)
+        frame = asked.select(plan.shape)
     except pl.exceptions.PolarsError:
         found = f"its table {plan.source.table} holds numbers too large for what they count"
         raise file.unreadable(found) from None
@@ -321,8 +337,10 @@ _CALLS = "CUPTI_ACTIVITY_KIND_RUNTIME"
 _DECLARED = {source.table: source for source in SOURCES}
 
 
-def read_nsys_sqlite(path: Path, known_as: Path, report: Report, launch_configuration: bool = True) -> Trace:
-    """The trace that an SQLite export of Nsight Systems holds."""
+def read_nsys_sqlite(
+    path: Path, known_as: Path, report: Report, launch_configuration: bool = True, share: float = 1.0
+) -> Trace:
+    """The trace that an SQLite export of Nsight Systems holds, or that of a share of its events, from their middle."""
     with SqliteFile(path, known_as) as file:
         if not looks_like_nsys(file.tables):
             raise not_nsys(file)
@@ -330,9 +348,10 @@ def read_nsys_sqlite(path: Path, known_as: Path, report: Report, launch_configur
         kinds = range_kinds(file)
         report(f"{known_as.name}: reading the tables")
         sources = sources_of(file, kinds, launch_configuration)
-        loaded = load(file, sources, lambda percent: report(f"{known_as.name}: reading, {percent} %"))
+        part = excerpt_of(file, share) if share < 1 else None
+        loaded = load(file, sources, lambda percent: report(f"{known_as.name}: reading, {percent} %"), part)
         report(f"{known_as.name}: putting the trace together")
-        return put_together(file, loaded, kinds)
+        return put_together(file, loaded, kinds, part=part)
 
 
 def not_nsys(file: SqliteFile) -> Exception:
@@ -365,9 +384,13 @@ def sources_of(file: Tables, kinds: Mapping[int, str], launch_configuration: boo
 
 
 def put_together(
-    file: Tables, loaded: dict[str, Loaded], kinds: Mapping[int, str], written_as: str = "nsys-sqlite"
+    file: Tables,
+    loaded: dict[str, Loaded],
+    kinds: Mapping[int, str],
+    written_as: str = "nsys-sqlite",
+    part: Excerpt | None = None,
 ) -> Trace:
-    """The trace of loaded rows."""
+    """The trace of loaded rows, which are those of a part of the recording where one is given."""
     recorded = frozenset(_DECLARED[name].trace_table for name in loaded)
     dropped = sum(part.dropped for part in loaded.values())
     frames = {name: part.frame for name, part in loaded.items()}
@@ -380,10 +403,14 @@ def put_together(
         repeated = frames[_CALLS].height
         frames[_CALLS] = without_backtrace_copies(frames[_CALLS])
         repeated -= frames[_CALLS].height
+    if part is not None:
+        issued = frames.get(_CALLS)
+        work = (name for name in frames if _DECLARED[name].trace_table in WORK_TABLES)
+        frames |= {name: part.issued_in(frames[name], issued) for name in work}
 
     strings = Strings(file, distinct_ids(_ids_of_strings(frames)))
     session = session_of(file, _cuda_processes(frames))
-    window = event_window(frames, session.duration_ns)
+    window = event_window(frames, session.duration_ns) if part is None else (part.start_ns, part.end_ns)
     tables = {name: table.empty() for name, table in TABLES.items()}
     open_ranges = 0
     for name in list(frames):
@@ -421,7 +448,7 @@ def put_together(
         devices=devices,
         window_ns=window,
         recorded=recorded,
-        notes=notes,
+        notes=notes if part is None else worst_first((part.note, *notes)),
         stream_kinds=stream_kinds(file),
     )
     return Trace(capture, **tables)
