@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from benchmarks.generate_nsys import generate
 from polars.testing import assert_frame_equal
 
-from benchmarks.generate_nsys import generate
 from tests.readers.kineto_traces import event, written
 from warplens.analysis.kernels import kernel_statistics
 from warplens.analysis.launches import launch_statistics

@@ -130,9 +130,7 @@ def numbered(pieces: pl.DataFrame, columns: Sequence[str]) -> tuple[pl.DataFrame
 
 
 def by_occurrence(number: Int64s, count: int) -> tuple[Int64s, Int64s]:
-    """Numbers below `count` renamed in the order in which they occur: the first row of each, and the new number of each
-    row.
-    """
+    """Numbers below `count` in the order in which they occur: the first row of each, and each row's new number."""
     first = np.full(count, len(number), dtype=np.int64)
     first[number[::-1]] = np.arange(len(number) - 1, -1, -1)
     present = np.flatnonzero(first < len(number))

@@ -313,8 +313,9 @@ def _node_launches(nodes: pl.DataFrame) -> pl.DataFrame:
 
 
 def _nodes(timeline: Timeline, work: pl.DataFrame) -> pl.DataFrame:
-    """The pieces of work that graphs replayed one by one, with what joins those of one launch (`correlation`), and the
-    id of their node where it is recorded (`node`).
+    """The pieces of work that graphs replayed one by one.
+
+    With what joins those of one launch (`correlation`), and the id of their node where it is recorded (`node`).
     """
     trace = timeline.trace
     tables: dict[str, pl.DataFrame] = {kind: getattr(trace, WORK_KINDS[kind]) for kind in ("kernel", "copy", "memset")}

@@ -68,7 +68,7 @@ class Timeline:
         # The tables are nearly sorted runs, on which a stable sort takes one pass.
         order = np.argsort(begun.to_numpy(), kind="stable")
 
-        def in_order(name: str) -> pl.Series:
+        def in_order(name: str, order: Int64s = order) -> pl.Series:
             return pl.concat([table[name] for table in tables]).gather(order)
 
         kinds = np.repeat(np.arange(len(tables), dtype=np.uint8), counts)
@@ -82,7 +82,6 @@ class Timeline:
         )
         calls = self.trace.api_calls
         api_row = self._api_rows(work["process"].to_numpy(), in_order("correlation"))
-        del order
         known = api_row >= 0
         launching = _nullable(api_row, "api_row")
         work = work.with_columns(

@@ -153,8 +153,9 @@ class Input:
 
 @dataclass(frozen=True)
 class Asked:
-    """What is wanted of a file: of traces how kernels were launched, and which share of the events of one that tells
-    its size unread (an export); of counters which metrics and instances.
+    """What is wanted of a file: of traces how kernels were launched, of counters which metrics and instances.
+
+    Of a trace that tells its size unread (an export), also which share of the events, from their middle.
     """
 
     launch_configuration: bool = True

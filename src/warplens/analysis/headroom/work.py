@@ -98,7 +98,9 @@ def pieces_of(timeline: Timeline, budget: TimeBudget) -> Pieces:
     )  # fmt: skip
     told, by_name = _told_by_names(timeline, work["kind"], work["row"])
     found = _launched(timeline, work["kind"], work["row"]).with_columns(
-        pl.Series("told", by_name), phase_of_work(timeline).gather(at), pl.Series("recomputed", recomputed(timeline)[at])
+        pl.Series("told", by_name),
+        phase_of_work(timeline).gather(at),
+        pl.Series("recomputed", recomputed(timeline)[at]),
     )
     del work, levels
     heads, kind = (found, np.arange(found.height)) if timeline.has_operators else numbered(found, found.columns)
@@ -240,12 +242,14 @@ def by_shapes(timeline: Timeline, given: Pieces) -> Pieces:
     """The pieces with the work of the operator that launched them, where its shapes tell it.
 
     Adds `calls` to the pieces, and to the kinds `op` (the operator that the work is counted at, or -1), `alone`
-    (whether the piece is all that this operator launched), `kernel` (what was `name`, which is the operator's from here on), and `shapes`, `types`, `flops`, `bytes`,
-    `elements`, `dtype`, `known`; null where not known.
+    (whether the piece is all that this operator launched), `kernel` (what was `name`, which is the operator's from here
+    on), and `shapes`, `types`, `flops`, `bytes`, `elements`, `dtype`, `known`; null where not known.
     """
     if not timeline.has_operators:
         return _without_shapes(given)
-    pieces = given.wide().with_columns(pl.col("name", "category", "precision", "phase", "owner", "line").cast(pl.String))
+    pieces = given.wide().with_columns(
+        pl.col("name", "category", "precision", "phase", "owner", "line").cast(pl.String)
+    )
     counting = count_work(timeline)
     all_rows = timeline.work.select(
         pl.Series("op", counting.counted_at), (pl.col("end_ns") - pl.col("start_ns")).alias("whole_ns")
@@ -314,7 +318,9 @@ def _without_shapes(pieces: Pieces) -> Pieces:
         pl.lit(value=True).alias("alone"),
         *(number.alias(name) for name in ("flops", "flops_full", "elements")),
     )
-    return Pieces(pieces.rows.with_columns((pl.col("owned_ns") / pl.col("duration_ns")).alias("calls")), kinds, pieces.kind)
+    return Pieces(
+        pieces.rows.with_columns((pl.col("owned_ns") / pl.col("duration_ns")).alias("calls")), kinds, pieces.kind
+    )
 
 
 def _first_type() -> pl.Expr:
