@@ -25,11 +25,12 @@ def test_the_index_names_every_profile_of_its_half_and_no_other() -> None:
     assert all(path.parent.name == pair.half for pair in pairs() for path in [pair.path("nsys")] if path)
 
 
-#: Of the last three sets, whose traces are too large to be stored.
+#: Of the last sets, whose traces are too large to be stored.
 WITHOUT_TRACE = {
     *("activations_saved_on_cpu", "augmented_image_by_image", "channel_norm_written_out", "healthy_scaled_halves"),
     *("metrics_that_validate", "texts_tokenized_in_the_loop"),
     *("norms_and_silu_apart", "recordings_one_by_one", "healthy_distillation", "weights_kept_after_each_step"),
+    *("batches_of_eight", "molecules_one_by_one", "swin_checkpointed"),
 }
 
 

@@ -10,6 +10,7 @@ __all__ = [
     "AFTER",
     "BEFORE",
     "EIGHTH",
+    "ELEVENTH",
     "FIFTH",
     "FOURTH",
     "HALVES",
@@ -17,6 +18,7 @@ __all__ = [
     "PROGRAMS",
     "SEVENTH",
     "SIXTH",
+    "TENTH",
     "Build",
     "Program",
     "Step",
@@ -30,9 +32,9 @@ Build = Callable[[str], Step]
 BEFORE, AFTER = "before", "after"
 #: What is held out was written apart from the rules of the diagnosis, and published when they stood. The third part was
 #: recorded when the rules had been mended with the second in view, and each later one when they had been with its
-#: predecessor.
-DEVELOPMENT, HELD_OUT, THIRD, FOURTH, FIFTH, SIXTH, SEVENTH, EIGHTH, NINTH = HALVES = (
-    "development", "held_out", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth",
+#: predecessor. The tenth and the eleventh were written together and split at random.
+DEVELOPMENT, HELD_OUT, THIRD, FOURTH, FIFTH, SIXTH, SEVENTH, EIGHTH, NINTH, TENTH, ELEVENTH = HALVES = (
+    "development", "held_out", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth", "eleventh",
 )  # fmt: skip
 
 PROGRAMS: dict[str, Program] = {}
