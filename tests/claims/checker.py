@@ -65,7 +65,7 @@ MAKES_LAUNCHES: Final = (
     "unused-results",
 )
 #: Work that nothing takes, which comes before work that is done slowly.
-NEEDLESS: Final = ("unused-gradients", "unused-results")
+NEEDLESS: Final = ("unused-gradients", "unused-results", "recomputation")
 #: Pauses as long as a hundred launches, which are none of issuing them.
 APART: Final = "stalls_apart_share"
 #: A host that waits after every few launches, and so often a step, cannot get ahead of its GPU.

@@ -494,3 +494,99 @@ def test_one_long_pause_is_named_before_the_pace_of_the_launches_around_it(pause
         machine.wait()
 
     assert verdict(step).verdict == verdict_
+
+
+FLOAT_COPY = "void at::native::unrolled_elementwise_kernel<at::native::direct_copy_kernel_cuda(int), float>(int, float)"
+
+
+@pytest.mark.parametrize(
+    ("product_us", "passes", "found"),
+    [
+        (400, (FLOAT_COPY, FLOAT_COPY, LOG_SOFTMAX), True),
+        (4000, (FLOAT_COPY, FLOAT_COPY, LOG_SOFTMAX), False),  # a small part of the step, as in any training
+        (400, (LOG_SOFTMAX,), False),  # nothing but the loss itself
+    ],
+)
+def test_scores_that_go_through_memory_beside_their_log_softmax_are_an_unfused_loss(
+    product_us: int, passes: tuple[str, ...], found: bool
+) -> None:
+    def step(machine: Machine) -> None:
+        for _ in range(4):
+            machine.launch(product_us * US)
+            machine.launch(20 * US, GELU)
+        for name in passes:
+            machine.launch(400 * US, name)
+        machine.launch(2 * US, PICK)
+
+    diagnosis = verdict(step)
+    assert (diagnosis.verdict == "unfused-chain") is found
+    if found:
+        assert "vocabulary" in diagnosis.findings[0].title
+        assert "cross_entropy" in diagnosis.findings[0].remedies[0].how
+        # Both copies go away, and the log-softmax reads half of the bytes.
+        assert diagnosis.findings[0].expected == pytest.approx(2880 / (2880 - 800 - 160), rel=0.05)
+
+
+TF32_CONVOLUTION = "sm90_xmma_fprop_implicit_gemm_f32f32_tf32f32_f32_nhwckrsc_nhwc_tilesize128x128x32_cudnn"
+TF32_GEMM = "sm80_xmma_gemm_f32f32_tf32f32_f32_tn_n_tilesize128x128x32_stage3_warpsize2x2x1_tensor16x8x8_kernel"
+
+
+@pytest.mark.parametrize(
+    ("others", "found"),
+    [
+        ((), True),
+        ((BF16_GEMM,), False),  # mixed precision
+        ((TF32_GEMM,) * 5, False),  # TF32 of products is a choice
+    ],
+)
+def test_convolutions_in_the_default_format_between_passes_in_fp32_can_be_narrower(
+    others: tuple[str, ...], found: bool
+) -> None:
+    def step(machine: Machine) -> None:
+        for _ in range(8):
+            machine.launch(300 * US, TF32_CONVOLUTION)
+            machine.launch(100 * US, LAYER_NORM)
+            machine.launch(100 * US, ADD)
+        for name in others:
+            machine.launch(700 * US, name)
+
+    diagnosis = verdict(step)
+    assert (diagnosis.verdict == "precision") is found
+    if found:
+        assert diagnosis.findings[0].expected == pytest.approx(1 / 0.6, rel=0.05)
+        assert "TF32" not in diagnosis.findings[0].remedies[0].action
+
+
+def grids(kind: str, token: int) -> tuple[int, int]:
+    """Blocks of what belongs to the tokens of a pass, and of the scores of its attention."""
+    return {
+        "no cache": (16 * (8 + token), 16 * (8 + token)),
+        "cache": (16, 16 * (8 + token)),
+        "doubling": (16 * 2**token, 16 * 2**token),
+        "fixed": (128, 128),
+    }[kind]
+
+
+@pytest.mark.parametrize("a_step", [12, 1])
+@pytest.mark.parametrize("kind", ["no cache", "cache", "doubling", "fixed"])
+def test_passes_over_a_text_that_grows_by_a_token_each_keep_no_cache(kind: str, a_step: int) -> None:
+    """Whether a step is a text or a token."""
+    machine = Machine()
+    for step in range(12 if a_step == 1 else 4):
+        with machine.step():
+            for token in range(a_step):
+                blocks, scores = grids(kind, token if a_step > 1 else step)
+                for _ in range(3):
+                    machine.launch(4 * blocks * US, LAYER_NORM, grid=(64 * blocks, 1, 1))
+                    machine.launch(8 * blocks * US)
+                    machine.launch(scores * US, WHERE, grid=(64 * scores, 1, 1))
+                    machine.launch(8 * blocks * US)
+                    machine.launch(blocks * US, GELU, grid=(256 * blocks, 1, 1))
+                    machine.launch(blocks * US, ADD, grid=(128 * blocks, 1, 1))
+    found = judged(machine.trace())
+    assert (found.verdict == "recomputation") is (kind == "no cache")
+    if kind == "no cache":
+        assert "keys and values are not kept" in found.findings[0].title
+        assert found.findings[0].evidence["growth_factor"] == pytest.approx(19 / 8, rel=0.01)
+        # All but the first pass take what a token takes: 8 tokens and 11 in place of the sum of 8 to 19.
+        assert found.findings[0].expected == pytest.approx(sum(range(8, 20)) / 19, rel=0.1)

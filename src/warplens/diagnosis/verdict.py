@@ -26,6 +26,7 @@ from warplens.diagnosis.moments import worst_moments
 from warplens.diagnosis.places import located
 from warplens.diagnosis.rule import weight
 from warplens.diagnosis.rules import RULES, rule
+from warplens.diagnosis.rules.repetition import Recomputation
 from warplens.diagnosis.rules.rows import UNSORTED
 from warplens.diagnosis.rules.whole import BelowRoof, IncompleteProfile, Saturated, is_known, roof_known
 from warplens.diagnosis.thresholds import DEFAULTS, Thresholds
@@ -273,7 +274,8 @@ def _first_to_mend(facts: Facts, costliest: Finding, found: Sequence[Finding]) -
     def worth(finding: Finding) -> float:
         return _lost_share(weight(finding)) / _lost_share(weight(costliest))
 
-    needless = max((each for each in lost if each.id in _NEEDLESS), key=weight, default=None)
+    dropped = [each for each in lost if each.id in _NEEDLESS or each.title == Recomputation.growing_title]
+    needless = max(dropped, key=weight, default=None)
     if needless is not None and worth(needless) >= limits.dominant_share:
         return needless
     if costliest.id != "launch-overhead":

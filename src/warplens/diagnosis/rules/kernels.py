@@ -378,6 +378,10 @@ class Precision(Rule):
     older_headline = "Limited by matrix products off the tensor cores: fp16 could save {share} of the time"
     title = "Matrix products run in fp32, off the tensor cores"
     doubles_title: ClassVar = "A network computes in float64"
+    default_title: ClassVar = "Convolutions run in TF32, which is the default, and everything between them in fp32"
+    default_headline: ClassVar = (
+        "Limited by 32-bit numbers: bfloat16 could save {share} of the time, in convolutions and in what lies between"
+    )
     evidence: ClassVar = {
         "claimed_share": "everything that it claims, of the window",
         "off_tensor_cores_ns": "products off the tensor cores",
@@ -398,21 +402,49 @@ class Precision(Rule):
         "85 % of theirs, and autocast spends the rest on casts of weights, inputs and gradients.",
     )
 
+    default_share = Limit(
+        0.25, "Of the busy time, that of convolutions in TF32: below it, what narrower ones save is lost in casts."
+    )
+    default_saved_share = Limit(
+        0.4, "Convolutions and passes over memory take half of the time in 16 bits; autocast spends a fifth of it."
+    )
+
     def headline_of(self, finding: Finding) -> str:
         """Before compute capability 8.0, tensor cores take fp16 alone."""
+        if finding.title == self.default_title:
+            return self.default_headline
         return self.older_headline if finding.remedies[-1:] == _NARROWER_REMEDIES["older"] else self.headline
 
     def claim(self, facts: Facts) -> Floats | None:
         """Of products on vector units, what the fastest narrower format could save."""
-        off = off_tensor_cores(facts)
-        if not off.any():
+        off, default = off_tensor_cores(facts), self._by_default(facts)
+        if not off.any() and not default.any():
             return None
         doubles = _doubles(facts)
         share = np.zeros(len(off))
         for which, wide in ((off & ~doubles, "fp32"), (off & doubles, "fp64-tensor")):
             factor = min((tensor_core_factor(device, wide) for device in facts.devices), default=_LEAST_FACTOR)
             share[which] = 1 - 1 / max(self.reached_share * factor, 1.0)
+        share[default] = np.maximum(share[default], self.default_saved_share)
         return share
+
+    @remembered
+    def _by_default(self, facts: Facts) -> npt.NDArray[np.bool_]:
+        """Convolutions in TF32 of a program without products in 16 bits, and the passes over fp32 between them.
+
+        PyTorch's convolutions use TF32 unless told not to, its products only if told to: where these do, somebody has
+        chosen the format.
+        """
+        program = facts.program
+        formats = facts.work["precision"].cast(pl.String).fill_null("")
+        tf32 = program.labelled(*PRODUCTS) & (formats == "tf32").to_numpy()
+        narrow = program.labelled(*PRODUCTS) & formats.is_in(["bf16", "fp16", "fp8"]).to_numpy()
+        plain = tf32 & program.labelled("convolution")
+        taken = int(program.own_ns[plain].sum())
+        chosen = narrow.any() or 2 * taken < int(program.own_ns[tf32].sum())
+        if chosen or taken < self.default_share * facts.busy_ns:
+            return np.zeros(facts.work.height, dtype=np.bool_)
+        return np.asarray(plain | (program.labelled(*PASSES) & (formats == "fp32").to_numpy()), dtype=np.bool_)
 
     def find(self, facts: Facts, claims: Claims) -> Finding | None:
         """The finding, if the window has it."""
@@ -420,7 +452,9 @@ class Precision(Rule):
         if not claimed or not has_tensor_cores(facts):
             return None
         products = facts.own_ns(pl.col("label").is_in(PRODUCTS))
+        default = self._by_default(facts)
         off = off_tensor_cores(facts)
+        by_default = int(facts.program.own_ns[default].sum()) > int(facts.program.own_ns[off].sum())
         wide = int(facts.program.own_ns[off].sum())
         passes = facts.own_ns(pl.col("label").is_in(PASSES))
         newer = _capability(facts) >= (8, 0)
@@ -431,8 +465,11 @@ class Precision(Rule):
         return self.raised(
             facts,
             claimed,
-            title=self.doubles_title if mostly else "",
-            confidence="high" if factor is not None and wide > facts.thresholds.dominant_share * products else "medium",
+            title=self.doubles_title if mostly else self.default_title if by_default else "",
+            confidence="medium"
+            if by_default
+            else "high"
+            if factor is not None and wide > facts.thresholds.dominant_share * products else "medium",
             evidence={
                 "claimed_share": claimed / facts.wall_ns if facts.wall_ns else None,
                 "off_tensor_cores_ns": wide,
@@ -445,10 +482,12 @@ class Precision(Rule):
             where=kernel_names(facts, claims.of_work(self.id)),
             remedies=(
                 *((_NO_DOUBLES,) if mostly else ()),
-                *_NARROWER_REMEDIES["newer" if newer else "older"],
+                *_NARROWER_REMEDIES["newer" if newer else "older"][: 1 if by_default else None],
             ),
             # Passes move two bytes a number where they moved four, or eight.
-            bound_ns=int(wide * (1 - 0.75 / (factor or _LEAST_FACTOR))) + int((0.8 if mostly else 0.6) * passes),
+            bound_ns=int(wide * (1 - 0.75 / (factor or _LEAST_FACTOR)))
+            + int((0.8 if mostly else 0.6) * passes)
+            + int(0.6 * facts.program.own_ns[default & facts.program.labelled(*PRODUCTS)].sum()),
             on_gpu=True,
         )
 

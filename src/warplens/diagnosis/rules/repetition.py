@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Final
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from warplens.analysis.kernel_names import PRODUCTS
 from warplens.diagnosis.findings import PASSES, Remedy
-from warplens.diagnosis.rule import GPU_BUSY_SHARE, Limit, ahead_without, remembered
+from warplens.diagnosis.rule import GAIN, GPU_BUSY_SHARE, Limit, ahead_without, remembered
+from warplens.diagnosis.rules.generation import growing_passes
 from warplens.diagnosis.structure import (
     AFFECTED_NS,
     AFFECTED_SHARE,
@@ -48,28 +49,43 @@ def _numbered(windows: Int64s) -> Int64s:
 
 
 class Recomputation(StructureRule):
-    """Sequences of the forward pass that run again, launched by the thread of the backward pass."""
+    """Work that was done before: the forward pass again in the backward pass, or all tokens again for each new one."""
 
     id = "recomputation"
     model = "products"
-    question = "Does the backward pass run forward work again?"
-    limiter = "forward work that is run again in the backward pass"
-    cause = "recomputed forward work in the backward pass (activation checkpointing)"
-    raised_when = "sequences of the forward pass's kernels recur in the backward pass, and it costs 2 %"
-    claimed = "these kernels, and the pauses while the host issues them"
+    question = "Is work done again whose results could have been kept?"
+    limiter = "work that is run again, in the backward pass or for each token"
+    cause = (
+        "recomputed forward work in the backward pass (activation checkpointing); generation that runs all tokens "
+        "again for each new one"
+    )
+    raised_when = (
+        "sequences of the forward pass's kernels recur in the backward pass, or without training six passes or more "
+        "launch the same kernels on grids that grow by the same amount each time; and it costs 2 %"
+    )
+    claimed = (
+        "these kernels, and the pauses while the host issues them; of passes over a growing text, all but the work of "
+        "one token in each"
+    )
     headline = "Limited by recomputation: {share} of the time goes into running the forward pass again"
     title = "The backward pass runs the forward pass again"
+    growing_title: ClassVar = "Each token runs the model on all tokens before it again: keys and values are not kept"
+    growing_headline: ClassVar = (
+        "Limited by generation without a cache: {share} of the time goes into running all tokens again for each new one"
+    )
     evidence: ClassVar = {
         **AFFECTED_NS,
         **AFFECTED_SHARE,
         **SAVED_NS,
         "repeated_per_step": "kernels that run a second time",
         "of_forward_share": "of the kernels of the forward pass",
+        "passes_per_step": "passes over a text that grows",
+        "growth_factor": "tokens of the last of them over those of the first",
         **GPU_BUSY_SHARE,
     }
     refutation = (
-        "Run without checkpointing (with a smaller batch if memory requires it): if the time per sample stays the "
-        "same, nothing ran twice."
+        "Run without checkpointing (with a smaller batch if memory requires it), or generate with use_cache=True: if "
+        "the time per sample stays the same, nothing ran twice."
     )
     sequence = Limit(6, "This many kernels in the same order, a matrix product among them, are not a coincidence.")
     distinct = Limit(3, "A sequence that only repeats one kernel occurs anywhere.")
@@ -79,9 +95,14 @@ class Recomputation(StructureRule):
     between = Limit(12, "Casts of weights and copies between two such sequences belong to them.")
     least_share = Limit(0.1, "A smaller part of the forward pass is a shared operator, not a checkpoint.")
 
+    def headline_of(self, finding: Finding) -> str:
+        """Whether it is the backward pass, or each token."""
+        return self.growing_headline if finding.title == self.growing_title else self.headline
+
     def share(self, facts: Facts) -> Floats:
         """The repeated kernels."""
-        return self._again(facts).astype(np.float64)
+        growing = growing_passes(facts)
+        return self._again(facts).astype(np.float64) if growing is None else growing.share
 
     def claim_gaps(self, facts: Facts) -> Floats | None:
         """The pauses before them, and of all others as much as a host without that work would be ahead by."""
@@ -153,6 +174,17 @@ class Recomputation(StructureRule):
         """The finding, if the window has it."""
         if not claims.busy_ns(self.id):
             return None
+        growing = growing_passes(facts)
+        if growing is not None:
+            return self.seen(
+                facts,
+                claims,
+                title=self.growing_title,
+                confidence="high",
+                evidence={"passes_per_step": growing.passes, "growth_factor": growing.growth},
+                bound_ns=time_of(facts.program, growing.share > 0) + facts.idle_ns,
+                remedies=_CACHED,
+            )
         again = self._again(facts)
         forward = facts.program.is_kernel & ~self._backward(facts)
         return self.seen(
@@ -180,6 +212,22 @@ class Recomputation(StructureRule):
                 ),
             ),
         )
+
+
+#: Where all tokens run again for each new one.
+_CACHED: Final = (
+    Remedy(
+        "Keep keys and values",
+        "model.generate(ids, use_cache=True)  # transformers: not config.use_cache = False\n"
+        "out = model(last_token, past_key_values=cache, use_cache=True)  # a loop of one's own: one token a pass",
+        GAIN,
+    ),
+    Remedy(
+        "Where attention is not causal, generate several tokens a pass",
+        "# an encoder over all tokens has no keys to keep: decode in blocks, or train a causal model",
+        "in proportion to the passes",
+    ),
+)
 
 
 class PerExpertLoop(StructureRule):

@@ -48,6 +48,11 @@ class UnfusedChain(StructureRule):
     )
     casts_title: ClassVar = "Weights are cast to 16 bits before each product, every time"
     casts_headline: ClassVar = "Limited by casts of weights: keeping them in 16 bits could save {share} of the time"
+    loss_title: ClassVar = "The loss over a whole vocabulary makes a separate pass over memory for each operation"
+    loss_headline: ClassVar = (
+        "Limited by the loss: scores over a whole vocabulary go through memory several times, and a fused loss could "
+        "save {share} of the time"
+    )
     copies_title: ClassVar = "Copies to other layouts or formats stand between the matrix products"
     copies_headline: ClassVar = (
         "Limited by copies to other layouts or formats between products: doing without could save {share} of the time"
@@ -91,6 +96,10 @@ class UnfusedChain(StructureRule):
     least_casts_share = Limit(
         0.1, "Inputs are cast in a few percent of the time; weights that are cast each time are read and written anew."
     )
+    least_loss_share = Limit(
+        0.15, "Losses over vocabularies of 50,000 words take up to a tenth of training steps in which little is wrong."
+    )
+    of_a_loss_share = Limit(0.1, "A cast of the scores takes a third of their log-softmax; labels, a thousandth.")
     cast_operands = Limit(3, "A product has two operands and a bias.")
     repeated_heads_share = Limit(
         0.75, "Models that share keys between heads do so between four or more: attention reads a quarter of the bytes."
@@ -105,13 +114,14 @@ class UnfusedChain(StructureRule):
             self.casts_title: self.casts_headline,
             self.copies_title: self.copies_headline,
             self.operands_title: self.operands_headline,
+            self.loss_title: self.loss_headline,
         }
         return others.get(finding.title, self.headline)
 
     def share(self, facts: Facts) -> Floats:
         """Of each chain, all but its longest pass, to the part that is expected."""
         program = facts.program
-        share = np.maximum(self._casts(facts), self._copies(facts))
+        share = np.maximum(np.maximum(self._casts(facts), self._copies(facts)), self._losses(facts))
         operands = share > 0
         if time_of(program, program.labelled(*PRODUCTS)) < self.least_products_share * facts.wall_ns:
             return share
@@ -173,6 +183,30 @@ class UnfusedChain(StructureRule):
                     found[product] = self.repeated_heads_share
         return found if self._many(facts, found > 0).any() else np.broadcast_to(0.0, len(found))  # takes no room
 
+    @remembered
+    def _losses(self, facts: Facts) -> Floats:
+        """Passes beside a log-softmax, over as many numbers: all go away but one over 16 bits, forward and backward.
+
+        A fused loss reads the scores once and writes their gradient once, as they are. What takes a small part of the
+        log-softmax's time goes over fewer numbers.
+        """
+        program, own = facts.program, facts.program.own_ns
+        found = np.zeros(facts.work.height)
+        losses, long = program.marked("log-softmax"), own >= facts.thresholds.bandwidth_kernel_ns
+        if not (losses & long).any():
+            return found
+        beside = program.labelled(*PASSES, "gather-scatter") | (facts.work["label"] == "memset").to_numpy()
+        for run in program.runs(beside, (losses & long, 1)):
+            longest = int(own[run[losses[run]]].max())
+            mine = run[own[run] >= self.of_a_loss_share * longest]
+            kept = losses[mine]
+            if kept.all():
+                continue  # a log-softmax alone is a fused loss, or the next best
+            wide = (facts.work["precision"].gather(mine) == "fp32").fill_null(value=False).to_numpy()
+            found[mine] = np.where(kept, np.where(wide, float(self.longest_saved_share), 0.0), 1.0)
+        enough = time_of(program, found > 0) >= self.least_loss_share * facts.busy_ns
+        return found if enough else np.broadcast_to(0.0, len(found))  # takes no room
+
     def _before_products(self, facts: Facts, which: Bools) -> Iterator[tuple[Int64s, int]]:
         """Of these pieces the last few before each product, with the product; none where the program trains."""
         program, whole = facts.program, facts.whole or facts
@@ -205,6 +239,8 @@ class UnfusedChain(StructureRule):
         program = facts.program
         least = int(self.least_passes)
         cast, copied = self._casts(facts), self._copies(facts)
+        losing = self._losses(facts) > 0
+        loss = time_of(program, mine & losing) > time_of(program, mine) / 2
         made = cast | (copied == 1)
         making = time_of(program, mine & made) > time_of(program, mine) / 2
         casting = making and time_of(program, mine & cast) >= time_of(program, mine & ~cast)
@@ -218,7 +254,13 @@ class UnfusedChain(StructureRule):
         return self.seen(
             facts,
             claims,
-            title=self.casts_title if casting else self.operands_title if making else title,
+            title=self.casts_title
+            if casting
+            else self.operands_title
+            if making
+            else self.loss_title
+            if loss
+            else title,
             confidence="medium",
             evidence={
                 "chains_per_step": len(chains) / facts.steps,
@@ -230,9 +272,10 @@ class UnfusedChain(StructureRule):
             # Operands that are not made are not launched either.
             replayed=facts.replayed(time=self.share(facts), calls=made.astype(np.float64)) if making else None,
             remedies=(
+                *(_FUSED_LOSS if loss else ()),
                 *(_NARROW_WEIGHTS if cast.any() else ()),
                 *((_AS_THEY_ARE,) if copied.any() else ()),
-                *(() if chains or made.any() else _KEEP_LAYOUT),
+                *(() if chains or made.any() or loss else _KEEP_LAYOUT),
                 Remedy(
                     "Compile the blocks",
                     "for block in model.layers: block.compile()\n# or model = torch.compile(model)",
@@ -253,6 +296,23 @@ class UnfusedChain(StructureRule):
             ),
         )
 
+
+#: Where scores over a vocabulary are what passes go over.
+_FUSED_LOSS: Final = (
+    Remedy(
+        "Compute the loss in one pass",
+        "loss = F.cross_entropy(scores.flatten(0, 1), labels.flatten())  # in 16 bits: no .float(), it sums in fp32\n"
+        "# no log_softmax and gather, no one_hot, no .contiguous() of shifted scores: shift the labels\n"
+        "# liger-kernel: LigerFusedLinearCrossEntropyLoss never writes the scores; torch.compile of head and loss",
+        "one pass over the scores forward, one backward, in 16 bits; scores in 32 bits are not kept in memory",
+    ),
+    Remedy(
+        "Score what has a label",
+        "scores = head(hidden[labels != -100])  # prompts and padding have none\n"
+        "# or by parts: torch.utils.checkpoint over slices of the positions",
+        "in proportion to the positions left out",
+    ),
+)
 
 #: Where weights are kept in 32 bits and used in 16.
 _NARROW_WEIGHTS: Final = (
