@@ -53,8 +53,8 @@ class Growing:
 def growing_passes(facts: Facts) -> Growing | None:
     """Passes that launch the same kernels on grids that grow by the same amount each time; None where there are none.
 
-    With a cache, a pass works on the token that the last one chose. Without, it works on all: what is added to each grid
-    from one pass to the next is the work of one token.
+    With a cache, a pass works on the token that the last one chose. Without, it works on all: what is added to each
+    grid from one pass to the next is the work of one token.
     """
     program, whole = facts.program, (facts.whole or facts).program
     if whole.marked("backward").any() or whole.labelled("optimizer").any():

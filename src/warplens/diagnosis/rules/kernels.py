@@ -469,7 +469,8 @@ class Precision(Rule):
             confidence="medium"
             if by_default
             else "high"
-            if factor is not None and wide > facts.thresholds.dominant_share * products else "medium",
+            if factor is not None and wide > facts.thresholds.dominant_share * products
+            else "medium",
             evidence={
                 "claimed_share": claimed / facts.wall_ns if facts.wall_ns else None,
                 "off_tensor_cores_ns": wide,
