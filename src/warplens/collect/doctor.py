@@ -101,11 +101,10 @@ class Diagnosis:
     works: str
 
 
-def examine_machine(system: System, folder: str = ".", python: str | None = None) -> Diagnosis:
+def examine_machine(system: System, python: str | None = None) -> Diagnosis:
     """Look at everything that collecting needs.
 
     Args:
-        folder: that profiles would be written to.
         python: the interpreter of the programs to be profiled; the first of the search path unless stated.
     """
     driver = ask_driver(system)
@@ -120,7 +119,7 @@ def examine_machine(system: System, folder: str = ".", python: str | None = None
     checks.append(_check_counters(system, driver, is_wsl=is_wsl, is_contained=is_contained))
     checks += _check_surroundings(system, is_wsl=is_wsl, is_contained=is_contained)
     checks += _check_use(driver)
-    checks.append(_check_disk(system, folder))
+    checks.append(_check_disk(system))
     status = {check.name: check.status for check in checks}
     can = {name: all(status[needed] in ("ok", "warning") for needed in wanted) for name, wanted in ABILITIES.items()}
     # Whether counters may be read is often not to be known before they are.
@@ -395,8 +394,8 @@ def _check_use(driver: Driver | None) -> list[Check]:
     return checks
 
 
-def _check_disk(system: System, folder: str) -> Check:
-    free = system.free_bytes(folder)
+def _check_disk(system: System) -> Check:
+    free = system.free_bytes(".")
     if free is None:
         return Check("disk", "unknown", "the free disk space cannot be read")
     if free < _LEAST_FREE_BYTES:

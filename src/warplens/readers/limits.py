@@ -50,9 +50,9 @@ class Limit:
             raise UsageError(f"{_PREFIX}{self.name} is {text!r}: set it to a number above zero, or unset it")
         return int(number)
 
-    def refused(self, path: Path, found: str, limit: int | None = None) -> UnreadableInputError:
+    def refused(self, path: Path, found: str) -> UnreadableInputError:
         """The error for a file beyond the bound: what was found, the bound, and how to raise it."""
-        bound = f"{found} more than {limit or self.value:,} {self.what}"
+        bound = f"{found} more than {self.value:,} {self.what}"
         return UnreadableInputError(path, bound, f"If you trust the file, set {_PREFIX}{self.name} to more")
 
 

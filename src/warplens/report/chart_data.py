@@ -11,6 +11,9 @@ Int64s = npt.NDArray[np.int64]
 #: Bins per power of ten of a duration: fine enough to tell two modes apart, coarse enough not to show noise.
 _BINS_PER_DECADE = 8
 
+#: Cells of copies per power of ten, of their size and of their bandwidth.
+_CELLS_PER_DECADE = 6
+
 #: Stretches of time in a timeline of one GPU: about one for two pixel columns of a wide page. Several share as many
 #: marks again, however many there are.
 _TIMELINE_BINS = 480
@@ -122,18 +125,16 @@ def merged_steps(steps: pl.DataFrame, most: int = _MOST_STEPS) -> pl.DataFrame:
     return merged.select(label.alias("label"), pl.col("first").alias("position"), "wall_ns", "busy_ns", "in_window")
 
 
-def bandwidth_cells(copies: pl.DataFrame, cells_per_decade: int = 6) -> pl.DataFrame:
+def bandwidth_cells(copies: pl.DataFrame) -> pl.DataFrame:
     """Copies gathered by direction, size and bandwidth on a logarithmic grid.
 
     Args:
         copies: `direction`, `bytes`, `start_ns`, `end_ns`; copies without bytes or without duration are left out.
-        cells_per_decade: grid lines per power of ten, for size and bandwidth alike.
 
     Returns:
         `direction`, `bytes` and `bandwidth_bytes_per_s` (means of the cell), `count`.
     """
     duration = pl.col("end_ns") - pl.col("start_ns")
-    cell = cells_per_decade
     return (
         copies.filter((pl.col("bytes") > 0) & (duration > 0))
         .select(
@@ -143,8 +144,8 @@ def bandwidth_cells(copies: pl.DataFrame, cells_per_decade: int = 6) -> pl.DataF
         )
         .group_by(
             "direction",
-            (pl.col("bytes").log10() * cell).floor().alias("size_cell"),
-            (pl.col("bandwidth_bytes_per_s").log10() * cell).floor().alias("speed_cell"),
+            (pl.col("bytes").log10() * _CELLS_PER_DECADE).floor().alias("size_cell"),
+            (pl.col("bandwidth_bytes_per_s").log10() * _CELLS_PER_DECADE).floor().alias("speed_cell"),
         )
         .agg(pl.col("bytes", "bandwidth_bytes_per_s").mean(), pl.len().cast(pl.Int64).alias("count"))
         .sort("direction", "bytes", "bandwidth_bytes_per_s")

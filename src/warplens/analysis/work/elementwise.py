@@ -219,11 +219,11 @@ def _bags_backward(arguments: Arguments) -> Work:
     return work.writing(rows * width, gradient.type)
 
 
-def _scattered(*, flops: int, index: int = 2, source: int = 3) -> Callable[[Arguments], Work]:
+def _scattered(flops: int) -> Callable[[Arguments], Work]:
     """scatter_add_(self, dim, index, src) and the like, in place: as many elements as the index has."""
 
     def formula(arguments: Arguments) -> Work:
-        target, places, given = arguments.tensor(0), arguments.tensor(index), arguments.optional(source)
+        target, places, given = arguments.tensor(0), arguments.tensor(2), arguments.optional(3)
         moving = places.elements if given is None else given.elements
         work = Work("gather-scatter", flops * moving).moving([places, *([given] if given else [])])
         return work.writing((1 + flops) * moving, target.type)
@@ -242,8 +242,8 @@ MOVEMENT_FORMULAS: Final[dict[str, Callable[[Arguments], Work]]] = {
     **dict.fromkeys(("aten::_index_put_impl_", "aten::index_put_"), _put),
     "aten::_embedding_bag": _bags,
     "aten::_embedding_bag_dense_backward": _bags_backward,
-    **dict.fromkeys(("aten::scatter_", "aten::index_copy_"), _scattered(flops=0)),
-    **dict.fromkeys(("aten::scatter_add_", "aten::index_add_"), _scattered(flops=1)),
+    **dict.fromkeys(("aten::scatter_", "aten::index_copy_"), _scattered(0)),
+    **dict.fromkeys(("aten::scatter_add_", "aten::index_add_"), _scattered(1)),
 }
 
 # --- Work of operators on whole lists of tensors ---

@@ -89,7 +89,7 @@ _CLEAR_TREND: Final = 0.01
 _MOST: Final = 100_000
 
 
-def needed_units(shift: Shift, margin: float, *, wanted: float = POWER) -> int | None:
+def needed_units(shift: Shift, margin: float) -> int | None:
     """Units that each side needs, in all, for a verdict other than undecided; None if no number of them would do.
 
     It is the smaller one of two: those that show a difference, and those that put the whole interval within the
@@ -98,7 +98,6 @@ def needed_units(shift: Shift, margin: float, *, wanted: float = POWER) -> int |
 
     Args:
         margin: the share below which differences do not matter.
-        wanted: how often the verdict is to be reached.
     """
     if not shift.freedom:
         return None
@@ -112,7 +111,7 @@ def needed_units(shift: Shift, margin: float, *, wanted: float = POWER) -> int |
         freedom = max(shift.freedom * count / shift.count, 1.0)
         differs, _ = power(sought - drift, limit, error, freedom, shift.level)
         _, same = power(observed, limit - drift, error, freedom, shift.level)
-        return same >= wanted or (sought > drift and differs >= wanted)
+        return same >= POWER or (sought > drift and differs >= POWER)
 
     low, high = shift.fewest, shift.fewest + 1
     while not decides(high):

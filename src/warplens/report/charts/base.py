@@ -66,12 +66,12 @@ class Chart:
         text: str = vl_convert.vegalite_to_svg(self._file_spec(description), vl_version=vega_lite_version())
         return text.replace("<svg", f'<svg role="img" aria-label="{html.escape(description)}"', 1)
 
-    def png(self, description: str, scale: float = 2.0) -> bytes:
-        """The chart as a PNG in light colours, `scale` times its nominal size."""
+    def png(self, description: str) -> bytes:
+        """The chart as a PNG in light colours, twice its nominal size."""
         import vl_convert
 
         spec = self._file_spec(description)
-        image: bytes = vl_convert.vegalite_to_png(spec, vl_version=vega_lite_version(), scale=scale)
+        image: bytes = vl_convert.vegalite_to_png(spec, vl_version=vega_lite_version(), scale=2.0)
         return image
 
     def _file_spec(self, description: str) -> dict[str, Any]:

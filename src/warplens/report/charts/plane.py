@@ -146,10 +146,8 @@ def roofline_chart(points: pl.DataFrame, roofs: pl.DataFrame) -> Chart:
     return Chart(draw, zooms="xy")
 
 
-def _roof_title(roof: str, precision: str | None, number_format: str | None, sparse: bool | None) -> str:
-    """What a roof is called: `DRAM`, `FP32`, `tensor cores, BF16`."""
-    if roof != "compute":
-        return _LEVEL_TITLES[roof]
+def _roof_title(precision: str | None, number_format: str | None, sparse: bool | None) -> str:
+    """What a roof of arithmetic is called: `FP32`, `tensor cores, BF16`."""
     if precision != "tensor":
         return str(precision).upper()
     named = f"tensor cores, {number_format.upper().replace('_', '/')}" if number_format else "tensor cores"
@@ -221,7 +219,7 @@ def _roof_labels(slopes: pl.DataFrame, flat: pl.DataFrame, left: float, bottom: 
             {"x": short(x), "y": short(x * row["peak"]), "label": text, "side": "left", "token": _FILLS[row["roof"]]}
         )
     for row in flat.iter_rows(named=True):
-        name = _roof_title("compute", row["precision"], row["format"], row["sparse"])
+        name = _roof_title(row["precision"], row["format"], row["sparse"])
         text = f"{name} {fmt.flop_rate(row['peak'])}"
         labels.append({"x": short(right), "y": short(row["peak"]), "label": text, "side": "right", "token": "soft"})
     return labels
@@ -230,7 +228,7 @@ def _roof_labels(slopes: pl.DataFrame, flat: pl.DataFrame, left: float, bottom: 
 def _ridge_marks(flat: pl.DataFrame, slopes: pl.DataFrame) -> list[Mark]:
     marks: list[Mark] = []
     for roof in flat.iter_rows(named=True):
-        name = _roof_title("compute", roof["precision"], roof["format"], roof["sparse"])
+        name = _roof_title(roof["precision"], roof["format"], roof["sparse"])
         for slope in slopes.iter_rows(named=True):
             ridge = roof["peak"] / slope["peak"]
             marks.append(

@@ -339,20 +339,20 @@ def _reads_otherwise(before: str | None, after: str | None) -> bool:
     return before is not None and after is not None and fmt.shorten_kernel(before) != fmt.shorten_kernel(after)
 
 
-def place_table(kernels: pl.DataFrame, limit: int | None = 15) -> Table:
+def place_table(kernels: pl.DataFrame) -> Table:
     """The same kernels one by one, each at its place in the program (`KERNEL_CHANGES`)."""
     rows = kernels.with_columns(
         pl.col("change", "matched_by").cast(pl.String),
         pl.coalesce("variant_full_name", "baseline_full_name").alias("full_name"),
         pl.coalesce("variant_range", "baseline_range").alias("place"),
     )
-    return Table("kernel-places", "The same by place in the program", _PLACE_COLUMNS, rows, limit)
+    return Table("kernel-places", "The same by place in the program", _PLACE_COLUMNS, rows, 15)
 
 
-def range_table(ranges: pl.DataFrame, limit: int | None = 15) -> Table:
+def range_table(ranges: pl.DataFrame) -> Table:
     """GPU work by range (`RANGE_CHANGES`), as a tree."""
     rows = ranges.with_columns(pl.when(pl.col("depth") == 0).then(pl.lit("step")).otherwise("name").alias("title"))
-    return Table("ranges", "GPU work by range", _RANGE_COLUMNS, rows, limit, depth="depth")
+    return Table("ranges", "GPU work by range", _RANGE_COLUMNS, rows, 15, depth="depth")
 
 
 def transfer_table(transfers: pl.DataFrame) -> Table:
