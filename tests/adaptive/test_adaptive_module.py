@@ -29,9 +29,6 @@ def adaptive(**options: object) -> AdaptiveModule:
     return AdaptiveModule(Adds(BASELINE), Adds(VARIANT), policy(), **options).eval()  # type: ignore[arg-type]
 
 
-# ── which side runs ───────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 @pytest.mark.parametrize(
     ("batch", "side", "reason"),
     [
@@ -160,9 +157,6 @@ def test_threads_that_meet_new_shapes_together_all_get_the_right_side() -> None:
     assert not wrong
 
 
-# ── weights ───────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def test_equal_weights_are_held_once() -> None:
     baseline = Adds(0)
     weights = sum(parameter.numel() for parameter in baseline.parameters())
@@ -255,9 +249,6 @@ def test_an_optimizer_sees_each_weight_once() -> None:
     assert len(optimizer.param_groups[0]["params"]) == 2
 
 
-# ── torch.compile ─────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 @pytest.fixture
 def _no_traces():
     torch.compiler.reset()
@@ -290,9 +281,6 @@ def test_a_compiled_call_is_asked_about_as_compiled() -> None:
     compiled = torch.compile(module, backend="eager", fullgraph=True)
     assert ran(compiled(images(8))) == BASELINE, "nothing compiled was measured"
     assert module.explain(images(8), execution="compile").reason == "outside"
-
-
-# ── CUDA graphs ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_graphs_are_refused_where_there_can_be_none() -> None:

@@ -31,9 +31,6 @@ def steps(count=3, phases=None, **how):
     return program
 
 
-# ── (a) ───────────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def test_a_host_range_that_waits_inside_is_the_time_of_the_pass():
     forward = answer_cell(steps(wait="phase").cell()).forward
     # launches 10 + 10 + gemm 300 − 10 overlapped + elementwise 100, wait and end 5 each: 10 + 300 + 100 + 5 + 5
@@ -122,9 +119,6 @@ def test_a_busy_gpu_or_a_single_model_tells_nothing_about_the_host():
     assert host_bound(Grid((_cell("small", 128, 1e6, 0.4), _cell("medium", 128, 2e6, 0.4)))) == ()
 
 
-# ── (b) and (c) ───────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def test_the_leading_kernel_its_calls_in_one_pass_and_its_model_part():
     program = steps()
     program.ranges += [
@@ -173,9 +167,6 @@ def test_shares_of_kernels_and_of_categories_sum_to_one():
     assert answers.labels["label"].to_list() == ["gemm", "elementwise", "memory fills"]
     assert answers.labels["share"].sum() == pytest.approx(1.0)
     assert answers.kernels["share"].sum() == pytest.approx(400 / 420)
-
-
-# ── (d) ───────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_a_training_step_is_the_sum_of_its_phases():
@@ -247,9 +238,6 @@ def test_traffic_is_modelled_only_for_the_optimizer_of_the_assignment():
     cost = answer_cell(program.cell()).optimizer
     assert cost.launches_per_tensor == 16
     assert cost.modelled_bytes_per_s == pytest.approx(140 * 128_625_408 / (launches * 60e-9))
-
-
-# ── invalid, missing, double ──────────────────────────────────────────────────────────────────────────────────────────
 
 
 def without(phase, *, empty=False):
@@ -387,9 +375,6 @@ def test_no_profiles_make_an_empty_grid():
     grid = answer_grid([])
     assert grid.models == []
     assert grid_status(grid).height == 0
-
-
-# ── real captures against plain SQL ───────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.fixture(scope="module")

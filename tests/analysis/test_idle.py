@@ -38,9 +38,6 @@ def two_kernels(first_until: int, second_from: int) -> list[Row]:
     return [kernel(0, first_until, correlation=1), kernel(second_from, second_from + 10 * US, correlation=2)]
 
 
-# ── refilling a drained pipeline ─────────────────────────────────────────────────────────────────────────────────────
-
-
 def test_after_a_wait_for_a_busy_gpu_all_the_time_until_the_next_work_is_refill() -> None:
     api = [
         launch(-9 * US, -5 * US, 1),
@@ -123,9 +120,6 @@ def test_nothing_refills_after_the_last_work() -> None:
     assert found["synchronization"] == 8 * US
 
 
-# ── reading back a few bytes ─────────────────────────────────────────────────────────────────────────────────────────
-
-
 @pytest.mark.parametrize(
     ("function", "destination"),
     [
@@ -169,9 +163,6 @@ def test_sending_a_few_bytes_is_part_of_issuing() -> None:
     assert set(found) == {"launch", "start-latency"}
 
 
-# ── asking again and again ───────────────────────────────────────────────────────────────────────────────────────────
-
-
 def _asking(times: int) -> list[Row]:
     """Questions for an event every 5 µs, each 1 µs long, from 60 µs on."""
     return [call((60 + 5 * i) * US, (61 + 5 * i) * US, "cudaEventQuery", 10 + i) for i in range(times)]
@@ -186,9 +177,6 @@ def test_asking_for_an_event_again_and_again_is_waiting() -> None:
 def test_asking_a_few_times_is_what_allocators_do() -> None:
     api = [launch(-9 * US, -5 * US, 1), *_asking(3), launch(120 * US, 124 * US, 2)]
     assert "synchronization" not in idle(two_kernels(70 * US, 126 * US), api)
-
-
-# ── CUDA graphs ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_issuing_a_graph_is_a_cause_of_its_own() -> None:

@@ -44,8 +44,6 @@ def step_ns(operations: list[Operation]) -> float:
     return window.duration_ns / len(window.steps)
 
 
-# ── the changed program, simulated ───────────────────────────────────────────────────────────────────────────────────
-
 LAYER: list[Operation] = [("launch", 40 * US), ("pause", 9 * US), ("launch", 30 * US), ("pause", 11 * US)]
 END: list[Operation] = [("synchronize",)]
 
@@ -134,9 +132,6 @@ def test_a_prefetched_copy_on_a_stream_of_its_own_hides_behind_kernels() -> None
     assert found["overlapped-copies"].predicted_ns == pytest.approx(4 * MS, rel=0.02)
 
 
-# ── the pace without a profiler ──────────────────────────────────────────────────────────────────────────────────────
-
-
 def _program(factor: float, wait: list[Operation]) -> list[Operation]:
     """A program whose host takes `factor` times as long as without a profiler."""
     layer = [("launch", 40 * US, 7, "kernel", round(4 * US * factor)), ("pause", round(10 * US * factor))]
@@ -163,8 +158,6 @@ def test_a_step_that_was_slower_without_the_profiler_is_taken_as_it_is() -> None
     assert {p.change: p.predicted_ns for p in plain}.items() <= {p.change: p.predicted_ns for p in timed}.items()
     assert all(prediction.measured_ns == 7 * MS for prediction in timed)
 
-
-# ── any program ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 _TIMES = st.integers(1, 200).map(lambda time: time * US)
 _OPERATION = st.one_of(
@@ -201,9 +194,6 @@ def test_confidence_follows_the_error_of_the_unchanged_replay() -> None:
     prediction = Prediction("cuda-graph", 200, 100, 2.0, 0.0, "", ())
     levels = [Prediction(**{**vars(prediction), "model_error": error}).confidence for error in (0.01, 0.05, 0.2)]
     assert levels == ["high", "medium", "low"]
-
-
-# ── real programs ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def shipped(name: str, folder: Path) -> Timeline:

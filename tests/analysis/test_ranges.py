@@ -181,8 +181,6 @@ def test_a_profile_without_ranges_gives_empty_tables() -> None:
     assert range_coverage(timeline, timeline.window("all")).attributed_share == 0
 
 
-# ── any nesting at all: against a walk over all ranges for each launch ───────────────────────────────────────────────
-
 _SPAN = st.tuples(st.integers(0, 40), st.integers(1, 30), st.sampled_from([1, 2]), st.sampled_from("abc"))
 
 

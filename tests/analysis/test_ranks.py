@@ -34,8 +34,6 @@ from warplens.errors import UsageError
 US = 1_000
 MS = 1_000_000
 
-# ── a planted straggler ───────────────────────────────────────────────────────────────────────────────────────────────
-
 RANKS = 8
 STEPS = 10
 SLOW = 5
@@ -145,9 +143,6 @@ def test_numbers_that_begin_anywhere_match_what_all_ranks_have() -> None:
     assert result.matching.row(0, named=True)["matched"] == 8
 
 
-# ── measures of one rank ──────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def test_overlap_is_the_share_of_communication_during_which_the_rank_computes() -> None:
     """Compute 0–100 and 150–200; communication 80–160: 20 + 10 of 80 are hidden, 50 exposed."""
     result = together([rank_trace([(0, 100), (150, 200)], [collective(80, 160)])])
@@ -181,9 +176,6 @@ def test_waiting_that_compute_hides_is_not_exposed() -> None:
     second = rank_trace([(0, 100)], [collective(100, 150)], rank=1, epoch_ns=0)
     waits = together([first, second]).waits.ranks.row(0, named=True)
     assert (waits["wait_ns"], waits["exposed_wait_ns"], waits["transfer_ns"]) == (100, 40, 50)
-
-
-# ── matching ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_without_numbers_collectives_are_paired_by_order() -> None:
@@ -271,9 +263,6 @@ def test_sends_among_more_than_two_ranks_have_no_peers_to_be_paired_with() -> No
     assert together(traces).matching.row(0, named=True)["method"] == "no peers"
 
 
-# ── clocks ────────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def test_without_any_epoch_collectives_alone_bring_the_clocks_together() -> None:
     hour = 3_600 * 1_000_000_000
     first = rank_trace([], [collective(t, t + 40) for t in range(0, 1000, 100)], rank=0)
@@ -331,9 +320,6 @@ def test_broadcasts_do_not_move_clocks_that_are_common_already() -> None:
     root = rank_trace([], [collective(0, 30, BROADCAST)] * 1, rank=0, epoch_ns=0)
     other = rank_trace([], [collective(0, 60, BROADCAST)], rank=1, epoch_ns=0)
     assert together([root, other]).alignment.ranks["shift_ns"].to_list() == [0, 0]
-
-
-# ── which file is which rank ──────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize(
@@ -395,9 +381,6 @@ def test_ranks_without_a_profile_are_noted() -> None:
     assert "3 of the run's 4 ranks" in result.notes[0].text
 
 
-# ── several ranks in one file ─────────────────────────────────────────────────────────────────────────────────────────
-
-
 def test_one_file_of_two_processes_is_two_ranks_on_one_clock() -> None:
     made = trace(
         kernels=[
@@ -432,9 +415,6 @@ def test_a_file_of_one_rank_is_not_taken_apart() -> None:
     assert only.trace is made
 
 
-# ── steps ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def stepped(compute: int) -> list[tuple[int, int]]:
     return [(step * 1_000, step * 1_000 + compute) for step in range(4)]
 
@@ -452,9 +432,6 @@ def test_ranks_with_different_steps_are_compared_by_their_windows() -> None:
     result = together([rank_trace(stepped(100), rank=0), rank_trace(stepped(300)[:3], rank=1)], "steady")
     assert not result.balance.step_balance.height
     assert "share no steps" in result.balance.how
-
-
-# ── words and formulas ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize(

@@ -29,9 +29,6 @@ def _parts(budget: TimeBudget) -> dict[str, int]:
     return dict(zip(budget.parts["part"], budget.parts["time_ns"], strict=True))
 
 
-# ── busy time ────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def test_overlapping_kernels_are_counted_once_for_the_one_that_began_first() -> None:
     profile = trace([kernel(0, 10, GEMM), kernel(5, 15, "softmax_warp_forward", stream=8)], window_ns=(0, 15))
     assert _parts(_budget(profile)) == {"gemm": 10, "softmax": 5}
@@ -84,9 +81,6 @@ def test_the_budget_of_a_range_covers_the_spans_of_its_instances() -> None:
     budget = _budget(profile, range_name="forward")
     assert budget.duration_ns == (30 - 10) + (110 - 100)
     assert _parts(budget)["gemm"] == 25
-
-
-# ── idle causes: one gap each ────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _gap(api: list[dict], *, start: int = 10 * US, end: int = 60 * US, **tables: list[dict]) -> dict[str, int]:
@@ -180,8 +174,6 @@ def test_every_gap_is_listed_with_its_main_cause() -> None:
     assert (gap["start_ns"], gap["end_ns"], gap["main_cause"]) == (10 * US, 60 * US, "launch")
     assert gap["launch_ns"] + gap["start-latency_ns"] == 50 * US
 
-
-# ── any trace at all ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 _NAMES = st.sampled_from([GEMM, NCCL, "softmax_warp_forward", "no_such_kernel"])
 _CALLS = st.sampled_from(["cudaLaunchKernel", "cudaMalloc", "cudaDeviceSynchronize", "cudaMemcpy", "cudaGraphLaunch"])

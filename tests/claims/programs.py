@@ -290,9 +290,6 @@ def _perform(thread: _Thread, operations: list[_Operation], chance: random.Rando
         getattr(thread, name)(*varied, **options)
 
 
-# --- What recordings lose --------------------------------------------------------------------------------------------
-
-
 def _without(*names: str) -> Callable[[random.Random, Trace], Trace]:
     def lose(chance: random.Random, profile: Trace) -> Trace:
         capture = replace(profile.capture, recorded=profile.capture.recorded - set(names))

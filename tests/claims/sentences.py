@@ -44,8 +44,6 @@ def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-# --- Sentences -------------------------------------------------------------------------------------------------------
-
 #: A number with its unit, as `warplens.report.text` writes it; not a part of a word or a version.
 _TOKEN: Final = re.compile(
     r"(?<![\w.,:/=\[(×-])([−+-]?<?\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?)"

@@ -95,9 +95,6 @@ def test_what_is_said_of_two_profiles_does_not_contradict_itself(baseline: Path,
     assert [str(each) for each in reading.contradictions] == []
 
 
-# --- The checker sees what it is there to see ------------------------------------------------------------------------
-
-
 @cache
 def _pages() -> list[Page]:
     return pages_of(REPOSITORY / "data/planted/item_per_layer__baseline.json.xz")

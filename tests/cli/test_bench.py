@@ -27,9 +27,6 @@ def stored(tmp_path):
     return path
 
 
-# ── without PyTorch ───────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def test_a_stored_file_is_shown_as_a_table(warplens, stored):
     run = warplens("bench", "show", stored)
     assert run.code == 0
@@ -104,9 +101,6 @@ def test_nothing_of_the_program_imports_pytorch_before_it_is_needed():
     modules += ["warplens.workloads.cells", "warplens.workloads.registry", "warplens.readers.measurements"]
     code = f"import sys, importlib\nfor m in {modules!r}: importlib.import_module(m)\nassert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)
-
-
-# ── with PyTorch, at tiny size ────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.fixture

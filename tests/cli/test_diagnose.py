@@ -113,9 +113,6 @@ def test_wrong_usage_is_one_line(warplens: Callable[..., Run], arguments: list[s
     assert (run.code, run.err.count("\n")) == (2, 1)
 
 
-# ── several profiles ─────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 @pytest.mark.slow
 def test_of_the_ranks_of_a_run_the_late_one_is_the_verdict(warplens: Callable[..., Run]) -> None:
     ranks = shipped.files("planted", "ddp_straggler-gpu_rank*.json.xz")

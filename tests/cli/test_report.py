@@ -211,9 +211,6 @@ def test_profiles_of_one_cell_are_no_grid_unless_asked_for(
     assert names(tmp_path / "asked") == {"report.json", "grid.json"}
 
 
-# ── demo ──────────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def test_every_profile_of_the_index_is_shipped() -> None:
     entries = demo._shipped_profiles()
 

@@ -50,9 +50,6 @@ def h200(tmp_path_factory):
     return folder
 
 
-# ── a published table ─────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def test_the_published_paradox_is_reproduced(asked, table):
     """169.7 → 140.9 and 108.7 → 321.3 images/s; 17.57 → 5.55 and 78.52 → 24.73 GMAC."""
     found = json.loads(asked(table, form=Format.JSON)[0])
@@ -91,9 +88,6 @@ def test_the_published_table_as_a_document(asked, table, tmp_path):
     assert "No cell could be tested." in text
 
 
-# ── the grid of the H200 ──────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def test_the_grid_tells_where_reduction_pays(h200):
     found = json.loads((h200 / "sweep.json").read_bytes())["data"]
     rows = {(row["input_size"], row["batch"], row["execution"]): row for row in found["rows"]}
@@ -123,9 +117,6 @@ def test_the_document_has_all_its_parts(h200):
     assert "Nothing is known about other values of what was not varied" in text
     assert {path.name for path in (h200 / "images").iterdir()} == {"sweep-speedup.svg", "sweep-regimes-chart.svg"}
     assert "<script" in (h200 / "sweep.html").read_text()
-
-
-# ── profiles, lost cells, wrong use ───────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.fixture

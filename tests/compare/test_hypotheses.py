@@ -104,8 +104,6 @@ def test_the_same_variant_where_it_pays():
     assert set(judged.values()) == {"refuted"}
 
 
-# ── with counters ─────────────────────────────────────────────────────────────────────────────────────────────────────
-
 COUNTERS = Path(__file__).resolve().parents[2] / "data" / "counters"
 
 #: What the reduction adds to the model, of the kernels that move memory: read off the profiler's list of launches.

@@ -38,9 +38,6 @@ def judged(profile: Trace) -> Diagnosis:
     return diagnose(timeline, timeline.window())
 
 
-# ── planted ──────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def launch_bound(machine: Machine) -> None:
     """Kernels of 3 µs, launched every 8 µs."""
     machine.launch(3 * US, times=200)
@@ -127,9 +124,6 @@ def exposed_collectives(machine: Machine) -> None:
 def whole_graph(machine: Machine) -> None:
     """A CUDA graph traced as one interval."""
     machine.graph(5 * MS)
-
-
-# ── healthy ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def large_products(machine: Machine) -> None:

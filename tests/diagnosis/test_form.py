@@ -167,8 +167,6 @@ def test_ids_are_used_once() -> None:
     assert len(FINDING_IDS) == len(RULES)
 
 
-# ── the recipe: one file ─────────────────────────────────────────────────────────────────────────────────────────────
-
 RECIPE = '''
 from warplens.diagnosis.findings import Remedy
 from warplens.diagnosis.rule import GPU_BUSY_SHARE, Limit, Rule

@@ -87,9 +87,6 @@ def run(case: Case) -> dict[str, str]:
         return {name: _shortened(_normalised(text, folder)) for name, text in found.items()}
 
 
-# ── files that a command finds ────────────────────────────────────────────────────────────────────────────────────────
-
-
 @cache
 def shipped() -> dict[str, Path]:
     """Every file that a case may name: those that come with Warplens, of this folder, and of the readers' tests."""
@@ -131,9 +128,6 @@ def _work_folder() -> Iterator[Path]:
             yield folder
         finally:
             os.chdir(before)
-
-
-# ── what it writes, as text ───────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _text_of(path: Path) -> str:
@@ -213,9 +207,6 @@ def visible(html: str) -> str:
     parser.close()
     lines = (" ".join(line.split()) for line in "".join(parser.parts).split("\n"))
     return "\n".join(line for line in lines if line) + "\n"
-
-
-# ── what depends on the machine, and what is too long ─────────────────────────────────────────────────────────────────
 
 
 def _normalised(text: str, folder: Path) -> str:

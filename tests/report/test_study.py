@@ -44,9 +44,6 @@ def _latency(content, **settings):
     return record["latency_ns"]["median"]
 
 
-# ── token reduction ───────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def test_speedups_are_those_of_the_medians_and_their_intervals_enclose_them(token_file):
     rows = token_tables(measurements_of(token_file, "x"))["speedups"]
     assert rows.height == 20
@@ -131,9 +128,6 @@ def test_planted_exponents_are_told_with_the_range_over_which_they_hold(token_fi
     assert figures == [f"{what}-batch-{how}" for how in ("eager", "graph") for what in ("latency", "throughput")]
 
 
-# ── language model ────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def test_time_a_layer_and_training_ratio_are_those_of_the_medians(lm_file):
     tables = lm_tables(measurements_of(lm_file, "x"))
     layers = {"small": 12, "medium": 24, "large": 36}
@@ -188,9 +182,6 @@ def _rescale(record, to_ns):
     spread["median"] = to_ns
     record["throughput_per_s"] = record["items"] * 1e9 / to_ns
     record["sustained_per_s"] = record["items"] * 1e9 / spread["mean"]
-
-
-# ── attention ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _attention(rates):

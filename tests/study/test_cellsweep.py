@@ -176,8 +176,6 @@ def test_what_cannot_be_is_refused_before_anything_is_measured(troubled, options
         WorkloadSweep(**{**given, **options}).run()
 
 
-# ── the entry for bare machines ───────────────────────────────────────────────────────────────────────────────────────
-
 ARGUMENTS = (
     "sweep", "trouble", "--module", "troubled", "--device", "cpu", "--rounds", "6", "--axis", "tenths=1,2,3",
     "--baseline", "side=old", "--variant", "side=new",

@@ -73,9 +73,6 @@ def adamw(p, gradients, lr, betas, eps, decay):
     return p
 
 
-# ── token reduction, one image: tokens with the class token first, attention as [head][query][token] ──────────────────
-
-
 def class_scores(attention) -> Vector:
     """What the class token attends to, for each patch token: the mean over heads."""
     heads = len(attention)

@@ -17,9 +17,6 @@ from warplens.workloads.settings import AttentionCell, LMCell, TokenReductionCel
 PLAN = Plan.exactly(6, warmup_steps=1)
 
 
-# ── settings; these need no PyTorch ───────────────────────────────────────────────────────────────────────────────────
-
-
 def test_a_grid_is_every_combination_the_last_axis_fastest():
     cells, impossible = cell_grid(LMCell, {"size": ["small", "medium"], "context": [128, 256]})
     assert [(cell.size, cell.context) for cell in cells] == [
@@ -83,9 +80,6 @@ def test_without_pytorch_one_line_says_how_to_get_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(UsageError, match=r'pip install "warplens\[gpu\]"'):
         default_device()
-
-
-# ── runs ──────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @dataclass(frozen=True)

@@ -117,9 +117,6 @@ def test_a_failing_step_leaves_garbage_collection_on():
     assert gc.isenabled()
 
 
-# ── annotations ───────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def _names_seen(ranges, run):
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         run()
@@ -176,9 +173,6 @@ def test_an_unknown_range_is_refused():
 def test_the_hand_outs_names_have_blanks():
     assert SPACED_NAMES["softmax"] == "computing softmax"
     assert SPACED_NAMES.keys() == RANGE_NAMES.keys()
-
-
-# ── arithmetic and environment ────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_precision_holds_inside_the_block_alone():

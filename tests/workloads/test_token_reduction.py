@@ -172,9 +172,6 @@ def test_dynamicvit_keeps_what_its_predictor_scores_highest():
         _close(found[image], [x[image, 0].tolist(), *(x[image, 1 + patch].tolist() for patch in best)])
 
 
-# ── inside the model ──────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def _model(method, shares=(0.6, 0.5), side=20, **others):
     size = VIT_SIZES["tiny"]
     torch.manual_seed(5)

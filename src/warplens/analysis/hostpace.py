@@ -227,8 +227,6 @@ def _profiler(timeline: Timeline, process: int, thread: int) -> Intervals:
     return union(Intervals(overhead["start_ns"].to_numpy(), overhead["end_ns"].to_numpy()))
 
 
-# --- The pace of the host ---
-
 #: What a launching thread's time goes into, in the order of presentation.
 THREAD_PARTS: Final = (
     "launching",  # inside calls that issue work
@@ -269,7 +267,6 @@ class HostPace:
     """What the busiest launching thread did in a window.
 
     Attributes:
-        process, thread: whose pace it is.
         launches: calls of it that issued work in the window.
         per_second: those over the window's length.
         host_ns_per_launch: quartiles of the time from one launching call to the next, without what held the thread up

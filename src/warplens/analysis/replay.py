@@ -216,9 +216,6 @@ def _step_through(schedule: Schedule, waiting: Int64s, returns: Int64s, stretche
     return _Host(begins, ends)
 
 
-# --- A recorded schedule ---
-
-
 #: What a call holds the host up with, as `RecordedSchedule.cause` says it.
 SYNCHRONIZATION: Final = HOLDING_CAUSES.index("synchronization") + 1
 ALLOCATION: Final = HOLDING_CAUSES.index("allocation") + 1
@@ -230,8 +227,6 @@ class RecordedSchedule:
     """One process's work on one device in a window, as it was recorded.
 
     Attributes:
-        schedule: what can be replayed.
-        process, device: whose work it is.
         kind: shape (calls,), the position in `API_KIND` of what each call is.
         cause: what each call holds the host up with, a position from 1 in `HOLDING_CAUSES`; 0 for issuing work.
         whole_device: whether the call waits for all of the device's work by its name.

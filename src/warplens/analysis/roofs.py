@@ -81,7 +81,6 @@ class Task:
         family: kind of work, as `warplens.analysis.work` names families.
         flops, bytes: the least that it takes; 0 for what does not count, None for what is not known.
         dtype: format of the operands (`bf16`, `tf32`, `fp32`, …); None where it is not known.
-        tensor_cores: whether tensor cores multiply.
         backward: whether it computes gradients (attention and convolution differ there).
         operation: which one of its family, as the table calls it, where it has rates for several; None for any.
         sizes: what is known of the shape: `m`, `n`, `k`, `b` of products; `s`, `d`, `causal` of attention; `in`, `out`,
@@ -103,8 +102,6 @@ class Roofs:
     """The roofs of one GPU.
 
     Attributes:
-        gpu: its name.
-        peaks: the theoretical ones.
         table: measured entries; empty where none were measured on a GPU of that name.
         source: one sentence for people on where the practical roofs come from.
     """

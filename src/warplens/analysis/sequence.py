@@ -269,9 +269,6 @@ def _rhythm(
     return Rhythm(what, len(firsts), pace, int(np.median(np.diff(cuts))), confidence, why, chosen)
 
 
-# --- Marks of training ---
-
-
 def _between(lasts: Int64s) -> Int64s | None:
     """Where steps begin, and the last ends, that end with these places; None where they are not alike, or too few.
 
@@ -287,9 +284,6 @@ def _between(lasts: Int64s) -> Int64s | None:
     whole = int(lasts[0]) + 1 >= (1 - ALIKE_TOLERANCE) * usual
     cuts: Int64s = np.r_[max(int(lasts[0]) + 1 - usual, 0), lasts + 1] if whole else lasts + 1
     return cuts if len(cuts) > 2 else None
-
-
-# --- Turns ---
 
 
 def _repetition(trace: Trace, work: pl.DataFrame, forest: RangeForest, calls: pl.DataFrame) -> _Turns | None:
@@ -408,9 +402,6 @@ def _found(
     taken = _rhythm(calls, cuts, origin.removeprefix("the "), confidence, why, chosen=True)
     others = (each for each in repeating if (each.count, each.launches) != (taken.count, taken.launches))
     return Found(firsts, np.r_[firsts[1:], lasts[-1]], counts, warm, None, lasts, origin, (taken, *others))
-
-
-# --- The sequence ---
 
 
 def _launch_sequence(trace: Trace, work: pl.DataFrame, kinds: tuple[str, ...]) -> pl.DataFrame:

@@ -268,9 +268,6 @@ def _warmup_count(found: Found) -> int:
     return max(leading, named)
 
 
-# ── ranges ────────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def _steps_from_ranges(trace: Trace, work: pl.DataFrame, forest: RangeForest) -> Found | None:
     ranges = trace.ranges
     if not ranges.height:

@@ -258,7 +258,6 @@ def _add_issuing(
     """Adds the time that it took to issue the work and to start it, of which a drained pipeline claims its part.
 
     Args:
-        parts: where to add.
         numbers: shape (n,), the gaps.
         graph: whether the work is a CUDA graph's.
         before: time before the launching call; `refilling` the part of it after the synchronization's return.
@@ -288,7 +287,6 @@ def _drains(timeline: Timeline, device: int, waits: Intervals, begins: Int64s, i
     """Which gaps began while the host waited in a synchronization that returned before the next work was issued.
 
     Args:
-        device: the gaps' device.
         waits: when the host was inside synchronizations, disjoint.
         begins, issued: shape (n,), the begin of each gap and of the call that issued the work that ends it.
 
@@ -406,7 +404,6 @@ class TimeBudget:
 
     Attributes:
         device: CUDA ordinal.
-        window: the window that was split.
         duration_ns: the time that was split: the window's length, or with a range the summed spans of its instances.
         parts: `BUDGET`, largest first within a group; `time_ns` sums to `duration_ns`.
         gaps: every idle interval with its causes.

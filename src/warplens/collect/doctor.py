@@ -157,9 +157,6 @@ def _works(can: dict[str, bool]) -> str:
     return f"{anywhere}; recording needs a machine with a GPU"
 
 
-# ── GPU, toolkit and PyTorch ──────────────────────────────────────────────────────────────────────────────────────────
-
-
 def _check_gpu(driver: Driver | None, *, is_wsl: bool, is_contained: bool) -> Check:
     if driver is None:
         fix = "install the NVIDIA driver if this machine has a GPU of NVIDIA's"
@@ -266,9 +263,6 @@ def _check_visible(torch: dict[str, Any] | str | None, driver: Driver | None) ->
     return checks
 
 
-# ── profilers and permissions ─────────────────────────────────────────────────────────────────────────────────────────
-
-
 def _check_tool(
     name: str,
     tool: Tool | None,
@@ -327,9 +321,6 @@ def _is_privileged(system: System, driver: Driver) -> bool:
     if _numbers(driver.version or "") >= _PERFMON_SINCE:
         suffices.append(_CAP_PERFMON)
     return any(capabilities >> number & 1 for number in suffices)
-
-
-# ── surroundings ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _is_wsl(system: System) -> bool:

@@ -98,8 +98,6 @@ class Checked:
     diagnosis: Diagnosis | None = None
     counters: KernelCounters | None = None
 
-    # --- counters: a row a kernel with one grid and block, with the time of its launches
-
     @cached_property
     def facts(self) -> pl.DataFrame:
         """All that counters tell of each group of launches that has a duration, and `total_ns`."""
@@ -122,8 +120,6 @@ class Checked:
             return self.facts.clear(), 0.0
         known = self.facts.drop_nulls(list(names))
         return known, float(known["total_ns"].sum()) / float(self.facts["total_ns"].sum())
-
-    # --- launches of the window
 
     @cached_property
     def launches(self) -> pl.DataFrame:
@@ -215,9 +211,6 @@ def _by_findings(checked: Checked, ids: Sequence[str], evidence: Mapping[str, fl
     return Answer("in order", evidence, "findings", 1.0)
 
 
-# --- Memory ----------------------------------------------------------------------------------------------------------
-
-
 def _coalesced(checked: Checked) -> Answer:
     then = "let neighbouring threads read neighbouring numbers"
     wasted = {"not_needed_of_sectors_share": "global_wasted_share"}
@@ -266,9 +259,6 @@ def _transactions(checked: Checked) -> Answer:
             "to mend", evidence, "counters", seen, "load vectors of 16 aligned bytes; keep registers from spilling"
         )
     return _enough("in order", evidence, seen, "memory")
-
-
-# --- Arithmetic ------------------------------------------------------------------------------------------------------
 
 
 def _occupancy(checked: Checked) -> Answer:
@@ -326,8 +316,6 @@ def _unrolled(checked: Checked) -> Answer:
     return _enough("in order", evidence, seen, "instructions")
 
 
-# --- Algorithm -------------------------------------------------------------------------------------------------------
-
 _FUSING: Final = (
     *("small-kernels", "unfused-chain", "unfused-attention", "unfused-optimizer", "per-expert-loop", "launch-overhead"),
     "unbucketed-communication",
@@ -378,9 +366,6 @@ def _reuse(checked: Checked) -> Answer:
     if evidence["reads_again_while_bound_by_dram_share"] >= _LEAST_SHARE:
         return Answer("to mend", evidence, "counters", seen, "fuse passes over the same data, or take larger tiles")
     return _enough("in order", evidence, seen, "memory")
-
-
-# --- Configuration ---------------------------------------------------------------------------------------------------
 
 
 def _whole_warps(checked: Checked) -> Answer:
@@ -445,8 +430,6 @@ _TURNS_THEN: Final = {
     "unknown": "launch breadth-first, with CUDA_DEVICE_MAX_CONNECTIONS=8 or more; see which resource runs out (ncu)",
 }
 
-# --- Faults ----------------------------------------------------------------------------------------------------------
-
 
 def _right_gpu(checked: Checked) -> Answer:
     if not checked.launches.height or checked.timeline is None or checked.window is None or not checked.devices:
@@ -502,8 +485,6 @@ def _numerics(checked: Checked) -> Answer:
     # A profile holds no values.
     return Answer("cannot tell", then="warplens numerics OUTPUT.npy REFERENCE.npy  # NaN, infinities, error in ULPs")
 
-
-# --- The list --------------------------------------------------------------------------------------------------------
 
 _ITEMS: Final[Mapping[str, tuple[str, str, Callable[[Checked], Answer]]]] = {
     "coalescing": ("memory", "neighbouring threads read neighbouring numbers", _coalesced),

@@ -72,7 +72,6 @@ def host_load(timeline: Timeline, window: Window, readback_bytes: int) -> HostLo
     """What the launching threads did.
 
     Args:
-        timeline: the profile.
         window: the part of it that counts; a call belongs to it by its begin.
         readback_bytes: up to this size, a copy to the host is a read-back.
     """
@@ -179,9 +178,6 @@ def _both(first: Intervals, second: Intervals) -> Intervals:
 
 def _intervals(calls: pl.DataFrame) -> Intervals:
     return Intervals(calls["start_ns"].to_numpy(), calls["end_ns"].to_numpy())
-
-
-# --- Which work is an optimizer's, where no range says so: Adam written tensor by tensor is known by its kernels -----
 
 
 #: Only the update of a parameter by a quotient (Adam and its kin) runs PyTorch's `addcdiv` on a single tensor: once for
@@ -296,14 +292,10 @@ def _threads(kernels: pl.DataFrame) -> Int64s:
     return counted
 
 
-# --- When the host loads code ----------------------------------------------------------------------------------------
-
-
 def code_loading(facts: Facts, *, slow_launches: bool = False) -> Intervals:
     """When calls of the window load code.
 
     Args:
-        facts: the window.
         slow_launches: also launching calls of a millisecond and more. The first launch of a kernel loads it (CUDA
             Programming Guide, "Lazy Loading"); no other launch onto an idle GPU lasts that long.
     """
@@ -314,9 +306,6 @@ def code_loading(facts: Facts, *, slow_launches: bool = False) -> Intervals:
     if slow_launches:
         loads |= (api_kinds(calls["name"]) == "launch").to_numpy() & (ends - starts >= STALL_MAX_NS)
     return union(Intervals(starts[loads], ends[loads]))
-
-
-# --- Whether the optimizer of a window goes from parameter tensor to parameter tensor --------------------------------
 
 
 @dataclass(frozen=True)
@@ -350,9 +339,6 @@ def is_unfused(facts: Facts) -> bool:
     found, limits = optimizer_work(facts), facts.thresholds
     many = found.launches >= limits.optimizer_launches_per_step * facts.steps
     return many and found.single_tensor > limits.optimizer_single_tensor_share * found.launches
-
-
-# --- What hardware counters say of the kernels of a trace: their costliest fault, and what they are limited by -------
 
 
 COUNTED: Final = table(

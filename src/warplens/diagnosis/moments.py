@@ -37,10 +37,8 @@ class Moment:
     """One instance of a finding.
 
     Attributes:
-        finding: its id.
         start_ns, end_ns: the half-open interval, in the profile's clock; what reaches beyond the window ends with it.
         device: CUDA ordinal of the GPU.
-        claimed_ns: what the finding claims of it.
         what: `pause`, `work`, or `stretch` of several.
         name: of the work as recorded, or the main cause of the pause; empty for a stretch.
         pieces: pauses and pieces of work that it claims there.

@@ -54,7 +54,6 @@ class StepTimes:
     """One step.
 
     Attributes:
-        length_ns: how long it is.
         share: how much of what its replay saves is taken, from 0 to 1; 0 without a remedy.
         stretched: by what factor all times are longer than that, to fill `length_ns`.
         lanes: the host, then the streams.
@@ -120,9 +119,7 @@ class StepReplays:
     """Replays of one schedule, of which the same step is drawn.
 
     Args:
-        facts: the window.
         recorded: the schedule without what the profiler added.
-        replayed: its times.
     """
 
     def __init__(self, facts: Facts, recorded: RecordedSchedule, replayed: Replayed) -> None:

@@ -58,7 +58,6 @@ class WhatIf:
         step_ns: the time of a step that follows from `expected`.
         step_interval_ns: the same of `expected_interval`, from the shortest to the longest.
         busy_ns: GPU time by category of work that is left.
-        idle_ns: the rest of the step.
     """
 
     findings: tuple[str, ...]
@@ -94,7 +93,6 @@ def what_ifs(facts: Facts, claims: Claims, findings: Sequence[Finding]) -> WhatI
     """The remedies of these findings, one by one and in pairs; None where the schedule cannot be replayed.
 
     Args:
-        facts: the window.
         claims: which time each cause claims.
         findings: the worst first; those without an expected gain or a remedy are left out.
     """

@@ -356,9 +356,6 @@ def _zero(timeline: Timeline) -> int:
     return min(0, *first) if first else 0
 
 
-# ── what is drawn ─────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def _device_layers(timeline: Timeline) -> list[Layer]:
     trace = timeline.trace
     flows = _flows(timeline)

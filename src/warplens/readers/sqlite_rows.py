@@ -60,7 +60,6 @@ class Stored:
     """Where the rows of a table stand in a file.
 
     Attributes:
-        path: the file.
         page_bytes: the size of its pages.
         usable_bytes: of each page, less what extensions reserve.
         columns: how many columns each row has.
@@ -98,10 +97,8 @@ def whole_numbers(table: Stored, places: dict[str, int], first: int, count: int)
     """Columns of the rows numbered `first` to `first + count - 1`, none of them missing, as `Int64`.
 
     Args:
-        table: where the rows stand.
         places: by name of a column its place in the row.
         first: number of the first row.
-        count: how many rows.
 
     Returns:
         the rows in their order; None where they are not stored as numbers, without gaps, and as expected.

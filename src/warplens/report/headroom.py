@@ -99,9 +99,6 @@ _DOWN: Final = (
 )
 
 
-# --- Tables ----------------------------------------------------------------------------------------------------------
-
-
 _PART_COLUMNS: Final = pick(PARTS, "level part step_ns share how confidence owners")
 _GROUP_COLUMNS: Final = pick(
     GROUPS,
@@ -176,9 +173,6 @@ def device_data(found: Headroom) -> dict[str, Any]:
 def headroom_data(found: Sequence[Headroom]) -> dict[str, Any]:
     """The `headroom` of a report's JSON: for each GPU its parts and groups."""
     return {"devices": [{**device_data(one), "parts": {"rows": one.parts}} for one in found]}
-
-
-# --- The section of a report -----------------------------------------------------------------------------------------
 
 
 def headroom_blocks(found: Sequence[Headroom]) -> Iterator[Block | Section]:

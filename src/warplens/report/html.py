@@ -171,9 +171,6 @@ def _variables(theme: Theme) -> str:
     return "".join(f"--{token}:{colour(token, theme)};" for token in (*PAGE, *FILLS))
 
 
-# --- tables -----------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class _Cell:
     text: str

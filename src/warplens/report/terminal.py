@@ -186,9 +186,6 @@ def _cells(row: dict[str, Any], table: Table) -> list[str]:
     return ["  " * row[table.depth] + cells[0], *cells[1:]] if table.depth else cells
 
 
-# --- Sentences -------------------------------------------------------------------------------------------------------
-
-
 def print_prose(lines: Iterable[str], stream: TextIO) -> None:
     """Sentences, each on lines of its own; on a terminal wrapped between words, with what matters in colour."""
     width = width_of(stream)
@@ -229,9 +226,6 @@ def _styled(shown: str, line: str) -> Text:
             text.stylize(style, 0, min(found.end(), len(shown)))
             break
     return text
-
-
-# --- The answer in five lines ----------------------------------------------------------------------------------------
 
 
 #: What stands between a command and what it answers.

@@ -75,9 +75,6 @@ _LABELS: Final = {
 }
 
 
-# --- What is drawn: events of a kind, and the track that each belongs to ---------------------------------------------
-
-
 @dataclass(frozen=True, eq=False)
 class _Layer:
     """Events of one kind. Arrays have one entry an event; `name` counts from 0 within `names`."""
@@ -207,9 +204,6 @@ def _host_fill(kind: str, name: str) -> str:
         return "other"
     # The same name has the same colour in every report: Python's own hash differs from run to run.
     return _RANGE_FILLS[zlib.crc32(name.encode()) % len(_RANGE_FILLS)]
-
-
-# --- The view ---------------------------------------------------------------------------------------------------------
 
 
 def timeline_view(

@@ -117,9 +117,6 @@ def panel(found: Diagnosis, what_if: WhatIfs, source: str, unit: str) -> dict[st
     }
 
 
-# --- The step, drawn --------------------------------------------------------------------------------------------------
-
-
 def _packed(found: StepPictures, unit: str) -> dict[str, Any]:
     """What is said of the drawn steps, and the steps: the base64 form of zlib of JSON.
 

@@ -31,8 +31,6 @@ def of_entry(entry: dict[str, Any]) -> Work | str:
     return work_of(entry["name"], *texts)
 
 
-# ── against torch.utils.flop_counter, on inputs as torch.profiler recorded them ───────────────────────────────────────
-
 #: The counter gives the weights' gradient of a grouped convolution the work of all channels (its comment says that it
 #: skips groups): 4 groups, so 4 × 115,200 instead of 115,200 beside the 115,200 of the inputs' gradient.
 COUNTER_IGNORES_GROUPS = {"conv2d of groups, backward": 2 * 115_200}
@@ -54,9 +52,6 @@ def test_the_record_is_what_pytorch_counts_today() -> None:
     now = {(entry["title"], entry["name"]): entry["flops"] for entry in entries()}
 
     assert now == {(entry["title"], entry["name"]): entry["flops"] for entry in RECORDED["operators"]}
-
-
-# ── bytes, by hand ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_a_product_reads_both_operands_once_and_writes_the_result_once() -> None:
@@ -147,9 +142,6 @@ def test_a_fused_optimizer_reads_four_lists_and_writes_three() -> None:
     assert found.untyped == 7 * 100
 
 
-# ── attention ─────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 @given(st.integers(1, 12), st.integers(1, 12), st.booleans(), st.none() | st.integers(0, 12), st.integers(0, 12))
 def test_unmasked_pairs_are_those_that_a_mask_leaves(
     queries: int, keys: int, from_end: bool, left: int | None, right: int
@@ -207,9 +199,6 @@ def test_sequences_of_equal_length_one_after_the_other_are_known() -> None:
 
 def test_sequences_of_unknown_lengths_are_not_guessed() -> None:
     assert varlen(tokens=390, longest=100) == "lengths of the sequences are not recorded"
-
-
-# ── what is not known ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_a_convolution_whose_stride_was_not_recorded_is_not_guessed() -> None:

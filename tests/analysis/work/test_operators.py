@@ -142,9 +142,6 @@ def test_the_type_of_a_list_is_read_from_the_name_of_the_kernel() -> None:
     assert work_statistics(modelled, "name")["bytes"].to_list() == [None]
 
 
-# ── rates and roofs ───────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def statistics_of(shapes: list, duration: int, name: str, device: Device = H200, kind: str = "aten::mm") -> dict:
     gemm, call = launched(100, 100 + duration, 1, at=5, name=name)
     types = ["c10::BFloat16"] * len(shapes)
@@ -237,9 +234,6 @@ def test_a_profile_without_operators_has_nothing_to_model() -> None:
     assert modelled.operators.is_empty()
     assert (modelled.flops, modelled.coverage_share) == (0, 0.0)
     assert work_statistics(modelled).is_empty()
-
-
-# ── against closed formulas, on real traces ───────────────────────────────────────────────────────────────────────────
 
 
 def kineto(name: str) -> Timeline:

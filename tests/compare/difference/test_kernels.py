@@ -170,9 +170,6 @@ def test_fixed_points_ascend_on_both_sides() -> None:
     assert (np.diff(right[rows]) > 0).all()
 
 
-# ── any two traces ───────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 @given(any_side(), any_side())
 def test_every_kernel_of_both_sides_is_in_exactly_one_row(baseline: Side, variant: Side) -> None:
     changes = kernel_changes(baseline, variant)

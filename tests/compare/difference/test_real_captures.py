@@ -50,9 +50,6 @@ def _explained(baseline: Path, variant: Path) -> Explanation:
     return explanation(_difference(baseline, variant))
 
 
-# ── the paradox ──────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 @pytest.fixture(scope="module")
 def paradox() -> StepDifference:
     return _difference(_capture("deit224_bs1_baseline"), _capture("deit224_bs1_topk0.1"))
@@ -112,9 +109,6 @@ def test_at_a_larger_size_the_reduction_pays_because_gpu_work_falls() -> None:
     assert found.gpu_change_share == pytest.approx(3.78 / 9.24 - 1, abs=0.01)
     assert (found.launches_change, found.baseline_bound) == (29, "gpu")
     assert not found.is_paradox
-
-
-# ── other pairs ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize("traced", ["nodes", "whole"])
@@ -216,9 +210,6 @@ def test_kernels_of_smaller_matrices_are_decided_to_be_faster() -> None:
     assert of_change["changed"] > 0.8
     assert of_change["added"] == 0
     assert verdicts.filter(pl.col("change") == "added")["verdict"].unique().to_list() == ["slower"]
-
-
-# ── profiles of other people's programs ──────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.skipif(TRACES is None, reason="the public traces (shared/data/kineto) are not here")

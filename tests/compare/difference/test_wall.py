@@ -115,9 +115,6 @@ def test_a_profile_and_itself_differ_in_nothing() -> None:
     assert split.frame()["share"].null_count() == len(split.parts)
 
 
-# ── any two traces ───────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 @given(any_side(), any_side())
 def test_the_parts_add_up_to_the_difference_exactly(baseline: Side, variant: Side) -> None:
     split = wall_split(baseline, variant)
@@ -153,9 +150,6 @@ def test_the_wall_time_is_the_mean_step_and_the_mean_gap(one: Side, edges: list[
     if len(steps) > 1:
         expected += Fraction(window.duration_ns - inside, len(steps) - 1)
     assert wall.wall_ns == expected
-
-
-# ── samples ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_the_samples_are_the_durations_of_the_steps() -> None:

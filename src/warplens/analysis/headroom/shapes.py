@@ -130,8 +130,6 @@ def misaligned(family: str, dtype: str | None, sizes: dict[str, float]) -> str |
     return None
 
 
-# --- How much a window got through, and the floor that the weights set ------------------------------------------------
-
 #: Convolutions of at most so many channels read images.
 _MOST_CHANNELS: Final = 4
 #: Products of at most so many rows read their weights for little work: on an H200 below some 200 FLOP a byte.

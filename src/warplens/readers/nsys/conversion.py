@@ -280,7 +280,6 @@ def read_nsys_rep(
     """The trace that a report of Nsight Systems holds; a note says so where an installed nsys had to convert it.
 
     Args:
-        path: the report on disk.
         known_as: the file that the user named; `path` may be unpacked from it.
         report: told in a few words what is being done.
         launch_configuration: whether to read how kernels were launched.
@@ -309,7 +308,6 @@ def with_note_on_age(trace: Trace, path: Path) -> Trace:
     """The trace, with a note where the export beside a report is older than it, and so of an earlier recording.
 
     Args:
-        trace: what was read.
         path: the file that the user named, a report or an export; others are left as they are.
     """
     if path.suffix in _EXPORTS:

@@ -44,9 +44,6 @@ _ASKED: Final = (
 class FolderOfTables:
     """The tables of such a folder, the small ones asked in SQL like those of an SQLite export.
 
-    Args:
-        folder: the export.
-
     Attributes:
         known_as: the folder as the user knows it.
         tables: the columns of each table that may be asked for.

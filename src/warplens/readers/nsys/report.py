@@ -67,9 +67,6 @@ _MAX_ROWS = 100_000
 class Facts:
     """The small tables of a report, asked in SQL like those of an export.
 
-    Args:
-        report: the open report.
-
     Attributes:
         known_as: the file as the user knows it.
         tables: the columns of each table that there is; those of events are added by `declare`.
@@ -216,7 +213,6 @@ def read_nsys_report(
     """The trace that a report of Nsight Systems holds.
 
     Args:
-        path: the report on disk.
         known_as: the file that the user named; `path` may be unpacked from it.
         report: told in a few words what is being done.
         launch_configuration: whether to read how kernels were launched.

@@ -57,7 +57,6 @@ class Layout:
     """One table of the export.
 
     Attributes:
-        table: its name.
         payload: the kind of message that its rows are.
         types: the event types whose rows go here; empty for all.
         classes: the classes of calls (ENUM_NSYS_EVENT_CLASS) whose rows go here.

@@ -189,7 +189,6 @@ def walk(source: Bytes, begin: Int64s, end: Int64s, wanted: Mapping[int, str]) -
     the highest wanted tag is not looked at.
 
     Args:
-        source: the bytes.
         begin: where each message begins.
         end: where it ends.
         wanted: names by tag; numbers are read as signed 64-bit integers.

@@ -95,7 +95,6 @@ class Slices:
         statistic of the durations can be computed of it exactly.
 
         Args:
-            table: of the trace.
             columns: of the table, by which rows are alike.
             span: only rows that begin from here on and before there; None for no limit.
 

@@ -82,7 +82,6 @@ class Field:
     """One column of a trace's table.
 
     Attributes:
-        name: the column in the trace.
         columns: the column in the export; where several are named, the first that the export has.
         convert: from that column's name to an expression over 64-bit integers.
         absent: what stands for it in an export that has none of the columns.
@@ -108,7 +107,6 @@ class Source:
     """One table of the export.
 
     Attributes:
-        table: its name.
         trace_table: the table of the trace to which its rows go.
         fields: the trace's columns, and further ones that the reader needs.
         where: a condition on the rows.

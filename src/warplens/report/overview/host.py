@@ -290,9 +290,6 @@ def _title(use: AllocatorUse) -> str:
     return f"GPU {use.device}, process {use.process}"
 
 
-# --- Operators and modules --------------------------------------------------------------------------------------------
-
-
 #: Of an operator or a part of the program, after its name.
 _SHOWN: Final = "share total_ns gpu_ns backward_ns calls host_ns"
 _TITLES: Final = {"total_ns": "GPU in all", "gpu_ns": "Launched"}

@@ -226,9 +226,6 @@ def _meta(grid: Grid) -> tuple[tuple[str, str], ...]:
     )
 
 
-# ── legend and recording ──────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def _legend() -> Section:
     entries = (
         "Measured: read from the profiles or from the program's own times, by counting and adding. Every number is "

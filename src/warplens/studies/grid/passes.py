@@ -229,9 +229,6 @@ def phased_work(timeline: Timeline, *, step_is_forward: bool = False) -> PhasedW
     return PhasedWork(steps, how, work, passes, _phase_times(work, steps), pass_is_step, instances.seen)
 
 
-# ── work ──────────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def _labelled_work(timeline: Timeline, instances: PhaseInstances, steps: tuple[Step, ...]) -> pl.DataFrame:
     work = timeline.work
     owner = work["range"].fill_null(NO_RANGE).to_numpy()
@@ -310,9 +307,6 @@ def _phase_times(work: pl.DataFrame, steps: tuple[Step, ...]) -> pl.DataFrame:
         .with_columns(pl.col("gpu_ns", "span_ns", "matmul_ns", "inferred_ns", "kernels", "ops").fill_null(0))
         .select(PHASE_TIMES.names)
     )
-
-
-# ── forward passes ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _passes(timeline: Timeline, work: pl.DataFrame, rows: pl.Series | None) -> pl.DataFrame:

@@ -278,9 +278,6 @@ def _regret(entry: Any, where: str, axes: Sequence[Axis]) -> Regret:
     return Regret(entry["cells"], shares[0], shares[1], place, entry["not_run"])
 
 
-# ── what every part is checked by ─────────────────────────────────────────────────────────────────────────────────────
-
-
 def _demand(holds: bool, where: str, what: str) -> None:
     if not holds:
         raise _WrongError(f"{where} {what}")

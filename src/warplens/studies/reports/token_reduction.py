@@ -201,9 +201,6 @@ def _mode(row: Mapping[str, Any], modes: list[str]) -> str:
     return ", ".join(filter(None, texts)) or "the only one"
 
 
-# ── for people ────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def _paradox_blocks(pairs: pl.DataFrame, axes: list[str], modes: list[str]) -> tuple[Any, ...]:
     modes = [name for name in modes if name in pairs.columns and pairs.get_column(name).n_unique() > 1]
     saved = Column("flops_ratio", pl.Float64, "FLOPs of the baseline over those of the variant", title="FLOPs saved")

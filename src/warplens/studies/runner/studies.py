@@ -106,8 +106,6 @@ class Study:
         )  # fmt: skip
 
 
-# ── token reduction ───────────────────────────────────────────────────────────────────────────────────────────────────
-
 #: What makes a point. All else tells the cells of a point apart: they take turns in one process, so that executions
 #: compare as well as methods do.
 _POINT: Final = ("model", "input_size", "batch", "precision")
@@ -170,9 +168,6 @@ _TOKEN_REDUCTION: Final = Study(
 )  # fmt: skip
 
 
-# ── language model ────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def _one_cell_each(name: str) -> Callable[[Axes], tuple[tuple[Task, ...], list[dict[str, Any]]]]:
     return lambda axes: cell_tasks(workload(name), axes, ({},))
 
@@ -189,9 +184,6 @@ _LM_GRID: Final = Study(
     plan=_LONG,
     tasks=_one_cell_each("lm"),
 )  # fmt: skip
-
-
-# ── attention ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _attention_tasks(axes: Axes) -> tuple[tuple[Task, ...], list[dict[str, Any]]]:
