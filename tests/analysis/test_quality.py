@@ -118,6 +118,21 @@ def test_a_step_whose_optimizer_ran_nothing_was_aborted() -> None:
     assert (aborted.step.index, aborted.reasons) == (3, ("its optimizer has no work on the GPU",))
 
 
+def test_an_optimizer_that_ran_its_operators_on_the_host_has_finished() -> None:
+    steps = [_step(number, optimizer=0) for number in range(4)]
+    ranges = [row for step in steps for row in step.ranges]
+    inside = [
+        nvtx(row["start_ns"] + 10, row["start_ns"] + 20, "aten::addcdiv_", kind="cpu-op")
+        for row in ranges
+        if "optimizer" in row["name"]
+    ]
+    kernels, calls = ([row for step in steps for row in step[table]] for table in range(2))
+    whole = trace(kernels, calls, sorted([*ranges, *inside], key=lambda row: (row["start_ns"], -row["end_ns"])))
+
+    assert len(inside) == 4
+    assert aborted_steps(Timeline(whole), _window(1, 2, 3)) == ()
+
+
 def test_a_step_shorter_than_the_shortest_forward_pass_was_aborted() -> None:
     (aborted,) = aborted_steps(HEALTHY, _window(1, length=50))
 

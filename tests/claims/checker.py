@@ -70,6 +70,8 @@ NEEDLESS: Final = ("unused-gradients", "unused-results", "recomputation")
 APART: Final = "stalls_apart_share"
 #: A host that waits after every few launches, and so often a step, cannot get ahead of its GPU.
 CROWDED: Final = "after every few launches"
+#: A loop of many small kernels, which comes before pauses that are not much longer than its launches.
+TURNS: Final = "turns_per_step"
 #: The remedy of rows whose indices are checked, sorted and scanned before each addition, in launches of their own.
 SORTS_FOR_ROWS: Final = "Add rows without sorting their indices"
 
@@ -287,11 +289,14 @@ def check_order(reading: Reading, findings: Sequence[Mapping[str, Any]]) -> None
         best = max(worth, key=lambda one: _gain(one) or 0.0)
         gain, most = _gain(findings[0]) or 0.0, _gain(best) or 0.0
         unsorted = any(each["action"] == SORTS_FOR_ROWS for each in findings[0].get("remedies", ()))
-        if best["id"] == "launch-overhead" and (findings[0]["id"] in MAKES_LAUNCHES or unsorted):
+        first, slow = findings[0], best["id"] in ("launch-overhead", "host-stall")
+        looped = slow and first["id"] == "host-sync" and LOOPED in first["evidence"]
+        if best["id"] == "launch-overhead" and first["id"] == "host-sync" and CROWDED in first["title"]:
+            most = 1.0  # no host gets ahead while it waits that often, whatever that costs under the profiler
+        elif looped or (best["id"] == "launch-overhead" and (first["id"] in MAKES_LAUNCHES or unsorted)):
             # What makes the host slow is named before its pace, from this part on of what that would save.
-            crowded = findings[0]["id"] == "host-sync" and CROWDED in findings[0]["title"]
-            most = 1.0 if crowded else 1 / (1 - Thresholds().specific_share * (1 - 1 / most))
-        elif findings[0]["id"] in NEEDLESS or (best["id"] == "launch-overhead" and APART in findings[0]["evidence"]):
+            most = 1 / (1 - Thresholds().specific_share * (1 - 1 / most))
+        elif first["id"] in NEEDLESS or (slow and (APART in first["evidence"] or TURNS in first["evidence"])):
             most = 1 / (1 - Thresholds().dominant_share * (1 - 1 / most))
         known = f"{best['id']} {_gain(best)}"
         fits = gain >= most - 1e-9

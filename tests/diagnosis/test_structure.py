@@ -288,6 +288,34 @@ def test_caches_that_are_copied_whole_for_each_attention_grow() -> None:
     assert found.findings[0].evidence["concatenations_per_step"] == 24
 
 
+def test_rows_of_a_cache_that_change_places_for_each_token_are_told_as_that() -> None:
+    def step(machine: Machine) -> None:
+        for _ in range(12):
+            machine.launch(20 * US)
+            machine.launch(3 * US, ADD, times=3)
+            machine.launch(120 * US, PICK, times=2)
+            machine.launch(60 * US, FLASH)
+
+    found = verdict(step)
+    assert found.verdict == "growing-cache"
+    assert "reordered" in found.findings[0].title
+    assert found.findings[0].evidence["concatenations_per_step"] == 24
+
+
+@pytest.mark.parametrize("grows", [True, False])
+def test_results_that_a_loop_appends_are_copied_each_time(grows: bool) -> None:
+    def step(machine: Machine) -> None:
+        for turn in range(32):
+            machine.launch(20 * US)
+            machine.launch(8 * (turn + 1 if grows else 32) * US, CAT)
+
+    finding = verdict(step).finding("growing-cache")
+    assert (finding is not None) is grows
+    if finding is not None:
+        assert "appended" in finding.title
+        assert finding.remedies[0].action == "Collect results, and concatenate once"
+
+
 def test_rows_that_are_picked_and_added_for_most_of_the_time_are_scattered_access() -> None:
     def step(machine: Machine) -> None:
         machine.launch(100 * US, times=2)
@@ -590,3 +618,55 @@ def test_passes_over_a_text_that_grows_by_a_token_each_keep_no_cache(kind: str, 
         assert found.findings[0].evidence["growth_factor"] == pytest.approx(19 / 8, rel=0.01)
         # All but the first pass take what a token takes: 8 tokens and 11 in place of the sum of 8 to 19.
         assert found.findings[0].expected == pytest.approx(sum(range(8, 20)) / 19, rel=0.1)
+
+
+@pytest.mark.parametrize(("name", "found"), [(ADD, True), (BF16_GEMM, False)])
+def test_a_loop_of_small_kernels_is_told_to_do_all_turns_at_once(name: str, found: bool) -> None:
+    """Turns with products may be layers, which need each other."""
+
+    def step(machine: Machine) -> None:
+        machine.launch(200 * US, times=3)
+        for _ in range(64):
+            machine.launch(2 * US, WHERE, grid=(1, 1, 1))
+            machine.launch(2 * US, name, grid=(2, 1, 1))
+            machine.think(150 * US)  # some of what Python does in a turn takes as long as many launches
+        machine.launch(200 * US)
+
+    diagnosis = verdict(step)
+    assert diagnosis.verdict == ("launch-overhead" if found else "host-stall")
+    finding = diagnosis.finding("launch-overhead")
+    if found:
+        assert finding is not None
+        assert finding.evidence["turns_per_step"] == 64
+        assert finding.evidence["launches_per_turn_factor"] == 2
+        assert finding.remedies[0].action == "Do the work of all turns at once"
+    else:
+        assert finding is None or "turns_per_step" not in finding.evidence
+
+
+def test_layers_that_gather_rows_in_each_of_equal_passes_are_no_experts() -> None:
+    def step(machine: Machine) -> None:
+        for _ in range(16):
+            for layer in range(6):
+                machine.launch(2 * US, PICK, grid=(3 + layer, 1, 1))
+                machine.launch(3 * US, ADD, grid=(2, 1, 1))
+                machine.launch(5 * US)
+                machine.launch(3 * US, PUT)
+        machine.launch(3 * US, CAT, grid=(6, 1, 1))
+
+    diagnosis = verdict(step)
+    assert diagnosis.verdict == "launch-overhead"
+    assert diagnosis.findings[0].evidence["passes_per_step"] == 16
+
+
+def test_waits_of_a_loop_are_named_before_the_pauses_between_its_items() -> None:
+    def step(machine: Machine) -> None:
+        machine.launch(100 * US, times=4)
+        for _ in range(12):
+            machine.launch(3 * US, PICK)
+            machine.item()
+            machine.think(120 * US)
+
+    diagnosis = verdict(step)
+    assert diagnosis.verdict == "host-sync"
+    assert diagnosis.findings[1].id == "host-stall"

@@ -103,7 +103,8 @@ def _reasons(
         if forward and backward + unnamed < _BACKWARD_OF_FORWARD * forward:
             began = f"its backward pass stopped after {100 * backward / forward:.0f} % of the forward pass's GPU time"
             reasons.append(began if backward else "it has a forward pass, but no backward work on the GPU")
-        if not optimizer and (has_optimizer or (phases.has("optimizer") and updates_usually)):
+        on_host = phases.begins_in(_ON_HOST, step) and not memory_ran_out  # its parameters are kept there
+        if not optimizer and not on_host and (has_optimizer or (phases.has("optimizer") and updates_usually)):
             reasons.append("its optimizer has no work on the GPU")
     elif forward and memory_ran_out:
         reasons.append("an allocation failed in it, and no backward pass followed")
@@ -112,9 +113,13 @@ def _reasons(
     return tuple(reasons)
 
 
+#: Operators that a range of the optimizer holds: it ran, on the host where it has no work on the GPU.
+_ON_HOST: Final = "operators of the optimizer"
+
+
 @dataclass(frozen=True, eq=False)
 class _PhaseRanges:
-    """Begins and lengths of the outermost ranges named after each phase."""
+    """Begins and lengths of the outermost ranges named after each phase, and begins of operators of the optimizer."""
 
     begins: dict[str, Int64s]
     shortest_forward_ns: int | None
@@ -129,8 +134,10 @@ class _PhaseRanges:
         inside = (label > 0) & (np.r_[label, 0][parent] == label)
         starts, ends = ranges["start_ns"].to_numpy(), ranges["end_ns"].to_numpy()
         forward = (label == number["forward"]) & ~inside & (ends > starts)
+        begins = {phase: np.sort(starts[(label == code) & ~inside]) for phase, code in number.items()}
+        operators = (ranges["kind"] == "cpu-op").to_numpy() & (np.r_[label, 0][parent] == number["optimizer"])
         return cls(
-            {phase: np.sort(starts[(label == code) & ~inside]) for phase, code in number.items()},
+            {**begins, _ON_HOST: np.sort(starts[operators])},
             int((ends - starts)[forward].min()) if forward.any() else None,
         )
 

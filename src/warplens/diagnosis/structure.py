@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from warplens.analysis.frames import once
+from warplens.analysis.kernel_names import PRODUCTS
 from warplens.analysis.repetition import is_structured, longest_repetition
 from warplens.diagnosis.facts import kernel_names, range_names
 from warplens.diagnosis.findings import ISSUING, PASSES
@@ -216,6 +217,58 @@ def _sent_passes(facts: Facts) -> int:
             return 1
         counts.append(len(begins))
     return int(np.median(counts))
+
+
+#: Turns of a loop in a step, at least; what a turn launches, at most; and of all launches of the step, at least.
+_LEAST_TURNS: Final = 16
+_LONGEST_TURN: Final = 16
+_OF_LAUNCHES: Final = 0.25
+#: Kernels that take longer keep a GPU busy while the next one is launched.
+_SMALL_NS: Final = 10_000
+
+
+@dataclass(frozen=True, eq=False)
+class Turns:
+    """A loop of a step that launches the same few small kernels in each turn.
+
+    Attributes:
+        count: how many turns a step has.
+        launches: of a turn.
+        share: of each piece of work, the share that goes away where all turns are one.
+    """
+
+    count: float
+    launches: float
+    share: Floats
+
+
+@once
+def turns_of_step(facts: Facts) -> Turns | None:
+    """The loop that launches a quarter of a step's work or more, without a product, a norm or a read-back in a turn.
+
+    Layers of a network have products and norms; parameters of an optimizer have several sizes, or are its own.
+    """
+    program = facts.program
+    if facts.phase is not None or not facts.window.steps:
+        return None
+    others = program.labelled("attention", "normalization", "softmax", "communication", "optimizer", *PRODUCTS)
+    others = others | (facts.work["phase"] == "optimizer").to_numpy()
+    others = others | (facts.work["label"] == "device-to-host").to_numpy()
+    share, counts, lengths = np.zeros(facts.work.height), [], []
+    for rows in program.by_step():
+        if not _LEAST_TURNS <= len(rows) <= _MOST_KERNELS:
+            return None
+        period, begin, stop = longest_repetition(program.launched_as(rows))
+        count = (stop - begin) // period if period else 0
+        mine = rows[begin:stop]
+        if count < _LEAST_TURNS or period > _LONGEST_TURN or len(mine) < _OF_LAUNCHES * len(rows):
+            return None
+        if others[mine].any() or np.median(program.own_ns[mine]) > _SMALL_NS:
+            return None
+        share[mine] = 1 - 1 / count
+        counts.append(count)
+        lengths.append(period)
+    return Turns(float(np.mean(counts)), float(np.mean(lengths)), share) if counts else None
 
 
 def time_of(program: Program, which: Bools | Int64s) -> int:

@@ -278,18 +278,25 @@ def _first_to_mend(facts: Facts, costliest: Finding, found: Sequence[Finding]) -
     needless = max(dropped, key=weight, default=None)
     if needless is not None and worth(needless) >= limits.dominant_share:
         return needless
-    if costliest.id != "launch-overhead":
+    apart = any(each.id == "host-stall" and "stalls_apart_share" in each.evidence for each in lost)
+    if costliest.id not in ("launch-overhead", "host-stall") or (costliest.id == "host-stall" and apart):
         return costliest
     waiting = next((each for each in found if each.id == "host-sync"), None)
-    if waiting is not None and facts.waits_crowded:
+    if waiting is not None and costliest.id == "launch-overhead" and facts.waits_crowded:
         return waiting
+    looped = waiting is not None and "looped_kernels_per_step" in waiting.evidence
+    if waiting is not None and looped and worth(waiting) >= limits.specific_share:
+        return waiting
+    if costliest.id == "host-stall":
+        # Pauses not much longer than launches are those of a host that goes from turn to turn.
+        turning = next((each for each in lost if "turns_per_step" in each.evidence), None)
+        return turning if turning is not None and worth(turning) >= limits.dominant_share else costliest
     causes = [each for each in lost if each.id in _MAKES_LAUNCHES or UNSORTED in each.remedies]
     specific = max(causes, key=weight, default=None)
     if specific is not None and worth(specific) >= limits.specific_share:
         return specific
-    stall = next((each for each in lost if each.id == "host-stall"), None)
-    apart = stall is not None and "stalls_apart_share" in stall.evidence and worth(stall) >= limits.dominant_share
-    return stall if stall is not None and apart else costliest
+    stall = next((each for each in lost if each.id == "host-stall" and apart), None)
+    return stall if stall is not None and worth(stall) >= limits.dominant_share else costliest
 
 
 def _lost_share(gain: float | None) -> float:

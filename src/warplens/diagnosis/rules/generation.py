@@ -1,18 +1,22 @@
-"""Passes over a text that grows by a token each: generation that keeps no keys and values."""
+"""Generation, token by token: passes over all tokens so far, and copies of all that was kept of them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
 import numpy as np
 
 from warplens.analysis.frames import once
 from warplens.analysis.repetition import longest_repetition
-from warplens.diagnosis.findings import PASSES
+from warplens.diagnosis.findings import PASSES, Remedy
+from warplens.diagnosis.rule import GAIN, GPU_BUSY_SHARE, Limit, remembered
+from warplens.diagnosis.structure import AFFECTED_NS, AFFECTED_SHARE, SAVED_NS, Bools, StructureRule, time_of
 
 if TYPE_CHECKING:
+    from warplens.diagnosis.claims import Claims
     from warplens.diagnosis.facts import Facts
+    from warplens.diagnosis.findings import Finding
     from warplens.diagnosis.program import Program
     from warplens.diagnosis.rule import Floats
     from warplens.profile.schema import Int64s
@@ -105,3 +109,185 @@ def _in(program: Program, rows: Int64s) -> tuple[list[int], list[float]] | None:
         return None
     kept = np.median(usual[growing] / grids[:, growing], axis=1).clip(0.0, 1.0)
     return turns[:, 0].tolist(), kept.tolist()
+
+
+#: Where rows of a cache change their places.
+_IN_PLACE: Final = (
+    Remedy(
+        "Move indices, not the cache",
+        "# a paged cache whose block table is reordered (vllm), or rows that are gathered once at the end\n"
+        "# sampling or greedy search in place of beams where quality allows: num_beams=1",
+        GAIN,
+    ),
+)
+
+#: Where a loop appends what it made.
+_COLLECTED: Final = (
+    Remedy(
+        "Collect results, and concatenate once",
+        "parts.append(y)  # in the loop\nresult = torch.cat(parts)  # behind it\n"
+        "# or result = torch.empty(n, ...); result[i] = y  # of known length",
+        "each result is copied once",
+    ),
+)
+
+
+class GrowingCache(StructureRule):
+    """Copies of all that was kept before: concatenations that grow, and caches whose rows change their places."""
+
+    id = "growing-cache"
+    question = "Is a whole cache copied in order to append to it?"
+    limiter = "a growing cache that is copied in every step"
+    cause = "concatenated key/value caches, caches that are reordered, results that are appended by concatenation"
+    raised_when = (
+        "without training, concatenations grow from step to step, or they, or gathers of rows, occur with each "
+        "attention of a decoder and take far longer than what is done with one token; or sixteen concatenations of a "
+        "step or more get longer in turn; and it costs 2 %"
+    )
+    claimed = "these copies"
+    headline = "Limited by a growing cache: {share} of the time goes into copying all of it"
+    title = "A cache is extended by concatenation, which copies all of it in every step"
+    reordered_title: ClassVar = "A cache is reordered by copying all of it for each token, as beam search does"
+    appended_title: ClassVar = "Results are appended by concatenation, which copies all that there are each time"
+    appended_headline: ClassVar = (
+        "Limited by appending to a tensor: {share} of the time goes into copying what was there before"
+    )
+    evidence: ClassVar = {
+        **AFFECTED_NS,
+        **AFFECTED_SHARE,
+        **SAVED_NS,
+        "concatenations_per_step": "copies of a whole tensor in order to append to it, or to move its rows",
+        "growth_per_step": "how much longer they take from one step to the next, as a share of their time",
+        **GPU_BUSY_SHARE,
+    }
+    refutation = (
+        "Decode with a cache of fixed size (StaticCache): if a token takes as long, the copies were not the limit."
+    )
+    least_per_step = Limit(4, "A network with a few layers concatenates the keys and values of each.")
+    longer = Limit(
+        10,
+        "A cache of a thousand tokens is a thousand times as large as what one token adds; passes over the "
+        "addition are short.",
+    )
+    saved_share = Limit(
+        0.92,
+        "One token is written instead of copying all of them, a thousandth; but attention reads a cache of fixed "
+        "size in its full length, or through a view. Programs timed with and without it saved between 0.87 of the "
+        "copies and all of them.",
+    )
+    least_growth = Limit(0.0005, "Above noise: a cache of 2,000 tokens grows by this much per step.")
+
+    least_appended = Limit(16, "Fewer concatenations of a step may have any lengths, and rise by chance.")
+    rank_correlation = Limit(0.9, "Of their lengths with their order: that of copies of all that there are is near 1.")
+
+    def headline_of(self, finding: Finding) -> str:
+        """Whether it is a cache, or what a loop made so far."""
+        return self.appended_headline if finding.title == self.appended_title else self.headline
+
+    def share(self, facts: Facts) -> Floats:
+        """The concatenations, if they grow; gathers of whole caches."""
+        program, nothing = facts.program, np.zeros(facts.work.height)
+        # Who trains keeps no cache: what is concatenated there are halves of a rotary embedding, and the like.
+        if program.marked("backward").any() or program.labelled("optimizer").any():
+            return nothing
+        mine, appended = program.marked("concatenation"), self._appended(facts)
+        many = mine.sum() >= self.least_per_step * facts.steps
+        pairs, gathers = (self._with_each_attention(facts, which) for which in (mine, self._gathers(facts)))
+        grown = self._growth(facts, mine) if many and self._attention(facts).any() else None
+        if pairs.any():
+            mine = pairs
+        elif grown is None or grown < self.least_growth:
+            mine = appended
+        return np.where(mine | gathers, float(self.saved_share), 0.0)
+
+    def _attention(self, facts: Facts) -> Bools:
+        return np.asarray(facts.program.labelled("attention") & ~facts.program.marked("backward"), dtype=np.bool_)
+
+    def _gathers(self, facts: Facts) -> Bools:
+        program = facts.program
+        return np.asarray(program.labelled("gather-scatter") & ~program.marked("adding-rows"), dtype=np.bool_)
+
+    def _with_each_attention(self, facts: Facts, mine: Bools) -> Bools:
+        """Those of these that take far longer than what is done with one token, if each attention has a pair."""
+        program, attention = facts.program, self._attention(facts)
+        others = program.labelled(*PASSES) & ~program.marked("concatenation")
+        if not attention.any() or not others.any() or mine.sum() < self.least_per_step * facts.steps:
+            return np.zeros_like(mine)
+        long = mine & (program.own_ns >= self.longer * float(np.median(program.own_ns[others])))
+        return long if long.sum() >= 1.5 * attention.sum() else np.zeros_like(mine)
+
+    @remembered
+    def _appended(self, facts: Facts) -> Bools:
+        """Concatenations of each step that get longer from the first to the last."""
+        program = facts.program
+        mine, found = program.marked("concatenation"), np.zeros(facts.work.height, dtype=np.bool_)
+        for rows in program.by_step() if mine.any() else ():
+            row = rows[mine[rows]]
+            if len(row) < self.least_appended:
+                continue
+            lengths = program.own_ns[row]
+            quarter = len(row) // 4
+            rank = np.argsort(np.argsort(lengths, kind="stable"))
+            along = float(np.corrcoef(np.arange(len(row)), rank)[0, 1])
+            if along >= self.rank_correlation and np.median(lengths[-quarter:]) >= 2 * np.median(lengths[:quarter]):
+                found[row] = True
+        return found
+
+    def _removable_ns(self, facts: Facts, mine: Bools) -> int:
+        """The copies, all pauses (a fixed size can be replayed from a graph), and half of the other passes."""
+        beside = facts.program.labelled(*PASSES) & ~mine
+        return time_of(facts.program, mine) + facts.idle_ns + time_of(facts.program, beside) // 2
+
+    def _growth(self, facts: Facts, mine: Bools) -> float | None:
+        """Growth of their time in a step, as a share of it; None where there are too few."""
+        if facts.steps < 3 or mine.sum() < self.least_per_step * facts.steps:
+            return None
+        program = facts.program
+        steps = np.unique(program.step[mine])
+        rows = np.flatnonzero(mine)
+        grid, own, step_of = np.nan_to_num(program.blocks(rows)), program.own_ns[rows], program.step[rows]
+        sums = np.array([own[step_of == step].sum() for step in steps], dtype=np.float64)
+        blocks = np.array([grid[step_of == step].sum() for step in steps])
+        if len(steps) < 3 or not sums.mean():
+            return None
+        slope = np.polyfit(np.arange(len(steps)), sums, 1)[0] / sums.mean()
+        rising = np.all(np.diff(blocks) >= 0) and blocks[-1] > blocks[0]
+        return float(slope) if rising or slope > 3 * np.std(np.diff(sums)) / sums.mean() else None
+
+    def find(self, facts: Facts, claims: Claims) -> Finding | None:
+        """The finding, if the window has it."""
+        if not claims.busy_ns(self.id):
+            return None
+        mine = claims.of_work(self.id).to_numpy() > 0
+        gathered, appended = (
+            2 * time_of(facts.program, mine & which) > time_of(facts.program, mine)
+            for which in (self._gathers(facts), self._appended(facts) & (not self._attention(facts).any()))
+        )
+        return self.seen(
+            facts,
+            claims,
+            title=self.reordered_title if gathered else self.appended_title if appended else "",
+            confidence="high",
+            evidence={
+                "concatenations_per_step": int(mine.sum()) / facts.steps,
+                "growth_per_step": self._growth(facts, mine),
+            },
+            bound_ns=self._removable_ns(facts, mine),
+            remedies=_COLLECTED
+            if appended
+            else (
+                *(_IN_PLACE if gathered else ()),
+                Remedy(
+                    "Write into a cache of fixed size",
+                    "cache[:, :, position] = key  # with a mask by length\n"
+                    "# transformers: cache_implementation='static',\n"
+                    "# or past_key_values=StaticCache(config, max_cache_len=n)",
+                    "one token is written per step, which can also be replayed from a CUDA graph",
+                ),
+                Remedy(
+                    "Use a paged cache",
+                    "# vllm, or flash_attn_with_kvcache with a block table",
+                    "the same, without reserving memory for the longest sequence",
+                ),
+            ),
+        )

@@ -33,7 +33,7 @@ from warplens.diagnosis.rule import (
     seen_idle,
 )
 from warplens.diagnosis.rules.kernels import as_one_batch, filled_share
-from warplens.diagnosis.structure import passes_of_step
+from warplens.diagnosis.structure import passes_of_step, turns_of_step
 
 if TYPE_CHECKING:
     from warplens.diagnosis.claims import Claims
@@ -87,6 +87,16 @@ def _passes_ns(facts: Facts) -> int:
     return facts.own_ns(pl.col("label").is_in(PASSES))
 
 
+#: Where a step's launches are mostly those of one loop.
+_ALL_TURNS: Final = Remedy(
+    "Do the work of all turns at once",
+    "# one operation over the whole tensor in place of a loop over its rows, times, classes or words:\n"
+    "# broadcasting, torch.where, cumsum, a product with a matrix of factors, torch.vmap, one gather for all\n"
+    "# where a turn needs the last one: torch.compile(loop), or one kernel for the recurrence (a scan)",
+    "the launches of one turn in place of all",
+)
+
+
 class LaunchOverhead(Rule):
     """Idle time in which the host was between or inside launching calls, less what waits and the optimizer claim."""
 
@@ -111,6 +121,8 @@ class LaunchOverhead(Rule):
         **GPU_BUSY_SHARE,
         **LAUNCHES_PER_STEP,
         "passes_per_step": "equal passes over different inputs, which could be one batch",
+        "turns_per_step": "turns of a loop that launches the same few small kernels in each",
+        "launches_per_turn_factor": "launches of a turn",
         "launch_interval_median_ns": "from one launch to the next on the thread that launches most",
         "launch_call_median_ns": "duration of the launching call",
         "kernel_median_ns": "duration of the kernels",
@@ -128,6 +140,8 @@ class LaunchOverhead(Rule):
     )
     thresholds = ("unsure_warning_ceiling",)
 
+    looped_title: ClassVar = "A loop launches the same few small kernels in every turn, and the GPU waits for them"
+
     ahead_share = Limit(
         0.8, "A host that needs at most four fifths of the GPU's time is ahead of it without the profiler."
     )
@@ -142,6 +156,10 @@ class LaunchOverhead(Rule):
         merged = self._merged(facts, passes) if claimed and passes.count > 1 else None
         if merged is not None and graph is not None and merged.expected < graph.expected:
             merged = None
+        turns = turns_of_step(facts) if claimed and merged is None else None
+        at_once = facts.replayed(time=turns.share, calls=turns.share) if turns is not None else None
+        if at_once is not None and (graph is None or at_once.expected > graph.expected):
+            graph = at_once
         # Where it is the host's pace, most kernels find the GPU waiting for them.
         prompt = launches.prompt_share if whole else None
         sure = facts.sure and (prompt is None or prompt >= 0.5)
@@ -151,6 +169,7 @@ class LaunchOverhead(Rule):
         return self.raised(
             facts,
             claimed,
+            title=self.looped_title if turns is not None else "",
             confidence=confidence if len(facts.window.steps) else "low",
             evidence={
                 "idle_ns": claimed,
@@ -158,6 +177,8 @@ class LaunchOverhead(Rule):
                 "gpu_busy_share": facts.busy_share,
                 "launches_per_step": durations.len() / facts.steps,
                 "passes_per_step": passes.count if merged is not None else None,
+                "turns_per_step": turns.count if turns is not None else None,
+                "launches_per_turn_factor": turns.launches if turns is not None else None,
                 "launch_interval_median_ns": launches.interval_median_ns if whole else None,
                 "launch_call_median_ns": launches.api_median_ns if whole else None,
                 "kernel_median_ns": number(durations.median()),
@@ -176,13 +197,16 @@ class LaunchOverhead(Rule):
             busy_ns=0 if merged is None else passes.removed_ns(facts, self._saved(facts, passes)),
             # Without the profiler, the host may be ahead of the GPU.
             warning=facts.thresholds.unsure_warning_ceiling
-            if facts.least_unprofiled_share * facts.host_needed_ns < facts.busy_ns
+            if turns is None and facts.least_unprofiled_share * facts.host_needed_ns < facts.busy_ns
             else None,
-            informs=facts.least_unprofiled_share * facts.host_needed_ns < self.ahead_share * facts.busy_ns,
+            # A loop over next to nothing stays one, however fast a launch is.
+            informs=turns is None
+            and facts.least_unprofiled_share * facts.host_needed_ns < self.ahead_share * facts.busy_ns,
             remedies=_FROM_GRAPHS
             if facts.graphed or facts.idle("graph-launch") > facts.idle("launch")
             else (
                 *((as_one_batch(passes.count),) if merged is not None else ()),
+                *((_ALL_TURNS,) if turns is not None else ()),
                 Remedy(
                     "Replay the step from a CUDA graph",
                     "model = torch.compile(model, mode='reduce-overhead')\n"

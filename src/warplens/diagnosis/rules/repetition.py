@@ -1,4 +1,4 @@
-"""Work that is done again and again: forward passes, loops over parts of the data, copies of a cache."""
+"""Work that is done again and again: forward passes, and loops over parts of the data."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from warplens.analysis.kernel_names import PRODUCTS
-from warplens.diagnosis.findings import PASSES, Remedy
+from warplens.diagnosis.findings import Remedy
 from warplens.diagnosis.rule import GAIN, GPU_BUSY_SHARE, Limit, ahead_without, remembered
 from warplens.diagnosis.rules.generation import growing_passes
 from warplens.diagnosis.structure import (
@@ -19,6 +19,7 @@ from warplens.diagnosis.structure import (
     Bools,
     Int64s,
     StructureRule,
+    passes_of_step,
     time_of,
 )
 
@@ -318,7 +319,10 @@ class PerExpertLoop(StructureRule):
             if np.median(program.own_ns[inside[product[inside]]]) < self.small_ns:
                 count += len(telling)
                 mine[inside] = True
-        if count < self.repetitions * facts.steps:
+        # Equal passes over different inputs have that many layers each, which gather rows as well.
+        passes = passes_of_step(facts).count
+        layers = passes if count >= 2 * passes * facts.steps else 1
+        if count < self.repetitions * facts.steps * layers:
             mine[:], count = False, 0
         return mine, count
 
@@ -351,113 +355,6 @@ class PerExpertLoop(StructureRule):
                     "# fixed capacities for each part, then\n"
                     "model = torch.compile(model, mode='reduce-overhead')  # or torch.cuda.graph",
                     "the launches go away, the small products stay",
-                ),
-            ),
-        )
-
-
-class GrowingCache(StructureRule):
-    """Concatenations that grow from step to step: keys and values copied whole for each token."""
-
-    id = "growing-cache"
-    question = "Is a whole cache copied in order to append to it?"
-    limiter = "a growing cache that is copied in every step"
-    cause = "concatenated key/value caches"
-    raised_when = "concatenations grow from step to step, or occur with each attention of a decoder, and it costs 2 %"
-    claimed = "the concatenations"
-    headline = "Limited by a growing cache: {share} of the time goes into copying all of it"
-    title = "A cache is extended by concatenation, which copies all of it in every step"
-    evidence: ClassVar = {
-        **AFFECTED_NS,
-        **AFFECTED_SHARE,
-        **SAVED_NS,
-        "concatenations_per_step": "copies of a whole tensor in order to append to it",
-        "growth_per_step": "how much longer they take from one step to the next, as a share of their time",
-        **GPU_BUSY_SHARE,
-    }
-    refutation = (
-        "Decode with a cache of fixed size (StaticCache): if a token takes as long, the copies were not the limit."
-    )
-    least_per_step = Limit(4, "A network with a few layers concatenates the keys and values of each.")
-    longer = Limit(
-        10,
-        "A cache of a thousand tokens is a thousand times as large as what one token adds; passes over the "
-        "addition are short.",
-    )
-    saved_share = Limit(
-        0.92,
-        "One token is written instead of copying all of them, a thousandth; but attention reads a cache of fixed "
-        "size in its full length, or through a view. Programs timed with and without it saved between 0.87 of the "
-        "copies and all of them.",
-    )
-    least_growth = Limit(0.0005, "Above noise: a cache of 2,000 tokens grows by this much per step.")
-
-    def share(self, facts: Facts) -> Floats:
-        """The concatenations, if they grow."""
-        program = facts.program
-        mine = program.marked("concatenation")
-        attention = program.labelled("attention") & ~program.marked("backward")
-        others = program.labelled(*PASSES) & ~mine
-        # Who trains keeps no cache: what is concatenated there are halves of a rotary embedding, and the like.
-        trains = program.marked("backward").any() or program.labelled("optimizer").any()
-        if trains or mine.sum() < self.least_per_step * facts.steps or not attention.any() or not others.any():
-            return np.zeros(len(mine))
-        # Keys and values of each attention; far longer than what is done with one token.
-        long = mine & (program.own_ns >= self.longer * float(np.median(program.own_ns[others])))
-        pairs = long.sum() >= 1.5 * attention.sum()
-        grown = self._growth(facts, mine)
-        growing = grown is not None and grown >= self.least_growth
-        return (
-            np.where(long if pairs else mine, float(self.saved_share), 0.0) if pairs or growing else np.zeros(len(mine))
-        )
-
-    def _removable_ns(self, facts: Facts, mine: Bools) -> int:
-        """The copies, all pauses (a fixed size can be replayed from a graph), and half of the other passes."""
-        beside = facts.program.labelled(*PASSES) & ~mine
-        return time_of(facts.program, mine) + facts.idle_ns + time_of(facts.program, beside) // 2
-
-    def _growth(self, facts: Facts, mine: Bools) -> float | None:
-        """Growth of their time in a step, as a share of it; None where there are too few."""
-        if facts.steps < 3 or mine.sum() < self.least_per_step * facts.steps:
-            return None
-        program = facts.program
-        steps = np.unique(program.step[mine])
-        rows = np.flatnonzero(mine)
-        grid, own, step_of = np.nan_to_num(program.blocks(rows)), program.own_ns[rows], program.step[rows]
-        sums = np.array([own[step_of == step].sum() for step in steps], dtype=np.float64)
-        blocks = np.array([grid[step_of == step].sum() for step in steps])
-        if len(steps) < 3 or not sums.mean():
-            return None
-        slope = np.polyfit(np.arange(len(steps)), sums, 1)[0] / sums.mean()
-        rising = np.all(np.diff(blocks) >= 0) and blocks[-1] > blocks[0]
-        return float(slope) if rising or slope > 3 * np.std(np.diff(sums)) / sums.mean() else None
-
-    def find(self, facts: Facts, claims: Claims) -> Finding | None:
-        """The finding, if the window has it."""
-        if not claims.busy_ns(self.id):
-            return None
-        mine = claims.of_work(self.id).to_numpy() > 0
-        return self.seen(
-            facts,
-            claims,
-            confidence="high",
-            evidence={
-                "concatenations_per_step": int(mine.sum()) / facts.steps,
-                "growth_per_step": self._growth(facts, mine),
-            },
-            bound_ns=self._removable_ns(facts, mine),
-            remedies=(
-                Remedy(
-                    "Write into a cache of fixed size",
-                    "cache[:, :, position] = key  # with a mask by length\n"
-                    "# transformers: cache_implementation='static',\n"
-                    "# or past_key_values=StaticCache(config, max_cache_len=n)",
-                    "one token is written per step, which can also be replayed from a CUDA graph",
-                ),
-                Remedy(
-                    "Use a paged cache",
-                    "# vllm, or flash_attn_with_kvcache with a block table",
-                    "the same, without reserving memory for the longest sequence",
                 ),
             ),
         )

@@ -11,7 +11,7 @@ from warplens.analysis.frames import running_sum
 from warplens.analysis.kernel_names import PRODUCTS
 from warplens.diagnosis.findings import PASSES, Remedy
 from warplens.diagnosis.rule import GPU_BUSY_SHARE, Limit, remembered
-from warplens.diagnosis.rules.repetition import GrowingCache
+from warplens.diagnosis.rules.generation import GrowingCache
 from warplens.diagnosis.structure import (
     AFFECTED_NS,
     AFFECTED_SHARE,
