@@ -321,4 +321,14 @@ def _shipped_lines() -> Iterator[str]:
     told = {entry["file"]: entry["workload"] for entry in json.loads(index.read_text("utf-8"))["profiles"]}
     width = max(map(len, shipped()), default=0)
     for name, path in shipped().items():
-        yield f"{PREFIX}{name:<{width}}  {told.get(path.name, path.parent.name)}"
+        yield f"{PREFIX}{name:<{width}}  {told.get(path.name) or _OTHERS[path.parent.name]}"
+
+
+#: What is shipped beside profiles, by its folder.
+_OTHERS: Final = {
+    "captures": "times that the programs of the profiles measured themselves",
+    "counters": "Nsight Compute on kernels with known faults: warplens counters, roofline",
+    "measurements": "measurements: warplens sweep report, policy fit, bench show",
+    "policies": "which side to run for which shape: warplens policy check",
+    "roofs": "rates that kernels reach on an H200",
+}
