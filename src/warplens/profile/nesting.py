@@ -81,13 +81,16 @@ def _running_max_before(values: Int64s, group: Int64s) -> Int64s:
     """
     if not len(values):
         return values
-    lowest = np.iinfo(np.int64).min
-    # Ranks keep the order of the values and leave room to lift each group above the one before it.
-    ranked = np.unique(values, return_inverse=True)
-    lift = group.astype(np.int64) * (len(ranked[0]) + 1)
-    best = np.maximum.accumulate(ranked[1].reshape(-1) + lift)
-    before = np.r_[-1, best[:-1]] - lift
-    return np.where(before >= 0, ranked[0][np.maximum(before, 0)], lowest)
+    # Each group is lifted above the one before it.
+    least = values.min()
+    span = values.max() - least + 1
+    if int(span) * (int(group[-1]) + 1) > np.iinfo(np.int64).max:  # of centuries: ranks keep the order of the values
+        distinct, rank = np.unique(values, return_inverse=True)
+        found = _running_max_before(rank.reshape(-1), group)
+        return np.where(found >= 0, distinct[np.maximum(found, 0)], np.iinfo(np.int64).min)
+    lift = group * span
+    before = np.r_[-1, np.maximum.accumulate(values - least + lift)[:-1]] - lift
+    return np.where(before >= 0, before + least, np.iinfo(np.int64).min)
 
 
 def _general(start_ns: Int64s, end_ns: Int64s, thread: Int64s) -> Nesting:

@@ -25,7 +25,7 @@ from warplens.profile.nesting import disjoint_lanes, nested_lanes
 from warplens.profile.schema import name_categories
 from warplens.report import text as fmt
 from warplens.report.theme import call_fill, category_fill, part_fill
-from warplens.report.tracks import Details, Marks, Thinned, TimelineView, Track, block_begins
+from warplens.report.tracks import Details, Marks, Thinned, TimelineView, Track
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -228,29 +228,29 @@ def timeline_view(
     budgets = time_budgets(timeline, window) if budgets is None else budgets
     drawn = list(_host_layers(timeline)) if hosts else []
     threads = _busiest_threads(timeline, drawn)
-    left_out = len({pair for layer in drawn for pair in layer.owner.unique().rows()}) - len(threads.listed)
+    left_out = threads.all - len(threads.listed)
     drawn = [_of_threads(layer, threads.listed) for layer in drawn] if left_out else drawn
     layers = [_idle_layer(budgets), _work_layer(timeline), *drawn]
 
     names = _NameTable()
     tracks: list[Track] = []
     columns: list[tuple[Int64s, ...]] = []  # row, start, end, name and piece of work of each event
+    orders: list[Int64s | slice] = []
     rows_used = 0
     for layer in layers:
         row, found, rows_used = _rows(timeline, layer, rows_used, threads)
         tracks += found
         offset = names.add(layer.names)
         work = layer.work if layer.work is not None else np.full(len(row), -1)
-        columns.append((row, layer.start_ns, layer.end_ns, layer.name + offset, work))
+        orders.append(order := _by_row_and_time(row, layer.start_ns))
+        columns.append(
+            (row[order], layer.start_ns[order], layer.end_ns[order], layer.name[order] + offset, work[order])
+        )
     row, start, end, name, work = (np.concatenate(parts) for parts in zip(*columns, strict=True))
-    order = np.lexsort((start, row))
-    row, start, end, name, work = row[order], start[order], end[order], name[order], work[order]
     idle = layers[0].parts
     assert idle is not None
     duration = end - start
-    exact = Marks(
-        0, row, start, end, name, duration, np.ones(len(row), dtype=np.int64), duration, idle[:, order[: idle.shape[1]]]
-    )
+    exact = Marks(0, row, start, end, name, duration, np.ones(len(row), dtype=np.int64), duration, idle[:, orders[0]])
 
     opens_step = _representative(window)
     opens = (opens_step.start_ns, opens_step.end_ns) if opens_step else (window.start_ns, window.end_ns)
@@ -312,6 +312,7 @@ class _Threads(NamedTuple):
 
     listed: list[tuple[int, int]]
     launching: int  # how many of them, the first ones, launch GPU work
+    all: int  # with those that get none
 
     def place(self, owner: tuple[int, int]) -> int:
         return self.listed.index(owner)
@@ -319,7 +320,7 @@ class _Threads(NamedTuple):
 
 def _busiest_threads(timeline: Timeline, hosts: Sequence[_Layer]) -> _Threads:
     if not hosts:
-        return _Threads([], 0)
+        return _Threads([], 0, 0)
     events = pl.concat([layer.owner for layer in hosts]).group_by("first", "second").len("events")
     launches = (
         timeline.work.select(pl.col("process").cast(pl.Int64).alias("first"), pl.col("thread").alias("second"))
@@ -334,7 +335,7 @@ def _busiest_threads(timeline: Timeline, hosts: Sequence[_Layer]) -> _Threads:
     listed = ranked.head(_MOST_THREADS)
     # In a profile without GPU work every thread may be worth a look.
     launching = listed.height - listed["launches"].null_count() or listed.height
-    return _Threads([(int(first), int(second)) for first, second, *_ in listed.rows()], launching)
+    return _Threads([(int(first), int(second)) for first, second, *_ in listed.rows()], launching, ranked.height)
 
 
 def _of_threads(layer: _Layer, threads: Sequence[tuple[int, int]]) -> _Layer:
@@ -352,14 +353,22 @@ def _of_threads(layer: _Layer, threads: Sequence[tuple[int, int]]) -> _Layer:
     )
 
 
+def _by_row_and_time(row: Int64s, start_ns: Int64s) -> Int64s | slice:
+    """The order of events by row, then by begin. Nearly all tables are in order of time, and have few rows."""
+    if row.max(initial=0) < 2**16 and bool((start_ns[1:] >= start_ns[:-1]).all()):
+        if bool((row[1:] >= row[:-1]).all()):
+            return slice(None)
+        return np.argsort(row.astype(np.uint16), kind="stable")  # by counting: no comparison
+    return np.lexsort((start_ns, row))
+
+
 def _rows(timeline: Timeline, layer: _Layer, used: int, threads: _Threads) -> tuple[Int64s, list[Track], int]:
     """The row of each event, the layer's tracks, and how many rows there are by then."""
     owners = layer.owner.unique().sort("first", "second").with_row_index("owner")
-    owner = (
-        layer.owner.join(owners, on=["first", "second"], how="left", maintain_order="left")["owner"]
-        .to_numpy()
-        .astype(np.int64)
-    )
+    owner = np.zeros(layer.owner.height, dtype=np.int64)
+    if owners.height > 1:
+        found = layer.owner.join(owners, on=["first", "second"], how="left", maintain_order="left")
+        owner = found["owner"].to_numpy().astype(np.int64)
     if layer.nests:
         lane, depth = nested_lanes(layer.start_ns, layer.end_ns, owner)
         deepest = int(depth.max(initial=0)) + 1
@@ -368,13 +377,15 @@ def _rows(timeline: Timeline, layer: _Layer, used: int, threads: _Threads) -> tu
         inside = disjoint_lanes(layer.start_ns, layer.end_ns, owner)
     # Rows of an owner that hold nothing take no room.
     most = int(inside.max(initial=0)) + 1
-    distinct, row = np.unique(owner * most + inside, return_inverse=True)
-    counts = np.bincount(distinct // most, minlength=owners.height)
+    place = owner * most + inside
+    held = np.bincount(place, minlength=owners.height * most) > 0
+    row = (np.cumsum(held) - 1)[place]
+    counts = held.reshape(owners.height, most).sum(axis=1)
     tracks = []
     for (_, first, second), rows in zip(owners.select("owner", "first", "second").rows(), counts.tolist(), strict=True):
         tracks.append(_track(timeline, layer.kind, (int(first), int(second)), used, rows, threads))
         used += rows
-    return row.reshape(-1) + (used - len(distinct)), tracks, used
+    return row + (used - int(held.sum())), tracks, used
 
 
 def _track(
@@ -421,8 +432,13 @@ def _finest(exact: Marks, spans: Sequence[tuple[int, int]], most: int) -> Marks:
         if int(kept.sum()) + int(touching.sum()) > most // 2:
             break  # the page would hold nothing else
         kept |= touching
+    # Of each pair of neighbours: the longer one, and in which bit the numbers of their cells differ.
+    able = ~kept[1:] & ~kept[:-1] & (exact.row[1:] == exact.row[:-1])
+    longer = np.maximum(exact.longest_ns[1:], exact.longest_ns[:-1])
+    cell = exact.start_ns // _FINEST_NS
+    apart = cell[1:] ^ cell[:-1]
     width = _FINEST_NS
-    while len(block_begins(exact.row, exact.start_ns, exact.end_ns, width, kept)) > most:
+    while len(kept) - np.count_nonzero(able & (longer < width) & (apart < width // _FINEST_NS)) > most:
         width *= 2
     return exact.merged(width, kept)
 
