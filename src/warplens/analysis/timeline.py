@@ -22,8 +22,7 @@ from warplens.profile import Trace
 from warplens.profile.schema import name_categories
 
 if TYPE_CHECKING:
-    from warplens.analysis.operators.autograd import AutogradLinks, OperatorTree
-    from warplens.analysis.operators.places import Places, PythonFrames
+    from warplens.analysis.operators.places import AutogradLinks, OperatorTree, Places, PythonFrames
     from warplens.profile.schema import Bools, Int64s
 
 
@@ -114,14 +113,14 @@ class Timeline:
     @cached_property
     def operators(self) -> OperatorTree:
         """The framework's operators, nested."""
-        from warplens.analysis.operators.autograd import operator_tree
+        from warplens.analysis.operators.places import operator_tree
 
         return operator_tree(self.trace, self.forest)
 
     @cached_property
     def autograd(self) -> AutogradLinks:
         """Which forward operator each backward operator belongs to."""
-        from warplens.analysis.operators.autograd import autograd_links
+        from warplens.analysis.operators.places import autograd_links
 
         return autograd_links(self.trace, self.operators)
 

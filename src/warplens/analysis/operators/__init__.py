@@ -8,7 +8,7 @@ the answers. New questions about operators go here; what knows no operators belo
 
 from __future__ import annotations
 
-from warplens.analysis.operators.autograd import AutogradLinks, OperatorTree, autograd_links, operator_tree
+from warplens.analysis.operators.places import AutogradLinks, OperatorTree, autograd_links, operator_tree
 from warplens.analysis.operators.program import OPERATORS
 from warplens.analysis.operators.statistics import (
     GROUPINGS,

@@ -1,4 +1,8 @@
-"""Where in the program each piece of GPU work comes from: its operators, module and Python function.
+"""The operators of each thread as trees, and where each piece of GPU work comes from: operators, module, function.
+
+An operator's children are the operators that run inside it on the same thread, whatever annotation stands in between.
+Its host time has three parts: the operators inside it, the CUDA API calls that it makes itself, and the rest, which is
+the framework's own work (dispatch, shape checks, allocation): PyTorch calls that *self CPU time*.
 
 Work of the forward pass comes from where it was launched. Work of the backward pass is launched by autograd's thread,
 which knows nothing of modules: it comes from where the forward operator ran whose gradient it computes.
@@ -10,18 +14,226 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+import polars as pl
 
-from warplens.analysis.attribution import range_forest
-from warplens.analysis.trees import NO_RANGE, nearest
-from warplens.profile.schema import name_categories
+from warplens.analysis.attribution import RangeForest, is_operator, range_forest
+from warplens.analysis.intervals import owned_union
+from warplens.analysis.trees import NO_RANGE, Forest, nearest
+from warplens.analysis.window import AUTOGRAD_ENGINE
+from warplens.profile.schema import name_categories, name_labels
 
 if TYPE_CHECKING:
-    import polars as pl
-
-    from warplens.analysis.attribution import RangeForest
-    from warplens.analysis.operators.autograd import AutogradLinks, OperatorTree
     from warplens.profile import Trace
     from warplens.profile.schema import Bools, Int64s
+
+
+@dataclass(frozen=True, eq=False)
+class OperatorTree:
+    """The operators of a profile. All arrays have one entry for each row of `Trace.ranges`.
+
+    Attributes:
+        enclosing: for any range itself or the nearest operator around it on its thread; `NO_RANGE` for none.
+        forest: each operator's parent among the operators; other ranges stand alone.
+        host_ns: duration of each operator.
+        api_ns: time in CUDA API calls made inside it, at any depth.
+        self_ns: host time that is neither in operators inside it nor in CUDA API calls that it makes itself.
+    """
+
+    is_operator: Bools
+    enclosing: Int64s
+    forest: Forest
+    host_ns: Int64s
+    api_ns: Int64s
+    self_ns: Int64s
+
+    @property
+    def is_outermost(self) -> Bools:
+        """Which operators lie in no other one."""
+        outermost: Bools = self.is_operator & (self.forest.parent == NO_RANGE)
+        return outermost
+
+    def of(self, ranges: Int64s) -> Int64s:
+        """The operator that each of these ranges is or lies in; `NO_RANGE` for none, and for `NO_RANGE`."""
+        operators: Int64s = np.r_[self.enclosing, NO_RANGE][ranges]
+        return operators
+
+
+def operator_tree(trace: Trace, ranges: RangeForest) -> OperatorTree:
+    """The operators of a profile; `ranges` is the `forest` of its `Timeline`."""
+    table = trace.ranges
+    mine = is_operator(table)
+    same_thread = table["parent"].fill_null(NO_RANGE).to_numpy()
+    enclosing = nearest(same_thread, mine, np.arange(table.height))
+    above = nearest(same_thread, mine, same_thread)
+    parent = np.where(mine, above, NO_RANGE)
+    forest = Forest.of(parent)
+    host = np.where(mine, (table["end_ns"] - table["start_ns"]).to_numpy(), 0)
+    in_children = np.zeros(table.height, dtype=np.int64)
+    nested = np.flatnonzero(parent != NO_RANGE)
+    np.add.at(in_children, parent[nested], host[nested])
+    api = _direct_api_ns(trace, ranges, enclosing)
+    # Clocks are read one after the other: a child that was written to end after its parent must not make time negative.
+    own = np.maximum(host - in_children - api, 0)
+    return OperatorTree(mine, enclosing, forest, host, forest.inclusive(api), np.where(mine, own, 0))
+
+
+def _direct_api_ns(trace: Trace, ranges: RangeForest, enclosing: Int64s) -> Int64s:
+    """Time in CUDA API calls that each operator makes itself; a call made inside another one is part of that one."""
+    spent = np.zeros(len(enclosing), dtype=np.int64)
+    calls = trace.api_calls.select("start_ns", "end_ns", "process", "thread")
+    if not calls.height or not (enclosing != NO_RANGE).any():
+        return spent
+    for (process, thread), rows in calls.group_by("process", "thread", maintain_order=True):
+        pieces = owned_union(rows["start_ns"].to_numpy(), rows["end_ns"].to_numpy())
+        count = len(pieces.starts)
+        held = ranges.open_on(
+            np.full(count, process, dtype=np.int64), np.full(count, thread, dtype=np.int64), pieces.starts
+        )
+        owner = np.r_[enclosing, NO_RANGE][held]
+        known = owner != NO_RANGE
+        np.add.at(spent, owner[known], (pieces.ends - pieces.starts)[known])
+    return spent
+
+
+# --- Which forward operator each backward operator belongs to ---
+#
+# Autograd numbers the nodes of its graph: a forward operator bears the number that the next node will get, and the
+# backward operator that runs a node bears the node's number and the number of the thread that made it. So several
+# forward operators bear one number (`aten::linear` and the `aten::t` inside it), and the one that began last before
+# the backward operator made the node: this is the rule by which PyTorch draws its own arrows
+# (`torch/csrc/profiler/kineto_shim` and `collection`, "among all ops with same sequence number, the one with largest
+# start time is most likely launching the backward op"). Where the profile holds those arrows, they are used first.
+
+
+@dataclass(frozen=True, eq=False)
+class AutogradLinks:
+    """Backward operators and their forward operators. All arrays have one entry for each row of `Trace.ranges`.
+
+    Attributes:
+        forward_of: row of the forward operator that a backward operator runs the gradient of; `NO_RANGE` for none.
+        in_backward: which operators are or lie in a backward operator, linked or not.
+        linked: for each operator the innermost linked backward operator that it is or lies in; `NO_RANGE` for none.
+    """
+
+    forward_of: Int64s
+    in_backward: Bools
+    linked: Int64s
+
+    def forward_chain(self, operators: Int64s) -> list[Int64s]:
+        """The forward operators that these operators (rows of `Trace.ranges`, or `NO_RANGE`) work for.
+
+        A forward operator may itself run inside the backward pass (activation checkpointing): then the next array
+        holds the forward operator of that backward operator, and so on.
+        """
+        chain = []
+        current = self._forward(operators)
+        while np.any(current != NO_RANGE):
+            chain.append(current)
+            current = self._forward(current)
+        return chain
+
+    def _forward(self, operators: Int64s) -> Int64s:
+        backward = np.r_[self.linked, NO_RANGE][operators]
+        forward: Int64s = np.r_[self.forward_of, NO_RANGE][backward]
+        return forward
+
+
+def autograd_links(trace: Trace, tree: OperatorTree) -> AutogradLinks:
+    """Links each backward operator of a profile to its forward operator."""
+    count = trace.ranges.height
+    forward_of = np.full(count, NO_RANGE, dtype=np.int64)
+    arrows = trace.autograd_links
+    forward_of[arrows["backward"].to_numpy()] = arrows["forward"].to_numpy()
+    numbered = _by_sequence(trace)
+    rows = numbered["range"].to_numpy()
+    fresh = forward_of[rows] == NO_RANGE
+    forward_of[rows[fresh]] = numbered["forward"].to_numpy()[fresh]
+    _lift_to_engine(trace, tree.forest, forward_of)
+    # Nothing works for what begins after it: such links, of a damaged profile, could lead around in a circle.
+    begun = trace.ranges["start_ns"].to_numpy()
+    linked_rows = np.flatnonzero(forward_of != NO_RANGE)
+    forward_of[linked_rows[begun[forward_of[linked_rows]] >= begun[linked_rows]]] = NO_RANGE
+
+    is_backward = forward_of != NO_RANGE
+    is_backward[_backward_rows(trace)] = True
+    is_backward |= _named_by_engine(trace) & tree.is_operator
+    row = np.arange(1, count + 1)
+    in_backward = tree.forest.outermost_match(np.where(is_backward, row, 0)) > 0
+    linked = tree.forest.innermost_match(np.where(forward_of != NO_RANGE, row, 0)) - 1
+    return AutogradLinks(forward_of, in_backward, linked)
+
+
+def _backward_rows(trace: Trace) -> Int64s:
+    mine = trace.operators.filter(pl.col("forward_thread") > 0)
+    rows: Int64s = mine["range"].to_numpy()
+    return rows
+
+
+def _named_by_engine(trace: Trace) -> Bools:
+    named: Bools = name_labels(trace.ranges["name"], lambda name: name.startswith(AUTOGRAD_ENGINE)) > 0
+    return named
+
+
+def _lift_to_engine(trace: Trace, forest: Forest, forward_of: Int64s) -> None:
+    """The engine's operator around a linked one works for the same node: it sums what broadcasting had expanded."""
+    engine = np.flatnonzero(_named_by_engine(trace) & (forward_of == NO_RANGE))
+    wanted = np.zeros(len(forward_of), dtype=np.bool_)
+    wanted[engine] = True
+    inner = np.flatnonzero(forward_of != NO_RANGE)
+    above = forest.parent[inner]
+    direct = (above != NO_RANGE) & wanted[np.maximum(above, 0)]
+    forward_of[above[direct]] = forward_of[inner[direct]]
+
+
+def _by_sequence(trace: Trace) -> pl.DataFrame:
+    """Rows of backward operators (`range`) with the rows of their forward operators (`forward`)."""
+    places = trace.ranges.select("process", "thread", "start_ns").with_row_index("range").cast({"range": pl.Int64})
+    numbered = (
+        trace.operators.select("range", "sequence", "forward_thread")
+        .filter(pl.col("sequence") >= 0)
+        .join(places, on="range", how="left", maintain_order="left")
+        .with_columns(pl.col("forward_thread").fill_null(0))
+    )
+    forward = numbered.filter(pl.col("forward_thread") == 0)
+    backward = numbered.filter(pl.col("forward_thread") > 0)
+    if not forward.height or not backward.height:
+        return pl.DataFrame(schema={"range": pl.Int64, "forward": pl.Int64})
+    threads = _forward_threads(forward, backward)
+    keys = ["process", "thread", "sequence"]
+    return (
+        backward.select("range", "process", "forward_thread", "sequence", "start_ns")
+        .join(threads, on=["process", "forward_thread"])
+        .sort("start_ns")
+        .join_asof(
+            forward.select(*keys, "start_ns", pl.col("range").alias("forward")).sort("start_ns"),
+            on="start_ns",
+            by=keys,
+            strategy="backward",
+            check_sortedness=False,
+        )
+        .select("range", "forward")
+        .drop_nulls()
+    )
+
+
+def _forward_threads(forward: pl.DataFrame, backward: pl.DataFrame) -> pl.DataFrame:
+    """Autograd's numbers of threads (`forward_thread`) with the operating system's (`thread`).
+
+    The two are not recorded side by side. A number belongs to the thread whose forward operators bear most of the
+    sequence numbers that backward operators ask that number for.
+    """
+    shared = (
+        backward.select("process", "forward_thread", "sequence")
+        .unique()
+        .join(forward.select("process", "thread", "sequence").unique(), on=["process", "sequence"])
+        .group_by("process", "forward_thread", "thread")
+        .agg(pl.len().alias("shared"))
+    )
+    return (
+        shared.sort("shared", "thread", descending=[True, False])
+        .unique(["process", "forward_thread"], keep="first", maintain_order=True)
+        .select("process", "forward_thread", "thread")
+    )
 
 
 @dataclass(frozen=True, eq=False)

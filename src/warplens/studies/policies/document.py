@@ -10,8 +10,8 @@ from warplens.profile.columns import column, table
 from warplens.profile.schema import Column
 from warplens.report import text as fmt
 from warplens.report.document import Table
-from warplens.studies.columns import columns_of
 from warplens.studies.sweeps.sweep import framed
+from warplens.studies.sweeps.words import columns_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

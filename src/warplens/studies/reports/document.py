@@ -12,10 +12,10 @@ from warplens.profile.schema import Column
 from warplens.report import text as fmt
 from warplens.report.document import Document, Figure, Paragraph, Section, Table
 from warplens.report.measured import doubts_of, measured_document, measured_facts
-from warplens.studies.columns import axis_columns
 from warplens.studies.grid.cells import model_rank, model_size
 from warplens.studies.reports.growth import growth, growth_section, measured_times
 from warplens.studies.reports.token_reduction import token_sections, token_tables
+from warplens.studies.sweeps.words import axis_columns
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -15,9 +15,8 @@ from warplens.report.comparison.steps import part_table
 from warplens.report.comparison.words import cause_sentence, step_answer, work_sentence
 from warplens.report.document import Document, Notes, Paragraph, Section, Table
 from warplens.report.verdict import evidence_text
-from warplens.studies.columns import verdict_counts
 from warplens.studies.policies.regret import summary
-from warplens.studies.reports.inside import COMMAND
+from warplens.studies.reports.hypotheses import COMMAND
 from warplens.studies.reports.remedies import (
     best_ways_section,
     best_ways_words,
@@ -27,7 +26,7 @@ from warplens.studies.reports.remedies import (
 )
 from warplens.studies.reports.token_reduction import speedup_figures, token_growth
 from warplens.studies.sweeps.document import breakeven_lines, point_table
-from warplens.studies.sweeps.words import answer, crossing_text, machine_line, settings_text
+from warplens.studies.sweeps.words import answer, crossing_text, machine_line, settings_text, verdict_counts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

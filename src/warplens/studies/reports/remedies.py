@@ -11,10 +11,10 @@ from warplens.profile.columns import column, table
 from warplens.profile.schema import Column
 from warplens.report import text as fmt
 from warplens.report.document import Paragraph, Section, Table
-from warplens.studies.columns import columns_of, verdict_counts
 from warplens.studies.reports.evidence import measured
 from warplens.studies.reports.token_reduction import BEST_MODES, best_modes
 from warplens.studies.sweeps.reading import wall_samples
+from warplens.studies.sweeps.words import columns_of, verdict_counts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

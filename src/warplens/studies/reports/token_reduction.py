@@ -12,11 +12,11 @@ from warplens.profile.columns import column, table
 from warplens.profile.schema import Column
 from warplens.report import text as fmt
 from warplens.report.document import Figure, Paragraph, Section, Table
-from warplens.studies.columns import columns_of
 from warplens.studies.reports.evidence import study_sides
 from warplens.studies.reports.growth import growth, growth_section, measured_times, told_apart
 from warplens.studies.sweeps.numbers import speedup_of
 from warplens.studies.sweeps.reading import sweep_of, wall_samples
+from warplens.studies.sweeps.words import columns_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -10,14 +10,21 @@ from warplens.profile.columns import column
 from warplens.profile.schema import Column
 from warplens.report import text as fmt
 from warplens.report.document import Document, Figure, KeyFigure, KeyFigures, Paragraph, Section, Table, limits
-from warplens.studies.columns import axis_columns, columns_of
 from warplens.studies.sweeps.anomalies import ANOMALIES
 from warplens.studies.sweeps.breakeven import PARAMETERS, THRESHOLDS, group_columns
 from warplens.studies.sweeps.confounding import AXES
 from warplens.studies.sweeps.numbers import LOST, POINTS, point_frame
 from warplens.studies.sweeps.payoff import CROSSINGS, crossing_frame
 from warplens.studies.sweeps.regimes import CELL_REGIMES, REGIMES, regime_frame
-from warplens.studies.sweeps.words import answer, crossing_text, interval_text, machine_line, settings_text
+from warplens.studies.sweeps.words import (
+    answer,
+    axis_columns,
+    columns_of,
+    crossing_text,
+    interval_text,
+    machine_line,
+    settings_text,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
