@@ -133,7 +133,9 @@ def launch_statistics(timeline: Timeline, window: Window, by: Sequence[str] = ("
     """
     declared = LAUNCHES.by(*by)
     queue = pl.col("start_ns") - pl.col("launch_end_ns")
-    launches = _kernel_launches(timeline, window, by).select(
+    launches = _kernel_launches(
+        timeline,
+        window,
         *by,
         (pl.col("launch_end_ns") - pl.col("launch_start_ns")).alias("api_ns"),
         pl.when(queue >= 0).then(queue).alias("queue_ns"),
@@ -155,14 +157,15 @@ def launch_statistics(timeline: Timeline, window: Window, by: Sequence[str] = ("
 
 def matched_launches(timeline: Timeline, window: Window) -> pl.DataFrame:
     """The kernels of the window that were launched one by one by a recorded call: their times and those of the call."""
-    everything = _kernel_launches(timeline, window, ("process", "thread", "graph_launched", "api_row"))
+    everything = _kernel_launches(timeline, window, *_TIMES, "process", "thread", "graph_launched", "api_row")
     return everything.filter(~pl.col("graph_launched") & pl.col("api_row").is_not_null())
 
 
 @once
 def launch_summary(timeline: Timeline, window: Window) -> LaunchSummary:
     """How many kernels were launched, by whom, at what rate, and whether the GPU was waiting for them."""
-    everything = _kernel_launches(timeline, window, ("process", "thread", "graph_launched", "api_row"))
+    told = (*_TIMES[:2], "launch_end_ns", "process", "thread", "graph_launched", "api_row")
+    everything = _kernel_launches(timeline, window, *told)
     launches = everything.filter(~pl.col("graph_launched")) if everything["graph_launched"].any() else everything
     matched = launches.filter(pl.col("api_row").is_not_null()) if launches["api_row"].null_count() else launches
     calls = timeline.trace.api_calls.select("start_ns", "end_ns", "process", "thread")
@@ -220,22 +223,28 @@ def count_per_step(work: pl.DataFrame, window: Window) -> CountPerStep | None:
 
 
 _TIMES: Final = ("start_ns", "end_ns", "launch_start_ns", "launch_end_ns")
-_LOOKED_UP: Final = ("name", "full_name", "api", "graph_launched")
 
 
-def _kernel_launches(timeline: Timeline, window: Window, columns: Sequence[str]) -> pl.DataFrame:
-    """The kernels of the window with their times, those of their launching call, and these columns."""
-    kept = [column for column in columns if column not in _LOOKED_UP]
+def _kernel_launches(timeline: Timeline, window: Window, *wanted: str | pl.Expr) -> pl.DataFrame:
+    """What is wanted of the kernels of the window: columns of `Timeline.work`, expressions of these, what is looked up.
+
+    Column by column, so that nothing else of a million rows is copied because a copy or a fill lies between them.
+    """
     work = timeline.work_in(window)
-    work = work.select(list(dict.fromkeys(("kind", "row", "api_row", *_TIMES, *kept))))
-    work = chosen(work, work["kind"] == "kernel").drop("kind")
+    which = (work["kind"] == "kernel").to_numpy()
+
+    def of_kernels(column: str | pl.Expr) -> pl.Series:
+        return chosen(work.select(column), which).to_series()
+
     made = {
-        "name": lambda: timeline.trace.kernels["name"].gather(work["row"]),
-        "full_name": lambda: timeline.trace.kernels["full_name"].gather(work["row"]),
-        "api": lambda: timeline.trace.api_calls["name"].gather(work["api_row"]).alias("api"),
-        "graph_launched": lambda: _graph_launched(timeline, work),
+        "name": lambda: timeline.trace.kernels["name"].gather(of_kernels("row")),
+        "full_name": lambda: timeline.trace.kernels["full_name"].gather(of_kernels("row")),
+        "api": lambda: timeline.trace.api_calls["name"].gather(of_kernels("api_row")).alias("api"),
+        "graph_launched": lambda: _graph_launched(timeline, chosen(work.select("row", "api_row"), which)),
     }
-    return work.select(*_TIMES, *kept).with_columns([made[column]() for column in columns if column in made])
+    return pl.DataFrame([
+        made[column]() if isinstance(column, str) and column in made else of_kernels(column) for column in wanted
+    ])  # fmt: skip
 
 
 def _graph_launched(timeline: Timeline, work: pl.DataFrame) -> pl.Series:

@@ -176,18 +176,26 @@ def _intervals(work: pl.DataFrame, which: pl.Expr | None = None) -> Intervals:
 
 
 def _levels(running: Intervals, window: Window) -> Int64s:
-    """For how long none, one, two, … of the intervals were open, inside the window."""
-    if not np.any(running.starts[1:] < running.ends[:-1]):  # one after the other: no edge needs a place among others
-        alone = total(clip(running, window.start_ns, window.end_ns))
+    """For how long none, one, two, … of the intervals, in order of their begins, were open, inside the window."""
+    starts, ends = running
+    # What runs alone needs no place among the edges of others: mostly nearly all.
+    shared = np.zeros(len(starts), dtype=np.bool_)
+    shared[1:] = starts[1:] < np.maximum.accumulate(ends)[:-1]
+    shared[:-1] |= starts[1:] < ends[:-1]
+    alone = total(clip(Intervals(starts[~shared], ends[~shared]), window.start_ns, window.end_ns))
+    if not shared.any():
         return np.array([window.duration_ns - alone, alone])
-    edges = np.concatenate((running.starts, running.ends, np.array([window.start_ns, window.end_ns])))
+    starts, ends = starts[shared], ends[shared]
+    edges = np.concatenate((starts, ends, np.array([window.start_ns, window.end_ns])))
     change = np.zeros(len(edges), dtype=np.int8)
-    change[: len(running.starts)] = 1
-    change[len(running.starts) : -2] = -1
+    change[: len(starts)] = 1
+    change[len(starts) : -2] = -1
     order = np.argsort(edges, kind="stable")
     level = np.cumsum(change[order], dtype=np.int32)[:-1]
     # Whole nanoseconds far below 2⁵³, which floating point adds up exactly.
-    return np.bincount(level, weights=np.diff(edges[order])).astype(np.int64)
+    spent = np.bincount(level, weights=np.diff(edges[order]), minlength=2).astype(np.int64)
+    spent[:2] += (-alone, alone)
+    return spent
 
 
 # --- CUDA graphs ---

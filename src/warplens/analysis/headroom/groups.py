@@ -116,7 +116,6 @@ PIECES: Final = table(
         help="at the data sheet's peaks; null where its work is not known",
         title="Theoretical",
     ),
-    column("flops", dtype=pl.Float64, help="operations; null where not known", title="Flops"),
     column("bytes", dtype=pl.Float64, help="bytes that it has to move at least; null where not known"),
     column("known", dtype=SOURCE),
 )
@@ -263,10 +262,10 @@ def _shared_out(members: pl.DataFrame, groups: pl.DataFrame) -> pl.DataFrame:
     group = members["group"]
     told = pl.when("modelled").then("known").otherwise(pl.lit("none")).cast(SOURCE).alias("known")
     held = groups.select(
-        pl.col(_LEFT[1]).alias("roof_ns"), "theoretical_ns", "flops", "bytes", pl.col("owned_ns"), told
+        pl.col(_LEFT[1]).alias("roof_ns"), "theoretical_ns", "bytes", pl.col("owned_ns"), told
     )
     part = members["owned_ns"] / held["owned_ns"].gather(group)
-    shared = {"roof_ns": part, "theoretical_ns": part, "flops": members["calls"], "bytes": members["calls"]}
+    shared = {"roof_ns": part, "theoretical_ns": part, "bytes": members["calls"]}
     return members.select(
         "work",
         "owned_ns",

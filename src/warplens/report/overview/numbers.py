@@ -145,7 +145,7 @@ def examine(
         counters: a report of Nsight Compute on the same program, for the diagnosis.
         diagnosis: that of the window, where it is known already.
     """
-    with ThreadPoolExecutor(max_workers=1) as aside:
+    with ThreadPoolExecutor(max_workers=2) as aside:
         # These are mostly array arithmetic outside of the interpreter's lock, and nearly half of all the work.
         # `Timeline.work`, which all analyses share, was computed to find the window, and is only read from here on.
         budgets = aside.submit(time_budgets, timeline, window)
@@ -166,6 +166,11 @@ def examine(
             timeline=timeline,
             window=window,
             notes=notes,
+            # While little else is held: what these leave behind is there for the rest.
+            launch_summary=launch_summary(timeline, window),
+            launches=launch_statistics(timeline, window, ("name", "full_name", "api")),
+            streams=stream_statistics(timeline, window),
+            concurrency=concurrency(timeline, window),
             steps=_all_steps(timeline, window),
             phases=phase_statistics(timeline, window),
             kernels=kernels,
@@ -187,10 +192,6 @@ def examine(
             allocations=allocations(timeline, window),
             code=code_places(timeline, window),
             checklist=checklist_frame(timeline, window, verdict.result(), counters),
-            launch_summary=launch_summary(timeline, window),
-            launches=launch_statistics(timeline, window, ("name", "full_name", "api")),
-            streams=stream_statistics(timeline, window),
-            concurrency=concurrency(timeline, window),
             copy_overlap=overlap.result(),
             diagnosis=verdict.result(),
             budgets=budgets.result(),
