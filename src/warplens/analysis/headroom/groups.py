@@ -261,9 +261,7 @@ def _shared_out(members: pl.DataFrame, groups: pl.DataFrame) -> pl.DataFrame:
     """`_OF_WORK`: to each piece its part of its group, by time."""
     group = members["group"]
     told = pl.when("modelled").then("known").otherwise(pl.lit("none")).cast(SOURCE).alias("known")
-    held = groups.select(
-        pl.col(_LEFT[1]).alias("roof_ns"), "theoretical_ns", "bytes", pl.col("owned_ns"), told
-    )
+    held = groups.select(pl.col(_LEFT[1]).alias("roof_ns"), "theoretical_ns", "bytes", pl.col("owned_ns"), told)
     part = members["owned_ns"] / held["owned_ns"].gather(group)
     shared = {"roof_ns": part, "theoretical_ns": part, "bytes": members["calls"]}
     return members.select(
