@@ -87,6 +87,15 @@ def test_a_hand_written_optimizer_limits_its_phase() -> None:
     assert evidence["launches_per_step"] == pytest.approx(110 * 16, rel=0.02)
 
 
+@pytest.mark.parametrize("form", ["sqlite.xz", "pt.trace.json.xz"])
+def test_an_optimizer_on_lists_is_not_told_to_use_lists(form: str) -> None:
+    folder = Path(__file__).resolve().parents[2] / "data" / "pairs" / "held_out"
+    found = _diagnosed(next(folder.glob(f"mistral_foreach_optimizer__before.{form[:6]}*"))).finding("unfused-optimizer")
+    assert found is not None
+    assert not any("foreach=True" in remedy.how for remedy in found.remedies)
+    assert found.evidence["optimizer_share"] != 0  # where nothing tells it from other work, it is not known
+
+
 def test_a_step_that_ran_out_of_memory_is_not_diagnosed() -> None:
     found = _shipped("lm_large_ctx1024_train")
     assert [finding.id for finding in found.findings] == ["incomplete-profile"]

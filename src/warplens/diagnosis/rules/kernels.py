@@ -683,6 +683,14 @@ class SmallKernels(Rule):
         )
 
 
+_ON_LISTS: Final = Remedy(
+    "Update all tensors at once",
+    "torch.optim.AdamW(model.parameters(), foreach=True)\n"
+    "# own optimizers: torch._foreach_* functions, or torch.compile(optimizer.step)",
+    "a few launches in all instead of several per tensor; memory traffic stays",
+)
+
+
 class UnfusedOptimizer(Rule):
     """The launch pauses of the optimizer, and what a fused one saves of its kernels' memory traffic."""
 
@@ -761,7 +769,7 @@ class UnfusedOptimizer(Rule):
         claimed = claims.total_ns(self.id)
         mine = facts.work["phase"] == "optimizer"
         part = facts.of_phase("optimizer")
-        wall = part.wall_ns
+        wall = part.wall_ns if mine.any() else None  # nothing tells which work of a step is the optimizer's
         return self.raised(
             facts,
             claimed,
@@ -769,8 +777,8 @@ class UnfusedOptimizer(Rule):
             confidence="high" if facts.sure else "medium",
             evidence={
                 "claimed_share": claims.seen_ns(self.id) / facts.wall_ns if facts.wall_ns else None,
-                "optimizer_share": wall / facts.wall_ns if facts.wall_ns else None,
-                "optimizer_ns_per_step": wall / facts.steps,
+                "optimizer_share": wall / facts.wall_ns if wall is not None and facts.wall_ns else None,
+                "optimizer_ns_per_step": wall / facts.steps if wall is not None else None,
                 "launches_per_step": (int(lists.sum()) if foreach else found.launches) / facts.steps,
                 "single_tensor_launches_share": found.single_tensor / found.launches if found.launches else None,
                 "parameter_tensors_count": found.updates / facts.steps if found.updates else None,
@@ -785,12 +793,7 @@ class UnfusedOptimizer(Rule):
                     "torch.optim.AdamW(model.parameters(), fused=True)",
                     f"{GAIN}: one pass over the parameters in a few launches",
                 ),
-                Remedy(
-                    "Update all tensors at once",
-                    "torch.optim.AdamW(model.parameters(), foreach=True)\n"
-                    "# own optimizers: torch._foreach_* functions, or torch.compile(optimizer.step)",
-                    "a few launches in all instead of several per tensor; memory traffic stays",
-                ),
+                *(() if foreach else (_ON_LISTS,)),
             ),
             issuing_ns=claims.issuing_ns[self.id],
             bound_ns=claimed
