@@ -670,3 +670,28 @@ def test_waits_of_a_loop_are_named_before_the_pauses_between_its_items() -> None
     diagnosis = verdict(step)
     assert diagnosis.verdict == "host-sync"
     assert diagnosis.findings[1].id == "host-stall"
+
+
+@pytest.mark.parametrize(
+    ("read", "sent", "remedy"),
+    [
+        (65_536, 0, "Work on these results"),
+        (4, 0, "Move that host work"),  # a loss of four bytes is not what the host is busy with
+        (4 << 20, 4 << 20, "Do this work where its data are"),
+        (4, 4 << 20, "Process these data"),
+    ],
+)
+def test_what_is_copied_before_and_after_a_pause_tells_what_the_host_works_on(
+    read: int, sent: int, remedy: str
+) -> None:
+    def step(machine: Machine) -> None:
+        machine.launch(100 * US, times=8)
+        machine.copy(10 * US, read, "device-to-host", pinned=False)
+        machine.think(3000 * US)
+        if sent:
+            machine.copy(100 * US, sent, pinned=False)
+        machine.launch(100 * US)
+
+    diagnosis = verdict(step)
+    assert diagnosis.verdict == "host-stall"
+    assert diagnosis.findings[0].remedies[0].action.startswith(remedy)

@@ -424,7 +424,8 @@ class HostSync(Rule):
         often done before the host asks.
         """
         gain = self._unread(facts)
-        if gain is None or not facts.waits_crowded or self._loops(facts).any():
+        ahead = facts.unprofiled_share * facts.host_needed_ns < facts.busy_ns
+        if gain is None or ahead or not facts.waits_crowded or self._loops(facts).any():
             return gain
         each = float(np.median((facts.work["end_ns"] - facts.work["start_ns"]).to_numpy())) + self.restart_ns
         more = 1 + facts.host.waits * each / max(facts.wall_ns - facts.added_ns, 1)

@@ -34,26 +34,30 @@ if TYPE_CHECKING:
     from warplens.diagnosis.facts import Facts
     from warplens.diagnosis.findings import Finding
     from warplens.diagnosis.rule import Floats
+    from warplens.diagnosis.structure import Bools
+
+#: Where it prepares what the next step works on.
+_INPUT: Final = (
+    Remedy(
+        "Prepare the input while the GPU computes",
+        "DataLoader(dataset, num_workers=8, prefetch_factor=4, persistent_workers=True, pin_memory=True)\n"
+        "x = x.to('cuda', non_blocking=True)",
+        "{gain}",
+    ),
+    Remedy(
+        "Prepare it once, or on the GPU",
+        "# decode, augment and tokenise once and store the result\n"
+        "# or torchvision.transforms.v2 on CUDA tensors, NVIDIA DALI",
+        "{gain}",
+    ),
+)
 
 #: What a host does in its pauses, by the name of a range that is open then, and what to do about it.
 _ACTIVITIES: Final = (
     (
         r"dataloader|__next__|(?<![a-z])(?:data|batch|batches|loader|loading|input|inputs|fetch|prefetch|decode_image|"
         r"augment|tokeni[sz]e|tokeni[sz]er|preprocess|preprocessing|collate|dataset|get_batch|load_batch)(?![a-z])",
-        (
-            Remedy(
-                "Prepare the input while the GPU computes",
-                "DataLoader(dataset, num_workers=8, prefetch_factor=4, persistent_workers=True, pin_memory=True)\n"
-                "x = x.to('cuda', non_blocking=True)",
-                "{gain}",
-            ),
-            Remedy(
-                "Prepare it once, or on the GPU",
-                "# decode, augment and tokenise once and store the result\n"
-                "# or torchvision.transforms.v2 on CUDA tensors, NVIDIA DALI",
-                "{gain}",
-            ),
-        ),
+        _INPUT,
     ),
     (
         r"compiledf|inductor|dynamo|torch-compiled|(?<![a-z])(?:compile|compiling|autotun\w*|jit)(?![a-z])",
@@ -164,6 +168,24 @@ _ON_DATA: Final = Remedy(
     GAIN,
 )
 
+#: Where it works on what comes from the GPU and goes back there.
+_ROUND_TRIP: Final = Remedy(
+    "Do this work where its data are",
+    "# an optimizer whose state or weights are kept on the host: on the GPU, torch.optim.AdamW(…, fused=True),\n"
+    "# with 8-bit or sharded states where memory is short\n"
+    "# NumPy or SciPy between two operations of the GPU: torch has most of it",
+    GAIN,
+)
+
+#: Where the host works on what it has just read back.
+_ON_RESULTS: Final = Remedy(
+    "Work on these results on the GPU, or behind the loop",
+    "# metrics: torchmetrics, torch.bincount, topk and comparisons on the GPU, and one number read back\n"
+    "results.append(y.detach())  # in the step; torch.cat(results).cpu() and scikit-learn once, after the loop\n"
+    "# or hand them to another thread or process: y.to('cpu', non_blocking=True), an event, a queue",
+    GAIN,
+)
+
 _SEE: Final = Remedy(
     "Find out what the host does there",
     "py-spy record --gil -- python train.py\n"
@@ -218,6 +240,10 @@ class HostStall(Rule):
     launches_long = Limit(
         100, "A pause as long as so many launches is other work, and not issuing that an interruption made longer."
     )
+    results_bytes = Limit(1_024, "Fewer bytes are a loss, a count or a flag, and not what the host works on.")
+    input_title: ClassVar = "The host is busy until it sends the next data to the GPU, which runs out of work"
+    round_trip_title: ClassVar = "Data go from the GPU to the host, are worked on there, and come back"
+    results_title: ClassVar = "The host works on results that it has read back, and the GPU runs out of work"
     steps_long = Limit(5, "A pause as long as several steps is start-up, compilation or evaluation.")
 
     def _starting(self, facts: Facts, stalls: pl.DataFrame, claimed_ns: int) -> bool:
@@ -262,14 +288,40 @@ class HostStall(Rule):
         beside = np.isin(ends, sent) | np.isin(begins, fetched)
         return bool(spent[beside].sum() >= self.mostly * spent.sum())
 
+    def _worked_on(self, facts: Facts, spent: Floats) -> tuple[str, Remedy | None] | None:
+        """What most of these pauses are about, and what to do, by the copies that they lie between; None for neither.
+
+        A host that fetches something and sends something back works on it; else on what it has read, or will send.
+        """
+        copies = facts.work.filter((pl.col("kind") == "copy") & (pl.col("bytes") >= self.results_bytes))
+        read = copies.filter(pl.col("label") == "device-to-host")["end_ns"].to_numpy()
+        sent = copies.filter(pl.col("label") == "host-to-device")["start_ns"].to_numpy()
+        if len(sent) and sent.min() == facts.window.start_ns:
+            sent = np.r_[sent, facts.window.end_ns]
+        behind, ahead = np.isin(facts.gaps["start_ns"].to_numpy(), read), np.isin(facts.gaps["end_ns"].to_numpy(), sent)
+        kinds: tuple[tuple[Bools, str, Remedy | None], ...] = (
+            (behind & ahead, self.round_trip_title, _ROUND_TRIP),
+            (behind, self.results_title, _ON_RESULTS),
+            (ahead, self.input_title, None),  # a pause before the next batch may be about anything
+        )
+        for which, title, remedy in kinds:
+            if spent[which].sum() > self.mostly * spent.sum():
+                return title, remedy
+        return None
+
     def _hidden(self, facts: Facts, claimed_ns: int) -> bool:
         """Whether a host that never waits for the GPU would hide these pauses behind its work without the profiler."""
         if facts.host.waits >= self.waiting * facts.steps:
             return False
         return facts.least_unprofiled_share * (facts.host_needed_ns - claimed_ns) + claimed_ns < facts.busy_ns
 
-    def _instead(self, facts: Facts, within: pl.Series, spent: pl.Series) -> tuple[Remedy, ...]:
-        """Remedies that fit what the host does in most of the time of its pauses, as far as names of ranges tell."""
+    def _instead(
+        self, facts: Facts, within: pl.Series, spent: pl.Series, unknown: tuple[Remedy, ...]
+    ) -> tuple[bool, tuple[Remedy, ...]]:
+        """Whether names of ranges tell what the host does in most of the time of its pauses, and remedies that fit it.
+
+        What they do not tell is `unknown`.
+        """
         time_of: dict[tuple[Remedy, ...], int] = {}
         known = pl.DataFrame({"row": within, "spent": spent}).drop_nulls()
         known = known.with_columns(facts.timeline.trace.ranges["name"].gather(known["row"]).alias("name"))
@@ -277,10 +329,11 @@ class HostStall(Rule):
             activity = next((remedies for pattern, remedies in _ACTIVITIES if re.search(pattern, name, re.I)), None)
             if activity is not None and not _is_plain_operator(name):
                 time_of[activity] = time_of.get(activity, 0) + time
-        most = max(time_of, key=lambda activity: time_of[activity], default=_UNKNOWN_ACTIVITY)
-        fitting = most if time_of.get(most, 0) >= self.mostly * float(spent.sum()) else _UNKNOWN_ACTIVITY
+        most = max(time_of, key=lambda activity: time_of[activity], default=unknown)
+        named = time_of.get(most, 0) >= self.mostly * float(spent.sum())
+        fitting = most if named else unknown
         gain = modelled(facts, "no-host-stall")
-        return (*(replace(remedy, expected=remedy.expected.format(gain=gain)) for remedy in fitting), _SEE)
+        return named, (*(replace(remedy, expected=remedy.expected.format(gain=gain)) for remedy in fitting), _SEE)
 
     def find(self, facts: Facts, claims: Claims) -> Finding | None:
         """The finding, if the window has it."""
@@ -295,11 +348,15 @@ class HostStall(Rule):
         if copies > claimed:
             copies = 0  # then the copies are the cause, and the pauses what comes with them: another finding's
         changes: tuple[Change, ...] = ("no-host-stall", "overlapped-copies") if copies else ("no-host-stall",)
-        instead = self._instead(facts, within, spent_in)
+        found = self._worked_on(facts, spent.to_numpy()) if claimed and not starting else None
+        title, fitting = found or ("", None)
+        fitting = fitting or (_ON_DATA if on_data else None)
+        unknown = _INPUT if title == self.input_title else _UNKNOWN_ACTIVITY
+        named, instead = self._instead(facts, within, spent_in, unknown)
         return self.raised(
             facts,
             claimed,
-            title=self.starting_title if starting else "",
+            title=self.starting_title if starting else title,
             confidence="low" if starting else "high" if facts.sure else "medium" if facts.window.steps else "low",
             evidence={
                 **seen_idle(facts, claims, self.id),
@@ -312,7 +369,7 @@ class HostStall(Rule):
             where=range_names(facts, within, spent_in),
             remedies=(
                 *((STEPS_ONLY,) if starting else ()),
-                *((_ON_DATA,) if on_data else ()),
+                *((fitting,) if fitting is not None else ()),
                 *instead,
             ),
             issuing_ns=claims.issuing_ns.get(self.id, 0),
@@ -324,7 +381,7 @@ class HostStall(Rule):
             bound_ns=facts.idle_ns + copies,
             at_least=predicted(facts, "no-host-stall"),
             # What the host does there may take many times as long in another run, as collecting garbage does.
-            bound_known=on_data or instead[0].action != _UNKNOWN_ACTIVITY[0].action,
+            bound_known=on_data or named,
         )
 
 
