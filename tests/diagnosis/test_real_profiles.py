@@ -78,6 +78,15 @@ def test_products_in_four_bits_are_not_told_to_use_a_narrower_format() -> None:
     assert not any("0 launches" in line for line in warplens.diagnose(path).facts)
 
 
+@pytest.mark.parametrize(
+    ("name", "asked"), [("kineto/tracelens_mi300_qwen0p5b.json.gz", False), ("pairs/healthy_gpt.sqlite", True)]
+)
+def test_shapes_are_asked_for_where_the_trace_has_none(name: str, asked: bool) -> None:
+    found = _diagnosed(_shared(name)).finding("below-roof")
+    assert found is not None
+    assert any("record_shapes" in remedy.how for remedy in found.remedies) is asked
+
+
 def test_a_hand_written_optimizer_limits_its_phase() -> None:
     by_phase = {part.phase: part for part in _shipped("lm_small_ctx128_train").per_phase}
     assert by_phase["optimizer"].verdict == "unfused-optimizer"

@@ -324,6 +324,7 @@ class BelowRoof(Rule):
         above = above.fill_null(0)
         names = kernel_names(facts, above)
         pattern = "|".join(dict.fromkeys(re.escape(name.rpartition("::")[2][:40]) for name in names))
+        shapes = facts.timeline.trace.operators["input_shapes"]
         return self.described(
             title="The GPU is busy but not near its roofs, and no single cause stands out"
             if known
@@ -342,7 +343,7 @@ class BelowRoof(Rule):
             },
             where=names,
             remedies=(
-                *(() if known else (_SHAPES,)),
+                *(() if known or shapes.null_count() < len(shapes) else (_SHAPES,)),
                 Remedy(
                     "Collect counters of the kernels with the most time above their roof",
                     f"ncu --set roofline {_sections(facts, above)} -k 'regex:{pattern}' -c 20 python train.py\n"
