@@ -15,13 +15,12 @@ import math
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 from benchmarks.pairs import FOLDER, HALVES, SOURCES, Estimate, Pair, pairs
 from warplens.analysis.timeline import Timeline
 from warplens.diagnosis import diagnose
 from warplens.diagnosis.rule import SPREADS
-from warplens.diagnosis.rules import rule
 from warplens.readers import read
 
 if TYPE_CHECKING:
@@ -60,8 +59,9 @@ class Answer:
 
     @property
     def finding(self) -> Finding | None:
-        """The finding that names the habit."""
-        return next((finding for finding in self.found.findings if finding.id in self.pair.accepted), None)
+        """The finding that names the habit, whose remedy was timed; where there is none, another name that is right."""
+        named = (self.found.finding(id_) for id_ in self.pair.accepted)
+        return next((finding for finding in named if finding is not None), None)
 
     @property
     def ratio(self) -> Estimate:
@@ -125,7 +125,7 @@ def _of(count: int, total: int) -> str:
 
 
 def spreads(given: list[Answer]) -> Iterator[str]:
-    """By kind of model, the factor by which gains (less 1) are off in nine of ten recordings, as a Markdown table.
+    """By kind of model, the factor by which gains (less 1) are beyond the host's pace in nine of ten, as a table.
 
     The rank of the factor is that of split conformal prediction, ⌈0.9·(n + 1)⌉ of n errors (V. Vovk et al.,
     "Algorithmic Learning in a Random World", 2005, ch. 4). Meaning worth is asked by leaving out each program, with
@@ -162,16 +162,17 @@ def left_out(given: list[Answer]) -> Iterator[str]:
 
 
 def _errors(given: list[Answer]) -> dict[Model, list[tuple[str, float]]]:
-    """By kind of model, the logarithms of how far gains (less 1) are off, with the program's name.
+    """By kind of model, the logarithms of how far gains (less 1) are beyond what the host's pace leaves open, by name.
 
     A change that brings nothing has no such factor; whether it was in the interval is counted elsewhere.
     """
     found: dict[Model, list[tuple[str, float]]] = {model: [] for model in SPREADS}
     for answer in given:
-        finding = answer.finding
-        if finding is not None and finding.expected and answer.ratio.median > 1:
-            error = abs(math.log((answer.ratio.median - 1) / (finding.expected - 1)))
-            found[rule(finding.id).model].append((answer.pair.name, error))
+        basis = answer.finding.basis if answer.finding is not None else None
+        if basis is not None and answer.ratio.high > 1:
+            above = (answer.ratio.low - 1) / (basis.most - 1)
+            below = (basis.least - 1) / (answer.ratio.high - 1)
+            found[cast("Model", basis.model)].append((answer.pair.name, math.log(max(above, below, 1.0))))
     return found
 
 

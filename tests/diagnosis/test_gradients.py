@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.analysis.builders import AUTOGRAD_THREAD, kernel, launch
+from tests.analysis.builders import AUTOGRAD_THREAD, call, kernel, launch
 from tests.analysis.operators.programs import annotation, operator, program
 from tests.diagnosis.machine import BF16_GEMM, US
 from warplens.diagnosis import diagnose
@@ -64,7 +64,9 @@ def found(
             run(5 * US)
         else:
             run(5 * US, name=FUSED_ADAM, grid=blocks)
-        now = max(now + 10 * US, gpu + 5 * US)
+        ended = max(now + 10 * US, gpu + 5 * US)
+        calls.append(call(now, ended, "cudaDeviceSynchronize"))
+        now = ended
         ranges.append(annotation(began, now, "step"))
         now += US
     timeline = program(kernels, calls, ranges)

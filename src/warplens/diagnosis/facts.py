@@ -243,39 +243,14 @@ class Facts:
         Host and GPU work side by side, and the longer of the two sets the pace; pauses in which the host does not issue
         work come on top.
         """
-        host = int(self.least_unprofiled_share * self.host_needed_ns)
+        host = int(self.unprofiled_share * self.host_needed_ns)
         other = max(self.idle_ns - self.idle(*ISSUING, "submission", "profiler"), 0)
         return max(self.busy_ns - saved_ns, min(host, self.wall_ns - other)) + other
 
-    @cached_property
-    def unprofiled_share(self) -> float:
-        """Of the time that the host takes to issue work under this profiler, what it takes without.
-
-        A profiler adds about as much to each call, and to each operator, that it records: the longer the host takes for
-        one, the less it matters. Where neither is known, the share of programs that were timed with and without.
-        """
-        recorder = self.timeline.trace.capture.recorder
-        usual: float = recorder.unprofiled_share
-        needed = self.host_needed_ns
-        calls = self.timeline.api_calls_in(self.window).height
-        if not needed or not calls or not recorder.call_overhead_ns or self.phase is not None:
-            return usual
-        ranges, functions = self.timeline.trace.ranges, self.timeline.trace.python_functions
-        operators = self._within(ranges.filter(pl.col("kind").cast(pl.String) == "cpu-op"))
-        limits = self.thresholds
-        added = calls * recorder.call_overhead_ns + operators * recorder.operator_overhead_ns
-        added += self._within(functions) * limits.python_overhead_ns
-        return min(max(1 - added / needed, limits.least_unprofiled_share), limits.most_unprofiled_share)
-
-    def _within(self, table: pl.DataFrame) -> int:
-        """Rows that begin in the window."""
-        starts = table["start_ns"]
-        return int(((starts >= self.window.start_ns) & (starts < self.window.end_ns)).sum())
-
     @property
-    def least_unprofiled_share(self) -> float:
-        """The same, where it is to be on the side of a fast host: no more than is usual under this profiler."""
-        return min(self.unprofiled_share, self.timeline.trace.capture.recorder.unprofiled_share)
+    def unprofiled_share(self) -> float:
+        """Of the time that the host takes to issue work under this profiler, what it takes without."""
+        return self.timeline.trace.capture.recorder.unprofiled_share
 
     @property
     def added_ns(self) -> int:

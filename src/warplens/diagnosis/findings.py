@@ -90,6 +90,18 @@ class Place:
 
 
 @dataclass(frozen=True)
+class Basis:
+    """What the interval of a gain is made of: a kind of model (`rule.Model`), and the least and the most gain by it.
+
+    Between these lies what the host's pace leaves open; how far off the model is comes on top.
+    """
+
+    model: str
+    least: float
+    most: float
+
+
+@dataclass(frozen=True)
 class Finding:
     """One cause of lost time.
 
@@ -108,6 +120,7 @@ class Finding:
         remedies: what to do, the most promising first.
         refute: the experiment that would show that this is wrong.
         places: where in the program most of it comes from, the first the most.
+        basis: what `expected_interval` is made of; None where no gain is expected.
     """
 
     id: str
@@ -122,6 +135,7 @@ class Finding:
     remedies: tuple[Remedy, ...]
     refute: str
     places: tuple[Place, ...] = ()
+    basis: Basis | None = None
 
     @property
     def gain_ceiling(self) -> float | None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, ClassVar, Final, Literal, TypeAlias, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from warplens.diagnosis.findings import ISSUING, MANY, Finding, Remedy, about, ceiling, times
+from warplens.diagnosis.findings import ISSUING, MANY, Basis, Finding, Remedy, about, ceiling, times
 from warplens.diagnosis.pace import NOISE
 
 if TYPE_CHECKING:
@@ -66,15 +66,15 @@ GAIN: Final = "{gain}"
 _NS_PER_MS: Final = 1e6
 
 #: What a gain is computed from: products as another algorithm or format does them, what a library does with another
-#: size or memory layout, traffic (and how full small grids leave the GPU), the pace of the host, or what the program's
-#: own code does beside issuing work.
-Model: TypeAlias = Literal["products", "layout", "traffic", "host", "code"]
+#: size or memory layout, traffic (and how full small grids leave the GPU), or the host: its pace, and what it does beside
+#: issuing work.
+Model: TypeAlias = Literal["products", "layout", "traffic", "host"]
 
-#: By what factor a measured gain (less 1) was off the expected one in nine of ten recordings of programs that were
-#: timed before and after, for each kind of model: of the fits with one set of programs left out the widest, because
-#: programs of one set are alike. `python -m benchmarks.pairs_scorecard --spread` computes them anew, and says how many
-#: of the programs that were left out they would have held.
-SPREADS: Final[dict[Model, float]] = {"products": 1.9, "layout": 3.6, "traffic": 2.2, "host": 5.0, "code": 5.9}
+#: By what factor a measured gain (less 1) was beyond the range that the host's pace leaves open, in nine of ten
+#: recordings of programs that were timed before and after, for each kind of model: of the fits with one set of programs
+#: left out the widest, because programs of one set are alike. `python -m benchmarks.pairs_scorecard --spread` computes
+#: them anew, and says how many of the programs that were left out they would have held.
+SPREADS: Final[dict[Model, float]] = {"products": 1.6, "layout": 3.7, "traffic": 2.2, "host": 2.0}
 
 
 class Limit(float):
@@ -106,7 +106,7 @@ class Rule:
         thresholds: which of `Thresholds` it compares with, beside those that all do. Its own are attributes (`Limit`).
         describes: it says what a window does, not what it loses, and is the verdict only where nothing is lost.
         precedence: how sure its claim on GPU work is.
-        model: what its gain is computed from, which says how far off that may be.
+        model: what its gain is computed from where the GPU's work alone gets less, which says how far off that may be.
         located: by what its places in the program are told (`warplens.diagnosis.places`).
     """
 
@@ -167,6 +167,7 @@ class Rule:
         at_least: float = 1.0,
         replayed: Gain | None = None,
         busy_ns: int = 0,
+        claims: Claims | None = None,
     ) -> Finding | None:
         """The finding, unless its cause costs too little to be told from chance.
 
@@ -185,16 +186,23 @@ class Rule:
             at_least: a factor below which the bound cannot lie, such as that of a remedy that was replayed.
             replayed: what the best remedy brings by a replay, where there is one; it counts before what the claim says.
             busy_ns: of the claimed time, GPU work, where `replayed` is given.
+            claims: the best remedy takes away the work that the rule claims of it, and nothing else.
         """
         limits = facts.thresholds
         saved = claimed_ns * (1 - kept)
+        told = self._without(facts, claims) if claims is not None and replayed is None else replayed
         gain = gain_of(facts, int(saved), on_gpu=on_gpu, issuing_ns=int(issuing_ns * (1 - kept)))
+        if told is not None and replayed is None:
+            # Where pauses are claimed, replay and claim see the host in two ways: the gain may be that of either.
+            told = replace(told, high=max(told.high, gain if claimed_ns and not on_gpu else 1.0))
+            gain = told.expected
         # What a replay makes of a cause that is hardly seen has another reason, such as a second thread.
         if replayed is not None and bound_of(facts, claimed_ns, issuing_ns) >= limits.raise_ceiling:
             # Pauses that no host could avoid stay, whatever the replay makes of them.
             avoidable = facts.idle_ns - facts.idle("dependency", "submission", "profiler", "unknown")
             most = bound_of(facts, min(avoidable + busy_ns, facts.wall_ns))
-            gain, at_least = min(replayed.expected, most), max(at_least, min(replayed.high, 1 + (most - 1) * NOISE))
+            gain = min(replayed.expected, most)
+            at_least = max(at_least, 1 + (min(replayed.high, most) - 1) * NOISE)
         if gain < limits.raise_ceiling:
             return None
         bound = max(bound_of(facts, claimed_ns, issuing_ns), ceiling(facts.wall_ns, bound_ns or 0), gain)
@@ -205,7 +213,10 @@ class Rule:
             bound = 1 + (bound - 1) * NOISE
         bound = max(bound, at_least)
         gain = min(gain, MANY)
-        low, high = 1 + (gain - 1) / SPREADS[self.model], min(1 + (gain - 1) * SPREADS[self.model], MANY)
+        span = (gain, gain) if told is None else (min(told.low, gain), max(told.high, gain))
+        # What the host no longer does sets the gain: its pace is less sure than what the GPU does.
+        model = self.model if on_gpu else "host"
+        low, high = 1 + (span[0] - 1) / SPREADS[model], min(1 + (span[1] - 1) * SPREADS[model], MANY)
         bound_known = bound_known and bound < MANY
         least = max(limits.warning_ceiling, warning or 0.0)
         severity: Severity = "info"
@@ -226,7 +237,17 @@ class Rule:
             where,
             tuple(replace(remedy, expected=remedy.expected.replace(GAIN, about(gain))) for remedy in remedies),
             self.refutation,
+            basis=Basis(model, *span),
         )
+
+    #: Where a rule claims pauses: from which share of its time on a piece of work is not launched, but done by another.
+    unlaunched_share: ClassVar[float] = 0.99
+
+    def _without(self, facts: Facts, claims: Claims) -> Gain | None:
+        """What it brings by a replay if the work goes away that the rule claims, and its launches where it claims pauses."""
+        share = claims.pieces(self.id).whole() / np.maximum(facts.program.own_ns, 1)
+        gone = np.where(share >= self.unlaunched_share, 1.0, share) if claims.idle_ns(self.id) else None
+        return facts.replayed(time=share, calls=gone)
 
     def described(
         self,

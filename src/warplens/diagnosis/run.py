@@ -43,7 +43,7 @@ class RankFacts:
         wall_ns, busy_ns: the window, and the part of it in which the GPU worked, communication included.
         host_ns: host time that it took to issue the work, as recorded.
         issuing_ns, other_ns: idle time in which the host issued work, and in which it did not.
-        least_unprofiled_share: of the host's time, what it takes without a profiler on the side of a fast host.
+        unprofiled_share: of the host's time, what it takes without a profiler on the side of a fast host.
         before_communication_ns: pauses that communication ended while the host issued work.
         idle: idle time by cause.
         kernels: `name`, `blocks` (of its grid), `kernels` and `time_ns`, communication left out.
@@ -56,7 +56,7 @@ class RankFacts:
     host_ns: int
     issuing_ns: int
     other_ns: int
-    least_unprofiled_share: float
+    unprofiled_share: float
     before_communication_ns: int
     idle: dict[str, int]
     kernels: pl.DataFrame
@@ -123,7 +123,7 @@ def rank_facts(facts: Facts) -> RankFacts:
         host_ns=facts.host_needed_ns,
         issuing_ns=issuing,
         other_ns=max(facts.idle_ns - facts.idle(*ISSUING, *_SUBMITTED), 0),
-        least_unprofiled_share=facts.least_unprofiled_share,
+        unprofiled_share=facts.unprofiled_share,
         before_communication_ns=_before_communication(facts),
         idle={cause: spent.total for cause, spent in facts.causes.items() if spent.total},
         kernels=_kernels(facts),

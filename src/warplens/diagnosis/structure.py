@@ -92,6 +92,7 @@ class StructureRule(Rule):
             warning=warning,
             replayed=replayed,
             busy_ns=claims.busy_ns(self.id),
+            claims=claims if whole_share is None else None,
         )
 
 

@@ -62,11 +62,6 @@ class Thresholds:
         "Kernels that move data take up to half of the time of healthy networks run operator by operator. Only "
         "beyond two thirds are they what limits the program.",
     )
-    python_overhead_ns: float = _limit(250.0, "What recording the start and end of a Python call adds.")
-    least_unprofiled_share: float = _limit(
-        0.4, "Programs timed with and without a profiler spent at most about three fifths of the time on recording."
-    )
-    most_unprofiled_share: float = _limit(0.95, "Recording always takes time.")
     small_kernels_busy_share: float = _limit(
         0.70,
         "Kernels are called small in a window where the GPU is busy, or about to start queued work, this much of the "

@@ -226,16 +226,12 @@ class Recorder:
 
     Attributes:
         name: for people (`Nsight Systems`).
-        call_overhead_ns: what this profiler adds to the host's time for each CUDA call that it records.
-        operator_overhead_ns: the same for each operator of a framework.
-        unprofiled_share: of the time that the GPU waits for launches under this profiler, what it waits without.
+        unprofiled_share: of the time that the host takes to issue work under this profiler, what it takes without.
         remedies: by code of a `Note`, how to record with this profiler what a profile lacks.
     """
 
     name: str
     unprofiled_share: float = 1.0
-    call_overhead_ns: float = 0.0
-    operator_overhead_ns: float = 0.0
     remedies: Mapping[str, str] = field(default_factory=dict, hash=False)
 
 

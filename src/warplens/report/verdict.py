@@ -54,7 +54,7 @@ def verdict_words(finding: Finding) -> str:
 
 def finding_data(finding: Finding) -> dict[str, Any]:
     """All of a finding; its bound has an older name, too."""
-    data = {each.name: getattr(finding, each.name) for each in fields(finding)}
+    data = {each.name: getattr(finding, each.name) for each in fields(finding) if each.name != "basis"}
     places = list(data)
     after = places.index("bound") + 1
     return {name: data[name] for name in places[:after]} | {"gain_ceiling": finding.bound} | data

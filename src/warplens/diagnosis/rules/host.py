@@ -15,7 +15,7 @@ from warplens.analysis.intervals import Intervals, total, union
 from warplens.analysis.kernel_names import PRODUCTS
 from warplens.diagnosis.facts import kernel_names, range_names
 from warplens.diagnosis.findings import PASSES, Remedy
-from warplens.diagnosis.pace import Gain
+from warplens.diagnosis.pace import NOISE, Gain
 from warplens.diagnosis.rule import (
     GAIN,
     GPU_BUSY_SHARE,
@@ -197,11 +197,11 @@ class LaunchOverhead(Rule):
             busy_ns=0 if merged is None else passes.removed_ns(facts, self._saved(facts, passes)),
             # Without the profiler, the host may be ahead of the GPU.
             warning=facts.thresholds.unsure_warning_ceiling
-            if turns is None and facts.least_unprofiled_share * facts.host_needed_ns < facts.busy_ns
+            if turns is None and facts.unprofiled_share * facts.host_needed_ns < facts.busy_ns
             else None,
             # A loop over next to nothing stays one, however fast a launch is.
             informs=turns is None
-            and facts.least_unprofiled_share * facts.host_needed_ns < self.ahead_share * facts.busy_ns,
+            and facts.unprofiled_share * facts.host_needed_ns < self.ahead_share * facts.busy_ns,
             remedies=_FROM_GRAPHS
             if facts.graphed or facts.idle("graph-launch") > facts.idle("launch")
             else (
@@ -568,7 +568,7 @@ class BlockingCopy(Rule):
         stays = bool(staying.any())
         replayed = self._replayed(facts, staying)
         halved = 1.0 if stays else gain_of(facts, int(claims.busy_ns(self.id) * self.fewer_bytes), on_gpu=True)
-        link_bound = replayed is not None and halved > replayed.high
+        link_bound = replayed is not None and halved > 1 + (replayed.high - 1) * NOISE
         less = Remedy(
             "Copy less",
             "# send uint8 images or token ids and convert on the GPU; keep results there",

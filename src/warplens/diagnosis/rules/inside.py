@@ -78,6 +78,7 @@ class CounterRule(Rule):
             where=kernel_names(facts, mine),
             remedies=self.remedies,
             on_gpu=True,
+            claims=claims,
         )
 
 

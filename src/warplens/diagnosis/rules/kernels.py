@@ -490,6 +490,7 @@ class Precision(Rule):
             + int((0.8 if mostly else 0.6) * passes)
             + int(0.6 * facts.program.own_ns[default & facts.program.labelled(*PRODUCTS)].sum()),
             on_gpu=True,
+            claims=claims,
         )
 
 
@@ -719,6 +720,8 @@ class UnfusedOptimizer(Rule):
     )
     precedence = "structure"
     thresholds = ("optimizer_launches_per_step", "optimizer_single_tensor_share", "optimizer_saved_share")
+    #: One launch updates many tensors: what is left of these passes hardly costs the host anything.
+    unlaunched_share = 0.5
 
     lead_share = Limit(
         0.5,
@@ -796,6 +799,7 @@ class UnfusedOptimizer(Rule):
                 *(() if foreach else (_ON_LISTS,)),
             ),
             issuing_ns=claims.issuing_ns[self.id],
+            claims=claims,
             bound_ns=claimed
             + facts.idle_ns
             - claims.idle_ns(self.id)

@@ -104,7 +104,7 @@ def _gains(ranks: Mapping[int, RankFacts], saved_ns: Mapping[int, float], kept: 
 
     def of(place: float, part: float) -> float:
         found = (
-            ranks[rank].gain(place + (1 - place) * ranks[rank].least_unprofiled_share, part * saved)
+            ranks[rank].gain(place + (1 - place) * ranks[rank].unprofiled_share, part * saved)
             for rank, saved in saved_ns.items()
         )
         return median(found)
@@ -643,7 +643,7 @@ class Straggler(RanksRule):
         # The late rank cannot save more than its excess, of which issuing work is longer by what the profiler adds.
         own = run.ranks[late]
         given_back = sum(
-            max(spent, 0.0) * (own.least_unprofiled_share if name == "launch" else 1.0)
+            max(spent, 0.0) * (own.unprofiled_share if name == "launch" else 1.0)
             for name, spent in excess.items()
         )
         most = given_back if cause != "unknown" else float(own.wall_ns)

@@ -235,7 +235,7 @@ class PerExpertLoop(StructureRule):
     """The same short chain of picking rows, products and adding rows, many times in a row."""
 
     id = "per-expert-loop"
-    model = "code"
+    model = "host"
     question = "Is the same short chain of kernels repeated for parts of the data?"
     limiter = "a loop over parts of the data, each with small products of its own"
     cause = "the same short chain of kernels repeated for parts of the data, such as experts"

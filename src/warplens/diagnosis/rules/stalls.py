@@ -199,7 +199,7 @@ class HostStall(Rule):
     """Idle time in which no launching thread was inside a CUDA call for far longer than it takes to issue work."""
 
     id = "host-stall"
-    model = "code"
+    model = "host"
     located = "pauses"
     question = "Is the host busy or asleep for long outside CUDA calls while the GPU runs out of work?"
     limiter = "long pauses of the host between CUDA calls"
@@ -313,7 +313,7 @@ class HostStall(Rule):
         """Whether a host that never waits for the GPU would hide these pauses behind its work without the profiler."""
         if facts.host.waits >= self.waiting * facts.steps:
             return False
-        return facts.least_unprofiled_share * (facts.host_needed_ns - claimed_ns) + claimed_ns < facts.busy_ns
+        return facts.unprofiled_share * (facts.host_needed_ns - claimed_ns) + claimed_ns < facts.busy_ns
 
     def _instead(
         self, facts: Facts, within: pl.Series, spent: pl.Series, unknown: tuple[Remedy, ...]
