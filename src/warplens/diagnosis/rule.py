@@ -244,7 +244,7 @@ class Rule:
     unlaunched_share: ClassVar[float] = 0.99
 
     def _without(self, facts: Facts, claims: Claims) -> Gain | None:
-        """What it brings by a replay if the work goes away that the rule claims, and its launches where it claims pauses."""
+        """What it brings by a replay if the work that is claimed goes, and its launches where pauses are claimed."""
         share = claims.pieces(self.id).whole() / np.maximum(facts.program.own_ns, 1)
         gone = np.where(share >= self.unlaunched_share, 1.0, share) if claims.idle_ns(self.id) else None
         return facts.replayed(time=share, calls=gone)

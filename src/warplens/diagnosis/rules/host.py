@@ -200,8 +200,7 @@ class LaunchOverhead(Rule):
             if turns is None and facts.unprofiled_share * facts.host_needed_ns < facts.busy_ns
             else None,
             # A loop over next to nothing stays one, however fast a launch is.
-            informs=turns is None
-            and facts.unprofiled_share * facts.host_needed_ns < self.ahead_share * facts.busy_ns,
+            informs=turns is None and facts.unprofiled_share * facts.host_needed_ns < self.ahead_share * facts.busy_ns,
             remedies=_FROM_GRAPHS
             if facts.graphed or facts.idle("graph-launch") > facts.idle("launch")
             else (

@@ -643,8 +643,7 @@ class Straggler(RanksRule):
         # The late rank cannot save more than its excess, of which issuing work is longer by what the profiler adds.
         own = run.ranks[late]
         given_back = sum(
-            max(spent, 0.0) * (own.unprofiled_share if name == "launch" else 1.0)
-            for name, spent in excess.items()
+            max(spent, 0.0) * (own.unprofiled_share if name == "launch" else 1.0) for name, spent in excess.items()
         )
         most = given_back if cause != "unknown" else float(own.wall_ns)
         gains = _gains(run.ranks, {rank: min(spent, most) for rank, spent in held.items()})
