@@ -1,10 +1,10 @@
 """The window at the pace that the host has without a profiler, replayed with a cause taken away.
 
 A profiler makes the host slower: of the time that it takes to issue work, a share is left without (`Recorder`). The
-GPU's work takes as long as ever, and so do long pauses of the host. The schedule is then replayed with the change that a
-remedy makes, so that what one cause hides of another is not counted twice, and a host that is ahead of the GPU gains
-nothing. Because that share is not known well, each answer is computed three times: with the usual one, and with more and
-with less.
+GPU's work takes as long as ever, and so do long pauses of the host. The schedule is then replayed with the change that
+a remedy makes, so that what one cause hides of another is not counted twice, and a host that is ahead of the GPU gains
+nothing. Because that share is not known well, each answer is computed three times: with the usual one, and with more
+and with less.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ NOISE: Final = 1.7
 
 @dataclass(frozen=True)
 class Gain:
-    """How many times as fast the window gets: expected, and the least and the most of what the host's pace leaves open."""
+    """How many times as fast the window gets: expected, and the least and the most that the host's pace leaves open."""
 
     expected: float
     low: float

@@ -66,8 +66,8 @@ GAIN: Final = "{gain}"
 _NS_PER_MS: Final = 1e6
 
 #: What a gain is computed from: products as another algorithm or format does them, what a library does with another
-#: size or memory layout, traffic (and how full small grids leave the GPU), or the host: its pace, and what it does beside
-#: issuing work.
+#: size or memory layout, traffic (and how full small grids leave the GPU), or the host: its pace, and what it does
+#: beside issuing work.
 Model: TypeAlias = Literal["products", "layout", "traffic", "host"]
 
 #: By what factor a measured gain (less 1) was beyond the range that the host's pace leaves open, in nine of ten
