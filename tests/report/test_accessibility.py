@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 import warplens
-from tests.report.test_browser import Visit, browser, pytestmark  # noqa: F401 - fixtures and marks
+from tests.report.conftest import Visit
 from tests.shipped import capture, files
+
+pytestmark = pytest.mark.browser
 
 axe = pytest.importorskip("axe_playwright_python.base", reason="axe-playwright-python is not installed")
 
@@ -39,7 +41,7 @@ def report_on(kind: str, folder: Path) -> Path:
     ("kind", "theme"),
     [("training", "light"), ("decoding", "dark"), ("ranks", "light"), ("several", "dark"), ("grid", "light")],
 )
-def test_no_room_has_a_serious_fault(browser, tmp_path, kind, theme):  # noqa: F811
+def test_no_room_has_a_serious_fault(browser, tmp_path, kind, theme):
     path = report_on(kind, tmp_path)
     visit = Visit(browser, path, "", color_scheme=theme)
     page = visit.page

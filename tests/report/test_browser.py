@@ -3,43 +3,17 @@
 from __future__ import annotations
 
 import csv
-from pathlib import Path
 
 import polars as pl
 import pytest
 
 from tests.report import sample
+from tests.report.conftest import Visit
 from warplens.profile.schema import Column
 from warplens.report.document import Document, Section, Table
 from warplens.report.html import render_html
 
-playwright_api = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
-
-CHROMIUM = Path("/usr/bin/chromium")
-#: The browser's own background services would make network requests; these keep it quiet.
-QUIET = [
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--no-first-run",
-    "--disable-quic",
-]
-
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(not CHROMIUM.exists(), reason=f"there is no Chromium at {CHROMIUM}"),
-]
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with playwright_api.sync_playwright() as playwright:
-        running = playwright.chromium.launch(executable_path=str(CHROMIUM), args=QUIET)
-        yield running
-        running.close()
+pytestmark = pytest.mark.browser
 
 
 @pytest.fixture(scope="module")
@@ -60,31 +34,6 @@ def several(tmp_path_factory):
     path = tmp_path_factory.mktemp("several") / "report.html"
     path.write_text(render_html(report_document([examine(each, each.window()) for each in timelines])), "utf-8")
     return path
-
-
-class Visit:
-    """One visit to the report, with everything that must not happen on it."""
-
-    def __init__(self, browser, report: Path, at: str = "charts", **context) -> None:
-        self.trouble: list[str] = []
-        self.context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}, **context})
-        self.page = self.context.new_page()
-        self.page.set_default_timeout(10_000)
-        self.page.on("console", lambda said: self.trouble.append(f"console {said.type}: {said.text}"))
-        self.page.on("pageerror", lambda error: self.trouble.append(f"error: {error}"))
-        self.page.on("dialog", self._dialog)
-        self.page.on("request", lambda request: self._request(request.url, report.as_uri()))
-        self.page.goto(f"{report.as_uri()}#{at}")
-        # A function in the page would need `eval`, which the report's policy forbids; an attribute tells as well.
-        self.page.wait_for_selector("html[data-charts=drawn]")
-
-    def _dialog(self, dialog) -> None:
-        self.trouble.append(f"dialog: {dialog.message}")
-        dialog.dismiss()
-
-    def _request(self, address: str, own: str) -> None:
-        if address.partition("#")[0] != own:
-            self.trouble.append(f"request: {address}")
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from tests.report.test_browser import CHROMIUM, QUIET
+from tests.report.conftest import Visit
 from warplens.analysis.quality import quality_notes
 from warplens.analysis.timeline import Timeline
 from warplens.compare.difference import Contribution, Side
@@ -261,28 +261,18 @@ def test_the_document_is_markdown_with_every_number_of_the_sum(paradox: StepNumb
 
 
 @pytest.mark.browser
-@pytest.mark.skipif(not CHROMIUM.exists(), reason=f"there is no Chromium at {CHROMIUM}")
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_the_page_draws_its_waterfall_in_both_themes(paradox: StepNumbers, tmp_path: Path, theme: str) -> None:
-    playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
+def test_the_page_draws_its_waterfall_in_both_themes(browser, paradox: StepNumbers, tmp_path: Path, theme: str) -> None:
     path = tmp_path / "compare.html"
     path.write_text(render_html(step_document(paradox)), "utf-8")
-    trouble: list[str] = []
-    with playwright.sync_playwright() as started:
-        browser = started.chromium.launch(executable_path=str(CHROMIUM), args=QUIET)
-        page = browser.new_context(color_scheme=theme, viewport={"width": 390, "height": 844}).new_page()
-        page.on("console", lambda said: trouble.append(said.text))
-        page.on("pageerror", lambda error: trouble.append(str(error)))
-        page.goto(f"{path.as_uri()}#waterfall")
-        page.wait_for_selector("html[data-charts=drawn]")
-        drawing = page.locator("[data-chart=waterfall] svg")
-        texts = drawing.locator("text").all_text_contents()
-        assert drawing.bounding_box()["width"] <= 390
-        assert "baseline step" in texts
-        assert "idle: waiting for a launch" in texts
-        assert page.evaluate("document.documentElement.scrollWidth") == 390
-        browser.close()
-    assert trouble == []
+    visit = Visit(browser, path, "waterfall", color_scheme=theme, viewport={"width": 390, "height": 844})
+    drawing = visit.page.locator("[data-chart=waterfall] svg")
+    texts = drawing.locator("text").all_text_contents()
+    assert drawing.bounding_box()["width"] <= 390
+    assert "baseline step" in texts
+    assert "idle: waiting for a launch" in texts
+    assert visit.page.evaluate("document.documentElement.scrollWidth") == 390
+    assert visit.trouble == []
 
 
 def test_the_first_screen_shows_both_steps_on_one_scale(paradox: StepNumbers) -> None:

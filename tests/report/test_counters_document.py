@@ -12,6 +12,7 @@ import pytest
 
 import warplens
 from tests.analysis.counters.builders import counters, launch
+from tests.report.conftest import Visit
 from warplens.analysis.timeline import Timeline
 from warplens.profile.counters import KernelCounters
 from warplens.readers import read, read_counters
@@ -206,18 +207,12 @@ def test_counters_of_another_program_match_nothing_and_say_so() -> None:
     assert "How much of the program" in " ".join(note.text for note in numbers.semantics)
 
 
-def test_the_page_is_drawn_without_a_request(tmp_path: Path) -> None:
-    from tests.report import test_browser
-
-    if not test_browser.CHROMIUM.exists():
-        pytest.skip(f"there is no Chromium at {test_browser.CHROMIUM}")
+@pytest.mark.browser
+def test_the_page_is_drawn_without_a_request(browser, tmp_path: Path) -> None:
     path = write_counters([planted()], tmp_path, ["html"])[0]
-    with test_browser.playwright_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=str(test_browser.CHROMIUM), args=test_browser.QUIET)
-        visit = test_browser.Visit(browser, path, "roofline", viewport={"width": 390, "height": 844})
-        drawing = visit.page.locator("[data-chart=roofline] svg")
-        assert drawing.count() == 1
-        assert "multiply_add" in drawing.text_content()
-        assert visit.page.evaluate("document.documentElement.scrollWidth") == 390
-        assert visit.trouble == []
-        browser.close()
+    visit = Visit(browser, path, "roofline", viewport={"width": 390, "height": 844})
+    drawing = visit.page.locator("[data-chart=roofline] svg")
+    assert drawing.count() == 1
+    assert "multiply_add" in drawing.text_content()
+    assert visit.page.evaluate("document.documentElement.scrollWidth") == 390
+    assert visit.trouble == []

@@ -10,13 +10,15 @@ import pytest
 
 import warplens
 from tests import shipped
-from tests.report.test_browser import Visit, browser, pytestmark  # noqa: F401 - fixtures and marks
+from tests.report.conftest import Visit
 from warplens.analysis.timeline import Timeline
 from warplens.report.html import render_html
 from warplens.report.overview.document import report_document
 from warplens.report.overview.numbers import Numbers, examine
 from warplens.report.timeline import timeline_view
 from warplens.report.tracks import TimelineView
+
+pytestmark = pytest.mark.browser
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +40,7 @@ def page_file(numbers, tmp_path_factory):
 
 
 @pytest.fixture
-def visit(browser, page_file):  # noqa: F811
+def visit(browser, page_file):
     visits: list[Visit] = []
 
     def start(view: str = "timeline", *, ready: bool = True, **context):
@@ -93,7 +95,7 @@ def test_a_link_of_a_finding_leads_to_its_nanoseconds(visit, view, width):
     assert page.locator("#timeline-view .plot").bounding_box()["width"] < width
 
 
-def test_an_address_with_a_span_opens_there(browser, page_file):  # noqa: F811
+def test_an_address_with_a_span_opens_there(browser, page_file):
     page = browser.new_page()
     page.goto(f"{page_file.as_uri()}#timeline/1000000-2000000")
     page.wait_for_selector("#timeline-view[data-state=ready]")
@@ -179,7 +181,7 @@ def test_a_drag_with_shift_measures(visit):
     assert measured == pytest.approx(expected, rel=0.01)
 
 
-def test_it_follows_the_theme_and_can_be_read_without_scripts(visit, browser, page_file):  # noqa: F811
+def test_it_follows_the_theme_and_can_be_read_without_scripts(visit, browser, page_file):
     page = visit(color_scheme="dark")
     canvas = page.locator("#timeline-view canvas")
     dark = canvas.screenshot()
@@ -216,7 +218,7 @@ def test_icicles_have_the_sums_of_the_tables_and_zoom(visit, numbers):
     assert figure.locator(".way button").count() == 1
 
 
-def test_a_wait_between_ranks_leads_to_its_span_on_the_common_clock(browser, tmp_path):  # noqa: F811
+def test_a_wait_between_ranks_leads_to_its_span_on_the_common_clock(browser, tmp_path):
     page = warplens.report(shipped.files("planted", "ddp_straggler-gpu_rank*.json.xz")).save(tmp_path / "report.html")
     visit = Visit(browser, page, "run-timeline")
     link = visit.page.locator("#run-timeline-view .places a").first

@@ -8,7 +8,9 @@ import pytest
 
 import warplens
 from tests import shipped
-from tests.report.test_browser import Visit, browser, pytestmark  # noqa: F401 - fixtures and marks
+from tests.report.conftest import Visit
+
+pytestmark = pytest.mark.browser
 
 
 @pytest.fixture(scope="module")
@@ -19,7 +21,7 @@ def saved(tmp_path_factory):
 
 
 @pytest.fixture
-def visit(browser, saved):  # noqa: F811
+def visit(browser, saved):
     made = Visit(browser, saved[0], "what-if")
     made.page.wait_for_selector("#what-if-view[data-state=ready]")
     yield made
