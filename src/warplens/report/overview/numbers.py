@@ -145,7 +145,7 @@ def examine(
         counters: a report of Nsight Compute on the same program, for the diagnosis.
         diagnosis: that of the window, where it is known already.
     """
-    with ThreadPoolExecutor(max_workers=2) as aside:
+    with ThreadPoolExecutor(max_workers=1) as aside:
         # These are mostly array arithmetic outside of the interpreter's lock, and nearly half of all the work.
         # `Timeline.work`, which all analyses share, was computed to find the window, and is only read from here on.
         budgets = aside.submit(time_budgets, timeline, window)
