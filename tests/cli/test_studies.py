@@ -360,6 +360,7 @@ def test_the_corners_of_the_grid_are_what_is_recorded():
     ]
 
 
+@pytest.mark.slow
 def test_timelines_and_counters_are_recorded_unattended_and_told_of_in_the_findings(warplens, tmp_path):
     profiles = tmp_path / "profiles"
     assert Collection(profiles, **stand_ins(tmp_path)).record(grid_run()) == []
