@@ -333,9 +333,7 @@ def _nodes(timeline: Timeline, work: pl.DataFrame) -> pl.DataFrame:
         return work.clear().with_columns(nothing.alias("correlation"), nothing.alias("node"))
     by_kind = pl.concat(
         [
-            part.with_columns(
-                table["correlation"].gather(part["row"]), table["graph_node"].gather(part["row"]).alias("node")
-            )
+            part.with_columns(timeline.correlations(part), table["graph_node"].gather(part["row"]).alias("node"))
             for kind, table in tables.items()
             for part in [work.filter(pl.col("kind") == kind)]
         ]

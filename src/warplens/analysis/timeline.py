@@ -100,6 +100,16 @@ class Timeline:
             )
         return work.with_columns(_nullable(found, "range"), pl.Series("inferred", inferred))
 
+    def correlations(self, work: pl.DataFrame) -> pl.Series:
+        """What joins each of these rows of `work` to its launching call; null where that was not recorded."""
+        numbered = work.select("kind", "row").with_row_index("place")
+        parts = [
+            mine.select("place", getattr(self.trace, table)["correlation"].gather(mine["row"]))
+            for kind, table in WORK_KINDS.items()
+            for mine in [numbered.filter(pl.col("kind") == kind)]
+        ]
+        return pl.concat(parts).sort("place")["correlation"]
+
     @cached_property
     def forest(self) -> RangeForest:
         """The annotated ranges with their enclosing ranges, across threads."""

@@ -117,7 +117,9 @@ def trace_tables(timeline: Timeline) -> dict[str, pl.DataFrame]:
     tables = {name: frame for name in TABLES if (frame := getattr(trace, name)).height}
     if timeline.work.height:
         names = trace.ranges["name"].cast(pl.String)
-        tables["work"] = timeline.work.with_columns(names.gather(timeline.work["range"]).alias("range_name"))
+        work = timeline.work.with_columns(names.gather(timeline.work["range"]).alias("range_name"))
+        place = work.columns.index("process") + 1
+        tables["work"] = work.insert_column(place, timeline.correlations(work))
     return tables
 
 
