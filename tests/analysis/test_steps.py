@@ -9,6 +9,7 @@ from tests.analysis.builders import Row, call, graph, kernel, launch, nvtx, trac
 from warplens.analysis.phases import step_statistics
 from warplens.analysis.steps import StepSearch
 from warplens.analysis.timeline import Timeline
+from warplens.readers import read
 
 US = 1_000
 
@@ -330,6 +331,36 @@ def test_a_slow_first_step_is_warm_up() -> None:
     search = _search(kernels=kernels, api=calls, ranges=ranges)
     assert [step.index for step in search.steady] == [2, 3, 4, 5]
     assert "the first left out as warm-up" in search.how
+
+
+@pytest.mark.parametrize(
+    ("beside", "kept"),
+    [
+        ([], [1, 2]),
+        ([call(5, 9, "cudaMalloc")], [2]),
+        ([call(5, 9, "cuModuleLoadData")], [2]),
+        ([launch(5, 9, 3)], [2]),
+    ],
+    ids=["slower-alone", "memory", "code", "more-work"],
+)
+def test_the_slower_of_two_steps_is_warm_up_only_if_it_does_what_a_warm_up_does(
+    beside: list[Row], kept: list[int]
+) -> None:
+    calls = [launch(0, 2, 1), launch(1000, 1002, 2), *beside]
+    kernels = [kernel(10, 910, "a", correlation=1), kernel(1010, 1310, "a", correlation=2)]
+    kernels += [kernel(920, 930, "b", correlation=3)] if any(row["correlation"] == 3 for row in beside) else []
+    ranges = [nvtx(0, 940, "step"), nvtx(1000, 1320, "step")]
+    assert [step.index for step in _search(kernels=kernels, api=calls, ranges=ranges).steady] == kept
+
+
+@pytest.mark.parametrize(
+    ("name", "kept"), [("eleventh/masks_made_by_numpy__before.sqlite.xz", 2), ("fifth/blocks_are_timed__before.pt.", 1)]
+)
+def test_the_first_of_two_steps_pays_for_a_profiler_inside_of_the_program(name: str, kept: int) -> None:
+    """NumPy makes masks in each step, not in the first alone; PyTorch's profiler starts in the first."""
+    (path,) = (REPOSITORY / "data" / "pairs").glob(f"{name}*")
+    search = Timeline(read(path)).steps
+    assert (len(search.steps), len(search.steady)) == (2, kept)
 
 
 def test_steps_that_all_differ_are_all_kept() -> None:

@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 import warplens
 from tests.shipped import capture, files
 from warplens.cli.main import app
+from warplens.diagnosis.findings import times
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -146,7 +147,7 @@ def test_a_diagnosis_has_its_verdict_findings_and_five_lines() -> None:
     assert answer.frame["id"].to_list() == [finding.id for finding in answer.findings]
     assert [line.label for line in answer.lines] == ["limited by", "gain", "do", "sure"]
     low, high = answer.findings[0].expected_interval or (0.0, 0.0)
-    assert all(f"{number:.2f}×" in answer.lines[1].text for number in (answer.findings[0].expected, low, high))
+    assert all(times(number) in answer.lines[1].text for number in (answer.findings[0].expected or 0.0, low, high))
     with pytest.raises(AttributeError):
         answer.window = answer.window  # type: ignore[misc]
 

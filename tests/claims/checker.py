@@ -290,13 +290,14 @@ def check_order(reading: Reading, findings: Sequence[Mapping[str, Any]]) -> None
         gain, most = _gain(findings[0]) or 0.0, _gain(best) or 0.0
         unsorted = any(each["action"] == SORTS_FOR_ROWS for each in findings[0].get("remedies", ()))
         first, slow = findings[0], best["id"] in ("launch-overhead", "host-stall")
-        looped = slow and first["id"] == "host-sync" and LOOPED in first["evidence"]
-        if best["id"] == "launch-overhead" and first["id"] == "host-sync" and CROWDED in first["title"]:
+        seen = first.get("evidence", {})
+        looped = slow and first["id"] == "host-sync" and LOOPED in seen
+        if best["id"] == "launch-overhead" and first["id"] == "host-sync" and CROWDED in first.get("title", ""):
             most = 1.0  # no host gets ahead while it waits that often, whatever that costs under the profiler
         elif looped or (best["id"] == "launch-overhead" and (first["id"] in MAKES_LAUNCHES or unsorted)):
             # What makes the host slow is named before its pace, from this part on of what that would save.
             most = 1 / (1 - Thresholds().specific_share * (1 - 1 / most))
-        elif first["id"] in NEEDLESS or (slow and (APART in first["evidence"] or TURNS in first["evidence"])):
+        elif first["id"] in NEEDLESS or (slow and (APART in seen or TURNS in seen)):
             most = 1 / (1 - Thresholds().dominant_share * (1 - 1 / most))
         known = f"{best['id']} {_gain(best)}"
         fits = gain >= most - 1e-9

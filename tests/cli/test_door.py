@@ -12,6 +12,7 @@ import pytest
 from tests.shipped import capture, files
 from warplens.cli.edge import DONE, UNUSABLE
 from warplens.cli.main import with_shipped_profiles
+from warplens.diagnosis.findings import times
 from warplens.errors import UsageError
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def test_one_profile_is_answered_in_five_lines_and_a_report(warplens: Callable[.
     assert run.code == DONE
     assert labels(run.out) == ["limited by", "gain", "do", "sure", "next", "report"]
     assert f"[{diagnosis['verdict']}]" in run.out
-    assert all(f"{number:.2f}×" in run.out for number in (finding["expected"], *finding["expected_interval"]))
+    assert all(times(number) in run.out for number in (finding["expected"], *finding["expected_interval"]))
     assert finding["remedies"][0]["action"] in run.out
     assert f"warplens compare {BASELINE} AFTER" in run.out
     assert "\x1b" not in run.out

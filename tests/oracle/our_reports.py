@@ -96,7 +96,9 @@ def _projected_ranges(timeline: Timeline) -> pl.DataFrame:
 def _launching_calls(timeline: Timeline) -> pl.DataFrame:
     """Per range the API calls inside it that issued work; what nsys counts as operations: a graph's launch is one."""
     work = timeline.work.filter(pl.col("kind").cast(pl.String) != "graph")
-    launched = work.select("process", "correlation", pl.when(~pl.col("inferred")).then("range").alias("range"))
+    launched = work.select(
+        "process", timeline.correlations(work), pl.when(~pl.col("inferred")).then("range").alias("range")
+    )
     return (
         _within_enclosing(timeline, launched)
         .drop_nulls()

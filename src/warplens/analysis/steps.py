@@ -6,8 +6,9 @@ Steps are looked for in two places, in this order:
    `ProfilerStep#3` and `ProfilerStep#4` are one name) and together hold most of the GPU work of the time they span;
 2. the launches themselves (`warplens.analysis.sequence`).
 
-The leading steps that are much slower than the rest, or that run another number of kernels, are left out as warm-up;
-and so is a last step whose end the recording does not show.
+The leading steps that are much slower than the rest, or that run another number of kernels, are left out as warm-up,
+and so is a last step whose end the recording does not show. Of two steps the first is left out only if it also loads
+code, obtains memory, or runs another number of kernels.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import polars as pl
 
+from warplens.analysis.api import api_kind
 from warplens.analysis.attribution import RangeForest, is_operator
 from warplens.analysis.marks import warmup_labels
 from warplens.analysis.repetition import MIN_REPEATS
@@ -156,6 +158,8 @@ def find_steps(trace: Trace, work: pl.DataFrame, forest: RangeForest) -> StepSea
         return StepSearch((), (), "none", None, how)
     steps = tuple(Step(i + 1, int(s), int(e)) for i, (s, e) in enumerate(zip(found.starts, found.ends, strict=True)))
     left_out = _warmup_count(found)
+    if len(steps) == 2 and left_out and not _warms_up(trace, found):
+        left_out = 0
     kept = len(steps) - (len(steps) - left_out > 1 and _ends_unseen(found, left_out))
     begun = np.sort(work["start_ns"].to_numpy())
     first, last = _longest_stretch(found, begun, left_out, kept)
@@ -231,11 +235,12 @@ def _left_out(
             yield LeftOut("compilation" if compiles else what, start, stop, launches)
 
 
-def _loading(trace: Trace) -> Int64s:
-    """When code was loaded onto the GPU: by a start, or by compilation."""
+def _loading(trace: Trace, *, or_allocating: bool = False) -> Int64s:
+    """When code was loaded onto the GPU, by a start or by compilation; where asked, also when memory was obtained."""
     calls = trace.api_calls
-    loads = [LOADS_CODE.search(name) is not None for name in name_categories(calls["name"])]
-    held = np.array(loads, dtype=np.bool_)[calls["name"].to_physical().to_numpy()]
+    names = name_categories(calls["name"])
+    wanted = [bool(LOADS_CODE.search(name)) or (or_allocating and api_kind(name) == "allocation") for name in names]
+    held = np.array(wanted, dtype=np.bool_)[calls["name"].to_physical().to_numpy()]
     return np.sort(calls["start_ns"].to_numpy()[held])
 
 
@@ -266,6 +271,19 @@ def _warmup_count(found: Found) -> int:
     leading = leading if leading <= len(durations) // 2 else 0
     named = int(np.argmin(found.named_warmup)) if not found.named_warmup.all() else 0
     return max(leading, named)
+
+
+def _warms_up(trace: Trace, found: Found) -> bool:
+    """Whether the first of two steps does what a warm-up does: other work, loading code, obtaining memory.
+
+    That it takes longer than the one step after it says nothing alone: of two steps one is the slower. Where no calls
+    were recorded, it may have done so; and it also pays for the start of a profiler inside of the program.
+    """
+    unknown = trace.capture.recorder.slows_first_step or not trace.api_calls.height
+    if unknown or found.named_warmup[0] or found.counts[0] != found.counts[1]:
+        return True
+    first, second = np.searchsorted(_loading(trace, or_allocating=True), [found.starts[0], found.starts[1]])
+    return bool(second > first)
 
 
 def _steps_from_ranges(trace: Trace, work: pl.DataFrame, forest: RangeForest) -> Found | None:

@@ -227,11 +227,13 @@ class Recorder:
     Attributes:
         name: for people (`Nsight Systems`).
         unprofiled_share: of the time that the host takes to issue work under this profiler, what it takes without.
+        slows_first_step: whether it starts inside of the program, and the first step that it records pays for that.
         remedies: by code of a `Note`, how to record with this profiler what a profile lacks.
     """
 
     name: str
     unprofiled_share: float = 1.0
+    slows_first_step: bool = False
     remedies: Mapping[str, str] = field(default_factory=dict, hash=False)
 
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 KINETO: Final = Recorder(
     name="PyTorch profiler",
+    slows_first_step=True,
     unprofiled_share=0.40,  # of 41 programs that the host limits, timed with and without: 0.2 to 0.7
     remedies={
         "no-api-calls": "Record them as well: ProfilerActivity.CPU and ProfilerActivity.CUDA together",
