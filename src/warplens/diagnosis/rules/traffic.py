@@ -40,8 +40,8 @@ class UnfusedChain(StructureRule):
     cause = "norms, rotary embeddings, activations, losses and casts in separate passes"
     raised_when = (
         "chains of passes over memory, or copies that only move values, lie between matrix products, or operands are "
-        "cast to 16 bits or copied anew before products without training; and it costs 2 %. A warning from 1.10×, "
-        "of a loss from 1.25×"
+        "cast to 16 bits or copied anew before products without training; and it costs 2 %. A warning from 1.10×; "
+        "where it is a loss, a warning from 1.25×"
     )
     claimed = (
         "each chain of kernels that move data, less the time of one fused pass; a smaller part in training; all "
