@@ -275,30 +275,20 @@ def test_small_products_between_picked_and_added_rows_are_a_loop_over_experts() 
     assert found.findings[0].evidence["repetitions_per_step"] == pytest.approx(32, abs=1)
 
 
-def test_caches_that_are_copied_whole_for_each_attention_grow() -> None:
+@pytest.mark.parametrize(("copying", "title"), [(CAT, "by concatenation"), (PICK, "reordered")])
+def test_caches_that_are_copied_whole_for_each_attention_grow(copying: str, title: str) -> None:
+    """Appended to by concatenation, or their rows changing places for each token."""
+
     def step(machine: Machine) -> None:
         for _ in range(12):
             machine.launch(20 * US)
             machine.launch(3 * US, ADD, times=3)
-            machine.launch(120 * US, CAT, times=2)
+            machine.launch(120 * US, copying, times=2)
             machine.launch(60 * US, FLASH)
 
     found = verdict(step)
     assert found.verdict == "growing-cache"
-    assert found.findings[0].evidence["concatenations_per_step"] == 24
-
-
-def test_rows_of_a_cache_that_change_places_for_each_token_are_told_as_that() -> None:
-    def step(machine: Machine) -> None:
-        for _ in range(12):
-            machine.launch(20 * US)
-            machine.launch(3 * US, ADD, times=3)
-            machine.launch(120 * US, PICK, times=2)
-            machine.launch(60 * US, FLASH)
-
-    found = verdict(step)
-    assert found.verdict == "growing-cache"
-    assert "reordered" in found.findings[0].title
+    assert title in found.findings[0].title
     assert found.findings[0].evidence["concatenations_per_step"] == 24
 
 
