@@ -23,7 +23,10 @@ ROWS = rows()
 
 @pytest.fixture(scope="module")
 def outputs(tmp_path_factory):
-    """What a command prints and writes, each command run once."""
+    """What a command prints and writes, each command run once, in a folder that looks like the checkout."""
+    here = tmp_path_factory.mktemp("checkout")
+    for folder in ("data", "src", "tests"):
+        (here / folder).symlink_to(ROOT / folder)
 
     @cache
     def run(command: str) -> str:
@@ -31,7 +34,7 @@ def outputs(tmp_path_factory):
         words = [word.replace("OUT", str(out)) for word in shlex.split(command)]
         assert words[0] == "warplens"
         with pytest.MonkeyPatch.context() as patch:
-            patch.chdir(ROOT)
+            patch.chdir(here)  # reports go there that no folder is named for
             result = CliRunner().invoke(app, words[1:], env={"COLUMNS": "240"})
         assert result.exit_code == 0, f"{command}: {result.stderr}"
         written = [path.name + "\n" + path.read_text("utf-8", "replace") for path in sorted(out.rglob("*.md"))]
