@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests import shipped
 from tests.analysis.counters.builders import counters, launch
 from tests.analysis.counters.test_bounds import DRAM, PLANTED, SECTORS, TENSOR, THREADS
 from tests.diagnosis.machine import FULL_GRID, US, Machine
 from tests.diagnosis.programs import record
 from warplens.analysis.timeline import Timeline
 from warplens.diagnosis import Diagnosis, diagnose
+from warplens.readers import read, read_counters
 
 BLOCK = (128, 1, 1)
 
@@ -34,6 +37,21 @@ def test_a_fault_that_counters_measured_is_the_verdict(fault: str) -> None:
     assert found.findings[0].where == ("my_kernel",)
     assert found.findings[0].evidence["kernels_share"] == pytest.approx(0.75, abs=0.01)
     assert found.coverage.counters_share == pytest.approx(0.75, abs=0.01)
+
+
+def test_counters_do_not_take_the_time_of_a_librarys_products_from_their_cause() -> None:
+    """Written-out attention over 785 tokens: its products load two bytes at a time, which nobody can mend in them."""
+    folder = Path(__file__).resolve().parents[2] / "data" / "counters"
+    timeline = Timeline(read(shipped.capture("deit448_bs8_baseline")))
+    plain, counted = (
+        diagnose(timeline, timeline.window(), report)
+        for report in (None, read_counters(folder / "deit448_bs8_baseline.ncu-rep.xz"))
+    )
+    assert counted.coverage.counters_share is not None
+    assert counted.coverage.counters_share > 0.9
+    assert counted.verdict == plain.verdict == "unfused-attention"
+    assert counted.findings[0].expected is not None
+    assert counted.findings[0].expected > 1.5  # 2.2× without; a part of the passes between is the counters'
 
 
 def test_the_ceiling_is_the_kernels_loss_times_its_share() -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Final
 
 import numpy as np
 import polars as pl
 
+from warplens.analysis.categories import classify
+from warplens.analysis.kernel_names import PRODUCTS
 from warplens.diagnosis.facts import kernel_names
 from warplens.diagnosis.findings import Remedy
 from warplens.diagnosis.rule import GAIN, Floats, Rule
@@ -15,6 +17,10 @@ if TYPE_CHECKING:
     from warplens.diagnosis.claims import Claims
     from warplens.diagnosis.facts import Facts
     from warplens.diagnosis.findings import Finding
+
+
+#: Where products come from that their user has written: no library's name, or a compiler's.
+_OWN: Final = (None, "triton")
 
 
 class CounterRule(Rule):
@@ -39,11 +45,18 @@ class CounterRule(Rule):
     }
 
     def claim(self, facts: Facts) -> Floats | None:
-        """The share of its time that the fault costs each kernel."""
+        """The share of its time that the fault costs each kernel that can be written differently.
+
+        What a product of a library does inside is nobody's to mend: which of its kernels runs follows from sizes,
+        layouts and number formats, or from the fused operator in its place, and those have findings of their own.
+        """
         if facts.work["fault"].null_count() == facts.work.height:
             return None
-        mine = facts.work["fault"].is_in(self.faults).fill_null(value=False)
-        return np.where(mine.to_numpy(), facts.work["fault_share"].fill_null(0.0).to_numpy(), 0.0)
+        mine = facts.work["fault"].is_in(self.faults).fill_null(value=False).to_numpy()
+        program = facts.program
+        libraries = [classify(name).library not in _OWN for name in program.full_names()]
+        given = program.labelled(*PRODUCTS) & np.array(libraries, dtype=np.bool_)[program.name_codes]
+        return np.where(mine & ~given, facts.work["fault_share"].fill_null(0.0).to_numpy(), 0.0)
 
     def title_for(self, facts: Facts, claims: Claims) -> str:
         """The title, where it says more than `title`."""
@@ -90,7 +103,7 @@ class Occupancy(CounterRule):
     limiter = "kernels with too few warps to hide latency"
     cause = "kernels with too few resident warps to hide latency; the limiter is named"
     raised_when = "counters only"
-    claimed = "the fault's share of the kernel's time"
+    claimed = "the fault's share of the kernel's time, of kernels that are no product of a library"
     headline = "Limited by low occupancy: it costs {share} of the time"
     refutation = (
         "Build the kernel with fewer registers per thread: if it is as fast as before, independent instructions "
@@ -126,7 +139,7 @@ class Uncoalesced(CounterRule):
     limiter = "uncoalesced memory accesses: part of each transaction is unused"
     cause = "uncoalesced memory accesses"
     raised_when = "counters only"
-    claimed = "the fault's share of the kernel's time"
+    claimed = "the fault's share of the kernel's time, of kernels that are no product of a library"
     headline = "Limited by uncoalesced memory accesses: they cost {share} of the time"
     title = "Kernels move memory sectors of which they use only a part"
     refutation = (
@@ -153,7 +166,7 @@ class BankConflicts(CounterRule):
     limiter = "conflicts in shared memory"
     cause = "conflicts in shared memory"
     raised_when = "counters only"
-    claimed = "the fault's share of the kernel's time"
+    claimed = "the fault's share of the kernel's time, of kernels that are no product of a library"
     headline = "Limited by shared-memory bank conflicts: they cost {share} of the time"
     title = "Threads of a warp conflict on shared-memory banks"
     refutation = (
@@ -175,7 +188,7 @@ class Divergence(CounterRule):
     limiter = "divergent warps: few active threads"
     cause = "few active threads in a warp"
     raised_when = "counters only"
-    claimed = "the fault's share of the kernel's time"
+    claimed = "the fault's share of the kernel's time, of kernels that are no product of a library"
     headline = "Limited by warp divergence: it costs {share} of the time"
     title = "Instructions execute for only some of each warp's threads"
     refutation = (
