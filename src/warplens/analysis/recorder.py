@@ -31,7 +31,7 @@ from warplens.analysis.frames import once
 from warplens.analysis.hostpace import STALL_MIN_NS, HostCalls
 from warplens.analysis.intervals import measure_before
 from warplens.analysis.replay import ALLOCATION, BLOCKING_COPY, SYNCHRONIZATION, RecordedSchedule, Schedule
-from warplens.profile.schema import name_categories
+from warplens.profile.schema import rows_named
 
 if TYPE_CHECKING:
     from warplens.analysis.timeline import Timeline
@@ -337,8 +337,8 @@ class _Recorder:
     def _stream_waits(self) -> tuple[Int64s, bool]:
         """When the process asked a stream to wait for an event, ascending; whether the profile has such calls."""
         calls = self._timeline.trace.api_calls
-        codes = [code for code, name in enumerate(name_categories(calls["name"])) if "StreamWaitEvent" in name]
-        asks = np.isin(calls["name"].to_physical().to_numpy(), codes) & (calls["process"] == self._process).to_numpy()
+        asks = rows_named(calls["name"], lambda name: "StreamWaitEvent" in name)
+        asks &= (calls["process"] == self._process).to_numpy()
         return np.sort(calls["start_ns"].to_numpy()[asks]), bool(asks.any())
 
     def _steps(self) -> Int64s:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import polars as pl
 
-from warplens.analysis.api import api_kind
+from warplens.analysis.api import api_kinds
 from warplens.analysis.attribution import RangeForest, is_operator
 from warplens.analysis.marks import warmup_labels
 from warplens.analysis.repetition import MIN_REPEATS
@@ -29,7 +29,7 @@ from warplens.analysis.window import NO_PHASE, Step, generic_names, is_framework
 from warplens.patterns import lazy_pattern
 from warplens.profile import Trace
 from warplens.profile.columns import column, table
-from warplens.profile.schema import Column, Int64s, name_categories, name_labels
+from warplens.profile.schema import Column, Int64s, name_labels, rows_named
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -238,10 +238,10 @@ def _left_out(
 def _loading(trace: Trace, *, or_allocating: bool = False) -> Int64s:
     """When code was loaded onto the GPU, by a start or by compilation; where asked, also when memory was obtained."""
     calls = trace.api_calls
-    names = name_categories(calls["name"])
-    wanted = [bool(LOADS_CODE.search(name)) or (or_allocating and api_kind(name) == "allocation") for name in names]
-    held = np.array(wanted, dtype=np.bool_)[calls["name"].to_physical().to_numpy()]
-    return np.sort(calls["start_ns"].to_numpy()[held])
+    loads = rows_named(calls["name"], lambda name: LOADS_CODE.search(name) is not None)
+    if or_allocating:
+        loads |= (api_kinds(calls["name"]) == "allocation").to_numpy()
+    return np.sort(calls["start_ns"].to_numpy()[loads])
 
 
 def _ends_unseen(found: Found, left_out: int) -> bool:

@@ -20,7 +20,7 @@ from warplens.analysis.kernel_names import PRODUCTS
 from warplens.analysis.launches import LaunchSummary, launch_summary, launching_threads
 from warplens.analysis.steps import LOADS_CODE
 from warplens.profile.columns import optional, table
-from warplens.profile.schema import name_categories
+from warplens.profile.schema import name_categories, rows_named
 
 if TYPE_CHECKING:
     from warplens.analysis.timeline import Timeline
@@ -195,9 +195,7 @@ _LEAST_DENSITY: Final = 1 / 24
 def updates(timeline: Timeline) -> npt.NDArray[np.bool_]:
     """For each kernel whether it updates one parameter tensor."""
     names = timeline.trace.kernels["full_name"]
-    telling = [_UPDATE in name and "multi_tensor" not in name for name in name_categories(names)]
-    found: npt.NDArray[np.bool_] = np.array(telling, dtype=np.bool_)[names.to_physical().to_numpy()]
-    return found
+    return rows_named(names, lambda name: _UPDATE in name and "multi_tensor" not in name)
 
 
 def mark_optimizers(timeline: Timeline, window: Window) -> npt.NDArray[np.bool_]:
@@ -300,9 +298,8 @@ def code_loading(facts: Facts, *, slow_launches: bool = False) -> Intervals:
             Programming Guide, "Lazy Loading"); no other launch onto an idle GPU lasts that long.
     """
     calls = facts.timeline.api_calls_in(facts.window)
-    names, code = name_categories(calls["name"]), calls["name"].to_physical().to_numpy()
     starts, ends = calls["start_ns"].to_numpy(), calls["end_ns"].to_numpy()
-    loads = np.array([LOADS_CODE.search(name) is not None for name in names], dtype=np.bool_)[code]
+    loads = rows_named(calls["name"], lambda name: LOADS_CODE.search(name) is not None)
     if slow_launches:
         loads |= (api_kinds(calls["name"]) == "launch").to_numpy() & (ends - starts >= STALL_MAX_NS)
     return union(Intervals(starts[loads], ends[loads]))

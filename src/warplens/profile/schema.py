@@ -290,6 +290,13 @@ def _shapes(texts: pl.Series) -> tuple[list[str], Int64s]:
     return distinct.to_list(), folded.cast(pl.Enum(distinct)).to_physical().cast(pl.Int64).to_numpy()
 
 
+def rows_named(names: pl.Series, holds: Callable[[str], bool]) -> Bools:
+    """Which rows have a name for which this holds; asked once for each name of the dictionary."""
+    known = np.array([holds(name) for name in name_categories(names)], dtype=np.bool_)
+    rows: Bools = known[names.to_physical().to_numpy()]
+    return rows
+
+
 def name_labels(names: pl.Series, meaning: Callable[[str], int]) -> Int64s:
     """What the name of each row means, for what does not depend on the value of a number in it.
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, Final
 import numpy as np
 import polars as pl
 
-from warplens.analysis.categories import classify
+from warplens.analysis.categories import class_table
 from warplens.analysis.kernel_names import PRODUCTS
 from warplens.diagnosis.facts import kernel_names
 from warplens.diagnosis.findings import Remedy
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 #: Where products come from that their user has written: no library's name, or a compiler's.
-_OWN: Final = (None, "triton")
+_OWN: Final = ("", "triton")
 
 
 class CounterRule(Rule):
@@ -53,9 +53,9 @@ class CounterRule(Rule):
         if facts.work["fault"].null_count() == facts.work.height:
             return None
         mine = facts.work["fault"].is_in(self.faults).fill_null(value=False).to_numpy()
-        program = facts.program
-        libraries = [classify(name).library not in _OWN for name in program.full_names()]
-        given = program.labelled(*PRODUCTS) & np.array(libraries, dtype=np.bool_)[program.name_codes]
+        library = class_table(facts.timeline.trace.kernels["full_name"])["library"].cast(pl.String).fill_null("")
+        libraries = ~library.is_in(_OWN).to_numpy()
+        given = facts.program.labelled(*PRODUCTS) & libraries[facts.program.name_codes]
         return np.where(mine & ~given, facts.work["fault_share"].fill_null(0.0).to_numpy(), 0.0)
 
     def title_for(self, facts: Facts, claims: Claims) -> str:
