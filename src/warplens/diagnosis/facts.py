@@ -243,7 +243,7 @@ class Facts:
         Host and GPU work side by side, and the longer of the two sets the pace; pauses in which the host does not issue
         work come on top.
         """
-        host = int(self.unprofiled_share * self.host_needed_ns)
+        host = int(self.unprofiled_host_ns)
         other = max(self.idle_ns - self.idle(*ISSUING, "submission", "profiler"), 0)
         return max(self.busy_ns - saved_ns, min(host, self.wall_ns - other)) + other
 
@@ -251,6 +251,11 @@ class Facts:
     def unprofiled_share(self) -> float:
         """Of the time that the host takes to issue work under this profiler, what it takes without."""
         return self.timeline.trace.capture.recorder.unprofiled_share
+
+    @property
+    def unprofiled_host_ns(self) -> float:
+        """What the host would take to issue the work without a profiler; below `busy_ns`, it is ahead of the GPU."""
+        return self.unprofiled_share * self.host_needed_ns
 
     @property
     def added_ns(self) -> int:

@@ -197,10 +197,10 @@ class LaunchOverhead(Rule):
             busy_ns=0 if merged is None else passes.removed_ns(facts, self._saved(facts, passes)),
             # Without the profiler, the host may be ahead of the GPU.
             warning=facts.thresholds.unsure_warning_ceiling
-            if turns is None and facts.unprofiled_share * facts.host_needed_ns < facts.busy_ns
+            if turns is None and facts.unprofiled_host_ns < facts.busy_ns
             else None,
             # A loop over next to nothing stays one, however fast a launch is.
-            informs=turns is None and facts.unprofiled_share * facts.host_needed_ns < self.ahead_share * facts.busy_ns,
+            informs=turns is None and facts.unprofiled_host_ns < self.ahead_share * facts.busy_ns,
             remedies=_FROM_GRAPHS
             if facts.graphed or facts.idle("graph-launch") > facts.idle("launch")
             else (
@@ -423,7 +423,7 @@ class HostSync(Rule):
         often done before the host asks.
         """
         gain = self._unread(facts)
-        ahead = facts.unprofiled_share * facts.host_needed_ns < facts.busy_ns
+        ahead = facts.unprofiled_host_ns < facts.busy_ns
         if gain is None or ahead or not facts.waits_crowded or self._loops(facts).any():
             return gain
         each = float(np.median((facts.work["end_ns"] - facts.work["start_ns"]).to_numpy())) + self.restart_ns
