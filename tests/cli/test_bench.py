@@ -8,51 +8,9 @@ import sys
 
 import pytest
 
-from tests.readers.test_measurements import DOCUMENT
-from tests.report.test_html import packed
 from warplens.cli.catalogue import COMMANDS
 from warplens.cli.commands.bench import axes_of
 from warplens.readers.measurements import read_measurements
-
-FULL = {**DOCUMENT, "plan": {
-    "warmup_steps": 5, "least": 30, "most": 300, "fewest": 6, "precision": 0.02, "confidence": 0.95,
-    "most_ns": 20_000_000_000,
-}}  # fmt: skip
-
-
-@pytest.fixture
-def stored(tmp_path):
-    path = tmp_path / "lm.json"
-    path.write_text(json.dumps(FULL))
-    return path
-
-
-def test_a_stored_file_is_shown_as_a_table(warplens, stored):
-    run = warplens("bench", "show", stored)
-    assert run.code == 0
-    assert "NVIDIA H200 · torch 2.11.0" in run.out
-    assert "4.00 ms" in run.out
-    assert "out-of-memory: 80 GiB" in run.out
-    assert "caution: size small, context 128, locations 3,6: one" in run.err
-
-
-def test_a_stored_file_becomes_json_csv_and_markdown(warplens, stored):
-    found = json.loads(warplens("bench", "show", stored, "--format", "json", "--quiet").out)
-    assert found["schema"] == "warplens.bench/1"
-    assert found["data"]["rows"][0]["latency_ns"] == 4e6
-    header, first, _ = warplens("bench", "show", stored, "--format", "csv").out.strip().split("\n")
-    assert (
-        dict(zip(header.split(","), first.replace('"3,6"', "3 6").split(","), strict=True))["flops"] == "2000000000000"
-    )
-    assert "| small |" in warplens("bench", "show", stored, "--format", "md").out
-
-
-def test_a_report_has_the_table_and_a_chart(warplens, stored, tmp_path):
-    assert warplens("bench", "show", stored, "--report", tmp_path / "out").code == 0
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {"bench.html", "bench.md", "images"}
-    assert "95 % interval 3.0 to 6.0 ms" in json.dumps(
-        packed((tmp_path / "out" / "bench.html").read_text(), "warplens-charts")
-    )
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import csv
-import io
 import json
 import lzma
 from importlib.resources import files
@@ -20,7 +18,6 @@ if TYPE_CHECKING:
 
 DATA = Path(str(files("warplens") / "data"))
 TOKEN_REDUCTION = DATA / "measurements" / "token_reduction.json.xz"
-GRID = DATA / "measurements" / "lm_grid.json.xz"
 TRACE = DATA / "captures" / "deit224_bs1_baseline.sqlite.xz"
 MODES = Path(__file__).resolve().parents[1] / "readers" / "data" / "counter_modes"
 SIDES = ("--baseline-where", "method=none,attention=explicit", "--variant-where", "method=topk")
@@ -200,36 +197,6 @@ def test_a_cell_that_ran_out_of_memory_is_not_compared_and_says_why(
     assert row["reason"] == "variant: out-of-memory (2 GiB were missing)"
 
 
-def test_all_formats_hold_the_same_cells(warplens: Callable[..., Run], halves: tuple[Path, Path]) -> None:
-    data = _asked(warplens, *halves)["data"]
-    rows = list(csv.DictReader(io.StringIO(warplens("compare", *halves, "-f", "csv", "--quiet").out)))
-    assert [float(row["ratio"]) for row in rows] == [row["ratio"] for row in data["rows"]]
-    assert "| input\\_size 448, batch 1, execution eager |" in warplens("compare", *halves, "-f", "md").out.replace(
-        "input_size", "input\\_size"
-    )
-    assert warplens("compare", *halves, "--limit", "2").out.count("input_size 224, batch") == 2
-
-
-def test_the_document_is_written_in_three_forms(
-    warplens: Callable[..., Run], halves: tuple[Path, Path], tmp_path: Path
-) -> None:
-    run = warplens("compare", *halves, "-o", tmp_path / "out")
-    assert [Path(line).name for line in run.out.splitlines()] == ["compare.html", "compare.md", "compare.json"]
-    text = (tmp_path / "out" / "compare.md").read_text()
-    assert "## Cell by cell" in text
-    assert json.loads((tmp_path / "out" / "compare.json").read_bytes())["schema"] == "warplens.compare/1"
-
-
-def test_reports_of_counters_are_compared_as_such(warplens: Callable[..., Run], tmp_path: Path) -> None:
-    nodes, nvtx = MODES / "graph_nodes.ncu-rep.xz", MODES / "nvtx.ncu-rep.xz"
-    data = _asked(warplens, nodes, nvtx)["data"]
-    assert data["kind"] == "counters"
-    assert len(data["rows"]) == 2
-    assert warplens("compare", nodes, nvtx).out.startswith("nvtx.ncu-rep.xz against graph_nodes.ncu-rep.xz")
-    warplens("compare", nodes, nvtx, "-o", tmp_path)
-    assert "## Side by side" in (tmp_path / "compare.md").read_text()
-
-
 def _refused(warplens: Callable[..., Run], *arguments: object) -> str:
     run = warplens("compare", *arguments)
     assert run.code == 2, run.out
@@ -237,16 +204,6 @@ def _refused(warplens: Callable[..., Run], *arguments: object) -> str:
     assert run.err.count("\n") == 1
     line: str = run.err
     return line
-
-
-def test_sides_of_different_kinds_are_one_clear_line(warplens: Callable[..., Run]) -> None:
-    line = _refused(warplens, TOKEN_REDUCTION, TRACE)
-    assert "token_reduction.json.xz holds measurements and deit224_bs1_baseline.sqlite.xz holds a trace" in line
-    assert "holds counters of Nsight Compute" in _refused(warplens, TRACE, MODES / "nvtx.ncu-rep.xz")
-
-
-def test_other_workloads_are_not_compared(warplens: Callable[..., Run]) -> None:
-    assert "of lm: there is nothing to compare" in _refused(warplens, TOKEN_REDUCTION, GRID)
 
 
 def test_foreign_files_are_refused(warplens: Callable[..., Run], tmp_path: Path) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from importlib.resources import files
 from pathlib import Path
@@ -51,39 +49,6 @@ def test_the_pace_of_the_host_splits_the_window(warplens: Callable[..., Run]) ->
     low, middle, high = pace["host_ns_per_launch"]
     assert 0 < low <= middle <= high
     assert pace["launches"] == 10 * (177 + 2)  # kernels a step, as the captures' README says, and two fills
-
-
-def test_text_names_the_verdict_first_and_then_what_to_do(warplens: Callable[..., Run]) -> None:
-    lines = warplens("diagnose", LAUNCH_BOUND).out.split("\n")
-    verdict = lines.index("verdict: launch-overhead")
-    first = next(place for place, line in enumerate(lines) if line.startswith("1. launch-overhead: critical"))
-    assert verdict < first
-    body = "\n".join(lines[first:])
-    for expected in (
-        "evidence: ",
-        "do: ",
-        "torch.cuda.CUDAGraph()",
-        "refuted if: ",
-        "Predictions (modelled)",
-        "based on: 10 steps",
-        "the host is behind the GPU",
-        "between calls (framework, Python)",
-    ):
-        assert expected in body
-
-
-def test_csv_has_a_row_a_finding(warplens: Callable[..., Run]) -> None:
-    rows = list(csv.DictReader(io.StringIO(warplens("diagnose", TRAINING, "-f", "csv", "--quiet").out)))
-    data = _asked(warplens, TRAINING)["data"]
-    assert [row["id"] for row in rows] == [finding["id"] for finding in data["findings"]]
-    shown = [float(row["gain_ceiling"]) if row["gain_ceiling"] else None for row in rows]
-    assert shown == [finding["gain_ceiling"] for finding in data["findings"]]
-
-
-def test_markdown_holds_the_same_findings(warplens: Callable[..., Run]) -> None:
-    text = warplens("diagnose", TRAINING, "-f", "md").out
-    for finding in _asked(warplens, TRAINING)["data"]["findings"]:
-        assert f"**{finding['id']}**" in text
 
 
 def test_a_range_is_judged_by_itself(warplens: Callable[..., Run]) -> None:

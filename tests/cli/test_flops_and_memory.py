@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from dataclasses import replace
 from functools import partial
@@ -122,26 +120,6 @@ def test_however_operators_are_grouped_the_work_is_the_same(by: str, asked: Call
     assert sum(row["flops"] for row in rows) == PRODUCT_FLOPS + SUM_FLOPS
 
 
-def test_flops_tells_people_that_work_is_modelled(warplens: Callable[..., Run], torch_trace: Path) -> None:
-    run = warplens("flops", torch_trace, "--window", "all")
-
-    assert "coverage: 75.0 % of 4.00 µs GPU time has an operator whose work is modelled" in run.out
-    assert "Operators: modelled work, measured time" in run.out
-    assert "roofs: NVIDIA H200 Tensor Core GPU data sheet" in run.out
-    assert "GPU time without a model" in run.out
-
-
-@pytest.mark.parametrize("command", ["flops", "memory"])
-def test_csv_holds_the_rows_of_the_json(
-    command: str, warplens: Callable[..., Run], torch_trace: Path, asked: Callable[..., dict[str, Any]]
-) -> None:
-    run = warplens(command, torch_trace, "--window", "all", "--format", "csv")
-
-    rows = list(csv.DictReader(io.StringIO(run.out)))
-    assert len(rows) == len(asked(command)["rows"])
-    assert rows[0].keys() == asked(command)["rows"][0].keys()
-
-
 def test_memory_gives_the_peak_and_whose_it_was(asked: Callable[..., dict[str, Any]]) -> None:
     data = asked("memory")
 
@@ -169,46 +147,6 @@ def test_a_profile_without_allocations_says_how_to_record_them(
     assert run.code == 0
     assert "profile_memory=True" in run.out
     assert "--cuda-memory-usage=true" in run.out
-
-
-def test_a_profile_without_operators_says_how_to_record_them(warplens: Callable[..., Run], export: Path) -> None:
-    run = warplens("flops", export)
-
-    assert run.code == 0
-    assert "record_shapes=True" in run.out
-
-
-def test_the_report_has_both_sections(warplens: Callable[..., Run], torch_trace: Path, tmp_path: Path) -> None:
-    run = warplens("report", torch_trace, "--window", "all", "-o", tmp_path, "--format", "md,json")
-
-    assert run.code == 0
-    text = (tmp_path / "report.md").read_text("utf-8")
-    assert "## Modelled work, measured time" in text
-    assert "## Allocated memory" in text
-    data = json.loads((tmp_path / "report.json").read_text("utf-8"))["data"]["profiles"][0]
-    assert data["work"]["flops"] == PRODUCT_FLOPS + SUM_FLOPS
-    assert data["allocator"]["rows"][0]["peak_bytes"] == 1_033_280
-
-
-def test_the_report_of_a_profile_without_operators_has_neither(
-    warplens: Callable[..., Run], export: Path, tmp_path: Path
-) -> None:
-    assert warplens("report", export, "-o", tmp_path, "--format", "md").code == 0
-
-    text = (tmp_path / "report.md").read_text("utf-8")
-    assert "Modelled work" not in text
-    assert "Allocated memory" not in text
-
-
-@pytest.mark.parametrize("command", ["flops", pytest.param("memory", marks=pytest.mark.slow)])
-def test_the_big_trace_answers_in_every_format(command: str, warplens: Callable[..., Run]) -> None:
-    path = Path(__file__).parents[3] / "shared" / "data" / "kineto" / "h200_lm_small_train.json.gz"
-    if not path.exists():
-        pytest.skip("the trace is not at hand")
-    for form in ("table", "json", "csv", "md"):
-        run = warplens(command, path, "--format", form)
-        assert run.code == 0
-        assert run.out
 
 
 @pytest.mark.parametrize(

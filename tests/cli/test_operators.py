@@ -94,13 +94,6 @@ def test_without_python_stacks_the_level_used_and_what_to_record_are_said(
     assert "with_stack=True" in functions.out
 
 
-def test_a_profile_without_operators_says_what_to_record(warplens: Callable[..., Run], export: Path) -> None:
-    run = warplens("operators", export)
-    assert run.code == 0
-    assert "torch.profiler" in run.out
-    assert json.loads(warplens("operators", export, "--format", "json").out)["data"]["rows"] == []
-
-
 def test_ranges_are_annotations_unless_operators_are_asked_for(data: Callable[..., dict[str, Any]]) -> None:
     assert [row["name"] for row in data("ranges")["rows"]] == ["ProfilerStep#N", "Optimizer.step#SGD.step"]
     assert "aten::linear" in [row["name"] for row in data("ranges", "--operators")["rows"]]
@@ -115,30 +108,3 @@ def test_phases_need_no_annotation(data: Callable[..., dict[str, Any]]) -> None:
 
 def test_profiler_steps_are_steps(data: Callable[..., dict[str, Any]]) -> None:
     assert [row["kernels"] for row in data("steps")["rows"]] == [3, 3]
-
-
-@pytest.mark.parametrize("command", ["budget", "kernels", "launches", "copies", "api"])
-def test_the_other_tables_work_as_for_other_profiles(command: str, data: Callable[..., dict[str, Any]]) -> None:
-    answer = data(command)
-    assert answer["window"]["steps"]
-    if command == "copies":
-        assert answer["rows"] == []
-    else:
-        assert answer["rows"]
-
-
-def test_the_report_has_a_section_on_operators(warplens: Callable[..., Run], trace: Path, tmp_path: Path) -> None:
-    warplens("report", trace, "--output", tmp_path / "report", "--format", "md,json", "--quiet")
-    text = (tmp_path / "report" / "report.md").read_text("utf-8")
-    assert "## Operators" in text
-    assert "Linear\\_0" in text or "Linear_0" in text
-    operators = json.loads((tmp_path / "report" / "report.json").read_text("utf-8"))["data"]["profiles"][0]["operators"]
-    assert operators["coverage"]["linked_ns"] == STEPS * BACKWARD_NS
-    assert operators["modules"]["rows"][0]["name"] == "Linear_0"
-
-
-def test_the_report_on_another_profile_has_none(warplens: Callable[..., Run], export: Path, tmp_path: Path) -> None:
-    warplens("report", export, "--output", tmp_path / "report", "--format", "md,json", "--quiet")
-    assert "## Operators" not in (tmp_path / "report" / "report.md").read_text("utf-8")
-    data = json.loads((tmp_path / "report" / "report.json").read_text("utf-8"))["data"]
-    assert data["profiles"][0]["operators"] is None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import re
 import subprocess
@@ -61,33 +60,6 @@ def test_the_size_and_group_of_the_collective_are_those_recorded(asked: Callable
     )
     # 4 MB from the last arrival on: 880 − 800 µs.
     assert group["bus_bytes_per_s"] == pytest.approx(4e6 / 80e-6 * 2 * 2 / 3)
-
-
-def test_people_read_who_is_late_and_by_how_much(warplens: Callable[..., Run], run_folder: Path) -> None:
-    run = warplens("ranks", run_folder, "--window", "all")
-    assert run.code == 0
-    assert f"Rank {SLOW_RANK} is the straggler: it arrived last in 100.0 % of {STEPS} collectives" in run.out
-    assert "3 ranks of 3 in 3 files" in run.out
-    assert "clocks: placed by the Unix time that each file records; refined by the ends of 6 collectives" in run.out
-
-
-def test_the_report_is_written_in_three_formats(warplens: Callable[..., Run], run_folder: Path, tmp_path: Path) -> None:
-    run = warplens("ranks", run_folder, "--output", tmp_path / "report")
-    assert run.code == 0
-    assert [line.rsplit("/", 1)[-1] for line in run.out.split()] == ["ranks.html", "ranks.md", "ranks.json"]
-    assert "Rank 1 is the straggler" in (tmp_path / "report" / "ranks.html").read_text("utf-8")
-    assert (tmp_path / "report" / "images" / "ranks-rank-chart.svg").exists()
-    assert json.loads((tmp_path / "report" / "ranks.json").read_text("utf-8"))["schema"] == "warplens.ranks/1"
-
-
-def test_a_bad_file_does_not_stop_the_others(warplens: Callable[..., Run], tmp_path: Path) -> None:
-    written = write_ranks(tmp_path, RANKS)
-    written[2].write_bytes(gzip.compress(b"no trace at all", mtime=0))
-    run = warplens("ranks", *written, "--format", "json")
-    assert run.code == 2
-    assert [row["rank"] for row in json.loads(run.out)["data"]["rows"]] == [0, 1]
-    assert "error: rank2.json.gz: " in run.err
-    assert "the answer is on the other profiles" in run.err
 
 
 def test_a_defect_in_one_file_is_named_and_does_not_stop_the_others(

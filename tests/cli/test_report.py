@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests import shipped
-from tests.cli.small_export import SECRET, write_export
+from tests.cli.small_export import SECRET
 from warplens.cli.commands import report as demo
 
 if TYPE_CHECKING:
@@ -90,32 +90,6 @@ def test_the_window_of_a_report_can_be_chosen(export: Path, warplens: Callable[.
     assert (window["start_ns"], window["end_ns"], window["range"]) == (1_000_000, 2_000_000, "forward_pass")
 
 
-def test_a_range_that_one_of_several_profiles_lacks_is_told_with_the_profile(
-    tmp_path: Path, export: Path, warplens: Callable[..., Run]
-) -> None:
-    plain = write_export(tmp_path / "plain.sqlite", annotated=False)
-
-    run = warplens("report", export, plain, "-f", "json", "--range", "step")
-
-    assert (run.code, run.out) == (2, "")
-    assert run.err.startswith("error: plain.sqlite: there is no range 'step'")
-    assert run.err.count("\n") == 1
-
-
-def test_an_unreadable_profile_does_not_stop_the_others_but_is_told(
-    tmp_path: Path, export: Path, warplens: Callable[..., Run]
-) -> None:
-    text = tmp_path / "text.sqlite"
-    text.write_text("Not the bytes of a profile.")
-
-    run = warplens("report", text, export, "-f", "json")
-
-    assert run.code == 2
-    assert json.loads(run.out)["source"] == ["small.sqlite"]
-    assert run.err.startswith("error: text.sqlite: ")
-    assert run.err.count("\n") == 1
-
-
 @pytest.mark.parametrize("name", ["x.html", "x.md", "x.json", "new/x.html"])
 @pytest.mark.parametrize("command", [["report"], ["answer"]])
 def test_a_name_with_a_suffix_is_the_document_itself(
@@ -184,19 +158,6 @@ def test_wrong_usage_is_one_line_and_writes_nothing(
     assert run.err.startswith("error: ")
     assert run.err.count("\n") == 1
     assert not (tmp_path / "out").exists()
-
-
-def test_a_folder_of_cells_gets_a_grid_document_too(
-    grid_folder: Path, tmp_path: Path, warplens: Callable[..., Run]
-) -> None:
-    run = warplens("report", grid_folder, "-o", tmp_path / "out", "-f", "html,json", "--batch", 4)
-
-    assert (run.code, run.err) == (0, "")
-    assert names(tmp_path / "out") == {"report.html", "report.json", "grid.html", "grid.json"}
-    grid = json.loads((tmp_path / "out" / "grid.json").read_text("utf-8"))
-    assert grid["schema"] == "warplens.grid/1"
-    assert grid["source"] == list(GRID)
-    assert set(grid["data"]["questions"]) == set("abcde")
 
 
 def test_profiles_of_one_cell_are_no_grid_unless_asked_for(

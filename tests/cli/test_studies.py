@@ -6,7 +6,6 @@ import json
 import lzma
 import re
 import shlex
-import shutil
 import sys
 from importlib import resources
 from importlib.resources import files
@@ -14,9 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from tests import shipped
-from tests.tiers import thinned
-from warplens.studies.policies.files import read_policy
 from warplens.studies.runner.phases import Collection, recorded_cells
 from warplens.studies.runner.studies import STUDIES, StudyOptions
 
@@ -61,17 +57,6 @@ def test_a_dry_run_shows_what_would_be_done(warplens, sides, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_dry_run_of_a_workload_needs_no_pytorch(warplens, tmp_path):
-    run = warplens(
-        "sweep", "run", "token-reduction", "--axis", "input_size=224,448", "--axis", "batch=1,2,4",
-        "--axis", "execution=eager,graph", "--baseline", "method=none", "--variant", "method=topk,keep=0.1",
-        "--output", tmp_path / "sweep.json", "--dry-run",
-    )  # fmt: skip
-    assert run.code == 0, run.err
-    assert "input_size=448 batch=4 execution=graph: 2 cells" in run.out
-    assert "24 cells at 12 points, 12 of them to do" in run.out
-
-
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
@@ -105,36 +90,6 @@ def test_options_may_stand_before_the_subcommand_as_they_once_did(warplens, tmp_
     assert "n=1 baseline: a 1" in run.out
 
 
-@pytest.fixture(params=thinned(["lm_grid", "token_reduction"], quick=["lm_grid"]))
-def folder(request, tmp_path):
-    """A study's folder with the measurements that come with Warplens."""
-    (stored,) = shipped.files("measurements", f"{request.param}.json.xz")
-    (tmp_path / "measurements.json").write_bytes(lzma.decompress(stored.read_bytes()))
-    return tmp_path
-
-
-def test_a_report_needs_no_pytorch_and_holds_answer_tables_and_charts(warplens, folder, monkeypatch):
-    monkeypatch.setitem(sys.modules, "torch", None)
-    content = json.loads((folder / "measurements.json").read_text())
-    name = {"lm": "lm-grid"}.get(content["workload"], content["workload"])
-    run = warplens("study", name, "report", "--output", folder)
-    assert run.code == 0, run.err
-    found = json.loads((folder / "report.json").read_text())
-    assert found["schema"] == "warplens.study/1"
-    assert run.out.strip() == found["data"]["answer"]
-    assert len(found["data"]["rows"]) == len(content["measurements"])
-    assert found["data"]["answer"] in (folder / "report.md").read_text()
-    assert (folder / "report.html").stat().st_size > 10_000
-
-
-@pytest.mark.parametrize("name", STUDIES)
-def test_a_dry_run_measures_nothing_and_leaves_nothing(warplens, name, tmp_path):
-    run = warplens("study", name, "--dry-run", "--output", tmp_path / "out")
-    assert run.code == 0, run.err
-    assert "of them to do" in run.out
-    assert not (tmp_path / "out").exists()
-
-
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
@@ -161,26 +116,6 @@ def test_a_report_on_another_workload_is_refused(warplens, tmp_path):
     assert "it measures 'command'" in run.err
 
 
-@pytest.mark.slow  # recording unattended tells the same, and the document has tests of its own
-def test_with_profiles_the_findings_are_told(warplens, tmp_path):
-    data = Path(str(files("warplens") / "data"))
-    folder, profiles = tmp_path / "study", tmp_path / "profiles"
-    folder.mkdir()
-    profiles.mkdir()
-    measured = lzma.decompress((data / "measurements" / "token_reduction.json.xz").read_bytes())
-    (folder / "measurements.json").write_bytes(measured)
-    for name, side in (("baseline", "method=none"), ("topk0.1", "method=topk,keep=0.1")):
-        source = data / "captures" / f"deit224_bs1_{name}.sqlite.xz"
-        shutil.copy(source, profiles / f"input_size=224,batch=1,{side}.sqlite.xz")
-    policy = data / "policies" / "token_reduction.json"
-    run = warplens("study", "token-reduction", "report", "-o", folder, "--profiles", profiles, "--policy", policy)
-    assert run.code == 0
-    text = (folder / "findings_report.md").read_text()
-    assert "At input size 224, batch 1: H1, H2 confirmed" in text
-    assert "## Policy" in text
-    assert (folder / "findings_report.html").is_file()
-
-
 def test_findings_are_of_token_reduction_and_need_profiles(warplens, tmp_path):
     run = warplens("study", "attention", "report", "-o", tmp_path, "--profiles", tmp_path)
     assert (run.code, run.err.count("\n")) == (2, 1)
@@ -198,34 +133,6 @@ def policy_file(warplens, tmp_path):
     path = tmp_path / "policy.json"
     assert warplens("policy", "fit", STORED, *SIDES, "--output", path).code == 0
     return path
-
-
-def test_a_policy_is_fitted_to_a_sweep_and_written(warplens, tmp_path):
-    run = warplens("policy", "fit", STORED, *SIDES, "-o", tmp_path / "policy.json")
-    assert run.code == 0
-    assert "NVIDIA H200" in run.out
-    assert "between them (each value but the least and the greatest left out in turn): the best side" in run.out
-    assert "policy.json: written" in run.err
-    policy = read_policy(tmp_path / "policy.json")
-    assert policy.choose(input_size=448, batch=8, execution="eager").side == "method=topk"
-
-
-def test_a_policy_is_shown_in_every_format(warplens, policy_file):
-    assert warplens("policy", "show", policy_file).out == warplens("policy", "fit", STORED, *SIDES).out
-    found = json.loads(warplens("policy", "show", policy_file, "--format", "json").out)
-    assert found["schema"] == "warplens.policy/1"
-    assert found["data"]["policy"] == json.loads(policy_file.read_text())
-    assert len(found["data"]["rows"]) == 20
-    header, *rows = warplens("policy", "show", policy_file, "--format", "csv").out.strip().split("\n")
-    assert header == "input_size,batch,execution,run,run_ns,other,other_ns,ratio,decided"
-    assert len(rows) == 20
-    assert "| method=topk |" in warplens("policy", "show", policy_file, "--format", "md").out
-
-
-def test_a_policy_is_held_against_measurements(warplens, policy_file):
-    run = warplens("policy", "check", policy_file, STORED, *SIDES, "--fail-on", "2%")
-    assert run.code == 0
-    assert "measured: the best side or its equal in all of 20 choices" in run.out
 
 
 def test_the_gate_closes_on_a_choice_that_costs_too_much(warplens, policy_file, tmp_path):
@@ -280,14 +187,6 @@ def test_every_key_of_the_file_and_of_the_output_is_explained(warplens, policy_f
                 yield from keys(inner)
 
     assert {*keys(shown), *keys(checked)} - {"input_size", "batch", "execution"} <= documented
-
-
-def test_a_policy_is_checked_by_its_own_sides_in_a_file_with_more_of_them(warplens):
-    policy = STORED.parents[1] / "policies" / "token_reduction.json"
-    (checked,) = shipped.files("measurements", "token_reduction_policy_check.json.xz")
-    run = warplens("policy", "check", policy, checked, "--fail-on", "2%", "--format", "json")
-    assert run.code == 0, run.err
-    assert {row["chosen"] for row in json.loads(run.out)["data"]["rows"]} == {"method=none", "method=topk"}
 
 
 def test_a_number_of_points_that_no_sweep_has_is_refused(warplens, policy_file):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from importlib import resources
 from pathlib import Path
 
@@ -12,7 +11,6 @@ import pytest
 from tests import shipped
 from tests.compare.surface.sweeps import record
 from tests.readers.test_published import TABLE
-from tests.tiers import thinned
 from warplens.cli.commands.sweep import report_sweep
 from warplens.cli.options import Format
 from warplens.errors import UnreadableInputError, UsageError
@@ -60,34 +58,6 @@ def test_the_published_paradox_is_reproduced(asked, table):
     assert (first["low"], first["high"], first["verdict"]) == (None, None, None)
 
 
-def test_the_published_table_is_said_to_be_confounded_and_without_repetitions(asked, table):
-    out, err = asked(table)
-    assert "0.830×" in out
-    assert "2.956×" in out
-    assert "MACs saved" in out
-    assert "Input size and batch changed together" in out
-    assert "crossover: none along batch" in out
-    assert "no interval, no verdict" in err
-    assert "no claim about either alone has support" in err
-
-
-def test_the_published_table_as_csv_and_markdown(asked, table):
-    header, first, _ = asked(table, form=Format.CSV)[0].strip().split("\n")
-    assert header.startswith("input_size,batch,baseline_ns,variant_ns,speedup")
-    assert first.startswith("224,1,")
-    out, _ = asked(table, form=Format.MD)
-    assert "| 224 | 1 | 5.89 ms | 7.10 ms |" in out
-    assert "> caution: At all points" in out
-
-
-def test_the_published_table_as_a_document(asked, table, tmp_path):
-    out, _ = asked(table, output=tmp_path / "out")
-    assert [line.rpartition("/")[2] for line in out.splitlines()] == ["sweep.html", "sweep.md", "sweep.json"]
-    text = (tmp_path / "out" / "sweep.md").read_text()
-    assert "no repetitions in the file: no interval" in text
-    assert "No cell could be tested." in text
-
-
 def test_the_grid_tells_where_reduction_pays(h200):
     found = json.loads((h200 / "sweep.json").read_bytes())["data"]
     rows = {(row["input_size"], row["batch"], row["execution"]): row for row in found["rows"]}
@@ -103,20 +73,6 @@ def test_the_grid_tells_where_reduction_pays(h200):
     assert 2 < eager["low"] <= eager["at"] <= eager["high"] < 4
     assert found["confounding"]["found"][0]["kind"] == "sides"
     assert found["breakeven"]["ratio_error"] < 0.1
-
-
-def test_the_document_has_all_its_parts(h200):
-    text = (h200 / "sweep.md").read_text()
-    for title in (
-        "Cautions", "Speedup", "What limits each cell", "Where the variant starts to pay",
-        "Break-even model", "Anomalies", "What the grid can tell",
-    ):  # fmt: skip
-        assert f"\n## {title}\n" in text
-    assert "NVIDIA H200 · torch 2.11.0+cu130" in text
-    assert "20 cells of the baseline have no counterpart and were left out, all with attention fused" in text
-    assert "Nothing is known about other values of what was not varied" in text
-    assert {path.name for path in (h200 / "images").iterdir()} == {"sweep-speedup.svg", "sweep-regimes-chart.svg"}
-    assert "<script" in (h200 / "sweep.html").read_text()
 
 
 @pytest.fixture
@@ -196,15 +152,6 @@ def _stored(*, ambiguous):
     return sorted(names - clear if ambiguous else clear)
 
 
-@pytest.mark.parametrize("name", thinned(_stored(ambiguous=False), quick=("token_reduction_policy_fit", "lm_grid")))
-def test_every_stored_file_with_two_sides_is_reported_on(asked, name):
-    def refuse(text):
-        raise AssertionError(f"{text} is not valid JSON")
-
-    out, _ = asked(shipped.files("measurements", f"{name}.json.xz")[0], form=Format.JSON)
-    assert json.loads(out, parse_constant=refuse)["data"]["rows"]
-
-
 @pytest.mark.parametrize("name", _stored(ambiguous=True))
 def test_every_other_stored_file_asks_for_its_sides_in_one_line(asked, name):
     with pytest.raises(UsageError, match="which cells are") as refused:
@@ -216,20 +163,3 @@ def test_an_interval_that_says_nothing_is_not_given_as_numbers():
     assert interval_text(0.82, 0.85) == "0.82 to 0.85"
     assert interval_text(0.00244, 310.1) == "too few independent turns"
     assert interval_text(0.0, 1.0) == "–"
-
-
-@pytest.mark.slow
-def test_a_table_of_thousands_of_rows_takes_seconds(asked, tmp_path):
-    lines = ["method,input_size,batch,latency_ms"]
-    for method, factor in (("none", 1.0), ("topk", 0.7)):
-        lines += [
-            f"{method},{size},{batch},{factor * (1 + size * batch / 1000)}"
-            for size in range(1, 61)
-            for batch in range(1, 41)
-        ]
-    path = tmp_path / "many.csv"
-    path.write_text("\n".join(lines))
-    begin = time.process_time()
-    out, _ = asked(path, form=Format.CSV)
-    assert len(out.splitlines()) == 2401
-    assert time.process_time() - begin < 30

@@ -48,21 +48,6 @@ def words(part: Section) -> str:
     return " ".join(block.text for block in part.all_blocks() if isinstance(block, Paragraph))
 
 
-def test_the_sections_stand_in_the_order_of_the_questions() -> None:
-    assert [part.id for part in counters_document([planted()]).sections] == [
-        *("measured", "kernels", "bounds", "faults", "speed-of-light", "roofline-section", "occupancy"),
-        *("launch", "stalls", "memory", "rules", "checklist", "next-run", "semantics", "quality"),
-    ]
-
-
-def test_the_answer_says_what_bounds_the_time_and_the_most_expensive_kernel() -> None:
-    assert counters_lead(planted()) == (
-        "9 launches of 9 kernels took 10.6 ms: 58.2 % in grids too small to fill the GPU, 18.4 % bound by compute and "
-        "healthy, 11.5 % bound by latency. The most expensive is tiny_grid (58.2 % of that time); its bound: too "
-        "small for the GPU. 4 blocks fill 0.4 % of a wave on 132 SMs."
-    )
-
-
 def test_ranges_are_not_called_kernels() -> None:
     lead = counters_lead(examine_counters(read_counters(MODES / "nvtx_ranges.ncu-rep.xz")))
 
@@ -137,25 +122,6 @@ def test_several_reports_are_compared_with_the_first() -> None:
     assert "ratio 0.50" in document.lead
     ids = [block.id for block in (*document.tables(), *document.figures())]
     assert len(ids) == len(set(ids))
-
-
-def test_json_holds_every_table_in_full() -> None:
-    answer = json.loads(counters_json([planted()]))
-
-    assert (answer["schema"], answer["source"]) == ("warplens.counters-report/1", ["planted_h200.ncu-rep.xz"])
-    (report,) = answer["data"]["reports"]
-    assert len(report["kernels"]["rows"]) == len(report["roofline"]["rows"]) == 9
-    assert {row["fault"] for row in report["faults"]["rows"]} >= {"uncoalesced", "bank-conflicts", "divergence"}
-    assert report["traces"] is None
-    assert answer["data"]["comparisons"] == []
-
-
-def test_all_three_files_are_written(tmp_path: Path) -> None:
-    written = write_counters([planted()], tmp_path / "out")
-
-    assert [path.name for path in written] == ["counters.html", "counters.md", "counters.json"]
-    images = sorted(path.name for path in (tmp_path / "out" / "images").iterdir())
-    assert images == ["counters-ranking.svg", "counters-roofline.svg"]
 
 
 def hostile() -> KernelCounters:
