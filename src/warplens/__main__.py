@@ -5,14 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import Final, NoReturn
 
 from warplens._start import end_at_once, leave
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 #: From this size of input on, a quarter of all processor time goes into fresh pages of memory. Exports hold about 130
 #: bytes a kernel.

@@ -12,32 +12,28 @@ import logging
 import multiprocessing
 import os
 import time
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from warplens.analysis.ranks.across import RanksResult, across_ranks
 from warplens.analysis.ranks.matching import rank_in_name
 from warplens.analysis.ranks.measures import communication_rows
 from warplens.analysis.ranks.summary import RankSummary, rank_windows, summarize, summary_of
 from warplens.analysis.timeline import Timeline
+from warplens.analysis.window import Window
+from warplens.diagnosis import Diagnosis
 from warplens.diagnosis.across import RunDiagnosis, diagnose_run
 from warplens.diagnosis.facts import gather
 from warplens.diagnosis.run import RankFacts, rank_facts, run_of_ranks
 from warplens.diagnosis.verdict import diagnose
 from warplens.errors import UsageError, WarplensError
 from warplens.readers import read
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from warplens.analysis.window import Window
-    from warplens.diagnosis import Diagnosis
-
 
 #: Files that are named where they are not the ranks of one run.
 _NAMED: Final = 3

@@ -8,23 +8,18 @@ known as an amount, though not what it is.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 import polars as pl
 
 from warplens.analysis.frames import numbered, ratio
 from warplens.analysis.phases import forward_pass
+from warplens.analysis.timeline import Timeline
 from warplens.analysis.trees import NO_RANGE
-from warplens.analysis.window import NO_PHASE, PHASES, phase_of_name
+from warplens.analysis.window import NO_PHASE, PHASES, Window, phase_of_name
 from warplens.profile.columns import column, table
-from warplens.profile.schema import Column, name_categories
-
-if TYPE_CHECKING:
-    from warplens.analysis.timeline import Timeline
-    from warplens.analysis.window import Window
-    from warplens.profile.schema import Bools, Int64s
-
+from warplens.profile.schema import Bools, Column, Int64s, name_categories
 
 ALLOCATIONS: Final = table(
     "allocations",

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Literal
+from typing import Final, Literal
 
 import polars as pl
 
 from warplens.analysis.frames import duration_ns, ratio, spread
 from warplens.analysis.streams import busy_by
+from warplens.analysis.timeline import Timeline
+from warplens.analysis.window import Window
 from warplens.errors import UsageError
 from warplens.profile.columns import SPREAD, column, spread_columns, table
 from warplens.profile.schema import Column
-
-if TYPE_CHECKING:
-    from warplens.analysis.timeline import Timeline
-    from warplens.analysis.window import Window
-
 
 CopyGrouping = Literal["memory", "direction"]
 

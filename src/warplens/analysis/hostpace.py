@@ -20,12 +20,11 @@ from warplens.analysis.api import api_kind, blocks_host, polls_device
 from warplens.analysis.frames import all_equal, once
 from warplens.analysis.intervals import Intervals, Owned, clip, measure_before, owned_union, subtract, total, union
 from warplens.analysis.launches import PROMPT_START_NS
-from warplens.profile.schema import name_categories
+from warplens.profile.schema import Bools, Int64s, name_categories
 
 if TYPE_CHECKING:
     from warplens.analysis.timeline import Timeline
     from warplens.analysis.window import Window
-    from warplens.profile.schema import Bools, Int64s
 
 # --- What the launching threads of a process were held up by, instant by instant ---
 #

@@ -17,14 +17,13 @@ import polars as pl
 from warplens.analysis.api import api_kinds
 from warplens.analysis.frames import all_equal, chosen, duration_ns, number, once, spread
 from warplens.profile.columns import KERNEL_NAME, spread_columns, table
-from warplens.profile.schema import Column
+from warplens.profile.schema import Bools, Column
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from warplens.analysis.timeline import Timeline
     from warplens.analysis.window import Window
-    from warplens.profile.schema import Bools
 
 
 #: A kernel that starts sooner than this after its launching call returned found the GPU with nothing else to do. In

@@ -11,12 +11,11 @@ from warplens.analysis.categories import categories_of
 from warplens.analysis.repetition import MIN_REPEATS, largest_drop
 from warplens.analysis.trees import NO_RANGE, Forest
 from warplens.analysis.window import NO_PHASE, is_warmup_name, phase_of_name
-from warplens.profile.schema import name_labels
+from warplens.profile.schema import Bools, Int64s, name_labels
 
 if TYPE_CHECKING:
     from warplens.analysis.attribution import RangeForest
     from warplens.profile import Trace
-    from warplens.profile.schema import Bools, Int64s
 
 
 #: Steps and passes launch about the same amount of work: within this share of the median.

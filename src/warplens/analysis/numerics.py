@@ -7,20 +7,17 @@ out of the differences. Goldberg, "What every computer scientist should know abo
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 
 from warplens.errors import MissingDataError
 from warplens.profile.columns import column, table
 from warplens.profile.schema import Column
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    import numpy.typing as npt
 
 #: Bits of the fraction, by which formats are coarser or finer.
 FORMATS: Final = {"bfloat16": 7, "float16": 10, "float32": 23, "float64": 52}

@@ -17,14 +17,13 @@ import polars as pl
 
 from warplens.analysis.hostpace import SMALL_COPY_BYTES
 from warplens.analysis.recorder import DEFAULT_LATENCY_NS, GRAPH_GAP_NS, recorded_schedule
-from warplens.analysis.replay import ALLOCATION, BLOCKING_COPY, SYNCHRONIZATION, RecordedSchedule, replay
+from warplens.analysis.replay import ALLOCATION, BLOCKING_COPY, SYNCHRONIZATION, RecordedSchedule, Schedule, replay
 from warplens.analysis.rescheduling import GRAPH_LAUNCH_NS, as_graphs, without_profiler
 from warplens.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from warplens.analysis.replay import Schedule
     from warplens.analysis.timeline import Timeline
     from warplens.analysis.window import Window
     from warplens.profile import Device

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 import polars as pl
@@ -16,17 +17,12 @@ from warplens.analysis.launches import count_per_step
 from warplens.analysis.phases import phase_steps
 from warplens.analysis.ranges import range_coverage
 from warplens.analysis.streams import graph_summary
+from warplens.analysis.timeline import Timeline
 from warplens.analysis.trees import NO_RANGE
 from warplens.analysis.window import PHASES, Step, Window, phase_of_name
 from warplens.profile import Note, NoteLevel
-from warplens.profile.schema import name_labels
+from warplens.profile.schema import Int64s, name_labels
 from warplens.profile.trace import worst_first
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from warplens.analysis.timeline import Timeline
-    from warplens.profile.schema import Int64s
 
 # --- Training steps that did not finish ---
 #

@@ -31,12 +31,11 @@ from warplens.analysis.frames import once
 from warplens.analysis.hostpace import STALL_MIN_NS, HostCalls
 from warplens.analysis.intervals import measure_before
 from warplens.analysis.replay import ALLOCATION, BLOCKING_COPY, SYNCHRONIZATION, RecordedSchedule, Schedule
-from warplens.profile.schema import rows_named
+from warplens.profile.schema import Bools, Int64s, rows_named
 
 if TYPE_CHECKING:
     from warplens.analysis.timeline import Timeline
     from warplens.analysis.window import Window
-    from warplens.profile.schema import Bools, Int64s
 
 
 #: From the return of a launching call to the begin of its work on an idle GPU, where the window has no example of it.

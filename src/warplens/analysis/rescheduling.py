@@ -14,19 +14,15 @@ where that does not suffice its long pauses by another. Waits shorten by themsel
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 
 from warplens.analysis.recorder import DEFAULT_LATENCY_NS, GRAPH_GAP_NS
 from warplens.analysis.replay import RecordedSchedule, Schedule, replay
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from warplens.profile.schema import Bools, Int64s
-
+from warplens.profile.schema import Bools, Int64s
 
 #: What one call of `cudaGraphLaunch` takes the host. Under Nsight Systems 22 µs on the H200 (179 nodes, traced as a
 #: whole); without a profiler the whole step is 30 µs shorter.

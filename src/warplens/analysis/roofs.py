@@ -16,19 +16,16 @@ import json
 import lzma
 import math
 import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from importlib.resources import files
 from itertools import pairwise
 from statistics import median
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+from warplens.profile import Device
 from warplens.profile.peaks import Peaks, peaks_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from warplens.profile import Device
 
 #: Formats that tensor cores multiply; the first one that a GPU has is what its products are made for.
 NARROW: Final = ("bf16", "fp16")

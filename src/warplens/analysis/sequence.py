@@ -42,14 +42,13 @@ from warplens.analysis.repetition import (
     stand_out,
 )
 from warplens.patterns import lazy_pattern
-from warplens.profile.schema import name_categories
+from warplens.profile.schema import Bools, Int64s, name_categories
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from warplens.analysis.attribution import RangeForest
     from warplens.profile import Trace
-    from warplens.profile.schema import Bools, Int64s
 
 
 #: The repeating stretch must hold this share of the GPU time, or it is only a part of the program.

@@ -13,8 +13,9 @@ code, obtains memory, or runs another number of kernels.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 import polars as pl
@@ -30,9 +31,6 @@ from warplens.patterns import lazy_pattern
 from warplens.profile import Trace
 from warplens.profile.columns import column, table
 from warplens.profile.schema import Column, Int64s, name_labels, rows_named
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 #: A range that is called a step may leave out this much of the GPU work (evaluation, checkpoints); any other repeated
 #: range must hold nearly all of it, or it is only a part of the step (a layer, the forward pass of a training step).

@@ -8,7 +8,7 @@ one kernel: the GPU was busy, with what is hidden.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -17,16 +17,11 @@ import polars as pl
 from warplens.analysis.api import api_kinds
 from warplens.analysis.frames import chosen, duration_ns, numbered, once, ratio, spread
 from warplens.analysis.intervals import Intervals, Owned, clip, subtract, total, union
-from warplens.analysis.timeline import WORK_KINDS
+from warplens.analysis.timeline import WORK_KINDS, Timeline
+from warplens.analysis.window import Window
 from warplens.profile.columns import SPREAD, column, table
-from warplens.profile.schema import Column, name_categories
+from warplens.profile.schema import Column, Int64s, name_categories
 from warplens.profile.trace import GRID_BLOCKS
-
-if TYPE_CHECKING:
-    from warplens.analysis.timeline import Timeline
-    from warplens.analysis.window import Window
-    from warplens.profile.schema import Int64s
-
 
 STREAMS: Final = table(
     "streams",

@@ -19,11 +19,10 @@ from warplens.analysis.trees import NO_RANGE
 from warplens.analysis.window import Window, parse_span
 from warplens.errors import UsageError
 from warplens.profile import Trace
-from warplens.profile.schema import name_categories
+from warplens.profile.schema import Bools, Int64s, name_categories
 
 if TYPE_CHECKING:
     from warplens.analysis.operators.places import AutogradLinks, OperatorTree, Places, PythonFrames
-    from warplens.profile.schema import Bools, Int64s
 
 
 #: Kind of a piece of GPU work → the table of the `Trace` that its row number points into.

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
+
+import polars as pl
 
 from warplens.errors import UsageError
 from warplens.patterns import lazy_pattern
-from warplens.profile.schema import name_labels
-
-if TYPE_CHECKING:
-    import polars as pl
-
-    from warplens.profile.schema import Int64s
+from warplens.profile.schema import Int64s, name_labels
 
 _UNITS_NS = {"ns": 1, "us": 1_000, "µs": 1_000, "ms": 1_000_000, "s": 1_000_000_000, "": 1}
 _TIME = lazy_pattern(r"^\s*(?P<number>[+-]?\d+(?:\.\d+)?)\s*(?P<unit>ns|us|µs|ms|s|)\s*$")

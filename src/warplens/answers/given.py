@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeGuard, runtime_checkable
+from typing import Any, Final, Protocol, TypeAlias, TypeGuard, runtime_checkable
 from weakref import WeakKeyDictionary
 
 from warplens.analysis.quality import quality_notes
 from warplens.analysis.timeline import Timeline
+from warplens.analysis.window import Window
 from warplens.errors import UsageError
 from warplens.profile import Note, NoteLevel, Trace
 from warplens.profile.counters import KernelCounters
 from warplens.readers import discover, read, read_counters
 from warplens.readers.shipped import located
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from warplens.analysis.window import Window
 
 #: Of a folder with several profiles these are named.
 _NAMED_PROFILES: Final = 3

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from warplens.analysis.quality import quality_notes
+from warplens.analysis.timeline import Timeline
 from warplens.compare.difference import Side, step_samples
 from warplens.errors import MissingDataError, UsageError
 from warplens.profile import Note, NoteLevel
 from warplens.report.comparison.numbers import TraceFiles
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from warplens.analysis.timeline import Timeline
 
 #: So many pieces of work do not begin and end at the same nanoseconds by chance.
 _COINCIDENCE: Final = 20

@@ -13,7 +13,7 @@ from warplens.cli.edge import answering, note, one_line, progress, reuse_freed_m
 from warplens.cli.memory import REPORT, TABLE, share_that_fits
 from warplens.cli.options import TABLE_ROWS, Format
 from warplens.errors import UsageError
-from warplens.profile import Note, NoteLevel
+from warplens.profile import Capture, Note, NoteLevel
 from warplens.readers import read
 from warplens.report import text as fmt
 from warplens.writing import harmless
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
     import polars as pl
 
-    from warplens.profile import Capture
     from warplens.report.document import Table
 
 _TAGS = {NoteLevel.BLOCKING: "missing", NoteLevel.WARNING: "caution", NoteLevel.INFO: "note"}

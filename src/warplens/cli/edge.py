@@ -11,19 +11,14 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import Any, Final, NoReturn, TextIO
 
 import typer
 
 from warplens.errors import UsageError, WarplensError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from typing import TextIO
-
 
 #: Work that takes less than this is over before a person wonders.
 _SILENT_S: Final = 1.0

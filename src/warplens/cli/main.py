@@ -5,11 +5,12 @@ from __future__ import annotations
 import io
 import os
 import sys
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from enum import Enum
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn, get_args
+from typing import Annotated, Any, NoReturn, get_args
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -17,9 +18,6 @@ from typer.core import TyperCommand, TyperGroup
 from warplens._version import __version__
 from warplens.cli.catalogue import COMMANDS, Command
 from warplens.cli.edge import TERMINATED, TerminatedError, answering, be_quiet, complain, end_in_order, guarded
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
 
 # Typer brings its own copy of Click in some versions and uses the installed one in others; the classes of contexts and
 # commands have no public name that fits both, hence `Any` below.

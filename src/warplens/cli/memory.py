@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from warplens.cli import edge
 from warplens.errors import UsageError
 from warplens.report.text import data_size
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 
 class Peak(NamedTuple):

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import Annotated, Any, Final
 
 import typer
 
 from warplens.analysis.window import parse_span
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
 
 #: Rows of a table for people, unless `--limit` says otherwise: as many as a terminal shows at once.
 TABLE_ROWS: Final = 20

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from warplens.collect.compute import OLDEST as OLDEST_NCU
 from warplens.collect.machine import (
     HOW_TO_GET,
     TITLES,
     Driver,
+    System,
     Tool,
     ask_driver,
     find_tool,
@@ -21,12 +23,6 @@ from warplens.collect.machine import (
 from warplens.collect.recording import COUNTERS_FIX, IMPORTER_FIX
 from warplens.collect.systems import NSYS_OLDEST as OLDEST_NSYS
 from warplens.errors import UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from warplens.collect.machine import System
-
 
 #: From harmless to what prevents something.
 STATUSES: Final = ("ok", "unknown", "warning", "problem")

@@ -8,21 +8,18 @@ import re
 import subprocess
 import sys
 from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ContextDecorator
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from types import TracebackType
+from typing import Any, Final
 
 from warplens._version import __version__
 from warplens.errors import UsageError
 from warplens.secrets import ADDRESSES
 from warplens.writing import write_whole
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-    from types import TracebackType
-
 
 MANIFEST: Final = "manifest.json"
 SCHEMA: Final = "warplens.collection/1"

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from warplens.diagnosis.findings import SEVERITIES
+from warplens.diagnosis.findings import SEVERITIES, Diagnosis, Finding
 from warplens.diagnosis.rule import weight
 from warplens.diagnosis.rules import rule
 from warplens.diagnosis.rules.host import ExposedCommunication, LaunchOverhead
 from warplens.diagnosis.rules.ranks import PipelineBubble, Straggler, UnbucketedCommunication
 from warplens.diagnosis.rules.whole import IncompleteProfile
+from warplens.diagnosis.run import Run
 from warplens.diagnosis.thresholds import DEFAULTS, Thresholds
 from warplens.diagnosis.verdict import gain_text
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from warplens.diagnosis.findings import Diagnosis, Finding
-    from warplens.diagnosis.run import Run
-    from warplens.profile import Note
+from warplens.profile import Note
 
 #: The rules that ask what ranks cost each other.
 _RULES: Final = (Straggler(), UnbucketedCommunication(), PipelineBubble())

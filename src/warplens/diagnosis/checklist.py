@@ -7,9 +7,10 @@ says that what was looked at has no fault worth 2 % of its time, and never more 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 import polars as pl
 
@@ -19,19 +20,15 @@ from warplens.analysis.counters.groups import group_launches
 from warplens.analysis.counters.occupancy import WARP_SIZE
 from warplens.analysis.counters.speedoflight import instruction_mix
 from warplens.analysis.streams import concurrency, stream_statistics, stream_turns
+from warplens.analysis.timeline import Timeline
+from warplens.analysis.window import Window
+from warplens.diagnosis.findings import Diagnosis
 from warplens.diagnosis.thresholds import DEFAULTS
+from warplens.profile import Device
 from warplens.profile.columns import column, table
+from warplens.profile.counters import KernelCounters
 from warplens.profile.schema import Column
 from warplens.profile.trace import BLOCK_THREADS, GRID_BLOCKS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from warplens.analysis.timeline import Timeline
-    from warplens.analysis.window import Window
-    from warplens.diagnosis.findings import Diagnosis
-    from warplens.profile import Device
-    from warplens.profile.counters import KernelCounters
 
 State: TypeAlias = Literal["in order", "to mend", "not applicable", "cannot tell"]
 STATES: Final[tuple[State, ...]] = ("in order", "to mend", "not applicable", "cannot tell")

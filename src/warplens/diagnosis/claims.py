@@ -6,9 +6,10 @@ What nothing claims is either needed or not explained.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -17,13 +18,8 @@ import polars as pl
 from warplens.analysis.intervals import measure_before
 from warplens.analysis.timebudget import Spent
 from warplens.diagnosis.evidence import is_unfused
-from warplens.diagnosis.rule import PRECEDENCES, Floats
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from warplens.diagnosis.facts import Facts
-    from warplens.diagnosis.rule import Rule
+from warplens.diagnosis.facts import Facts
+from warplens.diagnosis.rule import PRECEDENCES, Floats, Rule
 
 Codes = npt.NDArray[np.int8]
 Int64s = npt.NDArray[np.int64]

@@ -9,9 +9,10 @@ add up.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -19,34 +20,24 @@ import polars as pl
 
 from warplens.analysis.categories import CATEGORIES, CLASSES, OTHER, categories_of, classify_names
 from warplens.analysis.frames import all_equal
-from warplens.analysis.headroom import PIECES
+from warplens.analysis.headroom import PIECES, Headroom
 from warplens.analysis.headroom.work import SOURCE
 from warplens.analysis.phases import phase_of_work
+from warplens.analysis.prediction import Change, Prediction
 from warplens.analysis.ranges import unnumbered_name
-from warplens.analysis.timebudget import IDLE_CAUSES, Spent, time_budgets
-from warplens.analysis.timeline import WORK_KINDS
-from warplens.analysis.window import NO_PHASE, PHASES
-from warplens.diagnosis.evidence import COUNTED, HostLoad, host_load, mark_loops, mark_optimizers, needed_ns
+from warplens.analysis.timebudget import IDLE_CAUSES, Spent, TimeBudget, time_budgets
+from warplens.analysis.timeline import WORK_KINDS, Timeline
+from warplens.analysis.window import NO_PHASE, PHASES, Window
+from warplens.diagnosis.evidence import COUNTED, Counted, HostLoad, host_load, mark_loops, mark_optimizers, needed_ns
 from warplens.diagnosis.findings import ISSUING, PASSES
 from warplens.diagnosis.pace import Gain, Less, Pace
 from warplens.diagnosis.program import Program
 from warplens.diagnosis.thresholds import DEFAULTS, Thresholds
 from warplens.patterns import lazy_pattern
-from warplens.profile import Device
+from warplens.profile import Device, Note
 from warplens.profile.columns import column, table
 from warplens.profile.schema import Column, Table, name_categories
 from warplens.profile.trace import GRID_BLOCKS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from warplens.analysis.headroom import Headroom
-    from warplens.analysis.prediction import Change, Prediction
-    from warplens.analysis.timebudget import TimeBudget
-    from warplens.analysis.timeline import Timeline
-    from warplens.analysis.window import Window
-    from warplens.diagnosis.evidence import Counted
-    from warplens.profile import Note
 
 Int64s = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]

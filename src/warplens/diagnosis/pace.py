@@ -15,16 +15,14 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import numpy.typing as npt
 
-from warplens.analysis.prediction import apply, excerpt
+from warplens.analysis.prediction import Change, apply, excerpt
 from warplens.analysis.recorder import recorded_schedule
-from warplens.analysis.replay import replay
+from warplens.analysis.replay import RecordedSchedule, Replayed, replay
 from warplens.analysis.rescheduling import paced
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from warplens.analysis.prediction import Change
-    from warplens.analysis.replay import RecordedSchedule, Replayed
     from warplens.analysis.timeline import Timeline
     from warplens.analysis.window import Window
     from warplens.profile import Device

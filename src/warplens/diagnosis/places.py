@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import polars as pl
@@ -18,16 +18,13 @@ from warplens.analysis.code import PLACE, places_of_calls, places_of_work
 from warplens.analysis.intervals import Intervals, measure_before, union
 from warplens.analysis.launches import launching_threads
 from warplens.analysis.timebudget import Spent
-from warplens.diagnosis.findings import Place
+from warplens.diagnosis.claims import Claims
+from warplens.diagnosis.facts import Facts
+from warplens.diagnosis.findings import Finding, Located, Place
 from warplens.diagnosis.rules import rule
 from warplens.diagnosis.rules.host import HOST_COPIES
 from warplens.patterns import lazy_pattern
 from warplens.profile.schema import Int64s, name_categories
-
-if TYPE_CHECKING:
-    from warplens.diagnosis.claims import Claims
-    from warplens.diagnosis.facts import Facts
-    from warplens.diagnosis.findings import Finding, Located
 
 #: A finding names no more places: the rest has a smaller share than any of them.
 _MOST: Final = 3

@@ -16,16 +16,26 @@ from typing import TYPE_CHECKING, ClassVar, Final, Literal, TypeAlias, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from warplens.diagnosis.findings import ISSUING, MANY, Basis, Finding, Remedy, about, ceiling, times
-from warplens.diagnosis.pace import NOISE
+from warplens.diagnosis.findings import (
+    ISSUING,
+    MANY,
+    Basis,
+    Confidence,
+    Finding,
+    Located,
+    Remedy,
+    Severity,
+    about,
+    ceiling,
+    times,
+)
+from warplens.diagnosis.pace import NOISE, Gain
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from warplens.diagnosis.claims import Claims
     from warplens.diagnosis.facts import Facts
-    from warplens.diagnosis.findings import Confidence, Located, Severity
-    from warplens.diagnosis.pace import Gain
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 

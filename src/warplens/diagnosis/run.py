@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from statistics import median
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 import polars as pl
@@ -17,14 +17,9 @@ from warplens.analysis.ranks.summary import RankSummary, RankWindow, rank_window
 from warplens.analysis.window import generic_names, is_step_name
 from warplens.diagnosis.claims import divide
 from warplens.diagnosis.facts import Facts, gather
-from warplens.diagnosis.findings import ISSUING
+from warplens.diagnosis.findings import ISSUING, Finding
 from warplens.diagnosis.rules.stalls import HostStall
 from warplens.profile.trace import GRID_BLOCKS
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from warplens.diagnosis.findings import Finding
 
 #: Rows kept of each rank's tables: what is compared are the largest.
 _MOST_ROWS: Final = 400

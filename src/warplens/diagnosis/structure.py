@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -11,17 +11,12 @@ import numpy.typing as npt
 from warplens.analysis.frames import once
 from warplens.analysis.kernel_names import PRODUCTS
 from warplens.analysis.repetition import is_structured, longest_repetition
-from warplens.diagnosis.facts import kernel_names, range_names
-from warplens.diagnosis.findings import ISSUING, PASSES
-from warplens.diagnosis.rule import Rule
-
-if TYPE_CHECKING:
-    from warplens.diagnosis.claims import Claims
-    from warplens.diagnosis.facts import Facts
-    from warplens.diagnosis.findings import Confidence, Finding, Remedy
-    from warplens.diagnosis.pace import Gain
-    from warplens.diagnosis.program import Program
-    from warplens.diagnosis.rule import Floats
+from warplens.diagnosis.claims import Claims
+from warplens.diagnosis.facts import Facts, kernel_names, range_names
+from warplens.diagnosis.findings import ISSUING, PASSES, Confidence, Finding, Remedy
+from warplens.diagnosis.pace import Gain
+from warplens.diagnosis.program import Program
+from warplens.diagnosis.rule import Floats, Rule
 
 Bools = npt.NDArray[np.bool_]
 Int64s = npt.NDArray[np.int64]

@@ -10,18 +10,19 @@ from typing import TYPE_CHECKING, Final
 import polars as pl
 
 from warplens.analysis.frames import forget, give_back
+from warplens.analysis.headroom import Headroom
 from warplens.analysis.headroom import headrooms as headrooms_of
 from warplens.analysis.hostpace import HostCalls
 from warplens.analysis.kernel_names import PRODUCTS
 from warplens.analysis.prediction import predictions
 from warplens.analysis.quality import quality_notes
-from warplens.analysis.timebudget import time_budgets
+from warplens.analysis.timebudget import TimeBudget, time_budgets
 from warplens.analysis.timeline import Timeline
-from warplens.analysis.window import PHASES
-from warplens.diagnosis.claims import divide
+from warplens.analysis.window import PHASES, Window
+from warplens.diagnosis.claims import Claims, divide
 from warplens.diagnosis.evidence import counted
 from warplens.diagnosis.facts import Facts, gather
-from warplens.diagnosis.findings import MANY, SEVERITIES, Coverage, Diagnosis, PhaseVerdict, about, times
+from warplens.diagnosis.findings import MANY, SEVERITIES, Coverage, Diagnosis, Finding, PhaseVerdict, about, times
 from warplens.diagnosis.moments import worst_moments
 from warplens.diagnosis.places import located
 from warplens.diagnosis.rule import weight
@@ -35,11 +36,6 @@ from warplens.diagnosis.whatif import what_ifs
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from warplens.analysis.headroom import Headroom
-    from warplens.analysis.timebudget import TimeBudget
-    from warplens.analysis.window import Window
-    from warplens.diagnosis.claims import Claims
-    from warplens.diagnosis.findings import Finding
     from warplens.profile import Note
     from warplens.profile.counters import KernelCounters
 

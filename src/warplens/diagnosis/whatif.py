@@ -7,27 +7,21 @@ gone; what a finding expects to stay beyond the replay of its own cause stays th
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 import polars as pl
 
-from warplens.diagnosis.findings import MANY
+from warplens.analysis.prediction import Change
+from warplens.diagnosis.claims import Claims
+from warplens.diagnosis.facts import Facts
+from warplens.diagnosis.findings import MANY, Finding
 from warplens.diagnosis.pace import Less
-from warplens.diagnosis.steptimes import StepReplays
-from warplens.profile.schema import name_categories
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from warplens.analysis.prediction import Change
-    from warplens.diagnosis.claims import Claims
-    from warplens.diagnosis.facts import Facts
-    from warplens.diagnosis.findings import Finding
-    from warplens.diagnosis.steptimes import StepPictures
-    from warplens.profile.schema import Int64s
+from warplens.diagnosis.steptimes import StepPictures, StepReplays
+from warplens.profile.schema import Int64s, name_categories
 
 #: Findings of the host → the change that their first remedy makes to the schedule. Others take away the GPU work that
 #: they claim, and the calls that issue it where they claim the pauses before it as well.

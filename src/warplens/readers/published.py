@@ -11,10 +11,10 @@ import csv
 import io
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import orjson
 import polars as pl
@@ -26,10 +26,6 @@ from warplens.readers.limits import document_bytes
 from warplens.readers.measurements import MEASUREMENTS_SCHEMA_NAME, measurements_of, read_measurements
 from warplens.readers.opening import compression_of, head_of
 from warplens.readers.titles import flattened, read_titles
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
 
 PUBLISHED_SCHEMA_NAME: Final = "warplens.published/1"
 

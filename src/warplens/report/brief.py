@@ -14,10 +14,10 @@ from warplens.diagnosis.rules import rule
 from warplens.diagnosis.rules.whole import is_known
 from warplens.diagnosis.thresholds import DEFAULTS
 from warplens.diagnosis.verdict import gain_text
-from warplens.profile import NoteLevel
+from warplens.profile import Note, NoteLevel
 from warplens.profile.columns import column
 from warplens.report import text as fmt
-from warplens.report.document import Answer, Table
+from warplens.report.document import Answer, Strip, Table
 from warplens.report.verdict import coverage_lines, factor, gain_words, verdict_words
 
 if TYPE_CHECKING:
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from warplens.analysis.ranks.across import RanksResult
     from warplens.diagnosis import Finding
     from warplens.diagnosis.across import RunDiagnosis
-    from warplens.profile import Note
-    from warplens.report.document import Strip
 
 #: How bad or good what a line says is; outputs choose a colour by it.
 Tone: TypeAlias = Literal["critical", "warning", "good", "plain", "quiet"]

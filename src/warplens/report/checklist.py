@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterator
+from typing import Final
 
 import polars as pl
 
+from warplens.analysis.timeline import Timeline
+from warplens.analysis.window import Window
+from warplens.diagnosis import Diagnosis
 from warplens.diagnosis.checklist import CHECKLIST, STATES, checklist
-from warplens.report.document import Table, pick, quiet
+from warplens.profile.counters import KernelCounters
+from warplens.report.document import Block, Table, pick, quiet
 from warplens.report.verdict import evidence_text
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from warplens.analysis.timeline import Timeline
-    from warplens.analysis.window import Window
-    from warplens.diagnosis import Diagnosis
-    from warplens.profile.counters import KernelCounters
-    from warplens.report.document import Block
 
 _SHOWN: Final = pick(CHECKLIST, "asked", "found", "numbers", "rests_on", "seen_share", "then")
 

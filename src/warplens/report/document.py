@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar, overload
 
 from warplens.errors import SchemaError
-from warplens.profile.schema import Column
-from warplens.report.text import kernel_labels
+from warplens.profile.schema import Column, Kind
+from warplens.report.text import Scalar, kernel_labels
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     import polars as pl
 
     from warplens.profile import Note, schema
-    from warplens.profile.schema import Kind
     from warplens.report.charts import Chart
-    from warplens.report.text import Scalar
 
 #: Rows of a table that are shown before the reader asks for more.
 DEFAULT_LIMIT = 15

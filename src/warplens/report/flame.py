@@ -19,9 +19,9 @@ from warplens.analysis.operators.places import module_name
 from warplens.analysis.operators.program import LEVELS, levels_of_work
 from warplens.analysis.ranges import plain_range_name
 from warplens.analysis.trees import NO_RANGE, name_paths, nearest
-from warplens.profile.schema import name_categories
+from warplens.profile.schema import Bools, Int64s, name_categories
 from warplens.report import text as fmt
-from warplens.report.document import View
+from warplens.report.document import Block, View
 from warplens.report.theme import category_fill
 
 if TYPE_CHECKING:
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
     from warplens.analysis.timeline import Timeline
     from warplens.analysis.window import Window
-    from warplens.profile.schema import Bools, Int64s
-    from warplens.report.document import Block
     from warplens.report.overview.numbers import Numbers
 
 #: Nodes below this share of the window's work stand together as one: they would be thinner than a pixel.

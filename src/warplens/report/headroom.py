@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
 
 import polars as pl
 
-from warplens.analysis.headroom import GROUPS, PARTS, STEPS_DOWN
+from warplens.analysis.headroom import GROUPS, PARTS, STEPS_DOWN, Headroom
 from warplens.analysis.headroom.budget import NO_MODEL
 from warplens.profile.columns import column
 from warplens.report import text as fmt
-from warplens.report.document import Figure, Section, Segment, Strip, Table, pick, quiet, with_texts
+from warplens.report.document import Block, Figure, Section, Segment, Strip, Table, pick, quiet, with_texts
 from warplens.report.text import category_title, cause_title
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from warplens.analysis.headroom import Headroom
-    from warplens.report.document import Block
 
 #: What goes away at each step down, and what is left at its end.
 _LEVELS: Final = {

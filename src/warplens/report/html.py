@@ -13,25 +13,20 @@ import hashlib
 import lzma
 import re
 import zlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib import resources
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import jinja2
 import polars as pl
 
 from warplens._version import __version__
+from warplens.profile.schema import Column
 from warplens.report import text as fmt
-from warplens.report.document import Markup, View
+from warplens.report.document import Document, Markup, Table, View
 from warplens.report.jsonout import dumps
 from warplens.report.theme import FILLS, FONT, PAGE, Theme, colour, css_ink
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from warplens.profile.schema import Column
-    from warplens.report.document import Document, Table
-
 
 #: Rows of one table that are put into the page. More would make it slow on a phone; `report.json` holds them all.
 MOST_ROWS = 500

@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import html
 import re
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Callable, Iterator
+from typing import Any, TypeAlias
 
+from warplens.profile.schema import Column
 from warplens.report import text as fmt
-from warplens.report.document import Figure, Jumps, KeyFigures, Markup, Notes, Paragraph, Section, Table, View
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from warplens.profile.schema import Column
-    from warplens.report.document import Answer, Block, Document
-
+from warplens.report.document import (
+    Answer,
+    Block,
+    Document,
+    Figure,
+    Jumps,
+    KeyFigures,
+    Markup,
+    Notes,
+    Paragraph,
+    Section,
+    Table,
+    View,
+)
 
 #: From a figure to the address of its image, relative to the Markdown file.
 ImageAddress: TypeAlias = "Callable[[Figure], str]"

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterator
+from typing import Any, Final
 
 import polars as pl
 
 from warplens.analysis.numerics import ATTENTION_ERRORS, ULP_CLASSES
-from warplens.profile.measurements import CELLS, PLAN
+from warplens.profile.measurements import CELLS, PLAN, Measurements
 from warplens.profile.schema import Column
 from warplens.report import text as fmt
 from warplens.report.document import Document, Figure, Paragraph, Section, Table, pick
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from warplens.profile.measurements import Measurements
-
 
 #: More bars than this are no longer a picture.
 _MOST_BARS: Final = 60

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterator
+from typing import Any, Final
 
 import altair as alt
 import polars as pl
 
 from warplens.report import text as fmt
 from warplens.report.charts.base import Chart, Mark, channels, embedded, layered, tooltip
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from warplens.report.theme import Ink
-
+from warplens.report.theme import Ink
 
 #: Ranks drawn one by one; a chart of more would be longer than a screen.
 DRAWN_RANKS: Final = 64

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
 
 import polars as pl
 
-from warplens.analysis.ranks.across import MATCHING
+from warplens.analysis.ranks.across import MATCHING, RanksResult
 from warplens.analysis.ranks.balance import COLLECTIVE_INSTANCES, PARTS, RANK_WAITS, RANKS, STEP_BALANCE, straggler
 from warplens.analysis.ranks.clocks import CLOCKS
 from warplens.analysis.ranks.collectives import COLLECTIVE_GROUPS
+from warplens.profile import Note
 from warplens.profile.columns import column
 from warplens.report import text as fmt
 from warplens.report.document import (
+    Block,
     Document,
     Figure,
     KeyFigure,
@@ -29,13 +32,6 @@ from warplens.report.document import (
 from warplens.report.jsonout import window_data
 from warplens.report.rankcharts import DRAWN_RANKS, rank_chart
 from warplens.report.text import part_title
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from warplens.analysis.ranks.across import RanksResult
-    from warplens.profile import Note
-    from warplens.report.document import Block
 
 
 def answer(result: RanksResult) -> str:

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from warplens.report import text as fmt
-from warplens.report.document import Paragraph, Section, View, ViewRow, quiet
+from warplens.report.document import Block, Paragraph, Section, View, ViewRow, quiet
 from warplens.report.ranks import clock_sentence
 from warplens.report.run import RUN
 from warplens.report.timeline import MOST_MARKS, coarser_levels, timeline_view
-from warplens.report.tracks import Details, Marks, Thinned, TimelineView
+from warplens.report.tracks import Details, Marks, Thinned, TimelineView, Track
 from warplens.report.tracks import packed as packed_view
 
 if TYPE_CHECKING:
@@ -26,9 +26,7 @@ if TYPE_CHECKING:
     from warplens.analysis.ranks.across import RanksResult
     from warplens.diagnosis.across import RunDiagnosis
     from warplens.profile.schema import Int64s
-    from warplens.report.document import Block
     from warplens.report.overview.numbers import Numbers
-    from warplens.report.tracks import Track
 
 #: Waits that the table below the timeline leads to.
 _WORST: Final = 8

@@ -12,7 +12,7 @@ from warplens.diagnosis.rules.whole import is_known
 from warplens.profile.columns import column
 from warplens.report import text as fmt
 from warplens.report.brief import answer_block
-from warplens.report.document import Document, Section, Segment, Strip, Table, quiet, sections
+from warplens.report.document import Answer, Document, Section, Segment, Strip, Table, quiet, sections
 from warplens.report.jsonout import window_data
 from warplens.report.rankcharts import longest_window, parts_of
 from warplens.report.ranks import SECTIONS, answer, rank_rows, ranks_data, run_line, window_line
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from warplens.analysis.ranks.across import RanksResult
     from warplens.diagnosis import Diagnosis
     from warplens.diagnosis.across import RunDiagnosis
-    from warplens.report.document import Answer
 
 
 #: Stands before every id of what a report says of a run as a whole.

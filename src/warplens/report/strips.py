@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from math import fsum
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import polars as pl
 
+from warplens.analysis.headroom import Headroom
+from warplens.analysis.timebudget import TimeBudget
+from warplens.analysis.window import Window
 from warplens.report import text as fmt
 from warplens.report.document import Segment, Strip
 from warplens.report.headroom import headroom_strip
 from warplens.report.questions.time import titled_parts
 from warplens.report.theme import part_fill
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from warplens.analysis.headroom import Headroom
-    from warplens.analysis.timebudget import TimeBudget
-    from warplens.analysis.window import Window
 
 #: Parts of a budget below this share of the window are one segment.
 _SMALL_SEGMENT: Final = 0.03

@@ -12,7 +12,7 @@ import re
 import shutil
 import sys
 import textwrap
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, TextIO, TypeAlias
 
 from warplens.report import text as fmt
 from warplens.report.markdown import markdown_table
@@ -20,7 +20,6 @@ from warplens.writing import harmless
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
-    from typing import TextIO
 
     from rich.console import Console
     from rich.text import Text

@@ -20,9 +20,9 @@ from warplens.analysis.api import api_kind
 from warplens.analysis.categories import categories_of
 from warplens.analysis.intervals import Intervals
 from warplens.analysis.ranges import plain_range_name
-from warplens.analysis.timebudget import IDLE_CAUSES, time_budgets
+from warplens.analysis.timebudget import IDLE_CAUSES, TimeBudget, time_budgets
 from warplens.profile.nesting import disjoint_lanes, nested_lanes
-from warplens.profile.schema import name_categories
+from warplens.profile.schema import Int64s, name_categories
 from warplens.report import text as fmt
 from warplens.report.theme import call_fill, category_fill, part_fill
 from warplens.report.tracks import Details, Marks, Thinned, TimelineView, Track
@@ -30,11 +30,9 @@ from warplens.report.tracks import Details, Marks, Thinned, TimelineView, Track
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from warplens.analysis.timebudget import TimeBudget
     from warplens.analysis.timeline import Timeline
     from warplens.analysis.window import Step, Window
     from warplens.diagnosis import Diagnosis
-    from warplens.profile.schema import Int64s
 
 
 #: Marks of the finest level, all tracks together. One costs about 6 bytes of the page, so that this many are 2.5 MB.

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from warplens.report import text as fmt
-from warplens.report.document import Jumps, Paragraph, Section, View, ViewRow, quiet
+from warplens.report.document import Block, Jumps, Paragraph, Section, View, ViewRow, quiet
 from warplens.report.timeline import MOST_MARKS, origin_ns, timeline_view
 from warplens.report.tracks import Thinned, TimelineView, packed
 
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from warplens.analysis.timeline import Timeline
     from warplens.analysis.window import Window
     from warplens.diagnosis.moments import Moment
-    from warplens.report.document import Block
     from warplens.report.overview.numbers import Numbers
 
 

@@ -14,7 +14,7 @@ from warplens.diagnosis.rules.whole import is_known
 from warplens.profile.columns import column
 from warplens.profile.schema import Column
 from warplens.report import text as fmt
-from warplens.report.document import Paragraph, Section, Table, quiet
+from warplens.report.document import Block, Paragraph, Section, Table, quiet
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from warplens.analysis.hostpace import HostPace
     from warplens.diagnosis import Coverage, Diagnosis, Finding
     from warplens.diagnosis.across import RunDiagnosis
-    from warplens.report.document import Block
 
 
 def diagnosis_data(diagnosis: Diagnosis) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from warplens.analysis.categories import CATEGORIES
 from warplens.diagnosis.rules import rule
 from warplens.report import text as fmt
 from warplens.report.brief import ways
-from warplens.report.document import View, ViewRow, quiet
+from warplens.report.document import Block, View, ViewRow, quiet
 from warplens.report.jsonout import dumps
 from warplens.report.theme import call_fill, category_fill, part_fill
 from warplens.report.verdict import factor
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from warplens.diagnosis import Diagnosis
     from warplens.diagnosis.steptimes import Lane, StepPictures, StepTimes
     from warplens.diagnosis.whatif import WhatIf, WhatIfs
-    from warplens.report.document import Block
     from warplens.report.overview.numbers import Numbers
 
 #: Kinds of work below this share of the unchanged step are one part of the bar.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from warplens.errors import UsageError
 from warplens.report.jsonout import envelope
-from warplens.report.overview.numbers import examine, overview_data
+from warplens.report.overview.numbers import Numbers, examine, overview_data
 from warplens.writing import made, write_whole
 
 if TYPE_CHECKING:
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from warplens.diagnosis.across import RunDiagnosis
     from warplens.report.counters.numbers import Joined
     from warplens.report.document import Document
-    from warplens.report.overview.numbers import Numbers
 
 
 ReportFormat: TypeAlias = Literal["html", "md", "json"]

@@ -13,17 +13,14 @@ from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from warplens.errors import UsageError
-from warplens.workloads.ranges import OFF
-from warplens.workloads.registry import Plan, Setting, imported, torch_or_advice, workload
-from warplens.workloads.samples import drift, summary_of_rounds
+from warplens.workloads.ranges import OFF, Ranges
+from warplens.workloads.registry import Plan, Program, Setting, Workload, imported, torch_or_advice, workload
+from warplens.workloads.samples import Summary, drift, summary_of_rounds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from warplens.workloads.measurement import Measured
-    from warplens.workloads.ranges import Ranges
-    from warplens.workloads.registry import Program, Workload
-    from warplens.workloads.samples import Summary
 
 
 Made = TypeVar("Made")

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
 
 from warplens.errors import UsageError
 from warplens.workloads.measurement import is_cuda
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
 
 # A profiler that has once been attached to the process may slow down every launch that follows. A CUDA graph of the
 # step

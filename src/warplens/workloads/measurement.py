@@ -5,22 +5,17 @@ from __future__ import annotations
 import gc
 import random
 import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import torch
 
 from warplens.errors import UsageError
-from warplens.workloads.ranges import OFF
+from warplens.workloads.ranges import OFF, Ranges
 from warplens.workloads.registry import Plan
 from warplens.workloads.samples import summary
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from warplens.workloads.ranges import Ranges
-
 
 #: Reasons for which a driver lowers clocks though there is work, by their bit in NVML's clocks-event reasons.
 _HELD_DOWN: Final = {

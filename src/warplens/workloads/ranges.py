@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Final
 
 from warplens.errors import UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from contextlib import AbstractContextManager
 
 #: What is annotated, and the name it bears unless another is given. `{index}` is the layer's number.
 RANGE_NAMES: Final = {

@@ -6,14 +6,11 @@ Pure arithmetic on times in nanoseconds; no distribution is assumed anywhere, fo
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from statistics import NormalDist, fmean, median, stdev
-from typing import TYPE_CHECKING, Final
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
+from typing import Final
 
 #: Interquartile ranges beyond the quartiles from which a time is an outlier: Tukey's "far out" (Exploratory Data
 #: Analysis, 1977). The usual 1.5 would flag one time in a hundred of a skewed but healthy distribution.

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from warplens.errors import UsageError
 from warplens.workloads.registry import Workload, register
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
 
 #: Tokens that the language models know, and sequences in a batch: those of the CS336 assignment.
 VOCABULARY: Final = 10_000

@@ -6,17 +6,15 @@ needed for their own files alone.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import Any, Final
 
 import numpy as np
 
 from warplens.analysis.numerics import FORMATS, Tensor
 from warplens.errors import UnreadableInputError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 #: How a tensor is called that has no name.
 UNNAMED: Final = "tensor"

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,15 +12,9 @@ from torch import Tensor, nn
 from warplens.workloads.launching import as_graph, compiled, precision
 from warplens.workloads.measurement import Marks
 from warplens.workloads.ranges import OFF, Ranges
-from warplens.workloads.registry import Program
-from warplens.workloads.settings import LM_SIZES, LMSize
+from warplens.workloads.registry import Program, Setting
+from warplens.workloads.settings import LM_SIZES, LMCell, LMSize
 from warplens.workloads.vision import lm_work
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from warplens.workloads.registry import Setting
-    from warplens.workloads.settings import LMCell
 
 
 class ReferenceAdamW(torch.optim.Optimizer):

@@ -7,7 +7,8 @@ work is below a percent of it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,16 +16,10 @@ from torch import Tensor, nn
 from warplens.errors import UsageError
 from warplens.workloads.launching import Launches, as_graph, compiled, launches_of, model_dtype, precision
 from warplens.workloads.ranges import OFF, Ranges
-from warplens.workloads.registry import Program, Work
-from warplens.workloads.settings import VIT_SIZES
+from warplens.workloads.registry import Program, Setting, Work
+from warplens.workloads.settings import VIT_SIZES, LMSize, TokenReductionCell, ViTSize
 from warplens.workloads.token_reduction.choosing import Attended, BlockTokens, Reduction, TokenState, gathered
 from warplens.workloads.token_reduction.methods import masked_softmax, reductions
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from warplens.workloads.registry import Setting
-    from warplens.workloads.settings import LMSize, TokenReductionCell, ViTSize
 
 
 def work(macs: int) -> Work:

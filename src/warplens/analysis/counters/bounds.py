@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import polars as pl
 
@@ -11,10 +11,8 @@ from warplens.analysis.counters.memoryaccess import memory_access, top_stalls
 from warplens.analysis.counters.occupancy import LAUNCH_OCCUPANCY, WARP_SIZE, launch_occupancy
 from warplens.analysis.counters.speedoflight import LAUNCH, instruction_use, speed_of_light
 from warplens.profile.columns import column, optional, table
+from warplens.profile.counters import KernelCounters
 from warplens.profile.schema import Column
-
-if TYPE_CHECKING:
-    from warplens.profile.counters import KernelCounters
 
 #: Below this, a throughput says that the kernel mostly waited (Nsight Compute's rule SOLBottleneck).
 LOW_SHARE: Final = 0.6

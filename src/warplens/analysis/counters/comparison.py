@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import polars as pl
 import polars.selectors as cs
@@ -14,12 +15,8 @@ from warplens.analysis.counters.speedoflight import measured, speed_of_light
 from warplens.errors import UsageError
 from warplens.profile import Note, NoteLevel
 from warplens.profile.columns import column, optional, table
+from warplens.profile.counters import KernelCounters
 from warplens.profile.schema import Column
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from warplens.profile.counters import KernelCounters
 
 #: Clocks nearer to each other than this change times less than runs differ anyway.
 _SAME_CLOCK: Final = 0.02

@@ -19,13 +19,12 @@ from warplens.analysis.kernel_names import split_name
 from warplens.errors import UsageError
 from warplens.profile.columns import column, optional, table
 from warplens.profile.counters import RULES, KernelCounters
-from warplens.profile.schema import Column
+from warplens.profile.schema import Column, Int64s
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from warplens.analysis.window import Window
-    from warplens.profile.schema import Int64s
 
 
 #: What launches of a group have in common. A kernel's instances differ in their full names.

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import polars as pl
 
 from warplens.analysis.counters.speedoflight import LAUNCH, measured, share, with_launch
 from warplens.profile.columns import column, optional, table
+from warplens.profile.counters import KernelCounters
 from warplens.profile.schema import Column
-
-if TYPE_CHECKING:
-    from warplens.profile.counters import KernelCounters
-
 
 _CYCLES = re.compile(r"^smsp__average_warps_issue_stalled_(?P<reason>\w+?)_per_issue_active\.ratio$")
 _SAMPLES = re.compile(r"^smsp__pcsamp_warps_issue_stalled_(?P<reason>\w+?)(?<!_not_issued)$")

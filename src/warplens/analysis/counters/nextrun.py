@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import polars as pl
 
-from warplens.analysis.counters.coverage import recorded_launches
+from warplens.analysis.counters.coverage import Coverage, recorded_launches
 from warplens.analysis.counters.groups import counters_summary
 from warplens.analysis.counters.speedoflight import measured
 from warplens.errors import UsageError
@@ -17,7 +17,6 @@ from warplens.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from warplens.analysis.counters.coverage import Coverage
     from warplens.analysis.timeline import Timeline
     from warplens.analysis.window import Window
     from warplens.profile.counters import KernelCounters

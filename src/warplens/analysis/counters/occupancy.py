@@ -6,18 +6,16 @@ The formulas stand, with their sources, in `docs/reference/occupancy.md`.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import polars as pl
 
 from warplens.analysis.counters.speedoflight import LAUNCH, measured, share, with_launch
 from warplens.errors import UsageError
 from warplens.profile.columns import column, optional, table
+from warplens.profile.counters import KernelCounters
 from warplens.profile.schema import Column
 from warplens.profile.trace import BLOCK_THREADS, GRID_BLOCKS
-
-if TYPE_CHECKING:
-    from warplens.profile.counters import KernelCounters
 
 # --- What fits on one multiprocessor at a time, by compute capability ---
 #

@@ -6,21 +6,17 @@ The work of tensor cores is counted by number format, each with the rate that th
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import polars as pl
 
 from warplens.analysis.counters.speedoflight import LAUNCH, measured, share, with_launch
 from warplens.errors import UsageError
 from warplens.profile.columns import column, optional, table
+from warplens.profile.counters import KernelCounters
 from warplens.profile.schema import Column
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from warplens.profile.counters import KernelCounters
-
 
 #: Rates of tensor operations: of each data type, of each instruction, and of both with and without sparsity.
 _RATE = re.compile(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import polars as pl
 
@@ -11,13 +12,8 @@ from warplens.analysis.counters.bounds import BOUNDS, kernel_bounds
 from warplens.analysis.counters.groups import SUMMARY, group_launches, titled
 from warplens.analysis.counters.roofline import GIVEN, LEVELS, REPORTED, ROOFLINE, roofline
 from warplens.profile.columns import KERNEL_NAME, column, optional, table
+from warplens.profile.counters import KernelCounters
 from warplens.profile.schema import Column
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from warplens.profile.counters import KernelCounters
-
 
 _SIZES: Final = ("grid", "block")
 

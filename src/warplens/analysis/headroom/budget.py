@@ -12,16 +12,14 @@ from warplens.analysis.headroom.groups import groups_of, kernels_of_program
 from warplens.analysis.headroom.levels import LOSSES, PRODUCTS, loss_column
 from warplens.analysis.headroom.shapes import Rates, rates_of
 from warplens.analysis.headroom.work import KNOWN, Pieces, pieces_of
-from warplens.analysis.roofs import roofs_of
-from warplens.analysis.timebudget import time_budgets
+from warplens.analysis.roofs import Roofs, roofs_of
+from warplens.analysis.timebudget import TimeBudget, time_budgets
 from warplens.profile.columns import column, table
 from warplens.profile.schema import Column, name_categories
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from warplens.analysis.roofs import Roofs
-    from warplens.analysis.timebudget import TimeBudget
     from warplens.analysis.timeline import Timeline
     from warplens.analysis.window import Window
     from warplens.profile.counters import KernelCounters

@@ -20,13 +20,12 @@ from warplens.analysis.headroom.levels import LOSSES, Grounds, loss_column, with
 from warplens.analysis.headroom.names import by_names
 from warplens.analysis.headroom.work import SOURCE, Pieces, by_shapes, pieces_of
 from warplens.analysis.kernel_names import split_name
-from warplens.analysis.roofs import roofs_of
+from warplens.analysis.roofs import Roofs, roofs_of
 from warplens.analysis.timebudget import time_budgets
 from warplens.profile.columns import column, table
 from warplens.profile.schema import Column, name_categories
 
 if TYPE_CHECKING:
-    from warplens.analysis.roofs import Roofs
     from warplens.analysis.timeline import Timeline
     from warplens.profile import Device
     from warplens.profile.counters import KernelCounters

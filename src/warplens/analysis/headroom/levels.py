@@ -6,8 +6,9 @@ what this machine needs for the mathematics.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -15,13 +16,8 @@ import polars as pl
 
 from warplens.analysis.frames import by_occurrence, numbered
 from warplens.analysis.headroom.shapes import last_sizes, misaligned, sizes_of
-from warplens.analysis.roofs import Task
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from warplens.analysis.headroom.work import Pieces
-    from warplens.analysis.roofs import Roofs
+from warplens.analysis.headroom.work import Pieces
+from warplens.analysis.roofs import Roofs, Task
 
 Floats = npt.NDArray[np.float64]
 

@@ -13,7 +13,7 @@ Against the shapes of the same launches (28 programs recorded with both, `data/p
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 import polars as pl
@@ -21,11 +21,8 @@ import polars as pl
 from warplens.analysis.frames import by_occurrence, numbered
 from warplens.analysis.headroom.work import SOURCE, Pieces
 from warplens.analysis.roofs import roofs_of
-from warplens.profile.schema import name_categories
-
-if TYPE_CHECKING:
-    from warplens.analysis.timeline import Timeline
-    from warplens.profile.schema import Int64s
+from warplens.analysis.timeline import Timeline
+from warplens.profile.schema import Int64s, name_categories
 
 #: What a kernel's full name marks it as. A new library's name for the same thing goes into its line here.
 MARKS: Final = {

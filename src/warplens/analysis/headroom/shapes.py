@@ -6,19 +6,16 @@ import json
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import polars as pl
 
-from warplens.analysis.roofs import ALIGNED, Task
+from warplens.analysis.roofs import ALIGNED, Roofs, Task
+from warplens.analysis.timeline import Timeline
+from warplens.analysis.window import Window
 from warplens.analysis.work.amounts import ITEM_BYTES, Arguments, UnknownWorkError
 from warplens.profile.schema import name_categories
-
-if TYPE_CHECKING:
-    from warplens.analysis.roofs import Roofs
-    from warplens.analysis.timeline import Timeline
-    from warplens.analysis.window import Window
 
 #: Where the two operands of a product stand.
 _SECOND_ON: Final = (

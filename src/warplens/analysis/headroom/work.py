@@ -6,7 +6,7 @@ the same program, and what kernel names and launch configurations imply. What no
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,13 +18,11 @@ from warplens.analysis.headroom.shapes import bytes_of_all, largest_tensor
 from warplens.analysis.operators.places import module_name
 from warplens.analysis.operators.program import LEVELS, levels_of_work
 from warplens.analysis.phases import phase_of_work
+from warplens.analysis.timebudget import TimeBudget
+from warplens.analysis.timeline import Timeline
 from warplens.analysis.trees import NO_RANGE
 from warplens.analysis.work.catalogue import count_work, operator_work
 from warplens.profile.schema import name_categories
-
-if TYPE_CHECKING:
-    from warplens.analysis.timebudget import TimeBudget
-    from warplens.analysis.timeline import Timeline
 
 Int64s = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]

@@ -11,7 +11,6 @@ which knows nothing of modules: it comes from where the forward operator ran who
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import polars as pl
@@ -20,11 +19,8 @@ from warplens.analysis.attribution import RangeForest, is_operator, range_forest
 from warplens.analysis.intervals import owned_union
 from warplens.analysis.trees import NO_RANGE, Forest, nearest
 from warplens.analysis.window import AUTOGRAD_ENGINE
-from warplens.profile.schema import name_categories, name_labels
-
-if TYPE_CHECKING:
-    from warplens.profile import Trace
-    from warplens.profile.schema import Bools, Int64s
+from warplens.profile import Trace
+from warplens.profile.schema import Bools, Int64s, name_categories, name_labels
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,19 +12,16 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from warplens.analysis.operators.places import module_name
+from warplens.analysis.operators.places import Places, module_name
 from warplens.analysis.trees import NO_RANGE, Forest, depth_first, name_paths, nearest
-from warplens.analysis.window import generic_name, is_step_name, phase_of_name
+from warplens.analysis.window import Window, generic_name, is_step_name, phase_of_name
 from warplens.profile.columns import column, table
-from warplens.profile.schema import Column, name_categories, name_labels
+from warplens.profile.schema import Bools, Column, Int64s, name_categories, name_labels
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from warplens.analysis.operators.places import Places
     from warplens.analysis.timeline import Timeline
-    from warplens.analysis.window import Window
-    from warplens.profile.schema import Bools, Int64s
 
 Codes = npt.NDArray[np.int8]
 

@@ -31,14 +31,13 @@ from warplens.analysis.operators.program import (
 )
 from warplens.analysis.trees import NO_RANGE
 from warplens.errors import UsageError
-from warplens.profile.schema import name_categories
+from warplens.profile.schema import Bools, name_categories
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from warplens.analysis.timeline import Timeline
     from warplens.analysis.window import Window
-    from warplens.profile.schema import Bools
 
 
 #: Autograd's node that adds a gradient to the parameter's; it has no forward operator.

@@ -22,13 +22,12 @@ from warplens.analysis.ranks.matching import (
 )
 from warplens.profile import Note, NoteLevel
 from warplens.profile.columns import column, table
-from warplens.profile.schema import Column
+from warplens.profile.schema import Bools, Column
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from warplens.analysis.ranks.summary import RankSummary
-    from warplens.profile.schema import Bools
 
 
 MATCHING: Final = table(

@@ -13,13 +13,12 @@ from warplens.analysis.intervals import measure_before
 from warplens.analysis.ranks.collectives import GROUP, GROUP_SIZE, KINDS, SIZE
 from warplens.analysis.ranks.measures import STEP_TIMES, TIMES
 from warplens.profile.columns import column, table
-from warplens.profile.schema import Column, Table
+from warplens.profile.schema import Column, Int64s, Table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from warplens.analysis.ranks.summary import RankSummary
-    from warplens.profile.schema import Int64s
 
 
 RANKS: Final = table(

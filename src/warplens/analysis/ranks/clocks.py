@@ -24,13 +24,12 @@ import polars as pl
 
 from warplens.analysis.ranks.collectives import ENDS_TOGETHER
 from warplens.profile.columns import column, table
-from warplens.profile.schema import Column
+from warplens.profile.schema import Bools, Column, Float64s, Int64s
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from warplens.analysis.ranks.summary import RankSummary
-    from warplens.profile.schema import Bools, Float64s, Int64s
 
 #: A drift is looked for from so many collectives on, and believed if it takes away this share of the residual.
 _DRIFT_COLLECTIVES: Final = 24

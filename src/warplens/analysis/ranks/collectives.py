@@ -17,16 +17,14 @@ import polars as pl
 from warplens.analysis.categories import categories_of
 from warplens.analysis.intervals import measure_before
 from warplens.analysis.kernel_names import PRODUCTS
-from warplens.analysis.ranks.measures import communication_rows
+from warplens.analysis.ranks.measures import BusyTime, communication_rows
 from warplens.analysis.trees import NO_RANGE
 from warplens.profile.columns import column, table
-from warplens.profile.schema import Column, name_categories
+from warplens.profile.schema import Column, Int64s, name_categories
 
 if TYPE_CHECKING:
-    from warplens.analysis.ranks.measures import BusyTime
     from warplens.analysis.timeline import Timeline
     from warplens.analysis.window import Window
-    from warplens.profile.schema import Int64s
 
 
 #: The kind of a collective that no name reveals.

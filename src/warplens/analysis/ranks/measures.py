@@ -13,12 +13,11 @@ from warplens.analysis.frames import numbered
 from warplens.analysis.intervals import Intervals, Owned, measure_before, subtract, union
 from warplens.profile import Note, NoteLevel, Trace
 from warplens.profile.columns import column, table
-from warplens.profile.schema import Column
+from warplens.profile.schema import Bools, Column, Int64s
 from warplens.profile.trace import TABLES
 
 if TYPE_CHECKING:
     from warplens.analysis.timeline import Timeline
-    from warplens.profile.schema import Bools, Int64s
 
 
 #: The measured times; the first five sum to the sixth, and the last two of them to `communication_ns`.

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
+import polars as pl
 
 from warplens.analysis.intervals import Intervals
 from warplens.analysis.quality import quality_notes
@@ -18,17 +19,10 @@ from warplens.analysis.ranks.measures import (
     step_times,
     times_between,
 )
-from warplens.analysis.timebudget import BUDGET, time_budgets
+from warplens.analysis.timebudget import BUDGET, TimeBudget, time_budgets
 from warplens.analysis.timeline import Timeline
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    import polars as pl
-
-    from warplens.analysis.timebudget import TimeBudget
-    from warplens.analysis.window import Window
-    from warplens.profile import Note, Trace
+from warplens.analysis.window import Window
+from warplens.profile import Note, Trace
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+from typing import Any, Final
 
 #: Size of one element, by the type's name as PyTorch's profiler writes it: `at::TypeMeta` prints C++ types, and a
 #: 64-bit integer is called differently from one compiler to the next.

@@ -8,8 +8,9 @@ counted through the one that called it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 import polars as pl
@@ -17,7 +18,9 @@ import polars as pl
 from warplens.analysis.categories import classify_names
 from warplens.analysis.frames import ratio
 from warplens.analysis.phases import phase_of_work
+from warplens.analysis.timeline import Timeline
 from warplens.analysis.trees import NO_RANGE
+from warplens.analysis.window import Window
 from warplens.analysis.work.amounts import FAMILIES, MATMUL_FAMILIES, Arguments, UnknownWorkError, Work
 from warplens.analysis.work.amounts import FORMULAS as ROWS
 from warplens.analysis.work.elementwise import FORMULAS as ELEMENTWISE
@@ -28,14 +31,7 @@ from warplens.analysis.work.products import CONVOLUTION_FORMULAS as CONVOLUTION
 from warplens.analysis.work.products import FORMULAS as PRODUCTS
 from warplens.profile.columns import column, table
 from warplens.profile.peaks import peaks_of
-from warplens.profile.schema import Column, name_categories
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from warplens.analysis.timeline import Timeline
-    from warplens.analysis.window import Window
-    from warplens.profile.schema import Int64s
+from warplens.profile.schema import Column, Int64s, name_categories
 
 #: Name of an operator → how much work it is.
 FORMULAS: Final[dict[str, Callable[[Arguments], Work]]] = {

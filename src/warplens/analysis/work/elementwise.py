@@ -7,12 +7,10 @@ being one. Inputs that are broadcast are read once at their own size.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Final, NamedTuple
+from collections.abc import Callable
+from typing import Final, NamedTuple
 
 from warplens.analysis.work.amounts import Arguments, Tensor, UnknownWorkError, Work, broadcast, promoted
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 class _Rule(NamedTuple):

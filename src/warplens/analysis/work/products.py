@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Final, NamedTuple
+from collections.abc import Callable
+from typing import Final, NamedTuple
 
 from warplens.analysis.work.amounts import Arguments, Tensor, UnknownWorkError, Work, broadcast, promoted
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 
 #: PyTorch's numbers of types (`c10::ScalarType`), as concrete inputs hold them.
 _SCALAR_TYPES: Final = {

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import Annotated, Any, Final
 
 import polars as pl
 import typer
@@ -15,6 +15,7 @@ from warplens.cli.answer import Answer, Part, checked_file, checked_folder, emit
 from warplens.cli.edge import GATE_FAILED, note, progress
 from warplens.cli.options import Format, FormatOption, argument, flag, option
 from warplens.errors import UsageError
+from warplens.profile.measurements import Measurements
 from warplens.readers.measurements import measurements_of
 from warplens.readers.published import read_sweep
 from warplens.report.jsonout import envelope
@@ -23,12 +24,6 @@ from warplens.studies.runner.engine import command_line
 from warplens.workloads.registry import Plan, torch_or_advice
 from warplens.workloads.registry import workload as workload_named
 from warplens.workloads.settings import METHODS, setting_value
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from warplens.profile.measurements import Measurements
-
 
 _SECOND_NS: Final = 10**9
 

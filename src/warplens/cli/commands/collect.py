@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import Annotated, Final
 
 import typer
 
@@ -15,19 +15,13 @@ from warplens.cli.answer import print_json, print_lines
 from warplens.cli.edge import GATE_FAILED, answering, complain, note, one_line, progress
 from warplens.cli.options import argument, flag, option
 from warplens.collect.choices import ADDITIONS, PRESETS, TARGETS, kernel_pattern
-from warplens.collect.doctor import examine_machine, missing
+from warplens.collect.compute import Cost, Profiling, Selection
+from warplens.collect.doctor import Diagnosis, examine_machine, missing
 from warplens.collect.machine import System, ThisMachine, Tool, missing_libraries, needed_tool
 from warplens.collect.recording import COLLECTING, IMPORTER_FIX, add_run, run_command
-from warplens.collect.systems import Recording, export_command, parse_capture, record_command
+from warplens.collect.systems import Capture, Recording, export_command, parse_capture, record_command
 from warplens.errors import UsageError
 from warplens.report.text import span
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from warplens.collect.compute import Cost, Profiling, Selection
-    from warplens.collect.doctor import Diagnosis
-    from warplens.collect.systems import Capture
 
 
 class CollectionFailedError(Exception):

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import Annotated, Any, Final
 
 import polars as pl
 import typer
 
+from warplens.analysis.counters.comparison import Comparison as CountersComparison
 from warplens.analysis.timeline import Timeline
 from warplens.answers.sides import both_sides, trace_side
 from warplens.cli.answer import Answer, Part, checked_target, emit, limited, most_rows, note_lines, print_lines
@@ -18,6 +20,7 @@ from warplens.cli.edge import GATE_FAILED, complain, note, progress, reuse_freed
 from warplens.cli.options import Format, FormatOption, LimitOption, RangeOption, WindowOption, argument, option
 from warplens.errors import MissingDataError, UnreadableInputError, UsageError
 from warplens.profile import Note, NoteLevel
+from warplens.profile.measurements import Measurements
 from warplens.readers import (
     discover,
     discover_both,
@@ -29,16 +32,10 @@ from warplens.readers import (
     refusal,
 )
 from warplens.readers.measurements import read_measurements
+from warplens.report.comparison.numbers import StepNumbers, TraceFiles
+from warplens.report.document import Document
 from warplens.studies.sweeps.reading import side_of, sweep_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-
-    from warplens.analysis.counters.comparison import Comparison as CountersComparison
-    from warplens.profile.measurements import Measurements
-    from warplens.report.comparison.numbers import StepNumbers, TraceFiles
-    from warplens.report.document import Document
-    from warplens.studies.sweeps.sweep import Cell, Sweep
+from warplens.studies.sweeps.sweep import Cell, Sweep
 
 
 @dataclass(frozen=True)

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import Annotated, Any, Final
 
 import polars as pl
 
-from warplens.analysis.counters.comparison import compare_counters
+from warplens.analysis.counters.comparison import Comparison, compare_counters
 from warplens.analysis.counters.coverage import counter_notes
 from warplens.analysis.counters.groups import SUMMARY_KEYS, counters_summary
 from warplens.analysis.counters.roofline import LEVELS, PRECISIONS
-from warplens.analysis.counters.rooflinepoints import roofline_points
+from warplens.analysis.counters.rooflinepoints import Roofline, roofline_points
 from warplens.analysis.timeline import Timeline
 from warplens.cli.answer import Answer, Part, emit, most_rows, note_lines, print_lines, recorded_by
 from warplens.cli.edge import progress
 from warplens.cli.options import Format, FormatOption, LimitOption, WindowOption, argument, flag, group_by, option
 from warplens.errors import UsageError
+from warplens.profile import Capture, Note
+from warplens.profile.counters import KernelCounters
 from warplens.readers import read, read_counters
 from warplens.report.counters.beside import (
     comparison_data,
@@ -31,14 +34,6 @@ from warplens.report.counters.hardware import numbered_points, roof_lines, roofl
 from warplens.report.counters.numbers import Joined, join_counters
 from warplens.report.counters.words import counters_table, with_words
 from warplens.writing import write_whole
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from warplens.analysis.counters.comparison import Comparison
-    from warplens.analysis.counters.rooflinepoints import Roofline
-    from warplens.profile import Capture, Note
-    from warplens.profile.counters import KernelCounters
 
 _REPORTS: Final = argument("PATH…", "Reports of Nsight Compute: .ncu-rep, or their CSV.")
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import Annotated, Final
 
 import typer
 
@@ -16,18 +17,13 @@ from warplens.cli.edge import GATE_FAILED, UNUSABLE, answering, complain, one_li
 from warplens.cli.options import Format, FormatOption, LimitOption, WindowOption, argument, flag, option, words_option
 from warplens.errors import UsageError
 from warplens.profile import Note, NoteLevel
-from warplens.ranks import analyse_ranks
+from warplens.ranks import RanksRun, analyse_ranks
 from warplens.readers import discover, holds_counters, read, read_counters
 from warplens.readers.shipped import stem
 from warplens.report import text as fmt
 from warplens.report.ranks import answer, facts, rank_rows, ranks_data, ranks_document, terminal_tables
 from warplens.scrub import check as checked_copy
 from warplens.scrub import scrub as scrubbed_copy
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from warplens.ranks import RanksRun
 
 _TARGETS: Final = ("perfetto", "parquet", "csv")
 _SUFFIX: Final = ".perfetto-trace"

@@ -32,7 +32,7 @@ from warplens.cli.options import (
 )
 from warplens.errors import UnreadableInputError, UsageError
 from warplens.readers import discover_both, read, read_counters
-from warplens.report.write import REPORT_FORMATS, form_named, write_document
+from warplens.report.write import REPORT_FORMATS, ReportFormat, form_named, write_document
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     from warplens.profile.measurements import Measurements
     from warplens.report.counters.numbers import Joined
     from warplens.report.overview.numbers import Numbers
-    from warplens.report.write import ReportFormat
     from warplens.studies.grid.cells import CellName, Unplaced
     from warplens.studies.reports.evidence import Evidence
 

@@ -16,7 +16,7 @@ from warplens.errors import MissingDataError, UnreadableInputError, UsageError
 from warplens.profile import Note, NoteLevel
 from warplens.readers.published import read_sweep
 from warplens.studies.runner.commandsweep import DEFAULT_REPEATS, TIME_UNITS, CommandSweep
-from warplens.studies.runner.engine import RunOptions, measure, preview
+from warplens.studies.runner.engine import Run, RunOptions, measure, preview
 from warplens.studies.runner.phases import INDEX
 from warplens.studies.runner.workloadsweep import (
     DEFAULT_ROUNDS,
@@ -27,14 +27,12 @@ from warplens.studies.runner.workloadsweep import (
     one_process,
 )
 from warplens.studies.sweeps.reading import same, side_of, sweep_of
-from warplens.studies.sweeps.regimes import cell_key
+from warplens.studies.sweeps.regimes import Regime, cell_key
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from warplens.studies.runner.engine import Run
     from warplens.studies.sweeps.numbers import SweepNumbers
-    from warplens.studies.sweeps.regimes import Regime
     from warplens.studies.sweeps.sweep import Sweep
 
 

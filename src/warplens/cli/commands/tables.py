@@ -21,7 +21,7 @@ from warplens.cli.options import (
     flag,
     group_by,
 )
-from warplens.profile import Trace
+from warplens.profile import Capture, Trace
 from warplens.report import text as fmt
 from warplens.report.jsonout import window_data
 
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from warplens.analysis.window import Window
-    from warplens.profile import Capture
     from warplens.report.questions import Found, Question
 
 

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING, Final, Literal
+from typing import Final, Literal
 
 import polars as pl
 
 from warplens.analysis.intervals import total, union
 from warplens.analysis.timebudget import PART_GROUPS, TimeBudget, budgets_within, time_budgets
-from warplens.compare.difference.host import ISSUE_CAUSES, LaunchChange, launch_change
+from warplens.compare.difference.host import ISSUE_CAUSES, LaunchChange, Side, launch_change
 from warplens.compare.difference.places import comparability_notes, phase_changes, range_changes
 from warplens.compare.difference.work import KernelChanges, WorkChange, kernel_changes, transfer_changes, work_change
+from warplens.profile import Note
 from warplens.profile.columns import column, table
 from warplens.profile.schema import Column
-
-if TYPE_CHECKING:
-    from warplens.compare.difference.host import Side
-    from warplens.profile import Note
-
 
 # A side's parts are those of its time budget (`warplens.analysis.timebudget`): GPU work by category, CUDA graphs whose
 # inside is hidden, exposed communication, exposed copies, and idle time by cause. They are integers that sum to the

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -14,13 +14,10 @@ import polars as pl
 from warplens.analysis.categories import OTHER, categories_of
 from warplens.analysis.frames import sum_by
 from warplens.analysis.kernel_names import split_name
+from warplens.compare.difference.host import Side
 from warplens.compare.difference.places import RangePaths, range_paths
 from warplens.profile.columns import column, table
 from warplens.profile.schema import Column
-
-if TYPE_CHECKING:
-    from warplens.compare.difference.host import Side
-
 
 Int64s = npt.NDArray[np.int64]
 Float64s = npt.NDArray[np.float64]

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 import numpy as np
 
-from warplens.compare.statistics.samples import block_medians, centres_and_variances, cut, power, units, variance_limit
-from warplens.compare.statistics.shift import in_turns, shift_between, trend
+from warplens.compare.statistics.samples import (
+    Float64s,
+    Samples,
+    block_medians,
+    centres_and_variances,
+    cut,
+    power,
+    units,
+    variance_limit,
+)
+from warplens.compare.statistics.shift import Shift, in_turns, shift_between, trend
 from warplens.errors import UsageError
-
-if TYPE_CHECKING:
-    from warplens.compare.statistics.samples import Float64s, Samples
-    from warplens.compare.statistics.shift import Shift
 
 
 @dataclass(frozen=True)

@@ -11,16 +11,14 @@ both ends of all sizes is told as well.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 
 from warplens.compare.statistics.samples import Float64s, t_quantile
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 #: How far a time may be off the line, beside the uncertainty of its own: tiles and waves that are filled in part move
 #: single sizes by some percent where the law holds. An exponent is then good for as much over a doubling.

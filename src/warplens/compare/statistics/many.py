@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple
+from collections.abc import Sequence
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
 from warplens.compare.statistics.decisions import VERDICTS, check_level
-from warplens.compare.statistics.samples import t_quantile, two_sided
+from warplens.compare.statistics.samples import Float64s, Int64s, t_quantile, two_sided
 from warplens.compare.statistics.shift import ORDER_FROM, dependence
 from warplens.errors import UsageError
 from warplens.profile.columns import column, table
 from warplens.profile.schema import Column
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from warplens.compare.statistics.samples import Float64s, Int64s
-
 
 DIFFERENCES: Final = table(
     "comparison: differences of many kernels",

@@ -7,17 +7,14 @@ logarithms a ratio is a difference, and exchanging the sides changes its sign al
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 from warplens.errors import UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
 
 Float64s = npt.NDArray[np.float64]
 Int64s = npt.NDArray[np.int64]

@@ -8,15 +8,20 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 
-from warplens.compare.statistics.samples import Location, centres_and_variances, cut, location, t_quantile, units
-
-if TYPE_CHECKING:
-    from warplens.compare.statistics.samples import Float64s, Samples
-
+from warplens.compare.statistics.samples import (
+    Float64s,
+    Location,
+    Samples,
+    centres_and_variances,
+    cut,
+    location,
+    t_quantile,
+    units,
+)
 
 # Steps of one run, and runs one after another on one machine, are no independent draws: clocks, heat and neighbours
 # change slowly. An interval that ignores it claims too much: in simulated runs whose steps correlate by 0.7 with the

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import ClassVar, Final
 
 import numpy as np
 
 from warplens.analysis.frames import once
 from warplens.analysis.repetition import longest_repetition
-from warplens.diagnosis.findings import PASSES, Remedy
-from warplens.diagnosis.rule import GAIN, GPU_BUSY_SHARE, Limit, remembered
+from warplens.diagnosis.claims import Claims
+from warplens.diagnosis.facts import Facts
+from warplens.diagnosis.findings import PASSES, Finding, Remedy
+from warplens.diagnosis.program import Program
+from warplens.diagnosis.rule import GAIN, GPU_BUSY_SHARE, Floats, Limit, remembered
 from warplens.diagnosis.structure import AFFECTED_NS, AFFECTED_SHARE, SAVED_NS, Bools, StructureRule, time_of
-
-if TYPE_CHECKING:
-    from warplens.diagnosis.claims import Claims
-    from warplens.diagnosis.facts import Facts
-    from warplens.diagnosis.findings import Finding
-    from warplens.diagnosis.program import Program
-    from warplens.diagnosis.rule import Floats
-    from warplens.profile.schema import Int64s
+from warplens.profile.schema import Int64s
 
 #: Passes over a growing text, at least: fewer grids in a row grow by the same amount by chance.
 _LEAST_PASSES: Final = 6

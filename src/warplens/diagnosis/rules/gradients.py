@@ -5,26 +5,21 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import ClassVar, Final
 
 import numpy as np
 import polars as pl
 
 from warplens.analysis.kernel_names import PRODUCTS
-from warplens.diagnosis.findings import Remedy
-from warplens.diagnosis.rule import GPU_BUSY_SHARE, Limit, ahead_without, remembered
+from warplens.diagnosis.claims import Claims
+from warplens.diagnosis.facts import Facts
+from warplens.diagnosis.findings import Finding, Remedy
+from warplens.diagnosis.rule import GPU_BUSY_SHARE, Floats, Limit, ahead_without, remembered
 from warplens.diagnosis.rules.rows import OF_A_BLOCK
 from warplens.diagnosis.structure import AFFECTED_NS, AFFECTED_SHARE, SAVED_NS, StructureRule, time_of
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from warplens.diagnosis.claims import Claims
-    from warplens.diagnosis.facts import Facts
-    from warplens.diagnosis.findings import Finding
-    from warplens.diagnosis.rule import Floats
-    from warplens.profile.schema import Int64s
+from warplens.profile.schema import Int64s
 
 #: How PyTorch names autograd's node that hands a gradient to its parameter, and the passes of its optimizers.
 _ACCUMULATES: Final = "torch::autograd::AccumulateGrad"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import ClassVar, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -13,8 +13,9 @@ from warplens.analysis.frames import number
 from warplens.analysis.hostpace import SMALL_COPY_BYTES
 from warplens.analysis.intervals import Intervals, total, union
 from warplens.analysis.kernel_names import PRODUCTS
-from warplens.diagnosis.facts import kernel_names, range_names
-from warplens.diagnosis.findings import PASSES, Remedy
+from warplens.diagnosis.claims import Claims
+from warplens.diagnosis.facts import Facts, kernel_names, range_names
+from warplens.diagnosis.findings import PASSES, Confidence, Finding, Remedy
 from warplens.diagnosis.pace import NOISE, Gain
 from warplens.diagnosis.rule import (
     GAIN,
@@ -33,15 +34,8 @@ from warplens.diagnosis.rule import (
     seen_idle,
 )
 from warplens.diagnosis.rules.kernels import as_one_batch, filled_share
-from warplens.diagnosis.structure import passes_of_step, turns_of_step
-
-if TYPE_CHECKING:
-    from warplens.diagnosis.claims import Claims
-    from warplens.diagnosis.facts import Facts
-    from warplens.diagnosis.findings import Confidence, Finding
-    from warplens.diagnosis.structure import Passes
-    from warplens.profile.schema import Int64s
-
+from warplens.diagnosis.structure import Passes, passes_of_step, turns_of_step
+from warplens.profile.schema import Int64s
 
 _SMALL_COPIES: Final = f"{SMALL_COPY_BYTES // 1024} KiB"
 

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import ClassVar, Final
 
 import numpy as np
 import polars as pl
 
 from warplens.analysis.categories import class_table
 from warplens.analysis.kernel_names import PRODUCTS
-from warplens.diagnosis.facts import kernel_names
-from warplens.diagnosis.findings import Remedy
+from warplens.diagnosis.claims import Claims
+from warplens.diagnosis.facts import Facts, kernel_names
+from warplens.diagnosis.findings import Finding, Remedy
 from warplens.diagnosis.rule import GAIN, Floats, Rule
-
-if TYPE_CHECKING:
-    from warplens.diagnosis.claims import Claims
-    from warplens.diagnosis.facts import Facts
-    from warplens.diagnosis.findings import Finding
-
 
 #: Where products come from that their user has written: no library's name, or a compiler's.
 _OWN: Final = ("", "triton")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import ClassVar, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -10,9 +10,10 @@ import polars as pl
 
 from warplens.analysis.frames import number
 from warplens.analysis.kernel_names import PRODUCTS
+from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.evidence import is_unfused, optimizer_work
-from warplens.diagnosis.facts import kernel_names
-from warplens.diagnosis.findings import PASSES, Remedy, ceiling, times
+from warplens.diagnosis.facts import Facts, kernel_names
+from warplens.diagnosis.findings import PASSES, Confidence, Finding, Remedy, ceiling, times
 from warplens.diagnosis.rule import (
     GAIN,
     GPU_BUSY_SHARE,
@@ -26,14 +27,8 @@ from warplens.diagnosis.rule import (
 )
 from warplens.diagnosis.structure import passes_of_step
 from warplens.patterns import lazy_pattern
+from warplens.profile import Device
 from warplens.profile.peaks import peaks_of
-
-if TYPE_CHECKING:
-    from warplens.diagnosis.claims import Claims
-    from warplens.diagnosis.facts import Facts
-    from warplens.diagnosis.findings import Confidence, Finding
-    from warplens.profile import Device
-
 
 #: Of those, such as must have seen all numbers of a row before they can go on: a fused pass ends there.
 _ENDS_PASS: Final = ("reduction", "normalization", "softmax")

@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import ClassVar, Final
 
 import numpy as np
 import polars as pl
 
-from warplens.diagnosis.findings import PASSES, Remedy
-from warplens.diagnosis.rule import GAIN, GPU_BUSY_SHARE, Limit, remembered
+from warplens.diagnosis.claims import Claims
+from warplens.diagnosis.facts import Facts
+from warplens.diagnosis.findings import PASSES, Finding, Remedy
+from warplens.diagnosis.rule import GAIN, GPU_BUSY_SHARE, Floats, Limit, remembered
 from warplens.diagnosis.rules.kernels import has_tensor_cores, off_tensor_cores, tensor_core_factor
 from warplens.diagnosis.structure import (
     AFFECTED_NS,
@@ -22,12 +24,6 @@ from warplens.diagnosis.structure import (
     time_beside,
     time_of,
 )
-
-if TYPE_CHECKING:
-    from warplens.diagnosis.claims import Claims
-    from warplens.diagnosis.facts import Facts
-    from warplens.diagnosis.findings import Finding
-    from warplens.diagnosis.rule import Floats
 
 #: 16-bit formats, whose products tensor cores take eight numbers at a time.
 _NARROW: Final = ("bf16", "fp16")

@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import median
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import ClassVar, Final
 
 import numpy as np
 import polars as pl
 
 from warplens.analysis.ranks.balance import held_up, straggler
 from warplens.analysis.ranks.collectives import bus_factor
-from warplens.diagnosis.findings import Finding, Remedy, about, ceiling
-from warplens.diagnosis.rule import GAIN, Limit, Rule
-from warplens.diagnosis.run import run_of
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from warplens.diagnosis.claims import Claims
-    from warplens.diagnosis.facts import Facts
-    from warplens.diagnosis.findings import Confidence, Severity
-    from warplens.diagnosis.rule import Floats
-    from warplens.diagnosis.run import RankFacts, Run
-    from warplens.diagnosis.thresholds import Thresholds
+from warplens.diagnosis.claims import Claims
+from warplens.diagnosis.facts import Facts
+from warplens.diagnosis.findings import Confidence, Finding, Remedy, Severity, about, ceiling
+from warplens.diagnosis.rule import GAIN, Floats, Limit, Rule
+from warplens.diagnosis.run import RankFacts, Run, run_of
+from warplens.diagnosis.thresholds import Thresholds
 
 
 class RanksRule(Rule):

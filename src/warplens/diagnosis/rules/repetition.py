@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import ClassVar, Final
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from warplens.analysis.kernel_names import PRODUCTS
-from warplens.diagnosis.findings import Remedy
-from warplens.diagnosis.rule import GAIN, GPU_BUSY_SHARE, Limit, ahead_without, remembered
+from warplens.diagnosis.claims import Claims
+from warplens.diagnosis.facts import Facts
+from warplens.diagnosis.findings import Finding, Remedy
+from warplens.diagnosis.rule import GAIN, GPU_BUSY_SHARE, Floats, Limit, ahead_without, remembered
 from warplens.diagnosis.rules.generation import growing_passes
 from warplens.diagnosis.structure import (
     AFFECTED_NS,
@@ -22,12 +24,6 @@ from warplens.diagnosis.structure import (
     passes_of_step,
     time_of,
 )
-
-if TYPE_CHECKING:
-    from warplens.diagnosis.claims import Claims
-    from warplens.diagnosis.facts import Facts
-    from warplens.diagnosis.findings import Finding
-    from warplens.diagnosis.rule import Floats
 
 
 def _close(found: Bools, rows: Int64s, may: Bools, most: int) -> None:

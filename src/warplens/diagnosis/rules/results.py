@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import json
 import math
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import ClassVar, Final
 
 import numpy as np
 import polars as pl
 
-from warplens.diagnosis.findings import PASSES, Remedy
-from warplens.diagnosis.rule import GPU_BUSY_SHARE, Limit, remembered
+from warplens.diagnosis.claims import Claims
+from warplens.diagnosis.facts import Facts
+from warplens.diagnosis.findings import PASSES, Finding, Remedy
+from warplens.diagnosis.rule import GPU_BUSY_SHARE, Floats, Limit, remembered
 from warplens.diagnosis.rules.kernels import tiles
 from warplens.diagnosis.structure import AFFECTED_NS, AFFECTED_SHARE, SAVED_NS, Bools, StructureRule, time_of
 from warplens.profile.peaks import peaks_of
-
-if TYPE_CHECKING:
-    from warplens.diagnosis.claims import Claims
-    from warplens.diagnosis.facts import Facts
-    from warplens.diagnosis.findings import Finding
-    from warplens.diagnosis.rule import Floats
-    from warplens.profile.schema import Int64s
+from warplens.profile.schema import Int64s
 
 #: Views of a part of a tensor; they launch nothing.
 _SLICES: Final = ("aten::slice", "aten::select", "aten::narrow")

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import ClassVar, Final
 
 import numpy as np
 import polars as pl
 
 from warplens.analysis.kernel_names import PRODUCTS
-from warplens.diagnosis.findings import PASSES, Remedy
-from warplens.diagnosis.rule import GPU_BUSY_SHARE, Limit, remembered
+from warplens.diagnosis.claims import Claims
+from warplens.diagnosis.facts import Facts
+from warplens.diagnosis.findings import PASSES, Finding, Remedy
+from warplens.diagnosis.rule import GPU_BUSY_SHARE, Floats, Limit, remembered
 from warplens.diagnosis.structure import (
     AFFECTED_NS,
     AFFECTED_SHARE,
@@ -21,13 +23,7 @@ from warplens.diagnosis.structure import (
     time_of,
 )
 from warplens.profile.peaks import peaks_of
-
-if TYPE_CHECKING:
-    from warplens.diagnosis.claims import Claims
-    from warplens.diagnosis.facts import Facts
-    from warplens.diagnosis.findings import Finding
-    from warplens.diagnosis.rule import Floats
-    from warplens.profile.schema import Int64s
+from warplens.profile.schema import Int64s
 
 #: Elements of a block of kernels on lists of tensors, and of a thread of others.
 OF_A_BLOCK: Final = 65_536

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import ClassVar, Final
 
 import numpy as np
 import polars as pl
 
 from warplens.analysis.intervals import Intervals, measure_before, union
+from warplens.analysis.prediction import Change
 from warplens.analysis.trees import NO_RANGE
+from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.evidence import code_loading
-from warplens.diagnosis.facts import range_names
-from warplens.diagnosis.findings import Remedy
+from warplens.diagnosis.facts import Facts, range_names
+from warplens.diagnosis.findings import Finding, Remedy
 from warplens.diagnosis.rule import (
     GAIN,
     GPU_BUSY_SHARE,
@@ -21,20 +23,14 @@ from warplens.diagnosis.rule import (
     IDLE_SHARE,
     LAUNCHES_BEHIND_NS,
     STEPS_ONLY,
+    Floats,
     Limit,
     Rule,
     modelled,
     predicted,
     seen_idle,
 )
-
-if TYPE_CHECKING:
-    from warplens.analysis.prediction import Change
-    from warplens.diagnosis.claims import Claims
-    from warplens.diagnosis.facts import Facts
-    from warplens.diagnosis.findings import Finding
-    from warplens.diagnosis.rule import Floats
-    from warplens.diagnosis.structure import Bools
+from warplens.diagnosis.structure import Bools
 
 #: Where it prepares what the next step works on.
 _INPUT: Final = (

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import polars as pl
 
 from warplens.analysis.kernel_names import PRODUCTS
-from warplens.diagnosis.findings import Remedy
-from warplens.diagnosis.rule import GPU_BUSY_SHARE, Limit, Rule, remembered
+from warplens.diagnosis.claims import Claims
+from warplens.diagnosis.facts import Facts
+from warplens.diagnosis.findings import Finding, Remedy
+from warplens.diagnosis.rule import GPU_BUSY_SHARE, Floats, Limit, Rule, remembered
 from warplens.diagnosis.rules.generation import growing_passes
 from warplens.diagnosis.structure import (
     AFFECTED_NS,
@@ -17,13 +19,7 @@ from warplens.diagnosis.structure import (
     SAVED_NS,
     StructureRule,
 )
-
-if TYPE_CHECKING:
-    from warplens.diagnosis.claims import Claims
-    from warplens.diagnosis.facts import Facts
-    from warplens.diagnosis.findings import Finding
-    from warplens.diagnosis.rule import Floats
-    from warplens.profile.schema import Int64s
+from warplens.profile.schema import Int64s
 
 
 class SlowingGpu(StructureRule):

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Final
+from collections.abc import Iterator
+from typing import ClassVar, Final
 
 import numpy as np
 import polars as pl
 
 from warplens.analysis.frames import running_sum
 from warplens.analysis.kernel_names import PRODUCTS
-from warplens.diagnosis.findings import PASSES, Remedy
-from warplens.diagnosis.rule import GPU_BUSY_SHARE, Limit, remembered
+from warplens.diagnosis.claims import Claims
+from warplens.diagnosis.facts import Facts
+from warplens.diagnosis.findings import PASSES, Finding, Remedy
+from warplens.diagnosis.rule import GPU_BUSY_SHARE, Floats, Limit, remembered
 from warplens.diagnosis.rules.generation import GrowingCache
 from warplens.diagnosis.structure import (
     AFFECTED_NS,
@@ -21,14 +24,6 @@ from warplens.diagnosis.structure import (
     StructureRule,
     time_of,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from warplens.diagnosis.claims import Claims
-    from warplens.diagnosis.facts import Facts
-    from warplens.diagnosis.findings import Finding
-    from warplens.diagnosis.rule import Floats
 
 
 class UnfusedChain(StructureRule):

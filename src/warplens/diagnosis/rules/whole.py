@@ -4,24 +4,19 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import ClassVar, Final
 
 import polars as pl
 
 from warplens.analysis.intervals import measure_before
 from warplens.analysis.kernel_names import PRODUCTS
 from warplens.analysis.quality import aborted_steps
+from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.evidence import code_loading
-from warplens.diagnosis.facts import kernel_names
-from warplens.diagnosis.findings import PASSES, Remedy, ceiling, times
+from warplens.diagnosis.facts import Facts, kernel_names
+from warplens.diagnosis.findings import PASSES, Finding, Remedy, ceiling, times
 from warplens.diagnosis.rule import GPU_BUSY_SHARE, IDLE_SHARE, STEPS_ONLY, Rule
 from warplens.profile import NoteLevel
-
-if TYPE_CHECKING:
-    from warplens.diagnosis.claims import Claims
-    from warplens.diagnosis.facts import Facts
-    from warplens.diagnosis.findings import Finding
-
 
 #: Hidden time below this share of the window changes no ranking of causes.
 _HIDDEN_SHARE = 0.02

@@ -7,8 +7,9 @@ left out, for its work would be there in part alone.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 import polars as pl
@@ -16,9 +17,6 @@ import polars as pl
 from warplens.profile import Note, NoteLevel
 from warplens.readers.nsys.tables import SOURCES
 from warplens.readers.sqlite import SqliteFile, quoted
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 #: Tables of the trace that hold GPU work.
 WORK_TABLES: Final = ("kernels", "copies", "memsets", "graph_launches")

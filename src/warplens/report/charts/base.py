@@ -9,14 +9,12 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import altair as alt
 from altair.utils.schemapi import debug_mode
 
-from warplens.report.theme import chart_config, light_ink
+from warplens.report.theme import Ink, chart_config, light_ink
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     import polars as pl
-
-    from warplens.report.theme import Ink
 
 
 #: One mark of a chart: field → value, as it is embedded.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 import altair as alt
 import polars as pl
@@ -11,14 +12,7 @@ import polars as pl
 from warplens.report import text as fmt
 from warplens.report.charts.bars import x_share, y_pixels
 from warplens.report.charts.base import Chart, Mark, channels, embedded, layered, short, tooltip
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    import polars as pl
-
-    from warplens.report.theme import Ink
-
+from warplens.report.theme import Ink
 
 #: Levels of memory from the slowest to the fastest, as the legend calls them, and the colour of roof and points.
 _LEVEL_TITLES: Final = {"dram": "DRAM", "l2": "L2", "l1": "L1"}

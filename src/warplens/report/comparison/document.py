@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterator
+from typing import Any, Final
 
+from warplens.analysis.counters.comparison import Comparison
+from warplens.compare.difference import Side
 from warplens.profile import NoteLevel
 from warplens.report import text as fmt
 from warplens.report.charts import waterfall_chart
+from warplens.report.comparison.numbers import StepNumbers
 from warplens.report.comparison.steps import (
     kernel_table,
     launch_table,
@@ -34,6 +38,7 @@ from warplens.report.comparison.words import (
 from warplens.report.counters.beside import SIDE_BY_SIDE, comparison_lines
 from warplens.report.document import (
     Answer,
+    Block,
     Document,
     Figure,
     KeyFigures,
@@ -45,14 +50,6 @@ from warplens.report.document import (
     sections,
 )
 from warplens.report.flame import difference_blocks
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from warplens.analysis.counters.comparison import Comparison
-    from warplens.compare.difference import Side
-    from warplens.report.comparison.numbers import StepNumbers
-    from warplens.report.document import Block
 
 
 def step_document(numbers: StepNumbers) -> Document:

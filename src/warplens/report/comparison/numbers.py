@@ -2,30 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from warplens.compare.difference import Side, explanation, kernel_changes, step_difference, step_samples
+from warplens.analysis.counters.comparison import Comparison as CountersComparison
+from warplens.compare.difference import (
+    Explanation,
+    KernelChanges,
+    Side,
+    SideLaunches,
+    StepDifference,
+    explanation,
+    kernel_changes,
+    step_difference,
+    step_samples,
+)
 from warplens.compare.difference.work import KERNEL_CHANGES
-from warplens.compare.statistics import Samples, compare, many_differences, regression
+from warplens.compare.statistics import Comparison, Regression, Samples, compare, many_differences, regression
 from warplens.profile import Note, NoteLevel
 from warplens.profile.columns import column, table
 from warplens.report import text as fmt
 from warplens.report.comparison.words import gate_line, hides_kernels, needed_text, step_answer
 from warplens.report.counters.beside import comparison_data
 from warplens.report.jsonout import window_data
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from warplens.analysis.counters.comparison import Comparison as CountersComparison
-    from warplens.compare.difference import Explanation, KernelChanges, SideLaunches, StepDifference
-    from warplens.compare.statistics import Comparison, Regression
-
 
 #: Notes on a comparison that say, under another code, what a note on one of its files says as well.
 _SAME_MATTER: Final = {"hidden-graphs": "graph-level-tracing", "aborted-steps": "aborted-step"}

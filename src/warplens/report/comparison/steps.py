@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, Literal
+from collections.abc import Iterator
+from typing import Any, Final, Literal
 
 import polars as pl
 
+from warplens.compare.difference import WallSplit
 from warplens.compare.difference.difference import PARTS
 from warplens.compare.difference.places import PHASE_CHANGES, RANGE_CHANGES
 from warplens.compare.difference.work import KERNEL_CHANGES, TRANSFER_CHANGES
 from warplens.profile.columns import KERNEL_NAME, column
-from warplens.profile.schema import Column
+from warplens.profile.schema import Column, Kind
 from warplens.report import text as fmt
-from warplens.report.comparison.numbers import KERNEL_GROUPS
+from warplens.report.comparison.numbers import KERNEL_GROUPS, StepNumbers
 from warplens.report.comparison.words import BOUND_TITLES, VERDICT_TITLES, forbids_verdict, interval_text, signed_share
 from warplens.report.document import KeyFigure, Segment, Strip, Table, pick
-from warplens.report.text import part_title, phase_title
+from warplens.report.text import Scalar, part_title, phase_title
 from warplens.report.theme import part_fill
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from warplens.compare.difference import WallSplit
-    from warplens.profile.schema import Kind
-    from warplens.report.comparison.numbers import StepNumbers
-    from warplens.report.text import Scalar
-
 
 _COLUMNS: Final = (
     Column("figure"),

@@ -6,14 +6,13 @@ import math
 from typing import TYPE_CHECKING, Final
 
 from warplens.compare.difference.difference import SAME_MARGIN
-from warplens.profile import NoteLevel
+from warplens.profile import Note, NoteLevel
 from warplens.report import text as fmt
 from warplens.report.text import category_title, cause_title
 
 if TYPE_CHECKING:
     from warplens.compare.difference import Contribution, Explanation, StepDifference
     from warplens.compare.statistics import Comparison, Interval, Regression, Verdict
-    from warplens.profile import Note
     from warplens.report.comparison.numbers import StepNumbers
 
 

@@ -7,20 +7,18 @@ from typing import TYPE_CHECKING, Any, Final
 
 import polars as pl
 
-from warplens.analysis.counters.comparison import COMPARED, METRIC_CHANGES, UNPAIRED
+from warplens.analysis.counters.comparison import COMPARED, METRIC_CHANGES, UNPAIRED, Comparison
 from warplens.analysis.counters.coverage import COVERAGE, RANKING, UNMATCHED
 from warplens.profile.columns import column
 from warplens.profile.schema import Column
 from warplens.report import text as fmt
 from warplens.report.counters.words import BOUND, bound_title, kernel_count
-from warplens.report.document import Notes, Paragraph, SectionOf, Table, pick, quiet, with_texts
+from warplens.report.document import Block, Notes, Paragraph, SectionOf, Table, pick, quiet, with_texts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from warplens.analysis.counters.comparison import Comparison
     from warplens.report.counters.numbers import Joined
-    from warplens.report.document import Block
 
 
 _COVERED: Final = pick(COVERAGE, "name grid block launches launches_profiled total_ns share matched")

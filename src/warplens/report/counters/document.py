@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Collection, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
 
 import polars as pl
 
 from warplens.analysis.counters.bounds import FAULTS
+from warplens.analysis.counters.comparison import Comparison
 from warplens.analysis.counters.groups import SUMMARY
+from warplens.analysis.counters.nextrun import NextRun
 from warplens.profile.columns import column
 from warplens.profile.counters import RULES
 from warplens.profile.schema import Column
@@ -19,6 +23,7 @@ from warplens.report.counters.numbers import CounterNumbers, compared_with_first
 from warplens.report.counters.words import BOUND, FAULT_TITLES, REMEDIES, evidence_text, kernel_count, launch_count
 from warplens.report.document import (
     Answer,
+    Block,
     Document,
     Figure,
     Notes,
@@ -35,17 +40,7 @@ from warplens.report.document import (
     with_texts,
 )
 from warplens.report.jsonout import envelope
-from warplens.report.write import REPORT_FORMATS, write_document
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Sequence
-    from pathlib import Path
-
-    from warplens.analysis.counters.comparison import Comparison
-    from warplens.analysis.counters.nextrun import NextRun
-    from warplens.report.document import Block
-    from warplens.report.write import ReportFormat
-
+from warplens.report.write import REPORT_FORMATS, ReportFormat, write_document
 
 #: Bars of the ranking; the table below it has the rest.
 _RANKED: Final = 10

@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final
 
 import polars as pl
 
 from warplens.analysis.counters.groups import SUMMARY
 from warplens.analysis.counters.memoryaccess import MEMORY_ACCESS, NO_STALL, STALLS
 from warplens.analysis.counters.occupancy import CONFIGURATIONS, WARP_SIZE
-from warplens.analysis.counters.rooflinepoints import POINTS
+from warplens.analysis.counters.rooflinepoints import POINTS, Roofline
 from warplens.analysis.counters.speedoflight import BREAKDOWN, INSTRUCTIONS
+from warplens.profile import Capture
 from warplens.profile.schema import Column
 from warplens.report import text as fmt
-from warplens.report.counters.numbers import with_names
+from warplens.report.counters.numbers import CounterNumbers, with_names
 from warplens.report.counters.words import BOUND, LEVELS, LIMITED_BY, bound_title, next_step_text
-from warplens.report.document import Document, Figure, Paragraph, SectionOf, Table, pick, quiet, with_texts
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
-    from warplens.analysis.counters.rooflinepoints import Roofline
-    from warplens.profile import Capture
-    from warplens.report.counters.numbers import CounterNumbers
-    from warplens.report.document import Block
+from warplens.report.document import Block, Document, Figure, Paragraph, SectionOf, Table, pick, quiet, with_texts
 
 
 def _all_null(frame: pl.DataFrame, *columns: str) -> bool:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import polars as pl
 
@@ -16,18 +16,13 @@ from warplens.analysis.counters.nextrun import NextRun, next_run, next_sections
 from warplens.analysis.counters.occupancy import launch_configurations
 from warplens.analysis.counters.rooflinepoints import Roofline, roofline_points
 from warplens.analysis.counters.speedoflight import instruction_use, throughput_breakdown
-from warplens.profile import NoteLevel
+from warplens.analysis.timeline import Timeline
+from warplens.analysis.window import Window
+from warplens.profile import Capture, Note, NoteLevel
+from warplens.profile.counters import KernelCounters
 from warplens.report import text as fmt
 from warplens.report.checklist import checklist_frame
 from warplens.report.counters.words import kernel_count, launch_count, with_words
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from warplens.analysis.timeline import Timeline
-    from warplens.analysis.window import Window
-    from warplens.profile import Capture, Note
-    from warplens.profile.counters import KernelCounters
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
 
 import polars as pl
 
 from warplens.analysis.counters.groups import SUMMARY
 from warplens.analysis.counters.memoryaccess import STALL_REASONS
 from warplens.profile.columns import column
-from warplens.profile.schema import Column
+from warplens.profile.schema import Column, Kind
 from warplens.report import text as fmt
 from warplens.report.document import Table, pick, with_texts
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from warplens.profile.schema import Kind
 
 _UNITS: Final = {
     "dram": "device memory",

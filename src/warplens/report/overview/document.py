@@ -18,6 +18,7 @@ from warplens.report.brief import answer_block, limit_sentence
 from warplens.report.checklist import checklist_blocks
 from warplens.report.counters.beside import joined_blocks
 from warplens.report.document import (
+    Block,
     Document,
     KeyFigure,
     KeyFigures,
@@ -46,7 +47,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
 
     from warplens.diagnosis.across import RunDiagnosis
-    from warplens.report.document import Block
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Final
 
 import polars as pl
 
-from warplens.analysis.allocator import ALIVE, ALLOCATIONS_BY_STEP
+from warplens.analysis.allocator import ALIVE, ALLOCATIONS_BY_STEP, Allocations, AllocatorUse
 from warplens.analysis.api import API_CALLS, BLOCKING_CALLS
 from warplens.analysis.code import CODE
-from warplens.analysis.copies import COPIES, memory_timeline
+from warplens.analysis.copies import COPIES, MemoryUse, memory_timeline
 from warplens.analysis.launches import LAUNCHES, matched_launches
 from warplens.analysis.operators import OPERATORS
 from warplens.analysis.streams import CONCURRENCY, GRAPHS, STREAMS
@@ -18,7 +18,7 @@ from warplens.profile.columns import column
 from warplens.profile.schema import Column
 from warplens.report import chart_data, charts
 from warplens.report import text as fmt
-from warplens.report.document import Figure, KeyFigure, KeyFigures, Paragraph, Table, pick, quiet
+from warplens.report.document import Block, Figure, KeyFigure, KeyFigures, Paragraph, Table, pick, quiet
 from warplens.report.overview.time import DURATIONS, RANKED, largest_three, nothing
 from warplens.report.questions.memory import MEMORY_USE, OWNER, with_owners
 from warplens.report.questions.operators import coverage_sentences, overhead_sentence, what_to_record
@@ -26,9 +26,6 @@ from warplens.report.questions.operators import coverage_sentences, overhead_sen
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from warplens.analysis.allocator import Allocations, AllocatorUse
-    from warplens.analysis.copies import MemoryUse
-    from warplens.report.document import Block
     from warplens.report.overview.numbers import Numbers, OperatorNumbers
 
 

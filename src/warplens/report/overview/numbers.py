@@ -36,9 +36,9 @@ from warplens.analysis.streams import (
 )
 from warplens.analysis.timebudget import TimeBudget, time_budgets
 from warplens.analysis.work import ModelledWork, operator_work, work_statistics
-from warplens.diagnosis import diagnose
+from warplens.diagnosis import Diagnosis, diagnose
 from warplens.diagnosis.checklist import CHECKLIST
-from warplens.profile import NoteLevel
+from warplens.profile import Capture, Note, NoteLevel
 from warplens.report import text as fmt
 from warplens.report.checklist import checklist_frame
 from warplens.report.counters.beside import joined_data
@@ -55,8 +55,6 @@ if TYPE_CHECKING:
 
     from warplens.analysis.timeline import Timeline
     from warplens.analysis.window import Window
-    from warplens.diagnosis import Diagnosis
-    from warplens.profile import Capture, Note
     from warplens.profile.counters import KernelCounters
     from warplens.report.counters.numbers import Joined
 

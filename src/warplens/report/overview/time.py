@@ -10,12 +10,12 @@ from warplens.analysis.intervals import clip
 from warplens.analysis.kernels import KERNEL_GROUPS, KERNELS
 from warplens.analysis.phases import PHASE_TIMES, STEPS
 from warplens.analysis.ranges import RANGES
-from warplens.analysis.timebudget import BUDGET
+from warplens.analysis.timebudget import BUDGET, TimeBudget
 from warplens.profile.columns import column
 from warplens.profile.schema import Column
 from warplens.report import chart_data, charts
 from warplens.report import text as fmt
-from warplens.report.document import Figure, Paragraph, Section, Table, pick, quiet
+from warplens.report.document import Block, Figure, Paragraph, Section, Table, pick, quiet
 from warplens.report.questions.time import group_times, titled_parts
 from warplens.report.strips import merged_small_parts
 from warplens.report.text import category_title, phase_title
@@ -24,8 +24,6 @@ from warplens.report.theme import category_fill
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from warplens.analysis.timebudget import TimeBudget
-    from warplens.report.document import Block
     from warplens.report.overview.numbers import Numbers
 
 #: Parts of a budget below this share of the window are drawn as one; the table keeps them apart.

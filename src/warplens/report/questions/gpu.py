@@ -2,33 +2,29 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, cast
+from typing import Final, cast
 
 import polars as pl
 
 from warplens.analysis.categories import classify_names
-from warplens.analysis.copies import COPIES, copy_statistics
+from warplens.analysis.copies import COPIES, CopyGrouping, copy_statistics
 from warplens.analysis.kernels import (
     GROUPINGS,
     KERNELS,
+    CategoryCoverage,
     category_coverage,
     coverage_of,
     kernel_statistics,
     statistics_of_counts,
 )
 from warplens.analysis.ranges import RANGES, range_coverage, range_statistics
+from warplens.analysis.timeline import Timeline
+from warplens.analysis.window import Window
 from warplens.profile.columns import column
 from warplens.profile.schema import Column
 from warplens.report import text as fmt
 from warplens.report.document import Table, pick
 from warplens.report.questions import DURATIONS, Counted, Found, question
-
-if TYPE_CHECKING:
-    from warplens.analysis.copies import CopyGrouping
-    from warplens.analysis.kernels import CategoryCoverage
-    from warplens.analysis.timeline import Timeline
-    from warplens.analysis.window import Window
-
 
 _KERNEL_LABELS: Final = {
     "full_name": pick(KERNELS, "full_name category"),

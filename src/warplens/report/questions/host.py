@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterator
+from typing import Final
+
+import polars as pl
 
 from warplens.analysis.api import API_CALLS, api_statistics, api_statistics_of_counts
 from warplens.analysis.code import CODE, code_places
-from warplens.analysis.launches import LAUNCHES, launch_statistics, launch_summary
+from warplens.analysis.launches import LAUNCHES, LaunchSummary, launch_statistics, launch_summary
+from warplens.analysis.timeline import Timeline
+from warplens.analysis.window import Window
 from warplens.report import text as fmt
 from warplens.report.document import Table, pick
 from warplens.report.questions import DURATIONS, Counted, Found, question
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    import polars as pl
-
-    from warplens.analysis.launches import LaunchSummary
-    from warplens.analysis.timeline import Timeline
-    from warplens.analysis.window import Window
 
 
 def _api_columns(by: str) -> tuple[str, ...]:

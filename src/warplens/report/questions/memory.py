@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterator
+from typing import Any, Final
 
 import polars as pl
 
@@ -10,25 +11,20 @@ from warplens.analysis.allocator import (
     ALIVE,
     ALLOCATIONS,
     ALLOCATIONS_BY_STEP,
+    AllocatorUse,
     alive_at_peak,
     allocator_steps,
     allocator_timeline,
     allocator_use,
 )
 from warplens.analysis.copies import memory_timeline, memory_use
+from warplens.analysis.timeline import Timeline
+from warplens.analysis.window import Window
 from warplens.profile.columns import column, table
 from warplens.profile.schema import Column
 from warplens.report import text as fmt
 from warplens.report.document import Table, pick
 from warplens.report.questions import Found, question
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from warplens.analysis.allocator import AllocatorUse
-    from warplens.analysis.timeline import Timeline
-    from warplens.analysis.window import Window
-
 
 #: What nobody knows of memory is null: what the allocator of a framework holds, in profiles of Nsight Systems.
 MEMORY_USE: Final = table(

@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from warplens.analysis.operators import GROUPINGS as OPERATOR_GROUPINGS
-from warplens.analysis.operators import OPERATORS, framework_overhead, operator_coverage, operators_by
+from warplens.analysis.operators import (
+    OPERATORS,
+    FrameworkOverhead,
+    OperatorCoverage,
+    framework_overhead,
+    operator_coverage,
+    operators_by,
+)
+from warplens.analysis.timeline import Timeline
+from warplens.analysis.window import Window
 from warplens.analysis.work import GROUPINGS as WORK_GROUPINGS
-from warplens.analysis.work import UNMODELLED, WORK, operator_work, work_statistics
+from warplens.analysis.work import UNMODELLED, WORK, ModelledWork, operator_work, work_statistics
 from warplens.profile.schema import Column
 from warplens.report import text as fmt
 from warplens.report.document import Table, pick
 from warplens.report.questions import Found, question
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from warplens.analysis.operators import FrameworkOverhead, OperatorCoverage
-    from warplens.analysis.timeline import Timeline
-    from warplens.analysis.window import Window
-    from warplens.analysis.work import ModelledWork
-
 
 _GPU: Final = "calls total_ns share gpu_ns backward_ns host_ns"
 _GPU_TITLES: Final = {"total_ns": "GPU in all", "gpu_ns": "Launched"}

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import polars as pl
 
 from warplens.analysis.phases import PHASE_TIMES, PHASES_BY_STEP, STEPS, phase_statistics, phase_steps, step_statistics
-from warplens.analysis.steps import RHYTHMS, left_out_rows, rhythm_rows
-from warplens.analysis.timebudget import BUDGET, IDLE_CAUSES, time_budgets
+from warplens.analysis.steps import RHYTHMS, StepSearch, left_out_rows, rhythm_rows
+from warplens.analysis.timebudget import BUDGET, IDLE_CAUSES, TimeBudget, time_budgets
+from warplens.analysis.timeline import Timeline
+from warplens.analysis.window import Window
 from warplens.profile.columns import column
 from warplens.report import text as fmt
 from warplens.report.document import Table, pick
 from warplens.report.questions import Found, question
-
-if TYPE_CHECKING:
-    from warplens.analysis.steps import StepSearch
-    from warplens.analysis.timebudget import TimeBudget
-    from warplens.analysis.timeline import Timeline
-    from warplens.analysis.window import Window
-
 
 _PART: Final = column("title")
 _MEANING: Final = column("meaning")

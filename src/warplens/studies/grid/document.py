@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import polars as pl
 
 from warplens.analysis.window import PHASES
+from warplens.diagnosis import Diagnosis, Finding
 from warplens.diagnosis.rules import rule
 from warplens.profile.columns import column, table
 from warplens.profile.schema import Column
 from warplens.report import text as fmt
 from warplens.report.brief import ways
-from warplens.report.document import Answer, Document, Paragraph, Section, Table
+from warplens.report.document import Answer, Block, Document, Paragraph, Section, Table
 from warplens.report.verdict import factor
 from warplens.studies.grid.answers import QUESTIONS, CellAnswers
 from warplens.studies.grid.forward_section import (
@@ -50,13 +52,6 @@ from warplens.studies.grid.training_section import (
     training_section,
     training_split,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from warplens.diagnosis import Diagnosis, Finding
-    from warplens.report.document import Block
-
 
 #: Columns that are not measured but follow from shapes, or put a modelled amount of work over a measured time.
 PROVENANCE: Final[Mapping[str, str]] = {

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import polars as pl
 
 from warplens.profile.columns import table
 from warplens.profile.schema import Column
 from warplens.report import text as fmt
-from warplens.report.document import Figure, Paragraph, Section, Table
+from warplens.report.document import Block, Figure, Paragraph, Section, Table
 from warplens.studies.grid.answers import CellAnswers
 from warplens.studies.grid.cells import attention_matmul_flops, flop_ratio, softmax_flops
 from warplens.studies.grid.grid import Grid, host_bound
@@ -26,10 +26,6 @@ from warplens.studies.grid.tables import (
     unanswered,
 )
 from warplens.studies.grid.training import AttentionTime
-
-if TYPE_CHECKING:
-    from warplens.report.document import Block
-
 
 FORWARD_TIMES: Final = table(
     "grid: (a) forward times",

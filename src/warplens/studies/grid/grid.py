@@ -4,18 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import polars as pl
 
 from warplens.profile.columns import table
 from warplens.profile.schema import Column
-from warplens.studies.grid.answers import QUESTIONS, answer_cell
+from warplens.studies.grid.answers import QUESTIONS, CellAnswers, GridCell, answer_cell
 from warplens.studies.grid.cells import Unplaced, canonical_model, model_rank
-
-if TYPE_CHECKING:
-    from warplens.studies.grid.answers import CellAnswers, GridCell
-
 
 CELL_STATES: Final = table(
     "grid: status",

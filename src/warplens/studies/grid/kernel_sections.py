@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import polars as pl
 
 from warplens.profile.columns import column, table
 from warplens.profile.schema import Column
 from warplens.report import text as fmt
-from warplens.report.document import Figure, Paragraph, Section, Table
+from warplens.report.document import Block, Figure, Paragraph, Section, Table
 from warplens.report.theme import category_fill
 from warplens.studies.grid.answers import CellAnswers
 from warplens.studies.grid.grid import Grid
@@ -27,10 +27,6 @@ from warplens.studies.grid.tables import (
     majority,
     unanswered,
 )
-
-if TYPE_CHECKING:
-    from warplens.report.document import Block
-
 
 TOP_KERNELS: Final = table(
     "grid: (b) leading kernels",

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import polars as pl
 
 from warplens.analysis.window import NO_PHASE, PHASES
 from warplens.profile.columns import table
-from warplens.report.document import Figure, Paragraph, Section, Table
+from warplens.report.document import Block, Figure, Paragraph, Section, Table
 from warplens.studies.grid.answers import CellAnswers
 from warplens.studies.grid.grid import Grid
 from warplens.studies.grid.kernel_sections import category_mix, mix_columns
@@ -25,10 +25,6 @@ from warplens.studies.grid.tables import (
     majority,
     unanswered,
 )
-
-if TYPE_CHECKING:
-    from warplens.report.document import Block
-
 
 SPLIT: Final = table(
     "grid: (d) training steps",

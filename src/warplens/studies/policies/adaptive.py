@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import index
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 import torch
 from torch import nn
@@ -16,10 +16,6 @@ from warplens.errors import UsageError
 from warplens.studies.policies.choosing import Policy
 from warplens.studies.policies.copying import CopyNode, recorded_with_copy
 from warplens.studies.policies.files import read_policy
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 
 #: Settings of an input of this shape, by name of the policy's axes.
 Features: TypeAlias = Callable[[Sequence[int]], Mapping[str, Any]]

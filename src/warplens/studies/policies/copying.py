@@ -7,14 +7,12 @@ costs an update of its source, about 8 µs: the node is recorded with the input,
 from __future__ import annotations
 
 import ctypes
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
 from warplens.workloads.launching import COPY_NODE, graph_nodes
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 #: `cudaMemcpyDeviceToDevice`.
 _DEVICE_TO_DEVICE = ctypes.c_int(3)

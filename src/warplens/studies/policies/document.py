@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
 
 import polars as pl
 
+from warplens.profile import schema
 from warplens.profile.columns import column, table
 from warplens.profile.schema import Column
 from warplens.report import text as fmt
 from warplens.report.document import Table
+from warplens.studies.policies.choosing import Policy
+from warplens.studies.policies.regret import CellRegret, Regret
 from warplens.studies.sweeps.sweep import framed
 from warplens.studies.sweeps.words import columns_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from warplens.profile import schema
-    from warplens.studies.policies.choosing import Policy
-    from warplens.studies.policies.regret import CellRegret, Regret
-
 
 _RULES: Final = {
     "host-or-work": "the larger of a time of the host and a time that grows with the work, fitted for each side and "

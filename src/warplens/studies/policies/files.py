@@ -8,20 +8,17 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from warplens._version import __version__
 from warplens.errors import UnreadableInputError
 from warplens.studies.policies.choosing import RULES, Axis, GridPoint, Place, Policy, Side, Value, is_number
 from warplens.studies.policies.regret import Curve, Curves, Regret
 from warplens.writing import write_whole
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
 
 POLICY_SCHEMA_NAME: Final = "warplens.policy/1"
 

@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable
+from typing import Any, Final
 
 import polars as pl
 
 from warplens.errors import MissingDataError
 from warplens.profile.columns import column
+from warplens.profile.measurements import Measurements
 from warplens.profile.schema import Column
 from warplens.report import text as fmt
-from warplens.report.document import Document, Figure, Paragraph, Section, Table
+from warplens.report.document import Block, Document, Figure, Paragraph, Section, Table
 from warplens.report.measured import doubts_of, measured_document, measured_facts
 from warplens.studies.grid.cells import model_rank, model_size
 from warplens.studies.reports.growth import growth, growth_section, measured_times
 from warplens.studies.reports.token_reduction import token_sections, token_tables
 from warplens.studies.sweeps.words import axis_columns
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from warplens.profile.measurements import Measurements
-    from warplens.report.document import Block
-
 
 #: Time a layer of different sizes counts as the same up to this share …
 _SAME_LAYER_TIME: Final = 0.2

@@ -7,29 +7,24 @@ from typing import TYPE_CHECKING, Any, Final
 
 import polars as pl
 
-from warplens.analysis.prediction import predictions
+from warplens.analysis.prediction import Prediction, predictions
 from warplens.analysis.quality import quality_notes
 from warplens.analysis.timeline import Timeline
 from warplens.compare.difference import Side
 from warplens.errors import MissingDataError
-from warplens.report.comparison.numbers import TraceFiles, compare_steps
-from warplens.studies.policies.regret import regrets_on
-from warplens.studies.reports.hypotheses import hypotheses
-from warplens.studies.sweeps.numbers import examine_sweep
+from warplens.report.comparison.numbers import StepNumbers, TraceFiles, compare_steps
+from warplens.studies.policies.regret import CellRegret, regrets_on
+from warplens.studies.reports.hypotheses import Hypothesis, hypotheses
+from warplens.studies.sweeps.numbers import SweepNumbers, examine_sweep
 from warplens.studies.sweeps.reading import same, sweep_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from warplens.analysis.prediction import Prediction
     from warplens.profile import Trace
     from warplens.profile.counters import KernelCounters
     from warplens.profile.measurements import Measurements
-    from warplens.report.comparison.numbers import StepNumbers
     from warplens.studies.policies.choosing import Policy
-    from warplens.studies.policies.regret import CellRegret
-    from warplens.studies.reports.hypotheses import Hypothesis
-    from warplens.studies.sweeps.numbers import SweepNumbers
 
 
 #: Differences of this share and less do not matter; and how often an interval may miss the truth.

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import polars as pl
 
+from warplens.profile import Note
 from warplens.profile.columns import column, table
 from warplens.profile.schema import Column
 from warplens.report import text as fmt
 from warplens.report.comparison.steps import part_table
 from warplens.report.comparison.words import cause_sentence, step_answer, work_sentence
-from warplens.report.document import Document, Notes, Paragraph, Section, Table
+from warplens.report.document import Block, Document, Notes, Paragraph, Section, Table
 from warplens.report.verdict import evidence_text
 from warplens.studies.policies.regret import summary
+from warplens.studies.reports.evidence import Evidence, ProfiledPair
 from warplens.studies.reports.hypotheses import COMMAND
 from warplens.studies.reports.remedies import (
     best_ways_section,
@@ -26,16 +29,8 @@ from warplens.studies.reports.remedies import (
 )
 from warplens.studies.reports.token_reduction import speedup_figures, token_growth
 from warplens.studies.sweeps.document import breakeven_lines, point_table
+from warplens.studies.sweeps.numbers import SweepNumbers
 from warplens.studies.sweeps.words import answer, crossing_text, machine_line, settings_text, verdict_counts
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from warplens.profile import Note
-    from warplens.report.document import Block
-    from warplens.studies.reports.evidence import Evidence, ProfiledPair
-    from warplens.studies.sweeps.numbers import SweepNumbers
-
 
 #: What the share of a hypothesis is of, for people.
 _OF: Final = {

@@ -7,8 +7,9 @@ work. `warplens.compare.statistics.growth` fits the law, and says where there is
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import polars as pl
 
@@ -16,13 +17,8 @@ from warplens.compare.statistics.growth import FEWEST, power_law
 from warplens.profile.columns import column, table
 from warplens.profile.schema import Column
 from warplens.report import text as fmt
-from warplens.report.document import Figure, Paragraph, Section, Table
+from warplens.report.document import Block, Figure, Paragraph, Section, Table
 from warplens.studies.sweeps.words import columns_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from warplens.report.document import Block
 
 GROWTH: Final = table(
     "study: growth",

@@ -14,8 +14,9 @@ counters of the variant where there are any (`H2c`, `H4c`), and else not judged:
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, Literal
+from typing import Final, Literal
 
 import polars as pl
 
@@ -23,15 +24,9 @@ from warplens.analysis.categories import classify
 from warplens.analysis.counters.coverage import counters_coverage
 from warplens.analysis.counters.groups import counters_summary
 from warplens.analysis.counters.memoryaccess import memory_access
-from warplens.compare.difference import Side
+from warplens.compare.difference import Side, StepDifference
+from warplens.profile.counters import KernelCounters
 from warplens.profile.trace import GRID_BLOCKS
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from warplens.compare.difference import StepDifference
-    from warplens.profile.counters import KernelCounters
-
 
 Standing = Literal["confirmed", "partly", "refuted", "unavailable", "not judged"]
 

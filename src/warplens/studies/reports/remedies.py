@@ -11,7 +11,7 @@ from warplens.profile.columns import column, table
 from warplens.profile.schema import Column
 from warplens.report import text as fmt
 from warplens.report.document import Paragraph, Section, Table
-from warplens.studies.reports.evidence import measured
+from warplens.studies.reports.evidence import Evidence, measured
 from warplens.studies.reports.token_reduction import BEST_MODES, best_modes
 from warplens.studies.sweeps.reading import wall_samples
 from warplens.studies.sweeps.words import columns_of, verdict_counts
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from warplens.profile.measurements import Measurements
-    from warplens.studies.reports.evidence import Evidence
 
 
 #: Ways to run a point that its table shows.

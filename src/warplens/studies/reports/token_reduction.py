@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import polars as pl
 
-from warplens.compare.statistics import compare
+from warplens.compare.statistics import Samples, compare
 from warplens.errors import MissingDataError, UsageError
 from warplens.profile.columns import column, table
 from warplens.profile.schema import Column
@@ -21,7 +21,6 @@ from warplens.studies.sweeps.words import columns_of
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from warplens.compare.statistics import Samples
     from warplens.profile.measurements import Measurements
     from warplens.studies.sweeps.sweep import Cell, Point
 

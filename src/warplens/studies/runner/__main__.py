@@ -17,21 +17,18 @@ import argparse
 import json
 import os
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from warplens.errors import UsageError, WarplensError
+from warplens.studies.runner.cellsweep import CellRun
 from warplens.studies.runner.engine import RunOptions, measure, preview
 from warplens.studies.runner.studies import MEASUREMENTS, STUDIES, StudyOptions
 from warplens.studies.runner.workloadsweep import DEFAULT_ROUNDS, PER_TURN, PROCESSES, WARMUP_STEPS, WorkloadSweep
 from warplens.workloads.registry import Plan, workload
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from warplens.studies.runner.cellsweep import CellRun
 
 
 def main(words: Sequence[str] | None = None) -> int:

@@ -8,15 +8,17 @@ import subprocess
 import sys
 import threading
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
-from typing import IO, TYPE_CHECKING, Any, Final
+from typing import IO, Any, Final
 
 from warplens.errors import UsageError
 from warplens.report.text import span
 from warplens.studies.runner.engine import (
     FAILURES,
+    Result,
+    RunOptions,
     Task,
     failure_status,
     failures,
@@ -25,14 +27,7 @@ from warplens.studies.runner.engine import (
     terminate_group,
     without_folders,
 )
-from warplens.workloads.registry import document
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from warplens.studies.runner.engine import Result, RunOptions
-    from warplens.workloads.registry import Plan
-
+from warplens.workloads.registry import Plan, document
 
 #: Lines of a child's standard error that are kept, to be shown where it fails.
 _TAIL: Final = 12

@@ -13,25 +13,28 @@ import re
 import shlex
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from statistics import median
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from warplens.errors import UsageError
-from warplens.studies.runner.engine import FAILURES, Task, command_line, failure_status, how_it_ended, kill_group
+from warplens.studies.runner.engine import (
+    FAILURES,
+    Result,
+    RunOptions,
+    Task,
+    command_line,
+    failure_status,
+    how_it_ended,
+    kill_group,
+)
 from warplens.studies.runner.workloadsweep import key_of, pairs_from, sweep_head
 from warplens.workloads.environment import plain_environment
 from warplens.workloads.registry import Plan, document
 from warplens.workloads.samples import summary_of_rounds
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from warplens.studies.runner.engine import Result, RunOptions
-
 
 #: Rounds at a point: the 95 % interval of the median of ten leaves the fastest and the slowest out.
 DEFAULT_REPEATS: Final = 10

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from warplens.collect.choices import PRESETS
 from warplens.collect.compute import PER_CONFIGURATION, Profiling, Selection, profile_command
-from warplens.collect.machine import ThisMachine, needed_tool
+from warplens.collect.machine import ThisMachine, Tool, needed_tool
 from warplens.collect.recording import COLLECTING, add_run, run_command
 from warplens.collect.systems import Capture, Recording, export_command, record_command
 from warplens.errors import WarplensError
@@ -24,7 +24,6 @@ from warplens.errors import WarplensError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from warplens.collect.machine import Tool
     from warplens.studies.runner.cellsweep import CellRun
     from warplens.studies.runner.engine import Task
 

@@ -4,24 +4,18 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from warplens.errors import UsageError
 from warplens.studies.runner.cellsweep import CellRun, Measuring
 from warplens.studies.runner.engine import Task, command_line
 from warplens.workloads.cells import cell_or_reason
-from warplens.workloads.registry import Plan, workload
+from warplens.workloads.registry import Plan, Workload, workload
 from warplens.workloads.settings import defaults_of, setting_value
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from warplens.workloads.registry import Workload
-
 
 #: Turns of each side at a point, and repetitions in a turn, unless the user says otherwise. Twenty blocks give a 95 %
 #: interval of the ratio by order statistics that is about as wide as the middle ten of them.

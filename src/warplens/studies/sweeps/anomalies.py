@@ -10,9 +10,9 @@ where it lies.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import polars as pl
@@ -21,13 +21,7 @@ from warplens.compare.statistics.samples import t_quantile, two_sided
 from warplens.profile.columns import column, table
 from warplens.profile.schema import Column, Float64s, Int64s
 from warplens.studies.policies.choosing import is_number
-from warplens.studies.sweeps.sweep import SIDES, framed
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from warplens.studies.sweeps.sweep import Cell, Point, Sweep
-
+from warplens.studies.sweeps.sweep import SIDES, Cell, Point, Sweep, framed
 
 #: Places and times of cells, and places that are wanted → values there; all logarithms, times as draws × cells.
 Curve: TypeAlias = Callable[[Float64s, Float64s, Float64s], Float64s]

@@ -10,18 +10,15 @@ import polars as pl
 
 from warplens.errors import UsageError
 from warplens.profile.columns import column, table
-from warplens.profile.schema import Column
+from warplens.profile.schema import Column, Float64s
 from warplens.studies.sweeps.curves import first_below
-from warplens.studies.sweeps.payoff import Crossing, PaysOff, interval
-from warplens.studies.sweeps.sweep import SIDES, framed
+from warplens.studies.sweeps.payoff import Answer, Crossing, PaysOff, interval
+from warplens.studies.sweeps.sweep import SIDES, Known, Observed, framed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from warplens.profile.schema import Float64s
     from warplens.studies.sweeps.breakeven_model import Form, Model, Sizes
-    from warplens.studies.sweeps.payoff import Answer
-    from warplens.studies.sweeps.sweep import Known, Observed
 
 
 #: Sizes are interpolated through logarithms.

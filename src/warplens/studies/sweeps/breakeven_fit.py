@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import polars as pl
 
 from warplens.errors import MissingDataError
+from warplens.profile.schema import Float64s
 from warplens.studies.sweeps.breakeven import ERRORS, FORMS, BreakEven, thresholds
 from warplens.studies.sweeps.breakeven_model import Form, Maximum, Model, Sizes, parameter_frame
 from warplens.studies.sweeps.sweep import (
     SIDES,
+    Known,
+    Observed,
+    Point,
+    Sweep,
     block_table,
     framed,
     groups_of,
@@ -21,13 +27,6 @@ from warplens.studies.sweeps.sweep import (
     observed,
     replicates,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
-    from warplens.profile.schema import Float64s
-    from warplens.studies.sweeps.sweep import Known, Observed, Point, Sweep
-
 
 _ROUNDS: Final = 60
 

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
 import polars as pl
 
+from warplens.profile.schema import Float64s
 from warplens.studies.sweeps.breakeven import PARAMETERS
-from warplens.studies.sweeps.sweep import SIDES, Known, Observed, Size, block_table
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from warplens.profile.schema import Float64s
-    from warplens.studies.sweeps.sweep import Point, Work
+from warplens.studies.sweeps.sweep import SIDES, Known, Observed, Point, Size, Work, block_table
 
 
 @dataclass(frozen=True, eq=False)

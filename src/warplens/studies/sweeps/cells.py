@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import polars as pl
 
-from warplens.compare.statistics import compare, regression
+from warplens.compare.statistics import Comparison, Regression, compare, regression
 from warplens.profile import Note, NoteLevel
 from warplens.profile.columns import column, table
 from warplens.profile.schema import Column
@@ -20,7 +20,6 @@ from warplens.report.document import Document, KeyFigure, KeyFigures, Paragraph,
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from warplens.compare.statistics import Comparison, Regression
     from warplens.studies.sweeps.sweep import Cell, Point, Sweep
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -14,8 +14,6 @@ from warplens.profile.columns import column, table
 from warplens.profile.schema import Column, Float64s
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from warplens.studies.sweeps.sweep import Point, Sweep
 
 

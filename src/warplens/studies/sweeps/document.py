@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterator
+from typing import Any, Final
 
 import polars as pl
 
 from warplens.profile.columns import column
 from warplens.profile.schema import Column
 from warplens.report import text as fmt
-from warplens.report.document import Document, Figure, KeyFigure, KeyFigures, Paragraph, Section, Table, limits
+from warplens.report.document import Block, Document, Figure, KeyFigure, KeyFigures, Paragraph, Section, Table, limits
 from warplens.studies.sweeps.anomalies import ANOMALIES
-from warplens.studies.sweeps.breakeven import PARAMETERS, THRESHOLDS, group_columns
+from warplens.studies.sweeps.breakeven import PARAMETERS, THRESHOLDS, BreakEven, group_columns
 from warplens.studies.sweeps.confounding import AXES
-from warplens.studies.sweeps.numbers import LOST, POINTS, point_frame
+from warplens.studies.sweeps.numbers import LOST, POINTS, SweepNumbers, point_frame
 from warplens.studies.sweeps.payoff import CROSSINGS, crossing_frame
 from warplens.studies.sweeps.regimes import CELL_REGIMES, REGIMES, regime_frame
 from warplens.studies.sweeps.words import (
@@ -25,14 +26,6 @@ from warplens.studies.sweeps.words import (
     machine_line,
     settings_text,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from warplens.report.document import Block
-    from warplens.studies.sweeps.breakeven import BreakEven
-    from warplens.studies.sweeps.numbers import SweepNumbers
-
 
 #: What sizes are counted in → what size × items is called.
 _TOTALS: Final = {"tokens": "tokens × batch", "flops": "FLOPs of a step", "items": "items"}

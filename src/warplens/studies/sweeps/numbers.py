@@ -8,31 +8,25 @@ from typing import TYPE_CHECKING, Any, Final
 
 import polars as pl
 
-from warplens.compare.statistics import compare
+from warplens.compare.statistics import Comparison, compare
 from warplens.errors import WarplensError
 from warplens.profile import Note, NoteLevel
 from warplens.profile.columns import column, table
 from warplens.profile.schema import Column
 from warplens.report import text as fmt
-from warplens.studies.sweeps.anomalies import anomalies
+from warplens.studies.sweeps.anomalies import Anomalies, anomalies
 from warplens.studies.sweeps.breakeven_fit import fit_breakeven
-from warplens.studies.sweeps.confounding import confounding
-from warplens.studies.sweeps.payoff import pays_off
+from warplens.studies.sweeps.confounding import Confounding, confounding
+from warplens.studies.sweeps.payoff import PaysOff, pays_off
 from warplens.studies.sweeps.reading import matched
-from warplens.studies.sweeps.regimes import cell_key, regimes
-from warplens.studies.sweeps.sweep import framed
+from warplens.studies.sweeps.regimes import CellRegime, Regime, cell_key, regimes
+from warplens.studies.sweeps.sweep import Cell, Point, Sweep, framed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from warplens.compare.statistics import Comparison
     from warplens.diagnosis.findings import Diagnosis
-    from warplens.studies.sweeps.anomalies import Anomalies
     from warplens.studies.sweeps.breakeven import BreakEven
-    from warplens.studies.sweeps.confounding import Confounding
-    from warplens.studies.sweeps.payoff import PaysOff
-    from warplens.studies.sweeps.regimes import CellRegime, Regime
-    from warplens.studies.sweeps.sweep import Cell, Point, Sweep
 
 
 POINTS: Final = table(

@@ -7,7 +7,7 @@ changes are answers to one question; `pays_off` gives each of them as `PaysOff`.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
@@ -20,13 +20,10 @@ from warplens.profile.columns import column, table
 from warplens.profile.schema import Column, Float64s
 from warplens.studies.policies.choosing import Policy, is_number
 from warplens.studies.sweeps.curves import meetings, root
-from warplens.studies.sweeps.sweep import LEAST_BLOCKS, Replicates, Sweep, framed, replicates
+from warplens.studies.sweeps.sweep import LEAST_BLOCKS, Point, Replicates, Sweep, framed, replicates
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from warplens.studies.sweeps.breakeven import BreakEven
-    from warplens.studies.sweeps.sweep import Point
 
 
 #: `crosses`: it starts or stops to pay somewhere between the places looked at. `always`, `none-in-range`: it is faster,

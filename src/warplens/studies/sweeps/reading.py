@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -15,8 +15,6 @@ from warplens.errors import UsageError
 from warplens.studies.sweeps.sweep import Cell, Point, Sweep
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
     from warplens.profile.measurements import Measurements
     from warplens.profile.schema import Float64s
 

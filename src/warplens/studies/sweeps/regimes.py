@@ -9,9 +9,9 @@ grows like the work is. Arithmetic and memory they cannot tell apart, unless the
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 import polars as pl
 
@@ -19,13 +19,7 @@ from warplens.profile.columns import column, table
 from warplens.profile.peaks import peaks_of
 from warplens.profile.schema import Column
 from warplens.profile.trace import Device
-from warplens.studies.sweeps.sweep import framed
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from warplens.studies.sweeps.sweep import Cell, Point, Sweep
-
+from warplens.studies.sweeps.sweep import Cell, Point, Sweep, framed
 
 Regime: TypeAlias = Literal["launch-bound", "gpu-bound", "memory-bound", "compute-bound", "unknown"]
 Evidence: TypeAlias = Literal["measured", "modelled"]

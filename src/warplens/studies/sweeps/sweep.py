@@ -7,9 +7,9 @@ A point is a combination of settings that both sides share, such as input size a
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
 import polars as pl
@@ -17,13 +17,8 @@ import polars as pl
 from warplens.compare.statistics import Samples
 from warplens.compare.statistics.samples import t_quantile
 from warplens.errors import MissingDataError, UsageError
+from warplens.profile.schema import Bools, Float64s, Int64s, Table
 from warplens.studies.policies.choosing import is_number
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from warplens.profile.schema import Bools, Float64s, Int64s, Table
-
 
 #: The sides of a sweep, as settings, columns and messages name them.
 SIDES: Final = ("baseline", "variant")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
-from warplens.profile.schema import Column
+from warplens.profile.schema import Column, Table
 from warplens.report import text as fmt
 
 if TYPE_CHECKING:
@@ -13,7 +13,6 @@ if TYPE_CHECKING:
 
     import polars as pl
 
-    from warplens.profile.schema import Table
     from warplens.studies.sweeps.numbers import SweepNumbers, SweptPoint
     from warplens.studies.sweeps.payoff import PaysOff
 

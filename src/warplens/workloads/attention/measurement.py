@@ -21,7 +21,7 @@ from warplens.workloads.attention.problem import (
     attention_inputs,
     compared,
 )
-from warplens.workloads.attention.registry import KERNELS, BackendRefusedError
+from warplens.workloads.attention.registry import KERNELS, AttentionKernel, BackendRefusedError
 from warplens.workloads.samples import Drift, Summary, drift, median_interval, summary
 
 if TYPE_CHECKING:
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
     import torch
 
-    from warplens.workloads.attention.registry import AttentionKernel
     from warplens.workloads.registry import Plan, Setting
     from warplens.workloads.settings import AttentionCell
 
