@@ -67,32 +67,23 @@ _ALLOCATING: Final = frozenset(
 
 @dataclass(frozen=True)
 class AllocatorUse:
-    """What one process had allocated on one device during a window.
-
-    Attributes:
-        device: ordinal of the GPU; None for host memory.
-        begin_bytes, end_bytes: in use at the window's edges.
-        peak_ns: when that was first reached.
-        reserved_bytes: what the allocator held at the peak; None where it was not recorded.
-        allocations, releases: how many there were in the window.
-        allocated_bytes: sum of all allocations in the window (churn).
-        unseen_bytes: part of the peak that was allocated before the recording began: whose it is cannot be known.
-        mismatches: events of the profile whose own running total differs from the sum of the events before it.
-    """
+    """What one process had allocated on one device during a window."""
 
     process: int
-    device: int | None
+    device: int | None  #: ordinal of the GPU; None for host memory
+    #: begin_bytes, end_bytes: in use at the window's edges
     begin_bytes: int
     end_bytes: int
     peak_bytes: int
-    peak_ns: int
-    reserved_bytes: int | None
+    peak_ns: int  #: when that was first reached
+    reserved_bytes: int | None  #: what the allocator held at the peak; None where it was not recorded
     most_reserved_bytes: int | None
+    #: allocations, releases: how many there were in the window
     allocations: int
     releases: int
-    allocated_bytes: int
-    unseen_bytes: int
-    mismatches: int
+    allocated_bytes: int  #: sum of all allocations in the window (churn)
+    unseen_bytes: int  #: part of the peak that was allocated before the recording began: whose it is cannot be known
+    mismatches: int  #: events of the profile whose own running total differs from the sum of the events before it
 
     @property
     def idle_bytes(self) -> int | None:

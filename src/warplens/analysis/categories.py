@@ -38,21 +38,15 @@ OTHER = "other"
 
 @dataclass(frozen=True)
 class KernelClass:
-    """What a kernel's name says.
+    """What a kernel's name says."""
 
-    Attributes:
-        category: one of `CATEGORIES`.
-        library: where the kernel comes from (`cublas`, `nvjet`, `at-native`, …); None where the name does not show it.
-        precision: format of the operands, one of `kernel_precision.PRECISIONS`; None where the name does not reveal it.
-        tensor_cores: whether tensor cores do the arithmetic; None where the name does not reveal it.
-        rule: the rule that decided the category; None for `other` by default.
-    """
-
-    category: str
+    category: str  #: one of `CATEGORIES`
+    #: where the kernel comes from (`cublas`, `nvjet`, `at-native`, …); None where the name does not show it
     library: str | None
+    #: format of the operands, one of `kernel_precision.PRECISIONS`; None where the name does not reveal it
     precision: str | None
-    tensor_cores: bool | None
-    rule: str | None
+    tensor_cores: bool | None  #: whether tensor cores do the arithmetic; None where the name does not reveal it
+    rule: str | None  #: the rule that decided the category; None for `other` by default
 
 
 CLASSES = table(

@@ -24,21 +24,15 @@ from warplens.analysis.kernel_names import NameParts
 
 @dataclass(frozen=True)
 class Rule:
-    """Whatever all the stated patterns are found in belongs to `category`.
+    """Whatever all the stated patterns are found in belongs to `category`."""
 
-    Attributes:
-        name: stable identifier, for people who ask why a kernel stands where it stands.
-        category: one of `categories.CATEGORIES`.
-        words, function, template: regular expressions; an empty one holds always.
-        why: the reason, where the pattern alone does not show it.
-    """
-
-    name: str
-    category: str
+    name: str  #: stable identifier, for people who ask why a kernel stands where it stands
+    category: str  #: one of `categories.CATEGORIES`
+    #: words, function, template: regular expressions; an empty one holds always
     words: str = ""
     function: str = ""
     template: str = ""
-    why: str = ""
+    why: str = ""  #: the reason, where the pattern alone does not show it
 
     @cached_property
     def _patterns(self) -> tuple[tuple[str, re.Pattern[str]], ...]:

@@ -123,28 +123,20 @@ _HOME: Final = ["process", "device", "memory"]
 
 @dataclass(frozen=True)
 class MemoryUse:
-    """Memory of one kind that one process held on one device during a window.
-
-    Attributes:
-        device: CUDA ordinal; None where the source does not say.
-        memory: device, pinned, managed, …; None where the source does not say.
-        begin_bytes, end_bytes: allocated at the window's edges.
-        peak_bytes: the most that was allocated at once inside the window.
-        peak_ns: when that amount was first reached.
-        allocations, releases: how many there were in the window.
-        unseen_bytes: part of all these amounts that must have been allocated before the recording began.
-    """
+    """Memory of one kind that one process held on one device during a window."""
 
     process: int
-    device: int | None
-    memory: str | None
+    device: int | None  #: CUDA ordinal; None where the source does not say
+    memory: str | None  #: device, pinned, managed, …; None where the source does not say
+    #: begin_bytes, end_bytes: allocated at the window's edges
     begin_bytes: int
     end_bytes: int
-    peak_bytes: int
-    peak_ns: int
+    peak_bytes: int  #: the most that was allocated at once inside the window
+    peak_ns: int  #: when that amount was first reached
+    #: allocations, releases: how many there were in the window
     allocations: int
     releases: int
-    unseen_bytes: int
+    unseen_bytes: int  #: part of all these amounts that must have been allocated before the recording began
 
 
 def memory_timeline(timeline: Timeline, window: Window) -> pl.DataFrame | None:

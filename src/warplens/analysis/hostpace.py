@@ -61,26 +61,18 @@ _POLLS_OF_A_WAIT = 8
 
 @dataclass(frozen=True, eq=False)
 class HostCalls:
-    """The CUDA calls of one process's launching threads.
+    """The CUDA calls of one process's launching threads."""
 
-    Attributes:
-        row: shape (n,), the rows of the calls in `Trace.api_calls`.
-        starts, ends, thread: each call's interval and thread; a wait by asking again and again is one interval.
-        cause: the position from 1 in `HOLDING_CAUSES` of what the call holds its thread up with; 0 for calls that issue
-            work.
-        issues: whether GPU work came of the call.
-        outermost: the calls of all threads as disjoint pieces, each owned by the call that began first.
-        profiler: per thread, when the profiler held it up.
-    """
-
-    row: Int64s
+    row: Int64s  #: shape (n,), the rows of the calls in `Trace.api_calls`
+    #: starts, ends, thread: each call's interval and thread; a wait by asking again and again is one interval
     starts: Int64s
     ends: Int64s
     thread: Int64s
+    #: the position from 1 in `HOLDING_CAUSES` of what the call holds its thread up with; 0 for calls that issue work
     cause: npt.NDArray[np.int8]
-    issues: Bools
-    outermost: Owned
-    profiler: dict[int, Intervals]
+    issues: Bools  #: whether GPU work came of the call
+    outermost: Owned  #: the calls of all threads as disjoint pieces, each owned by the call that began first
+    profiler: dict[int, Intervals]  #: per thread, when the profiler held it up
 
     @staticmethod
     @once
@@ -246,52 +238,34 @@ _MAX_PERIODS: Final = 16
 
 @dataclass(frozen=True)
 class LayerPace:
-    """A sequence of launches that repeats within a step, such as the layers of a model.
+    """A sequence of launches that repeats within a step, such as the layers of a model."""
 
-    Attributes:
-        layers: how often it repeats without interruption, in the step that was looked at.
-        launches: kernels of one repetition.
-        host_ns: median time from the first launch of a layer to that of the next.
-        gpu_ns: median time of a layer's kernels on the GPU, summed.
-    """
-
-    layers: int
-    launches: int
-    host_ns: int
-    gpu_ns: int
+    layers: int  #: how often it repeats without interruption, in the step that was looked at
+    launches: int  #: kernels of one repetition
+    host_ns: int  #: median time from the first launch of a layer to that of the next
+    gpu_ns: int  #: median time of a layer's kernels on the GPU, summed
 
 
 @dataclass(frozen=True)
 class HostPace:
-    """What the busiest launching thread did in a window.
-
-    Attributes:
-        launches: calls of it that issued work in the window.
-        per_second: those over the window's length.
-        host_ns_per_launch: quartiles of the time from one launching call to the next, without what held the thread up
-            in between; None with fewer than two launches.
-        thread_ns: the window's length split into `THREAD_PARTS`; the parts sum to it.
-        queue_mean: pieces of work that were launched and had not started, averaged over time.
-        queue_max: the most there were at once.
-        queue_empty_share: share of the window in which there were none.
-        lead_median_ns: median time from the return of a launching call to the begin of its work.
-        behind_share: share of the work that started less than `PROMPT_START_NS` after its call returned: the GPU was
-            waiting for it, the host was behind.
-        layer: the repeating part of a step; None where nothing repeats.
-    """
+    """What the busiest launching thread did in a window."""
 
     process: int
     thread: int
-    launches: int
-    per_second: float
+    launches: int  #: calls of it that issued work in the window
+    per_second: float  #: those over the window's length
+    #: quartiles of the time from one launching call to the next, without what held the thread up in between; None with
+    #: fewer than two launches
     host_ns_per_launch: tuple[float, float, float] | None
-    thread_ns: dict[str, int]
-    queue_mean: float
-    queue_max: int
-    queue_empty_share: float
-    lead_median_ns: float
+    thread_ns: dict[str, int]  #: the window's length split into `THREAD_PARTS`; the parts sum to it
+    queue_mean: float  #: pieces of work that were launched and had not started, averaged over time
+    queue_max: int  #: the most there were at once
+    queue_empty_share: float  #: share of the window in which there were none
+    lead_median_ns: float  #: median time from the return of a launching call to the begin of its work
+    #: share of the work that started less than `PROMPT_START_NS` after its call returned: the GPU was waiting for it,
+    #: the host was behind
     behind_share: float
-    layer: LayerPace | None
+    layer: LayerPace | None  #: the repeating part of a step; None where nothing repeats
 
     @property
     def is_ahead(self) -> bool:

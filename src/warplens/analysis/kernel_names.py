@@ -27,19 +27,13 @@ _MOST_LENGTH_DIGITS = 9
 
 @dataclass(frozen=True)
 class NameParts:
-    """A kernel's name, taken apart.
+    """A kernel's name, taken apart."""
 
-    Attributes:
-        function: the qualified function, without return type, template arguments and parameters.
-        template: its template arguments, as written; empty where it has none.
-        parameters: its parameter list, as written; tools that print `T1 *` reveal no type there.
-        words: the function in lower-case words: `at::native::GammaBetaBackwardCUDAKernel` → `at native gamma beta
-            backward cuda kernel`. So a rule for `norm` does not take `normal` for a normalisation.
-    """
-
-    function: str
-    template: str
-    parameters: str
+    function: str  #: the qualified function, without return type, template arguments and parameters
+    template: str  #: its template arguments, as written; empty where it has none
+    parameters: str  #: its parameter list, as written; tools that print `T1 *` reveal no type there
+    #: the function in lower-case words: `at::native::GammaBetaBackwardCUDAKernel` → `at native gamma beta backward cuda
+    #: kernel`. So a rule for `norm` does not take `normal` for a normalisation.
     words: str
 
 

@@ -112,17 +112,11 @@ def _classed(kernels: pl.DataFrame, by: str, spent: pl.Expr) -> pl.DataFrame:
 
 @dataclass(frozen=True)
 class CategoryCoverage:
-    """How much of the kernel time has a name that tells.
+    """How much of the kernel time has a name that tells."""
 
-    Attributes:
-        total_ns: summed duration of the kernels counted.
-        categorised_ns: that of kernels whose category is not `other`.
-        precision_ns: that of kernels whose name reveals a precision.
-    """
-
-    total_ns: int
-    categorised_ns: int
-    precision_ns: int
+    total_ns: int  #: summed duration of the kernels counted
+    categorised_ns: int  #: that of kernels whose category is not `other`
+    precision_ns: int  #: that of kernels whose name reveals a precision
 
     @property
     def category_share(self) -> float | None:
@@ -151,16 +145,11 @@ def coverage_of(classed: pl.DataFrame) -> CategoryCoverage:
 
 @dataclass(frozen=True)
 class TensorCoreUse:
-    """What multiplied the matrices, as far as kernel names reveal it.
+    """What multiplied the matrices, as far as kernel names reveal it."""
 
-    Attributes:
-        total_ns: summed duration of the kernels counted.
-        product_ns: that of the kernels that multiply matrices (`categories.PRODUCTS`); the sum of the next three.
-        tensor_core_ns, vector_ns, unknown_ns: of those, on tensor cores, on vector units, and where the name is silent.
-    """
-
-    total_ns: int
-    product_ns: int
+    total_ns: int  #: summed duration of the kernels counted
+    product_ns: int  #: that of the kernels that multiply matrices (`categories.PRODUCTS`); the sum of the next three
+    #: tensor_core_ns, vector_ns, unknown_ns: of those, on tensor cores, on vector units, and where the name is silent
     tensor_core_ns: int
     vector_ns: int
     unknown_ns: int

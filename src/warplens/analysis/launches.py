@@ -68,48 +68,34 @@ class CountPerStep:
 
 @dataclass(frozen=True)
 class LaunchSummary:
-    """How the kernels of a window were launched. What cannot be known from the profile is None.
+    """How the kernels of a window were launched. What cannot be known from the profile is None."""
 
-    Attributes:
-        launches: kernels that were launched one by one.
-        matched: … of which the launching API call was recorded.
-        coverage_share: `matched / launches`.
-        per_step: `launches` in each step of the window, of the process with the most GPU time where there are several.
-        per_second: `launches` divided by the length of the window.
-        thread: process and thread id of the thread that launched the most.
-        thread_share: its share of the matched launches.
-        interval_median_ns: median time between the begins of two successive launching calls on that thread: what one
-            launch costs the program, Python, dispatch and waiting for room in the queue included.
-        api_total_ns: time inside the launching calls, summed over all threads.
-        api_mean_ns, api_median_ns: time inside one launching call.
-        queue_median_ns: median of kernel begin − end of call; negative where most kernels start before it.
-        shorter_than_interval_share: share of the launches whose kernel runs shorter than `interval_median_ns`: the host
-            does not issue such kernels as fast as the GPU finishes them. Only together with a high `prompt_share` does
-            this mean that the launches hold the GPU up.
-        prompt_share: share of the matched launches that started less than `PROMPT_START_NS` after their call returned:
-            the GPU had been waiting for them.
-        graph_launches: CUDA graph launches, each started by one call.
-        graph_kernels: kernels replayed by them and recorded one by one; not part of `launches`.
-        graph_api_total_ns: time inside the graph-launching calls.
-    """
-
-    launches: int
-    matched: int
-    coverage_share: float | None
+    launches: int  #: kernels that were launched one by one
+    matched: int  #: … of which the launching API call was recorded
+    coverage_share: float | None  #: `matched / launches`
+    #: `launches` in each step of the window, of the process with the most GPU time where there are several
     per_step: CountPerStep | None
-    per_second: float | None
-    thread: tuple[int, int] | None
-    thread_share: float | None
+    per_second: float | None  #: `launches` divided by the length of the window
+    thread: tuple[int, int] | None  #: process and thread id of the thread that launched the most
+    thread_share: float | None  #: its share of the matched launches
+    #: median time between the begins of two successive launching calls on that thread: what one launch costs the
+    #: program, Python, dispatch and waiting for room in the queue included
     interval_median_ns: float | None
-    api_total_ns: int
+    api_total_ns: int  #: time inside the launching calls, summed over all threads
+    #: api_mean_ns, api_median_ns: time inside one launching call
     api_mean_ns: float | None
     api_median_ns: float | None
-    queue_median_ns: float | None
+    queue_median_ns: float | None  #: median of kernel begin − end of call; negative where most kernels start before it
+    #: share of the launches whose kernel runs shorter than `interval_median_ns`: the host does not issue such kernels
+    #: as fast as the GPU finishes them. Only together with a high `prompt_share` does this mean that the launches hold
+    #: the GPU up.
     shorter_than_interval_share: float | None
+    #: share of the matched launches that started less than `PROMPT_START_NS` after their call returned: the GPU had
+    #: been waiting for them
     prompt_share: float | None
-    graph_launches: int
-    graph_kernels: int
-    graph_api_total_ns: int
+    graph_launches: int  #: CUDA graph launches, each started by one call
+    graph_kernels: int  #: kernels replayed by them and recorded one by one; not part of `launches`
+    graph_api_total_ns: int  #: time inside the graph-launching calls
 
 
 def launch_statistics(timeline: Timeline, window: Window, by: Sequence[str] = ("name", "api")) -> pl.DataFrame:

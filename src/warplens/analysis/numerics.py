@@ -65,15 +65,10 @@ ATTENTION_ERRORS: Final = table(
 
 @dataclass(frozen=True, eq=False)
 class Tensor:
-    """Numbers as a program saved them.
+    """Numbers as a program saved them."""
 
-    Attributes:
-        values: bfloat16 as float32, which holds them exactly.
-        dtype: a key of `FORMATS`.
-    """
-
-    values: npt.NDArray[Any]
-    dtype: str
+    values: npt.NDArray[Any]  #: bfloat16 as float32, which holds them exactly
+    dtype: str  #: a key of `FORMATS`
 
 
 def numeric_differences(a: Mapping[str, Tensor], b: Mapping[str, Tensor], pair: str) -> pl.DataFrame:

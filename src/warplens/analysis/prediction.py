@@ -304,25 +304,15 @@ _REPLAYED_WORK: Final = 60_000
 
 @dataclass(frozen=True)
 class Prediction:
-    """The modelled effect of one change on the time of a step. Never to be shown as a measurement.
+    """The modelled effect of one change on the time of a step. Never to be shown as a measurement."""
 
-    Attributes:
-        change: what is different, one of `CHANGES`, or several of them joined by commas.
-        measured_ns: wall time of a step (of the window where no steps were found).
-        predicted_ns: the same under the change.
-        speedup: `measured_ns / predicted_ns`.
-        model_error: how far the replay of the unchanged schedule is from the measurement, as a share of it.
-        how: one sentence for people.
-        assumptions: what must hold for the prediction to come true.
-    """
-
-    change: str
-    measured_ns: int
-    predicted_ns: int
-    speedup: float
-    model_error: float
-    how: str
-    assumptions: tuple[str, ...]
+    change: str  #: what is different, one of `CHANGES`, or several of them joined by commas
+    measured_ns: int  #: wall time of a step (of the window where no steps were found)
+    predicted_ns: int  #: the same under the change
+    speedup: float  #: `measured_ns / predicted_ns`
+    model_error: float  #: how far the replay of the unchanged schedule is from the measurement, as a share of it
+    how: str  #: one sentence for people
+    assumptions: tuple[str, ...]  #: what must hold for the prediction to come true
 
     @property
     def confidence(self) -> Literal["high", "medium", "low"]:

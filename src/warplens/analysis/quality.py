@@ -42,15 +42,10 @@ _USUAL: Final = 0.5
 
 @dataclass(frozen=True)
 class AbortedStep:
-    """A training step that cannot stand for the workload.
+    """A training step that cannot stand for the workload."""
 
-    Attributes:
-        step: the step; the whole window, with index 0, where the profile has no steps.
-        reasons: sentences for people, at least one.
-    """
-
-    step: Step
-    reasons: tuple[str, ...]
+    step: Step  #: the step; the whole window, with index 0, where the profile has no steps
+    reasons: tuple[str, ...]  #: sentences for people, at least one
 
 
 @once

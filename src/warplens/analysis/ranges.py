@@ -86,16 +86,11 @@ _REMEMBERED_NAMES = 65_536
 
 @dataclass(frozen=True)
 class RangeCoverage:
-    """How much of the GPU work's summed duration belongs to ranges, and by which rule.
-
-    Attributes:
-        same_thread_ns: attributed to a range on the launching thread.
-        inferred_ns: attributed to a range that another, waiting thread holds open.
-    """
+    """How much of the GPU work's summed duration belongs to ranges, and by which rule."""
 
     total_ns: int
-    same_thread_ns: int
-    inferred_ns: int
+    same_thread_ns: int  #: attributed to a range on the launching thread
+    inferred_ns: int  #: attributed to a range that another, waiting thread holds open
 
     @property
     def unattributed_ns(self) -> int:

@@ -39,50 +39,32 @@ _NEVER = -(2**60)
 
 @dataclass(frozen=True, eq=False)
 class Schedule:
-    """What the host did, in order, and the work that it issued, in the order of issue. All times are nanoseconds.
+    """What the host did, in order, and the work that it issued, in the order of issue. All times are nanoseconds."""
 
-    Attributes:
-        begin_ns: when the host sets out.
-        pause_ns: shape (calls,), time outside of calls before each.
-        held_ns: what each call takes by itself.
-        waits_for: the piece of work whose end each call awaits; −1 for none. It was issued by this or an earlier call.
-        return_ns: from that end to the call's return; negative where the call returns before it.
-        call: shape (work,), ascending: the call that issues each piece of work.
-        offset_ns: from the begin of that call to the arrival of the work at the GPU.
-        duration_ns: how long it runs.
-        stream: its queue, numbered from 0.
-        gap_ns: from the end of the work before it on the stream to its earliest begin; may be negative.
-        after: a piece of work issued before it, on another stream, that it waits for; −1 for none.
-        after_gap_ns: from the end of that one to its earliest begin.
-        ready_ns: shape (streams,), when the earlier work of each stream ends.
-    """
-
-    begin_ns: int
-    pause_ns: Int64s
-    held_ns: Int64s
+    begin_ns: int  #: when the host sets out
+    pause_ns: Int64s  #: shape (calls,), time outside of calls before each
+    held_ns: Int64s  #: what each call takes by itself
+    #: the piece of work whose end each call awaits; −1 for none. It was issued by this or an earlier call.
     waits_for: Int64s
-    return_ns: Int64s
-    call: Int64s
-    offset_ns: Int64s
-    duration_ns: Int64s
-    stream: Int64s
-    gap_ns: Int64s
-    after: Int64s
-    after_gap_ns: Int64s
-    ready_ns: Int64s
+    return_ns: Int64s  #: from that end to the call's return; negative where the call returns before it
+    call: Int64s  #: shape (work,), ascending: the call that issues each piece of work
+    offset_ns: Int64s  #: from the begin of that call to the arrival of the work at the GPU
+    duration_ns: Int64s  #: how long it runs
+    stream: Int64s  #: its queue, numbered from 0
+    gap_ns: Int64s  #: from the end of the work before it on the stream to its earliest begin; may be negative
+    after: Int64s  #: a piece of work issued before it, on another stream, that it waits for; −1 for none
+    after_gap_ns: Int64s  #: from the end of that one to its earliest begin
+    ready_ns: Int64s  #: shape (streams,), when the earlier work of each stream ends
 
 
 @dataclass(frozen=True, eq=False)
 class Replayed:
-    """The times that follow from a schedule.
+    """The times that follow from a schedule."""
 
-    Attributes:
-        call_starts, call_ends: shape (calls,).
-        starts, ends: shape (work,).
-    """
-
+    #: call_starts, call_ends: shape (calls,)
     call_starts: Int64s
     call_ends: Int64s
+    #: starts, ends: shape (work,)
     starts: Int64s
     ends: Int64s
 
@@ -124,24 +106,16 @@ def replay(schedule: Schedule) -> Replayed:
 
 @dataclass(frozen=True, eq=False)
 class _Stretches:
-    """Runs of work of one stream within one segment, inside of which nothing else is waited for.
+    """Runs of work of one stream within one segment, inside of which nothing else is waited for."""
 
-    Attributes:
-        of_work: shape (work,), the stretch of each piece of work; stretches are numbered in order of first issue.
-        segment, stream: shape (stretches,).
-        shift: `A`, what the stretch adds to the end of the work before it.
-        reach: `B`, its end if only the host held it back, relative to the host's begin of the segment.
-        after: the piece of work that its first one waits for; −1 for none.
-        after_shift: from the end of that one to the end of the stretch.
-    """
-
-    of_work: Int64s
+    of_work: Int64s  #: shape (work,), the stretch of each piece of work; stretches are numbered in order of first issue
+    #: segment, stream: shape (stretches,)
     segment: Int64s
     stream: Int64s
-    shift: Int64s
-    reach: Int64s
-    after: Int64s
-    after_shift: Int64s
+    shift: Int64s  #: `A`, what the stretch adds to the end of the work before it
+    reach: Int64s  #: `B`, its end if only the host held it back, relative to the host's begin of the segment
+    after: Int64s  #: the piece of work that its first one waits for; −1 for none
+    after_shift: Int64s  #: from the end of that one to the end of the stretch
 
     @classmethod
     def of(cls, schedule: Schedule, order: Int64s, segment_of_call: Int64s, arrival: Int64s) -> _Stretches:
@@ -224,48 +198,32 @@ BLOCKING_COPY: Final = HOLDING_CAUSES.index("blocking-copy") + 1
 
 @dataclass(frozen=True, eq=False)
 class RecordedSchedule:
-    """One process's work on one device in a window, as it was recorded.
-
-    Attributes:
-        kind: shape (calls,), the position in `API_KIND` of what each call is.
-        cause: what each call holds the host up with, a position from 1 in `HOLDING_CAUSES`; 0 for issuing work.
-        whole_device: whether the call waits for all of the device's work by its name.
-        stall_ns: the part of the pause before each call in which the host did something else for long.
-        marked: whether the program's own ranges say what a step is.
-        step: shape (calls,), the step that the work issued last belongs to, from 0; all 0 without steps.
-        bytes: shape (work,), what a copy moves; 0 for other work.
-        direction: of each copy, as in the `copies` table; null for other work.
-        pinned: whether it is a copy between the device and host memory that is not pageable.
-        first_work: the piece of work whose begin is the window's; −1 where the window begins otherwise.
-        last_work: the piece of work whose begin is the window's end; −1 where the window ends otherwise.
-        tail_ns: from the return of the last call to the window's end; None where the window ends with its work.
-        overrun_ns: by how much its work outlasts the window.
-        stalls: when the host did something else for long.
-        called_ns, returned_ns: shape (calls,), when each call began and returned, as recorded.
-        work_row: shape (work,), the row of each piece of work in `Timeline.work`.
-    """
+    """One process's work on one device in a window, as it was recorded."""
 
     schedule: Schedule
     window: Window
     process: int
     device: int
-    kind: npt.NDArray[np.int8]
+    kind: npt.NDArray[np.int8]  #: shape (calls,), the position in `API_KIND` of what each call is
+    #: what each call holds the host up with, a position from 1 in `HOLDING_CAUSES`; 0 for issuing work
     cause: npt.NDArray[np.int8]
-    whole_device: Bools
-    stall_ns: Int64s
-    marked: bool
-    step: Int64s
-    bytes: Int64s
-    direction: pl.Series
-    pinned: Bools
-    first_work: int
-    last_work: int
+    whole_device: Bools  #: whether the call waits for all of the device's work by its name
+    stall_ns: Int64s  #: the part of the pause before each call in which the host did something else for long
+    marked: bool  #: whether the program's own ranges say what a step is
+    step: Int64s  #: shape (calls,), the step that the work issued last belongs to, from 0; all 0 without steps
+    bytes: Int64s  #: shape (work,), what a copy moves; 0 for other work
+    direction: pl.Series  #: of each copy, as in the `copies` table; null for other work
+    pinned: Bools  #: whether it is a copy between the device and host memory that is not pageable
+    first_work: int  #: the piece of work whose begin is the window's; −1 where the window begins otherwise
+    last_work: int  #: the piece of work whose begin is the window's end; −1 where the window ends otherwise
+    #: from the return of the last call to the window's end; None where the window ends with its work
     tail_ns: int | None
-    overrun_ns: int
-    stalls: Intervals
+    overrun_ns: int  #: by how much its work outlasts the window
+    stalls: Intervals  #: when the host did something else for long
+    #: called_ns, returned_ns: shape (calls,), when each call began and returned, as recorded
     called_ns: Int64s
     returned_ns: Int64s
-    work_row: Int64s
+    work_row: Int64s  #: shape (work,), the row of each piece of work in `Timeline.work`
 
     def duration_ns(self, replayed: Replayed) -> int:
         """How long the window takes when its schedule is replayed so."""

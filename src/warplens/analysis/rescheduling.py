@@ -65,24 +65,15 @@ def as_graphs(recorded: RecordedSchedule) -> tuple[Schedule, int, int] | None:
 
 @dataclass(frozen=True, eq=False)
 class _Parts:
-    """The calls between two things that no graph can contain.
+    """The calls between two things that no graph can contain."""
 
-    Attributes:
-        part: shape (calls,), the part of each call, ascending.
-        outside: whether the call can be part of no graph; it is a part of its own.
-        inside: whether it becomes part of a graph.
-        issuing: the calls that issue work and can be captured.
-        launches: shape (parts,), how many of those each part has.
-        graphs: the parts that become a graph.
-        heads, lasts: shape (graphs,), the first and the last issuing call of each.
-    """
-
-    part: Int64s
-    outside: Bools
-    inside: Bools
-    issuing: Int64s
-    launches: Int64s
-    graphs: Int64s
+    part: Int64s  #: shape (calls,), the part of each call, ascending
+    outside: Bools  #: whether the call can be part of no graph; it is a part of its own
+    inside: Bools  #: whether it becomes part of a graph
+    issuing: Int64s  #: the calls that issue work and can be captured
+    launches: Int64s  #: shape (parts,), how many of those each part has
+    graphs: Int64s  #: the parts that become a graph
+    #: heads, lasts: shape (graphs,), the first and the last issuing call of each
     heads: Int64s
     lasts: Int64s
 

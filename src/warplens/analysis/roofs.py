@@ -72,41 +72,30 @@ _ITEM: Final = {"fp64": 8, "fp32": 4, "tf32": 4}
 
 @dataclass(frozen=True)
 class Task:
-    """One piece of work that a kernel, or the kernels of one operator, had to do.
+    """One piece of work that a kernel, or the kernels of one operator, had to do."""
 
-    Attributes:
-        family: kind of work, as `warplens.analysis.work` names families.
-        flops, bytes: the least that it takes; 0 for what does not count, None for what is not known.
-        dtype: format of the operands (`bf16`, `tf32`, `fp32`, …); None where it is not known.
-        backward: whether it computes gradients (attention and convolution differ there).
-        operation: which one of its family, as the table calls it, where it has rates for several; None for any.
-        sizes: what is known of the shape: `m`, `n`, `k`, `b` of products; `s`, `d`, `causal` of attention; `in`, `out`,
-            `side`, `kernel`, `groups`, `b` of convolutions; `mask` where attention reads one.
-    """
-
-    family: str
+    family: str  #: kind of work, as `warplens.analysis.work` names families
+    #: flops, bytes: the least that it takes; 0 for what does not count, None for what is not known
     flops: float | None
     bytes: float | None
-    dtype: str | None = None
+    dtype: str | None = None  #: format of the operands (`bf16`, `tf32`, `fp32`, …); None where it is not known
     tensor_cores: bool | None = None
-    backward: bool = False
+    backward: bool = False  #: whether it computes gradients (attention and convolution differ there)
+    #: which one of its family, as the table calls it, where it has rates for several; None for any
     operation: str | None = None
+    #: what is known of the shape: `m`, `n`, `k`, `b` of products; `s`, `d`, `causal` of attention; `in`, `out`, `side`,
+    #: `kernel`, `groups`, `b` of convolutions; `mask` where attention reads one
     sizes: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)
 class Roofs:
-    """The roofs of one GPU.
-
-    Attributes:
-        table: measured entries; empty where none were measured on a GPU of that name.
-        source: one sentence for people on where the practical roofs come from.
-    """
+    """The roofs of one GPU."""
 
     gpu: str
     peaks: Peaks
-    table: tuple[Mapping[str, Any], ...]
-    source: str
+    table: tuple[Mapping[str, Any], ...]  #: measured entries; empty where none were measured on a GPU of that name
+    source: str  #: one sentence for people on where the practical roofs come from
 
     @property
     def measured(self) -> bool:

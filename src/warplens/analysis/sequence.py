@@ -89,47 +89,31 @@ Confidence: TypeAlias = Literal["high", "medium", "low"]
 
 @dataclass(frozen=True)
 class Rhythm:
-    """Something that repeats, and may be the step.
+    """Something that repeats, and may be the step."""
 
-    Attributes:
-        what: repeats, for people.
-        pace_ns: median time from one start to the next; None for a single one.
-        launches: median number of launches in each.
-        confidence: how sure it is that these are the steps.
-        chosen: whether they were taken for the steps.
-    """
-
-    what: str
+    what: str  #: repeats, for people
     count: int
-    pace_ns: int | None
-    launches: int
-    confidence: Confidence
+    pace_ns: int | None  #: median time from one start to the next; None for a single one
+    launches: int  #: median number of launches in each
+    confidence: Confidence  #: how sure it is that these are the steps
     why: str
-    chosen: bool = False
+    chosen: bool = False  #: whether they were taken for the steps
 
 
 class Found(NamedTuple):
-    """Candidate steps.
+    """Candidate steps."""
 
-    Attributes:
-        starts, ends: of each.
-        counts: launches of each.
-        named_warmup: which are called warm-up.
-        name: of their ranges, numbers replaced by `N`; None where launches showed them.
-        work_ends: where the GPU work of each ends, if a step ends where the next one begins: then the last one ends
-            with its work, because nothing shows how long its successor would have waited. None if ranges end them.
-        origin: what showed them, for people, where no range did.
-        rhythms: everything that repeats, the steps among them.
-    """
-
+    #: starts, ends: of each
     starts: Int64s
     ends: Int64s
-    counts: Int64s
-    named_warmup: Bools
-    name: str | None
+    counts: Int64s  #: launches of each
+    named_warmup: Bools  #: which are called warm-up
+    name: str | None  #: of their ranges, numbers replaced by `N`; None where launches showed them
+    #: where the GPU work of each ends, if a step ends where the next one begins: then the last one ends with its work,
+    #: because nothing shows how long its successor would have waited. None if ranges end them.
     work_ends: Int64s | None = None
-    origin: str = ""
-    rhythms: tuple[Rhythm, ...] = ()
+    origin: str = ""  #: what showed them, for people, where no range did
+    rhythms: tuple[Rhythm, ...] = ()  #: everything that repeats, the steps among them
 
 
 @dataclass(frozen=True, eq=False)

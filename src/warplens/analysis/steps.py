@@ -95,26 +95,18 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class StepSearch:
-    """What the search for steps found.
+    """What the search for steps found."""
 
-    Attributes:
-        steps: all steps in time order, on the clock of the analysis; empty where the profile shows no repetition.
-        steady: the steps without the leading ones that are still warming up.
-        source: `range`, `sequence` or `none`.
-        name: the range name, with numbers replaced by `N`; None for other sources.
-        how: one sentence for people.
-        rhythms: everything that repeats, from which the steps were chosen; without ranges these may be parts of a step
-            (a layer), or several.
-        left_out: work beside the steady steps, in time order.
-    """
-
+    #: all steps in time order, on the clock of the analysis; empty where the profile shows no repetition
     steps: tuple[Step, ...]
-    steady: tuple[Step, ...]
-    source: str
-    name: str | None
-    how: str
+    steady: tuple[Step, ...]  #: the steps without the leading ones that are still warming up
+    source: str  #: `range`, `sequence` or `none`
+    name: str | None  #: the range name, with numbers replaced by `N`; None for other sources
+    how: str  #: one sentence for people
+    #: everything that repeats, from which the steps were chosen; without ranges these may be parts of a step (a layer),
+    #: or several
     rhythms: tuple[Rhythm, ...] = ()
-    left_out: tuple[LeftOut, ...] = ()
+    left_out: tuple[LeftOut, ...] = ()  #: work beside the steady steps, in time order
 
     @property
     def confidence(self) -> Confidence | None:

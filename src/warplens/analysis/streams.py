@@ -219,26 +219,17 @@ GRAPHS: Final = table(
 
 @dataclass(frozen=True)
 class GraphSummary:
-    """The CUDA graph launches of a window.
+    """The CUDA graph launches of a window."""
 
-    Attributes:
-        whole_launches: launches that were traced as a whole.
-        node_launches: launches whose nodes were recorded.
-        nodes: kernels, copies and memsets that were recorded as nodes of a graph.
-        nodes_per_launch: smallest, median and largest number of nodes of a launch; None without node tracing.
-        busy_ns: time in which at least one graph's work ran, hidden or not, summed over devices.
-        hidden_ns: time inside launches that were traced as a whole, summed over devices.
-        gpu_busy_ns: time in which anything at all ran, summed over devices.
-        busy_share, hidden_share: of `gpu_busy_ns`; None where nothing ran.
-    """
-
-    whole_launches: int
-    node_launches: int
-    nodes: int
+    whole_launches: int  #: launches that were traced as a whole
+    node_launches: int  #: launches whose nodes were recorded
+    nodes: int  #: kernels, copies and memsets that were recorded as nodes of a graph
+    #: smallest, median and largest number of nodes of a launch; None without node tracing
     nodes_per_launch: tuple[int, float, int] | None
-    busy_ns: int
-    hidden_ns: int
-    gpu_busy_ns: int
+    busy_ns: int  #: time in which at least one graph's work ran, hidden or not, summed over devices
+    hidden_ns: int  #: time inside launches that were traced as a whole, summed over devices
+    gpu_busy_ns: int  #: time in which anything at all ran, summed over devices
+    #: busy_share, hidden_share: of `gpu_busy_ns`; None where nothing ran
     busy_share: float | None
     hidden_share: float | None
 

@@ -78,17 +78,11 @@ _MOST: Final = 0.5
 
 @dataclass(frozen=True, eq=False)
 class Spent:
-    """Nanoseconds of the rows of a table, most of which have none: of most causes, few pauses have any.
+    """Nanoseconds of the rows of a table, most of which have none: of most causes, few pauses have any."""
 
-    Attributes:
-        rows: shape (n,), ascending, the rows that have any; None for all.
-        ns: shape (n,), of each of them.
-        count: rows of the table.
-    """
-
-    rows: Int64s | None
-    ns: Int64s
-    count: int
+    rows: Int64s | None  #: shape (n,), ascending, the rows that have any; None for all
+    ns: Int64s  #: shape (n,), of each of them
+    count: int  #: rows of the table
 
     @classmethod
     def of(cls, whole: Int64s) -> Spent:
@@ -159,17 +153,13 @@ class Spent:
 
 @dataclass(frozen=True, eq=False)
 class IdleGaps:
-    """Idle intervals of one device and the causes of each.
+    """Idle intervals of one device and the causes of each."""
 
-    Attributes:
-        gaps: the idle intervals, disjoint.
-        parts: for each cause of `IDLE_CAUSES` the nanoseconds of each gap; they sum to the gaps' lengths.
-        ended_by: shape (n,), the first row of `Timeline.work_on(device)` that begins at the gap's end or later; as many
-            as there are rows for none.
-    """
-
-    gaps: Intervals
+    gaps: Intervals  #: the idle intervals, disjoint
+    #: for each cause of `IDLE_CAUSES` the nanoseconds of each gap; they sum to the gaps' lengths
     parts: dict[str, Spent]
+    #: shape (n,), the first row of `Timeline.work_on(device)` that begins at the gap's end or later; as many as there
+    #: are rows for none
     ended_by: Int64s
 
     @cached_property
@@ -400,22 +390,14 @@ BUDGET = table(
 
 @dataclass(frozen=True, eq=False)
 class TimeBudget:
-    """Where one device's time went.
+    """Where one device's time went."""
 
-    Attributes:
-        device: CUDA ordinal.
-        duration_ns: the time that was split: the window's length, or with a range the summed spans of its instances.
-        parts: `BUDGET`, largest first within a group; `time_ns` sums to `duration_ns`.
-        gaps: every idle interval with its causes.
-        owned_ns: the time that each row of `Timeline.work_on(device)` owns, so that each instant counts once.
-    """
-
-    device: int
+    device: int  #: CUDA ordinal
     window: Window
-    duration_ns: int
-    parts: pl.DataFrame
-    gaps: IdleGaps
-    owned_ns: Int64s
+    duration_ns: int  #: the time that was split: the window's length, or with a range the summed spans of its instances
+    parts: pl.DataFrame  #: `BUDGET`, largest first within a group; `time_ns` sums to `duration_ns`
+    gaps: IdleGaps  #: every idle interval with its causes
+    owned_ns: Int64s  #: the time that each row of `Timeline.work_on(device)` owns, so that each instant counts once
 
     @property
     def busy_ns(self) -> int:

@@ -22,15 +22,10 @@ NO_RANGE = -1
 
 @dataclass(frozen=True, eq=False)
 class Forest:
-    """Nodes with at most one parent each.
+    """Nodes with at most one parent each."""
 
-    Attributes:
-        parent: shape (n,), each node's parent; `NO_RANGE` for a root.
-        level: shape (n,), number of ancestors.
-    """
-
-    parent: Int64s
-    level: Int64s
+    parent: Int64s  #: shape (n,), each node's parent; `NO_RANGE` for a root
+    level: Int64s  #: shape (n,), number of ancestors
 
     @classmethod
     def of(cls, parent: Int64s) -> Forest:

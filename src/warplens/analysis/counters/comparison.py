@@ -188,26 +188,19 @@ _CYCLES: Final = (
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """Two reports side by side.
+    """Two reports side by side."""
 
-    Attributes:
-        before, after: names of the reports' files.
-        groups: `COMPARED`.
-        metrics: `METRIC_CHANGES`, for every metric that both reports hold for a pair.
-        unpaired: `UNPAIRED`.
-        paired_share_before, paired_share_after: of the profiled time of each report, what was found in the other; None
-            where no launch has a duration.
-        notes: what keeps the numbers from comparing.
-    """
-
+    #: before, after: names of the reports' files
     before: str
     after: str
-    groups: pl.DataFrame
-    metrics: pl.DataFrame
-    unpaired: pl.DataFrame
+    groups: pl.DataFrame  #: `COMPARED`
+    metrics: pl.DataFrame  #: `METRIC_CHANGES`, for every metric that both reports hold for a pair
+    unpaired: pl.DataFrame  #: `UNPAIRED`
+    #: paired_share_before, paired_share_after: of the profiled time of each report, what was found in the other; None
+    #: where no launch has a duration
     paired_share_before: float | None
     paired_share_after: float | None
-    notes: tuple[Note, ...]
+    notes: tuple[Note, ...]  #: what keeps the numbers from comparing
 
 
 def compare_counters(

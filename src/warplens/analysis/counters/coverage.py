@@ -71,33 +71,22 @@ RANKING: Final = table(
 
 @dataclass(frozen=True, eq=False)
 class Coverage:
-    """What a report says of the window of a trace.
+    """What a report says of the window of a trace."""
 
-    Attributes:
-        groups: `COVERAGE`.
-        ranking: `RANKING`.
-        unmatched: `UNMATCHED`.
-        total_ns: summed duration of the window's kernels.
-        exact_share, kernel_share, name_share, missing_share: of it, by how the kernels were found in the report
-            (`MATCHES`); they add up to 1. None without kernels.
-        launches_profiled: kernel launches in the report.
-        launches_matched: of those, such as occur in the window with the same grid and block.
-        sample: `warm-up` (the profiled launches all come before the window), `steady`, `mixed` or `unknown`.
-        sample_how: one sentence for people: why.
-    """
-
-    groups: pl.DataFrame
-    ranking: pl.DataFrame
-    unmatched: pl.DataFrame
-    total_ns: int
+    groups: pl.DataFrame  #: `COVERAGE`
+    ranking: pl.DataFrame  #: `RANKING`
+    unmatched: pl.DataFrame  #: `UNMATCHED`
+    total_ns: int  #: summed duration of the window's kernels
+    #: exact_share, kernel_share, name_share, missing_share: of it, by how the kernels were found in the report
+    #: (`MATCHES`); they add up to 1. None without kernels.
     exact_share: float | None
     kernel_share: float | None
     name_share: float | None
     missing_share: float | None
-    launches_profiled: int
-    launches_matched: int
-    sample: str
-    sample_how: str
+    launches_profiled: int  #: kernel launches in the report
+    launches_matched: int  #: of those, such as occur in the window with the same grid and block
+    sample: str  #: `warm-up` (the profiled launches all come before the window), `steady`, `mixed` or `unknown`
+    sample_how: str  #: one sentence for people: why
 
 
 def counters_coverage(counters: KernelCounters, timeline: Timeline, window: Window) -> Coverage:

@@ -47,15 +47,11 @@ GROUPS: Final = table(
 
 @dataclass(frozen=True)
 class Groups:
-    """Launches taken together.
+    """Launches taken together."""
 
-    Attributes:
-        groups: `GROUPS`.
-        counters: one row a group, with the median of every metric over its launches, so that every analysis of launches
-            is one of groups as well.
-    """
-
-    groups: pl.DataFrame
+    groups: pl.DataFrame  #: `GROUPS`
+    #: one row a group, with the median of every metric over its launches, so that every analysis of launches is one of
+    #: groups as well
     counters: KernelCounters
     of_launch: pl.Series
 

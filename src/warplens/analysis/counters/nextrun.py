@@ -53,29 +53,18 @@ _PROGRAM: Final = ("python", "your_program.py")
 
 @dataclass(frozen=True)
 class NextRun:
-    """What to collect next.
+    """What to collect next."""
 
-    Attributes:
-        command: for a shell; None where nothing is missing that would be worth a run.
-        reason: why this, one sentence.
-        ncu_version: the version of Nsight Compute that it is valid for, as are all later ones up to 2024.1 at least.
-        kernels: short names that it asks for.
-        launches: how many it profiles.
-        gap_share: of the window's kernel time, what has no counters, or what kernels not understood could gain.
-        covered_share: of the window's kernel time, the part of the gap that it closes.
-        passes: that it takes, by a model.
-        passes_how: the model, one sentence.
-    """
-
-    command: str | None
-    reason: str
-    ncu_version: str
-    kernels: tuple[str, ...] = ()
-    launches: int | None = None
+    command: str | None  #: for a shell; None where nothing is missing that would be worth a run
+    reason: str  #: why this, one sentence
+    ncu_version: str  #: the version of Nsight Compute that it is valid for, as are all later ones up to 2024.1 at least
+    kernels: tuple[str, ...] = ()  #: short names that it asks for
+    launches: int | None = None  #: how many it profiles
+    #: of the window's kernel time, what has no counters, or what kernels not understood could gain
     gap_share: float | None = None
-    covered_share: float | None = None
-    passes: int | None = None
-    passes_how: str | None = None
+    covered_share: float | None = None  #: of the window's kernel time, the part of the gap that it closes
+    passes: int | None = None  #: that it takes, by a model
+    passes_how: str | None = None  #: the model, one sentence
 
 
 @dataclass(frozen=True)

@@ -36,25 +36,15 @@ _KIB = 1024
 
 @dataclass(frozen=True)
 class SmLimits:
-    """Limits of a multiprocessor.
+    """Limits of a multiprocessor."""
 
-    Attributes:
-        warps: resident at a time.
-        blocks: resident at a time.
-        shared_bytes: shared memory at the largest carve-out.
-        barriers: named barriers; every block holds as many as it uses.
-        registers: of 32 bits.
-        shared_granularity_bytes: a block's shared memory is rounded up to a multiple of this.
-        reserved_shared_bytes: of each block, taken by the driver.
-    """
-
-    warps: int
-    blocks: int
-    shared_bytes: int
-    barriers: int
-    registers: int = 64 * 1024
-    shared_granularity_bytes: int = 128
-    reserved_shared_bytes: int = 1 * _KIB
+    warps: int  #: resident at a time
+    blocks: int  #: resident at a time
+    shared_bytes: int  #: shared memory at the largest carve-out
+    barriers: int  #: named barriers; every block holds as many as it uses
+    registers: int = 64 * 1024  #: of 32 bits
+    shared_granularity_bytes: int = 128  #: a block's shared memory is rounded up to a multiple of this
+    reserved_shared_bytes: int = 1 * _KIB  #: of each block, taken by the driver
 
 
 #: By compute capability. 10.1 was renamed 11.0 by CUDA 13.

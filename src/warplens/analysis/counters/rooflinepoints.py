@@ -76,15 +76,10 @@ ROOFS: Final = table(
 
 @dataclass(frozen=True, eq=False)
 class Roofline:
-    """Groups of launches under the roofs of their GPU.
+    """Groups of launches under the roofs of their GPU."""
 
-    Attributes:
-        points: `POINTS`, every group, with or without counters for it.
-        roofs: `ROOFS`; arithmetic that no group did is not among them.
-    """
-
-    points: pl.DataFrame
-    roofs: pl.DataFrame
+    points: pl.DataFrame  #: `POINTS`, every group, with or without counters for it
+    roofs: pl.DataFrame  #: `ROOFS`; arithmetic that no group did is not among them
 
     @property
     def placed(self) -> pl.DataFrame:

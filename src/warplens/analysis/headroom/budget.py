@@ -80,36 +80,21 @@ LINKS: Final = "exposed-copies"
 
 @dataclass(frozen=True, eq=False)
 class Headroom:
-    """The headroom of one device over one window.
+    """The headroom of one device over one window."""
 
-    Attributes:
-        device: CUDA ordinal.
-        window: what was measured.
-        steps: steps in the window; 0 where none were found, and a "step" then is the window.
-        duration_ns: measured time of the window; the parts sum to it.
-        parts: `PARTS`, from the top down.
-        groups: `GROUPS`, those that could give most first.
-        pieces: `groups.PIECES`.
-        known_share: share of the busy time whose work (FLOPs, bytes) is known; None without busy time.
-        product_known_share: the same of products' time; None without products.
-        flops: operations of products, convolutions and attention as run; `model_flops` without what is run again.
-        roofs: what kernels were held against; None where nothing is known of the GPU.
-        rates: what the window got through, and the floor that its weights set.
-    """
-
-    device: int
-    window: Window
-    steps: int
-    duration_ns: int
-    parts: pl.DataFrame
-    groups: pl.DataFrame
-    pieces: pl.DataFrame
-    known_share: float | None
-    product_known_share: float | None
-    flops: int
+    device: int  #: CUDA ordinal
+    window: Window  #: what was measured
+    steps: int  #: steps in the window; 0 where none were found, and a "step" then is the window
+    duration_ns: int  #: measured time of the window; the parts sum to it
+    parts: pl.DataFrame  #: `PARTS`, from the top down
+    groups: pl.DataFrame  #: `GROUPS`, those that could give most first
+    pieces: pl.DataFrame  #: `groups.PIECES`
+    known_share: float | None  #: share of the busy time whose work (FLOPs, bytes) is known; None without busy time
+    product_known_share: float | None  #: the same of products' time; None without products
+    flops: int  #: operations of products, convolutions and attention as run; `model_flops` without what is run again
     model_flops: int
-    roofs: Roofs | None
-    rates: Rates
+    roofs: Roofs | None  #: what kernels were held against; None where nothing is known of the GPU
+    rates: Rates  #: what the window got through, and the floor that its weights set
 
     def after(self, step: str) -> int:
         """Time of the window that is left after a step down (one of `STEPS_DOWN`, or `measured`)."""

@@ -62,19 +62,13 @@ _NO_RATES: Final[tuple[Floats, Floats]] = (np.zeros(0), np.zeros(0))
 
 @dataclass(frozen=True)
 class Levels:
-    """Nanoseconds of a group on each level: `remaining[0]` as measured, then after each of `LOSSES`.
+    """Nanoseconds of a group on each level: `remaining[0]` as measured, then after each of `LOSSES`."""
 
-    Attributes:
-        remaining: never rising.
-        theoretical_ns: at the data sheet's peaks, and at most as measured; None where the work is not known.
-        lacks: why it is above its roof, in words; None where it is near it or nothing tells.
-        modelled: whether a roof was found.
-    """
-
-    remaining: tuple[int, ...]
+    remaining: tuple[int, ...]  #: never rising
+    #: at the data sheet's peaks, and at most as measured; None where the work is not known
     theoretical_ns: float | None
-    lacks: str | None
-    modelled: bool
+    lacks: str | None  #: why it is above its roof, in words; None where it is near it or nothing tells
+    modelled: bool  #: whether a roof was found
 
 
 def with_chains(pieces: Pieces) -> Pieces:

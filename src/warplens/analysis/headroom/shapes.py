@@ -137,19 +137,12 @@ _MOST: Final = 0.5
 
 @dataclass(frozen=True)
 class Rates:
-    """What a window got through; None where the shapes do not tell.
+    """What a window got through; None where the shapes do not tell."""
 
-    Attributes:
-        tokens: looked up in the largest embedding of the forward pass.
-        images: read by convolutions of a few channels in the forward pass.
-        weight_bytes: weights that products of few rows read, each call once (decoding).
-        weights_ns: reading them at the practical bandwidth.
-    """
-
-    tokens: int | None = None
-    images: int | None = None
-    weight_bytes: int | None = None
-    weights_ns: int | None = None
+    tokens: int | None = None  #: looked up in the largest embedding of the forward pass
+    images: int | None = None  #: read by convolutions of a few channels in the forward pass
+    weight_bytes: int | None = None  #: weights that products of few rows read, each call once (decoding)
+    weights_ns: int | None = None  #: reading them at the practical bandwidth
 
 
 def rates_of(timeline: Timeline, window: Window, groups: pl.DataFrame, roofs: Roofs | None) -> Rates:

@@ -50,21 +50,17 @@ _DTYPES: Final = {
 
 
 class Pieces(NamedTuple):
-    """Pieces of work, and what they are: millions of them are of a few hundred kinds, which are described once.
+    """Pieces of work, and what they are: millions of them are of a few hundred kinds, which are described once."""
 
-    Attributes:
-        rows: a row a piece, by stream and begin: `work` (row of `Timeline.work`), `stream`, `owned_ns`, `duration_ns`,
-            `owner`, `line`, and with `by_shapes` `calls` (which part of one call of its operator it is).
-        kinds: a row a kind: `kind`, `category`, `precision`, `item` (bytes of a number of that precision),
-            `tensor_cores`, `name`, `backward` (by that name), `code` (of the full name), `blocks`, `threads`, `link`
-            (bound by a link, or exposed communication), `moved`, `phase`, `recomputed`, and what is found out later.
-            Where operators recorded shapes, each piece is a kind of its own.
-        kind: of each piece its row in `kinds`.
-    """
-
+    #: a row a piece, by stream and begin: `work` (row of `Timeline.work`), `stream`, `owned_ns`, `duration_ns`,
+    #: `owner`, `line`, and with `by_shapes` `calls` (which part of one call of its operator it is)
     rows: pl.DataFrame
+    #: a row a kind: `kind`, `category`, `precision`, `item` (bytes of a number of that precision), `tensor_cores`,
+    #: `name`, `backward` (by that name), `code` (of the full name), `blocks`, `threads`, `link` (bound by a link, or
+    #: exposed communication), `moved`, `phase`, `recomputed`, and what is found out later. Where operators recorded
+    #: shapes, each piece is a kind of its own.
     kinds: pl.DataFrame
-    kind: Int64s
+    kind: Int64s  #: of each piece its row in `kinds`
 
     def wide(self) -> pl.DataFrame:
         """All that is known of each piece in one frame."""

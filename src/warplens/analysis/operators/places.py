@@ -25,22 +25,14 @@ from warplens.profile.schema import Bools, Int64s, name_categories, name_labels
 
 @dataclass(frozen=True, eq=False)
 class OperatorTree:
-    """The operators of a profile. All arrays have one entry for each row of `Trace.ranges`.
-
-    Attributes:
-        enclosing: for any range itself or the nearest operator around it on its thread; `NO_RANGE` for none.
-        forest: each operator's parent among the operators; other ranges stand alone.
-        host_ns: duration of each operator.
-        api_ns: time in CUDA API calls made inside it, at any depth.
-        self_ns: host time that is neither in operators inside it nor in CUDA API calls that it makes itself.
-    """
+    """The operators of a profile. All arrays have one entry for each row of `Trace.ranges`."""
 
     is_operator: Bools
-    enclosing: Int64s
-    forest: Forest
-    host_ns: Int64s
-    api_ns: Int64s
-    self_ns: Int64s
+    enclosing: Int64s  #: for any range itself or the nearest operator around it on its thread; `NO_RANGE` for none
+    forest: Forest  #: each operator's parent among the operators; other ranges stand alone
+    host_ns: Int64s  #: duration of each operator
+    api_ns: Int64s  #: time in CUDA API calls made inside it, at any depth
+    self_ns: Int64s  #: host time that is neither in operators inside it nor in CUDA API calls that it makes itself
 
     @property
     def is_outermost(self) -> Bools:
@@ -103,16 +95,12 @@ def _direct_api_ns(trace: Trace, ranges: RangeForest, enclosing: Int64s) -> Int6
 
 @dataclass(frozen=True, eq=False)
 class AutogradLinks:
-    """Backward operators and their forward operators. All arrays have one entry for each row of `Trace.ranges`.
+    """Backward operators and their forward operators. All arrays have one entry for each row of `Trace.ranges`."""
 
-    Attributes:
-        forward_of: row of the forward operator that a backward operator runs the gradient of; `NO_RANGE` for none.
-        in_backward: which operators are or lie in a backward operator, linked or not.
-        linked: for each operator the innermost linked backward operator that it is or lies in; `NO_RANGE` for none.
-    """
-
+    #: row of the forward operator that a backward operator runs the gradient of; `NO_RANGE` for none
     forward_of: Int64s
-    in_backward: Bools
+    in_backward: Bools  #: which operators are or lie in a backward operator, linked or not
+    #: for each operator the innermost linked backward operator that it is or lies in; `NO_RANGE` for none
     linked: Int64s
 
     def forward_chain(self, operators: Int64s) -> list[Int64s]:
@@ -234,24 +222,16 @@ def _forward_threads(forward: pl.DataFrame, backward: pl.DataFrame) -> pl.DataFr
 
 @dataclass(frozen=True, eq=False)
 class Places:
-    """Arrays alongside `Timeline.work`, or a part of it; rows that do not exist are `NO_RANGE`.
+    """Arrays alongside `Timeline.work`, or a part of it; rows that do not exist are `NO_RANGE`."""
 
-    Attributes:
-        work: columns `kind`, `start_ns`, `end_ns`, `range` of it.
-        operator: row (of `Trace.ranges`) of the innermost operator that launched it.
-        backward: whether that operator is part of the backward pass.
-        forwards: the forward operators that backward work belongs to: first that of the innermost backward operator,
-            then, where that one ran inside the backward pass itself, its own; and so on.
-        module: row (of `Trace.python_functions`) of the module that it comes from.
-        function: row (of `Trace.python_functions`) of the Python function that it comes from.
-    """
-
-    work: pl.DataFrame
-    operator: Int64s
-    backward: Bools
+    work: pl.DataFrame  #: columns `kind`, `start_ns`, `end_ns`, `range` of it
+    operator: Int64s  #: row (of `Trace.ranges`) of the innermost operator that launched it
+    backward: Bools  #: whether that operator is part of the backward pass
+    #: the forward operators that backward work belongs to: first that of the innermost backward operator, then, where
+    #: that one ran inside the backward pass itself, its own; and so on
     forwards: tuple[Int64s, ...]
-    module: Int64s
-    function: Int64s
+    module: Int64s  #: row (of `Trace.python_functions`) of the module that it comes from
+    function: Int64s  #: row (of `Trace.python_functions`) of the Python function that it comes from
 
     def part(self, rows: slice | Int64s) -> Places:
         """The same of some of the work."""
@@ -365,18 +345,12 @@ def module_name(name: str) -> str | None:
 
 @dataclass(frozen=True, eq=False)
 class PythonFrames:
-    """The Python calls of a profile. Arrays have one entry for each row of `Trace.python_functions`.
+    """The Python calls of a profile. Arrays have one entry for each row of `Trace.python_functions`."""
 
-    Attributes:
-        parent: row of the calling function on the same thread; `NO_RANGE` for none.
-        enclosing_module: itself or the nearest module around it; `NO_RANGE` for none.
-        enclosing_function: itself or the nearest call around it that has a source line; `NO_RANGE` for none.
-    """
-
-    parent: Int64s
+    parent: Int64s  #: row of the calling function on the same thread; `NO_RANGE` for none
     is_module: Bools
-    enclosing_module: Int64s
-    enclosing_function: Int64s
+    enclosing_module: Int64s  #: itself or the nearest module around it; `NO_RANGE` for none
+    enclosing_function: Int64s  #: itself or the nearest call around it that has a source line; `NO_RANGE` for none
     _threads: RangeForest
 
     @property

@@ -28,26 +28,18 @@ Codes = npt.NDArray[np.int8]
 
 @dataclass(frozen=True, eq=False)
 class Nodes:
-    """What nodes cost on the host, and which GPU work belongs to them.
+    """What nodes cost on the host, and which GPU work belongs to them."""
 
-    Attributes:
-        forest: which node lies in which, n of them.
-        counted: shape (n,), whether it counts in the window (`counted`), so that its host time does.
-        host_ns: shape (n,), its duration on the host.
-        duration_ns, is_kernel: shape (m,), of each piece of GPU work.
-        launched_by: shape (m,), the innermost node that launched the work; `NO_RANGE` for none.
-        backward_of: for each piece of GPU work the nodes that it is backward work of, each shape (m,); the innermost
-            first.
-        api_ns, host_self_ns: shape (n,), as in the schema; None where they are not known.
-    """
-
-    forest: Forest
-    counted: Bools
-    host_ns: Int64s
+    forest: Forest  #: which node lies in which, n of them
+    counted: Bools  #: shape (n,), whether it counts in the window (`counted`), so that its host time does
+    host_ns: Int64s  #: shape (n,), its duration on the host
+    #: duration_ns, is_kernel: shape (m,), of each piece of GPU work
     duration_ns: Int64s
     is_kernel: Bools
-    launched_by: Int64s
+    launched_by: Int64s  #: shape (m,), the innermost node that launched the work; `NO_RANGE` for none
+    #: for each piece of GPU work the nodes that it is backward work of, each shape (m,); the innermost first
     backward_of: tuple[Int64s, ...]
+    #: api_ns, host_self_ns: shape (n,), as in the schema; None where they are not known
     api_ns: Int64s | None = None
     host_self_ns: Int64s | None = None
 
@@ -233,15 +225,11 @@ _WHOLE_PASSES = ("forward", "backward")
 
 @dataclass(frozen=True, eq=False)
 class Levels:
-    """For each piece of work the finest part of the program that is known; arrays alongside `Places`.
+    """For each piece of work the finest part of the program that is known; arrays alongside `Places`."""
 
-    Attributes:
-        level: position in `LEVELS`.
-        row: of the module in `Trace.python_functions`, of the annotation or outermost operator in `Trace.ranges`;
-            `NO_RANGE` for `none`.
-    """
-
-    level: Codes
+    level: Codes  #: position in `LEVELS`
+    #: of the module in `Trace.python_functions`, of the annotation or outermost operator in `Trace.ranges`; `NO_RANGE`
+    #: for `none`
     row: Int64s
 
 

@@ -49,27 +49,20 @@ GROUPINGS: Final = ("name", "shapes", "tree", "module", "python")
 
 @dataclass(frozen=True)
 class OperatorCoverage:
-    """How much of the window's GPU work (summed durations) the operators explain.
-
-    Attributes:
-        operator_ns: launched inside operators.
-        backward_ns: launched inside operators of the backward pass.
-        linked_ns: part of `backward_ns` whose forward operator is known.
-        accumulation_ns: part of `backward_ns` that belongs to no forward operator by its nature: adding gradients up,
-            and what hooks on that launch (the all-reduce of data parallelism).
-        level_ns: the work by the finest `LEVELS` that names its place in the program: a module (where Python stacks
-            were recorded), an annotation of the user that is neither a step nor a whole pass, the outermost operator,
-            or `none`. Backward work counts with its forward operator, and where that is unknown with its own.
-        backward_level_ns: the same of the linked backward work alone.
-    """
+    """How much of the window's GPU work (summed durations) the operators explain."""
 
     total_ns: int
-    operator_ns: int
-    backward_ns: int
-    linked_ns: int
+    operator_ns: int  #: launched inside operators
+    backward_ns: int  #: launched inside operators of the backward pass
+    linked_ns: int  #: part of `backward_ns` whose forward operator is known
+    #: part of `backward_ns` that belongs to no forward operator by its nature: adding gradients up, and what hooks on
+    #: that launch (the all-reduce of data parallelism)
     accumulation_ns: int
+    #: the work by the finest `LEVELS` that names its place in the program: a module (where Python stacks were
+    #: recorded), an annotation of the user that is neither a step nor a whole pass, the outermost operator, or `none`.
+    #: Backward work counts with its forward operator, and where that is unknown with its own.
     level_ns: Mapping[str, int]
-    backward_level_ns: Mapping[str, int]
+    backward_level_ns: Mapping[str, int]  #: the same of the linked backward work alone
 
     @property
     def operator_share(self) -> float | None:
@@ -183,20 +176,13 @@ def _operator_nodes(timeline: Timeline, window: Window) -> Nodes:
 
 @dataclass(frozen=True)
 class FrameworkOverhead:
-    """Kernel time against framework time over a window.
-
-    Attributes:
-        busy_ns: time of it in which at least one GPU worked.
-        threads: threads that ran operators.
-        host_ns: time in which they were inside operators, summed over threads.
-        api_ns: part of it inside CUDA API calls: launching, copying, waiting.
-    """
+    """Kernel time against framework time over a window."""
 
     window_ns: int
-    busy_ns: int
-    threads: int
-    host_ns: int
-    api_ns: int
+    busy_ns: int  #: time of it in which at least one GPU worked
+    threads: int  #: threads that ran operators
+    host_ns: int  #: time in which they were inside operators, summed over threads
+    api_ns: int  #: part of it inside CUDA API calls: launching, copying, waiting
 
     @property
     def framework_ns(self) -> int:

@@ -57,29 +57,17 @@ _TIME_HOLDS: Final = 0.3
 
 @dataclass(frozen=True, eq=False)
 class RanksResult:
-    """What many ranks have to say together.
+    """What many ranks have to say together."""
 
-    Attributes:
-        summaries: one a rank, in order of rank.
-        ranks: their ranks, ascending.
-        placing: how the ranks were told.
-        balance: time budgets side by side, steps, load imbalance.
-        alignment: the common clock.
-        matching: `MATCHING`.
-        waits: arrivals, waits, stragglers.
-        groups: collectives by kind, size and process group (`collectives.COLLECTIVE_GROUPS`).
-        notes: what limits the answers across ranks.
-    """
-
-    summaries: tuple[RankSummary, ...]
-    ranks: tuple[int, ...]
-    placing: Placing
-    balance: Balance
-    alignment: Alignment
-    matching: pl.DataFrame
-    waits: Waits
-    groups: pl.DataFrame
-    notes: tuple[Note, ...]
+    summaries: tuple[RankSummary, ...]  #: one a rank, in order of rank
+    ranks: tuple[int, ...]  #: their ranks, ascending
+    placing: Placing  #: how the ranks were told
+    balance: Balance  #: time budgets side by side, steps, load imbalance
+    alignment: Alignment  #: the common clock
+    matching: pl.DataFrame  #: `MATCHING`
+    waits: Waits  #: arrivals, waits, stragglers
+    groups: pl.DataFrame  #: collectives by kind, size and process group (`collectives.COLLECTIVE_GROUPS`)
+    notes: tuple[Note, ...]  #: what limits the answers across ranks
 
 
 def across_ranks(summaries: Sequence[RankSummary], files: Sequence[int]) -> RanksResult:

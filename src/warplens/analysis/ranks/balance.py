@@ -87,26 +87,17 @@ STEP_BALANCE: Final = table(
 
 @dataclass(frozen=True, eq=False)
 class Balance:
-    """The ranks side by side.
+    """The ranks side by side."""
 
-    Attributes:
-        ranks: `RANKS`.
-        budget: `RANK_BUDGETS`.
-        parts: `PARTS`.
-        steps: `RANK_STEPS`.
-        step_balance: `STEP_BALANCE`; empty where the ranks found different numbers of steps, or none.
-        imbalance: largest compute time of a rank by the mean of all, from common steps where there are any, else from
-            the windows; None where nothing was computed.
-        how: what `imbalance` rests on, one sentence.
-    """
-
-    ranks: pl.DataFrame
-    budget: pl.DataFrame
-    parts: pl.DataFrame
-    steps: pl.DataFrame
-    step_balance: pl.DataFrame
+    ranks: pl.DataFrame  #: `RANKS`
+    budget: pl.DataFrame  #: `RANK_BUDGETS`
+    parts: pl.DataFrame  #: `PARTS`
+    steps: pl.DataFrame  #: `RANK_STEPS`
+    step_balance: pl.DataFrame  #: `STEP_BALANCE`; empty where the ranks found different numbers of steps, or none
+    #: largest compute time of a rank by the mean of all, from common steps where there are any, else from the windows;
+    #: None where nothing was computed
     imbalance: float | None
-    how: str
+    how: str  #: what `imbalance` rests on, one sentence
 
 
 def balance(summaries: Sequence[RankSummary], ranks: Sequence[int]) -> Balance:
@@ -257,19 +248,12 @@ RANK_WAITS: Final = table(
 
 @dataclass(frozen=True, eq=False)
 class Waits:
-    """Arrivals and waits.
+    """Arrivals and waits."""
 
-    Attributes:
-        ranks: `RANK_WAITS`.
-        collectives: `COLLECTIVE_INSTANCES`, in order of their begin.
-        members: `MEMBERS`.
-        tolerance_ns: a rank counts as the last only if it was behind by more than this.
-    """
-
-    ranks: pl.DataFrame
-    collectives: pl.DataFrame
-    members: pl.DataFrame
-    tolerance_ns: int
+    ranks: pl.DataFrame  #: `RANK_WAITS`
+    collectives: pl.DataFrame  #: `COLLECTIVE_INSTANCES`, in order of their begin
+    members: pl.DataFrame  #: `MEMBERS`
+    tolerance_ns: int  #: a rank counts as the last only if it was behind by more than this
 
 
 def waits(

@@ -180,43 +180,29 @@ _FEW_COLLECTIVES: Final = 3
 
 @dataclass(frozen=True, eq=False)
 class BaseClocks:
-    """What the files say of their clocks.
+    """What the files say of their clocks."""
 
-    Attributes:
-        shift: nanoseconds to add to each rank's times; shape (ranks,).
-        unit: which ranks share a clock for certain, being of one file; shape (ranks,).
-        kind: `unix`, `file` or `own`, for each rank.
-        comparable: whether all ranks are on one clock already.
-    """
-
-    shift: Int64s
-    unit: Int64s
-    kind: tuple[str, ...]
-    comparable: bool
+    shift: Int64s  #: nanoseconds to add to each rank's times; shape (ranks,)
+    unit: Int64s  #: which ranks share a clock for certain, being of one file; shape (ranks,)
+    kind: tuple[str, ...]  #: `unix`, `file` or `own`, for each rank
+    comparable: bool  #: whether all ranks are on one clock already
 
 
 @dataclass(frozen=True, eq=False)
 class Alignment:
-    """The common clock.
+    """The common clock."""
 
-    Attributes:
-        ranks: `CLOCKS`.
-        start, end: of each event on the common clock; shape (events,).
-        aligned: for each rank whether it is on the common clock; shape (ranks,).
-        method: how, one sentence for people.
-        residual_median_ns, residual_max_ns: of the absolute differences between the ends of each collective and their
-            median; None where no collective ends together on two ranks.
-        warning: why the common clock is not to be trusted; None where it is.
-    """
-
-    ranks: pl.DataFrame
+    ranks: pl.DataFrame  #: `CLOCKS`
+    #: start, end: of each event on the common clock; shape (events,)
     start: Int64s
     end: Int64s
-    aligned: Bools
-    method: str
+    aligned: Bools  #: for each rank whether it is on the common clock; shape (ranks,)
+    method: str  #: how, one sentence for people
+    #: residual_median_ns, residual_max_ns: of the absolute differences between the ends of each collective and their
+    #: median; None where no collective ends together on two ranks
     residual_median_ns: float | None
     residual_max_ns: float | None
-    warning: str | None
+    warning: str | None  #: why the common clock is not to be trusted; None where it is
 
 
 def base_clocks(summaries: Sequence[RankSummary], files: Sequence[int]) -> BaseClocks:

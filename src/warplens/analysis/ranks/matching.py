@@ -31,19 +31,12 @@ _NAMED: Final = (
 
 @dataclass(frozen=True)
 class Placing:
-    """The ranks of some summaries.
+    """The ranks of some summaries."""
 
-    Attributes:
-        ranks: the rank of each summary, in their order.
-        how: `file` (recorded), `name` (read from the file's name) or `order`, for each.
-        world_size: ranks of the whole run as the files record it; None where none does.
-        missing: ranks of the run without a profile; () where the size of the run is not known.
-    """
-
-    ranks: tuple[int, ...]
-    how: tuple[str, ...]
-    world_size: int | None
-    missing: tuple[int, ...]
+    ranks: tuple[int, ...]  #: the rank of each summary, in their order
+    how: tuple[str, ...]  #: `file` (recorded), `name` (read from the file's name) or `order`, for each
+    world_size: int | None  #: ranks of the whole run as the files record it; None where none does
+    missing: tuple[int, ...]  #: ranks of the run without a profile; () where the size of the run is not known
 
 
 def rank_in_name(name: str) -> int | None:
@@ -126,15 +119,10 @@ UNMATCHED: Final = -1
 
 @dataclass(frozen=True, eq=False)
 class Matching:
-    """Which collectives belong together.
+    """Which collectives belong together."""
 
-    Attributes:
-        instance: for each event the number of its collective, `UNMATCHED` for one without partners; shape (n,).
-        method: for each key the method used (`METHODS`); shape (keys,).
-    """
-
-    instance: Int64s
-    method: list[str]
+    instance: Int64s  #: for each event the number of its collective, `UNMATCHED` for one without partners; shape (n,)
+    method: list[str]  #: for each key the method used (`METHODS`); shape (keys,)
 
 
 def all_events(summaries: Sequence[RankSummary]) -> pl.DataFrame:

@@ -50,21 +50,13 @@ STEP_TIMES: Final = table(
 
 @dataclass(frozen=True, eq=False)
 class BusyTime:
-    """When one GPU did what, over the whole profile; each a set of disjoint intervals.
+    """When one GPU did what, over the whole profile; each a set of disjoint intervals."""
 
-    Attributes:
-        compute: a kernel ran that is not communication.
-        hidden: a CUDA graph traced as a whole ran, and none of those kernels.
-        communication: a communication kernel ran, whatever else did.
-        exposed: a communication kernel ran, and neither compute nor a graph.
-        busy: anything ran.
-    """
-
-    compute: Intervals
-    hidden: Intervals
-    communication: Intervals
-    exposed: Intervals
-    busy: Intervals
+    compute: Intervals  #: a kernel ran that is not communication
+    hidden: Intervals  #: a CUDA graph traced as a whole ran, and none of those kernels
+    communication: Intervals  #: a communication kernel ran, whatever else did
+    exposed: Intervals  #: a communication kernel ran, and neither compute nor a graph
+    busy: Intervals  #: anything ran
 
 
 def communication_rows(timeline: Timeline) -> Int64s:
@@ -174,16 +166,12 @@ _OWNED = ("operators", "autograd_links", "collectives")
 
 @dataclass(frozen=True, eq=False)
 class RankTrace:
-    """The part of a file that belongs to one rank.
+    """The part of a file that belongs to one rank."""
 
-    Attributes:
-        process, device: where its kernels ran; None where the file holds one rank, or no kernel at all.
-        trace: its part of the tables; the whole trace where the file holds one rank.
-    """
-
+    #: process, device: where its kernels ran; None where the file holds one rank, or no kernel at all
     process: int | None
     device: int | None
-    trace: Trace
+    trace: Trace  #: its part of the tables; the whole trace where the file holds one rank
 
 
 def split_ranks(trace: Trace) -> tuple[RankTrace, ...]:

@@ -27,44 +27,30 @@ from warplens.profile import Note, Trace
 
 @dataclass(frozen=True, eq=False)
 class RankSummary:
-    """One rank, reduced. Times are in nanoseconds of its file's own clock.
+    """One rank, reduced. Times are in nanoseconds of its file's own clock."""
 
-    Attributes:
-        source: the file's name, without folders.
-        part, parts: which of how many ranks of that file this is, counted from 0.
-        process, device: where its kernels ran; None where there were none.
-        gpu: name of the GPU; None where the file does not say.
-        tool: the profiler and its version, for people.
-        rank, world_size: as the file records them; None where it does not.
-        epoch_ns: Unix time of the clock's zero; None where the file does not say.
-        times: `TIME_COLUMNS` of the window.
-        budget: the time budget of the window (`timebudget.BUDGET`).
-        steps: `measures.STEP_TIMES`, all steps of the file.
-        collectives: `collectives.COLLECTIVES`, all of the file.
-        exposed: when communication was exposed, disjoint; to split waits into exposed and hidden.
-        undescribed: collectives that the framework described and that ran no kernel of their own.
-        notes: what limits the answers, of the reader and of the analyses.
-    """
-
-    source: str
+    source: str  #: the file's name, without folders
+    #: part, parts: which of how many ranks of that file this is, counted from 0
     part: int
     parts: int
+    #: process, device: where its kernels ran; None where there were none
     process: int | None
     device: int | None
-    gpu: str | None
-    tool: str
+    gpu: str | None  #: name of the GPU; None where the file does not say
+    tool: str  #: the profiler and its version, for people
+    #: rank, world_size: as the file records them; None where it does not
     rank: int | None
     world_size: int | None
-    epoch_ns: int | None
+    epoch_ns: int | None  #: Unix time of the clock's zero; None where the file does not say
     window: Window
-    times: dict[str, int]
-    budget: pl.DataFrame
-    steps: pl.DataFrame
-    collectives: pl.DataFrame
-    exposed: Intervals
-    undescribed: int
+    times: dict[str, int]  #: `TIME_COLUMNS` of the window
+    budget: pl.DataFrame  #: the time budget of the window (`timebudget.BUDGET`)
+    steps: pl.DataFrame  #: `measures.STEP_TIMES`, all steps of the file
+    collectives: pl.DataFrame  #: `collectives.COLLECTIVES`, all of the file
+    exposed: Intervals  #: when communication was exposed, disjoint; to split waits into exposed and hidden
+    undescribed: int  #: collectives that the framework described and that ran no kernel of their own
     kernels: int
-    notes: tuple[Note, ...] = field(default=())
+    notes: tuple[Note, ...] = field(default=())  #: what limits the answers, of the reader and of the analyses
 
     @property
     def label(self) -> str:
@@ -74,18 +60,15 @@ class RankSummary:
 
 @dataclass(frozen=True, eq=False)
 class RankWindow:
-    """One rank of a trace, before it is reduced.
+    """One rank of a trace, before it is reduced."""
 
-    Attributes:
-        process, device: where its kernels ran; None where the file holds one rank, or no kernel at all.
-        part, parts: which of how many ranks of the file this is, counted from 0.
-        timeline, window: the rank's own profile, and the part of it that is analysed.
-    """
-
+    #: process, device: where its kernels ran; None where the file holds one rank, or no kernel at all
     process: int | None
     device: int | None
+    #: part, parts: which of how many ranks of the file this is, counted from 0
     part: int
     parts: int
+    #: timeline, window: the rank's own profile, and the part of it that is analysed
     timeline: Timeline
     window: Window
 

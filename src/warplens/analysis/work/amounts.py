@@ -65,16 +65,11 @@ class UnknownWorkError(Exception):
 
 @dataclass(frozen=True)
 class Tensor:
-    """One tensor among the inputs.
-
-    Attributes:
-        type: the type's name as recorded; None where it was not recorded.
-        stored: number of distinct elements in memory: an expanded tensor (stride 0) stores fewer than it shows.
-    """
+    """One tensor among the inputs."""
 
     shape: tuple[int, ...]
-    type: str | None
-    stored: int
+    type: str | None  #: the type's name as recorded; None where it was not recorded
+    stored: int  #: number of distinct elements in memory: an expanded tensor (stride 0) stores fewer than it shows
 
     @property
     def elements(self) -> int:
@@ -272,21 +267,13 @@ MATMUL_FAMILIES: Final = ("gemm", "convolution", "attention")
 
 @dataclass(frozen=True)
 class Work:
-    """The least that an operator has to do, whatever its kernels really do.
+    """The least that an operator has to do, whatever its kernels really do."""
 
-    Attributes:
-        family: one of `FAMILIES`.
-        flops: floating-point operations, a multiply-add being two; what a mask leaves out is not counted.
-        bytes: every input element read once and every output element written once, of the tensors of known type.
-        untyped: elements moved whose type was not recorded.
-        flops_full: as `flops`, with what a mask leaves out; the same where there is no mask.
-    """
-
-    family: str
-    flops: int
-    bytes: int = 0
-    untyped: int = 0
-    flops_full: int | None = None
+    family: str  #: one of `FAMILIES`
+    flops: int  #: floating-point operations, a multiply-add being two; what a mask leaves out is not counted
+    bytes: int = 0  #: every input element read once and every output element written once, of the tensors of known type
+    untyped: int = 0  #: elements moved whose type was not recorded
+    flops_full: int | None = None  #: as `flops`, with what a mask leaves out; the same where there is no mask
 
     def moving(self, tensors: Iterable[Tensor]) -> Work:
         """The same work that also moves these tensors."""

@@ -95,18 +95,13 @@ _MODEL_SCHEMA = pl.Schema(
 
 @dataclass(frozen=True, eq=False)
 class Counting:
-    """Where GPU work is counted.
+    """Where GPU work is counted."""
 
-    Attributes:
-        launcher: for each row of `Timeline.work` the innermost operator around its launch, a row of `Trace.ranges`;
-            `NO_RANGE` for none.
-        counted_at: the operator that its work is counted at; `NO_RANGE` where none has a model.
-        models: `_MODEL_SCHEMA`.
-    """
-
+    #: for each row of `Timeline.work` the innermost operator around its launch, a row of `Trace.ranges`; `NO_RANGE` for
+    #: none
     launcher: Int64s
-    counted_at: Int64s
-    models: pl.DataFrame
+    counted_at: Int64s  #: the operator that its work is counted at; `NO_RANGE` where none has a model
+    models: pl.DataFrame  #: `_MODEL_SCHEMA`
 
 
 def count_work(timeline: Timeline) -> Counting:
@@ -219,19 +214,12 @@ _SIZES: Final = {"fp64": 8, "fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1
 
 @dataclass(frozen=True, eq=False)
 class ModelledWork:
-    """Modelled work with measured time, over one window.
+    """Modelled work with measured time, over one window."""
 
-    Attributes:
-        operators: `OPERATOR_WORK`, in the order of the profile.
-        unmodelled: `UNMODELLED`, the largest first.
-        total_ns: summed time of all GPU work of the window.
-        peak_sources: where the roofs come from, one sentence for each kind of GPU.
-    """
-
-    operators: pl.DataFrame
-    unmodelled: pl.DataFrame
-    total_ns: int
-    peak_sources: tuple[str, ...]
+    operators: pl.DataFrame  #: `OPERATOR_WORK`, in the order of the profile
+    unmodelled: pl.DataFrame  #: `UNMODELLED`, the largest first
+    total_ns: int  #: summed time of all GPU work of the window
+    peak_sources: tuple[str, ...]  #: where the roofs come from, one sentence for each kind of GPU
 
     @property
     def modelled_ns(self) -> int:

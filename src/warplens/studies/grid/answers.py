@@ -66,49 +66,33 @@ QUESTIONS: Final = {
 
 @dataclass(frozen=True, eq=False)
 class GridCell:
-    """One profile and the cell it is of.
+    """One profile and the cell it is of."""
 
-    Attributes:
-        model: name; layers and FLOPs are known of those in `warplens.studies.grid.cells.MODEL_SIZES`.
-        context: context length in tokens.
-        mode: what one step does (`warplens.studies.grid.cells.MODES`); None to tell it from the profile's ranges.
-        source: the profile's file name.
-        batch: sequences in a batch; None where not known.
-    """
-
-    model: str
-    context: int
+    model: str  #: name; layers and FLOPs are known of those in `warplens.studies.grid.cells.MODEL_SIZES`
+    context: int  #: context length in tokens
+    #: what one step does (`warplens.studies.grid.cells.MODES`); None to tell it from the profile's ranges
     mode: str | None
-    source: str
+    source: str  #: the profile's file name
     timeline: Timeline
-    batch: int | None = None
+    batch: int | None = None  #: sequences in a batch; None where not known
 
 
 @dataclass(frozen=True)
 class ForwardTime:
-    """How long a forward pass takes, in each of the ways that a profile can tell; all spreads are over passes, in ns.
+    """How long a forward pass takes, in each of the ways that a profile can tell; spreads are over passes, in ns."""
 
-    Attributes:
-        host: duration of the forward range on the host; None where the profile has no forward ranges.
-        synchronised: in every pass the host waited inside the range until the GPU work was done, so that `host` is the
-            time of the pass and not of its launching.
-        elapsed: from the range's start on the host to the end of its GPU work; None where the GPU was not always idle
-            when the range began, so that no such time exists.
-        span: from the begin of the first to the end of the last GPU work.
-        gpu: summed durations of the GPU work.
-        busy: time in which the GPU worked. These three are None where the profile recorded no GPU work.
-        layers: attention layers; None where not known.
-        layers_counted: the layers were counted in the profile, not taken from the table of models.
-    """
-
-    host: Spread | None
+    host: Spread | None  #: duration of the forward range on the host; None where the profile has no forward ranges
+    #: in every pass the host waited inside the range until the GPU work was done, so that `host` is the time of the
+    #: pass and not of its launching
     synchronised: bool
+    #: from the range's start on the host to the end of its GPU work; None where the GPU was not always idle when the
+    #: range began, so that no such time exists
     elapsed: Spread | None
-    span: Spread | None
-    gpu: Spread | None
-    busy: Spread | None
-    layers: int | None
-    layers_counted: bool
+    span: Spread | None  #: from the begin of the first to the end of the last GPU work
+    gpu: Spread | None  #: summed durations of the GPU work
+    busy: Spread | None  #: time in which the GPU worked. These three are None where the profile recorded no GPU work.
+    layers: int | None  #: attention layers; None where not known
+    layers_counted: bool  #: the layers were counted in the profile, not taken from the table of models
 
     @property
     def time(self) -> Spread:
@@ -140,50 +124,36 @@ class ForwardTime:
 
 @dataclass(frozen=True, eq=False)
 class CellAnswers:
-    """What one profile answers for its cell.
+    """What one profile answers for its cell."""
 
-    Attributes:
-        model, context, mode, source, batch: of the cell; `mode` None where neither name nor ranges tell it.
-        device, bandwidth: name and memory bandwidth (bytes per second) of the GPU, where known.
-        size: widths of the model, where the table knows it.
-        how: how the steps were found.
-        invalid: why the profile cannot stand for its cell; empty where it can.
-        lacking: question → what to do so that the profile can answer it.
-        notes: what the reader of the numbers must know.
-        forward: (a).
-        python: (a) and (d), the program's own times by phase (`warplens.readers.timings.TIMING_PHASES`).
-        kernel, category: (b), in forward passes.
-        kernel_with_backward: (b), in forward and backward together; None without backward work.
-        kernels, labels: (c), `KERNEL_USES` and `LABEL_USES` of forward passes.
-        training: (d); None for a profile of forward passes.
-        step_labels: (d), `LABEL_USES` of whole training steps.
-        optimizer: (d).
-        attention: (e).
-    """
-
+    #: model, context, mode, source, batch: of the cell; `mode` None where neither name nor ranges tell it
     model: str
     context: int
     mode: str | None
     source: str
     batch: int | None
+    #: device, bandwidth: name and memory bandwidth (bytes per second) of the GPU, where known
     device: str | None
     bandwidth: int | None
-    size: ModelSize | None
-    how: str
-    invalid: tuple[str, ...] = ()
-    lacking: Mapping[str, str] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
-    forward: ForwardTime | None = None
+    size: ModelSize | None  #: widths of the model, where the table knows it
+    how: str  #: how the steps were found
+    invalid: tuple[str, ...] = ()  #: why the profile cannot stand for its cell; empty where it can
+    lacking: Mapping[str, str] = field(default_factory=dict)  #: question → what to do so that the profile can answer it
+    notes: tuple[str, ...] = ()  #: what the reader of the numbers must know
+    forward: ForwardTime | None = None  #: (a)
+    #: (a) and (d), the program's own times by phase (`warplens.readers.timings.TIMING_PHASES`)
     python: Mapping[str, PythonTime] = field(default_factory=dict)
+    #: kernel, category: (b), in forward passes
     kernel: TopKernel | None = None
     category: TopKernel | None = None
-    kernel_with_backward: TopKernel | None = None
+    kernel_with_backward: TopKernel | None = None  #: (b), in forward and backward together; None without backward work
+    #: kernels, labels: (c), `KERNEL_USES` and `LABEL_USES` of forward passes
     kernels: pl.DataFrame = field(default_factory=KERNEL_USES.empty)
     labels: pl.DataFrame = field(default_factory=LABEL_USES.empty)
-    training: TrainingSplit | None = None
-    step_labels: pl.DataFrame = field(default_factory=LABEL_USES.empty)
-    optimizer: OptimizerCost | None = None
-    attention: AttentionTime | None = None
+    training: TrainingSplit | None = None  #: (d); None for a profile of forward passes
+    step_labels: pl.DataFrame = field(default_factory=LABEL_USES.empty)  #: (d), `LABEL_USES` of whole training steps
+    optimizer: OptimizerCost | None = None  #: (d)
+    attention: AttentionTime | None = None  #: (e)
 
     @property
     def place(self) -> tuple[tuple[int, int, str], int, str]:

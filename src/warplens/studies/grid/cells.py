@@ -288,22 +288,15 @@ def _advice(source: str) -> str:
 
 @dataclass(frozen=True)
 class PythonTime:
-    """A time by the program's own clock: single measurements, or the statistics that its file gives.
+    """A time by the program's own clock: single measurements, or the statistics that its file gives."""
 
-    Attributes:
-        centre_ns: median of the measurements, or the median or mean that the file gives.
-        statistic: `median` or `mean`: what `centre_ns` is.
-        minimum_ns, maximum_ns: least and greatest; None where the file does not give them.
-        deviation_ns: standard deviation; None where the file does not give it.
-        count: number of measurements; None where the file does not say.
-    """
-
-    centre_ns: float
-    statistic: str
+    centre_ns: float  #: median of the measurements, or the median or mean that the file gives
+    statistic: str  #: `median` or `mean`: what `centre_ns` is
+    #: minimum_ns, maximum_ns: least and greatest; None where the file does not give them
     minimum_ns: float | None
     maximum_ns: float | None
-    deviation_ns: float | None
-    count: int | None
+    deviation_ns: float | None  #: standard deviation; None where the file does not give it
+    count: int | None  #: number of measurements; None where the file does not say
 
 
 def python_time(

@@ -31,19 +31,12 @@ _MOSTLY_BUSY: Final = 0.8
 
 @dataclass(frozen=True, eq=False)
 class Grid:
-    """All profiles of a grid with their answers.
+    """All profiles of a grid with their answers."""
 
-    Attributes:
-        cells: by size of the model, context and mode.
-        unplaced: files that are of no cell, or of one that another file already answers for.
-        timed: a file with the program's own times was given.
-        unused: cells of that file that no profile is of, `model context` each.
-    """
-
-    cells: tuple[CellAnswers, ...]
-    unplaced: tuple[Unplaced, ...] = ()
-    timed: bool = False
-    unused: tuple[str, ...] = ()
+    cells: tuple[CellAnswers, ...]  #: by size of the model, context and mode
+    unplaced: tuple[Unplaced, ...] = ()  #: files that are of no cell, or of one that another file already answers for
+    timed: bool = False  #: a file with the program's own times was given
+    unused: tuple[str, ...] = ()  #: cells of that file that no profile is of, `model context` each
 
     @property
     def models(self) -> list[str]:
@@ -119,21 +112,16 @@ def _unused(timings: pl.DataFrame | None, places: set[tuple[str, int]]) -> tuple
 
 @dataclass(frozen=True)
 class HostBound:
-    """Models of different widths whose layers take the same time at one context length, while their GPU waits.
+    """Models of different widths whose layers take the same time at one context length, while their GPU waits."""
 
-    Attributes:
-        context, mode: where.
-        models: at least two, smallest first.
-        least_ns, greatest_ns: time of a forward pass per layer, the extremes among the models.
-        busy_share: the largest share of the pass in which any of their GPUs worked.
-    """
-
+    #: context, mode: where
     context: int
     mode: str
-    models: tuple[str, ...]
+    models: tuple[str, ...]  #: at least two, smallest first
+    #: least_ns, greatest_ns: time of a forward pass per layer, the extremes among the models
     least_ns: float
     greatest_ns: float
-    busy_share: float
+    busy_share: float  #: the largest share of the pass in which any of their GPUs worked
 
 
 def host_bound(grid: Grid) -> tuple[HostBound, ...]:

@@ -46,29 +46,19 @@ class ModelPart:
 
 @dataclass(frozen=True)
 class TopKernel:
-    """The kernel, or the category, with the most GPU time of a scope.
+    """The kernel, or the category, with the most GPU time of a scope."""
 
-    Attributes:
-        name: short name of the kernel; the category itself for a category.
-        full_name: demangled name; equal to `name` for a category.
-        gpu_ns: GPU time over all repetitions.
-        share: of all GPU work of the scope.
-        repetitions: how many passes (or steps) were looked at.
-        calls: over all repetitions.
-        calls_min, calls_max: the fewest and the most calls in one repetition.
-        parts: model parts that launch it, largest first.
-    """
-
-    name: str
-    full_name: str
+    name: str  #: short name of the kernel; the category itself for a category
+    full_name: str  #: demangled name; equal to `name` for a category
     category: str
-    gpu_ns: int
-    share: float
-    repetitions: int
-    calls: int
+    gpu_ns: int  #: GPU time over all repetitions
+    share: float  #: of all GPU work of the scope
+    repetitions: int  #: how many passes (or steps) were looked at
+    calls: int  #: over all repetitions
+    #: calls_min, calls_max: the fewest and the most calls in one repetition
     calls_min: int
     calls_max: int
-    parts: tuple[ModelPart, ...]
+    parts: tuple[ModelPart, ...]  #: model parts that launch it, largest first
 
     @property
     def calls_each(self) -> int | None:

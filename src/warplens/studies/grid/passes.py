@@ -26,22 +26,14 @@ Int64s = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class PhaseInstances:
-    """The outermost ranges that are named after a phase, in the order of their begin.
+    """The outermost ranges that are named after a phase, in the order of their begin."""
 
-    Attributes:
-        rows: rows of `Trace.ranges`.
-        phase: of each, its position in `(NO_PHASE, *PHASES)`.
-        outermost: for every range of the profile, and a last entry for "no range", the row of its outermost phase, or
-            `NO_RANGE`.
-        phase_of_range: for every range, and a last entry, the phase of that row.
-        seen: the phases that occur.
-    """
-
-    rows: Int64s
-    phase: Int64s
+    rows: Int64s  #: rows of `Trace.ranges`
+    phase: Int64s  #: of each, its position in `(NO_PHASE, *PHASES)`
+    #: for every range of the profile, and a last entry for "no range", the row of its outermost phase, or `NO_RANGE`
     outermost: Int64s
-    phase_of_range: Int64s
-    seen: frozenset[str]
+    phase_of_range: Int64s  #: for every range, and a last entry, the phase of that row
+    seen: frozenset[str]  #: the phases that occur
 
 
 def phase_instances(timeline: Timeline) -> PhaseInstances:
@@ -178,26 +170,17 @@ class Spread:
 
 @dataclass(frozen=True, eq=False)
 class PhasedWork:
-    """The GPU work of a profile's steady steps, told apart by step, phase and forward pass.
+    """The GPU work of a profile's steady steps, told apart by step, phase and forward pass."""
 
-    Attributes:
-        steps: in time order; empty where the profile shows none.
-        how: one sentence on how they were found.
-        work: rows of `Timeline.work` in the steps, with `duration_ns`, `step`, `phase`, `pass` (null outside of forward
-            passes), `label` (category of a kernel, `WORK_LABELS` otherwise) and `outermost` (row of the phase's range).
-        passes: `PASSES`.
-        phases: `PHASE_TIMES`.
-        pass_is_step: there are no forward ranges, and the whole step was taken as the pass, as the user said.
-        phases_seen: phases that any range of the profile names, warm-up included.
-    """
-
-    steps: tuple[Step, ...]
-    how: str
+    steps: tuple[Step, ...]  #: in time order; empty where the profile shows none
+    how: str  #: one sentence on how they were found
+    #: rows of `Timeline.work` in the steps, with `duration_ns`, `step`, `phase`, `pass` (null outside of forward
+    #: passes), `label` (category of a kernel, `WORK_LABELS` otherwise) and `outermost` (row of the phase's range)
     work: pl.DataFrame
-    passes: pl.DataFrame
-    phases: pl.DataFrame
-    pass_is_step: bool
-    phases_seen: frozenset[str]
+    passes: pl.DataFrame  #: `PASSES`
+    phases: pl.DataFrame  #: `PHASE_TIMES`
+    pass_is_step: bool  #: there are no forward ranges, and the whole step was taken as the pass, as the user said
+    phases_seen: frozenset[str]  #: phases that any range of the profile names, warm-up included
 
     @property
     def pass_work(self) -> pl.DataFrame:

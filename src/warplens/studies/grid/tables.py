@@ -22,16 +22,12 @@ from warplens.studies.grid.passes import Spread
 
 @dataclass(frozen=True)
 class Value(Column):
-    """A column of which each profile has one value.
+    """A column of which each profile has one value."""
 
-    Attributes:
-        of: where the value stands in `CellAnswers`: attributes, and keys of mappings, separated by dots; what is None
-            on the way makes it null. Empty where a function gives it.
-        modelled: what of it is no plain measurement; empty where all of it is measured.
-    """
-
+    #: where the value stands in `CellAnswers`: attributes, and keys of mappings, separated by dots; what is None on the
+    #: way makes it null. Empty where a function gives it.
     of: str = ""
-    modelled: str = ""
+    modelled: str = ""  #: what of it is no plain measurement; empty where all of it is measured
 
     @classmethod
     def number(cls, name: str, help_text: str, of: str = "", **more: Any) -> Value:

@@ -57,16 +57,11 @@ _HALF_PRECISION = re.compile(r"half|bfloat16|__nv_bfloat16", re.IGNORECASE)
 
 @dataclass(frozen=True, eq=False)
 class AttentionTime:
-    """Time inside self-attention of one profile's forward passes, per layer.
+    """Time inside self-attention of one profile's forward passes, per layer."""
 
-    Attributes:
-        passes: `ATTENTION_TIMES`.
-        layers: attention layers in one pass; None where passes differ.
-        single_precision: the softmax kernels' names speak of fp32 and of no shorter type; None where they say nothing.
-    """
-
-    passes: pl.DataFrame
-    layers: int | None
+    passes: pl.DataFrame  #: `ATTENTION_TIMES`
+    layers: int | None  #: attention layers in one pass; None where passes differ
+    #: the softmax kernels' names speak of fp32 and of no shorter type; None where they say nothing
     single_precision: bool | None
 
     def per_layer(self, column: str) -> Spread | None:
@@ -219,23 +214,14 @@ _GPU_BOUND_BELOW: Final = 0.05
 
 @dataclass(frozen=True, eq=False)
 class TrainingSplit:
-    """The GPU time of a profile's training steps by phase.
+    """The GPU time of a profile's training steps by phase."""
 
-    Attributes:
-        phases: `PHASE_SPLIT`; the rows' `gpu_ns` sum to `gpu_ns`.
-        steps: how many steps were added up.
-        wall: wall time of a step.
-        gpu_ns: GPU time of all steps, summed durations.
-        busy_ns: time in which the GPU did anything, of all steps.
-        wall_ns: wall time of all steps.
-    """
-
-    phases: pl.DataFrame
-    steps: int
-    wall: Spread
-    gpu_ns: int
-    busy_ns: int
-    wall_ns: int
+    phases: pl.DataFrame  #: `PHASE_SPLIT`; the rows' `gpu_ns` sum to `gpu_ns`
+    steps: int  #: how many steps were added up
+    wall: Spread  #: wall time of a step
+    gpu_ns: int  #: GPU time of all steps, summed durations
+    busy_ns: int  #: time in which the GPU did anything, of all steps
+    wall_ns: int  #: wall time of all steps
 
     def phase(self, name: str) -> dict[str, int]:
         """The row of one phase."""
@@ -259,32 +245,23 @@ class TrainingSplit:
 
 @dataclass(frozen=True)
 class OptimizerCost:
-    """What one optimizer step costs, and whether launches or the GPU set its pace.
+    """What one optimizer step costs, and whether launches or the GPU set its pace."""
 
-    Attributes:
-        launches: pieces of GPU work in one step, on average.
-        gpu_ns: their GPU time in one step, on average.
-        span_ns: from the first start to the last end, on average.
-        busy_share: share of the span in which the GPU works.
-        starved_share: share of the span in which it has run dry: the call that launches its next work had not returned
-            when the work before ended.
-        between_share: share of the span that passes between two pieces of work although the next one was launched in
-            time; a GPU needs about 1 µs to start the next kernel of a stream. The three shares sum to 1.
-        launches_per_tensor: launches over the model's parameter tensors; None for unknown models.
-        modelled_bytes_per_s: memory traffic of the assignment's AdamW (fp32, modelled) over the measured GPU time; None
-            where the optimizer does not launch what that AdamW launches.
-        peak_bytes_per_s: memory bandwidth of the device; None where the profile does not say.
-    """
-
-    launches: float
-    gpu_ns: float
-    span_ns: float
-    busy_share: float
+    launches: float  #: pieces of GPU work in one step, on average
+    gpu_ns: float  #: their GPU time in one step, on average
+    span_ns: float  #: from the first start to the last end, on average
+    busy_share: float  #: share of the span in which the GPU works
+    #: share of the span in which it has run dry: the call that launches its next work had not returned when the work
+    #: before ended
     starved_share: float
+    #: share of the span that passes between two pieces of work although the next one was launched in time; a GPU needs
+    #: about 1 µs to start the next kernel of a stream. The three shares sum to 1.
     between_share: float
-    launches_per_tensor: float | None
+    launches_per_tensor: float | None  #: launches over the model's parameter tensors; None for unknown models
+    #: memory traffic of the assignment's AdamW (fp32, modelled) over the measured GPU time; None where the optimizer
+    #: does not launch what that AdamW launches
     modelled_bytes_per_s: float | None
-    peak_bytes_per_s: int | None
+    peak_bytes_per_s: int | None  #: memory bandwidth of the device; None where the profile does not say
 
     @property
     def span_ns_per_launch(self) -> float:

@@ -80,18 +80,13 @@ _CALLS_BEFORE: Final = 3
 
 @dataclass(frozen=True)
 class Recorded:
-    """A shape's graph.
-
-    Attributes:
-        input: the tensor that it reads. Who writes inputs into it, and calls with it, saves a copy.
-        output: the tensor that it writes, anew with every call.
-        copy: its node that copies the input of a call; None where inputs are copied before the replay.
-    """
+    """A shape's graph."""
 
     side: str
-    input: torch.Tensor
-    output: Any
+    input: torch.Tensor  #: the tensor that it reads. Who writes inputs into it, and calls with it, saves a copy.
+    output: Any  #: the tensor that it writes, anew with every call
     graph: torch.cuda.CUDAGraph
+    #: its node that copies the input of a call; None where inputs are copied before the replay
     copy: CopyNode | None = None
 
 
@@ -213,18 +208,12 @@ Elsewhere: TypeAlias = Literal["fallback", "policy"]
 
 @dataclass(frozen=True)
 class Explanation:
-    """Which side runs for an input, and why.
+    """Which side runs for an input, and why."""
 
-    Attributes:
-        side: name of the side in the policy.
-        reason: as `choosing.Choice` has it, or `training`: a module in training mode runs its baseline.
-        settings: what the policy was asked for.
-        times_ns: measured or estimated time of each side; empty where nothing is known.
-    """
-
-    side: str
-    reason: str
-    settings: Mapping[str, Any]
+    side: str  #: name of the side in the policy
+    reason: str  #: as `choosing.Choice` has it, or `training`: a module in training mode runs its baseline
+    settings: Mapping[str, Any]  #: what the policy was asked for
+    #: measured or estimated time of each side; empty where nothing is known
     times_ns: Mapping[str, float] = field(default_factory=dict)
 
 

@@ -39,14 +39,10 @@ def is_number(value: object) -> bool:
 
 @dataclass(frozen=True)
 class Axis:
-    """A setting that varies.
-
-    Attributes:
-        values: those that were measured; numbers rise.
-    """
+    """A setting that varies."""
 
     name: str
-    values: tuple[Value, ...]
+    values: tuple[Value, ...]  #: those that were measured; numbers rise
 
     @property
     def numeric(self) -> bool:
@@ -71,15 +67,11 @@ class Corner:
 
 @dataclass(frozen=True)
 class Grid:
-    """Measured times, by place.
-
-    Attributes:
-        curves: of the model; None where it could not be fitted.
-    """
+    """Measured times, by place."""
 
     axes: tuple[Axis, ...]
     times: Mapping[Place, Times]
-    curves: Curves | None
+    curves: Curves | None  #: of the model; None where it could not be fitted
 
     def corners(self, at: Place, clamped: bool = False) -> list[Corner] | None:
         """The measured points around a place; None if one is missing, or if the place is outside the range.
@@ -169,83 +161,51 @@ Reason: TypeAlias = Literal["measured", "interpolated", "outside", "other-machin
 
 @dataclass(frozen=True)
 class Side:
-    """One of the things to choose from.
+    """One of the things to choose from."""
 
-    Attributes:
-        name: unique in the policy: its settings, such as `method=topk,keep=0.1`.
-        settings: what tells it from the others.
-    """
-
-    name: str
-    settings: Mapping[str, Value]
+    name: str  #: unique in the policy: its settings, such as `method=topk,keep=0.1`
+    settings: Mapping[str, Value]  #: what tells it from the others
 
 
 @dataclass(frozen=True)
 class GridPoint:
-    """A point of the grid.
+    """A point of the grid."""
 
-    Attributes:
-        at: its value on each axis.
-        times_ns: of each side; None where it was not, or could not be, measured.
-        side: number of the side to run there.
-        decided: whether the samples tell the sides apart; None without samples.
-    """
-
-    at: Place
-    times_ns: Times
-    side: int
-    decided: bool | None
+    at: Place  #: its value on each axis
+    times_ns: Times  #: of each side; None where it was not, or could not be, measured
+    side: int  #: number of the side to run there
+    decided: bool | None  #: whether the samples tell the sides apart; None without samples
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What to run, and why.
+    """What to run, and why."""
 
-    Attributes:
-        side: name of the side.
-        reason: see `Reason`.
-        times_ns: measured or estimated time of each side; empty where nothing is known.
-    """
-
-    side: str
-    reason: Reason
+    side: str  #: name of the side
+    reason: Reason  #: see `Reason`
+    #: measured or estimated time of each side; empty where nothing is known
     times_ns: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Policy:
-    """Which side to run for a shape.
+    """Which side to run for a shape."""
 
-    Attributes:
-        source: name of the measurements file that it was fitted to.
-        workload: what was measured.
-        shared: settings that were the same in all measurements.
-        sides: to choose from; the first is the baseline, which is run where nothing better is known.
-        axes: settings to choose by.
-        points: what was measured, and chosen.
-        rule: how times between the points are estimated.
-        curves: of the model; None if it could not be fitted.
-        margin: a side must be faster than the baseline by more than this share to be chosen.
-        fallback: number of the side to run outside the fitted range and on other machines.
-        regret: by `measured` (at the points), `held-out` (at values left out of the fit) and `edge` (at the least and
-            greatest values left out, where the fallback is taken): how much slower the chosen side is than the best.
-        environment: `device` (name of the GPU), `torch`, … of the measurements.
-        here: device that the policy is asked on (see `on`); None if it is asked without one.
-    """
-
-    source: str
-    workload: str
-    shared: Mapping[str, Any]
-    sides: tuple[Side, ...]
-    axes: tuple[Axis, ...]
-    points: tuple[GridPoint, ...]
-    rule: Rule
-    curves: Curves | None
-    margin: float
-    fallback: int
+    source: str  #: name of the measurements file that it was fitted to
+    workload: str  #: what was measured
+    shared: Mapping[str, Any]  #: settings that were the same in all measurements
+    sides: tuple[Side, ...]  #: to choose from; the first is the baseline, which is run where nothing better is known
+    axes: tuple[Axis, ...]  #: settings to choose by
+    points: tuple[GridPoint, ...]  #: what was measured, and chosen
+    rule: Rule  #: how times between the points are estimated
+    curves: Curves | None  #: of the model; None if it could not be fitted
+    margin: float  #: a side must be faster than the baseline by more than this share to be chosen
+    fallback: int  #: number of the side to run outside the fitted range and on other machines
+    #: by `measured` (at the points), `held-out` (at values left out of the fit) and `edge` (at the least and greatest
+    #: values left out, where the fallback is taken): how much slower the chosen side is than the best
     regret: Mapping[str, Regret]
-    environment: Mapping[str, str]
-    here: str | None = None
+    environment: Mapping[str, str]  #: `device` (name of the GPU), `torch`, … of the measurements
+    here: str | None = None  #: device that the policy is asked on (see `on`); None if it is asked without one
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_by_place", {point.at: point for point in self.points})

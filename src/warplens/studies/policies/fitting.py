@@ -43,15 +43,11 @@ _KEPT: Final = ("driver", "cuda")
 
 @dataclass(frozen=True)
 class PointTimes:
-    """What was measured at a point.
-
-    Attributes:
-        times_ns: typical time of each side, the baseline first; None where it was not, or could not be, measured.
-        samples: durations behind them, where known; they decide whether a difference is one.
-    """
+    """What was measured at a point."""
 
     settings: Mapping[str, Value]
-    times_ns: Times
+    times_ns: Times  #: typical time of each side, the baseline first; None where it was not, or could not be, measured
+    #: durations behind them, where known; they decide whether a difference is one
     samples: tuple[Samples | None, ...] = field(default=())
 
 
@@ -305,15 +301,11 @@ class _HeldOut:
 
 @dataclass(frozen=True)
 class _Fold:
-    """A value left out.
-
-    Attributes:
-        edge: whether it is the least or the greatest of its axis.
-    """
+    """A value left out."""
 
     grid: Grid
     left_out: tuple[Place, ...]
-    edge: bool
+    edge: bool  #: whether it is the least or the greatest of its axis
 
 
 def _folds(axes: tuple[Axis, ...], points: Mapping[Place, GridPoint], sides: int) -> list[_Fold]:

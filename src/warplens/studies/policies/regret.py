@@ -40,35 +40,24 @@ Measured = Sequence[tuple[Sequence[float], float]]
 
 @dataclass(frozen=True)
 class Curve:
-    """One side with one combination of words.
+    """One side with one combination of words."""
 
-    Attributes:
-        words: values of the axes that are not numeric, in their order.
-        host_ns: shortest time, which no setting changes; 0 where none was seen.
-        fixed_ns, work_ns: time of the GPU: constant part, and part of a place where every setting is its unit.
-    """
-
-    words: tuple[Value, ...]
+    words: tuple[Value, ...]  #: values of the axes that are not numeric, in their order
     side: int
-    host_ns: float
+    host_ns: float  #: shortest time, which no setting changes; 0 where none was seen
+    #: fixed_ns, work_ns: time of the GPU: constant part, and part of a place where every setting is its unit
     fixed_ns: float
     work_ns: float
 
 
 @dataclass(frozen=True)
 class Curves:
-    """The model of all sides.
-
-    Attributes:
-        units: of the numeric axes, their least values.
-        exponents: of the numeric axes, for each side.
-        curves: of each side and combination of words.
-    """
+    """The model of all sides."""
 
     numeric: tuple[bool, ...]
-    units: tuple[float, ...]
-    exponents: tuple[tuple[float, ...], ...]
-    curves: tuple[Curve, ...]
+    units: tuple[float, ...]  #: of the numeric axes, their least values
+    exponents: tuple[tuple[float, ...], ...]  #: of the numeric axes, for each side
+    curves: tuple[Curve, ...]  #: of each side and combination of words
 
     def __post_init__(self) -> None:
         by_key = {(curve.words, curve.side): curve for curve in self.curves}
@@ -211,39 +200,27 @@ def _line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class CellRegret:
-    """One point at which a policy was asked, and every side measured.
+    """One point at which a policy was asked, and every side measured."""
 
-    Attributes:
-        at: the point's value on each axis of the policy.
-        chosen_ns: time of the chosen side; None if it could not run, though another could.
-        best_ns: time of the fastest.
-        share: how much slower the chosen one was than the best, 0 to ∞; None if it could not run.
-    """
-
-    at: Place
+    at: Place  #: the point's value on each axis of the policy
     chosen: str
     reason: Reason
     best: str
-    chosen_ns: float | None
-    best_ns: float
-    share: float | None
+    chosen_ns: float | None  #: time of the chosen side; None if it could not run, though another could
+    best_ns: float  #: time of the fastest
+    share: float | None  #: how much slower the chosen one was than the best, 0 to ∞; None if it could not run
 
 
 @dataclass(frozen=True)
 class Regret:
-    """What choosing cost over several points.
-
-    Attributes:
-        worst, mean: how much slower the chosen side was than the best, as a share; None without a point.
-        where: the worst point; None without one.
-        not_run: points at which the chosen side could not run though another could; they are in neither share.
-    """
+    """What choosing cost over several points."""
 
     cells: int
+    #: worst, mean: how much slower the chosen side was than the best, as a share; None without a point
     worst: float | None
     mean: float | None
-    where: Place | None
-    not_run: int
+    where: Place | None  #: the worst point; None without one
+    not_run: int  #: points at which the chosen side could not run though another could; they are in neither share
 
 
 def regret_at(at: Place, times: Times, side: int, names: Sequence[str], reason: Reason) -> CellRegret | None:

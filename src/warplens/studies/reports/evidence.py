@@ -40,16 +40,12 @@ _TELLING: Final = ("method", "keep", "attention")
 
 @dataclass(frozen=True, eq=False)
 class ProfiledPair:
-    """Profiles of both sides at one point of the grid.
+    """Profiles of both sides at one point of the grid."""
 
-    Attributes:
-        settings: the point, such as `{"input_size": 224, "batch": 1}`.
-        predictions: modelled step times of baseline and variant under single changes.
-    """
-
-    settings: Mapping[str, float]
+    settings: Mapping[str, float]  #: the point, such as `{"input_size": 224, "batch": 1}`
     numbers: StepNumbers
     hypotheses: tuple[Hypothesis, ...]
+    #: modelled step times of baseline and variant under single changes
     predictions: tuple[tuple[Prediction, ...], tuple[Prediction, ...]]
 
     @property
@@ -60,28 +56,18 @@ class ProfiledPair:
 
 @dataclass(frozen=True, eq=False)
 class Evidence:
-    """Everything that the report rests on.
+    """Everything that the report rests on."""
 
-    Attributes:
-        baseline, variant: settings that tell the sides apart, without the execution.
-        measurements: the grid, every variant and execution.
-        sweeps: execution → baseline against variant over the grid.
-        pairs: profiles, the point with the puzzle first.
-        remedies: measurements of what was tried; None if nothing was.
-        grid: measurements of several ways to run both sides over a grid; None without any.
-        policy: which of both sides to run; None without one.
-        regrets: what choosing by it cost, at points that it was fitted to and at others.
-    """
-
+    #: baseline, variant: settings that tell the sides apart, without the execution
     baseline: Mapping[str, Any]
     variant: Mapping[str, Any]
-    measurements: Measurements
-    sweeps: Mapping[str, SweepNumbers]
-    pairs: tuple[ProfiledPair, ...]
-    remedies: Measurements | None = None
-    grid: Measurements | None = None
-    policy: Policy | None = None
-    regrets: Sequence[CellRegret] = ()
+    measurements: Measurements  #: the grid, every variant and execution
+    sweeps: Mapping[str, SweepNumbers]  #: execution → baseline against variant over the grid
+    pairs: tuple[ProfiledPair, ...]  #: profiles, the point with the puzzle first
+    remedies: Measurements | None = None  #: measurements of what was tried; None if nothing was
+    grid: Measurements | None = None  #: measurements of several ways to run both sides over a grid; None without any
+    policy: Policy | None = None  #: which of both sides to run; None without one
+    regrets: Sequence[CellRegret] = ()  #: what choosing by it cost, at points that it was fitted to and at others
 
 
 def profiled_pair(

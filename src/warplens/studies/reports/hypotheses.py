@@ -51,19 +51,14 @@ _MOVING: Final = ("gather-scatter", "copy-cast")
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """One explanation, and what became of it.
+    """One explanation, and what became of it."""
 
-    Attributes:
-        id: a key of `CLAIMS`.
-        standing: `confirmed` (it makes up half or more of what it should explain), `refuted` (less than a tenth, or the
-            contrary), `partly` (between them), `unavailable` (the profiles cannot tell), `not judged` (no counters).
-        share: of what it should explain; None where that has no size.
-        evidence: named numbers, with their units in the names, as findings have them.
-    """
-
-    id: str
+    id: str  #: a key of `CLAIMS`
+    #: `confirmed` (it makes up half or more of what it should explain), `refuted` (less than a tenth, or the contrary),
+    #: `partly` (between them), `unavailable` (the profiles cannot tell), `not judged` (no counters)
     standing: Standing
-    share: float | None
+    share: float | None  #: of what it should explain; None where that has no size
+    #: named numbers, with their units in the names, as findings have them
     evidence: Mapping[str, float] = field(default_factory=dict)
 
     @property
@@ -221,19 +216,16 @@ LOW_OCCUPANCY: Final = 0.5
 
 @dataclass(frozen=True)
 class Inside:
-    """What counters say.
+    """What counters say."""
 
-    Attributes:
-        waiting_share: of the kernel time that profiled launches stand for, what kernels take that are too small for the
-            GPU or whose warps wait: neither arithmetic nor memory is near its peak. None where nothing has a duration,
-            or the report holds no launch of the program's window: then it is of another program.
-        scattered_share: of the sectors that the added gathers, sorts, copies and casts touch, the part that nobody
-            asked for. None where no such kernel was profiled with its sectors.
-        waiting, scattered: named numbers behind each, with their units in the names.
-    """
-
+    #: of the kernel time that profiled launches stand for, what kernels take that are too small for the GPU or whose
+    #: warps wait: neither arithmetic nor memory is near its peak. None where nothing has a duration, or the report
+    #: holds no launch of the program's window: then it is of another program.
     waiting_share: float | None
+    #: of the sectors that the added gathers, sorts, copies and casts touch, the part that nobody asked for. None where
+    #: no such kernel was profiled with its sectors.
     scattered_share: float | None
+    #: waiting, scattered: named numbers behind each, with their units in the names
     waiting: Mapping[str, float] = field(default_factory=dict)
     scattered: Mapping[str, float] = field(default_factory=dict)
 

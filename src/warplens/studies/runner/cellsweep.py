@@ -40,20 +40,13 @@ _ALONE: Final = "measured alone, not in turns with the other cells of its point,
 
 @dataclass(frozen=True)
 class Measuring:
-    """How the cells of a registered workload are measured.
-
-    Attributes:
-        plan: how often, and when that is enough; in turns, its repetitions are those of one turn.
-        rounds: turns of each cell of a task; None for one cell after the other.
-        device: as PyTorch names it; None for the GPU if there is one.
-        modules: imported first, to register workloads.
-    """
+    """How the cells of a registered workload are measured."""
 
     workload: str
-    plan: Plan
-    rounds: int | None = None
-    device: str | None = None
-    modules: tuple[str, ...] = field(default=())
+    plan: Plan  #: how often, and when that is enough; in turns, its repetitions are those of one turn
+    rounds: int | None = None  #: turns of each cell of a task; None for one cell after the other
+    device: str | None = None  #: as PyTorch names it; None for the GPU if there is one
+    modules: tuple[str, ...] = field(default=())  #: imported first, to register workloads
 
     def description(self) -> dict[str, Any]:
         """As JSON; also what a child process is told."""
@@ -253,20 +246,13 @@ _UNKNOWN: Final = {"device": {"name": "unknown"}, "versions": {"torch": "unknown
 
 @dataclass(frozen=True)
 class CellRun:
-    """What to measure.
-
-    Attributes:
-        tasks: one a process (unless one process does all).
-        impossible: records of combinations that exclude one another.
-        head: further keys of the measurements file.
-        command: that asks for the same, without folders.
-    """
+    """What to measure."""
 
     measuring: Measuring
-    tasks: tuple[Task, ...]
-    impossible: tuple[Mapping[str, Any], ...] = ()
-    head: Mapping[str, Any] = field(default_factory=dict)
-    command: str | None = None
+    tasks: tuple[Task, ...]  #: one a process (unless one process does all)
+    impossible: tuple[Mapping[str, Any], ...] = ()  #: records of combinations that exclude one another
+    head: Mapping[str, Any] = field(default_factory=dict)  #: further keys of the measurements file
+    command: str | None = None  #: that asks for the same, without folders
 
     def description(self) -> dict[str, Any]:
         """What a ledger must agree with to be gone on with."""

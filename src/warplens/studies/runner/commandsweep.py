@@ -52,24 +52,17 @@ _MOST_NS: Final = 365 * 24 * 3600 * 10**9
 
 @dataclass(frozen=True)
 class CommandSweep:
-    """A sweep over two commands.
+    """A sweep over two commands."""
 
-    Attributes:
-        axes: texts `name=value,value`.
-        baseline, variant: commands in which `{name}` stands for the value of an axis.
-        repeats: rounds at each point.
-        time_from: pattern with one group, the time that the program prints; None: the wall time of the process.
-        time_unit: of what is printed, one of `TIME_UNITS`.
-        items: axis that says how many items a step processes; None for one.
-    """
-
-    axes: tuple[str, ...]
+    axes: tuple[str, ...]  #: texts `name=value,value`
+    #: baseline, variant: commands in which `{name}` stands for the value of an axis
     baseline: str
     variant: str
-    repeats: int = DEFAULT_REPEATS
+    repeats: int = DEFAULT_REPEATS  #: rounds at each point
+    #: pattern with one group, the time that the program prints; None: the wall time of the process
     time_from: str | None = None
-    time_unit: str = "ms"
-    items: str | None = None
+    time_unit: str = "ms"  #: of what is printed, one of `TIME_UNITS`
+    items: str | None = None  #: axis that says how many items a step processes; None for one
 
     def __post_init__(self) -> None:
         if self.repeats < 1:

@@ -92,19 +92,13 @@ FAILURES = ("out-of-memory", "failed")
 
 @dataclass(frozen=True)
 class Task:
-    """The smallest piece of a run: either done or not.
+    """The smallest piece of a run: either done or not."""
 
-    Attributes:
-        key: unique in the run, and readable: `input_size=224 batch=1`.
-        cells: settings of the cells that it measures, as JSON has them; in turns, if the run says so.
-        group: tasks of one group are one cell; once one of them has failed, the others are left out.
-        command: instead of cells: the words of a command to run.
-    """
-
-    key: str
+    key: str  #: unique in the run, and readable: `input_size=224 batch=1`
+    #: settings of the cells that it measures, as JSON has them; in turns, if the run says so
     cells: tuple[Mapping[str, Any], ...] = ()
-    group: str | None = None
-    command: tuple[str, ...] = ()
+    group: str | None = None  #: tasks of one group are one cell; once one of them has failed, the others are left out
+    command: tuple[str, ...] = ()  #: instead of cells: the words of a command to run
 
     def description(self) -> dict[str, Any]:
         """What makes it this task, as JSON: two of the same description are interchangeable."""
@@ -130,19 +124,12 @@ class Runner(Protocol):
 
 @dataclass(frozen=True)
 class RunOptions:
-    """How a run is carried out; changes nothing of what is measured.
+    """How a run is carried out; changes nothing of what is measured."""
 
-    Attributes:
-        one_process: one process for all tasks, as long as nothing fails.
-        timeout_s: most time for a task.
-        fresh: forget what an earlier run has done.
-        retry: do what has failed once more.
-    """
-
-    one_process: bool = False
-    timeout_s: float | None = None
-    fresh: bool = False
-    retry: bool = False
+    one_process: bool = False  #: one process for all tasks, as long as nothing fails
+    timeout_s: float | None = None  #: most time for a task
+    fresh: bool = False  #: forget what an earlier run has done
+    retry: bool = False  #: do what has failed once more
 
 
 class Run(Protocol):

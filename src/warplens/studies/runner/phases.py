@@ -96,21 +96,15 @@ def recorded_cells(run: CellRun) -> list[RecordedCell]:
 
 @dataclass(frozen=True)
 class Collection:
-    """How the recordings are made.
-
-    Attributes:
-        nsys, ncu: the tools to use; None to look for them.
-        launches: that ncu profiles of each cell, 0 for all; None for one of each kernel in each size.
-        fresh: record again what is there.
-        tell: is told what is being done, line by line.
-    """
+    """How the recordings are made."""
 
     folder: Path
+    #: nsys, ncu: the tools to use; None to look for them
     nsys: str | None = None
     ncu: str | None = None
-    launches: int | None = None
-    fresh: bool = False
-    tell: Callable[[str], None] = lambda _: None
+    launches: int | None = None  #: that ncu profiles of each cell, 0 for all; None for one of each kernel in each size
+    fresh: bool = False  #: record again what is there
+    tell: Callable[[str], None] = lambda _: None  #: is told what is being done, line by line
 
     def commands(self, run: CellRun) -> list[str]:
         """What would be run, as a shell would take it; what cannot be is told, and left out."""

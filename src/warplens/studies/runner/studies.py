@@ -45,43 +45,32 @@ _KERNEL: Final = Plan(
 
 @dataclass(frozen=True)
 class StudyOptions:
-    """A study, and what is changed of it.
+    """A study, and what is changed of it."""
 
-    Attributes:
-        axes: texts `name=value,value`, instead of the study's own values; a setting that it does not name is added.
-        rounds: turns of each cell of a point, where a study measures in turns; None for the study's own number.
-        device: as PyTorch names it; None for the GPU if there is one.
-        quick: few cells of tiny size on the CPU, to try it anywhere.
-    """
-
+    #: texts `name=value,value`, instead of the study's own values; a setting that it does not name is added
     axes: tuple[str, ...] = ()
+    #: turns of each cell of a point, where a study measures in turns; None for the study's own number
     rounds: int | None = None
-    device: str | None = None
-    quick: bool = False
+    device: str | None = None  #: as PyTorch names it; None for the GPU if there is one
+    quick: bool = False  #: few cells of tiny size on the CPU, to try it anywhere
 
 
 @dataclass(frozen=True)
 class Study:
-    """A predefined experiment.
-
-    Attributes:
-        axes, quick: values of the settings: the whole study, and the small one to try.
-        rounds, quick_rounds: turns of each cell of a point; None for one cell after the other.
-        plan: of the measurement where cells follow one another; in turns, only for its warm-up and repetitions.
-        tasks: makes them from the axes.
-        head: further keys of the measurements file, from the axes.
-    """
+    """A predefined experiment."""
 
     name: str
     summary: str
     workload: str
+    #: axes, quick: values of the settings: the whole study, and the small one to try
     axes: Axes
     quick: Axes
-    plan: Plan
-    tasks: Callable[[Axes], tuple[tuple[Task, ...], list[dict[str, Any]]]]
+    plan: Plan  #: of the measurement where cells follow one another; in turns, only for its warm-up and repetitions
+    tasks: Callable[[Axes], tuple[tuple[Task, ...], list[dict[str, Any]]]]  #: makes them from the axes
+    #: rounds, quick_rounds: turns of each cell of a point; None for one cell after the other
     rounds: int | None = None
     quick_rounds: int | None = None
-    head: Callable[[Axes], dict[str, Any]] = lambda _: {}
+    head: Callable[[Axes], dict[str, Any]] = lambda _: {}  #: further keys of the measurements file, from the axes
 
     def run(self, options: StudyOptions) -> CellRun:
         """The run that is asked for.

@@ -42,27 +42,18 @@ def one_process(text: str) -> bool:
 
 @dataclass(frozen=True)
 class WorkloadSweep:
-    """A sweep over a registered workload.
-
-    Attributes:
-        axes: texts `name=value,value`.
-        baseline, variant: texts `name=value,name=value`.
-        rounds: turns of each side at a point.
-        repetitions: in a turn.
-        warmup: steps of each side before its first turn.
-        device: as PyTorch names it; None for the GPU if there is one.
-        modules: imported first, to register workloads.
-    """
+    """A sweep over a registered workload."""
 
     workload: str
-    axes: tuple[str, ...]
+    axes: tuple[str, ...]  #: texts `name=value,value`
+    #: baseline, variant: texts `name=value,name=value`
     baseline: str
     variant: str
-    rounds: int = DEFAULT_ROUNDS
-    repetitions: int = PER_TURN
-    warmup: int = WARMUP_STEPS
-    device: str | None = None
-    modules: tuple[str, ...] = ()
+    rounds: int = DEFAULT_ROUNDS  #: turns of each side at a point
+    repetitions: int = PER_TURN  #: in a turn
+    warmup: int = WARMUP_STEPS  #: steps of each side before its first turn
+    device: str | None = None  #: as PyTorch names it; None for the GPU if there is one
+    modules: tuple[str, ...] = ()  #: imported first, to register workloads
 
     def run(self) -> CellRun:
         """The run that this asks for.

@@ -36,16 +36,12 @@ _ERRORS: Final = 1.5
 
 @dataclass(frozen=True, eq=False)
 class Expected:
-    """Bounds of the logarithm of a cell's time.
+    """Bounds of the logarithm of a cell's time."""
 
-    Attributes:
-        low, high: one for each draw.
-        validated: whether they are those of trends that fit all other cells.
-    """
-
+    #: low, high: one for each draw
     low: Float64s
     high: Float64s
-    validated: bool
+    validated: bool  #: whether they are those of trends that fit all other cells
 
 
 def expected(x: Float64s, y: Float64s, place: int, error: float) -> Expected:
@@ -184,17 +180,11 @@ ANOMALIES: Final = table(
 
 @dataclass(frozen=True, eq=False)
 class Anomalies:
-    """Which cells break their trend.
+    """Which cells break their trend."""
 
-    Attributes:
-        tests: one row a tested cell and axis: its axes, then `ANOMALIES`.
-        level: how often a sweep without anomalies shows one all the same, at most.
-        untested: why cells were not tested, in sentences.
-    """
-
-    tests: pl.DataFrame
-    level: float
-    untested: tuple[str, ...]
+    tests: pl.DataFrame  #: one row a tested cell and axis: its axes, then `ANOMALIES`
+    level: float  #: how often a sweep without anomalies shows one all the same, at most
+    untested: tuple[str, ...]  #: why cells were not tested, in sentences
 
     @property
     def found(self) -> pl.DataFrame:

@@ -87,59 +87,41 @@ THRESHOLDS: Final = table(
 
 @dataclass(frozen=True)
 class Prediction:
-    """Modelled step times.
+    """Modelled step times."""
 
-    Attributes:
-        baseline_ns, variant_ns: as predicted.
-        ratio_low, ratio, ratio_high: variant / baseline time; interval with the model's held-out error in it.
-        baseline_bound, variant_bound: `host` or `gpu`, whichever takes longer.
-        extrapolated: whether the size or the number of items lies beyond those measured.
-    """
-
+    #: baseline_ns, variant_ns: as predicted
     baseline_ns: float
     variant_ns: float
+    #: ratio_low, ratio, ratio_high: variant / baseline time; interval with the model's held-out error in it
     ratio_low: float
     ratio: float
     ratio_high: float
+    #: baseline_bound, variant_bound: `host` or `gpu`, whichever takes longer
     baseline_bound: str
     variant_bound: str
-    extrapolated: bool
+    extrapolated: bool  #: whether the size or the number of items lies beyond those measured
 
 
 @dataclass(frozen=True, eq=False)
 class BreakEven:
-    """A model of both sides' step times, and from where on the variant pays.
+    """A model of both sides' step times, and from where on the variant pays."""
 
-    Attributes:
-        source: of the sweep.
-        model: form, terms and facts.
-        size_unit: what a size is counted in: `tokens` (that enter the first block), `flops` (of an item), `items`.
-        parameters: `PARAMETERS`.
-        errors: the axes, then `ERRORS`.
-        forms: `FORMS`.
-        answers: from where on the variant pays, for each measured size along `items` and the other way round.
-        median_error, worst_error: absolute, of held-out step times, each cell by the axis with most values.
-        ratio_error: median absolute error of held-out ratios, the same way.
-        usable: whether the errors allow to use the thresholds.
-        reason: why not; None if they do.
-        level: nominal, of all intervals.
-        doubts: what the figures do not account for.
-    """
-
-    source: str
-    model: Model
-    size_unit: str
-    parameters: pl.DataFrame
-    errors: pl.DataFrame
-    forms: pl.DataFrame
+    source: str  #: of the sweep
+    model: Model  #: form, terms and facts
+    size_unit: str  #: what a size is counted in: `tokens` (that enter the first block), `flops` (of an item), `items`
+    parameters: pl.DataFrame  #: `PARAMETERS`
+    errors: pl.DataFrame  #: the axes, then `ERRORS`
+    forms: pl.DataFrame  #: `FORMS`
+    #: from where on the variant pays, for each measured size along `items` and the other way round
     answers: tuple[PaysOff, ...]
+    #: median_error, worst_error: absolute, of held-out step times, each cell by the axis with most values
     median_error: float
     worst_error: float
-    ratio_error: float
-    usable: bool
-    reason: str | None
-    level: float
-    doubts: tuple[str, ...]
+    ratio_error: float  #: median absolute error of held-out ratios, the same way
+    usable: bool  #: whether the errors allow to use the thresholds
+    reason: str | None  #: why not; None if they do
+    level: float  #: nominal, of all intervals
+    doubts: tuple[str, ...]  #: what the figures do not account for
     sizes: Sizes
     cells: tuple[Observed, ...]
     groups: tuple[str, ...]

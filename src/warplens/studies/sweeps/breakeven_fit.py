@@ -182,31 +182,24 @@ _FOLD_ROUNDS: Final = 40
 
 @dataclass(frozen=True)
 class Fold:
-    """Cells with one value of one axis.
-
-    Attributes:
-        edge: whether it is the least or the greatest: then leaving it out asks for an extrapolation.
-    """
+    """Cells with one value of one axis."""
 
     axis: str
     value: float
-    edge: bool
+    edge: bool  #: whether it is the least or the greatest: then leaving it out asks for an extrapolation
     cells: tuple[int, ...]
 
 
 @dataclass(frozen=True, eq=False)
 class Fit:
-    """A model fitted to cells.
-
-    Attributes:
-        cells, times: that it was fitted to, and logs of their step times in ns.
-        folds, predicted: cells that were left out in turn, and their log times by a fit to all others.
-    """
+    """A model fitted to cells."""
 
     model: Model
     logs: Float64s
+    #: cells, times: that it was fitted to, and logs of their step times in ns
     cells: Sequence[Observed]
     times: Float64s
+    #: folds, predicted: cells that were left out in turn, and their log times by a fit to all others
     folds: Sequence[Fold]
     predicted: Sequence[Float64s]
 

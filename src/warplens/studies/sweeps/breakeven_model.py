@@ -20,16 +20,11 @@ class Sizes:
 
     Between measured sizes, tokens, FLOPs and launches are straight lines when both scales are logarithmic; beyond, they
     keep their proportion to the baseline's size (launches stay).
-
-    Attributes:
-        work: what a size is counted in.
-        amounts: of the baseline's measured sizes, rising.
-        pairs: baseline's and variant's size for each.
     """
 
-    work: Work
-    amounts: tuple[float, ...]
-    pairs: tuple[tuple[Size, Size], ...]
+    work: Work  #: what a size is counted in
+    amounts: tuple[float, ...]  #: of the baseline's measured sizes, rising
+    pairs: tuple[tuple[Size, Size], ...]  #: baseline's and variant's size for each
 
     @classmethod
     def of(cls, cells: Sequence[Observed], work: Work) -> Sizes:
@@ -160,19 +155,14 @@ _STEP: Final = 1e-5
 
 @dataclass(frozen=True)
 class Form:
-    """What is chosen by cross-validation.
+    """What is chosen by cross-validation."""
 
-    Attributes:
-        maximum: how host and GPU overlap.
-        own: whether attention (or all work, where only FLOPs or items are known) costs each side its own.
-        hosts: groups that have a host term; without one, the GPU's time is that of the step (a CUDA graph, say).
-        per_launch: whether the host's time is launches times the cost of one; else it is one time a side. Launches
-            that a library makes in one call cost less than others, so that their number can mislead.
-    """
-
-    maximum: Maximum
-    own: bool
+    maximum: Maximum  #: how host and GPU overlap
+    own: bool  #: whether attention (or all work, where only FLOPs or items are known) costs each side its own
+    #: groups that have a host term; without one, the GPU's time is that of the step (a CUDA graph, say)
     hosts: tuple[tuple[object, ...], ...]
+    #: whether the host's time is launches times the cost of one; else it is one time a side. Launches that a library
+    #: makes in one call cost less than others, so that their number can mislead.
     per_launch: bool = False
 
 
@@ -187,18 +177,12 @@ class Term:
 
 @dataclass(frozen=True, eq=False)
 class Model:
-    """A form for the groups and facts of one sweep.
+    """A form for the groups and facts of one sweep."""
 
-    Attributes:
-        form: see `Form`.
-        groups: values of the axes that are no numbers, the one with the least time first.
-        reduces: whether any block reduces its tokens.
-    """
-
-    form: Form
+    form: Form  #: see `Form`
     known: Known
-    groups: tuple[tuple[object, ...], ...]
-    reduces: bool
+    groups: tuple[tuple[object, ...], ...]  #: values of the axes that are no numbers, the one with the least time first
+    reduces: bool  #: whether any block reduces its tokens
 
     @property
     def terms(self) -> tuple[Term, ...]:

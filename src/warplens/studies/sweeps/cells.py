@@ -55,17 +55,13 @@ _NAMED: Final = 4
 
 @dataclass(frozen=True, eq=False)
 class CellComparison:
-    """One point of the grid.
-
-    Attributes:
-        comparison: the two sides held against each other; None where a side was not measured, or not repeatedly.
-        regression: answer to the gate; None without one.
-    """
+    """One point of the grid."""
 
     point: Point
+    #: the two sides held against each other; None where a side was not measured, or not repeatedly
     comparison: Comparison | None
     reason: str | None
-    regression: Regression | None
+    regression: Regression | None  #: answer to the gate; None without one
 
     @property
     def is_broken(self) -> bool:
@@ -76,21 +72,13 @@ class CellComparison:
 
 @dataclass(frozen=True, eq=False)
 class CellNumbers:
-    """Everything that is said about two sides of measurements.
+    """Everything that is said about two sides of measurements."""
 
-    Attributes:
-        sweep: the matched cells.
-        cells: each point that both sides have, in the order of the grid.
-        level: how often one of all the intervals together misses the truth, at most.
-        margin: differences of this share and less do not matter.
-        notes: what limits the comparison.
-    """
-
-    sweep: Sweep
-    cells: tuple[CellComparison, ...]
-    level: float
-    margin: float
-    notes: tuple[Note, ...]
+    sweep: Sweep  #: the matched cells
+    cells: tuple[CellComparison, ...]  #: each point that both sides have, in the order of the grid
+    level: float  #: how often one of all the intervals together misses the truth, at most
+    margin: float  #: differences of this share and less do not matter
+    notes: tuple[Note, ...]  #: what limits the comparison
 
     @property
     def regressions(self) -> tuple[CellComparison, ...]:

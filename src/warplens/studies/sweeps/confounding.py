@@ -31,32 +31,23 @@ AXES: Final = table(
 
 @dataclass(frozen=True)
 class Confounded:
-    """Settings whose effects cannot be told apart.
-
-    Attributes:
-        kind: `together`: each value of the one goes with one value of the other; `nested`: each value of the first goes
-            with one value of the second; `jointly`: only all of them together determine one another; `sides`: the
-            variant differs from the baseline in all of them.
-        text: one sentence for people.
-    """
+    """Settings whose effects cannot be told apart."""
 
     settings: tuple[str, ...]
+    #: `together`: each value of the one goes with one value of the other; `nested`: each value of the first goes with
+    #: one value of the second; `jointly`: only all of them together determine one another; `sides`: the variant differs
+    #: from the baseline in all of them
     kind: Literal["together", "nested", "jointly", "sides"]
-    text: str
+    text: str  #: one sentence for people
 
 
 @dataclass(frozen=True, eq=False)
 class Confounding:
-    """What the grid cannot tell apart.
+    """What the grid cannot tell apart."""
 
-    Attributes:
-        found: settings that changed together; the worst first.
-        axes: `AXES`.
-        unvaried: settings with one value at all points that both sides have: nothing is known of other values.
-    """
-
-    found: tuple[Confounded, ...]
-    axes: pl.DataFrame
+    found: tuple[Confounded, ...]  #: settings that changed together; the worst first
+    axes: pl.DataFrame  #: `AXES`
+    #: settings with one value at all points that both sides have: nothing is known of other values
     unvaried: tuple[str, ...]
 
     @property

@@ -81,52 +81,32 @@ _NAMED: Final = 4
 
 @dataclass(frozen=True, eq=False)
 class SweptPoint:
-    """One point: its two sides held against each other.
-
-    Attributes:
-        comparison: None where a side was not measured, or not repeatedly.
-        regimes: of baseline and variant; None where that was not measured.
-        remark: why there is no comparison; None if there is one.
-    """
+    """One point: its two sides held against each other."""
 
     point: Point
-    comparison: Comparison | None
-    regimes: tuple[CellRegime | None, CellRegime | None]
-    remark: str | None
+    comparison: Comparison | None  #: None where a side was not measured, or not repeatedly
+    regimes: tuple[CellRegime | None, CellRegime | None]  #: of baseline and variant; None where that was not measured
+    remark: str | None  #: why there is no comparison; None if there is one
 
 
 @dataclass(frozen=True, eq=False)
 class SweepNumbers:
-    """Everything that is said about a sweep.
+    """Everything that is said about a sweep."""
 
-    Attributes:
-        sweep: points that both sides have.
-        points: one each, in the order of the grid.
-        regimes: of each measured cell.
-        anomalies: cells that break their trend.
-        confounding: what the grid cannot tell apart.
-        crossovers: by axis, for axes of numbers whose effect can be told from that of others.
-        no_crossovers: axis → why there is none.
-        breakeven: the model of both sides' times; None where it cannot be fitted.
-        lost: cells that were not measured: axes, `side`, `status`, `reason`.
-        level: how often one of all the intervals together misses the truth, at most.
-        margin: differences of this share and less do not matter.
-        notes: what limits the numbers.
-    """
-
-    sweep: Sweep
-    points: tuple[SweptPoint, ...]
-    regimes: tuple[CellRegime, ...]
-    anomalies: Anomalies
-    confounding: Confounding
+    sweep: Sweep  #: points that both sides have
+    points: tuple[SweptPoint, ...]  #: one each, in the order of the grid
+    regimes: tuple[CellRegime, ...]  #: of each measured cell
+    anomalies: Anomalies  #: cells that break their trend
+    confounding: Confounding  #: what the grid cannot tell apart
+    #: by axis, for axes of numbers whose effect can be told from that of others
     crossovers: Mapping[str, tuple[PaysOff, ...]]
-    no_crossovers: Mapping[str, str]
-    breakeven: BreakEven | None
+    no_crossovers: Mapping[str, str]  #: axis → why there is none
+    breakeven: BreakEven | None  #: the model of both sides' times; None where it cannot be fitted
     no_breakeven: str | None
-    lost: pl.DataFrame
-    level: float
-    margin: float
-    notes: tuple[Note, ...]
+    lost: pl.DataFrame  #: cells that were not measured: axes, `side`, `status`, `reason`
+    level: float  #: how often one of all the intervals together misses the truth, at most
+    margin: float  #: differences of this share and less do not matter
+    notes: tuple[Note, ...]  #: what limits the numbers
 
 
 def examine_sweep(

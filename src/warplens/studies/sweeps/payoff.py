@@ -70,59 +70,39 @@ LINE: Final = table(
 
 @dataclass(frozen=True)
 class Crossing:
-    """A place on an axis where the faster side changes.
+    """A place on an axis where the faster side changes."""
 
-    Attributes:
-        pays: the variant is the faster one above it, or below it.
-        at: estimate: straight line between neighbours, log of the axis against log of the ratio.
-        low, high: interval; covers noise and what the curve may do between its measured points. None: not bounded
-            within the range that was measured.
-        bracket: the measured values next to it whose own ratio is decided; None on a side that has none.
-        decided: whether both ends of the bracket are: then that it lies between them does not depend on any curve.
-        extrapolated: whether it lies beyond the values that were measured.
-    """
-
-    pays: Literal["above", "below"]
-    at: float
+    pays: Literal["above", "below"]  #: the variant is the faster one above it, or below it
+    at: float  #: estimate: straight line between neighbours, log of the axis against log of the ratio
+    #: low, high: interval; covers noise and what the curve may do between its measured points. None: not bounded within
+    #: the range that was measured.
     low: float | None
     high: float | None
+    #: the measured values next to it whose own ratio is decided; None on a side that has none
     bracket: tuple[float | None, float | None]
-    decided: bool
-    extrapolated: bool = False
+    decided: bool  #: whether both ends of the bracket are: then that it lies between them does not depend on any curve
+    extrapolated: bool = False  #: whether it lies beyond the values that were measured
 
 
 @dataclass(frozen=True, eq=False)
 class PaysOff:
-    """From where on the variant pays along one axis, the others held.
+    """From where on the variant pays along one axis, the others held."""
 
-    Attributes:
-        evidence: what the answer rests on.
-        axis: the one that varies; of a model also `items` and `size`.
-        others: value of each other axis.
-        answer: see `Answer`.
-        crossings: rising along the axis. With the answer `undecided` they are candidates.
-        span: least and greatest value that was measured.
-        level: nominal, of the intervals; None where they are no intervals of chance.
-        interval: of the least place from which it pays, also where the estimate has none; None beyond what was looked
-            at. Of measured answers that of each crossing counts.
-        undecided_at: measured values at which noise does not tell the faster side, other than inside a bracket.
-        line: of measured answers, the times along the axis (`LINE`).
-        reason: why there is no better answer; None if there is nothing to say.
-        doubts: what the figures do not account for.
-    """
-
-    evidence: Evidence
-    axis: str
-    others: Mapping[str, Any]
-    answer: Answer
-    crossings: tuple[Crossing, ...]
-    span: tuple[float, float]
-    level: float | None
+    evidence: Evidence  #: what the answer rests on
+    axis: str  #: the one that varies; of a model also `items` and `size`
+    others: Mapping[str, Any]  #: value of each other axis
+    answer: Answer  #: see `Answer`
+    crossings: tuple[Crossing, ...]  #: rising along the axis. With the answer `undecided` they are candidates.
+    span: tuple[float, float]  #: least and greatest value that was measured
+    level: float | None  #: nominal, of the intervals; None where they are no intervals of chance
+    #: of the least place from which it pays, also where the estimate has none; None beyond what was looked at. Of
+    #: measured answers that of each crossing counts.
     interval: tuple[float | None, float | None] = (None, None)
+    #: measured values at which noise does not tell the faster side, other than inside a bracket
     undecided_at: tuple[float, ...] = ()
-    line: pl.DataFrame | None = None
-    reason: str | None = None
-    doubts: tuple[str, ...] = ()
+    line: pl.DataFrame | None = None  #: of measured answers, the times along the axis (`LINE`)
+    reason: str | None = None  #: why there is no better answer; None if there is nothing to say
+    doubts: tuple[str, ...] = ()  #: what the figures do not account for
 
 
 def crossing_frame(answers: Sequence[PaysOff]) -> pl.DataFrame:

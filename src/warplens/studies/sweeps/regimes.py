@@ -66,20 +66,15 @@ CELL_REGIMES: Final = table(
 
 @dataclass(frozen=True, eq=False)
 class CellRegime:
-    """What bounds one side at one point.
-
-    Attributes:
-        regime: one of `REGIMES`.
-        evidence: `measured`: from a profile, or from times alone; `modelled`: from times and modelled work. None where
-            nothing tells.
-        because: one sentence for people.
-    """
+    """What bounds one side at one point."""
 
     settings: Mapping[str, Any]
     side: str
-    regime: Regime
+    regime: Regime  #: one of `REGIMES`
+    #: `measured`: from a profile, or from times alone; `modelled`: from times and modelled work. None where nothing
+    #: tells.
     evidence: Evidence | None
-    because: str
+    because: str  #: one sentence for people
 
 
 def cell_key(settings: Mapping[str, Any], side: str) -> tuple[str, tuple[tuple[str, str], ...]]:
@@ -129,14 +124,11 @@ def _others(point: Point, axis: str) -> tuple[Any, ...]:
 
 @dataclass(frozen=True, eq=False)
 class _Asked:
-    """A timed cell, and the grid around it.
-
-    Attributes:
-        lines: points of the sweep by all their settings but one: looking through all of them for each cell takes
-            minutes where there are thousands.
-    """
+    """A timed cell, and the grid around it."""
 
     sweep: Sweep
+    #: points of the sweep by all their settings but one: looking through all of them for each cell takes minutes where
+    #: there are thousands
     lines: Mapping[tuple[str, tuple[Any, ...]], Sequence[Point]]
     point: Point
     side: str

@@ -26,36 +26,26 @@ SIDES: Final = ("baseline", "variant")
 
 @dataclass(frozen=True, eq=False)
 class Cell:
-    """One side at one point.
+    """One side at one point."""
 
-    Attributes:
-        status: one of `warplens.profile.measurements.STATUSES`.
-        wall: wall times of a step, or times between events where calls were issued back to back; None if it was not
-            measured, or if only a rate is known.
-        reason: of any status but `measured`.
-        time_ns: median wall time of a step; from a published rate where there are no samples. None if not measured.
-        gpu: times between events round a step, where known.
-        gpu_ns: their median, or what the file states where it holds no single times.
-        items: what a step processes (its batch).
-        unit: what one of those is.
-        macs, flops: arithmetic of a step, modelled, where known.
-        launches: kernels (and other pieces of work) that a step launches, where known; a CUDA graph counts as one.
-        launch: how a step is issued: `eager`, `compile` or `graph`, where known.
-        details: further facts, as they stand in the measurements file (`tokens`, the token counts of each block, …).
-    """
-
-    status: str
+    status: str  #: one of `warplens.profile.measurements.STATUSES`
+    #: wall times of a step, or times between events where calls were issued back to back; None if it was not measured,
+    #: or if only a rate is known
     wall: Samples | None = None
-    reason: str | None = None
+    reason: str | None = None  #: of any status but `measured`
+    #: median wall time of a step; from a published rate where there are no samples. None if not measured.
     time_ns: float | None = None
-    gpu: Samples | None = None
-    gpu_ns: float | None = None
-    items: int | None = None
-    unit: str | None = None
+    gpu: Samples | None = None  #: times between events round a step, where known
+    gpu_ns: float | None = None  #: their median, or what the file states where it holds no single times
+    items: int | None = None  #: what a step processes (its batch)
+    unit: str | None = None  #: what one of those is
+    #: macs, flops: arithmetic of a step, modelled, where known
     macs: int | None = None
     flops: int | None = None
+    #: kernels (and other pieces of work) that a step launches, where known; a CUDA graph counts as one
     launches: float | None = None
-    launch: str | None = None
+    launch: str | None = None  #: how a step is issued: `eager`, `compile` or `graph`, where known
+    #: further facts, as they stand in the measurements file (`tokens`, the token counts of each block, …)
     details: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -66,14 +56,10 @@ class Cell:
 
 @dataclass(frozen=True, eq=False)
 class Point:
-    """A point of the grid.
+    """A point of the grid."""
 
-    Attributes:
-        settings: its value on each axis.
-        baseline, variant: what was measured there; None if the file does not have that side.
-    """
-
-    settings: Mapping[str, Any]
+    settings: Mapping[str, Any]  #: its value on each axis
+    #: baseline, variant: what was measured there; None if the file does not have that side
     baseline: Cell | None
     variant: Cell | None
 
@@ -109,29 +95,19 @@ class Point:
 
 @dataclass(frozen=True, eq=False)
 class Sweep:
-    """A baseline and a variant over a grid.
+    """A baseline and a variant over a grid."""
 
-    Attributes:
-        source: name of the file.
-        workload: what was measured.
-        axes: settings that vary from point to point, in the order of the file; numeric or text.
-        baseline, variant: the settings that tell the sides apart, such as `{"method": "topk", "keep": 0.1}`.
-        shared: settings that are the same everywhere.
-        points: every combination that one of the sides has, in rising order of the axes.
-        environment: GPU, driver and versions.
-        paired: whether the sides were measured in turns.
-        read_as: how the titles of a published table were read, where they are not those of our columns.
-    """
-
-    source: str
-    workload: str
-    axes: tuple[str, ...]
+    source: str  #: name of the file
+    workload: str  #: what was measured
+    axes: tuple[str, ...]  #: settings that vary from point to point, in the order of the file; numeric or text
+    #: baseline, variant: the settings that tell the sides apart, such as `{"method": "topk", "keep": 0.1}`
     baseline: Mapping[str, Any]
     variant: Mapping[str, Any]
-    shared: Mapping[str, Any]
-    points: tuple[Point, ...]
-    environment: Mapping[str, Any]
-    paired: bool
+    shared: Mapping[str, Any]  #: settings that are the same everywhere
+    points: tuple[Point, ...]  #: every combination that one of the sides has, in rising order of the axes
+    environment: Mapping[str, Any]  #: GPU, driver and versions
+    paired: bool  #: whether the sides were measured in turns
+    #: how the titles of a published table were read, where they are not those of our columns
     read_as: tuple[str, ...] = ()
 
     def lines(self, axis: str) -> Iterator[tuple[dict[str, Any], list[Point]]]:
@@ -172,22 +148,17 @@ _LEAST_IN_PIECE: Final = 2
 
 @dataclass(frozen=True, eq=False)
 class Replicates:
-    """Logarithms of the times of points, as measured and as resampled.
+    """Logarithms of the times of points, as measured and as resampled."""
 
-    Attributes:
-        baseline, variant: estimates, one a point.
-        baseline_draws, variant_draws: resampled, one row a draw, one column a point; equal to the estimate where a
-            point has no noise that could be resampled.
-        known: whether the noise of the point is known.
-        within: whether it is only that within one block.
-    """
-
+    #: baseline, variant: estimates, one a point
     baseline: Float64s
     variant: Float64s
+    #: baseline_draws, variant_draws: resampled, one row a draw, one column a point; equal to the estimate where a point
+    #: has no noise that could be resampled
     baseline_draws: Float64s
     variant_draws: Float64s
-    known: Bools
-    within: Bools
+    known: Bools  #: whether the noise of the point is known
+    within: Bools  #: whether it is only that within one block
 
     @property
     def ratio(self) -> Float64s:
@@ -283,34 +254,22 @@ _ENTERING_SHARE: Final = 1 / 3
 
 @dataclass(frozen=True)
 class Known:
-    """Which facts all measured cells of a sweep have.
+    """Which facts all measured cells of a sweep have."""
 
-    Attributes:
-        work: the best description of the GPU's work that all of them have.
-        items: whether the number of items is known.
-        launches: whether the number of launches is known.
-        missing: names of facts that would make a better model.
-    """
-
-    work: Work
-    items: bool
-    launches: bool
-    missing: tuple[str, ...]
+    work: Work  #: the best description of the GPU's work that all of them have
+    items: bool  #: whether the number of items is known
+    launches: bool  #: whether the number of launches is known
+    missing: tuple[str, ...]  #: names of facts that would make a better model
 
 
 @dataclass(frozen=True)
 class Size:
-    """How large one item is, as each kind of work counts it.
+    """How large one item is, as each kind of work counts it."""
 
-    Attributes:
-        tokens: [entering, asking, leaving] of each block; None where unknown.
-        flops: arithmetic of an item; None where unknown.
-        launches: that a step issues; None where unknown.
-    """
-
+    #: [entering, asking, leaving] of each block; None where unknown
     tokens: tuple[tuple[float, float, float], ...] | None
-    flops: float | None
-    launches: float | None
+    flops: float | None  #: arithmetic of an item; None where unknown
+    launches: float | None  #: that a step issues; None where unknown
 
     @property
     def first(self) -> float | None:
@@ -327,23 +286,15 @@ class Size:
 
 @dataclass(frozen=True, eq=False)
 class Observed:
-    """One side of one point, ready to be fitted.
+    """One side of one point, ready to be fitted."""
 
-    Attributes:
-        settings: of the point.
-        side: 0 for the baseline, 1 for the variant.
-        group: values of the axes that are no numbers (execution, …): the host differs between them, the work does not.
-        items: that a step processes.
-        size: of one item.
-        pair: number of the point.
-    """
-
-    settings: Mapping[str, Any]
-    side: int
+    settings: Mapping[str, Any]  #: of the point
+    side: int  #: 0 for the baseline, 1 for the variant
+    #: values of the axes that are no numbers (execution, …): the host differs between them, the work does not
     group: tuple[Any, ...]
-    items: float
-    size: Size
-    pair: int
+    items: float  #: that a step processes
+    size: Size  #: of one item
+    pair: int  #: number of the point
 
 
 def known_fields(points: Sequence[Point]) -> Known:
