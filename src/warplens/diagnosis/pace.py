@@ -178,7 +178,8 @@ def _with_less(recorded: RecordedSchedule, less: Less) -> RecordedSchedule:
             held_ns=held,
             offset_ns=np.maximum(sooner, np.minimum(schedule.offset_ns, 0)),
             duration_ns=np.round(schedule.duration_ns * (1 - gone)).astype(np.int64),
-            gap_ns=np.round(schedule.gap_ns * (1 - gone)).astype(np.int64),
+            # What is not launched starts after nothing.
+            gap_ns=np.round(schedule.gap_ns * (1 - np.maximum(gone, less.calls))).astype(np.int64),
         ),
         stall_ns=stall,
     )

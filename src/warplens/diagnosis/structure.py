@@ -101,6 +101,9 @@ _MOST_KERNELS: Final = 200_000
 _MOST_OF_IT: Final = 0.8
 #: Starting an empty kernel and waiting for its last block takes this long on the GPU, however little it does.
 EMPTY_KERNEL_NS: Final = 1_500
+#: A product fills its pipeline, and adds up and writes what it has, one after the other: products of a few rows take
+#: 2.6 to 5 µs, whatever their sizes.
+EMPTY_PRODUCT_NS: Final = 3_000
 #: Copies this near to one another bring one input; a read-back this near to the end of a pass makes the next one's.
 _ONE_INPUT: Final = 4
 _AT_END_SHARE: Final = 0.1
@@ -121,17 +124,21 @@ class Passes:
     def saved_share(self, facts: Facts, filled: Floats) -> Floats:
         """Of each piece of work, the share of its time that goes away where the passes are one.
 
-        A kernel takes the time of an empty one, and as long again as its work keeps the GPU busy; for a batch, the
-        first comes once, the second for each pass.
+        A kernel takes the time of an empty one, and as long again as its work keeps the GPU busy, or as it would take
+        at its roof; for a batch, the first comes once, the second for each pass. No kernel takes less than one of them.
 
         Args:
             facts: the window.
             filled: of each piece, the share of the GPU that it keeps busy; nan where that is not known.
         """
         lasting = np.maximum((facts.work["end_ns"] - facts.work["start_ns"]).to_numpy(), 1)
-        fixed = np.minimum(EMPTY_KERNEL_NS / lasting, 1.0)
-        alone = 1 - (fixed / self.count + (1 - fixed) * np.clip(np.nan_to_num(filled, nan=1.0), 0.0, 1.0))
-        return np.where(self.work & facts.program.is_kernel, np.clip(alone, 0.0, self.freed), 0.0)
+        empty = np.where(facts.program.labelled(*PRODUCTS), EMPTY_PRODUCT_NS, EMPTY_KERNEL_NS)
+        fixed = np.minimum(empty / lasting, 1.0)
+        left = fixed / self.count + (1 - fixed) * np.clip(np.nan_to_num(filled, nan=1.0), 0.0, 1.0)
+        roof = (facts.at_roof["roof_ns"] / facts.at_roof["owned_ns"]).fill_null(float("nan")).to_numpy()
+        linked = facts.work["label"].is_in(["host-to-device", "device-to-host"]).to_numpy()
+        saved = np.clip(1 - np.fmin(left, roof), 0.0, self.freed)
+        return np.where(self.work & ~linked, saved, 0.0)
 
     @property
     def freed(self) -> float:
@@ -171,7 +178,8 @@ def _joined_passes(facts: Facts) -> Passes | None:
     optimizing = program.labelled("optimizer") | (facts.work["phase"] == "optimizer").to_numpy()
     inside, counts = np.zeros(facts.work.height, dtype=np.bool_), []
     for whole in program.by_step():
-        rows = whole[program.is_kernel[whole]]
+        places = np.flatnonzero(program.is_kernel[whole])
+        rows = whole[places]
         if not _LEAST_PASSES * _LEAST_KERNELS <= len(rows) <= _MOST_KERNELS:
             return None
         codes = program.launched_as(rows)
@@ -184,7 +192,7 @@ def _joined_passes(facts: Facts) -> Passes | None:
         added = backward[turn].any() and not optimizing[turn].any() and optimizing[rows[stop:]].any()
         if stop - begin < _MOST_OF_IT * stop or not (joined.any() or added):
             return None
-        inside[rows[begin:stop]] = True
+        inside[whole[places[begin] : places[stop - 1] + 1]] = True  # fills and copies between the kernels, too
         counts.append(repeats)
     return Passes(int(np.median(counts)), inside) if counts else None
 
@@ -217,19 +225,21 @@ def _sent_passes(facts: Facts) -> int:
 
 #: Turns of a loop in a step, at least; what a turn launches, at most; and of all launches of the step, at least.
 _LEAST_TURNS: Final = 16
-_LONGEST_TURN: Final = 16
+_LONGEST_TURN: Final = 64
 _OF_LAUNCHES: Final = 0.25
 #: Kernels that take longer keep a GPU busy while the next one is launched.
 _SMALL_NS: Final = 10_000
+#: Loops that are looked for in what others leave of a step: a forward and a backward pass, in two parts of it.
+_LOOPS: Final = 4
 
 
 @dataclass(frozen=True, eq=False)
 class Turns:
-    """A loop of a step that launches the same few small kernels in each turn.
+    """Loops of a step that launch the same few small kernels in each turn.
 
     Attributes:
-        count: how many turns a step has.
-        launches: of a turn.
+        count: how many turns the longest loop of a step has.
+        launches: of one of its turns.
         share: of each piece of work, the share that goes away where all turns are one.
     """
 
@@ -240,31 +250,65 @@ class Turns:
 
 @once
 def turns_of_step(facts: Facts) -> Turns | None:
-    """The loop that launches a quarter of a step's work or more, without a product, a norm or a read-back in a turn.
+    """Loops that launch a quarter of a step's work or more, and whose turns could be one.
 
-    Layers of a network have products and norms; parameters of an optimizer have several sizes, or are its own.
+    Layers of a network have norms or activations, parameters of an optimizer several sizes, or are its own. A turn with
+    products and neither, whose result is copied to its place or searched, is one part of a grouped product; a loop of as many
+    turns in the same step is its backward pass. Where a turn has no product, it is no layer, whatever else it computes.
     """
     program = facts.program
     if facts.phase is not None or not facts.window.steps:
         return None
-    others = program.labelled("attention", "normalization", "softmax", "communication", "optimizer", *PRODUCTS)
+    others = program.labelled("attention", "normalization", "softmax", "communication", "optimizer", "convolution")
     others = others | (facts.work["phase"] == "optimizer").to_numpy()
     others = others | (facts.work["label"] == "device-to-host").to_numpy()
+    products, ending = program.labelled(*PRODUCTS), program.labelled("copy-cast", "sort-topk")
+    bent = program.marked("nonlinear") | program.marked("choosing")
     share, counts, lengths = np.zeros(facts.work.height), [], []
     for rows in program.by_step():
         if not _LEAST_TURNS <= len(rows) <= _MOST_KERNELS:
             return None
-        period, begin, stop = longest_repetition(program.launched_as(rows))
-        count = (stop - begin) // period if period else 0
-        mine = rows[begin:stop]
-        if count < _LEAST_TURNS or period > _LONGEST_TURN or len(mine) < _OF_LAUNCHES * len(rows):
+        found, parts = [], set()
+        for begin, stop, period in _loops_of(program.launched_as(rows)):
+            turn, mine = rows[begin : begin + period], rows[begin:stop]
+            if others[mine].any() or np.median(program.own_ns[mine]) > _SMALL_NS:
+                continue
+            multiplies, count = bool(products[turn].any()), (stop - begin) // period
+            if not (multiplies and bent[turn].any()):
+                found.append((count * period, begin, period, multiplies))
+            if ending[turn].any() and not bent[turn].any():
+                parts.add(count)
+        found = [loop for loop in found if not loop[3] or loop[0] // loop[2] in parts]
+        if sum(length for length, *_ in found) < _OF_LAUNCHES * len(rows):
             return None
-        if others[mine].any() or np.median(program.own_ns[mine]) > _SMALL_NS:
-            return None
-        share[mine] = 1 - 1 / count
-        counts.append(count)
+        for length, begin, period, _ in found:
+            share[rows[begin : begin + length]] = 1 - period / length
+        length, _, period, _ = max(found)
+        counts.append(length // period)
         lengths.append(period)
     return Turns(float(np.mean(counts)), float(np.mean(lengths)), share) if counts else None
+
+
+def _loops_of(codes: Int64s) -> list[tuple[int, int, int]]:
+    """Begin, stop and period of the loops of many short turns in a sequence, those inside of longer turns as well."""
+    found, left = [], [(0, len(codes))]
+    for _ in range(_LOOPS):
+        if not left:
+            break
+        at, end = left.pop(0)
+        period, begin, stop = longest_repetition(codes[at:end])
+        if period > _LONGEST_TURN:
+            inner = _loops_of(codes[at + begin : at + begin + period])
+            for turn in range((stop - begin) // period):
+                place = at + begin + turn * period
+                found += [(place + first, place + last, length) for first, last, length in inner]
+        elif period and stop - begin >= _LEAST_TURNS * period:
+            found.append((at + begin, at + stop - (stop - begin) % period, period))
+        else:
+            continue
+        left += [part for part in ((at, at + begin), (at + stop, end)) if part[1] - part[0] >= _LEAST_TURNS]
+        left.sort(key=lambda part: part[0] - part[1])
+    return found
 
 
 def time_of(program: Program, which: Bools | Int64s) -> int:

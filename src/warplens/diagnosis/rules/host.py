@@ -152,8 +152,7 @@ class LaunchOverhead(Rule):
             merged = None
         turns = turns_of_step(facts) if claimed and merged is None else None
         at_once = facts.replayed(time=turns.share, calls=turns.share) if turns is not None else None
-        if at_once is not None and (graph is None or at_once.expected > graph.expected):
-            graph = at_once
+        graph = at_once or graph
         # Where it is the host's pace, most kernels find the GPU waiting for them.
         prompt = launches.prompt_share if whole else None
         sure = facts.sure and (prompt is None or prompt >= 0.5)
@@ -313,7 +312,6 @@ class HostSync(Rule):
     checks_title: ClassVar = "The host reads back whether each tensor holds a NaN, as anomaly detection does"
     faster_percent = Limit(25, "A quarter of the launches belongs to operators that record no traceback.")
     in_a_row = Limit(8, "Fewer read-backs with next to nothing between them are not a loop.")
-    picking = Limit(3, "A loop picks rows by a mask where one read-back in so many follows a selection.")
     restart_ns = Limit(5_000, "From a launching call to the start of its kernel on an idle GPU: 4 to 6 µs on servers.")
     between = Limit(16, "What is launched for one item of such a loop; layers of a network have products between.")
 
@@ -425,20 +423,11 @@ class HostSync(Rule):
         return Gain(gain.expected * more, gain.low, gain.high * more)
 
     def _unread(self, facts: Facts) -> Gain | None:
-        """Without waits and copies; and without what only finds out how many there are of something."""
+        """Without waits and copies, and with one turn of the loops that read something back for each item."""
         if (checks := self._checks(facts)).any():
             return self._undetected(facts, checks)
         loops = self._loops(facts)
-        looped = loops > 0
-        reads = np.where(facts.program.is_kernel, 0.0, loops)
-        # A mask that weighs has the size of what it weighs: nothing is counted, picked, or done for each item.
-        picking = self.picking * (facts.program.marked("selecting") & looped).sum()
-        picks = picking >= (looped & ~facts.program.is_kernel).sum()
-        whole = facts.replayed("no-synchronization", time=loops, calls=loops)
-        if picks:
-            return whole
-        only = facts.replayed("no-synchronization", time=reads, calls=reads)
-        return only if only is None or whole is None else Gain(only.expected, only.low, whole.high)
+        return facts.replayed("no-synchronization", time=loops, calls=loops)
 
     def find(self, facts: Facts, claims: Claims) -> Finding | None:
         """The finding, if the window has it."""

@@ -14,15 +14,17 @@ from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.facts import Facts
 from warplens.diagnosis.findings import PASSES, Finding, Remedy
 from warplens.diagnosis.rule import GAIN, GPU_BUSY_SHARE, Floats, Limit, remembered
-from warplens.diagnosis.rules.kernels import has_tensor_cores, off_tensor_cores, tensor_core_factor
+from warplens.diagnosis.rules.kernels import filled_share, has_tensor_cores, off_tensor_cores, tensor_core_factor
 from warplens.diagnosis.structure import (
     AFFECTED_NS,
     AFFECTED_SHARE,
     SAVED_NS,
     Bools,
+    Passes,
     StructureRule,
     time_beside,
     time_of,
+    turns_of_step,
 )
 
 #: 16-bit formats, whose products tensor cores take eight numbers at a time.
@@ -515,8 +517,11 @@ class WeightBound(StructureRule):
     limiter = "products of few rows, dominated by reading their weights"
     cause = "small-batch products that are bound by reading their weights"
     raised_when = "products of at most 16 rows take 40 % of the time, and the GPU is busy for at least 70 % of it"
-    claimed = "the part of all kernels' time per unit of work that a batch of 16 would save"
-    headline = "Limited by reading the weights: a batch of 16 would save {share} of the time per unit of work"
+    claimed = (
+        "the part of all kernels' time per unit of work that a batch of 16 would save, or of as many as a step does one "
+        "by one: of products all but one reading of the weights, of others what they leave empty of the GPU"
+    )
+    headline = "Limited by reading the weights: a larger batch would save {share} of the time per unit of work"
     title = "Products have so few rows that they are bound by reading their weights"
     evidence: ClassVar = {
         **AFFECTED_NS,
@@ -540,12 +545,19 @@ class WeightBound(StructureRule):
         share = np.zeros(facts.work.height)
         enough = time_of(facts.program, mine) >= self.fewest_share * facts.wall_ns
         if enough and facts.busy_share >= self.least_busy_share:
-            share[facts.program.is_kernel] = 1 - 1 / self.rows
+            batch = Passes(self._batch(facts), np.ones(len(share), dtype=np.bool_))
+            saved = batch.saved_share(facts, filled_share(facts))
+            share = np.where(facts.program.labelled("gemm"), batch.freed, saved)
         return share
+
+    def _batch(self, facts: Facts) -> int:
+        """How many could share the weights: what a loop of the step does one by one, or as many as cost nothing."""
+        turns = turns_of_step(facts)
+        return int(max(self.rows, turns.count if turns is not None else 0))
 
     def claim_gaps(self, facts: Facts) -> Floats | None:
         """The same of the pauses: a larger batch shares them, too."""
-        return np.full(facts.gaps.height, 1 - 1 / self.rows) if self.share(facts).any() else None
+        return np.full(facts.gaps.height, 1 - 1 / self._batch(facts)) if self.share(facts).any() else None
 
     def _narrow(self, facts: Facts) -> Bools:
         """Which products have few rows: by their shapes, else by their names."""
@@ -568,19 +580,21 @@ class WeightBound(StructureRule):
         mine = claims.of_work(self.id).to_numpy() > 0
         if not mine.any():
             return None
+        count = self._batch(facts)
         found = self.seen(
             facts,
             claims,
             confidence="high" if not facts.program.shapes().is_null().all() else "medium",
             evidence={"rows_count": self._most_rows(facts, mine), **self._weights(facts)},
-            whole_share=1 - 1 / self.rows,
+            # What others claim of it would be shared as well.
+            whole_share=float(self.share(facts) @ facts.program.own_ns + facts.idle_ns * (1 - 1 / count)) / facts.wall_ns,
             bound_ns=facts.wall_ns - facts.wall_ns // 128,
             remedies=(
                 Remedy(
                     "Process more sequences at a time",
                     "# continuous batching (vllm, text-generation-inference), or generate() on a batch",
                     "as many times the tokens as sequences, until products compute as long as they read; "
-                    f"{GAIN} a token with {self.rows:.0f}",
+                    f"{GAIN} for each with {count}",
                 ),
                 Remedy(
                     "Quantize the weights",
@@ -598,7 +612,7 @@ class WeightBound(StructureRule):
             return found
         # A batch of so many shares the weights so often, and never more.
         low, high = found.expected_interval
-        return replace(found, expected_interval=(low, min(high, max(float(self.rows), found.expected or 0.0))))
+        return replace(found, expected_interval=(low, min(high, max(float(count), found.expected or 0.0))))
 
     def _weights(self, facts: Facts) -> dict[str, float | None]:
         products = facts.at_roof.filter(pl.Series(self._narrow(facts)))
