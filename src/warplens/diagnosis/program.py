@@ -58,7 +58,7 @@ MARKS: Final = {
     "sorting-values": r"(?i)sort\w*<(?:(?:\(int\))?-?\d+, |[\w:]*policy_hub<)*(?:float|double|c10::(?:BF|H)\w+)\b",
     "embedding-gradient": r"(?i)embedding\w*(?:backward|grad)|compute_grad_weight|sum_and_scatter",
     # What no sum or product with a constant is: a turn of a loop with it needs the one before, or is a layer.
-    "nonlinear": r"(?i)tanh|sigmoid|gelu|silu|mish|relu|clamp|threshold|hardswish|softplus|lstm_cell|gru_cell|exp_kernel|"
+    "nonlinear": r"(?i)tanh|sigmoid|gelu|silu|mish|relu|clamp|threshold|hardswish|softplus|lstm_cell|gru_cell|"
     r"exp\d?_kernel|log_kernel|log\d+p?_kernel|sqrt|reciprocal|pow_|MaxOps|MinOps|ArgM(?:ax|in)|maximum|minimum|erf",
     "filling": r"FillFunctor",
     "choosing": r"where_kernel_impl",

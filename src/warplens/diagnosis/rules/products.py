@@ -518,8 +518,8 @@ class WeightBound(StructureRule):
     cause = "small-batch products that are bound by reading their weights"
     raised_when = "products of at most 16 rows take 40 % of the time, and the GPU is busy for at least 70 % of it"
     claimed = (
-        "the part of all kernels' time per unit of work that a batch of 16 would save, or of as many as a step does one "
-        "by one: of products all but one reading of the weights, of others what they leave empty of the GPU"
+        "the part of all kernels' time per unit of work that a batch of 16 would save, or of as many as a step does "
+        "one by one: of products all but one reading of the weights, of others what they leave empty of the GPU"
     )
     headline = "Limited by reading the weights: a larger batch would save {share} of the time per unit of work"
     title = "Products have so few rows that they are bound by reading their weights"
@@ -587,7 +587,8 @@ class WeightBound(StructureRule):
             confidence="high" if not facts.program.shapes().is_null().all() else "medium",
             evidence={"rows_count": self._most_rows(facts, mine), **self._weights(facts)},
             # What others claim of it would be shared as well.
-            whole_share=float(self.share(facts) @ facts.program.own_ns + facts.idle_ns * (1 - 1 / count)) / facts.wall_ns,
+            whole_share=float(self.share(facts) @ facts.program.own_ns + (1 - 1 / count) * facts.idle_ns)
+            / facts.wall_ns,
             bound_ns=facts.wall_ns - facts.wall_ns // 128,
             remedies=(
                 Remedy(
