@@ -253,8 +253,8 @@ def turns_of_step(facts: Facts) -> Turns | None:
     """Loops that launch a quarter of a step's work or more, and whose turns could be one.
 
     Layers of a network have norms or activations, parameters of an optimizer several sizes, or are its own. A turn with
-    products and neither, whose result is copied to its place or searched, is one part of a grouped product; a loop of as
-    many turns in the same step is its backward pass. Where a turn has no product, it is no layer, whatever else it computes.
+    products and neither, whose result is copied to its place or searched, is one part of a grouped product; a loop of
+    as many turns in the same step is its backward pass. Where a turn has no product, it is no layer.
     """
     program = facts.program
     if facts.phase is not None or not facts.window.steps:
