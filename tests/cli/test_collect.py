@@ -71,22 +71,8 @@ def ncu_that(folder: Path, body: str) -> str:
 
 
 def test_a_dry_run_prints_the_commands_and_runs_nothing(tmp_path: Path, warplens: Callable[..., Run]) -> None:
-    run = warplens(
-        *(
-            "collect",
-            "nsys",
-            "--dry-run",
-            "--capture",
-            "cuda-profiler",
-            "-o",
-            "out",
-            "--",
-            "python",
-            "train.py",
-            "--lr",
-            "1",
-        )
-    )
+    options = ("--dry-run", "--capture", "cuda-profiler", "-o", "out")
+    run = warplens("collect", "nsys", *options, "--", "python", "train.py", "--lr", "1")
 
     record, exported = (shlex.split(line) for line in run.out.splitlines())
     assert record[:3] == ["WARPLENS_COLLECT=nsys", "/usr/local/cuda/bin/nsys", "profile"]

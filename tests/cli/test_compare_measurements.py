@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 DATA = Path(str(files("warplens") / "data"))
 TOKEN_REDUCTION = DATA / "measurements" / "token_reduction.json.xz"
 TRACE = DATA / "captures" / "deit224_bs1_baseline.sqlite.xz"
-MODES = Path(__file__).resolve().parents[1] / "readers" / "data" / "counter_modes"
 SIDES = ("--baseline-where", "method=none,attention=explicit", "--variant-where", "method=topk")
 
 
@@ -223,30 +222,6 @@ def _empty(folder: Path) -> Path:
     made = folder / "empty"
     made.mkdir()
     return made
-
-
-@pytest.mark.parametrize(
-    ("arguments", "found"),
-    [
-        (["--fail-on", "0.05"], "write it as 5%"),
-        (["--fail-on", "-3%"], "is not a percentage"),
-        (["--margin", "two"], "is not a percentage"),
-        (["--level", "5%"], "from 50% to 99.9999%"),
-        (["--window", "all"], "--window and --range choose a part of a trace"),
-        (["--counters-baseline", TRACE, "--counters-variant", TRACE], "stand beside traces"),
-        (["--baseline-where", "method"], "no '='"),
-        (["--baseline-where", "method=nothing"], "no cell has method=nothing"),
-    ],
-)
-def test_wrong_usage_is_one_line(warplens: Callable[..., Run], arguments: list[object], found: str) -> None:
-    assert found in _refused(warplens, TOKEN_REDUCTION, TOKEN_REDUCTION, *arguments)
-
-
-def test_options_for_other_kinds_are_refused(warplens: Callable[..., Run]) -> None:
-    nvtx = MODES / "nvtx.ncu-rep.xz"
-    assert "gate on traces or measurements" in _refused(warplens, nvtx, nvtx, "--fail-on", "5%")
-    assert "choose cells of measurements" in _refused(warplens, TRACE, TRACE, "--baseline-where", "method=none")
-    assert "give both" in _refused(warplens, TRACE, TRACE, "--counters-baseline", nvtx)
 
 
 def test_a_cell_that_no_longer_runs_fails_the_gate(

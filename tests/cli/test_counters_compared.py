@@ -17,7 +17,6 @@ import warplens as package
 
 DATA = Path(package.__file__).parent / "data"
 PLANTED = DATA / "counters" / "planted_h200.ncu-rep.xz"
-TRACE = DATA / "captures" / "deit224_bs1_topk0.1.sqlite.xz"
 MODES = Path(__file__).resolve().parents[1] / "readers" / "data" / "counter_modes"
 NODES, NVTX, APPLICATION = (MODES / f"{name}.ncu-rep.xz" for name in ("graph_nodes", "nvtx", "application"))
 
@@ -39,19 +38,6 @@ def test_kernels_of_other_names_can_be_paired(warplens) -> None:
 
     assert "they have no kernel in common; --pair BEFORE=AFTER" in alone.out
     assert "| clustered_sum | scale | stated |" in paired.out
-
-
-def test_what_makes_no_comparison_is_refused(warplens) -> None:
-    for arguments, found in (
-        ([NODES, "--compare"], "--compare needs two reports or more"),
-        ([NODES, NVTX, "--pair", "a=b"], "add --compare"),
-        ([NODES, NVTX, "--compare", "--pair", "a"], "write BEFORE=AFTER"),
-        ([NODES, NVTX, "--compare", "--pair", "a=scale"], "there is no kernel 'a'"),
-        ([NODES, NVTX, "--compare", "--trace", TRACE], "ask for one at a time"),
-        ([NODES, NVTX, "--compare", "--metric", "no__such"], "no kernel has no__such in both reports"),
-    ):
-        run = warplens("counters", *arguments)
-        assert (run.code, found in run.err) == (2, True), run.err
 
 
 def test_a_report_on_counters_alone(warplens, tmp_path: Path) -> None:
@@ -106,30 +92,6 @@ def test_the_chart_is_written_as_its_suffix_says(warplens, tmp_path: Path, suffi
 
     assert (run.code, run.out.strip()) == (0, str(target))
     assert target.read_bytes().lower().startswith(begin.lower())
-
-
-@pytest.mark.parametrize(
-    ("arguments", "found"),
-    [
-        (["--ceiling", "hbm=4T"], "is not a roof"),
-        (["--ceiling", "dram=fast"], "is not a roof"),
-        (["--ceiling", "dram=-1"], "is not a roof"),
-        (["-o", "roof.pdf"], "a chart is written as .html, .png, .svg"),
-        (["-o", "absent/roof.png"], "there is no folder absent"),
-    ],
-)
-def test_what_cannot_be_is_refused_before_anything_is_read(warplens, arguments: list[str], found: str) -> None:
-    run = warplens("roofline", "absent.ncu-rep", *arguments)
-
-    assert run.code == 2
-    assert found in run.err
-
-
-def test_a_picture_holds_one_chart(warplens, tmp_path: Path) -> None:
-    run = warplens("roofline", PLANTED, PLANTED, "-o", tmp_path / "roof.png")
-
-    assert run.code == 2
-    assert "the chart of one report" in run.err
 
 
 def test_a_report_without_the_metrics_says_what_to_collect(warplens, tmp_path: Path) -> None:

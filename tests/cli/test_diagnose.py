@@ -65,19 +65,6 @@ def test_counters_are_read_and_their_coverage_is_told(warplens: Callable[..., Ru
     assert f"{report.name} holds none of the window's kernels" in run.out
 
 
-def test_a_missing_report_of_counters_is_one_line(warplens: Callable[..., Run], tmp_path: Path) -> None:
-    run = warplens("diagnose", LAUNCH_BOUND, "--counters", tmp_path / "none.ncu-rep")
-    assert run.code == 2
-    assert "none.ncu-rep" in run.err
-    assert run.err.count("\n") == 1
-
-
-@pytest.mark.parametrize("arguments", [["--window", "nonsense"], ["--range", "nowhere"]])
-def test_wrong_usage_is_one_line(warplens: Callable[..., Run], arguments: list[str]) -> None:
-    run = warplens("diagnose", LAUNCH_BOUND, *arguments)
-    assert (run.code, run.err.count("\n")) == (2, 1)
-
-
 @pytest.mark.slow
 def test_of_the_ranks_of_a_run_the_late_one_is_the_verdict(warplens: Callable[..., Run]) -> None:
     ranks = shipped.files("planted", "ddp_straggler-gpu_rank*.json.xz")
@@ -119,13 +106,6 @@ def test_a_report_on_the_ranks_of_a_run_begins_with_the_run(warplens: Callable[.
     data = json.loads((tmp_path / "out/report.json").read_text("utf-8"))["data"]
     assert data["run"]["together"]["late_rank"] == SLOW_RANK
     assert [profile["source"] for profile in data["profiles"]] == ["rank0.json.gz", "rank1.json.gz"]
-
-
-def test_several_profiles_that_are_no_ranks_are_refused_in_one_line(warplens: Callable[..., Run]) -> None:
-    run = warplens("diagnose", LAUNCH_BOUND, TRAINING)
-    assert run.code == 2
-    assert "not the ranks of one run" in run.err
-    assert run.err.count("\n") == 1
 
 
 def test_where_no_gpu_work_was_recorded_nothing_is_said_of_it(warplens: Callable[..., Run]) -> None:

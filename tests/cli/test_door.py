@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.shipped import capture, files
-from warplens.cli.edge import DONE, UNUSABLE
+from warplens.cli.edge import DONE
 from warplens.cli.main import with_shipped_profiles
 from warplens.diagnosis.findings import times
 from warplens.errors import UsageError
@@ -147,26 +147,6 @@ def test_a_terminal_gets_colour_and_lines_of_its_width(
     assert "\x1b[31m" in coloured.replace("\x1b[1;31m", "\x1b[31m")
     assert not re.search(r"\x1b\[[\d;]*3\d", plain)
     assert max(map(len, re.sub(r"\x1b\[[\d;]*m", "", coloured).splitlines())) <= 80
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("nosuch",), "No such command 'nosuch'"),
-        (("nosuch.sqlite",), "there is no such file"),
-        (("demo:deit",), "no such profile comes with Warplens; similar: demo:deit"),
-        (("demo:token_reduction",), "holds measurements"),
-        ((BASELINE, "--window", "100s:200s"), "lies outside the recorded time, which is 0.0"),
-    ],
-    ids=lambda value: value[0] if isinstance(value, tuple) else "",
-)
-def test_what_cannot_be_answered_is_one_line_and_code_2(
-    words: tuple[str, ...], said: str, warplens: Callable[..., Run]
-) -> None:
-    run = warplens(*words)
-
-    assert (run.code, run.out, run.err.count("\n")) == (UNUSABLE, "", 1)
-    assert said in run.err
 
 
 def test_a_window_without_gpu_work_says_where_there_is_some(warplens: Callable[..., Run]) -> None:

@@ -13,6 +13,8 @@ import shlex
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,8 +27,6 @@ from warplens.cli.edge import DEFECT, DONE, GATE_FAILED, INTERRUPTED, TERMINATED
 from warplens.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from tests.cli.conftest import Run
 
 
@@ -96,94 +96,44 @@ def test_escape_sequences_of_a_name_do_not_reach_the_terminal(capsys: pytest.Cap
     assert "\x1b" not in capsys.readouterr().err
 
 
-def text_file(folder: Path) -> Path:
-    path = folder / "notes.sqlite"
-    path.write_text("These are not the bytes of a profile.\n")
-    return path
-
-
-def empty_file(folder: Path) -> Path:
-    path = folder / "empty.sqlite"
-    path.touch()
-    return path
-
-
-def truncated_file(folder: Path) -> Path:
-    path = write_export(folder / "cut.sqlite")
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-    return path
-
-
-def other_database(folder: Path) -> Path:
-    path = folder / "other.sqlite"
-    with sqlite3.connect(path) as file:
+def other_database(folder: Path) -> bytes:
+    path = folder / "made.sqlite"
+    with closing(sqlite3.connect(path)) as file, file:
         file.execute("CREATE TABLE pets (name TEXT)")
-    file.close()
-    return path
+    return path.read_bytes()
 
 
-def missing_file(folder: Path) -> Path:
-    return folder / "missing.sqlite"
+#: What stands in a file that is no profile.
+NO_PROFILES: dict[str, Callable[[Path], bytes]] = {
+    "a text": lambda _: b"These are not the bytes of a profile.\n",
+    "nothing": lambda _: b"",
+    "half an export": lambda folder: (whole := write_export(folder / "whole").read_bytes())[: len(whole) // 2],
+    "another database": other_database,
+}
 
 
-def empty_folder(folder: Path) -> Path:
-    return folder
-
-
-@pytest.mark.parametrize(
-    "make",
-    [text_file, empty_file, truncated_file, other_database, missing_file, empty_folder],
-    ids=lambda f: f.__name__,
-)
-def test_what_is_no_profile_gives_one_line_and_code_2(
-    make: Callable[[Path], Path], tmp_path: Path, warplens: Callable[..., Run]
-) -> None:
-    path = make(tmp_path)
+@pytest.mark.parametrize("kind", [*NO_PROFILES, "no file", "a folder"])
+def test_what_is_no_profile_gives_one_line_and_code_2(kind: str, tmp_path: Path, warplens: Callable[..., Run]) -> None:
+    path = tmp_path / "case.sqlite"
+    if kind == "a folder":
+        path.mkdir()
+    elif kind != "no file":
+        path.write_bytes(NO_PROFILES[kind](tmp_path))
 
     run = warplens("kernels", path, "--format", "json")
 
-    assert run.code == UNUSABLE
-    assert run.out == ""
-    assert run.err.startswith(f"error: {path.name}")
-    assert run.err.count("\n") == 1
+    assert (run.code, run.out, run.err.count("\n")) == (UNUSABLE, "", 1)
+    assert run.err.startswith("error: case.sqlite")
 
 
 def test_a_real_process_separates_answer_and_error(tmp_path: Path) -> None:
-    done = subprocess.run(
-        subprocess_arguments("kernels", text_file(tmp_path)), capture_output=True, text=True, check=False
-    )
+    (text := tmp_path / "notes.sqlite").write_text("These are not the bytes of a profile.\n")
+    done = subprocess.run(subprocess_arguments("kernels", text), capture_output=True, text=True, check=False)
 
     assert done.returncode == UNUSABLE
     assert done.stdout == ""
     assert done.stderr.startswith("error: notes.sqlite")
     assert done.stderr.count("\n") == 1
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ("kernels",),
-        ("kernels", "a.sqlite", "b.sqlite"),
-        ("kernels", "a.sqlite", "--format", "xml"),
-        ("kernels", "a.sqlite", "--limit", "-1"),
-        ("kernels", "a.sqlite", "--by", "colour"),
-        ("api", "a.sqlite", "--by", "name,colour"),
-        ("api", "a.sqlite", "--by", "name,name"),
-        ("kernels", "a.sqlite", "--window", "soon"),
-        ("kernels", "a.sqlite", "--window", "2s:1s"),
-        ("kernels", "a.sqlite", "--frobnicate"),
-    ],
-    ids=" ".join,
-)
-def test_wrong_usage_is_told_before_any_file_is_looked_at(
-    arguments: tuple[str, ...], warplens: Callable[..., Run]
-) -> None:
-    run = warplens(*arguments)
-
-    assert run.code == UNUSABLE
-    assert run.out == ""
-    assert run.err.count("\n") == 1
-    assert "no such file" not in run.err
 
 
 def test_a_reader_that_goes_away_is_no_failure(export: Path) -> None:

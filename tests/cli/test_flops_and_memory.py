@@ -195,19 +195,6 @@ def _rounded(data: Any) -> Any:
     return float(f"{data:.12g}") if isinstance(data, float) else data
 
 
-@pytest.mark.parametrize("question", ["kernels", "ranges --window all", "diagnose", "report --format json"])
-def test_what_needs_the_whole_profile_is_refused_in_one_line(
-    question: str, export: Path, warplens: Callable[..., Run]
-) -> None:
-    command, *options = question.split()
-    run = warplens(command, str(export), *options, "--memory", "1KB")
-
-    assert run.code == 2
-    assert run.err.count("\n") == 1
-    assert "--memory" in run.err
-    assert "in slices" in run.err
-
-
 @pytest.fixture(scope="module")
 def many_steps(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An export of 18 equal training steps."""

@@ -11,17 +11,6 @@ if TYPE_CHECKING:
     from tests.cli.conftest import Run
 
 
-def test_an_existing_file_is_never_written_over(tmp_path: Path, export: Path, warplens: Callable[..., Run]) -> None:
-    target = tmp_path / "notes.txt"
-    target.write_text("mine")
-
-    run = warplens("scrub", export, target)
-
-    assert run.code == 2
-    assert run.err.startswith("error: notes.txt")
-    assert target.read_text() == "mine"
-
-
 def test_the_profile_itself_is_never_overwritten(warplens: Callable[..., Run], export: Path) -> None:
     before = export.read_bytes()
     run = warplens("export", export, "--to", "perfetto", "-o", export)

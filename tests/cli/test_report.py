@@ -104,29 +104,6 @@ def test_a_name_with_a_suffix_is_the_document_itself(
     assert (tmp_path / name).read_text("utf-8").startswith(begins[name.rpartition(".")[2]])
 
 
-@pytest.mark.parametrize(
-    ("arguments", "told"),
-    [
-        (["report", "{export}", "-o", "x.html", "--format", "json"], "x.html is to hold html, but --format says json"),
-        (["demo", "-o", "x.html"], "x.html names one file, but several are written"),
-    ],
-)
-def test_a_name_that_contradicts_what_is_written_is_refused(
-    arguments: list[str],
-    told: str,
-    tmp_path: Path,
-    export: Path,
-    warplens: Callable[..., Run],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    run = warplens(*(each.format(export=export) for each in arguments))
-    assert run.code == 2
-    assert told in run.err
-    assert len(run.err.splitlines()) == 1
-    assert not list(tmp_path.iterdir())
-
-
 def test_output_that_is_a_file_is_refused_before_anything_is_read(tmp_path: Path, warplens: Callable[..., Run]) -> None:
     taken = tmp_path / "report"
     taken.write_text("mine")
@@ -136,28 +113,6 @@ def test_output_that_is_a_file_is_refused_before_anything_is_read(tmp_path: Path
     assert run.code == 2
     assert run.err == "error: report is a file, but reports are written to a folder: name another with --output\n"
     assert taken.read_text() == "mine"
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ("--format", "html,html"),
-        ("--window", "soon"),
-        ("--cell", "other=small,512"),
-        ("--batch", "0"),
-        ("--timings", "missing.csv"),
-    ],
-    ids=" ".join,
-)
-def test_wrong_usage_is_one_line_and_writes_nothing(
-    arguments: tuple[str, ...], tmp_path: Path, export: Path, warplens: Callable[..., Run]
-) -> None:
-    run = warplens("report", export, "-o", tmp_path / "out", *arguments)
-
-    assert (run.code, run.out) == (2, "")
-    assert run.err.startswith("error: ")
-    assert run.err.count("\n") == 1
-    assert not (tmp_path / "out").exists()
 
 
 def test_profiles_of_one_cell_are_no_grid_unless_asked_for(

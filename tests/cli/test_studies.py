@@ -57,30 +57,6 @@ def test_a_dry_run_shows_what_would_be_done(warplens, sides, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    ("arguments", "reason"),
-    [
-        (["run"], "needs --output FILE"),
-        (["run", "-o", "x.json"], "needs --baseline and --variant"),
-        (["run", "-o", "/nowhere/x.json", "--baseline", "a", "--variant", "b"], "folder that exists"),
-        (["run", "-o", "x.json", "--baseline", "a", "--variant", "b", "--rounds", "3"], "--rounds is for a workload"),
-        (["run", "lm", "-o", "x.json", "--baseline", "a", "--variant", "b", "--items", "n"], "--items is for commands"),
-        (["run", "lm", "-o", "x.json", "--baseline", "a", "--variant", "b", "--processes", "2"], "point or all"),
-        (["run", "-o", "x.json", "--baseline", "a", "--variant", "b", "--level", "0.9"], "No such option: --level"),
-        (["run", "none", "-o", "x.json", "--baseline", "a=1", "--variant", "a=2"], "no workload 'none'"),
-        (["report", "x.json", "--axis", "n=1"], "No such option: --axis"),
-        (["report", "x.json"], "x.json"),
-    ],
-)
-def test_what_cannot_be_is_refused_in_one_line(warplens, tmp_path, monkeypatch, arguments, reason):
-    monkeypatch.chdir(tmp_path)
-    run = warplens("sweep", *arguments)
-    assert run.code == 2
-    assert reason in run.err
-    assert run.err.count("\n") == 1
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_options_may_stand_before_the_subcommand_as_they_once_did(warplens, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run = warplens(
@@ -88,20 +64,6 @@ def test_options_may_stand_before_the_subcommand_as_they_once_did(warplens, tmp_
     )
     assert run.code == 0, run.err
     assert "n=1 baseline: a 1" in run.out
-
-
-@pytest.mark.parametrize(
-    ("arguments", "reason"),
-    [
-        (["lm-grid", "--processes", "many"], "point or all"),
-        (["lm-grid", "report"], "measurements.json"),
-    ],
-)
-def test_what_cannot_be_is_refused_in_one_line_study(warplens, tmp_path, arguments, reason):
-    run = warplens("study", *arguments, "--output", tmp_path / "out")
-    assert run.code == 2
-    assert reason in run.err
-    assert run.err.count("\n") == 1
 
 
 def test_a_report_on_another_workload_is_refused(warplens, tmp_path):
@@ -114,13 +76,6 @@ def test_a_report_on_another_workload_is_refused(warplens, tmp_path):
     run = warplens("study", "attention", "report", "--output", tmp_path)
     assert run.code == 2
     assert "it measures 'command'" in run.err
-
-
-def test_findings_are_of_token_reduction_and_need_profiles(warplens, tmp_path):
-    run = warplens("study", "attention", "report", "-o", tmp_path, "--profiles", tmp_path)
-    assert (run.code, run.err.count("\n")) == (2, 1)
-    run = warplens("study", "token-reduction", "report", "-o", tmp_path, "--policy", tmp_path / "policy.json")
-    assert (run.code, run.err.count("\n")) == (2, 1)
 
 
 STORED = Path(str(resources.files("warplens") / "data" / "measurements" / "token_reduction.json.xz"))
@@ -147,26 +102,6 @@ def test_the_gate_closes_on_a_choice_that_costs_too_much(warplens, policy_file, 
     assert data["failed"] is True
     assert data["regret"]["worst"] == max(row["regret_share"] for row in data["rows"]) > 1.5
     assert warplens("policy", "check", policy_file, STORED, *SIDES).code == 0, "without a limit it is a report"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "reason"),
-    [
-        (("show", "POLICY", "POLICY"), "takes one file"),
-        (("fit", STORED, *SIDES, "--fail-on", "2%"), "--fail-on is not an option of policy fit"),
-        (("check", "POLICY", STORED, *SIDES, "--fail-on", "2"), "percentage"),
-        (("fit", STORED, *SIDES, "--margin", "200%"), "percentage"),
-        (("fit", STORED, "--baseline", "method", "--variant", "method=topk"), "has no '='"),
-        (("fit", "POLICY", *SIDES), "policy.json"),
-        (("show", "nothing.json"), "cannot be read"),
-        (("fit", STORED, *SIDES, "--output", "no/such/folder/policy.json"), "a folder that exists"),
-    ],
-)
-def test_what_cannot_be_done_is_refused_in_one_line(warplens, policy_file, arguments, reason):
-    run = warplens("policy", *(policy_file if word == "POLICY" else word for word in arguments))
-    assert run.code == 2
-    assert reason in run.err
-    assert len([line for line in run.err.splitlines() if line.startswith("error:")]) == 1
 
 
 def test_every_key_of_the_file_and_of_the_output_is_explained(warplens, policy_file):
@@ -295,20 +230,6 @@ def test_what_is_recorded_already_is_kept(tmp_path, monkeypatch):
     monkeypatch.setattr("warplens.studies.runner.phases.run_command", lambda *_: pytest.fail("recorded again"))
 
     assert collection.record(grid_run()) == []
-
-
-@pytest.mark.parametrize(
-    ("words", "reason"),
-    [
-        (("lm-grid", "--collect"), "--collect are for the findings of token-reduction"),
-        (("token-reduction", "report", "--collect"), "to report on those that are there, give --profiles"),
-        (("token-reduction", "--launches", "5"), "say how to --collect"),
-    ],
-)
-def test_requests_to_collect_that_make_no_sense_are_refused(warplens, tmp_path, words, reason):
-    run = warplens("study", *words, "-o", tmp_path / "out")
-    assert run.code == 2
-    assert reason in run.err
 
 
 def test_the_whole_study_runs_by_itself(warplens, tmp_path, monkeypatch):

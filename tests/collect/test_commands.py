@@ -227,13 +227,6 @@ def test_tools_that_are_too_old_are_refused_by_name() -> None:
         profile_command(Tool("ncu", "ncu", (2020, 3, 1, 0)), Profiling(), Selection(), Capture(), "run", PROGRAM)
 
 
-def test_flags_that_never_existed_are_not_emitted() -> None:
-    """`--kernel-regex`, `--warmup-iters`, `--sample=cpu` and `--set default` of the guides that people copy from."""
-    words = {word for command in (*nsys_commands(), *ncu_commands()) for word in command}
-
-    assert words.isdisjoint({"--kernel-regex", "--warmup-iters", "--sample=cpu", "default"})
-
-
 def test_names_of_kernels_are_matched_as_a_whole() -> None:
     selection = Selection(("void gemm<1>", "add"), 4, 6)
 

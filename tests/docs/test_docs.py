@@ -184,21 +184,8 @@ def test_the_python_on_the_page_runs(program: str) -> None:
 
 _TABLES = sorted(
     COMMANDS.keys()
-    - {
-        "answer",
-        "bench",
-        "cache",
-        "collect",
-        "counters",
-        "demo",
-        "doctor",
-        "export",
-        "policy",
-        "report",
-        "scrub",
-        "study",
-        "sweep",
-    }
+    - {"answer", "bench", "cache", "collect", "counters", "demo", "doctor", "export", "policy", "report", "scrub"}
+    - {"study", "sweep"}
 )
 
 

@@ -87,19 +87,6 @@ def test_every_value_of_a_real_trace(captured: Callable[[str], Path], name: str)
     assert document.cut_off_bytes is None
 
 
-def test_pieces_of_any_size_give_the_same(
-    captured: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    text = gzip.decompress(captured("kineto/hta_alexnet.json.gz").read_bytes())
-    (path := tmp_path / "trace.json").write_bytes(text)
-    expected = rows_of(text.decode())
-    for size in (997, 4_096, 65_537):
-        monkeypatch.setattr("warplens.readers.kineto.document.BLOCK_BYTES", size)
-        document = _document(path)
-        _assert_same(document, expected)
-        assert document.header["distributedInfo"] == {"rank": 0}
-
-
 @pytest.mark.parametrize(
     ("compression", "pack"),
     [("gzip", gzip.compress), ("xz", lzma.compress), ("zstd", zstandard.ZstdCompressor().compress)],

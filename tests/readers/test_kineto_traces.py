@@ -283,6 +283,13 @@ def test_waits_are_told_by_what_they_wait_for(captured: Callable[[str], Path]) -
         ("_Z9my_kernelPfi.kd", "my_kernel"),
         ("_Z99short", "short"),
         ("", ""),
+        ("kernelA(float *, int)", "kernelA"),
+        ("void ns::copy<float, (int)4>(float *, const char (&)[3], int)", "copy"),
+        ("void at::native::<unnamed>::gather<float>(T1)", "gather"),
+        ("void unnamed>::cat<unnamed>::Opaque<2>, 8>(char *, unnamed>::Meta<T1, T2>)", "cat"),
+        ("enable_if<!T7, void>::type kernel<int, 0>(T13)", "kernel"),
+        ("void f<int, ns::g(int)::[lambda(float) (instance 1)]>(int)", "f"),
+        ("void ns::S::operator()<int>(int)", "operator()"),
         ("std::enable_if<!(false), void>::type internal::gemvNSP_kernel<float, 1>(P)", "gemvNSP_kernel"),
     ],
 )

@@ -34,6 +34,11 @@ def _good_export(launches: int = 100) -> Export:
     return export
 
 
+@pytest.fixture
+def export() -> Export:
+    return _good_export()
+
+
 def test_a_complete_capture_needs_no_note(path: Path) -> None:
     assert _notes(_good_export(), path) == {}
 
@@ -58,29 +63,25 @@ def test_it_says_so_when_the_capture_is_from_wsl(path: Path) -> None:
     assert "WSL2" in _notes(export, path)["no-cuda-data"].text
 
 
-def test_calls_without_any_work_are_no_capture_of_a_gpu(path: Path) -> None:
-    export = _good_export()
+def test_calls_without_any_work_are_no_capture_of_a_gpu(export: Export, path: Path) -> None:
     del export.tables[KERNELS]
     assert _notes(export, path)["no-gpu-work"].level == "blocking"
 
 
-def test_work_without_calls_cannot_be_attributed(path: Path) -> None:
-    export = _good_export()
+def test_work_without_calls_cannot_be_attributed(export: Export, path: Path) -> None:
     del export.tables[CALLS]
     assert _notes(export, path)["no-api-calls"].level == "warning"
 
 
 @pytest.mark.parametrize(("lost", "level"), [(1, "warning"), (3, "warning"), (40, "blocking")])
-def test_launches_without_a_kernel_are_lost_work(path: Path, lost: int, level: str) -> None:
-    export = _good_export()
+def test_launches_without_a_kernel_are_lost_work(export: Export, path: Path, lost: int, level: str) -> None:
     del export.tables[KERNELS][10 : 10 + lost]
     note = _notes(export, path)["lost-gpu-work"]
     assert note.level == level
     assert note.text.startswith(f"{lost} of 100 launches")
 
 
-def test_launches_that_still_waited_when_the_capture_stopped_are_not_lost(path: Path) -> None:
-    export = _good_export()
+def test_launches_that_still_waited_when_the_capture_stopped_are_not_lost(export: Export, path: Path) -> None:
     for number in range(101, 111):
         export.call(10_100 + number, 10_110 + number, correlation=number)
     assert _notes(export, path) == {}
@@ -106,8 +107,7 @@ def test_a_few_launches_of_many_are_told_quietly(path: Path) -> None:
 
 
 @pytest.mark.parametrize("function", ["cudaMemsetAsync_v3020", "cudaMemcpyAsync_v3020"])
-def test_fills_and_copies_of_no_byte_launch_no_work(path: Path, function: str) -> None:
-    export = _good_export()
+def test_fills_and_copies_of_no_byte_launch_no_work(export: Export, path: Path, function: str) -> None:
     for number in range(201, 214):
         export.call(100 * number - 15_000, 100 * number - 14_995, function, correlation=number)
     assert _notes(export, path) == {}
@@ -121,46 +121,40 @@ def test_a_recording_that_ends_in_the_midst_of_work_or_fills_nothing_lost_nothin
     assert "lost-gpu-work" not in {note.code for note in read(path).capture.notes}
 
 
-def test_launches_that_failed_are_not_lost(path: Path) -> None:
-    export = _good_export()
+def test_launches_that_failed_are_not_lost(export: Export, path: Path) -> None:
     del export.tables[KERNELS][20:40]
     for call in export.tables[CALLS][20:40]:
         call["returnValue"] = 98
     assert _notes(export, path) == {}
 
 
-def test_launches_into_a_graph_that_is_being_captured_are_not_lost(path: Path) -> None:
-    export = _good_export()
+def test_launches_into_a_graph_that_is_being_captured_are_not_lost(export: Export, path: Path) -> None:
     del export.tables[KERNELS][20:40]
     export.call(2090, 2091, "cudaStreamBeginCapture_v10000", correlation=901)
     export.call(4095, 4096, "cudaStreamEndCapture_v10000", correlation=902)
     assert _notes(export, path) == {}
 
 
-def test_a_capture_on_another_thread_does_not_excuse_them(path: Path) -> None:
-    export = _good_export()
+def test_a_capture_on_another_thread_does_not_excuse_them(export: Export, path: Path) -> None:
     del export.tables[KERNELS][20:40]
     export.call(2090, 2091, "cudaStreamBeginCapture_v10000", correlation=901, globalTid=global_tid(thread=5))
     assert "lost-gpu-work" in _notes(export, path)
 
 
-def test_the_same_correlation_id_in_another_process_is_no_match(path: Path) -> None:
-    export = _good_export()
+def test_the_same_correlation_id_in_another_process_is_no_match(export: Export, path: Path) -> None:
     for kernel in export.tables[KERNELS][20:40]:
         kernel["globalPid"] = global_pid(process=99)
     assert "lost-gpu-work" in _notes(export, path)
 
 
-def test_a_launched_graph_may_come_back_as_its_nodes_or_as_a_whole(path: Path) -> None:
-    export = _good_export()
+def test_a_launched_graph_may_come_back_as_its_nodes_or_as_a_whole(export: Export, path: Path) -> None:
     export.call(5001, 5002, "cudaGraphLaunch_v10000", correlation=901)
     export.kernel(5010, 5020, correlation=901, graphNodeId=1)
     export.kernel(5020, 5030, correlation=901, graphNodeId=2)
     assert _notes(export, path) == {}
 
 
-def test_a_graph_as_a_whole_hides_its_kernels(path: Path) -> None:
-    export = _good_export()
+def test_a_graph_as_a_whole_hides_its_kernels(export: Export, path: Path) -> None:
     export.call(5001, 5002, "cudaGraphLaunch_v10000", correlation=901)
     row = {"deviceId": 0, "streamId": 7, "globalPid": global_pid(), "correlationId": 901, "graphId": 1}
     export.row("CUPTI_ACTIVITY_KIND_GRAPH_TRACE", start=5010, end=5020, **row)
@@ -169,8 +163,7 @@ def test_a_graph_as_a_whole_hides_its_kernels(path: Path) -> None:
     assert "--cuda-graph-trace=node" in str(note.remedy)
 
 
-def test_a_long_silence_of_the_calls_while_ranges_go_on_is_lost_work(path: Path) -> None:
-    export = _good_export()
+def test_a_long_silence_of_the_calls_while_ranges_go_on_is_lost_work(export: Export, path: Path) -> None:
     for row in export.tables[CALLS][50:] + export.tables[KERNELS][50:]:
         row["correlationId"] += 70_000
         row["start"] += 10_000
@@ -181,8 +174,7 @@ def test_a_long_silence_of_the_calls_while_ranges_go_on_is_lost_work(path: Path)
     assert "70,001 CUDA calls left no trace" in note.text
 
 
-def test_a_pause_of_the_collection_is_no_lost_work(path: Path) -> None:
-    export = _good_export()
+def test_a_pause_of_the_collection_is_no_lost_work(export: Export, path: Path) -> None:
     for row in export.tables[CALLS][50:] + export.tables[KERNELS][50:]:
         row["correlationId"] += 70_000  # cudaProfilerStop … cudaProfilerStart: no ranges either in between
         row["start"] += 10_000
@@ -190,14 +182,12 @@ def test_a_pause_of_the_collection_is_no_lost_work(path: Path) -> None:
     assert _notes(export, path) == {}
 
 
-def test_without_ranges_there_are_no_phases(path: Path) -> None:
-    export = _good_export()
+def test_without_ranges_there_are_no_phases(export: Export, path: Path) -> None:
     del export.tables["NVTX_EVENTS"]
     assert _notes(export, path)["no-ranges"].level == "warning"
 
 
-def test_without_a_gpus_description_there_are_no_limits(path: Path) -> None:
-    export = _good_export()
+def test_without_a_gpus_description_there_are_no_limits(export: Export, path: Path) -> None:
     del export.tables["TARGET_INFO_GPU"]
     assert _notes(export, path)["no-device-info"].level == "warning"
 
@@ -210,8 +200,9 @@ def test_without_a_gpus_description_there_are_no_limits(path: Path) -> None:
         ("CUPTI buffer overflow: records lost", "warning"),
     ],
 )
-def test_a_diagnostic_about_lost_events_is_passed_on_but_never_quoted(path: Path, text: str, level: str) -> None:
-    export = _good_export()
+def test_a_diagnostic_about_lost_events_is_passed_on_but_never_quoted(
+    export: Export, path: Path, text: str, level: str
+) -> None:
     export.row("DIAGNOSTIC_EVENT", severity=2, text=text, globalPid=global_pid())
     (note,) = _notes(export, path).values()
     assert (note.code, note.level) == ("dropped-events", level)
@@ -227,13 +218,11 @@ def test_a_diagnostic_about_lost_events_is_passed_on_but_never_quoted(path: Path
         (2, "No MMAP events were received; symbols might remain unresolved.", 77),
     ],
 )
-def test_other_diagnostics_are_noise(path: Path, severity: int, text: str, process: int) -> None:
-    export = _good_export()
+def test_other_diagnostics_are_noise(export: Export, path: Path, severity: int, text: str, process: int) -> None:
     export.row("DIAGNOSTIC_EVENT", severity=severity, text=text, globalPid=global_pid(process))
     assert _notes(export, path) == {}
 
 
-def test_a_newer_schema_than_tested_is_said(path: Path) -> None:
-    export = _good_export()
+def test_a_newer_schema_than_tested_is_said(export: Export, path: Path) -> None:
     export.row("META_DATA_EXPORT", name="EXPORT_SCHEMA_VERSION", value="4.1.0")
     assert _notes(export, path)["untested-schema"].level == "info"

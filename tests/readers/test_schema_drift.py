@@ -30,6 +30,11 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture
+def export() -> Export:
+    return Export()
+
+
+@pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "profile.sqlite"
 
@@ -42,8 +47,7 @@ def _trace_of(export: Export, path: Path) -> Trace:
     return read(export.write(path))
 
 
-def test_process_and_thread_are_cut_out_of_the_global_ids(path: Path) -> None:
-    export = Export()
+def test_process_and_thread_are_cut_out_of_the_global_ids(export: Export, path: Path) -> None:
     export.call(0, 5)
     export.kernel(10, 20)
     trace = _trace_of(export, path)
@@ -51,24 +55,21 @@ def test_process_and_thread_are_cut_out_of_the_global_ids(path: Path) -> None:
     assert trace.kernels["process"].to_list() == [PROCESS]
 
 
-def test_work_without_a_process_belongs_to_the_only_process_that_made_calls(path: Path) -> None:
-    export = Export()
+def test_work_without_a_process_belongs_to_the_only_process_that_made_calls(export: Export, path: Path) -> None:
     export.call(0, 5)
     export.kernel(10, 20)
     del export.tables[KERNELS][0]["globalPid"]
     assert _trace_of(export, path).kernels["process"].to_list() == [PROCESS]
 
 
-def test_with_calls_of_two_processes_it_belongs_to_none_of_them(path: Path) -> None:
-    export = Export()
+def test_with_calls_of_two_processes_it_belongs_to_none_of_them(export: Export, path: Path) -> None:
     export.call(0, 5)
     export.call(0, 5, globalTid=global_tid(process=99))
     export.kernel(10, 20, globalPid=None)
     assert _trace_of(export, path).kernels["process"].to_list() == [0]
 
 
-def test_the_smallest_schema_is_enough(path: Path) -> None:
-    export = Export()
+def test_the_smallest_schema_is_enough(export: Export, path: Path) -> None:
     name = export.string("gemm")
     export.row(KERNELS, start=1, end=2, shortName=name)
     kernels = _trace_of(export, path).kernels
@@ -77,8 +78,7 @@ def test_the_smallest_schema_is_enough(path: Path) -> None:
     assert kernels["correlation"].to_list() == kernels["grid_x"].to_list() == kernels["graph_node"].to_list() == [None]
 
 
-def test_a_table_without_what_every_version_writes_is_refused_by_name(path: Path) -> None:
-    export = Export()
+def test_a_table_without_what_every_version_writes_is_refused_by_name(export: Export, path: Path) -> None:
     export.row(KERNELS, start=1, end=2)
     with pytest.raises(
         UnreadableInputError, match="CUPTI_ACTIVITY_KIND_KERNEL has no column shortName or demangledName"
@@ -86,8 +86,7 @@ def test_a_table_without_what_every_version_writes_is_refused_by_name(path: Path
         _trace_of(export, path)
 
 
-def test_api_names_may_stand_in_the_table_itself(path: Path) -> None:
-    export = Export()
+def test_api_names_may_stand_in_the_table_itself(export: Export, path: Path) -> None:
     export.row(CALLS, start=0, end=5, globalTid=global_tid(), correlationId=1, name="cudaMalloc")
     assert _texts(_trace_of(export, path).api_calls["name"]) == ["cudaMalloc"]
 
@@ -102,14 +101,14 @@ def test_api_names_may_stand_in_the_table_itself(path: Path) -> None:
         ("cuLaunchKernel", "cuLaunchKernel"),
     ],
 )
-def test_the_version_that_nsys_appends_is_not_part_of_a_functions_name(path: Path, written: str, shown: str) -> None:
-    export = Export()
+def test_the_version_that_nsys_appends_is_not_part_of_a_functions_name(
+    export: Export, path: Path, written: str, shown: str
+) -> None:
     export.call(0, 5, written)
     assert _texts(_trace_of(export, path).api_calls["name"]) == [shown]
 
 
-def test_strings_end_at_a_nul_and_bad_bytes_are_replaced(path: Path) -> None:
-    export = Export()
+def test_strings_end_at_a_nul_and_bad_bytes_are_replaced(export: Export, path: Path) -> None:
     for number, name in enumerate(("gemm\x00garbage", b"kernel_\xc4\xd6", "fine")):
         export.call(number, number, name, correlation=number)
     trace = _trace_of(export, path)
@@ -117,16 +116,14 @@ def test_strings_end_at_a_nul_and_bad_bytes_are_replaced(path: Path) -> None:
     assert [note.code for note in trace.capture.notes if note.level == "info"] == ["undecodable-names"]
 
 
-def test_a_name_that_the_export_does_not_hold_is_shown_by_its_number(path: Path) -> None:
-    export = Export()
+def test_a_name_that_the_export_does_not_hold_is_shown_by_its_number(export: Export, path: Path) -> None:
     export.call(0, 5, nameId=4711)
     trace = _trace_of(export, path)
     assert _texts(trace.api_calls["name"]) == ["unnamed (4711)"]
     assert "unnamed-events" in [note.code for note in trace.capture.notes]
 
 
-def test_ids_of_strings_may_be_large_and_far_apart(path: Path) -> None:
-    export = Export()
+def test_ids_of_strings_may_be_large_and_far_apart(export: Export, path: Path) -> None:
     for number, name in ((3, "near"), (2**40, "far")):
         export.row("StringIds", id=1000 + number, value=name)
         export.call(0, 5, nameId=1000 + number)
@@ -134,8 +131,7 @@ def test_ids_of_strings_may_be_large_and_far_apart(path: Path) -> None:
 
 
 @pytest.mark.parametrize("table", ["META_DATA_EXPORT", "EXPORT_META_DATA"])
-def test_versions_are_found_under_both_names_of_the_table(path: Path, table: str) -> None:
-    export = Export()
+def test_versions_are_found_under_both_names_of_the_table(export: Export, path: Path, table: str) -> None:
     export.row(table, name="EXPORT_PRODUCT_VERSION", value="2022.1.1.61")
     export.row(table, name="EXPORT_SCHEMA_VERSION", value="2.9.1")
     capture = _trace_of(export, path).capture
@@ -147,8 +143,7 @@ def test_an_export_without_that_table_has_no_version(path: Path) -> None:
     assert (capture.tool_version, capture.schema_version) == (None, None)
 
 
-def test_an_empty_table_is_recorded_and_an_absent_one_is_not(path: Path) -> None:
-    export = Export()
+def test_an_empty_table_is_recorded_and_an_absent_one_is_not(export: Export, path: Path) -> None:
     export.empty(KERNELS, "start", "end", "shortName")
     trace = _trace_of(export, path)
     assert trace.capture.recorded == {"kernels"}
@@ -159,14 +154,14 @@ def test_an_empty_table_is_recorded_and_an_absent_one_is_not(path: Path) -> None
     ("kind", "direction"),
     [(1, "host-to-device"), (2, "device-to-host"), (8, "device-to-device"), (10, "peer-to-peer"), (99, "unknown")],
 )
-def test_directions_are_known_without_the_exports_own_table(path: Path, kind: int, direction: str) -> None:
-    export = Export()
+def test_directions_are_known_without_the_exports_own_table(
+    export: Export, path: Path, kind: int, direction: str
+) -> None:
     export.copy(0, 5, kind)
     assert _texts(_trace_of(export, path).copies["direction"]) == [direction]
 
 
-def test_the_exports_own_table_of_kinds_goes_first(path: Path) -> None:
-    export = Export()
+def test_the_exports_own_table_of_kinds_goes_first(export: Export, path: Path) -> None:
     export.copy(0, 5, 20, srcKind=4, dstKind=5)
     export.row("ENUM_CUDA_MEMCPY_OPER", id=20, name="CUDA_MEMCPY_KIND_NEW", label="Somewhere to Somewhere")
     copies = _trace_of(export, path).copies
@@ -175,8 +170,7 @@ def test_the_exports_own_table_of_kinds_goes_first(path: Path) -> None:
     assert _texts(copies["destination_memory"]) == ["device-static"]
 
 
-def test_what_the_file_does_not_say_about_memory_is_null(path: Path) -> None:
-    export = Export()
+def test_what_the_file_does_not_say_about_memory_is_null(export: Export, path: Path) -> None:
     export.copy(0, 5)
     for column in ("srcKind", "dstKind"):
         del export.tables[COPIES][0][column]
@@ -190,9 +184,8 @@ def test_what_the_file_does_not_say_about_memory_is_null(path: Path) -> None:
 )
 @pytest.mark.parametrize("number", [0, 1, 2, 3, 4])
 def test_the_kind_of_a_wait_is_what_it_names_whatever_its_number(
-    path: Path, stream: int, event: int, kind: str, number: int
+    export: Export, path: Path, stream: int, event: int, kind: str, number: int
 ) -> None:
-    export = Export()
     row = {"deviceId": 0, "globalPid": global_pid(), "correlationId": 1}
     export.row(WAITS, start=0, end=5, streamId=stream, eventId=event, syncType=number, **row)
     waits = _trace_of(export, path).synchronizations
@@ -200,8 +193,7 @@ def test_the_kind_of_a_wait_is_what_it_names_whatever_its_number(
     assert waits["stream"].to_list() == [None if stream == NONE else stream]
 
 
-def test_memory_grows_by_allocations_and_shrinks_by_releases(path: Path) -> None:
-    export = Export()
+def test_memory_grows_by_allocations_and_shrinks_by_releases(export: Export, path: Path) -> None:
     table = "CUDA_GPU_MEMORY_USAGE_EVENTS"
     for operation in (0, 1):
         row = {"globalPid": global_pid(), "deviceId": 0, "address": 4096, "bytes": 100, "memKind": 2}
@@ -209,8 +201,7 @@ def test_memory_grows_by_allocations_and_shrinks_by_releases(path: Path) -> None
     assert _trace_of(export, path).memory["delta_bytes"].to_list() == [100, -100]
 
 
-def test_overhead_is_the_profilers_own_and_shows_no_path(path: Path) -> None:
-    export = Export()
+def test_overhead_is_the_profilers_own_and_shows_no_path(export: Export, path: Path) -> None:
     for name in ("Buffer flush", "dlopen(libcuda.so.1)", "dlopen(/home/someone/secret.so)"):
         export.row("PROFILER_OVERHEAD", start=0, end=5, globalTid=global_tid(), nameId=export.string(name))
     for kind, name in ((3, "CUPTI Buffer flush"), (7, "Lazy Function Loading")):
@@ -220,21 +211,18 @@ def test_overhead_is_the_profilers_own_and_shows_no_path(path: Path) -> None:
     assert names == ["Buffer flush", "dlopen(libcuda.so.1)", "dlopen", "CUPTI Buffer flush"]
 
 
-def test_graph_executions_are_launches_of_graphs(path: Path) -> None:
-    export = Export()
+def test_graph_executions_are_launches_of_graphs(export: Export, path: Path) -> None:
     row = {"deviceId": 0, "streamId": 7, "globalPid": global_pid(), "correlationId": 1, "graphId": 5, "graphExecId": 6}
     export.row("CUPTI_ACTIVITY_KIND_GRAPH_TRACE", start=0, end=5, **row)
     assert _trace_of(export, path).graph_launches.select("graph", "graph_exec").row(0) == (5, 6)
 
 
-def test_no_stream_is_minus_one_and_not_four_billion(path: Path) -> None:
-    export = Export()
+def test_no_stream_is_minus_one_and_not_four_billion(export: Export, path: Path) -> None:
     export.kernel(10, 20, streamId=NONE)
     assert _trace_of(export, path).kernels["stream"].to_list() == [-1]
 
 
-def test_foreign_adapters_are_no_devices(path: Path) -> None:
-    export = Export()
+def test_foreign_adapters_are_no_devices(export: Export, path: Path) -> None:
     export.gpu(0, "NVIDIA H200")
     export.gpu(1, "Intel(R) Iris(R) Xe Graphics", cuDevice=0, smCount=0, computeMajor=0)
     export.gpu(2, "Microsoft Basic Render Driver", cuDevice=0, smCount=0, computeMajor=0)
@@ -243,8 +231,7 @@ def test_foreign_adapters_are_no_devices(path: Path) -> None:
     assert [(device.ordinal, device.name) for device in devices] == [(0, "NVIDIA H200")]
 
 
-def test_an_ordinal_is_translated_as_its_process_sees_it(path: Path) -> None:
-    export = Export()
+def test_an_ordinal_is_translated_as_its_process_sees_it(export: Export, path: Path) -> None:
     export.gpu(0, "NVIDIA T4")
     export.gpu(1, "NVIDIA H200")
     export.row("TARGET_INFO_CUDA_DEVICE", gpuId=1, cudaId=0, pid=PROCESS)  # CUDA_VISIBLE_DEVICES=1
@@ -252,8 +239,7 @@ def test_an_ordinal_is_translated_as_its_process_sees_it(path: Path) -> None:
     assert [device.name for device in _trace_of(export, path).capture.devices] == ["NVIDIA H200"]
 
 
-def test_two_models_under_one_ordinal_are_said(path: Path) -> None:
-    export = Export()
+def test_two_models_under_one_ordinal_are_said(export: Export, path: Path) -> None:
     export.gpu(0, "NVIDIA T4")
     export.gpu(1, "NVIDIA H200")
     for process in (PROCESS, 99):
@@ -264,15 +250,13 @@ def test_two_models_under_one_ordinal_are_said(path: Path) -> None:
     assert "ambiguous-devices" in [note.code for note in capture.notes]
 
 
-def test_a_limit_of_zero_is_unknown(path: Path) -> None:
-    export = Export()
+def test_a_limit_of_zero_is_unknown(export: Export, path: Path) -> None:
     export.gpu(0, "NVIDIA H200", maxBlocksPerSm=0, maxWarpsPerSm=64)
     (device,) = _trace_of(export, path).capture.devices
     assert (device.max_blocks_per_sm, device.max_warps_per_sm) == (None, 64)
 
 
-def test_the_window_spans_all_events_and_not_the_session(path: Path) -> None:
-    export = Export()
+def test_the_window_spans_all_events_and_not_the_session(export: Export, path: Path) -> None:
     export.row("ANALYSIS_DETAILS", globalVid=1, duration=10**12, startTime=5, stopTime=10**12 + 5)
     export.call(100, 105)
     export.kernel(110, 220)
@@ -280,14 +264,12 @@ def test_the_window_spans_all_events_and_not_the_session(path: Path) -> None:
     assert _trace_of(export, path).capture.window_ns == (90, 220)
 
 
-def test_without_events_the_session_is_the_window(path: Path) -> None:
-    export = Export()
+def test_without_events_the_session_is_the_window(export: Export, path: Path) -> None:
     export.row("ANALYSIS_DETAILS", globalVid=1, duration=10**9, startTime=5, stopTime=10**9 + 5)
     assert _trace_of(export, path).capture.window_ns == (0, 10**9)
 
 
-def test_events_that_end_before_they_begin_are_left_out_and_counted(path: Path) -> None:
-    export = Export()
+def test_events_that_end_before_they_begin_are_left_out_and_counted(export: Export, path: Path) -> None:
     export.gpu(0, "NVIDIA H200")
     export.call(0, 5)
     export.kernel(10, 20)
@@ -303,9 +285,8 @@ def test_events_that_end_before_they_begin_are_left_out_and_counted(path: Path) 
 @pytest.mark.parametrize("value", ["text", 1.5, b"\xff"])
 @pytest.mark.parametrize("rows_before", [0, 70_000])
 def test_other_values_than_whole_numbers_are_refused_wherever_they_stand(
-    path: Path, value: object, rows_before: int
+    export: Export, path: Path, value: object, rows_before: int
 ) -> None:
-    export = Export()
     name = export.string("gemm")
     export.tables[KERNELS] = [{"start": 0, "end": 1, "shortName": name, "gridX": None}] * rows_before
     export.row(KERNELS, start=0, end=1, shortName=name, gridX=value)
@@ -313,8 +294,7 @@ def test_other_values_than_whole_numbers_are_refused_wherever_they_stand(
         _trace_of(export, path)
 
 
-def test_a_column_of_nulls_may_still_hold_numbers_further_down(path: Path) -> None:
-    export = Export()
+def test_a_column_of_nulls_may_still_hold_numbers_further_down(export: Export, path: Path) -> None:
     name = export.string("gemm")
     export.tables[KERNELS] = [{"start": 0, "end": 1, "shortName": name, "graphNodeId": None}] * 70_000
     export.row(KERNELS, start=0, end=1, shortName=name, graphNodeId=9)
@@ -323,15 +303,13 @@ def test_a_column_of_nulls_may_still_hold_numbers_further_down(path: Path) -> No
     assert nodes[-1] == 9
 
 
-def test_numbers_beyond_what_they_count_are_refused(path: Path) -> None:
-    export = Export()
+def test_numbers_beyond_what_they_count_are_refused(export: Export, path: Path) -> None:
     export.kernel(10, 20, gridX=2**40)
     with pytest.raises(UnreadableInputError, match="CUPTI_ACTIVITY_KIND_KERNEL holds numbers too large"):
         _trace_of(export, path)
 
 
-def test_the_environment_in_the_strings_is_never_read(path: Path) -> None:
-    export = Export()
+def test_the_environment_in_the_strings_is_never_read(export: Export, path: Path) -> None:
     export.call(0, 5)
     export.kernel(10, 20)
     export.range(0, 30, None, textId=export.string("step"))

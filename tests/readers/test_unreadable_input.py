@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import lzma
-import os
 import sqlite3
 import tempfile
 from contextlib import closing
@@ -14,12 +13,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 import zstandard
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tests.readers.exports import Export
 from warplens.errors import UnreadableInputError
-from warplens.profile import Trace
 from warplens.readers import limits, read
 from warplens.readers import opening as compressed
 
@@ -83,12 +79,6 @@ def test_a_folder(tmp_path: Path) -> None:
     assert "this is a folder" in _refused(tmp_path)
 
 
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
-def test_a_named_pipe_does_not_block(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe")
-    assert "not a regular file" in _refused(tmp_path / "pipe")
-
-
 def test_a_file_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = Export().write(tmp_path / "profile.sqlite")
 
@@ -139,47 +129,6 @@ def test_a_page_of_garbage_in_the_middle_of_a_table(tmp_path: Path) -> None:
     content[middle : middle + 4096] = b"\xa5" * 4096
     path.write_bytes(content)
     assert "the SQLite database is damaged" in _refused(path)
-
-
-def test_a_view_in_place_of_a_table_is_not_run(tmp_path: Path) -> None:
-    path = Export().write(tmp_path / "profile.sqlite")
-    with closing(sqlite3.connect(path)) as file:
-        file.execute(
-            'CREATE VIEW CUPTI_ACTIVITY_KIND_KERNEL AS WITH RECURSIVE n(start, "end", shortName) AS '
-            "(SELECT 1, 2, 3 UNION ALL SELECT start + 1, 2, 3 FROM n) SELECT * FROM n"
-        )
-    assert read(path).kernels.height == 0
-
-
-@pytest.fixture(scope="module")
-def small_export(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    export = Export()
-    export.gpu(0, "NVIDIA H200")
-    for number in range(40):
-        export.call(10 * number, 10 * number + 2, correlation=number)
-        export.kernel(10 * number + 4, 10 * number + 9, correlation=number)
-        export.copy(10 * number + 4, 10 * number + 9, correlation=number)
-        export.range(10 * number, 10 * number + 9, f"step {number}", domainId=number % 2)
-    return export.write(tmp_path_factory.mktemp("fuzz") / "profile.sqlite").read_bytes()
-
-
-@given(data=st.data())
-def test_damage_of_any_kind_gives_a_trace_or_one_clear_error(
-    tmp_path: Path, small_export: bytes, data: st.DataObject
-) -> None:
-    content = bytearray(small_export)
-    places = st.integers(0, len(content) - 1)
-    for place, value in data.draw(st.lists(st.tuples(places, st.integers(0, 255)), max_size=20), label="bytes"):
-        content[place] = value
-    length = data.draw(st.one_of(st.just(len(content)), places), label="length")
-    path = tmp_path / "profile.sqlite"
-    path.write_bytes(content[:length])
-    try:
-        assert isinstance(read(path), Trace)
-    except UnreadableInputError:
-        pass
-    finally:
-        assert [entry.name for entry in tmp_path.iterdir()] == ["profile.sqlite"]
 
 
 PACKERS: dict[str, Callable[[bytes], bytes]] = {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import lzma
 import shutil
 import sqlite3
 import tempfile
@@ -16,7 +15,6 @@ from tests.readers.exports import KERNELS, Export
 from warplens.readers import read
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
 
@@ -112,13 +110,3 @@ def test_reading_tells_what_it_does(export: Path) -> None:
 
 def test_a_file_may_be_given_as_text(export: Path) -> None:
     assert read(str(export)).capture.source == export.name
-
-
-def test_a_real_capture_is_the_same_compressed_or_not(tmp_path: Path, captured: Callable[[str], Path]) -> None:
-    plain = captured("nsys/gtx1060_streams_2022.sqlite")
-    packed = tmp_path / "gtx1060_streams_2022.sqlite.xz"
-    packed.write_bytes(lzma.compress(plain.read_bytes(), preset=0))
-    ours, theirs = read(packed), read(plain)
-    assert ours.kernels.equals(theirs.kernels)
-    assert ours.memory.equals(theirs.memory)
-    assert ours.capture.notes == theirs.capture.notes

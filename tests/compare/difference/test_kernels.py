@@ -26,15 +26,6 @@ def _rows(changes: KernelChanges, change: str) -> list[dict[str, Any]]:
     return changes.table.filter(pl.col("change") == change).rows(named=True)
 
 
-def test_a_profile_and_itself_keep_every_kernel_and_change_nothing() -> None:
-    changes = _compared(_LAYER * 3, _LAYER * 3)
-    assert changes.count("kept") == 9
-    assert changes.table["change"].unique().to_list() == ["kept"]
-    assert (changes.table["change_ns_per_step"] == 0).all()
-    assert (changes.table["launches_change_per_step"] == 0).all()
-    assert changes.matched_share == 1
-
-
 def test_an_extra_kernel_is_added_and_nothing_else_changes() -> None:
     changes = _compared(_LAYER * 3, [*_LAYER, Launch(TOPK, gpu=7 * US, host=15 * US, range="reduce"), *_LAYER, *_LAYER])
     (added,) = _rows(changes, "added")

@@ -169,15 +169,6 @@ def test_an_aborted_step_is_said_before_any_number() -> None:
     assert difference.notes[0].code == "aborted-steps"
 
 
-@pytest.mark.parametrize("name", [entry.name for entry in sorted(PLANTED.glob("*__baseline.sqlite.xz"))[::4]])
-def test_a_real_profile_and_itself_have_no_difference(name: str) -> None:
-    difference = _difference(PLANTED / name, PLANTED / name)
-    assert difference.wall.change_ns == 0
-    assert set(difference.kernels.table["change"].to_list()) <= {"kept"}
-    assert (difference.ranges["change_ns_per_step"] == 0).all()
-    assert explanation(difference).cause == "no-difference"
-
-
 def test_training_with_a_longer_context_takes_longer_in_every_phase() -> None:
     difference = _difference(_capture("lm_small_ctx512_train"), _capture("lm_small_ctx1024_train"))
     changes = dict(difference.phases.select("phase", "change_ns_per_step").iter_rows())

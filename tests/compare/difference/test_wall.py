@@ -107,14 +107,6 @@ def test_the_table_of_parts_has_shares_that_add_up_to_one() -> None:
     assert abs(table["change_ns"].sum() - float(split.change_ns)) < 1e-6
 
 
-def test_a_profile_and_itself_differ_in_nothing() -> None:
-    one = side(program([Launch(), Launch(SOFTMAX)]))
-    split = wall_split(one, one)
-    assert split.ratio == 1
-    assert not any(part.change_ns for part in split.parts)
-    assert split.frame()["share"].null_count() == len(split.parts)
-
-
 @given(any_side(), any_side())
 def test_the_parts_add_up_to_the_difference_exactly(baseline: Side, variant: Side) -> None:
     split = wall_split(baseline, variant)
