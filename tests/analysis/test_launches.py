@@ -113,7 +113,6 @@ def test_launches_per_step_are_counted_by_the_kernels_begin() -> None:
 
     per_step = launch_summary(timeline, Window(0, 20, "steady", "", steps)).per_step
 
-    assert per_step is not None
     assert (per_step.steps, per_step.min, per_step.median, per_step.max, per_step.is_constant) == (2, 2, 2.5, 3, False)
 
 
@@ -124,7 +123,6 @@ def test_launches_per_step_are_those_of_the_process_that_the_steps_belong_to() -
 
     per_step = launch_summary(Timeline(trace(kernels=mine + others)), Window(0, 20, "steady", "", steps)).per_step
 
-    assert per_step is not None
     assert (per_step.min, per_step.max, per_step.is_constant) == (2, 2, True)
 
 

@@ -101,7 +101,6 @@ def test_devices_and_kinds_of_memory_are_kept_apart() -> None:
 def test_the_timeline_gives_the_amount_after_each_event() -> None:
     events = memory_timeline(GROWING, WINDOW)
 
-    assert events is not None
     assert events.schema == MEMORY_EVENTS.schema
     assert events.select("time_ns", "delta_bytes", "allocated_bytes").rows() == [
         (20, 250, 350),
@@ -281,7 +280,6 @@ def test_a_window_before_all_events_knows_what_stood_there() -> None:
 def test_memory_at_the_peak_belongs_to_the_operator_that_computes_not_to_the_one_that_allocates() -> None:
     alive = alive_at_peak(recorded(), WINDOW)
 
-    assert alive is not None
     assert alive.select("operator", "phase", "from_before", "blocks", "bytes").rows() == [
         (None, "none", True, None, 1000),
         ("aten::mm", "none", False, 1, 300),
@@ -301,7 +299,6 @@ def test_a_block_released_before_the_peak_is_not_alive_at_it() -> None:
 
     alive = alive_at_peak(recorded(events, []), WINDOW)
 
-    assert alive is not None
     assert alive.select("operator", "blocks", "bytes").rows() == [(None, 2, 150)]
 
 
@@ -310,7 +307,6 @@ def test_memory_allocated_inside_an_annotation_belongs_to_it_where_no_operator_w
 
     alive = alive_at_peak(timeline, WINDOW)
 
-    assert alive is not None
     assert alive["operator"].to_list() == ["step"]
 
 
@@ -338,14 +334,12 @@ def test_each_step_has_its_own_churn_and_peak() -> None:
 
     steps = allocator_steps(recorded(), window)
 
-    assert steps is not None
     assert steps.drop("process", "device").rows() == [(1, 2, 0, 500, 0, 1500), (2, 1, 2, 100, 700, 1500)]
 
 
 def test_the_timeline_gives_the_amounts_after_each_event() -> None:
     events = allocator_timeline(recorded(), Window(30, 70, "explicit", ""))
 
-    assert events is not None
     assert events.schema == ALLOCATIONS.schema
     assert events.select("time_ns", "delta_bytes", "allocated_bytes").rows() == [(40, 200, 1500), (60, -300, 1200)]
 
@@ -373,7 +367,6 @@ def test_recorded_allocations_without_any_event_are_nothing() -> None:
 
     assert allocator_use(empty, WINDOW) == ()
     alive = alive_at_peak(empty, WINDOW)
-    assert alive is not None
     assert alive.is_empty()
 
 
@@ -408,6 +401,5 @@ def test_the_totals_of_real_traces_are_the_sums_of_their_events(name: str) -> No
             assert use.peak_bytes - use.begin_bytes == peak
             assert use.unseen_bytes == use.begin_bytes + gone == use.peak_bytes - known
     alive_frame = alive_at_peak(timeline, window)
-    assert alive_frame is not None
     shares = alive_frame.group_by("device").agg(pl.col("share").sum())["share"].to_numpy()
     assert np.allclose(shares, 1.0)

@@ -13,7 +13,6 @@ from warplens.analysis.timeline import Timeline
 from warplens.profile import Trace
 
 US = 1_000
-MS = 1_000_000
 
 GEMM = "ampere_sgemm_128x32_nn"
 NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
@@ -81,69 +80,6 @@ def test_the_budget_of_a_range_covers_the_spans_of_its_instances() -> None:
     budget = _budget(profile, range_name="forward")
     assert budget.duration_ns == (30 - 10) + (110 - 100)
     assert _parts(budget)["gemm"] == 25
-
-
-def _gap(api: list[dict], *, start: int = 10 * US, end: int = 60 * US, **tables: list[dict]) -> dict[str, int]:
-    """The idle parts of a trace in which the GPU waits from `start` to `end` for a kernel with correlation 2."""
-    kernels = [kernel(0, start, GEMM, correlation=1), kernel(end, end + 10 * US, GEMM, correlation=2)]
-    first = launch(-5 * US, -2 * US, 1)
-    budget = _budget(trace(kernels, [first, *api], **tables), f"0:{end + 10 * US}")
-    parts = _parts(budget)
-    assert parts.pop("gemm") == start + 10 * US
-    assert sum(parts.values()) == end - start
-    return parts
-
-
-def test_the_host_issuing_late_is_launch_time_and_the_device_starting_is_latency() -> None:
-    assert _gap([launch(50 * US, 56 * US, 2)]) == {"launch": 46 * US, "start-latency": 4 * US}
-
-
-def test_waiting_in_a_synchronisation_call_is_named() -> None:
-    api = [call(5 * US, 30 * US, "cudaStreamSynchronize", 7), launch(50 * US, 60 * US, 2)]
-    # Without the wait the host would have been 5 µs ahead: it entered the call 5 µs before the GPU ran dry.
-    assert _gap(api) == {"synchronization": 20 * US, "refill": 5 * US, "launch": 25 * US}
-
-
-def test_an_allocation_before_the_launch_is_named() -> None:
-    api = [call(12 * US, 40 * US, "cudaMalloc", 7), launch(50 * US, 60 * US, 2)]
-    assert _gap(api) == {"allocation": 28 * US, "launch": 22 * US}
-
-
-def test_a_synchronous_copy_call_blocks() -> None:
-    api = [call(12 * US, 40 * US, "cudaMemcpy", 7), launch(50 * US, 60 * US, 2)]
-    assert _gap(api)["blocking-copy"] == 28 * US
-
-
-def test_an_asynchronous_copy_from_pageable_memory_blocks_too() -> None:
-    api = [call(12 * US, 40 * US, "cudaMemcpyAsync", 7), launch(50 * US, 60 * US, 2)]
-    # The copy itself runs before the window; what counts is that its call holds the host.
-    pageable = [copy(-9 * US, -8 * US, size=1 << 20, correlation=7, source="pageable")]
-    pinned = [copy(-9 * US, -8 * US, size=1 << 20, correlation=7, source="pinned")]
-    assert _gap(api, copies=pageable)["blocking-copy"] == 28 * US
-    assert "blocking-copy" not in _gap(api, copies=pinned)
-
-
-def test_a_long_absence_from_cuda_is_the_host_doing_something_else() -> None:
-    parts = _gap([launch(5 * MS, 5 * MS + 6 * US, 2)], end=5 * MS + 10 * US)
-    assert parts == {"host": 5 * MS - 10 * US, "launch": 6 * US, "start-latency": 4 * US}
-
-
-def test_the_profiler_holding_the_thread_up_is_named() -> None:
-    parts = _gap([launch(50 * US, 60 * US, 2)], profiler_overhead=[overhead(20 * US, 45 * US)])
-    assert parts == {"profiler": 25 * US, "launch": 25 * US}
-
-
-def test_queued_work_that_does_not_start_was_kept_from_the_gpu() -> None:
-    assert _gap([launch(1 * US, 2 * US, 2)]) == {"submission": 50 * US}
-
-
-def test_queued_work_behind_another_stream_depends_on_it() -> None:
-    kernels = [
-        kernel(0, 10 * US, GEMM, stream=7, correlation=1),
-        kernel(60 * US, 70 * US, GEMM, stream=8, correlation=2),
-    ]
-    budget = _budget(trace(kernels, [launch(-5, -4, 1), launch(1, 2, 2)], window_ns=(0, 70 * US)))
-    assert _parts(budget)["dependency"] == 50 * US
 
 
 def test_a_thread_that_launches_waits_for_the_thread_that_is_inside_cuda() -> None:

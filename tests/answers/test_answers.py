@@ -217,7 +217,6 @@ def test_the_card_draws_the_step_of_median_length_as_recorded() -> None:
 
     assert f"Step {step.index}, of median length, as recorded" in text
     lane = re.search(r"aria-label='stream 7: (\d+) events'.*?</svg>", text)
-    assert lane is not None
     assert int(lane[1]) == work.height
     part = step.duration_ns / 600
     begins = [float(at) for at in re.findall(r"M([\d.e-]+) 0h", lane[0])]

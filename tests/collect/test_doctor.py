@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tests.collect.machines import (
@@ -19,7 +21,7 @@ from tests.collect.machines import (
     laptop,
     torch_answer,
 )
-from warplens.collect.doctor import STATUSES, Check, Diagnosis, examine_machine, missing
+from warplens.collect.doctor import STATUSES, Check, examine_machine, missing
 from warplens.collect.machine import Output, Tool, find_tool, missing_libraries, needed_tool, parse_version
 from warplens.errors import UsageError
 
@@ -27,10 +29,6 @@ from warplens.errors import UsageError
 def check(machine: Machine, name: str) -> Check:
     (found,) = (item for item in examine_machine(machine).checks if item.name == name)
     return found
-
-
-def names(diagnosis: Diagnosis) -> set[str]:
-    return {item.name for item in diagnosis.checks}
 
 
 def test_a_gpu_server_can_record_with_everything() -> None:
@@ -65,25 +63,6 @@ def test_a_requirement_that_nobody_knows_is_refused() -> None:
         missing(examine_machine(laptop()), "cuda")
 
 
-def test_a_driver_that_does_not_talk_to_its_kernel_module_is_a_problem() -> None:
-    machine = gpu_machine()
-    said = "Failed to initialize NVML: Driver/library version mismatch\nNVML library version: 570.124\n"
-    machine.programs["nvidia-smi --query-gpu"] = Output(18, said)
-
-    found = check(machine, "gpu")
-
-    assert found.status == "problem"
-    assert "Driver/library version mismatch" in found.found
-    assert "reboot" in (found.fix or "")
-
-
-def test_a_container_without_gpus_is_told_how_to_get_them() -> None:
-    machine = laptop()
-    machine.files["/.dockerenv"] = ""
-
-    assert "--gpus all" in (check(machine, "gpu").fix or "")
-
-
 @pytest.mark.parametrize(
     ("restricted", "capabilities", "driver", "status"),
     [
@@ -110,146 +89,11 @@ def test_who_may_read_counters(restricted: str, capabilities: str, driver: str, 
         assert "NVreg_RestrictProfilingToAdminUsers=0" in (found.fix or "")
 
 
-def test_root_in_a_container_is_told_that_this_is_not_enough() -> None:
-    machine = gpu_machine()
-    machine.files |= {
-        "/proc/driver/nvidia/params": "RmProfilingAdminOnly: 1\n",
-        "/proc/self/status": CONTAINER_CAPABILITIES,
-        "/proc/1/cgroup": "12:pids:/kubepods/burstable/pod1\n",
-    }
-
-    found = check(machine, "counters")
-
-    assert "root inside a container is not enough" in found.found
-    assert "--cap-add=SYS_ADMIN" in (found.fix or "")
-    assert "container" in names(examine_machine(machine))
-
-
-def test_on_wsl2_kernels_may_be_missing_and_windows_decides_about_counters() -> None:
-    machine = gpu_machine()
-    machine.files["/proc/version"] = WSL
-
-    assert "no kernels" in check(machine, "wsl").found
-    assert check(machine, "counters").status == "unknown"
-    assert "Windows" in (check(machine, "counters").fix or "")
-    assert examine_machine(machine).can["ncu"]
-
-
 def test_nvidia_smi_of_wsl2_is_found_off_the_search_path() -> None:
     machine = gpu_machine()
     machine.programs["/usr/lib/wsl/lib/nvidia-smi --query-gpu"] = machine.programs.pop("nvidia-smi --query-gpu")
 
     assert check(machine, "gpu").status == "ok"
-
-
-@pytest.mark.parametrize(("level", "status"), [("-1", "ok"), ("2", "ok"), ("3", "warning"), ("4", "warning")])
-def test_paranoia_of_perf_only_costs_samples(level: str, status: str) -> None:
-    machine = gpu_machine()
-    machine.files["/proc/sys/kernel/perf_event_paranoid"] = f"{level}\n"
-
-    assert check(machine, "perf").status == status
-    assert examine_machine(machine).can["nsys"]
-
-
-def test_a_cpu_build_of_pytorch_beside_a_gpu_is_noticed() -> None:
-    found = check(gpu_machine(cuda=None, available=False, names=[]), "torch")
-
-    assert found.status == "warning"
-    assert "install a CUDA build" in (found.fix or "")
-
-
-def test_a_pytorch_that_the_driver_is_too_old_for_is_noticed() -> None:
-    assert "driver may be too old for CUDA 12.8" in (check(gpu_machine(available=False, names=[]), "torch").fix or "")
-
-
-def test_an_import_error_is_told_without_the_folders_in_it() -> None:
-    machine = gpu_machine()
-    said = "Traceback\nImportError: /home/someone/lib/libcudart.so: cannot open shared object file\n"
-    machine.programs["/usr/bin/python"] = Output(1, said)
-
-    found = check(machine, "torch")
-
-    assert found.status == "problem"
-    assert "ImportError" in found.found
-    assert "someone" not in f"{found.found}{found.fix}"
-
-
-def test_an_import_that_takes_for_ever_is_given_up() -> None:
-    machine = gpu_machine()
-    machine.programs["/usr/bin/python"] = Output(None, "")
-
-    assert "took more than" in check(machine, "torch").found
-
-
-def test_a_hidden_gpu_is_noticed() -> None:
-    assert check(gpu_machine(gpus=H200 * 2), "visible").found == "PyTorch sees 1 of 2 GPUs"
-
-
-def test_a_different_order_of_gpus_is_noticed() -> None:
-    gpus = "NVIDIA T400, 570.1, 7.5, 2048, 1, Disabled\nNVIDIA H200, 570.1, 9.0, 143771, 1, Disabled\n"
-
-    found = check(gpu_machine(gpus=gpus, names=["NVIDIA H200", "NVIDIA T400"]), "visible")
-
-    assert found.found == "cuda:0 is NVIDIA H200 for PyTorch, but NVIDIA T400 for nvidia-smi"
-    assert "CUDA_DEVICE_ORDER=PCI_BUS_ID" in (found.fix or "")
-
-
-def test_a_pytorch_without_kernels_for_a_new_gpu_is_noticed() -> None:
-    blackwell = "NVIDIA B200, 570.1, 10.0, 183359, 1, Disabled\n"
-
-    assert check(
-        gpu_machine(gpus=blackwell, names=["NVIDIA B200"], arch=["sm_80", "sm_90"]), "architecture"
-    ).status == ("problem")
-    diagnosis = examine_machine(gpu_machine(gpus=blackwell, names=["NVIDIA B200"], arch=["sm_90", "sm_100", "sm_120"]))
-    assert "architecture" not in names(diagnosis)
-
-
-def test_mig_other_programs_and_full_memory_are_noticed() -> None:
-    machine = gpu_machine(gpus="NVIDIA A100, 570.1, 8.0, 81920, 40960, Enabled\n", apps="40000\n500\n")
-
-    assert check(machine, "mig").status == "warning"
-    assert check(machine, "processes").found.startswith("2 other programs")
-    assert (check(machine, "memory").status, check(machine, "memory").found[:8]) == ("warning", "40.0 GiB")
-
-
-def test_a_gpu_before_volta_has_no_counters_of_nsight_compute() -> None:
-    assert "Volta" in (check(gpu_machine(gpus="Tesla P100, 535.1, 6.0, 16384, 1, [N/A]\n"), "gpu").fix or "")
-
-
-def test_several_gpus_of_one_model_are_counted() -> None:
-    found = check(gpu_machine(gpus=H200 * 4, names=["NVIDIA H200"] * 4), "gpu").found
-
-    assert found.startswith("4 × NVIDIA H200 (compute capability 9.0, 140 GiB)")
-
-
-@pytest.mark.parametrize(("name", "old"), [("nsys", NSYS["2021.1"]), ("ncu", NCU["2020.3"])])
-def test_tools_that_are_too_old_are_a_problem(name: str, old: str) -> None:
-    machine = gpu_machine()
-    machine.on_path[name] = f"/old/{name}"
-    machine.programs[f"/old/{name}"] = old
-
-    assert check(machine, name).status == "problem"
-    assert not examine_machine(machine).can[name]
-
-
-def test_an_nsys_that_makes_no_reports_is_a_problem() -> None:
-    root = "/opt/nvidia/nsight-systems/2025.3.2"
-    machine = gpu_machine()
-    machine.programs[f"{root}/host-linux-x64/QdstrmImporter"] = ""
-    machine.programs["ldd"] = "\tlibssh.so => not found\n"
-
-    found = check(machine, "nsys")
-
-    assert found.status == "problem"
-    assert "lacks libssh.so" in found.found
-    assert ".qdstrm" in str(found.fix)
-
-
-def test_little_disk_space_is_noticed() -> None:
-    machine = gpu_machine()
-    machine.free = 2 << 30
-
-    assert check(machine, "disk").status == "warning"
 
 
 def test_the_python_of_the_users_programs_is_asked() -> None:
@@ -268,6 +112,97 @@ def test_nothing_of_the_environment_is_shown() -> None:
     machine.files["/proc/version"] = LINUX + "built by someone@host\n"
 
     assert "someone" not in repr(examine_machine(machine))
+
+
+def changed(machine: Machine, programs: dict[str, str | Output] | None = None, **files: str) -> Machine:
+    """A machine some of whose programs answer otherwise and some of whose files hold something else."""
+    machine.programs |= programs or {}
+    machine.files |= {PLACES[name]: text for name, text in files.items()}
+    return machine
+
+
+PLACES = {
+    "kernel": "/proc/version",
+    "driver": "/proc/driver/nvidia/params",
+    "process": "/proc/self/status",
+    "cgroup": "/proc/1/cgroup",
+    "docker": "/.dockerenv",
+    "perf": "/proc/sys/kernel/perf_event_paranoid",
+}
+ADMIN_ONLY = "RmProfilingAdminOnly: 1\n"
+MISMATCH = "Failed to initialize NVML: Driver/library version mismatch\nNVML library version: 570.124\n"
+NO_LIBRARY = "Traceback\nImportError: /home/someone/lib/libcudart.so: cannot open shared object file\n"
+NSYS_ROOT = "/opt/nvidia/nsight-systems/2025.3.2"
+IMPORTER = {f"{NSYS_ROOT}/host-linux-x64/QdstrmImporter": "", "ldd": "\tlibssh.so => not found\n"}
+BLACKWELL = "NVIDIA B200, 570.1, 10.0, 183359, 1, Disabled\n"
+TWO_MODELS = "NVIDIA T400, 570.1, 7.5, 2048, 1, Disabled\n" + H200
+BUSY = ("NVIDIA A100, 570.1, 8.0, 81920, 40960, Enabled\n", "40000\n500\n")
+
+#: The machine, the check that notices it, its status, and what it says of what it found and of the fix.
+NOTICED = {
+    "a driver that does not talk to its kernel module":
+        (changed(gpu_machine(), {"nvidia-smi --query-gpu": Output(18, MISMATCH)}),
+         "gpu", "problem", "Driver/library version mismatch", "reboot"),
+    "a container without GPUs is told how to get them":
+        (changed(laptop(), docker=""), "gpu", "problem", "", "--gpus all"),
+    "root in a container is told that this is not enough":
+        (changed(gpu_machine(), driver=ADMIN_ONLY, process=CONTAINER_CAPABILITIES,
+                 cgroup="12:pids:/kubepods/burstable/pod1\n"),
+         "counters", "problem", "root inside a container is not enough", "--cap-add=SYS_ADMIN"),
+    "on WSL 2 kernels may be missing": (changed(gpu_machine(), kernel=WSL), "wsl", "warning", "no kernels", ""),
+    "on WSL 2 Windows decides about counters":
+        (changed(gpu_machine(), kernel=WSL), "counters", "unknown", "", "Windows"),
+    "paranoia of perf costs samples": (changed(gpu_machine(), perf="3\n"), "perf", "warning", "", ""),
+    "the usual paranoia of perf costs none": (changed(gpu_machine(), perf="2\n"), "perf", "ok", "", ""),
+    "a CPU build of PyTorch beside a GPU":
+        (gpu_machine(cuda=None, available=False, names=[]), "torch", "warning", "", "install a CUDA build"),
+    "a PyTorch that the driver is too old for":
+        (gpu_machine(available=False, names=[]), "torch", "warning", "", "driver may be too old for CUDA 12.8"),
+    "an import that fails":
+        (changed(gpu_machine(), {"/usr/bin/python": Output(1, NO_LIBRARY)}), "torch", "problem", "ImportError", ""),
+    "an import that takes for ever is given up":
+        (changed(gpu_machine(), {"/usr/bin/python": Output(None, "")}), "torch", "problem", "took more than", ""),
+    "a hidden GPU": (gpu_machine(gpus=H200 * 2), "visible", "warning", "PyTorch sees 1 of 2 GPUs", ""),
+    "a different order of GPUs":
+        (gpu_machine(gpus=TWO_MODELS, names=["NVIDIA H200", "NVIDIA T400"]), "visible", "warning",
+         "cuda:0 is NVIDIA H200 for PyTorch, but NVIDIA T400 for nvidia-smi", "CUDA_DEVICE_ORDER=PCI_BUS_ID"),
+    "a PyTorch without kernels for a new GPU":
+        (gpu_machine(gpus=BLACKWELL, names=["NVIDIA B200"], arch=["sm_80", "sm_90"]),
+         "architecture", "problem", "", ""),
+    "MIG": (gpu_machine(*BUSY), "mig", "warning", "", ""),
+    "other programs": (gpu_machine(*BUSY), "processes", "warning", "2 other programs", ""),
+    "full memory": (gpu_machine(*BUSY), "memory", "warning", "40.0 GiB", ""),
+    "a GPU before Volta has no counters of Nsight Compute":
+        (gpu_machine(gpus="Tesla P100, 535.1, 6.0, 16384, 1, [N/A]\n"), "gpu", "warning", "", "Volta"),
+    "several GPUs of one model are counted":
+        (gpu_machine(gpus=H200 * 4, names=["NVIDIA H200"] * 4), "gpu", "ok",
+         "4 × NVIDIA H200 (compute capability 9.0, 140 GiB)", ""),
+    "an nsys that makes no reports":
+        (changed(gpu_machine(), IMPORTER), "nsys", "problem", "lacks libssh.so", ".qdstrm"),
+    "an nsys that is too old":
+        (changed(gpu_machine(), {f"{NSYS_ROOT}/bin/nsys": NSYS["2021.1"]}), "nsys", "problem", "", ""),
+    "an ncu that is too old":
+        (changed(gpu_machine(), {"/usr/local/cuda/bin/ncu": NCU["2020.3"]}), "ncu", "problem", "", ""),
+    "little disk space": (replace(gpu_machine(), free=2 << 30), "disk", "warning", "", ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("machine", "name", "status", "found", "fix"), NOTICED.values(), ids=NOTICED)
+def test_what_stands_in_the_way_is_noticed(machine: Machine, name: str, status: str, found: str, fix: str) -> None:
+    diagnosis = examine_machine(machine)
+    (item,) = (each for each in diagnosis.checks if each.name == name)
+    assert (item.status, found in item.found, fix in (item.fix or "")) == (status, True, True), item
+    assert "someone" not in repr(diagnosis)
+    if name in ("nsys", "ncu"):
+        assert not diagnosis.can[name]
+    if name in ("wsl", "perf"):
+        assert diagnosis.can["ncu"]
+        assert diagnosis.can["nsys"]
+
+
+def test_a_pytorch_with_kernels_for_a_new_gpu_is_not_mentioned() -> None:
+    machine = gpu_machine(gpus=BLACKWELL, names=["NVIDIA B200"], arch=["sm_90", "sm_100", "sm_120"])
+    assert "architecture" not in {item.name for item in examine_machine(machine).checks}
 
 
 @pytest.mark.parametrize(
@@ -294,7 +229,6 @@ def test_the_search_path_comes_first() -> None:
 
     tool = find_tool("nsys", machine)
 
-    assert tool is not None
     assert (tool.path, tool.on_path, tool.version[:2]) == ("/tools/nsys", True, (2023, 4))
 
 
@@ -314,7 +248,6 @@ def test_the_search_path_comes_first() -> None:
 def test_tools_outside_the_search_path_are_found(name: str, place: str) -> None:
     tool = find_tool(name, Machine(programs={place: (NSYS if name == "nsys" else NCU)["2025.3"]}))
 
-    assert tool is not None
     assert (tool.path, tool.on_path) == (place, False)
 
 
@@ -323,7 +256,6 @@ def test_cuda_home_is_looked_into() -> None:
 
     tool = find_tool("ncu", machine)
 
-    assert tool is not None
     assert tool.title == "Nsight Compute 2024.1.1.0"
 
 
@@ -334,7 +266,6 @@ def test_variables_name_the_tool_to_use() -> None:
     nsys, ncu = find_tool("nsys", machine), find_tool("ncu", machine)
 
     assert nsys is not None
-    assert ncu is not None
     assert (nsys.path, ncu.path) == ("/a/nsys", "/b/ncu")
     wrong = Machine(programs=dict(places), variables={"NSYS": "/b/ncu"})
     with pytest.raises(UsageError, match=r"\$NSYS names a program that does not answer as Nsight Systems"):
@@ -360,7 +291,6 @@ def test_of_several_installed_versions_the_newest_is_used() -> None:
 
     tool = find_tool("nsys", Machine(programs=dict.fromkeys(places, NSYS["2025.3"])))
 
-    assert tool is not None
     assert tool.path == places[1]
 
 

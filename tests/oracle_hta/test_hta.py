@@ -113,7 +113,6 @@ class Ours:
 
 @lru_cache(maxsize=2)
 def ours(name: str) -> Ours:
-    assert TRACES is not None
     path = next(path for path in TRACES.iterdir() if path.name.removesuffix(".gz") == f"{name}.json")
     return Ours(name, Timeline(read(path)))
 

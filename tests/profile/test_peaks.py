@@ -35,7 +35,6 @@ def test_a_gpu_is_found_by_the_name_that_its_driver_gives(
 ) -> None:
     peaks = peaks_of(Device(ordinal=0, name=name))
 
-    assert peaks is not None
     assert peaks.bytes_per_s == gigabytes_per_s * 1e9
     assert peaks.of("bf16", tensor_cores=True) == bf16
     assert "data sheet" in peaks.source or "architecture" in peaks.source or "brief" in peaks.source
@@ -46,7 +45,6 @@ def test_multiples_of_the_vector_rate_are_those_of_the_architecture() -> None:
     # 4,096 FLOPs a cycle and multiprocessor at 1.83 GHz.
     peaks = peaks_of(Device(ordinal=0, name="NVIDIA H200"))
 
-    assert peaks is not None
     assert peaks.of("fp32", tensor_cores=False) == pytest.approx(132 * 128 * 2 * 1.98e9, rel=0.01)
     assert peaks.of("bf16", tensor_cores=True) == pytest.approx(132 * 4096 * 1.83e9, rel=0.01)
     assert peaks.of("bf16", tensor_cores=True) == pytest.approx(2 * (peaks.of("tf32", tensor_cores=True) or 0))
@@ -55,7 +53,6 @@ def test_multiples_of_the_vector_rate_are_those_of_the_architecture() -> None:
 def test_a_bandwidth_that_the_profile_states_is_taken() -> None:
     peaks = peaks_of(Device(ordinal=0, name="NVIDIA H200", memory_bandwidth_bytes_per_s=4_814_000_000_000))
 
-    assert peaks is not None
     assert peaks.bytes_per_s == 4.814e12
     assert "stated in the profile" in peaks.source
 
@@ -65,7 +62,6 @@ def test_an_unlisted_gpu_is_computed_from_its_attributes() -> None:
 
     peaks = peaks_of(ada)
 
-    assert peaks is not None
     assert peaks.of("fp32", tensor_cores=False) == 2 * 128 * 10 * 2e9
     assert (peaks.bytes_per_s, peaks.of("bf16", tensor_cores=True)) == (None, None)
 
@@ -79,7 +75,6 @@ def test_a_gpu_of_which_nothing_is_known_has_no_roofs() -> None:
 def test_narrow_formats_without_tensor_cores_are_computed_in_fp32() -> None:
     peaks = peaks_of(Device(ordinal=0, name="NVIDIA H200"))
 
-    assert peaks is not None
     assert peaks.of("bf16", tensor_cores=False) == peaks.of("fp32", tensor_cores=False) == 67e12
     assert peaks.of("fp64", tensor_cores=True) == 67e12
     assert peaks.of("fp64", tensor_cores=False) == 34e12

@@ -24,7 +24,6 @@ def numbers() -> Numbers:
 def test_a_report_opens_with_what_limits_how_much_and_what_to_do(numbers: Numbers) -> None:
     answer = overview_document(numbers).answer
     assert answer is not None
-    assert numbers.diagnosis is not None
     first = numbers.diagnosis.findings[0]
     assert answer.verdict.removesuffix(".") in numbers.diagnosis.headline
     assert answer.gain == factor(first.expected)
@@ -51,7 +50,6 @@ def test_each_of_several_profiles_has_its_answer_under_ids_of_its_own(numbers: N
 def test_the_room_of_findings_holds_phases_predictions_and_remedies(numbers: Numbers) -> None:
     assert numbers.diagnosis is not None
     section = SectionOf("findings", "Findings", finding_blocks).of(numbers.diagnosis)
-    assert section is not None
     tables = {block.id for block in section.all_blocks() if isinstance(block, Table)}
     assert {"findings", "phase-verdicts", "predictions", "remedies-unfused-optimizer"} <= tables
 

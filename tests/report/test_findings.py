@@ -149,7 +149,6 @@ def test_what_there_is_no_evidence_for_is_left_out(evidence, without, lacking) -
 
 def test_run_in_its_best_way_the_variant_is_faster_at_every_point_of_the_grid(evidence, document) -> None:
     rows = best_ways(evidence)
-    assert evidence.grid is not None
     cells = evidence.grid.cells.filter(pl.col("status") == "measured")
     for row in rows.iter_rows(named=True):
         here = cells.filter((pl.col("input_size") == row["input_size"]) & (pl.col("batch") == row["batch"]))

@@ -302,7 +302,6 @@ def test_every_piece_of_work_stands_at_exactly_one_place() -> None:
 def test_overhead_splits_host_time_and_says_what_kernels_do_not_cover() -> None:
     timeline = training_step()
     overhead = framework_overhead(timeline, timeline.window("all"))
-    assert overhead is not None
     assert overhead.threads == 2
     assert overhead.host_ns == (10 + 4 + 4) + (6 + 9 + 2)
     assert overhead.api_ns == (2 + 1 + 1) + (1 + 2 + 1)

@@ -253,7 +253,6 @@ def test_three_training_steps_of_a_transformer_have_nine_times_the_flops_of_its_
     assert modelled.matmul_flops == 3 * 3 * forward
     products = modelled.operators.filter(pl.col("family") == "gemm")
     assert products.filter(pl.col("phase") == "backward")["flops"].sum() == 3 * 2 * forward
-    assert modelled.coverage_share is not None
     assert modelled.coverage_share > 0.89
 
 

@@ -82,7 +82,6 @@ def test_the_added_kernels_are_those_of_the_reduction_and_of_smaller_products(pa
 def test_added_launches_cost_more_than_the_step_lost(paradox: StepDifference) -> None:
     launches = paradox.launches
     assert launches.added_cost_ns is not None
-    assert launches.pace_cost_ns is not None
     assert launches.added_cost_ns > float(paradox.wall.change_ns) > 0 > launches.pace_cost_ns
     assert launches.added_cost_ns + launches.pace_cost_ns == pytest.approx(float(paradox.wall.change_ns), rel=0.05)
 
@@ -150,7 +149,6 @@ def test_flops_do_not_change_with_the_precision_but_the_time_does() -> None:
     difference = _difference(_planted("fp32_products", "baseline", "json"), _planted("fp32_products", "tf32", "json"))
     assert difference.work.source == "modelled"
     assert difference.work.flops_ratio == 1
-    assert difference.wall.ratio is not None
     assert difference.wall.ratio < 0.2
     unknown = _difference(_planted("fp32_products", "baseline"), _planted("fp32_products", "tf32")).work
     assert (unknown.source, unknown.flops_ratio) == (None, None)
@@ -214,7 +212,6 @@ def test_kernels_of_smaller_matrices_are_decided_to_be_faster() -> None:
     ],
 )
 def test_any_two_traces_are_split_exactly(baseline: str, variant: str) -> None:
-    assert TRACES is not None
     difference = _difference(TRACES / baseline, TRACES / variant)
     assert difference.wall.residual_ns == 0
     for one, name in ((difference.baseline, "baseline"), (difference.variant, "variant")):

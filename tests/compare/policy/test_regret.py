@@ -163,7 +163,6 @@ def test_the_model_finds_the_numbers_behind_the_times():
         points(grid(input_size=(224, 320, 448), batch=BATCHES, execution=EXECUTIONS)),
         ("input_size", "batch", "execution"),
     )
-    assert policy.curves is not None
     assert policy.curves.exponents[0] == pytest.approx((NONE.power, 1.0), abs=0.06)
     eager = next(curve for curve in policy.curves.curves if curve.words == ("eager",) and curve.side == 0)
     assert eager.host_ns == pytest.approx(NONE.host, rel=0.01)

@@ -12,7 +12,6 @@ DOUBLINGS = [1, 2, 4, 8, 16, 32]
 
 def test_an_exact_law_is_found_exactly() -> None:
     law = power_law(DOUBLINGS, [3e6 * size**1.5 for size in DOUBLINGS])
-    assert law is not None
     assert (law.exponent, law.low, law.high) == pytest.approx((1.5, 1.5, 1.5))
     assert (law.factor, law.at(4)) == pytest.approx((3e6, 24e6))
     assert (law.smallest_size, law.largest_size, law.points, law.holds) == (1, 32, 6, True)
@@ -37,7 +36,6 @@ def test_a_floor_is_told_from_the_law_above_it() -> None:
     """A host that takes 4 ms, and a GPU whose time is proportional: the law holds where the GPU decides."""
     sizes = [1, 2, 4, 8, 16, 32, 64]
     law = power_law(sizes, [max(4.0, 0.6 * size) for size in sizes])
-    assert law is not None
     assert (law.smallest_size, law.largest_size, law.holds) == (8, 64, True)
     assert law.exponent == pytest.approx(1.0)
     assert (law.first, law.last) == pytest.approx((0.0, 1.0))
@@ -47,7 +45,6 @@ def test_a_fixed_cost_beside_the_work_is_no_law() -> None:
     """Linear, quadratic, with no straight part of four sizes: the fit over all is told, and that it does not hold."""
     sizes = [1, 2, 4, 8, 16]
     law = power_law(sizes, [5 + size + 0.5 * size**2 for size in sizes])
-    assert law is not None
     assert not law.holds
     assert (law.points, law.off_share > WITHIN, law.last > law.first + 1) == (5, True, True)
 
@@ -56,7 +53,6 @@ def test_uncertain_times_may_be_farther_off() -> None:
     sizes, times = [1, 2, 4], [1.0, 2.3, 4.0]
     sure, unsure = power_law(sizes, times), power_law(sizes, times, [0.1] * 3)
     assert sure is not None
-    assert unsure is not None
     assert (sure.holds, unsure.holds) == (False, True)
 
 
