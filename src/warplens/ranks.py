@@ -53,17 +53,11 @@ class NotOneRunError(UsageError):
 
 @dataclass(frozen=True, eq=False)
 class RanksRun:
-    """What came of many files.
+    """What came of many files."""
 
-    Attributes:
-        result: everything across ranks.
-        sources: the files that were used, in the order given.
-        problems: why others were not, one line each.
-    """
-
-    result: RanksResult
-    sources: tuple[str, ...]
-    problems: tuple[str, ...]
+    result: RanksResult  #: everything across ranks
+    sources: tuple[str, ...]  #: the files that were used, in the order given
+    problems: tuple[str, ...]  #: why others were not, one line each
 
 
 def analyse_ranks(
@@ -117,17 +111,11 @@ class DiagnosedRank:
 
 @dataclass(frozen=True, eq=False)
 class DiagnosedRun:
-    """What came of diagnosing many files.
+    """What came of diagnosing many files."""
 
-    Attributes:
-        diagnosis: of the run and of each rank.
-        sources: the files that were used, in the order given.
-        problems: why others were not, one line each.
-    """
-
-    diagnosis: RunDiagnosis
-    sources: tuple[str, ...]
-    problems: tuple[str, ...]
+    diagnosis: RunDiagnosis  #: of the run and of each rank
+    sources: tuple[str, ...]  #: the files that were used, in the order given
+    problems: tuple[str, ...]  #: why others were not, one line each
 
 
 def diagnose_ranks(
@@ -217,19 +205,12 @@ def run_diagnosis(files: Sequence[Sequence[DiagnosedRank]]) -> RunDiagnosis | No
 
 @dataclass(frozen=True, eq=False)
 class FileSummary:
-    """What became of a file.
+    """What became of a file."""
 
-    Attributes:
-        source: its name, without folders.
-        ranks: one summary a rank; () where the file could not be used.
-        problem: why not, one line; None where it could.
-        diagnosed: its ranks with a diagnosis each, where one was asked for.
-    """
-
-    source: str
-    ranks: tuple[RankSummary, ...] = ()
-    problem: str | None = None
-    diagnosed: tuple[DiagnosedRank, ...] = ()
+    source: str  #: its name, without folders
+    ranks: tuple[RankSummary, ...] = ()  #: one summary a rank; () where the file could not be used
+    problem: str | None = None  #: why not, one line; None where it could
+    diagnosed: tuple[DiagnosedRank, ...] = ()  #: its ranks with a diagnosis each, where one was asked for
 
 
 def summarize_file(path: str, window: str = "steady") -> FileSummary:

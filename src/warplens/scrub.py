@@ -45,22 +45,14 @@ _CUT: Final = frozenset({"truncated-trace", "damaged-events", "incomplete-report
 
 @dataclass(frozen=True)
 class ScrubReport:
-    """What `scrub` did, in counts: it never repeats what it removed.
+    """What `scrub` did, in counts: it never repeats what it removed."""
 
-    Attributes:
-        source: name of the file that was read, without folders.
-        target: the copy.
-        source_bytes: size of the original, unpacked.
-        target_bytes: size of the copy, unpacked.
-        compared: tables that were read from both files and found to be the same.
-        tables, rows, texts, searched, words, kinds: as in `Removed`.
-    """
-
-    source: str
-    target: Path
-    source_bytes: int
-    target_bytes: int
-    compared: int = 0
+    source: str  #: name of the file that was read, without folders
+    target: Path  #: the copy
+    source_bytes: int  #: size of the original, unpacked
+    target_bytes: int  #: size of the copy, unpacked
+    compared: int = 0  #: tables that were read from both files and found to be the same
+    #: tables, rows, texts, searched, words, kinds: as in `Removed`
     tables: dict[str, int] = field(default_factory=dict)
     rows: dict[str, int] = field(default_factory=dict)
     texts: dict[str, int] = field(default_factory=dict)

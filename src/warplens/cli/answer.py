@@ -112,47 +112,28 @@ def checked_file(output: Path) -> Path:
 
 @dataclass(frozen=True)
 class Part:
-    """What an answer says of one source, for people.
+    """What an answer says of one source, for people."""
 
-    Attributes:
-        head: what is answered, a line each; the first is the heading in Markdown.
-        lines: further sentences.
-        notes: what limits the answer (`note_lines`).
-        entries: passages that are laid out already: for a terminal, and as Markdown.
-        tables: with the limits that they are shown with.
-        closing: sentences below the tables.
-        command: a command line to copy, at the end.
-    """
-
-    head: Sequence[str] = ()
+    head: Sequence[str] = ()  #: what is answered, a line each; the first is the heading in Markdown
     verdict: Sequence[str] = ()
-    lines: Sequence[str] = ()
-    notes: Sequence[str] = ()
-    entries: Sequence[tuple[str, str]] = ()
-    tables: Sequence[Table] = ()
-    closing: Sequence[str] = ()
-    command: str | None = None
+    lines: Sequence[str] = ()  #: further sentences
+    notes: Sequence[str] = ()  #: what limits the answer (`note_lines`)
+    entries: Sequence[tuple[str, str]] = ()  #: passages that are laid out already: for a terminal, and as Markdown
+    tables: Sequence[Table] = ()  #: with the limits that they are shown with
+    closing: Sequence[str] = ()  #: sentences below the tables
+    command: str | None = None  #: a command line to copy, at the end
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a command found.
+    """What a command found."""
 
-    Attributes:
-        command: its name, which names the JSON schema as well.
-        source: where it comes from: names of files without folders.
-        parts: the same for people; several where there are several sources.
-        rows: what CSV holds, exact.
-        data: makes `data` of the JSON, exact.
-        warnings: what limits the answer, for the JSON.
-    """
-
-    command: str
-    source: str | Sequence[str] | None
-    parts: Sequence[Part]
-    rows: pl.DataFrame
-    data: Callable[[], Mapping[str, Any]]
-    warnings: Sequence[Note | str] = field(default=())
+    command: str  #: its name, which names the JSON schema as well
+    source: str | Sequence[str] | None  #: where it comes from: names of files without folders
+    parts: Sequence[Part]  #: the same for people; several where there are several sources
+    rows: pl.DataFrame  #: what CSV holds, exact
+    data: Callable[[], Mapping[str, Any]]  #: makes `data` of the JSON, exact
+    warnings: Sequence[Note | str] = field(default=())  #: what limits the answer, for the JSON
 
     def json(self) -> bytes:
         """The answer as one JSON object."""

@@ -10,22 +10,15 @@ from typing import Any, Final
 
 @dataclass(frozen=True)
 class Command:
-    """One command of the program.
+    """One command of the program."""
 
-    Attributes:
-        name: what the user types; also the name of the function that carries it out.
-        module: the module of `warplens.cli.commands` that has the function; or, of a command that prints a table, the
-            topic (`questions.gpu`) in `warplens.report` where its question stands.
-        section: heading that it stands under in the list.
-        summary: what it does; the first line of the function's docstring says the same.
-        parts: names of its subcommands; the function of `run` of `sweep` is called `sweep_run`.
-    """
-
-    name: str
+    name: str  #: what the user types; also the name of the function that carries it out
+    #: the module of `warplens.cli.commands` that has the function; or, of a command that prints a table, the topic
+    #: (`questions.gpu`) in `warplens.report` where its question stands
     module: str
-    section: str
-    summary: str
-    parts: tuple[str, ...] = ()
+    section: str  #: heading that it stands under in the list
+    summary: str  #: what it does; the first line of the function's docstring says the same
+    parts: tuple[str, ...] = ()  #: names of its subcommands; the function of `run` of `sweep` is called `sweep_run`
 
     def subcommands(self) -> dict[str, Callable[..., Any]]:
         """The functions of its subcommands by name."""

@@ -14,18 +14,12 @@ from warplens.report.text import data_size
 
 
 class Peak(NamedTuple):
-    """What a kind of answer takes at its peak: bytes for each event of the profile, besides `_FIXED_BYTES`.
+    """What a kind of answer takes at its peak: bytes for each event of the profile, besides `_FIXED_BYTES`."""
 
-    Attributes:
-        work: a kernel, copy or fill.
-        searched: the same where calls or ranges were not recorded, so that steps are sought in the kernels.
-        others: an API call, or another event.
-    """
-
-    work: int
-    searched: int
+    work: int  #: a kernel, copy or fill
+    searched: int  #: the same where calls or ranges were not recorded, so that steps are sought in the kernels
     ranges: int
-    others: int
+    others: int  #: an API call, or another event
 
     def bytes_of(self, events: Mapping[str, int]) -> int:
         """Of a profile with so many rows in each table of the trace."""

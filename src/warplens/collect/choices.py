@@ -25,19 +25,13 @@ _GLOBAL: Final = ("mem_global_op_ld", "mem_global_op_st")
 
 @dataclass(frozen=True)
 class Preset:
-    """One configuration of counters.
-
-    Attributes:
-        metrics: beside those of the sections.
-        cache_control: `all` empties caches before each pass; `none` leaves them as the program has them.
-        passes: of a launch, as an H200 took them (Nsight Compute 2025.3); accesses by instruction take many.
-    """
+    """One configuration of counters."""
 
     what: str
     sections: tuple[str, ...]
-    passes: int
-    metrics: tuple[str, ...] = ()
-    cache_control: str = "all"
+    passes: int  #: of a launch, as an H200 took them (Nsight Compute 2025.3); accesses by instruction take many
+    metrics: tuple[str, ...] = ()  #: beside those of the sections
+    cache_control: str = "all"  #: `all` empties caches before each pass; `none` leaves them as the program has them
 
 
 #: Metrics and sections are those of Nsight Compute 2024.1 on GH100; a test asks ncu for each of them.
@@ -120,18 +114,12 @@ def kernel_pattern(targets: Sequence[str], patterns: Sequence[str]) -> str | Non
 
 @dataclass(frozen=True)
 class Addition:
-    """Something more for nsys to record.
-
-    Attributes:
-        since: the version from which its option means this.
-        trace: a word for `--trace`.
-        options: further words.
-    """
+    """Something more for nsys to record."""
 
     what: str
-    since: tuple[int, ...]
-    trace: str | None = None
-    options: tuple[str, ...] = ()
+    since: tuple[int, ...]  #: the version from which its option means this
+    trace: str | None = None  #: a word for `--trace`
+    options: tuple[str, ...] = ()  #: further words
 
 
 #: All are in `nsys profile --help` of 2023.4. That release and 2023.1 brought the two of Python ("Release Notes").

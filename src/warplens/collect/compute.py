@@ -67,66 +67,43 @@ _EACH: Final = 2
 
 @dataclass(frozen=True)
 class Selection:
-    """Which launches to profile.
+    """Which launches to profile."""
 
-    Attributes:
-        names: of kernels, as ncu's `function` base has them; () for all.
-        pattern: of these names, found anywhere in them; with it, `names` are only told to people.
-        skip: launches of these names before the first.
-        launches: how many; None without a limit.
-        busy_ns: time of these launches without a profiler, where a trace tells.
-        share: of the kernel time, what these names take.
-    """
-
-    names: tuple[str, ...] = ()
-    skip: int = 0
-    launches: int | None = None
-    busy_ns: int | None = None
-    share: float | None = None
-    pattern: str | None = None
+    names: tuple[str, ...] = ()  #: of kernels, as ncu's `function` base has them; () for all
+    skip: int = 0  #: launches of these names before the first
+    launches: int | None = None  #: how many; None without a limit
+    busy_ns: int | None = None  #: time of these launches without a profiler, where a trace tells
+    share: float | None = None  #: of the kernel time, what these names take
+    pattern: str | None = None  #: of these names, found anywhere in them; with it, `names` are only told to people
     each: bool = False
 
 
 @dataclass(frozen=True)
 class Profiling:
-    """How to profile.
-
-    Attributes:
-        set_name: a set of sections that ncu knows by a name.
-        replay_mode: `kernel`, or `application` where memory saved and restored between passes would not fit.
-        clock_control: `none` leaves the clocks as they are in real runs; `base` locks them: alike, but slower.
-        cache_control: `all` empties caches before each pass; `none` leaves them as the program has them.
-        force: replace a report of the same name.
-        passes: of a launch, where they were measured; else they are estimated by the sections and metrics.
-    """
+    """How to profile."""
 
     sections: tuple[str, ...] = LIGHT
+    #: `kernel`, or `application` where memory saved and restored between passes would not fit
     replay_mode: str = "kernel"
+    #: `none` leaves the clocks as they are in real runs; `base` locks them: alike, but slower
     clock_control: str = "none"
-    cache_control: str = "all"
-    force: bool = False
+    cache_control: str = "all"  #: `all` empties caches before each pass; `none` leaves them as the program has them
+    force: bool = False  #: replace a report of the same name
     metrics: tuple[str, ...] = ()
-    set_name: str | None = None
+    set_name: str | None = None  #: a set of sections that ncu knows by a name
+    #: of a launch, where they were measured; else they are estimated by the sections and metrics
     passes: int | None = None
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What a phase will take, by a model.
+    """What a phase will take, by a model."""
 
-    Attributes:
-        launches: that are profiled; None where nobody knows.
-        passes_each: of a launch.
-        passes: of all.
-        least_s: seconds that they add, if a pass is cheap.
-        most_s: the same, if it saves and restores much memory.
-    """
-
-    launches: int | None
-    passes_each: int
-    passes: int | None
-    least_s: float | None
-    most_s: float | None
+    launches: int | None  #: that are profiled; None where nobody knows
+    passes_each: int  #: of a launch
+    passes: int | None  #: of all
+    least_s: float | None  #: seconds that they add, if a pass is cheap
+    most_s: float | None  #: the same, if it saves and restores much memory
 
 
 def profile_command(

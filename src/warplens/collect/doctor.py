@@ -68,18 +68,12 @@ ABILITIES: Final = {
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was looked at.
+    """One thing that was looked at."""
 
-    Attributes:
-        name: of the check; stable, for scripts.
-        status: one of `STATUSES`.
-        fix: what to do about it; None where nothing needs doing.
-    """
-
-    name: str
-    status: str
+    name: str  #: of the check; stable, for scripts
+    status: str  #: one of `STATUSES`
     found: str
-    fix: str | None = None
+    fix: str | None = None  #: what to do about it; None where nothing needs doing
 
 
 @dataclass(frozen=True)

@@ -27,34 +27,23 @@ _PLACES: Final = ("nvidia-smi", "/usr/lib/wsl/lib/nvidia-smi")
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU.
-
-    Attributes:
-        compute_capability: such as 9.0; None where the driver does not tell.
-        mig: whether it is divided into instances.
-    """
+    """One GPU."""
 
     name: str
-    compute_capability: str | None
+    compute_capability: str | None  #: such as 9.0; None where the driver does not tell
     memory_bytes: int | None
     used_bytes: int | None
-    mig: bool
+    mig: bool  #: whether it is divided into instances
 
 
 @dataclass(frozen=True)
 class Driver:
-    """The driver and its GPUs.
-
-    Attributes:
-        gpus: in the order of the PCI bus.
-        processes: that compute on a GPU now; None where it does not tell.
-        problem: what nvidia-smi complained about; then there are no GPUs.
-    """
+    """The driver and its GPUs."""
 
     version: str | None
-    gpus: tuple[Gpu, ...]
-    processes: int | None
-    problem: str | None = None
+    gpus: tuple[Gpu, ...]  #: in the order of the PCI bus
+    processes: int | None  #: that compute on a GPU now; None where it does not tell
+    problem: str | None = None  #: what nvidia-smi complained about; then there are no GPUs
 
 
 def ask_driver(system: System) -> Driver | None:
@@ -95,15 +84,10 @@ _PATIENCE_S: Final = 60.0
 
 @dataclass(frozen=True)
 class Output:
-    """What a program answered.
+    """What a program answered."""
 
-    Attributes:
-        code: its exit code; None where it had to be stopped.
-        text: standard output, then standard error.
-    """
-
-    code: int | None
-    text: str
+    code: int | None  #: its exit code; None where it had to be stopped
+    text: str  #: standard output, then standard error
 
 
 class System(Protocol):
@@ -229,18 +213,12 @@ _VENDOR: Final = {
 
 @dataclass(frozen=True)
 class Tool:
-    """An installed profiler.
+    """An installed profiler."""
 
-    Attributes:
-        name: `nsys` or `ncu`.
-        version: as numbers, to compare.
-        on_path: whether its name alone starts it.
-    """
-
-    name: str
+    name: str  #: `nsys` or `ncu`
     path: str
-    version: Version
-    on_path: bool = False
+    version: Version  #: as numbers, to compare
+    on_path: bool = False  #: whether its name alone starts it
 
     @property
     def title(self) -> str:

@@ -29,17 +29,11 @@ _VERSION_PROGRAM: Final = "from importlib.metadata import version; print('torch=
 
 @dataclass(frozen=True)
 class Schedule:
-    """Which steps are recorded, where the program says `warplens.step()` at the end of each.
+    """Which steps are recorded, where the program says `warplens.step()` at the end of each."""
 
-    Attributes:
-        wait: steps before the profiler is switched on.
-        warmup: steps with the profiler on whose record is thrown away.
-        active: steps that are recorded.
-    """
-
-    wait: int = 2
-    warmup: int = 1
-    active: int = 3
+    wait: int = 2  #: steps before the profiler is switched on
+    warmup: int = 1  #: steps with the profiler on whose record is thrown away
+    active: int = 3  #: steps that are recorded
 
 
 def wrapped_command(

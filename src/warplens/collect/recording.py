@@ -154,17 +154,11 @@ KNOWN_FAILURES: Final = (
 
 @dataclass(frozen=True)
 class Ran:
-    """How a command ended.
+    """How a command ended."""
 
-    Attributes:
-        code: its exit code.
-        tail: its last lines.
-        failure: what went wrong, where a line said it.
-    """
-
-    code: int
-    tail: tuple[str, ...]
-    failure: str | None = None
+    code: int  #: its exit code
+    tail: tuple[str, ...]  #: its last lines
+    failure: str | None = None  #: what went wrong, where a line said it
 
 
 def known_failure(line: str) -> str | None:

@@ -70,21 +70,14 @@ def parse_capture(text: str) -> Capture:
 
 @dataclass(frozen=True)
 class Recording:
-    """What to record.
+    """What to record."""
 
-    Attributes:
-        capture: which part of the run.
-        graphs: `node`: each kernel of a CUDA graph; `graph`: each graph as one interval, which disturbs it less.
-        memory: whether to record allocations, which costs time.
-        force: replace a report of the same name.
-        also: what to record besides, names of `choices.ADDITIONS`.
-    """
-
-    capture: Capture = Capture()
+    capture: Capture = Capture()  #: which part of the run
+    #: `node`: each kernel of a CUDA graph; `graph`: each graph as one interval, which disturbs it less
     graphs: str = "node"
-    memory: bool = False
-    force: bool = False
-    also: tuple[str, ...] = ()
+    memory: bool = False  #: whether to record allocations, which costs time
+    force: bool = False  #: replace a report of the same name
+    also: tuple[str, ...] = ()  #: what to record besides, names of `choices.ADDITIONS`
 
 
 def record_command(tool: Tool, recording: Recording, report: str, program: Sequence[str]) -> list[str]:

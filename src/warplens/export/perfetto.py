@@ -76,20 +76,14 @@ ARGUMENTS: Final = (
 
 @dataclass(frozen=True, eq=False)
 class Layer:
-    """Slices of one kind.
+    """Slices of one kind."""
 
-    Attributes:
-        frame: `start_ns`, `end_ns`, `name`, `category`, the columns of `owner`, and columns of `ARGUMENTS`; `flow` is
-            the number of an arrow, 0 for none.
-        owner: columns that tell the track apart: device and stream, or process and thread.
-        label: what the track is called under its owner; empty for the owner's own track.
-        nests: whether slices may nest; otherwise those that overlap go to lanes of their own.
-    """
-
+    #: `start_ns`, `end_ns`, `name`, `category`, the columns of `owner`, and columns of `ARGUMENTS`; `flow` is the
+    #: number of an arrow, 0 for none
     frame: pl.DataFrame
-    owner: tuple[str, str]
-    label: str
-    nests: bool = True
+    owner: tuple[str, str]  #: columns that tell the track apart: device and stream, or process and thread
+    label: str  #: what the track is called under its owner; empty for the owner's own track
+    nests: bool = True  #: whether slices may nest; otherwise those that overlap go to lanes of their own
 
 
 class _Names:

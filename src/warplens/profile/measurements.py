@@ -82,32 +82,18 @@ SAMPLES = table(
 
 @dataclass(frozen=True, eq=False)
 class Measurements:
-    """A measurements file.
-
-    Attributes:
-        workload: what was measured: `lm`, `token-reduction`, `attention` or a user's own.
-        version: of Warplens that wrote it.
-        command: that makes the same again; None where it is not known.
-        environment: GPU, driver and versions (docs/reference/measurements.md).
-        plan: how often was repeated, and when it was enough.
-        settings: names of the columns of `cells` that are settings.
-        cells: one row a cell: its settings, then `CELLS`.
-        details: further facts about each cell, in the order of `cells`.
-        phases: `CELL_PHASES`; `cell` is the row in `cells`.
-        samples: `SAMPLES`; `of` is `wall`, `gpu`, `warmup` or a phase.
-        sweep: which cells are the two sides of a sweep, and its axes, where the file says so: `axes`, `baseline`,
-            `variant`.
-    """
+    """A measurements file."""
 
     source: str
-    workload: str
-    version: str
-    command: str | None
-    environment: Mapping[str, Any]
-    plan: Mapping[str, Any]
-    settings: tuple[str, ...]
-    cells: pl.DataFrame
-    details: tuple[Mapping[str, Any], ...]
-    phases: pl.DataFrame
-    samples: pl.DataFrame
+    workload: str  #: what was measured: `lm`, `token-reduction`, `attention` or a user's own
+    version: str  #: of Warplens that wrote it
+    command: str | None  #: that makes the same again; None where it is not known
+    environment: Mapping[str, Any]  #: GPU, driver and versions (docs/reference/measurements.md)
+    plan: Mapping[str, Any]  #: how often was repeated, and when it was enough
+    settings: tuple[str, ...]  #: names of the columns of `cells` that are settings
+    cells: pl.DataFrame  #: one row a cell: its settings, then `CELLS`
+    details: tuple[Mapping[str, Any], ...]  #: further facts about each cell, in the order of `cells`
+    phases: pl.DataFrame  #: `CELL_PHASES`; `cell` is the row in `cells`
+    samples: pl.DataFrame  #: `SAMPLES`; `of` is `wall`, `gpu`, `warmup` or a phase
+    #: which cells are the two sides of a sweep, and its axes, where the file says so: `axes`, `baseline`, `variant`
     sweep: Mapping[str, Any] | None = None

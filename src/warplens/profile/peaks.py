@@ -25,18 +25,13 @@ _GIGA: Final = 1e9
 
 @dataclass(frozen=True)
 class Peaks:
-    """The roofs of one GPU.
+    """The roofs of one GPU."""
 
-    Attributes:
-        bytes_per_s: bandwidth of its memory; None where it is not known.
-        flops_per_s: format → rate. `fp32` and `fp64` are those of the vector units, `fp64-tensor` and the other formats
-            those of the tensor cores.
-        source: where the numbers come from.
-    """
-
-    bytes_per_s: float | None
+    bytes_per_s: float | None  #: bandwidth of its memory; None where it is not known
+    #: format → rate. `fp32` and `fp64` are those of the vector units, `fp64-tensor` and the other formats those of the
+    #: tensor cores.
     flops_per_s: Mapping[str, float] = field(default_factory=dict)
-    source: str = ""
+    source: str = ""  #: where the numbers come from
 
     def of(self, precision: str | None, *, tensor_cores: bool | None) -> float | None:
         """The rate for operands of this format; None where it is not known.

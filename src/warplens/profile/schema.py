@@ -135,18 +135,12 @@ def _kind(name: str, dtype: PolarsType) -> Kind:
 
 @dataclass(frozen=True)
 class Table:
-    """One table: its columns in order, and what a row is.
+    """One table: its columns in order, and what a row is."""
 
-    Attributes:
-        name: how messages and the column reference call it.
-        row: what a row is.
-        columns: in order.
-        keys: columns that rows can be grouped by; they stand first, and only those that were asked for.
-    """
-
-    name: str
-    row: str
-    columns: tuple[Column, ...]
+    name: str  #: how messages and the column reference call it
+    row: str  #: what a row is
+    columns: tuple[Column, ...]  #: in order
+    #: columns that rows can be grouped by; they stand first, and only those that were asked for
     keys: tuple[str, ...] = ()
 
     @property

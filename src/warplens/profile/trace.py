@@ -222,18 +222,14 @@ def worst_first(notes: Iterable[Note]) -> tuple[Note, ...]:
 
 @dataclass(frozen=True)
 class Recorder:
-    """A profiler: what holds for every profile that it recorded. The reader of its files fills it in.
+    """A profiler: what holds for every profile that it recorded. The reader of its files fills it in."""
 
-    Attributes:
-        name: for people (`Nsight Systems`).
-        unprofiled_share: of the time that the host takes to issue work under this profiler, what it takes without.
-        slows_first_step: whether it starts inside of the program, and the first step that it records pays for that.
-        remedies: by code of a `Note`, how to record with this profiler what a profile lacks.
-    """
-
-    name: str
+    name: str  #: for people (`Nsight Systems`)
+    #: of the time that the host takes to issue work under this profiler, what it takes without
     unprofiled_share: float = 1.0
+    #: whether it starts inside of the program, and the first step that it records pays for that
     slows_first_step: bool = False
+    #: by code of a `Note`, how to record with this profiler what a profile lacks
     remedies: Mapping[str, str] = field(default_factory=dict, hash=False)
 
 

@@ -20,17 +20,11 @@ _PREFIX: Final = "WARPLENS_MAX_"
 
 @dataclass(frozen=True)
 class Limit:
-    """A bound that a user may raise.
+    """A bound that a user may raise."""
 
-    Attributes:
-        name: as it stands in the variable of the environment, behind `WARPLENS_MAX_`.
-        usual: the bound, unless that variable gives another.
-        what: what is bounded, as the end of "more than 1,000 …".
-    """
-
-    name: str
-    usual: int
-    what: str
+    name: str  #: as it stands in the variable of the environment, behind `WARPLENS_MAX_`
+    usual: int  #: the bound, unless that variable gives another
+    what: str  #: what is bounded, as the end of "more than 1,000 …"
 
     @property
     def value(self) -> int:

@@ -136,19 +136,13 @@ Content = TypeVar("Content", covariant=True)  # noqa: PLC0105  # read as a word 
 
 @dataclass(frozen=True)
 class Input:
-    """A file as a reader gets it.
+    """A file as a reader gets it."""
 
-    Attributes:
-        path: on the disk: the file itself, or what it was unpacked to.
-        known_as: the file that the user named, for messages.
-        compression: how `path` is packed (a key of `UNPACKERS`), for readers that unpack for themselves; else None.
-        progress: is told in a few words what is being done.
-    """
-
-    path: Path
-    known_as: Path
+    path: Path  #: on the disk: the file itself, or what it was unpacked to
+    known_as: Path  #: the file that the user named, for messages
+    #: how `path` is packed (a key of `UNPACKERS`), for readers that unpack for themselves; else None
     compression: str | None = None
-    progress: Callable[[str], None] = field(default=lambda _: None)
+    progress: Callable[[str], None] = field(default=lambda _: None)  #: is told in a few words what is being done
 
 
 @dataclass(frozen=True)
@@ -165,15 +159,11 @@ class Asked:
 
 
 class Reader(Protocol[Content]):
-    """One format: how it is recognised, read, and copied without what identifies people and machines.
+    """One format: how it is recognised, read, and copied without what identifies people and machines."""
 
-    Attributes:
-        kinds: contents of which the reader takes any file that no reader is sure of; it then says what is missing.
-        unpacks: whether it reads compressed files as they are, block by block.
-    """
-
+    #: contents of which the reader takes any file that no reader is sure of; it then says what is missing
     kinds: frozenset[Kind] = frozenset()
-    unpacks: bool = False
+    unpacks: bool = False  #: whether it reads compressed files as they are, block by block
 
     def sniff(self, head: bytes) -> bool:
         """Whether a file whose (unpacked) content begins with these bytes is surely one of this format."""

@@ -21,24 +21,16 @@ class ScrubError(WarplensError):
 
 @dataclass(frozen=True)
 class Removed:
-    """What one format's module left out or rewrote, in counts.
+    """What one format's module left out or rewrote, in counts."""
 
-    Attributes:
-        tables: what was left out whole (tables of an export, members of a trace, messages of a report, columns of a
-            table of text), with the rows or values in it.
-        rows: what came along without some of its rows or values, with their number.
-        texts: for each place how many different texts were rewritten.
-        searched: names and values of the original that the copy was searched for.
-        words: what `tables` and `rows` are called in this format.
-        kinds: how many of the rewritten texts hold what, `Cleaner.kinds`.
-    """
-
+    #: what was left out whole (tables of an export, members of a trace, messages of a report, columns of a table of
+    #: text), with the rows or values in it
     tables: dict[str, int]
-    rows: dict[str, int]
-    texts: dict[str, int]
-    searched: int
-    words: tuple[str, str]
-    kinds: dict[str, int] = field(default_factory=dict)
+    rows: dict[str, int]  #: what came along without some of its rows or values, with their number
+    texts: dict[str, int]  #: for each place how many different texts were rewritten
+    searched: int  #: names and values of the original that the copy was searched for
+    words: tuple[str, str]  #: what `tables` and `rows` are called in this format
+    kinds: dict[str, int] = field(default_factory=dict)  #: how many of the rewritten texts hold what, `Cleaner.kinds`
 
 
 def refuse_remains(texts: bytes, secrets: Secrets, source: Path) -> None:

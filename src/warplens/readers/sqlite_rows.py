@@ -57,22 +57,14 @@ class _OtherwiseStored(Exception):  # noqa: N818 – not an error: SQLite reads 
 
 @dataclass(frozen=True)
 class Stored:
-    """Where the rows of a table stand in a file.
-
-    Attributes:
-        page_bytes: the size of its pages.
-        usable_bytes: of each page, less what extensions reserve.
-        columns: how many columns each row has.
-        leaves: the pages that hold rows, in the order of the rows.
-        last: by page the highest number that a row on it may have.
-    """
+    """Where the rows of a table stand in a file."""
 
     path: Path
-    page_bytes: int
-    usable_bytes: int
-    columns: int
-    leaves: Int64s
-    last: Int64s
+    page_bytes: int  #: the size of its pages
+    usable_bytes: int  #: of each page, less what extensions reserve
+    columns: int  #: how many columns each row has
+    leaves: Int64s  #: the pages that hold rows, in the order of the rows
+    last: Int64s  #: by page the highest number that a row on it may have
 
     def spans(self, first: int | None, last: int | None) -> bool:
         """Whether rows with these numbers would stand on the first and on the last page: none stands outside."""

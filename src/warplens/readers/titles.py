@@ -43,13 +43,9 @@ _CENTRES: Final = ("median", "mean", "")
 
 
 class Reading(NamedTuple):
-    """How the titles of a table were read.
+    """How the titles of a table were read."""
 
-    Attributes:
-        columns: the title of the file → the column that it became; None where it was left out.
-    """
-
-    columns: dict[str, str | None]
+    columns: dict[str, str | None]  #: the title of the file → the column that it became; None where it was left out
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -42,19 +42,13 @@ _SEVERITY_TONES: Final[dict[str, Tone]] = {"critical": "critical", "warning": "w
 
 @dataclass(frozen=True)
 class Line:
-    """One line of the answer.
+    """One line of the answer."""
 
-    Attributes:
-        label: what it tells: `limited by` (`verdict` where nothing limits), `gain`, `do`, `also`, `sure`, `caution`,
-            `next`.
-        tone: how bad or good that is.
-        code: lines to copy, such as the code of a remedy.
-    """
-
+    #: what it tells: `limited by` (`verdict` where nothing limits), `gain`, `do`, `also`, `sure`, `caution`, `next`
     label: str
     text: str
-    tone: Tone = "plain"
-    code: tuple[str, ...] = ()
+    tone: Tone = "plain"  #: how bad or good that is
+    code: tuple[str, ...] = ()  #: lines to copy, such as the code of a remedy
 
 
 def brief(found: Diagnosis | RunDiagnosis, *, commands: Sequence[str] = ()) -> tuple[Line, ...]:

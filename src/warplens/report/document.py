@@ -76,29 +76,20 @@ def with_texts(rows: pl.DataFrame, **texts: Callable[[Mapping[str, Any]], str | 
 class Table:
     """Rows with the columns that people see of them.
 
-    Attributes:
-        id: unique in the document; becomes the anchor and the file name.
-        columns: in the order of display.
-        rows: exact values; may hold more columns than are displayed.
-        limit: rows shown at first; None for all.
-        depth: column with each row's nesting depth; rows then stand in pre-order, every row after its parent.
-        empty: what to say when there are no rows.
-        leads: column with the id of the part of the document that a row is about.
-        cards: on a narrow page each row is a card; so is one that leads somewhere.
-
     Raises:
         SchemaError: a displayed column is not in `rows`.
     """
 
-    id: str
+    id: str  #: unique in the document; becomes the anchor and the file name
     caption: str
-    columns: tuple[Column, ...]
-    rows: pl.DataFrame
-    limit: int | None = DEFAULT_LIMIT
+    columns: tuple[Column, ...]  #: in the order of display
+    rows: pl.DataFrame  #: exact values; may hold more columns than are displayed
+    limit: int | None = DEFAULT_LIMIT  #: rows shown at first; None for all
+    #: column with each row's nesting depth; rows then stand in pre-order, every row after its parent
     depth: str | None = None
-    empty: str = "No rows."
-    leads: str | None = None
-    cards: bool = False
+    empty: str = "No rows."  #: what to say when there are no rows
+    leads: str | None = None  #: column with the id of the part of the document that a row is about
+    cards: bool = False  #: on a narrow page each row is a card; so is one that leads somewhere
 
     def __post_init__(self) -> None:
         wanted = [column.name for column in self.columns]
@@ -153,20 +144,13 @@ class Segment:
 
 @dataclass(frozen=True)
 class Strip:
-    """One bar that is a whole, split into its parts from left to right; they are at most the whole.
+    """One bar that is a whole, split into its parts from left to right; they are at most the whole."""
 
-    Attributes:
-        what: `budget` or `headroom`, whose parts these are.
-        device: CUDA ordinal of the GPU.
-        title: what the whole is, and how long it takes.
-        scale: how long the bar is, of the width of the page; two bars of one scale compare.
-    """
-
-    what: str
-    device: int
-    title: str
+    what: str  #: `budget` or `headroom`, whose parts these are
+    device: int  #: CUDA ordinal of the GPU
+    title: str  #: what the whole is, and how long it takes
     segments: tuple[Segment, ...]
-    scale: float = 1.0
+    scale: float = 1.0  #: how long the bar is, of the width of the page; two bars of one scale compare
 
 
 @dataclass(frozen=True)
@@ -174,62 +158,38 @@ class Answer:
     """The first screen: what limits the program, how much there is to gain, what to do, and how that could be wrong.
 
     Documents that are not about one program say the same in their own words: a comparison what changed, and why.
-
-    Attributes:
-        id: unique in the document.
-        severity: that of the finding; `info` where nothing is lost.
-        gain: the factor that is expected, as text, or a word such as `Little`; empty for no card.
-        gain_range: the interval and the bound of it, or why there is none.
-        do, code, brings: the first remedy: what to do, how, and what it should bring; empty where there is none.
-        sure: how sure the cause is; empty where there is no cause.
-        refute: the experiment that would show that it is wrong; empty for none.
-        notes: what to know before any number.
-        strips: the whole time, split into its parts.
-        others: further findings: id of the section, name, gain.
-        unit: stands behind the gain.
-        headings: above the gain and above what to do.
-        also: stands before the others.
-        tables: what the answer is read from, below it.
-        again: whether the document's lead says no more than the strips show.
     """
 
-    id: str
+    id: str  #: unique in the document
     verdict: str
-    severity: str
-    gain: str
-    gain_range: str
+    severity: str  #: that of the finding; `info` where nothing is lost
+    gain: str  #: the factor that is expected, as text, or a word such as `Little`; empty for no card
+    gain_range: str  #: the interval and the bound of it, or why there is none
+    #: do, code, brings: the first remedy: what to do, how, and what it should bring; empty where there is none
     do: str
     code: str
     brings: str
-    sure: str
-    refute: str
-    notes: tuple[Note, ...] = ()
-    strips: tuple[Strip, ...] = ()
-    others: tuple[tuple[str, str, str], ...] = ()
-    unit: str = ""
-    headings: tuple[str, str] = ("How much there is to gain", "What to do")
-    also: str = "Also found"
-    tables: tuple[Table, ...] = ()
-    again: bool = False
+    sure: str  #: how sure the cause is; empty where there is no cause
+    refute: str  #: the experiment that would show that it is wrong; empty for none
+    notes: tuple[Note, ...] = ()  #: what to know before any number
+    strips: tuple[Strip, ...] = ()  #: the whole time, split into its parts
+    others: tuple[tuple[str, str, str], ...] = ()  #: further findings: id of the section, name, gain
+    unit: str = ""  #: stands behind the gain
+    headings: tuple[str, str] = ("How much there is to gain", "What to do")  #: above the gain and above what to do
+    also: str = "Also found"  #: stands before the others
+    tables: tuple[Table, ...] = ()  #: what the answer is read from, below it
+    again: bool = False  #: whether the document's lead says no more than the strips show
 
 
 @dataclass(frozen=True)
 class Markup:
-    """A part of the page that draws itself, such as the timeline; other outputs show its text.
+    """A part of the page that draws itself, such as the timeline; other outputs show its text."""
 
-    Attributes:
-        id: unique in the document.
-        html: trusted markup; what it holds of a profile is escaped already.
-        text: what stands for it elsewhere; empty for nothing.
-        scripts: names of the assets that bring it to life.
-        data: for these scripts, as JSON in an element with the id `<id>-data`.
-    """
-
-    id: str
-    html: str
-    text: str = ""
-    scripts: tuple[str, ...] = ()
-    data: Any = None
+    id: str  #: unique in the document
+    html: str  #: trusted markup; what it holds of a profile is escaped already
+    text: str = ""  #: what stands for it elsewhere; empty for nothing
+    scripts: tuple[str, ...] = ()  #: names of the assets that bring it to life
+    data: Any = None  #: for these scripts, as JSON in an element with the id `<id>-data`
 
 
 @dataclass(frozen=True)
@@ -242,21 +202,14 @@ class ViewRow:
 
 @dataclass(frozen=True)
 class View:
-    """Something that a script of the page draws and lets the reader explore.
+    """Something that a script of the page draws and lets the reader explore."""
 
-    Attributes:
-        id: unique in the document, ending in `-view`; what stands before is its name in addresses.
-        kind: which script and style it needs, `assets/<kind>.js` and `assets/<kind>.css`.
-        alt: the text that stands for it, and how it is used with a keyboard.
-        data: for the script; what a JSON string or object can hold.
-        heading, rows: what it shows in words, with links to the places.
-    """
-
-    id: str
-    kind: str
+    id: str  #: unique in the document, ending in `-view`; what stands before is its name in addresses
+    kind: str  #: which script and style it needs, `assets/<kind>.js` and `assets/<kind>.css`
     caption: str
-    alt: str
-    data: Any
+    alt: str  #: the text that stands for it, and how it is used with a keyboard
+    data: Any  #: for the script; what a JSON string or object can hold
+    #: heading, rows: what it shows in words, with links to the places
     heading: tuple[str, ...] = ()
     rows: tuple[ViewRow, ...] = ()
 
@@ -303,18 +256,13 @@ Numbers = TypeVar("Numbers")
 
 @dataclass(frozen=True)
 class SectionOf(Generic[Numbers]):
-    """A section of one kind of document: computes from the numbers what it shows.
+    """A section of one kind of document: computes from the numbers what it shows."""
 
-    Attributes:
-        id: unique in the document.
-        title: heading, or what makes it.
-        content: yields blocks, and sections inside this one; a section without any is left out.
-        part: what the section is about, of the numbers of a document; None where they lack it.
-    """
-
-    id: str
-    title: str | Callable[[Any], str]
+    id: str  #: unique in the document
+    title: str | Callable[[Any], str]  #: heading, or what makes it
+    #: yields blocks, and sections inside this one; a section without any is left out
     content: Callable[[Any], Iterable[Block | Section]]
+    #: what the section is about, of the numbers of a document; None where they lack it
     part: Callable[[Numbers], Any] = lambda numbers: numbers
 
     def of(self, numbers: Numbers, at: str = "") -> Section | None:
@@ -362,24 +310,17 @@ def limits(notes: Sequence[Note]) -> Iterator[Block]:
 
 @dataclass(frozen=True)
 class Document:
-    """A whole report.
-
-    Attributes:
-        lead: the answer, in at most two sentences.
-        sections: in reading order; each is a room of the page.
-        meta: facts about the source (label, value), for the head of the page.
-        answer: what the first screen says, where there is a verdict.
-        parts: documents about one of several profiles each, of which a page shows one at a time.
-        id: of a part.
-    """
+    """A whole report."""
 
     title: str
-    lead: str
-    sections: tuple[Section, ...]
+    lead: str  #: the answer, in at most two sentences
+    sections: tuple[Section, ...]  #: in reading order; each is a room of the page
+    #: facts about the source (label, value), for the head of the page
     meta: tuple[tuple[str, str], ...] = field(default=())
-    answer: Answer | None = None
+    answer: Answer | None = None  #: what the first screen says, where there is a verdict
+    #: documents about one of several profiles each, of which a page shows one at a time
     parts: tuple[Document, ...] = ()
-    id: str = ""
+    id: str = ""  #: of a part
 
     def blocks(self) -> Iterator[Block]:
         """Every block of this document and its parts, in reading order."""

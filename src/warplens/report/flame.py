@@ -51,40 +51,25 @@ _OUTSIDE: Final = {
 
 @dataclass(frozen=True)
 class Node:
-    """A name in a tree.
+    """A name in a tree."""
 
-    Attributes:
-        parent: number of the node above; −1 for an outermost one.
-        name: as it is shown; `full` where that is shortened.
-        fill: colour token.
-        total_ns: GPU time of the work below.
-        count: pieces of that work.
-    """
-
-    parent: int
-    name: str
+    parent: int  #: number of the node above; −1 for an outermost one
+    name: str  #: as it is shown; `full` where that is shortened
     full: str | None
-    fill: str
-    total_ns: int
-    count: int
+    fill: str  #: colour token
+    total_ns: int  #: GPU time of the work below
+    count: int  #: pieces of that work
 
 
 @dataclass(frozen=True)
 class Flame:
-    """One view: parents stand before their children.
+    """One view: parents stand before their children."""
 
-    Attributes:
-        id: `program`, `ranges`, `operators`, `python` or `kernels`.
-        title: what leads to kernels in it.
-        total_ns: the sum of the outermost ones, which is all GPU work of the window.
-        steps: repetitions that the window holds; 1 where it has none.
-    """
-
-    id: str
-    title: str
+    id: str  #: `program`, `ranges`, `operators`, `python` or `kernels`
+    title: str  #: what leads to kernels in it
     nodes: tuple[Node, ...]
-    total_ns: int
-    steps: int
+    total_ns: int  #: the sum of the outermost ones, which is all GPU work of the window
+    steps: int  #: repetitions that the window holds; 1 where it has none
 
 
 @dataclass(frozen=True, eq=False)
@@ -320,14 +305,10 @@ def _without_slivers(tree: _Tree, total_ns: int) -> tuple[Node, ...]:
 
 @dataclass(frozen=True)
 class Difference:
-    """Two views of the same kind, held against each other. Times are those of a step of each profile.
+    """Two views of the same kind, held against each other. Times are those of a step of each profile."""
 
-    Attributes:
-        flame: names and parents of the nodes of both; its times are those of the profile after the change.
-        before_ns, after_ns: of each node, a step.
-    """
-
-    flame: Flame
+    flame: Flame  #: names and parents of the nodes of both; its times are those of the profile after the change
+    #: before_ns, after_ns: of each node, a step
     before_ns: tuple[float, ...]
     after_ns: tuple[float, ...]
 

@@ -22,52 +22,32 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Track:
-    """One stream, or one thread's events of a kind.
+    """One stream, or one thread's events of a kind."""
 
-    Attributes:
-        group: the GPU or process that it belongs to.
-        label: its name within the group.
-        kind: `idle`, `stream`, `ranges`, `python`, `calls`, `os` or `profiler`.
-        owner: device and stream, or process and thread; the stream of an idle track is −1.
-        first: number of its first row of marks among all rows; they follow one another, the outermost first.
-        peek: how many are shown until it is unfolded.
-        minor: whether it is shown only when the reader asks for all tracks of its group.
-    """
-
-    group: str
-    label: str
-    kind: str
-    owner: tuple[int, int]
-    first: int
+    group: str  #: the GPU or process that it belongs to
+    label: str  #: its name within the group
+    kind: str  #: `idle`, `stream`, `ranges`, `python`, `calls`, `os` or `profiler`
+    owner: tuple[int, int]  #: device and stream, or process and thread; the stream of an idle track is −1
+    first: int  #: number of its first row of marks among all rows; they follow one another, the outermost first
     rows: int
-    peek: int
-    minor: bool = False
+    peek: int  #: how many are shown until it is unfolded
+    minor: bool = False  #: whether it is shown only when the reader asks for all tracks of its group
 
 
 @dataclass(frozen=True, eq=False)
 class Marks:
-    """The marks of one level of detail, by row and time. All arrays have one entry a mark.
+    """The marks of one level of detail, by row and time. All arrays have one entry a mark."""
 
-    Attributes:
-        width_ns: what is shorter was merged where several lie in one cell of this width; 0 where nothing was.
-        row: row that it is drawn on.
-        start_ns, end_ns: from the first start to the last end of its events, in the profile's clock.
-        name: number of the name of its longest event.
-        longest_ns: duration of that.
-        count: events that it stands for.
-        busy_ns: their summed duration.
-        parts: shape (causes, idle marks): idle time by cause, of the marks of idle rows, which come first.
-    """
-
-    width_ns: int
-    row: Int64s
+    width_ns: int  #: what is shorter was merged where several lie in one cell of this width; 0 where nothing was
+    row: Int64s  #: row that it is drawn on
+    #: start_ns, end_ns: from the first start to the last end of its events, in the profile's clock
     start_ns: Int64s
     end_ns: Int64s
-    name: Int64s
-    longest_ns: Int64s
-    count: Int64s
-    busy_ns: Int64s
-    parts: Int64s
+    name: Int64s  #: number of the name of its longest event
+    longest_ns: Int64s  #: duration of that
+    count: Int64s  #: events that it stands for
+    busy_ns: Int64s  #: their summed duration
+    parts: Int64s  #: shape (causes, idle marks): idle time by cause, of the marks of idle rows, which come first
 
     def merged(self, width_ns: int, kept: Bools | None = None) -> Marks:
         """A coarser level: neighbours of a row that are shorter than `width_ns` and begin in one cell become one.
@@ -107,66 +87,41 @@ def block_begins(row: Int64s, start: Int64s, end: Int64s, width_ns: int, kept: B
 
 @dataclass(frozen=True, eq=False)
 class Details:
-    """What is known of the marks of the finest level that are single pieces of GPU work; 0 for all others.
+    """What is known of the marks of the finest level that are single pieces of GPU work; 0 for all others."""
 
-    Attributes:
-        launch_ns: begin of the launching call, in the profile's clock; −1 where it is not known.
-        calls_row: row of the calls of the launching thread, plus 1.
-        where: number of the name of the innermost range that the work was launched in, plus 1.
-        bytes: moved or filled.
-    """
-
-    launch_ns: Int64s
-    calls_row: Int64s
-    where: Int64s
-    bytes: Int64s
+    launch_ns: Int64s  #: begin of the launching call, in the profile's clock; −1 where it is not known
+    calls_row: Int64s  #: row of the calls of the launching thread, plus 1
+    where: Int64s  #: number of the name of the innermost range that the work was launched in, plus 1
+    bytes: Int64s  #: moved or filled
 
 
 @dataclass(frozen=True)
 class Thinned:
-    """What the finest level does not draw one by one.
+    """What the finest level does not draw one by one."""
 
-    Attributes:
-        width_ns: events shorter than this may be part of a block; 0 where every event is a mark of its own.
-        in_blocks: those that are part of a block.
-        blocks: how many blocks these are.
-        threads: host threads without tracks.
-    """
-
-    width_ns: int
+    width_ns: int  #: events shorter than this may be part of a block; 0 where every event is a mark of its own
     events: int
-    in_blocks: int
-    blocks: int
-    threads: int
+    in_blocks: int  #: those that are part of a block
+    blocks: int  #: how many blocks these are
+    threads: int  #: host threads without tracks
 
 
 @dataclass(frozen=True, eq=False)
 class TimelineView:
-    """A profile as tracks of marks.
+    """A profile as tracks of marks."""
 
-    Attributes:
-        origin_ns, end_ns: the interval that the tracks span, in the profile's clock. Links count from its begin.
-        window: the part that was analysed; idle time has causes there alone.
-        opens: the interval to show first: a steady step of median length, else the window.
-        names: label, colour token and full name (where it differs) of each name.
-        tracks: in the order of display; idle tracks have the first rows.
-        levels: from the finest to the coarsest.
-        details: of the finest level's marks.
-        moments: the worst instances of the findings.
-        thinned: what the finest level does not draw one by one.
-    """
-
+    #: origin_ns, end_ns: the interval that the tracks span, in the profile's clock. Links count from its begin.
     origin_ns: int
     end_ns: int
-    window: Window
-    opens: tuple[int, int]
+    window: Window  #: the part that was analysed; idle time has causes there alone
+    opens: tuple[int, int]  #: the interval to show first: a steady step of median length, else the window
     opens_step: Step | None
-    names: tuple[tuple[str, str, str | None], ...]
-    tracks: tuple[Track, ...]
-    levels: tuple[Marks, ...]
-    details: Details
-    moments: tuple[Moment, ...]
-    thinned: Thinned
+    names: tuple[tuple[str, str, str | None], ...]  #: label, colour token and full name (where it differs) of each name
+    tracks: tuple[Track, ...]  #: in the order of display; idle tracks have the first rows
+    levels: tuple[Marks, ...]  #: from the finest to the coarsest
+    details: Details  #: of the finest level's marks
+    moments: tuple[Moment, ...]  #: the worst instances of the findings
+    thinned: Thinned  #: what the finest level does not draw one by one
     steps: tuple[Step, ...]
 
     def link(self, start_ns: int, end_ns: int) -> str:

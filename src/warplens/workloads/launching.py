@@ -26,15 +26,10 @@ _KERNEL, COPY_NODE, _FILL = 0, 1, 2
 
 
 class Launches(NamedTuple):
-    """What a step launches, issued call by call.
+    """What a step launches, issued call by call."""
 
-    Attributes:
-        kernels: kernels.
-        others: copies and fills.
-    """
-
-    kernels: int
-    others: int
+    kernels: int  #: kernels
+    others: int  #: copies and fills
 
 
 def launches_of(step: Callable[[], object], device: str) -> Launches | None:
@@ -142,16 +137,12 @@ def as_graph(
 
 @dataclass(frozen=True)
 class _Replay:
-    """One launch of a recorded graph.
-
-    Attributes:
-        result: what the step returned; each replay writes to the same tensors.
-        step: what was recorded. The graph reads weights and inputs by their addresses and keeps none of them alive:
-            without the step, their memory would be given to somebody else.
-    """
+    """One launch of a recorded graph."""
 
     graph: torch.cuda.CUDAGraph
-    result: object
+    result: object  #: what the step returned; each replay writes to the same tensors
+    #: what was recorded. The graph reads weights and inputs by their addresses and keeps none of them alive: without
+    #: the step, their memory would be given to somebody else.
     step: Callable[[], object]
 
     def __call__(self) -> object:

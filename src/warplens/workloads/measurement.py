@@ -41,17 +41,12 @@ def open_nvml() -> Any:
 
 @dataclass(frozen=True)
 class ClockLog:
-    """Clock readings between repetitions.
-
-    Attributes:
-        highest_sm_mhz: the most that the driver would set.
-        held_down: why the driver lowered clocks, at any reading.
-    """
+    """Clock readings between repetitions."""
 
     sm_mhz: tuple[int, ...] = ()
     memory_mhz: tuple[int, ...] = ()
-    highest_sm_mhz: int | None = None
-    held_down: tuple[str, ...] = ()
+    highest_sm_mhz: int | None = None  #: the most that the driver would set
+    held_down: tuple[str, ...] = ()  #: why the driver lowered clocks, at any reading
 
 
 @dataclass
@@ -115,30 +110,19 @@ _FLUSH_BYTES: Final = 256 * 2**20
 
 @dataclass(frozen=True)
 class Measured:
-    """Repetitions of a step, as they were timed, in their order; times in nanoseconds.
+    """Repetitions of a step, as they were timed, in their order; times in nanoseconds."""
 
-    Attributes:
-        wall_ns: host time of each repetition, from before its first call until the device was done.
-        gpu_ns: time between two events in the stream round each; () without a GPU.
-        phases_ns: the parts of `gpu_ns` (on a CPU: of `wall_ns`), for steps that mark phases.
-        warmup_ns: wall times of the warm-up steps, which are in nothing else.
-        stopped: why there are not more: `precision`, `most repetitions` or `time`.
-        peak_allocated_bytes: most memory that tensors held during the repetitions, weights included; None without a
-            GPU.
-        peak_reserved_bytes: most that PyTorch held of the device.
-        clocks: readings between repetitions, where NVML gives them.
-        rounds: into how many equal parts, one after another, the repetitions fall; between two of them other steps were
-            measured (`warplens.workloads.measurement`).
-    """
-
-    wall_ns: tuple[int, ...]
-    gpu_ns: tuple[int, ...]
-    phases_ns: dict[str, tuple[int, ...]]
-    warmup_ns: tuple[int, ...]
-    stopped: str
+    wall_ns: tuple[int, ...]  #: host time of each repetition, from before its first call until the device was done
+    gpu_ns: tuple[int, ...]  #: time between two events in the stream round each; () without a GPU
+    phases_ns: dict[str, tuple[int, ...]]  #: the parts of `gpu_ns` (on a CPU: of `wall_ns`), for steps that mark phases
+    warmup_ns: tuple[int, ...]  #: wall times of the warm-up steps, which are in nothing else
+    stopped: str  #: why there are not more: `precision`, `most repetitions` or `time`
+    #: most memory that tensors held during the repetitions, weights included; None without a GPU
     peak_allocated_bytes: int | None
-    peak_reserved_bytes: int | None
-    clocks: ClockLog | None
+    peak_reserved_bytes: int | None  #: most that PyTorch held of the device
+    clocks: ClockLog | None  #: readings between repetitions, where NVML gives them
+    #: into how many equal parts, one after another, the repetitions fall; between two of them other steps were measured
+    #: (`warplens.workloads.measurement`)
     rounds: int = 1
 
 

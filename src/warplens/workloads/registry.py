@@ -92,70 +92,45 @@ class Work:
     """Arithmetic of one step, from shapes: modelled, not measured.
 
     One multiply-accumulate is two FLOPs. Sources that call multiply-accumulates "FLOPs" are off by that factor.
-
-    Attributes:
-        macs: multiply-accumulates of matrix products and convolutions.
-        flops: floating-point operations of the same, `2 · macs`.
     """
 
-    macs: int
-    flops: int
+    macs: int  #: multiply-accumulates of matrix products and convolutions
+    flops: int  #: floating-point operations of the same, `2 · macs`
 
 
 @dataclass(frozen=True)
 class Setting:
-    """Where and how a workload runs, beside its own settings.
+    """Where and how a workload runs, beside its own settings."""
 
-    Attributes:
-        device: as PyTorch names it: `cuda`, `cuda:1`, `cpu`.
-        ranges: annotations for a profiler.
-        seed: of weights and inputs.
-    """
-
-    device: str
-    ranges: Ranges
-    seed: int = 0
+    device: str  #: as PyTorch names it: `cuda`, `cuda:1`, `cpu`
+    ranges: Ranges  #: annotations for a profiler
+    seed: int = 0  #: of weights and inputs
 
 
 @dataclass(frozen=True)
 class Program:
-    """A workload made ready.
+    """A workload made ready."""
 
-    Attributes:
-        step: one repetition. It enqueues GPU work and need not wait for it.
-        items: what a step processes, in `unit`s: its batch.
-        unit: what one of them is, in the singular (`image`, `sequence`).
-        work: arithmetic of a step, where it is known.
-        marks: told at the end of each phase of a step, where a step has phases.
-        launch: how the step reaches the GPU: `eager`, `compiled` or `graph`.
-        details: further facts about the step worth keeping, as they stand in the measurements file.
-    """
-
-    step: Callable[[], object]
-    items: int
-    unit: str
-    work: Work | None = None
-    marks: Marks | None = None
-    launch: str = "eager"
+    step: Callable[[], object]  #: one repetition. It enqueues GPU work and need not wait for it.
+    items: int  #: what a step processes, in `unit`s: its batch
+    unit: str  #: what one of them is, in the singular (`image`, `sequence`)
+    work: Work | None = None  #: arithmetic of a step, where it is known
+    marks: Marks | None = None  #: told at the end of each phase of a step, where a step has phases
+    launch: str = "eager"  #: how the step reaches the GPU: `eager`, `compiled` or `graph`
+    #: further facts about the step worth keeping, as they stand in the measurements file
     details: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Workload:
-    """A kind of program to measure.
+    """A kind of program to measure."""
 
-    Attributes:
-        name: unique.
-        summary: one line for people.
-        cell: frozen dataclass of its settings; its fields become the columns of the results.
-        prepare: makes a `Program` from such settings; or its address `module:function`, imported when needed.
-        run: instead of `prepare`, for a workload that measures itself: gives a cell's finished record; or its address.
-    """
-
-    name: str
-    summary: str
-    cell: type
+    name: str  #: unique
+    summary: str  #: one line for people
+    cell: type  #: frozen dataclass of its settings; its fields become the columns of the results
+    #: makes a `Program` from such settings; or its address `module:function`, imported when needed
     prepare: Callable[[Any, Setting], Program] | str | None = None
+    #: instead of `prepare`, for a workload that measures itself: gives a cell's finished record; or its address
     run: Callable[[Any, Plan, Setting], dict[str, Any]] | str | None = None
 
 
@@ -204,30 +179,21 @@ class Plan:
     A measurement ends when the confidence interval of the median is narrow enough, when there are `most` repetitions,
     or when the time is up, but not before the `least` number (the `fewest`, if the time is up).
 
-    Attributes:
-        warmup_steps: at least so many steps before the first that counts …
-        warmup_ns: … and at least so long, for a GPU takes tens of milliseconds to raise its clocks from idle.
-        least: repetitions before the interval is looked at.
-        most: repetitions at most.
-        fewest: repetitions also if the time is up; six is the smallest number with a 95 % interval of the median.
-        precision: half the interval's width, as a share of the median, that is narrow enough.
-        confidence: of the interval, 0 to 1.
-        most_ns: time for the repetitions; the one that runs out of it is finished.
-        flush_l2: whether to overwrite the GPU's L2 cache before each repetition, so that no input is in it.
-
     Raises:
         UsageError: numbers that contradict one another.
     """
 
-    warmup_steps: int = 5
+    warmup_steps: int = 5  #: at least so many steps before the first that counts …
+    #: … and at least so long, for a GPU takes tens of milliseconds to raise its clocks from idle
     warmup_ns: int = 100_000_000
-    least: int = 30
-    most: int = 300
+    least: int = 30  #: repetitions before the interval is looked at
+    most: int = 300  #: repetitions at most
+    #: repetitions also if the time is up; six is the smallest number with a 95 % interval of the median
     fewest: int = 6
-    precision: float = 0.02
-    confidence: float = 0.95
-    most_ns: int = 60_000_000_000
-    flush_l2: bool = False
+    precision: float = 0.02  #: half the interval's width, as a share of the median, that is narrow enough
+    confidence: float = 0.95  #: of the interval, 0 to 1
+    most_ns: int = 60_000_000_000  #: time for the repetitions; the one that runs out of it is finished
+    flush_l2: bool = False  #: whether to overwrite the GPU's L2 cache before each repetition, so that no input is in it
 
     def __post_init__(self) -> None:
         if self.warmup_steps < 0 or self.warmup_ns < 0:

@@ -153,15 +153,10 @@ def outliers(ordered: Sequence[int]) -> int:
 
 @dataclass(frozen=True)
 class Drift:
-    """A trend over the repetitions, as throttling or a clock that is still rising leave it.
+    """A trend over the repetitions, as throttling or a clock that is still rising leave it."""
 
-    Attributes:
-        share: change from the median of the first third to that of the last; positive if times grew.
-        significance: how often chance alone would show a trend as clear.
-    """
-
-    share: float
-    significance: float
+    share: float  #: change from the median of the first third to that of the last; positive if times grew
+    significance: float  #: how often chance alone would show a trend as clear
 
     @property
     def matters(self) -> bool:

@@ -181,33 +181,25 @@ class LMCell:
 class TokenReductionCell:
     """One cell of the token-reduction grid.
 
-    Attributes:
-        model: of `VIT_SIZES`.
-        input_size: side of the square image, in pixels.
-        batch: images in a step.
-        method: of `METHODS`.
-        keep: share of the current patch tokens that each location keeps; for a method that merges, what it aims at. 1
-            without a method.
-        locations: blocks (from 0) that reduce.
-        schedule: share of each location, where they differ; else () and `keep` holds for all.
-        precision, execution, attention: of `PRECISIONS`, `EXECUTIONS`, `ATTENTIONS`.
-        visualisation: whether TopK and EViT also compute which tokens they kept, as the published code does in every
-            pass though only a visualisation reads it; the fused ones write it without a further launch.
-
     Raises:
         UsageError: a setting that does not exist, or one that excludes another.
     """
 
-    model: str = "deit-b16"
-    input_size: int = 224
-    batch: int = 1
-    method: str = "topk"
+    model: str = "deit-b16"  #: of `VIT_SIZES`
+    input_size: int = 224  #: side of the square image, in pixels
+    batch: int = 1  #: images in a step
+    method: str = "topk"  #: of `METHODS`
+    #: share of the current patch tokens that each location keeps; for a method that merges, what it aims at. 1 without
+    #: a method.
     keep: float = 0.5
-    locations: tuple[int, ...] = (3, 6, 9)
-    schedule: tuple[float, ...] = ()
+    locations: tuple[int, ...] = (3, 6, 9)  #: blocks (from 0) that reduce
+    schedule: tuple[float, ...] = ()  #: share of each location, where they differ; else () and `keep` holds for all
+    #: precision, execution, attention: of `PRECISIONS`, `EXECUTIONS`, `ATTENTIONS`
     precision: str = "fp16"
     execution: str = "eager"
     attention: str = "explicit"
+    #: whether TopK and EViT also compute which tokens they kept, as the published code does in every pass though only a
+    #: visualisation reads it; the fused ones write it without a further launch
     visualisation: bool = True
 
     def __post_init__(self) -> None:
@@ -249,25 +241,19 @@ class TokenReductionCell:
 class AttentionCell:
     """One cell of the attention grid.
 
-    Attributes:
-        kernel: of `warplens.workloads.attention.KERNELS`.
-        seq_len, head_dim, batch, heads: size of the problem.
-        dtype: of the inputs: `float16`, `bfloat16`, `float32`.
-        causal: whether a row sees itself and earlier rows alone.
-        mode: `forward`, `backward` (the gradients alone) or `both`.
-
     Raises:
         UsageError: a size below one, or a mode or type that does not exist. Kernels are looked up when they are run.
     """
 
-    kernel: str = "flash"
+    kernel: str = "flash"  #: of `warplens.workloads.attention.KERNELS`
+    #: seq_len, head_dim, batch, heads: size of the problem
     seq_len: int = 1024
     head_dim: int = 64
     batch: int = 1
     heads: int = 16
-    dtype: str = "bfloat16"
-    causal: bool = True
-    mode: str = "forward"
+    dtype: str = "bfloat16"  #: of the inputs: `float16`, `bfloat16`, `float32`
+    causal: bool = True  #: whether a row sees itself and earlier rows alone
+    mode: str = "forward"  #: `forward`, `backward` (the gradients alone) or `both`
 
     def __post_init__(self) -> None:
         _check("number format", self.dtype, ("float16", "bfloat16", "float32"))

@@ -36,23 +36,15 @@ _WARMUP_NS: Final = 100_000_000
 
 @dataclass(frozen=True)
 class Asked:
-    """What to measure and how.
-
-    Attributes:
-        axes: values of each setting that was given.
-        plan: how often to repeat.
-        device: as PyTorch names it; None for the GPU if there is one.
-        ranges: whether to annotate for a profiler.
-        rounds: measure the cells in turns, so many; None for one cell after the other.
-    """
+    """What to measure and how."""
 
     workload: str
-    axes: Mapping[str, Sequence[Any]]
-    plan: Plan
-    device: str | None = None
-    ranges: bool = False
+    axes: Mapping[str, Sequence[Any]]  #: values of each setting that was given
+    plan: Plan  #: how often to repeat
+    device: str | None = None  #: as PyTorch names it; None for the GPU if there is one
+    ranges: bool = False  #: whether to annotate for a profiler
     range_names: Mapping[str, str] = field(default_factory=dict)
-    rounds: int | None = None
+    rounds: int | None = None  #: measure the cells in turns, so many; None for one cell after the other
     command: str | None = None
 
 

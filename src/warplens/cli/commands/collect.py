@@ -30,21 +30,13 @@ class CollectionFailedError(Exception):
 
 @dataclass(frozen=True)
 class Stage:
-    """One command, and what it leaves.
+    """One command, and what it leaves."""
 
-    Attributes:
-        tool: that it belongs to: nsys, ncu or torch.
-        version: of the tool; empty where it is the program's own.
-        command: its words.
-        leaves: the file that it writes; it must be there afterwards.
-        runs_program: whether it starts the user's program, which is told by which tool.
-    """
-
-    tool: str
-    version: str
-    command: Sequence[str]
-    leaves: Path
-    runs_program: bool = True
+    tool: str  #: that it belongs to: nsys, ncu or torch
+    version: str  #: of the tool; empty where it is the program's own
+    command: Sequence[str]  #: its words
+    leaves: Path  #: the file that it writes; it must be there afterwards
+    runs_program: bool = True  #: whether it starts the user's program, which is told by which tool
 
 
 def shown(stage: Stage) -> str:

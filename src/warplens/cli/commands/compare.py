@@ -40,16 +40,11 @@ from warplens.studies.sweeps.sweep import Cell, Sweep
 
 @dataclass(frozen=True)
 class Outcome:
-    """A finished comparison, of whatever the sides are.
-
-    Attributes:
-        document: makes the document; charts are drawn for it alone.
-        gate: how the gate ended, a line each; () without a gate.
-    """
+    """A finished comparison, of whatever the sides are."""
 
     answer: Answer
-    document: Callable[[], Document]
-    gate: Sequence[str] = ()
+    document: Callable[[], Document]  #: makes the document; charts are drawn for it alone
+    gate: Sequence[str] = ()  #: how the gate ended, a line each; () without a gate
     failed: bool = False
 
 
@@ -63,17 +58,13 @@ class Content(Enum):
 
 @dataclass(frozen=True)
 class Found:
-    """A side before it is read.
-
-    Attributes:
-        files: the files of it to read; several only for traces, each a repeat.
-        passed_over: files of a folder of traces that a run may have left, too, and that are no repeats: empty ones,
-            measurements, counters.
-    """
+    """A side before it is read."""
 
     path: Path
     content: Content
-    files: tuple[Path, ...]
+    files: tuple[Path, ...]  #: the files of it to read; several only for traces, each a repeat
+    #: files of a folder of traces that a run may have left, too, and that are no repeats: empty ones, measurements,
+    #: counters
     passed_over: tuple[Path, ...] = ()
 
 
@@ -262,28 +253,20 @@ def _unpaired(cell: Cell | None, paired: bool) -> Cell | None:
 
 @dataclass(frozen=True)
 class Asked:
-    """What the user asked of a comparison.
+    """What the user asked of a comparison."""
 
-    Attributes:
-        margin: differences of this share and less do not matter.
-        level: how often an interval misses the truth: 0.05 for 95 % confidence.
-        fail_on: the gate's limit, a share; None without a gate.
-        window, range_name: part of each trace.
-        where: settings of the cells to take, of the baseline and of the variant.
-        counters: reports of Nsight Compute beside the traces, of the baseline and of the variant.
-        flops: floating-point operations of a step of each side, beside the traces; None where nobody said.
-        most: rows of a table to print; None for all.
-    """
-
-    margin: float
-    level: float
-    fail_on: float | None
+    margin: float  #: differences of this share and less do not matter
+    level: float  #: how often an interval misses the truth: 0.05 for 95 % confidence
+    fail_on: float | None  #: the gate's limit, a share; None without a gate
+    #: window, range_name: part of each trace
     window: str
     range_name: str | None
-    where: tuple[str | None, str | None]
+    where: tuple[str | None, str | None]  #: settings of the cells to take, of the baseline and of the variant
+    #: reports of Nsight Compute beside the traces, of the baseline and of the variant
     counters: tuple[Path | None, Path | None]
+    #: floating-point operations of a step of each side, beside the traces; None where nobody said
     flops: tuple[float, float] | None
-    most: int | None
+    most: int | None  #: rows of a table to print; None for all
 
 
 def _answer(

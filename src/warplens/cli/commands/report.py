@@ -215,22 +215,15 @@ class Cells:
 
 @dataclass(frozen=True, eq=False)
 class Reading:
-    """What the paths of a command hold, read.
-
-    Attributes:
-        window: the part of each that is asked about.
-        counters: reports of hardware counters.
-        joined: for each profile the reports of counters beside it; () without such reports.
-        cells: the grid that the profiles are of; None where they are of none.
-        unreadable: why files could not be read.
-    """
+    """What the paths of a command hold, read."""
 
     profiles: Profiles
-    window: Callable[[Timeline], Window]
-    counters: Sequence[KernelCounters]
+    window: Callable[[Timeline], Window]  #: the part of each that is asked about
+    counters: Sequence[KernelCounters]  #: reports of hardware counters
+    #: for each profile the reports of counters beside it; () without such reports
     joined: tuple[tuple[Joined, ...], ...]
-    cells: Cells | None
-    unreadable: tuple[UnreadableInputError, ...]
+    cells: Cells | None  #: the grid that the profiles are of; None where they are of none
+    unreadable: tuple[UnreadableInputError, ...]  #: why files could not be read
 
     @property
     def counted(self) -> KernelCounters | None:

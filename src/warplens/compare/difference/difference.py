@@ -46,16 +46,11 @@ _COMPUTING = ("compute", "graph")
 
 @dataclass(frozen=True)
 class PartChange:
-    """One part of a step's wall time on both sides, in nanoseconds per step, exact.
+    """One part of a step's wall time on both sides, in nanoseconds per step, exact."""
 
-    Attributes:
-        group: one of `timebudget.PART_GROUPS`.
-        part: a kernel category, a copy's direction, a cause of idle time, ….
-        baseline_ns, variant_ns: the time of it; 0 where a side has none.
-    """
-
-    group: str
-    part: str
+    group: str  #: one of `timebudget.PART_GROUPS`
+    part: str  #: a kernel category, a copy's direction, a cause of idle time, …
+    #: baseline_ns, variant_ns: the time of it; 0 where a side has none
     baseline_ns: Fraction
     variant_ns: Fraction
 
@@ -67,19 +62,12 @@ class PartChange:
 
 @dataclass(frozen=True)
 class SideWall:
-    """One side's wall time per step.
+    """One side's wall time per step."""
 
-    Attributes:
-        wall_ns: from a step's begin to the next one's; without steps, the window's length.
-        between_ns: the part of it between a step's end and the next one's begin.
-        busy_ns: the part of it in which the GPU worked.
-        parts: (group, part) → time; they sum to `wall_ns`.
-    """
-
-    wall_ns: Fraction
-    between_ns: Fraction
-    busy_ns: Fraction
-    parts: dict[tuple[str, str], Fraction]
+    wall_ns: Fraction  #: from a step's begin to the next one's; without steps, the window's length
+    between_ns: Fraction  #: the part of it between a step's end and the next one's begin
+    busy_ns: Fraction  #: the part of it in which the GPU worked
+    parts: dict[tuple[str, str], Fraction]  #: (group, part) → time; they sum to `wall_ns`
 
     @property
     def idle_ns(self) -> Fraction:
@@ -89,15 +77,11 @@ class SideWall:
 
 @dataclass(frozen=True)
 class WallSplit:
-    """The wall time per step of both sides and what its difference is made of.
-
-    Attributes:
-        parts: every part that a side has, by group, the largest change first.
-    """
+    """The wall time per step of both sides and what its difference is made of."""
 
     baseline: SideWall
     variant: SideWall
-    parts: tuple[PartChange, ...]
+    parts: tuple[PartChange, ...]  #: every part that a side has, by group, the largest change first
 
     @property
     def change_ns(self) -> Fraction:
@@ -197,31 +181,19 @@ def _without_gpu_work(side: Side) -> SideWall:
 
 @dataclass(frozen=True, eq=False)
 class StepDifference:
-    """Two sides held against each other, per step. Changes are variant minus baseline.
-
-    Attributes:
-        wall: the wall time split into parts whose changes add up to its change exactly.
-        kernels: kernels kept, changed, added and removed.
-        ranges: GPU work by annotated range (`RANGE_CHANGES`).
-        merged_ranges: the same, where names that differ in their numbers only are one (`block_N`).
-        phases: GPU work by phase of a training step (`PHASE_CHANGES`); empty where no name tells.
-        transfers: copies, fills and communication (`TRANSFER_CHANGES`).
-        launches: launches, what each costs the host, and what limits each side.
-        work: floating-point operations, where known.
-        notes: what makes the two hard to compare, the gravest first.
-    """
+    """Two sides held against each other, per step. Changes are variant minus baseline."""
 
     baseline: Side
     variant: Side
-    wall: WallSplit
-    kernels: KernelChanges
-    ranges: pl.DataFrame
-    merged_ranges: pl.DataFrame
-    phases: pl.DataFrame
-    transfers: pl.DataFrame
-    launches: LaunchChange
-    work: WorkChange
-    notes: tuple[Note, ...]
+    wall: WallSplit  #: the wall time split into parts whose changes add up to its change exactly
+    kernels: KernelChanges  #: kernels kept, changed, added and removed
+    ranges: pl.DataFrame  #: GPU work by annotated range (`RANGE_CHANGES`)
+    merged_ranges: pl.DataFrame  #: the same, where names that differ in their numbers only are one (`block_N`)
+    phases: pl.DataFrame  #: GPU work by phase of a training step (`PHASE_CHANGES`); empty where no name tells
+    transfers: pl.DataFrame  #: copies, fills and communication (`TRANSFER_CHANGES`)
+    launches: LaunchChange  #: launches, what each costs the host, and what limits each side
+    work: WorkChange  #: floating-point operations, where known
+    notes: tuple[Note, ...]  #: what makes the two hard to compare, the gravest first
 
     @property
     def per(self) -> str:
@@ -286,57 +258,37 @@ _EXPLANATION_ZERO: Final = Fraction(0)
 
 @dataclass(frozen=True)
 class Contribution:
-    """One kind of time.
+    """One kind of time."""
 
-    Attributes:
-        cause: a key of `CAUSES`, or `idle: <cause>`.
-        change_ns: variant minus baseline, per step; contributions sum to the change of the wall time.
-        share: `change_ns` over that change; None where it is zero.
-    """
-
-    cause: str
-    change_ns: float
-    share: float | None
+    cause: str  #: a key of `CAUSES`, or `idle: <cause>`
+    change_ns: float  #: variant minus baseline, per step; contributions sum to the change of the wall time
+    share: float | None  #: `change_ns` over that change; None where it is zero
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """Why the step takes another time.
+    """Why the step takes another time."""
 
-    Attributes:
-        cause: of the largest contribution that goes the way of the whole change; `no-difference` within the margin.
-        direction: of the variant against the baseline.
-        share: how much of the change the cause makes up: above 1 where something else works against it.
-        change_ns: change of the wall time per step.
-        ratio: wall time of the variant over that of the baseline.
-        gpu_change_share: change of the time in which the GPU computed, of the baseline's (−0.46: it fell by 46 %).
-        launches_change: kernels per step that the variant has more; None where CUDA graphs hide some.
-        calls_change: launching calls per step that the variant has more.
-        host_ns_per_launch: mean cost of a launching call to the host, on the side that is slower.
-        added_ns_per_launch: that of the kernels that only this side launches; None where it has none.
-        added_cost_ns, pace_cost_ns: host time per step of kernels that only one side launches, and that the others take
-            more.
-        flops_ratio: variant over baseline; None where unknown.
-        baseline_bound, variant_bound: what limits each side (`host.BOUNDS`).
-        contributions: all of them, the largest first.
-    """
-
-    cause: str
-    direction: Literal["slower", "faster", "same"]
-    share: float | None
-    change_ns: float
-    ratio: float | None
+    cause: str  #: of the largest contribution that goes the way of the whole change; `no-difference` within the margin
+    direction: Literal["slower", "faster", "same"]  #: of the variant against the baseline
+    share: float | None  #: how much of the change the cause makes up: above 1 where something else works against it
+    change_ns: float  #: change of the wall time per step
+    ratio: float | None  #: wall time of the variant over that of the baseline
+    #: change of the time in which the GPU computed, of the baseline's (−0.46: it fell by 46 %)
     gpu_change_share: float | None
-    launches_change: float | None
-    calls_change: float
-    host_ns_per_launch: float | None
-    added_ns_per_launch: float | None
+    launches_change: float | None  #: kernels per step that the variant has more; None where CUDA graphs hide some
+    calls_change: float  #: launching calls per step that the variant has more
+    host_ns_per_launch: float | None  #: mean cost of a launching call to the host, on the side that is slower
+    added_ns_per_launch: float | None  #: that of the kernels that only this side launches; None where it has none
+    #: added_cost_ns, pace_cost_ns: host time per step of kernels that only one side launches, and that the others take
+    #: more
     added_cost_ns: float | None
     pace_cost_ns: float | None
-    flops_ratio: float | None
+    flops_ratio: float | None  #: variant over baseline; None where unknown
+    #: baseline_bound, variant_bound: what limits each side (`host.BOUNDS`)
     baseline_bound: str
     variant_bound: str
-    contributions: tuple[Contribution, ...]
+    contributions: tuple[Contribution, ...]  #: all of them, the largest first
 
     @property
     def is_paradox(self) -> bool:

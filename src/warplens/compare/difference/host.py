@@ -44,36 +44,28 @@ _IDLE_SHARE: Final = 0.20
 
 @dataclass(frozen=True)
 class SideLaunches:
-    """How one side's step is launched. Counts are per step.
+    """How one side's step is launched. Counts are per step."""
 
-    Attributes:
-        kernels: kernels that run, those of graphs included; `graph_kernels` those that a graph replays.
-        hides_kernels: whether CUDA graphs were traced as a whole: then there are more kernels, nobody knows how many.
-        calls: calls on the host that issue GPU work (kernels, copies, fills, graphs), of all threads; 0 where no calls
-            were recorded.
-        issue_ns: what those calls cost the host: themselves and the program's work before each. Threads of a process
-            that take turns share the time between their calls, and none is counted twice. None where no calls were
-            recorded.
-        graph_launches: … of which launch a CUDA graph.
-        pace: what the busiest launching thread did; None where no launching call was recorded.
-        busy_share, issue_share, host_share, waiting_share: shares of the wall time in which the GPU worked, waited for
-            the host to issue work, waited while the host did something else, and waited for other work or for reasons
-            unknown; they add up to 1.
-        bound: one of `BOUNDS`.
-    """
-
-    kernels: float
+    kernels: float  #: kernels that run, those of graphs included; `graph_kernels` those that a graph replays
     graph_kernels: float
+    #: whether CUDA graphs were traced as a whole: then there are more kernels, nobody knows how many
     hides_kernels: bool
+    #: calls on the host that issue GPU work (kernels, copies, fills, graphs), of all threads; 0 where no calls were
+    #: recorded
     calls: float
+    #: what those calls cost the host: themselves and the program's work before each. Threads of a process that take
+    #: turns share the time between their calls, and none is counted twice. None where no calls were recorded.
     issue_ns: float | None
-    graph_launches: float
-    pace: HostPace | None
+    graph_launches: float  #: … of which launch a CUDA graph
+    pace: HostPace | None  #: what the busiest launching thread did; None where no launching call was recorded
+    #: busy_share, issue_share, host_share, waiting_share: shares of the wall time in which the GPU worked, waited for
+    #: the host to issue work, waited while the host did something else, and waited for other work or for reasons
+    #: unknown; they add up to 1
     busy_share: float
     issue_share: float
     host_share: float
     waiting_share: float
-    bound: str
+    bound: str  #: one of `BOUNDS`
 
     @property
     def host_ns_per_launch(self) -> float | None:
@@ -97,17 +89,15 @@ class LaunchChange:
 
     The change of the host's time for launching is split without remainder into that of launches that only one side has,
     and that of the launches of both.
-
-    Attributes:
-        added_host_ns, removed_host_ns: what the kernels that only the variant launches cost its host per step, and what
-            those that only the baseline launches cost its own; None where no calls were recorded.
-        added, removed: their number per step.
     """
 
     baseline: SideLaunches
     variant: SideLaunches
+    #: added_host_ns, removed_host_ns: what the kernels that only the variant launches cost its host per step, and what
+    #: those that only the baseline launches cost its own; None where no calls were recorded
     added_host_ns: float | None
     removed_host_ns: float | None
+    #: added, removed: their number per step
     added: float
     removed: float
 
@@ -287,16 +277,11 @@ _GAP_SHARE: Final = 0.01
 
 @dataclass(frozen=True, eq=False)
 class Side:
-    """One of the two profiles that are compared.
+    """One of the two profiles that are compared."""
 
-    Attributes:
-        name: what people call it (`baseline`, a file's name).
-        window: the part of it that counts, from `timeline.window(...)`.
-    """
-
-    name: str
+    name: str  #: what people call it (`baseline`, a file's name)
     timeline: Timeline
-    window: Window
+    window: Window  #: the part of it that counts, from `timeline.window(...)`
 
     @property
     def has_steps(self) -> bool:

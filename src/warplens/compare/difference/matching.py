@@ -121,32 +121,23 @@ _TABLE_LEAST: Final = 1 << 20
 
 @dataclass(frozen=True, eq=False)
 class Slots:
-    """The slots of one side, in order of their place in the step.
+    """The slots of one side, in order of their place in the step."""
 
-    Attributes:
-        kinds: `KINDS`.
-        places: the range paths.
-        kind: shape (m,), for each slot its row in `kinds`.
-        place: shape (m,), its mean position in the step's launch order.
-        launches, total_ns, host_ns: shape (m,), its launches over all steps, the sum of their durations, and what
-            launching them cost the host.
-        slot, step, time_ns: shape (n,), for each kernel its slot, its step and its duration.
-        steps: number of steps.
-        knows_host: whether launching calls were recorded; without, `host_ns` says nothing.
-    """
-
-    kinds: pl.DataFrame
-    places: RangePaths
-    kind: Int64s
-    place: Float64s
+    kinds: pl.DataFrame  #: `KINDS`
+    places: RangePaths  #: the range paths
+    kind: Int64s  #: shape (m,), for each slot its row in `kinds`
+    place: Float64s  #: shape (m,), its mean position in the step's launch order
+    #: launches, total_ns, host_ns: shape (m,), its launches over all steps, the sum of their durations, and what
+    #: launching them cost the host
     launches: Int64s
     total_ns: Int64s
     host_ns: Int64s
+    #: slot, step, time_ns: shape (n,), for each kernel its slot, its step and its duration
     slot: Int64s
     step: Int64s
     time_ns: Int64s
-    steps: int
-    knows_host: bool
+    steps: int  #: number of steps
+    knows_host: bool  #: whether launching calls were recorded; without, `host_ns` says nothing
 
 
 def slots_of(side: Side, *, respelled: bool = False) -> Slots:
@@ -271,16 +262,12 @@ MATCHES: Final = (*_STAGES, *_ORDERED_STAGES)
 
 @dataclass(frozen=True, eq=False)
 class Matching:
-    """Matched slots.
+    """Matched slots."""
 
-    Attributes:
-        baseline, variant: shape (m,), the slots of each pair.
-        stage: shape (m,), position in `MATCHES`.
-    """
-
+    #: baseline, variant: shape (m,), the slots of each pair
     baseline: Int64s
     variant: Int64s
-    stage: Int64s
+    stage: Int64s  #: shape (m,), position in `MATCHES`
 
 
 def match_slots(baseline: Slots, variant: Slots) -> Matching:

@@ -44,15 +44,11 @@ SEPARATOR: Final = " / "
 
 @dataclass(frozen=True, eq=False)
 class RangePaths:
-    """The places of one profile.
+    """The places of one profile."""
 
-    Attributes:
-        paths: the distinct paths; the first is the empty one, of work outside all ranges but the step's.
-        number: for each row of `Trace.ranges` the position of its path; the last entry answers for "no range".
-    """
-
+    #: the distinct paths; the first is the empty one, of work outside all ranges but the step's
     paths: tuple[Path, ...]
-    number: Int64s
+    number: Int64s  #: for each row of `Trace.ranges` the position of its path; the last entry answers for "no range"
 
     @property
     def merged(self) -> tuple[Path, ...]:

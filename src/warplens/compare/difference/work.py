@@ -58,20 +58,16 @@ _SAME_KERNEL: Final = ("name, range, shape", "name, shape")
 
 @dataclass(frozen=True, eq=False)
 class KernelChanges:
-    """The kernels of both sides, matched.
+    """The kernels of both sides, matched."""
 
-    Attributes:
-        table: `KERNEL_CHANGES`.
-        baseline_steps, variant_steps: over how many steps the sums of each side go.
-        baseline_ns, variant_ns: summed duration of each side's kernels over all steps; the sums of the table.
-        baseline_launches, variant_launches: their number; the sums of the table.
-    """
-
-    table: pl.DataFrame
+    table: pl.DataFrame  #: `KERNEL_CHANGES`
+    #: baseline_steps, variant_steps: over how many steps the sums of each side go
     baseline_steps: int
     variant_steps: int
+    #: baseline_ns, variant_ns: summed duration of each side's kernels over all steps; the sums of the table
     baseline_ns: int
     variant_ns: int
+    #: baseline_launches, variant_launches: their number; the sums of the table
     baseline_launches: int
     variant_launches: int
     _baseline: _Rows
@@ -161,16 +157,12 @@ def kernel_changes(baseline: Side, variant: Side) -> KernelChanges:
 
 @dataclass(frozen=True, eq=False)
 class _Combinations:
-    """The distinct combinations of stage, kind of the baseline and kind of the variant.
+    """The distinct combinations of stage, kind of the baseline and kind of the variant."""
 
-    Attributes:
-        stage, kinds: shape (c,) each; −1 where nothing matched, and on the side that has none.
-        of_slot: for each slot of the baseline and of the variant its combination.
-    """
-
+    #: stage, kinds: shape (c,) each; −1 where nothing matched, and on the side that has none
     stage: Int64s
     kinds: tuple[Int64s, Int64s]
-    of_slot: tuple[Int64s, Int64s]
+    of_slot: tuple[Int64s, Int64s]  #: for each slot of the baseline and of the variant its combination
 
 
 def _combinations(matching: Matching, slots: tuple[Slots, Slots]) -> _Combinations:
@@ -291,17 +283,14 @@ _COVERED_SHARE: Final = 0.5
 
 @dataclass(frozen=True)
 class WorkChange:
-    """The work of a step on both sides. What is not known is None.
+    """The work of a step on both sides. What is not known is None."""
 
-    Attributes:
-        baseline_flops, variant_flops: floating-point operations of a step (a multiply-add counts as two).
-        source: `given` (by the caller, from a measurement), `modelled` (from the shapes of the profiles' operators).
-        baseline_coverage_share, variant_coverage_share: share of the GPU time whose operators have a model.
-    """
-
+    #: baseline_flops, variant_flops: floating-point operations of a step (a multiply-add counts as two)
     baseline_flops: float | None
     variant_flops: float | None
+    #: `given` (by the caller, from a measurement), `modelled` (from the shapes of the profiles' operators)
     source: Literal["given", "modelled"] | None
+    #: baseline_coverage_share, variant_coverage_share: share of the GPU time whose operators have a model
     baseline_coverage_share: float | None = None
     variant_coverage_share: float | None = None
 

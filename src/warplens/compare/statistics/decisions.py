@@ -141,22 +141,17 @@ _QUANTILE: Final = 0.95
 
 @dataclass(frozen=True)
 class NoiseFloor:
-    """What a side shows when it is compared with itself.
+    """What a side shows when it is compared with itself."""
 
-    Attributes:
-        share: two sides as long as this one, of the same program, differ by up to this share in 95 of 100 cases, as
-            far as halves drawn at random tell; None if there are fewer than four blocks (or steps of an only block).
-        drift: by which share times move over the length of the side: above 0 if they rise; 0 unless the order of the
-            units shows a trend that is too clear for chance.
-        significance: how often chance alone would show a trend as clear; None with fewer than five units.
-        splits: how often halves were drawn.
-        of: what was drawn: `blocks`, `turns` (both sides of a turn exchanged at random), or `steps` of an only block.
-    """
-
+    #: two sides as long as this one, of the same program, differ by up to this share in 95 of 100 cases, as far as
+    #: halves drawn at random tell; None if there are fewer than four blocks (or steps of an only block)
     share: float | None
+    #: by which share times move over the length of the side: above 0 if they rise; 0 unless the order of the units
+    #: shows a trend that is too clear for chance
     drift: float
-    significance: float | None
-    splits: int
+    significance: float | None  #: how often chance alone would show a trend as clear; None with fewer than five units
+    splits: int  #: how often halves were drawn
+    #: what was drawn: `blocks`, `turns` (both sides of a turn exchanged at random), or `steps` of an only block
     of: Literal["blocks", "turns", "steps"]
 
 
@@ -238,32 +233,24 @@ _NOTABLE_DEPENDENCE: Final = 2.0
 
 @dataclass(frozen=True)
 class Comparison:
-    """Which of two sides takes longer, and how sure that is.
+    """Which of two sides takes longer, and how sure that is."""
 
-    Attributes:
-        ratio: time of the variant / time of the baseline: above 1, the variant is slower.
-        verdict: `same` if the whole interval lies within the margin, even if it excludes 1; `faster` or `slower` if
-            the interval excludes 1 and the ratio is beyond the noise floor; otherwise `undecided`.
-        noise: how much a side differs from itself.
-        needed_blocks: how many blocks each side needs, in all, to be decided in four of five repetitions; of single
-            runs, how many steps (see `unit`); None if it is decided, or if no number of them would do.
-        baseline_ns, variant_ns: median of the blocks' medians of each side. Their quotient is close to `ratio` without
-            being it: that is the ratio of trimmed means.
-        how: one sentence for people: what was compared, and how.
-        doubts: sentences on what the figures cannot show.
-        margin: differences of this share and less do not matter.
-        unit: what `needed_blocks` counts: `blocks`, or `steps` where each side has a single block.
-    """
-
-    ratio: Interval
+    ratio: Interval  #: time of the variant / time of the baseline: above 1, the variant is slower
+    #: `same` if the whole interval lies within the margin, even if it excludes 1; `faster` or `slower` if the interval
+    #: excludes 1 and the ratio is beyond the noise floor; otherwise `undecided`
     verdict: Verdict
-    noise: NoiseFloor
+    noise: NoiseFloor  #: how much a side differs from itself
+    #: how many blocks each side needs, in all, to be decided in four of five repetitions; of single runs, how many
+    #: steps (see `unit`); None if it is decided, or if no number of them would do
     needed_blocks: int | None
+    #: baseline_ns, variant_ns: median of the blocks' medians of each side. Their quotient is close to `ratio` without
+    #: being it: that is the ratio of trimmed means.
     baseline_ns: float
     variant_ns: float
-    how: str
-    doubts: tuple[str, ...]
-    margin: float = 0.02
+    how: str  #: one sentence for people: what was compared, and how
+    doubts: tuple[str, ...]  #: sentences on what the figures cannot show
+    margin: float = 0.02  #: differences of this share and less do not matter
+    #: what `needed_blocks` counts: `blocks`, or `steps` where each side has a single block
     unit: Literal["blocks", "steps"] = "blocks"
 
 
@@ -373,17 +360,12 @@ def _doubts(baseline: Samples, variant: Samples, shift: Shift, ratio: Interval) 
 
 @dataclass(frozen=True)
 class Regression:
-    """Answer to "is the variant slower by more than this?".
+    """Answer to "is the variant slower by more than this?"."""
 
-    Attributes:
-        found: it is decided that it is: the whole interval lies above the limit.
-        excluded: it is decided that it is not: the whole interval lies at or below the limit. If neither, undecided.
-        fail_on: the limit, a share: 0.05 for 5 %.
-    """
-
-    found: bool
+    found: bool  #: it is decided that it is: the whole interval lies above the limit
+    #: it is decided that it is not: the whole interval lies at or below the limit. If neither, undecided.
     excluded: bool
-    fail_on: float
+    fail_on: float  #: the limit, a share: 0.05 for 5 %
     sentence: str
 
     @property

@@ -32,28 +32,20 @@ _FEWEST_OF_MORE: Final = 4
 
 @dataclass(frozen=True)
 class PowerLaw:
-    """A fitted power law.
+    """A fitted power law."""
 
-    Attributes:
-        exponent: of the size; with the interval `low` to `high`.
-        factor: the time at size 1, in the unit of the times.
-        smallest_size, largest_size: the sizes that it was fitted to.
-        points: how many those are.
-        off_share: how far the farthest of these points is from the line, as a share of the line.
-        holds: whether all of them are near enough (`WITHIN`, and what the time itself is uncertain by).
-        first, last: exponents between the two smallest and the two largest of all sizes, also of those left out: far
-            apart, they tell of a bend.
-    """
-
-    exponent: float
+    exponent: float  #: of the size; with the interval `low` to `high`
     low: float
     high: float
-    factor: float
+    factor: float  #: the time at size 1, in the unit of the times
+    #: smallest_size, largest_size: the sizes that it was fitted to
     smallest_size: float
     largest_size: float
-    points: int
-    off_share: float
-    holds: bool
+    points: int  #: how many those are
+    off_share: float  #: how far the farthest of these points is from the line, as a share of the line
+    holds: bool  #: whether all of them are near enough (`WITHIN`, and what the time itself is uncertain by)
+    #: first, last: exponents between the two smallest and the two largest of all sizes, also of those left out: far
+    #: apart, they tell of a bend
     first: float
     last: float
 

@@ -27,14 +27,12 @@ class Samples:
     A block is what one start of a program, one file or one turn among others gave. Durations of a block share what
     happened on the machine meanwhile (clocks, placement, neighbours), so that they resemble each other more than they
     do those of another block: only blocks are independent of each other.
-
-    Attributes:
-        blocks: one array a block, in the order in which they were taken; each holds at least one duration, above zero.
-        paired: whether block i of this side was taken next to block i of the other side (in turns), so that the two
-            share what happened then.
     """
 
+    #: one array a block, in the order in which they were taken; each holds at least one duration, above zero
     blocks: tuple[Float64s, ...]
+    #: whether block i of this side was taken next to block i of the other side (in turns), so that the two share what
+    #: happened then
     paired: bool = False
 
     def __post_init__(self) -> None:
@@ -73,19 +71,12 @@ TRIMMED_FROM: Final = 5
 
 @dataclass(frozen=True)
 class Location:
-    """The centre of some units.
+    """The centre of some units."""
 
-    Attributes:
-        centre: their trimmed mean; a logarithm of nanoseconds, or of a ratio.
-        variance: of the centre, as if the units were independent; infinite for a single unit.
-        freedom: degrees of freedom of the variance; 0 for a single unit.
-        count: units.
-    """
-
-    centre: float
-    variance: float
-    freedom: float
-    count: int
+    centre: float  #: their trimmed mean; a logarithm of nanoseconds, or of a ratio
+    variance: float  #: of the centre, as if the units were independent; infinite for a single unit
+    freedom: float  #: degrees of freedom of the variance; 0 for a single unit
+    count: int  #: units
 
     @property
     def spread(self) -> float:

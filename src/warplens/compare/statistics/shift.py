@@ -68,15 +68,10 @@ def _lag_one(side: Float64s) -> Float64s:
 
 @dataclass(frozen=True)
 class Trend:
-    """Whether the units of one or both sides rise or fall in their order.
+    """Whether the units of one or both sides rise or fall in their order."""
 
-    Attributes:
-        significance: how often chance alone would show a trend as clear, in either direction.
-        shift: how far the centre would move over the length of the side if the trend is a line; a logarithm.
-    """
-
-    significance: float
-    shift: float
+    significance: float  #: how often chance alone would show a trend as clear, in either direction
+    shift: float  #: how far the centre would move over the length of the side if the trend is a line; a logarithm
 
     @property
     def matters(self) -> bool:
@@ -133,36 +128,23 @@ RESAMPLED_UP_TO: Final = 200
 
 @dataclass(frozen=True)
 class Shift:
-    """The logarithm of variant / baseline, and how sure it is.
+    """The logarithm of variant / baseline, and how sure it is."""
 
-    Attributes:
-        estimate: trimmed mean of the variant's units − that of the baseline's; in turns, of their differences.
-        error: its standard error, dependence of neighbours included; infinite if the data show no variation at all.
-        freedom: degrees of freedom of the error; 0 if it is infinite.
-        critical: standard errors from the estimate to either end of the interval.
-        level: how often the interval misses.
-        drift: how much of the shift, either way, a drift may have made: which side was measured first is not known.
-        variance: of a single unit of each side together: with n units a side, the squared error is this / n.
-        count: units of the smaller side; where one side is a single run, blocks of the other.
-        fewest: what each side has at least: `count`, or the 1 of a single run.
-        paired: whether the sides were compared turn by turn.
-        resampled: whether the bootstrap had a say in `critical`.
-        dependence: see `dependence`; 1 if units are as good as independent.
-        trends: the trends of the baseline, the variant and both, as far as they can be seen; empty in turns.
-    """
-
-    estimate: float
+    estimate: float  #: trimmed mean of the variant's units − that of the baseline's; in turns, of their differences
+    #: its standard error, dependence of neighbours included; infinite if the data show no variation at all
     error: float
-    freedom: float
-    critical: float
-    level: float
+    freedom: float  #: degrees of freedom of the error; 0 if it is infinite
+    critical: float  #: standard errors from the estimate to either end of the interval
+    level: float  #: how often the interval misses
+    #: how much of the shift, either way, a drift may have made: which side was measured first is not known
     drift: float
-    variance: float
-    count: int
-    fewest: int
-    paired: bool
-    resampled: bool
-    dependence: float
+    variance: float  #: of a single unit of each side together: with n units a side, the squared error is this / n
+    count: int  #: units of the smaller side; where one side is a single run, blocks of the other
+    fewest: int  #: what each side has at least: `count`, or the 1 of a single run
+    paired: bool  #: whether the sides were compared turn by turn
+    resampled: bool  #: whether the bootstrap had a say in `critical`
+    dependence: float  #: see `dependence`; 1 if units are as good as independent
+    #: the trends of the baseline, the variant and both, as far as they can be seen; empty in turns
     trends: tuple[Trend | None, Trend | None, Trend | None]
 
     @property

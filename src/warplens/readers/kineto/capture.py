@@ -114,21 +114,13 @@ _WRITE_AGAIN = "Export or copy the trace again"
 
 @dataclass(frozen=True)
 class Findings:
-    """What the reader knows when all tables are there.
+    """What the reader knows when all tables are there."""
 
-    Attributes:
-        tables: the frames of the trace by name.
-        document: what the trace held beside them.
-        spans: what was noticed on the way.
-        devices: the GPUs that are described.
-        launch_configuration: whether grids and blocks were asked for.
-    """
-
-    tables: Mapping[str, pl.DataFrame]
-    document: Recorded
-    spans: Spans
-    devices: tuple[Device, ...]
-    launch_configuration: bool
+    tables: Mapping[str, pl.DataFrame]  #: the frames of the trace by name
+    document: Recorded  #: what the trace held beside them
+    spans: Spans  #: what was noticed on the way
+    devices: tuple[Device, ...]  #: the GPUs that are described
+    launch_configuration: bool  #: whether grids and blocks were asked for
 
 
 def notes_of(findings: Findings) -> tuple[Note, ...]:

@@ -194,23 +194,15 @@ class _UnbalancedError(Exception):
 
 @dataclass
 class Document:
-    """What a trace holds beside its events.
+    """What a trace holds beside its events."""
 
-    Attributes:
-        header: what stands around the events.
-        events: how many events there are, of all kinds.
-        damaged: how many places in them could not be read.
-        cut_off_bytes: unpacked bytes of an event that is not complete at the end; None where the trace has its end.
-        is_trace: whether there is an array of events at all.
-        begin: the first bytes of the text, to tell what else it may be.
-    """
-
-    header: dict[str, Any] = field(default_factory=dict)
-    events: int = 0
-    damaged: int = 0
+    header: dict[str, Any] = field(default_factory=dict)  #: what stands around the events
+    events: int = 0  #: how many events there are, of all kinds
+    damaged: int = 0  #: how many places in them could not be read
+    #: unpacked bytes of an event that is not complete at the end; None where the trace has its end
     cut_off_bytes: int | None = None
-    is_trace: bool = True
-    begin: bytes = b""
+    is_trace: bool = True  #: whether there is an array of events at all
+    begin: bytes = b""  #: the first bytes of the text, to tell what else it may be
 
 
 def walk(

@@ -71,15 +71,12 @@ def is_read(kind: str | None, phase: str) -> bool:
 
 @dataclass
 class EventColumns(Piece):
-    """What one piece of the text gave.
+    """What one piece of the text gave."""
 
-    Attributes:
-        columns: for each kind of event its columns: `phase`, `begin_ns`, `duration_ns`, `process`, `thread`, `name`
-            and arguments; those that no event of the piece has are absent.
-        odd: events that had to be read one by one, as the JSON values that they are.
-    """
-
+    #: for each kind of event its columns: `phase`, `begin_ns`, `duration_ns`, `process`, `thread`, `name` and
+    #: arguments; those that no event of the piece has are absent
     columns: dict[str, dict[str, Column]] = field(default_factory=dict)
+    #: events that had to be read one by one, as the JSON values that they are
     odd: list[Any] = field(default_factory=list)
 
 
@@ -315,15 +312,10 @@ def _slice(column: Column, part: slice) -> Column:
 
 @dataclass
 class Recorded(Document):
-    """What a trace holds.
+    """What a trace holds."""
 
-    Attributes:
-        frames: the events by kind; see `Frames.frames`.
-        categories: what the events bear as `cat`.
-    """
-
-    frames: dict[str, pl.DataFrame] = field(default_factory=dict)
-    categories: tuple[str, ...] = ()
+    frames: dict[str, pl.DataFrame] = field(default_factory=dict)  #: the events by kind; see `Frames.frames`
+    categories: tuple[str, ...] = ()  #: what the events bear as `cat`
 
 
 def read_events(

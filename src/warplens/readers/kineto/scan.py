@@ -31,50 +31,33 @@ NO_KEY = 0
 
 @dataclass(frozen=True)
 class Keys:
-    """The keys that are read, of all events of a piece, in the order of the text.
+    """The keys that are read, of all events of a piece, in the order of the text."""
 
-    Attributes:
-        event: row of the event.
-        number: which key, from 1: `MEMBERS`, then the keys of `ARGUMENTS`.
-        inside: whether it stands in the event's `args`.
-        value: where its value begins.
-        quote: number of the next string of the piece.
-        next_key: where the next key of any kind opens, in this event or a later one.
-    """
-
-    event: Int64s
-    number: npt.NDArray[np.uint8]
-    inside: Flags
-    value: Int64s
-    quote: Int64s
-    next_key: Int64s
+    event: Int64s  #: row of the event
+    number: npt.NDArray[np.uint8]  #: which key, from 1: `MEMBERS`, then the keys of `ARGUMENTS`
+    inside: Flags  #: whether it stands in the event's `args`
+    value: Int64s  #: where its value begins
+    quote: Int64s  #: number of the next string of the piece
+    next_key: Int64s  #: where the next key of any kind opens, in this event or a later one
 
 
 @dataclass(frozen=True)
 class Scan:
-    """The events of a piece.
+    """The events of a piece."""
 
-    Attributes:
-        starts, ends: places of their braces.
-        inner_ends: place of the closing brace of `args`, of the event itself where it has none.
-        opening, closing: places of the quotes of all strings.
-        rest: where the first event that is not complete begins, or what comes after the last one.
-        array_end: where the array of events ends; None where it goes on.
-        damaged: places between events where something else stands.
-        is_balanced: whether the piece ends outside of all strings and objects.
-    """
-
+    #: starts, ends: places of their braces
     starts: Int64s
     ends: Int64s
-    inner_ends: Int64s
+    inner_ends: Int64s  #: place of the closing brace of `args`, of the event itself where it has none
     irregular: Flags
     keys: Keys
+    #: opening, closing: places of the quotes of all strings
     opening: Int64s
     closing: Int64s
-    rest: int
-    array_end: int | None
-    damaged: int
-    is_balanced: bool
+    rest: int  #: where the first event that is not complete begins, or what comes after the last one
+    array_end: int | None  #: where the array of events ends; None where it goes on
+    damaged: int  #: places between events where something else stands
+    is_balanced: bool  #: whether the piece ends outside of all strings and objects
 
     def event(self, text: Bytes, row: int) -> bytes:
         """The text of one event."""
@@ -83,16 +66,11 @@ class Scan:
 
 @dataclass
 class Piece:
-    """What was read of one piece of the text.
+    """What was read of one piece of the text."""
 
-    Attributes:
-        scanned: where the events were found.
-        damaged: how many places could not be read.
-        broken: where an event begins that is damaged so that further events seem to stand inside of it.
-    """
-
-    scanned: Scan
-    damaged: int = 0
+    scanned: Scan  #: where the events were found
+    damaged: int = 0  #: how many places could not be read
+    #: where an event begins that is damaged so that further events seem to stand inside of it
     broken: int | None = None
 
     def add_damage(self, row: int, event: bytes) -> None:

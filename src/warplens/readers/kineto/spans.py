@@ -26,26 +26,16 @@ _IDENTITIES = {
 
 @dataclass
 class Spans:
-    """Events by kind with `start_ns` and `end_ns` from the first event on, and what was noticed.
+    """Events by kind with `start_ns` and `end_ns` from the first event on, and what was noticed."""
 
-    Attributes:
-        frames: for each kind but arrows its events.
-        arrows: ends of arrows from forward to backward operators, with `start_ns`.
-        zero_ns: the first event on the trace's own clock; None where there is none.
-        invalid: events left out because they have no begin, no duration, or a negative one.
-        still_open: host events without an end; they end with the trace.
-        repeated: events left out because the trace holds them twice.
-        is_whole_microseconds: whether no time has a fraction of a microsecond.
-    """
-
-    frames: dict[str, pl.DataFrame]
-    arrows: pl.DataFrame
-    zero_ns: int | None = None
+    frames: dict[str, pl.DataFrame]  #: for each kind but arrows its events
+    arrows: pl.DataFrame  #: ends of arrows from forward to backward operators, with `start_ns`
+    zero_ns: int | None = None  #: the first event on the trace's own clock; None where there is none
     last_ns: int = 0
-    invalid: int = 0
-    still_open: int = 0
-    repeated: int = 0
-    is_whole_microseconds: bool = False
+    invalid: int = 0  #: events left out because they have no begin, no duration, or a negative one
+    still_open: int = 0  #: host events without an end; they end with the trace
+    repeated: int = 0  #: events left out because the trace holds them twice
+    is_whole_microseconds: bool = False  #: whether no time has a fraction of a microsecond
 
 
 def spans_of(frames: dict[str, pl.DataFrame]) -> Spans:

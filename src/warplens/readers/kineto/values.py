@@ -60,20 +60,14 @@ def kind_of_category(category: str) -> str | None:
 
 @dataclass(frozen=True)
 class Argument:
-    """One argument of events (or a member of the event itself) that is read.
-
-    Attributes:
-        is_text: it is kept as JSON text, dictionary-encoded; otherwise it is a whole number.
-        is_member: it stands in the event itself, not in its `args`.
-        launch_configuration: it tells how a kernel was launched, which few questions ask.
-    """
+    """One argument of events (or a member of the event itself) that is read."""
 
     column: str
     keys: tuple[str, ...]
     kinds: tuple[str, ...]
-    is_text: bool = False
-    is_member: bool = False
-    launch_configuration: bool = False
+    is_text: bool = False  #: it is kept as JSON text, dictionary-encoded; otherwise it is a whole number
+    is_member: bool = False  #: it stands in the event itself, not in its `args`
+    launch_configuration: bool = False  #: it tells how a kernel was launched, which few questions ask
 
 
 _GPU = ("kernel", "copy", "memset")

@@ -51,18 +51,12 @@ class Result:
 
 @dataclass(frozen=True)
 class Block:
-    """One block.
+    """One block."""
 
-    Attributes:
-        start: where it begins (at the length of its header).
-        results: its results, as far as they lie wholly in the file.
-        unknown_bytes: how much follows the known kinds of messages and belongs to the block.
-    """
-
-    start: int
+    start: int  #: where it begins (at the length of its header)
     header: Message
-    results: tuple[Result, ...]
-    unknown_bytes: int
+    results: tuple[Result, ...]  #: its results, as far as they lie wholly in the file
+    unknown_bytes: int  #: how much follows the known kinds of messages and belongs to the block
 
 
 class Container:
@@ -218,24 +212,17 @@ _MAX_INT64 = 2**63 - 1
 
 
 class Launch(NamedTuple):
-    """One result without its metrics; the fields of the table `launches`, and what the session is told by.
-
-    Attributes:
-        sizes: grid x, y, z and block x, y, z.
-        nvtx: open ranges, outermost first; None where NVTX was not recorded.
-        clocks: whether locking the clocks was asked for, and whether it was done.
-        unsupported: whether ncu says that it does not (fully) support the GPU.
-    """
+    """One result without its metrics; the fields of the table `launches`, and what the session is told by."""
 
     name: str
     full_name: str
     context: int | None
     stream: int | None
-    sizes: tuple[int | None, ...]
-    nvtx: list[str] | None
+    sizes: tuple[int | None, ...]  #: grid x, y, z and block x, y, z
+    nvtx: list[str] | None  #: open ranges, outermost first; None where NVTX was not recorded
     sections: tuple[str, ...]
-    clocks: tuple[bool, bool] | None
-    unsupported: bool
+    clocks: tuple[bool, bool] | None  #: whether locking the clocks was asked for, and whether it was done
+    unsupported: bool  #: whether ncu says that it does not (fully) support the GPU
 
 
 def launch_of(kind: str, result: Message) -> Launch | None:

@@ -169,25 +169,15 @@ _RECORD = "ncu --set detailed --output profile python your_program.py"
 
 @dataclass(frozen=True)
 class Findings:
-    """What the reader knows at the end of a report.
+    """What the reader knows at the end of a report."""
 
-    Attributes:
-        launches: how many it read.
-        stopped_at: the byte beyond which it could not read; None where it came to the end.
-        reason: why, as a part of a sentence.
-        unknown_bytes: size of the results of kinds that it does not know.
-        unreadable_metrics: metrics whose name or value could not be read.
-        unsupported: launches on a GPU that the recording ncu did not support.
-        unlocked: launches whose clocks were to be locked and were not.
-    """
-
-    launches: int
-    stopped_at: int | None
-    reason: str
-    unknown_bytes: int
-    unreadable_metrics: int
-    unsupported: int
-    unlocked: int
+    launches: int  #: how many it read
+    stopped_at: int | None  #: the byte beyond which it could not read; None where it came to the end
+    reason: str  #: why, as a part of a sentence
+    unknown_bytes: int  #: size of the results of kinds that it does not know
+    unreadable_metrics: int  #: metrics whose name or value could not be read
+    unsupported: int  #: launches on a GPU that the recording ncu did not support
+    unlocked: int  #: launches whose clocks were to be locked and were not
 
 
 def unreadable_from_the_start(known_as: Path, reason: str) -> UnreadableInputError:

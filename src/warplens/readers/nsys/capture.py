@@ -22,25 +22,15 @@ _VERSION = lazy_pattern(r"\d+(\.\d+)+")
 
 @dataclass(frozen=True)
 class Session:
-    """What an export says about its own making.
+    """What an export says about its own making."""
 
-    Attributes:
-        tool_version: of the nsys that wrote the export (the recording one may be older).
-        schema_version: of the export's tables.
-        duration_ns: how long the session lasted; it is measured on another clock base than the events.
-        cuda_requested: whether tracing CUDA was asked for; None where the export does not say.
-        is_wsl: whether the capture was made in the Windows Subsystem for Linux.
-        reports_lost_events: whether nsys itself says that events of a process with CUDA calls were dropped.
-        may_lack_events: whether it says that some might have been.
-    """
-
-    tool_version: str | None
-    schema_version: str | None
-    duration_ns: int | None
-    cuda_requested: bool | None
-    is_wsl: bool
-    reports_lost_events: bool
-    may_lack_events: bool
+    tool_version: str | None  #: of the nsys that wrote the export (the recording one may be older)
+    schema_version: str | None  #: of the export's tables
+    duration_ns: int | None  #: how long the session lasted; it is measured on another clock base than the events
+    cuda_requested: bool | None  #: whether tracing CUDA was asked for; None where the export does not say
+    is_wsl: bool  #: whether the capture was made in the Windows Subsystem for Linux
+    reports_lost_events: bool  #: whether nsys itself says that events of a process with CUDA calls were dropped
+    may_lack_events: bool  #: whether it says that some might have been
 
 
 def session_of(file: Tables, cuda_processes: frozenset[int]) -> Session:

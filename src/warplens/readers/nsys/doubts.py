@@ -39,29 +39,17 @@ _CAPTURE_END = r"^cu(da)?StreamEndCapture"
 
 @dataclass(frozen=True)
 class Findings:
-    """What the reader knows when all tables are there.
+    """What the reader knows when all tables are there."""
 
-    Attributes:
-        tables: the frames of the trace by name.
-        session: what the export says about its own making.
-        has_devices: whether the export describes the GPUs.
-        ambiguous_devices: whether two processes use different models under one ordinal.
-        dropped_rows: rows left out because their times make no sense.
-        open_ranges: ranges that were still open when the capture ended.
-        repeated_calls: API calls that the export holds twice.
-        unnamed: events whose name the export does not hold.
-        replaced: names with bytes that are not UTF-8.
-    """
-
-    tables: Mapping[str, pl.DataFrame]
-    session: Session
-    has_devices: bool
-    ambiguous_devices: bool
-    dropped_rows: int
-    open_ranges: int
-    repeated_calls: int
-    unnamed: int
-    replaced: int
+    tables: Mapping[str, pl.DataFrame]  #: the frames of the trace by name
+    session: Session  #: what the export says about its own making
+    has_devices: bool  #: whether the export describes the GPUs
+    ambiguous_devices: bool  #: whether two processes use different models under one ordinal
+    dropped_rows: int  #: rows left out because their times make no sense
+    open_ranges: int  #: ranges that were still open when the capture ended
+    repeated_calls: int  #: API calls that the export holds twice
+    unnamed: int  #: events whose name the export does not hold
+    replaced: int  #: names with bytes that are not UTF-8
 
 
 def notes_of(findings: Findings) -> tuple[Note, ...]:

@@ -44,37 +44,23 @@ _MANY_PARTS = 8
 
 @dataclass(frozen=True)
 class Loaded:
-    """The rows of one source.
+    """The rows of one source."""
 
-    Attributes:
-        frame: the fields of the source as columns; strings as ids or raw bytes, codes as numbers.
-        dropped: how many rows were left out because they have no start, or end before they start.
-    """
-
-    frame: pl.DataFrame
-    dropped: int
+    frame: pl.DataFrame  #: the fields of the source as columns; strings as ids or raw bytes, codes as numbers
+    dropped: int  #: how many rows were left out because they have no start, or end before they start
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How one source is read from one export.
+    """How one source is read from one export."""
 
-    Attributes:
-        source: what is read.
-        query: it, without the condition on its row range.
-        columns: of the export, in the order of the query; none where some hold texts.
-        texts: columns of the result that hold raw bytes.
-        shape: what becomes of the result.
-        absent: what stands for the columns that the export lacks.
-        within: which rows are of the part that is asked for, by columns of the export; None for all.
-    """
-
-    source: Source
-    query: str
-    columns: tuple[str, ...]
-    texts: tuple[str, ...]
-    shape: tuple[pl.Expr, ...]
-    absent: tuple[pl.Expr, ...]
+    source: Source  #: what is read
+    query: str  #: it, without the condition on its row range
+    columns: tuple[str, ...]  #: of the export, in the order of the query; none where some hold texts
+    texts: tuple[str, ...]  #: columns of the result that hold raw bytes
+    shape: tuple[pl.Expr, ...]  #: what becomes of the result
+    absent: tuple[pl.Expr, ...]  #: what stands for the columns that the export lacks
+    #: which rows are of the part that is asked for, by columns of the export; None for all
     within: pl.Expr | None = None
 
 

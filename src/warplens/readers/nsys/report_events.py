@@ -54,25 +54,17 @@ _LAYOUT_OF = {"nvtx": _NVTX, "work": _WORK, "call": _CALL, "diagnostic": _DIAGNO
 
 @dataclass(frozen=True)
 class Layout:
-    """One table of the export.
-
-    Attributes:
-        payload: the kind of message that its rows are.
-        types: the event types whose rows go here; empty for all.
-        classes: the classes of calls (ENUM_NSYS_EVENT_CLASS) whose rows go here.
-        details: the message in the payload that holds further columns.
-        columns: these columns by tag.
-        launch_configuration: those of them that tell how a kernel was launched, which few questions ask.
-        renamed: columns of the payload that the table has under other names.
-    """
+    """One table of the export."""
 
     table: str
-    payload: str
-    types: tuple[int, ...] = ()
-    classes: tuple[int, ...] = ()
-    details: str | None = None
-    columns: Mapping[int, str] = field(default_factory=dict)
+    payload: str  #: the kind of message that its rows are
+    types: tuple[int, ...] = ()  #: the event types whose rows go here; empty for all
+    classes: tuple[int, ...] = ()  #: the classes of calls (ENUM_NSYS_EVENT_CLASS) whose rows go here
+    details: str | None = None  #: the message in the payload that holds further columns
+    columns: Mapping[int, str] = field(default_factory=dict)  #: these columns by tag
+    #: those of them that tell how a kernel was launched, which few questions ask
     launch_configuration: frozenset[str] = frozenset()
+    #: columns of the payload that the table has under other names
     renamed: Mapping[str, str] = field(default_factory=dict)
 
     @property

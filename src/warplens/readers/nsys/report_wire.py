@@ -59,17 +59,11 @@ class Bytes:
 
 
 class Values(NamedTuple):
-    """One field of many messages.
+    """One field of many messages."""
 
-    Attributes:
-        values: its numbers; for a field of bytes, where its content begins. Meaningless where it is not present.
-        ends: for a field of bytes, where its content ends; else None.
-        present: which of the messages have it; None if all have.
-    """
-
-    values: Int64s
-    ends: Int64s | None
-    present: Bools | None
+    values: Int64s  #: its numbers; for a field of bytes, where its content begins. Meaningless where it is not present.
+    ends: Int64s | None  #: for a field of bytes, where its content ends; else None
+    present: Bools | None  #: which of the messages have it; None if all have
 
     def or_else(self, default: int) -> Int64s:
         """The numbers, with `default` for messages that lack the field."""

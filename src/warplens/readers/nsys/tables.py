@@ -79,43 +79,29 @@ ALL_ROWS = "TRUE"
 
 @dataclass(frozen=True)
 class Field:
-    """One column of a trace's table.
-
-    Attributes:
-        columns: the column in the export; where several are named, the first that the export has.
-        convert: from that column's name to an expression over 64-bit integers.
-        absent: what stands for it in an export that has none of the columns.
-        required: without it the table cannot be read at all.
-        is_string: the column holds ids of `StringIds`; in `text_column`, of older exports, the text itself stands.
-        launch_configuration: it tells how a kernel was launched, which few questions ask.
-        codes: what the column's numbers mean, and the export's own table of them, which goes first where it is there.
-    """
+    """One column of a trace's table."""
 
     name: str
-    columns: tuple[str, ...]
-    convert: Callable[[str], pl.Expr] = _as_is
-    absent: Any = None
-    required: bool = False
+    columns: tuple[str, ...]  #: the column in the export; where several are named, the first that the export has
+    convert: Callable[[str], pl.Expr] = _as_is  #: from that column's name to an expression over 64-bit integers
+    absent: Any = None  #: what stands for it in an export that has none of the columns
+    required: bool = False  #: without it the table cannot be read at all
+    #: the column holds ids of `StringIds`; in `text_column`, of older exports, the text itself stands
     is_string: bool = False
     text_column: str | None = None
-    launch_configuration: bool = False
+    launch_configuration: bool = False  #: it tells how a kernel was launched, which few questions ask
+    #: what the column's numbers mean, and the export's own table of them, which goes first where it is there
     codes: tuple[str, Mapping[int, str]] | None = None
 
 
 @dataclass(frozen=True)
 class Source:
-    """One table of the export.
-
-    Attributes:
-        trace_table: the table of the trace to which its rows go.
-        fields: the trace's columns, and further ones that the reader needs.
-        where: a condition on the rows.
-    """
+    """One table of the export."""
 
     table: str
-    trace_table: str
-    fields: tuple[Field, ...]
-    where: str = ALL_ROWS
+    trace_table: str  #: the table of the trace to which its rows go
+    fields: tuple[Field, ...]  #: the trace's columns, and further ones that the reader needs
+    where: str = ALL_ROWS  #: a condition on the rows
 
 
 def _string(name: str, *columns: str, required: bool = True) -> Field:

@@ -29,14 +29,10 @@ _SERIES_FILLS = ("gemm", "idle-1", "attention", "communication", "reduction", "i
 
 @dataclass(frozen=True)
 class Chart:
-    """A chart that is drawn on demand, in the colours of the output at hand.
-
-    Attributes:
-        zooms: axes along which a page zooms and pans it: `x`, `xy`, or empty for none.
-    """
+    """A chart that is drawn on demand, in the colours of the output at hand."""
 
     draw: Callable[[Ink], alt.LayerChart]
-    zooms: str = ""
+    zooms: str = ""  #: axes along which a page zooms and pans it: `x`, `xy`, or empty for none
 
     def spec(self, ink: Ink, description: str, width: int | str = "container") -> dict[str, Any]:
         """The Vega-Lite specification.

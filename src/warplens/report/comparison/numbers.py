@@ -41,19 +41,12 @@ _SAME_KERNELS_SHARE: Final = 0.05
 
 @dataclass(frozen=True, eq=False)
 class TraceFiles:
-    """One side: each file is a block, for only files are independent of each other.
+    """One side: each file is a block, for only files are independent of each other."""
 
-    Attributes:
-        name: what people call the side.
-        files: each file with its window, copies of one left out; at least one.
-        notes: for each file what it cannot tell.
-        copies: sources of files that hold the same step times as one of `files`.
-    """
-
-    name: str
-    files: tuple[Side, ...]
-    notes: tuple[tuple[Note, ...], ...]
-    copies: tuple[str, ...] = ()
+    name: str  #: what people call the side
+    files: tuple[Side, ...]  #: each file with its window, copies of one left out; at least one
+    notes: tuple[tuple[Note, ...], ...]  #: for each file what it cannot tell
+    copies: tuple[str, ...] = ()  #: sources of files that hold the same step times as one of `files`
 
     @classmethod
     def of(cls, name: str, files: Sequence[Side], notes: Sequence[tuple[Note, ...]]) -> TraceFiles:
@@ -88,28 +81,18 @@ class TraceFiles:
 
 @dataclass(frozen=True, eq=False)
 class StepNumbers:
-    """Everything that is said about two sides of traces.
-
-    Attributes:
-        samples: step times of both.
-        difference: the difference of the two typical files.
-        comparison: verdict and interval, from all files.
-        regression: answer to the gate; None without one.
-        kernels: `warplens.report.comparison.numbers.KERNEL_GROUPS`.
-        counters: hardware counters of both sides; None where none were given.
-        notes: what limits the comparison, the gravest first.
-    """
+    """Everything that is said about two sides of traces."""
 
     baseline: TraceFiles
     variant: TraceFiles
-    samples: tuple[Samples, Samples]
-    difference: StepDifference
+    samples: tuple[Samples, Samples]  #: step times of both
+    difference: StepDifference  #: the difference of the two typical files
     why: Explanation
-    comparison: Comparison
-    regression: Regression | None
-    kernels: pl.DataFrame
-    counters: CountersComparison | None
-    notes: tuple[Note, ...]
+    comparison: Comparison  #: verdict and interval, from all files
+    regression: Regression | None  #: answer to the gate; None without one
+    kernels: pl.DataFrame  #: `warplens.report.comparison.numbers.KERNEL_GROUPS`
+    counters: CountersComparison | None  #: hardware counters of both sides; None where none were given
+    notes: tuple[Note, ...]  #: what limits the comparison, the gravest first
 
     @property
     def repeated(self) -> bool:

@@ -27,19 +27,15 @@ from warplens.report.counters.words import kernel_count, launch_count, with_word
 
 @dataclass(frozen=True, eq=False)
 class Joined:
-    """One report, joined with a window of a trace.
-
-    Attributes:
-        coverage: what the profiled launches stand for in it.
-        reasons: for each group of `coverage.ranking` why it is bound as it is (`name`, `full_name`, `grid`, `block`,
-            `verdict`, `reason`).
-    """
+    """One report, joined with a window of a trace."""
 
     source: str
     trace: str
     window: Window
-    coverage: Coverage
+    coverage: Coverage  #: what the profiled launches stand for in it
     next_run: NextRun
+    #: for each group of `coverage.ranking` why it is bound as it is (`name`, `full_name`, `grid`, `block`, `verdict`,
+    #: `reason`)
     reasons: pl.DataFrame
 
     @property
@@ -52,36 +48,22 @@ class Joined:
 class CounterNumbers:
     """The results of all analyses of a report, a row a group of launches unless said otherwise.
 
-    Attributes:
-        notes: what to know before the numbers, and what the numbers mean.
-        summary: `SUMMARY` in words as well, the most expensive first, and `share` of the profiled time.
-        configurations: how the groups were launched: registers, shared memory.
-        breakdown: `BREAKDOWN`.
-        faults: `FAULTS`.
-        stalls: `STALLS`.
-        memory: `MEMORY_ACCESS`.
-        instructions: `INSTRUCTIONS`.
-        roofline: groups under their roofs.
-        checklist: the optimisation checklist, as far as counters alone tell.
-        next_run: what to collect next, as far as the report alone tells.
-        joined: the same report beside traces, if any were given.
-
     In all of these but `roofline`, `launch` is the first launch of the group.
     """
 
     counters: KernelCounters
-    notes: tuple[Note, ...]
-    summary: pl.DataFrame
-    configurations: pl.DataFrame
-    breakdown: pl.DataFrame
-    faults: pl.DataFrame
-    stalls: pl.DataFrame
-    memory: pl.DataFrame
-    instructions: pl.DataFrame
-    roofline: Roofline
-    checklist: pl.DataFrame
-    next_run: NextRun
-    joined: tuple[Joined, ...] = ()
+    notes: tuple[Note, ...]  #: what to know before the numbers, and what the numbers mean
+    summary: pl.DataFrame  #: `SUMMARY` in words as well, the most expensive first, and `share` of the profiled time
+    configurations: pl.DataFrame  #: how the groups were launched: registers, shared memory
+    breakdown: pl.DataFrame  #: `BREAKDOWN`
+    faults: pl.DataFrame  #: `FAULTS`
+    stalls: pl.DataFrame  #: `STALLS`
+    memory: pl.DataFrame  #: `MEMORY_ACCESS`
+    instructions: pl.DataFrame  #: `INSTRUCTIONS`
+    roofline: Roofline  #: groups under their roofs
+    checklist: pl.DataFrame  #: the optimisation checklist, as far as counters alone tell
+    next_run: NextRun  #: what to collect next, as far as the report alone tells
+    joined: tuple[Joined, ...] = ()  #: the same report beside traces, if any were given
 
     @property
     def capture(self) -> Capture:

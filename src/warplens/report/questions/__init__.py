@@ -20,21 +20,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Found:
-    """The answer to a question.
+    """The answer to a question."""
 
-    Attributes:
-        rows: every number, exact; `data.rows` of the JSON, and the CSV.
-        tables: the same for people, one or several.
-        facts: sentences that belong above the table, coverage among them.
-        data: what else the JSON holds beside `window` and `rows`.
-        largest_by: of a tree, the column by which rows are chosen where not all are shown, and what rows are called:
-            no row has more of it than its parent, which stands before it.
-    """
-
-    rows: pl.DataFrame
-    tables: tuple[Table, ...]
-    facts: tuple[str, ...] = ()
-    data: Mapping[str, Any] = field(default_factory=dict)
+    rows: pl.DataFrame  #: every number, exact; `data.rows` of the JSON, and the CSV
+    tables: tuple[Table, ...]  #: the same for people, one or several
+    facts: tuple[str, ...] = ()  #: sentences that belong above the table, coverage among them
+    data: Mapping[str, Any] = field(default_factory=dict)  #: what else the JSON holds beside `window` and `rows`
+    #: of a tree, the column by which rows are chosen where not all are shown, and what rows are called: no row has more
+    #: of it than its parent, which stands before it
     largest_by: tuple[str, str] | None = None
 
 
@@ -43,41 +36,27 @@ Ask: TypeAlias = Callable[..., Found]
 
 @dataclass(frozen=True)
 class Counted:
-    """How a question is answered of counted durations instead of single events, for profiles larger than memory.
-
-    Attributes:
-        columns: by grouping, the columns of it that must be told apart.
-        answer: of the counts (`warplens.readers.nsys.slices.Slices.counts`) and the grouping.
-    """
+    """How a question is answered of counted durations instead of single events, for profiles larger than memory."""
 
     table: str
-    columns: Callable[[str], tuple[str, ...]]
+    columns: Callable[[str], tuple[str, ...]]  #: by grouping, the columns of it that must be told apart
+    #: of the counts (`warplens.readers.nsys.slices.Slices.counts`) and the grouping
     answer: Callable[[pl.DataFrame, str], Found]
 
 
 @dataclass(frozen=True)
 class Question:
-    """A question with its answers' shape.
+    """A question with its answers' shape."""
 
-    Attributes:
-        ask: `(timeline, window, by)`, without `by` where there are no groupings; its docstring is the command's help.
-        by: what may make a row, the first of them unless `default` says otherwise.
-        default: the grouping that nobody asked for.
-        several: whether groupings may be joined by commas.
-        whole: whether all rows are shown unless fewer are asked for.
-        flags: further options without a value: parameter and help.
-        counted: how it is answered of a profile that is larger than memory.
-        alone: or the tables of the trace that it needs, which are small in any profile.
-    """
-
+    #: `(timeline, window, by)`, without `by` where there are no groupings; its docstring is the command's help
     ask: Ask
-    by: tuple[str, ...] = ()
-    default: str = ""
-    several: bool = False
-    whole: bool = False
-    flags: Mapping[str, str] = field(default_factory=dict)
-    counted: Counted | None = None
-    alone: tuple[str, ...] = ()
+    by: tuple[str, ...] = ()  #: what may make a row, the first of them unless `default` says otherwise
+    default: str = ""  #: the grouping that nobody asked for
+    several: bool = False  #: whether groupings may be joined by commas
+    whole: bool = False  #: whether all rows are shown unless fewer are asked for
+    flags: Mapping[str, str] = field(default_factory=dict)  #: further options without a value: parameter and help
+    counted: Counted | None = None  #: how it is answered of a profile that is larger than memory
+    alone: tuple[str, ...] = ()  #: or the tables of the trace that it needs, which are small in any profile
 
 
 #: What tables of calls and kernels show of their lengths.

@@ -18,21 +18,13 @@ GLUON_OF: Final = ("3.6",)
 
 @dataclass(frozen=True)
 class ForwardTiles:
-    """How the flash forward kernel is launched.
+    """How the flash forward kernel is launched."""
 
-    Attributes:
-        block_m: query rows per program.
-        block_n: keys per step.
-        warps: warps per program.
-        stages: depth of the software pipeline over the keys.
-        tma: tiles come through the tensor memory accelerator (Hopper and later).
-    """
-
-    block_m: int
-    block_n: int
-    warps: int
-    stages: int
-    tma: bool = False
+    block_m: int  #: query rows per program
+    block_n: int  #: keys per step
+    warps: int  #: warps per program
+    stages: int  #: depth of the software pipeline over the keys
+    tma: bool = False  #: tiles come through the tensor memory accelerator (Hopper and later)
 
     def __str__(self) -> str:
         return f"{self.block_m}x{self.block_n}/w{self.warps}/s{self.stages}{'/tma' * self.tma}"
@@ -40,27 +32,23 @@ class ForwardTiles:
 
 @dataclass(frozen=True)
 class BackwardTiles:
-    """How the two gradient kernels are launched.
+    """How the two gradient kernels are launched."""
 
-    Attributes:
-        key_m, key_n: queries per step and keys per program of the dK/dV kernel.
-        query_m, query_n: queries per program and keys per step of the dQ kernel.
-        key_warps, query_warps: warps per program.
-        key_stages, query_stages: depth of the software pipelines.
-        skip: leave out blocks that the causal mask hides, and compare with the mask only where it cuts a block.
-        tma: as `ForwardTiles` has it.
-    """
-
+    #: key_m, key_n: queries per step and keys per program of the dK/dV kernel
     key_m: int
     key_n: int
+    #: query_m, query_n: queries per program and keys per step of the dQ kernel
     query_m: int
     query_n: int
+    #: key_warps, query_warps: warps per program
     key_warps: int
     query_warps: int
+    #: key_stages, query_stages: depth of the software pipelines
     key_stages: int
     query_stages: int
+    #: leave out blocks that the causal mask hides, and compare with the mask only where it cuts a block
     skip: bool = True
-    tma: bool = False
+    tma: bool = False  #: as `ForwardTiles` has it
 
     def __str__(self) -> str:
         key = f"{self.key_m}x{self.key_n}/w{self.key_warps}/s{self.key_stages}"
@@ -70,17 +58,11 @@ class BackwardTiles:
 
 @dataclass(frozen=True)
 class HopperTiles:
-    """How the flash forward kernel of Hopper (`attention.hopper`) is launched.
+    """How the flash forward kernel of Hopper (`attention.hopper`) is launched."""
 
-    Attributes:
-        attenders: warp groups that multiply, 64 query rows each.
-        slots: tiles of keys or values that shared memory holds.
-        block_n: keys per step.
-    """
-
-    attenders: int
-    slots: int
-    block_n: int = 128
+    attenders: int  #: warp groups that multiply, 64 query rows each
+    slots: int  #: tiles of keys or values that shared memory holds
+    block_n: int = 128  #: keys per step
 
     def __str__(self) -> str:
         return f"{64 * self.attenders}x{self.block_n}/slots{self.slots}"

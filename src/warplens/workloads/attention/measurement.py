@@ -48,47 +48,29 @@ _CYCLES_PER_NS: Final = 2.0
 
 @dataclass(frozen=True)
 class TimingPlan:
-    """How often a call is timed, and when it is enough.
+    """How often a call is timed, and when it is enough."""
 
-    Attributes:
-        fewest, most: samples.
-        precision: wanted half-width of the median's interval, as a share of the median.
-        confidence: of that interval, 0 to 1.
-        budget_s: wall time after which no further batch of samples is begun; the fewest are always taken.
-        warmup_s: wall time of the calls before the first sample; at least three calls.
-        flush_l2: overwrite the L2 cache before each sample; GPU only.
-    """
-
+    #: fewest, most: samples
     fewest: int = 30
     most: int = 1000
-    precision: float = 0.01
-    confidence: float = 0.95
-    budget_s: float = 1.0
-    warmup_s: float = 0.05
-    flush_l2: bool = True
+    precision: float = 0.01  #: wanted half-width of the median's interval, as a share of the median
+    confidence: float = 0.95  #: of that interval, 0 to 1
+    budget_s: float = 1.0  #: wall time after which no further batch of samples is begun; the fewest are always taken
+    warmup_s: float = 0.05  #: wall time of the calls before the first sample; at least three calls
+    flush_l2: bool = True  #: overwrite the L2 cache before each sample; GPU only
 
 
 @dataclass(frozen=True)
 class Timing:
-    """Samples of one call's duration and what they say.
+    """Samples of one call's duration and what they say."""
 
-    Attributes:
-        samples_ns: every sample in the order taken, none dropped.
-        summary: median with its interval, percentiles, outliers.
-        drift: whether times rose or fell meanwhile; None with too few samples.
-        warmup_calls: calls before the first sample.
-        clock: "cuda-event" or "wall".
-        launch: "eager": the host issued each call.
-        flushed_l2: L2 was overwritten before each sample.
-    """
-
-    samples_ns: tuple[int, ...]
-    summary: Summary
-    drift: Drift | None
-    warmup_calls: int
-    clock: str
-    launch: str
-    flushed_l2: bool
+    samples_ns: tuple[int, ...]  #: every sample in the order taken, none dropped
+    summary: Summary  #: median with its interval, percentiles, outliers
+    drift: Drift | None  #: whether times rose or fell meanwhile; None with too few samples
+    warmup_calls: int  #: calls before the first sample
+    clock: str  #: "cuda-event" or "wall"
+    launch: str  #: "eager": the host issued each call
+    flushed_l2: bool  #: L2 was overwritten before each sample
 
 
 def time_calls(call: Callable[[], object], device: str, plan: TimingPlan | None = None) -> Timing:
@@ -186,29 +168,20 @@ Status = Literal["ok", "incorrect", "unsupported", "out-of-memory", "failed"]
 
 @dataclass(frozen=True)
 class AttentionMeasurement:
-    """What one kernel did on one problem.
-
-    Attributes:
-        status: "ok" alone carries a timing; an "incorrect" kernel is not timed.
-        reason: why the status is not "ok"; "" otherwise.
-        check: the comparison with float64; None where the kernel did not run, or the gate was left out.
-        timing: durations of one call; None unless "ok".
-        flops: operations credited by convention (`attention_flops`), not counted in the kernel.
-        tflops: `flops` over the median time, in 10¹² per second; None unless "ok".
-        peak_memory_bytes: most memory that tensors held during the timed calls, inputs included; None without a GPU.
-    """
+    """What one kernel did on one problem."""
 
     kernel: str
     shape: AttentionShape
     dtype: str
     causal: bool
     mode: Mode
-    status: Status
-    reason: str
-    check: Check | None
-    timing: Timing | None
-    flops: float
-    tflops: float | None
+    status: Status  #: "ok" alone carries a timing; an "incorrect" kernel is not timed
+    reason: str  #: why the status is not "ok"; "" otherwise
+    check: Check | None  #: the comparison with float64; None where the kernel did not run, or the gate was left out
+    timing: Timing | None  #: durations of one call; None unless "ok"
+    flops: float  #: operations credited by convention (`attention_flops`), not counted in the kernel
+    tflops: float | None  #: `flops` over the median time, in 10¹² per second; None unless "ok"
+    #: most memory that tensors held during the timed calls, inputs included; None without a GPU
     peak_memory_bytes: int | None
 
 

@@ -39,19 +39,12 @@ _SEED: Final = 1
 
 @dataclass(frozen=True)
 class AttentionShape:
-    """Size of one problem; queries and keys have the same length.
+    """Size of one problem; queries and keys have the same length."""
 
-    Attributes:
-        batch: sequences.
-        heads: heads of each.
-        seq_len: tokens of each sequence.
-        head_dim: elements of a head's query, key or value.
-    """
-
-    batch: int
-    heads: int
-    seq_len: int
-    head_dim: int
+    batch: int  #: sequences
+    heads: int  #: heads of each
+    seq_len: int  #: tokens of each sequence
+    head_dim: int  #: elements of a head's query, key or value
 
     def __post_init__(self) -> None:
         for name in ("batch", "heads", "seq_len", "head_dim"):
@@ -110,14 +103,10 @@ _ROWS: Final = 512
 
 @dataclass(frozen=True)
 class Reference:
-    """Output and, if asked for, gradients; float64, [heads, seq_len, head_dim].
+    """Output and, if asked for, gradients; float64, [heads, seq_len, head_dim]."""
 
-    Attributes:
-        out: softmax(q kᵀ · scale + mask) v.
-        d_q, d_k, d_v: gradients of Σ out ∘ d_out; None without `d_out`.
-    """
-
-    out: torch.Tensor
+    out: torch.Tensor  #: softmax(q kᵀ · scale + mask) v
+    #: d_q, d_k, d_v: gradients of Σ out ∘ d_out; None without `d_out`
     d_q: torch.Tensor | None = None
     d_k: torch.Tensor | None = None
     d_v: torch.Tensor | None = None
@@ -165,41 +154,26 @@ ERROR_FLOORS: Final = {"float16": 2.0**-12, "bfloat16": 2.0**-9, "float32": 4e-6
 
 @dataclass(frozen=True)
 class TensorError:
-    """How far one tensor is from float64.
+    """How far one tensor is from float64."""
 
-    Attributes:
-        tensor: "out", "d_q", "d_k" or "d_v".
-        relative_norm: ‖tensor − reference‖ / ‖reference‖ (Frobenius).
-        max_abs: largest deviation of an element.
-        trusted_norm, trusted_max_abs: the same of the trusted implementation.
-        finite: no NaN and no infinity anywhere in the full tensor.
-        passed: finite, and near enough.
-    """
-
-    tensor: str
-    relative_norm: float
-    max_abs: float
+    tensor: str  #: "out", "d_q", "d_k" or "d_v"
+    relative_norm: float  #: ‖tensor − reference‖ / ‖reference‖ (Frobenius)
+    max_abs: float  #: largest deviation of an element
+    #: trusted_norm, trusted_max_abs: the same of the trusted implementation
     trusted_norm: float
     trusted_max_abs: float
-    finite: bool
-    passed: bool
+    finite: bool  #: no NaN and no infinity anywhere in the full tensor
+    passed: bool  #: finite, and near enough
 
 
 @dataclass(frozen=True)
 class Check:
-    """Outcome of the gate.
+    """Outcome of the gate."""
 
-    Attributes:
-        passed: every tensor passed.
-        errors: one entry per compared tensor.
-        heads: how many of the batch · heads were compared.
-        reference_device: where float64 was computed.
-    """
-
-    passed: bool
-    errors: tuple[TensorError, ...]
-    heads: int
-    reference_device: str
+    passed: bool  #: every tensor passed
+    errors: tuple[TensorError, ...]  #: one entry per compared tensor
+    heads: int  #: how many of the batch · heads were compared
+    reference_device: str  #: where float64 was computed
 
     @property
     def summary(self) -> str:
@@ -213,14 +187,10 @@ class Check:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What a kernel computed on the compared heads, and what the formula gives, in its format and in float64.
+    """What a kernel computed on the compared heads, and what the formula gives, in its format and in float64."""
 
-    Attributes:
-        names: of the tensors: "out", and with gradients "d_q", "d_k", "d_v".
-        computed, trusted, exact: each tensor, [heads, seq_len, head_dim]; the last in float64.
-    """
-
-    names: tuple[str, ...]
+    names: tuple[str, ...]  #: of the tensors: "out", and with gradients "d_q", "d_k", "d_v"
+    #: computed, trusted, exact: each tensor, [heads, seq_len, head_dim]; the last in float64
     computed: tuple[torch.Tensor, ...]
     trusted: tuple[torch.Tensor, ...]
     exact: tuple[torch.Tensor, ...]

@@ -78,16 +78,12 @@ def _reason(backend: str, spoken: list[str]) -> str:
 
 @dataclass(frozen=True)
 class AttentionKernel:
-    """One implementation of attention, differentiable in q, k and v.
-
-    Attributes:
-        origin: "own" (Triton kernels of this package) or "torch" (a baseline).
-        run: (q, k, v, causal) → out, all [batch, heads, seq_len, head_dim].
-    """
+    """One implementation of attention, differentiable in q, k and v."""
 
     name: str
-    origin: Literal["own", "torch"]
+    origin: Literal["own", "torch"]  #: "own" (Triton kernels of this package) or "torch" (a baseline)
     summary: str
+    #: (q, k, v, causal) → out, all [batch, heads, seq_len, head_dim]
     run: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, bool], torch.Tensor]
 
     def refusal(self, shape: AttentionShape, dtype: str, device: str) -> str | None:

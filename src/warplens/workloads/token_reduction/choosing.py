@@ -13,34 +13,25 @@ from torch import Tensor, nn
 
 
 class Attended(NamedTuple):
-    """What an attention computed, for methods that decide by it.
+    """What an attention computed, for methods that decide by it."""
 
-    Attributes:
-        weights: [batch, heads, queries, tokens]; with fused attention the class token's row alone, or None.
-        keys: [batch, heads, tokens, d_head].
-    """
-
+    #: [batch, heads, queries, tokens]; with fused attention the class token's row alone, or None
     weights: Tensor | None
-    keys: Tensor
+    keys: Tensor  #: [batch, heads, tokens, d_head]
     values: Tensor
 
 
 @dataclass
 class TokenState:
-    """What the methods remember of the tokens from block to block, within one pass.
+    """What the methods remember of the tokens from block to block, within one pass."""
 
-    Attributes:
-        patches: patch tokens that the image began with.
-        sizes: how many patches each token stands for, [batch, tokens]; None while every one is its own.
-        valid: which tokens are no padding, [batch, tokens]; None while all are.
-        kept: at each location, which patch tokens went on, padded with −1; for visualisations.
-        policy: in DynamicViT's training, which tokens are still there, 1 or 0, [batch, tokens]; None while all are.
-    """
-
-    patches: int
+    patches: int  #: patch tokens that the image began with
+    #: how many patches each token stands for, [batch, tokens]; None while every one is its own
     sizes: Tensor | None = None
-    valid: Tensor | None = None
+    valid: Tensor | None = None  #: which tokens are no padding, [batch, tokens]; None while all are
+    #: at each location, which patch tokens went on, padded with −1; for visualisations
     kept: list[Tensor] = field(default_factory=list)
+    #: in DynamicViT's training, which tokens are still there, 1 or 0, [batch, tokens]; None while all are
     policy: Tensor | None = None
 
 
@@ -95,19 +86,12 @@ _ROUNDING: Final = 1e-9
 
 @dataclass(frozen=True)
 class BlockTokens:
-    """Tokens in one block, the class token counted, and the padding that every image of a batch carries.
+    """Tokens in one block, the class token counted, and the padding that every image of a batch carries."""
 
-    Attributes:
-        entering: have keys and values in the attention.
-        asking: have queries there whose results are used.
-        leaving: go through the MLP, and on to the next block.
-        reduction_macs: multiply-accumulates of the reduction itself, for one image.
-    """
-
-    entering: int
-    asking: int
-    leaving: int
-    reduction_macs: int = 0
+    entering: int  #: have keys and values in the attention
+    asking: int  #: have queries there whose results are used
+    leaving: int  #: go through the MLP, and on to the next block
+    reduction_macs: int = 0  #: multiply-accumulates of the reduction itself, for one image
 
 
 def tokens_kept(tokens: int, share: float) -> int:

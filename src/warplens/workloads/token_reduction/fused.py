@@ -41,16 +41,12 @@ _BITS: Final = {torch.float16: 16, torch.bfloat16: 16, torch.float32: 32, torch.
 
 @dataclass(frozen=True)
 class Tiles:
-    """How the kernel is launched.
+    """How the kernel is launched."""
 
-    Attributes:
-        tokens: tokens a program finds the places of. Each program reads all scores, so that few tokens mean much
-            repeated work, and many mean few programs.
-        warps: warps per program.
-    """
-
+    #: tokens a program finds the places of. Each program reads all scores, so that few tokens mean much repeated work,
+    #: and many mean few programs.
     tokens: int = 16
-    warps: int = 4
+    warps: int = 4  #: warps per program
 
 
 #: Programs from which on there are more than the multiprocessors of any GPU can work on at once, so that programs had
