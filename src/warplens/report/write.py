@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from warplens.errors import UsageError
 from warplens.report.jsonout import envelope
-from warplens.report.overview.numbers import Numbers, examine, overview_data
 from warplens.writing import made, write_whole
 
 if TYPE_CHECKING:
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
     from warplens.diagnosis.across import RunDiagnosis
     from warplens.report.counters.numbers import Joined
     from warplens.report.document import Document
+    from warplens.report.overview.numbers import Numbers
 
 
 ReportFormat: TypeAlias = Literal["html", "md", "json"]
@@ -54,6 +54,8 @@ def write_report(
         raise UsageError("there is no profile to report on")
     if unknown := sorted(set(formats) - set(REPORT_FORMATS)):
         raise UsageError(f"a report cannot be written as {', '.join(unknown)}; use {', '.join(REPORT_FORMATS)}")
+    from warplens.report.overview.numbers import examine
+
     examined: list[Numbers] = []
     for number, (timeline, window) in enumerate(profiles):
         progress(f"analysing {timeline.trace.capture.source}")
@@ -92,6 +94,8 @@ def report_json(profiles: Sequence[Numbers], run: RunDiagnosis | None = None) ->
 
 def report_data(profiles: Sequence[Numbers], run: RunDiagnosis | None = None) -> dict[str, Any]:
     """`data` of `report.json`; `run` where the profiles are the ranks of one."""
+    from warplens.report.overview.numbers import overview_data
+
     data: dict[str, Any] = {"profiles": [overview_data(numbers) for numbers in profiles]}
     if run is None:
         return data

@@ -286,18 +286,20 @@ def _reports(
 
 def _for_programs(paths: Sequence[Path], window: str, range_name: str | None, form: Format) -> None:
     """The same question asked of the command whose output programs read."""
-    from warplens.cli.commands.compare import compare
-    from warplens.cli.commands.counters import counters
     from warplens.cli.commands.diagnose import diagnose
-    from warplens.ranks import NotOneRunError
     from warplens.readers import discover_both
 
     traces, reports = discover_both(paths)
     if not traces:
+        from warplens.cli.commands.counters import counters
+
         counters(reports, form=form)
     elif len(traces) == 1:
         diagnose([traces[0]], reports[0] if reports else None, None, window, range_name, form)
     else:
+        from warplens.cli.commands.compare import compare
+        from warplens.ranks import NotOneRunError
+
         try:
             diagnose(traces, None, None, window, range_name, form)
         except NotOneRunError as error:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, cast
 import typer
 
 import warplens
-from warplens.analysis.counters.speedoflight import OPCODES
 from warplens.analysis.timeline import Timeline
 from warplens.cli.answer import (
     checked_folder,
@@ -297,7 +296,12 @@ def read_profiles(paths: Sequence[Path], *, launch_configuration: bool = False, 
 
 
 def _read_counter_reports(paths: Sequence[Path]) -> tuple[list[KernelCounters], list[UnreadableInputError]]:
-    reports, unreadable = [], []
+    reports: list[KernelCounters] = []
+    unreadable: list[UnreadableInputError] = []
+    if not paths:
+        return reports, unreadable
+    from warplens.analysis.counters.speedoflight import OPCODES
+
     for path in paths:
         with progress(f"reading {path.name}") as tell:
             try:
