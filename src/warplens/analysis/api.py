@@ -247,7 +247,8 @@ def blocking_calls(timeline: Timeline, window: Window) -> pl.DataFrame:
     calls = timeline.api_calls_in(window)
     blocking = pl.Series([blocks_host(name) for name in name_categories(calls["name"])], dtype=pl.Boolean)
     calls = calls.with_columns(api_kinds(calls["name"]), blocking.gather(calls["name"].to_physical()).alias("blocks"))
-    from_pageable = _pageable_copies(timeline)
+    pageable = (pl.col("source_memory") == "pageable") | (pl.col("destination_memory") == "pageable")
+    from_pageable = timeline.trace.copies.filter(pageable).select("process", "correlation")
     by_name = calls.filter(pl.col("blocks")).with_columns(
         pl.when(pl.col("kind") == "sync")
         .then(pl.lit("synchronization", dtype=_REASON))
@@ -262,11 +263,6 @@ def blocking_calls(timeline: Timeline, window: Window) -> pl.DataFrame:
     keys = ["reason", "name", "process", "thread"]
     statistics = pl.concat([by_name, staged]).group_by(keys).agg(pl.len().alias("calls"), *spread(duration_ns()))
     return _longest_first(BLOCKING_CALLS.conform(statistics), keys)
-
-
-def _pageable_copies(timeline: Timeline) -> pl.DataFrame:
-    pageable = (pl.col("source_memory") == "pageable") | (pl.col("destination_memory") == "pageable")
-    return timeline.trace.copies.filter(pageable).select("process", "correlation")
 
 
 def _longest_first(statistics: pl.DataFrame, by: Sequence[str]) -> pl.DataFrame:

@@ -273,7 +273,7 @@ def module_rows(timeline: Timeline, window: Window) -> pl.DataFrame:
         if not part.height:
             continue
         numbered = part.with_columns(pl.lit(name).alias("level"), pl.col("id", "parent") + used)
-        used = _after(numbered)
+        used = int(numbered["id"].max()) + 1  # type: ignore[arg-type]
         shown.append(numbered)
     return pl.concat(shown, how="diagonal") if shown else nowhere
 
@@ -389,7 +389,3 @@ def _named(table: pl.DataFrame, texts: Sequence[str]) -> pl.DataFrame:
 
 def _no_tree() -> list[pl.Expr]:
     return [pl.lit(None, dtype=pl.Int64).alias("parent"), pl.lit(0, dtype=pl.Int64).alias("depth")]
-
-
-def _after(rows: pl.DataFrame) -> int:
-    return int(rows["id"].max()) + 1  # type: ignore[arg-type]

@@ -286,16 +286,12 @@ def _fused(flops: int, states: int) -> Callable[[Arguments], Work]:
         parameters, gradients = arguments.tensors(0), arguments.tensors(1)
         held: list[Tensor] = []
         for position in range(2, 2 + states):
-            held.extend(_optional_list(arguments, position))
+            # The tensors of a list that may be empty, such as the momentum of an optimizer that has none.
+            held.extend(arguments.tensors(position) if arguments.holds_shapes(position) else [])
         work = Work("optimizer", flops * sum(tensor.elements for tensor in parameters))
         return work.moving([*parameters, *gradients, *held, *parameters, *held])
 
     return formula
-
-
-def _optional_list(arguments: Arguments, position: int) -> list[Tensor]:
-    """The tensors of a list that may be empty, such as the momentum of an optimizer that has none."""
-    return arguments.tensors(position) if arguments.holds_shapes(position) else []
 
 
 #: Elementwise operators that exist for lists.

@@ -119,7 +119,7 @@ def matmul_shares(grid: Grid) -> pl.DataFrame:
     rows = []
     for cell in grid.answering("d"):
         inference = grid.inference_of(cell)
-        alone = _matmul(inference.labels) if inference else None
+        alone = float(inference.labels.filter(pl.col("label") == MATMUL)["share"].sum()) if inference else None
         split = cell.training
         phases = {phase: split.phase(phase)["matmul_share"] for phase in PHASES} if split else {}
         step = split.matmul_share if split else None
@@ -156,10 +156,6 @@ def _split(cell: CellAnswers) -> dict[str, Any]:
             f"{phase}_span_ns": part["span_ns"] / split.steps,
         }
     return row
-
-
-def _matmul(labels: pl.DataFrame) -> float:
-    return float(labels.filter(pl.col("label") == MATMUL)["share"].sum())
 
 
 def _optimizer(cell: CellAnswers) -> dict[str, Any]:

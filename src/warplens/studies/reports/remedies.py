@@ -124,7 +124,10 @@ def remedies_section(evidence: Evidence) -> Section:
     """Every way to run each point, and the best of them in words."""
     rows = _rows_of(evidence)
     words = [Paragraph(text) for text in _best_words(rows)]
-    shown = _shown(rows)
+    # The fastest of each point, its published form, and its fastest baseline.
+    place = pl.int_range(pl.len()).over(_POINT)
+    baseline = (pl.col("method") == "none") & (pl.col("baseline_factor") == 1)
+    shown = rows.filter((place < _MOST) | (pl.col("published_factor") == 1) | baseline)
     caption = f"At each point the {_MOST} fastest ways, the published form and the fastest baseline"
     columns = REMEDIES.only(
         "input_size batch method keep locations execution attention launches latency_ns",
@@ -154,13 +157,6 @@ def _other_run(evidence: Evidence, rows: pl.DataFrame) -> str:
                 f"{fmt.duration(there)} there. Compare times within a table, not between them. "
             )
     return ""
-
-
-def _shown(rows: pl.DataFrame) -> pl.DataFrame:
-    """The fastest of each point, its published form, and its fastest baseline."""
-    place = pl.int_range(pl.len()).over(_POINT)
-    baseline = (pl.col("method") == "none") & (pl.col("baseline_factor") == 1)
-    return rows.filter((place < _MOST) | (pl.col("published_factor") == 1) | baseline)
 
 
 def _best_words(rows: pl.DataFrame) -> Iterator[str]:
