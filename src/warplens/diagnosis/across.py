@@ -24,24 +24,16 @@ _RULES: Final = (Straggler(), UnbucketedCommunication(), PipelineBubble())
 
 @dataclass(frozen=True, eq=False)
 class RunDiagnosis:
-    """What limits a run, and what to do about it.
+    """What limits a run, and what to do about it."""
 
-    Attributes:
-        verdict: id of the main limiter; the first finding has it.
-        headline: one or two sentences for people.
-        headline_share: the share of a rank's window that it gives; null where it gives none.
-        findings: the verdict; then what ranks cost each other and what all of them have alike, the worst first.
-        ranks: the diagnosis of each rank by itself.
-        run: the ranks side by side.
-        origin: for each rank whose file is told by itself the number of that, and its place among the ranks of it.
-    """
-
-    verdict: str
-    headline: str
-    headline_share: float | None
+    verdict: str  #: id of the main limiter; the first finding has it
+    headline: str  #: one or two sentences for people
+    headline_share: float | None  #: the share of a rank's window that it gives; null where it gives none
+    #: the verdict; then what ranks cost each other and what all of them have alike, the worst first
     findings: tuple[Finding, ...]
-    ranks: dict[int, Diagnosis]
-    run: Run
+    ranks: dict[int, Diagnosis]  #: the diagnosis of each rank by itself
+    run: Run  #: the ranks side by side
+    #: for each rank whose file is told by itself the number of that, and its place among the ranks of it
     origin: dict[int, tuple[int, int]] = field(default_factory=dict)
 
     @property

@@ -33,23 +33,15 @@ _LAUNCH: Final = ("launch", "graph-launch")
 
 @dataclass(frozen=True, eq=False)
 class Claims:
-    """The time of a window by cause.
+    """The time of a window by cause."""
 
-    Attributes:
-        gaps: for each finding's id the nanoseconds of each pause.
-        issuing_ns: for each id, of its idle time that in which the host issued work.
-        moved_ns: for each id, of its idle time what was not seen but follows from the host's pace without the cause.
-        causes: the ids of all findings.
-        work: for each piece of work the position in `causes` of the finding that claims a part of it; −1 for none.
-        work_ns: how much of it, shape (pieces of work,).
-    """
-
-    gaps: dict[str, Spent]
-    issuing_ns: dict[str, int]
+    gaps: dict[str, Spent]  #: for each finding's id the nanoseconds of each pause
+    issuing_ns: dict[str, int]  #: for each id, of its idle time that in which the host issued work
+    #: for each id, of its idle time what was not seen but follows from the host's pace without the cause
     moved_ns: dict[str, int]
-    causes: tuple[str, ...]
-    work: Codes
-    work_ns: Int64s
+    causes: tuple[str, ...]  #: the ids of all findings
+    work: Codes  #: for each piece of work the position in `causes` of the finding that claims a part of it; −1 for none
+    work_ns: Int64s  #: how much of it, shape (pieces of work,)
 
     def idle_ns(self, id_: str) -> int:
         """Idle time that this cause claims."""

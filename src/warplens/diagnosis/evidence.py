@@ -42,29 +42,20 @@ _QUEUE_FULL_NS: Final = 100_000
 
 @dataclass(frozen=True, eq=False)
 class HostLoad:
-    """The host's side of a window. Only threads that launch GPU work count.
+    """The host's side of a window. Only threads that launch GPU work count."""
 
-    Attributes:
-        launches: how the kernels were launched.
-        waits: calls that held a thread until the GPU was done: synchronizations and synchronous copies.
-        waited_ns: time of the window in which a thread was inside of a call that waits, and a GPU worked.
-        waiting: per process, when that was so, in the whole profile. A call that waits for a GPU without work does
-            something else, such as loading code.
-        blocked_ns: time inside the window's calls that wait for the GPU by their name, or read a few bytes back, and in
-            which no GPU worked: what goes away with the calls, beside the waiting.
-        readbacks: copies of a few bytes to the host.
-        readback_calls: when the calls that issued those held their threads.
-        allocations: calls that obtain or release memory; `allocation_ns` their time.
-    """
-
-    launches: LaunchSummary
-    waits: int
-    waited_ns: int
+    launches: LaunchSummary  #: how the kernels were launched
+    waits: int  #: calls that held a thread until the GPU was done: synchronizations and synchronous copies
+    waited_ns: int  #: time of the window in which a thread was inside of a call that waits, and a GPU worked
+    #: per process, when that was so, in the whole profile. A call that waits for a GPU without work does something
+    #: else, such as loading code.
     waiting: dict[int, Intervals]
+    #: time inside the window's calls that wait for the GPU by their name, or read a few bytes back, and in which no GPU
+    #: worked: what goes away with the calls, beside the waiting
     blocked_ns: int
-    readbacks: int
-    readback_calls: Intervals
-    allocations: int
+    readbacks: int  #: copies of a few bytes to the host
+    readback_calls: Intervals  #: when the calls that issued those held their threads
+    allocations: int  #: calls that obtain or release memory; `allocation_ns` their time
     allocation_ns: int
 
 
@@ -307,17 +298,11 @@ def code_loading(facts: Facts, *, slow_launches: bool = False) -> Intervals:
 
 @dataclass(frozen=True)
 class OptimizerWork:
-    """The kernels of the optimizer in a window.
+    """The kernels of the optimizer in a window."""
 
-    Attributes:
-        launches: all of them.
-        single_tensor: … of which each works on one tensor.
-        updates: parameter tensors, counted by the kernel that each of them needs once; 0 where no kernel tells.
-    """
-
-    launches: int
-    single_tensor: int
-    updates: int
+    launches: int  #: all of them
+    single_tensor: int  #: … of which each works on one tensor
+    updates: int  #: parameter tensors, counted by the kernel that each of them needs once; 0 where no kernel tells
 
 
 @once
@@ -362,15 +347,10 @@ _LAUNCHED_AS: Final = ("name", *(f"{what}_{axis}" for what in ("grid", "block") 
 
 @dataclass(frozen=True, eq=False)
 class Counted:
-    """The verdicts of a counter report on kernels, to be looked up by name, grid and block.
+    """The verdicts of a counter report on kernels, to be looked up by name, grid and block."""
 
-    Attributes:
-        source: the report's file name.
-        kernels: one row a name, grid and block: these as texts, and `COUNTED`.
-    """
-
-    source: str
-    kernels: pl.DataFrame
+    source: str  #: the report's file name
+    kernels: pl.DataFrame  #: one row a name, grid and block: these as texts, and `COUNTED`
 
     def of(self, kernels: pl.DataFrame) -> pl.DataFrame:
         """What the report says of each of these rows of `Trace.kernels` (`COUNTED`)."""

@@ -106,46 +106,30 @@ _LATE: Final[tuple[str, ...]] = (
 
 @dataclass(frozen=True, eq=False)
 class Facts:
-    """The window as the rules see it.
+    """The window as the rules see it."""
 
-    Attributes:
-        timeline, window: the profile and the part of it that is judged.
-        work: `WORK`.
-        rows: of each row of `work` its row in `Timeline.work`.
-        gaps: `GAPS`.
-        causes: of each cause of `IDLE_CAUSES`, the time of each pause.
-        host: what the launching threads did.
-        devices: the GPUs that worked, as far as the profile describes them.
-        predictions: modelled step times, by change.
-        thresholds: the limits that rules compare with.
-        phase: the phase that these are the facts of; None for the whole window.
-        attributed_share: of the idle time of the whole window, with a recorded cause.
-        notes: what the profile cannot tell.
-        headrooms: the headroom of each GPU over the whole window, computed when it is first asked for.
-        budgets: the time budgets of the whole window.
-        whole: the facts of the whole window, where these are those of a phase.
-        part, gap_part: the rows of its `work` and of its `gaps` that are those of the phase.
-        answers: of questions asked `once`, such as patterns that several parts of a rule ask for.
-    """
-
+    #: timeline, window: the profile and the part of it that is judged
     timeline: Timeline
     window: Window
-    work: pl.DataFrame
-    rows: Int64s
-    gaps: pl.DataFrame
-    causes: Mapping[str, Spent]
-    host: HostLoad
-    devices: tuple[Device, ...] = ()
-    predictions: Mapping[str, Prediction] = field(default_factory=dict)
-    thresholds: Thresholds = DEFAULTS
-    phase: str | None = None
-    attributed_share: float | None = None
-    notes: tuple[Note, ...] = ()
+    work: pl.DataFrame  #: `WORK`
+    rows: Int64s  #: of each row of `work` its row in `Timeline.work`
+    gaps: pl.DataFrame  #: `GAPS`
+    causes: Mapping[str, Spent]  #: of each cause of `IDLE_CAUSES`, the time of each pause
+    host: HostLoad  #: what the launching threads did
+    devices: tuple[Device, ...] = ()  #: the GPUs that worked, as far as the profile describes them
+    predictions: Mapping[str, Prediction] = field(default_factory=dict)  #: modelled step times, by change
+    thresholds: Thresholds = DEFAULTS  #: the limits that rules compare with
+    phase: str | None = None  #: the phase that these are the facts of; None for the whole window
+    attributed_share: float | None = None  #: of the idle time of the whole window, with a recorded cause
+    notes: tuple[Note, ...] = ()  #: what the profile cannot tell
+    #: the headroom of each GPU over the whole window, computed when it is first asked for
     headrooms: Callable[[], Sequence[Headroom]] = tuple
-    budgets: tuple[TimeBudget, ...] = ()
-    whole: Facts | None = None
+    budgets: tuple[TimeBudget, ...] = ()  #: the time budgets of the whole window
+    whole: Facts | None = None  #: the facts of the whole window, where these are those of a phase
+    #: part, gap_part: the rows of its `work` and of its `gaps` that are those of the phase
     part: Int64s = field(default_factory=lambda: np.empty(0, np.int64), repr=False)
     gap_part: Int64s = field(default_factory=lambda: np.empty(0, np.int64), repr=False)
+    #: of questions asked `once`, such as patterns that several parts of a rule ask for
     answers: dict[tuple[object, ...], Any] = field(default_factory=dict, repr=False)
 
     @cached_property

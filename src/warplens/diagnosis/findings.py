@@ -63,30 +63,18 @@ Located: TypeAlias = Literal["waits", "copies", "allocations", "pauses", "work"]
 
 @dataclass(frozen=True)
 class Place:
-    """Where in the program a part of a finding comes from. What is not known is None.
+    """Where in the program a part of a finding comes from. What is not known is None."""
 
-    Attributes:
-        kind: what is counted there: `waits`, `copies`, `allocations`, `pauses`, `launches`, `kernels`.
-        count: how many of them are there, `of_count` how many the finding speaks of.
-        share: of the finding's time; of their number where none of them costs time by itself.
-        operator: the innermost operator around them.
-        range: the innermost annotated range, without numbers of steps and calls.
-        module: the two innermost modules, `BertOutput.LayerNorm`.
-        file: the source file with the last folder above it, if any.
-        line: the line where the function begins, which is what profilers record.
-        function: the innermost function of the program, PyTorch and Python's own library left out.
-    """
-
-    kind: str
-    count: int
+    kind: str  #: what is counted there: `waits`, `copies`, `allocations`, `pauses`, `launches`, `kernels`
+    count: int  #: how many of them are there, `of_count` how many the finding speaks of
     of_count: int
-    share: float
-    operator: str | None
-    range: str | None
-    module: str | None
-    file: str | None
-    line: int | None
-    function: str | None
+    share: float  #: of the finding's time; of their number where none of them costs time by itself
+    operator: str | None  #: the innermost operator around them
+    range: str | None  #: the innermost annotated range, without numbers of steps and calls
+    module: str | None  #: the two innermost modules, `BertOutput.LayerNorm`
+    file: str | None  #: the source file with the last folder above it, if any
+    line: int | None  #: the line where the function begins, which is what profilers record
+    function: str | None  #: the innermost function of the program, PyTorch and Python's own library left out
 
 
 @dataclass(frozen=True)
@@ -150,49 +138,32 @@ class Finding:
 
 @dataclass(frozen=True)
 class PhaseVerdict:
-    """The main limiter of one phase of a training step.
+    """The main limiter of one phase of a training step."""
 
-    Attributes:
-        phase: `forward`, `backward` or `optimizer`.
-        verdict: that of a rule.
-        expected, gain_ceiling: what its best remedy brings and at most can bring, on the time of the phase; None where
-            the profile cannot tell.
-        wall_ns: time of the phase: its GPU work and the pauses that this work ended.
-        busy_ns: GPU work of the phase.
-        share: of the window's time.
-    """
-
-    phase: str
-    verdict: str
+    phase: str  #: `forward`, `backward` or `optimizer`
+    verdict: str  #: that of a rule
+    #: expected, gain_ceiling: what its best remedy brings and at most can bring, on the time of the phase; None where
+    #: the profile cannot tell
     expected: float | None
     gain_ceiling: float | None
-    wall_ns: int
-    busy_ns: int
-    share: float
+    wall_ns: int  #: time of the phase: its GPU work and the pauses that this work ended
+    busy_ns: int  #: GPU work of the phase
+    share: float  #: of the window's time
 
 
 @dataclass(frozen=True)
 class Coverage:
-    """How much of the window the diagnosis rests on.
+    """How much of the window the diagnosis rests on."""
 
-    Attributes:
-        wall_ns: the time that was judged, summed over the GPUs.
-        busy_ns, idle_ns: its two parts.
-        steps: steps of the window.
-        idle_attributed_share: of the idle time, with a recorded cause; None where nothing was idle.
-        claimed_ns: wall time that findings claim; no nanosecond is claimed twice.
-        counters_share: of the kernel time, with hardware counters; None without counters.
-        unavailable: what could not be asked of this profile, and what would answer it.
-    """
-
-    wall_ns: int
+    wall_ns: int  #: the time that was judged, summed over the GPUs
+    #: busy_ns, idle_ns: its two parts
     busy_ns: int
     idle_ns: int
-    steps: int
-    idle_attributed_share: float | None
-    claimed_ns: int
-    counters_share: float | None
-    unavailable: tuple[str, ...]
+    steps: int  #: steps of the window
+    idle_attributed_share: float | None  #: of the idle time, with a recorded cause; None where nothing was idle
+    claimed_ns: int  #: wall time that findings claim; no nanosecond is claimed twice
+    counters_share: float | None  #: of the kernel time, with hardware counters; None without counters
+    unavailable: tuple[str, ...]  #: what could not be asked of this profile, and what would answer it
 
 
 @dataclass(frozen=True)

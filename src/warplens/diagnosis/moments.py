@@ -34,24 +34,17 @@ _LEAST_STRETCH_NS: Final = 20_000
 
 @dataclass(frozen=True)
 class Moment:
-    """One instance of a finding.
-
-    Attributes:
-        start_ns, end_ns: the half-open interval, in the profile's clock; what reaches beyond the window ends with it.
-        device: CUDA ordinal of the GPU.
-        what: `pause`, `work`, or `stretch` of several.
-        name: of the work as recorded, or the main cause of the pause; empty for a stretch.
-        pieces: pauses and pieces of work that it claims there.
-    """
+    """One instance of a finding."""
 
     finding: str
+    #: start_ns, end_ns: the half-open interval, in the profile's clock; what reaches beyond the window ends with it
     start_ns: int
     end_ns: int
-    device: int
+    device: int  #: CUDA ordinal of the GPU
     claimed_ns: int
-    what: str
-    name: str
-    pieces: int
+    what: str  #: `pause`, `work`, or `stretch` of several
+    name: str  #: of the work as recorded, or the main cause of the pause; empty for a stretch
+    pieces: int  #: pauses and pieces of work that it claims there
 
 
 def worst_moments(facts: Facts, claims: Claims, findings: Sequence[Finding]) -> tuple[Moment, ...]:

@@ -50,34 +50,23 @@ class Gain:
 
 @dataclass(frozen=True, eq=False)
 class Less:
-    """Work that goes away, as shares of each piece of the schedule.
+    """Work that goes away, as shares of each piece of the schedule."""
 
-    Attributes:
-        time: of its time on the GPU.
-        calls: of the time in which the host issues it.
-        stalls: of what the host does beside issuing, the share that goes away like the calls.
-    """
-
-    time: Floats
-    calls: Floats
-    stalls: float = 1.0
+    time: Floats  #: of its time on the GPU
+    calls: Floats  #: of the time in which the host issues it
+    stalls: float = 1.0  #: of what the host does beside issuing, the share that goes away like the calls
 
 
 @dataclass(frozen=True, eq=False)
 class Pace:
-    """The schedule of a window without what the profiler added.
+    """The schedule of a window without what the profiler added."""
 
-    Attributes:
-        usual, slow, fast: at the usual share of the host's time, and at more and at less.
-        devices: of the capture.
-        steps: that were replayed; 1 where the window has none.
-    """
-
+    #: usual, slow, fast: at the usual share of the host's time, and at more and at less
     usual: RecordedSchedule
     slow: RecordedSchedule
     fast: RecordedSchedule
-    devices: Sequence[Device]
-    steps: int = 1
+    devices: Sequence[Device]  #: of the capture
+    steps: int = 1  #: that were replayed; 1 where the window has none
     _before: dict[int, int] = field(default_factory=dict, repr=False)
 
     @classmethod

@@ -101,41 +101,28 @@ class Limit(float):
 
 
 class Rule:
-    """One finding. Every text that is not optional is checked to be there.
+    """One finding. Every text that is not optional is checked to be there."""
 
-    Attributes:
-        id: of the finding.
-        question: that the rule asks of a window.
-        limiter: what limits a window with it, in a few words.
-        cause: the same at more length, for the documentation.
-        raised_when: what raises it.
-        claimed: which time it claims.
-        headline: the verdict with this cause, `{share}` being the time that it claims; empty where it describes.
-        title: one sentence for people, where it is always the same.
-        evidence: name of each number that shows it → what it is. The end of a name is its unit (`EVIDENCE_UNITS`).
-        refutation: the experiment that would show it to be wrong.
-        thresholds: which of `Thresholds` it compares with, beside those that all do. Its own are attributes (`Limit`).
-        describes: it says what a window does, not what it loses, and is the verdict only where nothing is lost.
-        precedence: how sure its claim on GPU work is.
-        model: what its gain is computed from where the GPU's work alone gets less, which says how far off that may be.
-        located: by what its places in the program are told (`warplens.diagnosis.places`).
-    """
-
-    id: ClassVar[str]
-    question: ClassVar[str]
-    limiter: ClassVar[str]
-    cause: ClassVar[str]
-    raised_when: ClassVar[str]
-    claimed: ClassVar[str] = "nothing"
+    id: ClassVar[str]  #: of the finding
+    question: ClassVar[str]  #: that the rule asks of a window
+    limiter: ClassVar[str]  #: what limits a window with it, in a few words
+    cause: ClassVar[str]  #: the same at more length, for the documentation
+    raised_when: ClassVar[str]  #: what raises it
+    claimed: ClassVar[str] = "nothing"  #: which time it claims
+    #: the verdict with this cause, `{share}` being the time that it claims; empty where it describes
     headline: ClassVar[str] = ""
-    title: ClassVar[str] = ""
+    title: ClassVar[str] = ""  #: one sentence for people, where it is always the same
+    #: name of each number that shows it → what it is. The end of a name is its unit (`EVIDENCE_UNITS`).
     evidence: ClassVar[Mapping[str, str]]
-    refutation: ClassVar[str]
+    refutation: ClassVar[str]  #: the experiment that would show it to be wrong
+    #: which of `Thresholds` it compares with, beside those that all do. Its own are attributes (`Limit`).
     thresholds: ClassVar[tuple[str, ...]] = ()
+    #: it says what a window does, not what it loses, and is the verdict only where nothing is lost
     describes: ClassVar[bool] = False
-    precedence: ClassVar[Precedence] = "inferred"
+    precedence: ClassVar[Precedence] = "inferred"  #: how sure its claim on GPU work is
+    #: what its gain is computed from where the GPU's work alone gets less, which says how far off that may be
     model: ClassVar[Model] = "traffic"
-    located: ClassVar[Located] = "work"
+    located: ClassVar[Located] = "work"  #: by what its places in the program are told (`warplens.diagnosis.places`)
 
     def claim(self, facts: Facts) -> Floats | None:
         """Of each piece of GPU work, the share of its time that goes away with the cause; None for no work at all."""

@@ -32,31 +32,22 @@ _STALL: Final = HostStall()
 
 @dataclass(frozen=True, eq=False)
 class RankFacts:
-    """One rank, as far as rules compare it with others. Times are in nanoseconds of its window.
+    """One rank, as far as rules compare it with others. Times are in nanoseconds of its window."""
 
-    Attributes:
-        wall_ns, busy_ns: the window, and the part of it in which the GPU worked, communication included.
-        host_ns: host time that it took to issue the work, as recorded.
-        issuing_ns, other_ns: idle time in which the host issued work, and in which it did not.
-        unprofiled_share: of the host's time, what it takes without a profiler on the side of a fast host.
-        before_communication_ns: pauses that communication ended while the host issued work.
-        idle: idle time by cause.
-        kernels: `name`, `blocks` (of its grid), `kernels` and `time_ns`, communication left out.
-        places: `name` of a range, its numbers as N, and `busy_ns`, GPU time of the work launched inside at any depth.
-        stall: the finding on what the host does beside CUDA, where that costs the rank time.
-    """
-
+    #: wall_ns, busy_ns: the window, and the part of it in which the GPU worked, communication included
     wall_ns: int
     busy_ns: int
-    host_ns: int
+    host_ns: int  #: host time that it took to issue the work, as recorded
+    #: issuing_ns, other_ns: idle time in which the host issued work, and in which it did not
     issuing_ns: int
     other_ns: int
-    unprofiled_share: float
-    before_communication_ns: int
-    idle: dict[str, int]
-    kernels: pl.DataFrame
+    unprofiled_share: float  #: of the host's time, what it takes without a profiler on the side of a fast host
+    before_communication_ns: int  #: pauses that communication ended while the host issued work
+    idle: dict[str, int]  #: idle time by cause
+    kernels: pl.DataFrame  #: `name`, `blocks` (of its grid), `kernels` and `time_ns`, communication left out
+    #: `name` of a range, its numbers as N, and `busy_ns`, GPU time of the work launched inside at any depth
     places: pl.DataFrame
-    stall: Finding | None
+    stall: Finding | None  #: the finding on what the host does beside CUDA, where that costs the rank time
 
     def unprofiled_ns(self, share: float, saved_ns: float = 0.0) -> float:
         """The window without a profiler, if the GPU worked that much less.

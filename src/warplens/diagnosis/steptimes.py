@@ -32,57 +32,37 @@ MOST_STREAMS: Final = 4
 
 @dataclass(frozen=True, eq=False)
 class Lane:
-    """What the host, or one stream, did in a step. Arrays have one entry a mark.
+    """What the host, or one stream, did in a step. Arrays have one entry a mark."""
 
-    Attributes:
-        stream: its number; None for the host's calls.
-        start_ns, end_ns: from the begin of the step.
-        label: kind of call (`API_KIND`) or label of work (`facts.WORK`) of the longest piece of each mark.
-        pieces: calls or pieces of work that the marks stand for, together.
-    """
-
-    stream: int | None
+    stream: int | None  #: its number; None for the host's calls
+    #: start_ns, end_ns: from the begin of the step
     start_ns: Int64s
     end_ns: Int64s
+    #: kind of call (`API_KIND`) or label of work (`facts.WORK`) of the longest piece of each mark
     label: tuple[str, ...]
-    pieces: int
+    pieces: int  #: calls or pieces of work that the marks stand for, together
 
 
 @dataclass(frozen=True, eq=False)
 class StepTimes:
-    """One step.
-
-    Attributes:
-        share: how much of what its replay saves is taken, from 0 to 1; 0 without a remedy.
-        stretched: by what factor all times are longer than that, to fill `length_ns`.
-        lanes: the host, then the streams.
-    """
+    """One step."""
 
     length_ns: int
-    share: float
-    stretched: float
-    lanes: tuple[Lane, ...]
+    share: float  #: how much of what its replay saves is taken, from 0 to 1; 0 without a remedy
+    stretched: float  #: by what factor all times are longer than that, to fill `length_ns`
+    lanes: tuple[Lane, ...]  #: the host, then the streams
 
 
 @dataclass(frozen=True, eq=False)
 class StepPictures:
-    """The same step in several circumstances.
+    """The same step in several circumstances."""
 
-    Attributes:
-        step: its number in the profile; None where the whole window is one.
-        recorded: measured, with the profiler; a step lasts until the next one begins.
-        now: without a profiler. Modelled.
-        after: by finding, with its remedy. Modelled.
-        cell_ns: neighbours shorter than this were merged.
-        streams_left_out: those with the least work.
-    """
-
-    step: int | None
-    recorded: StepTimes
-    now: StepTimes
-    after: dict[str, StepTimes]
-    cell_ns: int
-    streams_left_out: int
+    step: int | None  #: its number in the profile; None where the whole window is one
+    recorded: StepTimes  #: measured, with the profiler; a step lasts until the next one begins
+    now: StepTimes  #: without a profiler. Modelled.
+    after: dict[str, StepTimes]  #: by finding, with its remedy. Modelled.
+    cell_ns: int  #: neighbours shorter than this were merged
+    streams_left_out: int  #: those with the least work
 
 
 @dataclass(frozen=True, eq=False)

@@ -111,15 +111,10 @@ _AT_END_SHARE: Final = 0.1
 
 @dataclass(frozen=True, eq=False)
 class Passes:
-    """Equal passes of a step that could be one over a batch.
+    """Equal passes of a step that could be one over a batch."""
 
-    Attributes:
-        count: how many a step has; 1 where it has none.
-        work: which pieces of work belong to them.
-    """
-
-    count: int
-    work: Bools
+    count: int  #: how many a step has; 1 where it has none
+    work: Bools  #: which pieces of work belong to them
 
     def saved_share(self, facts: Facts, filled: Floats) -> Floats:
         """Of each piece of work, the share of its time that goes away where the passes are one.
@@ -235,17 +230,11 @@ _LOOPS: Final = 4
 
 @dataclass(frozen=True, eq=False)
 class Turns:
-    """Loops of a step that launch the same few small kernels in each turn.
+    """Loops of a step that launch the same few small kernels in each turn."""
 
-    Attributes:
-        count: how many turns the longest loop of a step has.
-        launches: of one of its turns.
-        share: of each piece of work, the share that goes away where all turns are one.
-    """
-
-    count: float
-    launches: float
-    share: Floats
+    count: float  #: how many turns the longest loop of a step has
+    launches: float  #: of one of its turns
+    share: Floats  #: of each piece of work, the share that goes away where all turns are one
 
 
 @once

@@ -43,43 +43,29 @@ _AT_BEST: Final = 1.5
 
 @dataclass(frozen=True)
 class WhatIf:
-    """The step without the causes of some findings. Modelled; times are nanoseconds of a step, or of the window.
+    """The step without the causes of some findings. Modelled; times are nanoseconds of a step, or of the window."""
 
-    Attributes:
-        findings: ids, one or two.
-        expected: how many times as fast, without a profiler.
-        expected_interval: the range 90 % interval of the gain.
-        step_ns: the time of a step that follows from `expected`.
-        step_interval_ns: the same of `expected_interval`, from the shortest to the longest.
-        busy_ns: GPU time by category of work that is left.
-    """
-
-    findings: tuple[str, ...]
-    expected: float
-    expected_interval: tuple[float, float]
-    step_ns: int
-    step_interval_ns: tuple[int, int]
-    busy_ns: Mapping[str, int]
+    findings: tuple[str, ...]  #: ids, one or two
+    expected: float  #: how many times as fast, without a profiler
+    expected_interval: tuple[float, float]  #: the range 90 % interval of the gain
+    step_ns: int  #: the time of a step that follows from `expected`
+    step_interval_ns: tuple[int, int]  #: the same of `expected_interval`, from the shortest to the longest
+    busy_ns: Mapping[str, int]  #: GPU time by category of work that is left
     idle_ns: int
 
 
 @dataclass(frozen=True)
 class WhatIfs:
-    """What each of the worst findings brings by itself and with each other one.
+    """What each of the worst findings brings by itself and with each other one."""
 
-    Attributes:
-        step_ns: what a step takes without a profiler, by the replay of the unchanged schedule.
-        step_interval_ns: the same with more and with less of the host's time taken for the profiler's.
-        busy_ns, idle_ns: where that time goes.
-        changes: single findings in their order, then pairs of them. A pair of which a replay shows neither is left out.
-        pictures: what runs when in one step, as recorded, and by the replays now and after each single remedy.
-    """
-
-    step_ns: int
-    step_interval_ns: tuple[int, int]
+    step_ns: int  #: what a step takes without a profiler, by the replay of the unchanged schedule
+    step_interval_ns: tuple[int, int]  #: the same with more and with less of the host's time taken for the profiler's
+    #: busy_ns, idle_ns: where that time goes
     busy_ns: Mapping[str, int]
     idle_ns: int
+    #: single findings in their order, then pairs of them. A pair of which a replay shows neither is left out.
     changes: tuple[WhatIf, ...]
+    #: what runs when in one step, as recorded, and by the replays now and after each single remedy
     pictures: StepPictures | None = field(default=None, repr=False, compare=False)
 
 

@@ -36,17 +36,11 @@ _OF_A_TOKEN_NS: Final = 5_000
 
 @dataclass(frozen=True, eq=False)
 class Growing:
-    """Passes of a step over all tokens so far.
+    """Passes of a step over all tokens so far."""
 
-    Attributes:
-        share: of each piece of work, the share of its time that a cache of keys and values saves.
-        passes: how many there are in a step.
-        growth: tokens of the last pass over those of the first.
-    """
-
-    share: Floats
-    passes: float
-    growth: float
+    share: Floats  #: of each piece of work, the share of its time that a cache of keys and values saves
+    passes: float  #: how many there are in a step
+    growth: float  #: tokens of the last pass over those of the first
 
 
 @once

@@ -31,17 +31,11 @@ _LISTS_SHARE: Final = 0.9
 
 @dataclass(frozen=True, eq=False)
 class Unused:
-    """Gradients that are handed to parameters which the following passes of optimizers do not take.
+    """Gradients that are handed to parameters which the following passes of optimizers do not take."""
 
-    Attributes:
-        share: of each piece of work, the share of its time that makes them.
-        gradients: how many there are, summed over the backward passes of the window.
-        numbers_share: of all numbers of gradients, theirs.
-    """
-
-    share: Floats
-    gradients: int
-    numbers_share: float
+    share: Floats  #: of each piece of work, the share of its time that makes them
+    gradients: int  #: how many there are, summed over the backward passes of the window
+    numbers_share: float  #: of all numbers of gradients, theirs
 
 
 @dataclass(frozen=True, eq=False)

@@ -22,14 +22,10 @@ class CounterRule(Rule):
     """A fault inside kernels.
 
     One that loses the share g of a kernel's time costs the window g times the kernel's own share of it (Amdahl's law).
-
-    Attributes:
-        faults: what `analysis.counters` calls it.
-        remedies: what to do about it.
     """
 
-    faults: ClassVar[tuple[str, ...]]
-    remedies: ClassVar[tuple[Remedy, ...]]
+    faults: ClassVar[tuple[str, ...]]  #: what `analysis.counters` calls it
+    remedies: ClassVar[tuple[Remedy, ...]]  #: what to do about it
     precedence = "measured"
     thresholds = ("counters_share", "counters_complete_share")
     evidence: ClassVar = {

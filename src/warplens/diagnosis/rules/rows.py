@@ -34,17 +34,11 @@ _FP32_BYTES: Final = 4
 
 @dataclass(frozen=True, eq=False)
 class Dense:
-    """Gradients of whole tables of which a step used few rows.
+    """Gradients of whole tables of which a step used few rows."""
 
-    Attributes:
-        share: of each piece of work, what goes away where the gradient holds the used rows alone.
-        calls: of each, the same of the host's time for issuing it.
-        used_share: rows used at most, of those written.
-    """
-
-    share: Floats
-    calls: Floats
-    used_share: float
+    share: Floats  #: of each piece of work, what goes away where the gradient holds the used rows alone
+    calls: Floats  #: of each, the same of the host's time for issuing it
+    used_share: float  #: rows used at most, of those written
 
 
 class ScatteredAccess(StructureRule):

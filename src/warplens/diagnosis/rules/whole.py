@@ -88,15 +88,10 @@ _NOT_THE_HOST: Final = {
 
 @dataclass(frozen=True)
 class Incomplete:
-    """What is missing from a profile.
+    """What is missing from a profile."""
 
-    Attributes:
-        finding: what is missing and how to record it; it informs.
-        decides: whether so much is missing that no other verdict would stand.
-    """
-
-    finding: Finding
-    decides: bool
+    finding: Finding  #: what is missing and how to record it; it informs
+    decides: bool  #: whether so much is missing that no other verdict would stand
 
 
 _BY_CAUSE: Final = "those pauses by [idle cause](../explanation/time-budget.md#why-the-gpu-was-idle), of the window"
