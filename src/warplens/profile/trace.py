@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from enum import Enum
-from typing import Final
+from typing import Final, Literal
 
 import polars as pl
 
@@ -229,6 +229,8 @@ class Recorder:
     unprofiled_share: float = 1.0
     #: whether it starts inside of the program, and the first step that it records pays for that
     slows_first_step: bool = False
+    #: the tool that reads hardware counters on the GPUs of the profile
+    counters: Literal["ncu", "rocprof-compute"] = "ncu"
     #: by code of a `Note`, how to record with this profiler what a profile lacks
     remedies: Mapping[str, str] = field(default_factory=dict, hash=False)
 

@@ -162,17 +162,18 @@ def _on_one(reading: Reading, paths: Sequence[Path]) -> DiagnosisAnswer:
     with progress("diagnosing"):
         found = diagnose_selection(selection, reading.counted)
     print_lines([" · ".join(head(selection))])
-    print_brief_lines(brief(found.diagnosis, commands=list(_next(found, typed(path), bool(reading.counters)))))
+    commands = _next(found, typed(path), bool(reading.counters), timeline.trace.capture.recorder.counters)
+    print_brief_lines(brief(found.diagnosis, commands=list(commands)))
     return found
 
 
-def _next(found: DiagnosisAnswer, path: str, counted: bool) -> Iterator[str]:
+def _next(found: DiagnosisAnswer, path: str, counted: bool, counters: str) -> Iterator[str]:
     """What to type next: all findings; the comparison that shows whether a change worked; counters."""
     commands = {f"warplens diagnose {path}": "every finding, with its evidence and what would refute it"}
     if found.findings[0].remedies and found.verdict != "incomplete-profile":
         commands[f"warplens compare {path} AFTER"] = "after the change: did it work, and is that certain?"
     covered = found.diagnosis.coverage
-    if not counted and covered.busy_ns > covered.idle_ns:
+    if not counted and covered.busy_ns > covered.idle_ns and counters == "ncu":
         commands[f"warplens collect ncu --trace {path} -- COMMAND"] = "what happens inside the kernels that matter"
     yield from _explained(commands)
 

@@ -337,7 +337,10 @@ class BelowRoof(Rule):
                 Remedy(
                     "Collect counters of the kernels with the most time above their roof",
                     f"ncu --set roofline {_sections(facts, above)} -k 'regex:{pattern}' -c 20 python train.py\n"
-                    "warplens diagnose PATH --counters REPORT",
+                    "warplens diagnose PATH --counters REPORT"
+                    if facts.timeline.trace.capture.recorder.counters == "ncu"
+                    else "rocprof-compute profile -n counters -- python train.py  # a few steps: each pass runs again\n"
+                    "rocprof-compute analyze -p workloads/counters/*  # read there: Warplens reads counters of ncu",
                     "shows which roof limits each of them, and why",
                 ),
             ),

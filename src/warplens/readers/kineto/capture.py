@@ -24,8 +24,10 @@ _EARLIEST_EPOCH_NS = 1_420_070_400 * 10**9
 _LATEST_EPOCH_NS = 4_102_444_800 * 10**9
 
 
-def is_rocm(header: Mapping[str, Any]) -> bool:
-    """Whether the trace was recorded on AMD GPUs, as far as what stands around the events tells."""
+def is_rocm(header: Mapping[str, Any], calls: pl.Series | None = None) -> bool:
+    """Whether the trace was recorded on AMD GPUs, as far as what stands around the events, or names of calls, tell."""
+    if calls is not None and calls.unique().cast(pl.String).str.starts_with("hip").any():
+        return True
     if any(key in header for key in ("roctracer_version", "hip_runtime_version", "hip_driver_version")):
         return True
     return any(entry.get("warpSize") == 64 or "AMD" in str(entry.get("name", "")) for entry in _described(header))

@@ -10,6 +10,7 @@ about the capture come from `kineto_capture`, its shortcomings from `kineto_note
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from warplens.profile.nesting import nest
 from warplens.profile.schema import encode_names
 from warplens.profile.trace import TABLES
 from warplens.readers.kineto import KINETO
-from warplens.readers.kineto.capture import RECAPTURE, Findings, devices_of, epoch_of, notes_of, placement_of
+from warplens.readers.kineto.capture import RECAPTURE, Findings, devices_of, epoch_of, is_rocm, notes_of, placement_of
 from warplens.readers.kineto.events import Recorded, read_events
 from warplens.readers.kineto.gpu import (
     collectives_of,
@@ -241,12 +242,13 @@ def read_kineto(
     tables = tables_of(spans)
     used = pl.concat([tables[name]["device"] for name in ("kernels", "copies", "memsets")]).unique().to_list()
     devices = devices_of(document.header, used)
+    rocm = is_rocm(document.header, tables["api_calls"]["name"])
     rank, world_size = placement_of(document.header)
     version = document.header.get("schemaVersion")
     capture = Capture(
         source=known_as.name,
         format="kineto-json",
-        recorder=KINETO,
+        recorder=replace(KINETO, counters="rocprof-compute") if rocm else KINETO,
         schema_version=str(version) if isinstance(version, int) else None,
         devices=devices,
         window_ns=(0, spans.last_ns),
