@@ -87,6 +87,19 @@ def test_shapes_are_asked_for_where_the_trace_has_none(name: str, asked: bool) -
     assert any("record_shapes" in remedy.how for remedy in found.remedies) is asked
 
 
+def test_a_trace_of_an_amd_gpu_is_answered_by_its_name_and_sent_to_the_tools_of_its_maker() -> None:
+    path = _shared("kineto/tracelens_mi300_qwen0p5b.json.gz")
+    unnamed = _diagnosed(path)
+    assert "does not name its GPU" in unnamed.headline
+    assert unnamed.findings[0].remedies[0].action == "Name the GPU that it ran on"
+
+    found = warplens.diagnose(warplens.read(path, gpu="MI300X"))
+    assert "not near its roofs" in found.headline
+    (counters,) = found.findings[0].remedies
+    assert "rocprof-compute profile" in counters.how
+    assert "ncu --set" not in counters.how
+
+
 def test_a_hand_written_optimizer_limits_its_phase() -> None:
     by_phase = {part.phase: part for part in _shipped("lm_small_ctx128_train").per_phase}
     assert by_phase["optimizer"].verdict == "unfused-optimizer"

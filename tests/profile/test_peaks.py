@@ -1,9 +1,14 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
+import polars as pl
 import pytest
 
-from warplens.profile import Device
-from warplens.profile.peaks import peaks_of
+from warplens.errors import UsageError
+from warplens.profile import Capture, Device, Note, NoteLevel, Trace
+from warplens.profile.peaks import peaks_of, with_gpu
+from warplens.profile.trace import TABLES, Recorder
 
 
 @pytest.mark.parametrize(
@@ -79,3 +84,39 @@ def test_narrow_formats_without_tensor_cores_are_computed_in_fp32() -> None:
     assert peaks.of("fp64", tensor_cores=True) == 67e12
     assert peaks.of("fp64", tensor_cores=False) == 34e12
     assert peaks.of(None, tensor_cores=None) is None
+
+
+def _fills_on(*ordinals: int) -> Trace:
+    zeros = TABLES["memsets"].empty().clear(len(ordinals)).fill_null(0)
+    fills = zeros.with_columns(device=pl.Series(ordinals, dtype=zeros.schema["device"]))
+    lacking = Note("no-device-info", NoteLevel.WARNING, "not described")
+    return Trace(Capture("a.json", "kineto-json", Recorder("PyTorch profiler"), notes=(lacking,)), memsets=fills)
+
+
+@pytest.mark.parametrize(
+    ("named", "device"),
+    [("H200", "NVIDIA H200"), ("NVIDIA A100-SXM4-80GB", "NVIDIA A100-SXM4-80GB"), ("MI300X", "AMD Instinct MI300X")],
+)
+def test_a_name_gives_a_gpu_that_is_not_described_its_data_sheet(named: str, device: str) -> None:
+    found = with_gpu(_fills_on(0, 2), named).capture
+
+    assert [(each.ordinal, each.name, each.sm_count) for each in found.devices] == [
+        (0, device, None),
+        (2, device, None),
+    ]
+    assert all(peaks_of(each) for each in found.devices)
+    assert [note.code for note in found.notes] == ["gpu-as-named"]
+    assert device in found.notes[0].text
+
+
+def test_a_gpu_that_the_profile_describes_stays_what_it_is() -> None:
+    trace = _fills_on(0)
+    own = Device(ordinal=0, name="NVIDIA L4", sm_count=58)
+    described = replace(trace, capture=replace(trace.capture, devices=(own,)))
+
+    assert with_gpu(described, "H200") is described
+
+
+def test_an_unknown_gpu_is_refused_with_those_that_are_known() -> None:
+    with pytest.raises(UsageError, match=r"'H9000'.*B200, GH200, H200 NVL.*RTX 4090.*MI300X"):
+        with_gpu(_fills_on(0), "H9000")

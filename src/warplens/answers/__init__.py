@@ -35,7 +35,11 @@ if TYPE_CHECKING:
 
 
 def read(
-    profile: Profile, *, progress: Callable[[str], None] | None = None, launch_configuration: bool = True
+    profile: Profile,
+    *,
+    progress: Callable[[str], None] | None = None,
+    launch_configuration: bool = True,
+    gpu: str | None = None,
 ) -> Trace:
     """The trace in a profile: a file (also compressed), a folder that holds one, `demo:NAME`, or a live profiler.
 
@@ -44,19 +48,23 @@ def read(
         progress: is told in a few words, now and then, what is being done.
         launch_configuration: whether to read grids, blocks, registers and shared memory of kernels. Without them the
             columns are null, and a large file is read a third faster.
+        gpu: the name of the GPU that it was recorded on (`H100 PCIe`, `MI300X`), for a profile that does not say; its
+            data sheet then gives the roofs. All functions here take the trace that comes back.
 
     Raises:
         TypeError: it is nothing that holds a profile.
         UnreadableInputError: the file is missing, damaged, or not a profile that this version can read.
-        UsageError: a folder holds several.
+        UsageError: a folder holds several, or no data sheet of that GPU is known.
     """
     from warplens.answers.given import is_path, only_profile, timeline_of
+    from warplens.profile.peaks import with_gpu
     from warplens.readers import read as read_file
 
     if is_path(profile):
         path = only_profile(profile)
-        return read_file(path, progress=progress, launch_configuration=launch_configuration)
-    return timeline_of(profile, "read").trace
+        return read_file(path, progress=progress, launch_configuration=launch_configuration, gpu=gpu)
+    trace = timeline_of(profile, "read").trace
+    return trace if gpu is None else with_gpu(trace, gpu)
 
 
 def diagnose(

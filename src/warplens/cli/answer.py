@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from warplens.analysis.timeline import Timeline
 from warplens.answers.given import Selection, only_profile, selected
-from warplens.cli.edge import answering, note, one_line, progress, reuse_freed_memory
+from warplens.cli.edge import State, answering, note, one_line, progress, reuse_freed_memory
 from warplens.cli.memory import REPORT, TABLE, share_that_fits
 from warplens.cli.options import TABLE_ROWS, Format
 from warplens.errors import UsageError
@@ -54,7 +54,8 @@ def select(path: Path, window: str, range_name: str | None, *, launch_configurat
     share = share_that_fits(profile, peak, steady=window == "steady" and range_name is None)
     reuse_freed_memory([profile])
     with progress(f"reading {profile.name}") as tell:
-        timeline = Timeline(read(profile, progress=tell, launch_configuration=launch_configuration, share=share))
+        trace = read(profile, progress=tell, launch_configuration=launch_configuration, share=share, gpu=State.gpu)
+        timeline = Timeline(trace)
         tell(f"analysing {profile.name}")
         return selected(timeline, window, range_name)
 

@@ -37,11 +37,12 @@ class State:
 
     quiet = False
     memory: int | None = None  # bytes
+    gpu: str | None = None  # what the profiles were recorded on, where they do not say
 
 
 def start_afresh() -> None:
     """Forget what the options of a former run in this process asked for."""
-    State.quiet, State.memory = False, None
+    State.quiet, State.memory, State.gpu = False, None, None
 
 
 def be_quiet(value: bool = True) -> None:

@@ -18,12 +18,12 @@ from typer.core import TyperCommand, TyperGroup
 
 from warplens._version import __version__
 from warplens.cli.catalogue import COMMANDS, Command
-from warplens.cli.edge import TERMINATED, TerminatedError, answering, be_quiet, complain, end_in_order, guarded
+from warplens.cli.edge import TERMINATED, State, TerminatedError, answering, be_quiet, complain, end_in_order, guarded
 
 # Typer brings its own copy of Click in some versions and uses the installed one in others; the classes of contexts and
 # commands have no public name that fits both, hence `Any` below.
 
-_SHARED_FLAGS = ("quiet", "debug", "memory")
+_SHARED_FLAGS = ("quiet", "debug", "memory", "gpu")
 
 #: The same as they are typed, and those that end the program by themselves.
 _SHARED_WORDS = ("--quiet", "-q", "--debug")
@@ -119,7 +119,9 @@ class LazyGroup(_PlainGroup):
         shared = [param for param in self.params if param.name in _SHARED_FLAGS]
         for each in (command, *getattr(command, "commands", {}).values()):
             own = {option for param in each.params for option in param.opts}
-            each.params.extend(param for param in shared if own.isdisjoint(param.opts))  # collect has its own --memory
+            # collect has its own --memory; only answers about single profiles ask for roofs.
+            reads = "--window" in own and name != "ranks"
+            each.params.extend(p for p in shared if own.isdisjoint(p.opts) and (reads or p.name != "gpu"))
         return name, command, rest
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
@@ -235,6 +237,11 @@ def _print_version(value: bool) -> None:
         raise typer.Exit
 
 
+def _name_gpu(value: str | None) -> None:
+    if value is not None:
+        State.gpu = value
+
+
 def _limit_memory(value: str | None) -> None:
     if value is not None:
         from warplens.cli.memory import limit_to
@@ -263,6 +270,16 @@ def warplens(
             callback=_limit_memory,
             expose_value=False,
             help="Most memory to use, such as 2GB; half of the free memory by default.",
+        ),
+    ] = None,
+    gpu: Annotated[
+        str | None,
+        typer.Option(
+            "--gpu",
+            metavar="NAME",
+            callback=_name_gpu,
+            expose_value=False,
+            help="The GPU that it ran on (H100 PCIe, MI300X), where the profile does not say.",
         ),
     ] = None,
 ) -> None:

@@ -32,6 +32,7 @@ from warplens.diagnosis.rules.rows import UNSORTED
 from warplens.diagnosis.rules.whole import BelowRoof, IncompleteProfile, Saturated, is_known, roof_known
 from warplens.diagnosis.thresholds import DEFAULTS, Thresholds
 from warplens.diagnosis.whatif import what_ifs
+from warplens.profile.peaks import peaks_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -75,10 +76,9 @@ def headline(facts: Facts, verdict: Finding, claims: Claims) -> str:
         if quiet and starting >= _WORTH_SAYING:
             works += f", and starts queued work in another {_percent(starting)}"
         if not roof_known(facts):
-            return (
-                f"{works}; how near its kernels are to their roofs is unknown: FLOPs and bytes are known for "
-                f"{_percent(facts.known_work_share)} of its busy time."
-            )
+            known = f"FLOPs and bytes are known for {_percent(facts.known_work_share)} of its busy time"
+            why = known if any(map(peaks_of, facts.devices)) else "the profile does not name its GPU"
+            return f"{works}; how near its kernels are to their roofs is unknown: {why}."
         return (
             f"{works}, but not near its roofs: without idle time and at the practical roof of its kernels it would "
             f"take {_percent(facts.to_roof_share)} less time."

@@ -7,13 +7,14 @@ rarely states them; where it states the bandwidth, that one is taken.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
+
+from warplens.errors import UsageError
+from warplens.profile.trace import Device, Note, NoteLevel, Trace
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-    from warplens.profile.trace import Device
 
 
 #: Formats that are multiplied on the vector units; all others need tensor (matrix) cores.
@@ -142,7 +143,8 @@ def peaks_of(device: Device | None) -> Peaks | None:
     """The roofs of a GPU; None where neither its name nor what the profile states about it gives any."""
     if device is None:
         return None
-    listed = next((chip.peaks() for chip in _CHIPS if re.search(chip.names, device.name, re.IGNORECASE)), None)
+    chip = _listed(device.name)
+    listed = None if chip is None else chip.peaks()
     stated = device.memory_bandwidth_bytes_per_s
     if listed is None:
         fp32 = _vector_rate(device)
@@ -153,6 +155,42 @@ def peaks_of(device: Device | None) -> Peaks | None:
     if stated:
         return Peaks(float(stated), listed.flops_per_s, f"{listed.source}; bandwidth: stated in the profile")
     return listed
+
+
+def _listed(name: str) -> _Chip | None:
+    return next((chip for chip in _CHIPS if re.search(chip.names, name, re.IGNORECASE)), None)
+
+
+def with_gpu(trace: Trace, name: str) -> Trace:
+    """The trace as if it said that its work ran on a GPU of this name, where it does not describe that GPU itself.
+
+    A name gives the rates of its data sheet, or the measured ones of a stored table, and nothing else: the number of
+    multiprocessors and other limits stay unknown.
+
+    Args:
+        trace: what was read.
+        name: of the GPU, as its data sheet has it (`H100 PCIe`, `MI300X`).
+
+    Raises:
+        UsageError: no data sheet of that name is known.
+    """
+    chip = _listed(name)
+    if chip is None:
+        known = ", ".join(dict.fromkeys(re.sub(r"\\b|\(.*|\.\*.*", "", each.names) for each in _CHIPS))
+        raise UsageError(f"--gpu {name!r}: no such GPU is known. Known are {known}")
+    maker = chip.source.split()[0]
+    full = name if re.search("NVIDIA|AMD", name, re.IGNORECASE) else f"{maker}{' Instinct' * (maker == 'AMD')} {name}"
+    work = (trace.kernels, trace.copies, trace.memsets, trace.graph_launches)
+    capture = trace.capture
+    used = {ordinal for table in work for ordinal in table["device"].unique()}
+    missing = sorted(used - {device.ordinal for device in capture.devices})
+    if not missing:
+        return trace
+    text = f"The profile does not describe its GPUs: roofs are those of {full}, as named; other limits are unknown."
+    notes = (each for each in capture.notes if each.code != "no-device-info")
+    devices = (*capture.devices, *(Device(ordinal, full) for ordinal in missing))
+    told = (*notes, Note("gpu-as-named", NoteLevel.INFO, text))
+    return replace(trace, capture=replace(capture, devices=devices, notes=told))
 
 
 def _vector_rate(device: Device) -> float | None:

@@ -24,6 +24,7 @@ from warplens.errors import UnreadableInputError
 from warplens.profile import Trace
 from warplens.profile.counters import KernelCounters
 from warplens.profile.measurements import Measurements
+from warplens.profile.peaks import with_gpu
 from warplens.readers.kineto import KinetoTrace
 from warplens.readers.measurements import MeasurementsFile
 from warplens.readers.ncu import EXPORT_SUFFIXES, NcuCsv, NcuReport
@@ -91,6 +92,7 @@ def read(
     progress: Callable[[str], None] | None = None,
     launch_configuration: bool = True,
     share: float = 1.0,
+    gpu: str | None = None,
 ) -> Trace:
     """The trace in a profile, as it is or compressed (.gz, .xz, .zst).
 
@@ -105,13 +107,17 @@ def read(
             columns are null, and a large file is read a third faster.
         share: how much of the recording to read, from its middle, of an export that is too large for all of it; a note
             says so. Other formats are read whole.
+        gpu: the name of the GPU that it was recorded on (`H100 PCIe`, `MI300X`), for a profile that does not say; its
+            data sheet then gives the roofs.
 
     Raises:
+        UsageError: no data sheet of that GPU is known.
         UnreadableInputError: the file is missing, damaged, or not a profile that this version can read; the message
             says which file, what was found and what to do.
     """
     with _TRACES.opened(located(path), progress) as (reader, file):
-        return reader.read(file, Asked(launch_configuration=launch_configuration, share=share))
+        trace = reader.read(file, Asked(launch_configuration=launch_configuration, share=share))
+    return trace if gpu is None else with_gpu(trace, gpu)
 
 
 def read_counters(

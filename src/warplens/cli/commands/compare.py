@@ -16,7 +16,7 @@ from warplens.analysis.timeline import Timeline
 from warplens.answers.sides import both_sides, trace_side
 from warplens.cli.answer import Answer, Part, checked_target, emit, limited, most_rows, note_lines, print_lines
 from warplens.cli.commands.counters import load_counters
-from warplens.cli.edge import GATE_FAILED, complain, note, progress, reuse_freed_memory
+from warplens.cli.edge import GATE_FAILED, State, complain, note, progress, reuse_freed_memory
 from warplens.cli.options import Format, FormatOption, LimitOption, RangeOption, WindowOption, argument, option
 from warplens.errors import MissingDataError, UnreadableInputError, UsageError
 from warplens.profile import Note, NoteLevel
@@ -144,7 +144,7 @@ def load_traces(sides: tuple[Found, Found], window: str, range_name: str | None)
 def _timelines(paths: Iterable[Path]) -> Iterator[Timeline]:
     for path in paths:
         with progress(f"reading {path.name}") as tell:
-            timeline = Timeline(read(path, progress=tell))
+            timeline = Timeline(read(path, progress=tell, gpu=State.gpu))
             tell(f"analysing {path.name}")
             yield timeline
 

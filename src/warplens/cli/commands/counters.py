@@ -15,7 +15,7 @@ from warplens.analysis.counters.roofline import LEVELS, PRECISIONS
 from warplens.analysis.counters.rooflinepoints import Roofline, roofline_points
 from warplens.analysis.timeline import Timeline
 from warplens.cli.answer import Answer, Part, emit, most_rows, note_lines, print_lines, recorded_by
-from warplens.cli.edge import progress
+from warplens.cli.edge import State, progress
 from warplens.cli.options import Format, FormatOption, LimitOption, WindowOption, argument, flag, group_by, option
 from warplens.errors import UsageError
 from warplens.profile import Capture, Note
@@ -113,7 +113,7 @@ def _join_trace(
 ) -> tuple[Joined, ...]:
     """Each report with the same window of the trace."""
     with progress(f"reading {trace.name}") as tell:
-        timeline = Timeline(read(trace, progress=tell))
+        timeline = Timeline(read(trace, progress=tell, gpu=State.gpu))
         selected = timeline.window(window)
         return tuple(join_counters(report, timeline, selected, ncu_version) for report in reports)
 

@@ -20,7 +20,7 @@ from warplens.cli.answer import (
     print_json,
     print_lines,
 )
-from warplens.cli.edge import UNUSABLE, answering, complain, note, one_line, progress, reuse_freed_memory
+from warplens.cli.edge import UNUSABLE, State, answering, complain, note, one_line, progress, reuse_freed_memory
 from warplens.cli.memory import REPORT, share_that_fits
 from warplens.cli.options import (
     RangeOption,
@@ -288,7 +288,8 @@ def read_profiles(paths: Sequence[Path], *, launch_configuration: bool = False, 
             tell(f"reading {path.name}" + (f" ({number} of {len(paths)})" if len(paths) > 1 else ""))
             grids = launch_configuration or not path.is_file() or path.stat().st_size <= _ALL_OF_IT_BYTES
             try:
-                timelines.append(Timeline(read(path, progress=tell, launch_configuration=grids, share=share)))
+                trace = read(path, progress=tell, launch_configuration=grids, share=share, gpu=State.gpu)
+                timelines.append(Timeline(trace))
                 read_paths.append(path)
             except UnreadableInputError as error:
                 unreadable.append(error)

@@ -17,6 +17,7 @@ from warplens.diagnosis.facts import Facts, kernel_names
 from warplens.diagnosis.findings import PASSES, Finding, Remedy, ceiling, times
 from warplens.diagnosis.rule import GPU_BUSY_SHARE, IDLE_SHARE, STEPS_ONLY, Rule
 from warplens.profile import NoteLevel
+from warplens.profile.peaks import peaks_of
 
 #: Hidden time below this share of the window changes no ranking of causes.
 _HIDDEN_SHARE = 0.02
@@ -333,6 +334,7 @@ class BelowRoof(Rule):
             },
             where=names,
             remedies=(
+                *(() if any(map(peaks_of, facts.devices)) else (_GPU,)),
                 *(() if known or shapes.null_count() < len(shapes) else (_SHAPES,)),
                 Remedy(
                     "Collect counters of the kernels with the most time above their roof",
@@ -346,6 +348,12 @@ class BelowRoof(Rule):
             ),
         )
 
+
+_GPU: Final = Remedy(
+    "Name the GPU that it ran on",
+    "warplens diagnose PATH --gpu 'H100 PCIe'",
+    "gives the roofs of its data sheet, which the profile does not",
+)
 
 _SHAPES: Final = Remedy(
     "Record the shapes of the operators",

@@ -196,9 +196,7 @@ def _devices(findings: Findings) -> list[Note]:
     if not used - {device.ordinal for device in findings.devices}:
         return []
     text = "The trace does not describe the GPUs that it used: peaks, occupancy and bandwidth limits are unavailable."
-    return [
-        Note("no-device-info", NoteLevel.WARNING, text, "Record again with a current PyTorch, and keep the trace whole")
-    ]
+    return [Note("no-device-info", NoteLevel.WARNING, text, "Name the GPU: --gpu 'H100 PCIe', MI300X, …")]
 
 
 def _configuration(findings: Findings) -> list[Note]:

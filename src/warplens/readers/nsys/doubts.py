@@ -230,7 +230,7 @@ def _devices(findings: Findings) -> list[Note]:
     used = any(frame.height for frame in _gpu_work(findings))
     if used and not findings.has_devices:
         text = "The export does not describe its GPUs: peaks, occupancy and bandwidth limits are unavailable."
-        remedy = "Export the original report again with a current nsys: nsys export --type sqlite profile.nsys-rep"
+        remedy = "Name the GPU (--gpu 'H100 PCIe'), or give the original report (.nsys-rep)"
         return [Note("no-device-info", NoteLevel.WARNING, text, remedy)]
     if findings.ambiguous_devices:
         text = "Processes use different GPU models under the same number: the limits shown are those of the first."
