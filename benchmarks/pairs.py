@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["FOLDER", "HALVES", "SOURCES", "UNNAMED", "Estimate", "Pair", "pairs"]
+__all__ = ["FOLDER", "HALVES", "SOURCES", "Estimate", "Pair", "pairs"]
 
 FOLDER = Path(__file__).resolve().parents[1] / "data" / "pairs"
 #: `third` was recorded after the rules had been mended with `held_out` in view, each later one after its predecessor.
@@ -29,8 +29,6 @@ HALVES = (
     "eleventh",
 )
 SOURCES = ("nsys", "torch")
-#: Habits that no finding names: such a program counts as one whose cause is missed.
-UNNAMED = ("padded-work",)
 
 
 @dataclass(frozen=True)

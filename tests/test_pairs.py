@@ -7,7 +7,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from benchmarks.pairs import FOLDER, HALVES, SOURCES, UNNAMED, pairs
+from benchmarks.pairs import FOLDER, HALVES, SOURCES, pairs
 
 from warplens.answers import diagnose
 from warplens.diagnosis.rules import RULES
@@ -36,7 +36,7 @@ WITHOUT_TRACE = {
 
 
 def test_every_program_has_its_profiles_and_a_habit_that_is_a_finding() -> None:
-    known = {rule.id for rule in RULES} | set(UNNAMED)
+    known = {rule.id for rule in RULES}
     names = [pair.name for pair in pairs()]
     assert len(names) == len(set(names))
     assert {pair.half for pair in pairs()} == set(HALVES)

@@ -36,6 +36,9 @@ ISNAN = (
 )
 IS_END = ISNAN.replace("BinaryFunctor<float, float", "BUnaryFunctor<long, long").replace("<float>", "<long>")
 ANY = "void at::native::reduce_kernel<512, 1, at::native::ReduceOp<bool, at::native::or_kernel_cuda>>(int)"
+FUSED = (
+    "void at::native::multi_tensor_apply_kernel<FusedOptimizerTensorListMetadata<4>, FusedAdamMathFunctor<float, 4>>"
+)
 LISTS = "void at::native::multi_tensor_apply_kernel<at::native::TensorListMetadata<{}>, at::native::Op{}>(int)"
 
 
@@ -292,18 +295,96 @@ def test_caches_that_are_copied_whole_for_each_attention_grow(copying: str, titl
     assert found.findings[0].evidence["concatenations_per_step"] == 24
 
 
-@pytest.mark.parametrize("grows", [True, False])
-def test_results_that_a_loop_appends_are_copied_each_time(grows: bool) -> None:
+@pytest.mark.parametrize(
+    ("grows", "turns", "told"),
+    [
+        (True, 32, ("appended", "Collect results, and concatenate once")),
+        (False, 32, ("of fixed length", "Write into a ring")),
+        (False, 6, None),
+    ],
+)
+def test_what_a_loop_appends_or_keeps_is_copied_in_each_turn(
+    grows: bool, turns: int, told: tuple[str, str] | None
+) -> None:
+    """A few concatenations of one size are the branches of a network."""
+
     def step(machine: Machine) -> None:
-        for turn in range(32):
+        for turn in range(turns):
             machine.launch(20 * US)
-            machine.launch(8 * (turn + 1 if grows else 32) * US, CAT)
+            machine.launch(8 * (turn + 1 if grows else turns) * US, CAT)
 
     finding = verdict(step).finding("growing-cache")
-    assert (finding is not None) is grows
-    if finding is not None:
-        assert "appended" in finding.title
-        assert finding.remedies[0].action == "Collect results, and concatenate once"
+    assert (finding is not None) is (told is not None)
+    if finding is not None and told is not None:
+        assert told[0] in finding.title
+        assert finding.remedies[0].action == told[1]
+
+
+@pytest.mark.parametrize("passes", [1, 2, 3])
+def test_losses_that_are_differentiated_one_by_one_go_back_over_one_graph(passes: int) -> None:
+    """Twelve equal layers and a head for each loss, and then each loss's way back: two products a layer."""
+    heads = [(number + 1, 1, 1) for number in range(passes)]
+
+    def step(machine: Machine) -> None:
+        with machine.range("forward"):
+            machine.launch(50 * US, times=12)
+            for head in heads:
+                machine.launch(5 * US, grid=head)
+        with machine.range("backward"):
+            for head in heads:
+                machine.launch(5 * US, BF16_GEMM.replace("TNN", "NTT"), grid=head)
+                for _ in range(12):
+                    machine.launch(60 * US, BF16_GEMM.replace("TNN", "NTT"))
+                    machine.launch(20 * US, "at::native::layer_norm_backward_kernel<float>")
+                    machine.launch(60 * US, BF16_GEMM.replace("TNN", "NTN"))
+
+    found = verdict(step).finding("recomputation")
+    assert (found is not None) is (passes > 1)
+    if found is not None:
+        assert found.evidence["backward_passes_per_step"] == pytest.approx(passes, abs=0.1)
+        assert found.remedies[0].action == "Differentiate the sum"
+        once = 12 * (50 + 140) + 10 * passes
+        assert found.expected == pytest.approx((once + (passes - 1) * 12 * 140) / once, rel=0.1)
+
+
+@pytest.mark.parametrize(("first", "half"), [(True, False), (False, False), (False, True)])
+def test_gradients_that_nobody_clears_are_added_to_those_of_the_last_step(first: bool, half: bool) -> None:
+    """Two of three parts of a step: `first` is the first of its steps' passes, which finds cleared ones; where a part
+    is used twice, half of its gradients are added."""
+    sizes = [(1, 1, 1), (4, 1, 1)]
+
+    def step(machine: Machine) -> None:
+        with machine.range("forward"):
+            machine.launch(50 * US, times=24)
+        with machine.range("backward"):
+            for layer in range(24):
+                machine.launch(60 * US, BF16_GEMM.replace("TNN", "NTT"))
+                machine.launch(20 * US, "at::native::layer_norm_backward_kernel<float>")
+                machine.launch(20 * US, BF16_GEMM.replace("TNN", "NTN"))
+                if first or (half and layer % 2):
+                    continue
+                machine.launch(15 * US, ADD)
+                machine.launch(2 * US, ADD, grid=sizes[layer % 2])
+        with machine.range("optimizer"):
+            machine.launch(9 * US, FUSED, grid=(8, 1, 1))
+
+    assert (verdict(step).finding("unused-gradients") is not None) is not (first or half)
+
+
+def test_sequences_with_masks_of_their_own_may_be_padded_and_nothing_is_said_of_how_much() -> None:
+    """Eight masks of 640 × 640 before fused attention: a square of them would be one mask for all."""
+
+    def step(machine: Machine) -> None:
+        for _ in range(6):
+            machine.launch(200 * US)
+            machine.launch(10 * US, WHERE, grid=(8 * 640 * 640 // 512, 1, 1))
+            machine.launch(90 * US, FLASH)
+
+    found = verdict(step)
+    assert found.verdict == "padded-work"
+    assert found.findings[0].gain is None
+    assert found.findings[0].severity == "info"
+    assert "not recorded" in found.headline
 
 
 def test_rows_that_are_picked_and_added_for_most_of_the_time_are_scattered_access() -> None:

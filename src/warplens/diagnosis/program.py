@@ -61,11 +61,13 @@ MARKS: Final = {
     "nonlinear": r"(?i)tanh|sigmoid|gelu|silu|mish|relu|clamp|threshold|hardswish|softplus|lstm_cell|gru_cell|"
     r"exp\d?_kernel|log_kernel|log\d+p?_kernel|sqrt|reciprocal|pow_|MaxOps|MinOps|ArgM(?:ax|in)|maximum|minimum|erf",
     "filling": r"FillFunctor",
+    "clearing": r"ZeroFunctor|foreach_zero",
+    "adding": r"CUDAFunctor_add<|[: ]AddFunctor<",
     "choosing": r"where_kernel_impl",
     # Rows of scores of which a mask leaves nothing.
     "unseen-rows": r"isneginf",
-    # From 32 bits to 16: what autocast does with weights and inputs.
-    "narrowing": r"(?<!\w)b?float16_copy_kernel",
+    # From 32 bits to 16: what autocast does with weights and inputs; before PyTorch 2.3, copies that load other numbers.
+    "narrowing": r"(?<!\w)b?float16_copy_kernel|direct_copy_kernel.*lambda\(c10::(?:BFloat16|Half)\).*LoadWithCast",
     # Operands in 8 bits or fewer.
     "quantized": r"(?i)fp4|e2m1|fp8(?!kv)|e4m3|e5m2|float8|int8|s8s8|w[48]a(?:8|16)|awq|gptq|marlin",
     "selecting": r"DeviceSelect|nonzero|flagged_select",

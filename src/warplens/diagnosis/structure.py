@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Final
 
@@ -298,6 +299,70 @@ def _loops_of(codes: Int64s) -> list[tuple[int, int, int]]:
         left += [part for part in ((at, at + begin), (at + stop, end)) if part[1] - part[0] >= _LEAST_TURNS]
         left.sort(key=lambda part: part[0] - part[1])
     return found
+
+
+@once
+def backward_work(facts: Facts) -> Bools:
+    """Which work autograd's thread launched, or a range named after the backward pass holds."""
+    by_range = (facts.work["phase"] == "backward").to_numpy()
+    program = facts.program
+    threads = program.thread
+    gradient = program.is_kernel & program.marked("backward")
+    if not (threads >= 0).any() or not gradient.any():
+        return by_range
+    # Autograd's thread launches the kernels that are named after gradients, and those only.
+    values, counts = np.unique(threads[gradient], return_counts=True)
+    engine = values[counts.argmax()]
+    main = threads[np.argmin(facts.work["start_ns"].to_numpy())]
+    by_thread = (threads == engine) if engine != main else np.zeros(len(threads), dtype=np.bool_)
+    return np.asarray(by_range | by_thread, dtype=np.bool_)
+
+
+#: One backward pass launches two to three products for each of the forward pass (up to 3.1 in the programs of
+#: `data/pairs`, but for what checkpoints run again). Several passes launch more than this many times as many, and each
+#: of them as many as its part of the forward pass, at least; all losses but one have heads beside that.
+_OF_FORWARD: Final = 3.5
+_PASS_OF_FORWARD: Final = 1.25
+_MOST_OF_FORWARD: Final = 4
+#: Backward passes of more products in a step are not searched.
+_MOST_PRODUCTS: Final = 20_000
+
+
+def _longest(alike: Bools) -> int:
+    """The length of the longest stretch in which this holds."""
+    return int(np.diff(np.flatnonzero(np.r_[True, ~alike, True])).max()) - 1
+
+
+@once
+def passes_over_one_graph(facts: Facts) -> tuple[Bools, float]:
+    """Work of the second and later backward passes of each step over one forward pass, and how many there are a step.
+
+    Each loss that is differentiated apart goes through the common part of the graph again; so does each row of a
+    Jacobian.
+    """
+    program, backward = facts.program, backward_work(facts)
+    again, counts = np.zeros(facts.work.height, dtype=np.bool_), []
+    product = program.labelled(*PRODUCTS)
+    if not backward.any() or backward.all():
+        return again, 1.0
+    for rows in program.by_step():
+        ahead, mine = (rows[(product & which)[rows]] for which in (~backward, backward))
+        forward = len(ahead)
+        # What the forward pass launches as well may be a checkpoint's.
+        mine = mine[~np.isin(program.launched_as(mine), program.launched_as(ahead))]
+        if not forward or not _OF_FORWARD * forward <= len(mine) <= _MOST_PRODUCTS:
+            continue
+        # Products alone: what a later pass adds to the gradients of the first one is not launched in that.
+        codes = program.launched_as(mine)
+        lags = range(math.ceil(_PASS_OF_FORWARD * forward), min(len(mine) - forward, _MOST_OF_FORWARD * forward) + 1)
+        alike = [_longest(codes[lag:] == codes[:-lag]) for lag in lags]
+        if not alike or max(alike) < forward:
+            continue
+        period = lags[int(np.argmax(alike))]
+        whole = rows[backward[rows]]
+        again[whole[int(np.flatnonzero(whole == mine[period])[0]) :]] = True
+        counts.append(len(mine) / period)
+    return again, float(np.mean(counts)) if counts else 1.0
 
 
 def time_of(program: Program, which: Bools | Int64s) -> int:

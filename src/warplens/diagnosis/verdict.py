@@ -61,6 +61,13 @@ def headline(facts: Facts, verdict: Finding, claims: Claims) -> str:
         if behind > share:  # what is seen would not explain the gain
             said += f", and by a model another {_percent(behind)} in launches that it delays"
         return f"{said}; {gain_text(verdict)} as fast without it."
+    if verdict.id == "padded-work":
+        length = verdict.evidence.get("length_count")
+        each = f"each sequence of {length:,} tokens" if length else "each sequence"
+        return (
+            f"The GPU is busy for {busy} of the time{_at(facts)}, and part of that may be padding: attention gets a "
+            f"mask for {each}; how much it hides is not recorded."
+        )
     if verdict.id == "saturated":
         return (
             f"This profile shows nothing to fix: the GPU is busy for {busy} of the time{_at(facts)}, near the "
@@ -240,6 +247,8 @@ def _verdict(facts: Facts, claims: Claims, found: Sequence[Finding]) -> Finding:
     hidden = facts.own_ns(pl.col("kind") == "graph")
     if "graph-opaque" in by_id and hidden > facts.thresholds.dominant_share * facts.wall_ns:
         return by_id["graph-opaque"]
+    if "padded-work" in by_id:
+        return by_id["padded-work"]
     if "saturated" in by_id:
         roof = by_id.get("tensor-compute")
         return roof if roof is not None and roof.confidence == "high" else by_id["saturated"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
@@ -122,23 +124,47 @@ _COLLECTED: Final = (
 )
 
 
+#: Where a history loses as much as it gains.
+_RING: Final = (
+    Remedy(
+        "Write into a ring",
+        "history[:, turn % length] = frame  # in place of torch.cat([history[:, 1:], frame], dim=1)\n"
+        "# what reads it takes the frames in their order: history[:, order], or weights rolled by the turn\n"
+        "# or a buffer twice as long, written in place, of which each turn reads a slice",
+        f"{GAIN}: one frame is written in place of the whole history",
+    ),
+)
+
+
+def _new_share(shapes: str) -> float | None:
+    """Of the numbers that a concatenation joins, the share of all parts but the largest; None where not told."""
+    lists = [part for part in json.loads(shapes) if isinstance(part, list)]
+    parts: list[int] = [math.prod(part) for part in (lists[0] if lists else ()) if isinstance(part, list)]
+    whole = sum(parts)
+    return 1 - max(parts) / whole if len(parts) > 1 and whole else None
+
+
 class GrowingCache(StructureRule):
     """Copies of all that was kept before: concatenations that grow, and caches whose rows change their places."""
 
     id = "growing-cache"
     question = "Is a whole cache copied in order to append to it?"
     limiter = "a growing cache that is copied in every step"
-    cause = "concatenated key/value caches, caches that are reordered, results that are appended by concatenation"
+    cause = (
+        "concatenated key/value caches, caches that are reordered, results that are appended by concatenation, "
+        "histories of fixed length that are joined anew"
+    )
     raised_when = (
         "without training, concatenations grow from step to step, or they, or gathers of rows, occur with each "
         "attention of a decoder and take far longer than what is done with one token; or sixteen concatenations of a "
-        "step or more get longer in turn; and it costs 2 %"
+        "step or more get longer in turn; or eight or more of one size take 15 % of the busy time; and it costs 2 %"
     )
     claimed = "these copies"
     headline = "Limited by a growing cache: {share} of the time goes into copying all of it"
     title = "A cache is extended by concatenation, which copies all of it in every step"
     reordered_title: ClassVar = "A cache is reordered by copying all of it for each token, as beam search does"
     appended_title: ClassVar = "Results are appended by concatenation, which copies all that there are each time"
+    rolled_title: ClassVar = "A history of fixed length is joined anew in each turn, which copies all of it"
     appended_headline: ClassVar = (
         "Limited by appending to a tensor: {share} of the time goes into copying what was there before"
     )
@@ -170,25 +196,38 @@ class GrowingCache(StructureRule):
     least_appended = Limit(16, "Fewer concatenations of a step may have any lengths, and rise by chance.")
     rank_correlation = Limit(0.9, "Of their lengths with their order: that of copies of all that there are is near 1.")
 
+    least_turns = Limit(8, "Turns of a step that make the same concatenation: a network has few of one size.")
+    least_rolled_share = Limit(0.15, "Of the busy time: networks that join branches spend less in joining one size.")
+    most_new_share = Limit(0.25, "Of what is joined, all but the largest part: where two halves meet, neither is kept.")
+
     def headline_of(self, finding: Finding) -> str:
         """Whether it is a cache, or what a loop made so far."""
-        return self.appended_headline if finding.title == self.appended_title else self.headline
+        joined = finding.title in (self.appended_title, self.rolled_title)
+        return self.appended_headline if joined else self.headline
 
     def share(self, facts: Facts) -> Floats:
         """The concatenations, if they grow; gathers of whole caches."""
-        program, nothing = facts.program, np.zeros(facts.work.height)
+        joined, gathers, _ = self._copies(facts)
+        return np.where(joined | gathers, float(self.saved_share), 0.0)
+
+    @remembered
+    def _copies(self, facts: Facts) -> tuple[Bools, Bools, str]:
+        """Which concatenations copy what was kept, which gathers do, and what the former are about, as a title."""
+        program = facts.program
+        mine, nothing = program.marked("concatenation"), np.zeros(facts.work.height, dtype=np.bool_)
         # Who trains keeps no cache: what is concatenated there are halves of a rotary embedding, and the like.
         if program.marked("backward").any() or program.labelled("optimizer").any():
-            return nothing
-        mine, appended = program.marked("concatenation"), self._appended(facts)
+            return nothing, nothing, ""
         many = mine.sum() >= self.least_per_step * facts.steps
         pairs, gathers = (self._with_each_attention(facts, which) for which in (mine, self._gathers(facts)))
-        grown = self._growth(facts, mine) if many and self._attention(facts).any() else None
-        if pairs.any():
-            mine = pairs
-        elif grown is None or grown < self.least_growth:
-            mine = appended
-        return np.where(mine | gathers, float(self.saved_share), 0.0)
+        attention = self._attention(facts).any()
+        grown = self._growth(facts, mine) if many and attention else None
+        if pairs.any() or (grown is not None and grown >= self.least_growth):
+            return (pairs if pairs.any() else mine), gathers, ""
+        appended = self._appended(facts)
+        if appended.any():
+            return appended, gathers, "" if attention else self.appended_title
+        return self._rolled(facts), gathers, self.rolled_title
 
     def _attention(self, facts: Facts) -> Bools:
         return np.asarray(facts.program.labelled("attention") & ~facts.program.marked("backward"), dtype=np.bool_)
@@ -223,6 +262,25 @@ class GrowingCache(StructureRule):
                 found[row] = True
         return found
 
+    @remembered
+    def _rolled(self, facts: Facts) -> Bools:
+        """Concatenations of one size that turns of a step repeat: a history that loses as much as it gains.
+
+        Where shapes are recorded, one part has to be far larger than what is joined to it.
+        """
+        program, found = facts.program, np.zeros(facts.work.height, dtype=np.bool_)
+        rows = np.flatnonzero(program.marked("concatenation"))
+        keys = program.launched_as(rows)
+        shapes = program.shapes()
+        for key in np.unique(keys):
+            mine = rows[keys == key]
+            enough = time_of(program, mine) >= self.least_rolled_share * facts.busy_ns
+            if not enough or len(mine) < self.least_turns * facts.steps:
+                continue
+            told = [_new_share(text) for text in shapes.gather(mine).drop_nulls().unique().to_list()]
+            found[mine] = all(share is None or share <= self.most_new_share for share in told)
+        return found
+
     def _removable_ns(self, facts: Facts, mine: Bools) -> int:
         """The copies, all pauses (a fixed size can be replayed from a graph), and half of the other passes."""
         beside = facts.program.labelled(*PASSES) & ~mine
@@ -249,15 +307,14 @@ class GrowingCache(StructureRule):
         if not claims.busy_ns(self.id):
             return None
         mine = claims.of_work(self.id).to_numpy() > 0
-        gathered, appended = (
-            2 * time_of(facts.program, mine & which) > time_of(facts.program, mine)
-            for which in (self._gathers(facts), self._appended(facts) & (not self._attention(facts).any()))
-        )
+        joined, gathers, about = self._copies(facts)
+        gathered = time_of(facts.program, mine & gathers) > time_of(facts.program, mine & joined)
+        appended, rolled = (not gathered and about == title for title in (self.appended_title, self.rolled_title))
         return self.seen(
             facts,
             claims,
-            title=self.reordered_title if gathered else self.appended_title if appended else "",
-            confidence="high",
+            title=self.reordered_title if gathered else about,
+            confidence="medium" if rolled and facts.program.shapes().is_null().all() else "high",
             evidence={
                 "concatenations_per_step": int(mine.sum()) / facts.steps,
                 "growth_per_step": self._growth(facts, mine),
@@ -265,6 +322,8 @@ class GrowingCache(StructureRule):
             bound_ns=self._removable_ns(facts, mine),
             remedies=_COLLECTED
             if appended
+            else _RING
+            if rolled
             else (
                 *(_IN_PLACE if gathered else ()),
                 Remedy(

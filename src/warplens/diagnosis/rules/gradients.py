@@ -18,7 +18,15 @@ from warplens.diagnosis.facts import Facts
 from warplens.diagnosis.findings import Finding, Remedy
 from warplens.diagnosis.rule import GPU_BUSY_SHARE, Floats, Limit, ahead_without, remembered
 from warplens.diagnosis.rules.rows import OF_A_BLOCK
-from warplens.diagnosis.structure import AFFECTED_NS, AFFECTED_SHARE, SAVED_NS, StructureRule, time_of
+from warplens.diagnosis.structure import (
+    AFFECTED_NS,
+    AFFECTED_SHARE,
+    SAVED_NS,
+    StructureRule,
+    backward_work,
+    passes_over_one_graph,
+    time_of,
+)
 from warplens.profile.schema import Int64s
 
 #: How PyTorch names autograd's node that hands a gradient to its parameter, and the passes of its optimizers.
@@ -35,7 +43,7 @@ class Unused:
 
     share: Floats  #: of each piece of work, the share of its time that makes them
     gradients: int  #: how many there are, summed over the backward passes of the window
-    numbers_share: float  #: of all numbers of gradients, theirs
+    numbers_share: float | None  #: of all numbers of gradients, theirs; None where sizes are not recorded
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,7 +72,8 @@ class UnusedGradients(StructureRule):
     cause = "gradients of weights that no optimizer changes: a frozen part that is run with gradients, a missing detach"
     raised_when = (
         "in a trace with shapes, a tenth of the gradients or more, and of their numbers, is handed to parameters that "
-        "the following passes of the optimizers do not take, and it costs 2 %"
+        "the following passes of the optimizers do not take; without shapes, each backward pass adds its gradients to "
+        "those of the last step, down to the biases; and it costs 2 %"
     )
     claimed = (
         "backward work behind the last gradient that is taken; before it, half of the products of the others; where "
@@ -85,6 +94,15 @@ class UnusedGradients(StructureRule):
         "are none, or their gradients are read by something else (a norm, an update by hand), nothing is unused."
     )
     least_share = Limit(0.1, "A bias or a norm that is left out of the optimizer costs next to nothing.")
+    small_threads = Limit(16_384, "Biases and norms have up to some ten thousand numbers; activations, millions.")
+    least_small = Limit(16, "A few small sums may be those of a loss.")
+    least_products = Limit(4, "A backward pass of fewer products is that of a head or a loss.")
+    weights_share = Limit(0.25, "Weights for each small gradient: a norm has two of these, a product's bias one.")
+    added_share = Limit(
+        0.6,
+        "Of small gradients and the passes that make them: one of each for a bias, two for the three passes of a norm. "
+        "Where every part is used twice, half are added.",
+    )
     product_share = Limit(
         0.5, "Of two products of a layer's backward pass one makes the gradient of its weight, one that of its input."
     )
@@ -107,6 +125,8 @@ class UnusedGradients(StructureRule):
         if facts.program.labelled("communication").any():
             return None  # another rank's optimizer may take what this one's does not
         passes = _passes(facts)
+        if not passes:
+            return self._never_cleared(facts)
         numbers = sum(int(each.numbers.sum()) for each in passes)
         unused = sum(float(each.numbers @ each.unused) for each in passes)
         gradients = sum(float(each.unused.sum()) for each in passes)
@@ -132,6 +152,40 @@ class UnusedGradients(StructureRule):
                 share[between] = self.product_share
             share[inside & (launched >= last)] = 1.0
         return Unused(share, round(gradients), unused / numbers) if share.any() else None
+
+    def _never_cleared(self, facts: Facts) -> Unused | None:
+        """Gradients that are added to those of the last step, where no sizes of parameters are recorded.
+
+        An optimizer clears what it takes, and autograd hands a cleared gradient over as it is. Only what nobody clears
+        is added to what is there, in each backward pass: also the small gradients of biases and norms, which nothing
+        else in a network is as small as. Micro-batches begin with cleared ones, and parts that are used twice add half.
+        """
+        program, backward = facts.program, backward_work(facts)
+        adds, small = program.marked("adding") & backward, program.labelled("reduction", "normalization") & backward
+        share, added, seen = np.zeros(facts.work.height), 0, 0
+        if not adds.any() or not program.labelled("optimizer").any() or passes_over_one_graph(facts)[0].any():
+            return None
+        threads = np.zeros(len(adds))
+        threads[adds] = program.threads(np.flatnonzero(adds))
+        tiny = adds & (threads <= self.small_threads)
+        cleared = (program.marked("filling") | program.marked("clearing")) & ~backward
+        for rows in program.by_step():
+            held = rows[backward[rows] | program.labelled(*PRODUCTS)[rows]]
+            edges = np.flatnonzero(np.diff(backward[held].astype(np.int8), prepend=0, append=0))
+            parts = [held[begin:end] for begin, end in zip(edges[::2], edges[1::2], strict=True)]
+            parts = [part for part in parts if program.labelled(*PRODUCTS)[part].sum() >= self.least_products]
+            if not parts or cleared[rows].sum() > tiny[rows].sum() / 2:
+                return None
+            for part in parts:
+                at = np.flatnonzero(tiny[part])
+                if len(at) < max(self.least_small, self.added_share * small[part].sum()):
+                    return None
+                large = int((adds[part] & ~tiny[part]).sum())
+                if large < self.weights_share * len(at) or len(np.unique(threads[part[at]])) < 2:
+                    return None  # sums of activations are of one size
+                share[part[at[0] :]] = 1.0
+                added, seen = added + int(adds[part].sum()), seen + len(at) + int(small[part].sum())
+        return Unused(share, added, None) if seen else None
 
     def find(self, facts: Facts, claims: Claims) -> Finding | None:
         """The finding, if the window has it."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import ClassVar, Final
 
 import numpy as np
 import polars as pl
 
+from warplens.analysis.frames import once
 from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.facts import Facts
 from warplens.diagnosis.findings import PASSES, Finding, Remedy
@@ -26,6 +27,7 @@ from warplens.diagnosis.structure import (
     time_of,
     turns_of_step,
 )
+from warplens.profile.schema import Int64s
 
 #: 16-bit formats, whose products tensor cores take eight numbers at a time.
 _NARROW: Final = ("bf16", "fp16")
@@ -133,31 +135,23 @@ class UnfusedAttention(StructureRule):
         Such a mask hides later or far tokens: what belongs to one sequence differs between sequences, and what belongs
         to one head is a bias. Shapes tell, else the pass over booleans right before the kernel, by its size.
         """
-        program = facts.program
-        attention = program.labelled("attention")
-        nothing = np.zeros_like(attention)
-        order, least = program.order, int(self.least_mask)
-        at = np.flatnonzero(program.in_order(attention))
-        if not len(at):
+        nothing = np.zeros(facts.work.height, dtype=np.bool_)
+        found = attention_masks(facts)
+        if found is None:
             return nothing, nothing
-        at = at[(at > 1) & ~program.breaks[at]]
-        # A short fill may stand in front of the kernel.
-        before = order[np.where(program.is_kernel[order[at - 1]], at - 1, at - 2)]
-        making = program.marked("choosing")[before] & program.labelled(*PASSES)[before]
-        shapes = program.shapes() if facts.timeline.has_operators else None
-        if shapes is None or shapes.null_count() == shapes.len():
-            # Four numbers a thread; a square of them is one mask.
-            sides = np.sqrt(np.nan_to_num(program.threads(before)) * 4)
-            told = making & (sides >= least) & (sides == np.round(sides))
+        attended, before, making, least = found.attended, found.before, found.making, int(self.least_mask)
+        if found.shapes is None:
+            sides = np.sqrt(found.numbers)
+            told = making & (sides >= least) & (sides == np.round(sides))  # a square of them is one mask
         else:
-            texts = shapes.filter(pl.Series(attention)).drop_nulls().unique().to_list()
+            texts = found.shapes.drop_nulls().unique().to_list()
             masked = {text for text in texts if _mask_of_all(text) >= least}
-            told = shapes.is_in(list(masked)).fill_null(value=False).to_numpy()[order[at]]
-        if told.sum() < len(at) / 2 or not told.any():
+            told = found.shapes.is_in(list(masked)).fill_null(value=False).to_numpy()
+        if told.sum() < len(attended) / 2 or not told.any():
             return nothing, nothing
         masks = nothing.copy()
         masks[before[told & making]] = True
-        return attention, masks
+        return facts.program.labelled("attention"), masks
 
     @remembered
     def _found(self, facts: Facts) -> tuple[Bools, Bools, int]:
@@ -227,6 +221,33 @@ class UnfusedAttention(StructureRule):
         )
 
 
+@dataclass(frozen=True, eq=False)
+class AttentionMasks:
+    """What stands right before each kernel of fused attention, and what that got. Rows are those of `Facts.work`."""
+
+    attended: Int64s  #: rows of the kernels
+    before: Int64s  #: row of the kernel in front of each
+    making: Bools  #: whether that is a pass which makes numbers of booleans
+    numbers: Floats  #: how many it makes, at four a thread
+    shapes: pl.Series | None  #: of the inputs of each attention, as JSON; None where none are recorded
+
+
+@once
+def attention_masks(facts: Facts) -> AttentionMasks | None:
+    """The kernels of fused attention with what may be their mask; None where there are none."""
+    program, order = facts.program, facts.program.order
+    at = np.flatnonzero(program.in_order(program.labelled("attention")))
+    if not len(at):
+        return None
+    at = at[(at > 1) & ~program.breaks[at]]
+    # A short fill may stand in front of the kernel.
+    before = order[np.where(program.is_kernel[order[at - 1]], at - 1, at - 2)]
+    making = program.marked("choosing")[before] & program.labelled(*PASSES)[before]
+    shapes = program.shapes() if facts.timeline.has_operators else None
+    told = None if shapes is None or shapes.null_count() == shapes.len() else shapes.gather(order[at])
+    return AttentionMasks(order[at], before, making, np.nan_to_num(program.threads(before)) * 4, told)
+
+
 #: Where attention is written out by hand.
 _FUSED: Final = (
     Remedy(
@@ -274,7 +295,7 @@ _UNMASKED: Final = (
 )
 
 
-def _tensors(shapes: str) -> list[list[int]]:
+def tensor_shapes(shapes: str) -> list[list[int]]:
     """Shapes of the tensors among the inputs of an operator, but for numbers and lists of tensors."""
     lists = [shape for shape in json.loads(shapes) if isinstance(shape, list) and shape]
     return [shape for shape in lists if all(isinstance(size, int) for size in shape)]
@@ -282,7 +303,7 @@ def _tensors(shapes: str) -> list[list[int]]:
 
 def _mask_of_all(shapes: str) -> int:
     """Tokens on a side of a mask that all sequences and heads share, among the inputs of an attention; 0 for none."""
-    tensors = [shape for shape in _tensors(shapes) if len(shape) >= 2]
+    tensors = [shape for shape in tensor_shapes(shapes) if len(shape) >= 2]
     square = [shape[-1] for shape in tensors if shape[-1] == shape[-2] and math.prod(shape[:-2]) == 1]
     # The operators of the backward pass, and of some kernels, give it as they expand it.
     return max(square, default=0)
@@ -629,7 +650,7 @@ class WeightBound(StructureRule):
 
 def _rows(shapes: str) -> int:
     """Rows of a product's left operand, by the shapes of its inputs; 0 where they do not tell."""
-    tensors = _tensors(shapes)
+    tensors = tensor_shapes(shapes)
     matrices = [shape for shape in tensors if len(shape) >= 2]
     if len(matrices) < 2:
         vectors = [shape for shape in tensors if len(shape) == 1]

@@ -21,7 +21,9 @@ from warplens.diagnosis.structure import (
     Bools,
     Int64s,
     StructureRule,
+    backward_work,
     passes_of_step,
+    passes_over_one_graph,
     time_of,
 )
 
@@ -53,11 +55,12 @@ class Recomputation(StructureRule):
     question = "Is work done again whose results could have been kept?"
     limiter = "work that is run again, in the backward pass or for each token"
     cause = (
-        "recomputed forward work in the backward pass (activation checkpointing); generation that runs all tokens "
-        "again for each new one"
+        "recomputed forward work in the backward pass (activation checkpointing); several backward passes over one "
+        "graph; generation that runs all tokens again for each new one"
     )
     raised_when = (
-        "sequences of the forward pass's kernels recur in the backward pass, or without training six passes or more "
+        "sequences of the forward pass's kernels recur in the backward pass, or what repeats there has far more "
+        "products than the forward pass; or without training six passes or more "
         "launch the same kernels on grids that grow by the same amount each time; and it costs 2 %"
     )
     claimed = (
@@ -66,6 +69,10 @@ class Recomputation(StructureRule):
     )
     headline = "Limited by recomputation: {share} of the time goes into running the forward pass again"
     title = "The backward pass runs the forward pass again"
+    passes_title: ClassVar = "The backward pass runs several times over one forward pass"
+    passes_headline: ClassVar = (
+        "Limited by repeated backward passes: {share} of the time goes into passes over one graph after the first"
+    )
     growing_title: ClassVar = "Each token runs the model on all tokens before it again: keys and values are not kept"
     growing_headline: ClassVar = (
         "Limited by generation without a cache: {share} of the time goes into running all tokens again for each new one"
@@ -76,13 +83,14 @@ class Recomputation(StructureRule):
         **SAVED_NS,
         "repeated_per_step": "kernels that run a second time",
         "of_forward_share": "of the kernels of the forward pass",
+        "backward_passes_per_step": "backward passes over the part of the graph that they have in common",
         "passes_per_step": "passes over a text that grows",
         "growth_factor": "tokens of the last of them over those of the first",
         **GPU_BUSY_SHARE,
     }
     refutation = (
-        "Run without checkpointing (with a smaller batch if memory requires it), or generate with use_cache=True: if "
-        "the time per sample stays the same, nothing ran twice."
+        "Run without checkpointing (with a smaller batch if memory requires it), with one backward() of the summed "
+        "losses, or generate with use_cache=True: if the time per sample stays the same, nothing ran twice."
     )
     sequence = Limit(6, "This many kernels in the same order, a matrix product among them, are not a coincidence.")
     distinct = Limit(3, "A sequence that only repeats one kernel occurs anywhere.")
@@ -93,8 +101,9 @@ class Recomputation(StructureRule):
     least_share = Limit(0.1, "A smaller part of the forward pass is a shared operator, not a checkpoint.")
 
     def headline_of(self, finding: Finding) -> str:
-        """Whether it is the backward pass, or each token."""
-        return self.growing_headline if finding.title == self.growing_title else self.headline
+        """Whether it is the forward pass again, the backward pass, or each token."""
+        others = {self.growing_title: self.growing_headline, self.passes_title: self.passes_headline}
+        return others.get(finding.title, self.headline)
 
     def share(self, facts: Facts) -> Floats:
         """The repeated kernels."""
@@ -113,9 +122,12 @@ class Recomputation(StructureRule):
     def _again(self, facts: Facts) -> Bools:
         program = facts.program
         again = np.zeros(facts.work.height, dtype=np.bool_)
-        backward = self._backward(facts)
+        backward = backward_work(facts)
         if not backward.any() or backward.all():
             return again
+        passes, _ = passes_over_one_graph(facts)
+        if passes.any():
+            return passes
         product, length = program.labelled(*PRODUCTS), int(self.sequence)
         is_kernel = program.is_kernel
         kernels = program.order[program.in_order(is_kernel)]
@@ -149,24 +161,6 @@ class Recomputation(StructureRule):
             again[:] = False
         return again
 
-    def _backward(self, facts: Facts) -> Bools:
-        """Which work autograd's thread launched, or a range named after the backward pass holds."""
-        by_range = (facts.work["phase"] == "backward").to_numpy()
-        program = facts.program
-        threads = program.thread
-        if not (threads >= 0).any():
-            return by_range
-        gradient = program.is_kernel & program.marked("backward")
-        if not gradient.any():
-            return by_range
-        # Autograd's thread launches the kernels that are named after gradients, and those only.
-        values, counts = np.unique(threads[gradient], return_counts=True)
-        engine = values[counts.argmax()]
-        starts = facts.work["start_ns"].to_numpy()
-        main = threads[np.argmin(starts)]
-        by_thread = (threads == engine) if engine != main else np.zeros(len(threads), dtype=np.bool_)
-        return np.asarray(by_range | by_thread, dtype=np.bool_)
-
     def find(self, facts: Facts, claims: Claims) -> Finding | None:
         """The finding, if the window has it."""
         if not claims.busy_ns(self.id):
@@ -183,18 +177,23 @@ class Recomputation(StructureRule):
                 remedies=_CACHED,
             )
         again = self._again(facts)
-        forward = facts.program.is_kernel & ~self._backward(facts)
+        forward = facts.program.is_kernel & ~backward_work(facts)
+        _, passes = passes_over_one_graph(facts)
         return self.seen(
             facts,
             claims,
+            title=self.passes_title if passes > 1 else "",
             confidence="high",
             evidence={
                 "repeated_per_step": int(again.sum()) / facts.steps,
-                "of_forward_share": min(int(again.sum()) / max(int(forward.sum()), 1), 1.0),
+                "of_forward_share": min(int(again.sum()) / max(int(forward.sum()), 1), 1.0) if passes == 1 else None,
+                "backward_passes_per_step": passes if passes > 1 else None,
             },
             # Without it, the bookkeeping of checkpoints goes as well: it saves and restores random states.
             bound_ns=claims.total_ns(self.id) + facts.idle_ns - claims.idle_ns(self.id),
-            remedies=(
+            remedies=_ONE_PASS
+            if passes > 1
+            else (
                 Remedy(
                     "Turn checkpointing off while memory is free",
                     "model.gradient_checkpointing_disable()\n# or no torch.utils.checkpoint around the blocks",
@@ -210,6 +209,21 @@ class Recomputation(StructureRule):
             ),
         )
 
+
+#: Where several losses go back over one graph.
+_ONE_PASS: Final = (
+    Remedy(
+        "Differentiate the sum",
+        "(loss_a + loss_b + loss_c).backward()  # in place of a backward(retain_graph=True) for each\n"
+        "# gradients of the losses apart: of the last shared layer alone, torch.autograd.grad(loss, shared.weight)",
+        f"{GAIN}: the part of the graph that the losses share is gone through once",
+    ),
+    Remedy(
+        "Take rows of a Jacobian together",
+        "torch.autograd.grad(y, x, directions, is_grads_batched=True)  # or torch.func.jacrev, vmap(vjp)",
+        "one pass with larger products in place of one a row",
+    ),
+)
 
 #: Where all tokens run again for each new one.
 _CACHED: Final = (

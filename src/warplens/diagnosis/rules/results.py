@@ -1,4 +1,4 @@
-"""Results that nobody reads: a product for all positions of which a slice is used."""
+"""Results that nobody reads: a product for all positions of which a slice is used, and rows that are padding."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ import polars as pl
 from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.facts import Facts
 from warplens.diagnosis.findings import PASSES, Finding, Remedy
-from warplens.diagnosis.rule import GPU_BUSY_SHARE, Floats, Limit, remembered
+from warplens.diagnosis.rule import GPU_BUSY_SHARE, Floats, Limit, Rule, remembered
 from warplens.diagnosis.rules.kernels import tiles
+from warplens.diagnosis.rules.products import attention_masks, tensor_shapes
 from warplens.diagnosis.structure import AFFECTED_NS, AFFECTED_SHARE, SAVED_NS, Bools, StructureRule, time_of
 from warplens.profile.peaks import peaks_of
 from warplens.profile.schema import Int64s
@@ -153,6 +154,92 @@ class UnusedResults(StructureRule):
                 ),
             ),
         )
+
+
+class PaddedWork(Rule):
+    """Attention with a mask for each sequence, at one length in all steps: some of the work is padding. It informs."""
+
+    id = "padded-work"
+    question = "Is part of each sequence hidden by a mask of its own, as padding is?"
+    limiter = "work on sequences of which a mask hides a part"
+    cause = "sequences that are padded to one length: how much of it is padding, no profile records"
+    raised_when = (
+        "fused attention gets a mask for each sequence, of one size in all steps. Informational; it is the verdict "
+        "where no finding is a warning"
+    )
+    title = "Attention gets a mask for each sequence, all of one length: padding that it hides is computed as well"
+    evidence: ClassVar = {
+        "masked_per_step": "kernels of attention with such a mask",
+        "sequences_count": "sequences of one attention; only where shapes are recorded",
+        "length_count": "tokens of each, padding included; only where shapes are recorded",
+        **GPU_BUSY_SHARE,
+    }
+    refutation = (
+        "Print attention_mask.float().mean() over some batches: at 0.9 and more, hardly anything is padding. Several "
+        "texts packed into one row have such masks, too."
+    )
+    describes = True
+    least_length = Limit(64, "Sequences of fewer tokens cost little; one token a step is decoding.")
+    least_numbers = Limit(512 * 512, "The same without shapes: a smaller mask costs little, and may be anything.")
+
+    def find(self, facts: Facts, claims: Claims) -> Finding | None:
+        """The finding, if the window has it."""
+        found = attention_masks(facts)
+        if found is None:
+            return None
+        sequences = length = None
+        if found.shapes is None:
+            sides = np.sqrt(found.numbers)
+            masked = found.making & (found.numbers >= self.least_numbers) & (sides != np.round(sides))
+            sizes = set(found.numbers[masked].tolist())
+        else:
+            known = {text: _own_mask(text) for text in found.shapes.drop_nulls().unique().to_list()}
+            mine = [known.get(text) if text is not None else None for text in found.shapes.to_list()]
+            masked = np.array([one is not None and one[1] >= self.least_length for one in mine], dtype=np.bool_)
+            sizes = {one for one, holds in zip(mine, masked.tolist(), strict=True) if holds and one is not None}
+            sequences, length = max(sizes, default=(None, None))
+        # Where sizes differ, each batch is padded to its longest sequence only.
+        if len(sizes) != 1 or 2 * masked.sum() < len(masked):
+            return None
+        return self.described(
+            confidence="medium" if found.shapes is not None else "low",
+            gain=None,
+            evidence={
+                "masked_per_step": int(masked.sum()) / facts.steps,
+                "sequences_count": sequences,
+                "length_count": length,
+                "gpu_busy_share": facts.busy_share,
+            },
+            remedies=(
+                Remedy(
+                    "Find out how much is padding",
+                    "attention_mask.float().mean()  # the share of the tokens that are none",
+                    "1 over that share is what there is to gain, more in attention",
+                ),
+                Remedy(
+                    "Pad to the longest of the batch, and batch by length",
+                    "tokenizer(texts, padding='longest')  # not padding='max_length'\n"
+                    "DataCollatorWithPadding(tokenizer, pad_to_multiple_of=8); TrainingArguments(group_by_length=True)",
+                    "in proportion to the padding; attention by its square",
+                ),
+                Remedy(
+                    "Do without padding",
+                    "# several texts in one row: flash_attn_varlen_func with their lengths, nested tensors,\n"
+                    "# flex_attention with a mask of documents",
+                    "no token is computed that is none",
+                ),
+            ),
+        )
+
+
+def _own_mask(shapes: str) -> tuple[int, int] | None:
+    """Sequences and tokens of an attention that gets one mask for each sequence and for all heads; None for others."""
+    four = [shape for shape in tensor_shapes(shapes) if len(shape) == 4]
+    if len(four) < 4:
+        return None
+    (count, _, queries, _), (_, _, keys, _) = four[:2]
+    own = [shape for shape in four[3:] if shape[0] == count and shape[1] == 1 and shape[3] == keys]
+    return (count, queries) if own and count > 1 and queries == keys else None
 
 
 def _sizes(shapes: str | None) -> list[int] | None:

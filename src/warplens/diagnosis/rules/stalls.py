@@ -48,6 +48,17 @@ _INPUT: Final = (
     ),
 )
 
+#: Where it compiles, or tries out kernels.
+_COMPILING: Final = (
+    Remedy(
+        "Compile before the loop",
+        "# warm up with each shape; torch._dynamo.mark_dynamic, or inputs padded to few shapes\n"
+        "TORCH_LOGS=recompiles python train.py  # names the reason\n"
+        "torch.backends.cudnn.benchmark = False  # where sizes change: each new one is tried out again",
+        "{gain}",
+    ),
+)
+
 #: What a host does in its pauses, by the name of a range that is open then, and what to do about it.
 _ACTIVITIES: Final = (
     (
@@ -57,14 +68,7 @@ _ACTIVITIES: Final = (
     ),
     (
         r"compiledf|inductor|dynamo|torch-compiled|(?<![a-z])(?:compile|compiling|autotun\w*|jit)(?![a-z])",
-        (
-            Remedy(
-                "Compile before the loop",
-                "# warm up with each shape; torch._dynamo.mark_dynamic, or inputs padded to few shapes\n"
-                "TORCH_LOGS=recompiles python train.py  # names the reason",
-                "{gain}",
-            ),
-        ),
+        _COMPILING,
     ),
     (
         r"optimi[sz]er|zero_grad|clip_grad|grad_norm|_foreach_|_fused_adam|gradscaler",
@@ -240,16 +244,14 @@ class HostStall(Rule):
     input_title: ClassVar = "The host is busy until it sends the next data to the GPU, which runs out of work"
     round_trip_title: ClassVar = "Data go from the GPU to the host, are worked on there, and come back"
     results_title: ClassVar = "The host works on results that it has read back, and the GPU runs out of work"
+    compiling_title: ClassVar = "The host compiles or loads code in the middle of the steps, and the GPU waits for it"
     steps_long = Limit(5, "A pause as long as several steps is start-up, compilation or evaluation.")
 
     def _starting(self, facts: Facts, stalls: pl.DataFrame, claimed_ns: int) -> bool:
         """Whether most of it are pauses that no step has, where no range says what a step is."""
         if facts.timeline.steps.source == "range" and facts.window.steps:
             return False
-        length = stalls["end_ns"] - stalls["start_ns"]
-        loading = code_loading(facts)
-        begins, ends = stalls["start_ns"].to_numpy(), stalls["end_ns"].to_numpy()
-        loads = measure_before(loading, ends) > measure_before(loading, begins)
+        length, loads = stalls["end_ns"] - stalls["start_ns"], _loads(facts, stalls)
         steps = [step.end_ns - step.start_ns for step in facts.window.steps]
         long = (
             (length > self.steps_long * float(np.median(steps))).to_numpy() if steps else np.zeros(len(loads), np.bool_)
@@ -348,6 +350,8 @@ class HostStall(Rule):
         title, fitting = found or ("", None)
         fitting = fitting or (_ON_DATA if on_data else None)
         unknown = _INPUT if title == self.input_title else _UNKNOWN_ACTIVITY
+        if claimed and not starting and spent_in.filter(pl.Series(_loads(facts, stalls))).sum() > claimed / 2:
+            title, fitting, unknown = self.compiling_title, None, _COMPILING
         named, instead = self._instead(facts, within, spent_in, unknown)
         return self.raised(
             facts,
@@ -379,6 +383,13 @@ class HostStall(Rule):
             # What the host does there may take many times as long in another run, as collecting garbage does.
             bound_known=on_data or named,
         )
+
+
+def _loads(facts: Facts, stalls: pl.DataFrame) -> Bools:
+    """In which of these pauses the host loads code."""
+    loading = code_loading(facts)
+    begins, ends = stalls["start_ns"].to_numpy(), stalls["end_ns"].to_numpy()
+    return np.asarray(measure_before(loading, ends) > measure_before(loading, begins), dtype=np.bool_)
 
 
 def _is_plain_operator(name: str) -> bool:
