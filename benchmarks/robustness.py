@@ -61,8 +61,8 @@ OLDER_NAMES: Final = (
     (
         r"vectorized_elementwise_kernel<(?:\(int\))?8, at::native::b?float16_copy_kernel_cuda.*",
         "unrolled_elementwise_kernel<at::native::direct_copy_kernel_cuda(at::TensorIteratorBase&)::{lambda()#3}::"
-        "operator()() const::{lambda()#12}::operator()() const::{lambda(c10::BFloat16)#1}, at::detail::Array<char*, 2>, "
-        "TrivialOffsetCalculator<1, unsigned int>, TrivialOffsetCalculator<1, unsigned int>, "
+        "operator()() const::{lambda()#12}::operator()() const::{lambda(c10::BFloat16)#1}, "
+        "at::detail::Array<char*, 2>, TrivialOffsetCalculator<1>, TrivialOffsetCalculator<1>, "
         "at::native::memory::LoadWithCast<1>, at::native::memory::StoreWithCast<1>>(int)",
     ),
     (

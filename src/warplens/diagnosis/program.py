@@ -66,7 +66,7 @@ MARKS: Final = {
     "choosing": r"where_kernel_impl",
     # Rows of scores of which a mask leaves nothing.
     "unseen-rows": r"isneginf",
-    # From 32 bits to 16: what autocast does with weights and inputs; before PyTorch 2.3, copies that load other numbers.
+    # From 32 bits to 16: what autocast does with weights and inputs; before PyTorch 2.3, copies that load others.
     "narrowing": r"(?<!\w)b?float16_copy_kernel|direct_copy_kernel.*lambda\(c10::(?:BFloat16|Half)\).*LoadWithCast",
     # Operands in 8 bits or fewer.
     "quantized": r"(?i)fp4|e2m1|fp8(?!kv)|e4m3|e5m2|float8|int8|s8s8|w[48]a(?:8|16)|awq|gptq|marlin",

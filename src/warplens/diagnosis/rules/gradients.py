@@ -98,6 +98,9 @@ class UnusedGradients(StructureRule):
     least_small = Limit(16, "A few small sums may be those of a loss.")
     least_products = Limit(4, "A backward pass of fewer products is that of a head or a loss.")
     weights_share = Limit(0.25, "Weights for each small gradient: a norm has two of these, a product's bias one.")
+    most_added_share = Limit(
+        1.25, "Each gradient is added once: parts that a loop uses many times add theirs as often."
+    )
     added_share = Limit(
         0.6,
         "Of small gradients and the passes that make them: one of each for a bias, two for the three passes of a norm. "
@@ -178,13 +181,14 @@ class UnusedGradients(StructureRule):
                 return None
             for part in parts:
                 at = np.flatnonzero(tiny[part])
-                if len(at) < max(self.least_small, self.added_share * small[part].sum()):
+                made = int(small[part].sum())
+                if not max(self.least_small, self.added_share * made) <= len(at) <= self.most_added_share * made:
                     return None
                 large = int((adds[part] & ~tiny[part]).sum())
                 if large < self.weights_share * len(at) or len(np.unique(threads[part[at]])) < 2:
                     return None  # sums of activations are of one size
                 share[part[at[0] :]] = 1.0
-                added, seen = added + int(adds[part].sum()), seen + len(at) + int(small[part].sum())
+                added, seen = added + int(adds[part].sum()), seen + len(at)
         return Unused(share, added, None) if seen else None
 
     def find(self, facts: Facts, claims: Claims) -> Finding | None:
