@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import warplens
-from warplens.analysis.counters import kernel_bounds
+from warplens.analysis.counters.bounds import kernel_bounds
 
 COUNTERS = Path(warplens.__file__).parent / "data" / "counters"
 

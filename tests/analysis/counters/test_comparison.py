@@ -8,7 +8,7 @@ import pytest
 
 import warplens
 from tests.analysis.counters.builders import SHARED, counters, launch, needs_reports
-from warplens.analysis.counters import compare_counters
+from warplens.analysis.counters.comparison import compare_counters
 from warplens.errors import UsageError
 from warplens.profile.counters import KernelCounters, Session
 from warplens.readers import read_counters

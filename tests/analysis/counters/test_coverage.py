@@ -14,8 +14,8 @@ import pytest
 import warplens
 from tests.analysis import builders as traces
 from tests.analysis.counters.builders import COMPUTE, SHARED, counters, launch, needs_reports
-from warplens.analysis.counters import counter_notes, counters_summary, group_launches
-from warplens.analysis.counters.coverage import Coverage, counters_coverage
+from warplens.analysis.counters.coverage import Coverage, counter_notes, counters_coverage
+from warplens.analysis.counters.groups import counters_summary, group_launches
 from warplens.analysis.timeline import Timeline
 from warplens.errors import UsageError
 from warplens.profile.counters import KernelCounters, Session

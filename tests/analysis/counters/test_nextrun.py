@@ -15,17 +15,12 @@ import pytest
 from tests.analysis import builders as traces
 from tests.analysis.counters.builders import counters, launch
 from tests.analysis.counters.test_coverage import COPY, GEMM, NORM, steps
-from warplens.analysis.counters import (
-    counter_notes,
-    counters_summary,
-    group_launches,
-    kernel_bounds,
-    launch_occupancy,
-    next_sections,
-    roofline,
-)
-from warplens.analysis.counters.coverage import counters_coverage
-from warplens.analysis.counters.nextrun import OPTIONS, SECTIONS, NextRun, next_run
+from warplens.analysis.counters.bounds import kernel_bounds
+from warplens.analysis.counters.coverage import counter_notes, counters_coverage
+from warplens.analysis.counters.groups import counters_summary, group_launches
+from warplens.analysis.counters.nextrun import OPTIONS, SECTIONS, NextRun, next_run, next_sections
+from warplens.analysis.counters.occupancy import launch_occupancy
+from warplens.analysis.counters.roofline import roofline
 from warplens.analysis.timeline import Timeline
 from warplens.errors import UsageError
 from warplens.profile.counters import KernelCounters, Session

@@ -18,17 +18,14 @@ import polars as pl
 import pytest
 
 import warplens
-from warplens.analysis.counters import (
-    counter_notes,
-    counters_summary,
-    kernel_bounds,
-    kernel_faults,
-    launch_occupancy,
-    memory_access,
-    roofline,
-    roofline_points,
-    speed_of_light,
-)
+from warplens.analysis.counters.bounds import kernel_bounds, kernel_faults
+from warplens.analysis.counters.coverage import counter_notes
+from warplens.analysis.counters.groups import counters_summary
+from warplens.analysis.counters.memoryaccess import memory_access
+from warplens.analysis.counters.occupancy import launch_occupancy
+from warplens.analysis.counters.roofline import roofline
+from warplens.analysis.counters.rooflinepoints import roofline_points
+from warplens.analysis.counters.speedoflight import speed_of_light
 from warplens.profile.counters import KernelCounters
 from warplens.readers import read_counters
 from warplens.secrets import FORBIDDEN

@@ -8,17 +8,16 @@ import polars as pl
 import pytest
 
 from tests.analysis.counters.builders import SHARED, needs_reports
-from warplens.analysis.counters import (
-    instruction_mix,
-    kernel_bounds,
+from warplens.analysis.counters.bounds import kernel_bounds
+from warplens.analysis.counters.memoryaccess import warp_stalls
+from warplens.analysis.counters.occupancy import (
+    CONFIGURATIONS,
+    launch_configurations,
     launch_occupancy,
-    roofline,
-    speed_of_light,
     theoretical_occupancy,
-    throughput_breakdown,
-    warp_stalls,
 )
-from warplens.analysis.counters.occupancy import CONFIGURATIONS, launch_configurations
+from warplens.analysis.counters.roofline import roofline
+from warplens.analysis.counters.speedoflight import instruction_mix, speed_of_light, throughput_breakdown
 from warplens.readers import read_counters
 
 if TYPE_CHECKING:

@@ -124,8 +124,6 @@ def _alone() -> pl.Expr:
 #: What a row can be.
 SUMMARY_KEYS: Final = ("group", "launch")
 
-_SIZES: Final = ("grid", "block")
-
 SUMMARY: Final = table(
     "counters",
     "a group of launches of one kernel with one grid and block, with medians over them; or one launch",
@@ -171,12 +169,8 @@ def counters_summary(counters: KernelCounters, by: str = "group", metrics: Seque
         _require(counters, name)
     groups = group_launches(counters, ("launch",) if by == "launch" else GROUP_KEYS)
     taken = groups.counters
-    frame = groups.groups.select("first_launch", "launches", "total_ns", launch="group").with_columns(
-        taken.launches["kind"].cast(pl.String),
-        *titled(taken.launches.with_columns(launch=groups.groups["first_launch"])),
-        taken.launches["device"],
-        *(taken.launches.select(_size(what)).to_series() for what in _SIZES),
-        *(taken.values(name).alias(name) for name in metrics),
+    frame = described(groups).with_columns(
+        taken.launches["kind"].cast(pl.String), *(taken.values(name).alias(name) for name in metrics)
     )
     facts, stalls = kernel_facts(taken), top_stalls(taken)
     shown = (*SPEED_OF_LIGHT.columns, *LAUNCH_OCCUPANCY.columns[1:])
@@ -192,8 +186,14 @@ def counters_summary(counters: KernelCounters, by: str = "group", metrics: Seque
     return pl.concat([SUMMARY.checked(frame), frame.select(metrics)], how="horizontal")
 
 
-def _size(what: str) -> pl.Expr:
-    return pl.concat_str([pl.col(f"{what}_{axis}") for axis in "xyz"], separator=",").alias(what)
+def described(groups: Groups) -> pl.DataFrame:
+    """Which launches each group is of: `launch` (the group), `first_launch`, `launches`, `total_ns`, and what it is."""
+    launches = groups.counters.launches
+    return groups.groups.select("first_launch", "launches", "total_ns", launch="group").with_columns(
+        *titled(launches.with_columns(launch=groups.groups["first_launch"])),
+        launches["device"],
+        *launches.select(SIZES),
+    )
 
 
 def _require(counters: KernelCounters, name: str) -> None:
@@ -205,15 +205,14 @@ def _require(counters: KernelCounters, name: str) -> None:
 
 
 _NAMES: Final = ("name", "full_name")
-_SIZE_NAMES: Final = ("grid", "block")
 
 #: Grid and block as texts.
 SIZES: Final = tuple(
-    pl.concat_str([pl.col(f"{what}_{axis}") for axis in "xyz"], separator=",").alias(what) for what in _SIZE_NAMES
+    pl.concat_str([pl.col(f"{what}_{axis}") for axis in "xyz"], separator=",").alias(what) for what in ("grid", "block")
 )
 
 #: What a launch is: `kernel` is the function with its template arguments, spelled the same for all tools.
-KEY: Final = ("kernel", *_SIZE_NAMES)
+KEY: Final = ("kernel", "grid", "block")
 
 #: What only some exports print: the type of a literal (`(int)4`, `(unsigned long)2`, `2ul`), and namespaces, of which
 #: CSV exports leave out those that are common.

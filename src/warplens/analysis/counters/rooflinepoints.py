@@ -9,13 +9,11 @@ from typing import Final
 import polars as pl
 
 from warplens.analysis.counters.bounds import BOUNDS, kernel_bounds
-from warplens.analysis.counters.groups import SUMMARY, group_launches, titled
+from warplens.analysis.counters.groups import SUMMARY, described, group_launches
 from warplens.analysis.counters.roofline import GIVEN, LEVELS, REPORTED, ROOFLINE, roofline
 from warplens.profile.columns import KERNEL_NAME, column, optional, table
 from warplens.profile.counters import KernelCounters
 from warplens.profile.schema import Column
-
-_SIZES: Final = ("grid", "block")
 
 _AT_LEVELS: Final = tuple(
     column
@@ -109,12 +107,7 @@ def roofline_points(counters: KernelCounters, ceilings: Mapping[str, float] | No
         "launch", "precision", "format", "sparse", "flops_per_s", "peak_flops_per_s",
         compute_share=pl.col("flops_per_s") / pl.col("peak_flops_per_s"),
     )  # fmt: skip
-    frame = taken.groups.select("launches", "total_ns", "first_launch", launch="group").with_columns(
-        *titled(taken.counters.launches.with_columns(launch=taken.groups["first_launch"])),
-        taken.counters.launches["device"],
-        *(taken.counters.launches.select(_size(what)).to_series() for what in _SIZES),
-    )
-    frame = frame.join(arithmetic, on="launch", how="left", maintain_order="left")
+    frame = described(taken).join(arithmetic, on="launch", how="left", maintain_order="left")
     for level in LEVELS:
         frame = frame.join(_at(under, level), on="launch", how="left", maintain_order="left")
     uncounted = under.group_by("launch").agg(pl.col("uncounted_tensor").any())
@@ -126,10 +119,6 @@ def roofline_points(counters: KernelCounters, ceilings: Mapping[str, float] | No
     )
     points = points.sort("total_ns", "launch", descending=[True, False], nulls_last=True)
     return Roofline(POINTS.checked(points), _roofs(under, ceilings or {}))
-
-
-def _size(what: str) -> pl.Expr:
-    return pl.concat_str([pl.col(f"{what}_{axis}") for axis in "xyz"], separator=",").alias(what)
 
 
 def _at(under: pl.DataFrame, level: str) -> pl.DataFrame:
