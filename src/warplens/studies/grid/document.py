@@ -30,7 +30,17 @@ from warplens.studies.grid.forward_section import (
     forward_times,
     time_matrix,
 )
-from warplens.studies.grid.grid import CELL_STATES, Grid, grid_status, record_command
+from warplens.studies.grid.grid import (
+    CELL,
+    CELL_STATES,
+    Grid,
+    Value,
+    cell_rows,
+    cell_table,
+    grid_status,
+    majority,
+    record_command,
+)
 from warplens.studies.grid.kernel_sections import (
     TOP_KERNELS,
     answer_b,
@@ -43,7 +53,6 @@ from warplens.studies.grid.kernel_sections import (
     top_kernels,
     top_kernels_with_backward,
 )
-from warplens.studies.grid.tables import CELL, Value, cell_rows, cell_table, majority
 from warplens.studies.grid.training_section import (
     OPTIMIZER,
     answer_d,

@@ -12,15 +12,16 @@ from warplens.report import text as fmt
 from warplens.report.document import Block, Figure, Paragraph, Section, Table
 from warplens.studies.grid.answers import CellAnswers
 from warplens.studies.grid.cells import attention_matmul_flops, flop_ratio, softmax_flops
-from warplens.studies.grid.grid import Grid, host_bound
-from warplens.studies.grid.tables import (
+from warplens.studies.grid.grid import (
     CELL,
     MODELLED_RATE,
+    Grid,
     Value,
     between,
     cell_rows,
     cell_table,
     cell_title,
+    host_bound,
     majority,
     median,
     unanswered,

@@ -12,12 +12,11 @@ from warplens.report import text as fmt
 from warplens.report.document import Block, Figure, Paragraph, Section, Table
 from warplens.report.theme import category_fill
 from warplens.studies.grid.answers import CellAnswers
-from warplens.studies.grid.grid import Grid
-from warplens.studies.grid.passes import MATMUL
-from warplens.studies.grid.tables import (
+from warplens.studies.grid.grid import (
     CELL,
     CELL_TYPES,
     KERNEL,
+    Grid,
     Value,
     between,
     cell_key,
@@ -27,6 +26,7 @@ from warplens.studies.grid.tables import (
     majority,
     unanswered,
 )
+from warplens.studies.grid.passes import MATMUL
 
 TOP_KERNELS: Final = table(
     "grid: (b) leading kernels",

@@ -10,12 +10,10 @@ from warplens.analysis.window import NO_PHASE, PHASES
 from warplens.profile.columns import table
 from warplens.report.document import Block, Figure, Paragraph, Section, Table
 from warplens.studies.grid.answers import CellAnswers
-from warplens.studies.grid.grid import Grid
-from warplens.studies.grid.kernel_sections import category_mix, mix_columns
-from warplens.studies.grid.passes import MATMUL
-from warplens.studies.grid.tables import (
+from warplens.studies.grid.grid import (
     CELL,
     CELL_TYPES,
+    Grid,
     Value,
     between,
     cell_key,
@@ -25,6 +23,8 @@ from warplens.studies.grid.tables import (
     majority,
     unanswered,
 )
+from warplens.studies.grid.kernel_sections import category_mix, mix_columns
+from warplens.studies.grid.passes import MATMUL
 
 SPLIT: Final = table(
     "grid: (d) training steps",
