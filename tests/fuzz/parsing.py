@@ -38,7 +38,7 @@ from warplens.readers.sqlite import SqliteFile, looks_like_nsys
 from warplens.readers.timings import read_timings
 from warplens.secrets import Cleaner, Secrets, has_other_values, without_values
 from warplens.studies.policies.files import read_policy
-from warplens.studies.runner.ledger import Ledger
+from warplens.studies.runner.engine import Ledger
 from warplens.wire import Message, WireError
 
 if TYPE_CHECKING:

@@ -16,6 +16,7 @@ import pytest
 
 from warplens.errors import UnreadableInputError, UsageError
 from warplens.studies.runner.engine import (
+    Ledger,
     Task,
     failure_status,
     how_it_ended,
@@ -25,7 +26,6 @@ from warplens.studies.runner.engine import (
     to_do,
     without_folders,
 )
-from warplens.studies.runner.ledger import Ledger
 from warplens.studies.runner.studies import STUDIES, StudyOptions
 
 
